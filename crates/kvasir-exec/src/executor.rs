@@ -1,0 +1,101 @@
+use crate::{Batch, Output, PoolRow};
+use kvasir_kv::{Plan, Token};
+use kvasir_sample::Sampling;
+use std::fmt;
+
+/// One step on its way: it is handed to the executor whole and comes back whole, so that nothing is copied and no
+/// memory is taken in the steady state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// What runs.
+    pub batch: Batch,
+    /// Where it writes and what it reads.
+    pub plan: Plan,
+    /// What it yielded.
+    pub output: Output,
+}
+
+/// What an executor can run. The engine lowers or refuses the rest, by name and at start-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// Takes plans of kind contiguous.
+    pub contiguous: bool,
+    /// Takes plans of kind ragged.
+    pub ragged: bool,
+    /// Takes plans with explicit masks.
+    pub explicit: bool,
+    /// Takes prefill and decode rows in one step.
+    pub mixed: bool,
+    /// Steps that may be submitted before the first is waited for.
+    pub depth: u32,
+    /// Tokens one step may hold.
+    pub max_tokens: u32,
+    /// Token-pool rows.
+    pub pool_rows: u32,
+}
+
+/// What the executor must know of a sequence before its first step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SequenceSpec {
+    /// How to sample.
+    pub sampling: Sampling,
+    /// Added to the logits of single ids.
+    pub bias: Vec<(Token, f32)>,
+    /// Prompt ids, for penalties that look at them.
+    pub prompt: Vec<Token>,
+    /// Output ids that exist already (after a preemption).
+    pub output: Vec<Token>,
+    /// Ids that may not be sampled before `min_tokens` outputs exist.
+    pub suppressed_until_min: Vec<Token>,
+    /// Outputs that must exist before those ids may be sampled.
+    pub min_tokens: u32,
+}
+
+/// Why a step failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepError {
+    /// The device reported an error; the sequences of the step have failed, others go on.
+    Failed(String),
+    /// Memory could not be had for it.
+    OutOfMemory(String),
+    /// The executor is gone for good.
+    Lost(String),
+}
+
+impl fmt::Display for StepError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(why) => write!(f, "step failed: {why}"),
+            Self::OutOfMemory(why) => write!(f, "out of memory: {why}"),
+            Self::Lost(why) => write!(f, "device lost: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for StepError {}
+
+/// A step that was not taken, with the reason.
+#[derive(Debug)]
+pub struct Refused {
+    /// The step, unchanged.
+    pub step: Box<Step>,
+    /// Why.
+    pub error: StepError,
+}
+
+/// A backend's compiled form of one program with its weights and pools.
+///
+/// Steps run in the order of submission, and each sees the K and V, and the sampled tokens, of all before it.
+pub trait Executor {
+    /// A submitted step.
+    type Pending;
+
+    /// What it can run.
+    fn abilities(&self) -> Abilities;
+    /// Gives a token-pool row to a sequence.
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec);
+    /// Hands a step over; returns without waiting for the device.
+    fn submit(&mut self, step: Box<Step>) -> Result<Self::Pending, Refused>;
+    /// Waits for the oldest submitted step and gives it back, its output filled in unless it failed.
+    fn wait(&mut self, pending: Self::Pending) -> (Box<Step>, Result<(), StepError>);
+}

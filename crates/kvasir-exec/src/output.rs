@@ -1,0 +1,42 @@
+use kvasir_kv::{Span, Token};
+use serde::{Deserialize, Serialize};
+
+/// Log-probabilities of one sampled token.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    /// Of the token itself.
+    pub chosen: f32,
+    /// The likeliest ids with theirs, best first.
+    pub top: Vec<(Token, f32)>,
+}
+
+/// What one row of a batch yielded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputRow {
+    /// The row's sampled tokens in [`Output::tokens`]: one per input token from `sample_from` on. With drafts, the
+    /// first is the target's token after the newest committed one, the next after the first draft, and so on.
+    pub tokens: Span,
+}
+
+/// What a step yielded, row for row of its batch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Output {
+    /// One entry per row of the batch.
+    pub rows: Vec<OutputRow>,
+    /// All sampled tokens.
+    pub tokens: Vec<Token>,
+    /// Log-probabilities of `tokens`, for rows that asked; empty if none did.
+    pub logprobs: Vec<Option<TokenLogprobs>>,
+    /// Time the step took on the device, in nanoseconds of whatever clock the executor lives by.
+    pub device_ns: u64,
+}
+
+impl Output {
+    /// Empties it for the next step, keeping its memory.
+    pub fn reset(&mut self) {
+        self.rows.clear();
+        self.tokens.clear();
+        self.logprobs.clear();
+        self.device_ns = 0;
+    }
+}

@@ -1,0 +1,36 @@
+use serde::{Deserialize, Serialize};
+
+/// A token id.
+pub type Token = u32;
+/// A token's index in its own sequence.
+pub type Position = u32;
+/// Room for one token's K and V in every layer.
+pub type Slot = u32;
+/// `block_size` slots that are handed out together; block `b` holds slots `b * block_size ..`.
+pub type BlockId = u32;
+
+/// One sequence inside one cache. The low half is an index into the cache's own table, the high half counts
+/// how often that index was used, so an id is never issued twice and a stale one is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SeqId(pub u64);
+
+impl SeqId {
+    /// The id for table entry `index` in its `use_count`-th use.
+    pub fn new(index: u32, use_count: u32) -> Self {
+        Self(u64::from(use_count) << 32 | u64::from(index))
+    }
+
+    /// The table entry.
+    pub fn index(self) -> usize {
+        self.0 as u32 as usize
+    }
+
+    /// How often the entry had been used when this id was issued.
+    pub fn use_count(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// One step, numbered by the engine in the order of submission; steps retire in that order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct StepId(pub u64);

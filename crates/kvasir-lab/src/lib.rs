@@ -1,0 +1,4 @@
+//! Recorded cases, workloads and reports: everything that measures the engine and nothing that it needs to serve.
+#![forbid(unsafe_code)]
+
+pub mod replay;

@@ -1,0 +1,98 @@
+use super::expand_ranges;
+use serde_json::{Map, Value};
+use std::{fmt, sync::Arc};
+
+/// A case or a file that makes no sense; one line that says which and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaseError {
+    place: String,
+    why: String,
+}
+
+impl CaseError {
+    /// `place` is a case id or a part of the file.
+    pub fn new(place: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { place: place.into(), why: why.into() }
+    }
+}
+
+impl fmt::Display for CaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.why)
+    }
+}
+
+impl std::error::Error for CaseError {}
+
+/// One recorded case, its ranges written out.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Its name, unique in its suite.
+    pub id: String,
+    /// Selects the runner.
+    pub kind: String,
+    /// Everything else it says.
+    pub body: Map<String, Value>,
+    /// What the file says for all its cases.
+    pub meta: Arc<Value>,
+}
+
+impl Case {
+    /// A field that must be there.
+    pub fn field(&self, name: &str) -> Result<&Value, CaseError> {
+        self.body.get(name).ok_or_else(|| self.error(format!("field `{name}` is missing")))
+    }
+
+    /// `given.NAME`.
+    pub fn given(&self, name: &str) -> Result<&Value, CaseError> {
+        let given = self.field("given")?;
+        given.get(name).ok_or_else(|| self.error(format!("field `given.{name}` is missing")))
+    }
+
+    /// An error about this case.
+    pub fn error(&self, why: impl Into<String>) -> CaseError {
+        CaseError::new(&self.id, why)
+    }
+}
+
+/// A file of cases.
+#[derive(Clone, Debug)]
+pub struct Suite {
+    /// Its name.
+    pub name: String,
+    /// Its cases.
+    pub cases: Vec<Case>,
+}
+
+impl Suite {
+    /// Reads `{"format": "kvasir-conformance/1", ..}`.
+    pub fn parse(text: &str) -> Result<Self, CaseError> {
+        let bad = |why: String| CaseError::new("file", why);
+        let mut file: Value = serde_json::from_str(text).map_err(|e| bad(format!("not JSON: {e}")))?;
+        match file.get("format").and_then(Value::as_str) {
+            Some("kvasir-conformance/1") => {}
+            Some(other) => {
+                return Err(bad(format!("format `{other}` is not known, only kvasir-conformance/1")));
+            }
+            None => return Err(bad("field `format` is missing".into())),
+        }
+        let name = file.get("suite").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let meta = Arc::new(file.get("meta").cloned().unwrap_or_default());
+        let Some(Value::Array(cases)) = file.get_mut("cases").map(Value::take) else {
+            return Err(bad("field `cases` must be a list".into()));
+        };
+        let cases = cases.into_iter().enumerate().map(|(i, case)| {
+            let Value::Object(mut body) =
+                expand_ranges(case).map_err(|why| bad(format!("case {i}: {why}")))?
+            else {
+                return Err(bad(format!("case {i} is not an object")));
+            };
+            let mut text = |key: &str| match body.remove(key) {
+                Some(Value::String(text)) => Ok(text),
+                _ => Err(bad(format!("case {i}: field `{key}` must be text"))),
+            };
+            Ok(Case { id: text("id")?, kind: text("kind")?, body, meta: meta.clone() })
+        });
+        Ok(Self { name, cases: cases.collect::<Result<_, _>>()? })
+    }
+}

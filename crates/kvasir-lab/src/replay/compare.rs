@@ -1,0 +1,55 @@
+use serde::Serialize;
+use serde_json::Value;
+
+/// The first thing that differs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mismatch {
+    /// The operation or row, and the field in it.
+    pub at: String,
+    /// What the case says.
+    pub expected: Value,
+    /// What we have.
+    pub got: Value,
+}
+
+/// Longest range that a case may write as two numbers.
+const MAX_RANGE: u64 = 1 << 24;
+
+/// Replaces every `{"range": [a, b]}` by the integers `a .. b`.
+pub fn expand_ranges(value: Value) -> Result<Value, String> {
+    match value {
+        Value::Object(map) => {
+            if let (1, Some(Value::Array(ends))) = (map.len(), map.get("range")) {
+                let (Some(from), Some(to)) =
+                    (ends.first().and_then(Value::as_u64), ends.get(1).and_then(Value::as_u64))
+                else {
+                    return Err("a range needs two numbers".into());
+                };
+                if to.saturating_sub(from) > MAX_RANGE {
+                    return Err(format!("a range of {} numbers is too long", to - from));
+                }
+                return Ok((from..to).map(Value::from).collect());
+            }
+            map.into_iter().map(|(key, value)| Ok((key, expand_ranges(value)?))).collect()
+        }
+        Value::Array(items) => items.into_iter().map(expand_ranges).collect(),
+        other => Ok(other),
+    }
+}
+
+/// Compares `got` with `expected`: of objects only the keys that `expected` has, everything else exactly.
+pub fn compare(at: &str, expected: &Value, got: &Value) -> Result<(), Box<Mismatch>> {
+    match (expected, got) {
+        (Value::Object(want), _) if want.get("not_compared") == Some(&Value::Bool(true)) => Ok(()),
+        (Value::Object(want), Value::Object(have)) => want.iter().try_for_each(|(key, value)| {
+            compare(&format!("{at}.{key}"), value, have.get(key).unwrap_or(&Value::Null))
+        }),
+        (Value::Array(want), Value::Array(have)) if want.len() == have.len() => want
+            .iter()
+            .zip(have)
+            .enumerate()
+            .try_for_each(|(i, (want, have))| compare(&format!("{at}[{i}]"), want, have)),
+        _ if expected == got => Ok(()),
+        _ => Err(Box::new(Mismatch { at: at.to_owned(), expected: expected.clone(), got: got.clone() })),
+    }
+}

@@ -1,0 +1,62 @@
+//! `kvasir replay`: recorded operation sequences run against our caches and policies.
+//!
+//! A case file is `{"format": "kvasir-conformance/1", "suite", "meta", "cases": [..]}`. Each kind of case has a
+//! runner in [`KINDS`]; a file of this module holds the runners of one family.
+
+mod case;
+mod compare;
+
+pub use case::{Case, CaseError, Suite};
+pub use compare::{Mismatch, compare, expand_ranges};
+
+use serde::Serialize;
+
+/// What became of one case.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "verdict")]
+pub enum Outcome {
+    /// Everything that was asserted holds.
+    Passed,
+    /// Something differs; the first difference.
+    Failed(Box<Mismatch>),
+    /// Not run, with the reason: the unit test that covers a table, or a decision record.
+    Skipped {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Runs one case. An `Err` is a case that makes no sense: a missing field, an unknown operation.
+pub type Runner = fn(&Case) -> Result<Outcome, CaseError>;
+
+/// Every kind that can be replayed.
+pub const KINDS: &[(&str, Runner)] = &[];
+
+/// A case's verdict.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The case.
+    pub id: String,
+    /// Its kind.
+    pub kind: String,
+    /// What became of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// Runs every case of a suite, or the one named.
+pub fn run(suite: &Suite, only: Option<&str>) -> Result<Vec<Report>, CaseError> {
+    let mut reports = Vec::new();
+    for case in suite.cases.iter().filter(|case| only.is_none_or(|id| id == case.id)) {
+        let Some((_, runner)) = KINDS.iter().find(|(kind, _)| *kind == case.kind) else {
+            return Err(CaseError::new(&case.id, format!("unknown kind `{}`", case.kind)));
+        };
+        reports.push(Report { id: case.id.clone(), kind: case.kind.clone(), outcome: runner(case)? });
+    }
+    if reports.is_empty()
+        && let Some(id) = only
+    {
+        return Err(CaseError::new(id, "no such case in the file"));
+    }
+    Ok(reports)
+}
