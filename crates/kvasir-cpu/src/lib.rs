@@ -1,0 +1,1 @@
+//! The CPU backend: kernels, pools and the executor.

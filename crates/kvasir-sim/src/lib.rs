@@ -1,0 +1,2 @@
+//! Simulated devices: one whose output depends on every slot that is read, one that takes the time a real one would.
+#![forbid(unsafe_code)]
