@@ -7,9 +7,13 @@
 mod error;
 mod face;
 mod ids;
+mod inflight;
 mod plan;
+mod seqs;
 
 pub use error::CacheError;
 pub use face::{Cache, CacheKind, ClaimRow, Face, Hit, Prefix, Rewind, Room, Sequences, Tree};
 pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
+pub use inflight::{Flight, InFlight};
 pub use plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, RowMove, Segment, Span};
+pub use seqs::SeqTable;
