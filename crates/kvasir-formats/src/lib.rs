@@ -1,1 +1,27 @@
 //! Files that hold models: safetensors, GGUF, configs, tokenizers, chat templates. None of them is trusted.
+//!
+//! [`Checkpoint::open`] takes a directory in the Hugging Face layout or a GGUF file and gives one thing: named
+//! tensors over memory-mapped files, under Hugging Face names, and a config in Hugging Face spelling.
+//!
+//! Everything is checked before it is used: sizes before memory is taken, offsets before bytes are read. A bad
+//! file is an [`Error`] that names the file and the place in it.
+#![deny(unsafe_code)]
+
+mod checkpoint;
+mod config;
+mod dtype;
+pub mod encoding;
+mod error;
+mod facts;
+pub mod gguf;
+mod map;
+mod safetensors_file;
+mod tensor;
+
+pub use checkpoint::Checkpoint;
+pub use config::{Quantization, Scheme};
+pub use dtype::DType;
+pub use error::{Error, Result};
+pub use facts::Facts;
+pub use map::Mapped;
+pub use tensor::TensorView;

@@ -1,0 +1,312 @@
+use crate::{
+    DType, Error, Facts, Mapped, Quantization, Result, Scheme, TensorView,
+    config::{read_json, read_text},
+    encoding,
+    gguf::{self, Gguf},
+    safetensors_file,
+};
+use serde_json::Value as Json;
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
+
+/// A model's weights and config, read-only: named tensors over memory-mapped files.
+///
+/// ```no_run
+/// # fn main() -> kvasir_formats::Result<()> {
+/// let model = kvasir_formats::Checkpoint::open("models/qwen3".as_ref())?;
+/// let norm = model.tensor("model.norm.weight").map(|t| t.to_f32()).transpose()?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    path: PathBuf,
+    files: Vec<Arc<Mapped>>,
+    tensors: BTreeMap<String, Entry>,
+    config: Json,
+    generation: Option<Json>,
+    quantization: Option<Quantization>,
+    facts: Facts,
+    gguf: Option<Arc<Gguf>>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    dtype: DType,
+    shape: Vec<usize>,
+    file: usize,
+    range: Range<usize>,
+}
+
+impl Checkpoint {
+    /// Opens a directory in the Hugging Face layout, or a GGUF file (the first, if it is split).
+    pub fn open(path: &Path) -> Result<Self> {
+        if path.is_dir() { Self::open_dir(path) } else { Self::of_gguf(Arc::new(Gguf::open(path)?)) }
+    }
+
+    fn open_dir(dir: &Path) -> Result<Self> {
+        let config_path = dir.join("config.json");
+        let config =
+            read_json(&config_path)?.ok_or_else(|| Error::at(config_path.display(), "is missing"))?;
+        if !config.is_object() {
+            return Err(Error::at(config_path.display(), "is not an object"));
+        }
+        let quantization = Quantization::of(&config).map_err(|e| e.in_file(&config_path))?;
+        let mut out = Self {
+            path: dir.to_owned(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            generation: read_json(&dir.join("generation_config.json"))?,
+            config,
+            quantization,
+            facts: Facts::default(),
+            gguf: None,
+        };
+        let index = dir.join("model.safetensors.index.json");
+        match read_json(&index)? {
+            Some(json) => out.add_shards(dir, &json).map_err(|e| e.in_file(&index))?,
+            None => out.add_file(&dir.join("model.safetensors"))?,
+        }
+        Ok(out)
+    }
+
+    fn add_shards(&mut self, dir: &Path, index: &Json) -> Result<()> {
+        let map = index.get("weight_map").and_then(Json::as_object);
+        let map = map.ok_or_else(|| Error::at("weight_map", "is missing or no object"))?;
+        let mut names: Vec<&str> = Vec::new();
+        for (tensor, file) in map {
+            let bad =
+                || Error::at(format!("weight_map.{tensor}"), "is not the name of a file beside the index");
+            let file = file.as_str().ok_or_else(bad)?;
+            let mut parts = Path::new(file).components();
+            if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+                return Err(bad());
+            }
+            names.push(file);
+        }
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
+            self.add_file(&dir.join(name))?;
+        }
+        for (tensor, file) in map {
+            let held = self.tensors.get(tensor).and_then(|e| self.files.get(e.file));
+            let same = held
+                .and_then(|f| f.path().file_name())
+                .is_some_and(|n| Some(n) == file.as_str().map(AsRef::as_ref));
+            if !same {
+                return Err(Error::at(format!("weight_map.{tensor}"), format!("is not in {file}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<()> {
+        let mapped = Arc::new(Mapped::open(path)?);
+        let file = self.files.len();
+        for p in safetensors_file::read(&mapped)? {
+            let entry = Entry { dtype: p.dtype, shape: p.shape, file, range: p.range };
+            if self.tensors.insert(p.name.clone(), entry).is_some() {
+                return Err(Error::at(format!("tensor {}", p.name), "is in two files").in_file(path));
+            }
+        }
+        self.files.push(mapped);
+        Ok(())
+    }
+
+    /// The model of an open GGUF file.
+    pub fn of_gguf(gguf: Arc<Gguf>) -> Result<Self> {
+        let (config, facts) = gguf::hf_config(&gguf)?;
+        let experts = gguf.arch("expert_count").and_then(gguf::Value::as_u64).unwrap_or(0) > 0;
+        let naming = gguf::Naming::of(gguf.architecture(), experts).ok_or_else(|| {
+            Error::at("general.architecture", format!("{:?} is not supported", gguf.architecture()))
+        })?;
+        let mut tensors = BTreeMap::new();
+        for info in gguf.tensors() {
+            add_gguf(&mut tensors, naming, info).map_err(|e| e.in_file(gguf.path()))?;
+        }
+        Ok(Self {
+            path: gguf.path().to_owned(),
+            files: gguf.files().to_vec(),
+            tensors,
+            config,
+            generation: None,
+            quantization: None,
+            facts,
+            gguf: Some(gguf),
+        })
+    }
+
+    /// Where the model is: the directory, or the GGUF file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The config in Hugging Face spelling; for a GGUF file an equivalent made from its metadata.
+    pub fn config(&self) -> &Json {
+        &self.config
+    }
+
+    /// `generation_config.json`, if there is one.
+    pub fn generation_config(&self) -> Option<&Json> {
+        self.generation.as_ref()
+    }
+
+    /// How linear weights are stored, where the config says so.
+    pub fn quantization(&self) -> Option<&Quantization> {
+        self.quantization.as_ref()
+    }
+
+    /// What else a program must know.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The GGUF file behind this, for its tokenizer and other metadata.
+    pub fn gguf(&self) -> Option<&Arc<Gguf>> {
+        self.gguf.as_ref()
+    }
+
+    /// A text file beside the model, of at most `max` bytes; `None` if absent or if the model is one file.
+    pub fn beside(&self, name: &str, max: u64) -> Result<Option<String>> {
+        if self.gguf.is_some() { Ok(None) } else { read_text(&self.path.join(name), max) }
+    }
+
+    /// All tensors, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
+        self.tensors.iter().map(|(name, entry)| self.view(name, entry))
+    }
+
+    /// A tensor by its Hugging Face name.
+    pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        self.tensors.get_key_value(name).map(|(name, entry)| self.view(name, entry))
+    }
+
+    fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> TensorView<'a> {
+        // The range was checked against the file when it was opened.
+        let bytes =
+            self.files.get(entry.file).and_then(|f| f.bytes().get(entry.range.clone())).unwrap_or_default();
+        TensorView { name, dtype: entry.dtype, shape: &entry.shape, bytes }
+    }
+
+    /// A weight as f32 in row-major order, with the scales that other tensors hold for it applied: `…_scale_inv`
+    /// beside 8-bit floats, and for `NAME` without a tensor of that name `NAME_blocks` with `NAME_scales`, whose
+    /// shape is then [experts, out, in].
+    pub fn dense(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let Some(view) = self.tensor(name) else { return self.dense_mxfp4(name) };
+        let mut values = view.to_f32()?;
+        if view.dtype == DType::F8E4M3 {
+            self.scale_blocks(&view, &mut values)?;
+        }
+        Ok((view.shape.to_vec(), values))
+    }
+
+    fn scale_blocks(&self, weight: &TensorView<'_>, values: &mut [f32]) -> Result<()> {
+        let (scales, block_rows, block_cols) = self.block_scales(weight)?;
+        let (cols, across) = (weight.row_len(), weight.row_len().div_ceil(block_cols));
+        let scales = scales.to_f32()?;
+        for (r, row) in values.chunks_mut(cols.max(1)).enumerate() {
+            let scales = scales.iter().skip(r / block_rows * across);
+            for (part, scale) in row.chunks_mut(block_cols).zip(scales) {
+                part.iter_mut().for_each(|v| *v *= scale);
+            }
+        }
+        Ok(())
+    }
+
+    /// The scales of a block-scaled 8-bit matrix, with the rows and columns of a block. Blocks at the edges may be
+    /// incomplete.
+    pub fn block_scales(&self, weight: &TensorView<'_>) -> Result<(TensorView<'_>, usize, usize)> {
+        let fail = |why: String| Error::at(format!("tensor {}", weight.name), why).in_file(&self.path);
+        let Some(Scheme::Fp8Blocks { rows, cols }) = self.quantization.as_ref().map(|q| q.scheme) else {
+            return Err(fail(
+                "is made of 8-bit floats, but the config has no fp8 quantization_config".into(),
+            ));
+        };
+        let scales = self.tensor(&format!("{}_scale_inv", weight.name));
+        let scales = scales.ok_or_else(|| fail("has no tensor of scales (…_scale_inv)".into()))?;
+        let [r, c] = weight.shape else { return Err(fail("is no matrix".into())) };
+        if scales.shape != [r.div_ceil(rows), c.div_ceil(cols)] {
+            return Err(fail(format!("shape {:?} does not fit scales {:?}", weight.shape, scales.shape)));
+        }
+        Ok((scales, rows, cols))
+    }
+
+    fn dense_mxfp4(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let fail = |why: String| Error::at(format!("tensor {name}"), why).in_file(&self.path);
+        let (blocks, scales) = self.mxfp4(name)?.ok_or_else(|| fail("is missing".into()))?;
+        let mut values = vec![0.0; blocks.len() * 2];
+        let pairs = blocks.bytes.as_chunks::<16>().0.iter().zip(scales.bytes);
+        for ((block, &e), out) in pairs.zip(values.as_chunks_mut::<32>().0) {
+            let d = encoding::e8m0_half(e);
+            for (&q, pair) in block.iter().zip(out.as_chunks_mut::<2>().0) {
+                let value = |code: u8| f32::from(encoding::E2M1_DOUBLED[usize::from(code & 0xf)]) * d;
+                *pair = [value(q), value(q >> 4)];
+            }
+        }
+        let mut shape = blocks.shape.to_vec();
+        shape.pop();
+        if let Some(last) = shape.last_mut() {
+            *last *= 32;
+        }
+        Ok((shape, values))
+    }
+
+    /// The two halves of a weight stored as gpt-oss stores its experts: 16 bytes of codes ([experts, out, in / 32,
+    /// 16], value 2j in the low nibble of byte j) and a scale byte for each.
+    pub fn mxfp4(&self, name: &str) -> Result<Option<(TensorView<'_>, TensorView<'_>)>> {
+        let Some(blocks) = self.tensor(&format!("{name}_blocks")) else { return Ok(None) };
+        let fail = |why: String| Error::at(format!("tensor {name}_blocks"), why).in_file(&self.path);
+        let scales = self.tensor(&format!("{name}_scales"));
+        let scales = scales.ok_or_else(|| fail("has no tensor of scales (…_scales)".into()))?;
+        let fits = blocks.shape.split_last().is_some_and(|(&n, outer)| n == 16 && outer == scales.shape);
+        if !fits || scales.shape.is_empty() || blocks.dtype != DType::U8 || scales.dtype != DType::U8 {
+            return Err(fail(format!("shape {:?} does not fit scales {:?}", blocks.shape, scales.shape)));
+        }
+        Ok(Some((blocks, scales)))
+    }
+
+    /// Gives a tensor's pages back to the system; they are read again from the file when touched.
+    pub fn let_go(&self, name: &str) {
+        if let Some(entry) = self.tensors.get(name)
+            && let Some(file) = self.files.get(entry.file)
+        {
+            file.let_go(entry.range.clone());
+        }
+    }
+}
+
+fn add_gguf(
+    tensors: &mut BTreeMap<String, Entry>,
+    naming: gguf::Naming,
+    info: &gguf::TensorInfo,
+) -> Result<()> {
+    let fail = |why: &str| Error::at(format!("tensor {}", info.name), why);
+    let entry = |shape: &[usize], range: Range<usize>| Entry {
+        dtype: info.dtype,
+        shape: shape.to_vec(),
+        file: info.file,
+        range,
+    };
+    let twice =
+        |old: Option<Entry>| if old.is_some() { Err(fail("is there under two names")) } else { Ok(()) };
+    match naming.to_hf(&info.name).ok_or_else(|| fail("is not part of this architecture"))? {
+        gguf::HfName::Whole(name) => twice(tensors.insert(name, entry(&info.shape, info.range.clone()))),
+        gguf::HfName::InConfig => Ok(()),
+        gguf::HfName::PerExpert(before, after) => {
+            let Some((&experts, shape)) = info.shape.split_first() else { return Err(fail("is a scalar")) };
+            if experts > 65_536 {
+                return Err(fail("more than 65536 experts"));
+            }
+            let bytes = info.range.len() / experts;
+            for e in 0..experts {
+                let start = info.range.start + e * bytes;
+                twice(tensors.insert(format!("{before}{e}{after}"), entry(shape, start..start + bytes)))?;
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,143 @@
+use crate::{Error, Result};
+use serde_json::Value as Json;
+use std::path::Path;
+
+/// Largest JSON file beside a model, in bytes. Published configs are a few thousand, an index of a large model a few million.
+const MAX_JSON: u64 = 64 << 20;
+
+/// Reads a JSON file; `None` if there is none.
+pub(crate) fn read_json(path: &Path) -> Result<Option<Json>> {
+    let Some(text) = read_text(path, MAX_JSON)? else { return Ok(None) };
+    serde_json::from_str(&text).map(Some).map_err(|e| Error::at(path.display(), e))
+}
+
+/// Reads a text file of at most `max` bytes; `None` if there is none.
+pub(crate) fn read_text(path: &Path, max: u64) -> Result<Option<String>> {
+    let io = |e: std::io::Error| Error::at(path.display(), e);
+    let meta = match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(io)?,
+    };
+    if !meta.is_file() || meta.len() > max {
+        return Err(Error::at(path.display(), format!("is no regular file of at most {max} bytes")));
+    }
+    std::fs::read_to_string(path).map(Some).map_err(io)
+}
+
+/// How a checkpoint's linear weights are stored, from `quantization_config`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quantization {
+    /// The encoding.
+    pub scheme: Scheme,
+    /// Modules that are left as they are; `*` stands for any run of characters.
+    pub not_converted: Vec<String>,
+}
+
+/// The encodings that are understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    /// 8-bit floats (E4M3) with one f32 scale for each block of this many rows and columns.
+    Fp8Blocks {
+        /// Rows of a block.
+        rows: usize,
+        /// Columns of a block.
+        cols: usize,
+    },
+    /// Experts as `*_blocks` and `*_scales`: 4-bit floats, 32 to a scale.
+    Mxfp4,
+}
+
+impl Quantization {
+    /// Reads `quantization_config`; a scheme that is not understood is refused by name.
+    pub(crate) fn of(config: &Json) -> Result<Option<Self>> {
+        let Some(q) = config.get("quantization_config").filter(|q| !q.is_null()) else { return Ok(None) };
+        let fail = |key: &str, why: String| Error::at(format!("quantization_config.{key}"), why);
+        let method = q.get("quant_method").and_then(Json::as_str).unwrap_or_default();
+        let scheme = match method {
+            "fp8" => {
+                let format = q.get("fmt").and_then(Json::as_str).unwrap_or("e4m3");
+                if format != "e4m3" {
+                    return Err(fail("fmt", format!("{format:?} is not supported, only e4m3")));
+                }
+                let block = q.get("weight_block_size").and_then(Json::as_array);
+                let size = |i: usize| {
+                    let n = block?.get(i)?.as_u64()?;
+                    usize::try_from(n).ok().filter(|&n| n > 0 && n <= 1 << 20)
+                };
+                let (Some(rows), Some(cols)) = (size(0), size(1)) else {
+                    return Err(fail("weight_block_size", "is not a pair of block lengths".into()));
+                };
+                Scheme::Fp8Blocks { rows, cols }
+            }
+            "mxfp4" => Scheme::Mxfp4,
+            other => return Err(fail("quant_method", format!("{other:?} is not supported"))),
+        };
+        Ok(Some(Self { scheme, not_converted: modules(q)? }))
+    }
+
+    /// Whether this module's weights are stored in the scheme.
+    pub fn applies_to(&self, module: &str) -> bool {
+        !self.not_converted.iter().any(|pattern| {
+            module == pattern
+                || wildcard(pattern.as_bytes(), module.as_bytes())
+                || module.strip_prefix(pattern.as_str()).is_some_and(|rest| rest.starts_with('.'))
+        })
+    }
+}
+
+fn modules(q: &Json) -> Result<Vec<String>> {
+    let Some(list) = q.get("modules_to_not_convert").filter(|l| !l.is_null()) else { return Ok(Vec::new()) };
+    let names = list.as_array().and_then(|l| l.iter().map(|v| v.as_str().map(str::to_owned)).collect());
+    names.ok_or_else(|| Error::at("quantization_config.modules_to_not_convert", "is not a list of names"))
+}
+
+/// Matches a pattern in which `*` stands for any run of bytes; a match may end at a dot of the name.
+fn wildcard(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut p, mut n, mut star) = (0, 0, None);
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, n));
+                p += 1;
+            }
+            Some(&c) if c == name[n] => {
+                p += 1;
+                n += 1;
+            }
+            None if name[n] == b'.' => return true,
+            _ => match star {
+                Some((sp, sn)) => {
+                    p = sp + 1;
+                    n = sn + 1;
+                    star = Some((sp, sn + 1));
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&c| c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_unknown_scheme_is_refused_by_name() {
+        let error = Quantization::of(&json!({"quantization_config": {"quant_method": "awq"}})).unwrap_err();
+        assert!(error.to_string().contains("\"awq\""), "{error}");
+        let bad = json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 128]}});
+        assert!(Quantization::of(&bad).unwrap_err().to_string().contains("weight_block_size"));
+    }
+
+    #[test]
+    fn rules_name_modules_with_wildcards() {
+        let q = Quantization::of(&json!({"quantization_config": {"quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}}));
+        let q = q.unwrap().unwrap();
+        assert!(!q.applies_to("model.layers.3.self_attn.q_proj"));
+        assert!(!q.applies_to("lm_head"));
+        assert!(q.applies_to("model.layers.3.mlp.experts"));
+    }
+}

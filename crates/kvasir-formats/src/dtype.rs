@@ -1,0 +1,156 @@
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// How a tensor's elements are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[allow(missing_docs)] // the names are the formats' own
+pub enum DType {
+    F32,
+    F16,
+    BF16,
+    F64,
+    /// 8-bit float, 4 exponent bits; a block-scaled matrix keeps its scales in a tensor of its own.
+    F8E4M3,
+    U8,
+    I8,
+    I16,
+    I32,
+    I64,
+    Bool,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+    /// 32 four-bit floats under one power-of-two scale, laid out as in GGUF.
+    Mxfp4,
+}
+
+/// Name, GGUF type id if it has one, elements per block, bytes per block.
+type Row = (DType, &'static str, Option<u32>, usize, usize);
+
+const TABLE: [Row; 22] = [
+    (DType::F32, "f32", Some(0), 1, 4),
+    (DType::F16, "f16", Some(1), 1, 2),
+    (DType::BF16, "bf16", Some(30), 1, 2),
+    (DType::F64, "f64", Some(28), 1, 8),
+    (DType::F8E4M3, "f8_e4m3", None, 1, 1),
+    (DType::U8, "u8", None, 1, 1),
+    (DType::I8, "i8", Some(24), 1, 1),
+    (DType::I16, "i16", Some(25), 1, 2),
+    (DType::I32, "i32", Some(26), 1, 4),
+    (DType::I64, "i64", Some(27), 1, 8),
+    (DType::Bool, "bool", None, 1, 1),
+    (DType::Q8_0, "q8_0", Some(8), 32, 34),
+    (DType::Q4_0, "q4_0", Some(2), 32, 18),
+    (DType::Q4_1, "q4_1", Some(3), 32, 20),
+    (DType::Q5_0, "q5_0", Some(6), 32, 22),
+    (DType::Q5_1, "q5_1", Some(7), 32, 24),
+    (DType::Q2K, "q2_k", Some(10), 256, 84),
+    (DType::Q3K, "q3_k", Some(11), 256, 110),
+    (DType::Q4K, "q4_k", Some(12), 256, 144),
+    (DType::Q5K, "q5_k", Some(13), 256, 176),
+    (DType::Q6K, "q6_k", Some(14), 256, 210),
+    (DType::Mxfp4, "mxfp4", Some(39), 32, 17),
+];
+
+impl DType {
+    /// Every type, in table order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        TABLE.iter().map(|row| row.0)
+    }
+
+    fn row(self) -> &'static Row {
+        // The table is in the enum's order; a test holds it to that.
+        &TABLE[self as usize]
+    }
+
+    /// The name in lower case, as the command line spells it.
+    pub fn name(self) -> &'static str {
+        self.row().1
+    }
+
+    /// The type of this name, in any case.
+    pub fn from_name(name: &str) -> Option<Self> {
+        TABLE.iter().find(|row| row.1.eq_ignore_ascii_case(name)).map(|row| row.0)
+    }
+
+    /// The type id in GGUF files.
+    pub fn gguf_id(self) -> Option<u32> {
+        self.row().2
+    }
+
+    /// The type of this GGUF id.
+    pub fn from_gguf_id(id: u32) -> Option<Self> {
+        TABLE.iter().find(|row| row.2 == Some(id)).map(|row| row.0)
+    }
+
+    /// Elements that are stored together; 1 for plain types.
+    pub fn block_len(self) -> usize {
+        self.row().3
+    }
+
+    /// Bytes of one block.
+    pub fn block_bytes(self) -> usize {
+        self.row().4
+    }
+
+    /// More than one element to a block.
+    pub fn is_quantized(self) -> bool {
+        self.block_len() > 1
+    }
+
+    /// Bytes of one row of `len` elements; the row must be whole blocks.
+    pub fn row_bytes(self, len: usize) -> Result<usize> {
+        let block = self.block_len();
+        if !len.is_multiple_of(block) {
+            return Err(Error::at("", format!("a row of {len} is not whole blocks of {block} ({self})")));
+        }
+        (len / block).checked_mul(self.block_bytes()).ok_or_else(|| too_large(len))
+    }
+
+    /// Bytes of a tensor of this shape, slowest dimension first.
+    pub fn tensor_bytes(self, shape: &[usize]) -> Result<usize> {
+        let Some((&last, outer)) = shape.split_last() else {
+            return self.row_bytes(1);
+        };
+        let row = self.row_bytes(last)?;
+        outer.iter().try_fold(row, |n, &d| n.checked_mul(d)).ok_or_else(|| too_large(last))
+    }
+}
+
+fn too_large(len: usize) -> Error {
+    Error::at("", format!("the size overflows (row of {len})"))
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_enums_order() {
+        for (i, row) in TABLE.iter().enumerate() {
+            assert_eq!(row.0 as usize, i, "{}", row.1);
+            assert_eq!(DType::from_name(row.1), Some(row.0));
+        }
+    }
+
+    #[test]
+    fn sizes_are_whole_blocks_and_do_not_wrap() {
+        assert_eq!(DType::Q4K.tensor_bytes(&[3, 512]).unwrap(), 3 * 2 * 144);
+        assert_eq!(DType::F32.tensor_bytes(&[]).unwrap(), 4);
+        assert!(DType::Q8_0.tensor_bytes(&[2, 33]).is_err());
+        assert!(DType::F32.tensor_bytes(&[usize::MAX, 2]).is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! Blocks of 256 in groups of 16 or 32, whose small scales are themselves integers under one f16 scale.
+
+use super::f16_at;
+
+/// Two bits to a code, scale and offset of 16 values in one byte.
+pub(super) fn q2_k(b: &[u8; 84], y: &mut [f32; 256]) {
+    let (d, dmin) = (f16_at(b, 80), f16_at(b, 82));
+    for (group, values) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        // 128 values share 32 bytes: four planes of two bits, each plane two groups.
+        let (part, plane, side) = (group / 8, group % 8 / 2, group % 2);
+        let (scale, offset) = (d * f32::from(b[group] & 0xf), dmin * f32::from(b[group] >> 4));
+        let codes = &b[16 + part * 32 + side * 16..];
+        for (v, &q) in values.iter_mut().zip(codes) {
+            *v = scale * f32::from(q >> (2 * plane) & 3) - offset;
+        }
+    }
+}
+
+/// The sixteen 6-bit scales of a Q3_K block.
+fn q3_scales(packed: &[u8]) -> [i8; 16] {
+    let mut out = [0; 16];
+    for (i, s) in out.iter_mut().enumerate() {
+        let low = if i < 8 { packed[i] & 0xf } else { packed[i - 8] >> 4 };
+        let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
+        *s = (low | high << 4) as i8 - 32;
+    }
+    out
+}
+
+/// Two bits to a code and a third in a mask of its own, inverted.
+pub(super) fn q3_k(b: &[u8; 110], y: &mut [f32; 256]) {
+    let (mask, codes, d) = (&b[..32], &b[32..96], f16_at(b, 108));
+    let scales = q3_scales(&b[96..108]);
+    for (group, values) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let (part, plane, side) = (group / 8, group % 8 / 2, group % 2);
+        let scale = d * f32::from(scales[group]);
+        for (l, v) in values.iter_mut().enumerate() {
+            let low = codes[part * 32 + side * 16 + l] >> (2 * plane) & 3;
+            let high = mask[side * 16 + l] >> (part * 4 + plane) & 1;
+            *v = scale * f32::from(low as i8 - if high == 0 { 4 } else { 0 });
+        }
+    }
+}
+
+/// Scale and offset of group `j` out of twelve bytes of 6-bit numbers.
+pub(super) fn scale_min(j: usize, q: &[u8]) -> (u8, u8) {
+    if j < 4 {
+        (q[j] & 63, q[j + 4] & 63)
+    } else {
+        (q[j + 4] & 0xf | q[j - 4] >> 6 << 4, q[j + 4] >> 4 | q[j] >> 6 << 4)
+    }
+}
+
+pub(super) fn q4_k(b: &[u8; 144], y: &mut [f32; 256]) {
+    let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
+    for (group, values) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (sc, m) = scale_min(group, &b[4..16]);
+        let (scale, offset) = (d * f32::from(sc), dmin * f32::from(m));
+        let codes = &b[16 + group / 2 * 32..];
+        for (v, &q) in values.iter_mut().zip(codes) {
+            *v = scale * f32::from(if group % 2 == 0 { q & 0xf } else { q >> 4 }) - offset;
+        }
+    }
+}
+
+pub(super) fn q5_k(b: &[u8; 176], y: &mut [f32; 256]) {
+    let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
+    let high = &b[16..48];
+    for (group, values) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (sc, m) = scale_min(group, &b[4..16]);
+        let (scale, offset) = (d * f32::from(sc), dmin * f32::from(m));
+        let codes = &b[48 + group / 2 * 32..];
+        for ((v, &q), &h) in values.iter_mut().zip(codes).zip(high) {
+            let low = if group % 2 == 0 { q & 0xf } else { q >> 4 };
+            *v = scale * f32::from(low | (h >> group & 1) << 4) - offset;
+        }
+    }
+}
+
+pub(super) fn q6_k(b: &[u8; 210], y: &mut [f32; 256]) {
+    let (low, high, scales, d) = (&b[..128], &b[128..192], &b[192..208], f16_at(b, 208));
+    for (group, values) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        // 128 values: two rows of 32 low nibbles, then the same bytes' high nibbles; high bits in four planes.
+        let (part, quarter) = (group / 4, group % 4);
+        for (l, v) in values.iter_mut().enumerate() {
+            let nibbles = low[part * 64 + quarter % 2 * 32 + l];
+            let nibble = if quarter < 2 { nibbles & 0xf } else { nibbles >> 4 };
+            let q = nibble | (high[part * 32 + l] >> (2 * quarter) & 3) << 4;
+            let scale = scales[part * 8 + quarter * 2 + l / 16] as i8;
+            *v = d * f32::from(scale) * f32::from(q as i8 - 32);
+        }
+    }
+}

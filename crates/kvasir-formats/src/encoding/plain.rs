@@ -1,0 +1,52 @@
+use crate::DType;
+use half::{bf16, f16};
+
+/// Decodes types whose elements stand alone. Integers become the nearest f32.
+pub(super) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F32 => each(bytes, out, f32::from_le_bytes),
+        DType::F16 => each(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        DType::BF16 => each(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        DType::F64 => each(bytes, out, |b| f64::from_le_bytes(b) as f32),
+        DType::F8E4M3 => each(bytes, out, |[b]| f8_e4m3(b)),
+        DType::I8 => each(bytes, out, |b| i8::from_le_bytes(b).into()),
+        DType::I16 => each(bytes, out, |b| i16::from_le_bytes(b).into()),
+        DType::I32 => each(bytes, out, |b| i32::from_le_bytes(b) as f32),
+        DType::I64 => each(bytes, out, |b| i64::from_le_bytes(b) as f32),
+        // Blocks have decoders of their own; what is left is one byte per element.
+        _ => each(bytes, out, |[b]| b.into()),
+    }
+}
+
+fn each<const N: usize>(bytes: &[u8], out: &mut [f32], decode: impl Fn([u8; N]) -> f32) {
+    for (b, v) in bytes.as_chunks::<N>().0.iter().zip(out) {
+        *v = decode(*b);
+    }
+}
+
+/// An 8-bit float with 4 exponent bits (bias 7) and 3 of mantissa; no infinities, 0x7f and 0xff are NaN.
+pub fn f8_e4m3(byte: u8) -> f32 {
+    let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 0xf), f32::from(byte & 7));
+    sign * match (exponent, byte & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa / 512.0, // subnormal: mantissa × 2^-9
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::f8_e4m3;
+
+    #[test]
+    fn e4m3_has_its_published_landmarks() {
+        assert_eq!(f8_e4m3(0x7e), 448.0);
+        assert_eq!(f8_e4m3(0x38), 1.0);
+        assert_eq!(f8_e4m3(0x01), 2f32.powi(-9));
+        assert_eq!(f8_e4m3(0x08), 2f32.powi(-6));
+        assert_eq!(f8_e4m3(0xb8), -1.0);
+        assert!(f8_e4m3(0xff).is_nan());
+        assert_eq!(f8_e4m3(0x80).to_bits(), (-0.0f32).to_bits());
+    }
+}

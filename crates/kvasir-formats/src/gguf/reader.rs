@@ -1,0 +1,303 @@
+use super::{
+    cursor::Cursor,
+    value::{Array, Kind, Value},
+};
+use crate::{DType, Error, Mapped, Result};
+use std::{
+    collections::{BTreeMap, HashSet},
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+const MAX_KEY: u64 = 65_535;
+const MAX_NAME: u64 = 255;
+const MAX_DIMS: u32 = 4;
+const MAX_SHARDS: u64 = 1024;
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// The least that one key with its value, and one tensor's description, can take.
+const MIN_PAIR: u64 = 13;
+const MIN_INFO: u64 = 32;
+
+/// One tensor as the file names it.
+#[derive(Debug, Clone)]
+pub struct TensorInfo {
+    /// The GGUF name.
+    pub name: String,
+    /// How the elements are stored.
+    pub dtype: DType,
+    /// Slowest dimension first: the file's order reversed.
+    pub shape: Vec<usize>,
+    pub(crate) file: usize,
+    pub(crate) range: Range<usize>,
+}
+
+/// A GGUF file, or all shards of one.
+#[derive(Debug, Clone)]
+pub struct Gguf {
+    files: Vec<Arc<Mapped>>,
+    meta: BTreeMap<String, Value>,
+    tensors: Vec<TensorInfo>,
+}
+
+impl Gguf {
+    /// Opens a file; one named `…-00001-of-000NN.gguf` opens its siblings too.
+    pub fn open(path: &Path) -> Result<Self> {
+        let mut all = Self { files: Vec::new(), meta: BTreeMap::new(), tensors: Vec::new() };
+        all.add(path)?;
+        let shards = all.meta.get("split.count").and_then(Value::as_u64).unwrap_or(1);
+        if shards > 1 {
+            all.add_siblings(path, shards)?;
+        }
+        Ok(all)
+    }
+
+    fn add_siblings(&mut self, path: &Path, shards: u64) -> Result<()> {
+        let fail = |why: String| Error::at("split.count", why).in_file(path);
+        if shards > MAX_SHARDS {
+            return Err(fail(format!("{shards} files, at most {MAX_SHARDS}")));
+        }
+        if self.meta.get("split.no").and_then(Value::as_u64) != Some(0) {
+            return Err(fail("open the first file of a split model".into()));
+        }
+        for no in 2..=shards {
+            let sibling = shard_path(path, no, shards).ok_or_else(|| {
+                fail(format!("says {shards} files, but the name does not end in -00001-of-{shards:05}.gguf"))
+            })?;
+            self.add(&sibling)?;
+        }
+        let expected = self.meta.get("split.tensors.count").and_then(Value::as_u64);
+        match expected {
+            Some(n) if n != self.tensors.len() as u64 => {
+                Err(fail(format!("split.tensors.count says {n}, the files hold {}", self.tensors.len())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds one file; metadata comes from the first.
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let file = Arc::new(Mapped::open(path)?);
+        let (meta, tensors) = parse(&file, self.files.len()).map_err(|e| e.in_file(path))?;
+        let names: HashSet<&str> = self.tensors.iter().map(|t| t.name.as_str()).collect();
+        if let Some(twice) = tensors.iter().find(|t| names.contains(t.name.as_str())) {
+            return Err(Error::at(format!("tensor {}", twice.name), "is in two files").in_file(path));
+        }
+        if self.files.is_empty() {
+            self.meta = meta;
+        }
+        self.files.push(file);
+        self.tensors.extend(tensors);
+        Ok(())
+    }
+
+    /// The first file.
+    pub fn path(&self) -> &Path {
+        self.files.first().map_or(Path::new(""), |f| f.path())
+    }
+
+    /// The files' tensors, in file order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// A tensor's bytes.
+    pub fn bytes(&self, info: &TensorInfo) -> &[u8] {
+        self.files.get(info.file).and_then(|f| f.bytes().get(info.range.clone())).unwrap_or_default()
+    }
+
+    pub(crate) fn files(&self) -> &[Arc<Mapped>] {
+        &self.files
+    }
+
+    /// All metadata, by key.
+    pub fn metadata(&self) -> &BTreeMap<String, Value> {
+        &self.meta
+    }
+
+    /// A metadata value.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.meta.get(key)
+    }
+
+    /// A string under this key.
+    pub fn str(&self, key: &str) -> Option<&str> {
+        self.get(key).and_then(Value::as_str)
+    }
+
+    /// A non-negative integer under this key.
+    pub fn u64(&self, key: &str) -> Option<u64> {
+        self.get(key).and_then(Value::as_u64)
+    }
+
+    /// An array under this key.
+    pub fn array(&self, key: &str) -> Option<&Array> {
+        self.get(key).and_then(Value::as_array)
+    }
+
+    /// `general.architecture`.
+    pub fn architecture(&self) -> &str {
+        self.str("general.architecture").unwrap_or_default()
+    }
+
+    /// A value under the architecture's own prefix.
+    pub fn arch(&self, key: &str) -> Option<&Value> {
+        self.get(&format!("{}.{key}", self.architecture()))
+    }
+}
+
+/// The sibling `no` of `…-00001-of-000NN.gguf`.
+fn shard_path(first: &Path, no: u64, of: u64) -> Option<PathBuf> {
+    let name = first.file_name()?.to_str()?;
+    let stem = name.strip_suffix(&format!("-00001-of-{of:05}.gguf"))?;
+    Some(first.with_file_name(format!("{stem}-{no:05}-of-{of:05}.gguf")))
+}
+
+type Parsed = (BTreeMap<String, Value>, Vec<TensorInfo>);
+
+fn parse(file: &Arc<Mapped>, index: usize) -> Result<Parsed> {
+    let mut cursor = Cursor::new(file.bytes());
+    if cursor.take(4, "the magic")? != b"GGUF" {
+        return Err(Error::at("offset 0", "not a GGUF file"));
+    }
+    let version = cursor.u32("the version")?;
+    match version {
+        2 | 3 => {}
+        1 => return Err(Error::at("offset 4", "GGUF version 1 is not supported")),
+        v if v & 0xffff == 0 => return Err(Error::at("offset 4", "big-endian GGUF is not supported")),
+        v => return Err(Error::at("offset 4", format!("GGUF version {v} is not known"))),
+    }
+    let (tensors_at, tensors) = (cursor.at(), cursor.u64("the number of tensors")?);
+    let (pairs_at, pairs) = (cursor.at(), cursor.u64("the number of keys")?);
+    for (at, n, least, what) in
+        [(tensors_at, tensors, MIN_INFO, "tensors"), (pairs_at, pairs, MIN_PAIR, "keys")]
+    {
+        if n > cursor.left() as u64 / least {
+            return Err(Error::at(format!("offset {at}"), format!("{n} {what} do not fit into the file")));
+        }
+    }
+    let mut meta = BTreeMap::new();
+    for _ in 0..pairs {
+        pair(&mut cursor, file, &mut meta)?;
+    }
+    let alignment = alignment(&meta)?;
+    let mut infos = Vec::new();
+    for _ in 0..tensors {
+        infos.push(info(&mut cursor)?);
+    }
+    let data =
+        align(cursor.at() as u64, alignment).ok_or_else(|| cursor.error("the data's offset overflows"))?;
+    Ok((meta, place(infos, data, alignment, file.bytes().len() as u64, index)?))
+}
+
+fn pair(cursor: &mut Cursor<'_>, file: &Arc<Mapped>, meta: &mut BTreeMap<String, Value>) -> Result<()> {
+    let start = cursor.clone();
+    let key = cursor.str(MAX_KEY, "a key")?;
+    if key.is_empty() {
+        return Err(start.error("a key is empty"));
+    }
+    let in_key = |e: Error| Error::at(format!("{} (key {key})", e.place()), e.why());
+    let id = cursor.clone();
+    let kind = cursor.u32("a value's type").map_err(in_key)?;
+    let kind = Kind::from_id(kind).ok_or_else(|| in_key(id.error(format!("{kind} is no value type"))))?;
+    let value = Value::read(kind, cursor, file).map_err(in_key)?;
+    match meta.insert(key.to_owned(), value) {
+        Some(_) => Err(start.error(format!("key {key} is there twice"))),
+        None => Ok(()),
+    }
+}
+
+fn alignment(meta: &BTreeMap<String, Value>) -> Result<u64> {
+    match meta.get("general.alignment") {
+        None => Ok(DEFAULT_ALIGNMENT),
+        Some(Value::U32(n)) if n.is_power_of_two() => Ok((*n).into()),
+        Some(other) => {
+            Err(Error::at("general.alignment", format!("{other:?} is no power of two of type u32")))
+        }
+    }
+}
+
+fn align(n: u64, alignment: u64) -> Option<u64> {
+    n.checked_next_multiple_of(alignment)
+}
+
+/// A tensor's description before it has its place: offsets count from the start of the data.
+struct Described {
+    at: usize,
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    offset: u64,
+    bytes: u64,
+}
+
+fn info(cursor: &mut Cursor<'_>) -> Result<Described> {
+    let start = cursor.clone();
+    let name = cursor.str(MAX_NAME, "a tensor's name")?;
+    let fail = |c: &Cursor<'_>, why: String| Error::at(format!("offset {} (tensor {name})", c.at()), why);
+    let at = cursor.clone();
+    let dims = cursor.u32("the number of dimensions")?;
+    if dims == 0 || dims > MAX_DIMS {
+        return Err(fail(&at, format!("{dims} dimensions, 1 to {MAX_DIMS} are possible")));
+    }
+    let mut shape = Vec::new();
+    for _ in 0..dims {
+        let at = cursor.clone();
+        let dim = cursor.u64("a dimension")?;
+        let ok = usize::try_from(dim).ok().filter(|&d| d > 0 && d <= isize::MAX as usize);
+        shape.push(ok.ok_or_else(|| fail(&at, format!("a dimension of {dim}")))?);
+    }
+    shape.reverse(); // the file has the fastest dimension first
+    let at = cursor.clone();
+    let id = cursor.u32("a tensor's type")?;
+    let dtype = DType::from_gguf_id(id).ok_or_else(|| fail(&at, unknown_type(id)))?;
+    let offset = cursor.u64("a tensor's offset")?;
+    let bytes = dtype.tensor_bytes(&shape).map_err(|e| fail(&start, e.to_string()))?;
+    if bytes > isize::MAX as usize || shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_none() {
+        return Err(fail(&start, "the size overflows".into()));
+    }
+    Ok(Described { at: start.at(), name: name.to_owned(), dtype, shape, offset, bytes: bytes as u64 })
+}
+
+fn unknown_type(id: u32) -> String {
+    match id {
+        4 | 5 | 31..=33 | 36..=38 => format!("type {id} was removed from GGUF"),
+        9 | 15 => format!("type {id} is no weight type"),
+        16..=23 | 29 | 34 | 35 | 40..=42 => format!("type {id} (an IQ, TQ or newer type) is not supported"),
+        _ => format!("type {id} is not known"),
+    }
+}
+
+/// Tensors lie one after another in the order of their descriptions, each padded to the alignment.
+fn place(
+    infos: Vec<Described>,
+    data: u64,
+    alignment: u64,
+    file_len: u64,
+    index: usize,
+) -> Result<Vec<TensorInfo>> {
+    let (mut expected, mut names) = (0u64, HashSet::new());
+    let mut out = Vec::with_capacity(infos.len());
+    for t in infos {
+        let fail = |why: String| Error::at(format!("offset {} (tensor {})", t.at, t.name), why);
+        if !names.insert(t.name.clone()) {
+            return Err(fail("is there twice".into()));
+        }
+        if t.offset != expected {
+            return Err(fail(format!("its data is said to be at {}, expected {expected}", t.offset)));
+        }
+        let start = data.checked_add(t.offset);
+        let range = start.and_then(|a| Some(a..a.checked_add(t.bytes)?)).filter(|r| r.end <= file_len);
+        let range = range.ok_or_else(|| {
+            fail(format!(
+                "its {} bytes at {data} + {} end after the file ({file_len} bytes)",
+                t.bytes, t.offset
+            ))
+        })?;
+        let next = t.offset.checked_add(t.bytes).and_then(|end| align(end, alignment));
+        expected = next.ok_or_else(|| fail("the next offset overflows".into()))?;
+        let range = range.start as usize..range.end as usize; // inside the map, so inside usize
+        out.push(TensorInfo { name: t.name, dtype: t.dtype, shape: t.shape, file: index, range });
+    }
+    Ok(out)
+}

@@ -1,0 +1,62 @@
+//! The one place in this crate with `unsafe`: files are mapped, not read.
+#![allow(unsafe_code)]
+
+use crate::{Error, Result};
+use memmap2::{Mmap, UncheckedAdvice};
+use std::{
+    fs::File,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+/// A read-only file in memory.
+#[derive(Debug)]
+pub struct Mapped {
+    path: PathBuf,
+    map: Option<Mmap>,
+}
+
+impl Mapped {
+    /// Maps a regular file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let io = |e: std::io::Error| Error::at(path.display(), e);
+        let file = File::open(path).map_err(io)?;
+        let meta = file.metadata().map_err(io)?;
+        if !meta.is_file() {
+            return Err(Error::at(path.display(), "not a regular file"));
+        }
+        let map = if meta.len() == 0 {
+            None // an empty file cannot be mapped
+        } else {
+            // SAFETY: the map is read-only and private. A file that another process shortens while it is mapped
+            // raises a signal, as it does for every engine that maps its weights; docs say not to.
+            Some(unsafe { Mmap::map(&file) }.map_err(io)?)
+        };
+        Ok(Self { path: path.to_owned(), map })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or_default()
+    }
+
+    /// Gives the pages of a range back to the system; reading them again reads the file again. For a loader that
+    /// repacks: what has been repacked need not stay in memory twice.
+    pub fn let_go(&self, range: Range<usize>) {
+        const PAGE: usize = 4096;
+        let Some(map) = &self.map else { return };
+        // Only whole pages inside the range: its neighbours may still be in use.
+        let start = range.start.next_multiple_of(PAGE);
+        let end = range.end.min(map.len()) / PAGE * PAGE;
+        if start < end {
+            // SAFETY: a clean page of a read-only file mapping is re-read from the file at the next access, so
+            // no reference into the map changes its value.
+            let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Recorded bytes of llama.cpp's reference functions: what values become, and what bytes mean.
+
+#![allow(clippy::panic, clippy::unwrap_used)]
+
+use kvasir_formats::{DType, encoding};
+use std::path::Path;
+
+const ENCODED: [DType; 11] = [
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q2K,
+    DType::Q3K,
+    DType::Q4K,
+    DType::Q5K,
+    DType::Q6K,
+    DType::Mxfp4,
+];
+
+fn data(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encodings").join(name);
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn floats(name: &str) -> Vec<f32> {
+    data(name).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+#[test]
+fn decoding_agrees_to_the_bit() {
+    for dtype in ENCODED {
+        let expected = floats(&format!("{dtype}.decoded.bin"));
+        let mut got = vec![0.0; expected.len()];
+        encoding::dequantize(dtype, &data(&format!("{dtype}.bin")), &mut got).unwrap();
+        for (i, (e, g)) in expected.iter().zip(&got).enumerate() {
+            assert_eq!(e.to_bits(), g.to_bits(), "{dtype} value {i}: expected {e}, got {g}");
+        }
+    }
+}
