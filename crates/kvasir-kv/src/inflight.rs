@@ -46,6 +46,12 @@ impl<R, D> InFlight<R, D> {
         self.steps.iter()
     }
 
+    /// The claimed steps' row records, oldest step first, to change: a verb that shortens a sequence shortens what its
+    /// steps will publish.
+    pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut R> {
+        self.steps.iter_mut().flat_map(|flight| flight.rows.iter_mut())
+    }
+
     /// Whether `step` may be claimed now: its number is above all that were ever claimed, cancelled ones included.
     pub fn check_claim(&self, step: StepId) -> Result<(), CacheError> {
         match self.newest_claimed.is_none_or(|newest| newest < step) {

@@ -4,10 +4,13 @@
 //! *claim → plan → submit → retire*; see [`Cache`] for the contract and [`Plan`] for what a backend gets.
 #![forbid(unsafe_code)]
 
+mod bits;
 mod error;
 mod face;
 mod ids;
 mod inflight;
+mod moves;
+mod nodes;
 mod plan;
 mod seqs;
 
@@ -15,5 +18,7 @@ pub use error::CacheError;
 pub use face::{Cache, CacheKind, ClaimRow, Face, Hit, Prefix, Rewind, Room, Sequences, Tree};
 pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use inflight::{Flight, InFlight};
+pub use moves::Moves;
+pub use nodes::Nodes;
 pub use plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, RowMove, Segment, Span};
 pub use seqs::SeqTable;

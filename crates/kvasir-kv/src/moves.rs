@@ -1,0 +1,139 @@
+use crate::{RowMove, StepId};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Row moves on their way into plans.
+///
+/// A verb that moves rows (a commit, a partial block's copy, a compaction) leaves its moves here; the next claim takes
+/// them, and that step's plan carries them however often it is made. Moves of several verbs are merged into one list
+/// of which all sources are read before any destination is written.
+#[derive(Clone, Debug, Default)]
+pub struct Moves {
+    waiting: Vec<RowMove>,
+    sent: VecDeque<(StepId, Vec<RowMove>)>,
+    spare: Vec<Vec<RowMove>>,
+}
+
+impl Moves {
+    /// Adds one verb's moves, which happen after all that wait already.
+    pub fn push(&mut self, moves: &[RowMove]) {
+        if self.waiting.is_empty() {
+            self.waiting.extend(moves.iter().filter(|m| m.from != m.to));
+        } else if !moves.is_empty() {
+            merge(&mut self.waiting, moves);
+        }
+    }
+
+    /// Hands what waits to a step.
+    pub fn claim(&mut self, step: StepId) {
+        if !self.waiting.is_empty() {
+            let next = self.spare.pop().unwrap_or_default();
+            self.sent.push_back((step, std::mem::replace(&mut self.waiting, next)));
+        }
+    }
+
+    /// The moves of a step.
+    pub fn of(&self, step: StepId) -> &[RowMove] {
+        self.sent.iter().find(|(sent, _)| *sent == step).map_or(&[], |(_, moves)| moves)
+    }
+
+    /// Moves that no step has taken yet.
+    pub fn waiting(&self) -> &[RowMove] {
+        &self.waiting
+    }
+
+    /// A step has run: its moves have happened.
+    pub fn retire(&mut self, step: StepId) {
+        if self.sent.front().is_some_and(|(sent, _)| *sent == step)
+            && let Some((_, mut moves)) = self.sent.pop_front()
+        {
+            moves.clear();
+            self.spare.push(moves);
+        }
+    }
+
+    /// A step was not run: its moves wait again, before those that came since.
+    pub fn cancel(&mut self, step: StepId) {
+        if self.sent.back().is_some_and(|(sent, _)| *sent == step)
+            && let Some((_, mut moves)) = self.sent.pop_back()
+        {
+            std::mem::swap(&mut moves, &mut self.waiting);
+            self.push(&moves);
+            moves.clear();
+            self.spare.push(moves);
+        }
+    }
+
+    /// Forgets all moves.
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+        self.sent.clear();
+    }
+}
+
+/// Appends `later` to `earlier` so that the whole may be done at once.
+fn merge(earlier: &mut Vec<RowMove>, later: &[RowMove]) {
+    let mut source: BTreeMap<_, _> = earlier.iter().map(|m| (m.to, m.from)).collect();
+    let resolved: Vec<_> =
+        later.iter().map(|m| (m.to, source.get(&m.from).copied().unwrap_or(m.from))).collect();
+    source.extend(resolved);
+    earlier.clear();
+    earlier.extend(source.into_iter().filter(|(to, from)| to != from).map(|(to, from)| RowMove { from, to }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn apply(rows: &mut [u32], moves: &[RowMove]) {
+        let read: Vec<_> = moves.iter().map(|m| rows[m.from as usize]).collect();
+        moves.iter().zip(read).for_each(|(m, row)| rows[m.to as usize] = row);
+    }
+
+    fn batch() -> impl Strategy<Value = Vec<RowMove>> {
+        proptest::collection::btree_map(0u32..12, 0u32..12, 0..8)
+            .prop_map(|moves| moves.into_iter().map(|(to, from)| RowMove { from, to }).collect())
+    }
+
+    proptest! {
+        #[test]
+        fn merged_moves_do_what_they_did_one_after_another(
+            batches in proptest::collection::vec(batch(), 1..6),
+            taken in 0usize..6,
+        ) {
+            let mut one_by_one: Vec<u32> = (100..112).collect();
+            let mut at_once = one_by_one.clone();
+            let mut moves = Moves::default();
+            for (i, batch) in batches.iter().enumerate() {
+                if i == taken {
+                    moves.claim(StepId(1));
+                }
+                apply(&mut one_by_one, batch);
+                moves.push(batch);
+            }
+            moves.cancel(StepId(1));
+            apply(&mut at_once, moves.waiting());
+            prop_assert_eq!(one_by_one, at_once);
+        }
+    }
+
+    #[test]
+    fn a_step_keeps_its_moves_until_it_ends() {
+        let mut moves = Moves::default();
+        let (a, b) = (RowMove { from: 5, to: 1 }, RowMove { from: 6, to: 2 });
+        moves.push(&[a]);
+        moves.claim(StepId(1));
+        moves.push(&[b]);
+        moves.claim(StepId(2));
+        moves.claim(StepId(3));
+        assert_eq!(
+            (moves.of(StepId(1)), moves.of(StepId(2)), moves.of(StepId(3))),
+            (&[a][..], &[b][..], &[][..])
+        );
+        moves.retire(StepId(1));
+        assert_eq!(moves.of(StepId(1)), []);
+        moves.cancel(StepId(3));
+        moves.cancel(StepId(2));
+        assert_eq!(moves.waiting(), [b]);
+    }
+}
