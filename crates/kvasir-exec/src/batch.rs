@@ -7,7 +7,7 @@ pub const IN_FLIGHT: Token = Token::MAX;
 
 /// A sequence's place in the token pool, where the executor keeps its newest sampled token and its sampler state.
 /// A lease: it is handed on only when the last step naming it has retired.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PoolRow(pub u32);
 
 /// What a step consists of.

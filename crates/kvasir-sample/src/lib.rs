@@ -3,6 +3,7 @@
 //! Nothing here knows where a row came from.
 #![forbid(unsafe_code)]
 
+pub mod accept;
 mod params;
 
 pub use params::Sampling;

@@ -1,0 +1,61 @@
+use crate::{Status, world::World};
+
+/// Walks a core's bookkeeping and its cache's, and reports the first thing that does not add up.
+pub(crate) fn check(world: &World) -> Result<(), String> {
+    world.cache.check()?;
+    let (mut waiting, mut running, mut rows, mut promised) = (0, 0, 0, 0);
+    for (entry, sequence) in world.slab.iter() {
+        let name = sequence.id.0;
+        match sequence.status {
+            Status::Waiting => waiting += 1,
+            Status::Running => running += 1,
+            Status::Finished if sequence.steps_in_flight == 0 => {
+                return Err(format!("request {name} has ended, no step names it, and it is still here"));
+            }
+            Status::Finished => {}
+        }
+        if (sequence.status == Status::Running) != sequence.cache.is_some() {
+            return Err(format!(
+                "request {name} is {:?} and its cache sequence is {:?}",
+                sequence.status, sequence.cache
+            ));
+        }
+        if sequence.pool_row.is_some() && sequence.status != Status::Running && sequence.steps_in_flight == 0
+        {
+            return Err(format!("request {name} keeps a pool row that nobody names"));
+        }
+        if sequence.status == Status::Running && !world.running.contains(&entry) {
+            return Err(format!("request {name} runs and is not listed"));
+        }
+        if sequence.computed > sequence.claimed || sequence.claimed > sequence.len() {
+            return Err(format!(
+                "request {name}: computed {}, claimed {}, known {}",
+                sequence.computed,
+                sequence.claimed,
+                sequence.len()
+            ));
+        }
+        if let Some(seq) = sequence.cache {
+            let claimed = world.cache.claimed_len(seq).map_err(|error| format!("request {name}: {error}"))?;
+            let drafts = claimed.saturating_sub(sequence.claimed);
+            if claimed < sequence.claimed || (drafts > 0 && !sequence.verifying) {
+                return Err(format!(
+                    "request {name}: the cache has {claimed} tokens claimed, not {}",
+                    sequence.claimed
+                ));
+            }
+        }
+        rows += usize::from(sequence.pool_row.is_some());
+        promised += sequence.promised;
+    }
+    let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
+    rule(waiting == world.queue.len(), "the queue and the waiting requests differ")?;
+    rule(running == world.running.len(), "the running list and the running requests differ")?;
+    rule(promised == world.promised, "the sum of promises is wrong")?;
+    let all = world.limits.max_num_seqs as usize;
+    rule(rows + world.free_rows.len() == all, "token-pool rows are lost or given twice")?;
+    rule(
+        world.promised <= world.cache.room().available() + world.cache.room().leased,
+        "more is promised than there is",
+    )
+}

@@ -1,0 +1,341 @@
+use crate::{
+    Costs, Desk, DraftStats, Event, Fault, Finish, Limits, Nanos, Order, Outbox, Policy, Reason, Refusal,
+    Request, RequestId, Sequence, Status, StepRecord, Timings, queue::Queue, slab::Slab, world::World,
+};
+use kvasir_exec::{PoolRow, SequenceSpec, Step};
+use kvasir_kv::{Cache, Face, StepId, Token};
+
+/// A policy, a cache, a queue and the sequences: everything that decides, and nothing that runs.
+///
+/// A core is driven from outside: [`Core::add`], [`Core::schedule`], then whoever runs the step gives it to
+/// [`Core::postprocess`], or to [`Core::cancel`] if it was never run. Several steps may be under way; they come back
+/// in order. Time is handed in. After the first steps nothing here takes memory while the same sequences decode.
+pub struct Core {
+    pub(crate) world: World,
+    policy: Box<dyn Policy>,
+    costs: Costs,
+    next_step: StepId,
+    next_number: u64,
+    /// Steps to use again.
+    spare: Vec<Box<Step>>,
+    /// Draft tokens that every decode row has room for.
+    spec_steps: u32,
+    pub(crate) frontier: Vec<i32>,
+    pub(crate) accepted: Vec<u32>,
+    pub(crate) stats: DraftStats,
+}
+
+impl Core {
+    /// A core with nothing in it.
+    pub fn new(limits: Limits, order: Order, policy: Box<dyn Policy>, cache: Box<dyn Cache>) -> Self {
+        let mut cache = cache;
+        let rows = (0..limits.max_num_seqs).rev().map(PoolRow).collect();
+        let world = World {
+            block: cache.block_size().max(1),
+            has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
+            publish_at: policy.publish_at(),
+            cache,
+            limits,
+            slab: Slab::default(),
+            queue: Queue::new(order),
+            running: Vec::new(),
+            free_rows: rows,
+            picks: Vec::new(),
+            picked_tokens: 0,
+            picked_slots: 0,
+            promised: 0,
+            record: StepRecord::default(),
+            outbox: Outbox::default(),
+            binds: Vec::new(),
+            claim_rows: Vec::new(),
+            in_flight: 0,
+            unswept: false,
+            round: 0,
+        };
+        Self {
+            world,
+            policy,
+            costs: Costs::default(),
+            next_step: StepId(1),
+            next_number: 1,
+            spare: Vec::new(),
+            spec_steps: 0,
+            frontier: Vec::new(),
+            accepted: Vec::new(),
+            stats: DraftStats::default(),
+        }
+    }
+
+    /// Hands in what steps cost, for policies that keep to a target.
+    pub fn set_costs(&mut self, costs: Costs) {
+        self.costs = costs;
+    }
+
+    /// Announces how many drafts a decode row may carry.
+    pub fn set_spec_steps(&mut self, tokens: u32) {
+        self.spec_steps = tokens;
+    }
+
+    /// Gives a request drafts for its next decode; with `parents` they are a tree, whose node 0 is the newest
+    /// committed token. Dropped when it is not running or parents make no sense.
+    pub fn set_drafts(&mut self, id: RequestId, drafts: &[Token], parents: &[i32]) {
+        let sane = parents.iter().zip(1i32..).all(|(parent, node)| (0..node).contains(parent));
+        if let Some(entry) = self.world.slab.find(id)
+            && self.world.slab[entry].status == Status::Running
+            && sane
+            && (parents.is_empty() || parents.len() == drafts.len())
+        {
+            let sequence = &mut self.world.slab[entry];
+            sequence.drafts.clear();
+            sequence.drafts.extend_from_slice(drafts);
+            sequence.parents.clear();
+            sequence.parents.extend_from_slice(parents);
+        }
+    }
+
+    /// Queues a request. One that can never run is refused, here and with an event.
+    pub fn add(&mut self, request: Request, now: Nanos) -> Result<RequestId, Refusal> {
+        let refused = self.check(&request).err();
+        let id = self.enter(request, now);
+        let entry = id.index();
+        match refused {
+            None => self.world.queue.push(entry, &self.world.slab[entry]),
+            Some(refusal) => {
+                self.world.refuse(entry, refusal, now);
+                return Err(refusal);
+            }
+        }
+        Ok(id)
+    }
+
+    /// Queues `n` requests with one prompt and noise of their own each. The first computes the prompt; where the cache
+    /// shares prefixes, the others wait for it.
+    pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
+        if n == 0 {
+            return Err(Refusal::BadParameter(crate::Parameter::N));
+        }
+        let leader = self.add(request.clone(), now)?;
+        let mut ids = vec![leader];
+        for i in 1..n {
+            let mut sibling = request.clone();
+            sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(u64::from(i));
+            let id = self.add(sibling, now)?;
+            if self.world.has_prefix {
+                self.world.slab[id.index()].leader = Some(leader);
+            }
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    fn enter(&mut self, request: Request, now: Nanos) -> RequestId {
+        let prompt_len = request.prompt.len() as u32;
+        let number = self.next_number;
+        self.next_number += 1;
+        let entry = self.world.slab.insert(Sequence {
+            tag: request.tag,
+            prompt_len,
+            tokens: request.prompt,
+            params: request.params,
+            room: self.world.limits.max_model_len.saturating_sub(prompt_len).max(1),
+            timings: Timings { arrived: now, ..Timings::default() },
+            number,
+            ..Sequence::default()
+        });
+        self.world.slab[entry].id
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Refusal> {
+        let limits = &self.world.limits;
+        let tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+        if tokens == 0 {
+            return Err(Refusal::EmptyPrompt);
+        }
+        if tokens > limits.longest_prompt() {
+            return Err(Refusal::TooLong { tokens, limit: limits.longest_prompt() });
+        }
+        let (needed, capacity) = (self.world.whole_blocks(tokens), self.world.cache.capacity());
+        if needed > capacity {
+            return Err(Refusal::NeverFits { needed, capacity });
+        }
+        if self.world.queue.len() >= limits.max_waiting as usize {
+            return Err(Refusal::QueueFull { limit: limits.max_waiting });
+        }
+        request.params.check()?;
+        self.policy.accepts(tokens, limits)
+    }
+
+    /// Ends a request because its client left. False if it has ended already.
+    pub fn abort(&mut self, id: RequestId, now: Nanos) -> bool {
+        self.end(id, None, Finish::Aborted, now)
+    }
+
+    /// Ends a request after `keep` outputs because somebody outside found a stop in its text. False if it has ended
+    /// already; it then ended no later than that.
+    pub fn stop_at(&mut self, id: RequestId, keep: u32, now: Nanos) -> bool {
+        self.end(id, Some(keep), Finish::StopText, now)
+    }
+
+    fn end(&mut self, id: RequestId, keep: Option<u32>, finish: Finish, now: Nanos) -> bool {
+        let Some(entry) = self.world.slab.find(id) else { return false };
+        let sequence = &mut self.world.slab[entry];
+        if sequence.status == Status::Finished {
+            return false;
+        }
+        let seen = sequence.outputs().len() as u32;
+        if let Some(keep) = keep {
+            // The cache keeps what it has; only the answer is shorter.
+            sequence.computed = sequence.computed.min(sequence.prompt_len + keep);
+            sequence.tokens.truncate((sequence.prompt_len + keep) as usize);
+        }
+        self.world.finish(entry, finish, None, seen, now);
+        self.world.sweep();
+        true
+    }
+
+    /// Makes the next step, or none if nothing can run now.
+    pub fn schedule(&mut self, now: Nanos) -> Option<Box<Step>> {
+        let world = &mut self.world;
+        world.round += 1;
+        world.picks.clear();
+        world.picked_tokens = 0;
+        world.picked_slots = 0;
+        world.record.reset(now);
+        self.policy.schedule(&mut Desk { world, now, costs: self.costs });
+        let mut step = self.spare.pop().unwrap_or_default();
+        let id = self.next_step;
+        if self.claim(id, &mut step, now) {
+            self.next_step = StepId(id.0 + 1);
+            self.fill(&mut step, self.spec_steps);
+            self.close_record(Some(&step));
+            Some(step)
+        } else {
+            self.spare.push(step);
+            self.close_record(None);
+            None
+        }
+    }
+
+    fn close_record(&mut self, step: Option<&Step>) {
+        let world = &mut self.world;
+        world.record.step = step.map(|step| step.batch.step);
+        world.record.kind = step.map_or(world.record.kind, |step| step.batch.kind);
+        world.record.waiting = world.queue.len() as u32;
+        world.record.running = world.running.len() as u32;
+        world.record.room = world.cache.room();
+        world.record.promised = world.promised;
+    }
+
+    /// What the last call of [`Core::schedule`] decided.
+    pub fn record(&self) -> &StepRecord {
+        &self.world.record
+    }
+
+    /// Why a request did not run in the last step; none if it did or is unknown.
+    pub fn reason(&self, id: RequestId) -> Option<Reason> {
+        let sequence = self.sequence(id)?;
+        let record = &self.world.record;
+        let held = record.held.iter().rev().find(|held| held.request == id).map(|held| held.reason);
+        held.or(match sequence.status {
+            _ if sequence.seen_in == self.world.round => None,
+            Status::Waiting => Some(record.rest_waiting.unwrap_or(Reason::Behind)),
+            Status::Running => record.rest_running,
+            Status::Finished => None,
+        })
+    }
+
+    /// Keeps a step's memory for a later one.
+    pub fn recycle(&mut self, step: Box<Step>) {
+        self.spare.push(step);
+    }
+
+    /// Events since they were taken last; the caller clears what it has delivered.
+    pub fn outbox(&mut self) -> &mut Outbox {
+        &mut self.world.outbox
+    }
+
+    /// The events alone.
+    pub fn events(&self) -> &[Event] {
+        &self.world.outbox.events
+    }
+
+    /// Token-pool rows given to sequences since this was asked last. An executor must know them before the next step.
+    pub fn take_binds(&mut self) -> std::vec::Drain<'_, (PoolRow, SequenceSpec)> {
+        self.world.binds.drain(..)
+    }
+
+    /// A live request.
+    pub fn sequence(&self, id: RequestId) -> Option<&Sequence> {
+        self.world.slab.find(id).map(|entry| &self.world.slab[entry])
+    }
+
+    /// Running requests in order of admission.
+    pub fn running(&self) -> impl Iterator<Item = &Sequence> {
+        self.world.running.iter().map(|entry| &self.world.slab[*entry])
+    }
+
+    /// Waiting requests in the order of the queue.
+    pub fn waiting(&self) -> impl Iterator<Item = &Sequence> {
+        self.world.queue.iter().map(|entry| &self.world.slab[entry])
+    }
+
+    /// Number of waiting and of running requests.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.world.queue.len(), self.world.running.len())
+    }
+
+    /// Whether nothing waits, runs or is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.world.queue.len() == 0 && self.world.running.is_empty() && self.world.in_flight == 0
+    }
+
+    /// Steps scheduled that have not come back.
+    pub fn steps_in_flight(&self) -> u32 {
+        self.world.in_flight
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &dyn Cache {
+        &*self.world.cache
+    }
+
+    /// The cache, for sessions' own verbs between steps.
+    pub fn cache_mut(&mut self) -> &mut dyn Cache {
+        &mut *self.world.cache
+    }
+
+    /// The policy's name.
+    pub fn policy(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    /// What may never be exceeded.
+    pub fn limits(&self) -> &Limits {
+        &self.world.limits
+    }
+
+    /// Drafts and how many of them were right.
+    pub fn draft_stats(&self) -> &DraftStats {
+        &self.stats
+    }
+
+    /// Whether drafts can be verified as trees here.
+    pub fn takes_trees(&mut self) -> Result<(), kvasir_kv::CacheError> {
+        let kind = self.world.cache.kind();
+        self.world
+            .cache
+            .tree()
+            .map(|_| ())
+            .map_err(|_| kvasir_kv::CacheError::NoFace { kind, face: Face::Tree })
+    }
+
+    /// Ends everybody because the executor is gone.
+    pub fn fail_all(&mut self, fault: Fault, now: Nanos) {
+        self.world.fail_all(fault, now);
+    }
+
+    /// Walks all bookkeeping and reports the first thing that does not add up.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        crate::check::check(&self.world)
+    }
+}

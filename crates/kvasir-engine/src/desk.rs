@@ -1,0 +1,333 @@
+use crate::{
+    Admission, Costs, Finish, Limits, Nanos, Reason, RequestId, Sequence, Status,
+    world::{Pick, World},
+};
+use kvasir_exec::SequenceSpec;
+use kvasir_kv::{Hit, Room};
+
+/// A policy's view of the world, and all that it can do to it.
+///
+/// Sequences are named by their entry in the core's table, valid within one call.
+pub struct Desk<'a> {
+    pub(crate) world: &'a mut World,
+    pub(crate) now: Nanos,
+    pub(crate) costs: Costs,
+}
+
+/// How a waiting sequence is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admit {
+    /// Length up to which room must be there now and is kept for it.
+    pub reserve_to: u32,
+    /// Most tokens that may be taken from what is in the cache already.
+    pub hit_limit: u32,
+}
+
+/// What is fed to a sequence in this step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Feed {
+    /// New tokens.
+    pub tokens: u32,
+    /// Tokens before them that are fed again although their K and V are there.
+    pub redirected: u32,
+    /// Dummy blocks in front of its read (rectangular executors).
+    pub left_pad_blocks: u32,
+}
+
+impl Desk<'_> {
+    /// The time.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+    /// What steps cost, as measured.
+    pub fn costs(&self) -> Costs {
+        self.costs
+    }
+    /// What may never be exceeded.
+    pub fn limits(&self) -> &Limits {
+        &self.world.limits
+    }
+    /// Slots that are handed out together.
+    pub fn block_size(&self) -> u32 {
+        self.world.block
+    }
+    /// How the pool is spread.
+    pub fn room(&self) -> Room {
+        self.world.cache.room()
+    }
+    /// Slots of the pool.
+    pub fn capacity(&self) -> u32 {
+        self.world.cache.capacity()
+    }
+    /// Slots that can be had now and are neither picked for this step nor promised to anybody.
+    pub fn unpromised(&self) -> u32 {
+        self.world.unpromised()
+    }
+    /// Slots of whole blocks that `tokens` take.
+    pub fn whole_blocks(&self, tokens: u32) -> u32 {
+        self.world.whole_blocks(tokens)
+    }
+    /// Steps that are scheduled and have not come back.
+    pub fn steps_in_flight(&self) -> u32 {
+        self.world.in_flight
+    }
+    /// A sequence.
+    pub fn sequence(&self, entry: u32) -> &Sequence {
+        &self.world.slab[entry]
+    }
+    /// Number of running sequences.
+    pub fn running(&self) -> usize {
+        self.world.running.len()
+    }
+    /// The `i`-th running sequence in order of admission.
+    pub fn running_at(&self, i: usize) -> Option<u32> {
+        self.world.running.get(i).copied()
+    }
+    /// Number of waiting sequences.
+    pub fn waiting(&self) -> usize {
+        self.world.queue.len()
+    }
+    /// Who is next in the queue.
+    pub fn next_waiting(&self) -> Option<u32> {
+        self.world.queue.front()
+    }
+    /// Everybody who waits, in the order of the queue.
+    pub fn waiting_in_order(&self) -> impl Iterator<Item = u32> {
+        self.world.queue.iter()
+    }
+    /// Tokens that the step can still take.
+    pub fn budget(&self) -> u32 {
+        self.world.limits.max_num_batched_tokens.saturating_sub(self.world.picked_tokens)
+    }
+    /// Tokens in the step so far.
+    pub fn picked_tokens(&self) -> u32 {
+        self.world.picked_tokens
+    }
+    /// Rows in the step so far.
+    pub fn picked(&self) -> usize {
+        self.world.picks.len()
+    }
+    /// Whether a sequence is in the step already, or was looked at and held.
+    pub fn is_settled(&self, entry: u32) -> bool {
+        self.world.slab[entry].seen_in == self.world.round
+    }
+
+    /// What a waiting sequence would find in the cache.
+    pub fn lookup(&mut self, entry: u32) -> Hit {
+        let sequence = &self.world.slab[entry];
+        if !self.world.limits.prefix_cache {
+            return Hit::default();
+        }
+        match self.world.cache.prefix() {
+            Ok(prefix) => prefix.lookup(&sequence.tokens, sequence.params.salt),
+            Err(_) => Hit::default(),
+        }
+    }
+
+    /// Says why a sequence is not run in this step.
+    pub fn hold(&mut self, entry: u32, reason: Reason) {
+        self.world.hold(entry, reason);
+    }
+    /// Says why all running sequences that are not mentioned otherwise are not run.
+    pub fn hold_rest_running(&mut self, reason: Reason) {
+        self.world.record.rest_running = Some(reason);
+    }
+    /// Says why all waiting sequences that are not mentioned otherwise are not run.
+    pub fn hold_rest_waiting(&mut self, reason: Reason) {
+        self.world.record.rest_waiting = Some(reason);
+    }
+
+    /// Why `entry` cannot be admitted whatever the room, if so.
+    fn closed_to(&self, entry: u32) -> Option<Reason> {
+        let world = &*self.world;
+        let sequence = &world.slab[entry];
+        if sequence.in_flight > 0 || sequence.steps_in_flight > 0 {
+            return Some(Reason::TokenInFlight);
+        }
+        if world.running.len() >= world.limits.max_num_seqs as usize {
+            return Some(Reason::SequenceLimit);
+        }
+        if sequence.leader.is_some_and(|leader| self.computes_prompt(leader)) {
+            return Some(Reason::Sibling);
+        }
+        world.free_rows.is_empty().then_some(Reason::NoPoolRow)
+    }
+
+    fn computes_prompt(&self, leader: RequestId) -> bool {
+        let Some(entry) = self.world.slab.find(leader) else { return false };
+        let leader = &self.world.slab[entry];
+        leader.status == Status::Running && leader.computed < leader.prompt_len
+            || leader.status == Status::Waiting && leader.timings.admitted.is_none()
+    }
+
+    /// Moves a waiting sequence to the running ones, with what the cache has of it, and promises it room up to
+    /// `admit.reserve_to`. Refused with the reason if it cannot be; that changes nothing.
+    pub fn admit(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
+        if let Some(reason) = self.closed_to(entry) {
+            return Err(reason);
+        }
+        let found = self.lookup(entry);
+        let world = &mut *self.world;
+        let hit = Hit { tokens: found.tokens.min(admit.hit_limit), idle: found.idle.min(admit.hit_limit) };
+        let upto = world.whole_blocks(admit.reserve_to.max(world.slab[entry].len()));
+        let needed = upto.saturating_sub(hit.tokens / world.block * world.block) + hit.idle;
+        let room = world.cache.room();
+        let low = u64::from(world.cache.capacity()) * u64::from(world.limits.watermark) / 1000;
+        let low = if world.running.is_empty() { 0 } else { low as u32 };
+        if needed > world.unpromised().saturating_sub(low) {
+            return Err(match needed <= room.available() {
+                _ if room.leased > 0 && needed <= world.unpromised() + room.leased => {
+                    Reason::Lease { slots: room.leased }
+                }
+                true => Reason::Reserved { needed, available: world.unpromised().saturating_sub(low) },
+                false => Reason::NoRoom { needed, available: room.available() },
+            });
+        }
+        let Ok(seq) = world.cache.open() else { return Err(Reason::CacheSequences) };
+        let sequence = &mut world.slab[entry];
+        let mut attached = Hit::default();
+        if hit.tokens > 0
+            && let Ok(prefix) = world.cache.prefix()
+            && let Ok(hit) = prefix.attach(seq, &sequence.tokens, sequence.params.salt, admit.hit_limit)
+        {
+            attached = hit;
+        }
+        let Some(row) = world.free_rows.pop() else { return Err(Reason::NoPoolRow) };
+        sequence.cache = Some(seq);
+        sequence.pool_row = Some(row);
+        sequence.status = Status::Running;
+        sequence.computed = attached.tokens;
+        sequence.claimed = attached.tokens;
+        sequence.published = attached.tokens / world.block * world.block;
+        sequence.hit = attached.tokens;
+        sequence.reserve_to = admit.reserve_to;
+        sequence.leader = None;
+        if sequence.timings.admitted.is_none() {
+            sequence.timings.admitted = Some(self.now);
+            sequence.first_hit = attached.tokens;
+        }
+        let more = sequence.longest().saturating_sub(sequence.len()) as usize;
+        sequence.tokens.reserve(more.min(1 << 16));
+        let spec = SequenceSpec {
+            sampling: sequence.params.sampling,
+            bias: sequence.params.bias.clone(),
+            prompt: sequence.prompt().to_vec(),
+            output: sequence.outputs().to_vec(),
+            suppressed_until_min: match sequence.params.min_tokens {
+                0 => Vec::new(),
+                _ => sequence.params.eos.iter().chain(&sequence.params.stop_ids).copied().collect(),
+            },
+            min_tokens: sequence.params.min_tokens,
+        };
+        world.binds.push((row, spec));
+        world.record.admitted.push(Admission { request: sequence.id, hit: attached.tokens });
+        let held = world.whole_blocks(attached.tokens);
+        world.set_promise(entry, upto.saturating_sub(held));
+        world.queue.take(entry, &world.slab[entry]);
+        world.running.push(entry);
+        Ok(attached)
+    }
+
+    /// Slots that may be claimed for `entry` in this step.
+    fn room_for(&self, entry: u32) -> u32 {
+        let world = &*self.world;
+        world.unpromised() + world.slab[entry].promised
+    }
+
+    /// Slots that `tokens` more of a running sequence take.
+    pub fn need(&self, entry: u32, tokens: u32) -> u32 {
+        let claimed = self.world.slab[entry].claimed;
+        self.world.whole_blocks(claimed + tokens) - self.world.whole_blocks(claimed)
+    }
+
+    /// Why a running sequence cannot be fed now whatever the room, if so.
+    pub fn must_wait(&self, entry: u32) -> Option<Reason> {
+        let sequence = &self.world.slab[entry];
+        if sequence.verifying {
+            return Some(Reason::Verifying);
+        }
+        if sequence.in_flight > 0 && sequence.outputs_left() == 0 {
+            return Some(Reason::LastTokenInFlight);
+        }
+        (sequence.in_flight > 0 && sequence.params.serial).then_some(Reason::TokenInFlight)
+    }
+
+    /// Puts a chunk of what `entry` has to be fed into the step. The reason if it cannot be; that changes nothing.
+    pub fn feed(&mut self, entry: u32, feed: Feed) -> Result<(), Reason> {
+        self.pick(entry, feed, 0)
+    }
+
+    /// Puts the newest token of `entry` into the step, and as many of its drafts as fit. The reason if it cannot be;
+    /// that changes nothing.
+    pub fn decode(&mut self, entry: u32, left_pad_blocks: u32) -> Result<(), Reason> {
+        let feed = Feed { tokens: 1, redirected: 0, left_pad_blocks };
+        let drafts = self.drafts_that_fit(entry);
+        if drafts > 0 && self.pick(entry, feed, drafts).is_ok() {
+            return Ok(());
+        }
+        self.pick(entry, feed, 0)
+    }
+
+    /// Drafts make sense only for the newest token, on the host, and only as deep as outputs are left.
+    fn drafts_that_fit(&self, entry: u32) -> u32 {
+        let sequence = &self.world.slab[entry];
+        let count = sequence.drafts.len() as u32;
+        match sequence.in_flight == 0 && sequence.to_feed() == 1 {
+            true if sequence.parents.is_empty() => {
+                count.min(sequence.outputs_left().saturating_sub(1)).min(self.budget().saturating_sub(1))
+            }
+            true if sequence.outputs_left() > 1 => count,
+            _ => 0,
+        }
+    }
+
+    fn pick(&mut self, entry: u32, feed: Feed, drafts: u32) -> Result<(), Reason> {
+        if let Some(reason) = self.must_wait(entry) {
+            return Err(reason);
+        }
+        let tokens = feed.tokens.min(self.world.slab[entry].to_feed());
+        let fed = tokens + feed.redirected + drafts;
+        if fed > self.budget() || tokens == 0 {
+            return Err(Reason::TokenBudget);
+        }
+        let slots = self.need(entry, tokens + drafts);
+        let room = self.room_for(entry);
+        if slots > room {
+            let leased = self.world.cache.room().leased;
+            return Err(match slots <= room + leased {
+                true => Reason::Lease { slots: leased },
+                false => Reason::NoRoom { needed: slots, available: room },
+            });
+        }
+        let world = &mut *self.world;
+        let sequence = &mut world.slab[entry];
+        let redirected = feed.redirected.min(sequence.claimed);
+        sequence.seen_in = world.round;
+        world.picked_tokens += fed;
+        // What was promised is already set aside; only what goes beyond it makes the rest smaller.
+        let promised = sequence.promised;
+        world.picked_slots += slots;
+        world.set_promise(entry, promised.saturating_sub(slots));
+        let left_pad_blocks = feed.left_pad_blocks;
+        world.picks.push(Pick { entry, redirected, tokens, drafts, left_pad_blocks, slots, promised });
+        Ok(())
+    }
+
+    /// Sends a running sequence back to the front of the queue. False if it is in this step already.
+    pub fn preempt(&mut self, entry: u32) -> bool {
+        let sequence = &self.world.slab[entry];
+        if sequence.status != Status::Running || self.world.picks.iter().any(|pick| pick.entry == entry) {
+            return false;
+        }
+        self.world.preempt(entry);
+        self.world.hold(entry, Reason::Preempted);
+        true
+    }
+
+    /// Ends a sequence for which the cache will never have room, and delivers what it has.
+    pub fn give_up(&mut self, entry: u32) {
+        let first = self.world.slab[entry].outputs().len() as u32;
+        self.world.finish(entry, Finish::Capacity, None, first, self.now);
+        self.world.sweep();
+    }
+}

@@ -1,0 +1,69 @@
+use crate::{RequestId, Sequence};
+use kvasir_kv::Token;
+use serde::{Deserialize, Serialize};
+
+/// Drafts for one sequence: the tokens that a drafter thinks come next.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proposal {
+    /// The tokens, a parent before its children.
+    pub tokens: Vec<Token>,
+    /// Their parents when they are a tree, else empty: node 0 is the newest committed token, node `i + 1` is `tokens[i]`.
+    pub parents: Vec<i32>,
+}
+
+/// Guesses what comes next, so that the target can check several tokens in one step.
+pub trait Drafter: Send {
+    /// Most tokens of one proposal.
+    fn width(&self) -> u32;
+    /// Whether proposals are trees.
+    fn proposes_trees(&self) -> bool;
+    /// Writes a proposal for what follows the committed tokens of `sequence`; an empty one is none.
+    fn propose(&mut self, sequence: &Sequence, proposal: &mut Proposal);
+    /// A request has ended.
+    fn forget(&mut self, request: RequestId) {
+        let _ = request;
+    }
+}
+
+/// How many drafts were made and how many were right, by their distance from the newest committed token.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DraftStats {
+    /// Steps of one sequence that verified drafts.
+    pub verified: u64,
+    /// Drafts made at each distance.
+    pub drafted: Vec<u64>,
+    /// Drafts accepted at each distance.
+    pub accepted: Vec<u64>,
+}
+
+impl DraftStats {
+    /// Counts one verification of drafts that reach `depth` far, of which `accepted` were right.
+    pub(crate) fn count(&mut self, depth: usize, accepted: usize) {
+        self.verified += 1;
+        if self.drafted.len() < depth {
+            self.drafted.resize(depth, 0);
+            self.accepted.resize(depth, 0);
+        }
+        self.drafted.iter_mut().take(depth).for_each(|n| *n += 1);
+        self.accepted.iter_mut().take(accepted).for_each(|n| *n += 1);
+    }
+
+    /// Drafts accepted and drafts made, over all distances.
+    pub fn totals(&self) -> (u64, u64) {
+        (self.accepted.iter().sum(), self.drafted.iter().sum())
+    }
+}
+
+/// How far the deepest node of a tree is from its root.
+pub(crate) fn depth(parents: &[i32]) -> usize {
+    let mut deepest = 0;
+    for node in 1..=parents.len() {
+        let (mut at, mut depth) = (node, 0);
+        while let Some(parent) = at.checked_sub(1).and_then(|i| parents.get(i)) {
+            at = (*parent).max(0) as usize;
+            depth += 1;
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}

@@ -1,0 +1,115 @@
+use crate::{Finish, Nanos, RequestId, Sequence, Timings};
+use kvasir_exec::TokenLogprobs;
+use kvasir_kv::{Span, StepId, Token};
+use serde::{Deserialize, Serialize};
+
+/// Something that its client must hear about a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// The request.
+    pub request: RequestId,
+    /// The caller's own number for it.
+    pub tag: u64,
+    /// The step that made the tokens; none for an ending without a step.
+    pub step: Option<StepId>,
+    /// Index of the first new token among the request's outputs.
+    pub first: u32,
+    /// New tokens in [`Outbox::tokens`]; may be none.
+    pub tokens: Span,
+    /// Set on the request's last event.
+    pub finish: Option<Finish>,
+}
+
+/// How a request went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// The request.
+    pub request: RequestId,
+    /// The caller's own number for it.
+    pub tag: u64,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Tokens of its prompt.
+    pub prompt: u32,
+    /// Tokens that it yielded.
+    pub outputs: u32,
+    /// Tokens of its prompt that were in the cache already.
+    pub cached: u32,
+    /// How often it was preempted.
+    pub preemptions: u32,
+    /// When what happened.
+    pub timings: Timings,
+}
+
+impl Summary {
+    pub(crate) fn of(sequence: &Sequence, finish: Finish) -> Self {
+        Self {
+            request: sequence.id,
+            tag: sequence.tag,
+            finish,
+            prompt: sequence.prompt_len,
+            outputs: sequence.outputs().len() as u32,
+            cached: sequence.first_hit,
+            preemptions: sequence.preemptions,
+            timings: sequence.timings,
+        }
+    }
+
+    /// Time to the first token.
+    pub fn ttft(&self) -> Option<Nanos> {
+        Some(self.timings.first_token?.saturating_sub(self.timings.arrived))
+    }
+
+    /// Time per output token after the first.
+    pub fn tpot(&self) -> Option<Nanos> {
+        let span = self.timings.last_token?.saturating_sub(self.timings.first_token?);
+        span.checked_div(u64::from(self.outputs.checked_sub(1)?))
+    }
+}
+
+/// Events since it was last emptied, in order, with their tokens. Its memory is kept.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outbox {
+    /// The events.
+    pub events: Vec<Event>,
+    /// The tokens of all events.
+    pub tokens: Vec<Token>,
+    /// How those went whose last event is among them.
+    pub ended: Vec<Summary>,
+    /// Log-probabilities of `tokens` by index, for those requests that asked.
+    pub logprobs: Vec<(u32, TokenLogprobs)>,
+}
+
+impl Outbox {
+    /// Empties it.
+    pub fn clear(&mut self) {
+        self.events.clear();
+        self.tokens.clear();
+        self.logprobs.clear();
+        self.ended.clear();
+    }
+
+    /// Whether there is nothing to deliver.
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Each event with its tokens.
+    pub fn iter(&self) -> impl Iterator<Item = (&Event, &[Token])> {
+        self.events.iter().map(|event| (event, self.tokens.get(event.tokens.range()).unwrap_or(&[])))
+    }
+
+    pub(crate) fn push(
+        &mut self,
+        request: RequestId,
+        tag: u64,
+        step: Option<StepId>,
+        first: u32,
+        new: &[Token],
+        finish: Option<Finish>,
+    ) {
+        let tokens = Span::new(self.tokens.len(), new.len());
+        self.tokens.extend_from_slice(new);
+        self.events.push(Event { request, tag, step, first, tokens, finish });
+    }
+}

@@ -1,0 +1,155 @@
+use kvasir_kv::Token;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A parameter of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // each is the parameter of that name
+pub enum Parameter {
+    Temperature,
+    TopP,
+    MinP,
+    RepetitionPenalty,
+    PresencePenalty,
+    FrequencyPenalty,
+    LogitBias,
+    Stop,
+    MinTokens,
+    N,
+}
+
+impl Parameter {
+    /// Its name as clients write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Temperature => "temperature",
+            Self::TopP => "top_p",
+            Self::MinP => "min_p",
+            Self::RepetitionPenalty => "repetition_penalty",
+            Self::PresencePenalty => "presence_penalty",
+            Self::FrequencyPenalty => "frequency_penalty",
+            Self::LogitBias => "logit_bias",
+            Self::Stop => "stop",
+            Self::MinTokens => "min_tokens",
+            Self::N => "n",
+        }
+    }
+}
+
+/// Why a request was never run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Refusal {
+    /// A prompt needs at least one token.
+    EmptyPrompt,
+    /// Longer than the model takes.
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: u32,
+        /// Tokens that would be taken.
+        limit: u32,
+    },
+    /// More slots than the cache has.
+    NeverFits {
+        /// Slots needed.
+        needed: u32,
+        /// Slots there are.
+        capacity: u32,
+    },
+    /// More tokens than one step takes, and prompts are not chunked.
+    OverBudget {
+        /// Tokens of the prompt.
+        tokens: u32,
+        /// Tokens of a step.
+        budget: u32,
+    },
+    /// Too many requests wait already.
+    QueueFull {
+        /// How many may.
+        limit: u32,
+    },
+    /// A parameter that makes no sense; names it.
+    BadParameter(Parameter),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EmptyPrompt => write!(f, "prompt: must have at least one token"),
+            Self::TooLong { tokens, limit } => {
+                write!(f, "prompt: {tokens} tokens, the model takes {limit} and needs room for one more")
+            }
+            Self::NeverFits { needed, capacity } => {
+                write!(f, "prompt: needs {needed} slots, the cache has {capacity}")
+            }
+            Self::OverBudget { tokens, budget } => {
+                write!(f, "prompt: {tokens} tokens, a step takes {budget} and prompts are not chunked")
+            }
+            Self::QueueFull { limit } => write!(f, "{limit} requests wait already"),
+            Self::BadParameter(which) => write!(f, "{}: out of range", which.name()),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// What broke under a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// The step it was in failed.
+    Step,
+    /// Memory could not be had for the step it was in.
+    OutOfMemory,
+    /// The executor is gone.
+    DeviceLost,
+    /// The step came back without what it had to yield, or the cache refused what it had promised.
+    Internal,
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// One of its stop sequences is complete.
+    StopSequence {
+        /// Which.
+        index: u32,
+    },
+    /// An end-of-sequence token.
+    Eos,
+    /// One of its stop ids.
+    StopId(Token),
+    /// Its cap on output tokens.
+    MaxTokens,
+    /// The model takes no more.
+    ModelLength,
+    /// The cache is full and nobody is left to make room.
+    Capacity,
+    /// Somebody outside (the detokenizer) found a stop in its text.
+    StopText,
+    /// Its client left.
+    Aborted,
+    /// Something broke.
+    Failed(Fault),
+    /// It was never run.
+    Refused(Refusal),
+}
+
+impl fmt::Display for Finish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StopSequence { .. } => write!(f, "stop_sequence"),
+            Self::Eos => write!(f, "eos"),
+            Self::StopId(id) => write!(f, "stop_{id}"),
+            Self::MaxTokens => write!(f, "max_tokens"),
+            Self::ModelLength => write!(f, "model_length"),
+            Self::Capacity => write!(f, "capacity"),
+            Self::StopText => write!(f, "stop_text"),
+            Self::Aborted => write!(f, "aborted"),
+            Self::Failed(_) => write!(f, "failed"),
+            Self::Refused(_) => write!(f, "refused"),
+        }
+    }
+}

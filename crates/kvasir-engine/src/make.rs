@@ -1,0 +1,170 @@
+//! From the policy's picks to a step: claim, batch, plan.
+
+use crate::{Core, Fault, Finish, Nanos, Reason, world::Pick};
+use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
+use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId};
+
+impl Core {
+    /// Claims slots for the picks and plans the step. A row for which the cache has no room after all is held. False
+    /// if no row is left.
+    pub(crate) fn claim(&mut self, id: StepId, step: &mut Step, now: Nanos) -> bool {
+        while !self.world.picks.is_empty() {
+            self.list_claims();
+            let claimed =
+                self.propose_trees().and_then(|()| self.world.cache.claim(id, &self.world.claim_rows));
+            match claimed {
+                Ok(()) => match self.world.cache.plan(id, &mut step.plan) {
+                    Ok(()) => return true,
+                    Err(_) => {
+                        let cancelled = self.world.cache.cancel(id);
+                        debug_assert!(cancelled.is_ok(), "{cancelled:?}");
+                        self.drop_trees();
+                        self.fail_picks(now);
+                    }
+                },
+                Err(CacheError::Full { needed, available }) => {
+                    self.drop_trees();
+                    self.drop_last_pick(Reason::NoRoom { needed, available }, now);
+                }
+                Err(_) => {
+                    self.drop_trees();
+                    self.fail_picks(now);
+                }
+            }
+        }
+        false
+    }
+
+    fn list_claims(&mut self) {
+        let world = &mut self.world;
+        world.claim_rows.clear();
+        world.claim_rows.extend(world.picks.iter().map(|pick| ClaimRow {
+            seq: world.slab[pick.entry].cache.unwrap_or(SeqId(u64::MAX)),
+            redirected: pick.redirected,
+            tokens: pick.tokens + pick.drafts,
+        }));
+    }
+
+    fn is_tree(&self, pick: &Pick) -> bool {
+        pick.drafts > 0 && !self.world.slab[pick.entry].parents.is_empty()
+    }
+
+    fn propose_trees(&mut self) -> Result<(), CacheError> {
+        for i in 0..self.world.picks.len() {
+            let pick = self.world.picks[i];
+            if !self.is_tree(&pick) {
+                continue;
+            }
+            let sequence = &self.world.slab[pick.entry];
+            self.frontier.clear();
+            self.frontier.push(-1);
+            self.frontier.extend_from_slice(&sequence.parents);
+            if let Some(seq) = sequence.cache {
+                self.world.cache.tree()?.propose(seq, &self.frontier)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what was proposed for a step that is not run.
+    fn drop_trees(&mut self) {
+        for i in 0..self.world.picks.len() {
+            let pick = self.world.picks[i];
+            if self.is_tree(&pick)
+                && let Some(seq) = self.world.slab[pick.entry].cache
+                && let Ok(tree) = self.world.cache.tree()
+                && tree.unsettled(seq).is_ok_and(|nodes| nodes > 0)
+            {
+                let dropped = tree.commit(seq, &[]).map(|_| ());
+                debug_assert!(dropped.is_ok(), "{dropped:?}");
+            }
+        }
+    }
+
+    fn drop_last_pick(&mut self, reason: Reason, now: Nanos) {
+        let world = &mut self.world;
+        let Some(pick) = world.picks.pop() else { return };
+        world.set_promise(pick.entry, pick.promised);
+        world.picked_slots -= pick.slots;
+        world.picked_tokens -= pick.tokens + pick.drafts + pick.redirected;
+        let alone = world.picks.is_empty() && world.in_flight == 0 && world.running.len() == 1;
+        match alone {
+            true => {
+                let first = world.slab[pick.entry].outputs().len() as u32;
+                world.finish(pick.entry, Finish::Capacity, None, first, now);
+                world.sweep();
+            }
+            false => world.hold(pick.entry, reason),
+        }
+    }
+
+    /// The cache refused what it can have no reason to refuse: a defect of ours, which must not take the others along.
+    fn fail_picks(&mut self, now: Nanos) {
+        let world = &mut self.world;
+        while let Some(pick) = world.picks.pop() {
+            world.picked_slots -= pick.slots;
+            let first = world.slab[pick.entry].outputs().len() as u32;
+            world.finish(pick.entry, Finish::Failed(Fault::Internal), None, first, now);
+        }
+        world.sweep();
+    }
+
+    /// Writes the batch of a claimed step and counts it as in flight.
+    pub(crate) fn fill(&mut self, step: &mut Step, spec_steps: u32) {
+        let world = &mut self.world;
+        let batch = &mut step.batch;
+        batch.reset(step.plan.step);
+        batch.spec_steps = spec_steps;
+        step.output.reset();
+        let (mut prefills, mut decodes) = (0, 0);
+        for (i, pick) in world.picks.iter().enumerate() {
+            let sequence = &mut world.slab[pick.entry];
+            let start = batch.tokens.len();
+            let from = (sequence.claimed - pick.redirected) as usize;
+            let to = (sequence.claimed + pick.tokens) as usize;
+            let known = sequence.tokens.len();
+            batch.tokens.extend_from_slice(&sequence.tokens[from.min(known)..to.min(known)]);
+            batch.tokens.extend(std::iter::repeat_n(IN_FLIGHT, to - to.min(known).max(from)));
+            let mut drafts = Drafts { count: pick.drafts, tree: None };
+            if pick.drafts > 0 {
+                batch.tokens.extend_from_slice(&sequence.drafts[..pick.drafts as usize]);
+                if !sequence.parents.is_empty() {
+                    drafts.tree = Some(Span::new(batch.parents.len(), sequence.parents.len()));
+                    batch.parents.extend_from_slice(&sequence.parents);
+                }
+            }
+            let tokens = Span::new(start, batch.tokens.len() - start);
+            let samples = sequence.claimed + pick.tokens == sequence.len();
+            let phase = if sequence.prefilled { Phase::Decode } else { Phase::Prefill };
+            *if sequence.prefilled { &mut decodes } else { &mut prefills } += 1;
+            let context_len = sequence.claimed + pick.tokens + pick.drafts;
+            batch.rows.push(BatchRow {
+                request: sequence.id.0,
+                seq: sequence.cache.unwrap_or(SeqId(u64::MAX)),
+                phase,
+                tokens,
+                cached: sequence.claimed,
+                context_len,
+                last_block_tokens: (context_len - 1) % world.block + 1,
+                sample_from: if samples { pick.redirected + pick.tokens - 1 } else { tokens.len },
+                pool_row: sequence.pool_row.unwrap_or_default(),
+                drafts,
+                sampling: sequence.params.sampling,
+            });
+            sequence.claimed += pick.tokens;
+            sequence.in_flight += u32::from(samples);
+            sequence.steps_in_flight += 1;
+            sequence.prefilled |= samples;
+            sequence.verifying = pick.drafts > 0;
+            if let Some(row) = step.plan.rows.get_mut(i) {
+                row.left_pad_blocks = pick.left_pad_blocks;
+            }
+        }
+        batch.kind = match (prefills, decodes) {
+            (0, _) => StepKind::Decode,
+            (_, 0) => StepKind::Prefill,
+            _ => StepKind::Mixed,
+        };
+        world.in_flight += 1;
+    }
+}

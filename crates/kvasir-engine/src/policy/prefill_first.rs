@@ -1,0 +1,204 @@
+use super::Policy;
+use crate::{Admit, Desk, Feed, Limits, Nanos, Reason, Refusal};
+
+/// Whether prompts may be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunking {
+    /// `--chunked-prefill off`: a prompt runs whole or waits.
+    Off,
+    /// `--chunked-prefill on`: a prompt that does not fit the step is cut.
+    On {
+        /// Most tokens of one prompt per step.
+        cap: Option<u32>,
+    },
+}
+
+/// `--policy prefill-first`: waiting prompts before running sequences, never mixed.
+///
+/// A prompt is admitted only when the cache has room for all of it. A running sequence that finds no room for its next
+/// token sends the one admitted last back to the queue, itself in the end. With a delay factor, newcomers wait until
+/// the oldest of them has waited for that many times as long as the last prefill took.
+#[derive(Debug)]
+pub struct PrefillFirst {
+    chunking: Chunking,
+    delay_factor: f64,
+    /// Start of the last step that held prompts, until the next call sees how long it took.
+    prefill_at: Option<Nanos>,
+    prefill_took: Nanos,
+}
+
+/// What the chunks of one prompt are multiples of, unless blocks are larger.
+const CHUNK_GRAIN: u32 = 64;
+
+/// Tokens of a prompt to feed now: all `left` if they fit the `budget`, else the budget down to a whole number of grains.
+/// None when that is nothing and the step holds something already.
+pub fn prefill_chunk(left: u32, budget: u32, block: u32, chunked: bool, empty: bool) -> Option<u32> {
+    if left <= budget || !chunked {
+        return Some(left);
+    }
+    let grain = block.max(CHUNK_GRAIN);
+    match budget / grain * grain {
+        0 if empty => Some(budget),
+        0 => None,
+        whole => Some(whole),
+    }
+}
+
+impl PrefillFirst {
+    /// The policy; a delay factor of 0 admits at once.
+    pub fn new(chunking: Chunking, delay_factor: f64) -> Self {
+        Self { chunking, delay_factor, prefill_at: None, prefill_took: 0 }
+    }
+
+    /// Whether newcomers may enter in this step.
+    fn gate_is_open(&mut self, desk: &Desk<'_>) -> bool {
+        if let Some(at) = self.prefill_at.take() {
+            self.prefill_took = desk.now().saturating_sub(at);
+        }
+        if self.delay_factor <= 0.0 || desk.running() == 0 {
+            return true;
+        }
+        let arrived = |entry: u32| desk.sequence(entry).timings().arrived;
+        let Some(oldest) = desk.waiting_in_order().map(arrived).min() else { return true };
+        desk.now().saturating_sub(oldest) as f64 > self.delay_factor * self.prefill_took as f64
+    }
+
+    /// Feeds the next chunk of one prompt. False if nobody after it may be fed either.
+    fn feed_prompt(&self, desk: &mut Desk<'_>, entry: u32) -> bool {
+        let left = desk.sequence(entry).to_feed();
+        if left == 0 {
+            return true;
+        }
+        let (chunked, cap) = match self.chunking {
+            Chunking::On { cap } => (true, cap.unwrap_or(u32::MAX)),
+            // What was computed again after a preemption may have outgrown a step.
+            Chunking::Off => (left > desk.limits().max_num_batched_tokens, u32::MAX),
+        };
+        let Some(tokens) =
+            prefill_chunk(left.min(cap), desk.budget(), desk.block_size(), chunked, desk.picked() == 0)
+        else {
+            desk.hold(entry, Reason::Sliver);
+            return false;
+        };
+        match desk.feed(entry, Feed { tokens, ..Feed::default() }) {
+            Ok(()) => true,
+            Err(reason) => {
+                desk.hold(entry, reason);
+                false
+            }
+        }
+    }
+
+    /// Feeds prompts that are under way, then newcomers.
+    fn prefill(&mut self, desk: &mut Desk<'_>) {
+        let open = self.gate_is_open(desk);
+        for i in 0..desk.running() {
+            let Some(entry) = desk.running_at(i) else { break };
+            if desk.sequence(entry).is_prefilling() && !self.feed_prompt(desk, entry) {
+                return;
+            }
+        }
+        if !open {
+            desk.hold_rest_waiting(Reason::Delay);
+            return;
+        }
+        while let Some(entry) = desk.next_waiting() {
+            if self.never_fits(desk, entry) {
+                desk.give_up(entry);
+                continue;
+            }
+            if let Some(reason) = self.no_budget(desk, entry) {
+                desk.hold(entry, reason);
+                return;
+            }
+            let reserve_to = desk.sequence(entry).len();
+            if let Err(reason) = desk.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
+                desk.hold(entry, reason);
+                return;
+            }
+            if !self.feed_prompt(desk, entry) {
+                return;
+            }
+        }
+    }
+
+    /// One that grew while it ran may be larger than the pool by now.
+    fn never_fits(&self, desk: &Desk<'_>, entry: u32) -> bool {
+        let sequence = desk.sequence(entry);
+        sequence.in_flight() == 0 && desk.whole_blocks(sequence.len()) > desk.capacity()
+    }
+
+    /// Why the step has no tokens left for a newcomer, looked up before it is admitted.
+    fn no_budget(&self, desk: &mut Desk<'_>, entry: u32) -> Option<Reason> {
+        if desk.budget() == 0 {
+            return Some(Reason::TokenBudget);
+        }
+        let len = desk.sequence(entry).len();
+        let left = match len <= desk.budget() {
+            true => return None,
+            false => len - desk.lookup(entry).tokens.min(len),
+        };
+        match self.chunking {
+            Chunking::Off if left <= desk.limits().max_num_batched_tokens => {
+                (left > desk.budget()).then_some(Reason::TokenBudget)
+            }
+            Chunking::Off => (desk.picked() > 0).then_some(Reason::TokenBudget),
+            Chunking::On { cap } => {
+                let left = left.min(cap.unwrap_or(u32::MAX));
+                let cut = prefill_chunk(left, desk.budget(), desk.block_size(), true, desk.picked() == 0);
+                cut.is_none().then_some(Reason::Sliver)
+            }
+        }
+    }
+
+    /// Feeds every running sequence its newest token, making room by preemption.
+    fn decode(&self, desk: &mut Desk<'_>) {
+        let mut i = 0;
+        while let Some(entry) = desk.running_at(i) {
+            match desk.decode(entry, 0) {
+                Ok(()) => i += 1,
+                Err(Reason::NoRoom { .. }) => match self.make_room(desk, i) {
+                    Some(true) => {}
+                    Some(false) => return,
+                    None => i += 1,
+                },
+                Err(reason) => {
+                    desk.hold(entry, reason);
+                    i += 1;
+                }
+            }
+        }
+    }
+
+    /// Preempts the one admitted last. True if it was somebody else, so that it is worth trying again; false if it was
+    /// the `i`-th itself; none if nobody can be preempted.
+    fn make_room(&self, desk: &mut Desk<'_>, i: usize) -> Option<bool> {
+        let last = desk.running() - 1;
+        let victim = desk.running_at(last)?;
+        desk.preempt(victim).then_some(last > i)
+    }
+}
+
+impl Policy for PrefillFirst {
+    fn name(&self) -> &'static str {
+        "prefill-first"
+    }
+
+    fn schedule(&mut self, desk: &mut Desk<'_>) {
+        self.prefill(desk);
+        if desk.picked() > 0 {
+            self.prefill_at = Some(desk.now());
+            desk.hold_rest_running(Reason::PrefillFirst);
+        } else {
+            self.decode(desk);
+        }
+    }
+
+    fn accepts(&self, prompt_len: u32, limits: &Limits) -> Result<(), Refusal> {
+        let budget = limits.max_num_batched_tokens;
+        match self.chunking {
+            Chunking::Off if prompt_len > budget => Err(Refusal::OverBudget { tokens: prompt_len, budget }),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+use crate::Sequence;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+};
+
+/// `--order`: who of the waiting is looked at first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// In order of arrival.
+    #[default]
+    Fcfs,
+    /// Higher priority first, then in order of arrival.
+    Priority,
+    /// Deficit round robin over the requests' keys: each key gets the same number of tokens, whatever it asks for.
+    Fair,
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fcfs => "fcfs",
+            Self::Priority => "priority",
+            Self::Fair => "fair",
+        })
+    }
+}
+
+/// Tokens that a key is granted each time the round comes to it.
+const QUANTUM: i64 = 1024;
+
+/// Those who wait, in the order in which they are looked at. Who was preempted goes to the front.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    order: Order,
+    /// Everybody, for `Fcfs` and `Priority`.
+    line: VecDeque<Ticket>,
+    /// Everybody by key, for `Fair`; only keys that somebody waits for.
+    lanes: BTreeMap<u64, Lane>,
+    /// Keys in the order of the round; the first is being served.
+    round: VecDeque<u64>,
+    /// The key that was granted its tokens in this turn.
+    granted: Option<u64>,
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ticket {
+    entry: u32,
+    priority: i32,
+    cost: i64,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    line: VecDeque<Ticket>,
+    deficit: i64,
+}
+
+impl Ticket {
+    fn new(entry: u32, sequence: &Sequence) -> Self {
+        let cost = i64::from(sequence.len()) + i64::from(sequence.outputs_left());
+        Self { entry, priority: sequence.params().priority, cost }
+    }
+}
+
+impl Queue {
+    pub(crate) fn new(order: Order) -> Self {
+        Self {
+            order,
+            line: VecDeque::new(),
+            lanes: BTreeMap::new(),
+            round: VecDeque::new(),
+            granted: None,
+            len: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds a newcomer.
+    pub(crate) fn push(&mut self, entry: u32, sequence: &Sequence) {
+        let ticket = Ticket::new(entry, sequence);
+        self.len += 1;
+        match self.order {
+            Order::Fcfs => self.line.push_back(ticket),
+            Order::Priority => {
+                let at = self.line.partition_point(|other| other.priority >= ticket.priority);
+                self.line.insert(at, ticket);
+            }
+            Order::Fair => {
+                self.lane(sequence.params().key).line.push_back(ticket);
+                self.settle();
+            }
+        }
+    }
+
+    /// Brings back somebody who was preempted.
+    pub(crate) fn push_front(&mut self, entry: u32, sequence: &Sequence) {
+        let ticket = Ticket::new(entry, sequence);
+        self.len += 1;
+        match self.order {
+            Order::Fcfs => self.line.push_front(ticket),
+            Order::Priority => {
+                let at = self.line.partition_point(|other| other.priority > ticket.priority);
+                self.line.insert(at, ticket);
+            }
+            Order::Fair => {
+                let lane = self.lane(sequence.params().key);
+                lane.line.push_front(ticket);
+                lane.deficit += ticket.cost;
+                self.settle();
+            }
+        }
+    }
+
+    /// Who is next.
+    pub(crate) fn front(&self) -> Option<u32> {
+        self.iter().next()
+    }
+
+    /// Everybody, in the order in which they would be looked at if nobody were admitted.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        let deepest = self.lanes.values().map(|lane| lane.line.len()).max().unwrap_or(0);
+        let by_round = (0..deepest).flat_map(move |depth| {
+            self.round.iter().filter_map(move |key| self.lanes.get(key)?.line.get(depth))
+        });
+        self.line.iter().chain(by_round).map(|ticket| ticket.entry)
+    }
+
+    /// Takes somebody out because it is admitted.
+    pub(crate) fn take(&mut self, entry: u32, sequence: &Sequence) -> bool {
+        let key = sequence.params().key;
+        let Some(ticket) = self.pull(entry, key) else { return false };
+        if let Some(lane) = self.lanes.get_mut(&key) {
+            lane.deficit -= ticket.cost;
+        }
+        self.settle();
+        true
+    }
+
+    /// Takes somebody out because it has left.
+    pub(crate) fn remove(&mut self, entry: u32, sequence: &Sequence) -> bool {
+        let found = self.pull(entry, sequence.params().key).is_some();
+        self.settle();
+        found
+    }
+
+    /// Gives a key back what one of its requests was charged for and did not use.
+    pub(crate) fn refund(&mut self, key: u64, tokens: u32) {
+        if let Some(lane) = self.lanes.get_mut(&key) {
+            lane.deficit += i64::from(tokens);
+        }
+    }
+
+    fn lane(&mut self, key: u64) -> &mut Lane {
+        if !self.lanes.contains_key(&key) {
+            self.round.push_back(key);
+        }
+        self.lanes.entry(key).or_default()
+    }
+
+    fn pull(&mut self, entry: u32, key: u64) -> Option<Ticket> {
+        let line = match self.order {
+            Order::Fair => &mut self.lanes.get_mut(&key)?.line,
+            Order::Fcfs | Order::Priority => &mut self.line,
+        };
+        let at = line.iter().position(|ticket| ticket.entry == entry)?;
+        let ticket = line.remove(at)?;
+        self.len -= 1;
+        Some(ticket)
+    }
+
+    /// Drops keys that nobody waits for and turns the round to a key that can pay for its first request.
+    fn settle(&mut self) {
+        let lanes = &mut self.lanes;
+        self.round.retain(|key| lanes.get(key).is_some_and(|lane| !lane.line.is_empty()));
+        lanes.retain(|_, lane| !lane.line.is_empty());
+        let short = |lane: &Lane| lane.line.front().map_or(0, |head| head.cost - lane.deficit);
+        // Whole rounds in which nobody can pay are granted at once.
+        let rounds = lanes.values().map(|lane| (short(lane) - 1).div_euclid(QUANTUM)).min().unwrap_or(0);
+        if rounds > 0 {
+            lanes.values_mut().for_each(|lane| lane.deficit += rounds * QUANTUM);
+        }
+        while let Some(&key) = self.round.front() {
+            let Some(lane) = lanes.get_mut(&key) else { return };
+            if self.granted != Some(key) {
+                self.granted = Some(key);
+                lane.deficit += QUANTUM;
+            }
+            if short(lane) <= 0 {
+                return;
+            }
+            self.round.rotate_left(1);
+            self.granted = None;
+        }
+    }
+}

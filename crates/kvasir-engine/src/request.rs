@@ -1,0 +1,107 @@
+use crate::{Parameter, Refusal};
+use kvasir_kv::Token;
+use kvasir_sample::Sampling;
+use serde::{Deserialize, Serialize};
+
+/// One request inside one core: (table index, use count), so an id is never issued twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RequestId(pub u64);
+
+impl RequestId {
+    pub(crate) fn new(index: u32, use_count: u32) -> Self {
+        Self(u64::from(use_count) << 32 | u64::from(index))
+    }
+
+    /// The entry in the core's table of sequences.
+    pub fn index(self) -> u32 {
+        self.0 as u32
+    }
+
+    pub(crate) fn use_count(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// How long a request may run, what ends it, and who it belongs to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Params {
+    /// Hard cap on output tokens.
+    pub max_tokens: u32,
+    /// Nothing but a cap or an abort ends it before this many outputs.
+    pub min_tokens: u32,
+    /// End-of-sequence tokens and stop ids do not end it.
+    pub ignore_eos: bool,
+    /// End-of-sequence tokens.
+    pub eos: Vec<Token>,
+    /// Further ids that end it.
+    pub stop_ids: Vec<Token>,
+    /// Runs of output tokens that end it.
+    pub stop_sequences: Vec<Vec<Token>>,
+    /// Higher runs first under `--order priority`.
+    pub priority: i32,
+    /// Whose turn it takes under `--order fair`.
+    pub key: u64,
+    /// Keeps the cached prefixes of tenants apart.
+    pub salt: u64,
+    /// Its next step needs the token of the last one on the host (grammar masks): never overlapped with itself.
+    pub serial: bool,
+    /// How to sample.
+    pub sampling: Sampling,
+    /// Added to the logits of single ids.
+    pub bias: Vec<(Token, f32)>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            max_tokens: 64,
+            min_tokens: 0,
+            ignore_eos: false,
+            eos: Vec::new(),
+            stop_ids: Vec::new(),
+            stop_sequences: Vec::new(),
+            priority: 0,
+            key: 0,
+            salt: 0,
+            serial: false,
+            sampling: Sampling::default(),
+            bias: Vec::new(),
+        }
+    }
+}
+
+impl Params {
+    /// Refuses what makes no sense, naming the parameter.
+    pub fn check(&self) -> Result<(), Refusal> {
+        let s = &self.sampling;
+        let in_range = |ok: bool, which: Parameter| match ok {
+            true => Ok(()),
+            false => Err(Refusal::BadParameter(which)),
+        };
+        in_range(s.temperature.is_finite() && s.temperature >= 0.0, Parameter::Temperature)?;
+        in_range(s.top_p > 0.0 && s.top_p <= 1.0, Parameter::TopP)?;
+        in_range((0.0..=1.0).contains(&s.min_p), Parameter::MinP)?;
+        in_range(
+            s.repetition_penalty.is_finite() && s.repetition_penalty > 0.0,
+            Parameter::RepetitionPenalty,
+        )?;
+        in_range(s.presence_penalty.is_finite(), Parameter::PresencePenalty)?;
+        in_range(s.frequency_penalty.is_finite(), Parameter::FrequencyPenalty)?;
+        in_range(self.bias.iter().all(|(_, add)| !add.is_nan()), Parameter::LogitBias)?;
+        in_range(self.stop_sequences.iter().all(|run| !run.is_empty()), Parameter::Stop)?;
+        in_range(self.min_tokens <= self.max_tokens, Parameter::MinTokens)
+    }
+}
+
+/// What somebody asks for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Request {
+    /// The caller's own number for it, kept and given back with every event.
+    pub tag: u64,
+    /// The prompt.
+    pub prompt: Vec<Token>,
+    /// Everything else.
+    pub params: Params,
+}

@@ -1,0 +1,208 @@
+use crate::{Finish, Nanos, Params, RequestId};
+use kvasir_exec::PoolRow;
+use kvasir_kv::{SeqId, Token};
+use serde::{Deserialize, Serialize};
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// In the queue; owns nothing.
+    #[default]
+    Waiting,
+    /// Admitted; owns a sequence in the cache and a place in the token pool.
+    Running,
+    /// Ended; kept only while a step in flight names it.
+    Finished,
+}
+
+/// When what happened to a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timings {
+    /// It was added.
+    pub arrived: Nanos,
+    /// It was first admitted.
+    pub admitted: Option<Nanos>,
+    /// The host saw its first output.
+    pub first_token: Option<Nanos>,
+    /// The host saw its newest output.
+    pub last_token: Option<Nanos>,
+    /// It ended.
+    pub finished: Option<Nanos>,
+}
+
+/// One request's tokens, parameters, status and timings.
+///
+/// Committed tokens, tokens in flight and drafts are kept apart: the token list holds only what the host has seen and
+/// the target has chosen.
+#[derive(Clone, Debug, Default)]
+pub struct Sequence {
+    pub(crate) id: RequestId,
+    pub(crate) tag: u64,
+    /// Prompt, then outputs that the host has seen.
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) prompt_len: u32,
+    pub(crate) params: Params,
+    pub(crate) status: Status,
+    /// Its sequence in the cache while it runs.
+    pub(crate) cache: Option<SeqId>,
+    pub(crate) pool_row: Option<PoolRow>,
+    /// Tokens whose K and V are there for sure: every step that wrote them has come back.
+    pub(crate) computed: u32,
+    /// The same with all steps in flight.
+    pub(crate) claimed: u32,
+    /// Tokens sampled by steps in flight.
+    pub(crate) in_flight: u32,
+    /// Steps in flight that name it.
+    pub(crate) steps_in_flight: u32,
+    /// A step that feeds the end of its known tokens has been scheduled since it was admitted.
+    pub(crate) prefilled: bool,
+    /// The step in flight verifies drafts of it.
+    pub(crate) verifying: bool,
+    /// Drafts for its next decode.
+    pub(crate) drafts: Vec<Token>,
+    /// Their parents when they are a tree; node 0 is the newest committed token.
+    pub(crate) parents: Vec<i32>,
+    /// Length up to which slots were promised at admission.
+    pub(crate) reserve_to: u32,
+    /// Slots promised and not claimed yet.
+    pub(crate) promised: u32,
+    /// Tokens that a step can find by content.
+    pub(crate) published: u32,
+    /// Tokens found in the cache when it was admitted last.
+    pub(crate) hit: u32,
+    /// The same when it was admitted first, which is what its client is told.
+    pub(crate) first_hit: u32,
+    pub(crate) preemptions: u32,
+    /// Outputs it may have before the model's length is reached.
+    pub(crate) room: u32,
+    /// The request whose prompt it shares (fan-out), until that is computed.
+    pub(crate) leader: Option<RequestId>,
+    pub(crate) timings: Timings,
+    pub(crate) finish: Option<Finish>,
+    /// Number of the newest `schedule` call that fed or held it.
+    pub(crate) seen_in: u64,
+    /// Order of arrival; a preempted one keeps it.
+    pub(crate) number: u64,
+}
+
+impl Sequence {
+    /// Its id.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+    /// The caller's own number for it.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+    /// Committed tokens: prompt, then outputs that the host has seen.
+    pub fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
+    /// Its prompt.
+    pub fn prompt(&self) -> &[Token] {
+        self.tokens.get(..self.prompt_len as usize).unwrap_or(&self.tokens)
+    }
+    /// Outputs that the host has seen.
+    pub fn outputs(&self) -> &[Token] {
+        self.tokens.get(self.prompt_len as usize..).unwrap_or(&[])
+    }
+    /// Tokens of the prompt.
+    pub fn prompt_len(&self) -> u32 {
+        self.prompt_len
+    }
+    /// Its parameters.
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+    /// Where it stands.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+    /// Its sequence in the cache while it runs.
+    pub fn cache_id(&self) -> Option<SeqId> {
+        self.cache
+    }
+    /// Its place in the token pool while it runs.
+    pub fn pool_row(&self) -> Option<PoolRow> {
+        self.pool_row
+    }
+    /// Tokens whose K and V are there for sure.
+    pub fn computed(&self) -> u32 {
+        self.computed
+    }
+    /// Tokens whose K and V are there once all steps in flight are done.
+    pub fn claimed(&self) -> u32 {
+        self.claimed
+    }
+    /// Tokens sampled by steps in flight, which the host has not seen.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+    /// Steps in flight that name it.
+    pub fn steps_in_flight(&self) -> u32 {
+        self.steps_in_flight
+    }
+    /// Committed tokens and those in flight.
+    pub fn len(&self) -> u32 {
+        self.tokens.len() as u32 + self.in_flight
+    }
+    /// Never: a prompt has a token.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+    /// Tokens to feed before it can be sampled: those of the prompt (or of everything, after a preemption) that are
+    /// not claimed yet; 1 for a decode.
+    pub fn to_feed(&self) -> u32 {
+        self.len().saturating_sub(self.claimed)
+    }
+    /// Whether its prompt (or everything, after a preemption) is still being fed.
+    pub fn is_prefilling(&self) -> bool {
+        !self.prefilled
+    }
+    /// Drafts for its next decode.
+    pub fn drafts(&self) -> &[Token] {
+        &self.drafts
+    }
+    /// Outputs that it may still have, those in flight counted as had.
+    pub fn outputs_left(&self) -> u32 {
+        let had = self.len().saturating_sub(self.prompt_len);
+        self.params.max_tokens.min(self.room).saturating_sub(had)
+    }
+    /// Length at which it must end. Its last token is never fed.
+    pub fn longest(&self) -> u32 {
+        self.prompt_len + self.params.max_tokens.min(self.room)
+    }
+    /// Slots promised to it and not claimed yet.
+    pub fn promised(&self) -> u32 {
+        self.promised
+    }
+    /// Tokens of it that others can find by content.
+    pub fn published(&self) -> u32 {
+        self.published
+    }
+    /// Tokens found in the cache at its last admission.
+    pub fn hit(&self) -> u32 {
+        self.hit
+    }
+    /// Tokens found in the cache at its first admission.
+    pub fn first_hit(&self) -> u32 {
+        self.first_hit
+    }
+    /// How often it was preempted.
+    pub fn preemptions(&self) -> u32 {
+        self.preemptions
+    }
+    /// When what happened.
+    pub fn timings(&self) -> &Timings {
+        &self.timings
+    }
+    /// Why it ended.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+    /// Order of arrival.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}

@@ -1,0 +1,181 @@
+//! What becomes of a step: its outputs are committed, or it is undone.
+
+use crate::{Core, Fault, Finish, Nanos, Status, stop};
+use kvasir_exec::{BatchRow, Phase, Step, StepError};
+use kvasir_sample::accept;
+
+impl Core {
+    /// Takes in what a step yielded. Steps come back in the order in which they were made.
+    pub fn postprocess(&mut self, step: &Step, result: &Result<(), StepError>, now: Nanos) {
+        self.world.in_flight = self.world.in_flight.saturating_sub(1);
+        let retired = self.world.cache.retire(step.batch.step);
+        debug_assert!(retired.is_ok(), "{retired:?}");
+        for (i, row) in step.batch.rows.iter().enumerate() {
+            let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) else { continue };
+            let sequence = &mut self.world.slab[entry];
+            sequence.steps_in_flight -= 1;
+            if sequence.status == Status::Finished {
+                self.world.release_row(entry);
+                self.world.bury(entry);
+                continue;
+            }
+            sequence.in_flight -= u32::from(row.samples());
+            match result {
+                Ok(()) => self.settle_row(entry, i, row, step, now),
+                Err(error) => self.fail_row(entry, row, error, now),
+            }
+            self.world.release_row(entry);
+        }
+        self.world.sweep_if_marked();
+    }
+
+    fn fail_row(&mut self, entry: u32, row: &BatchRow, error: &StepError, now: Nanos) {
+        let sequence = &mut self.world.slab[entry];
+        sequence.verifying = false;
+        // One that was preempted meanwhile lost nothing: it computes everything again anyway.
+        if sequence.cache == Some(row.seq) {
+            let fault = match error {
+                StepError::Failed(_) => Fault::Step,
+                StepError::OutOfMemory(_) => Fault::OutOfMemory,
+                StepError::Lost(_) => Fault::DeviceLost,
+            };
+            let first = sequence.outputs().len() as u32;
+            self.world.finish(entry, Finish::Failed(fault), None, first, now);
+        }
+    }
+
+    fn settle_row(&mut self, entry: u32, i: usize, row: &BatchRow, step: &Step, now: Nanos) {
+        let sequence = &mut self.world.slab[entry];
+        let owns = sequence.cache == Some(row.seq);
+        if owns {
+            sequence.computed = sequence.computed.max(row.context_len - row.drafts.count);
+        }
+        let milestone = row.samples() && row.phase == Phase::Prefill;
+        if !row.samples() {
+            self.world.publish(entry, false);
+            return;
+        }
+        let span = step.output.rows.get(i).map(|out| out.tokens).unwrap_or_default();
+        let sampled = step.output.tokens.get(span.range()).unwrap_or(&[]);
+        let first = sequence.outputs().len();
+        if sampled.is_empty() || sampled.len() != (row.tokens.len - row.sample_from) as usize {
+            self.world.finish(entry, Finish::Failed(Fault::Internal), None, first as u32, now);
+            return;
+        }
+        if row.drafts.count == 0 {
+            sequence.tokens.push(sampled[0]);
+        } else if !self.verify(entry, row, step, sampled, owns) {
+            self.world.finish(entry, Finish::Failed(Fault::Internal), None, first as u32, now);
+            return;
+        }
+        self.commit_outputs(entry, first, step, span.start, now);
+        self.world.publish(entry, milestone);
+    }
+
+    /// Accepts what drafts were right, commits their tokens and the one after them, and drops the rest from the cache.
+    fn verify(&mut self, entry: u32, row: &BatchRow, step: &Step, sampled: &[u32], owns: bool) -> bool {
+        let count = row.drafts.count as usize;
+        let fed = step.batch.tokens.get(row.tokens.range()).unwrap_or(&[]);
+        let drafts = fed.get(fed.len().saturating_sub(count)..).unwrap_or(&[]);
+        let parents = row.drafts.tree.and_then(|span| step.batch.parents.get(span.range()));
+        self.accepted.clear();
+        match parents {
+            None => accept::chain(drafts, sampled, &mut self.accepted),
+            Some(parents) => accept::tree(drafts, parents, sampled, &mut self.accepted),
+        }
+        self.stats.count(parents.map_or(count, crate::draft::depth), self.accepted.len());
+        let world = &mut self.world;
+        let sequence = &mut world.slab[entry];
+        sequence.verifying = false;
+        sequence.drafts.clear();
+        sequence.parents.clear();
+        // Node 0 is the newest committed token; what was sampled there comes first.
+        let nodes = std::iter::once(&0).chain(&self.accepted);
+        sequence.tokens.extend(nodes.filter_map(|node| sampled.get(*node as usize)));
+        if !owns {
+            return true;
+        }
+        let right = self.accepted.len() as u32;
+        let length = row.context_len - row.drafts.count + right;
+        sequence.claimed = length;
+        sequence.computed = length;
+        let settled = match parents {
+            None if (right as usize) < count => {
+                world.cache.rewind().and_then(|face| face.rewind_to(row.seq, length))
+            }
+            None => Ok(()),
+            Some(_) => {
+                self.accepted.insert(0, 0);
+                world.cache.tree().and_then(|face| face.commit(row.seq, &self.accepted).map(|_| ()))
+            }
+        };
+        world.renew_promise(entry);
+        settled.is_ok()
+    }
+
+    /// Applies the stop rule to the outputs from `first` on and tells the client.
+    fn commit_outputs(&mut self, entry: u32, first: usize, step: &Step, at: u32, now: Nanos) {
+        let world = &mut self.world;
+        let sequence = &mut world.slab[entry];
+        let outputs = sequence.tokens.get(sequence.prompt_len as usize..).unwrap_or(&[]);
+        let stop = stop::find(outputs, first, &sequence.params, sequence.room);
+        let kept = stop.map_or(outputs.len(), |stop| stop.keep);
+        sequence.tokens.truncate(sequence.prompt_len as usize + kept);
+        if kept > first {
+            sequence.timings.first_token.get_or_insert(now);
+            sequence.timings.last_token = Some(now);
+        }
+        if sequence.params.sampling.logprobs.is_some() {
+            let said = step.output.logprobs.get(at as usize..).unwrap_or(&[]);
+            let base = world.outbox.tokens.len() as u32;
+            let said = said.iter().take(kept.saturating_sub(first)).zip(base..);
+            world.outbox.logprobs.extend(said.filter_map(|(one, index)| Some((index, one.clone()?))));
+        }
+        match stop {
+            Some(stop) => world.finish(entry, stop.finish, Some(step.batch.step), first as u32, now),
+            None => {
+                let new = &sequence.tokens[sequence.prompt_len as usize + first..];
+                world.outbox.push(sequence.id, sequence.tag, Some(step.batch.step), first as u32, new, None);
+            }
+        }
+    }
+
+    /// Undoes the newest step, which was not run: everything is as if it had not been made, admissions apart.
+    pub fn cancel(&mut self, step: &Step) {
+        let cancelled = self.world.cache.cancel(step.batch.step);
+        debug_assert!(cancelled.is_ok(), "{cancelled:?}");
+        self.world.in_flight = self.world.in_flight.saturating_sub(1);
+        for row in step.batch.rows.iter().rev() {
+            let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) else { continue };
+            let sequence = &mut self.world.slab[entry];
+            sequence.steps_in_flight -= 1;
+            sequence.in_flight -= u32::from(row.samples());
+            sequence.verifying = false;
+            if sequence.cache == Some(row.seq) {
+                sequence.claimed = row.cached;
+                sequence.prefilled = row.phase == Phase::Decode;
+                if row.drafts.tree.is_some()
+                    && let Ok(tree) = self.world.cache.tree()
+                    && tree.unsettled(row.seq).is_ok_and(|nodes| nodes > 0)
+                {
+                    let dropped = tree.commit(row.seq, &[]).map(|_| ());
+                    debug_assert!(dropped.is_ok(), "{dropped:?}");
+                }
+                self.world.renew_promise(entry);
+            }
+            self.world.release_row(entry);
+            self.world.bury(entry);
+        }
+    }
+
+    /// Undoes the newest step, which the executor did not take, and fails the sequences in it.
+    pub fn reject(&mut self, step: &Step, error: &StepError, now: Nanos) {
+        self.cancel(step);
+        for row in &step.batch.rows {
+            if let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) {
+                self.fail_row(entry, row, error, now);
+            }
+        }
+        self.world.sweep();
+    }
+}

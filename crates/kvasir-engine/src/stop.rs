@@ -1,0 +1,107 @@
+use crate::{Finish, Params};
+use kvasir_kv::Token;
+
+/// Where a completion ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stop {
+    /// Outputs that are kept.
+    pub(crate) keep: usize,
+    /// Why it ends there.
+    pub(crate) finish: Finish,
+}
+
+/// The first of `outputs` from index `first` on that ends the completion. The earliest position wins; at one position
+/// stop sequence, end of sequence, stop id, token limit, model length, in this order. `room` is the number of outputs the model has length for.
+pub(crate) fn find(outputs: &[Token], first: usize, params: &Params, room: u32) -> Option<Stop> {
+    let cap = params.max_tokens.min(room) as usize;
+    if cap == 0 {
+        return Some(Stop { keep: 0, finish: limit(0, params) });
+    }
+    (first..outputs.len()).find_map(|i| {
+        let keep = i + 1;
+        let stopped = match i >= params.min_tokens as usize {
+            true => by_token(&outputs[..keep], params),
+            false => None,
+        };
+        let finish = stopped.or_else(|| (keep >= cap).then(|| limit(keep, params)));
+        finish.map(|finish| Stop { keep, finish })
+    })
+}
+
+fn limit(keep: usize, params: &Params) -> Finish {
+    match keep >= params.max_tokens as usize {
+        true => Finish::MaxTokens,
+        false => Finish::ModelLength,
+    }
+}
+
+/// What the last of `outputs` ends, limits apart.
+fn by_token(outputs: &[Token], params: &Params) -> Option<Finish> {
+    let last = *outputs.last()?;
+    if let Some(index) = params.stop_sequences.iter().position(|run| outputs.ends_with(run)) {
+        return Some(Finish::StopSequence { index: index as u32 });
+    }
+    if params.ignore_eos {
+        return None;
+    }
+    if params.eos.contains(&last) {
+        return Some(Finish::Eos);
+    }
+    params.stop_ids.contains(&last).then_some(Finish::StopId(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params() -> Params {
+        Params { eos: vec![2], max_tokens: 5, ..Params::default() }
+    }
+
+    fn at(outputs: &[Token], first: usize, params: &Params, room: u32) -> Option<(usize, String)> {
+        find(outputs, first, params, room).map(|stop| (stop.keep, stop.finish.to_string()))
+    }
+
+    #[test]
+    fn the_earliest_position_wins_and_priority_breaks_ties() {
+        let mut p = params();
+        p.stop_sequences = vec![vec![7, 8]];
+        p.stop_ids = vec![9, 2];
+        assert_eq!(at(&[2, 7, 8], 0, &p, 99), Some((1, "eos".into())));
+        assert_eq!(at(&[7, 8, 2], 0, &p, 99), Some((2, "stop_sequence".into())));
+        p.stop_sequences = vec![vec![5, 2]];
+        assert_eq!(at(&[5, 2], 0, &p, 99), Some((2, "stop_sequence".into())));
+        assert_eq!(at(&[6, 2], 0, &p, 99), Some((2, "eos".into())));
+        assert_eq!(at(&[6, 9], 0, &p, 99), Some((2, "stop_9".into())));
+    }
+
+    #[test]
+    fn limits_are_hard_and_come_last() {
+        let mut p = params();
+        assert_eq!(at(&[4, 4, 4, 4, 4, 4, 4], 3, &p, 99), Some((5, "max_tokens".into())));
+        assert_eq!(at(&[4, 4, 4], 0, &p, 3), Some((3, "model_length".into())));
+        assert_eq!(at(&[4, 4, 4, 4, 2], 4, &p, 99), Some((5, "eos".into())));
+        assert_eq!(at(&[4, 4, 4, 4, 4], 0, &p, 5), Some((5, "max_tokens".into())));
+        p.max_tokens = 0;
+        assert_eq!(at(&[4], 0, &p, 99), Some((0, "max_tokens".into())));
+    }
+
+    #[test]
+    fn ignore_eos_leaves_stop_sequences_and_min_tokens_leaves_limits() {
+        let mut p = params();
+        p.ignore_eos = true;
+        p.stop_ids = vec![9];
+        p.stop_sequences = vec![vec![3]];
+        assert_eq!(at(&[2, 9, 3], 0, &p, 99), Some((3, "stop_sequence".into())));
+        p.min_tokens = 5;
+        assert_eq!(at(&[2, 9, 3, 3, 3], 0, &p, 99), Some((5, "max_tokens".into())));
+    }
+
+    #[test]
+    fn a_stop_sequence_may_begin_in_an_earlier_step_but_never_in_the_prompt() {
+        let mut p = params();
+        p.stop_sequences = vec![vec![7, 8]];
+        assert_eq!(at(&[7, 8], 1, &p, 99), Some((2, "stop_sequence".into())));
+        assert_eq!(at(&[8], 0, &p, 99), None);
+    }
+}

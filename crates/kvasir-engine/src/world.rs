@@ -1,0 +1,224 @@
+use crate::{
+    Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, Status, StepRecord, Summary,
+    queue::Queue, slab::Slab,
+};
+use kvasir_exec::{PoolRow, SequenceSpec};
+use kvasir_kv::{Cache, ClaimRow, StepId};
+
+/// A row that the policy has put into the step being made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pick {
+    pub(crate) entry: u32,
+    /// Tokens fed again although they are there.
+    pub(crate) redirected: u32,
+    /// Known tokens fed, drafts not counted.
+    pub(crate) tokens: u32,
+    pub(crate) drafts: u32,
+    pub(crate) left_pad_blocks: u32,
+    pub(crate) slots: u32,
+    /// What the sequence was promised before.
+    pub(crate) promised: u32,
+}
+
+/// Everything that a core owns beside its policy.
+pub(crate) struct World {
+    pub(crate) limits: Limits,
+    pub(crate) cache: Box<dyn Cache>,
+    pub(crate) block: u32,
+    pub(crate) has_prefix: bool,
+    pub(crate) publish_at: PublishAt,
+    pub(crate) slab: Slab,
+    pub(crate) queue: Queue,
+    /// In order of admission.
+    pub(crate) running: Vec<u32>,
+    pub(crate) free_rows: Vec<PoolRow>,
+    pub(crate) picks: Vec<Pick>,
+    pub(crate) picked_tokens: u32,
+    /// Slots that `picks` will claim.
+    pub(crate) picked_slots: u32,
+    /// Slots promised to running sequences and not claimed.
+    pub(crate) promised: u32,
+    pub(crate) record: StepRecord,
+    pub(crate) outbox: Outbox,
+    pub(crate) binds: Vec<(PoolRow, SequenceSpec)>,
+    pub(crate) claim_rows: Vec<ClaimRow>,
+    /// Steps scheduled and not come back.
+    pub(crate) in_flight: u32,
+    /// A running request has ended and is still listed.
+    pub(crate) unswept: bool,
+    /// Number of this `schedule` call.
+    pub(crate) round: u64,
+}
+
+impl World {
+    /// Slots of whole blocks that `tokens` take.
+    pub(crate) fn whole_blocks(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.block).saturating_mul(self.block)
+    }
+
+    /// Slots that can be had now and are neither picked for this step nor promised to anybody.
+    pub(crate) fn unpromised(&self) -> u32 {
+        self.cache.room().available().saturating_sub(self.picked_slots).saturating_sub(self.promised)
+    }
+
+    pub(crate) fn hold(&mut self, entry: u32, reason: Reason) {
+        let round = self.round;
+        let sequence = &mut self.slab[entry];
+        sequence.seen_in = round;
+        self.record.held.push(Held { request: sequence.id, reason });
+    }
+
+    /// Slots that `entry` still has a promise of; adjusts the sum.
+    pub(crate) fn set_promise(&mut self, entry: u32, slots: u32) {
+        let sequence = &mut self.slab[entry];
+        self.promised = self.promised + slots - sequence.promised;
+        sequence.promised = slots;
+    }
+
+    /// Sets the promise to what is missing between what is claimed and what was reserved at admission.
+    pub(crate) fn renew_promise(&mut self, entry: u32) {
+        let sequence = &self.slab[entry];
+        let (upto, have) = (self.whole_blocks(sequence.reserve_to), self.whole_blocks(sequence.claimed));
+        self.set_promise(entry, upto.saturating_sub(have));
+    }
+
+    /// Makes what `entry` has computed findable, as far as the policy wants it now.
+    pub(crate) fn publish(&mut self, entry: u32, milestone: bool) {
+        let sequence = &mut self.slab[entry];
+        let whole = sequence.computed / self.block * self.block;
+        let wanted = match self.publish_at {
+            PublishAt::EveryBlock => true,
+            PublishAt::Milestones => milestone,
+        };
+        let Some(seq) = sequence.cache else { return };
+        if !self.has_prefix || !wanted || whole <= sequence.published {
+            return;
+        }
+        let computed = sequence.computed.min(sequence.tokens.len() as u32);
+        if let Ok(prefix) = self.cache.prefix()
+            && prefix.publish(seq, &sequence.tokens, computed).is_ok()
+        {
+            sequence.published = whole;
+        }
+    }
+
+    /// Gives back everything that `entry` holds in the cache; what steps in flight name stays until they are done.
+    pub(crate) fn release_cache(&mut self, entry: u32) {
+        self.set_promise(entry, 0);
+        let sequence = &mut self.slab[entry];
+        sequence.claimed = 0;
+        sequence.computed = 0;
+        sequence.published = 0;
+        sequence.hit = 0;
+        sequence.prefilled = false;
+        sequence.drafts.clear();
+        sequence.parents.clear();
+        if let Some(seq) = sequence.cache.take() {
+            // The id is ours and open, so the cache has nothing to refuse.
+            let closed = self.cache.close(seq);
+            debug_assert!(closed.is_ok(), "{closed:?}");
+        }
+        self.release_row(entry);
+    }
+
+    /// Gives the place in the token pool back once no step in flight names it.
+    pub(crate) fn release_row(&mut self, entry: u32) {
+        let sequence = &mut self.slab[entry];
+        if sequence.steps_in_flight == 0
+            && sequence.status != Status::Running
+            && let Some(row) = sequence.pool_row.take()
+        {
+            self.free_rows.push(row);
+        }
+    }
+
+    /// Sends a running sequence back to the front of the queue. Its tokens stay, those in flight included.
+    pub(crate) fn preempt(&mut self, entry: u32) {
+        self.publish(entry, true);
+        let sequence = &mut self.slab[entry];
+        sequence.status = Status::Waiting;
+        sequence.preemptions += 1;
+        self.record.preempted.push(sequence.id);
+        self.release_cache(entry);
+        self.running.retain(|other| *other != entry);
+        self.queue.push_front(entry, &self.slab[entry]);
+    }
+
+    /// Tells the client of a request that never entered the queue.
+    pub(crate) fn refuse(&mut self, entry: u32, refusal: Refusal, now: Nanos) {
+        let finish = Finish::Refused(refusal);
+        let sequence = &mut self.slab[entry];
+        sequence.timings.finished = Some(now);
+        self.outbox.push(sequence.id, sequence.tag, None, 0, &[], Some(finish));
+        self.outbox.ended.push(Summary::of(sequence, finish));
+        self.slab.remove(entry);
+    }
+
+    /// Ends a request. Its outputs from `first` on go out with the event. Takes it out of the queue; the caller sweeps
+    /// [`World::running`].
+    pub(crate) fn finish(
+        &mut self,
+        entry: u32,
+        finish: Finish,
+        step: Option<StepId>,
+        first: u32,
+        now: Nanos,
+    ) {
+        let sequence = &mut self.slab[entry];
+        let was = sequence.status;
+        if was == Status::Finished {
+            return;
+        }
+        sequence.finish = Some(finish);
+        sequence.timings.finished = Some(now);
+        let outputs = sequence.tokens.get(sequence.prompt_len as usize..).unwrap_or(&[]);
+        let new = outputs.get(first as usize..).unwrap_or(&[]);
+        self.outbox.push(sequence.id, sequence.tag, step, first, new, Some(finish));
+        self.outbox.ended.push(Summary::of(sequence, finish));
+        let (key, unused) = (sequence.params.key, sequence.outputs_left());
+        if was == Status::Waiting {
+            self.queue.remove(entry, &self.slab[entry]);
+        } else {
+            self.queue.refund(key, unused);
+            self.unswept = true;
+        }
+        if !matches!(finish, Finish::Failed(_)) {
+            self.publish(entry, true);
+        }
+        self.slab[entry].status = Status::Finished;
+        self.release_cache(entry);
+        self.bury(entry);
+    }
+
+    /// Forgets an ended request once no step in flight names it.
+    pub(crate) fn bury(&mut self, entry: u32) {
+        let sequence = &self.slab[entry];
+        if sequence.status == Status::Finished && sequence.steps_in_flight == 0 {
+            self.slab.remove(entry);
+        }
+    }
+
+    /// Sweeps if a running request has ended since the last time.
+    pub(crate) fn sweep_if_marked(&mut self) {
+        if self.unswept {
+            self.sweep();
+        }
+    }
+
+    /// Takes everybody who has ended off the running list. Entries of the buried are vacant, not running.
+    pub(crate) fn sweep(&mut self) {
+        self.unswept = false;
+        let slab = &self.slab;
+        self.running.retain(|entry| slab[*entry].status == Status::Running);
+    }
+
+    /// Ends everybody because the executor is gone.
+    pub(crate) fn fail_all(&mut self, fault: Fault, now: Nanos) {
+        let all: Vec<u32> = self.slab.iter().map(|(entry, _)| entry).collect();
+        for entry in all {
+            let first = self.slab[entry].outputs().len() as u32;
+            self.finish(entry, Finish::Failed(fault), None, first, now);
+        }
+        self.sweep();
+    }
+}
