@@ -16,6 +16,7 @@ mod policy;
 mod queue;
 mod reason;
 mod record;
+pub mod rectangular;
 mod request;
 mod sequence;
 mod settle;

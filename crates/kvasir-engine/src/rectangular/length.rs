@@ -1,0 +1,43 @@
+use super::{Decoder, Newcomer};
+
+/// Whether everybody's remaining tokens fit in front of the model's length if the newcomer joins now (rule set
+/// `document`). `tkv` is that of the step before.
+pub fn length_allows(
+    max_model_len: u32,
+    block: u32,
+    tkv: u32,
+    new: Newcomer,
+    mut decoders: impl Iterator<Item = Decoder>,
+) -> bool {
+    let block = block.max(1);
+    let base = tkv.max(new.prompt) / block * block;
+    let fits = |computed: u32, left: u32| {
+        let at = u64::from(base) + u64::from(computed % block);
+        at + u64::from(left) <= u64::from(max_model_len)
+    };
+    fits(new.prompt, new.left) && decoders.all(|d| fits(d.computed, d.left))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newcomer_and_every_decoder_must_fit() {
+        let new = Newcomer { prompt: 111, left: 16 };
+        let one = |computed, left| std::iter::once(Decoder { computed, left });
+        assert!(length_allows(128, 64, 111, new, std::iter::empty()));
+        assert!(length_allows(127, 64, 111, new, std::iter::empty()));
+        assert!(!length_allows(126, 64, 111, new, std::iter::empty()));
+        // A decoder at offset 61 of the block that the newcomer pushes it to has room for three more.
+        assert!(length_allows(128, 64, 61, new, one(61, 3)));
+        assert!(!length_allows(128, 64, 61, new, one(61, 4)));
+    }
+
+    #[test]
+    fn a_long_batch_pushes_a_short_newcomer() {
+        let new = Newcomer { prompt: 10, left: 99 };
+        assert!(length_allows(512, 64, 410, new, std::iter::empty()));
+        assert!(!length_allows(512, 64, 450, new, std::iter::empty()), "448 + 10 + 99 > 512");
+    }
+}

@@ -1,0 +1,18 @@
+//! The arithmetic of static-shape scheduling: prompts padded to chunks, decode batches padded to rectangles, and the
+//! tests that keep a rectangle's volume below a limit. Pure functions; the policy that uses them is a file of its own.
+
+mod hit;
+mod length;
+mod prefill;
+mod rectangle;
+mod rotation;
+mod rules;
+mod volume;
+
+pub use hit::HitPlan;
+pub use length::length_allows;
+pub use prefill::PrefillShape;
+pub use rectangle::Rectangle;
+pub use rotation::{Turn, rotate};
+pub use rules::Rules;
+pub use volume::{Decoder, Newcomer, volume_allows};

@@ -1,0 +1,106 @@
+use std::ops::Range;
+
+/// How a prompt is padded to whole chunks: whole dummy blocks on the left, room up to the end of the last block on the
+/// right. So a block always holds the same tokens whatever surrounds it, and no block on the right is empty.
+///
+/// Positions of *tokens* count from the prompt's first; *padded* positions count from the first dummy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillShape {
+    prompt: u32,
+    block: u32,
+    chunk: u32,
+}
+
+impl PrefillShape {
+    /// For a prompt of at least one token; the chunk is a multiple of the block.
+    pub fn new(prompt: u32, block: u32, chunk: u32) -> Self {
+        let block = block.max(1);
+        let chunk = (chunk / block).max(1) * block;
+        Self { prompt: prompt.max(1), block, chunk }
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt(self) -> u32 {
+        self.prompt
+    }
+
+    /// Positions of a chunk.
+    pub fn chunk(self) -> u32 {
+        self.chunk
+    }
+
+    /// Number of chunks.
+    pub fn chunks(self) -> u32 {
+        self.prompt.div_ceil(self.chunk)
+    }
+
+    /// Dummy positions on the left: whole blocks, less than a chunk.
+    pub fn left(self) -> u32 {
+        self.chunks() * self.chunk - self.prompt.div_ceil(self.block) * self.block
+    }
+
+    /// Dummy blocks on the left.
+    pub fn left_blocks(self) -> u32 {
+        self.left() / self.block
+    }
+
+    /// Positions behind the prompt's last token in its last block.
+    pub fn right(self) -> u32 {
+        self.prompt.div_ceil(self.block) * self.block - self.prompt
+    }
+
+    /// Tokens of the prompt in chunk `i`.
+    pub fn tokens(self, i: u32) -> Range<u32> {
+        let from = (i * self.chunk).saturating_sub(self.left());
+        let to = ((i + 1) * self.chunk).saturating_sub(self.left()).min(self.prompt);
+        from.min(to)..to
+    }
+
+    /// The chunk that comes next when the first `computed` tokens are done.
+    pub fn chunk_after(self, computed: u32) -> u32 {
+        (self.left() + computed) / self.chunk
+    }
+
+    /// Whether chunk `i` is the last, which yields the first output.
+    pub fn is_last(self, i: u32) -> bool {
+        i + 1 == self.chunks()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documents_two_prompts() {
+        let short = PrefillShape::new(15, 64, 128);
+        assert_eq!((short.chunks(), short.left(), short.right()), (1, 64, 49));
+        assert_eq!(short.tokens(0), 0..15);
+        let long = PrefillShape::new(302, 64, 128);
+        assert_eq!((long.chunks(), long.left(), long.right()), (3, 64, 18));
+        assert_eq!((0..3).map(|i| long.tokens(i)).collect::<Vec<_>>(), [0..64, 64..192, 192..302]);
+    }
+
+    #[test]
+    fn chunks_partition_every_prompt_and_padding_is_less_than_a_chunk() {
+        for (block, blocks_per_chunk) in [(1, 1), (1, 5), (4, 1), (4, 3), (16, 4), (64, 2)] {
+            let chunk = block * blocks_per_chunk;
+            for prompt in 1..=5 * chunk + 1 {
+                let shape = PrefillShape::new(prompt, block, chunk);
+                let mut done = 0;
+                for i in 0..shape.chunks() {
+                    let tokens = shape.tokens(i);
+                    assert_eq!(tokens.start, done, "{shape:?} chunk {i}");
+                    assert!(!tokens.is_empty() && tokens.len() as u32 <= chunk);
+                    assert_eq!(shape.chunk_after(done), i);
+                    assert_eq!(tokens.start % block, 0);
+                    done = tokens.end;
+                }
+                assert_eq!(done, prompt);
+                assert!(shape.left() < chunk && shape.left().is_multiple_of(block) && shape.right() < block);
+                assert_eq!(shape.left() + prompt + shape.right(), shape.chunks() * chunk);
+                assert!(shape.is_last(shape.chunks() - 1));
+            }
+        }
+    }
+}

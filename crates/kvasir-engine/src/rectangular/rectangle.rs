@@ -1,0 +1,95 @@
+/// The shape of a decode step: every row has as many blocks as the longest, shorter ones get dummy blocks on the left.
+///
+/// A row with `computed` tokens writes its next one, so it needs `computed / block + 1` blocks. Its *tkv* is the padded
+/// position behind the token being written; all rows' tkv lie in the last block. The shape is made anew for every step, so
+/// padding is always minimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rectangle {
+    block: u32,
+    rows: u32,
+    width: u32,
+    offset: u32,
+}
+
+impl Rectangle {
+    /// Without rows.
+    pub fn new(block: u32) -> Self {
+        Self { block: block.max(1), rows: 0, width: 0, offset: 0 }
+    }
+
+    /// With one row more.
+    pub fn with(self, computed: u32) -> Self {
+        Self {
+            rows: self.rows + 1,
+            width: self.width.max(computed / self.block + 1),
+            offset: self.offset.max(computed % self.block + 1),
+            ..self
+        }
+    }
+
+    /// Of all these rows.
+    pub fn of(block: u32, computed: impl IntoIterator<Item = u32>) -> Self {
+        computed.into_iter().fold(Self::new(block), Self::with)
+    }
+
+    /// Number of rows.
+    pub fn rows(self) -> u32 {
+        self.rows
+    }
+
+    /// Blocks of every row.
+    pub fn width(self) -> u32 {
+        self.width
+    }
+
+    /// Dummy blocks on the left of a row.
+    pub fn left_blocks(self, computed: u32) -> u32 {
+        self.width.saturating_sub(computed / self.block + 1)
+    }
+
+    /// A row's tkv.
+    pub fn row_tkv(self, computed: u32) -> u32 {
+        self.left_blocks(computed) * self.block + computed + 1
+    }
+
+    /// The largest tkv; 0 without rows.
+    pub fn tkv(self) -> u32 {
+        self.width.saturating_sub(1) * self.block + self.offset
+    }
+
+    /// Rows times the largest tkv.
+    pub fn volume(self) -> u64 {
+        u64::from(self.rows) * u64::from(self.tkv())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_tkv_is_the_maximum_over_rows() {
+        for block in [1, 4, 64] {
+            for seed in 0..500u32 {
+                let rows: Vec<u32> = (0..seed % 7 + 1).map(|i| (seed * 7919 + i * 104_729) % 300).collect();
+                let shape = Rectangle::of(block, rows.iter().copied());
+                assert_eq!(Some(shape.tkv()), rows.iter().map(|k| shape.row_tkv(*k)).max());
+                for k in rows {
+                    assert_eq!(shape.row_tkv(k).div_ceil(block), shape.width(), "all in the last block");
+                    assert_eq!(shape.left_blocks(k) + (k + 1).div_ceil(block), shape.width());
+                }
+            }
+        }
+        assert_eq!((Rectangle::new(64).tkv(), Rectangle::new(64).volume()), (0, 0));
+    }
+
+    #[test]
+    fn a_row_that_gains_a_block_jumps() {
+        let before = Rectangle::of(64, [63, 116]);
+        assert_eq!((before.row_tkv(63), before.tkv()), (128, 128));
+        let after = Rectangle::of(64, [64, 117]);
+        assert_eq!((after.row_tkv(64), after.left_blocks(64), after.tkv()), (65, 0, 118), "back by a block");
+        let longest = Rectangle::of(64, [128, 10]);
+        assert_eq!((longest.left_blocks(10), longest.row_tkv(10)), (2, 139), "forward by a block");
+    }
+}

@@ -1,0 +1,85 @@
+use super::Rectangle;
+
+/// A request that may decode in this step, paused or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Who.
+    pub entry: u32,
+    /// Tokens whose K and V are there.
+    pub computed: u32,
+    /// Decode steps it has had.
+    pub decoded: u32,
+    /// Steps in a row that it was left out.
+    pub starved: u32,
+    /// Whether the step is its. Set by [`rotate`].
+    pub keep: bool,
+}
+
+/// Chooses who decodes when not all fit the volume limit. Whoever was left out longest goes first, then who has decoded
+/// least (or most, with `long_first`); the rest fill up greedily. Returns the shape of those kept.
+///
+/// `turns` are the paused in their order, then the decoding ones in theirs; they are sorted by turn.
+pub fn rotate(turns: &mut [Turn], block: u32, limit: u64, long_first: bool) -> Rectangle {
+    match long_first {
+        true => turns.sort_by_key(|t| std::cmp::Reverse((t.starved, t.decoded))),
+        false => turns.sort_by_key(|t| (std::cmp::Reverse(t.starved), t.decoded)),
+    }
+    let mut shape = Rectangle::new(block);
+    for turn in turns {
+        let larger = shape.with(turn.computed);
+        turn.keep = larger.volume() <= limit;
+        turn.starved = if turn.keep { 0 } else { turn.starved + 1 };
+        shape = if turn.keep { larger } else { shape };
+    }
+    shape
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn(entry: u32, computed: u32, decoded: u32) -> Turn {
+        Turn { entry, computed, decoded, starved: 0, keep: false }
+    }
+
+    fn kept(turns: &[Turn]) -> Vec<u32> {
+        turns.iter().filter(|t| t.keep).map(|t| t.entry).collect()
+    }
+
+    #[test]
+    fn everybody_gets_a_turn() {
+        let mut turns = [turn(3, 90, 0), turn(2, 61, 1), turn(1, 52, 2), turn(0, 33, 3)];
+        let mut had = [0; 4];
+        for _ in 0..40 {
+            let shape = rotate(&mut turns, 64, 300, false);
+            assert!(shape.volume() <= 300 && shape.rows() > 0);
+            for t in turns.iter_mut().filter(|t| t.keep) {
+                had[t.entry as usize] += 1;
+                t.decoded += 1;
+                assert!(t.starved == 0);
+            }
+        }
+        assert!(had.iter().all(|n| *n >= 10), "{had:?}");
+    }
+
+    #[test]
+    fn ties_go_to_the_shortest_or_the_longest_output() {
+        let mut turns = [turn(3, 90, 0), turn(2, 61, 1), turn(1, 52, 2), turn(0, 33, 3)];
+        assert_eq!(rotate(&mut turns, 64, 300, false).tkv(), 126);
+        assert_eq!(kept(&turns), [3, 2]);
+        let mut turns = [turn(3, 90, 0), turn(2, 61, 1), turn(1, 52, 2), turn(0, 33, 3)];
+        rotate(&mut turns, 64, 300, true);
+        assert_eq!(kept(&turns), [0, 1, 2]);
+        assert_eq!(turns.iter().map(|t| t.starved).collect::<Vec<_>>(), [0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn equals_keep_their_order() {
+        for long_first in [false, true] {
+            let mut turns: Vec<_> = (0..5).map(|i| turn(i, 10, 4)).collect();
+            rotate(&mut turns, 64, 33, long_first);
+            assert_eq!(turns.iter().map(|t| t.entry).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+            assert_eq!(kept(&turns), [0, 1, 2]);
+        }
+    }
+}

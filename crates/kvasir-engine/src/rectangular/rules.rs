@@ -1,0 +1,116 @@
+use super::PrefillShape;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// `--rules`: the scheduling rules as the document has them, or as the code became later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rules {
+    /// Strict order of the queue; a newcomer must pass the test of the model's length; a prefill reports the padded
+    /// position of the batch; a first chunk takes blocks for its whole width.
+    #[default]
+    Document,
+    /// Whoever of the queue can start does; no test of the model's length; a prefill reports its prompt's
+    /// length; a first chunk takes blocks for its tokens.
+    Later,
+}
+
+impl fmt::Display for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Document => "document",
+            Self::Later => "later",
+        })
+    }
+}
+
+impl Rules {
+    /// Whether a request may start before one that is ahead of it and cannot start now.
+    pub fn skips_ahead(self) -> bool {
+        self == Self::Later
+    }
+
+    /// Whether the model's length is tested at the last chunk.
+    pub fn tests_length(self) -> bool {
+        self == Self::Document
+    }
+
+    /// Tokens for which blocks are taken once the `run`-th chunk (from 1) of a prompt with a hit of `hit` tokens runs.
+    ///
+    /// The chunk's own tokens at least. Both rule sets count chunks from the end of the hit, not from the border
+    /// of the chunk in which it ends, so blocks are taken that far ahead; `document` also counts the left padding
+    /// of a first chunk as tokens.
+    pub fn taken(self, shape: PrefillShape, hit: u32, run: u32) -> u32 {
+        let full = shape.chunk();
+        let padded_first = match self {
+            Self::Document => hit == 0 && run > 1,
+            Self::Later => hit < full - shape.left(),
+        };
+        let skipped = if padded_first { shape.left() } else { 0 };
+        (hit + full.saturating_mul(run) - skipped).min(shape.prompt())
+    }
+
+    /// The tkv that a prefill step reports. `last` is that of the step before; `alone`: nobody was decoding
+    /// when this prompt began.
+    pub fn prefill_tkv(self, prompt: u32, block: u32, last: u32, alone: bool, is_last_chunk: bool) -> u32 {
+        if self == Self::Later {
+            return prompt;
+        }
+        let tkv = if alone { prompt } else { last };
+        if !is_last_chunk {
+            return tkv;
+        }
+        let block = block.max(1);
+        let base = (prompt.div_ceil(block).max(tkv.div_ceil(block)).max(1) - 1) * block;
+        let offset = |at: u32| at.saturating_sub(1) % block + 1;
+        base + offset(prompt).max(offset(tkv))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::HitPlan;
+    use super::*;
+
+    #[test]
+    fn blocks_are_taken_for_whole_chunks_by_the_document_and_for_tokens_later() {
+        let shape = PrefillShape::new(260, 64, 128);
+        assert_eq!([1, 2, 3].map(|run| Rules::Document.taken(shape, 0, run)), [128, 192, 260]);
+        assert_eq!([1, 2, 3].map(|run| Rules::Later.taken(shape, 0, run)), [64, 192, 260]);
+        let aligned = PrefillShape::new(384, 64, 128);
+        assert_eq!(Rules::Later.taken(aligned, 192, 1), 320, "runs ahead of the chunk that ends at 256");
+        assert_eq!(Rules::Document.taken(aligned, 192, 1), 320);
+    }
+
+    #[test]
+    fn taken_covers_every_chunk_and_reaches_the_prompt_with_the_last() {
+        for rules in [Rules::Document, Rules::Later] {
+            for (prompt, chunk) in (1..900).flat_map(|p| [64, 128, 256].map(|c| (p, c))) {
+                let shape = PrefillShape::new(prompt, 64, chunk);
+                for hit in (0..prompt).step_by(64) {
+                    let plan = HitPlan::new(shape, hit);
+                    let mut last = hit;
+                    for i in plan.first_chunk..shape.chunks() {
+                        let taken = rules.taken(shape, hit, i - plan.first_chunk + 1);
+                        assert!(taken >= shape.tokens(i).end, "{rules} {shape:?} hit {hit} chunk {i}");
+                        assert!(taken >= last && taken - shape.tokens(i).end < chunk);
+                        last = taken;
+                    }
+                    assert_eq!(last, prompt);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_last_chunk_moves_the_documents_tkv_to_the_common_block() {
+        let tkv = |prompt, last, alone, end| Rules::Document.prefill_tkv(prompt, 64, last, alone, end);
+        assert_eq!(tkv(260, 41, false, false), 41);
+        assert_eq!(tkv(260, 59, false, true), 315);
+        assert_eq!(tkv(193, 192, false, true), 256);
+        assert_eq!(tkv(10, 298, false, true), 298);
+        assert_eq!(tkv(260, 0, true, false), 260);
+        assert_eq!(tkv(260, 260, true, true), 260);
+        assert_eq!(Rules::Later.prefill_tkv(260, 64, 41, false, false), 260);
+    }
+}

@@ -1,0 +1,92 @@
+/// A request that decodes, as the admission tests see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decoder {
+    /// Tokens whose K and V are there.
+    pub computed: u32,
+    /// Outputs it may still have, which is the decode steps it may still take.
+    pub left: u32,
+}
+
+/// A request that is about to join the decode batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Newcomer {
+    /// Tokens of its prompt.
+    pub prompt: u32,
+    /// Outputs it may have once its prompt is done, the first not counted: decode steps it may take.
+    pub left: u32,
+}
+
+/// Whether rows times largest tkv stays within `limit` in every future step if the newcomer joins now.
+///
+/// A projection of the worst case: everybody runs to the end of what it may have, and padding costs each a block more.
+/// Whoever is projected to end sooner makes the batch smaller for the rest. States after the newcomer's own end were tested
+/// when the others were admitted. `tkv` is that of the step before; `ends` is scratch space.
+pub fn volume_allows(
+    limit: u64,
+    block: u32,
+    tkv: u32,
+    new: Newcomer,
+    decoders: impl Iterator<Item = Decoder>,
+    ends: &mut Vec<u64>,
+) -> bool {
+    let block = u64::from(block.max(1));
+    let end = |at: u64, left: u32| (at + u64::from(left)).div_ceil(block) * block + block;
+    let top = u64::from(tkv.max(new.prompt));
+    let mine = end(top / block * block + u64::from(new.prompt) % block, new.left);
+    ends.clear();
+    ends.extend(decoders.map(|d| end(top, d.left)));
+    ends.sort_unstable();
+    let mut rows = ends.len() as u64 + 1;
+    for &theirs in ends.iter() {
+        if mine <= theirs {
+            return rows * mine <= limit;
+        }
+        if rows * theirs > limit {
+            return false;
+        }
+        rows -= 1;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allows(limit: u64, tkv: u32, new: (u32, u32), decoders: &[(u32, u32)]) -> bool {
+        // As in the notes: tokens in all for the newcomer, tokens not counted as decoded for the others.
+        let new = Newcomer { prompt: new.0, left: new.1 - 1 };
+        let decoders = decoders.iter().map(|&(computed, left)| Decoder { computed, left: left - 1 });
+        volume_allows(limit, 64, tkv, new, decoders, &mut Vec::new())
+    }
+
+    #[test]
+    fn alone_it_always_fits() {
+        assert!(allows(1, 0, (1000, 1000), &[]));
+    }
+
+    #[test]
+    fn a_newcomer_that_ends_first_is_held_to_its_own_end() {
+        // It ends at up(20 + 9) + 64 = 128, the other at up(40 + 59) + 64 = 192.
+        assert!(allows(256, 40, (20, 10), &[(40, 60)]));
+        assert!(!allows(255, 40, (20, 10), &[(40, 60)]));
+    }
+
+    #[test]
+    fn one_that_outlives_others_needs_room_at_each_of_their_ends() {
+        // Others end at 192 and 256, it ends at 576: 3 * 192 and 2 * 256 must fit.
+        let others = [(60, 40), (60, 130)];
+        assert!(allows(576, 60, (20, 500), &others));
+        assert!(!allows(575, 60, (20, 500), &others));
+        assert!(!allows(511, 60, (20, 500), &others[1..]));
+        assert!(allows(512, 60, (20, 500), &others[1..]));
+    }
+
+    #[test]
+    fn the_figures_fourth_request_waits_for_volume() {
+        // Step 35 of the document's figure: 4 * 512 > 1536; with one decoder fewer it fits.
+        let decoding = [(71, 78), (411, 98), (270, 29)];
+        assert!(!allows(1536, 412, (105, 15), &decoding));
+        assert!(allows(1536, 423, (105, 15), &[(82, 67), (281, 18)]));
+    }
+}
