@@ -5,13 +5,17 @@
 #![forbid(unsafe_code)]
 
 mod bits;
+pub mod blocks;
 mod error;
 mod face;
 mod ids;
+mod idset;
 mod inflight;
 mod moves;
 mod nodes;
+mod paged;
 mod plan;
+mod radix;
 mod seqs;
 
 pub use error::CacheError;
@@ -20,5 +24,7 @@ pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use inflight::{Flight, InFlight};
 pub use moves::Moves;
 pub use nodes::Nodes;
+pub use paged::{CacheEvent, HashIndex, Paged, block_hash};
 pub use plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, RowMove, Segment, Span};
+pub use radix::{NodeId, Radix, RadixIndex, RadixTree, Reached};
 pub use seqs::SeqTable;

@@ -41,6 +41,11 @@ impl Moves {
         &self.waiting
     }
 
+    /// Drops waiting moves whose destination nobody will read.
+    pub fn drop_waiting(&mut self, gone: impl Fn(&RowMove) -> bool) {
+        self.waiting.retain(|m| !gone(m));
+    }
+
     /// A step has run: its moves have happened.
     pub fn retire(&mut self, step: StepId) {
         if self.sent.front().is_some_and(|(sent, _)| *sent == step)

@@ -89,6 +89,11 @@ impl<T: Default> SeqTable<T> {
         }
     }
 
+    /// The values of the live sequences, to change.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.entries.iter_mut().filter(|entry| entry.live).map(|entry| &mut entry.value)
+    }
+
     /// The live sequences, by table index.
     pub fn iter(&self) -> impl Iterator<Item = (SeqId, &T)> {
         let live = self.entries.iter().enumerate().filter(|(_, entry)| entry.live);

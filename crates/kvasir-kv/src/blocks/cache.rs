@@ -1,0 +1,103 @@
+use super::seq::Seq;
+use super::{BlockCache, Index};
+use crate::{Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId, StepId};
+
+impl<I: Index> Cache for BlockCache<I> {
+    fn kind(&self) -> CacheKind {
+        I::KIND
+    }
+
+    fn capacity(&self) -> u32 {
+        self.config.blocks * self.config.block_size
+    }
+
+    fn block_size(&self) -> u32 {
+        self.config.block_size
+    }
+
+    fn room(&self) -> Room {
+        let index = &self.ledger.index;
+        let (free, evictable, leased) = (index.free(), index.idle(), self.ledger.leased());
+        let slots = |blocks: u32| blocks * self.config.block_size;
+        Room {
+            free: slots(free),
+            evictable: slots(evictable),
+            held: slots(self.config.blocks - free - evictable - leased),
+            leased: slots(leased),
+        }
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn open(&mut self) -> Result<SeqId, CacheError> {
+        let seq = self.seqs.open()?;
+        self.families += 1;
+        self.seqs.get_mut(seq)?.reset(self.families);
+        Ok(seq)
+    }
+
+    fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.release_from(seq, 0)?;
+        self.seqs.close(seq)?;
+        self.changed();
+        Ok(())
+    }
+
+    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
+        let need = self.seqs.get(seq).and_then(|seq| self.blocks_needed(seq, tokens));
+        need.is_ok_and(|need| need <= self.ledger.available())
+    }
+
+    fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        self.seqs.get(seq).map(Seq::len)
+    }
+
+    fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        self.seqs.get(seq).map(Seq::claimed_len)
+    }
+
+    fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
+        self.seqs.get(seq).map(|seq| seq.next)
+    }
+
+    fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+        self.claim_rows(step, rows)
+    }
+
+    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+        self.write_plan(step, plan)
+    }
+
+    fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.retire_step(step)
+    }
+
+    fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.cancel_step(step)
+    }
+
+    fn clear(&mut self) -> Result<(), CacheError> {
+        if !self.inflight.is_empty() {
+            return Err(CacheError::InFlight);
+        }
+        let live: Vec<SeqId> = self.seqs.iter().map(|(seq, _)| seq).collect();
+        live.into_iter().try_for_each(|seq| self.close(seq))?;
+        self.ledger.index.forget();
+        self.changed();
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.check_all()
+    }
+
+    fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
+        Ok(self)
+    }
+
+    fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {
+        Ok(self)
+    }
+}

@@ -1,0 +1,76 @@
+use super::ledger::Uses;
+use super::seq::{HOLE, Seq};
+use super::{BlockCache, Index};
+use crate::{BlockId, SeqId};
+
+impl<I: Index> BlockCache<I> {
+    /// Counts every use again from the tables, the moves and the steps in flight, and walks the index.
+    pub(super) fn check_all(&self) -> Result<(), String> {
+        let ids = self.config.ids().map_err(|error| error.to_string())?;
+        let mut uses = vec![Uses::default(); ids.end as usize];
+        let mut count = |block: BlockId, add: fn(&mut Uses)| match uses.get_mut(block as usize) {
+            Some(uses) if ids.contains(&block) => {
+                add(uses);
+                Ok(())
+            }
+            _ => Err(format!("block {block} was never handed out")),
+        };
+        for (id, seq) in self.seqs.iter() {
+            self.check_seq(id, seq)?;
+            let blocks = seq.table.iter().filter(|&&block| block != HOLE);
+            blocks.copied().try_for_each(|block| count(block, |uses| uses.owners += 1))?;
+        }
+        let kept = self.inflight.iter().flat_map(|flight| {
+            let replaced = flight.rows.iter().filter_map(|row| row.replaced.map(|(_, old)| old));
+            flight.releases.iter().copied().chain(replaced)
+        });
+        kept.chain(self.moves.leases()).try_for_each(|block| count(block, |uses| uses.leases += 1))?;
+        self.ledger.check(&uses)?;
+        let room = crate::Cache::room(self);
+        match u64::from(room.free) + u64::from(room.evictable) + u64::from(room.leased)
+            <= u64::from(self.config.blocks * self.config.block_size)
+        {
+            true => Ok(()),
+            false => Err(format!("{room:?} is more than the cache has")),
+        }
+    }
+
+    fn check_seq(&self, id: SeqId, seq: &Seq) -> Result<(), String> {
+        let fail = |what: String| Err(format!("sequence {}: {what}", id.0));
+        let block_size = self.config.block_size;
+        if seq.table.len() as u32 != seq.end().div_ceil(block_size) {
+            return fail(format!("{} blocks for {} rows", seq.table.len(), seq.end()));
+        }
+        if let Some(bad) = seq.holes.windows(2).find(|pair| pair[0].end >= pair[1].start) {
+            return fail(format!("holes {bad:?} are not apart"));
+        }
+        if seq.holes.iter().any(|hole| hole.is_empty() || hole.end >= seq.next) {
+            return fail(format!("holes {:?} below position {}", seq.holes, seq.next));
+        }
+        for (at, &block) in seq.table.iter().enumerate() {
+            let rows = at as u32 * block_size..(at as u32 + 1) * block_size;
+            let owns = seq.owned(seq.next).any(|range| range.start < rows.end && rows.start < range.end);
+            if owns != (block != HOLE) {
+                return fail(format!("block {at} of its table is {block}"));
+            }
+            if block != HOLE && block >= seq.bound {
+                return fail(format!("block {block} is not below its bound {}", seq.bound));
+            }
+            let published = (at as u32) < seq.published;
+            if published && seq.holes.is_empty() && !self.ledger.index.is_published(block) {
+                return fail(format!("block {at} of its table counts as published"));
+            }
+        }
+        let mut end = seq.retired_next();
+        for pending in &seq.pending {
+            if pending.start != end || pending.end < pending.start {
+                return fail(format!("claims in flight {:?}", seq.pending));
+            }
+            end = pending.end;
+        }
+        if !seq.pending.is_empty() && end != seq.next {
+            return fail(format!("claims in flight end at {end}, the sequence at {}", seq.next));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+use super::{Index, Ledger};
+use crate::{BlockId, Moves, RowMove, StepId};
+
+/// Row moves of which each leases the block it reads and the block it writes, until the step that carries it has
+/// retired.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LeasedMoves {
+    moves: Moves,
+    block_size: u32,
+    /// Memory for what waited before a change.
+    before: Vec<RowMove>,
+    /// Claimed steps that carry moves.
+    unretired: Vec<StepId>,
+}
+
+impl LeasedMoves {
+    pub(crate) fn new(block_size: u32) -> Self {
+        Self { block_size, ..Self::default() }
+    }
+
+    /// Whether no move waits or is on its way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.moves.waiting().is_empty() && self.unretired.is_empty()
+    }
+
+    /// Adds one verb's moves for the next step.
+    pub(crate) fn push<I: Index>(&mut self, ledger: &mut Ledger<I>, moves: &[RowMove]) {
+        self.change(ledger, |waiting| waiting.push(moves));
+    }
+
+    /// All waiting moves go with `step`.
+    pub(crate) fn claim(&mut self, step: StepId) {
+        if !self.moves.waiting().is_empty() {
+            self.moves.claim(step);
+            self.unretired.push(step);
+        }
+    }
+
+    /// The moves of `step`.
+    pub(crate) fn of(&self, step: StepId) -> &[RowMove] {
+        self.moves.of(step)
+    }
+
+    /// The moves of `step` have run.
+    pub(crate) fn retire<I: Index>(&mut self, ledger: &mut Ledger<I>, step: StepId) {
+        self.unretired.retain(|&unretired| unretired != step);
+        for rows in self.moves.of(step) {
+            ledger.end_lease(rows.from / self.block_size);
+            ledger.end_lease(rows.to / self.block_size);
+        }
+        self.moves.retire(step);
+    }
+
+    /// The moves of `step` wait again.
+    pub(crate) fn cancel<I: Index>(&mut self, ledger: &mut Ledger<I>, step: StepId) {
+        self.unretired.retain(|&unretired| unretired != step);
+        let carried = self.moves.of(step).to_vec();
+        self.change(ledger, |moves| moves.cancel(step));
+        for rows in carried {
+            ledger.end_lease(rows.from / self.block_size);
+            ledger.end_lease(rows.to / self.block_size);
+        }
+    }
+
+    /// Drops waiting moves into `block` from row `row` on: nobody will read what they would write.
+    pub(crate) fn drop_into<I: Index>(&mut self, ledger: &mut Ledger<I>, block: BlockId, row: u32) {
+        let first = block * self.block_size + row;
+        let gone = first..(block + 1) * self.block_size;
+        if self.moves.waiting().iter().any(|rows| gone.contains(&rows.to)) {
+            self.change(ledger, |moves| moves.drop_waiting(|rows| gone.contains(&rows.to)));
+        }
+    }
+
+    /// Whether rows of `block` are still to be written by a move that has not retired.
+    pub(crate) fn fills(&self, block: BlockId) -> bool {
+        self.all().any(|rows| rows.to / self.block_size == block)
+    }
+
+    /// Every lease that the moves hold.
+    pub(crate) fn leases(&self) -> impl Iterator<Item = BlockId> {
+        self.all().flat_map(|rows| [rows.from / self.block_size, rows.to / self.block_size])
+    }
+
+    fn all(&self) -> impl Iterator<Item = &RowMove> {
+        self.unretired.iter().flat_map(|&step| self.moves.of(step)).chain(self.moves.waiting())
+    }
+
+    /// Changes the waiting moves, and the leases with them. What waits after the change is leased before the leases of
+    /// what waited before it end, so that no block is free in between.
+    fn change<I: Index>(&mut self, ledger: &mut Ledger<I>, change: impl FnOnce(&mut Moves)) {
+        self.before.clear();
+        self.before.extend_from_slice(self.moves.waiting());
+        change(&mut self.moves);
+        for rows in self.moves.waiting() {
+            ledger.lease(rows.from / self.block_size);
+            ledger.lease(rows.to / self.block_size);
+        }
+        for rows in &self.before {
+            ledger.end_lease(rows.from / self.block_size);
+            ledger.end_lease(rows.to / self.block_size);
+        }
+    }
+}

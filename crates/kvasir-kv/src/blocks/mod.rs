@@ -1,0 +1,136 @@
+//! Caches that hand out blocks: `paged` and `radix` are one bookkeeping over two indices.
+//!
+//! [`BlockCache`] maps a sequence's positions to blocks through its table, counts who uses each block, and forks,
+//! truncates and reads; the [`Index`] says which block is handed out next and how blocks are found again by content. A
+//! block that a step in flight names is leased until that step retires, whoever has let go of it meanwhile.
+
+mod cache;
+mod check;
+mod claim;
+mod index;
+mod leased;
+mod ledger;
+mod plan;
+mod prefix;
+mod rewind;
+mod seq;
+
+pub use index::{Found, Index, Offer};
+pub use ledger::Ledger;
+
+use crate::{BlockId, CacheError, InFlight, RowMove, SeqTable};
+use leased::LeasedMoves;
+use seq::{ClaimedRow, Seq};
+
+/// How a block cache is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockConfig {
+    /// Slots per block, 1 to 256.
+    pub block_size: u32,
+    /// Blocks it may hand out.
+    pub blocks: u32,
+    /// Sequences that may live at once.
+    pub max_sequences: u32,
+    /// Whether what one request leaves may be found by another.
+    pub sharing: bool,
+    /// Whether block 0 is kept as a dummy for redirected writes; the blocks handed out then begin with 1.
+    pub dummy: bool,
+}
+
+impl Default for BlockConfig {
+    fn default() -> Self {
+        Self { block_size: 16, blocks: 1024, max_sequences: 1 << 16, sharing: true, dummy: false }
+    }
+}
+
+impl BlockConfig {
+    /// The ids of the blocks that may be handed out.
+    pub(crate) fn ids(&self) -> Result<std::ops::Range<BlockId>, CacheError> {
+        if !(1..=256).contains(&self.block_size) {
+            return Err(CacheError::BadConfig("the block size must be 1 to 256"));
+        }
+        if self.blocks == 0 {
+            return Err(CacheError::BadConfig("the cache must have at least one block"));
+        }
+        let first = u32::from(self.dummy);
+        let end = first.checked_add(self.blocks).filter(|end| end.checked_mul(self.block_size).is_some());
+        Ok(first..end.ok_or(CacheError::BadConfig("the cache has more slots than a slot number can name"))?)
+    }
+}
+
+/// A cache that hands out blocks, over the index `I`.
+#[derive(Clone, Debug)]
+pub struct BlockCache<I> {
+    config: BlockConfig,
+    ledger: Ledger<I>,
+    seqs: SeqTable<Seq>,
+    inflight: InFlight<ClaimedRow, BlockId>,
+    moves: LeasedMoves,
+    generation: u64,
+    /// Counts claims and refused claims.
+    marks: u64,
+    /// Counts fork families.
+    families: u64,
+    /// Memory to reuse.
+    found: Vec<BlockId>,
+    records: Vec<ClaimedRow>,
+    rows: Vec<RowMove>,
+}
+
+impl<I: Index> BlockCache<I> {
+    pub(crate) fn over(index: I, config: BlockConfig) -> Result<Self, CacheError> {
+        Ok(Self {
+            config,
+            ledger: Ledger::new(index, config.ids()?.end),
+            seqs: SeqTable::new(config.max_sequences),
+            inflight: InFlight::default(),
+            moves: LeasedMoves::new(config.block_size),
+            generation: 0,
+            marks: 0,
+            families: 0,
+            found: Vec::new(),
+            records: Vec::new(),
+            rows: Vec::new(),
+        })
+    }
+
+    /// How it was built.
+    pub fn config(&self) -> &BlockConfig {
+        &self.config
+    }
+
+    /// The blocks of a sequence, in order of position. Where a removed range has freed a whole block stands
+    /// `BlockId::MAX`.
+    pub fn table(&self, seq: crate::SeqId) -> Result<&[BlockId], CacheError> {
+        Ok(&self.seqs.get(seq)?.table)
+    }
+
+    /// How many sequences own a block.
+    pub fn owners(&self, block: BlockId) -> u32 {
+        self.ledger.uses(block).owners
+    }
+
+    /// The index: what can be found and what is handed out next.
+    pub fn index(&self) -> &I {
+        &self.ledger.index
+    }
+
+    pub(crate) fn index_mut(&mut self) -> &mut I {
+        &mut self.ledger.index
+    }
+
+    /// Leading blocks of a sequence that are published.
+    pub fn published_blocks(&self, seq: crate::SeqId) -> Result<u32, CacheError> {
+        Ok(self.seqs.get(seq)?.published)
+    }
+
+    /// Forgets everything that can be found by content; live sequences keep their blocks.
+    pub fn forget(&mut self) {
+        self.ledger.index.forget();
+        self.seqs.values_mut().for_each(|seq| seq.published = 0);
+    }
+
+    pub(crate) fn changed(&mut self) {
+        self.generation += 1;
+    }
+}

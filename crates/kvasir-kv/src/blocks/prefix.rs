@@ -1,0 +1,110 @@
+use super::{BlockCache, Index, Offer};
+use crate::{CacheError, Hit, Prefix, SeqId, Token};
+
+impl<I: Index> Prefix for BlockCache<I> {
+    fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
+        self.find(tokens, salt, u32::MAX)
+    }
+
+    fn attach(&mut self, id: SeqId, tokens: &[Token], salt: u64, limit: u32) -> Result<Hit, CacheError> {
+        let seq = self.seqs.get_mut(id)?;
+        if seq.end() > 0 {
+            return Err(CacheError::CopyOverlaps);
+        }
+        seq.salt = salt;
+        let hit = self.find(tokens, salt, limit);
+        let seq = self.seqs.get_mut(id)?;
+        seq.next = hit.tokens;
+        seq.published = self.found.len() as u32;
+        self.ledger.own_all(&self.found);
+        seq.bound = self.found.iter().max().map_or(0, |highest| highest + 1);
+        seq.table.extend_from_slice(&self.found);
+        Ok(hit)
+    }
+
+    fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {
+        let from = self.seqs.get(seq)?.published;
+        self.publish_blocks(seq, tokens, from, computed / self.config.block_size).map(|_| ())
+    }
+
+    fn evict(&mut self, slots: u32) -> Result<u32, CacheError> {
+        let evicted = self.ledger.index.evict(slots.div_ceil(self.config.block_size));
+        if evicted > 0 {
+            self.changed();
+        }
+        Ok(evicted * self.config.block_size)
+    }
+}
+
+impl<I: Index> BlockCache<I> {
+    /// Looks `tokens` up; the blocks are then in `self.found`.
+    fn find(&mut self, tokens: &[Token], salt: u64, limit: u32) -> Hit {
+        self.found.clear();
+        if !self.config.sharing {
+            return Hit::default();
+        }
+        // The last token is always computed, because its logits are wanted.
+        let most = tokens.len().saturating_sub(1).min(limit as usize) as u32 / self.config.block_size;
+        let found = self.ledger.index.find(tokens, salt, most, &mut self.found);
+        Hit { tokens: found.blocks * self.config.block_size, idle: found.idle * self.config.block_size }
+    }
+
+    /// Publishes a sequence's blocks `from .. to` as far as they are full, retired and without holes, but never past a
+    /// block that is not findable. Returns how many leading blocks of it are findable then.
+    pub(crate) fn publish_blocks(
+        &mut self,
+        id: SeqId,
+        tokens: &[Token],
+        from: u32,
+        to: u32,
+    ) -> Result<u32, CacheError> {
+        let block_size = self.config.block_size;
+        let seq = self.seqs.get_mut(id)?;
+        let known = tokens.len().min(u32::MAX as usize) as u32;
+        let mut to = to.min(seq.retired_next().min(known) / block_size);
+        if !self.config.sharing || !seq.holes.is_empty() || from > seq.published {
+            return Ok(seq.published);
+        }
+        if !self.moves.is_empty() {
+            // What a row move is still to fill is not there yet.
+            let is_filled = |&block: &u32| !self.moves.fills(block);
+            to = seq.table.iter().take(to as usize).take_while(|block| is_filled(block)).count() as u32;
+        }
+        if to <= from {
+            return Ok(seq.published);
+        }
+        let offer = Offer {
+            table: &seq.table[..to as usize],
+            tokens: &tokens[..(to * block_size) as usize],
+            salt: seq.salt,
+            from,
+        };
+        let mut canonical = std::mem::take(&mut self.found);
+        canonical.clear();
+        let published = self.ledger.index.publish(offer, &mut canonical);
+        seq.published = seq.published.max(published);
+        self.adopt(id, &canonical)?;
+        self.found = canonical;
+        Ok(published)
+    }
+
+    /// Replaces blocks of a sequence by others with the same content, so that its own copies become free.
+    fn adopt(&mut self, id: SeqId, canonical: &[u32]) -> Result<(), CacheError> {
+        let mut replaced = false;
+        for (at, &block) in canonical.iter().enumerate() {
+            let seq = self.seqs.get_mut(id)?;
+            let last_step = seq.last_step;
+            let own = std::mem::replace(&mut seq.table[at], block);
+            if own != block {
+                seq.bound = seq.bound.max(block + 1);
+                self.ledger.own(block);
+                self.let_go(last_step, own);
+                replaced = true;
+            }
+        }
+        if replaced {
+            self.changed();
+        }
+        Ok(())
+    }
+}

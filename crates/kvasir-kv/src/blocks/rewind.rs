@@ -1,0 +1,68 @@
+use super::{BlockCache, Index};
+use crate::{BlockId, CacheError, Rewind, SeqId, StepId};
+
+impl<I: Index> Rewind for BlockCache<I> {
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        let length = self.seqs.get(seq)?.next;
+        if to > length {
+            return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
+        }
+        self.truncate(seq, to)?;
+        self.changed();
+        Ok(())
+    }
+}
+
+impl<I: Index> BlockCache<I> {
+    /// Drops every position from `to` on.
+    pub(super) fn truncate(&mut self, id: SeqId, to: u32) -> Result<(), CacheError> {
+        let block_size = self.config.block_size;
+        let seq = self.seqs.get_mut(id)?;
+        seq.holes.retain(|hole| hole.start < to);
+        // What is left must end with a position that it owns.
+        let mut end = to;
+        while let Some(hole) = seq.holes.pop_if(|hole| hole.end >= end) {
+            end = hole.start;
+        }
+        seq.next = end;
+        for pending in &mut seq.pending {
+            pending.start = pending.start.min(end);
+            pending.end = pending.end.min(end);
+        }
+        seq.published = seq.published.min(end / block_size);
+        let within = end % block_size;
+        if let (Some(&tail), false) = (seq.table.get((end / block_size) as usize), self.moves.is_empty()) {
+            self.moves.drop_into(&mut self.ledger, tail, within);
+        }
+        self.release_from(id, end.div_ceil(block_size))
+    }
+
+    /// Takes a sequence off its blocks from table entry `from` on.
+    pub(super) fn release_from(&mut self, id: SeqId, from: u32) -> Result<(), CacheError> {
+        let seq = self.seqs.get_mut(id)?;
+        let last_step = seq.last_step;
+        let mut table = std::mem::take(&mut seq.table);
+        let from = (from as usize).min(table.len());
+        match I::FROM_END {
+            true => table[from..].iter().rev().for_each(|&block| self.let_go(last_step, block)),
+            false => table[from..].iter().for_each(|&block| self.let_go(last_step, block)),
+        }
+        table.truncate(from);
+        self.seqs.get_mut(id)?.table = table;
+        Ok(())
+    }
+
+    /// Ends a sequence's share in a block: now, or when the last step that names the sequence retires.
+    pub(super) fn let_go(&mut self, last_step: Option<StepId>, block: BlockId) {
+        if block == super::seq::HOLE {
+            return;
+        }
+        if !self.moves.is_empty() && self.ledger.uses(block).owners == 1 {
+            self.moves.drop_into(&mut self.ledger, block, 0);
+        }
+        match last_step.map(|step| self.inflight.defer(step, block)) {
+            Some(Ok(())) => self.ledger.disown_later(block),
+            _ => self.ledger.disown(block),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+use crate::{BlockId, CacheError, Position, SeqId, StepId};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Stands in a table where a removed range has freed a whole block.
+pub(crate) const HOLE: BlockId = BlockId::MAX;
+
+/// One claim in flight of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pending {
+    pub(crate) step: StepId,
+    /// Rows of the sequence that the step writes, counted from its first slot. A truncation cuts them.
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+}
+
+impl Pending {
+    pub(crate) fn tokens(&self) -> u32 {
+        self.end - self.start
+    }
+}
+
+/// One sequence: which block holds which positions. Block `i` of the table holds rows `i * block_size ..`; row and
+/// position are the same but for unsettled tree nodes, which lie behind the last position.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seq {
+    pub(crate) table: Vec<BlockId>,
+    /// Position after the last one, claims in flight included.
+    pub(crate) next: Position,
+    /// Ranges below `next` that it does not own, in order.
+    pub(crate) holes: Vec<Range<Position>>,
+    /// Its claims in flight, oldest first.
+    pub(crate) pending: VecDeque<Pending>,
+    /// The last step that named it.
+    pub(crate) last_step: Option<StepId>,
+    /// Leading blocks that are published.
+    pub(crate) published: u32,
+    pub(crate) salt: u64,
+    /// Sequences that were forked off one another.
+    pub(crate) family: u64,
+    /// Above every block that it owned since it was opened.
+    pub(crate) bound: BlockId,
+    /// The claim that looked at it last; finds sequences that a claim names twice.
+    pub(crate) mark: u64,
+}
+
+impl Seq {
+    /// Makes a closed sequence's entry new again, keeping its memory.
+    pub(crate) fn reset(&mut self, family: u64) {
+        self.table.clear();
+        self.next = 0;
+        self.holes.clear();
+        self.pending.clear();
+        self.last_step = None;
+        self.published = 0;
+        self.salt = 0;
+        self.family = family;
+        self.bound = 0;
+    }
+
+    /// Rows that hold or will hold something.
+    pub(crate) fn end(&self) -> u32 {
+        self.next
+    }
+
+    /// Positions that it owns without a hole before `next`.
+    pub(crate) fn owned_tail(&self) -> u32 {
+        self.next - self.holes.last().map_or(0, |hole| hole.end)
+    }
+
+    /// Retired length.
+    pub(crate) fn len(&self) -> u32 {
+        self.claimed_len() - self.pending.iter().map(Pending::tokens).sum::<u32>()
+    }
+
+    /// Length with claims in flight.
+    pub(crate) fn claimed_len(&self) -> u32 {
+        self.next - self.holes.iter().map(|hole| hole.end - hole.start).sum::<u32>()
+    }
+
+    /// Position after the last one that has retired.
+    pub(crate) fn retired_next(&self) -> Position {
+        self.pending.front().map_or(self.next, |pending| pending.start.min(self.next))
+    }
+
+    pub(crate) fn push(&mut self, block: BlockId) {
+        self.bound = self.bound.max(block + 1);
+        self.table.push(block);
+    }
+
+    /// The rows of it that `step` writes; an error if a truncation has cut them since.
+    pub(crate) fn claimed_rows(&self, step: StepId, tokens: u32) -> Result<Pending, CacheError> {
+        let pending = self.pending.iter().rev().find(|pending| pending.step == step);
+        match pending {
+            Some(pending) if pending.tokens() == tokens => Ok(*pending),
+            _ => Err(CacheError::UnknownStep(step)),
+        }
+    }
+
+    /// Owned ranges below `end`, in order.
+    pub(crate) fn owned(&self, end: Position) -> impl Iterator<Item = Range<Position>> + '_ {
+        let starts = std::iter::once(0).chain(self.holes.iter().map(|hole| hole.end));
+        let ends = self.holes.iter().map(|hole| hole.start).chain(std::iter::once(end));
+        let ranges = starts.zip(ends).map(move |(start, stop)| start..stop.min(end));
+        ranges.filter(|range| range.start < range.end)
+    }
+}
+
+/// What the cache notes of one row of a claimed step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClaimedRow {
+    pub(crate) seq: SeqId,
+    pub(crate) redirected: u32,
+    pub(crate) tokens: u32,
+    /// A shared last block that the claim replaced by a private one: its place in the table and its id.
+    pub(crate) replaced: Option<(u32, BlockId)>,
+}

@@ -1,0 +1,390 @@
+use super::events::CacheEvent;
+use super::hash::hash_with;
+use super::lru::Lru;
+use crate::blocks::{BlockConfig, Found, Index, Offer};
+use crate::idset::IdSet;
+use crate::{BlockId, CacheError, CacheKind, Token};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+const NONE: BlockId = BlockId::MAX;
+/// Content number of a prompt's begin.
+const ROOT: u64 = 0;
+/// Content number of a block that is not published.
+const UNPUBLISHED: u64 = 0;
+/// Blocks of one hash that are looked at. Only forged prompts have more than a few different ones; what lies beyond is
+/// not found, and not published.
+const MAX_PROBES: usize = 64;
+
+/// How a block's hash is made of the hash before it and its tokens; the vector is memory to reuse.
+type HashFn = fn(Option<u64>, &[Token], &mut Vec<u64>) -> u64;
+
+/// The keys are hashes already.
+#[derive(Clone, Copy, Debug, Default)]
+struct Already(u64);
+
+impl Hasher for Already {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = bytes.iter().fold(self.0, |hash, &byte| hash.rotate_left(8) ^ u64::from(byte));
+    }
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+/// What a published block holds. A content number stands for one prefix of one tenant: blocks have the same number only
+/// if their tokens, and all tokens before them, were compared and are the same. Numbers are never used again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Content {
+    number: u64,
+    parent: u64,
+    salt: u64,
+    hash: u64,
+    before: BlockId,
+    after: BlockId,
+    idle: bool,
+}
+
+/// The index of `paged`: published blocks by chained hash, each verified by its tokens and by what comes before it.
+/// Blocks that hold nothing are handed out first, lowest id first; then published ones, least recently let go of first.
+#[derive(Clone, Debug)]
+pub struct HashIndex {
+    block_size: usize,
+    hash: HashFn,
+    vacant: IdSet,
+    idle: Lru,
+    contents: Vec<Content>,
+    /// Tokens of every published block.
+    tokens: Vec<Token>,
+    /// The first block of each hash; the others hang behind it.
+    heads: HashMap<u64, BlockId, BuildHasherDefault<Already>>,
+    numbers: u64,
+    published: u32,
+    words: Vec<u64>,
+    events: Option<Vec<CacheEvent>>,
+}
+
+impl HashIndex {
+    /// An index over the blocks of a cache, all of them vacant.
+    pub fn new(config: &BlockConfig) -> Result<Self, CacheError> {
+        Self::with_hash(config, hash_with)
+    }
+
+    fn with_hash(config: &BlockConfig, hash: HashFn) -> Result<Self, CacheError> {
+        let ids = config.ids()?;
+        let bound = ids.end as usize;
+        let mut vacant = IdSet::new(ids.end);
+        for id in ids {
+            vacant.insert(id);
+        }
+        let shared = if config.sharing { bound } else { 0 };
+        Ok(Self {
+            block_size: config.block_size as usize,
+            hash,
+            vacant,
+            idle: Lru::new(bound as u32),
+            contents: vec![Content::default(); bound],
+            tokens: vec![0; shared * config.block_size as usize],
+            heads: HashMap::with_capacity_and_hasher(shared, BuildHasherDefault::default()),
+            numbers: ROOT,
+            published: 0,
+            words: Vec::new(),
+            events: None,
+        })
+    }
+
+    /// Number of published blocks.
+    pub fn published(&self) -> u32 {
+        self.published
+    }
+
+    /// The hash of a block, if it is published.
+    pub fn hash_of(&self, block: BlockId) -> Option<u64> {
+        self.is_published(block).then(|| self.contents[block as usize].hash)
+    }
+
+    /// A published block with this hash.
+    pub fn find_hash(&self, hash: u64) -> Option<BlockId> {
+        self.heads.get(&hash).copied()
+    }
+
+    /// Begins to record what is stored, removed and cleared.
+    pub fn record_events(&mut self) {
+        self.events.get_or_insert_default();
+    }
+
+    /// What was recorded since it was last asked for.
+    pub fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.events.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn tokens_of(&self, block: BlockId) -> &[Token] {
+        let first = block as usize * self.block_size;
+        &self.tokens[first..first + self.block_size]
+    }
+
+    /// The block that holds `tokens` behind the content `parent`, or how far the search went.
+    fn seek(&self, hash: u64, parent: u64, salt: u64, tokens: &[Token]) -> Result<BlockId, Probed> {
+        let mut at = self.heads.get(&hash).copied().unwrap_or(NONE);
+        for _ in 0..MAX_PROBES {
+            if at == NONE {
+                return Err(Probed::All);
+            }
+            let content = &self.contents[at as usize];
+            if content.parent == parent && content.salt == salt && self.tokens_of(at) == tokens {
+                return Ok(at);
+            }
+            at = content.after;
+        }
+        Err(Probed::TooMany)
+    }
+
+    /// Files a block under its hash: behind `twin` if that holds the same, else behind the first of its hash.
+    fn link(&mut self, block: BlockId, mut content: Content, twin: Option<BlockId>) {
+        let head = *self.heads.entry(content.hash).or_insert(block);
+        content.before = NONE;
+        content.after = NONE;
+        if head != block {
+            let before = twin.unwrap_or(head);
+            content.before = before;
+            content.after = std::mem::replace(&mut self.contents[before as usize].after, block);
+            if content.after != NONE {
+                self.contents[content.after as usize].before = block;
+            }
+        }
+        self.contents[block as usize] = content;
+        self.published += 1;
+    }
+
+    fn unlink(&mut self, block: BlockId) {
+        let content = std::mem::take(&mut self.contents[block as usize]);
+        match (content.before, content.after) {
+            (NONE, NONE) => {
+                self.heads.remove(&content.hash);
+            }
+            (NONE, after) => {
+                self.heads.insert(content.hash, after);
+            }
+            (before, after) => self.contents[before as usize].after = after,
+        }
+        if content.after != NONE {
+            self.contents[content.after as usize].before = content.before;
+        }
+        self.published -= 1;
+        if let Some(events) = &mut self.events {
+            events.push(CacheEvent::Removed { hash: content.hash });
+        }
+    }
+
+    fn record_stored(&mut self, blocks: &[BlockId], parent: Option<u64>) {
+        let (Some(mut events), false) = (self.events.take(), blocks.is_empty()) else { return };
+        events.push(CacheEvent::Stored {
+            hashes: blocks.iter().map(|&block| self.contents[block as usize].hash).collect(),
+            parent,
+            tokens: blocks.iter().flat_map(|&block| self.tokens_of(block)).copied().collect(),
+            block_size: self.block_size as u32,
+        });
+        self.events = Some(events);
+    }
+}
+
+/// How a search ended that found nothing.
+enum Probed {
+    All,
+    TooMany,
+}
+
+/// The place in a chain of blocks: the last block's content number and hash.
+#[derive(Clone, Copy)]
+struct Place {
+    number: u64,
+    hash: Option<u64>,
+}
+
+impl Place {
+    /// The begin of a tenant's prompts. A salt goes in where the hash before would.
+    fn root(salt: u64) -> Self {
+        Self { number: ROOT, hash: (salt != 0).then_some(salt) }
+    }
+}
+
+impl Index for HashIndex {
+    const KIND: CacheKind = CacheKind::Paged;
+    // The last block of a prompt is let go of first, so that a chain is evicted from its leaf.
+    const FROM_END: bool = true;
+
+    fn free(&self) -> u32 {
+        self.vacant.len()
+    }
+
+    fn idle(&self) -> u32 {
+        self.idle.len()
+    }
+
+    fn take(&mut self) -> Option<BlockId> {
+        if let Some(block) = self.vacant.first() {
+            self.vacant.remove(block);
+            return Some(block);
+        }
+        let block = self.idle.oldest()?;
+        self.idle.remove(block);
+        self.unlink(block);
+        Some(block)
+    }
+
+    fn hold(&mut self, block: BlockId) {
+        if std::mem::take(&mut self.contents[block as usize].idle) {
+            self.idle.remove(block);
+        } else {
+            self.vacant.remove(block);
+        }
+    }
+
+    fn let_go(&mut self, block: BlockId) {
+        match self.is_published(block) {
+            true => {
+                self.contents[block as usize].idle = true;
+                self.idle.push(block);
+            }
+            false => {
+                self.vacant.insert(block);
+            }
+        }
+    }
+
+    fn is_published(&self, block: BlockId) -> bool {
+        self.contents.get(block as usize).is_some_and(|content| content.number != UNPUBLISHED)
+    }
+
+    fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found {
+        let mut place = Place::root(salt);
+        let mut words = std::mem::take(&mut self.words);
+        let mut idle = 0;
+        for tokens in tokens.chunks_exact(self.block_size).take(limit as usize) {
+            let hash = (self.hash)(place.hash, tokens, &mut words);
+            let Ok(block) = self.seek(hash, place.number, salt, tokens) else { break };
+            let content = &self.contents[block as usize];
+            place = Place { number: content.number, hash: Some(hash) };
+            idle += u32::from(content.idle);
+            found.push(block);
+        }
+        self.words = words;
+        Found { blocks: found.len() as u32, idle }
+    }
+
+    fn publish(&mut self, offer: Offer<'_>, _canonical: &mut Vec<BlockId>) -> u32 {
+        let from = offer.from as usize;
+        let mut place = match from.checked_sub(1).map(|before| self.contents[offer.table[before] as usize]) {
+            None => Place::root(offer.salt),
+            Some(Content { number: UNPUBLISHED, .. }) => return 0,
+            Some(before) => Place { number: before.number, hash: Some(before.hash) },
+        };
+        let mut words = std::mem::take(&mut self.words);
+        let mut first_new = None;
+        let mut done = offer.table.len();
+        let blocks = offer.table.iter().zip(offer.tokens.chunks_exact(self.block_size));
+        for (at, (&block, tokens)) in blocks.enumerate().skip(from) {
+            if self.is_published(block) {
+                let content = self.contents[block as usize];
+                place = Place { number: content.number, hash: Some(content.hash) };
+                continue;
+            }
+            let hash = (self.hash)(place.hash, tokens, &mut words);
+            let twin = match self.seek(hash, place.number, offer.salt, tokens) {
+                Ok(twin) => Some(twin),
+                Err(Probed::All) => None,
+                Err(Probed::TooMany) => {
+                    done = at;
+                    break;
+                }
+            };
+            first_new = first_new.or(Some((at, place.hash)));
+            let number = match twin {
+                Some(twin) => self.contents[twin as usize].number,
+                None => {
+                    self.numbers += 1;
+                    self.numbers
+                }
+            };
+            let first = block as usize * self.block_size;
+            self.tokens[first..first + self.block_size].copy_from_slice(tokens);
+            let content =
+                Content { number, parent: place.number, salt: offer.salt, hash, ..Content::default() };
+            self.link(block, content, twin);
+            place = Place { number, hash: Some(hash) };
+        }
+        self.words = words;
+        if let Some((at, parent)) = first_new {
+            self.record_stored(&offer.table[at..done], parent.filter(|_| at > 0));
+        }
+        done as u32
+    }
+
+    fn evict(&mut self, blocks: u32) -> u32 {
+        let mut evicted = 0;
+        while evicted < blocks
+            && let Some(block) = self.idle.oldest()
+        {
+            self.idle.remove(block);
+            self.unlink(block);
+            self.vacant.insert(block);
+            evicted += 1;
+        }
+        evicted
+    }
+
+    fn forget(&mut self) {
+        let events = self.events.take();
+        while let Some(block) = self.idle.oldest() {
+            self.idle.remove(block);
+            self.vacant.insert(block);
+        }
+        self.contents.fill(Content::default());
+        self.heads.clear();
+        self.published = 0;
+        self.events = events;
+        if let Some(events) = &mut self.events {
+            events.push(CacheEvent::Cleared);
+        }
+    }
+
+    fn check(&self, used: &dyn Fn(BlockId) -> bool) -> Result<(), String> {
+        let idle: std::collections::HashSet<BlockId> = self.idle.iter().collect();
+        if idle.len() != self.idle.len() as usize {
+            return Err(format!("{} idle blocks linked, {} counted", idle.len(), self.idle.len()));
+        }
+        let mut published = 0;
+        let first = u32::from(!self.vacant.contains(0) && !used(0) && !idle.contains(&0));
+        for block in first..self.contents.len() as u32 {
+            let places = [self.vacant.contains(block), idle.contains(&block), used(block)];
+            if places.iter().filter(|&&is_there| is_there).count() != 1 {
+                return Err(format!("block {block} is vacant, idle, used: {places:?}"));
+            }
+            if self.is_published(block) == self.vacant.contains(block) && !used(block) {
+                return Err(format!("block {block} is vacant and published, or idle and not"));
+            }
+            published += u32::from(self.is_published(block));
+        }
+        let mut linked = 0;
+        for (&hash, &head) in &self.heads {
+            let mut before = NONE;
+            let mut at = head;
+            while at != NONE {
+                let content = &self.contents[at as usize];
+                if content.hash != hash || content.before != before || content.number == UNPUBLISHED {
+                    return Err(format!("block {at} is wrongly filed under hash {hash}"));
+                }
+                linked += 1;
+                before = at;
+                at = content.after;
+            }
+        }
+        match linked == published && published == self.published {
+            true => Ok(()),
+            false => Err(format!("{published} blocks published, {linked} filed, {} counted", self.published)),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+use crate::BlockId;
+
+const NONE: BlockId = BlockId::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    before: BlockId,
+    after: BlockId,
+}
+
+/// Blocks in the order in which they were let go of; any can be taken out.
+#[derive(Clone, Debug)]
+pub(super) struct Lru {
+    links: Vec<Link>,
+    oldest: BlockId,
+    newest: BlockId,
+    len: u32,
+}
+
+impl Lru {
+    pub(super) fn new(bound: u32) -> Self {
+        let unlinked = Link { before: NONE, after: NONE };
+        Self { links: vec![unlinked; bound as usize], oldest: NONE, newest: NONE, len: 0 }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+
+    pub(super) fn oldest(&self) -> Option<BlockId> {
+        (self.oldest != NONE).then_some(self.oldest)
+    }
+
+    /// Oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
+        std::iter::successors(self.oldest(), |&block| {
+            Some(self.links[block as usize].after).filter(|&after| after != NONE)
+        })
+    }
+
+    pub(super) fn push(&mut self, block: BlockId) {
+        self.links[block as usize] = Link { before: self.newest, after: NONE };
+        match self.newest {
+            NONE => self.oldest = block,
+            newest => self.links[newest as usize].after = block,
+        }
+        self.newest = block;
+        self.len += 1;
+    }
+
+    pub(super) fn remove(&mut self, block: BlockId) {
+        let Link { before, after } = self.links[block as usize];
+        match before {
+            NONE => self.oldest = after,
+            before => self.links[before as usize].after = after,
+        }
+        match after {
+            NONE => self.newest = before,
+            after => self.links[after as usize].before = before,
+        }
+        self.len -= 1;
+    }
+}

@@ -1,0 +1,67 @@
+//! `--cache paged`: blocks shared by chained content hashes, evicted out of the free list.
+
+mod events;
+mod hash;
+mod index;
+mod lru;
+
+pub use events::CacheEvent;
+pub use hash::block_hash;
+pub use index::HashIndex;
+
+use crate::blocks::{BlockCache, BlockConfig};
+use crate::{BlockId, CacheError, SeqId, Token};
+
+/// Blocks with reference counts, found again by a hash over their tokens and those before them.
+pub type Paged = BlockCache<HashIndex>;
+
+impl Paged {
+    /// An empty cache.
+    pub fn new(config: BlockConfig) -> Result<Self, CacheError> {
+        Self::over(HashIndex::new(&config)?, config)
+    }
+
+    /// Publishes those of a sequence's full blocks that lie in `start .. end`, unless the block before them is not
+    /// published: K and V that came from outside arrive in ranges. Returns how many are published now that were not.
+    pub fn publish_range(
+        &mut self,
+        seq: SeqId,
+        tokens: &[Token],
+        start: u32,
+        end: u32,
+    ) -> Result<u32, CacheError> {
+        let block_size = self.config().block_size;
+        let before = self.index().published();
+        self.publish_blocks(seq, tokens, start / block_size, end / block_size)?;
+        Ok(self.index().published() - before)
+    }
+
+    /// Leading tokens of a sequence that are in published blocks.
+    pub fn published_tokens(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.published_blocks(seq)? * self.config().block_size)
+    }
+
+    /// The hash of a sequence's block `at`, if it is published.
+    pub fn hash_of(&self, seq: SeqId, at: u32) -> Result<Option<u64>, CacheError> {
+        let block = self.table(seq)?.get(at as usize);
+        Ok(block.and_then(|&block| self.index().hash_of(block)))
+    }
+
+    /// Begins to record what is stored, removed and cleared.
+    pub fn record_events(&mut self) {
+        self.index_mut().record_events();
+    }
+
+    /// What was recorded since it was last asked for.
+    pub fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.index_mut().take_events()
+    }
+}
+
+/// A block that a prompt's hash names.
+impl Paged {
+    /// A published block with this hash.
+    pub fn find_hash(&self, hash: u64) -> Option<BlockId> {
+        self.index().find_hash(hash)
+    }
+}
