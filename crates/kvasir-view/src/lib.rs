@@ -1,2 +1,106 @@
-//! The drawing of steps, slots and timings: one script and style, in saved pages and live.
+//! The drawing of steps, slots and timings: one script and one style, in saved pages and on the live page.
+//!
+//! [`page`] puts a trace into one self-contained HTML file. A live page loads [`script`] and [`STYLE`] instead, makes
+//! `new KvasirView(element, data, {follow: true, deep: false})` and feeds it one step after another with `push(step)`.
+//!
+//! # The data
+//!
+//! `{title, setup, first, total, steps, report}`. `setup` says what ran: `policy`, `cache`, `block_size`, `capacity`
+//! in slots, `dummy_blocks`, `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `chunk_size`, `max_batch_tkv`,
+//! `rectangular`, `device`, `notes`. `first` is the number of steps left out before the first of `steps`, `total` the
+//! number in the run. `report` is `{numbers: [[name, text]], series: [{title, unit, points: [[x, y]]}], percentiles:
+//! [{name, values}]}` over the whole run, `values` rising in equal shares and in nanoseconds; without it rates are
+//! taken from the steps.
+//!
+//! A step is what one call of `schedule` decided, and what came back before the next call. Absent keys changed nothing:
+//!
+//! | key | value |
+//! |---|---|
+//! | `step`, `at`, `kind` | its number (none if nothing ran), when in ns, `prefill`, `decode`, `mixed` or `dummy` |
+//! | `arrived` | `[id, prompt, most outputs, name?]` |
+//! | `admitted`, `preempted` | `[id, tokens found in the cache]`; ids |
+//! | `rows` | `[id, 0 prefill or 1 decode, first token, tokens, redirected, left padding in blocks, drafts]` |
+//! | `tables` | `[id, blocks kept, then new ones: an id, or [first, count]]` |
+//! | `held`, `rest_waiting`, `rest_running` | `[id, reason]`; the reason of all others |
+//! | `outputs`, `ended` | `[id, new tokens]`; `[id, why]` |
+//! | `retired` | `[step, ns on the device]` |
+//! | `room`, `promised` | slots `[free, evictable, held, leased]`; slots promised to running requests |
+//! | `map` | `[first block, blocks, 0 free, 1 cached, 2 held, 3 leased, 4 dummy]` |
+//! | `waiting`, `running` | how many |
 #![forbid(unsafe_code)]
+
+/// The style of the page.
+pub const STYLE: &str = include_str!("page/style.css");
+
+const PAGE: &str = include_str!("page/page.html");
+
+const SCRIPTS: [&str; 6] = [
+    include_str!("page/words.js"),
+    include_str!("page/model.js"),
+    include_str!("page/panels.js"),
+    include_str!("page/map.js"),
+    include_str!("page/plots.js"),
+    include_str!("page/app.js"),
+];
+
+/// The drawing code; it defines `KvasirView` and nothing else.
+pub fn script() -> String {
+    format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat())
+}
+
+/// A page that draws `data`, a JSON object as the crate's documentation has it. It needs no network.
+pub fn page(title: &str, data: &str) -> String {
+    let mut out = String::with_capacity(PAGE.len() + STYLE.len() + data.len() + (1 << 16));
+    let mut rest = PAGE;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let Some((name, after)) = after.split_once("}}") else { break };
+        out.push_str(before);
+        match name {
+            "title" => push_escaped(&mut out, title),
+            "style" => out.push_str(STYLE),
+            "script" => out.push_str(&script()),
+            // `<` occurs only in strings; written like this it can neither end the element nor begin a comment.
+            _ => data.split('<').enumerate().for_each(|(i, part)| {
+                out.push_str(if i > 0 { "\\u003c" } else { "" });
+                out.push_str(part);
+            }),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+fn push_escaped(out: &mut String, text: &str) {
+    for c in text.chars() {
+        match c {
+            '<' => out.push_str("&lt;"),
+            '&' => out.push_str("&amp;"),
+            c => out.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{page, script};
+
+    #[test]
+    fn data_cannot_break_out_of_its_element() {
+        let page = page("a < b", r#"{"title":"</script><!--<script>"}"#);
+        assert!(page.contains("<title>a &lt; b</title>"));
+        assert!(page.contains(r#"{"title":"\u003c/script>\u003c!--\u003cscript>"}"#));
+        assert_eq!(page.matches("</script>").count(), 2);
+    }
+
+    #[test]
+    fn the_page_fetches_nothing() {
+        let page = page("t", "{}");
+        for forbidden in
+            ["http://", "https://", "src=", "href=", "@import", "url(", "fetch(", "import(", "{{"]
+        {
+            assert!(!page.contains(forbidden), "{forbidden}");
+        }
+        assert!(!script().contains("</script"), "the script must not end its own element");
+    }
+}
