@@ -48,7 +48,9 @@ impl Core {
             outbox: Outbox::default(),
             binds: Vec::new(),
             claim_rows: Vec::new(),
+            speculates: false,
             in_flight: 0,
+            moves_due: false,
             unswept: false,
             round: 0,
         };
@@ -71,9 +73,10 @@ impl Core {
         self.costs = costs;
     }
 
-    /// Announces how many drafts a decode row may carry.
+    /// Announces how many drafts a decode row may carry. A sequence then waits for its token before it goes on.
     pub fn set_spec_steps(&mut self, tokens: u32) {
         self.spec_steps = tokens;
+        self.world.speculates = tokens > 0;
     }
 
     /// Gives a request drafts for its next decode; with `parents` they are a tree, whose node 0 is the newest
@@ -108,7 +111,7 @@ impl Core {
         Ok(id)
     }
 
-    /// Queues `n` requests with one prompt and noise of their own each. The first computes the prompt; where the cache
+    /// Queues `n` requests with one prompt, noise of their own each and consecutive tags. The first computes the prompt; where the cache
     /// shares prefixes, the others wait for it.
     pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
         if n == 0 {
@@ -118,6 +121,7 @@ impl Core {
         let mut ids = vec![leader];
         for i in 1..n {
             let mut sibling = request.clone();
+            sibling.tag = sibling.tag.wrapping_add(u64::from(i));
             sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(u64::from(i));
             let id = self.add(sibling, now)?;
             if self.world.has_prefix {
@@ -201,6 +205,7 @@ impl Core {
         world.picked_tokens = 0;
         world.picked_slots = 0;
         world.record.reset(now);
+        world.record.costs = self.costs;
         self.policy.schedule(&mut Desk { world, now, costs: self.costs });
         let mut step = self.spare.pop().unwrap_or_default();
         let id = self.next_step;

@@ -243,7 +243,7 @@ impl Desk<'_> {
     /// Why a running sequence cannot be fed now whatever the room, if so.
     pub fn must_wait(&self, entry: u32) -> Option<Reason> {
         let sequence = &self.world.slab[entry];
-        if sequence.verifying {
+        if sequence.in_flight > 0 && (sequence.verifying || self.world.speculates) {
             return Some(Reason::Verifying);
         }
         if sequence.in_flight > 0 && sequence.outputs_left() == 0 {

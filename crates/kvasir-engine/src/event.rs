@@ -42,6 +42,12 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// Of a request of which nothing is known yet.
+    pub(crate) fn blank(request: RequestId, finish: Finish) -> Self {
+        let timings = Timings::default();
+        Self { request, tag: 0, finish, prompt: 0, outputs: 0, cached: 0, preemptions: 0, timings }
+    }
+
     pub(crate) fn of(sequence: &Sequence, finish: Finish) -> Self {
         Self {
             request: sequence.id,

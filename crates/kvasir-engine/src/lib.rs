@@ -1,17 +1,20 @@
 //! Sequences, policies and the step loop: everything that decides.
 //!
 //! A [`Core`] owns a policy, a cache, a queue and the sequences; it is pure logic, driven from outside with the time
-//! handed in. An engine runs it over an [`Executor`](kvasir_exec::Executor).
+//! handed in. An [`Engine`] runs it over an [`Executor`](kvasir_exec::Executor).
 #![forbid(unsafe_code)]
 
 mod check;
 mod core;
 mod desk;
 mod draft;
+mod engine;
 mod event;
 mod finish;
 mod limits;
 mod make;
+mod meter;
+mod observer;
 mod policy;
 mod queue;
 mod reason;
@@ -19,6 +22,7 @@ mod record;
 pub mod rectangular;
 mod request;
 mod sequence;
+mod serve;
 mod settle;
 mod slab;
 mod stop;
@@ -27,12 +31,15 @@ mod world;
 pub use self::core::Core;
 pub use desk::{Admit, Desk, Feed};
 pub use draft::{DraftStats, Drafter, Proposal};
+pub use engine::{Completion, Engine, Exit, Turn};
 pub use event::{Event, Outbox, Summary};
 pub use finish::{Fault, Finish, Parameter, Refusal};
 pub use limits::{Costs, Limits};
-pub use policy::{Chunking, Policy, PrefillFirst, PublishAt, prefill_chunk};
+pub use observer::Observer;
+pub use policy::{Chunked, Chunking, Mixing, Policy, PrefillFirst, PublishAt, prefill_chunk};
 pub use queue::Order;
 pub use reason::Reason;
 pub use record::{Admission, Held, Nanos, StepRecord};
 pub use request::{Params, Request, RequestId};
 pub use sequence::{Sequence, Status, Timings};
+pub use serve::Message;

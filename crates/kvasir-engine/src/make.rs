@@ -1,6 +1,6 @@
 //! From the policy's picks to a step: claim, batch, plan.
 
-use crate::{Core, Fault, Finish, Nanos, Reason, world::Pick};
+use crate::{Core, Fault, Finish, Nanos, Reason, sequence::Moves, world::Pick};
 use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
 use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId};
 
@@ -166,5 +166,11 @@ impl Core {
             _ => StepKind::Mixed,
         };
         world.in_flight += 1;
+        if std::mem::take(&mut world.moves_due) {
+            for entry in &world.running {
+                let moves = &mut world.slab[*entry].moves;
+                *moves = if *moves == Moves::Due { Moves::In(batch.step) } else { *moves };
+            }
+        }
     }
 }

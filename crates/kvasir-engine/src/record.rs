@@ -1,4 +1,4 @@
-use crate::{Reason, RequestId};
+use crate::{Costs, Reason, RequestId};
 use kvasir_exec::StepKind;
 use kvasir_kv::{Room, StepId};
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,8 @@ pub struct StepRecord {
     pub room: Room,
     /// Slots promised to running requests and not claimed yet.
     pub promised: u32,
+    /// What the policy was told that steps cost.
+    pub costs: Costs,
 }
 
 impl StepRecord {

@@ -1,6 +1,6 @@
 use crate::{Finish, Nanos, Params, RequestId};
 use kvasir_exec::PoolRow;
-use kvasir_kv::{SeqId, Token};
+use kvasir_kv::{SeqId, StepId, Token};
 use serde::{Deserialize, Serialize};
 
 /// Where a request stands.
@@ -14,6 +14,17 @@ pub enum Status {
     Running,
     /// Ended; kept only while a step in flight names it.
     Finished,
+}
+
+/// Where the row moves of a sequence's accepted drafts are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Moves {
+    #[default]
+    None,
+    /// They go out with the next step, whoever is in it.
+    Due,
+    /// They are part of this step.
+    In(StepId),
 }
 
 /// When what happened to a request.
@@ -59,6 +70,8 @@ pub struct Sequence {
     pub(crate) prefilled: bool,
     /// The step in flight verifies drafts of it.
     pub(crate) verifying: bool,
+    /// Row moves of its accepted drafts that the next step makes, or that a step in flight makes.
+    pub(crate) moves: Moves,
     /// Drafts for its next decode.
     pub(crate) drafts: Vec<Token>,
     /// Their parents when they are a tree; node 0 is the newest committed token.

@@ -1,8 +1,16 @@
 //! What becomes of a step: its outputs are committed, or it is undone.
 
-use crate::{Core, Fault, Finish, Nanos, Status, stop};
+use crate::{Core, Fault, Finish, Nanos, Status, sequence::Moves, stop};
 use kvasir_exec::{BatchRow, Phase, Step, StepError};
 use kvasir_sample::accept;
+
+fn fault(error: &StepError) -> Fault {
+    match error {
+        StepError::Failed(_) => Fault::Step,
+        StepError::OutOfMemory(_) => Fault::OutOfMemory,
+        StepError::Lost(_) => Fault::DeviceLost,
+    }
+}
 
 impl Core {
     /// Takes in what a step yielded. Steps come back in the order in which they were made.
@@ -26,7 +34,22 @@ impl Core {
             }
             self.world.release_row(entry);
         }
+        if let Err(error) = result {
+            self.fail_moved(step, error, now);
+        }
         self.world.sweep_if_marked();
+    }
+
+    /// Row moves belong to sequences that need not be in the step. Those of a failed step were perhaps not made.
+    fn fail_moved(&mut self, step: &Step, error: &StepError, now: Nanos) {
+        for i in 0..self.world.running.len() {
+            let entry = self.world.running[i];
+            let sequence = &self.world.slab[entry];
+            if sequence.status == Status::Running && sequence.moves == Moves::In(step.batch.step) {
+                let first = sequence.outputs().len() as u32;
+                self.world.finish(entry, Finish::Failed(fault(error)), None, first, now);
+            }
+        }
     }
 
     fn fail_row(&mut self, entry: u32, row: &BatchRow, error: &StepError, now: Nanos) {
@@ -34,13 +57,8 @@ impl Core {
         sequence.verifying = false;
         // One that was preempted meanwhile lost nothing: it computes everything again anyway.
         if sequence.cache == Some(row.seq) {
-            let fault = match error {
-                StepError::Failed(_) => Fault::Step,
-                StepError::OutOfMemory(_) => Fault::OutOfMemory,
-                StepError::Lost(_) => Fault::DeviceLost,
-            };
             let first = sequence.outputs().len() as u32;
-            self.world.finish(entry, Finish::Failed(fault), None, first, now);
+            self.world.finish(entry, Finish::Failed(fault(error)), None, first, now);
         }
     }
 
@@ -106,7 +124,13 @@ impl Core {
             None => Ok(()),
             Some(_) => {
                 self.accepted.insert(0, 0);
-                world.cache.tree().and_then(|face| face.commit(row.seq, &self.accepted).map(|_| ()))
+                let moves =
+                    world.cache.tree().and_then(|face| face.commit(row.seq, &self.accepted).map(<[_]>::len));
+                if moves.as_ref().is_ok_and(|moves| *moves > 0) {
+                    world.slab[entry].moves = Moves::Due;
+                    world.moves_due = true;
+                }
+                moves.map(|_| ())
             }
         };
         world.renew_promise(entry);
@@ -145,6 +169,14 @@ impl Core {
         let cancelled = self.world.cache.cancel(step.batch.step);
         debug_assert!(cancelled.is_ok(), "{cancelled:?}");
         self.world.in_flight = self.world.in_flight.saturating_sub(1);
+        let id = step.batch.step;
+        for i in 0..self.world.running.len() {
+            let entry = self.world.running[i];
+            if self.world.slab[entry].moves == Moves::In(id) {
+                self.world.slab[entry].moves = Moves::Due;
+                self.world.moves_due = true;
+            }
+        }
         for row in step.batch.rows.iter().rev() {
             let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) else { continue };
             let sequence = &mut self.world.slab[entry];

@@ -1,3 +1,4 @@
+use crate::sequence::Moves;
 use crate::{
     Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, Status, StepRecord, Summary,
     queue::Queue, slab::Slab,
@@ -42,8 +43,12 @@ pub(crate) struct World {
     pub(crate) outbox: Outbox,
     pub(crate) binds: Vec<(PoolRow, SequenceSpec)>,
     pub(crate) claim_rows: Vec<ClaimRow>,
+    /// Drafts are made once a token is seen, so nothing is fed before.
+    pub(crate) speculates: bool,
     /// Steps scheduled and not come back.
     pub(crate) in_flight: u32,
+    /// Row moves of somebody go out with the next step.
+    pub(crate) moves_due: bool,
     /// A running request has ended and is still listed.
     pub(crate) unswept: bool,
     /// Number of this `schedule` call.
@@ -111,6 +116,7 @@ impl World {
         sequence.published = 0;
         sequence.hit = 0;
         sequence.prefilled = false;
+        sequence.moves = Moves::None;
         sequence.drafts.clear();
         sequence.parents.clear();
         if let Some(seq) = sequence.cache.take() {

@@ -26,10 +26,11 @@ pub enum StepKind {
 }
 
 /// What one row does in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Feeds known tokens: a prompt, or everything again after a preemption.
+    #[default]
     Prefill,
     /// Feeds the newest token, and drafts behind it.
     Decode,
@@ -46,7 +47,7 @@ pub struct Drafts {
 }
 
 /// One sequence's part of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BatchRow {
     /// The request, as the engine numbers it; opaque here.
     pub request: u64,

@@ -11,7 +11,7 @@ pub type BlockId = u32;
 
 /// One sequence inside one cache. The low half is an index into the cache's own table, the high half counts
 /// how often that index was used, so an id is never issued twice and a stale one is recognised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SeqId(pub u64);
 
 impl SeqId {

@@ -1,7 +1,10 @@
 //! Policies: what runs in the next step. Each is one file.
 
+mod chunked;
 mod prefill_first;
+mod room;
 
+pub use chunked::{Chunked, Mixing};
 pub use prefill_first::{Chunking, PrefillFirst, prefill_chunk};
 
 use crate::{Desk, Limits, Refusal};

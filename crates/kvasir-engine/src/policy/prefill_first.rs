@@ -1,4 +1,7 @@
-use super::Policy;
+use super::{
+    Policy,
+    room::{make_room, never_fits},
+};
 use crate::{Admit, Desk, Feed, Limits, Nanos, Reason, Refusal};
 
 /// Whether prompts may be cut.
@@ -103,7 +106,7 @@ impl PrefillFirst {
             return;
         }
         while let Some(entry) = desk.next_waiting() {
-            if self.never_fits(desk, entry) {
+            if never_fits(desk, entry) {
                 desk.give_up(entry);
                 continue;
             }
@@ -120,12 +123,6 @@ impl PrefillFirst {
                 return;
             }
         }
-    }
-
-    /// One that grew while it ran may be larger than the pool by now.
-    fn never_fits(&self, desk: &Desk<'_>, entry: u32) -> bool {
-        let sequence = desk.sequence(entry);
-        sequence.in_flight() == 0 && desk.whole_blocks(sequence.len()) > desk.capacity()
     }
 
     /// Why the step has no tokens left for a newcomer, looked up before it is admitted.
@@ -155,27 +152,23 @@ impl PrefillFirst {
     fn decode(&self, desk: &mut Desk<'_>) {
         let mut i = 0;
         while let Some(entry) = desk.running_at(i) {
+            if desk.sequence(entry).is_prefilling() {
+                i += 1;
+                continue;
+            }
             match desk.decode(entry, 0) {
                 Ok(()) => i += 1,
-                Err(Reason::NoRoom { .. }) => match self.make_room(desk, i) {
-                    Some(true) => {}
-                    Some(false) => return,
-                    None => i += 1,
-                },
+                Err(Reason::NoRoom { .. }) => {
+                    if !make_room(desk, i) {
+                        return;
+                    }
+                }
                 Err(reason) => {
                     desk.hold(entry, reason);
                     i += 1;
                 }
             }
         }
-    }
-
-    /// Preempts the one admitted last. True if it was somebody else, so that it is worth trying again; false if it was
-    /// the `i`-th itself; none if nobody can be preempted.
-    fn make_room(&self, desk: &mut Desk<'_>, i: usize) -> Option<bool> {
-        let last = desk.running() - 1;
-        let victim = desk.running_at(last)?;
-        desk.preempt(victim).then_some(last > i)
     }
 }
 

@@ -1,0 +1,308 @@
+use crate::{
+    Core, Drafter, Fault, Finish, Nanos, Observer, Proposal, Refusal, Request, RequestId, Status, Summary,
+    meter::CostMeter,
+};
+use kvasir_exec::{Executor, Step, StepError};
+use kvasir_kv::Token;
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+};
+
+/// Why an engine has stopped for good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It was told to.
+    Asked,
+    /// Everybody who could send it something is gone.
+    Closed,
+    /// The executor is gone; everybody has been told.
+    DeviceLost(String),
+    /// Its bookkeeping does not add up: a defect.
+    Broken(String),
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Asked => write!(f, "asked to leave"),
+            Self::Closed => write!(f, "nobody is left to serve"),
+            Self::DeviceLost(why) => write!(f, "device lost: {why}"),
+            Self::Broken(why) => write!(f, "bookkeeping does not add up: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for Exit {}
+
+/// What one turn of the loop did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// A step was handed over or came back.
+    Ran,
+    /// Somebody waits, and nobody can run now.
+    Held,
+    /// There is nobody.
+    Idle,
+}
+
+/// One completed request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// Its output tokens.
+    pub tokens: Vec<Token>,
+    /// How it went.
+    pub summary: Summary,
+}
+
+/// A core run over an executor.
+///
+/// With overlap, step n + 1 is made and handed over while step n runs; what the host has not seen yet stays on the
+/// device. Without it each step is waited for at once. The tokens are the same.
+pub struct Engine<E: Executor> {
+    core: Core,
+    executor: E,
+    clock: Box<dyn FnMut() -> Nanos + Send>,
+    overlap: bool,
+    depth: usize,
+    pending: VecDeque<E::Pending>,
+    /// A step that the executor has no room for before the oldest has come back.
+    ready: Option<Box<Step>>,
+    drafter: Option<Box<dyn Drafter>>,
+    proposal: Proposal,
+    observer: Option<Box<dyn Observer>>,
+    meter: CostMeter,
+    lost: Option<String>,
+}
+
+impl<E: Executor> Engine<E> {
+    /// An engine with nothing to do. `clock` gives nanoseconds.
+    pub fn new(core: Core, executor: E, clock: impl FnMut() -> Nanos + Send + 'static) -> Self {
+        Self {
+            depth: executor.abilities().depth.max(1) as usize,
+            core,
+            executor,
+            clock: Box::new(clock),
+            overlap: true,
+            pending: VecDeque::new(),
+            ready: None,
+            drafter: None,
+            proposal: Proposal::default(),
+            observer: None,
+            meter: CostMeter::default(),
+            lost: None,
+        }
+    }
+
+    /// `--overlap`.
+    pub fn overlap(mut self, on: bool) -> Self {
+        self.overlap = on;
+        self
+    }
+
+    /// Lets `drafter` guess ahead.
+    pub fn draft(mut self, drafter: Box<dyn Drafter>) -> Self {
+        self.core.set_spec_steps(drafter.width());
+        self.drafter = Some(drafter);
+        self
+    }
+
+    /// Lets `observer` see every step.
+    pub fn observe(mut self, observer: Box<dyn Observer>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// The core.
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// The core, for requests and events.
+    pub fn core_mut(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
+    /// The executor.
+    pub fn executor(&self) -> &E {
+        &self.executor
+    }
+
+    /// The executor, between steps.
+    pub fn executor_mut(&mut self) -> &mut E {
+        &mut self.executor
+    }
+
+    /// The time.
+    pub fn now(&mut self) -> Nanos {
+        (self.clock)()
+    }
+
+    /// Queues a request.
+    pub fn add_request(&mut self, request: Request) -> Result<RequestId, Refusal> {
+        let now = self.now();
+        self.core.add(request, now)
+    }
+
+    /// Ends a request at once.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        let now = self.now();
+        self.core.abort(id, now)
+    }
+
+    /// One turn: makes a step if one can be made, and takes in the oldest one in flight if it must.
+    pub fn step(&mut self) -> Result<Turn, Exit> {
+        if let Some(why) = &self.lost {
+            return Err(Exit::DeviceLost(why.clone()));
+        }
+        let made = self.make()?;
+        let keep = if self.overlap && made { 1 } else { 0 };
+        let mut ran = made;
+        while self.pending.len() + usize::from(self.ready.is_some()) > keep {
+            self.take_in()?;
+            ran = true;
+        }
+        Ok(match ran {
+            true => Turn::Ran,
+            false if self.core.is_idle() => Turn::Idle,
+            false => Turn::Held,
+        })
+    }
+
+    /// Makes the next step and hands it over, or keeps it until the executor can take it.
+    fn make(&mut self) -> Result<bool, Exit> {
+        let now = self.now();
+        self.core.set_costs(self.meter.costs());
+        let Some(step) = self.core.schedule(now) else { return Ok(false) };
+        for (row, spec) in self.core.take_binds() {
+            self.executor.bind(row, spec);
+        }
+        if let Some(observer) = &mut self.observer {
+            observer.scheduled(&self.core, &step);
+        }
+        match self.pending.len() < self.depth {
+            true => self.submit(step)?,
+            false => self.ready = Some(step),
+        }
+        Ok(true)
+    }
+
+    fn submit(&mut self, step: Box<Step>) -> Result<(), Exit> {
+        if let Err(stale) = self.core.cache().check_fresh(&step.plan) {
+            return Err(Exit::Broken(stale.to_string()));
+        }
+        match self.executor.submit(step) {
+            Ok(pending) => {
+                self.pending.push_back(pending);
+                Ok(())
+            }
+            Err(refused) => {
+                let now = self.now();
+                self.core.reject(&refused.step, &refused.error, now);
+                self.core.recycle(refused.step);
+                match refused.error {
+                    StepError::Lost(why) => Err(self.lose(why)),
+                    StepError::Failed(_) | StepError::OutOfMemory(_) => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Waits for the oldest step, hands over the next one so that the device is not idle meanwhile, and takes it in.
+    fn take_in(&mut self) -> Result<(), Exit> {
+        let Some(pending) = self.pending.pop_front() else {
+            return match self.ready.take() {
+                Some(step) => self.submit(step),
+                None => Ok(()),
+            };
+        };
+        let (step, result) = self.executor.wait(pending);
+        let handed = match self.ready.take() {
+            Some(next) => self.submit(next),
+            None => Ok(()),
+        };
+        let now = self.now();
+        self.core.postprocess(&step, &result, now);
+        if result.is_ok() {
+            self.meter.see(&step.batch, step.output.device_ns);
+            self.propose(&step);
+        }
+        if let Some(observer) = &mut self.observer {
+            observer.completed(&self.core, &step, &result, now);
+        }
+        self.core.recycle(step);
+        match result {
+            Err(StepError::Lost(why)) => Err(self.lose(why)),
+            _ => handed,
+        }
+    }
+
+    fn propose(&mut self, step: &Step) {
+        let Some(drafter) = &mut self.drafter else { return };
+        for row in step.batch.rows.iter().filter(|row| row.samples()) {
+            let id = RequestId(row.request);
+            match self.core.sequence(id) {
+                Some(sequence) if sequence.status() == Status::Running && sequence.in_flight() == 0 => {
+                    self.proposal.tokens.clear();
+                    self.proposal.parents.clear();
+                    drafter.propose(sequence, &mut self.proposal);
+                    self.core.set_drafts(id, &self.proposal.tokens, &self.proposal.parents);
+                }
+                Some(_) => {}
+                None => drafter.forget(id),
+            }
+        }
+    }
+
+    /// The executor is gone: nothing comes back, so everybody is told and nothing is handed over again.
+    fn lose(&mut self, why: String) -> Exit {
+        let now = self.now();
+        self.lost = Some(why.clone());
+        self.core.fail_all(Fault::DeviceLost, now);
+        Exit::DeviceLost(why)
+    }
+
+    /// Runs until nobody is left.
+    pub fn drain(&mut self) -> Result<(), Exit> {
+        loop {
+            match self.step()? {
+                Turn::Ran | Turn::Held => {}
+                Turn::Idle => return Ok(()),
+            }
+        }
+    }
+
+    /// Completes all `requests`, in their order; the refused among them with their refusal. Events of other requests
+    /// that end meanwhile are dropped.
+    pub fn generate(&mut self, requests: Vec<Request>) -> Result<Vec<Result<Completion, Refusal>>, Exit> {
+        let mut index = HashMap::new();
+        let mut results: Vec<Result<Completion, Refusal>> = Vec::with_capacity(requests.len());
+        for request in requests {
+            let added = self.add_request(request);
+            if let Ok(id) = added {
+                index.insert(id, results.len());
+            }
+            let blank = |id| Summary::blank(id, Finish::Aborted);
+            results.push(added.map(|id| Completion { tokens: Vec::new(), summary: blank(id) }));
+        }
+        let mut left = index.len();
+        while left > 0 {
+            let turn = self.step();
+            let outbox = self.core.outbox();
+            for (event, tokens) in outbox.iter() {
+                if let Some(Ok(completion)) = index.get(&event.request).and_then(|i| results.get_mut(*i)) {
+                    completion.tokens.extend_from_slice(tokens);
+                }
+            }
+            for summary in &outbox.ended {
+                if let Some(Ok(completion)) = index.get(&summary.request).and_then(|i| results.get_mut(*i)) {
+                    completion.summary = *summary;
+                    left -= 1;
+                }
+            }
+            outbox.clear();
+            turn?;
+        }
+        Ok(results)
+    }
+}

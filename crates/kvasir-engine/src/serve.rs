@@ -1,0 +1,154 @@
+use crate::{Engine, Exit, Nanos, Outbox, Request, RequestId, Turn};
+use kvasir_exec::Executor;
+use std::{
+    collections::HashMap,
+    sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError},
+    time::Duration,
+};
+
+/// What an engine on its own thread is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// Run this `n` times with noise of its own each; sibling `i` gets the tag `request.tag + i`. Tags are not in use.
+    Add {
+        /// The request.
+        request: Box<Request>,
+        /// Siblings.
+        n: u32,
+    },
+    /// Its client left.
+    Abort {
+        /// Its tag.
+        tag: u64,
+    },
+    /// Its text stops after `keep` outputs.
+    StopAt {
+        /// Its tag.
+        tag: u64,
+        /// Outputs that are kept.
+        keep: u32,
+    },
+    /// Take no more and leave when everybody is done.
+    Drain,
+    /// Leave at once; everybody is told.
+    Exit,
+}
+
+/// Messages taken in between two steps at most, so that a flood of them does not stop the device.
+const MESSAGES_PER_TURN: usize = 1024;
+/// How long to look away while somebody waits whom time alone may let in.
+const NAP: Duration = Duration::from_millis(1);
+
+impl<E: Executor> Engine<E> {
+    /// Serves `inbox` until told to leave, giving everything that clients must hear to `deliver`. With nothing to do
+    /// it checks its invariants, then blocks.
+    pub fn serve(&mut self, inbox: &Receiver<Message>, mut deliver: impl FnMut(&Outbox)) -> Exit {
+        let mut desk = FrontDesk::default();
+        loop {
+            let turn = match desk.take_messages(self, inbox) {
+                Some(exit) => Err(exit),
+                None => self.step(),
+            };
+            if !self.core_mut().outbox().is_empty() {
+                desk.forget(self.core_mut().outbox());
+                deliver(self.core_mut().outbox());
+                self.core_mut().outbox().clear();
+            }
+            match turn {
+                Err(exit) => return exit,
+                Ok(Turn::Ran) => {}
+                Ok(Turn::Held) => desk.pause(self, inbox.recv_timeout(NAP)),
+                Ok(Turn::Idle) if desk.draining => return Exit::Asked,
+                Ok(Turn::Idle) => {
+                    if let Err(why) = self.core().check_invariants() {
+                        return Exit::Broken(why);
+                    }
+                    desk.pause(self, inbox.recv().map_err(|_| RecvTimeoutError::Disconnected));
+                }
+            }
+        }
+    }
+}
+
+/// Who is known under which tag.
+#[derive(Default)]
+struct FrontDesk {
+    ids: HashMap<u64, RequestId>,
+    draining: bool,
+    exit: Option<Exit>,
+}
+
+impl FrontDesk {
+    fn take_messages<E: Executor>(
+        &mut self,
+        engine: &mut Engine<E>,
+        inbox: &Receiver<Message>,
+    ) -> Option<Exit> {
+        for _ in 0..MESSAGES_PER_TURN {
+            if self.exit.is_some() {
+                break;
+            }
+            match inbox.try_recv() {
+                Ok(message) => self.take(engine, message),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    // Those who run are finished for nobody, unless we were asked to.
+                    if !self.draining {
+                        self.exit = Some(Exit::Closed);
+                    }
+                    break;
+                }
+            }
+        }
+        if self.exit.is_some() {
+            let now = engine.now();
+            let ids: Vec<RequestId> = self.ids.values().copied().collect();
+            ids.iter().for_each(|id| {
+                engine.core_mut().abort(*id, now);
+            });
+        }
+        self.exit.take()
+    }
+
+    fn pause<E: Executor>(&mut self, engine: &mut Engine<E>, got: Result<Message, RecvTimeoutError>) {
+        match got {
+            Ok(message) => self.take(engine, message),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) if self.draining => {}
+            Err(RecvTimeoutError::Disconnected) => self.exit = Some(Exit::Closed),
+        }
+    }
+
+    fn take<E: Executor>(&mut self, engine: &mut Engine<E>, message: Message) {
+        let now: Nanos = engine.now();
+        match message {
+            Message::Add { request, n } => {
+                let tag = request.tag;
+                // A refusal is in the outbox already.
+                if let Ok(ids) = engine.core_mut().add_siblings(*request, n, now) {
+                    self.ids.extend((tag..).zip(ids));
+                }
+            }
+            Message::Abort { tag } => {
+                if let Some(id) = self.ids.get(&tag) {
+                    engine.core_mut().abort(*id, now);
+                }
+            }
+            Message::StopAt { tag, keep } => {
+                if let Some(id) = self.ids.get(&tag) {
+                    engine.core_mut().stop_at(*id, keep, now);
+                }
+            }
+            Message::Drain => self.draining = true,
+            Message::Exit => self.exit = Some(Exit::Asked),
+        }
+    }
+
+    fn forget(&mut self, outbox: &Outbox) {
+        for summary in &outbox.ended {
+            if self.ids.get(&summary.tag) == Some(&summary.request) {
+                self.ids.remove(&summary.tag);
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+use crate::dice::Dice;
+use kvasir_engine::{Drafter, Proposal, Sequence};
+use kvasir_sim::Toy;
+
+/// A drafter that knows the answer and lies in some of its drafts.
+pub(crate) struct Liar {
+    pub(crate) dice: Dice,
+    pub(crate) width: u32,
+    pub(crate) trees: bool,
+    pub(crate) honesty: u32,
+}
+
+impl Drafter for Liar {
+    fn width(&self) -> u32 {
+        self.width
+    }
+
+    fn proposes_trees(&self) -> bool {
+        self.trees
+    }
+
+    fn propose(&mut self, sequence: &Sequence, proposal: &mut Proposal) {
+        let had = sequence.outputs().len();
+        let answer = Toy::alone(sequence.prompt(), had as u32 + self.width, true);
+        let next = |i: usize| answer.get(had + i).copied().unwrap_or(0);
+        let width = self.dice.between(0, self.width) as usize;
+        if !self.trees {
+            let honest = |dice: &mut Dice, honesty| dice.chance(honesty);
+            for i in 0..width {
+                let right = honest(&mut self.dice, self.honesty);
+                proposal.tokens.push(if right { next(i) } else { 7 });
+            }
+            return;
+        }
+        let mut depths = vec![0usize];
+        for _ in 0..width {
+            let parent = self.dice.between(0, proposal.tokens.len() as u32) as usize;
+            let right = self.dice.chance(self.honesty);
+            proposal.tokens.push(if right { next(depths[parent]) } else { self.dice.pick(&[10, 11, 12]) });
+            proposal.parents.push(parent as i32);
+            depths.push(depths[parent] + 1);
+        }
+    }
+}

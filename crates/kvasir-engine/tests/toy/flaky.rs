@@ -1,0 +1,81 @@
+use crate::dice::Dice;
+use kvasir_kv::*;
+
+/// A cache whose claims sometimes find no room although there is some.
+pub(crate) struct Flaky {
+    pub(crate) inner: Box<dyn Cache>,
+    pub(crate) dice: Dice,
+    pub(crate) percent: u32,
+}
+
+impl Cache for Flaky {
+    fn kind(&self) -> CacheKind {
+        self.inner.kind()
+    }
+    fn capacity(&self) -> u32 {
+        self.inner.capacity()
+    }
+    fn block_size(&self) -> u32 {
+        self.inner.block_size()
+    }
+    fn room(&self) -> Room {
+        self.inner.room()
+    }
+    fn generation(&self) -> u64 {
+        self.inner.generation()
+    }
+    fn open(&mut self) -> Result<SeqId, CacheError> {
+        match self.dice.chance(self.percent) {
+            true => Err(CacheError::TooManySequences),
+            false => self.inner.open(),
+        }
+    }
+    fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.inner.close(seq)
+    }
+    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
+        self.inner.can_extend(seq, tokens)
+    }
+    fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        self.inner.len(seq)
+    }
+    fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        self.inner.claimed_len(seq)
+    }
+    fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
+        self.inner.next_position(seq)
+    }
+    fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+        match self.dice.chance(self.percent) {
+            true => Err(CacheError::Full { needed: 1, available: 0 }),
+            false => self.inner.claim(step, rows),
+        }
+    }
+    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+        self.inner.plan(step, plan)
+    }
+    fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.inner.retire(step)
+    }
+    fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.inner.cancel(step)
+    }
+    fn clear(&mut self) -> Result<(), CacheError> {
+        self.inner.clear()
+    }
+    fn check(&self) -> Result<(), String> {
+        self.inner.check()
+    }
+    fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
+        self.inner.rewind()
+    }
+    fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
+        self.inner.sequences()
+    }
+    fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {
+        self.inner.prefix()
+    }
+    fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
+        self.inner.tree()
+    }
+}

@@ -1,0 +1,30 @@
+//! Random workloads on the toy device: whatever is batched, chunked, cached, preempted, drafted, overlapped, aborted or
+//! failed, each completion equals that of its request alone, and the pool ends at its baseline.
+//!
+//! `KVASIR_WORKLOADS=100000 cargo test --release -p kvasir-engine --test toy` runs more of them.
+
+mod dice;
+mod drafter;
+mod flaky;
+mod workload;
+
+#[test]
+fn every_completion_equals_that_of_its_request_alone() {
+    let count: u64 = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
+    let first: u64 = std::env::var("KVASIR_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let begin = std::time::Instant::now();
+    let mut wrong = Vec::new();
+    for seed in first..first + count {
+        if let Err(why) = workload::run(seed) {
+            wrong.push(why);
+        }
+    }
+    println!("{count} workloads in {:.1?}", begin.elapsed());
+    let shown: Vec<_> = wrong.iter().take(3).collect();
+    assert!(
+        wrong.is_empty(),
+        "{} of {count} workloads are wrong, first:\n{}",
+        wrong.len(),
+        shown.iter().map(|s| s.as_str()).collect::<Vec<_>>().join("\n\n")
+    );
+}

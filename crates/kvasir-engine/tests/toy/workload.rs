@@ -1,0 +1,299 @@
+use crate::{dice::Dice, drafter::Liar, flaky::Flaky};
+use kvasir_engine::*;
+use kvasir_kv::{Cache, Paged, Radix, Token, blocks::BlockConfig};
+use kvasir_sim::{Faults, Toy};
+use std::collections::BTreeMap;
+
+/// Everything that one random workload depends on; printed when it fails.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) seed: u64,
+    pub(crate) cache: &'static str,
+    pub(crate) block: u32,
+    pub(crate) slots: u32,
+    pub(crate) sharing: bool,
+    pub(crate) policy: String,
+    pub(crate) order: Order,
+    pub(crate) overlap: bool,
+    pub(crate) depth: u32,
+    pub(crate) drafts: &'static str,
+    pub(crate) seqs: u32,
+    pub(crate) budget: u32,
+    pub(crate) faults: Faults,
+    pub(crate) flaky: u32,
+    pub(crate) aborts: bool,
+}
+
+struct Asked {
+    request: Request,
+    siblings: u32,
+    at_turn: u32,
+    abort_at: Option<u32>,
+    stop_at: Option<(u32, u32)>,
+}
+
+impl Setup {
+    pub(crate) fn random(seed: u64) -> (Self, Dice) {
+        let mut dice = Dice::new(seed);
+        let cache = dice.pick(CACHES);
+        let block = match cache {
+            "paged" | "radix" => dice.pick(&[1, 2, 3, 4, 8, 16]),
+            _ => 1,
+        };
+        let tight = dice.chance(50);
+        let blocks = if tight { dice.between(24, 48).div_ceil(block) } else { 600u32.div_ceil(block) };
+        let faulty = dice.chance(25);
+        let rare = |dice: &mut Dice| if dice.chance(50) { dice.between(0, 60) } else { 0 };
+        let setup = Self {
+            seed,
+            cache,
+            block,
+            slots: blocks * block,
+            sharing: dice.chance(70),
+            policy: dice.pick(POLICIES).to_owned(),
+            order: dice.pick(&[Order::Fcfs, Order::Priority, Order::Fair]),
+            overlap: dice.chance(60),
+            depth: dice.between(1, 3),
+            drafts: dice.pick(&["off", "off", "chain", "tree"]),
+            seqs: dice.pick(&[1, 2, 3, 5, 8]),
+            budget: dice.pick(&[8, 12, 25, 70, 400]),
+            faults: match faulty {
+                true => Faults {
+                    seed,
+                    refused: rare(&mut dice),
+                    failed: rare(&mut dice),
+                    out_of_memory: rare(&mut dice),
+                    late: rare(&mut dice),
+                    lost: if dice.chance(10) { 20 } else { 0 },
+                },
+                false => Faults::default(),
+            },
+            flaky: if faulty && dice.chance(40) { dice.between(1, 15) } else { 0 },
+            aborts: dice.chance(30),
+        };
+        (setup, dice)
+    }
+
+    fn cache(&self) -> Box<dyn Cache> {
+        let blocks = BlockConfig {
+            block_size: self.block,
+            blocks: self.slots / self.block,
+            sharing: self.sharing,
+            ..BlockConfig::default()
+        };
+        match self.cache {
+            "paged" => Box::new(Paged::new(blocks).unwrap()),
+            "radix" => Box::new(Radix::new(blocks).unwrap()),
+            other => panic!("no cache {other}"),
+        }
+    }
+
+    fn policy(&self, dice: &mut Dice) -> Box<dyn Policy> {
+        match self.policy.as_str() {
+            "whole" => Box::new(PrefillFirst::new(Chunking::Off, 0.0)),
+            "cut" => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),
+            "capped" => Box::new(PrefillFirst::new(Chunking::On { cap: Some(dice.between(1, 9)) }, 0.0)),
+            "delayed" => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.5)),
+            "chunked" => Box::new(Chunked::new(dice.between(1, 30), Mixing::Off)),
+            "mixed" => Box::new(Chunked::new(dice.between(1, 30), Mixing::On { target: None })),
+            "target" => Box::new(Chunked::new(dice.between(1, 90), Mixing::On { target: Some(1500) })),
+            other => panic!("no policy {other}"),
+        }
+    }
+}
+
+pub(crate) const CACHES: &[&str] = &["paged", "radix"];
+pub(crate) const POLICIES: &[&str] = &["whole", "cut", "capped", "delayed", "chunked", "mixed", "target"];
+
+fn requests(dice: &mut Dice, setup: &Setup) -> Vec<Asked> {
+    let trunk: Vec<Token> = (0..40).map(|_| 100 + dice.between(0, 3)).collect();
+    (0..dice.between(1, 8))
+        .map(|i| {
+            let shared = if dice.chance(60) { dice.between(0, 16) } else { 0 };
+            let own = dice.between(1, 14);
+            let mut prompt = trunk[..shared as usize].to_vec();
+            prompt.extend((0..own).map(|_| 100 + dice.between(0, 3)));
+            let params = Params {
+                max_tokens: dice.between(0, 14),
+                ignore_eos: dice.chance(20),
+                eos: vec![Toy::EOS],
+                priority: dice.between(0, 2) as i32,
+                key: dice.next() % 3,
+                salt: dice.next() % 2,
+                serial: dice.chance(10),
+                ..Params::default()
+            };
+            let at = |dice: &mut Dice| dice.between(0, 40);
+            Asked {
+                request: Request { tag: u64::from(i) * 10, prompt, params },
+                siblings: if dice.chance(15) { dice.between(2, 3) } else { 1 },
+                at_turn: dice.between(0, 12),
+                abort_at: (setup.aborts && dice.chance(40)).then(|| at(dice)),
+                stop_at: (setup.aborts && dice.chance(20)).then(|| (at(dice), dice.between(0, 6))),
+            }
+        })
+        .collect()
+}
+
+/// Runs one random workload and says what is wrong with it.
+pub(crate) fn run(seed: u64) -> Result<(), String> {
+    let (setup, mut dice) = Setup::random(seed);
+    drive(&setup, &mut dice).map_err(|why| format!("{why}\n{setup:?}"))
+}
+
+fn engine(setup: &Setup, dice: &mut Dice) -> Engine<Toy> {
+    let limits = Limits {
+        max_num_seqs: setup.seqs,
+        max_num_batched_tokens: setup.budget,
+        max_model_len: if dice.chance(20) { dice.between(20, 40) } else { 400 },
+        prefix_cache: setup.sharing,
+        watermark: if dice.chance(20) { dice.between(0, 200) } else { 0 },
+        ..Limits::default()
+    };
+    let mut cache = setup.cache();
+    if setup.flaky > 0 {
+        cache = Box::new(Flaky { inner: cache, dice: Dice::new(setup.seed ^ 77), percent: setup.flaky });
+    }
+    let trees = setup.drafts == "tree";
+    let drafting = setup.drafts != "off" && (!trees || cache.tree().is_ok());
+    let core = Core::new(limits, setup.order, setup.policy(dice), cache);
+    let mut now = 0;
+    let clock = move || {
+        now += 500;
+        now
+    };
+    let mut engine = Engine::new(core, Toy::with_faults(setup.faults).with_depth(setup.depth), clock);
+    engine = engine.overlap(setup.overlap);
+    if drafting {
+        let (width, honesty) = (dice.between(1, 5), dice.between(0, 100));
+        engine = engine.draft(Box::new(Liar { dice: Dice::new(setup.seed ^ 99), width, trees, honesty }));
+    }
+    engine
+}
+
+#[derive(Default)]
+struct Heard {
+    tokens: Vec<Token>,
+    finish: Option<Finish>,
+}
+
+fn drive(setup: &Setup, dice: &mut Dice) -> Result<(), String> {
+    let mut engine = engine(setup, dice);
+    let asked = requests(dice, setup);
+    let mut heard: BTreeMap<u64, Heard> = BTreeMap::new();
+    let mut ids: BTreeMap<u64, RequestId> = BTreeMap::new();
+    let mut stopped: BTreeMap<u64, u32> = BTreeMap::new();
+    let mut lost = false;
+    for turn in 0..3000 {
+        for one in asked.iter().filter(|one| one.at_turn == turn) {
+            let now = engine.now();
+            if let Ok(added) = engine.core_mut().add_siblings(one.request.clone(), one.siblings, now) {
+                ids.extend((one.request.tag..).zip(added));
+            }
+        }
+        for one in &asked {
+            let (Some(id), now) = (ids.get(&one.request.tag).copied(), engine.now()) else { continue };
+            if one.abort_at == Some(turn) {
+                engine.core_mut().abort(id, now);
+            }
+            if let Some((at, keep)) = one.stop_at
+                && at == turn
+                && engine.core().sequence(id).is_some_and(|s| s.outputs().len() >= keep as usize)
+                && engine.core_mut().stop_at(id, keep, now)
+            {
+                stopped.insert(one.request.tag, keep);
+            }
+        }
+        let turn_done = match engine.step() {
+            Ok(done) => done,
+            Err(Exit::DeviceLost(_)) => {
+                lost = true;
+                Turn::Idle
+            }
+            Err(exit) => return Err(format!("turn {turn}: {exit}")),
+        };
+        if let Some(broken) = engine.executor().violations().first() {
+            return Err(format!("turn {turn}: {broken}"));
+        }
+        engine.core().check_invariants().map_err(|why| format!("turn {turn}: {why}"))?;
+        listen(&mut engine, &mut heard)?;
+        let all_here = asked.iter().all(|one| one.at_turn <= turn);
+        if lost || (all_here && turn_done == Turn::Idle) {
+            return judge(setup, &engine, &asked, &heard, &stopped, lost);
+        }
+    }
+    let (waiting, running) = engine.core().counts();
+    let record = engine.core().record();
+    Err(format!("no end in sight: {waiting} wait, {running} run, {record:?}"))
+}
+
+fn listen(engine: &mut Engine<Toy>, heard: &mut BTreeMap<u64, Heard>) -> Result<(), String> {
+    let outbox = engine.core_mut().outbox();
+    for (event, tokens) in outbox.iter() {
+        let one = heard.entry(event.tag).or_default();
+        if one.finish.is_some() {
+            return Err(format!("request {} hears something after its end: {event:?}", event.tag));
+        }
+        if event.first as usize != one.tokens.len() {
+            return Err(format!(
+                "request {} hears token {} after {}",
+                event.tag,
+                event.first,
+                one.tokens.len()
+            ));
+        }
+        one.tokens.extend_from_slice(tokens);
+        one.finish = event.finish;
+    }
+    outbox.clear();
+    Ok(())
+}
+
+fn judge(
+    setup: &Setup,
+    engine: &Engine<Toy>,
+    asked: &[Asked],
+    heard: &BTreeMap<u64, Heard>,
+    stopped: &BTreeMap<u64, u32>,
+    lost: bool,
+) -> Result<(), String> {
+    for one in asked {
+        let params = &one.request.params;
+        let alone = Toy::alone(&one.request.prompt, params.max_tokens, params.ignore_eos);
+        for tag in one.request.tag..one.request.tag + u64::from(one.siblings) {
+            let Some(got) = heard.get(&tag) else {
+                if lost || one.siblings > 1 {
+                    continue; // never added, or refused with its leader
+                }
+                return Err(format!("request {tag} hears nothing"));
+            };
+            let whole = match got.finish {
+                None => return Err(format!("request {tag} never ends")),
+                Some(Finish::Eos | Finish::MaxTokens) => true,
+                Some(Finish::StopText) => false,
+                Some(Finish::Refused(_) | Finish::Aborted | Finish::ModelLength | Finish::Capacity) => false,
+                Some(Finish::Failed(Fault::Internal)) => {
+                    return Err(format!("request {tag} failed by a defect"));
+                }
+                Some(Finish::Failed(_)) if setup.faults == Faults::default() => {
+                    return Err(format!("request {tag} failed without a fault"));
+                }
+                Some(Finish::Failed(_)) => false,
+                other => return Err(format!("request {tag} ends with {other:?}")),
+            };
+            let right = if whole { got.tokens == alone } else { alone.starts_with(&got.tokens) };
+            if !right {
+                return Err(format!("request {tag}: {:?}, {:?}, alone {alone:?}", got.tokens, got.finish));
+            }
+            let _ = stopped.get(&tag);
+        }
+    }
+    if lost {
+        return Ok(());
+    }
+    let room = engine.core().cache().room();
+    match (room.free + room.evictable, room.held, room.leased) {
+        (all, 0, 0) if all == engine.core().cache().capacity() => Ok(()),
+        _ => Err(format!("the pool does not return to its baseline: {room:?}")),
+    }
+}
