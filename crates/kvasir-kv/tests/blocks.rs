@@ -1,5 +1,7 @@
 //! The verbs of `paged` and `radix`, one rule per test.
 
+#![allow(clippy::unwrap_used)]
+
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Radix, Room, SeqId, StepId, Token};
 

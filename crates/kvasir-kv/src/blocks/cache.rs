@@ -1,6 +1,9 @@
 use super::seq::Seq;
 use super::{BlockCache, Index};
-use crate::{Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId, StepId};
+use crate::{
+    Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId, Sequences, StepId,
+    Tree,
+};
 
 impl<I: Index> Cache for BlockCache<I> {
     fn kind(&self) -> CacheKind {
@@ -94,6 +97,14 @@ impl<I: Index> Cache for BlockCache<I> {
     }
 
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
+        Ok(self)
+    }
+
+    fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
+        Ok(self)
+    }
+
+    fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
         Ok(self)
     }
 

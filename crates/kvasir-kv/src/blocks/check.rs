@@ -1,5 +1,5 @@
 use super::ledger::Uses;
-use super::seq::{HOLE, Seq};
+use super::seq::{HOLE, Pending, Seq};
 use super::{BlockCache, Index};
 use crate::{BlockId, SeqId};
 
@@ -49,7 +49,8 @@ impl<I: Index> BlockCache<I> {
         }
         for (at, &block) in seq.table.iter().enumerate() {
             let rows = at as u32 * block_size..(at as u32 + 1) * block_size;
-            let owns = seq.owned(seq.next).any(|range| range.start < rows.end && rows.start < range.end);
+            let mut owned = seq.owned(seq.next).chain(std::iter::once(seq.next..seq.end()));
+            let owns = owned.any(|range| range.start < rows.end && rows.start < range.end);
             if owns != (block != HOLE) {
                 return fail(format!("block {at} of its table is {block}"));
             }
@@ -57,18 +58,26 @@ impl<I: Index> BlockCache<I> {
                 return fail(format!("block {block} is not below its bound {}", seq.bound));
             }
             let published = (at as u32) < seq.published;
-            if published && seq.holes.is_empty() && !self.ledger.index.is_published(block) {
+            if published && !self.ledger.index.is_published(block) {
                 return fail(format!("block {at} of its table counts as published"));
             }
         }
+        if seq.pending.iter().rev().map(|pending| pending.is_tree).is_sorted_by(|a, b| a >= b) {
+            let nodes: u32 = seq.pending.iter().filter(|pending| pending.is_tree).map(Pending::tokens).sum();
+            if nodes > seq.nodes.unsettled() {
+                return fail(format!("{nodes} nodes in flight of {} unsettled", seq.nodes.unsettled()));
+            }
+        } else {
+            return fail("a claim was made over unsettled nodes".into());
+        }
         let mut end = seq.retired_next();
-        for pending in &seq.pending {
+        for pending in seq.pending.iter().filter(|pending| !pending.is_tree) {
             if pending.start != end || pending.end < pending.start {
                 return fail(format!("claims in flight {:?}", seq.pending));
             }
             end = pending.end;
         }
-        if !seq.pending.is_empty() && end != seq.next {
+        if end != seq.next {
             return fail(format!("claims in flight end at {end}, the sequence at {}", seq.next));
         }
         Ok(())

@@ -1,6 +1,19 @@
 use super::seq::{ClaimedRow, Pending, Seq};
 use super::{BlockCache, Index};
 use crate::{BlockId, CacheError, ClaimRow, RowMove, SeqId, StepId};
+use std::ops::Range;
+
+/// Moves of the given rows of a sequence from one block to another, at the same place in both.
+pub(super) fn push_rows(
+    moves: &mut Vec<RowMove>,
+    from: BlockId,
+    to: BlockId,
+    block_size: u32,
+    rows: Range<u32>,
+) {
+    let within = rows.map(|row| row % block_size);
+    moves.extend(within.map(|row| RowMove { from: from * block_size + row, to: to * block_size + row }));
+}
 
 impl<I: Index> BlockCache<I> {
     /// Fresh blocks that `tokens` more take: the one rule for every check and every growth. A last block that is partly
@@ -55,6 +68,12 @@ impl<I: Index> BlockCache<I> {
             if is_twice || is_empty || redirects {
                 return Err(CacheError::BadClaim);
             }
+            match seq.nodes.proposed() {
+                0 if seq.nodes.unsettled() > 0 => return Err(CacheError::Unsettled),
+                0 => {}
+                proposed if proposed == row.tokens && row.redirected == 0 => {}
+                _ => return Err(CacheError::BadClaim),
+            }
             let seq = self.seqs.get(row.seq)?;
             needed = needed.saturating_add(self.blocks_needed(seq, row.tokens)?);
         }
@@ -69,15 +88,19 @@ impl<I: Index> BlockCache<I> {
             None => None,
         };
         let seq = self.seqs.get_mut(row.seq)?;
-        let (start, end) = (seq.next, seq.next + row.tokens);
+        let (start, end) = (seq.end(), seq.end() + row.tokens);
         let blocks = end.div_ceil(self.config.block_size);
         while (seq.table.len() as u32) < blocks {
             let full = CacheError::Full { needed: self.config.block_size, available: 0 };
             seq.push(self.ledger.take().ok_or(full)?);
         }
-        seq.next = end;
+        let is_tree = seq.nodes.proposed() > 0;
+        match is_tree {
+            true => drop(seq.nodes.claim()),
+            false => seq.next = end,
+        }
         seq.last_step = Some(step);
-        seq.pending.push_back(Pending { step, start, end });
+        seq.pending.push_back(Pending { step, start, end, is_tree });
         Ok(ClaimedRow { seq: row.seq, redirected: row.redirected, tokens: row.tokens, replaced })
     }
 
@@ -148,8 +171,13 @@ impl<I: Index> BlockCache<I> {
         if let Ok(seq) = self.seqs.get_mut(row.seq)
             && let Some(pending) = seq.pending.pop_back_if(|pending| pending.step == step)
         {
-            let to = seq.next.min(pending.start);
-            self.truncate(row.seq, to)?;
+            if pending.is_tree {
+                seq.nodes.unclaim();
+                self.trim(row.seq)?;
+            } else {
+                let to = seq.next.min(pending.start);
+                self.truncate(row.seq, to)?;
+            }
         }
         let Some((at, old)) = row.replaced else { return Ok(()) };
         if let Ok(seq) = self.seqs.get_mut(row.seq)

@@ -14,6 +14,8 @@ mod plan;
 mod prefix;
 mod rewind;
 mod seq;
+mod sequences;
+mod tree;
 
 pub use index::{Found, Index, Offer};
 pub use ledger::Ledger;

@@ -1,4 +1,4 @@
-use super::seq::{ClaimedRow, Seq};
+use super::seq::{ClaimedRow, Pending, Seq};
 use super::{BlockCache, Index};
 use crate::{CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Span, StepId};
 
@@ -21,6 +21,10 @@ impl<I: Index> BlockCache<I> {
     fn write_row(&self, step: StepId, row: &ClaimedRow, plan: &mut Plan) -> Result<(), CacheError> {
         let seq = self.seqs.get(row.seq)?;
         let claimed = seq.claimed_rows(step, row.tokens)?;
+        if claimed.is_tree {
+            self.write_frontier(row, seq, claimed, plan);
+            return Ok(());
+        }
         let queries = Span::new(plan.positions.len(), (row.redirected + row.tokens) as usize);
         for position in claimed.start - row.redirected..claimed.start {
             plan.positions.push(position);
@@ -41,6 +45,44 @@ impl<I: Index> BlockCache<I> {
         });
         plan.read_bound = plan.read_bound.max(seq.bound * self.config.block_size);
         Ok(())
+    }
+
+    /// A frontier: the committed rows, then the nodes in order of position, under an ancestor mask.
+    fn write_frontier(&self, row: &ClaimedRow, seq: &Seq, claimed: Pending, plan: &mut Plan) {
+        let block_size = self.config.block_size;
+        let frontier = claimed.start - seq.next..claimed.end - seq.next;
+        plan.kind = PlanKind::Explicit;
+        let queries = Span::new(plan.positions.len(), row.tokens as usize);
+        plan.positions.extend(frontier.clone().map(|node| seq.next + seq.nodes.depth(node)));
+        self.write_slots(seq, claimed.start, claimed.end, plan);
+        let segments = plan.segments.len();
+        let prefix = self.write_segments(seq, seq.next, plan);
+        let order = seq.nodes.order(frontier.end);
+        plan.segments.push(Segment {
+            pool: PoolId::default(),
+            layout: Layout::Table { at: plan.table.len() as u32, block: 1, offset: 0 },
+            len: frontier.end,
+            first: seq.next,
+            sparse: Some(plan.read_positions.len() as u32),
+        });
+        for &node in order {
+            let at = seq.next + node;
+            plan.table.push(seq.table[(at / block_size) as usize] * block_size + at % block_size);
+            plan.read_positions.push(seq.next + seq.nodes.depth(node));
+        }
+        let at = plan.mask_words.len() as u32;
+        let read_len = prefix + frontier.end;
+        let words_per_query = seq.nodes.write_mask(frontier, prefix, None, |_| 0, &mut plan.mask_words);
+        plan.rows.push(PlanRow {
+            seq: row.seq,
+            queries,
+            segments: Span::new(segments, plan.segments.len() - segments),
+            read_len,
+            mask: Mask::Explicit { at, words_per_query },
+            left_pad_blocks: 0,
+            redirected: 0,
+        });
+        plan.read_bound = plan.read_bound.max(seq.bound * block_size);
     }
 
     /// The slots of rows `start .. end`.

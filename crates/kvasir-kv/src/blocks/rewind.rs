@@ -3,7 +3,11 @@ use crate::{BlockId, CacheError, Rewind, SeqId, StepId};
 
 impl<I: Index> Rewind for BlockCache<I> {
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
-        let length = self.seqs.get(seq)?.next;
+        let entry = self.seqs.get(seq)?;
+        let length = entry.next;
+        if !entry.nodes.is_idle() {
+            return Err(CacheError::Unsettled);
+        }
         if to > length {
             return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
         }
@@ -30,11 +34,20 @@ impl<I: Index> BlockCache<I> {
             pending.end = pending.end.min(end);
         }
         seq.published = seq.published.min(end / block_size);
+        if end <= seq.impure_from {
+            seq.impure_from = u32::MAX;
+        }
         let within = end % block_size;
-        if let (Some(&tail), false) = (seq.table.get((end / block_size) as usize), self.moves.is_empty()) {
+        if let (Some(tail), false) = (seq.block(end / block_size), self.moves.is_empty()) {
             self.moves.drop_into(&mut self.ledger, tail, within);
         }
-        self.release_from(id, end.div_ceil(block_size))
+        self.trim(id)
+    }
+
+    /// Takes a sequence off the blocks behind its last row.
+    pub(super) fn trim(&mut self, id: SeqId) -> Result<(), CacheError> {
+        let blocks = self.seqs.get(id)?.end().div_ceil(self.config.block_size);
+        self.release_from(id, blocks)
     }
 
     /// Takes a sequence off its blocks from table entry `from` on.

@@ -1,4 +1,4 @@
-use crate::{BlockId, CacheError, Position, SeqId, StepId};
+use crate::{BlockId, CacheError, Nodes, Position, SeqId, StepId};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -12,6 +12,8 @@ pub(crate) struct Pending {
     /// Rows of the sequence that the step writes, counted from its first slot. A truncation cuts them.
     pub(crate) start: u32,
     pub(crate) end: u32,
+    /// Whether they are tree nodes.
+    pub(crate) is_tree: bool,
 }
 
 impl Pending {
@@ -35,6 +37,11 @@ pub(crate) struct Seq {
     pub(crate) last_step: Option<StepId>,
     /// Leading blocks that are published.
     pub(crate) published: u32,
+    /// Rows from here on were computed beside a hole, or came from elsewhere: they are no function of the tokens
+    /// before them, and are never published.
+    pub(crate) impure_from: Position,
+    /// Tree nodes that are not settled.
+    pub(crate) nodes: Nodes,
     pub(crate) salt: u64,
     /// Sequences that were forked off one another.
     pub(crate) family: u64,
@@ -53,14 +60,16 @@ impl Seq {
         self.pending.clear();
         self.last_step = None;
         self.published = 0;
+        self.impure_from = Position::MAX;
+        self.nodes.settle();
         self.salt = 0;
         self.family = family;
         self.bound = 0;
     }
 
-    /// Rows that hold or will hold something.
+    /// Rows up to the last position or unsettled node.
     pub(crate) fn end(&self) -> u32 {
-        self.next
+        self.next + self.nodes.unsettled()
     }
 
     /// Positions that it owns without a hole before `next`.
@@ -70,7 +79,8 @@ impl Seq {
 
     /// Retired length.
     pub(crate) fn len(&self) -> u32 {
-        self.claimed_len() - self.pending.iter().map(Pending::tokens).sum::<u32>()
+        let claims = self.pending.iter().filter(|pending| !pending.is_tree);
+        self.claimed_len() - claims.map(Pending::tokens).sum::<u32>()
     }
 
     /// Length with claims in flight.
@@ -80,7 +90,8 @@ impl Seq {
 
     /// Position after the last one that has retired.
     pub(crate) fn retired_next(&self) -> Position {
-        self.pending.front().map_or(self.next, |pending| pending.start.min(self.next))
+        let mut claims = self.pending.iter().filter(|pending| !pending.is_tree);
+        claims.next().map_or(self.next, |pending| pending.start)
     }
 
     pub(crate) fn push(&mut self, block: BlockId) {
@@ -95,6 +106,36 @@ impl Seq {
             Some(pending) if pending.tokens() == tokens => Ok(*pending),
             _ => Err(CacheError::UnknownStep(step)),
         }
+    }
+
+    /// Adds a range of which it owns nothing.
+    pub(crate) fn add(&mut self, range: Range<Position>) {
+        if range.start >= self.next {
+            if range.start > self.next {
+                self.holes.push(self.next..range.start);
+            }
+            self.next = range.end;
+            return;
+        }
+        let Some(at) = self.holes.iter().position(|hole| hole.end >= range.end) else { return };
+        let hole = self.holes[at].clone();
+        let rest = [hole.start..range.start, range.end..hole.end];
+        self.holes.splice(at..=at, rest.into_iter().filter(|rest| !rest.is_empty()));
+    }
+
+    /// Takes a range out that ends below `next`.
+    pub(crate) fn punch(&mut self, range: Range<Position>) {
+        let first = self.holes.partition_point(|hole| hole.end < range.start);
+        let behind = self.holes.partition_point(|hole| hole.start <= range.end);
+        let touched = &self.holes[first..behind];
+        let start = touched.first().map_or(range.start, |hole| hole.start.min(range.start));
+        let end = touched.last().map_or(range.end, |hole| hole.end.max(range.end));
+        self.holes.splice(first..behind, [start..end]);
+    }
+
+    /// The block that holds the rows `at * block_size ..`, if it has one.
+    pub(crate) fn block(&self, at: u32) -> Option<BlockId> {
+        self.table.get(at as usize).copied().filter(|&block| block != HOLE)
     }
 
     /// Owned ranges below `end`, in order.

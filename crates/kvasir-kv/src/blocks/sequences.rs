@@ -1,0 +1,264 @@
+use super::claim::push_rows;
+use super::seq::{HOLE, Seq};
+use super::{BlockCache, Index};
+use crate::{Cache, CacheError, Position, SeqId, Sequences};
+use std::ops::Range;
+
+/// How one block's rows come to the destination of a copy.
+enum Part {
+    /// Both own the block.
+    Share,
+    /// Rows move into the block that the destination has.
+    Into,
+    /// Rows move into a fresh block, the destination's own ones too.
+    Fresh,
+}
+
+impl<I: Index> Sequences for BlockCache<I> {
+    fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        let ranges = self.copied(src, dst, range)?;
+        let needed = self.blocks_to_copy(src, Some(dst), &ranges)?;
+        self.check_room(needed)?;
+        self.copy_ranges(src, dst, &ranges)?;
+        self.changed();
+        Ok(())
+    }
+
+    fn remove(&mut self, id: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        let block_size = self.config.block_size;
+        let seq = self.seqs.get_mut(id)?;
+        if !seq.nodes.is_idle() {
+            return Err(CacheError::Unsettled);
+        }
+        if range.start >= range.end || range.start >= seq.next {
+            return Ok(());
+        }
+        if range.end >= seq.next {
+            self.truncate(id, range.start)?;
+            self.changed();
+            return Ok(());
+        }
+        if range.end > seq.retired_next() {
+            return Err(CacheError::InFlight);
+        }
+        seq.punch(range.clone());
+        seq.published = seq.published.min(range.start / block_size);
+        seq.impure_from = seq.impure_from.min(range.start);
+        let last_step = seq.last_step;
+        for at in range.start / block_size..range.end.div_ceil(block_size) {
+            let seq = self.seqs.get_mut(id)?;
+            let rows = at * block_size..(at + 1) * block_size;
+            let is_empty = overlaps(seq, &rows).next().is_none();
+            if is_empty && let Some(block) = seq.block(at) {
+                seq.table[at as usize] = HOLE;
+                self.let_go(last_step, block);
+            }
+        }
+        self.changed();
+        Ok(())
+    }
+
+    fn keep(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        let family = self.seqs.get(seq)?.family;
+        let others = self.seqs.iter().filter(|&(id, other)| id != seq && other.family == family);
+        let others: Vec<SeqId> = others.map(|(id, _)| id).collect();
+        others.into_iter().try_for_each(|id| self.close(id))?;
+        self.changed();
+        Ok(())
+    }
+
+    fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
+        let source = self.seqs.get(seq)?;
+        check_still(source)?;
+        let ranges: Vec<_> = source.owned(source.next).collect();
+        if n > self.seqs.room() {
+            return Err(CacheError::TooManySequences);
+        }
+        let needed = self.blocks_to_copy(seq, None, &ranges)?;
+        self.check_room(needed.saturating_mul(n))?;
+        let family = source.family;
+        let mut forks = Vec::with_capacity(n as usize);
+        for _ in 0..n {
+            let fork = self.open()?;
+            self.seqs.get_mut(fork)?.family = family;
+            self.copy_ranges(seq, fork, &ranges)?;
+            forks.push(fork);
+        }
+        self.changed();
+        Ok(forks)
+    }
+}
+
+/// Whether a sequence's rows are what they will stay: nothing is in flight, nothing unsettled.
+fn check_still(seq: &Seq) -> Result<(), CacheError> {
+    match (seq.nodes.is_idle(), seq.pending.is_empty()) {
+        (false, _) => Err(CacheError::Unsettled),
+        (_, false) => Err(CacheError::InFlight),
+        _ => Ok(()),
+    }
+}
+
+/// What a sequence owns of a range.
+fn overlaps<'a>(seq: &'a Seq, range: &Range<Position>) -> impl Iterator<Item = Range<Position>> + 'a {
+    let (start, end) = (range.start, range.end.min(seq.next));
+    let cut = seq.owned(end).map(move |owned| owned.start.max(start)..owned.end);
+    cut.filter(|owned| owned.start < owned.end)
+}
+
+impl<I: Index> BlockCache<I> {
+    /// The ranges that a copy would make `dst` own, or why it may not.
+    fn copied(
+        &self,
+        src: SeqId,
+        dst: SeqId,
+        range: Range<Position>,
+    ) -> Result<Vec<Range<Position>>, CacheError> {
+        let (source, target) = (self.seqs.get(src)?, self.seqs.get(dst)?);
+        if !source.nodes.is_idle() {
+            return Err(CacheError::Unsettled);
+        }
+        check_still(target)?;
+        let ranges: Vec<_> = overlaps(source, &range).collect();
+        let Some(last) = ranges.last() else { return Err(CacheError::NothingToCopy) };
+        if last.end > source.retired_next() {
+            return Err(CacheError::InFlight);
+        }
+        if ranges.iter().any(|range| overlaps(target, range).next().is_some()) {
+            return Err(CacheError::CopyOverlaps);
+        }
+        match target.next == 0 || source.family == target.family {
+            true => Ok(ranges),
+            false => Err(CacheError::NotInFamily),
+        }
+    }
+
+    /// How the rows of block `at` come to `dst`.
+    fn part(&self, src: &Seq, dst: Option<&Seq>, at: u32, ranges: &[Range<Position>]) -> Option<Part> {
+        let block_size = self.config.block_size;
+        let rows = at * block_size..(at + 1) * block_size;
+        let cut =
+            |range: &Range<Position>| range.end.min(rows.end).saturating_sub(range.start.max(rows.start));
+        let copied: u32 = ranges.iter().map(cut).sum();
+        if copied == 0 {
+            return None;
+        }
+        let owned: u32 = overlaps(src, &rows).map(|range| range.end - range.start).sum();
+        Some(match dst.and_then(|dst| dst.block(at)) {
+            // Nobody writes into a block that lies below the end of all who own it.
+            None if copied == owned && rows.end <= src.next => Part::Share,
+            Some(block) if self.ledger.is_writable(block) => Part::Into,
+            _ => Part::Fresh,
+        })
+    }
+
+    /// Fresh blocks that a copy takes.
+    fn blocks_to_copy(
+        &self,
+        src: SeqId,
+        dst: Option<SeqId>,
+        ranges: &[Range<Position>],
+    ) -> Result<u32, CacheError> {
+        let (src, dst) = (self.seqs.get(src)?, dst.map(|dst| self.seqs.get(dst)).transpose()?);
+        let blocks = self.blocks_of(ranges);
+        let fresh = blocks.filter(|&at| matches!(self.part(src, dst, at, ranges), Some(Part::Fresh)));
+        Ok(fresh.count() as u32)
+    }
+
+    fn blocks_of(&self, ranges: &[Range<Position>]) -> Range<u32> {
+        let start = ranges.first().map_or(0, |range| range.start / self.config.block_size);
+        start..ranges.last().map_or(start, |range| range.end.div_ceil(self.config.block_size))
+    }
+
+    fn check_room(&self, needed: u32) -> Result<(), CacheError> {
+        let available = self.ledger.available();
+        let slots = |blocks: u32| blocks.saturating_mul(self.config.block_size);
+        match needed <= available {
+            true => Ok(()),
+            false => Err(CacheError::Full { needed: slots(needed), available: slots(available) }),
+        }
+    }
+
+    fn copy_ranges(&mut self, src: SeqId, dst: SeqId, ranges: &[Range<Position>]) -> Result<(), CacheError> {
+        let blocks = self.blocks_of(ranges);
+        blocks.clone().try_for_each(|at| self.copy_block(src, dst, at, ranges))?;
+        let source = self.seqs.get(src)?;
+        let (family, salt, source_impure) = (source.family, source.salt, source.impure_from);
+        let target = self.seqs.get_mut(dst)?;
+        let first = ranges.first().map_or(0, |range| range.start);
+        let mut impure_from = target.impure_from.min(first);
+        if target.next == 0 {
+            impure_from = source_impure;
+            (target.family, target.salt) = (family, salt);
+        }
+        target.published = target.published.min(blocks.start);
+        ranges.iter().for_each(|range| target.add(range.clone()));
+        target.impure_from = target.holes.first().map_or(impure_from, |hole| impure_from.min(hole.start));
+        Ok(())
+    }
+
+    fn copy_block(
+        &mut self,
+        src: SeqId,
+        dst: SeqId,
+        at: u32,
+        ranges: &[Range<Position>],
+    ) -> Result<(), CacheError> {
+        let block_size = self.config.block_size;
+        let (source, target) = (self.seqs.get(src)?, self.seqs.get(dst)?);
+        let Some(part) = self.part(source, Some(target), at, ranges) else { return Ok(()) };
+        let Some(from) = source.block(at) else { return Ok(()) };
+        let had = target.block(at);
+        let to = match (part, had) {
+            (Part::Share, _) => from,
+            (Part::Into, Some(block)) => block,
+            _ => {
+                let full = CacheError::Full { needed: block_size, available: 0 };
+                self.ledger.take().ok_or(full)?
+            }
+        };
+        if to == from {
+            self.ledger.own(from);
+        } else {
+            self.move_rows(src, dst, at, to, ranges)?;
+        }
+        let target = self.seqs.get_mut(dst)?;
+        while target.table.len() as u32 <= at {
+            target.table.push(HOLE);
+        }
+        target.bound = target.bound.max(to + 1);
+        target.table[at as usize] = to;
+        // What the moves read is leased by now.
+        let last_step = target.last_step;
+        if let Some(had) = had.filter(|&had| had != to) {
+            self.let_go(last_step, had);
+        }
+        Ok(())
+    }
+
+    /// Moves the rows of block `at` that are copied, and those that the destination has in another block, into `to`.
+    fn move_rows(
+        &mut self,
+        src: SeqId,
+        dst: SeqId,
+        at: u32,
+        to: u32,
+        ranges: &[Range<Position>],
+    ) -> Result<(), CacheError> {
+        let block_size = self.config.block_size;
+        let rows = at * block_size..(at + 1) * block_size;
+        let (source, target) = (self.seqs.get(src)?, self.seqs.get(dst)?);
+        self.rows.clear();
+        if let Some(had) = target.block(at).filter(|&had| had != to) {
+            let own = overlaps(target, &rows);
+            own.for_each(|own| push_rows(&mut self.rows, had, to, block_size, own));
+        }
+        if let Some(from) = source.block(at) {
+            for range in ranges {
+                let copied = range.start.max(rows.start)..range.end.min(rows.end);
+                push_rows(&mut self.rows, from, to, block_size, copied);
+            }
+        }
+        self.moves.push(&mut self.ledger, &self.rows);
+        Ok(())
+    }
+}

@@ -1,0 +1,35 @@
+use super::{BlockCache, Index};
+use crate::{CacheError, RowMove, SeqId, Tree};
+
+/// Nodes lie in the sequence's own blocks, node `n` in the row `n` past its last position.
+impl<I: Index> Tree for BlockCache<I> {
+    fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError> {
+        self.seqs.get_mut(seq)?.nodes.propose(parents)?;
+        self.changed();
+        Ok(())
+    }
+
+    fn commit(&mut self, id: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError> {
+        let block_size = self.config.block_size;
+        let seq = self.seqs.get_mut(id)?;
+        seq.nodes.check_chain(accepted)?;
+        if seq.pending.iter().any(|pending| pending.is_tree) {
+            return Err(CacheError::InFlight);
+        }
+        let slot = |row: u32| seq.table[(row / block_size) as usize] * block_size + row % block_size;
+        let moves = accepted.iter().zip(seq.next..).filter(|&(&node, to)| seq.next + node != to);
+        self.rows.clear();
+        self.rows.extend(moves.map(|(&node, to)| RowMove { from: slot(seq.next + node), to: slot(to) }));
+        seq.nodes.settle();
+        seq.next += accepted.len() as u32;
+        // The moves lease the blocks that they read, so that nobody gets those before they have run.
+        self.moves.push(&mut self.ledger, &self.rows);
+        self.trim(id)?;
+        self.changed();
+        Ok(&self.rows)
+    }
+
+    fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.seqs.get(seq)?.nodes.unsettled())
+    }
+}
