@@ -1,0 +1,56 @@
+//! DeepSeek-V3: latent attention, grouped experts, prediction layers. V3.2 adds the sparse-attention indexer.
+
+use super::llama::layer;
+use crate::{
+    RopeId, ValueId,
+    blocks::{Grouped, Latent, Norms, decoder, prediction},
+    builder::Builder,
+    error::Result,
+};
+
+pub(super) fn v3(b: &mut Builder<'_>) -> Result<()> {
+    let latent = Latent::read(b.config)?;
+    Parts::new(b, latent)?.target(b)
+}
+
+pub(super) fn v3_prediction(b: &mut Builder<'_>) -> Result<()> {
+    let latent = Latent::read(b.config)?;
+    Parts::new(b, latent)?.prediction(b)
+}
+
+pub(super) fn v32(b: &mut Builder<'_>) -> Result<()> {
+    let latent = Latent::read(b.config)?.sparse(b.config)?;
+    Parts::new(b, latent)?.target(b)
+}
+
+pub(super) fn v32_prediction(b: &mut Builder<'_>) -> Result<()> {
+    let latent = Latent::read(b.config)?.sparse(b.config)?;
+    Parts::new(b, latent)?.prediction(b)
+}
+
+struct Parts {
+    latent: Latent,
+    experts: Grouped,
+    norms: Norms,
+    rope: RopeId,
+}
+
+impl Parts {
+    fn new(b: &mut Builder<'_>, latent: Latent) -> Result<Self> {
+        let rope = latent.rope(b)?;
+        Ok(Self { latent, experts: Grouped::read(b.config)?, norms: Norms::rms(b.config)?, rope })
+    }
+
+    fn layer(&self, b: &mut Builder<'_>, i: usize, x: ValueId) -> Result<ValueId> {
+        let attend = |b: &mut Builder<'_>, h| self.latent.build(b, i, h, self.rope);
+        layer(b, i, x, self.norms, attend, |b, _, h| self.experts.build(b, i, h))
+    }
+
+    fn target(&self, b: &mut Builder<'_>) -> Result<()> {
+        decoder(b, 1.0, self.norms, |b, i, x| self.layer(b, i, x))
+    }
+
+    fn prediction(&self, b: &mut Builder<'_>) -> Result<()> {
+        prediction(b, self.norms, |b, i, x| self.layer(b, i, x))
+    }
+}

@@ -1,0 +1,93 @@
+//! gpt-oss: sinks, windows in every second layer, biases throughout, clamped experts in one stack.
+
+use super::llama::layer;
+use crate::{
+    Activation, Experts, Matrices, Matrix, Role, Routing, Score, Vector, WeightId,
+    blocks::{Attention, Norms, decoder, listed_windows, named_experts},
+    builder::Builder,
+    error::Result,
+    rope_config::RopeConfig,
+};
+
+pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
+    let c = b.config;
+    let (bias, norms) = (c.flag_or("attention_bias", true)?, Norms::rms(c)?);
+    let attention = Attention { bias, out_bias: bias, sinks: true, ..Attention::read(c)? };
+    let windows = listed_windows(c, |layer| layer.is_multiple_of(2))?;
+    let (count, inner) = (c.size("num_local_experts")?, c.size("intermediate_size")?);
+    let limit = c.float_or("swiglu_limit", 7.0)? as f32;
+    let activation = Activation::ClampedSwiglu { alpha: 1.702, limit };
+    let top_k = match c.opt_size("num_experts_per_tok")? {
+        Some(k) => k,
+        None => c.size("experts_per_token")?,
+    };
+    // The softmax of the chosen scores alone: the same as choosing by softmax and renormalising.
+    let routing = Routing {
+        score: Score::Softmax,
+        top_k,
+        correction: None,
+        groups: None,
+        renormalise: Some(0.0),
+        scale: 1.0,
+    };
+    let rope = RopeConfig::read(c)?;
+    let rope = rope.rope(rope.dims(attention.head_dim, 1.0)?)?;
+    let rope = b.rope(rope);
+    decoder(b, 1.0, norms, |b, i, x| {
+        let window = windows.get(i).copied().flatten();
+        let attend = |b: &mut Builder<'_>, h| attention.build(b, i, h, rope, window);
+        layer(b, i, x, norms, attend, |b, p, h| {
+            let router = b.matrix(&format!("{p}router"), count, b.program.hidden, true, Role::Router)?;
+            let scores = b.linear(h, router)?;
+            let routes = b.route(scores, routing)?;
+            let p = format!("{p}experts.");
+            let experts = if b.source.layout.split_gate_up {
+                let names = ["gate_proj", "up_proj", "down_proj"];
+                named_experts(b, &p, count, inner, names, activation, true)?
+            } else {
+                stacked(b, &p, count, inner, activation)?
+            };
+            b.mixture(h, routes, experts)
+        })
+    })
+}
+
+/// All experts in one tensor: [experts, inputs, outputs] as floats, [experts, outputs, inputs] in four bits. Outputs
+/// of `gate_up_proj` are gate and partner in turns.
+fn stacked(
+    b: &mut Builder<'_>,
+    p: &str,
+    count: usize,
+    inner: usize,
+    activation: Activation,
+) -> Result<Experts> {
+    let (hidden, both) = (b.program.hidden, 2 * inner);
+    let packed = b.source.has(&format!("{p}gate_up_proj_blocks"));
+    let shape = |outputs, inputs| if packed { [count, outputs, inputs] } else { [count, inputs, outputs] };
+    let gate_up = b.weight(&format!("{p}gate_up_proj"), &shape(both, hidden), Role::Experts)?;
+    let gate_up_bias = b.weight(&format!("{p}gate_up_proj_bias"), &[count, both], Role::Bias)?;
+    let down = b.weight(&format!("{p}down_proj"), &shape(hidden, inner), Role::Experts)?;
+    let down_bias = b.weight(&format!("{p}down_proj_bias"), &[count, hidden], Role::Bias)?;
+    let part = |weight: WeightId, bias: WeightId, outputs: usize, inputs: usize, turn: usize, of: usize| {
+        // Strides of one output and one input in the stored matrix.
+        let (output, input) = if packed { (inputs, 1) } else { (1, outputs * of) };
+        let bias = Vector { weight: bias, offset: turn, stride: of };
+        let first = Matrix {
+            weight,
+            offset: turn * output,
+            outputs,
+            inputs,
+            output_stride: of * output,
+            input_stride: input,
+            bias: Some(bias),
+        };
+        let (offset_stride, bias_stride) = (outputs * of * inputs, outputs * of);
+        Matrices { count, first, weight_stride: 0, offset_stride, bias_stride }
+    };
+    Ok(Experts {
+        gate: part(gate_up, gate_up_bias, inner, hidden, 0, 2),
+        up: part(gate_up, gate_up_bias, inner, hidden, 1, 2),
+        down: part(down, down_bias, hidden, inner, 0, 1),
+        activation,
+    })
+}

@@ -1,0 +1,48 @@
+//! Llama, and Mistral, which is Llama with a window and without biases.
+
+use crate::{
+    ValueId,
+    blocks::{Attention, FeedForward, Norms, common_window, decoder},
+    builder::Builder,
+    error::Result,
+    rope_config::RopeConfig,
+};
+
+pub(super) fn llama(b: &mut Builder<'_>) -> Result<()> {
+    let bias = b.config.flag_or("attention_bias", false)?;
+    let attention = Attention { bias, out_bias: bias, ..Attention::read(b.config)? };
+    let bias = b.config.flag_or("mlp_bias", false)?;
+    build(b, attention, FeedForward { bias, ..FeedForward::read(b.config)? }, None)
+}
+
+pub(super) fn mistral(b: &mut Builder<'_>) -> Result<()> {
+    let window = common_window(b.config)?;
+    build(b, Attention::read(b.config)?, FeedForward::read(b.config)?, window)
+}
+
+fn build(b: &mut Builder<'_>, attention: Attention, ffn: FeedForward, window: Option<u32>) -> Result<()> {
+    let norms = Norms::rms(b.config)?;
+    let rope = RopeConfig::read(b.config)?;
+    let rope = rope.rope(rope.dims(attention.head_dim, 1.0)?)?;
+    let rope = b.rope(rope);
+    decoder(b, 1.0, norms, |b, i, x| {
+        layer(b, i, x, norms, |b, h| attention.build(b, i, h, rope, window), |b, p, h| ffn.build(b, p, h))
+    })
+}
+
+/// The common layer: norm, attention, add, norm, feed-forward, add. `ffn` is given the prefix of the layer's `mlp` tensors.
+pub(super) fn layer<'a>(
+    b: &mut Builder<'a>,
+    i: usize,
+    x: ValueId,
+    norms: Norms,
+    attention: impl FnOnce(&mut Builder<'a>, ValueId) -> Result<ValueId>,
+    ffn: impl FnOnce(&mut Builder<'a>, &str, ValueId) -> Result<ValueId>,
+) -> Result<ValueId> {
+    let h = norms.row(b, x, &format!("model.layers.{i}.input_layernorm"))?;
+    let h = attention(b, h)?;
+    let x = b.add(x, h)?;
+    let h = norms.row(b, x, &format!("model.layers.{i}.post_attention_layernorm"))?;
+    let h = ffn(b, &format!("model.layers.{i}.mlp."), h)?;
+    b.add(x, h)
+}

@@ -1,0 +1,66 @@
+//! The architectures, a file each.
+
+mod deepseek;
+mod gemma3;
+mod glm4_moe;
+mod gpt_oss;
+mod llama;
+mod mixtral;
+mod phi3;
+mod qwen;
+mod qwen3_moe;
+
+use crate::{ProgramError, Source, builder::Builder, config::Config, error::Result};
+
+/// One architecture that programs can be made for.
+#[derive(Clone, Copy, Debug)]
+pub struct Architecture {
+    /// As configs spell it.
+    pub name: &'static str,
+    pub(crate) target: fn(&mut Builder<'_>) -> Result<()>,
+    /// Its prediction layers, if it has some.
+    pub(crate) prediction: Option<fn(&mut Builder<'_>) -> Result<()>>,
+}
+
+const fn plain(name: &'static str, target: fn(&mut Builder<'_>) -> Result<()>) -> Architecture {
+    Architecture { name, target, prediction: None }
+}
+
+const fn predicting(
+    name: &'static str,
+    target: fn(&mut Builder<'_>) -> Result<()>,
+    prediction: fn(&mut Builder<'_>) -> Result<()>,
+) -> Architecture {
+    Architecture { name, target, prediction: Some(prediction) }
+}
+
+const ALL: [Architecture; 12] = [
+    plain("Qwen3ForCausalLM", qwen::qwen3),
+    plain("Qwen3MoeForCausalLM", qwen3_moe::target),
+    plain("LlamaForCausalLM", llama::llama),
+    plain("MixtralForCausalLM", mixtral::target),
+    predicting("DeepseekV3ForCausalLM", deepseek::v3, deepseek::v3_prediction),
+    predicting("DeepseekV32ForCausalLM", deepseek::v32, deepseek::v32_prediction),
+    plain("GptOssForCausalLM", gpt_oss::target),
+    predicting("Glm4MoeForCausalLM", glm4_moe::target, glm4_moe::prediction),
+    plain("Qwen2ForCausalLM", qwen::qwen2),
+    plain("MistralForCausalLM", llama::mistral),
+    plain("Gemma3ForCausalLM", gemma3::target),
+    plain("Phi3ForCausalLM", phi3::target),
+];
+
+impl Architecture {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        ALL.into_iter()
+    }
+
+    /// The one that a config names.
+    pub fn of(source: &Source) -> Result<Self> {
+        let config = Config::new(&source.config);
+        let names = config.texts("architectures")?.unwrap_or_default();
+        let name = names.first().ok_or_else(|| config.bad("architectures", "names none"))?;
+        let found = Self::all().find(|a| a.name == *name);
+        found.ok_or_else(|| ProgramError::UnknownArchitecture((*name).to_owned()))
+    }
+}

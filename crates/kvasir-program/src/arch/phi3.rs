@@ -1,0 +1,22 @@
+//! Phi-3: fused projections, partly turned heads, other frequencies for long sequences.
+
+use super::llama::layer;
+use crate::{
+    blocks::{Attention, FeedForward, Norms, common_window, decoder},
+    builder::Builder,
+    error::Result,
+    rope_config::RopeConfig,
+};
+
+pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
+    let c = b.config;
+    let (norms, window) = (Norms::rms(c)?, common_window(c)?);
+    let attention = Attention { fused: true, ..Attention::read(c)? };
+    let ffn = FeedForward { fused: true, ..FeedForward::read(c)? };
+    let rope = RopeConfig::read(c)?;
+    let rope = rope.rope(rope.dims(attention.head_dim, 1.0)?)?;
+    let rope = b.rope(rope);
+    decoder(b, 1.0, norms, |b, i, x| {
+        layer(b, i, x, norms, |b, h| attention.build(b, i, h, rope, window), |b, p, h| ffn.build(b, p, h))
+    })
+}

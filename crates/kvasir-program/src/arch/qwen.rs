@@ -1,0 +1,32 @@
+//! Qwen2: biases on the projections into attention. Qwen3: a norm over each query and key head instead.
+
+use super::llama::layer;
+use crate::{
+    blocks::{Attention, FeedForward, Norms, decoder, qwen_windows},
+    builder::Builder,
+    error::Result,
+    rope_config::RopeConfig,
+};
+
+pub(super) fn qwen2(b: &mut Builder<'_>) -> Result<()> {
+    let attention = Attention { bias: true, ..Attention::read(b.config)? };
+    build(b, attention)
+}
+
+pub(super) fn qwen3(b: &mut Builder<'_>) -> Result<()> {
+    let bias = b.config.flag_or("attention_bias", false)?;
+    let norms = Some(Norms::rms(b.config)?);
+    build(b, Attention { bias, out_bias: bias, norms, ..Attention::read(b.config)? })
+}
+
+fn build(b: &mut Builder<'_>, attention: Attention) -> Result<()> {
+    let (norms, ffn) = (Norms::rms(b.config)?, FeedForward::read(b.config)?);
+    let windows = qwen_windows(b.config)?;
+    let rope = RopeConfig::read(b.config)?;
+    let rope = rope.rope(rope.dims(attention.head_dim, 1.0)?)?;
+    let rope = b.rope(rope);
+    decoder(b, 1.0, norms, |b, i, x| {
+        let window = windows.get(i).copied().flatten();
+        layer(b, i, x, norms, |b, h| attention.build(b, i, h, rope, window), |b, p, h| ffn.build(b, p, h))
+    })
+}

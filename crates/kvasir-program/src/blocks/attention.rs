@@ -1,0 +1,110 @@
+use super::Norms;
+use crate::{
+    LayerFacts, Pairs, Role, RopeId, ValueId,
+    builder::{Attend, Builder},
+    config::Config,
+    error::Result,
+};
+
+/// Attention over grouped heads: projections, rotary embedding, the cache, and back.
+#[derive(Clone, Copy)]
+pub(crate) struct Attention {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    /// Biases on the query, key and value projections.
+    pub(crate) bias: bool,
+    /// A bias on the output projection.
+    pub(crate) out_bias: bool,
+    /// The three projections are one matrix: all query heads, all key heads, all value heads.
+    pub(crate) fused: bool,
+    /// A norm over each query and key head.
+    pub(crate) norms: Option<Norms>,
+    /// A sink per head.
+    pub(crate) sinks: bool,
+    /// Factor of the scores.
+    pub(crate) scale: f64,
+    /// Limit of the scores.
+    pub(crate) soft_cap: Option<f64>,
+}
+
+impl Attention {
+    /// With nothing beside the projections.
+    pub(crate) fn read(config: Config<'_>) -> Result<Self> {
+        let heads = config.size("num_attention_heads")?;
+        let head_dim = match config.opt_size("head_dim")? {
+            Some(dim) => dim,
+            None => config.size("hidden_size")? / heads,
+        };
+        Ok(Self {
+            heads,
+            kv_heads: config.size_or("num_key_value_heads", heads)?,
+            head_dim,
+            bias: false,
+            out_bias: false,
+            fused: false,
+            norms: None,
+            sinks: false,
+            scale: (head_dim as f64).powf(-0.5),
+            soft_cap: None,
+        })
+    }
+
+    /// The block of one layer, from its normed input to what is added to the residual stream.
+    pub(crate) fn build(
+        &self,
+        b: &mut Builder<'_>,
+        layer: usize,
+        x: ValueId,
+        rope: RopeId,
+        window: Option<u32>,
+    ) -> Result<ValueId> {
+        let p = format!("model.layers.{layer}.self_attn.");
+        let (q, k, v) = self.project(b, &p, x)?;
+        let (q, k) = match self.norms {
+            Some(norms) => (
+                norms.heads(b, q, &format!("{p}q_norm"), self.heads)?,
+                norms.heads(b, k, &format!("{p}k_norm"), self.kv_heads)?,
+            ),
+            None => (q, k),
+        };
+        let pairs = if b.source.layout.interleaved_qk { Pairs::Interleaved } else { Pairs::Half };
+        let q = b.rotary(q, self.heads, 0, rope, pairs)?;
+        let k = b.rotary(k, self.kv_heads, 0, rope, pairs)?;
+        let sinks = match self.sinks {
+            true => Some(b.weight(&format!("{p}sinks"), &[self.heads], Role::Sinks)?),
+            false => None,
+        };
+        let id = b.layer(LayerFacts {
+            kv_heads: self.kv_heads,
+            key_dim: self.head_dim,
+            value_dim: self.head_dim,
+            value_in_key: false,
+            window,
+            index_dim: 0,
+        });
+        let (scale, soft_cap) = (self.scale, self.soft_cap);
+        let attend = Attend { q, k, v: Some(v), scale, soft_cap, sinks, selection: None };
+        let y = b.attend(id, &attend)?;
+        let (hidden, width) = (b.program.hidden, self.heads * self.head_dim);
+        let out = b.matrix(&format!("{p}o_proj"), hidden, width, self.out_bias, Role::Matrix)?;
+        b.linear(y, out)
+    }
+
+    fn project(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<(ValueId, ValueId, ValueId)> {
+        let hidden = b.program.hidden;
+        let (wide, narrow) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        if self.fused {
+            let all = wide + 2 * narrow;
+            let matrix = b.matrix(&format!("{p}qkv_proj"), all, hidden, self.bias, Role::Matrix)?;
+            let all = b.linear(x, matrix)?;
+            let (q, k) = (b.slice(all, 1, 0, wide)?, b.slice(all, 1, wide, narrow)?);
+            return Ok((q, k, b.slice(all, 1, wide + narrow, narrow)?));
+        }
+        let mut one = |name: &str, width: usize| {
+            let matrix = b.matrix(&format!("{p}{name}"), width, hidden, self.bias, Role::Matrix)?;
+            b.linear(x, matrix)
+        };
+        Ok((one("q_proj", wide)?, one("k_proj", narrow)?, one("v_proj", narrow)?))
+    }
+}

@@ -1,0 +1,108 @@
+use crate::{
+    NormKind, Purpose, Role, Tap, ValueId, WeightId, builder::Builder, config::Config, error::Result,
+};
+
+/// The norm that a model uses throughout.
+#[derive(Clone, Copy)]
+pub(crate) struct Norms {
+    pub(crate) kind: NormKind,
+    pub(crate) eps: f64,
+}
+
+impl Norms {
+    pub(crate) fn rms(config: Config<'_>) -> Result<Self> {
+        Ok(Self { kind: NormKind::Rms, eps: config.float_or("rms_norm_eps", 1e-6)? })
+    }
+
+    /// Over the whole row.
+    pub(crate) fn row(self, b: &mut Builder<'_>, x: ValueId, name: &str) -> Result<ValueId> {
+        b.norm(x, self.kind, name, 1, self.eps)
+    }
+
+    /// Over each head.
+    pub(crate) fn heads(self, b: &mut Builder<'_>, x: ValueId, name: &str, heads: usize) -> Result<ValueId> {
+        b.norm(x, self.kind, name, heads, self.eps)
+    }
+}
+
+/// Embedding, layers, final norm and head, with taps along the residual stream. `layer` is given the layer's number and
+/// what enters it.
+pub(crate) fn decoder<'a>(
+    b: &mut Builder<'a>,
+    embedding_scale: f64,
+    norms: Norms,
+    mut layer: impl FnMut(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
+) -> Result<()> {
+    let mut x = b.embed(embedding_scale)?;
+    for i in 0..b.config.size("num_hidden_layers")? {
+        b.tap(Tap::IntoLayer(i as u32), x);
+        x = layer(b, i, x)?;
+    }
+    b.tap(Tap::OutOfLastLayer, x);
+    let head = output_weight(b)?;
+    let soft_cap = b.config.opt_float("final_logit_softcapping")?;
+    finish(b, x, "model.norm", norms, head, soft_cap)
+}
+
+/// A prediction layer as DeepSeek-V3 and GLM-4.5 have them: the next token's embedding and the target's hidden state of this
+/// token are joined, and pass one decoder layer.
+pub(crate) fn prediction<'a>(
+    b: &mut Builder<'a>,
+    norms: Norms,
+    layer: impl FnOnce(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
+) -> Result<()> {
+    let index = match b.program.purpose {
+        Purpose::Prediction { index } => index as usize,
+        Purpose::Target => 0,
+    };
+    let number = b.config.size("num_hidden_layers")? + index;
+    let p = format!("model.layers.{number}.");
+    let hidden = b.program.hidden;
+    let embedding = b.embed(1.0)?;
+    let embedding = norms.row(b, embedding, &format!("{p}enorm"))?;
+    let state = b.hidden();
+    let state = norms.row(b, state, &format!("{p}hnorm"))?;
+    let joined = b.concat(embedding, state, 1)?;
+    let matrix = b.matrix(&format!("{p}eh_proj"), hidden, 2 * hidden, false, Role::Matrix)?;
+    let x = b.linear(joined, matrix)?;
+    b.tap(Tap::IntoLayer(number as u32), x);
+    let x = layer(b, number, x)?;
+    b.tap(Tap::OutOfLastLayer, x);
+    let table = embedding_weight(b)?;
+    b.tied(&format!("{p}embed_tokens.weight"), table)?;
+    let head = output_weight(b)?;
+    let head = b.program.resolve(head);
+    b.tied(&format!("{p}shared_head.head.weight"), head)?;
+    finish(b, x, &format!("{p}shared_head.norm"), norms, head, None)
+}
+
+fn finish(
+    b: &mut Builder<'_>,
+    x: ValueId,
+    norm: &str,
+    norms: Norms,
+    head: WeightId,
+    soft_cap: Option<f64>,
+) -> Result<()> {
+    let x = norms.row(b, x, norm)?;
+    b.tap(Tap::FinalNorm, x);
+    let x = b.gather(x);
+    b.head(x, head, soft_cap)?;
+    Ok(())
+}
+
+fn embedding_weight(b: &mut Builder<'_>) -> Result<WeightId> {
+    let shape = [b.program.vocab, b.program.hidden];
+    b.weight("model.embed_tokens.weight", &shape, Role::Embedding)
+}
+
+/// `lm_head.weight`, or the embedding in its place. Configs that leave the flag out mean what the file has.
+fn output_weight(b: &mut Builder<'_>) -> Result<WeightId> {
+    let name = "lm_head.weight";
+    let shape = [b.program.vocab, b.program.hidden];
+    if b.config.flag_or("tie_word_embeddings", !b.source.has(name))? {
+        let table = embedding_weight(b)?;
+        return b.tied(name, table);
+    }
+    b.weight(name, &shape, Role::Head)
+}

@@ -1,0 +1,78 @@
+use crate::{
+    Activation, Experts, Matrices, Matrix, Role, ValueId, builder::Builder, config::Config, error::Result,
+};
+
+/// A gated feed-forward block.
+#[derive(Clone, Copy)]
+pub(crate) struct FeedForward {
+    pub(crate) intermediate: usize,
+    pub(crate) bias: bool,
+    /// Gate and partner are one matrix, all rows of the gate first.
+    pub(crate) fused: bool,
+    pub(crate) activation: Activation,
+}
+
+impl FeedForward {
+    pub(crate) fn read(config: Config<'_>) -> Result<Self> {
+        Ok(Self { activation: activation(config)?, ..Self::silu(config.size("intermediate_size")?) })
+    }
+
+    pub(crate) fn silu(intermediate: usize) -> Self {
+        Self { intermediate, bias: false, fused: false, activation: Activation::Silu }
+    }
+
+    /// The block whose tensors are called `p…`.
+    pub(crate) fn build(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<ValueId> {
+        let (hidden, inner) = (b.program.hidden, self.intermediate);
+        let (gate, up) = if self.fused {
+            let matrix = b.matrix(&format!("{p}gate_up_proj"), 2 * inner, hidden, self.bias, Role::Matrix)?;
+            let both = b.linear(x, matrix)?;
+            (b.slice(both, 1, 0, inner)?, b.slice(both, 1, inner, inner)?)
+        } else {
+            let gate = b.matrix(&format!("{p}gate_proj"), inner, hidden, self.bias, Role::Matrix)?;
+            let up = b.matrix(&format!("{p}up_proj"), inner, hidden, self.bias, Role::Matrix)?;
+            (b.linear(x, gate)?, b.linear(x, up)?)
+        };
+        let y = b.gate(gate, up, self.activation)?;
+        let down = b.matrix(&format!("{p}down_proj"), hidden, inner, self.bias, Role::Matrix)?;
+        b.linear(y, down)
+    }
+}
+
+/// `hidden_act`, or `hidden_activation` as Gemma calls it.
+fn activation(config: Config<'_>) -> Result<Activation> {
+    let key = if config.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
+    match config.text(key)?.unwrap_or("silu") {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        other => Err(config.bad(key, format!("is {other:?}, which is not supported"))),
+    }
+}
+
+/// Experts that are tensors of their own: `pN.GATE.weight` and so on, `names` being gate, partner and the way back.
+pub(crate) fn named_experts(
+    b: &mut Builder<'_>,
+    p: &str,
+    count: usize,
+    inner: usize,
+    names: [&str; 3],
+    activation: Activation,
+    bias: bool,
+) -> Result<Experts> {
+    let hidden = b.program.hidden;
+    let shapes = [(inner, hidden), (inner, hidden), (hidden, inner)];
+    let mut first: Option<[Matrix; 3]> = None;
+    for expert in 0..count {
+        let mut one = |name: &str, (outputs, inputs)| {
+            b.matrix(&format!("{p}{expert}.{name}"), outputs, inputs, bias, Role::Experts)
+        };
+        let [(gate, g), (up, u), (down, d)] = [0, 1, 2].map(|i| (names[i], shapes[i]));
+        let matrices = [one(gate, g)?, one(up, u)?, one(down, d)?];
+        first.get_or_insert(matrices);
+    }
+    let Some([gate, up, down]) = first else { return Err(b.config.bad("num_experts", "is 0")) };
+    // Weights are numbered as they are named, so an expert's are this far from the expert's before.
+    let weight_stride = if bias { 6 } else { 3 };
+    let all = |first| Matrices { count, first, weight_stride, offset_stride: 0, bias_stride: 0 };
+    Ok(Experts { gate: all(gate), up: all(up), down: all(down), activation })
+}

@@ -1,0 +1,196 @@
+use crate::{
+    LayerFacts, LayerId, Matrices, Matrix, NormKind, Pairs, Role, RopeId, ValueId,
+    builder::{Attend, Builder},
+    config::Config,
+    error::Result,
+    rope_config::RopeConfig,
+};
+
+/// Latent attention in its absorbed form. The cache keeps one row per token, the normed latent and one turned key part, which all
+/// heads share; what would expand the latent into keys and values is applied to the queries and to the result instead.
+#[derive(Clone, Copy)]
+pub(crate) struct Latent {
+    heads: usize,
+    /// Rank of the query projection; none where it is one matrix.
+    q_rank: Option<usize>,
+    rank: usize,
+    /// Places of a query and key head that do not turn.
+    still: usize,
+    /// Places that do.
+    turning: usize,
+    value: usize,
+    bias: bool,
+    scale: f64,
+    pairs: Pairs,
+    indexer: Option<Indexer>,
+}
+
+/// The lightning indexer of DeepSeek-V3.2.
+#[derive(Clone, Copy)]
+struct Indexer {
+    heads: usize,
+    dim: usize,
+    top_k: usize,
+}
+
+/// Of the norms inside latent attention, whatever the config says of the others.
+const EPS: f64 = 1e-6;
+
+impl Latent {
+    pub(crate) fn read(config: Config<'_>) -> Result<Self> {
+        let (still, turning) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
+        let factor = RopeConfig::read(config)?.score_factor()?;
+        let interleaved = config.flag_or("rope_interleave", true)?;
+        Ok(Self {
+            heads: config.size("num_attention_heads")?,
+            q_rank: config.opt_size("q_lora_rank")?,
+            rank: config.size("kv_lora_rank")?,
+            still,
+            turning,
+            value: config.size("v_head_dim")?,
+            bias: config.flag_or("attention_bias", false)?,
+            scale: ((still + turning) as f64).powf(-0.5) * factor,
+            pairs: if interleaved { Pairs::Interleaved } else { Pairs::Half },
+            indexer: None,
+        })
+    }
+
+    /// With the sparse-attention indexer.
+    pub(crate) fn sparse(self, config: Config<'_>) -> Result<Self> {
+        let indexer = Indexer {
+            heads: config.size("index_n_heads")?,
+            dim: config.size("index_head_dim")?,
+            top_k: config.size("index_topk")?,
+        };
+        if self.q_rank.is_none() {
+            return Err(config.bad("q_lora_rank", "is missing, and the indexer needs it"));
+        }
+        Ok(Self { indexer: Some(indexer), ..self })
+    }
+
+    /// The rope that fits.
+    pub(crate) fn rope(&self, b: &mut Builder<'_>) -> Result<RopeId> {
+        let rope = RopeConfig::read(b.config)?.rope(self.turning)?;
+        Ok(b.rope(rope))
+    }
+
+    pub(crate) fn build(
+        &self,
+        b: &mut Builder<'_>,
+        layer: usize,
+        x: ValueId,
+        rope: RopeId,
+    ) -> Result<ValueId> {
+        let p = format!("model.layers.{layer}.self_attn.");
+        let id = b.layer(LayerFacts {
+            kv_heads: 1,
+            key_dim: self.rank + self.turning,
+            value_dim: self.rank,
+            value_in_key: true,
+            window: None,
+            index_dim: self.indexer.map_or(0, |i| i.dim),
+        });
+        let (q_latent, q) = self.queries(b, &p, x)?;
+        let q = b.rotary(q, self.heads, self.still, rope, self.pairs)?;
+        let k = self.keys(b, &p, x, rope)?;
+        let selection = match (self.indexer, q_latent) {
+            (Some(indexer), Some(latent)) => Some(indexer.build(b, &p, x, latent, id, rope)?),
+            _ => None,
+        };
+        let (expand_k, expand_v) = self.expansions(b, &p)?;
+        let still = b.slice(q, self.heads, 0, self.still)?;
+        let turning = b.slice(q, self.heads, self.still, self.turning)?;
+        let absorbed = b.group_linear(still, expand_k)?;
+        let q = b.concat(absorbed, turning, self.heads)?;
+        let attend = Attend { q, k, v: None, scale: self.scale, soft_cap: None, sinks: None, selection };
+        let latents = b.attend(id, &attend)?;
+        let y = b.group_linear(latents, expand_v)?;
+        let (hidden, width) = (b.program.hidden, self.heads * self.value);
+        let out = b.matrix(&format!("{p}o_proj"), hidden, width, self.bias, Role::Matrix)?;
+        b.linear(y, out)
+    }
+
+    /// The query latent, if there is one, and the queries.
+    fn queries(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<(Option<ValueId>, ValueId)> {
+        let (hidden, width) = (b.program.hidden, self.heads * (self.still + self.turning));
+        let Some(rank) = self.q_rank else {
+            let matrix = b.matrix(&format!("{p}q_proj"), width, hidden, false, Role::Matrix)?;
+            return Ok((None, b.linear(x, matrix)?));
+        };
+        let down = b.matrix(&format!("{p}q_a_proj"), rank, hidden, self.bias, Role::Matrix)?;
+        let latent = b.linear(x, down)?;
+        let latent = b.rms(latent, &format!("{p}q_a_layernorm"), 1, EPS)?;
+        let up = b.matrix(&format!("{p}q_b_proj"), width, rank, false, Role::Matrix)?;
+        Ok((Some(latent), b.linear(latent, up)?))
+    }
+
+    /// What the cache keeps.
+    fn keys(&self, b: &mut Builder<'_>, p: &str, x: ValueId, rope: RopeId) -> Result<ValueId> {
+        let (hidden, width) = (b.program.hidden, self.rank + self.turning);
+        let matrix = b.matrix(&format!("{p}kv_a_proj_with_mqa"), width, hidden, self.bias, Role::Matrix)?;
+        let both = b.linear(x, matrix)?;
+        let latent = b.slice(both, 1, 0, self.rank)?;
+        let latent = b.rms(latent, &format!("{p}kv_a_layernorm"), 1, EPS)?;
+        let turning = b.slice(both, 1, self.rank, self.turning)?;
+        let turning = b.rotary(turning, 1, 0, rope, self.pairs)?;
+        b.concat(latent, turning, 1)
+    }
+
+    /// Per head: from a query's still part to the latent, and from a latent to the head's value.
+    fn expansions(&self, b: &mut Builder<'_>, p: &str) -> Result<(Matrices, Matrices)> {
+        let (count, rank, still, value) = (self.heads, self.rank, self.still, self.value);
+        let all = |first: Matrix, offset_stride: usize| Matrices {
+            count,
+            first,
+            weight_stride: 0,
+            offset_stride,
+            bias_stride: 0,
+        };
+        if b.source.layout.split_kv_b {
+            let k = b.weight(&format!("{p}k_b_proj.weight"), &[count, rank, still], Role::Matrix)?;
+            let v = b.weight(&format!("{p}v_b_proj.weight"), &[count, value, rank], Role::Matrix)?;
+            let (k, v) = (Matrix::whole(k, rank, still), Matrix::whole(v, value, rank));
+            return Ok((all(k, rank * still), all(v, value * rank)));
+        }
+        let rows = still + value;
+        let weight = b.weight(&format!("{p}kv_b_proj.weight"), &[count * rows, rank], Role::Matrix)?;
+        let k = Matrix {
+            weight,
+            offset: 0,
+            outputs: rank,
+            inputs: still,
+            output_stride: 1,
+            input_stride: rank,
+            bias: None,
+        };
+        let v = Matrix { offset: still * rank, ..Matrix::whole(weight, value, rank) };
+        Ok((all(k, rows * rank), all(v, rows * rank)))
+    }
+}
+
+impl Indexer {
+    /// Its rotary part comes first in a head, and its pairs are half a part apart.
+    fn build(
+        self,
+        b: &mut Builder<'_>,
+        p: &str,
+        x: ValueId,
+        q_latent: ValueId,
+        layer: LayerId,
+        rope: RopeId,
+    ) -> Result<ValueId> {
+        let (hidden, rank, width) = (b.program.hidden, b.width(q_latent), self.heads * self.dim);
+        let wq = b.matrix(&format!("{p}indexer.wq_b"), width, rank, false, Role::Matrix)?;
+        let q = b.linear(q_latent, wq)?;
+        let q = b.rotary(q, self.heads, 0, rope, Pairs::Half)?;
+        let wk = b.matrix(&format!("{p}indexer.wk"), self.dim, hidden, false, Role::Matrix)?;
+        let k = b.linear(x, wk)?;
+        let k = b.norm(k, NormKind::Layer, &format!("{p}indexer.k_norm"), 1, EPS)?;
+        let k = b.rotary(k, 1, 0, rope, Pairs::Half)?;
+        // A constant factor of all scores does not change which are best, so none is applied.
+        let weights =
+            b.matrix(&format!("{p}indexer.weights_proj"), self.heads, hidden, false, Role::Router)?;
+        let weights = b.linear(x, weights)?;
+        b.select_keys(q, k, weights, layer, self.top_k)
+    }
+}

@@ -1,0 +1,47 @@
+//! What several architectures have in common.
+
+mod attention;
+mod decoder;
+mod feed_forward;
+mod grouped;
+mod latent;
+
+pub(crate) use attention::Attention;
+pub(crate) use decoder::{Norms, decoder, prediction};
+pub(crate) use feed_forward::{FeedForward, named_experts};
+pub(crate) use grouped::Grouped;
+pub(crate) use latent::Latent;
+
+use crate::{config::Config, error::Result};
+
+/// The window of every layer, for architectures that give one to all or none.
+pub(crate) fn common_window(config: Config<'_>) -> Result<Option<u32>> {
+    Ok(config.opt_size("sliding_window")?.map(|w| w as u32))
+}
+
+/// Windows per layer: from `layer_types` if it is there, else the first `full` layers look back without limit.
+pub(crate) fn listed_windows(
+    config: Config<'_>,
+    sliding_by_default: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<u32>>> {
+    let (layers, window) = (config.size("num_hidden_layers")?, common_window(config)?);
+    let Some(types) = config.texts("layer_types")? else {
+        return Ok((0..layers).map(|i| window.filter(|_| sliding_by_default(i))).collect());
+    };
+    if types.len() != layers {
+        return Err(config.bad("layer_types", format!("has {} entries for {layers} layers", types.len())));
+    }
+    let of_type = |kind: &str| match kind {
+        "full_attention" => Ok(None),
+        "sliding_attention" => Ok(window),
+        other => Err(config.bad("layer_types", format!("has {other:?}, which is not supported"))),
+    };
+    types.into_iter().map(of_type).collect()
+}
+
+/// Qwen's rule: off unless asked for, and then from `max_window_layers` on.
+pub(crate) fn qwen_windows(config: Config<'_>) -> Result<Vec<Option<u32>>> {
+    let on = config.flag_or("use_sliding_window", false)?;
+    let first = config.count("max_window_layers")?;
+    listed_windows(config, |layer| on && layer >= first)
+}

@@ -1,0 +1,75 @@
+use crate::{Holds, Op, Program, Rows, ValueId};
+use serde::{Deserialize, Serialize};
+
+/// Which values share memory: a value's buffer is free again after the last op that takes it. Selections and routes are
+/// not rows of numbers and get none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Buffers {
+    /// Numbers per row and kind of rows of each buffer.
+    pub buffers: Vec<(usize, Rows)>,
+    /// The buffer of each value.
+    pub of_value: Vec<Option<usize>>,
+}
+
+impl Buffers {
+    /// Plans a program's values; those in `keep` are not overwritten.
+    pub fn plan(program: &Program, keep: &[ValueId]) -> Self {
+        let last_use = last_uses(program, keep);
+        let mut plan = Self { buffers: Vec::new(), of_value: vec![None; program.values.len()] };
+        let mut free: Vec<usize> = Vec::new();
+        for (at, op) in program.ops.iter().enumerate() {
+            let out = op.out();
+            let value = program.value(out);
+            if let Holds::Numbers(width) = value.holds {
+                let buffer = plan.take(&mut free, width, value.rows);
+                plan.of_value[out.0 as usize] = Some(buffer);
+            }
+            let mut ended: Vec<ValueId> = op.inputs().chain([out]).collect();
+            ended.sort_unstable();
+            ended.dedup();
+            ended.retain(|value| last_use[value.0 as usize] <= at);
+            free.extend(ended.iter().filter_map(|value| plan.of_value[value.0 as usize]));
+        }
+        plan
+    }
+
+    /// The smallest free buffer that is wide enough, else the widest one, made wider, else a new one.
+    fn take(&mut self, free: &mut Vec<usize>, width: usize, rows: Rows) -> usize {
+        let fitting = free.iter().enumerate().filter(|(_, b)| self.buffers[**b].1 == rows);
+        let best = fitting.min_by_key(|(_, b)| {
+            let has = self.buffers[**b].0;
+            if has >= width { (false, has) } else { (true, usize::MAX - has) }
+        });
+        match best.map(|(place, _)| place) {
+            Some(place) => {
+                let buffer = free.swap_remove(place);
+                self.buffers[buffer].0 = self.buffers[buffer].0.max(width);
+                buffer
+            }
+            None => {
+                self.buffers.push((width, rows));
+                self.buffers.len() - 1
+            }
+        }
+    }
+
+    /// Numbers that a step of so many tokens, of which so many are sampled, takes.
+    pub fn numbers(&self, tokens: usize, sampled: usize) -> usize {
+        let rows = |kind: Rows| if kind == Rows::Tokens { tokens } else { sampled };
+        self.buffers.iter().map(|(width, kind)| width * rows(*kind)).sum()
+    }
+}
+
+fn last_uses(program: &Program, keep: &[ValueId]) -> Vec<usize> {
+    let mut last = vec![0; program.values.len()];
+    for (at, op) in program.ops.iter().enumerate() {
+        op.inputs().for_each(|value| last[value.0 as usize] = at);
+        let out = op.out();
+        last[out.0 as usize] = at;
+        if matches!(op, Op::Head { .. }) {
+            last[out.0 as usize] = usize::MAX;
+        }
+    }
+    keep.iter().for_each(|value| last[value.0 as usize] = usize::MAX);
+    last
+}

@@ -1,0 +1,321 @@
+use crate::{
+    Activation, Experts, Holds, LayerFacts, LayerId, Matrices, Matrix, NormKind, NumberType, Op, Pairs,
+    Program, ProgramError, Purpose, Role, Rope, RopeId, Routing, Rows, Source, Tap, Value, ValueId, Weight,
+    WeightId, config::Config, error::Result,
+};
+use std::collections::HashMap;
+
+/// Puts a program together, op by op. Widths are checked as they meet, weights as they are named.
+pub(crate) struct Builder<'a> {
+    pub(crate) config: Config<'a>,
+    pub(crate) source: &'a Source,
+    pub(crate) program: Program,
+    names: HashMap<String, WeightId>,
+}
+
+/// How attention's operands hang together, beside the layer's own facts.
+pub(crate) struct Attend {
+    pub(crate) q: ValueId,
+    pub(crate) k: ValueId,
+    pub(crate) v: Option<ValueId>,
+    pub(crate) scale: f64,
+    pub(crate) soft_cap: Option<f64>,
+    pub(crate) sinks: Option<WeightId>,
+    pub(crate) selection: Option<ValueId>,
+}
+
+impl<'a> Builder<'a> {
+    pub(crate) fn new(source: &'a Source, architecture: &str, purpose: Purpose) -> Result<Self> {
+        let config = Config::new(&source.config);
+        let program = Program {
+            schema_version: Program::SCHEMA,
+            architecture: architecture.to_owned(),
+            purpose,
+            hidden: config.size("hidden_size")?,
+            vocab: config.size("vocab_size")?,
+            max_positions: config.size("max_position_embeddings")?,
+            dtype: number_type(config)?,
+            ops: Vec::new(),
+            values: Vec::new(),
+            weights: Vec::new(),
+            ropes: Vec::new(),
+            layers: Vec::new(),
+            taps: Vec::new(),
+        };
+        Ok(Self { config, source, program, names: HashMap::new() })
+    }
+
+    // ---- weights
+
+    /// Names a weight that the checkpoint must have.
+    pub(crate) fn weight(&mut self, name: &str, shape: &[usize], role: Role) -> Result<WeightId> {
+        if let Some(id) = self.names.get(name) {
+            return Ok(*id);
+        }
+        if self.source.tensors.is_some() {
+            let found = self.source.shape(name).ok_or_else(|| ProgramError::Missing(name.to_owned()))?;
+            check_shape(name, shape, found)?;
+        }
+        Ok(self.declare(name, shape, role, None))
+    }
+
+    /// Names a weight in whose place another one's bytes are used.
+    pub(crate) fn tied(&mut self, name: &str, to: WeightId) -> Result<WeightId> {
+        let (shape, role) = (self.program.weight(to).shape.clone(), self.program.weight(to).role);
+        if let Some(found) = self.source.shape(name) {
+            check_shape(name, &shape, found)?;
+        }
+        Ok(self.declare(name, &shape, role, Some(to)))
+    }
+
+    fn declare(&mut self, name: &str, shape: &[usize], role: Role, tie: Option<WeightId>) -> WeightId {
+        let id = WeightId(self.program.weights.len() as u32);
+        self.program.weights.push(Weight { name: name.to_owned(), shape: shape.to_vec(), role, tie });
+        self.names.insert(name.to_owned(), id);
+        id
+    }
+
+    /// `NAME.weight` of shape [outputs, inputs], and `NAME.bias` if it has one.
+    pub(crate) fn matrix(
+        &mut self,
+        name: &str,
+        outputs: usize,
+        inputs: usize,
+        bias: bool,
+        role: Role,
+    ) -> Result<Matrix> {
+        let weight = self.weight(&format!("{name}.weight"), &[outputs, inputs], role)?;
+        let bias = match bias {
+            true => Some(self.weight(&format!("{name}.bias"), &[outputs], Role::Bias)?),
+            false => None,
+        };
+        Ok(Matrix::whole(weight, outputs, inputs).with_bias(bias))
+    }
+
+    // ---- ops
+
+    pub(crate) fn width(&self, value: ValueId) -> usize {
+        self.program.value(value).width()
+    }
+
+    fn push(&mut self, holds: Holds, rows: Rows, op: impl FnOnce(ValueId) -> Op) -> ValueId {
+        let out = ValueId(self.program.values.len() as u32);
+        self.program.values.push(Value { holds, rows });
+        self.program.ops.push(op(out));
+        out
+    }
+
+    fn numbers(&mut self, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
+        self.push(Holds::Numbers(width), Rows::Tokens, op)
+    }
+
+    /// What one group of a value is wide.
+    fn group(&self, value: ValueId, groups: usize, what: &str) -> Result<usize> {
+        let width = self.width(value);
+        match groups > 0 && width.is_multiple_of(groups) {
+            true => Ok(width / groups),
+            false => Err(ProgramError::config(what, format!("is {groups}, which does not divide {width}"))),
+        }
+    }
+
+    fn same(&self, found: usize, expected: usize, what: &str) -> Result<()> {
+        match found == expected {
+            true => Ok(()),
+            false => Err(ProgramError::config(what, format!("gives a width of {found}, not {expected}"))),
+        }
+    }
+
+    pub(crate) fn embed(&mut self, scale: f64) -> Result<ValueId> {
+        let (vocab, hidden) = (self.program.vocab, self.program.hidden);
+        let table = self.weight("model.embed_tokens.weight", &[vocab, hidden], Role::Embedding)?;
+        Ok(self.numbers(hidden, |out| Op::Embed { table, scale: scale as f32, out }))
+    }
+
+    pub(crate) fn hidden(&mut self) -> ValueId {
+        self.numbers(self.program.hidden, |out| Op::Hidden { out })
+    }
+
+    /// An RMS norm over each of `groups` parts, with the scales under `NAME.weight`.
+    pub(crate) fn rms(&mut self, x: ValueId, name: &str, groups: usize, eps: f64) -> Result<ValueId> {
+        self.norm(x, NormKind::Rms, name, groups, eps)
+    }
+
+    pub(crate) fn norm(
+        &mut self,
+        x: ValueId,
+        kind: NormKind,
+        name: &str,
+        groups: usize,
+        eps: f64,
+    ) -> Result<ValueId> {
+        let width = self.group(x, groups, "num_attention_heads")?;
+        let weight = self.weight(&format!("{name}.weight"), &[width], Role::Norm)?;
+        let bias = match kind {
+            NormKind::Layer => Some(self.weight(&format!("{name}.bias"), &[width], Role::Norm)?),
+            NormKind::Rms | NormKind::RmsPlusOne => None,
+        };
+        let eps = eps as f32;
+        Ok(self.numbers(self.width(x), |out| Op::Norm { x, kind, weight, bias, eps, groups, out }))
+    }
+
+    pub(crate) fn linear(&mut self, x: ValueId, matrix: Matrix) -> Result<ValueId> {
+        self.same(self.width(x), matrix.inputs, &self.program.weight(matrix.weight).name)?;
+        Ok(self.numbers(matrix.outputs, |out| Op::Linear { x, matrix, out }))
+    }
+
+    pub(crate) fn group_linear(&mut self, x: ValueId, matrices: Matrices) -> Result<ValueId> {
+        let (count, first) = (matrices.count, matrices.first);
+        self.same(self.width(x), count * first.inputs, &self.program.weight(first.weight).name)?;
+        Ok(self.numbers(count * first.outputs, |out| Op::GroupLinear { x, matrices, out }))
+    }
+
+    pub(crate) fn slice(&mut self, x: ValueId, groups: usize, start: usize, width: usize) -> Result<ValueId> {
+        let group = self.group(x, groups, "num_attention_heads")?;
+        if start + width > group {
+            return Err(ProgramError::config("head_dim", format!("{start} + {width} is beyond {group}")));
+        }
+        Ok(self.numbers(groups * width, |out| Op::Slice { x, groups, start, width, out }))
+    }
+
+    pub(crate) fn concat(&mut self, a: ValueId, b: ValueId, groups: usize) -> Result<ValueId> {
+        self.group(a, groups, "num_attention_heads")?;
+        self.group(b, groups, "num_attention_heads")?;
+        Ok(self.numbers(self.width(a) + self.width(b), |out| Op::Concat { a, b, groups, out }))
+    }
+
+    pub(crate) fn rope(&mut self, rope: Rope) -> RopeId {
+        self.program.ropes.push(rope);
+        RopeId(self.program.ropes.len() as u32 - 1)
+    }
+
+    pub(crate) fn rotary(
+        &mut self,
+        x: ValueId,
+        groups: usize,
+        start: usize,
+        rope: RopeId,
+        pairs: Pairs,
+    ) -> Result<ValueId> {
+        let group = self.group(x, groups, "num_attention_heads")?;
+        let dims = self.program.ropes[rope.0 as usize].dims();
+        if start + dims > group {
+            return Err(ProgramError::config("head_dim", format!("{dims} places turn of {group}")));
+        }
+        Ok(self.numbers(self.width(x), |out| Op::Rotary { x, groups, start, rope, pairs, out }))
+    }
+
+    pub(crate) fn layer(&mut self, facts: LayerFacts) -> LayerId {
+        self.program.layers.push(facts);
+        LayerId(self.program.layers.len() as u32 - 1)
+    }
+
+    pub(crate) fn select_keys(
+        &mut self,
+        q: ValueId,
+        k: ValueId,
+        weights: ValueId,
+        layer: LayerId,
+        top_k: usize,
+    ) -> Result<ValueId> {
+        let dim = self.program.layers[layer.0 as usize].index_dim;
+        self.same(self.width(k), dim, "index_head_dim")?;
+        self.same(self.width(q), dim * self.width(weights), "index_n_heads")?;
+        let op = |out| Op::SelectKeys { q, k, weights, layer, top_k, out };
+        Ok(self.push(Holds::Selection, Rows::Tokens, op))
+    }
+
+    pub(crate) fn attend(&mut self, layer: LayerId, a: &Attend) -> Result<ValueId> {
+        let facts = self.program.layers[layer.0 as usize];
+        self.same(self.width(a.k), facts.key_width(), "num_key_value_heads")?;
+        self.same(a.v.map_or(0, |v| self.width(v)), facts.value_width(), "num_key_value_heads")?;
+        let heads = self.width(a.q) / facts.key_dim.max(1);
+        if heads * facts.key_dim != self.width(a.q) || !heads.is_multiple_of(facts.kv_heads.max(1)) {
+            let why = format!("is {}, which does not divide {heads} heads", facts.kv_heads);
+            return Err(ProgramError::config("num_key_value_heads", why));
+        }
+        let (q, k, v, sinks, selection, out_dtype) =
+            (a.q, a.k, a.v, a.sinks, a.selection, self.program.dtype);
+        let (scale, soft_cap) = (a.scale as f32, a.soft_cap.map(|cap| cap as f32));
+        Ok(self.numbers(heads * facts.value_dim, |out| Op::UpdateAndAttend {
+            q,
+            k,
+            v,
+            layer,
+            scale,
+            soft_cap,
+            sinks,
+            selection,
+            out_dtype,
+            out,
+        }))
+    }
+
+    pub(crate) fn gate(&mut self, gate: ValueId, up: ValueId, activation: Activation) -> Result<ValueId> {
+        self.same(self.width(up), self.width(gate), "intermediate_size")?;
+        Ok(self.numbers(self.width(gate), |out| Op::Gate { gate, up, activation, out }))
+    }
+
+    pub(crate) fn add(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
+        self.same(self.width(b), self.width(a), "hidden_size")?;
+        Ok(self.numbers(self.width(a), |out| Op::Add { a, b, out }))
+    }
+
+    pub(crate) fn route(&mut self, scores: ValueId, routing: Routing) -> Result<ValueId> {
+        let experts = self.width(scores);
+        if let Some(groups) = routing.groups {
+            let size = self.group(scores, groups.count, "n_group")?;
+            if groups.keep > groups.count || size < 2 || groups.keep * size < routing.top_k {
+                let why = format!("is {}: too few or too many of {} groups", groups.keep, groups.count);
+                return Err(ProgramError::config("topk_group", why));
+            }
+        }
+        if routing.top_k > experts {
+            let why = format!("is {}, of {experts} experts", routing.top_k);
+            return Err(ProgramError::config("num_experts_per_tok", why));
+        }
+        let op = |out| Op::Route { scores, routing, out };
+        Ok(self.push(Holds::Routes(routing.top_k), Rows::Tokens, op))
+    }
+
+    pub(crate) fn mixture(&mut self, x: ValueId, routes: ValueId, experts: Experts) -> Result<ValueId> {
+        self.same(self.width(x), experts.gate.first.inputs, "hidden_size")?;
+        let width = experts.down.first.outputs;
+        Ok(self.numbers(width, |out| Op::Mixture { x, routes, experts, out }))
+    }
+
+    pub(crate) fn gather(&mut self, x: ValueId) -> ValueId {
+        self.push(Holds::Numbers(self.width(x)), Rows::Sampled, |out| Op::Gather { x, out })
+    }
+
+    pub(crate) fn head(&mut self, x: ValueId, weight: WeightId, soft_cap: Option<f64>) -> Result<ValueId> {
+        let matrix = Matrix::whole(weight, self.program.vocab, self.program.hidden);
+        self.same(self.width(x), matrix.inputs, "hidden_size")?;
+        let soft_cap = soft_cap.map(|cap| cap as f32);
+        let op = |out| Op::Head { x, matrix, soft_cap, out };
+        Ok(self.push(Holds::Numbers(matrix.outputs), Rows::Sampled, op))
+    }
+
+    pub(crate) fn tap(&mut self, tap: Tap, value: ValueId) {
+        self.program.taps.push((tap, value));
+    }
+}
+
+fn check_shape(name: &str, expected: &[usize], found: Vec<usize>) -> Result<()> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(ProgramError::Misshapen { name: name.to_owned(), expected: expected.to_vec(), found }),
+    }
+}
+
+fn number_type(config: Config<'_>) -> Result<NumberType> {
+    let name = match config.text("dtype")? {
+        Some(name) => Some(name),
+        None => config.text("torch_dtype")?,
+    };
+    match name.unwrap_or("float32") {
+        "float32" => Ok(NumberType::F32),
+        "float16" => Ok(NumberType::F16),
+        "bfloat16" => Ok(NumberType::Bf16),
+        other => Err(config.bad("dtype", format!("is {other:?}, which is not supported"))),
+    }
+}

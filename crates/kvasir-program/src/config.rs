@@ -1,0 +1,116 @@
+use crate::{ProgramError, error::Result};
+use serde_json::Value as Json;
+
+/// Typed access to a config. A key whose value is null counts as absent; every refusal names the key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Config<'a> {
+    json: &'a Json,
+    path: &'a str,
+}
+
+/// No published dimension comes near; it keeps products of three in 64 bits.
+const MAX_SIZE: u64 = 1 << 21;
+
+impl<'a> Config<'a> {
+    pub(crate) fn new(json: &'a Json) -> Self {
+        Self { json, path: "" }
+    }
+
+    /// The object under `key`, with all its keys named from there.
+    pub(crate) fn object(&self, key: &'a str) -> Result<Option<Self>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(json) if json.is_object() => Ok(Some(Self { json, path: key })),
+            Some(_) => Err(self.bad(key, "is not an object")),
+        }
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Json> {
+        self.json.get(key).filter(|v| !v.is_null())
+    }
+
+    pub(crate) fn bad(&self, key: &str, why: impl std::fmt::Display) -> ProgramError {
+        let dot = if self.path.is_empty() { "" } else { "." };
+        ProgramError::config(format!("{}{dot}{key}", self.path), why)
+    }
+
+    /// A count of at least 1.
+    pub(crate) fn opt_size(&self, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_u64() {
+            Some(n @ 1..=MAX_SIZE) => Ok(Some(n as usize)),
+            _ => Err(self.bad(key, format!("is {value}, not a count from 1 to {MAX_SIZE}"))),
+        }
+    }
+
+    pub(crate) fn size(&self, key: &str) -> Result<usize> {
+        self.opt_size(key)?.ok_or_else(|| self.bad(key, "is missing"))
+    }
+
+    pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+        Ok(self.opt_size(key)?.unwrap_or(default))
+    }
+
+    /// A count that may be 0; absent is 0.
+    pub(crate) fn count(&self, key: &str) -> Result<usize> {
+        match self.get(key).map(|v| (v, v.as_u64())) {
+            None => Ok(0),
+            Some((_, Some(n @ 0..=MAX_SIZE))) => Ok(n as usize),
+            Some((v, _)) => Err(self.bad(key, format!("is {v}, not a count up to {MAX_SIZE}"))),
+        }
+    }
+
+    pub(crate) fn opt_float(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_f64().filter(|v| v.is_finite()) {
+            Some(v) => Ok(Some(v)),
+            None => Err(self.bad(key, format!("is {value}, not a number"))),
+        }
+    }
+
+    pub(crate) fn float(&self, key: &str) -> Result<f64> {
+        self.opt_float(key)?.ok_or_else(|| self.bad(key, "is missing"))
+    }
+
+    pub(crate) fn float_or(&self, key: &str, default: f64) -> Result<f64> {
+        Ok(self.opt_float(key)?.unwrap_or(default))
+    }
+
+    pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(value) => value.as_bool().ok_or_else(|| self.bad(key, format!("is {value}, not a flag"))),
+        }
+    }
+
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => {
+                value.as_str().map(Some).ok_or_else(|| self.bad(key, format!("is {value}, not a string")))
+            }
+        }
+    }
+
+    /// A list of strings.
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let list = value.as_array().and_then(|l| l.iter().map(Json::as_str).collect());
+        list.map(Some).ok_or_else(|| self.bad(key, "is not a list of strings"))
+    }
+
+    /// A list of counts that may be 0.
+    pub(crate) fn counts(&self, key: &str) -> Result<Vec<usize>> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let list = value.as_array().and_then(|l| l.iter().map(|v| v.as_u64().map(|n| n as usize)).collect());
+        list.ok_or_else(|| self.bad(key, "is not a list of counts"))
+    }
+
+    /// A list of positive numbers.
+    pub(crate) fn floats(&self, key: &str) -> Result<Vec<f64>> {
+        let value = self.get(key).ok_or_else(|| self.bad(key, "is missing"))?;
+        let list: Option<Vec<f64>> = value.as_array().and_then(|l| l.iter().map(Json::as_f64).collect());
+        list.filter(|l| l.iter().all(|v| v.is_finite() && *v > 0.0))
+            .ok_or_else(|| self.bad(key, "is not a list of positive numbers"))
+    }
+}

@@ -1,0 +1,69 @@
+use crate::{
+    Architecture, Program, ProgramError, Purpose, Source, builder::Builder, config::Config, error::Result,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+/// All programs of one checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Model {
+    /// The model itself.
+    pub target: Program,
+    /// Its prediction layers, in order; they share weights with the target by name.
+    pub predictions: Vec<Program>,
+}
+
+impl Model {
+    /// Builds the programs and checks the checkpoint against them: what is missing, misshapen or unused is an error that
+    /// names it. Prediction layers that the config promises but of which no tensor is there are left out.
+    pub fn build(source: &Source) -> Result<Self> {
+        let architecture = Architecture::of(source)?;
+        let mut b = Builder::new(source, architecture.name, Purpose::Target)?;
+        (architecture.target)(&mut b)?;
+        let target = b.program;
+        let mut predictions = Vec::new();
+        if let Some(build) = architecture.prediction {
+            let config = Config::new(&source.config);
+            let layers = config.size("num_hidden_layers")?;
+            for index in 0..config.count("num_nextn_predict_layers")? {
+                let there = source.has_prefix(&format!("model.layers.{}.", layers + index));
+                if source.tensors.is_some() && !there {
+                    continue;
+                }
+                let purpose = Purpose::Prediction { index: index as u32 };
+                let mut b = Builder::new(source, architecture.name, purpose)?;
+                build(&mut b)?;
+                predictions.push(b.program);
+            }
+        }
+        let model = Self { target, predictions };
+        model.check_unused(source)?;
+        Ok(model)
+    }
+
+    /// The target and its predictions.
+    pub fn programs(&self) -> impl Iterator<Item = &Program> {
+        std::iter::once(&self.target).chain(&self.predictions)
+    }
+
+    fn check_unused(&self, source: &Source) -> Result<()> {
+        let Some(tensors) = &source.tensors else { return Ok(()) };
+        let names: HashSet<&str> =
+            self.programs().flat_map(|p| &p.weights).map(|w| w.name.as_str()).collect();
+        let used = |name: &str| {
+            // Scales and packed halves belong to the weight whose name they extend. Old checkpoints keep a rope's
+            // frequencies, which follow from the config.
+            let packed = |end| name.strip_suffix(end).is_some_and(|n| names.contains(n) && !source.has(n));
+            names.contains(name)
+                || name.strip_suffix("_scale_inv").is_some_and(|n| names.contains(n))
+                || packed("_blocks")
+                || packed("_scales")
+                || name.ends_with(".rotary_emb.inv_freq")
+        };
+        let mut unused = tensors.keys().filter(|name| !used(name));
+        match unused.next() {
+            None => Ok(()),
+            Some(name) => Err(ProgramError::Unused { name: name.clone(), count: 1 + unused.count() }),
+        }
+    }
+}

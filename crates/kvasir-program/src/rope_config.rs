@@ -1,0 +1,222 @@
+//! The rotary embedding that a config describes, in either spelling: `rope_theta` with `rope_scaling`, or
+//! `rope_parameters`.
+
+use crate::{LongRope, Rope, config::Config, error::Result};
+use std::f64::consts::TAU;
+
+/// The places that a config may keep rotary facts in.
+#[derive(Clone, Copy)]
+pub(crate) struct RopeConfig<'a> {
+    top: Config<'a>,
+    /// Newer spelling.
+    parameters: Option<Config<'a>>,
+    /// Older spelling.
+    scaling: Option<Config<'a>>,
+    theta: f64,
+}
+
+impl<'a> RopeConfig<'a> {
+    pub(crate) fn read(top: Config<'a>) -> Result<Self> {
+        let (parameters, scaling) = (top.object("rope_parameters")?, top.object("rope_scaling")?);
+        Self { top, parameters, scaling, theta: 0.0 }.with_theta("rope_theta", 10_000.0)
+    }
+
+    /// As the layers of one kind see it, where layers differ: `rope_parameters` has an object per kind.
+    pub(crate) fn of_kind(top: Config<'a>, kind: &'a str, theta_key: &'a str, theta: f64) -> Result<Self> {
+        let parameters = match top.object("rope_parameters")? {
+            Some(all) => Some(all.object(kind)?.ok_or_else(|| all.bad(kind, "is missing"))?),
+            None => None,
+        };
+        // In the older spelling only the layers with the common base are scaled.
+        let scaled = parameters.is_none() && theta_key == "rope_theta";
+        let scaling = if scaled { top.object("rope_scaling")? } else { None };
+        Self { top, parameters, scaling, theta: 0.0 }.with_theta(theta_key, theta)
+    }
+
+    fn with_theta(self, key: &str, default: f64) -> Result<Self> {
+        let theta = match self.float("rope_theta")? {
+            Some(theta) => theta,
+            None => self.top.float_or(key, default)?,
+        };
+        if theta <= 1.0 {
+            return Err(self.top.bad(key, format!("is {theta}, not a base above 1")));
+        }
+        Ok(Self { theta, ..self })
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f64>> {
+        for place in [self.parameters, self.scaling].into_iter().flatten() {
+            if let Some(value) = place.opt_float(key)? {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    fn required(&self, key: &str) -> Result<f64> {
+        let place = self.parameters.or(self.scaling).unwrap_or(self.top);
+        let value = self.float(key)?.ok_or_else(|| place.bad(key, "is missing"))?;
+        if value > 0.0 { Ok(value) } else { Err(place.bad(key, format!("is {value}, not above 0"))) }
+    }
+
+    fn floats(&self, key: &str) -> Result<Vec<f64>> {
+        let places = [self.parameters, self.scaling].into_iter().flatten();
+        let place = places.into_iter().find(|p| p.get(key).is_some());
+        place.or(self.parameters).or(self.scaling).unwrap_or(self.top).floats(key)
+    }
+
+    fn kind(&self) -> Result<&'a str> {
+        for place in [self.parameters, self.scaling].into_iter().flatten() {
+            for key in ["rope_type", "type"] {
+                if let Some(kind) = place.text(key)? {
+                    return Ok(kind);
+                }
+            }
+        }
+        Ok("default")
+    }
+
+    /// How many places of a head turn.
+    pub(crate) fn dims(&self, head_dim: usize, default_share: f64) -> Result<usize> {
+        let share = match self.float("partial_rotary_factor")? {
+            Some(share) => share,
+            None => self.top.float_or("partial_rotary_factor", default_share)?,
+        };
+        let dims = (head_dim as f64 * share) as usize;
+        if share <= 0.0 || dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
+            let why = format!("is {share}: {dims} of {head_dim} places cannot turn");
+            return Err(self.top.bad("partial_rotary_factor", why));
+        }
+        Ok(dims)
+    }
+
+    /// What latent attention multiplies its scale by.
+    pub(crate) fn score_factor(&self) -> Result<f64> {
+        let all = self.float("mscale_all_dim")?.unwrap_or(0.0);
+        if self.kind()? == "default" || all == 0.0 {
+            return Ok(1.0);
+        }
+        Ok(magnitude(self.required("factor")?, all).powi(2))
+    }
+
+    /// The rope over `dims` places.
+    pub(crate) fn rope(&self, dims: usize) -> Result<Rope> {
+        if dims == 0 || !dims.is_multiple_of(2) {
+            return Err(self
+                .top
+                .bad("head_dim", format!("leaves {dims} places to turn, not an even number")));
+        }
+        let inv: Vec<f64> = (0..dims / 2).map(|i| self.theta.powf(-((2 * i) as f64) / dims as f64)).collect();
+        let plain = |inv_freq: Vec<f64>, amplitude: f64| Rope {
+            inv_freq: inv_freq.into_iter().map(|f| f as f32).collect(),
+            amplitude: amplitude as f32,
+            long: None,
+        };
+        match self.kind()? {
+            "default" => Ok(plain(inv, 1.0)),
+            "linear" => {
+                let factor = self.required("factor")?;
+                Ok(plain(inv.iter().map(|f| f / factor).collect(), 1.0))
+            }
+            "llama3" => Ok(plain(self.llama3(&inv)?, 1.0)),
+            "yarn" => {
+                let (inv, amplitude) = self.yarn(&inv, dims)?;
+                Ok(plain(inv, amplitude))
+            }
+            "longrope" | "su" => self.longrope(&inv),
+            other => {
+                let place = self.parameters.or(self.scaling).unwrap_or(self.top);
+                Err(place.bad("rope_type", format!("is {other:?}, which is not supported")))
+            }
+        }
+    }
+
+    /// Long waves are stretched, short ones kept, those between are mixed.
+    fn llama3(&self, inv: &[f64]) -> Result<Vec<f64>> {
+        let original = self.required("original_max_position_embeddings")?;
+        let (low, high) = (self.required("low_freq_factor")?, self.required("high_freq_factor")?);
+        let factor = self.required("factor")?;
+        let stretch = |f: &f64| {
+            let turns = original * f / TAU;
+            if turns < low {
+                f / factor
+            } else if turns > high {
+                *f
+            } else {
+                let keep = (turns - low) / (high - low);
+                (1.0 - keep) * f / factor + keep * f
+            }
+        };
+        Ok(inv.iter().map(stretch).collect())
+    }
+
+    /// The same by a ramp over the pairs, with a change of amplitude.
+    fn yarn(&self, inv: &[f64], dims: usize) -> Result<(Vec<f64>, f64)> {
+        let factor = self.required("factor")?;
+        let original = match self.float("original_max_position_embeddings")? {
+            Some(original) => original,
+            None => self.top.float("max_position_embeddings")?,
+        };
+        let pair_of = |turns: f64| dims as f64 * (original / (turns * TAU)).ln() / (2.0 * self.theta.ln());
+        let positive = |key, default| Ok(self.float(key)?.filter(|v| *v > 0.0).unwrap_or(default));
+        let (mut low, mut high) =
+            (pair_of(positive("beta_fast", 32.0)?), pair_of(positive("beta_slow", 1.0)?));
+        if self.flag("truncate", true)? {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        (low, high) = (low.max(0.0), high.min(dims as f64 - 1.0));
+        if low == high {
+            high += 0.001;
+        }
+        let stretched = inv.iter().enumerate().map(|(i, f)| {
+            let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            f / factor * ramp + f * (1.0 - ramp)
+        });
+        let scales = (self.float("mscale")?.unwrap_or(0.0), self.float("mscale_all_dim")?.unwrap_or(0.0));
+        let amplitude = match (self.float("attention_factor")?, scales) {
+            (Some(given), _) => given,
+            (None, (one, all)) if one != 0.0 && all != 0.0 => magnitude(factor, one) / magnitude(factor, all),
+            _ => magnitude(factor, 1.0),
+        };
+        Ok((stretched.collect(), amplitude))
+    }
+
+    /// A divisor per pair, one list for short and one for long sequences.
+    fn longrope(&self, inv: &[f64]) -> Result<Rope> {
+        let original = match self.top.opt_float("original_max_position_embeddings")? {
+            Some(original) => original,
+            None => self.required("original_max_position_embeddings")?,
+        };
+        let divided = |key: &str| {
+            let divisors = self.floats(key)?;
+            if divisors.len() != inv.len() {
+                let why = format!("has {} numbers, not one for each of {} pairs", divisors.len(), inv.len());
+                return Err(self.parameters.or(self.scaling).unwrap_or(self.top).bad(key, why));
+            }
+            Ok(inv.iter().zip(divisors).map(|(f, d)| (f / d) as f32).collect::<Vec<f32>>())
+        };
+        let (short, long) = (divided("short_factor")?, divided("long_factor")?);
+        let amplitude = match self.float("attention_factor")? {
+            Some(given) => given,
+            None => {
+                let stretched = self.top.float("max_position_embeddings")? / original;
+                let factor = self.float("factor")?.filter(|f| *f > 0.0).unwrap_or(stretched);
+                if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
+            }
+        };
+        let long = (short != long).then_some(LongRope { after: original as u32, inv_freq: long });
+        Ok(Rope { inv_freq: short, amplitude: amplitude as f32, long })
+    }
+
+    fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        match [self.parameters, self.scaling].into_iter().flatten().find(|p| p.get(key).is_some()) {
+            Some(place) => place.flag_or(key, default),
+            None => Ok(default),
+        }
+    }
+}
+
+/// YaRN's growth of amplitude with the stretch.
+fn magnitude(factor: f64, weight: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
+}
