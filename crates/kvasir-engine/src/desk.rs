@@ -218,6 +218,7 @@ impl Desk<'_> {
                 _ => sequence.params.eos.iter().chain(&sequence.params.stop_ids).copied().collect(),
             },
             min_tokens: sequence.params.min_tokens,
+            final_len: sequence.longest(),
         };
         world.binds.push((row, spec));
         world.record.admitted.push(Admission { request: sequence.id, hit: attached.tokens });

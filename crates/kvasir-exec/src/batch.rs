@@ -96,6 +96,8 @@ pub struct Batch {
     pub parents: Vec<i32>,
     /// Draft tokens that every decode row has room for in this step.
     pub spec_steps: u32,
+    /// Whether the logits themselves are wanted beside the sampled tokens, as the model yields them, before any processor.
+    pub logits: bool,
 }
 
 impl Batch {
@@ -107,6 +109,7 @@ impl Batch {
         self.rows.clear();
         self.parents.clear();
         self.spec_steps = 0;
+        self.logits = false;
     }
 
     /// Whether it is a dummy run.

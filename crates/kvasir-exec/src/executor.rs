@@ -49,6 +49,9 @@ pub struct SequenceSpec {
     pub suppressed_until_min: Vec<Token>,
     /// Outputs that must exist before those ids may be sampled.
     pub min_tokens: u32,
+    /// Tokens that the sequence may ever hold, prompt and limit together. Some models turn all of a long sequence's rows by
+    /// other angles, so this must be the same at every binding of one sequence.
+    pub final_len: u32,
 }
 
 /// Why a step failed.

@@ -27,6 +27,8 @@ pub struct Output {
     pub tokens: Vec<Token>,
     /// Log-probabilities of `tokens`, for rows that asked; empty if none did.
     pub logprobs: Vec<Option<TokenLogprobs>>,
+    /// Logits of every sampled token's row, one whole vocabulary after the other; empty unless the batch asked.
+    pub logits: Vec<f32>,
     /// Time the step took on the device, in nanoseconds of whatever clock the executor lives by.
     pub device_ns: u64,
 }
@@ -37,6 +39,7 @@ impl Output {
         self.rows.clear();
         self.tokens.clear();
         self.logprobs.clear();
+        self.logits.clear();
         self.device_ns = 0;
     }
 }

@@ -16,6 +16,7 @@ mod facts;
 pub mod gguf;
 mod map;
 mod safetensors_file;
+mod source;
 mod tensor;
 
 pub use checkpoint::Checkpoint;

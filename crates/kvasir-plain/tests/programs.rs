@@ -1,0 +1,69 @@
+//! Programs of real files: everything in them is used, nothing is missing.
+
+use kvasir_formats::Checkpoint;
+use kvasir_program::{Model, ProgramError};
+use std::path::PathBuf;
+
+fn cases() -> Vec<PathBuf> {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    cases.retain(|p| p.join("config.json").exists());
+    cases.sort();
+    assert!(cases.len() >= 24, "only {} checkpoints", cases.len());
+    cases
+}
+
+#[test]
+fn every_checkpoint_has_its_programs() {
+    for case in cases() {
+        let checkpoint = Checkpoint::open(&case).unwrap();
+        let model = Model::build(&checkpoint.source()).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
+        let text = model.target.to_string();
+        assert_eq!(text.matches("update_and_attend").count(), model.target.layers.len(), "{text}");
+        let json = serde_json::to_string(&model).unwrap();
+        assert_eq!(serde_json::from_str::<Model>(&json).unwrap(), model);
+        let wants = checkpoint.config().get("num_nextn_predict_layers").and_then(|v| v.as_u64()).unwrap_or(0);
+        assert_eq!(model.predictions.len() as u64, wants, "{}", case.display());
+    }
+}
+
+#[test]
+fn what_is_missing_misshapen_or_unused_is_named() {
+    for case in cases() {
+        let source = Checkpoint::open(&case).unwrap().source();
+        let names: Vec<String> = source.tensors.iter().flatten().map(|(name, _)| name.clone()).collect();
+        let mut unnoticed = Vec::new();
+        for name in &names {
+            let mut broken = source.clone();
+            let tensors = broken.tensors.as_mut().unwrap();
+            let shape = tensors.remove(name).unwrap();
+            match Model::build(&broken) {
+                Err(ProgramError::Missing(missing)) => {
+                    assert!(name.starts_with(&missing), "{name}: {missing}")
+                }
+                Err(ProgramError::Unused { name: half, .. }) => assert!(half.ends_with("_scales"), "{half}"),
+                Err(other) => panic!("{}: without {name}: {other}", case.display()),
+                Ok(_) => unnoticed.push(name.as_str()),
+            }
+            let longer = shape.iter().map(|n| n + 1).collect();
+            broken.tensors.as_mut().unwrap().insert(name.clone(), longer);
+            match Model::build(&broken) {
+                Err(ProgramError::Misshapen { name: bad, .. }) => {
+                    assert!(name.starts_with(&bad), "{name}: {bad}")
+                }
+                Err(other) => panic!("{}: bad shape of {name}: {other}", case.display()),
+                // Scales have no shape of their own here: whoever reads the weight checks them against it.
+                Ok(_) => assert!(name.contains("_scale"), "{}: bad shape of {name}", case.display()),
+            }
+        }
+        // Copies of the embedding and head inside prediction layers, and scales, may be absent here.
+        unnoticed.retain(|n| {
+            !n.contains("_scale") && !n.ends_with("embed_tokens.weight") && !n.ends_with("head.weight")
+        });
+        assert_eq!(unnoticed, Vec::<&str>::new(), "{}", case.display());
+        let mut more = source.clone();
+        more.tensors.as_mut().unwrap().insert("model.layers.0.extra.weight".into(), vec![1]);
+        let error = Model::build(&more).unwrap_err().to_string();
+        assert!(error.contains("model.layers.0.extra.weight"), "{error}");
+    }
+}
