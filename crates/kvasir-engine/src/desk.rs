@@ -1,9 +1,10 @@
+use crate::rectangular::RectangleRecord;
 use crate::{
     Admission, Costs, Finish, Limits, Nanos, Reason, RequestId, Sequence, Status,
     world::{Pick, World},
 };
 use kvasir_exec::SequenceSpec;
-use kvasir_kv::{Hit, Room};
+use kvasir_kv::{CacheError, Hit, Room};
 
 /// A policy's view of the world, and all that it can do to it.
 ///
@@ -32,6 +33,8 @@ pub struct Feed {
     pub redirected: u32,
     /// Dummy blocks in front of its read (rectangular executors).
     pub left_pad_blocks: u32,
+    /// Tokens beyond those of this step for which slots are taken already.
+    pub ahead: u32,
 }
 
 impl Desk<'_> {
@@ -74,6 +77,15 @@ impl Desk<'_> {
     /// A sequence.
     pub fn sequence(&self, entry: u32) -> &Sequence {
         &self.world.slab[entry]
+    }
+    /// The entry of a running sequence.
+    pub fn find_running(&self, id: RequestId) -> Option<u32> {
+        let entry = self.world.slab.find(id)?;
+        (self.world.slab[entry].status == Status::Running).then_some(entry)
+    }
+    /// Where a rectangular policy notes what it decided.
+    pub fn rectangle(&mut self) -> &mut RectangleRecord {
+        &mut self.world.record.rectangle
     }
     /// Number of running sequences.
     pub fn running(&self) -> usize {
@@ -160,29 +172,41 @@ impl Desk<'_> {
             || leader.status == Status::Waiting && leader.timings.admitted.is_none()
     }
 
-    /// Moves a waiting sequence to the running ones, with what the cache has of it, and promises it room up to
-    /// `admit.reserve_to`. Refused with the reason if it cannot be; that changes nothing.
-    pub fn admit(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
+    /// What a waiting sequence would find if it were admitted now, or why it cannot be.
+    pub fn admissible(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
+        self.weigh(entry, admit).map(|(hit, _)| hit)
+    }
+
+    /// The hit of a newcomer and the slots kept for it.
+    fn weigh(&mut self, entry: u32, admit: Admit) -> Result<(Hit, u32), Reason> {
         if let Some(reason) = self.closed_to(entry) {
             return Err(reason);
         }
         let found = self.lookup(entry);
-        let world = &mut *self.world;
+        let world = &*self.world;
         let hit = Hit { tokens: found.tokens.min(admit.hit_limit), idle: found.idle.min(admit.hit_limit) };
         let upto = world.whole_blocks(admit.reserve_to.max(world.slab[entry].len()));
         let needed = upto.saturating_sub(hit.tokens / world.block * world.block) + hit.idle;
         let room = world.cache.room();
         let low = u64::from(world.cache.capacity()) * u64::from(world.limits.watermark) / 1000;
         let low = if world.running.is_empty() { 0 } else { low as u32 };
-        if needed > world.unpromised().saturating_sub(low) {
-            return Err(match needed <= room.available() {
-                _ if room.leased > 0 && needed <= world.unpromised() + room.leased => {
-                    Reason::Lease { slots: room.leased }
-                }
-                true => Reason::Reserved { needed, available: world.unpromised().saturating_sub(low) },
-                false => Reason::NoRoom { needed, available: room.available() },
-            });
+        if needed <= world.unpromised().saturating_sub(low) {
+            return Ok((hit, upto));
         }
+        Err(match needed <= room.available() {
+            _ if room.leased > 0 && needed <= world.unpromised() + room.leased => {
+                Reason::Lease { slots: room.leased }
+            }
+            true => Reason::Reserved { needed, available: world.unpromised().saturating_sub(low) },
+            false => Reason::NoRoom { needed, available: room.available() },
+        })
+    }
+
+    /// Moves a waiting sequence to the running ones, with what the cache has of it, and promises it room up to
+    /// `admit.reserve_to`. Refused with the reason if it cannot be; that changes nothing.
+    pub fn admit(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
+        let (hit, upto) = self.weigh(entry, admit)?;
+        let world = &mut *self.world;
         let Ok(seq) = world.cache.open() else { return Err(Reason::CacheSequences) };
         let sequence = &mut world.slab[entry];
         let mut attached = Hit::default();
@@ -237,8 +261,9 @@ impl Desk<'_> {
 
     /// Slots that `tokens` more of a running sequence take.
     pub fn need(&self, entry: u32, tokens: u32) -> u32 {
-        let claimed = self.world.slab[entry].claimed;
-        self.world.whole_blocks(claimed + tokens) - self.world.whole_blocks(claimed)
+        let sequence = &self.world.slab[entry];
+        let have = self.world.whole_blocks(sequence.claimed.max(sequence.ahead));
+        self.world.whole_blocks(sequence.claimed + tokens).saturating_sub(have)
     }
 
     /// Why a running sequence cannot be fed now whatever the room, if so.
@@ -261,7 +286,7 @@ impl Desk<'_> {
     /// Puts the newest token of `entry` into the step, and as many of its drafts as fit. The reason if it cannot be;
     /// that changes nothing.
     pub fn decode(&mut self, entry: u32, left_pad_blocks: u32) -> Result<(), Reason> {
-        let feed = Feed { tokens: 1, redirected: 0, left_pad_blocks };
+        let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
         let drafts = self.drafts_that_fit(entry);
         if drafts > 0 && self.pick(entry, feed, drafts).is_ok() {
             return Ok(());
@@ -291,7 +316,7 @@ impl Desk<'_> {
         if fed > self.budget() || tokens == 0 {
             return Err(Reason::TokenBudget);
         }
-        let slots = self.need(entry, tokens + drafts);
+        let slots = self.need(entry, tokens + drafts + feed.ahead);
         let room = self.room_for(entry);
         if slots > room {
             let leased = self.world.cache.room().leased;
@@ -300,6 +325,10 @@ impl Desk<'_> {
                 false => Reason::NoRoom { needed: slots, available: room },
             });
         }
+        if feed.ahead > 0 {
+            self.take_ahead(entry, tokens + feed.ahead)?;
+        }
+        let slots = self.need(entry, tokens + drafts);
         let world = &mut *self.world;
         let sequence = &mut world.slab[entry];
         let redirected = feed.redirected.min(sequence.claimed);
@@ -311,6 +340,22 @@ impl Desk<'_> {
         world.set_promise(entry, promised.saturating_sub(slots));
         let left_pad_blocks = feed.left_pad_blocks;
         world.picks.push(Pick { entry, redirected, tokens, drafts, left_pad_blocks, slots, promised });
+        Ok(())
+    }
+
+    /// Takes slots for `tokens` more of a running sequence now. They come out of what it was promised.
+    fn take_ahead(&mut self, entry: u32, tokens: u32) -> Result<(), Reason> {
+        let world = &mut *self.world;
+        let sequence = &mut world.slab[entry];
+        let Some(seq) = sequence.cache else { return Ok(()) };
+        match world.cache.take_ahead(seq, sequence.claimed + tokens) {
+            Ok(upto) => sequence.ahead = upto,
+            Err(CacheError::Full { needed, available }) => return Err(Reason::NoRoom { needed, available }),
+            Err(_) => return Err(Reason::CacheSequences),
+        }
+        let upto = world.whole_blocks(world.slab[entry].reserve_to);
+        let left = upto.saturating_sub(world.slab[entry].ahead).min(world.slab[entry].promised);
+        world.set_promise(entry, left);
         Ok(())
     }
 

@@ -36,7 +36,9 @@ pub use event::{Event, Outbox, Summary};
 pub use finish::{Fault, Finish, Parameter, Refusal};
 pub use limits::{Costs, Limits};
 pub use observer::Observer;
-pub use policy::{Chunked, Chunking, Mixing, Policy, PrefillFirst, PublishAt, prefill_chunk};
+pub use policy::{
+    Chunked, Chunking, Mixing, Policy, PrefillFirst, PublishAt, Rectangular, RectangularConfig, prefill_chunk,
+};
 pub use queue::Order;
 pub use reason::Reason;
 pub use record::{Admission, Held, Nanos, StepRecord};

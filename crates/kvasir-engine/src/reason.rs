@@ -55,4 +55,23 @@ pub enum Reason {
     Preempted,
     /// The step would take longer than its cost target.
     CostTarget,
+    /// Another prompt is being prefilled, and only one may be at a time.
+    OnePrefill,
+    /// The step before was a prefill and somebody decodes: prefills and decodes take turns.
+    Interleave,
+    /// The decode batch has as many rows as it may.
+    DecodeBatch,
+    /// Rows times largest tkv would exceed the limit in some later step.
+    Volume {
+        /// What it would come to.
+        projected: u64,
+        /// What it may be.
+        limit: u64,
+    },
+    /// Somebody's remaining tokens would not fit in front of the model's length any more.
+    ModelLength,
+    /// It is paused: not all who decode fit the volume limit, and it is not its turn.
+    Paused,
+    /// Nobody is prefilled while others are paused.
+    OthersPaused,
 }

@@ -1,3 +1,4 @@
+use crate::rectangular::RectangleRecord;
 use crate::{Costs, Reason, RequestId};
 use kvasir_exec::StepKind;
 use kvasir_kv::{Room, StepId};
@@ -53,6 +54,9 @@ pub struct StepRecord {
     pub promised: u32,
     /// What the policy was told that steps cost.
     pub costs: Costs,
+    /// What a rectangular policy decided; empty under others.
+    #[serde(default, skip_serializing_if = "RectangleRecord::is_empty")]
+    pub rectangle: RectangleRecord,
 }
 
 impl StepRecord {
@@ -65,5 +69,6 @@ impl StepRecord {
         self.held.clear();
         self.rest_running = None;
         self.rest_waiting = None;
+        self.rectangle.reset();
     }
 }

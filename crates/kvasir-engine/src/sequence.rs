@@ -78,6 +78,8 @@ pub struct Sequence {
     pub(crate) parents: Vec<i32>,
     /// Length up to which slots were promised at admission.
     pub(crate) reserve_to: u32,
+    /// Length up to which it holds slots, where they were taken ahead of claims.
+    pub(crate) ahead: u32,
     /// Slots promised and not claimed yet.
     pub(crate) promised: u32,
     /// Tokens that a step can find by content.

@@ -185,6 +185,9 @@ impl Core {
             sequence.verifying = false;
             if sequence.cache == Some(row.seq) {
                 sequence.claimed = row.cached;
+                if sequence.ahead > 0 {
+                    sequence.ahead = self.world.cache.take_ahead(row.seq, 0).unwrap_or(0);
+                }
                 sequence.prefilled = row.phase == Phase::Decode;
                 if row.drafts.tree.is_some()
                     && let Ok(tree) = self.world.cache.tree()

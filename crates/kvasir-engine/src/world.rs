@@ -83,7 +83,8 @@ impl World {
     /// Sets the promise to what is missing between what is claimed and what was reserved at admission.
     pub(crate) fn renew_promise(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
-        let (upto, have) = (self.whole_blocks(sequence.reserve_to), self.whole_blocks(sequence.claimed));
+        let have = self.whole_blocks(sequence.claimed.max(sequence.ahead));
+        let upto = self.whole_blocks(sequence.reserve_to);
         self.set_promise(entry, upto.saturating_sub(have));
     }
 
@@ -113,6 +114,7 @@ impl World {
         let sequence = &mut self.slab[entry];
         sequence.claimed = 0;
         sequence.computed = 0;
+        sequence.ahead = 0;
         sequence.published = 0;
         sequence.hit = 0;
         sequence.prefilled = false;

@@ -1,4 +1,4 @@
-use crate::{CacheError, Plan, Position, RowMove, SeqId, StepId, Token};
+use crate::{BlockId, CacheError, Plan, Position, RowMove, SeqId, StepId, Token};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -112,6 +112,19 @@ pub trait Cache: Send {
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError>;
     /// Whether a claim of `tokens` more for this sequence would find room now.
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool;
+    /// Takes slots for what a sequence will claim up to length `upto`, without a step: claims use them first. Returns the
+    /// length up to which it holds slots now; with `upto` 0 nothing is taken. Takes all or nothing. A cache whose
+    /// slots are taken by claims alone takes none.
+    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+        let _ = upto;
+        self.claimed_len(seq)
+    }
+    /// Appends the blocks that a sequence holds, in order of position, those taken ahead included: for looking in. A cache
+    /// that hands out single slots appends nothing.
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        let _ = into;
+        self.claimed_len(seq).map(|_| ())
+    }
     /// Retired length: tokens whose K and V are there.
     fn len(&self, seq: SeqId) -> Result<u32, CacheError>;
     /// Length with all claims in flight.

@@ -133,3 +133,30 @@ fn two_copies_of_one_prefix_become_one_in_a_radix_cache() {
     cache.retire(StepId(2)).unwrap();
     assert_eq!(cache.room(), room(20, 0, 12, 0));
 }
+
+#[test]
+fn blocks_taken_ahead_are_used_first_and_come_back() {
+    both(SMALL, |cache| {
+        let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
+        assert_eq!(cache.take_ahead(a, 9), Ok(12));
+        assert_eq!((cache.take_ahead(a, 0), cache.claimed_len(a)), (Ok(12), Ok(0)));
+        assert_eq!(cache.room(), room(20, 0, 12, 0));
+        cache.check().unwrap();
+        run(cache, 1, b, 4);
+        cache.claim(StepId(2), &[row(a, 5)]).unwrap();
+        assert_eq!(plan_of(cache, 2).write_slots, [0, 1, 2, 3, 4], "the blocks before b's");
+        assert_eq!(cache.take_ahead(a, 13), Ok(16));
+        assert_eq!(cache.room().free, 12);
+        let full = CacheError::Full { needed: 16, available: 12 };
+        assert_eq!(cache.take_ahead(a, 32), Err(full));
+        assert!(cache.can_extend(a, 23) && !cache.can_extend(a, 24));
+        cache.cancel(StepId(2)).unwrap();
+        cache.check().unwrap();
+        let kept = cache.take_ahead(a, 0).unwrap();
+        assert_eq!(cache.room().held, kept + 4, "a cancelled claim's blocks went back");
+        cache.close(a).unwrap();
+        cache.close(b).unwrap();
+        cache.check().unwrap();
+        assert_eq!(cache.room().available(), 32);
+    });
+}

@@ -2,10 +2,12 @@
 
 mod chunked;
 mod prefill_first;
+mod rectangular;
 mod room;
 
 pub use chunked::{Chunked, Mixing};
 pub use prefill_first::{Chunking, PrefillFirst, prefill_chunk};
+pub use rectangular::{Rectangular, RectangularConfig};
 
 use crate::{Desk, Limits, Refusal};
 use serde::{Deserialize, Serialize};

@@ -3,8 +3,8 @@ use super::Rectangle;
 /// A request that may decode in this step, paused or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Who.
-    pub entry: u32,
+    /// Who; the caller's own number.
+    pub who: usize,
     /// Tokens whose K and V are there.
     pub computed: u32,
     /// Decode steps it has had.
@@ -38,12 +38,12 @@ pub fn rotate(turns: &mut [Turn], block: u32, limit: u64, long_first: bool) -> R
 mod tests {
     use super::*;
 
-    fn turn(entry: u32, computed: u32, decoded: u32) -> Turn {
-        Turn { entry, computed, decoded, starved: 0, keep: false }
+    fn turn(who: usize, computed: u32, decoded: u32) -> Turn {
+        Turn { who, computed, decoded, starved: 0, keep: false }
     }
 
-    fn kept(turns: &[Turn]) -> Vec<u32> {
-        turns.iter().filter(|t| t.keep).map(|t| t.entry).collect()
+    fn kept(turns: &[Turn]) -> Vec<usize> {
+        turns.iter().filter(|t| t.keep).map(|t| t.who).collect()
     }
 
     #[test]
@@ -54,7 +54,7 @@ mod tests {
             let shape = rotate(&mut turns, 64, 300, false);
             assert!(shape.volume() <= 300 && shape.rows() > 0);
             for t in turns.iter_mut().filter(|t| t.keep) {
-                had[t.entry as usize] += 1;
+                had[t.who] += 1;
                 t.decoded += 1;
                 assert!(t.starved == 0);
             }
@@ -78,7 +78,7 @@ mod tests {
         for long_first in [false, true] {
             let mut turns: Vec<_> = (0..5).map(|i| turn(i, 10, 4)).collect();
             rotate(&mut turns, 64, 33, long_first);
-            assert_eq!(turns.iter().map(|t| t.entry).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+            assert_eq!(turns.iter().map(|t| t.who).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
             assert_eq!(kept(&turns), [0, 1, 2]);
         }
     }

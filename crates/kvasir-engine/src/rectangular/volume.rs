@@ -16,7 +16,8 @@ pub struct Newcomer {
     pub left: u32,
 }
 
-/// Whether rows times largest tkv stays within `limit` in every future step if the newcomer joins now.
+/// Tests that rows times largest tkv stays within `limit` in every future step if the newcomer joins now; otherwise
+/// returns what it would come to.
 ///
 /// A projection of the worst case: everybody runs to the end of what it may have, and padding costs each a block more.
 /// Whoever is projected to end sooner makes the batch smaller for the rest. States after the newcomer's own end were tested
@@ -28,7 +29,7 @@ pub fn volume_allows(
     new: Newcomer,
     decoders: impl Iterator<Item = Decoder>,
     ends: &mut Vec<u64>,
-) -> bool {
+) -> Result<(), u64> {
     let block = u64::from(block.max(1));
     let end = |at: u64, left: u32| (at + u64::from(left)).div_ceil(block) * block + block;
     let top = u64::from(tkv.max(new.prompt));
@@ -38,15 +39,16 @@ pub fn volume_allows(
     ends.sort_unstable();
     let mut rows = ends.len() as u64 + 1;
     for &theirs in ends.iter() {
-        if mine <= theirs {
-            return rows * mine <= limit;
+        let volume = rows * mine.min(theirs);
+        if volume > limit {
+            return Err(volume);
         }
-        if rows * theirs > limit {
-            return false;
+        if mine <= theirs {
+            break;
         }
         rows -= 1;
     }
-    true
+    Ok(())
 }
 
 #[cfg(test)]
@@ -57,7 +59,7 @@ mod tests {
         // As in the notes: tokens in all for the newcomer, tokens not counted as decoded for the others.
         let new = Newcomer { prompt: new.0, left: new.1 - 1 };
         let decoders = decoders.iter().map(|&(computed, left)| Decoder { computed, left: left - 1 });
-        volume_allows(limit, 64, tkv, new, decoders, &mut Vec::new())
+        volume_allows(limit, 64, tkv, new, decoders, &mut Vec::new()).is_ok()
     }
 
     #[test]

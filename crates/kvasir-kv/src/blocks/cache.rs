@@ -1,8 +1,8 @@
 use super::seq::Seq;
 use super::{BlockCache, Index};
 use crate::{
-    Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId, Sequences, StepId,
-    Tree,
+    BlockId, Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId, Sequences,
+    StepId, Tree,
 };
 
 impl<I: Index> Cache for BlockCache<I> {
@@ -43,6 +43,9 @@ impl<I: Index> Cache for BlockCache<I> {
 
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.release_from(seq, 0)?;
+        for block in std::mem::take(&mut self.seqs.get_mut(seq)?.ahead) {
+            self.ledger.disown(block);
+        }
         self.seqs.close(seq)?;
         self.changed();
         Ok(())
@@ -51,6 +54,16 @@ impl<I: Index> Cache for BlockCache<I> {
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
         let need = self.seqs.get(seq).and_then(|seq| self.blocks_needed(seq, tokens));
         need.is_ok_and(|need| need <= self.ledger.available())
+    }
+
+    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+        self.take_blocks_ahead(seq, upto)
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        into.extend_from_slice(self.table(seq)?);
+        into.extend(self.ahead(seq)?);
+        Ok(())
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {

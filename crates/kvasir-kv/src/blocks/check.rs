@@ -17,7 +17,7 @@ impl<I: Index> BlockCache<I> {
         };
         for (id, seq) in self.seqs.iter() {
             self.check_seq(id, seq)?;
-            let blocks = seq.table.iter().filter(|&&block| block != HOLE);
+            let blocks = seq.table.iter().filter(|&&block| block != HOLE).chain(&seq.ahead);
             blocks.copied().try_for_each(|block| count(block, |uses| uses.owners += 1))?;
         }
         let kept = self.inflight.iter().flat_map(|flight| {

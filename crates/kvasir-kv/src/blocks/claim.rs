@@ -23,6 +23,7 @@ impl<I: Index> BlockCache<I> {
         let available = self.ledger.available() * self.config.block_size;
         let end = end.ok_or(CacheError::Full { needed: tokens, available })?;
         let growth = end.div_ceil(self.config.block_size) - seq.table.len() as u32;
+        let growth = growth.saturating_sub(seq.ahead.len() as u32);
         Ok(growth + u32::from(tokens > 0 && self.shared_tail(seq).is_some()))
     }
 
@@ -92,7 +93,8 @@ impl<I: Index> BlockCache<I> {
         let blocks = end.div_ceil(self.config.block_size);
         while (seq.table.len() as u32) < blocks {
             let full = CacheError::Full { needed: self.config.block_size, available: 0 };
-            seq.push(self.ledger.take().ok_or(full)?);
+            let fresh = seq.ahead.pop().or_else(|| self.ledger.take());
+            seq.push(fresh.ok_or(full)?);
         }
         let is_tree = seq.nodes.proposed() > 0;
         match is_tree {
@@ -102,6 +104,25 @@ impl<I: Index> BlockCache<I> {
         seq.last_step = Some(step);
         seq.pending.push_back(Pending { step, start, end, is_tree });
         Ok(ClaimedRow { seq: row.seq, redirected: row.redirected, tokens: row.tokens, replaced })
+    }
+
+    pub(super) fn take_blocks_ahead(&mut self, id: crate::SeqId, upto: u32) -> Result<u32, CacheError> {
+        let block_size = self.config.block_size;
+        let seq = self.seqs.get(id)?;
+        let needed = self.blocks_needed(seq, upto.saturating_sub(seq.end()))?;
+        let available = self.ledger.available();
+        if needed > available {
+            let slots = |blocks: u32| blocks.saturating_mul(block_size);
+            return Err(CacheError::Full { needed: slots(needed), available: slots(available) });
+        }
+        let seq = self.seqs.get_mut(id)?;
+        let held = (seq.table.len() + seq.ahead.len()) as u32;
+        let fresh = upto.div_ceil(block_size).saturating_sub(held);
+        // The first one taken is the first one used.
+        seq.ahead.reverse();
+        seq.ahead.extend((0..fresh).map_while(|_| self.ledger.take()));
+        seq.ahead.reverse();
+        Ok((held + fresh) * block_size)
     }
 
     /// Gives a sequence a private copy of its shared last block; the filled rows go over with the step's moves.

@@ -107,6 +107,11 @@ impl<I: Index> BlockCache<I> {
         Ok(&self.seqs.get(seq)?.table)
     }
 
+    /// The blocks that a sequence holds for claims to come, the next one first.
+    pub fn ahead(&self, seq: crate::SeqId) -> Result<impl Iterator<Item = BlockId>, CacheError> {
+        Ok(self.seqs.get(seq)?.ahead.iter().rev().copied())
+    }
+
     /// How many sequences own a block.
     pub fn owners(&self, block: BlockId) -> u32 {
         self.ledger.uses(block).owners

@@ -27,6 +27,8 @@ impl Pending {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seq {
     pub(crate) table: Vec<BlockId>,
+    /// Blocks taken ahead of the claims that will use them, the next one last.
+    pub(crate) ahead: Vec<BlockId>,
     /// Position after the last one, claims in flight included.
     pub(crate) next: Position,
     /// Ranges below `next` that it does not own, in order.
@@ -55,6 +57,7 @@ impl Seq {
     /// Makes a closed sequence's entry new again, keeping its memory.
     pub(crate) fn reset(&mut self, family: u64) {
         self.table.clear();
+        self.ahead.clear();
         self.next = 0;
         self.holes.clear();
         self.pending.clear();

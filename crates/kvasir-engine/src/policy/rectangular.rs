@@ -1,0 +1,444 @@
+use super::Policy;
+use crate::rectangular::{
+    ChunkRecord, Decoder, HitPlan, Newcomer, PrefillShape, Rectangle, Rules, Skipped, Turn, length_allows,
+    rotate, volume_allows,
+};
+use crate::{Admit, Desk, Feed, Limits, Reason, RequestId};
+use serde::{Deserialize, Serialize};
+
+/// What a static-shape accelerator can take, and the rules by which it is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RectangularConfig {
+    /// `--chunk-size`: positions of a prefill step; whole blocks.
+    pub chunk_size: u32,
+    /// `--max-batch`: rows of a decode step.
+    pub max_batch: u32,
+    /// `--max-batch-tkv`: what rows times largest tkv may never exceed.
+    pub max_batch_tkv: u64,
+    /// `--interleave`: no two prefill steps in a row while somebody decodes.
+    pub interleave: bool,
+    /// `--rules`.
+    pub rules: Rules,
+    /// `--pausing`: admit without a look ahead, and let those who decode take turns when they do not all fit.
+    pub pausing: bool,
+    /// `--long-output-first`: among those who waited equally long for their turn, who has decoded most goes first.
+    pub long_output_first: bool,
+}
+
+impl Default for RectangularConfig {
+    fn default() -> Self {
+        Self {
+            chunk_size: 512,
+            max_batch: 32,
+            max_batch_tkv: 131_072,
+            interleave: true,
+            rules: Rules::Document,
+            pausing: false,
+            long_output_first: false,
+        }
+    }
+}
+
+impl RectangularConfig {
+    /// Refuses what could never work, naming both sides; for start-up.
+    pub fn check(&self, block_size: u32, limits: &Limits) -> Result<(), String> {
+        let rule = |holds: bool, why: String| if holds { Ok(()) } else { Err(why) };
+        let Self { chunk_size: chunk, max_batch: batch, max_batch_tkv: volume, .. } = *self;
+        let (tokens, length) = (limits.max_num_batched_tokens, limits.max_model_len);
+        rule(
+            chunk > 0 && block_size > 0 && chunk.is_multiple_of(block_size),
+            format!("--chunk-size {chunk} is not a multiple of --block-size {block_size}"),
+        )?;
+        rule(batch > 0, "--max-batch must be at least 1".into())?;
+        rule(chunk <= tokens, format!("--chunk-size {chunk} exceeds --max-num-batched-tokens {tokens}"))?;
+        rule(batch <= tokens, format!("--max-batch {batch} exceeds --max-num-batched-tokens {tokens}"))?;
+        rule(
+            volume >= u64::from(length),
+            format!("--max-batch-tkv {volume} is below --max-model-len {length}"),
+        )
+    }
+}
+
+/// A request that was admitted.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    id: RequestId,
+    entry: u32,
+    shape: PrefillShape,
+    /// Tokens found in the cache.
+    hit: u32,
+    /// Nobody was decoding when its prefill began.
+    alone: bool,
+    /// Steps in a row that it was paused.
+    starved: u32,
+}
+
+impl Row {
+    fn plan(&self) -> HitPlan {
+        HitPlan::new(self.shape, self.hit)
+    }
+}
+
+/// `--policy rectangular`: for accelerators that run fixed shapes only.
+///
+/// One prompt is prefilled at a time, in chunks. All others decode together, on a rectangle of equally many blocks. A prompt
+/// under way goes before a new one; with interleaving every prefill step is followed by a decode step while somebody
+/// decodes. A prompt starts when the batch has a place for it, and its last chunk runs when the decode batch does and no
+/// later step can exceed the limits. Room for everything that a request may write is promised to it at admission, so
+/// nobody is ever preempted. What cannot be prefilled never keeps others from decoding.
+#[derive(Debug)]
+pub struct Rectangular {
+    config: RectangularConfig,
+    /// Whoever was admitted and is not paused, in the order of the batch's rows.
+    running: Vec<Row>,
+    /// Whoever has no turn to decode.
+    paused: Vec<Row>,
+    /// What the step before reported.
+    tkv: u32,
+    /// Whether the step before was a prefill.
+    after_prefill: bool,
+    pause_events: u64,
+    resume_events: u64,
+    /// Memory to reuse.
+    turns: Vec<Turn>,
+    ends: Vec<u64>,
+    rows: Vec<Row>,
+    decoders: Vec<Decoder>,
+    queue: Vec<u32>,
+}
+
+impl Rectangular {
+    /// The policy. The cache needs a dummy block if it shares prefixes.
+    pub fn new(config: RectangularConfig) -> Self {
+        Self {
+            config,
+            running: Vec::new(),
+            paused: Vec::new(),
+            tkv: 0,
+            after_prefill: false,
+            pause_events: 0,
+            resume_events: 0,
+            turns: Vec::new(),
+            ends: Vec::new(),
+            rows: Vec::new(),
+            decoders: Vec::new(),
+            queue: Vec::new(),
+        }
+    }
+
+    /// Whether a row has decode steps left that are not under way.
+    fn is_live(desk: &Desk<'_>, row: &Row) -> bool {
+        desk.must_wait(row.entry) != Some(Reason::LastTokenInFlight)
+    }
+
+    fn decoding<'a>(&'a self, desk: &'a Desk<'_>) -> impl Iterator<Item = &'a Row> {
+        let decodes = |row: &&Row| !desk.sequence(row.entry).is_prefilling() && Self::is_live(desk, row);
+        self.running.iter().filter(decodes)
+    }
+
+    fn live(&self, desk: &Desk<'_>) -> usize {
+        self.running.iter().filter(|row| Self::is_live(desk, row)).count()
+    }
+
+    /// Why no prompt may be prefilled now, whichever it is.
+    fn closed(&self, desk: &Desk<'_>) -> Option<Reason> {
+        if !self.paused.is_empty() {
+            return Some(Reason::OthersPaused);
+        }
+        let turn_of_decodes =
+            self.config.interleave && self.after_prefill && self.decoding(desk).next().is_some();
+        turn_of_decodes.then_some(Reason::Interleave)
+    }
+
+    /// Lists who decodes, for [`Rectangular::may_join`].
+    fn list_decoders(&mut self, desk: &Desk<'_>) {
+        let mut decoders = std::mem::take(&mut self.decoders);
+        decoders.clear();
+        decoders.extend(self.decoding(desk).map(|row| {
+            let sequence = desk.sequence(row.entry);
+            Decoder { computed: sequence.claimed(), left: sequence.outputs_left() }
+        }));
+        self.decoders = decoders;
+    }
+
+    /// Whether a prompt may join the decode batch: there is a row for it, and no later step exceeds a limit.
+    fn may_join(&mut self, desk: &Desk<'_>, entry: u32, prompt: u32) -> Result<(), Reason> {
+        let RectangularConfig { max_batch, max_batch_tkv: limit, rules, pausing, .. } = self.config;
+        let decoders = || self.decoders.iter().copied();
+        if self.decoders.len() >= max_batch as usize {
+            return Err(Reason::DecodeBatch);
+        }
+        if self.decoders.is_empty() {
+            return Ok(());
+        }
+        let (block, length) = (desk.block_size(), desk.limits().max_model_len);
+        let new = Newcomer { prompt, left: desk.sequence(entry).outputs_left().saturating_sub(1) };
+        if rules.tests_length() && !length_allows(length, block, self.tkv, new, decoders()) {
+            return Err(Reason::ModelLength);
+        }
+        if pausing {
+            return Ok(());
+        }
+        volume_allows(limit, block, self.tkv, new, decoders(), &mut self.ends)
+            .map_err(|projected| Reason::Volume { projected, limit })
+    }
+
+    /// Runs a chunk, of the prompt under way or of a new one. False if none runs.
+    fn prefill(&mut self, desk: &mut Desk<'_>) -> bool {
+        let ongoing = self.running.iter().position(|row| desk.sequence(row.entry).is_prefilling());
+        match ongoing {
+            Some(at) => {
+                desk.hold_rest_waiting(Reason::OnePrefill);
+                let held = self.resume(desk, at).err();
+                if let (Some(reason), Some(row)) = (held, self.running.get(at)) {
+                    desk.hold(row.entry, reason);
+                }
+                held.is_none()
+            }
+            None => self.start(desk),
+        }
+    }
+
+    /// Runs the next chunk of the prompt under way, the `at`-th row.
+    fn resume(&mut self, desk: &mut Desk<'_>, at: usize) -> Result<(), Reason> {
+        if let Some(reason) = self.closed(desk) {
+            return Err(reason);
+        }
+        let Some(&row) = self.running.get(at) else { return Err(Reason::OnePrefill) };
+        let chunk = row.shape.chunk_after(desk.sequence(row.entry).claimed());
+        if self.config.interleave && row.shape.is_last(chunk) {
+            self.list_decoders(desk);
+            self.may_join(desk, row.entry, row.shape.prompt())?;
+        }
+        self.run_chunk(desk, at)
+    }
+
+    /// Starts the first prompt of the queue that may; with strict order only the first of all.
+    fn start(&mut self, desk: &mut Desk<'_>) -> bool {
+        let live = self.live(desk);
+        if live > 0 {
+            let full = (live >= self.config.max_batch as usize).then_some(Reason::DecodeBatch);
+            if let Some(reason) = self.closed(desk).or(full) {
+                desk.hold_rest_waiting(reason);
+                return false;
+            }
+        }
+        self.list_decoders(desk);
+        let looked_at = if self.config.rules.skips_ahead() { usize::MAX } else { 1 };
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.clear();
+        queue.extend(desk.waiting_in_order().take(looked_at));
+        let mut started = false;
+        for &entry in &queue {
+            match self.start_one(desk, entry, live == 0) {
+                Ok(()) => {
+                    desk.hold_rest_waiting(Reason::OnePrefill);
+                    started = true;
+                    break;
+                }
+                Err(Refused { reason, others_too }) => {
+                    desk.hold(entry, reason);
+                    if others_too {
+                        break;
+                    }
+                }
+            }
+        }
+        self.queue = queue;
+        started
+    }
+
+    fn start_one(&mut self, desk: &mut Desk<'_>, entry: u32, nobody_runs: bool) -> Result<(), Refused> {
+        let sequence = desk.sequence(entry);
+        let reserve_to = sequence.longest().min(desk.capacity());
+        let shape = PrefillShape::new(sequence.len(), desk.block_size(), self.config.chunk_size);
+        let admit = Admit { reserve_to, hit_limit: u32::MAX };
+        // Memory is kept in strict order: whoever has no room lets nobody past.
+        let stop = |reason| Refused { reason, others_too: true };
+        let found = desk.admissible(entry, admit).map_err(stop)?;
+        let plan = HitPlan::new(shape, found.tokens);
+        if !nobody_runs && (!self.config.interleave || shape.is_last(plan.first_chunk)) {
+            let pass = |reason| Refused { reason, others_too: false };
+            self.may_join(desk, entry, shape.prompt()).map_err(pass)?;
+        }
+        let hit = desk.admit(entry, admit).map_err(stop)?.tokens;
+        let alone = self.decoding(desk).next().is_none();
+        let id = desk.sequence(entry).id();
+        self.running.push(Row { id, entry, shape, hit, alone, starved: 0 });
+        self.run_chunk(desk, self.running.len() - 1).map_err(stop)
+    }
+
+    /// Puts the next chunk of the `at`-th row's prompt into the step. Its row moves to the front.
+    fn run_chunk(&mut self, desk: &mut Desk<'_>, at: usize) -> Result<(), Reason> {
+        let Some(&row) = self.running.get(at) else { return Err(Reason::OnePrefill) };
+        let Row { entry, shape, hit, .. } = row;
+        let claimed = desk.sequence(entry).claimed();
+        let chunk = shape.chunk_after(claimed).min(shape.chunks() - 1);
+        let tokens = shape.tokens(chunk);
+        let run = chunk + 1 - row.plan().first_chunk.min(chunk);
+        let feed = Feed {
+            tokens: tokens.end.saturating_sub(claimed),
+            redirected: claimed.saturating_sub(tokens.start),
+            left_pad_blocks: shape.left_blocks(),
+            ahead: self.config.rules.taken(shape, hit, run).saturating_sub(tokens.end),
+        };
+        desk.feed(entry, feed)?;
+        let is_last = shape.is_last(chunk);
+        let block = desk.block_size();
+        self.tkv = self.config.rules.prefill_tkv(shape.prompt(), block, self.tkv, row.alone, is_last);
+        self.running[..=at].rotate_right(1);
+        desk.rectangle().chunk = Some(ChunkRecord {
+            request: row.id,
+            chunk,
+            chunks: shape.chunks(),
+            left: shape.left(),
+            right: shape.right(),
+            from: tokens.start,
+            to: tokens.end,
+            redirected: feed.redirected,
+        });
+        desk.hold_rest_running(Reason::PrefillFirst);
+        Ok(())
+    }
+
+    /// Lets everybody decode who fits, on a rectangle. Ends whoever could not decode even alone.
+    fn decode(&mut self, desk: &mut Desk<'_>) {
+        let shape = loop {
+            let shape = self.take_turns(desk);
+            match self.turns.first() {
+                Some(first) if shape.rows() == 0 => {
+                    let who = self.rows.get(first.who).map(|row| row.entry);
+                    who.into_iter().for_each(|entry| desk.give_up(entry));
+                    self.drop_gone(desk);
+                }
+                _ => break shape,
+            }
+        };
+        self.tkv = shape.tkv();
+        desk.rectangle().rows = shape.rows();
+        desk.rectangle().width = shape.width();
+        for row in &self.running {
+            let sequence = desk.sequence(row.entry);
+            if sequence.is_prefilling() || desk.is_settled(row.entry) {
+                continue;
+            }
+            let left_pad_blocks = shape.left_blocks(sequence.claimed());
+            let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
+            if let Err(reason) = desk.feed(row.entry, feed) {
+                desk.hold(row.entry, reason);
+            }
+        }
+        for row in &self.paused {
+            desk.hold(row.entry, Reason::Paused);
+        }
+        // Decoding rows first, then the prompt under way.
+        self.running.sort_by_key(|row| desk.sequence(row.entry).is_prefilling());
+    }
+
+    /// Chooses who decodes and who pauses. Returns the shape of those who decode.
+    fn take_turns(&mut self, desk: &mut Desk<'_>) -> Rectangle {
+        let first_running = self.paused.len();
+        self.rows.clear();
+        self.rows.append(&mut self.paused);
+        self.rows.append(&mut self.running);
+        self.turns.clear();
+        for (who, row) in self.rows.iter().enumerate() {
+            let sequence = desk.sequence(row.entry);
+            if sequence.is_prefilling() {
+                continue;
+            }
+            let computed = sequence.claimed();
+            if let Some(reason) = desk.must_wait(row.entry) {
+                desk.hold(row.entry, reason);
+                if who < first_running {
+                    self.paused.push(*row);
+                }
+                continue;
+            }
+            let decoded = computed - row.shape.prompt().min(computed);
+            self.turns.push(Turn { who, computed, decoded, starved: row.starved, keep: false });
+        }
+        let (limit, long_first) = (self.config.max_batch_tkv, self.config.long_output_first);
+        let shape = rotate(&mut self.turns, desk.block_size(), limit, long_first);
+        for turn in &self.turns {
+            self.rows[turn.who].starved = turn.starved;
+        }
+        let is_out = |who: usize| self.turns.iter().any(|turn| turn.who == who && !turn.keep);
+        let all_in = self.turns.iter().all(|turn| turn.keep);
+        for (who, row) in self.rows.iter().enumerate().skip(first_running) {
+            if all_in || !is_out(who) {
+                self.running.push(*row);
+            }
+        }
+        let resumed = self.turns.iter().filter(|turn| turn.keep && turn.who < first_running);
+        self.running.extend(resumed.map(|turn| self.rows[turn.who]));
+        let out = self.turns.iter().filter(|turn| !turn.keep);
+        self.paused.extend(out.map(|turn| self.rows[turn.who]));
+        let (before, after) = (first_running as u64, self.paused.len() as u64);
+        self.pause_events += after.saturating_sub(before);
+        self.resume_events += before.saturating_sub(after);
+        shape
+    }
+
+    /// Forgets whoever has ended.
+    fn drop_gone(&mut self, desk: &Desk<'_>) {
+        let is_here = |row: &Row| desk.find_running(row.id).is_some();
+        self.running.retain(is_here);
+        self.paused.retain(is_here);
+    }
+
+    fn note(&self, desk: &mut Desk<'_>) {
+        let record = desk.rectangle();
+        record.tkv = self.tkv;
+        record.limit = self.config.max_batch_tkv;
+        record.running.extend(self.running.iter().map(|row| row.id));
+        record.paused.extend(self.paused.iter().map(|row| row.id));
+        let skipped = |row: &Row| Skipped { request: row.id, tokens: row.plan().usable };
+        record.skipped.extend(self.running.iter().chain(&self.paused).map(skipped));
+        record.pause_events = self.pause_events;
+        record.resume_events = self.resume_events;
+    }
+}
+
+/// Why a newcomer does not start, and whether that holds for everybody behind it.
+struct Refused {
+    reason: Reason,
+    others_too: bool,
+}
+
+impl Policy for Rectangular {
+    fn name(&self) -> &'static str {
+        "rectangular"
+    }
+
+    fn schedule(&mut self, desk: &mut Desk<'_>) {
+        self.drop_gone(desk);
+        self.after_prefill = self.prefill(desk);
+        if !self.after_prefill {
+            self.decode(desk);
+        }
+        self.note(desk);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_never_work_is_refused_by_name() {
+        let limits = Limits { max_num_batched_tokens: 1024, max_model_len: 4096, ..Limits::default() };
+        let fails = |change: fn(&mut RectangularConfig)| {
+            let mut config = RectangularConfig::default();
+            change(&mut config);
+            config.check(64, &limits).unwrap_err()
+        };
+        assert_eq!(RectangularConfig::default().check(64, &limits), Ok(()));
+        assert!(fails(|c| c.chunk_size = 100).contains("--block-size 64"));
+        assert!(fails(|c| c.chunk_size = 0).contains("--chunk-size 0"));
+        assert!(fails(|c| c.chunk_size = 2048).contains("--max-num-batched-tokens 1024"));
+        assert!(fails(|c| c.max_batch = 0).contains("--max-batch"));
+        assert!(fails(|c| c.max_batch_tkv = 4095).contains("--max-model-len 4096"));
+    }
+}
