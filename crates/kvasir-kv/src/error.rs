@@ -61,6 +61,15 @@ pub enum CacheError {
     Unsettled,
     /// The step is still on the device; what was asked would move bytes that it uses.
     InFlight,
+    /// A part of what the step claimed was taken from the sequence since; cancel the step.
+    RowGone(SeqId),
+    /// A layer's ring has no room for so many tokens in one step.
+    WriteTooLong {
+        /// Tokens of the claim.
+        tokens: u32,
+        /// Most that one step may write.
+        longest: u32,
+    },
     /// The plan was made before something it depends on changed.
     StalePlan {
         /// Generation of the plan.
@@ -75,8 +84,6 @@ pub enum CacheError {
         /// The face asked for.
         face: Face,
     },
-    /// A frozen prefix takes no new forks once its handle is gone.
-    PrefixDropped,
     /// A configuration value that makes no sense; names it.
     BadConfig(&'static str),
 }
@@ -104,11 +111,14 @@ impl fmt::Display for CacheError {
             Self::NotAChain { node } => write!(f, "node {node} does not continue the accepted chain"),
             Self::Unsettled => write!(f, "tree nodes are unsettled"),
             Self::InFlight => write!(f, "a step in flight still uses it"),
+            Self::RowGone(seq) => write!(f, "a claimed row of sequence {} was taken away", seq.0),
+            Self::WriteTooLong { tokens, longest } => {
+                write!(f, "{tokens} tokens in one step, a layer's ring takes {longest}")
+            }
             Self::StalePlan { plan, current } => {
                 write!(f, "plan of generation {plan}, the cache is at {current}")
             }
             Self::NoFace { kind, face } => write!(f, "a {kind} cache has no {face} face"),
-            Self::PrefixDropped => write!(f, "the prefix takes no new forks"),
             Self::BadConfig(what) => write!(f, "{what}"),
         }
     }

@@ -144,6 +144,23 @@ pub trait Cache: Send {
     /// Walks the whole bookkeeping and reports the first thing that does not add up.
     fn check(&self) -> Result<(), String>;
 
+    /// Moves rows so that the fastest path applies again, where that takes moves; returns how many go out with the next
+    /// plan. Refused while a step is in flight.
+    fn compact(&mut self) -> Result<u32, CacheError> {
+        Ok(0)
+    }
+    /// Refuses positions of a write that are no run from the sequence's next position on, for callers that bring
+    /// their own.
+    fn check_positions(&self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
+        let (next, length) = (self.next_position(seq)?, self.claimed_len(seq)?);
+        match positions.first() {
+            Some(&start) if start != next => Err(CacheError::StartNotLength { start, length }),
+            _ if positions.windows(2).any(|pair| pair[0].checked_add(1) != Some(pair[1])) => {
+                Err(CacheError::NotARun)
+            }
+            _ => Ok(()),
+        }
+    }
     /// Refuses a plan that something has changed under.
     fn check_fresh(&self, plan: &Plan) -> Result<(), CacheError> {
         match plan.generation == self.generation() {

@@ -6,25 +6,38 @@
 
 mod bits;
 pub mod blocks;
+mod cells;
+mod contiguous;
 mod error;
 mod face;
 mod ids;
 mod idset;
 mod inflight;
+mod line;
+mod lowering;
 mod moves;
 mod nodes;
 mod paged;
 mod plan;
+mod prefix;
 mod radix;
+mod ring;
 mod seqs;
+mod tree;
 
+pub use cells::Cells;
+pub use contiguous::Contiguous;
 pub use error::CacheError;
 pub use face::{Cache, CacheKind, ClaimRow, Face, Hit, Prefix, Rewind, Room, Sequences, Tree};
 pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use inflight::{Flight, InFlight};
+pub use lowering::Lowering;
 pub use moves::Moves;
 pub use nodes::Nodes;
 pub use paged::{CacheEvent, HashIndex, Paged, block_hash};
 pub use plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, RowMove, Segment, Span};
+pub use prefix::{PrefixWatch, SharedPrefix};
 pub use radix::{NodeId, Radix, RadixIndex, RadixTree, Reached};
+pub use ring::Rings;
 pub use seqs::SeqTable;
+pub use tree::TreeCache;

@@ -23,7 +23,7 @@ impl Span {
 }
 
 /// Which pool a segment lies in: 0 is the session's own, others are frozen prefixes that it was forked off.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PoolId(pub u32);
 
 /// K and V of one slot copied to another before the step runs, stored bytes verbatim.

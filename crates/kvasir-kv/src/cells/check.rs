@@ -1,0 +1,33 @@
+use super::{Cells, Written};
+
+impl Cells {
+    /// The walker: counts every owner and lease again.
+    pub(super) fn walk(&self) -> Result<(), String> {
+        let mut named = vec![(0, 0, None); self.cells.high_water() as usize];
+        let outside = |slot| format!("cell {slot} is owned and above the high water");
+        for (seq, s) in self.seqs.iter() {
+            s.entries.check().map_err(|why| format!("sequence {}: {why}", seq.0))?;
+            if s.retired > s.entries.len() || s.node_slots.len() as u32 != s.nodes.unsettled() {
+                return Err(format!("sequence {}: its lengths do not add up", seq.0));
+            }
+            let base = s.entries.next_position();
+            let nodes = s.node_slots.iter().zip(0..).map(|(&slot, node)| (base + s.nodes.depth(node), slot));
+            for (position, slot) in s.entries.iter(0..s.entries.len()).chain(nodes) {
+                let entry = named.get_mut(slot as usize).ok_or_else(|| outside(slot))?;
+                *entry = (entry.0 + 1, entry.1, Some(position));
+            }
+        }
+        for flight in self.inflight.iter() {
+            for &slot in &flight.releases {
+                named.get_mut(slot as usize).ok_or_else(|| outside(slot))?.1 += 1;
+            }
+            for row in flight.rows.iter().filter(|row| row.written == Written::Positions) {
+                let next = self.seqs.get(row.seq).map(|s| s.entries.next_position());
+                if next.is_ok_and(|next| row.end > next) {
+                    return Err(format!("step {} publishes more than is claimed", flight.step.0));
+                }
+            }
+        }
+        self.cells.check(&named)
+    }
+}

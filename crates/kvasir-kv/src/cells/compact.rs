@@ -1,0 +1,43 @@
+use super::Cells;
+use crate::{CacheError, RowMove, Slot};
+
+impl Cells {
+    /// Lays the cells out anew: sequence after sequence, each in order of position, what is shared with its first
+    /// owner. A single sequence is then one run from cell 0 again.
+    pub(super) fn compact_cells(&mut self) -> Result<u32, CacheError> {
+        if !self.inflight.is_empty() {
+            return Err(CacheError::InFlight);
+        }
+        let (to, used) = self.layout();
+        let moved = to.iter().zip(0..).filter_map(|(&to, from)| Some(RowMove { from, to: to? }));
+        let moves: Vec<_> = moved.filter(|m| m.from != m.to).collect();
+        if moves.is_empty() {
+            return Ok(0);
+        }
+        let place = |slot: Slot| to.get(slot as usize).copied().flatten().unwrap_or(slot);
+        for s in self.seqs.values_mut() {
+            s.entries.relabel(place);
+            s.node_slots.iter_mut().for_each(|slot| *slot = place(*slot));
+        }
+        self.cells.relabel(&to, used);
+        self.moves.push(&moves);
+        self.generation += 1;
+        Ok(moves.len() as u32)
+    }
+
+    /// Where every cell goes, and how many there are.
+    fn layout(&self) -> (Vec<Option<Slot>>, u32) {
+        let mut to = vec![None; self.cells.high_water() as usize];
+        let mut used = 0;
+        for (_, s) in self.seqs.iter() {
+            for &slot in s.entries.slots().iter().chain(&s.node_slots) {
+                let place = &mut to[slot as usize];
+                if place.is_none() {
+                    *place = Some(used);
+                    used += 1;
+                }
+            }
+        }
+        (to, used)
+    }
+}

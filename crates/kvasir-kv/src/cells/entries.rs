@@ -1,0 +1,233 @@
+use crate::{Position, Slot};
+use std::ops::Range;
+
+/// Where a run of consecutive positions begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Break {
+    index: u32,
+    first: Position,
+}
+
+/// The cells that one sequence owns, in order of position.
+///
+/// This is the owner set of every cell, kept the other way round: a list per sequence and a count per cell. A decode
+/// step appends to it, a plan copies a slice of it, and any number of sequences may own a cell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Entries {
+    slots: Vec<Slot>,
+    /// One per run of positions; more than one where a removal or a copy left holes.
+    breaks: Vec<Break>,
+    /// How many leading slots are consecutive.
+    lead: u32,
+}
+
+impl Entries {
+    pub(crate) fn len(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Number of leading slots that are consecutive.
+    pub(crate) fn lead(&self) -> u32 {
+        self.lead
+    }
+
+    /// Position above the highest owned.
+    pub(crate) fn next_position(&self) -> Position {
+        self.breaks.last().map_or(0, |last| last.first + (self.len() - last.index))
+    }
+
+    /// Position of entry `index`.
+    pub(crate) fn position(&self, index: u32) -> Position {
+        let after = self.breaks.partition_point(|b| b.index <= index);
+        after.checked_sub(1).map_or(0, |i| self.breaks[i].first + (index - self.breaks[i].index))
+    }
+
+    /// Number of entries below `position`.
+    pub(crate) fn index_of(&self, position: Position) -> u32 {
+        let after = self.breaks.partition_point(|b| b.first <= position);
+        let Some(run) = after.checked_sub(1).map(|i| self.breaks[i]) else { return 0 };
+        let end = self.breaks.get(after).map_or(self.len(), |next| next.index);
+        end.min(run.index.saturating_add(position - run.first))
+    }
+
+    /// The runs of consecutive positions in a range of entries: first position, and entries.
+    pub(crate) fn runs(&self, entries: Range<u32>) -> impl Iterator<Item = (Position, Range<u32>)> + '_ {
+        let from = self.breaks.partition_point(|b| b.index <= entries.start).saturating_sub(1);
+        let runs = self.breaks[from.min(self.breaks.len())..].iter().enumerate();
+        let (start, stop) = (entries.start, entries.end);
+        runs.map(move |(i, run)| {
+            let end = self.breaks.get(from + i + 1).map_or(self.len(), |next| next.index);
+            let range = run.index.max(start)..end.min(stop);
+            (run.first + (range.start - run.index), range)
+        })
+        .take_while(|(_, range)| !range.is_empty())
+    }
+
+    /// Appends the next position.
+    pub(crate) fn push(&mut self, slot: Slot) {
+        self.push_at(self.next_position(), slot);
+    }
+
+    /// Appends a position, which must be above all others.
+    pub(crate) fn push_at(&mut self, position: Position, slot: Slot) {
+        let len = self.len();
+        if self.breaks.is_empty() || position != self.next_position() {
+            self.breaks.push(Break { index: len, first: position });
+        }
+        if self.lead == len && self.slots.first().is_none_or(|first| first + len == slot) {
+            self.lead += 1;
+        }
+        self.slots.push(slot);
+    }
+
+    /// Takes out a range of entries and gives every slot of it to `gone`.
+    pub(crate) fn remove(&mut self, entries: Range<u32>, gone: impl FnMut(Slot)) {
+        if entries.is_empty() {
+            return;
+        }
+        let (start, end, len) = (entries.start, entries.end, self.len());
+        let removed = end - start;
+        let rest = (end < len).then(|| Break { index: start, first: self.position(end) });
+        self.slots.drain(start as usize..end as usize).for_each(gone);
+        // Breaks inside the removed entries go, those behind move down, and what follows begins a run of its own.
+        let inside = self.breaks.partition_point(|b| b.index < start);
+        let behind = self.breaks.partition_point(|b| b.index <= end);
+        for b in &mut self.breaks[behind..] {
+            b.index -= removed;
+        }
+        self.breaks.splice(inside..behind, rest);
+        match rest {
+            Some(_) if self.lead >= start => self.find_lead(),
+            _ => self.lead = self.lead.min(start),
+        }
+    }
+
+    /// Puts a range of another sequence's entries in, none of whose positions is owned yet.
+    pub(crate) fn merge(&mut self, other: &Self, entries: Range<u32>) {
+        let append = entries.is_empty() || self.next_position() <= other.position(entries.start);
+        let tail = match append {
+            true => Self::default(),
+            false => self.split_off(self.index_of(other.position(entries.start))),
+        };
+        let mut rest = tail.iter(0..tail.len()).peekable();
+        for (position, slot) in other.iter(entries) {
+            while let Some((position, slot)) = rest.next_if(|&(own, _)| own < position) {
+                self.push_at(position, slot);
+            }
+            self.push_at(position, slot);
+        }
+        rest.for_each(|(position, slot)| self.push_at(position, slot));
+    }
+
+    /// Whether one of the positions of a range of another's entries is owned.
+    pub(crate) fn overlaps(&self, other: &Self, entries: Range<u32>) -> bool {
+        let mut runs = other.runs(entries);
+        runs.any(|(first, run)| self.index_of(first) != self.index_of(first + (run.end - run.start)))
+    }
+
+    /// Positions and slots of a range of entries.
+    pub(crate) fn iter(&self, entries: Range<u32>) -> impl Iterator<Item = (Position, Slot)> + '_ {
+        self.runs(entries).flat_map(|(first, run)| {
+            let slots = &self.slots[run.start as usize..run.end as usize];
+            slots.iter().enumerate().map(move |(i, &slot)| (first + i as u32, slot))
+        })
+    }
+
+    /// Gives every entry another slot.
+    pub(crate) fn relabel(&mut self, to: impl Fn(Slot) -> Slot) {
+        self.slots.iter_mut().for_each(|slot| *slot = to(*slot));
+        self.find_lead();
+    }
+
+    fn split_off(&mut self, index: u32) -> Self {
+        let mut tail = Self::default();
+        self.iter(index..self.len()).for_each(|(position, slot)| tail.push_at(position, slot));
+        self.remove(index..self.len(), |_| ());
+        tail
+    }
+
+    fn find_lead(&mut self) {
+        let first = self.slots.first().copied().unwrap_or(0);
+        let lead = self.slots.iter().zip(first..).take_while(|&(&slot, expected)| slot == expected);
+        self.lead = lead.count() as u32;
+    }
+
+    /// The walker.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut next = None;
+        for (i, b) in self.breaks.iter().enumerate() {
+            let end = self.breaks.get(i + 1).map_or(self.len(), |next| next.index);
+            if end <= b.index || next.is_some_and(|next| b.first <= next) || (i == 0 && b.index != 0) {
+                return Err(format!("run {i} of positions at entry {} is wrong", b.index));
+            }
+            next = Some(b.first + (end - b.index));
+        }
+        if self.breaks.is_empty() != self.slots.is_empty() {
+            return Err("slots without positions".into());
+        }
+        let mut again = self.clone();
+        again.find_lead();
+        match again.lead == self.lead {
+            true => Ok(()),
+            false => Err(format!("{} leading slots are consecutive, {} noted", again.lead, self.lead)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn entries(model: &BTreeMap<Position, Slot>) -> Entries {
+        let mut entries = Entries::default();
+        model.iter().for_each(|(&position, &slot)| entries.push_at(position, slot));
+        entries
+    }
+
+    fn owned() -> impl Strategy<Value = BTreeMap<Position, Slot>> {
+        proptest::collection::btree_map(0u32..40, 0u32..6, 0..30)
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_map_from_positions_to_slots(model in owned(), a in 0u32..45, b in 0u32..45) {
+            let mut list = entries(&model);
+            prop_assert_eq!(list.check(), Ok(()));
+            prop_assert_eq!(list.next_position(), model.last_key_value().map_or(0, |(p, _)| p + 1));
+            prop_assert_eq!(list.index_of(a) as usize, model.range(..a).count());
+            for (i, (&position, _)) in model.iter().enumerate() {
+                prop_assert_eq!(list.position(i as u32), position);
+            }
+            let (from, to) = (list.index_of(a.min(b)), list.index_of(a.max(b)));
+            let part: Vec<_> = model.range(a.min(b)..a.max(b)).map(|(&p, &s)| (p, s)).collect();
+            prop_assert_eq!(list.iter(from..to).collect::<Vec<_>>(), part);
+            let mut gone = Vec::new();
+            list.remove(from..to, |slot| gone.push(slot));
+            prop_assert_eq!(gone, model.range(a.min(b)..a.max(b)).map(|(_, &s)| s).collect::<Vec<_>>());
+            let rest: BTreeMap<_, _> = model.into_iter().filter(|(p, _)| !(a.min(b)..a.max(b)).contains(p)).collect();
+            prop_assert_eq!(&list, &entries(&rest));
+            prop_assert_eq!(list.check(), Ok(()));
+        }
+
+        #[test]
+        fn merging_is_a_disjoint_union(mut into in owned(), from in owned(), a in 0u32..45, b in 0u32..45) {
+            let (mut list, other) = (entries(&into), entries(&from));
+            let range = other.index_of(a.min(b))..other.index_of(a.max(b));
+            let part = from.range(a.min(b)..a.max(b));
+            let overlaps = part.clone().any(|(p, _)| into.contains_key(p));
+            prop_assert_eq!(list.overlaps(&other, range.clone()), overlaps);
+            if !overlaps {
+                list.merge(&other, range);
+                into.extend(part);
+                prop_assert_eq!(&list, &entries(&into));
+                prop_assert_eq!(list.check(), Ok(()));
+            }
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! The `cells` cache: a pool of single-token cells, each with a position and a set of owners.
+
+mod check;
+mod compact;
+mod entries;
+mod free;
+mod plan;
+mod table;
+mod verbs;
+
+use crate::{
+    Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan, Position, Rewind, Room,
+    SeqId, SeqTable, Sequences, Slot, StepId, Tree,
+};
+use entries::Entries;
+use table::CellTable;
+
+/// What one row of a step writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    /// Positions `start .. end`. A removal at the sequence's end lowers `end`.
+    Positions,
+    /// Nodes `start .. end`.
+    Nodes,
+}
+
+/// What was noted of one row of a step.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    seq: SeqId,
+    written: Written,
+    start: u32,
+    end: u32,
+    tokens: u32,
+    /// The step that named the sequence before.
+    before: Option<StepId>,
+}
+
+/// One sequence.
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    entries: Entries,
+    /// Entries whose K and V are there; those behind are claimed.
+    retired: u32,
+    /// The newest step that names it.
+    last_step: Option<StepId>,
+    /// Sequences of one number were forked off one another.
+    family: u64,
+    nodes: Nodes,
+    /// The cell of each unsettled node.
+    node_slots: Vec<Slot>,
+    /// Tells a claim that it named the sequence before.
+    seen: u64,
+}
+
+/// A pool of single-token cells, each with a position and any number of owners: batches, forks that copy nothing, rollback,
+/// sliding windows and trees over one pool.
+///
+/// The lowest free cell is handed out first, so a single sequence fills the pool from its start and takes the fused
+/// path; everything else is planned as tables of cells. [`Cache::compact`] brings fragmented cells back together.
+#[derive(Debug)]
+pub struct Cells {
+    capacity: u32,
+    window: Option<u32>,
+    cells: CellTable,
+    seqs: SeqTable<Sequence>,
+    inflight: InFlight<Row, Slot>,
+    moves: Moves,
+    families: u64,
+    claims: u64,
+    generation: u64,
+}
+
+impl Cells {
+    /// A cache of `capacity` cells for at most `max_sequences` live sequences. With a window `w`, a token at position `p`
+    /// sees positions above `p − w` only.
+    pub fn new(capacity: u32, max_sequences: u32, window: Option<u32>) -> Result<Self, CacheError> {
+        if window == Some(0) {
+            return Err(CacheError::BadConfig("a window must be at least 1"));
+        }
+        Ok(Self {
+            capacity,
+            window,
+            cells: CellTable::new(capacity),
+            seqs: SeqTable::new(max_sequences),
+            inflight: InFlight::default(),
+            moves: Moves::default(),
+            families: 0,
+            claims: 0,
+            generation: 0,
+        })
+    }
+
+    /// Every cell that is not free is below this.
+    pub fn high_water(&self) -> u32 {
+        self.cells.high_water()
+    }
+
+    /// The cells that a sequence owns, in order of position, those of claims in flight included.
+    pub fn owned(&self, seq: SeqId) -> Result<impl Iterator<Item = (Position, Slot)> + '_, CacheError> {
+        let entries = &self.seqs.get(seq)?.entries;
+        Ok(entries.iter(0..entries.len()))
+    }
+
+    /// Checks everything that can fail in a claim; returns the cells that it takes.
+    fn check_claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+        self.inflight.check_claim(step)?;
+        self.claims += 1;
+        let mut needed = 0u32;
+        for row in rows {
+            let seq = self.seqs.get_mut(row.seq)?;
+            let again = std::mem::replace(&mut seq.seen, self.claims) == self.claims;
+            let proposed = seq.nodes.proposed();
+            if again || row.tokens == 0 || row.redirected > 0 || (proposed > 0 && proposed != row.tokens) {
+                return Err(CacheError::BadClaim);
+            }
+            if proposed == 0 && seq.nodes.unsettled() > 0 {
+                return Err(CacheError::Unsettled);
+            }
+            if seq.entries.next_position().checked_add(row.tokens).is_none() {
+                return Err(CacheError::BadClaim);
+            }
+            needed = needed.saturating_add(row.tokens);
+        }
+        let available = self.cells.free();
+        match needed {
+            0 => Err(CacheError::BadClaim),
+            _ if needed > available => Err(CacheError::Full { needed, available }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives back one cell of a sequence: now, or when the last step naming the sequence ends.
+    fn let_go(
+        cells: &mut CellTable,
+        inflight: &mut InFlight<Row, Slot>,
+        last_step: Option<StepId>,
+        slot: Slot,
+    ) {
+        match last_step.map(|step| inflight.defer(step, slot)) {
+            Some(Ok(())) => cells.lease(slot),
+            _ => cells.release(slot),
+        }
+    }
+
+    /// Takes every cell from a sequence.
+    fn strip(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        let s = self.seqs.get_mut(seq)?;
+        let (cells, inflight) = (&mut self.cells, &mut self.inflight);
+        let all = 0..s.entries.len();
+        s.entries.remove(all, |slot| Self::let_go(cells, inflight, s.last_step, slot));
+        for slot in s.node_slots.drain(..) {
+            Self::let_go(cells, inflight, s.last_step, slot);
+        }
+        s.nodes.settle();
+        s.retired = 0;
+        s.last_step = None;
+        Ok(())
+    }
+
+    /// Lets go of what waited for a step that has ended.
+    fn end(&mut self, flight: Flight<Row, Slot>) {
+        flight.releases.iter().for_each(|&slot| self.cells.end_lease(slot));
+        self.inflight.recycle(flight);
+    }
+
+    /// Positions from `next` on are claimed anew by later steps; those in flight must not publish them.
+    fn cut_rows(inflight: &mut InFlight<Row, Slot>, seq: SeqId, next: Position) {
+        let rows = inflight.rows_mut().filter(|row| row.seq == seq && row.written == Written::Positions);
+        rows.for_each(|row| row.end = row.end.min(next));
+    }
+
+    /// Undoes one row of a claim.
+    fn take_back(&mut self, row: Row) {
+        let Ok(s) = self.seqs.get_mut(row.seq) else { return };
+        let cells = &mut self.cells;
+        s.last_step = row.before;
+        match row.written {
+            Written::Nodes => {
+                s.node_slots.drain(row.start as usize..).for_each(|slot| cells.release(slot));
+                s.nodes.unclaim();
+            }
+            Written::Positions => {
+                let claimed = s.entries.index_of(row.start)..s.entries.index_of(row.end.max(row.start));
+                s.entries.remove(claimed, |slot| cells.release(slot));
+                let next = s.entries.next_position();
+                if next < row.start {
+                    Self::cut_rows(&mut self.inflight, row.seq, next);
+                }
+            }
+        }
+    }
+}
+
+impl Cache for Cells {
+    fn kind(&self) -> CacheKind {
+        CacheKind::Cells
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn block_size(&self) -> u32 {
+        1
+    }
+
+    fn room(&self) -> Room {
+        self.cells.room()
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn open(&mut self) -> Result<SeqId, CacheError> {
+        let seq = self.seqs.open()?;
+        self.families += 1;
+        self.seqs.get_mut(seq)?.family = self.families;
+        Ok(seq)
+    }
+
+    fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.strip(seq)?;
+        self.generation += 1;
+        self.seqs.close(seq)
+    }
+
+    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
+        self.seqs.get(seq).is_ok() && tokens <= self.cells.free()
+    }
+
+    fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.seqs.get(seq)?.retired)
+    }
+
+    fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.seqs.get(seq)?.entries.len())
+    }
+
+    fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
+        Ok(self.seqs.get(seq)?.entries.next_position())
+    }
+
+    fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+        self.check_claim(step, rows)?;
+        let noted = self.inflight.begin(step)?;
+        for row in rows {
+            let s = self.seqs.get_mut(row.seq)?;
+            let (seq, tokens, before) = (row.seq, row.tokens, s.last_step.replace(step));
+            let base = s.entries.next_position();
+            if s.nodes.proposed() > 0 {
+                let nodes = s.nodes.claim();
+                let positions = nodes.clone().map(|node| base + s.nodes.depth(node));
+                s.node_slots.extend(positions.filter_map(|position| self.cells.take(position)));
+                let (start, end) = (nodes.start, nodes.end);
+                noted.push(Row { seq, written: Written::Nodes, start, end, tokens, before });
+            } else {
+                let (start, end) = (base, base + tokens);
+                (start..end)
+                    .filter_map(|position| self.cells.take(position))
+                    .for_each(|slot| s.entries.push(slot));
+                noted.push(Row { seq, written: Written::Positions, start, end, tokens, before });
+            }
+        }
+        self.moves.claim(step);
+        self.generation += 1;
+        Ok(())
+    }
+
+    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+        self.write_plan(step, plan)
+    }
+
+    fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
+        let Some(flight) = self.inflight.take_oldest(step)? else { return Ok(()) };
+        for row in flight.rows.iter().filter(|row| row.written == Written::Positions) {
+            if let Ok(s) = self.seqs.get_mut(row.seq) {
+                s.retired = s.retired.max(s.entries.index_of(row.end));
+            }
+        }
+        self.moves.retire(step);
+        self.end(flight);
+        Ok(())
+    }
+
+    fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
+        let flight = self.inflight.take_newest(step)?;
+        // The newest cells go back first, so that the high water falls step by step.
+        flight.rows.iter().rev().for_each(|&row| self.take_back(row));
+        self.moves.cancel(step);
+        self.end(flight);
+        self.generation += 1;
+        Ok(())
+    }
+
+    fn clear(&mut self) -> Result<(), CacheError> {
+        if !self.inflight.is_empty() {
+            return Err(CacheError::InFlight);
+        }
+        let live: Vec<_> = self.seqs.iter().map(|(seq, _)| seq).collect();
+        live.into_iter().try_for_each(|seq| self.close(seq))?;
+        self.moves.clear();
+        self.generation += 1;
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.walk()
+    }
+
+    fn compact(&mut self) -> Result<u32, CacheError> {
+        self.compact_cells()
+    }
+
+    fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
+        Ok(self)
+    }
+
+    fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
+        Ok(self)
+    }
+
+    fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
+        Ok(self)
+    }
+}

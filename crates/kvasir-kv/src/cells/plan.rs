@@ -1,0 +1,151 @@
+use super::{Cells, Row, Sequence, Written};
+use crate::{
+    CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, Slot, Span, StepId,
+    bits::{set_range, words_for},
+};
+use std::ops::Range;
+
+/// From how many consecutive cells on a read's beginning is worth a segment of its own.
+const LEAD_WORTH: u32 = 32;
+
+impl Cells {
+    /// Classifies a step and writes its plan.
+    pub(super) fn write_plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+        let flight = self.inflight.get(step)?;
+        plan.reset(step, self.generation);
+        plan.kind = PlanKind::Ragged;
+        plan.moves.extend_from_slice(self.moves.of(step));
+        for row in &flight.rows {
+            let seq = self.seqs.get(row.seq)?;
+            match row.written {
+                Written::Positions => self.plan_positions(row, seq, plan)?,
+                Written::Nodes => self.plan_nodes(row, seq, plan)?,
+            }
+        }
+        let moved = plan.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
+        let mut bound = self.cells.high_water();
+        if let ([row], [segment]) = (&flight.rows[..], &plan.segments[..])
+            && plan.kind == PlanKind::Ragged
+            && self.seqs.get(row.seq)?.entries.index_of(row.end) == segment.len
+            && segment.layout == (Layout::Run { start: 0 })
+        {
+            plan.kind = PlanKind::Contiguous;
+            bound = segment.len;
+        }
+        plan.read_bound = bound.max(moved);
+        Ok(())
+    }
+
+    fn plan_positions(&self, row: &Row, seq: &Sequence, plan: &mut Plan) -> Result<(), CacheError> {
+        let entries = &seq.entries;
+        let (start, end) = (entries.index_of(row.start), entries.index_of(row.end));
+        if row.end.saturating_sub(row.start) != row.tokens || end - start != row.tokens {
+            return Err(CacheError::RowGone(row.seq));
+        }
+        let queries = Span::new(plan.positions.len(), row.tokens as usize);
+        plan.positions.extend(row.start..row.end);
+        plan.write_slots.extend_from_slice(&entries.slots()[start as usize..end as usize]);
+        // Each query's first visible entry rises with its position; what the first does not see, none does.
+        let from = |position: Position| entries.index_of(self.sees_from(position));
+        let read = from(row.start)..end;
+        let mask = if row.tokens == 1 {
+            Mask::None
+        } else if from(row.end - 1) == read.start {
+            Mask::Causal
+        } else {
+            plan.kind = PlanKind::Explicit;
+            let at = plan.mask_words.len();
+            let per_query = words_for(read.end - read.start) as usize;
+            plan.mask_words.resize(at + per_query * row.tokens as usize, 0);
+            for (query, words) in plan.mask_words[at..].chunks_mut(per_query).enumerate() {
+                let query = query as u32;
+                set_range(words, from(row.start + query) - read.start, start + query + 1 - read.start);
+            }
+            Mask::Explicit { at: at as u32, words_per_query: per_query as u32 }
+        };
+        let first_segment = plan.segments.len();
+        push_entries(seq, read.clone(), plan);
+        push_row(row, queries, first_segment, read.end - read.start, mask, plan);
+        Ok(())
+    }
+
+    /// A frontier: what the sequence owns, then the nodes in order of position, under an ancestor mask.
+    fn plan_nodes(&self, row: &Row, seq: &Sequence, plan: &mut Plan) -> Result<(), CacheError> {
+        let (entries, frontier) = (&seq.entries, row.start..row.end);
+        let Some(slots) = seq.node_slots.get(row.start as usize..row.end as usize) else {
+            return Err(CacheError::RowGone(row.seq));
+        };
+        plan.kind = PlanKind::Explicit;
+        let base = entries.next_position();
+        let position = |node: u32| base + seq.nodes.depth(node);
+        let queries = Span::new(plan.positions.len(), slots.len());
+        plan.positions.extend(frontier.clone().map(position));
+        plan.write_slots.extend_from_slice(slots);
+        let from = |depth: u32| entries.index_of(self.sees_from(base + depth));
+        let lowest = frontier.clone().map(|node| seq.nodes.depth(node)).min().unwrap_or(0);
+        let read = from(lowest)..entries.len();
+        let prefix = read.end - read.start;
+        let first_segment = plan.segments.len();
+        push_entries(seq, read.clone(), plan);
+        let (at, sparse) = (plan.table.len() as u32, Some(plan.read_positions.len() as u32));
+        let order = seq.nodes.order(row.end);
+        plan.table.extend(order.iter().map(|&node| seq.node_slots[node as usize]));
+        plan.read_positions.extend(order.iter().map(|&node| position(node)));
+        let layout = Layout::Table { at, block: 1, offset: 0 };
+        plan.segments.push(Segment { pool: PoolId(0), layout, len: row.end, first: base, sparse });
+        let at = plan.mask_words.len() as u32;
+        let prefix_from = |depth: u32| from(depth) - read.start;
+        let words_per_query =
+            seq.nodes.write_mask(frontier, prefix, self.window, prefix_from, &mut plan.mask_words);
+        let mask = Mask::Explicit { at, words_per_query };
+        push_row(row, queries, first_segment, prefix + row.end, mask, plan);
+        Ok(())
+    }
+
+    /// The lowest position that a token at `position` sees.
+    fn sees_from(&self, position: Position) -> Position {
+        self.window.map_or(0, |window| position.saturating_sub(window - 1))
+    }
+}
+
+/// Appends a read of a sequence's entries: a long consecutive beginning as a run, the rest as tables.
+fn push_entries(seq: &Sequence, read: Range<u32>, plan: &mut Plan) {
+    let entries = &seq.entries;
+    for (first, run) in entries.runs(read) {
+        let lead = entries.lead().clamp(run.start, run.end);
+        let split = match lead - run.start {
+            worth if worth >= LEAD_WORTH || lead == run.end => lead,
+            _ => run.start,
+        };
+        let slots = &entries.slots()[run.start as usize..run.end as usize];
+        push_run(slots, split - run.start, first, plan);
+        push_table(&slots[(split - run.start) as usize..], first + (split - run.start), plan);
+    }
+}
+
+fn push_run(slots: &[Slot], len: u32, first: Position, plan: &mut Plan) {
+    if let Some(&start) = slots.first().filter(|_| len > 0) {
+        let layout = Layout::Run { start };
+        plan.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse: None });
+    }
+}
+
+fn push_table(slots: &[Slot], first: Position, plan: &mut Plan) {
+    if !slots.is_empty() {
+        let layout = Layout::Table { at: plan.table.len() as u32, block: 1, offset: 0 };
+        plan.table.extend_from_slice(slots);
+        plan.segments.push(Segment { pool: PoolId(0), layout, len: slots.len() as u32, first, sparse: None });
+    }
+}
+
+fn push_row(row: &Row, queries: Span, first_segment: usize, read_len: u32, mask: Mask, plan: &mut Plan) {
+    plan.rows.push(PlanRow {
+        seq: row.seq,
+        queries,
+        segments: Span::new(first_segment, plan.segments.len() - first_segment),
+        read_len,
+        mask,
+        left_pad_blocks: 0,
+        redirected: 0,
+    });
+}

@@ -1,0 +1,132 @@
+use super::free::FreeCells;
+use crate::{Position, Room, Slot};
+
+/// One cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cell {
+    position: Position,
+    /// Sequences that own it.
+    owners: u32,
+    /// Owners that let go while a step naming it was in flight.
+    leases: u32,
+}
+
+impl Cell {
+    fn is_held(self) -> bool {
+        self.owners > 0
+    }
+
+    fn is_leased(self) -> bool {
+        self.owners == 0 && self.leases > 0
+    }
+}
+
+/// The cells of a pool: position and number of owners of each, and which are free.
+#[derive(Clone, Debug)]
+pub(crate) struct CellTable {
+    cells: Vec<Cell>,
+    free: FreeCells,
+    held: u32,
+    leased: u32,
+}
+
+impl CellTable {
+    pub(crate) fn new(capacity: u32) -> Self {
+        Self { cells: Vec::new(), free: FreeCells::new(capacity), held: 0, leased: 0 }
+    }
+
+    pub(crate) fn free(&self) -> u32 {
+        self.free.count()
+    }
+
+    pub(crate) fn high_water(&self) -> u32 {
+        self.free.high_water()
+    }
+
+    pub(crate) fn room(&self) -> Room {
+        Room { free: self.free.count(), evictable: 0, held: self.held, leased: self.leased }
+    }
+
+    /// Takes the lowest free cell for one owner.
+    pub(crate) fn take(&mut self, position: Position) -> Option<Slot> {
+        let slot = self.free.take()?;
+        let cell = Cell { position, owners: 1, leases: 0 };
+        match self.cells.get_mut(slot as usize) {
+            Some(place) => *place = cell,
+            // Cells are first handed out in rising order, so the new one is the next.
+            None => self.cells.push(cell),
+        }
+        self.held += 1;
+        Some(slot)
+    }
+
+    /// Adds an owner to a cell that has one.
+    pub(crate) fn share(&mut self, slot: Slot) {
+        self.change(slot, |cell| cell.owners += 1);
+    }
+
+    /// An owner lets go at once.
+    pub(crate) fn release(&mut self, slot: Slot) {
+        self.change(slot, |cell| cell.owners -= 1);
+    }
+
+    /// An owner lets go, and a step keeps the cell until it ends.
+    pub(crate) fn lease(&mut self, slot: Slot) {
+        self.change(slot, |cell| (cell.owners, cell.leases) = (cell.owners - 1, cell.leases + 1));
+    }
+
+    /// A step that kept the cell has ended.
+    pub(crate) fn end_lease(&mut self, slot: Slot) {
+        self.change(slot, |cell| cell.leases -= 1);
+    }
+
+    fn change(&mut self, slot: Slot, change: impl FnOnce(&mut Cell)) {
+        let cell = &mut self.cells[slot as usize];
+        let before = *cell;
+        change(cell);
+        let after = *cell;
+        self.held = self.held - u32::from(before.is_held()) + u32::from(after.is_held());
+        self.leased = self.leased - u32::from(before.is_leased()) + u32::from(after.is_leased());
+        if !after.is_held() && !after.is_leased() {
+            self.free.give(slot);
+        }
+    }
+
+    /// Moves every cell `i` to `to[i]`, which takes up the cells `0 .. used`; nothing may be leased.
+    pub(crate) fn relabel(&mut self, to: &[Option<Slot>], used: u32) {
+        let mut cells = vec![Cell::default(); self.cells.len()];
+        for (cell, to) in self.cells.iter().zip(to) {
+            if let Some(to) = to {
+                cells[*to as usize] = *cell;
+            }
+        }
+        self.cells = cells;
+        self.free.reset(used);
+    }
+
+    /// The walker: `owners` and `leases` count what the sequences and the steps name; `at` are the positions that they name.
+    pub(crate) fn check(&self, named: &[(u32, u32, Option<Position>)]) -> Result<(), String> {
+        self.free.check()?;
+        let (mut held, mut leased) = (0, 0);
+        for (i, &(owners, leases, position)) in named.iter().enumerate() {
+            let cell = self.cells.get(i).copied().unwrap_or_default();
+            let free = self.free.is_free(i as Slot);
+            if free != (owners == 0 && leases == 0) {
+                return Err(format!("cell {i} has {owners} owners and {leases} leases, free: {free}"));
+            }
+            if !free && (cell.owners, cell.leases) != (owners, leases) {
+                let (o, l) = (cell.owners, cell.leases);
+                return Err(format!("cell {i} counts {o} owners, {l} leases; there are {owners}, {leases}"));
+            }
+            if position.is_some_and(|position| position != cell.position) {
+                return Err(format!("cell {i} has position {}, an owner says {position:?}", cell.position));
+            }
+            held += u32::from(owners > 0);
+            leased += u32::from(owners == 0 && leases > 0);
+        }
+        match (held, leased) == (self.held, self.leased) {
+            true => Ok(()),
+            false => Err(format!("{held} held, {leased} leased; counted {}, {}", self.held, self.leased)),
+        }
+    }
+}

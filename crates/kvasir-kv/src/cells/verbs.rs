@@ -1,0 +1,140 @@
+use super::Cells;
+use crate::{Cache, CacheError, Position, Rewind, RowMove, SeqId, Sequences, Tree};
+use std::ops::Range;
+
+impl Cells {
+    /// Takes a range of positions from a sequence, of claims in flight too.
+    fn remove_positions(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        let s = self.seqs.get_mut(seq)?;
+        if !s.nodes.is_idle() {
+            return Err(CacheError::Unsettled);
+        }
+        let (from, to) = (s.entries.index_of(range.start), s.entries.index_of(range.end));
+        let (cells, inflight) = (&mut self.cells, &mut self.inflight);
+        s.entries.remove(from..to.max(from), |slot| Self::let_go(cells, inflight, s.last_step, slot));
+        s.retired -= s.retired.min(to).saturating_sub(from);
+        let next = s.entries.next_position();
+        Self::cut_rows(inflight, seq, next);
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// Makes `dst` an owner of entries of `src`, which it owns none of.
+    fn share(&mut self, src: SeqId, dst: SeqId, entries: Range<u32>) -> Result<(), CacheError> {
+        // The destination's list is taken out, so that the source can be read meanwhile.
+        let mut list = std::mem::take(&mut self.seqs.get_mut(dst)?.entries);
+        let s = self.seqs.get(src)?;
+        list.merge(&s.entries, entries.clone());
+        let family = s.family;
+        for &slot in &s.entries.slots()[entries.start as usize..entries.end as usize] {
+            self.cells.share(slot);
+        }
+        let d = self.seqs.get_mut(dst)?;
+        d.retired = list.len();
+        d.entries = list;
+        d.family = family;
+        Ok(())
+    }
+}
+
+impl Rewind for Cells {
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        let length = self.next_position(seq)?;
+        if to > length {
+            return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
+        }
+        self.remove_positions(seq, to..Position::MAX)
+    }
+}
+
+impl Sequences for Cells {
+    fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        let (s, d) = (self.seqs.get(src)?, self.seqs.get(dst)?);
+        // Claimed rows may yet be cancelled, so only what has retired is shared.
+        let entries = s.entries.index_of(range.start)..s.entries.index_of(range.end).min(s.retired);
+        if entries.is_empty() {
+            return Err(CacheError::NothingToCopy);
+        }
+        if d.entries.overlaps(&s.entries, entries.clone()) {
+            return Err(CacheError::CopyOverlaps);
+        }
+        if d.entries.len() > 0 && d.family != s.family {
+            return Err(CacheError::NotInFamily);
+        }
+        if !d.nodes.is_idle() {
+            return Err(CacheError::Unsettled);
+        }
+        if d.retired < d.entries.len() {
+            return Err(CacheError::InFlight);
+        }
+        self.share(src, dst, entries)?;
+        self.generation += 1;
+        Ok(())
+    }
+
+    fn remove(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        self.remove_positions(seq, range)
+    }
+
+    fn keep(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        let family = self.seqs.get(seq)?.family;
+        let others = self.seqs.iter().filter(|(id, s)| *id != seq && s.family == family);
+        let others: Vec<_> = others.map(|(id, _)| id).collect();
+        others.into_iter().try_for_each(|other| self.close(other))?;
+        self.generation += 1;
+        Ok(())
+    }
+
+    fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
+        let retired = self.seqs.get(seq)?.retired;
+        if n > self.seqs.room() {
+            return Err(CacheError::TooManySequences);
+        }
+        let mut forks = Vec::new();
+        for _ in 0..n {
+            let fork = self.open()?;
+            self.share(seq, fork, 0..retired)?;
+            forks.push(fork);
+        }
+        self.generation += 1;
+        Ok(forks)
+    }
+}
+
+impl Tree for Cells {
+    fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError> {
+        let s = self.seqs.get_mut(seq)?;
+        let room = Position::MAX - s.entries.next_position() - s.nodes.unsettled();
+        if parents.len() as u64 > u64::from(room) {
+            return Err(CacheError::BadClaim);
+        }
+        s.nodes.propose(parents)?;
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// An accepted node's cell becomes the sequence's next one: nothing moves.
+    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError> {
+        let s = self.seqs.get_mut(seq)?;
+        s.nodes.check_chain(accepted)?;
+        if s.nodes.unsettled() > 0 && s.last_step.is_some_and(|step| self.inflight.is_pending(step)) {
+            return Err(CacheError::InFlight);
+        }
+        let mut chain = accepted.iter().peekable();
+        for (node, &slot) in s.node_slots.iter().enumerate() {
+            match chain.next_if(|&&accepted| accepted as usize == node) {
+                Some(_) => s.entries.push(slot),
+                None => self.cells.release(slot),
+            }
+        }
+        s.retired += accepted.len() as u32;
+        s.node_slots.clear();
+        s.nodes.settle();
+        self.generation += 1;
+        Ok(&[])
+    }
+
+    fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.seqs.get(seq)?.nodes.unsettled())
+    }
+}

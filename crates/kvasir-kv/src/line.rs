@@ -1,0 +1,260 @@
+use crate::{CacheError, ClaimRow, InFlight, Plan, PlanKind, Room, SeqId, SeqTable, StepId};
+
+/// What one step writes: rows of the sequence, or nodes behind its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// Rows `start .. end`. A rewind lowers `end`.
+    Rows,
+    /// Nodes `start .. end`.
+    Nodes,
+}
+
+/// What was noted of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LineRow {
+    pub(crate) seq: SeqId,
+    pub(crate) written: Written,
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    /// Tokens claimed; more than `end - start` once a rewind has cut into the claim.
+    pub(crate) tokens: u32,
+    peak_before: u32,
+}
+
+/// One sequence whose row `i` lies in slot `i`: the bookkeeping under the `contiguous` and the `tree` cache.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    capacity: u32,
+    seqs: SeqTable<()>,
+    len: u32,
+    claimed: u32,
+    peak: u32,
+    inflight: InFlight<LineRow, ()>,
+    /// The last step of the sequence before, whose slots are leased until it ends.
+    leased_by: Option<StepId>,
+    generation: u64,
+}
+
+impl Line {
+    pub(crate) fn new(capacity: u32) -> Self {
+        Self {
+            capacity,
+            seqs: SeqTable::new(1),
+            len: 0,
+            claimed: 0,
+            peak: 0,
+            inflight: InFlight::default(),
+            leased_by: None,
+            generation: 0,
+        }
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Notes that plans may have become stale.
+    pub(crate) fn touch(&mut self) {
+        self.generation += 1;
+    }
+
+    /// Rows whose K and V are there.
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Rows with all claims in flight.
+    pub(crate) fn claimed(&self) -> u32 {
+        self.claimed
+    }
+
+    /// Highest number of rows that were claimed at any time of the sequence.
+    pub(crate) fn peak(&self) -> u32 {
+        self.peak
+    }
+
+    pub(crate) fn is_flying(&self) -> bool {
+        !self.inflight.is_empty()
+    }
+
+    /// Whether a claimed step writes nodes.
+    pub(crate) fn has_nodes_in_flight(&self, seq: SeqId) -> bool {
+        let mut rows = self.inflight.iter().flat_map(|flight| &flight.rows);
+        rows.any(|row| row.seq == seq && row.written == Written::Nodes)
+    }
+
+    /// Refuses every id but the live sequence's.
+    pub(crate) fn check_seq(&self, seq: SeqId) -> Result<(), CacheError> {
+        self.seqs.get(seq).map(|_| ())
+    }
+
+    /// How the slots are spread when `extra` of them hold nodes. While a sequence before is on the device nothing can be
+    /// had, because slots are handed out from the first one on.
+    pub(crate) fn room(&self, extra: u32) -> Room {
+        if self.is_leased() {
+            return Room { leased: self.capacity, ..Room::default() };
+        }
+        let held = self.claimed + extra;
+        Room { free: self.capacity - held, held, ..Room::default() }
+    }
+
+    fn is_leased(&self) -> bool {
+        self.leased_by.is_some_and(|step| self.inflight.is_pending(step))
+    }
+
+    pub(crate) fn open(&mut self) -> Result<SeqId, CacheError> {
+        self.seqs.open()
+    }
+
+    pub(crate) fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.seqs.close(seq)?;
+        self.leased_by = self.inflight.iter().next_back().map(|flight| flight.step);
+        (self.len, self.claimed, self.peak) = (0, 0, 0);
+        self.touch();
+        Ok(())
+    }
+
+    pub(crate) fn clear(&mut self) -> Result<(), CacheError> {
+        if self.is_flying() {
+            return Err(CacheError::InFlight);
+        }
+        let live = self.seqs.iter().next().map(|(seq, _)| seq);
+        match live {
+            Some(seq) => self.close(seq),
+            None => {
+                self.touch();
+                Ok(())
+            }
+        }
+    }
+
+    /// Checks a claim; `extra` slots behind the rows hold nodes. Its one row comes back.
+    pub(crate) fn check_claim(
+        &self,
+        step: StepId,
+        rows: &[ClaimRow],
+        extra: u32,
+    ) -> Result<ClaimRow, CacheError> {
+        self.inflight.check_claim(step)?;
+        let &[row] = rows else { return Err(CacheError::BadClaim) };
+        self.check_seq(row.seq)?;
+        if row.tokens == 0 || row.redirected > 0 {
+            return Err(CacheError::BadClaim);
+        }
+        let available = self.room(extra).free;
+        match row.tokens <= available {
+            true => Ok(row),
+            false => Err(CacheError::Full { needed: row.tokens, available }),
+        }
+    }
+
+    /// Takes the slots of a checked claim of rows.
+    pub(crate) fn claim_rows(&mut self, step: StepId, row: ClaimRow) -> Result<(), CacheError> {
+        let (start, peak_before) = (self.claimed, self.peak);
+        let end = start + row.tokens;
+        let (seq, tokens, written) = (row.seq, row.tokens, Written::Rows);
+        self.inflight.begin(step)?.push(LineRow { seq, written, start, end, tokens, peak_before });
+        self.claimed = end;
+        self.peak = self.peak.max(end);
+        self.touch();
+        Ok(())
+    }
+
+    /// Notes a checked claim of nodes.
+    pub(crate) fn claim_nodes(
+        &mut self,
+        step: StepId,
+        seq: SeqId,
+        nodes: std::ops::Range<u32>,
+    ) -> Result<(), CacheError> {
+        let (start, end, tokens) = (nodes.start, nodes.end, nodes.end - nodes.start);
+        let peak_before = self.peak;
+        let row = LineRow { seq, written: Written::Nodes, start, end, tokens, peak_before };
+        self.inflight.begin(step)?.push(row);
+        self.touch();
+        Ok(())
+    }
+
+    /// What a step writes, if nothing of it has been taken away since.
+    pub(crate) fn row(&self, step: StepId) -> Result<LineRow, CacheError> {
+        let row = self.inflight.get(step)?.rows.first().copied().ok_or(CacheError::UnknownStep(step))?;
+        self.check_seq(row.seq)?;
+        match row.end.saturating_sub(row.start) == row.tokens {
+            true => Ok(row),
+            false => Err(CacheError::RowGone(row.seq)),
+        }
+    }
+
+    /// Ends a step that ran; `None` if it had ended before.
+    pub(crate) fn retire(&mut self, step: StepId) -> Result<bool, CacheError> {
+        let Some(flight) = self.inflight.take_oldest(step)? else { return Ok(false) };
+        for row in flight.rows.iter().filter(|row| row.written == Written::Rows) {
+            if self.check_seq(row.seq).is_ok() {
+                self.len = self.len.max(row.end);
+            }
+        }
+        self.inflight.recycle(flight);
+        Ok(true)
+    }
+
+    /// Undoes a claim. Returns the row that it took back if its sequence lives.
+    pub(crate) fn cancel(&mut self, step: StepId) -> Result<Option<LineRow>, CacheError> {
+        let flight = self.inflight.take_newest(step)?;
+        let row = flight.rows.first().copied().filter(|row| self.check_seq(row.seq).is_ok());
+        if let Some(row) = row.filter(|row| row.written == Written::Rows) {
+            self.claimed = self.claimed.min(row.start);
+            self.peak = row.peak_before;
+        }
+        self.inflight.recycle(flight);
+        self.touch();
+        Ok(row)
+    }
+
+    /// Drops the rows from `to` on, of steps in flight too.
+    pub(crate) fn rewind(&mut self, to: u32) {
+        self.len = self.len.min(to);
+        self.claimed = self.claimed.min(to);
+        for row in self.inflight.rows_mut().filter(|row| row.written == Written::Rows) {
+            row.end = row.end.min(to);
+        }
+        self.touch();
+    }
+
+    /// Appends rows that are there already: accepted nodes.
+    pub(crate) fn commit(&mut self, rows: u32) {
+        self.len += rows;
+        self.claimed += rows;
+        self.peak = self.peak.max(self.claimed);
+        self.touch();
+    }
+
+    /// Empties `plan` for a step.
+    pub(crate) fn begin_plan(&self, step: StepId, plan: &mut Plan, kind: PlanKind) {
+        plan.reset(step, self.generation);
+        plan.kind = kind;
+    }
+
+    /// The walker: reports the first thing that does not add up.
+    pub(crate) fn check(&self, extra: u32) -> Result<(), String> {
+        if self.len > self.claimed || self.claimed + extra > self.capacity {
+            let (len, claimed, capacity) = (self.len, self.claimed, self.capacity);
+            return Err(format!("length {len}, claimed {claimed}, nodes {extra}, capacity {capacity}"));
+        }
+        if self.claimed > self.peak {
+            return Err(format!("claimed {} is above the peak {}", self.claimed, self.peak));
+        }
+        if self.seqs.is_empty() && self.claimed > 0 {
+            return Err(format!("{} rows without a sequence", self.claimed));
+        }
+        let live = |row: &&LineRow| self.check_seq(row.seq).is_ok() && row.written == Written::Rows;
+        let rows = self.inflight.iter().flat_map(|flight| &flight.rows).filter(live);
+        match rows.map(|row| row.end).filter(|&end| end > self.claimed).max() {
+            Some(end) => Err(format!("a step writes up to row {end}, only {} are claimed", self.claimed)),
+            None => Ok(()),
+        }
+    }
+}

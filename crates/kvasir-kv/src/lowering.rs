@@ -1,0 +1,93 @@
+use crate::{
+    Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, Slot, Span,
+    bits::{set_range, words_for},
+};
+
+/// Turns any plan into one for backends that take explicit masks only, keeping its memory from plan to plan.
+///
+/// All rows then read one *window*: every slot that some row reads, once, in rising order of position. The mask says
+/// which of them each query sees. What a query sees, and in which order, is what it was.
+#[derive(Clone, Debug, Default)]
+pub struct Lowering {
+    window: Vec<(Position, PoolId, Slot)>,
+    columns: Vec<u32>,
+}
+
+impl Lowering {
+    /// Writes the explicit form of `plan` into `out`.
+    pub fn lower(&mut self, plan: &Plan, out: &mut Plan) {
+        out.reset(plan.step, plan.generation);
+        out.kind = PlanKind::Explicit;
+        out.moves.extend_from_slice(&plan.moves);
+        out.positions.extend_from_slice(&plan.positions);
+        out.write_slots.extend_from_slice(&plan.write_slots);
+        out.read_bound = plan.read_bound;
+        self.window.clear();
+        for row in &plan.rows {
+            self.window.extend(plan.entries(row).map(|(pool, slot, position)| (position, pool, slot)));
+        }
+        self.window.sort_unstable();
+        self.window.dedup();
+        self.push_window(out);
+        let (segments, read_len) = (Span::new(0, out.segments.len()), self.window.len() as u32);
+        for row in &plan.rows {
+            let mask = self.push_mask(plan, row, out);
+            out.rows.push(PlanRow { segments, read_len, mask, left_pad_blocks: 0, ..*row });
+        }
+    }
+
+    /// One segment per stretch of the window that lies in one pool.
+    fn push_window(&self, out: &mut Plan) {
+        for stretch in self.window.chunk_by(|a, b| a.1 == b.1) {
+            let Some(&(first, pool, start)) = stretch.first() else { continue };
+            let layout = match stretch.iter().zip(start..).all(|(entry, slot)| entry.2 == slot) {
+                true => Layout::Run { start },
+                false => {
+                    let at = out.table.len() as u32;
+                    out.table.extend(stretch.iter().map(|entry| entry.2));
+                    Layout::Table { at, block: 1, offset: 0 }
+                }
+            };
+            let sparse = match stretch.iter().zip(first..).all(|(entry, position)| entry.0 == position) {
+                true => None,
+                false => {
+                    out.read_positions.extend(stretch.iter().map(|entry| entry.0));
+                    Some((out.read_positions.len() - stretch.len()) as u32)
+                }
+            };
+            out.segments.push(Segment { pool, layout, len: stretch.len() as u32, first, sparse });
+        }
+    }
+
+    fn push_mask(&mut self, plan: &Plan, row: &PlanRow, out: &mut Plan) -> Mask {
+        let window = &self.window;
+        let column =
+            |(pool, slot, position)| window.partition_point(|entry| *entry < (position, pool, slot)) as u32;
+        self.columns.clear();
+        self.columns.extend(plan.entries(row).map(column));
+        let per_query = words_for(window.len() as u32);
+        let at = out.mask_words.len();
+        out.mask_words.resize(at + (per_query * row.queries.len) as usize, 0);
+        let first = self.columns.first().copied().unwrap_or(0);
+        let together = self.columns.iter().zip(first..).all(|(&column, expected)| column == expected);
+        for (query, words) in out.mask_words[at..].chunks_mut(per_query.max(1) as usize).enumerate() {
+            let query = query as u32;
+            match row.mask {
+                Mask::None if together => set_range(words, first, first + row.read_len),
+                Mask::Causal if together => {
+                    set_range(
+                        words,
+                        first,
+                        first + (row.read_len + query + 1).saturating_sub(row.queries.len),
+                    );
+                }
+                _ => {
+                    let seen =
+                        self.columns.iter().zip(0..).filter(|&(_, entry)| plan.sees(row, query, entry));
+                    seen.for_each(|(&column, _)| set_range(words, column, column + 1));
+                }
+            }
+        }
+        Mask::Explicit { at: at as u32, words_per_query: per_query }
+    }
+}

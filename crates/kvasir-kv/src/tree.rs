@@ -1,0 +1,244 @@
+use crate::{
+    Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind, PlanRow, PoolId,
+    Position, Rewind, Room, RowMove, Segment, SeqId, Span, StepId, Tree,
+    line::{Line, LineRow, Written},
+};
+
+/// One sequence and candidate frontiers behind it: row `i` lies in slot `i`, and node `n` in the slot `n` past the last
+/// row. A commit moves the accepted nodes' rows down to where the sequence ends.
+#[derive(Debug)]
+pub struct TreeCache {
+    line: Line,
+    nodes: Nodes,
+    moves: Moves,
+    /// What the last commit moved.
+    committed: Vec<RowMove>,
+}
+
+impl TreeCache {
+    /// A cache of `capacity` slots.
+    pub fn new(capacity: u32) -> Self {
+        let (nodes, moves) = (Nodes::default(), Moves::default());
+        Self { line: Line::new(capacity), nodes, moves, committed: Vec::new() }
+    }
+
+    fn forget_nodes(&mut self) {
+        self.nodes.settle();
+        self.moves.clear();
+    }
+
+    /// A step without a tree: the fused path.
+    fn plan_rows(&self, row: LineRow, plan: &mut Plan) {
+        plan.positions.extend(row.start..row.end);
+        plan.write_slots.extend(row.start..row.end);
+        push_run(plan, 0, row.end, 0, None);
+        let mask = if row.tokens == 1 { Mask::None } else { Mask::Causal };
+        push_row(plan, row, row.end, mask);
+    }
+
+    /// A frontier: the committed rows, then the nodes in order of position, under an ancestor mask.
+    fn plan_nodes(&self, row: LineRow, plan: &mut Plan) {
+        let base = self.line.claimed();
+        let frontier = row.start..row.end;
+        plan.kind = PlanKind::Explicit;
+        plan.positions.extend(frontier.clone().map(|node| base + self.nodes.depth(node)));
+        plan.write_slots.extend(frontier.clone().map(|node| base + node));
+        if base > 0 {
+            push_run(plan, 0, base, 0, None);
+        }
+        let order = self.nodes.order(row.end);
+        plan.read_positions.extend(order.iter().map(|&node| base + self.nodes.depth(node)));
+        if order.is_sorted() {
+            push_run(plan, base, row.end, base, Some(0));
+        } else {
+            plan.table.extend(order.iter().map(|&node| base + node));
+            let layout = Layout::Table { at: 0, block: 1, offset: 0 };
+            plan.segments.push(Segment {
+                pool: PoolId(0),
+                layout,
+                len: row.end,
+                first: base,
+                sparse: Some(0),
+            });
+        }
+        let words_per_query = self.nodes.write_mask(frontier, base, None, |_| 0, &mut plan.mask_words);
+        push_row(plan, row, base + row.end, Mask::Explicit { at: 0, words_per_query });
+    }
+}
+
+fn push_run(plan: &mut Plan, start: u32, len: u32, first: Position, sparse: Option<u32>) {
+    let layout = Layout::Run { start };
+    plan.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse });
+}
+
+fn push_row(plan: &mut Plan, row: LineRow, read_len: u32, mask: Mask) {
+    plan.rows.push(PlanRow {
+        seq: row.seq,
+        queries: Span::new(0, row.tokens as usize),
+        segments: Span::new(0, plan.segments.len()),
+        read_len,
+        mask,
+        left_pad_blocks: 0,
+        redirected: 0,
+    });
+    let moved = plan.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
+    plan.read_bound = read_len.max(moved);
+}
+
+impl Cache for TreeCache {
+    fn kind(&self) -> CacheKind {
+        CacheKind::Tree
+    }
+
+    fn capacity(&self) -> u32 {
+        self.line.capacity()
+    }
+
+    fn block_size(&self) -> u32 {
+        1
+    }
+
+    fn room(&self) -> Room {
+        self.line.room(self.nodes.unsettled())
+    }
+
+    fn generation(&self) -> u64 {
+        self.line.generation()
+    }
+
+    fn open(&mut self) -> Result<SeqId, CacheError> {
+        self.line.open()
+    }
+
+    fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.line.close(seq)?;
+        self.forget_nodes();
+        Ok(())
+    }
+
+    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
+        self.line.check_seq(seq).is_ok() && tokens <= self.room().free
+    }
+
+    fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        self.line.check_seq(seq)?;
+        Ok(self.line.len())
+    }
+
+    fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        self.line.check_seq(seq)?;
+        Ok(self.line.claimed())
+    }
+
+    fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
+        self.claimed_len(seq)
+    }
+
+    fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+        let row = self.line.check_claim(step, rows, self.nodes.unsettled())?;
+        match self.nodes.proposed() {
+            0 if self.nodes.unsettled() > 0 => return Err(CacheError::Unsettled),
+            0 => self.line.claim_rows(step, row)?,
+            proposed if proposed != row.tokens => return Err(CacheError::BadClaim),
+            _ => {
+                let frontier = self.nodes.claim();
+                self.line.claim_nodes(step, row.seq, frontier)?;
+            }
+        }
+        self.moves.claim(step);
+        Ok(())
+    }
+
+    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+        let row = self.line.row(step)?;
+        if row.written == Written::Nodes && row.end > self.nodes.unsettled() {
+            return Err(CacheError::RowGone(row.seq));
+        }
+        self.line.begin_plan(step, plan, PlanKind::Contiguous);
+        plan.moves.extend_from_slice(self.moves.of(step));
+        match row.written {
+            Written::Rows => self.plan_rows(row, plan),
+            Written::Nodes => self.plan_nodes(row, plan),
+        }
+        Ok(())
+    }
+
+    fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.line.retire(step)?;
+        self.moves.retire(step);
+        Ok(())
+    }
+
+    fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
+        if let Some(row) = self.line.cancel(step)?
+            && row.written == Written::Nodes
+        {
+            self.nodes.unclaim();
+        }
+        self.moves.cancel(step);
+        Ok(())
+    }
+
+    fn clear(&mut self) -> Result<(), CacheError> {
+        self.line.clear()?;
+        self.forget_nodes();
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.line.check(self.nodes.unsettled())
+    }
+
+    fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
+        Ok(self)
+    }
+
+    fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
+        Ok(self)
+    }
+}
+
+impl Rewind for TreeCache {
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        let length = self.claimed_len(seq)?;
+        if !self.nodes.is_idle() {
+            return Err(CacheError::Unsettled);
+        }
+        if to > length {
+            return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
+        }
+        self.line.rewind(to);
+        Ok(())
+    }
+}
+
+impl Tree for TreeCache {
+    fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError> {
+        self.line.check_seq(seq)?;
+        self.nodes.propose(parents)?;
+        self.line.touch();
+        Ok(())
+    }
+
+    fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError> {
+        self.line.check_seq(seq)?;
+        self.nodes.check_chain(accepted)?;
+        if self.line.has_nodes_in_flight(seq) {
+            return Err(CacheError::InFlight);
+        }
+        let base = self.line.claimed();
+        let moves = accepted.iter().enumerate();
+        let moves = moves.map(|(i, node)| RowMove { from: base + node, to: base + i as u32 });
+        self.committed.clear();
+        self.committed.extend(moves.filter(|m| m.from != m.to));
+        self.moves.push(&self.committed);
+        self.nodes.settle();
+        self.line.commit(accepted.len() as u32);
+        Ok(&self.committed)
+    }
+
+    fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError> {
+        self.line.check_seq(seq)?;
+        Ok(self.nodes.unsettled())
+    }
+}
