@@ -133,7 +133,7 @@ impl Seq {
         let touched = &self.holes[first..behind];
         let start = touched.first().map_or(range.start, |hole| hole.start.min(range.start));
         let end = touched.last().map_or(range.end, |hole| hole.end.max(range.end));
-        self.holes.splice(first..behind, [start..end]);
+        self.holes.splice(first..behind, std::iter::once(start..end));
     }
 
     /// The block that holds the rows `at * block_size ..`, if it has one.
