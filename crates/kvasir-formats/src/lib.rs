@@ -17,6 +17,7 @@ pub mod gguf;
 mod map;
 mod safetensors_file;
 mod source;
+mod template;
 mod tensor;
 
 pub use checkpoint::Checkpoint;
@@ -25,4 +26,5 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use facts::Facts;
 pub use map::Mapped;
+pub use template::{ChatTemplate, Limits};
 pub use tensor::TensorView;

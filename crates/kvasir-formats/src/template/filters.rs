@@ -1,0 +1,744 @@
+//! Jinja's filters, and Transformers' `tojson`.
+
+use super::{
+    access::iterate,
+    fault::{Fault, Run},
+    format,
+    json::{self, Style},
+    lexer::python_space,
+    methods,
+    repr::{str_of, write_repr},
+    run::{Given, Interp},
+    tests,
+    value::{Key, Value, View},
+};
+use indexmap::{IndexMap, IndexSet};
+use std::{cmp::Ordering, sync::Arc};
+
+const NAMES: [&str; 52] = [
+    "abs",
+    "attr",
+    "batch",
+    "capitalize",
+    "center",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "filesizeformat",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "pprint",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "striptags",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
+    "wordcount",
+    "xmlattr",
+    "random",
+];
+const MAX_INDENT: i128 = 256;
+
+pub(super) fn known(name: &str) -> bool {
+    NAMES.contains(&name)
+}
+
+pub(super) fn apply(interp: &mut Interp, name: &str, value: Value, given: &Given) -> Run<Value> {
+    if let Value::Safe(s) = value {
+        return on_safe(interp, name, s, given);
+    }
+    match name {
+        "default" | "d" => {
+            let use_default =
+                value.is_undefined() || (given.get(1, "boolean").is_some_and(Value::truth) && !value.truth());
+            if !use_default {
+                return Ok(value);
+            }
+            Ok(given.get(0, "default_value").cloned().unwrap_or_else(|| Value::str("")))
+        }
+        "safe" => Ok(Value::Safe(interp.str_of(&value)?.into())),
+        "string" => {
+            Ok(if matches!(value, Value::Str(_)) { value } else { Value::Str(interp.str_of(&value)?.into()) })
+        }
+        "escape" | "e" | "forceescape" => {
+            let text = interp.str_of(&value)?;
+            interp.room(text.len().saturating_mul(5))?;
+            Ok(Value::Safe(escape(&text).into()))
+        }
+        "upper" | "lower" | "title" | "capitalize" | "trim" | "replace" | "indent" | "center"
+        | "truncate" | "wordcount" | "striptags" | "urlencode" => text(interp, name, &value, given),
+        "length" | "count" => length(&value),
+        "list" => iterate(interp, &value).and_then(Value::list),
+        "items" => match &value {
+            Value::Undefined(_) => Value::generator(Vec::new()),
+            other => Value::generator(methods::pairs(other)?),
+        },
+        "tojson" => tojson(interp, &value, given),
+        "join" => {
+            let between = given.get(0, "d").map_or(Ok(String::new()), |d| interp.str_of(d))?;
+            let mut parts = iterate(interp, &value)?;
+            if let Some(path) = given.get(1, "attribute") {
+                parts = parts.iter().map(|p| walk(interp, p, path)).collect::<Run<_>>()?;
+            }
+            methods::join(interp, &parts, &between)
+        }
+        "format" => {
+            let values = if given.named.is_empty() {
+                Value::tuple(given.positional.clone())?
+            } else {
+                Value::dict(
+                    given.named.iter().map(|(k, v)| (Key(Value::Str(k.clone())), v.clone())).collect(),
+                )?
+            };
+            let text = interp.str_of(&value)?;
+            format::percent(interp, &text, &values)
+        }
+        "attr" => match given.positional.first() {
+            Some(Value::Str(name)) if matches!(value, Value::Dict(_)) && !methods::exists(&value, name) => {
+                Ok(Value::undefined(&format!("attribute '{name}'")))
+            }
+            Some(Value::Str(name)) => interp.attr(&value, name),
+            _ => Err(Fault::new("attr takes a name")),
+        },
+        "pprint" => {
+            let mut out = String::new();
+            write_repr(&value, &mut out);
+            interp.text(out)
+        }
+        "abs" | "int" | "float" | "round" | "sum" | "filesizeformat" => number(interp, name, &value, given),
+        "xmlattr" => xmlattr(interp, &value, given),
+        "random" => Err(Fault::new("random: a rendering must be repeatable")),
+        _ if known(name) => sequence(interp, name, &value, given),
+        _ => Err(Fault::new(format!("no filter named {name:?}"))),
+    }
+}
+
+/// On a safe string: some filters keep the mark, the others make a plain string of it.
+fn on_safe(interp: &mut Interp, name: &str, text: Arc<str>, given: &Given) -> Run<Value> {
+    if matches!(name, "escape" | "e") {
+        return Ok(Value::Safe(text)); // already
+    }
+    let out = apply(interp, name, Value::Str(text), given)?;
+    let keeps =
+        ["trim", "upper", "lower", "title", "capitalize", "indent", "format", "default", "d", "string"];
+    Ok(match out {
+        Value::Str(s) if keeps.contains(&name) => Value::Safe(s),
+        other => other,
+    })
+}
+
+fn length(value: &Value) -> Run<Value> {
+    let n = match value {
+        Value::Str(s) => s.chars().count(),
+        Value::List(l) | Value::Tuple(l) => l.items.len(),
+        Value::View(l, view) if *view != View::Generator => l.items.len(),
+        Value::Dict(d) => d.map.len(),
+        Value::Undefined(m) if !m.unsafe_access => 0,
+        other => return Err(Fault::new(format!("object of type '{}' has no len()", other.type_name()))),
+    };
+    Ok(Value::Int(n as i128))
+}
+
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '\'' => out.push_str("&#39;"),
+            '"' => out.push_str("&#34;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn tojson(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
+    let indent = match given.get(1, "indent") {
+        None | Some(Value::None) => None,
+        Some(Value::Str(s)) => Some(s.to_string()),
+        Some(other) => {
+            let n = other.as_int().ok_or_else(|| Fault::new("indent must be an integer or a string"))?;
+            if n > MAX_INDENT {
+                return Err(Fault::new(format!("an indent of more than {MAX_INDENT}")));
+            }
+            Some(" ".repeat(n.max(0) as usize))
+        }
+    };
+    let (mut item, mut key) = (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned());
+    if let Some(pair) = given.get(2, "separators").filter(|p| !matches!(p, Value::None)) {
+        let pair = iterate(interp, pair)?;
+        let [Value::Str(a), Value::Str(b)] = pair.as_slice() else {
+            return Err(Fault::new("separators must be a pair of strings"));
+        };
+        (item, key) = (a.to_string(), b.to_string());
+    }
+    let style = Style {
+        ascii: given.get(0, "ensure_ascii").is_some_and(Value::truth),
+        indent,
+        item,
+        key,
+        sort: given.get(3, "sort_keys").is_some_and(Value::truth),
+    };
+    let text = json::dumps(value, &style)?;
+    interp.text(text)
+}
+
+fn text(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
+    let s = interp.str_of(value)?;
+    match name {
+        "upper" => interp.text(s.to_uppercase()),
+        "lower" => interp.text(s.to_lowercase()),
+        "capitalize" => interp.text(methods::capitalize(&s)),
+        "title" => interp.text(title(&s)),
+        "trim" => {
+            let chars = match given.get(0, "chars") {
+                None | Some(Value::None) => None,
+                Some(chars) => Some(interp.str_of(chars)?),
+            };
+            let strip = |c: char| chars.as_ref().map_or_else(|| python_space(c), |set| set.contains(c));
+            interp.text(s.trim_matches(strip))
+        }
+        "replace" => {
+            let argument = |i: usize, name: &str| given.get(i, name).map(str_of);
+            let (Some(old), Some(new)) = (argument(0, "old"), argument(1, "new")) else {
+                return Err(Fault::new("replace takes what to replace and what with"));
+            };
+            let count = given.get(2, "count").and_then(Value::as_int).unwrap_or(-1);
+            methods::replace(interp, &s, &old, &new, count)
+        }
+        "indent" => indent(interp, &s, given),
+        "center" => {
+            let given = Given {
+                positional: vec![given.get(0, "width").cloned().unwrap_or(Value::Int(80))],
+                ..Given::default()
+            };
+            methods::call(interp, &Value::str(s), "center", &given)
+        }
+        "truncate" => truncate(interp, &s, given),
+        "wordcount" => {
+            let words = s.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|w| !w.is_empty());
+            Ok(Value::Int(words.count() as i128))
+        }
+        "striptags" => {
+            let mut out = String::new();
+            let mut rest = s.as_str();
+            while let Some(open) = rest.find('<') {
+                let Some(close) = rest[open..].find('>') else { break };
+                out.push_str(&rest[..open]);
+                rest = &rest[open + close + 1..];
+            }
+            out.push_str(rest);
+            interp.text(out.split(python_space).filter(|w| !w.is_empty()).collect::<Vec<_>>().join(" "))
+        }
+        _ => {
+            interp.room(s.len().saturating_mul(3))?;
+            let mut out = String::new();
+            for b in s.bytes() {
+                if b.is_ascii_alphanumeric() || b"_.-~/".contains(&b) {
+                    out.push(b.into());
+                } else {
+                    out.push_str(&format!("%{b:02X}"));
+                }
+            }
+            Ok(Value::str(out))
+        }
+    }
+}
+
+/// Jinja's own title case: words begin after white space and opening brackets.
+fn title(s: &str) -> String {
+    let mut out = String::new();
+    let mut start = true;
+    for c in s.chars() {
+        if start {
+            out.extend(c.to_uppercase())
+        } else {
+            out.extend(c.to_lowercase())
+        }
+        start = python_space(c) || "-({[<".contains(c);
+    }
+    out
+}
+
+fn indent(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
+    let by = match given.get(0, "width") {
+        None => "    ".to_owned(),
+        Some(Value::Str(s)) => s.to_string(),
+        Some(other) => {
+            let n = other.as_int().ok_or_else(|| Fault::new("indent takes a width"))?;
+            if n > MAX_INDENT {
+                return Err(Fault::new(format!("an indent of more than {MAX_INDENT}")));
+            }
+            " ".repeat(n.max(0) as usize)
+        }
+    };
+    let (first, blank) =
+        (given.get(1, "first").is_some_and(Value::truth), given.get(2, "blank").is_some_and(Value::truth));
+    let text = format!("{s}\n"); // keeps a last empty line
+    let lines = methods::split_lines(&text, false);
+    interp.room(text.len().saturating_add(lines.len().saturating_mul(by.len())))?;
+    let mut out = if first { by.clone() } else { String::new() };
+    for (i, line) in lines.iter().enumerate() {
+        if i > 0 {
+            out.push('\n');
+            if blank || !line.is_empty() {
+                out.push_str(&by);
+            }
+        }
+        out.push_str(line);
+    }
+    Ok(Value::str(out))
+}
+
+fn truncate(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
+    let size = |i: usize, name: &str, default: usize| {
+        given.get(i, name).and_then(Value::as_int).map_or(default, |n| usize::try_from(n).unwrap_or(0))
+    };
+    let (length, leeway) = (size(0, "length", 255), size(3, "leeway", 5));
+    let end = given.get(2, "end").map_or_else(|| "...".to_owned(), str_of);
+    let count = s.chars().count();
+    if count <= length.saturating_add(leeway) {
+        return interp.text(s);
+    }
+    let keep = length.checked_sub(end.chars().count());
+    let keep =
+        keep.ok_or_else(|| Fault::new(format!("expected length >= {}, got {length}", end.chars().count())))?;
+    let cut: String = s.chars().take(keep).collect();
+    if given.get(1, "killwords").is_some_and(Value::truth) {
+        return interp.text(cut + &end);
+    }
+    let words = cut.rsplit_once(' ').map_or(cut.as_str(), |(left, _)| left);
+    interp.text(format!("{words}{end}"))
+}
+
+fn number(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
+    let wrong = || {
+        value
+            .missing()
+            .unwrap_or_else(|| Fault::new(format!("{name} takes a number, not '{}'", value.type_name())))
+    };
+    match name {
+        "abs" => match (value.as_int(), value.number()) {
+            (Some(n), _) => n.checked_abs().map(Value::Int).ok_or_else(wrong),
+            (None, Some(f)) => Ok(Value::Float(f.abs())),
+            _ => Err(wrong()),
+        },
+        "int" => {
+            if let Some(fault) = value.missing() {
+                return Err(fault);
+            }
+            let base = given
+                .get(1, "base")
+                .and_then(Value::as_int)
+                .and_then(|b| u32::try_from(b).ok())
+                .unwrap_or(10);
+            let parsed = match value {
+                Value::Str(s) => parse_int(s, base).or_else(|| parse_float(s).and_then(truncated)),
+                Value::Float(f) => truncated(*f),
+                other => other.as_int(),
+            };
+            Ok(parsed.map_or_else(|| given.get(0, "default").cloned().unwrap_or(Value::Int(0)), Value::Int))
+        }
+        "float" => {
+            if let Some(fault) = value.missing() {
+                return Err(fault);
+            }
+            let parsed = match value {
+                Value::Str(s) => parse_float(s),
+                other => other.number(),
+            };
+            Ok(parsed
+                .map_or_else(|| given.get(0, "default").cloned().unwrap_or(Value::Float(0.0)), Value::Float))
+        }
+        "round" => {
+            let precision =
+                given.get(0, "precision").and_then(Value::as_int).unwrap_or(0).clamp(-30, 30) as i32;
+            let method = given.get(1, "method").and_then(Value::as_str).unwrap_or("common").to_owned();
+            let f = value.number().ok_or_else(wrong)?;
+            match method.as_str() {
+                "common" if value.as_int().is_some() && precision >= 0 => Ok(value.clone()),
+                "common" if precision >= 0 => {
+                    Ok(Value::Float(format!("{f:.*}", precision as usize).parse().unwrap_or(f)))
+                }
+                "common" => {
+                    Ok(Value::Float((f / 10f64.powi(-precision)).round_ties_even() * 10f64.powi(-precision)))
+                }
+                "ceil" => Ok(Value::Float((f * 10f64.powi(precision)).ceil() / 10f64.powi(precision))),
+                "floor" => Ok(Value::Float((f * 10f64.powi(precision)).floor() / 10f64.powi(precision))),
+                _ => Err(Fault::new("method must be common, ceil or floor")),
+            }
+        }
+        "sum" => {
+            let mut total = given.get(1, "start").cloned().unwrap_or(Value::Int(0));
+            for item in iterate(interp, value)? {
+                let item = match given.get(0, "attribute") {
+                    Some(path) if !matches!(path, Value::None) => walk(interp, &item, path)?,
+                    _ => item,
+                };
+                total = super::ops::binary(interp, super::ast::Binary::Add, &total, &item)?;
+            }
+            Ok(total)
+        }
+        _ => {
+            let binary = given.get(0, "binary").is_some_and(Value::truth);
+            let bytes = value.number().or_else(|| value.as_str().and_then(parse_float)).ok_or_else(wrong)?;
+            interp.text(file_size(bytes, binary))
+        }
+    }
+}
+
+fn truncated(f: f64) -> Option<i128> {
+    (f.is_finite() && f.abs() < 1e38).then_some(f.trunc() as i128)
+}
+
+fn parse_int(s: &str, base: u32) -> Option<i128> {
+    let s = s.trim_matches(python_space);
+    let valid = !s.starts_with('_') && !s.ends_with('_') && !s.contains("__");
+    let (sign, digits) = match s.strip_prefix('-') {
+        Some(rest) => ("-", rest),
+        None => ("", s.strip_prefix('+').unwrap_or(s)),
+    };
+    let prefix = match base {
+        16 => "0x",
+        8 => "0o",
+        2 => "0b",
+        _ => "",
+    };
+    let lower = digits.to_ascii_lowercase();
+    let digits = if prefix.is_empty() { &lower } else { lower.strip_prefix(prefix).unwrap_or(&lower) };
+    let digits = digits.replace('_', "");
+    if !valid || !(2..=36).contains(&base) || digits.starts_with(['+', '-']) {
+        return None;
+    }
+    i128::from_str_radix(&format!("{sign}{digits}"), base).ok()
+}
+
+fn parse_float(s: &str) -> Option<f64> {
+    let s = s.trim_matches(python_space);
+    if s.starts_with('_') || s.ends_with('_') || s.contains("__") {
+        None
+    } else {
+        s.replace('_', "").parse().ok()
+    }
+}
+
+fn file_size(bytes: f64, binary: bool) -> String {
+    let base = if binary { 1024.0 } else { 1000.0 };
+    let units = if binary { ["KiB", "MiB", "GiB", "TiB", "PiB"] } else { ["kB", "MB", "GB", "TB", "PB"] };
+    if bytes == 1.0 {
+        return "1 Byte".into();
+    }
+    if bytes < base {
+        return format!("{} Bytes", bytes as i64);
+    }
+    let mut scaled = bytes / base;
+    for (i, unit) in units.iter().enumerate() {
+        if scaled < base || i + 1 == units.len() {
+            return format!("{scaled:.1} {unit}");
+        }
+        scaled /= base;
+    }
+    String::new()
+}
+
+fn xmlattr(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
+    let Value::Dict(d) = value else { return Err(Fault::new("xmlattr takes a mapping")) };
+    let mut parts = Vec::new();
+    for (key, value) in &d.map {
+        if !matches!(value, Value::None | Value::Undefined(_)) {
+            parts.push(format!("{}=\"{}\"", escape(&str_of(&key.0)), escape(&str_of(value))));
+        }
+    }
+    let auto = given.get(0, "autospace").is_none_or(Value::truth);
+    let text = parts.join(" ");
+    interp.text(if auto && !text.is_empty() { format!(" {text}") } else { text })
+}
+
+/// `a.b.0` step by step: items before attributes.
+fn walk(interp: &mut Interp, value: &Value, path: &Value) -> Run<Value> {
+    match path {
+        Value::Str(path) => {
+            let mut value = value.clone();
+            for part in path.split('.') {
+                let key = part.parse().map_or_else(|_| Value::str(part), Value::Int);
+                value = interp.item(&value, &key)?;
+            }
+            Ok(value)
+        }
+        other => interp.item(value, other),
+    }
+}
+
+/// What a value is compared by: its attribute, in lower case unless case matters.
+fn sort_key(interp: &mut Interp, item: &Value, path: Option<&Value>, case_sensitive: bool) -> Run<Value> {
+    let key = match path {
+        Some(path) if !matches!(path, Value::None) => walk(interp, item, path)?,
+        _ => item.clone(),
+    };
+    match &key {
+        Value::Str(s) if !case_sensitive => interp.text(s.to_lowercase()),
+        _ => Ok(key),
+    }
+}
+
+fn sequence(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
+    if name == "dictsort" {
+        return dictsort(interp, value, given);
+    }
+    if let (Value::Str(s), "reverse") = (value, name) {
+        return interp.text(s.chars().rev().collect::<String>());
+    }
+    let lazy = matches!(name, "map" | "select" | "reject" | "selectattr" | "rejectattr");
+    if lazy && !value.truth() && !value.is_undefined() {
+        return Value::generator(Vec::new()); // they look at nothing that is false, None included
+    }
+    let items = iterate(interp, value)?;
+    let flag = |i: usize, name: &str| given.get(i, name).is_some_and(Value::truth);
+    match name {
+        "first" => {
+            Ok(items.into_iter().next().unwrap_or_else(|| Value::undefined("the first item of nothing")))
+        }
+        "last" => {
+            Ok(items.into_iter().next_back().unwrap_or_else(|| Value::undefined("the last item of nothing")))
+        }
+        "reverse" => Value::generator(items.into_iter().rev().collect()),
+        "sort" => {
+            sort(interp, items, given.get(2, "attribute"), flag(1, "case_sensitive"), flag(0, "reverse"))
+                .and_then(Value::list)
+        }
+        "unique" => {
+            let mut seen = IndexSet::new();
+            let mut out = Vec::new();
+            for item in items {
+                let key = sort_key(interp, &item, given.get(1, "attribute"), flag(0, "case_sensitive"))?;
+                if seen.insert(key.key()?) {
+                    out.push(item);
+                }
+            }
+            Value::generator(out)
+        }
+        "min" | "max" => {
+            let sorted =
+                sort(interp, items, given.get(1, "attribute"), flag(0, "case_sensitive"), name == "max")?;
+            Ok(sorted.into_iter().next().unwrap_or_else(|| Value::undefined("the least of nothing")))
+        }
+        "groupby" => groupby(interp, items, given),
+        "map" => map(interp, items, given),
+        "select" | "reject" | "selectattr" | "rejectattr" => select(interp, name, items, given),
+        "batch" | "slice" => chunks(interp, name, items, given),
+        _ => Err(Fault::new(format!("no filter named {name:?}"))),
+    }
+}
+
+fn sort(
+    interp: &mut Interp,
+    items: Vec<Value>,
+    path: Option<&Value>,
+    case: bool,
+    reverse: bool,
+) -> Run<Vec<Value>> {
+    // Several attributes with commas between sort by the first, then the second.
+    let paths: Vec<Option<Value>> = match path {
+        Some(Value::Str(s)) => s.split(',').map(|p| Some(Value::str(p))).collect(),
+        other => vec![other.cloned()],
+    };
+    let mut keyed = Vec::new();
+    for item in items {
+        let keys: Run<Vec<Value>> = paths.iter().map(|p| sort_key(interp, &item, p.as_ref(), case)).collect();
+        keyed.push((keys?, item));
+    }
+    let mut failed = None;
+    keyed.sort_by(|(a, _), (b, _)| {
+        for (a, b) in a.iter().zip(b) {
+            if let Some(fault) = a.missing().or_else(|| b.missing()) {
+                failed.get_or_insert(fault);
+                return Ordering::Equal;
+            }
+            match a.order(b) {
+                Ok(Ordering::Equal) => {}
+                Ok(order) => return if reverse { order.reverse() } else { order },
+                Err(fault) => {
+                    failed.get_or_insert(fault);
+                    return Ordering::Equal;
+                }
+            }
+        }
+        Ordering::Equal
+    });
+    match failed {
+        Some(fault) => Err(fault),
+        None => Ok(keyed.into_iter().map(|(_, item)| item).collect()),
+    }
+}
+
+fn dictsort(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
+    let by = match given.get(1, "by").map_or("key", |b| b.as_str().unwrap_or_default()) {
+        "key" => 0,
+        "value" => 1,
+        _ => return Err(Fault::new("you can only sort by either 'key' or 'value'")),
+    };
+    let flag = |i: usize, name: &str| given.get(i, name).is_some_and(Value::truth);
+    let pairs = methods::pairs(value)?;
+    interp.room_for(pairs.len())?;
+    let path = Value::Int(by);
+    sort(interp, pairs, Some(&path), flag(0, "case_sensitive"), flag(2, "reverse")).and_then(Value::list)
+}
+
+fn groupby(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> {
+    let path = given.get(0, "attribute").ok_or_else(|| Fault::new("groupby takes an attribute"))?;
+    let case = given.get(2, "case_sensitive").is_some_and(Value::truth);
+    let mut groups: IndexMap<Key, (Value, Vec<Value>)> = IndexMap::new();
+    for item in items {
+        let mut own = walk(interp, &item, path)?;
+        if own.is_undefined()
+            && let Some(default) = given.get(1, "default")
+        {
+            own = default.clone();
+        }
+        let key = match &own {
+            Value::Str(s) if !case => interp.text(s.to_lowercase())?,
+            _ => own.clone(),
+        };
+        groups.entry(key.key()?).or_insert_with(|| (own, Vec::new())).1.push(item);
+    }
+    let mut failed = None;
+    groups.sort_by(|a, _, b, _| {
+        a.0.order(&b.0).unwrap_or_else(|fault| {
+            failed.get_or_insert(fault);
+            Ordering::Equal
+        })
+    });
+    if let Some(fault) = failed {
+        return Err(fault);
+    }
+    let pairs = groups.into_values().map(|(key, items)| Value::tuple(vec![key, Value::list(items)?]));
+    Value::list(pairs.collect::<Run<_>>()?)
+}
+
+/// The arguments after the first `n`.
+fn after(given: &Given, n: usize) -> Given {
+    Given { positional: given.positional.iter().skip(n).cloned().collect(), named: given.named.clone() }
+}
+
+fn map(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> {
+    let mut out = Vec::new();
+    if given.positional.is_empty()
+        && let Some(path) = given.named("attribute")
+    {
+        for item in items {
+            let found = walk(interp, &item, path)?;
+            out.push(match given.named("default") {
+                Some(default) if found.is_undefined() => default.clone(),
+                _ => found,
+            });
+        }
+        return Value::generator(out);
+    }
+    let Some(Value::Str(filter)) = given.positional.first() else {
+        return Err(Fault::new("map requires a filter argument"));
+    };
+    let rest = after(given, 1);
+    for item in items {
+        interp.burn()?;
+        out.push(apply(interp, filter, item, &rest)?);
+    }
+    Value::generator(out)
+}
+
+fn select(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> Run<Value> {
+    let by_attribute = name.ends_with("attr");
+    let wanted = name.starts_with("select");
+    let path = given.positional.first().filter(|_| by_attribute);
+    if by_attribute && path.is_none() {
+        return Err(Fault::new("missing parameter for attribute name"));
+    }
+    let skip = usize::from(by_attribute);
+    let test = given.positional.get(skip).map(str_of);
+    let rest = after(given, skip + 1);
+    let mut out = Vec::new();
+    for item in items {
+        interp.burn()?;
+        let value = match path {
+            Some(path) => walk(interp, &item, path)?,
+            None => item.clone(),
+        };
+        let found = match &test {
+            Some(test) => tests::apply(interp, test, &value, &rest)?,
+            None => value.truth(),
+        };
+        if found == wanted {
+            out.push(item);
+        }
+    }
+    Value::generator(out)
+}
+
+fn chunks(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> Run<Value> {
+    let n = given
+        .positional
+        .first()
+        .and_then(Value::as_int)
+        .and_then(|n| usize::try_from(n).ok())
+        .filter(|&n| n > 0);
+    let n = n.ok_or_else(|| Fault::new(format!("{name} takes a number above 0")))?;
+    let fill = given.get(1, "fill_with").filter(|f| !matches!(f, Value::None));
+    interp.room_for(n.saturating_add(items.len()))?;
+    let mut out = Vec::new();
+    if name == "batch" {
+        for chunk in items.chunks(n) {
+            let mut chunk = chunk.to_vec();
+            if let Some(fill) = fill {
+                chunk.resize(n, fill.clone());
+            }
+            out.push(Value::list(chunk)?);
+        }
+        return Value::generator(out);
+    }
+    let (each, more) = (items.len() / n, items.len() % n);
+    let mut rest = items.into_iter();
+    for i in 0..n {
+        let mut part: Vec<Value> = rest.by_ref().take(each + usize::from(i < more)).collect();
+        if let Some(fill) = fill
+            && i >= more
+            && more > 0
+        {
+            part.push(fill.clone());
+        }
+        out.push(Value::list(part)?);
+    }
+    Value::generator(out)
+}

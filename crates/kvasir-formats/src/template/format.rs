@@ -1,0 +1,395 @@
+//! Python's two ways of formatting strings: `%` and `str.format`.
+
+use super::{
+    fault::{Fault, Run},
+    repr::{float, str_of, write_repr},
+    run::{Given, Interp},
+    value::Value,
+};
+
+/// Widths beyond this are somebody's attack.
+const MAX_WIDTH: usize = 4096;
+
+#[derive(Default, Clone)]
+struct Spec {
+    fill: char,
+    align: Option<char>,
+    sign: Option<char>,
+    alternate: bool,
+    width: usize,
+    grouping: Option<char>,
+    precision: Option<usize>,
+    kind: Option<char>,
+}
+
+/// `text % values`.
+pub(super) fn percent(interp: &mut Interp, text: &str, values: &Value) -> Run<Value> {
+    let single = [values.clone()];
+    let all: &[Value] = if let Value::Tuple(t) = values { &t.items } else { &single };
+    let (mut out, mut next) = (String::new(), 0);
+    let mut named = false;
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        let mut value = None;
+        if chars.peek() == Some(&'(') {
+            chars.next();
+            let key: String = chars.by_ref().take_while(|&c| c != ')').collect();
+            let Value::Dict(d) = values else { return Err(Fault::new("format requires a mapping")) };
+            let found = d.get(&Value::str(&key)).cloned();
+            value = Some(found.ok_or_else(|| Fault::new(format!("format key '{key}' is missing")))?);
+            named = true;
+        }
+        let mut spec = Spec { fill: ' ', align: Some('>'), ..Spec::default() };
+        while let Some(flag) = chars.next_if(|c| "-+ 0#".contains(*c)) {
+            match flag {
+                '-' => spec.align = Some('<'),
+                '0' if spec.align != Some('<') => (spec.fill, spec.align) = ('0', Some('=')),
+                '#' => spec.alternate = true,
+                '+' | ' ' => spec.sign = Some(flag),
+                _ => {}
+            }
+        }
+        let mut take = || {
+            next += 1;
+            all.get(next - 1).cloned().ok_or_else(|| Fault::new("not enough arguments for format string"))
+        };
+        spec.width = digits(&mut chars, &mut take)?.unwrap_or(0);
+        if chars.next_if_eq(&'.').is_some() {
+            spec.precision = Some(digits(&mut chars, &mut take)?.unwrap_or(0));
+        }
+        while chars.next_if(|c| "hlL".contains(*c)).is_some() {}
+        let kind = chars.next().ok_or_else(|| Fault::new("incomplete format"))?;
+        if kind == '%' {
+            out.push('%');
+            continue;
+        }
+        let value = value.map_or_else(take, Ok)?;
+        spec.kind = Some(kind);
+        one_percent(&value, kind, spec, &mut out)?;
+        interp.room(0)?;
+    }
+    if !named && matches!(values, Value::Tuple(_)) && next < all.len() {
+        return Err(Fault::new("not all arguments converted during string formatting"));
+    }
+    if !named && next == 0 && !matches!(values, Value::Tuple(_) | Value::Dict(_) | Value::List(_)) {
+        return Err(Fault::new("not all arguments converted during string formatting"));
+    }
+    interp.text(out)
+}
+
+fn digits(
+    chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
+    take: &mut dyn FnMut() -> Run<Value>,
+) -> Run<Option<usize>> {
+    if chars.next_if_eq(&'*').is_some() {
+        let width = take()?.as_int().and_then(|n| usize::try_from(n).ok());
+        return width.filter(|&w| w <= MAX_WIDTH).map(Some).ok_or_else(|| Fault::new("bad width"));
+    }
+    let mut number = None;
+    while let Some(digit) = chars.peek().and_then(|c| c.to_digit(10)) {
+        chars.next();
+        let n = number.unwrap_or(0) * 10 + digit as usize;
+        if n > MAX_WIDTH {
+            return Err(Fault::new(format!("a width of more than {MAX_WIDTH}")));
+        }
+        number = Some(n);
+    }
+    Ok(number)
+}
+
+fn one_percent(value: &Value, kind: char, mut spec: Spec, out: &mut String) -> Run<()> {
+    let text = match kind {
+        's' | 'r' | 'a' => {
+            let mut text = String::new();
+            if kind == 's' {
+                text = str_of(value)
+            } else {
+                write_repr(value, &mut text)
+            }
+            if spec.fill == '0' {
+                (spec.fill, spec.align) = (' ', Some('>'));
+            }
+            match spec.precision {
+                Some(p) => text.chars().take(p).collect(),
+                None => text,
+            }
+        }
+        'c' => match value {
+            Value::Str(s) if s.chars().count() == 1 => s.to_string(),
+            other => {
+                let c = other.as_int().and_then(|n| u32::try_from(n).ok()).and_then(char::from_u32);
+                c.ok_or_else(|| Fault::new("%c requires int or char"))?.to_string()
+            }
+        },
+        'd' | 'i' | 'u' => {
+            let n = match value {
+                Value::Float(f) if f.is_finite() => f.trunc() as i128,
+                other => other.as_int().ok_or_else(|| number_wanted(kind, value))?,
+            };
+            spec.kind = Some('d');
+            spec.precision = None;
+            return number(&Value::Int(n), &spec, out);
+        }
+        'x' | 'X' | 'o' => {
+            let n = value.as_int().ok_or_else(|| number_wanted(kind, value))?;
+            return number(&Value::Int(n), &spec, out);
+        }
+        'e' | 'E' | 'f' | 'F' | 'g' | 'G' => {
+            let f = value.number().ok_or_else(|| number_wanted(kind, value))?;
+            return number(&Value::Float(f), &spec, out);
+        }
+        other => return Err(Fault::new(format!("unsupported format character '{other}'"))),
+    };
+    pad(&text, 0, &spec, out);
+    Ok(())
+}
+
+fn number_wanted(kind: char, value: &Value) -> Fault {
+    let why = format!("%{kind} format: a real number is required, not {}", value.type_name());
+    value.missing().unwrap_or_else(|| Fault::new(why))
+}
+
+/// Pads to the width; `sign` bytes at the front stay there when the fill goes between sign and digits.
+fn pad(text: &str, sign: usize, spec: &Spec, out: &mut String) {
+    let missing = spec.width.saturating_sub(text.chars().count());
+    let fill = |n: usize, out: &mut String| out.extend(std::iter::repeat_n(spec.fill, n));
+    match spec.align {
+        Some('<') => {
+            out.push_str(text);
+            fill(missing, out);
+        }
+        Some('^') => {
+            fill(missing / 2, out);
+            out.push_str(text);
+            fill(missing - missing / 2, out);
+        }
+        Some('=') => {
+            out.push_str(&text[..sign]);
+            fill(missing, out);
+            out.push_str(&text[sign..]);
+        }
+        _ => {
+            fill(missing, out);
+            out.push_str(text);
+        }
+    }
+}
+
+/// A number in a spec's style.
+fn number(value: &Value, spec: &Spec, out: &mut String) -> Run<()> {
+    let (negative, mut digits) = match (value.as_int(), spec.kind) {
+        (Some(n), None | Some('d' | 'n')) => (n < 0, n.unsigned_abs().to_string()),
+        (Some(n), Some('x')) => {
+            (n < 0, format!("{}{:x}", if spec.alternate { "0x" } else { "" }, n.unsigned_abs()))
+        }
+        (Some(n), Some('X')) => {
+            (n < 0, format!("{}{:X}", if spec.alternate { "0X" } else { "" }, n.unsigned_abs()))
+        }
+        (Some(n), Some('o')) => {
+            (n < 0, format!("{}{:o}", if spec.alternate { "0o" } else { "" }, n.unsigned_abs()))
+        }
+        (Some(n), Some('b')) => {
+            (n < 0, format!("{}{:b}", if spec.alternate { "0b" } else { "" }, n.unsigned_abs()))
+        }
+        (Some(n), Some('c')) => {
+            let c = u32::try_from(n).ok().and_then(char::from_u32);
+            (false, c.ok_or_else(|| Fault::new("%c arg not in range"))?.to_string())
+        }
+        _ => {
+            let f = value.number().ok_or_else(|| number_wanted('f', value))?;
+            (f.is_sign_negative() && !f.is_nan(), float_digits(f.abs(), spec)?)
+        }
+    };
+    if let Some(mark) = spec.grouping {
+        digits = grouped(&digits, mark);
+    }
+    let sign = match (negative, spec.sign) {
+        (true, _) => "-",
+        (false, Some('+')) => "+",
+        (false, Some(' ')) => " ",
+        _ => "",
+    };
+    pad(&format!("{sign}{digits}"), sign.len(), spec, out);
+    Ok(())
+}
+
+fn float_digits(f: f64, spec: &Spec) -> Run<String> {
+    if f.is_nan() {
+        return Ok("nan".into());
+    }
+    if f.is_infinite() {
+        return Ok("inf".into());
+    }
+    let precision = spec.precision.unwrap_or(6);
+    Ok(match spec.kind {
+        Some('f' | 'F') => format!("{f:.precision$}"),
+        Some('%') => format!("{:.precision$}%", f * 100.0),
+        Some(kind @ ('e' | 'E')) => {
+            let text = exponent(f, precision);
+            if kind == 'E' { text.to_uppercase() } else { text }
+        }
+        Some('g' | 'G') => general(f, precision.max(1), spec.alternate),
+        None if spec.precision.is_some() => {
+            let text = general(f, precision.max(1), false);
+            if text.contains(['.', 'e']) { text } else { text + ".0" }
+        }
+        None => float(f),
+        Some(other) => return Err(Fault::new(format!("unknown format code '{other}' for a float"))),
+    })
+}
+
+fn exponent(f: f64, precision: usize) -> String {
+    let text = format!("{f:.precision$e}");
+    let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
+    let power: i32 = power.parse().unwrap_or(0);
+    format!("{digits}e{}{:02}", if power < 0 { '-' } else { '+' }, power.abs())
+}
+
+fn general(f: f64, precision: usize, keep_zeros: bool) -> String {
+    let power: i32 =
+        exponent(f, precision - 1).rsplit_once('e').and_then(|(_, p)| p.parse().ok()).unwrap_or(0);
+    let trim = |text: String| {
+        if keep_zeros || !text.contains('.') {
+            return text;
+        }
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    };
+    if power < -4 || power >= precision as i32 {
+        let text = exponent(f, precision - 1);
+        let (digits, power) = text.split_once('e').unwrap_or((&text, "+00"));
+        format!("{}e{power}", trim(digits.to_owned()))
+    } else {
+        let places = (precision as i32 - 1 - power).max(0) as usize;
+        trim(format!("{f:.places$}"))
+    }
+}
+
+fn grouped(digits: &str, mark: char) -> String {
+    let whole = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    let mut out = String::new();
+    for (i, c) in digits[..whole].chars().enumerate() {
+        if i > 0 && (whole - i).is_multiple_of(3) {
+            out.push(mark);
+        }
+        out.push(c);
+    }
+    out + &digits[whole..]
+}
+
+/// `text.format(…)`.
+pub(super) fn braces(interp: &mut Interp, text: &str, given: &Given) -> Run<Value> {
+    let (mut out, mut auto) = (String::new(), 0);
+    let mut rest = text;
+    while let Some(at) = rest.find(['{', '}']) {
+        out.push_str(&rest[..at]);
+        let brace = &rest[at..at + 1];
+        rest = &rest[at + 1..];
+        if rest.starts_with(brace) {
+            out.push_str(brace);
+            rest = &rest[1..];
+            continue;
+        }
+        let end = rest.find('}').filter(|_| brace == "{");
+        let end = end.ok_or_else(|| Fault::new(format!("single '{brace}' encountered in format string")))?;
+        let (field, spec) = rest[..end].split_once(':').unwrap_or((&rest[..end], ""));
+        rest = &rest[end + 1..];
+        let (field, conversion) = match field.split_once('!') {
+            Some((field, conversion)) => (field, Some(conversion)),
+            None => (field, None),
+        };
+        let value = lookup(interp, field, &mut auto, given)?;
+        let value = match conversion {
+            None => value,
+            Some("s") => Value::str(str_of(&value)),
+            Some("r") => {
+                let mut text = String::new();
+                write_repr(&value, &mut text);
+                Value::str(text)
+            }
+            Some(other) => return Err(Fault::new(format!("unknown conversion specifier '{other}'"))),
+        };
+        one_brace(&value, spec, &mut out)?;
+    }
+    out.push_str(rest);
+    interp.text(out)
+}
+
+fn lookup(interp: &mut Interp, field: &str, auto: &mut usize, given: &Given) -> Run<Value> {
+    let end = field.find(['.', '[']).unwrap_or(field.len());
+    let (name, mut path) = field.split_at(end);
+    let mut value = if name.is_empty() {
+        *auto += 1;
+        given.positional.get(*auto - 1).cloned()
+    } else if let Ok(place) = name.parse::<usize>() {
+        given.positional.get(place).cloned()
+    } else {
+        given.named(name).cloned()
+    }
+    .ok_or_else(|| Fault::new(format!("replacement {name:?} is not given")))?;
+    while !path.is_empty() {
+        if let Some(after) = path.strip_prefix('.') {
+            let end = after.find(['.', '[']).unwrap_or(after.len());
+            value = interp.attr(&value, &after[..end].into())?;
+            path = &after[end..];
+        } else {
+            let inner = path.strip_prefix('[').and_then(|p| p.split_once(']'));
+            let (key, after) = inner.ok_or_else(|| Fault::new("expected '}' before end of string"))?;
+            let key = key.parse().map_or_else(|_| Value::str(key), Value::Int);
+            value = interp.item(&value, &key)?;
+            path = after;
+        }
+    }
+    Ok(value)
+}
+
+fn one_brace(value: &Value, text: &str, out: &mut String) -> Run<()> {
+    let mut spec = Spec { fill: ' ', ..Spec::default() };
+    let mut chars = text.chars().peekable();
+    let mut ahead = text.chars();
+    let (first, second) = (ahead.next(), ahead.next());
+    if let (Some(fill), Some(align @ ('<' | '>' | '^' | '='))) = (first, second) {
+        (spec.fill, spec.align) = (fill, Some(align));
+        chars.nth(1);
+    } else if let Some(align @ ('<' | '>' | '^' | '=')) = first {
+        spec.align = Some(align);
+        chars.next();
+    }
+    spec.sign = chars.next_if(|c| "+- ".contains(*c));
+    spec.alternate = chars.next_if_eq(&'#').is_some();
+    if chars.next_if_eq(&'0').is_some() && spec.align.is_none() {
+        (spec.fill, spec.align) = ('0', Some('='));
+    }
+    let mut none = || Err(Fault::new("invalid format specifier"));
+    spec.width = digits(&mut chars, &mut none)?.unwrap_or(0);
+    spec.grouping = chars.next_if(|c| ",_".contains(*c));
+    if chars.next_if_eq(&'.').is_some() {
+        spec.precision = digits(&mut chars, &mut none)?;
+    }
+    spec.kind = chars.next();
+    if chars.next().is_some() {
+        return Err(Fault::new("invalid format specifier"));
+    }
+    let is_number = matches!(value, Value::Int(_) | Value::Float(_))
+        || (matches!(value, Value::Bool(_)) && spec.kind.is_some_and(|k| k != 's'));
+    if is_number && spec.kind != Some('s') {
+        return number(value, &spec, out);
+    }
+    if let Some(fault) = value.missing() {
+        return Err(fault);
+    }
+    if spec.kind.is_some_and(|k| k != 's') {
+        let why = format!("unknown format code for object of type '{}'", value.type_name());
+        return Err(Fault::new(why));
+    }
+    let mut text = str_of(value);
+    if let Some(p) = spec.precision {
+        text = text.chars().take(p).collect();
+    }
+    spec.align = spec.align.filter(|&a| a != '=').or(Some('<'));
+    pad(&text, 0, &spec, out);
+    Ok(())
+}

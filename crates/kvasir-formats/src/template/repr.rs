@@ -1,0 +1,121 @@
+//! Python's `str` and `repr`.
+
+use super::{
+    lexer::python_space,
+    value::{Value, View},
+};
+
+/// `str(value)`, which is also what a print writes.
+pub(super) fn str_of(value: &Value) -> String {
+    let mut out = String::new();
+    write_str(value, &mut out);
+    out
+}
+
+pub(super) fn write_str(value: &Value, out: &mut String) {
+    match value {
+        Value::Undefined(_) => {}
+        Value::Str(s) | Value::Safe(s) => out.push_str(s),
+        other => write_repr(other, out),
+    }
+}
+
+pub(super) fn write_repr(value: &Value, out: &mut String) {
+    match value {
+        Value::Undefined(_) => out.push_str("Undefined"),
+        Value::None => out.push_str("None"),
+        Value::Bool(b) => out.push_str(if *b { "True" } else { "False" }),
+        Value::Int(n) => out.push_str(&n.to_string()),
+        Value::Float(f) => out.push_str(&float(*f)),
+        Value::Str(s) | Value::Safe(s) => quote(s, out),
+        Value::List(l) => items('[', &l.items, ']', out),
+        Value::Tuple(t) if t.items.len() == 1 => {
+            out.push('(');
+            t.items.iter().for_each(|v| write_repr(v, out));
+            out.push_str(",)");
+        }
+        Value::Tuple(t) => items('(', &t.items, ')', out),
+        Value::Dict(d) => {
+            out.push('{');
+            for (i, (k, v)) in d.map.iter().enumerate() {
+                if i > 0 {
+                    out.push_str(", ");
+                }
+                write_repr(&k.0, out);
+                out.push_str(": ");
+                write_repr(v, out);
+            }
+            out.push('}');
+        }
+        Value::View(l, view) if *view != View::Generator => {
+            out.push_str(value.type_name());
+            out.push('(');
+            items('[', &l.items, ']', out);
+            out.push(')');
+        }
+        Value::Macro(m, _) => out.push_str(&format!("<Macro '{}'>", m.name)),
+        other => out.push_str(&format!("<{}>", other.type_name())),
+    }
+}
+
+fn items(open: char, all: &[Value], close: char, out: &mut String) {
+    out.push(open);
+    for (i, v) in all.iter().enumerate() {
+        if i > 0 {
+            out.push_str(", ");
+        }
+        write_repr(v, out);
+    }
+    out.push(close);
+}
+
+/// `repr(float)`: the shortest digits that read back, with an exponent outside 1e-4 to 1e16.
+pub(super) fn float(f: f64) -> String {
+    if f.is_nan() {
+        return "nan".into();
+    }
+    if f.is_infinite() {
+        return if f > 0.0 { "inf" } else { "-inf" }.into();
+    }
+    let scientific = format!("{f:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        let plain = format!("{f}");
+        if plain.contains('.') { plain } else { plain + ".0" }
+    } else {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        format!("{digits}e{sign}{:02}", exponent.abs())
+    }
+}
+
+fn quote(text: &str, out: &mut String) {
+    let mark = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(mark);
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c == mark => out.extend(['\\', c]),
+            c if printable(c) => out.push(c),
+            c if (c as u32) < 0x100 => out.push_str(&format!("\\x{:02x}", c as u32)),
+            c if (c as u32) < 0x10000 => out.push_str(&format!("\\u{:04x}", c as u32)),
+            c => out.push_str(&format!("\\U{:08x}", c as u32)),
+        }
+    }
+    out.push(mark);
+}
+
+/// Close to `str.isprintable`: no control, format, private or separator character but the space.
+pub(super) fn printable(c: char) -> bool {
+    if c == ' ' {
+        return true;
+    }
+    let n = c as u32;
+    let format = matches!(n,
+        0xad | 0x600..=0x605 | 0x61c | 0x6dd | 0x70f | 0x180e | 0x200b..=0x200f | 0x202a..=0x202e | 0x2060..=0x206f
+        | 0xfeff | 0xfff9..=0xfffb | 0xe000..=0xf8ff | 0xfffe | 0xffff | 0xe0001..=0xe007f | 0xf0000..=0x10_ffff);
+    !(c.is_control() || python_space(c) || format)
+}

@@ -1,0 +1,533 @@
+//! The interpreter: statements and expressions.
+
+use super::{
+    Limits,
+    access::iterate,
+    ast::{Args, Compare, Expr, ExprKind, For, Stmt, StmtKind, Target},
+    fault::{Fault, Run},
+    filters, ops,
+    repr::{str_of, write_str},
+    tests,
+    value::{Key, Value},
+};
+use indexmap::IndexMap;
+use serde_json::{Map, Value as Json};
+use std::{collections::HashMap, sync::Arc};
+
+/// The state of one rendering. Scopes, namespaces and loops are rows of tables, so that no value can hold itself.
+pub(super) struct Interp {
+    scopes: Vec<Scope>,
+    pub(super) namespaces: Vec<IndexMap<Key, Value>>,
+    pub(super) loops: Vec<LoopState>,
+    pub(super) cyclers: Vec<(Vec<Value>, usize)>,
+    pub(super) joiners: Vec<(String, bool)>,
+    limits: Limits,
+    fuel: u64,
+    bytes: usize,
+    depth: usize,
+    pub(super) now: i64,
+}
+
+#[derive(Default)]
+struct Scope {
+    vars: HashMap<Arc<str>, Value>,
+    parent: Option<usize>,
+    /// A macro was defined here: it must outlive its block.
+    captured: bool,
+}
+
+/// A loop that runs. With a filter it looks ahead only as far as somebody asks, because the filter may depend on
+/// what the body did.
+pub(super) struct LoopState {
+    /// What passed the filter so far.
+    pub(super) items: Vec<Value>,
+    /// What has not been looked at.
+    rest: std::vec::IntoIter<Value>,
+    pub(super) index: usize,
+    pub(super) depth: usize,
+    pub(super) changed: Option<Vec<Value>>,
+    pub(super) node: Arc<For>,
+    pub(super) scope: usize,
+}
+
+/// Positional and named arguments, evaluated.
+#[derive(Default)]
+pub(super) struct Given {
+    pub(super) positional: Vec<Value>,
+    pub(super) named: Vec<(Arc<str>, Value)>,
+}
+
+impl Given {
+    /// The argument in this place or of this name.
+    pub(super) fn get(&self, place: usize, name: &str) -> Option<&Value> {
+        self.positional.get(place).or_else(|| self.named(name))
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<&Value> {
+        self.named.iter().find(|(n, _)| &**n == name).map(|(_, v)| v)
+    }
+}
+
+enum Flow {
+    Next,
+    Break,
+    Continue,
+}
+
+pub(super) fn render(body: &[Stmt], variables: &Map<String, Json>, now: i64, limits: Limits) -> Run<String> {
+    let mut interp = Interp {
+        scopes: vec![Scope::default()],
+        namespaces: Vec::new(),
+        loops: Vec::new(),
+        cyclers: Vec::new(),
+        joiners: Vec::new(),
+        limits,
+        fuel: limits.fuel,
+        bytes: 0,
+        depth: 0,
+        now,
+    };
+    for (name, value) in variables {
+        interp.assign_name(0, name.as_str().into(), Value::from_json(value)?);
+    }
+    let scope = interp.open_scope(0)?;
+    let mut out = String::new();
+    interp.exec(body, scope, &mut out)?;
+    Ok(out)
+}
+
+impl Interp {
+    /// Takes room for a value of this size before it is made.
+    pub(super) fn room(&mut self, bytes: usize) -> Run<()> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if bytes > self.limits.value_bytes {
+            return Err(Fault::new(format!("a value of more than {} bytes", self.limits.value_bytes)));
+        }
+        if self.bytes > self.limits.total_bytes {
+            return Err(Fault::new(format!("values of more than {} bytes in all", self.limits.total_bytes)));
+        }
+        Ok(())
+    }
+
+    /// Room for a list of this many values.
+    pub(super) fn room_for(&mut self, count: usize) -> Run<()> {
+        self.room(count.saturating_mul(std::mem::size_of::<Value>() * 2))
+    }
+
+    /// A string value, with room taken.
+    pub(super) fn text(&mut self, text: impl AsRef<str>) -> Run<Value> {
+        self.room(text.as_ref().len())?;
+        Ok(Value::str(text))
+    }
+
+    /// One step done.
+    pub(super) fn burn(&mut self) -> Run<()> {
+        self.fuel = self
+            .fuel
+            .checked_sub(1)
+            .ok_or_else(|| Fault::new(format!("the template takes more than {} steps", self.limits.fuel)))?;
+        Ok(())
+    }
+
+    /// Work in one step that grows with a value's size.
+    pub(super) fn work(&mut self, size: usize) -> Run<()> {
+        self.fuel = self.fuel.saturating_sub(size as u64 / 64);
+        self.burn()
+    }
+
+    fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Run<T>) -> Run<T> {
+        self.burn()?;
+        self.depth += 1;
+        if self.depth > self.limits.depth {
+            return Err(Fault::new(format!("calls and expressions nest deeper than {}", self.limits.depth)));
+        }
+        let out = inner(self);
+        self.depth -= 1;
+        out
+    }
+
+    pub(super) fn open_scope(&mut self, parent: usize) -> Run<usize> {
+        self.room(64)?;
+        self.scopes.push(Scope { parent: Some(parent), ..Scope::default() });
+        Ok(self.scopes.len() - 1)
+    }
+
+    pub(super) fn close_scope(&mut self, scope: usize) {
+        if scope + 1 == self.scopes.len() && !self.scopes.last().is_some_and(|s| s.captured) {
+            self.scopes.pop();
+        }
+    }
+
+    pub(super) fn capture(&mut self, scope: usize) {
+        if let Some(scope) = self.scopes.get_mut(scope) {
+            scope.captured = true;
+        }
+    }
+
+    pub(super) fn assign_name(&mut self, scope: usize, name: Arc<str>, value: Value) {
+        if let Some(scope) = self.scopes.get_mut(scope) {
+            scope.vars.insert(name, value);
+        }
+    }
+
+    fn lookup(&self, mut scope: usize, name: &str) -> Value {
+        while let Some(s) = self.scopes.get(scope) {
+            if let Some(value) = s.vars.get(name) {
+                return value.clone();
+            }
+            match s.parent {
+                Some(parent) => scope = parent,
+                None => break,
+            }
+        }
+        super::calls::global(name).unwrap_or_else(|| Value::undefined(&format!("'{name}'")))
+    }
+
+    fn emit(&mut self, value: &Value, out: &mut String) -> Run<()> {
+        let before = out.len();
+        write_str(value, out);
+        self.check_output(before, out)
+    }
+
+    fn check_output(&mut self, before: usize, out: &str) -> Run<()> {
+        if out.len() > self.limits.value_bytes {
+            return Err(Fault::new(format!("the output is longer than {} bytes", self.limits.value_bytes)));
+        }
+        self.room(out.len() - before)
+    }
+
+    pub(super) fn run_body(&mut self, body: &[Stmt], scope: usize) -> Run<String> {
+        let mut out = String::new();
+        self.exec(body, scope, &mut out)?;
+        Ok(out)
+    }
+
+    fn exec(&mut self, body: &[Stmt], scope: usize, out: &mut String) -> Run<Flow> {
+        for stmt in body {
+            let flow = self.deeper(|i| i.statement(stmt, scope, out)).map_err(|e| e.on(stmt.line))?;
+            if !matches!(flow, Flow::Next) {
+                return Ok(flow);
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    fn statement(&mut self, stmt: &Stmt, scope: usize, out: &mut String) -> Run<Flow> {
+        match &stmt.kind {
+            StmtKind::Text(text) => {
+                let before = out.len();
+                out.push_str(text);
+                self.check_output(before, out)?;
+            }
+            StmtKind::Print(expr) => {
+                let value = self.eval(expr, scope)?;
+                self.emit(&value, out)?;
+            }
+            StmtKind::If(branches, otherwise) => {
+                for (test, body) in branches {
+                    if self.eval(test, scope)?.truth() {
+                        return self.exec(body, scope, out);
+                    }
+                }
+                return self.exec(otherwise, scope, out);
+            }
+            StmtKind::For(node) => {
+                let value = self.eval(&node.iter, scope)?.plain();
+                self.run_loop(node, value, scope, 1, out)?;
+            }
+            StmtKind::Set(target, expr) => {
+                let value = self.eval(expr, scope)?;
+                self.assign(target, value, scope)?;
+            }
+            StmtKind::SetBlock(target, filters, body) => {
+                let inner = self.open_scope(scope)?;
+                let text = self.run_body(body, inner)?;
+                self.close_scope(inner);
+                let value = self.filter_text(text, filters, scope)?;
+                self.assign(target, value, scope)?;
+            }
+            StmtKind::FilterBlock(filters, body) => {
+                let inner = self.open_scope(scope)?;
+                let text = self.run_body(body, inner)?;
+                self.close_scope(inner);
+                let value = self.filter_text(text, filters, scope)?;
+                self.emit(&value, out)?;
+            }
+            StmtKind::Macro(node) => {
+                self.capture(scope);
+                self.assign_name(scope, node.name.clone(), Value::Macro(node.clone(), scope));
+            }
+            StmtKind::CallBlock(caller, call) => {
+                self.capture(scope);
+                let ExprKind::Call(callee, args) = &call.kind else { return Ok(Flow::Next) };
+                let callee = self.eval(callee, scope)?;
+                let mut given = self.args(args, scope)?;
+                given.named.push(("caller".into(), Value::Macro(caller.clone(), scope)));
+                let value = self.call(&callee, given)?;
+                self.emit(&value, out)?;
+            }
+            StmtKind::With(bindings, body) => {
+                let inner = self.open_scope(scope)?;
+                for (target, expr) in bindings {
+                    let value = self.eval(expr, scope)?;
+                    self.assign(target, value, inner)?;
+                }
+                let flow = self.exec(body, inner, out)?;
+                self.close_scope(inner);
+                return Ok(flow);
+            }
+            StmtKind::Scoped(body) => {
+                let inner = self.open_scope(scope)?;
+                let flow = self.exec(body, inner, out)?;
+                self.close_scope(inner);
+                return Ok(flow);
+            }
+            StmtKind::Break => return Ok(Flow::Break),
+            StmtKind::Continue => return Ok(Flow::Continue),
+        }
+        Ok(Flow::Next)
+    }
+
+    fn filter_text(&mut self, text: String, filters: &[(Arc<str>, Args)], scope: usize) -> Run<Value> {
+        let mut value = self.text(text)?;
+        for (name, args) in filters {
+            let given = self.args(args, scope)?;
+            value = filters::apply(self, name, value, &given)?;
+        }
+        Ok(value)
+    }
+
+    pub(super) fn run_loop(
+        &mut self,
+        node: &Arc<For>,
+        over: Value,
+        scope: usize,
+        depth: usize,
+        out: &mut String,
+    ) -> Run<()> {
+        let (id, rest) = (self.loops.len(), iterate(self, &over)?.into_iter());
+        let state =
+            LoopState { items: Vec::new(), rest, index: 0, depth, changed: None, node: node.clone(), scope };
+        self.loops.push(state);
+        let mut index = 0;
+        while self.look_ahead(id, index)? {
+            self.burn()?;
+            let Some(state) = self.loops.get_mut(id) else { break };
+            state.index = index;
+            let item = state.items.get(index).cloned().unwrap_or(Value::None);
+            let inner = self.open_scope(scope)?;
+            self.assign_name(inner, "loop".into(), Value::Loop(id));
+            self.assign(&node.target, item, inner)?;
+            let flow = self.exec(&node.body, inner, out)?;
+            self.close_scope(inner);
+            index += 1;
+            if matches!(flow, Flow::Break) {
+                break;
+            }
+        }
+        self.loops.truncate(id);
+        if index == 0 {
+            let inner = self.open_scope(scope)?;
+            self.exec(&node.otherwise, inner, out)?;
+            self.close_scope(inner);
+        }
+        Ok(())
+    }
+
+    /// Whether the loop has an item at this index.
+    pub(super) fn look_ahead(&mut self, id: usize, index: usize) -> Run<bool> {
+        loop {
+            let Some(state) = self.loops.get_mut(id) else { return Ok(false) };
+            if state.items.len() > index {
+                return Ok(true);
+            }
+            let Some(item) = state.rest.next() else { return Ok(false) };
+            let (node, scope) = (state.node.clone(), state.scope);
+            let keep = match &node.filter {
+                None => true,
+                Some(filter) => {
+                    let inner = self.open_scope(scope)?;
+                    self.assign(&node.target, item.clone(), inner)?;
+                    let keep = self.eval(filter, inner)?.truth();
+                    self.close_scope(inner);
+                    keep
+                }
+            };
+            if let Some(state) = self.loops.get_mut(id).filter(|_| keep) {
+                state.items.push(item);
+            }
+        }
+    }
+
+    fn assign(&mut self, target: &Target, value: Value, scope: usize) -> Run<()> {
+        match target {
+            Target::Name(name) => self.assign_name(scope, name.clone(), value),
+            Target::Attr(object, name) => match self.lookup(scope, object) {
+                Value::Namespace(id) => {
+                    if let Some(namespace) = self.namespaces.get_mut(id) {
+                        namespace.insert(Key(Value::Str(name.clone())), value);
+                    }
+                }
+                _ => return Err(Fault::new("cannot assign attribute on non-namespace object")),
+            },
+            Target::Tuple(targets) => {
+                let values = iterate(self, &value)?;
+                if values.len() != targets.len() {
+                    let why = format!("expected {} values to unpack, got {}", targets.len(), values.len());
+                    return Err(Fault::new(why));
+                }
+                for (target, value) in targets.iter().zip(values) {
+                    self.assign(target, value, scope)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn args(&mut self, args: &Args, scope: usize) -> Run<Given> {
+        let mut given = Given::default();
+        for expr in &args.positional {
+            given.positional.push(self.eval(expr, scope)?.plain());
+        }
+        if let Some(star) = &args.star {
+            let value = self.eval(star, scope)?;
+            given.positional.extend(iterate(self, &value)?);
+        }
+        for (name, expr) in &args.named {
+            let value = self.eval(expr, scope)?.plain();
+            given.named.push((name.clone(), value));
+        }
+        if let Some(star_star) = &args.star_star {
+            let Value::Dict(dict) = self.eval(star_star, scope)? else {
+                return Err(Fault::new("argument after ** must be a mapping"));
+            };
+            for (key, value) in &dict.map {
+                let Value::Str(name) = &key.0 else { return Err(Fault::new("keywords must be strings")) };
+                given.named.push((name.clone(), value.clone()));
+            }
+        }
+        Ok(given)
+    }
+
+    pub(super) fn eval(&mut self, expr: &Expr, scope: usize) -> Run<Value> {
+        self.deeper(|i| i.expression(expr, scope)).map_err(|e| e.on(expr.line))
+    }
+
+    fn expression(&mut self, expr: &Expr, scope: usize) -> Run<Value> {
+        Ok(match &expr.kind {
+            ExprKind::None => Value::None,
+            ExprKind::Bool(b) => Value::Bool(*b),
+            ExprKind::Int(n) => Value::Int(*n),
+            ExprKind::Float(f) => Value::Float(*f),
+            ExprKind::Str(s) => Value::Str(s.clone()),
+            ExprKind::Name(name) => self.lookup(scope, name),
+            ExprKind::List(items) => Value::list(self.all(items, scope)?)?,
+            ExprKind::Tuple(items) => Value::tuple(self.all(items, scope)?)?,
+            ExprKind::Dict(pairs) => {
+                let mut map = IndexMap::new();
+                for (key, value) in pairs {
+                    let key = self.eval(key, scope)?.plain().key()?;
+                    map.insert(key, self.eval(value, scope)?.plain());
+                }
+                self.room_for(map.len())?;
+                Value::dict(map)?
+            }
+            ExprKind::Attr(object, name) => {
+                let object = self.eval(object, scope)?;
+                self.attr(&object, name)?
+            }
+            ExprKind::Item(object, key) => {
+                let object = self.eval(object, scope)?.plain();
+                let key = self.eval(key, scope)?.plain();
+                self.item(&object, &key)?
+            }
+            ExprKind::Slice(object, parts) => {
+                let object = self.eval(object, scope)?.plain();
+                let mut bounds = [Value::None, Value::None, Value::None];
+                for (bound, part) in bounds.iter_mut().zip(parts.iter()) {
+                    if let Some(part) = part {
+                        *bound = self.eval(part, scope)?;
+                    }
+                }
+                self.slice(&object, &bounds)?
+            }
+            ExprKind::Call(callee, args) => {
+                let callee = self.eval(callee, scope)?;
+                let given = self.args(args, scope)?;
+                self.call(&callee, given)?
+            }
+            ExprKind::Filter(value, name, args) => {
+                let value = self.eval(value, scope)?;
+                let given = self.args(args, scope)?;
+                filters::apply(self, name, value, &given)?
+            }
+            ExprKind::Test { value, name, args, negated } => {
+                let value = self.eval(value, scope)?.plain();
+                let given = self.args(args, scope)?;
+                Value::Bool(tests::apply(self, name, &value, &given)? != *negated)
+            }
+            ExprKind::Not(value) => Value::Bool(!self.eval(value, scope)?.truth()),
+            ExprKind::Neg(value) => ops::negate(&self.eval(value, scope)?)?,
+            ExprKind::Pos(value) => ops::plus(self.eval(value, scope)?)?,
+            ExprKind::And(a, b) => {
+                let left = self.eval(a, scope)?;
+                if left.truth() { self.eval(b, scope)? } else { left }
+            }
+            ExprKind::Or(a, b) => {
+                let left = self.eval(a, scope)?;
+                if left.truth() { left } else { self.eval(b, scope)? }
+            }
+            ExprKind::Binary(op, a, b) => {
+                let left = self.eval(a, scope)?;
+                let right = self.eval(b, scope)?;
+                ops::binary(self, *op, &left, &right)?
+            }
+            ExprKind::Concat(parts) => {
+                let mut out = String::new();
+                for part in parts {
+                    let value = self.eval(part, scope)?;
+                    write_str(&value, &mut out);
+                    if out.len() > self.limits.value_bytes {
+                        break; // room() below refuses it
+                    }
+                }
+                self.text(out)?
+            }
+            ExprKind::Compare(first, rest) => self.compare(first, rest, scope)?,
+            ExprKind::If { test, then, other } => {
+                if self.eval(test, scope)?.truth() {
+                    self.eval(then, scope)?
+                } else {
+                    match other {
+                        Some(other) => self.eval(other, scope)?,
+                        None => Value::undefined("the inline if-expression without else"),
+                    }
+                }
+            }
+        })
+    }
+
+    fn all(&mut self, items: &[Expr], scope: usize) -> Run<Vec<Value>> {
+        self.room_for(items.len())?;
+        items.iter().map(|item| self.eval(item, scope).map(Value::plain)).collect()
+    }
+
+    fn compare(&mut self, first: &Expr, rest: &[(Compare, Expr)], scope: usize) -> Run<Value> {
+        let mut left = self.eval(first, scope)?.plain();
+        for (op, right) in rest {
+            let right = self.eval(right, scope)?.plain();
+            if !ops::compare(self, *op, &left, &right)? {
+                return Ok(Value::Bool(false));
+            }
+            left = right;
+        }
+        Ok(Value::Bool(true))
+    }
+
+    /// The text of a value, with room taken.
+    pub(super) fn str_of(&mut self, value: &Value) -> Run<String> {
+        let text = str_of(value);
+        self.room(text.len())?;
+        Ok(text)
+    }
+}

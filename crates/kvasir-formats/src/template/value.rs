@@ -1,0 +1,312 @@
+//! Python's values as far as templates meet them. Nothing is changed in place: the reference renderer refuses
+//! `append`, `pop` and the like, and so does this one.
+
+use super::{
+    ast::Macro,
+    fault::{Fault, Run},
+};
+use indexmap::IndexMap;
+use std::{
+    cmp::Ordering,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+/// How deep lists and mappings may hold each other.
+const MAX_DEPTH: u32 = 200;
+
+#[derive(Debug, Clone)]
+pub(super) enum Value {
+    Undefined(Missing),
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Str(Arc<str>),
+    /// What `safe` and `escape` give. It lives in expressions and variables only: adding a plain string to it
+    /// escapes that string, everything else takes it as a string.
+    Safe(Arc<str>),
+    List(Arc<List>),
+    Tuple(Arc<List>),
+    Dict(Arc<Dict>),
+    /// What can be looped over but not indexed: a generator, or a mapping's keys, values or items.
+    View(Arc<List>, View),
+    /// Indices into the run's own tables.
+    Namespace(usize),
+    Loop(usize),
+    Cycler(usize),
+    Joiner(usize),
+    /// A macro with the scope that it was defined in.
+    Macro(Arc<Macro>, usize),
+    /// A global function.
+    Function(&'static str),
+    /// A method with what it belongs to.
+    Method(Arc<(Value, Arc<str>)>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum View {
+    /// True even if it yields nothing, and without a length.
+    Generator,
+    Keys,
+    Values,
+    Items,
+}
+
+/// Why a value is not there.
+#[derive(Debug, Clone)]
+pub(super) struct Missing {
+    pub(super) name: Arc<str>,
+    /// There, but refused.
+    pub(super) unsafe_access: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct List {
+    pub(super) items: Vec<Value>,
+    depth: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Dict {
+    pub(super) map: IndexMap<Key, Value>,
+    depth: u32,
+}
+
+/// A value as a mapping's key: 1, 1.0 and true are one key.
+#[derive(Debug, Clone)]
+pub(super) struct Key(pub(super) Value);
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match &self.0 {
+            Value::Str(s) => s.hash(state),
+            Value::Tuple(t) => t.items.len().hash(state),
+            other => match other.number() {
+                Some(n) => n.to_bits().hash(state),
+                None => state.write_u8(0),
+            },
+        }
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.equals(&other.0)
+    }
+}
+
+impl Eq for Key {}
+
+impl Value {
+    pub(super) fn undefined(name: &str) -> Self {
+        Self::Undefined(Missing { name: name.into(), unsafe_access: false })
+    }
+
+    pub(super) fn str(text: impl AsRef<str>) -> Self {
+        Self::Str(text.as_ref().into())
+    }
+
+    /// The same as a plain string, if it is a safe one.
+    pub(super) fn plain(self) -> Self {
+        if let Self::Safe(s) = self { Self::Str(s) } else { self }
+    }
+
+    fn depth(&self) -> u32 {
+        match self {
+            Self::List(l) | Self::Tuple(l) | Self::View(l, _) => l.depth,
+            Self::Dict(d) => d.depth,
+            Self::Method(m) => m.0.depth(),
+            _ => 0,
+        }
+    }
+
+    fn seq(items: Vec<Self>) -> Run<Arc<List>> {
+        let depth = items.iter().map(Self::depth).max().unwrap_or(0) + 1;
+        if depth > MAX_DEPTH {
+            return Err(Fault::new(format!("values nest deeper than {MAX_DEPTH}")));
+        }
+        Ok(Arc::new(List { items, depth }))
+    }
+
+    pub(super) fn list(items: Vec<Self>) -> Run<Self> {
+        Self::seq(items).map(Self::List)
+    }
+
+    pub(super) fn tuple(items: Vec<Self>) -> Run<Self> {
+        Self::seq(items).map(Self::Tuple)
+    }
+
+    pub(super) fn generator(items: Vec<Self>) -> Run<Self> {
+        Self::seq(items).map(|l| Self::View(l, View::Generator))
+    }
+
+    pub(super) fn view(items: Vec<Self>, view: View) -> Run<Self> {
+        Self::seq(items).map(|l| Self::View(l, view))
+    }
+
+    pub(super) fn dict(map: IndexMap<Key, Self>) -> Run<Self> {
+        let depth = map.values().map(Self::depth).max().unwrap_or(0) + 1;
+        if depth > MAX_DEPTH {
+            return Err(Fault::new(format!("values nest deeper than {MAX_DEPTH}")));
+        }
+        Ok(Self::Dict(Arc::new(Dict { map, depth })))
+    }
+
+    pub(super) fn from_json(json: &serde_json::Value) -> Run<Self> {
+        Ok(match json {
+            serde_json::Value::Null => Self::None,
+            serde_json::Value::Bool(b) => Self::Bool(*b),
+            serde_json::Value::Number(n) => match (n.as_i64(), n.as_u64()) {
+                (Some(n), _) => Self::Int(n.into()),
+                (None, Some(n)) => Self::Int(n.into()),
+                _ => Self::Float(n.as_f64().unwrap_or(f64::NAN)),
+            },
+            serde_json::Value::String(s) => Self::str(s),
+            serde_json::Value::Array(a) => Self::list(a.iter().map(Self::from_json).collect::<Run<_>>()?)?,
+            serde_json::Value::Object(o) => {
+                let pair = |(k, v): (&String, _)| Ok((Key(Self::str(k)), Self::from_json(v)?));
+                Self::dict(o.iter().map(pair).collect::<Run<_>>()?)?
+            }
+        })
+    }
+
+    pub(super) fn is_undefined(&self) -> bool {
+        matches!(self, Self::Undefined(_))
+    }
+
+    pub(super) fn as_str(&self) -> Option<&str> {
+        if let Self::Str(s) | Self::Safe(s) = self { Some(s) } else { None }
+    }
+
+    /// Integers and flags; flags count as 0 and 1.
+    pub(super) fn as_int(&self) -> Option<i128> {
+        match self {
+            Self::Int(n) => Some(*n),
+            Self::Bool(b) => Some((*b).into()),
+            _ => None,
+        }
+    }
+
+    /// Any number as a float.
+    pub(super) fn number(&self) -> Option<f64> {
+        match self {
+            Self::Float(f) => Some(*f),
+            other => other.as_int().map(|n| n as f64),
+        }
+    }
+
+    pub(super) fn truth(&self) -> bool {
+        match self {
+            Self::Undefined(_) | Self::None => false,
+            Self::Bool(b) => *b,
+            Self::Int(n) => *n != 0,
+            Self::Float(f) => *f != 0.0,
+            Self::Str(s) | Self::Safe(s) => !s.is_empty(),
+            Self::List(l) | Self::Tuple(l) => !l.items.is_empty(),
+            Self::Dict(d) => !d.map.is_empty(),
+            Self::View(l, view) => *view == View::Generator || !l.items.is_empty(),
+            _ => true,
+        }
+    }
+
+    /// Python's name of the type, for messages.
+    pub(super) fn type_name(&self) -> &'static str {
+        match self {
+            Self::Undefined(_) => "Undefined",
+            Self::None => "NoneType",
+            Self::Bool(_) => "bool",
+            Self::Int(_) => "int",
+            Self::Float(_) => "float",
+            Self::Str(_) | Self::Safe(_) => "str",
+            Self::List(_) => "list",
+            Self::Tuple(_) => "tuple",
+            Self::Dict(_) => "dict",
+            Self::View(_, View::Generator) => "generator",
+            Self::View(_, View::Keys) => "dict_keys",
+            Self::View(_, View::Values) => "dict_values",
+            Self::View(_, View::Items) => "dict_items",
+            Self::Namespace(_) => "Namespace",
+            Self::Loop(_) => "LoopContext",
+            Self::Cycler(_) => "Cycler",
+            Self::Joiner(_) => "Joiner",
+            Self::Macro(..) => "Macro",
+            Self::Function(_) => "function",
+            Self::Method(_) => "method",
+        }
+    }
+
+    pub(super) fn equals(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Undefined(_), Self::Undefined(_)) | (Self::None, Self::None) => true,
+            (Self::Str(a), Self::Str(b)) => a == b,
+            (Self::List(a), Self::List(b)) | (Self::Tuple(a), Self::Tuple(b)) => {
+                a.items.len() == b.items.len() && a.items.iter().zip(&b.items).all(|(a, b)| a.equals(b))
+            }
+            (Self::Dict(a), Self::Dict(b)) => {
+                a.map.len() == b.map.len()
+                    && a.map.iter().all(|(k, v)| b.map.get(k).is_some_and(|w| v.equals(w)))
+            }
+            (Self::Namespace(a), Self::Namespace(b)) | (Self::Loop(a), Self::Loop(b)) => a == b,
+            (Self::Function(a), Self::Function(b)) => a == b,
+            (Self::Macro(a, _), Self::Macro(b, _)) => Arc::ptr_eq(a, b),
+            _ => match (self.as_int(), other.as_int()) {
+                (Some(a), Some(b)) => a == b,
+                _ => self.number().zip(other.number()).is_some_and(|(a, b)| a == b),
+            },
+        }
+    }
+
+    /// Order, for values that have one.
+    pub(super) fn order(&self, other: &Self) -> Run<Ordering> {
+        let fail = || {
+            let (a, b) = (self.type_name(), other.type_name());
+            Err(Fault::new(format!("'<' not supported between instances of '{a}' and '{b}'")))
+        };
+        match (self, other) {
+            (Self::Str(a), Self::Str(b)) => Ok(a.cmp(b)),
+            (Self::List(a), Self::List(b)) | (Self::Tuple(a), Self::Tuple(b)) => {
+                for (a, b) in a.items.iter().zip(&b.items) {
+                    if !a.equals(b) {
+                        return a.order(b);
+                    }
+                }
+                Ok(a.items.len().cmp(&b.items.len()))
+            }
+            _ => match (self.as_int(), other.as_int()) {
+                (Some(a), Some(b)) => Ok(a.cmp(&b)),
+                _ => match self.number().zip(other.number()) {
+                    // NaN has no order: it compares as unequal and neither less nor greater.
+                    Some((a, b)) => Ok(a.partial_cmp(&b).unwrap_or(Ordering::Greater)),
+                    None => fail(),
+                },
+            },
+        }
+    }
+
+    /// The error of using something that is not there.
+    pub(super) fn missing(&self) -> Option<Fault> {
+        let Self::Undefined(missing) = self else { return None };
+        Some(Fault::new(if missing.unsafe_access {
+            format!("access to attribute {} is unsafe", missing.name)
+        } else {
+            format!("{} is undefined", missing.name)
+        }))
+    }
+
+    /// Whether it may be a mapping's key.
+    pub(super) fn key(self) -> Run<Key> {
+        match &self {
+            Self::List(_) | Self::Dict(_) => {
+                Err(Fault::new(format!("unhashable type: '{}'", self.type_name())))
+            }
+            _ => Ok(Key(self)),
+        }
+    }
+}
+
+impl Dict {
+    pub(super) fn get(&self, key: &Value) -> Option<&Value> {
+        self.map.get(&Key(key.clone()))
+    }
+}
