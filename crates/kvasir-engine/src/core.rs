@@ -1,5 +1,5 @@
 use crate::{
-    Costs, Desk, DraftStats, Event, Fault, Finish, Limits, Nanos, Order, Outbox, Policy, Reason, Refusal,
+    Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Limits, Nanos, Order, Outbox, Policy, Reason, Refusal,
     Request, RequestId, Sequence, Status, StepRecord, Timings, queue::Queue, slab::Slab, world::World,
 };
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
@@ -45,6 +45,7 @@ impl Core {
             picked_slots: 0,
             promised: 0,
             record: StepRecord::default(),
+            arrived: Vec::new(),
             outbox: Outbox::default(),
             binds: Vec::new(),
             claim_rows: Vec::new(),
@@ -146,7 +147,15 @@ impl Core {
             number,
             ..Sequence::default()
         });
-        self.world.slab[entry].id
+        let sequence = &self.world.slab[entry];
+        self.world.arrived.push(Arrival {
+            request: sequence.id,
+            number,
+            tag: sequence.tag,
+            prompt: prompt_len,
+            max_tokens: sequence.params.max_tokens,
+        });
+        sequence.id
     }
 
     fn check(&self, request: &Request) -> Result<(), Refusal> {
@@ -204,7 +213,7 @@ impl Core {
         world.picks.clear();
         world.picked_tokens = 0;
         world.picked_slots = 0;
-        world.record.reset(now);
+        world.record.reset(now, &mut world.arrived);
         world.record.costs = self.costs;
         self.policy.schedule(&mut Desk { world, now, costs: self.costs });
         let mut step = self.spare.pop().unwrap_or_default();

@@ -26,6 +26,7 @@ mod serve;
 mod settle;
 mod slab;
 mod stop;
+mod trace;
 mod world;
 
 pub use self::core::Core;
@@ -41,7 +42,8 @@ pub use policy::{
 };
 pub use queue::Order;
 pub use reason::Reason;
-pub use record::{Admission, Held, Nanos, StepRecord};
+pub use record::{Admission, Arrival, Held, Nanos, StepRecord};
 pub use request::{Params, Request, RequestId};
 pub use sequence::{Sequence, Status, Timings};
 pub use serve::Message;
+pub use trace::{StepTrace, TraceSink, Tracer};

@@ -16,6 +16,21 @@ pub struct Admission {
     pub hit: u32,
 }
 
+/// A request that came since the step before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival {
+    /// The request.
+    pub request: RequestId,
+    /// Its number in the order of arrival.
+    pub number: u64,
+    /// The caller's own number for it.
+    pub tag: u64,
+    /// Tokens of its prompt.
+    pub prompt: u32,
+    /// Tokens that it may yield.
+    pub max_tokens: u32,
+}
+
 /// A request that was looked at and not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
@@ -34,6 +49,8 @@ pub struct StepRecord {
     pub at: Nanos,
     /// What it consists of.
     pub kind: StepKind,
+    /// Requests that came since the last step was made, the refused among them included.
+    pub arrived: Vec<Arrival>,
     /// Requests that were admitted.
     pub admitted: Vec<Admission>,
     /// Requests that went back to the queue.
@@ -60,7 +77,11 @@ pub struct StepRecord {
 }
 
 impl StepRecord {
-    pub(crate) fn reset(&mut self, at: Nanos) {
+    pub(crate) fn reset(&mut self, at: Nanos, arrived: &mut Vec<Arrival>) {
+        if self.step.is_some() {
+            self.arrived.clear();
+        }
+        self.arrived.append(arrived);
         self.step = None;
         self.at = at;
         self.kind = StepKind::Decode;

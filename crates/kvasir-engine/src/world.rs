@@ -1,6 +1,6 @@
 use crate::sequence::Moves;
 use crate::{
-    Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, Status, StepRecord, Summary,
+    Arrival, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, Status, StepRecord, Summary,
     queue::Queue, slab::Slab,
 };
 use kvasir_exec::{PoolRow, SequenceSpec};
@@ -40,6 +40,8 @@ pub(crate) struct World {
     /// Slots promised to running sequences and not claimed.
     pub(crate) promised: u32,
     pub(crate) record: StepRecord,
+    /// Requests that came since the last call of `schedule`.
+    pub(crate) arrived: Vec<Arrival>,
     pub(crate) outbox: Outbox,
     pub(crate) binds: Vec<(PoolRow, SequenceSpec)>,
     pub(crate) claim_rows: Vec<ClaimRow>,

@@ -87,6 +87,22 @@ impl Room {
     }
 }
 
+/// What one block (or cell) is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BlockUse {
+    /// For nothing.
+    Free,
+    /// It holds a prefix that nobody uses now.
+    Cached,
+    /// Live sequences own it.
+    Held,
+    /// Its owners gave it up; a step in flight still names it.
+    Leased,
+    /// It takes redirected writes and is never handed out.
+    Dummy,
+}
+
 /// What every cache offers. A step goes *claim → plan → submit → retire*.
 ///
 /// `claim` takes slots for every token of the step, or none with an error that changes nothing. `plan` only
@@ -104,6 +120,11 @@ pub trait Cache: Send {
     fn block_size(&self) -> u32;
     /// How its slots are spread now.
     fn room(&self) -> Room;
+    /// Writes what each block is used for, by its id; nothing where that is not kept. For pictures: it may take time
+    /// in the size of the pool.
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        blocks.clear();
+    }
     /// Counts every change that can make a plan stale.
     fn generation(&self) -> u64;
     /// Begins a sequence that owns nothing.

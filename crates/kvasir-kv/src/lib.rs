@@ -28,7 +28,7 @@ mod tree;
 pub use cells::Cells;
 pub use contiguous::Contiguous;
 pub use error::CacheError;
-pub use face::{Cache, CacheKind, ClaimRow, Face, Hit, Prefix, Rewind, Room, Sequences, Tree};
+pub use face::{BlockUse, Cache, CacheKind, ClaimRow, Face, Hit, Prefix, Rewind, Room, Sequences, Tree};
 pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use inflight::{Flight, InFlight};
 pub use lowering::Lowering;

@@ -1,3 +1,5 @@
+use kvasir_exec::StepError;
+
 /// Seeded faults of a simulated device, each in thousandths of the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
@@ -17,10 +19,10 @@ pub struct Faults {
 
 /// A small generator with a good spread (splitmix64).
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+struct Dice(u64);
 
 impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
+    fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -32,7 +34,65 @@ impl Dice {
     }
 
     /// True in `thousandths` of the throws.
-    pub(crate) fn throw(&mut self, thousandths: u32) -> bool {
+    fn throw(&mut self, thousandths: u32) -> bool {
         thousandths > 0 && self.next() % 1000 < u64::from(thousandths)
+    }
+}
+
+/// What becomes of a step that was taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It never comes back.
+    Lost(StepError),
+    /// It fails, before or after it has written what it had to.
+    Failed { error: StepError, wrote: bool },
+    /// It comes back late.
+    Late,
+    /// It comes back in time.
+    InTime,
+}
+
+/// Throws the faults of one device, the same for the same seed.
+#[derive(Debug)]
+pub(crate) struct Injector {
+    faults: Faults,
+    dice: Dice,
+}
+
+impl Default for Injector {
+    fn default() -> Self {
+        Self::new(Faults::default())
+    }
+}
+
+impl Injector {
+    pub(crate) fn new(faults: Faults) -> Self {
+        Self { faults, dice: Dice::new(faults.seed) }
+    }
+
+    /// Whether a step is taken.
+    pub(crate) fn submit(&mut self) -> Result<(), StepError> {
+        if self.dice.throw(self.faults.refused) {
+            return Err(StepError::Failed("injected: refused".into()));
+        }
+        match self.dice.throw(self.faults.out_of_memory) {
+            true => Err(StepError::OutOfMemory("injected: out of memory".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// What becomes of a step that was taken.
+    pub(crate) fn complete(&mut self) -> Fate {
+        if self.dice.throw(self.faults.lost) {
+            return Fate::Lost(StepError::Lost("injected: lost".into()));
+        }
+        if self.dice.throw(self.faults.failed) {
+            let error = StepError::Failed("injected: failed".into());
+            return Fate::Failed { error, wrote: self.dice.throw(500) };
+        }
+        match self.dice.throw(self.faults.late) {
+            true => Fate::Late,
+            false => Fate::InTime,
+        }
     }
 }

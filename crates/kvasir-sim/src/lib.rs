@@ -1,8 +1,14 @@
 //! Simulated devices: one whose output depends on every slot that is read, one that takes the time a real one would.
 #![forbid(unsafe_code)]
 
+mod cost;
 mod fault;
+mod preset;
+mod shape;
 mod toy;
 
+pub use cost::{Answers, Clock, CostDevice, Padding, ShapeRule, Spent};
 pub use fault::Faults;
+pub use preset::{Figure, MACHINES, Machine, Preset, Source};
+pub use shape::{SHAPES, Shape};
 pub use toy::Toy;

@@ -1,4 +1,7 @@
-use crate::{Faults, fault::Dice};
+use crate::{
+    Faults,
+    fault::{Fate, Injector},
+};
 use kvasir_exec::{
     Abilities, BatchRow, Executor, IN_FLIGHT, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError,
 };
@@ -20,8 +23,7 @@ pub struct Toy {
     queue: VecDeque<(u64, Box<Step>)>,
     next: u64,
     violations: Vec<String>,
-    faults: Faults,
-    dice: Option<Dice>,
+    faults: Injector,
     depth: u32,
     entries: Vec<(Slot, Position)>,
     moved: Vec<Cell>,
@@ -82,7 +84,7 @@ impl Toy {
 
     /// With faults.
     pub fn with_faults(faults: Faults) -> Self {
-        Self { faults, dice: Some(Dice::new(faults.seed)), ..Self::new() }
+        Self { faults: Injector::new(faults), ..Self::new() }
     }
 
     /// Steps that may be submitted before the first is waited for.
@@ -120,10 +122,6 @@ impl Toy {
     /// the contract. Must be empty.
     pub fn violations(&self) -> &[String] {
         &self.violations
-    }
-
-    fn throw(&mut self, thousandths: u32) -> bool {
-        self.dice.as_mut().is_some_and(|dice| dice.throw(thousandths))
     }
 
     fn note(&mut self, what: String) {
@@ -360,11 +358,8 @@ impl Executor for Toy {
         if self.queue.len() >= self.depth as usize {
             self.note(format!("step {}: more steps than the depth of {}", step.batch.step.0, self.depth));
         }
-        if self.throw(self.faults.refused) {
-            return Err(Refused { step, error: StepError::Failed("injected: refused".into()) });
-        }
-        if self.throw(self.faults.out_of_memory) {
-            return Err(Refused { step, error: StepError::OutOfMemory("injected: out of memory".into()) });
+        if let Err(error) = self.faults.submit() {
+            return Err(Refused { step, error });
         }
         let ticket = self.next;
         self.next += 1;
@@ -379,21 +374,19 @@ impl Executor for Toy {
         if ticket != pending {
             self.note(format!("ticket {pending} is waited for before {ticket}"));
         }
-        if self.throw(self.faults.lost) {
-            return (step, Err(StepError::Lost("injected: lost".into())));
-        }
-        if self.throw(self.faults.failed) {
-            match self.throw(500) {
-                true => self.run(&mut step),
-                false => self.spoil(&step.plan),
+        let fate = self.faults.complete();
+        match fate {
+            Fate::Lost(error) => return (step, Err(error)),
+            Fate::Failed { error, wrote } => {
+                match wrote {
+                    true => self.run(&mut step),
+                    false => self.spoil(&step.plan),
+                }
+                return (step, Err(error));
             }
-            return (step, Err(StepError::Failed("injected: failed".into())));
+            Fate::Late | Fate::InTime => self.run(&mut step),
         }
-        self.run(&mut step);
-        step.output.device_ns = match self.throw(self.faults.late) {
-            true => 1_000_000,
-            false => 1_000,
-        };
+        step.output.device_ns = if fate == Fate::Late { 1_000_000 } else { 1_000 };
         (step, Ok(()))
     }
 }

@@ -1,7 +1,7 @@
 use super::seq::Seq;
 use super::{BlockCache, Index};
 use crate::{
-    BlockId, Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId, Sequences,
+    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId, Sequences,
     StepId, Tree,
 };
 
@@ -28,6 +28,12 @@ impl<I: Index> Cache for BlockCache<I> {
             held: slots(self.config.blocks - free - evictable - leased),
             leased: slots(leased),
         }
+    }
+
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        blocks.clear();
+        blocks.extend((0..u32::from(self.config.dummy)).map(|_| BlockUse::Dummy));
+        blocks.extend((blocks.len() as u32..).take(self.config.blocks as usize).map(|b| self.ledger.survey(b)));
     }
 
     fn generation(&self) -> u64 {

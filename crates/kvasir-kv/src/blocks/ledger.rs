@@ -1,5 +1,5 @@
 use super::Index;
-use crate::BlockId;
+use crate::{BlockId, BlockUse};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Uses {
@@ -28,6 +28,16 @@ impl<I: Index> Ledger<I> {
     /// Blocks that are only leased.
     pub(crate) fn leased(&self) -> u32 {
         self.leased
+    }
+
+    /// What a block is used for now.
+    pub(crate) fn survey(&self, block: BlockId) -> BlockUse {
+        match self.uses(block) {
+            Uses { owners: 0, leases: 0 } if self.index.is_published(block) => BlockUse::Cached,
+            Uses { owners: 0, leases: 0 } => BlockUse::Free,
+            Uses { owners: 0, .. } => BlockUse::Leased,
+            _ => BlockUse::Held,
+        }
     }
 
     /// Blocks that can be had now.

@@ -1,0 +1,391 @@
+use crate::{Core, Event, Nanos, Observer, Reason, RequestId};
+use kvasir_exec::{Phase, Step, StepError, StepKind};
+use kvasir_kv::{BlockUse, Layout, Plan, PlanRow, PoolId};
+use serde::{Deserialize, Serialize, Serializer, ser::SerializeSeq};
+use std::{collections::HashMap, ops::Range};
+
+/// What one call of `schedule` decided, and what came back before the next: the changes only. Requests are named by
+/// their number in the order of arrival. The page that draws it knows the same keys.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StepTrace {
+    /// The step.
+    pub step: u64,
+    /// When it was scheduled.
+    pub at: Nanos,
+    /// What it consists of.
+    pub kind: StepKind,
+    /// Number, prompt, most outputs, the caller's tag.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub arrived: Vec<(u64, u32, u32, u64)>,
+    /// Number and tokens found in the cache.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub admitted: Vec<(u64, u32)>,
+    /// Tokens that were there already, for requests that ran before the trace began.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub computed: Vec<(u64, u32)>,
+    /// Who went back to the queue.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub preempted: Vec<u64>,
+    /// Number, 0 prefill or 1 decode, first token fed, tokens fed, those of them whose writes are redirected, dummy blocks
+    /// on the left, drafts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<(u64, u8, u32, u32, u32, u32, u32)>,
+    /// Changes of who owns which blocks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableChange>,
+    /// Who was looked at and not run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<(u64, Reason)>,
+    /// Why everybody else who waits does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rest_waiting: Option<Reason>,
+    /// Why everybody else who runs is not in the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rest_running: Option<Reason>,
+    /// Number and new tokens that the host has seen.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<(u64, u32)>,
+    /// Who ended, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ended: Vec<(u64, crate::Finish)>,
+    /// Steps that came back, with their time on the device.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub retired: Vec<(u64, Nanos)>,
+    /// Steps that failed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<(u64, String)>,
+    /// Changes of what blocks are used for: first block, blocks, 0 free, 1 cached, 2 held, 3 leased, 4 dummy.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub map: Vec<(u32, u32, u8)>,
+    /// Slots that are free, evictable, held and leased after scheduling.
+    pub room: (u32, u32, u32, u32),
+    /// Slots promised to running requests and not taken yet.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub promised: u32,
+    /// The tkv that a rectangular policy reports.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub tkv: u32,
+    /// Tokens of prompts, by number, whose chunks a rectangular policy skipped because they were cached.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<(u64, u32)>,
+    /// What the policy was told that steps cost: first row, further rows, prompt tokens, in nanoseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub costs: Option<(u64, u64, u64)>,
+    /// How many wait.
+    pub waiting: u32,
+    /// How many run.
+    pub running: u32,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+/// The blocks of one request: so many of the old ones are kept, then these follow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableChange {
+    /// The request's number.
+    pub request: u64,
+    /// Blocks kept.
+    pub keep: u32,
+    /// Blocks after them, as runs of a first block and a count.
+    pub runs: Vec<(u32, u32)>,
+}
+
+/// `[request, keep, [first, count], ..]`; a run of one is written as the block alone.
+impl Serialize for TableChange {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(2 + self.runs.len()))?;
+        list.serialize_element(&self.request)?;
+        list.serialize_element(&self.keep)?;
+        for run in &self.runs {
+            match run.1 {
+                1 => list.serialize_element(&run.0)?,
+                _ => list.serialize_element(run)?,
+            }
+        }
+        list.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for TableChange {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Item {
+            One(u64),
+            Run(u32, u32),
+        }
+        let bad = || serde::de::Error::custom("a table is [request, keep, block or [first, count], ..]");
+        let mut items = Vec::<Item>::deserialize(deserializer)?.into_iter();
+        let (Some(Item::One(request)), Some(Item::One(keep))) = (items.next(), items.next()) else {
+            return Err(bad());
+        };
+        let run = |item| match item {
+            Item::One(block) => u32::try_from(block).map(|block| (block, 1)).map_err(|_| bad()),
+            Item::Run(first, count) => Ok((first, count)),
+        };
+        let keep = u32::try_from(keep).map_err(|_| bad())?;
+        Ok(Self { request, keep, runs: items.map(run).collect::<Result<_, _>>()? })
+    }
+}
+
+/// Takes finished records.
+pub trait TraceSink: Send {
+    /// One more step.
+    fn write(&mut self, step: &StepTrace);
+}
+
+/// What the tracer knows of a live request.
+#[derive(Debug, Default)]
+struct Known {
+    number: u64,
+    outputs: u32,
+    table: Vec<u32>,
+}
+
+/// An [`Observer`] that makes a [`StepTrace`] of every step in a window. A record is complete when the next step is
+/// scheduled; [`Tracer::finish`] writes the last one.
+pub struct Tracer<S> {
+    sink: S,
+    window: Range<u64>,
+    scheduled: u64,
+    /// Whether the state before the window has been written.
+    begun: bool,
+    open: bool,
+    now: StepTrace,
+    live: HashMap<RequestId, Known>,
+    uses: Vec<BlockUse>,
+    survey: Vec<BlockUse>,
+    table: Vec<u32>,
+}
+
+impl<S: TraceSink> Tracer<S> {
+    /// Records the steps of `window`, counted from 0 in the order of scheduling.
+    pub fn new(sink: S, window: Range<u64>) -> Self {
+        Self {
+            sink,
+            window,
+            scheduled: 0,
+            begun: false,
+            open: false,
+            now: StepTrace::default(),
+            live: HashMap::new(),
+            uses: Vec::new(),
+            survey: Vec::new(),
+            table: Vec::new(),
+        }
+    }
+
+    /// Writes what is still open and gives the sink back.
+    pub fn finish(mut self) -> S {
+        self.flush();
+        self.sink
+    }
+
+    /// Steps seen, those outside the window included.
+    pub fn scheduled(&self) -> u64 {
+        self.scheduled
+    }
+
+    fn flush(&mut self) {
+        if std::mem::take(&mut self.open) {
+            self.sink.write(&self.now);
+        }
+    }
+
+    fn number(&self, request: RequestId) -> Option<u64> {
+        self.live.get(&request).map(|known| known.number)
+    }
+
+    /// Everybody who was there before the window.
+    fn begin(&mut self, core: &Core) {
+        self.begun = true;
+        if self.scheduled == 0 {
+            return;
+        }
+        for sequence in core.running().chain(core.waiting()) {
+            let (number, outputs) = (sequence.number(), sequence.outputs().len() as u32);
+            self.live.insert(sequence.id(), Known { number, outputs, table: Vec::new() });
+            let max = sequence.params().max_tokens;
+            self.now.arrived.push((number, sequence.prompt_len(), max, sequence.tag()));
+            if outputs > 0 {
+                self.now.outputs.push((number, outputs));
+            }
+            let is_new = core.record().admitted.iter().any(|admission| admission.request == sequence.id());
+            if sequence.cache_id().is_some() && !is_new {
+                self.now.admitted.push((number, sequence.hit()));
+                self.now.computed.push((number, sequence.claimed()));
+            }
+        }
+        self.now.arrived.sort_unstable();
+    }
+
+    fn decisions(&mut self, core: &Core) {
+        let record = core.record();
+        for arrival in &record.arrived {
+            let known = Known { number: arrival.number, ..Known::default() };
+            if self.live.insert(arrival.request, known).is_none() {
+                let entry = (arrival.number, arrival.prompt, arrival.max_tokens, arrival.tag);
+                self.now.arrived.push(entry);
+            }
+        }
+        for admission in &record.admitted {
+            self.now.admitted.extend(self.number(admission.request).map(|number| (number, admission.hit)));
+        }
+        for request in &record.preempted {
+            self.now.preempted.extend(self.number(*request));
+            if let Some(known) = self.live.get_mut(request) {
+                known.table.clear();
+            }
+        }
+        for held in &record.held {
+            self.now.held.extend(self.number(held.request).map(|number| (number, held.reason)));
+        }
+        for skipped in &record.rectangle.skipped {
+            self.now.skipped.extend(self.number(skipped.request).map(|number| (number, skipped.tokens)));
+        }
+        self.now.rest_waiting = record.rest_waiting;
+        self.now.rest_running = record.rest_running;
+        let room = record.room;
+        self.now.room = (room.free, room.evictable, room.held, room.leased);
+        self.now.promised = record.promised;
+        self.now.tkv = record.rectangle.tkv;
+        self.now.waiting = record.waiting;
+        self.now.running = record.running;
+        let costs = record.costs;
+        self.now.costs =
+            (costs.step_ns > 0).then_some((costs.step_ns, costs.row_ns, costs.token_ns));
+    }
+
+    fn rows(&mut self, step: &Step, block: u32) {
+        for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
+            let Some(known) = self.live.get_mut(&RequestId(row.request)) else { continue };
+            let first = step.plan.positions.get(planned.queries.start as usize).copied().unwrap_or(0);
+            let phase = u8::from(row.phase == Phase::Decode);
+            self.now.rows.push((
+                known.number,
+                phase,
+                first,
+                planned.queries.len,
+                planned.redirected,
+                planned.left_pad_blocks,
+                row.drafts.count,
+            ));
+            blocks_of(&step.plan, planned, block, &mut self.table);
+            let keep = known.table.iter().zip(&self.table).take_while(|(old, new)| old == new).count();
+            if keep < self.table.len() || keep < known.table.len() {
+                let new = self.table.get(keep..).unwrap_or(&[]);
+                let change = TableChange { request: known.number, keep: keep as u32, runs: runs(new) };
+                self.now.tables.push(change);
+                known.table.truncate(keep);
+                known.table.extend_from_slice(new);
+            }
+        }
+    }
+
+    fn map(&mut self, core: &Core) {
+        core.cache().survey(&mut self.survey);
+        let mut at = 0;
+        while let Some(&used) = self.survey.get(at) {
+            let same = self.survey.iter().skip(at).take_while(|other| **other == used).count();
+            let changed = self.uses.get(at..at + same).is_none_or(|old| old.iter().any(|old| *old != used));
+            if changed {
+                self.now.map.push((at as u32, same as u32, used as u8));
+            }
+            at += same;
+        }
+        std::mem::swap(&mut self.uses, &mut self.survey);
+    }
+
+    fn events(&mut self, events: &[Event]) {
+        for event in events {
+            let Some(known) = self.live.get_mut(&event.request) else { continue };
+            // Events that were not delivered yet come again.
+            let total = event.first + event.tokens.len;
+            if total > known.outputs {
+                self.now.outputs.push((known.number, total - known.outputs));
+                known.outputs = total;
+            }
+            if let Some(finish) = event.finish {
+                self.now.ended.push((known.number, finish));
+                self.live.remove(&event.request);
+            }
+        }
+    }
+}
+
+impl<S: TraceSink> Observer for Tracer<S> {
+    fn scheduled(&mut self, core: &Core, step: &Step) {
+        self.flush();
+        let inside = self.window.contains(&self.scheduled);
+        if inside {
+            self.now = StepTrace {
+                step: step.batch.step.0,
+                at: core.record().at,
+                kind: step.batch.kind,
+                ..StepTrace::default()
+            };
+            self.open = true;
+            if !self.begun {
+                self.begin(core);
+            }
+            self.decisions(core);
+            // A request that was refused at once has only its last event.
+            self.events(core.events());
+            self.rows(step, core.cache().block_size().max(1));
+            self.map(core);
+        }
+        self.scheduled += 1;
+    }
+
+    fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, now: Nanos) {
+        let _ = now;
+        if !self.open {
+            return;
+        }
+        self.events(core.events());
+        let number = step.batch.step.0;
+        match result {
+            Ok(()) => self.now.retired.push((number, step.output.device_ns)),
+            Err(why) => self.now.failed.push((number, why.to_string())),
+        }
+        // Blocks that it alone kept alive have come back; the state is the one after the step.
+        let room = core.cache().room();
+        self.now.room = (room.free, room.evictable, room.held, room.leased);
+        self.map(core);
+    }
+}
+
+/// Ids of the blocks that a row reads from the session's own pool, in order of position, each once.
+fn blocks_of(plan: &Plan, row: &PlanRow, size: u32, out: &mut Vec<u32>) {
+    out.clear();
+    for segment in plan.segments.get(row.segments.range()).unwrap_or(&[]) {
+        if segment.pool != PoolId(0) || segment.len == 0 {
+            continue;
+        }
+        match segment.layout {
+            Layout::Table { at, block, offset } if block == size => {
+                let n = (offset + segment.len).div_ceil(block) as usize;
+                out.extend(plan.table.get(at as usize..).unwrap_or(&[]).iter().take(n));
+            }
+            Layout::Run { start } => out.extend(start / size..=(start + segment.len - 1) / size),
+            Layout::Table { .. } => {
+                out.extend((0..segment.len).map(|entry| plan.slot(segment, entry) / size));
+            }
+        }
+    }
+    out.dedup();
+}
+
+fn runs(blocks: &[u32]) -> Vec<(u32, u32)> {
+    let mut out: Vec<(u32, u32)> = Vec::new();
+    for &block in blocks {
+        match out.last_mut() {
+            Some(run) if run.0 + run.1 == block => run.1 += 1,
+            _ => out.push((block, 1)),
+        }
+    }
+    out
+}

@@ -1,0 +1,256 @@
+use crate::{Faults, Preset, fault::{Fate, Injector}};
+use kvasir_exec::{
+    Abilities, Executor, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError, StepKind,
+};
+use kvasir_kv::{Span, Token};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// What the simulated model says.
+pub trait Answers: Send {
+    /// Output `index` of the request with this seed.
+    fn token(&self, seed: u64, index: u32) -> Token;
+}
+
+/// Nanoseconds of simulated time, moved on by the device and by whoever waits for something to happen.
+#[derive(Clone, Debug, Default)]
+pub struct Clock(Arc<AtomicU64>);
+
+impl Clock {
+    /// Now.
+    pub fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Moves on to `to`; never back.
+    pub fn advance(&self, to: u64) {
+        self.0.fetch_max(to, Ordering::Relaxed);
+    }
+}
+
+/// What a static-shape device pads its steps to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Padding {
+    /// Slots per block.
+    pub block: u32,
+    /// Positions of every prefill step.
+    pub chunk: u32,
+}
+
+/// Refuses a step whose shape the device could not run.
+pub type ShapeRule = Box<dyn Fn(&Step) -> Result<(), String> + Send>;
+
+/// What the steps so far added up to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spent {
+    /// Nanoseconds that the device was busy.
+    pub busy_ns: u64,
+    /// Bytes moved: weights once per step, keys and values as read and written.
+    pub bytes: f64,
+    /// Operations.
+    pub operations: f64,
+    /// Steps.
+    pub steps: u64,
+}
+
+/// The device that takes the time a real one would.
+///
+/// A step takes as long as its bytes at the machine's bandwidth or its operations at its peak, whichever is longer, and
+/// the time of starting it: kernel by kernel, or at once if it is a recorded decode step. Nothing is computed; tokens come
+/// from [`Answers`].
+pub struct CostDevice {
+    preset: Preset,
+    clock: Clock,
+    answers: Box<dyn Answers>,
+    rows: Vec<(u64, u32)>,
+    queue: VecDeque<(u64, Box<Step>, u64)>,
+    next: u64,
+    /// When it is done with everything that was handed over.
+    free_at: u64,
+    faults: Injector,
+    graph_max_batch: u32,
+    padding: Option<Padding>,
+    rule: Option<ShapeRule>,
+    spent: Spent,
+}
+
+impl CostDevice {
+    /// A device without faults that records decode steps of up to 256 rows.
+    pub fn new(preset: Preset, clock: Clock, answers: Box<dyn Answers>) -> Self {
+        Self {
+            preset,
+            clock,
+            answers,
+            rows: Vec::new(),
+            queue: VecDeque::new(),
+            next: 0,
+            free_at: 0,
+            faults: Injector::new(Faults::default()),
+            graph_max_batch: 256,
+            padding: None,
+            rule: None,
+            spent: Spent::default(),
+        }
+    }
+
+    /// With faults.
+    pub fn with_faults(mut self, faults: Faults) -> Self {
+        self.faults = Injector::new(faults);
+        self
+    }
+
+    /// Rows of the largest recorded decode step; 0 records none.
+    pub fn with_graphs(mut self, max_batch: u32) -> Self {
+        self.graph_max_batch = max_batch;
+        self
+    }
+
+    /// Of static shapes: every step costs what it is padded to, and one that breaks `rule` loses the device, loudly.
+    pub fn with_static_shapes(mut self, padding: Padding, rule: ShapeRule) -> Self {
+        self.padding = Some(padding);
+        self.rule = Some(rule);
+        self
+    }
+
+    /// What the steps so far added up to.
+    pub fn spent(&self) -> Spent {
+        self.spent
+    }
+
+    /// What it is a picture of.
+    pub fn preset(&self) -> &Preset {
+        &self.preset
+    }
+
+    /// Nanoseconds of a step, with its bytes and operations counted.
+    fn cost(&mut self, step: &Step) -> u64 {
+        let load = Load::of(step, self.padding);
+        let Preset { machine, shape } = &self.preset;
+        let kv = shape.kv_values() * machine.kv_bytes;
+        let bytes = (shape.layer_weights() + shape.head_weights()) * machine.weight_bytes
+            + (load.read + load.written + 2.0 * step.plan.moves.len() as f64) * kv;
+        let operations = 2.0 * shape.layer_weights() * load.tokens
+            + 2.0 * shape.head_weights() * load.sampled
+            + shape.attention_operations() * load.seen;
+        let recorded = step.batch.kind == StepKind::Decode
+            && step.batch.rows.len() <= self.graph_max_batch as usize;
+        let start = match recorded {
+            true => machine.graph.value,
+            false => machine.launch.value * machine.kernels_per_layer * f64::from(shape.layers),
+        };
+        let seconds = (bytes / machine.bandwidth.value).max(operations / machine.operations.value) + start;
+        let ns = (seconds * 1e9) as u64;
+        self.spent.bytes += bytes;
+        self.spent.operations += operations;
+        self.spent.busy_ns += ns;
+        self.spent.steps += 1;
+        ns.max(1)
+    }
+
+    fn answer(&self, step: &mut Step) {
+        let Step { batch, output, .. } = step;
+        output.reset();
+        for row in &batch.rows {
+            let start = output.tokens.len();
+            let (seed, prompt) = self.rows.get(row.pool_row.0 as usize).copied().unwrap_or_default();
+            for query in row.sample_from..row.tokens.len {
+                let position = row.context_len - row.tokens.len + query + 1;
+                output.tokens.push(self.answers.token(seed, position.saturating_sub(prompt)));
+            }
+            output.rows.push(OutputRow { tokens: Span::new(start, output.tokens.len() - start) });
+        }
+    }
+}
+
+/// What a step amounts to.
+#[derive(Debug, Default)]
+struct Load {
+    tokens: f64,
+    sampled: f64,
+    /// Entries read, written, and pairs of a query and an entry that it sees.
+    read: f64,
+    written: f64,
+    seen: f64,
+}
+
+impl Load {
+    fn of(step: &Step, padding: Option<Padding>) -> Self {
+        let mut load = Self::default();
+        for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
+            let (mut fed, mut read) = (row.tokens.len, planned.read_len);
+            if let Some(Padding { block, chunk }) = padding {
+                read = (read.div_ceil(block.max(1)) + planned.left_pad_blocks) * block;
+                fed = if fed > 1 { chunk } else { fed };
+            }
+            let (fed, read) = (f64::from(fed), f64::from(read));
+            load.tokens += fed;
+            load.sampled += f64::from(row.tokens.len.saturating_sub(row.sample_from));
+            load.read += read;
+            load.written += fed;
+            load.seen += fed * (read - (fed - 1.0) / 2.0).max(1.0);
+        }
+        load
+    }
+}
+
+impl Executor for CostDevice {
+    type Pending = u64;
+
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            contiguous: true,
+            ragged: true,
+            explicit: true,
+            mixed: true,
+            depth: 2,
+            max_tokens: u32::MAX,
+            pool_rows: u32::MAX,
+        }
+    }
+
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        let at = row.0 as usize;
+        if self.rows.len() <= at {
+            self.rows.resize(at + 1, (0, 0));
+        }
+        self.rows[at] = (spec.sampling.seed, spec.prompt.len() as u32);
+    }
+
+    fn submit(&mut self, step: Box<Step>) -> Result<u64, Refused> {
+        if let Some(Err(why)) = self.rule.as_ref().map(|rule| rule(&step)) {
+            let error = StepError::Lost(format!("step {} has no static shape: {why}", step.batch.step.0));
+            return Err(Refused { step, error });
+        }
+        if let Err(error) = self.faults.submit() {
+            return Err(Refused { step, error });
+        }
+        let took = self.cost(&step);
+        self.free_at = self.free_at.max(self.clock.now()) + took;
+        let ticket = self.next;
+        self.next += 1;
+        self.queue.push_back((took, step, self.free_at));
+        Ok(ticket)
+    }
+
+    fn wait(&mut self, _pending: u64) -> (Box<Step>, Result<(), StepError>) {
+        let Some((took, mut step, done)) = self.queue.pop_front() else {
+            return (Box::default(), Err(StepError::Lost("nothing was submitted".into())));
+        };
+        step.output.reset();
+        self.clock.advance(done);
+        match self.faults.complete() {
+            Fate::Lost(error) => return (step, Err(error)),
+            Fate::Failed { error, .. } => return (step, Err(error)),
+            Fate::Late => self.clock.advance(done + took * 10),
+            Fate::InTime => {}
+        }
+        self.answer(&mut step);
+        step.output.device_ns = took;
+        (step, Ok(()))
+    }
+}

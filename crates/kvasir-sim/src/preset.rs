@@ -1,0 +1,161 @@
+use crate::Shape;
+use std::fmt;
+
+/// Where a figure is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// By us, on such a machine.
+    Measured,
+    /// By others, who are named.
+    Published(&'static str),
+    /// By nobody; a guess that can be changed.
+    Assumed,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Measured => write!(f, "measured"),
+            Self::Published(by) => write!(f, "published: {by}"),
+            Self::Assumed => write!(f, "assumed"),
+        }
+    }
+}
+
+/// A number and where it is from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figure {
+    /// The number.
+    pub value: f64,
+    /// Its origin.
+    pub source: Source,
+}
+
+const fn measured(value: f64) -> Figure {
+    Figure { value, source: Source::Measured }
+}
+
+const fn published(value: f64, by: &'static str) -> Figure {
+    Figure { value, source: Source::Published(by) }
+}
+
+const fn assumed(value: f64) -> Figure {
+    Figure { value, source: Source::Assumed }
+}
+
+/// A machine as the roofline sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machine {
+    /// Its name.
+    pub name: &'static str,
+    /// Bytes per second from memory.
+    pub bandwidth: Figure,
+    /// Operations per second of the kind that the weights are multiplied with.
+    pub operations: Figure,
+    /// Bytes of memory that a model and its cache may take.
+    pub memory: Figure,
+    /// Bytes of one weight as stored.
+    pub weight_bytes: f64,
+    /// Bytes of one value in the cache.
+    pub kv_bytes: f64,
+    /// Seconds of starting one kernel.
+    pub launch: Figure,
+    /// Seconds of starting a recorded step.
+    pub graph: Figure,
+    /// Kernels of one layer.
+    pub kernels_per_layer: f64,
+}
+
+const H200: &str = "NVIDIA's data sheet of the H200 SXM; dense, without sparsity";
+const LAUNCH: &str = "4 to 6 µs per launch, in accounts of CUDA launch overhead";
+const GRAPH: &str = "NVIDIA on constant-time launch of straight-line CUDA graphs";
+
+/// The machines that are known by name.
+///
+/// Of the CPU, bandwidth and arithmetic were measured with two threads (AMX, int8 weights of 34 bytes per 32); starting
+/// work on its own threads is not modelled. Of the H200 nothing was measured by us.
+pub const MACHINES: [Machine; 2] = [
+    Machine {
+        name: "cpu2-amx",
+        bandwidth: measured(30.6e9),
+        operations: measured(14e12),
+        memory: assumed(16e9),
+        weight_bytes: 34.0 / 32.0,
+        kv_bytes: 2.0,
+        launch: assumed(0.0),
+        graph: assumed(0.0),
+        kernels_per_layer: 0.0,
+    },
+    Machine {
+        name: "h200",
+        bandwidth: published(4.8e12, H200),
+        operations: published(989e12, H200),
+        memory: published(141e9, H200),
+        weight_bytes: 2.0,
+        kv_bytes: 2.0,
+        launch: published(5e-6, LAUNCH),
+        graph: published(2.5e-6, GRAPH),
+        kernels_per_layer: 10.0,
+    },
+];
+
+/// `--sim-preset MACHINE:SHAPE`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Preset {
+    /// The machine.
+    pub machine: Machine,
+    /// The model.
+    pub shape: Shape,
+}
+
+impl Preset {
+    /// Reads `h200:qwen3-14b`. The error lists what there is.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (machine, shape) = text.split_once(':').unwrap_or((text, "qwen3-0.6b"));
+        let found = MACHINES.iter().find(|known| known.name == machine).copied();
+        match (found, Shape::named(shape)) {
+            (Some(machine), Some(shape)) => Ok(Self { machine, shape }),
+            (None, _) => Err(unknown("machine", machine, MACHINES.iter().map(|known| known.name))),
+            (_, None) => Err(unknown("shape", shape, crate::SHAPES.iter().map(|known| known.name))),
+        }
+    }
+
+    /// Slots that `share` of the memory beside the weights holds.
+    pub fn slots(&self, share: f64) -> u32 {
+        let Machine { memory, weight_bytes, kv_bytes, .. } = self.machine;
+        let weights = (self.shape.layer_weights() + self.shape.head_weights()) * weight_bytes;
+        let left = (memory.value - weights).max(0.0) * share;
+        (left / (self.shape.kv_values() * kv_bytes)) as u32
+    }
+}
+
+impl fmt::Display for Preset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.machine.name, self.shape.name)
+    }
+}
+
+fn unknown(what: &str, name: &str, known: impl Iterator<Item = &'static str>) -> String {
+    format!("unknown {what} `{name}`; there are {}", known.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_have_the_size_in_their_names() {
+        for (name, billions) in [("qwen3-0.6b", 0.6), ("qwen3-14b", 14.0), ("llama-3-8b", 7.5), ("llama-3.2-1b", 1.2)] {
+            let shape = Shape::named(name).unwrap();
+            let size = (shape.layer_weights() + shape.head_weights()) / 1e9;
+            assert!((size / billions - 1.0).abs() < 0.05, "{name}: {size}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_name_is_answered_with_the_right_ones() {
+        assert!(Preset::parse("h200:qwen3-14b").is_ok());
+        assert!(Preset::parse("h100").unwrap_err().contains("cpu2-amx, h200"));
+        assert!(Preset::parse("h200:gpt").unwrap_err().contains("qwen3-0.6b"));
+    }
+}

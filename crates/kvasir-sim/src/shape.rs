@@ -1,0 +1,67 @@
+/// What a model costs, in numbers: published shapes, no weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Its name.
+    pub name: &'static str,
+    /// Layers.
+    pub layers: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Heads of keys and values.
+    pub kv_heads: u32,
+    /// Width of a head.
+    pub head_dim: u32,
+    /// Width of the gated feed-forward part.
+    pub feed_forward: u32,
+    /// Tokens of the vocabulary.
+    pub vocabulary: u32,
+    /// Longest sequence it was made for.
+    pub max_model_len: u32,
+}
+
+/// The shapes that are known by name, as their published configurations have them.
+pub const SHAPES: [Shape; 6] = [
+    shape("qwen3-0.6b", [28, 1024, 16, 8, 128, 3072, 151_936, 40_960]),
+    shape("qwen3-8b", [36, 4096, 32, 8, 128, 12_288, 151_936, 40_960]),
+    shape("qwen3-14b", [40, 5120, 40, 8, 128, 17_408, 151_936, 40_960]),
+    shape("qwen3-32b", [64, 5120, 64, 8, 128, 25_600, 151_936, 40_960]),
+    shape("llama-3.2-1b", [16, 2048, 32, 8, 64, 8192, 128_256, 131_072]),
+    shape("llama-3-8b", [32, 4096, 32, 8, 128, 14_336, 128_256, 8192]),
+];
+
+const fn shape(name: &'static str, n: [u32; 8]) -> Shape {
+    let [layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary, max_model_len] = n;
+    Shape { name, layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary, max_model_len }
+}
+
+impl Shape {
+    /// A shape by its name.
+    pub fn named(name: &str) -> Option<Self> {
+        SHAPES.iter().find(|shape| shape.name == name).copied()
+    }
+
+    /// Weights that every token of a step is multiplied with: those of the layers.
+    pub fn layer_weights(&self) -> f64 {
+        let [hidden, heads, kv, dim, wide] =
+            [self.hidden, self.heads, self.kv_heads, self.head_dim, self.feed_forward].map(f64::from);
+        let attention = hidden * dim * (2.0 * heads + 2.0 * kv);
+        f64::from(self.layers) * (attention + 3.0 * hidden * wide)
+    }
+
+    /// Weights of the head, which only sampled tokens are multiplied with.
+    pub fn head_weights(&self) -> f64 {
+        f64::from(self.hidden) * f64::from(self.vocabulary)
+    }
+
+    /// Numbers that one token leaves in the cache.
+    pub fn kv_values(&self) -> f64 {
+        2.0 * f64::from(self.layers) * f64::from(self.kv_heads) * f64::from(self.head_dim)
+    }
+
+    /// Operations of one query with one entry that it sees.
+    pub fn attention_operations(&self) -> f64 {
+        4.0 * f64::from(self.layers) * f64::from(self.heads) * f64::from(self.head_dim)
+    }
+}
