@@ -1,6 +1,7 @@
 use crate::{
-    Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Limits, Nanos, Order, Outbox, Policy, Reason, Refusal,
-    Request, RequestId, Sequence, Status, StepRecord, Timings, queue::Queue, slab::Slab, world::World,
+    Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Limits, Nanos, Order, Outbox, Policy, Reason,
+    Refusal, Request, RequestId, Sequence, Status, StepRecord, Timings, queue::Queue, slab::Slab,
+    world::World,
 };
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
 use kvasir_kv::{Cache, Face, StepId, Token};

@@ -255,8 +255,7 @@ impl<S: TraceSink> Tracer<S> {
         self.now.waiting = record.waiting;
         self.now.running = record.running;
         let costs = record.costs;
-        self.now.costs =
-            (costs.step_ns > 0).then_some((costs.step_ns, costs.row_ns, costs.token_ns));
+        self.now.costs = (costs.step_ns > 0).then_some((costs.step_ns, costs.row_ns, costs.token_ns));
     }
 
     fn rows(&mut self, step: &Step, block: u32) {

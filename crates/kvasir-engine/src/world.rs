@@ -1,7 +1,7 @@
 use crate::sequence::Moves;
 use crate::{
-    Arrival, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, Status, StepRecord, Summary,
-    queue::Queue, slab::Slab,
+    Arrival, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, Status, StepRecord,
+    Summary, queue::Queue, slab::Slab,
 };
 use kvasir_exec::{PoolRow, SequenceSpec};
 use kvasir_kv::{Cache, ClaimRow, StepId};

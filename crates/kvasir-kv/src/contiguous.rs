@@ -1,6 +1,6 @@
 use crate::{
-    Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Plan, PlanKind, PlanRow, Position, Rewind, Rings,
-    Room, Segment, SeqId, SharedPrefix, Span, StepId, line::Line, prefix::Lease,
+    BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Plan, PlanKind, PlanRow, Position,
+    Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, line::Line, prefix::Lease,
 };
 
 /// One sequence and a length counter: row `i` of the sequence lies in slot `i`. The fastest single stream.
@@ -77,6 +77,10 @@ impl Cache for Contiguous {
 
     fn room(&self) -> Room {
         self.line.room(0)
+    }
+
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        self.room().survey_line(blocks);
     }
 
     fn generation(&self) -> u64 {

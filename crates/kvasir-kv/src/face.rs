@@ -85,6 +85,16 @@ impl Room {
     pub fn available(self) -> u32 {
         self.free + self.evictable
     }
+
+    /// [`Cache::survey`] of a pool that is filled from slot 0 on.
+    pub(crate) fn survey_line(self, slots: &mut Vec<BlockUse>) {
+        slots.clear();
+        for (n, used) in
+            [(self.held, BlockUse::Held), (self.leased, BlockUse::Leased), (self.free, BlockUse::Free)]
+        {
+            slots.resize(slots.len() + n as usize, used);
+        }
+    }
 }
 
 /// What one block (or cell) is used for.

@@ -1,6 +1,6 @@
 use crate::{
-    Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind, PlanRow, PoolId,
-    Position, Rewind, Room, RowMove, Segment, SeqId, Span, StepId, Tree,
+    BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind, PlanRow,
+    PoolId, Position, Rewind, Room, RowMove, Segment, SeqId, Span, StepId, Tree,
     line::{Line, LineRow, Written},
 };
 
@@ -100,6 +100,10 @@ impl Cache for TreeCache {
 
     fn room(&self) -> Room {
         self.line.room(self.nodes.unsettled())
+    }
+
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        self.room().survey_line(blocks);
     }
 
     fn generation(&self) -> u64 {

@@ -1,4 +1,7 @@
-use crate::{Faults, Preset, fault::{Fate, Injector}};
+use crate::{
+    Faults, Preset,
+    fault::{Fate, Injector},
+};
 use kvasir_exec::{
     Abilities, Executor, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError, StepKind,
 };
@@ -137,8 +140,8 @@ impl CostDevice {
         let operations = 2.0 * shape.layer_weights() * load.tokens
             + 2.0 * shape.head_weights() * load.sampled
             + shape.attention_operations() * load.seen;
-        let recorded = step.batch.kind == StepKind::Decode
-            && step.batch.rows.len() <= self.graph_max_batch as usize;
+        let recorded =
+            step.batch.kind == StepKind::Decode && step.batch.rows.len() <= self.graph_max_batch as usize;
         let start = match recorded {
             true => machine.graph.value,
             false => machine.launch.value * machine.kernels_per_layer * f64::from(shape.layers),

@@ -145,7 +145,9 @@ mod tests {
 
     #[test]
     fn shapes_have_the_size_in_their_names() {
-        for (name, billions) in [("qwen3-0.6b", 0.6), ("qwen3-14b", 14.0), ("llama-3-8b", 7.5), ("llama-3.2-1b", 1.2)] {
+        for (name, billions) in
+            [("qwen3-0.6b", 0.6), ("qwen3-14b", 14.0), ("llama-3-8b", 7.5), ("llama-3.2-1b", 1.2)]
+        {
             let shape = Shape::named(name).unwrap();
             let size = (shape.layer_weights() + shape.head_weights()) / 1e9;
             assert!((size / billions - 1.0).abs() < 0.05, "{name}: {size}");

@@ -1,8 +1,8 @@
 use super::seq::Seq;
 use super::{BlockCache, Index};
 use crate::{
-    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId, Sequences,
-    StepId, Tree,
+    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId,
+    Sequences, StepId, Tree,
 };
 
 impl<I: Index> Cache for BlockCache<I> {
@@ -33,7 +33,8 @@ impl<I: Index> Cache for BlockCache<I> {
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
         blocks.extend((0..u32::from(self.config.dummy)).map(|_| BlockUse::Dummy));
-        blocks.extend((blocks.len() as u32..).take(self.config.blocks as usize).map(|b| self.ledger.survey(b)));
+        blocks
+            .extend((blocks.len() as u32..).take(self.config.blocks as usize).map(|b| self.ledger.survey(b)));
     }
 
     fn generation(&self) -> u64 {

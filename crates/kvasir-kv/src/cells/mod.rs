@@ -9,8 +9,8 @@ mod table;
 mod verbs;
 
 use crate::{
-    Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan, Position, Rewind, Room,
-    SeqId, SeqTable, Sequences, Slot, StepId, Tree,
+    BlockUse, Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan, Position, Rewind,
+    Room, SeqId, SeqTable, Sequences, Slot, StepId, Tree,
 };
 use entries::Entries;
 use table::CellTable;
@@ -207,6 +207,11 @@ impl Cache for Cells {
 
     fn room(&self) -> Room {
         self.cells.room()
+    }
+
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        blocks.clear();
+        blocks.extend((0..self.capacity).map(|slot| self.cells.survey(slot)));
     }
 
     fn generation(&self) -> u64 {

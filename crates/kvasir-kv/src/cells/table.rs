@@ -1,5 +1,5 @@
 use super::free::FreeCells;
-use crate::{Position, Room, Slot};
+use crate::{BlockUse, Position, Room, Slot};
 
 /// One cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +45,15 @@ impl CellTable {
 
     pub(crate) fn room(&self) -> Room {
         Room { free: self.free.count(), evictable: 0, held: self.held, leased: self.leased }
+    }
+
+    /// What a cell is used for now.
+    pub(crate) fn survey(&self, slot: Slot) -> BlockUse {
+        match self.cells.get(slot as usize) {
+            Some(cell) if cell.is_held() => BlockUse::Held,
+            Some(cell) if cell.is_leased() => BlockUse::Leased,
+            _ => BlockUse::Free,
+        }
     }
 
     /// Takes the lowest free cell for one owner.
