@@ -1,0 +1,108 @@
+//! The tile unit. Its intrinsics are unstable, so the instructions are written out.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count};
+
+/// Rows and bytes per row of all eight tiles.
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    bytes_per_row: [u16; 16],
+    rows: [u8; 16],
+}
+
+const FULL: Config = Config {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    bytes_per_row: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// Whether the machine has the tile unit (integers and bf16) and this process may use it. The permission is asked for once and holds for
+/// all threads made afterwards.
+pub(crate) fn permitted() -> bool {
+    const TILE_BITS: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    let leaves = __cpuid(0).eax;
+    leaves >= 0x1d && __cpuid_count(7, 0).edx & TILE_BITS == TILE_BITS && ask_for_tile_state()
+}
+
+#[cfg(target_os = "linux")]
+fn ask_for_tile_state() -> bool {
+    const ARCH_PRCTL: usize = 158;
+    const REQUEST_PERMISSION: usize = 0x1023;
+    const TILE_DATA: usize = 18;
+    let result: isize;
+    // SAFETY: the call takes two integers and touches no memory of ours.
+    unsafe {
+        asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") REQUEST_PERMISSION, in("rsi") TILE_DATA,
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_tile_state() -> bool {
+    false
+}
+
+/// Tiles of this thread, configured as eight of 16 rows × 64 bytes; given back when dropped.
+pub(crate) struct Tiles(());
+
+impl Tiles {
+    /// # Safety
+    /// [`permitted`] must have returned true.
+    pub(crate) unsafe fn configure() -> Self {
+        // SAFETY: FULL is a valid configuration of 64 bytes.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL, options(nostack, preserves_flags, readonly)) };
+        Self(())
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: tiles were configured, so the instruction exists.
+        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}
+
+/// `tile_load!(n, pointer, stride)`: 16 rows of 64 bytes, `stride` bytes apart.
+macro_rules! tile_load {
+    ($n:literal, $p:expr, $stride:expr) => {
+        std::arch::asm!(concat!("tileloadd tmm", $n, ", [{p} + {s}*1]"), p = in(reg) $p, s = in(reg) ($stride as usize),
+            options(nostack, preserves_flags, readonly))
+    };
+}
+/// `tile_store!(n, pointer)`: 16 rows of 64 bytes, one after the other.
+macro_rules! tile_store {
+    ($n:literal, $p:expr) => {
+        std::arch::asm!(concat!("tilestored [{p} + {s}*1], tmm", $n), p = in(reg) $p, s = in(reg) 64usize,
+            options(nostack, preserves_flags))
+    };
+}
+macro_rules! tile_zero {
+    ($n:literal) => {
+        std::arch::asm!(concat!("tilezero tmm", $n), options(nostack, nomem, preserves_flags))
+    };
+}
+/// `tile_dot_i8!(c, a, b)`: c += a · b, signed bytes, four to an element.
+macro_rules! tile_dot_i8 {
+    ($c:literal, $a:literal, $b:literal) => {
+        std::arch::asm!(
+            concat!("tdpbssd tmm", $c, ", tmm", $a, ", tmm", $b),
+            options(nostack, nomem, preserves_flags)
+        )
+    };
+}
+/// `tile_dot_bf16!(c, a, b)`: c += a · b, pairs of bf16.
+macro_rules! tile_dot_bf16 {
+    ($c:literal, $a:literal, $b:literal) => {
+        std::arch::asm!(
+            concat!("tdpbf16ps tmm", $c, ", tmm", $a, ", tmm", $b),
+            options(nostack, nomem, preserves_flags)
+        )
+    };
+}
+pub(crate) use {tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};

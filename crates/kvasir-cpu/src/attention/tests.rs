@@ -1,0 +1,155 @@
+use super::*;
+use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Segment, SeqId, Span};
+
+fn value(i: usize) -> f32 {
+    let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^= x >> 29;
+    x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    ((x >> 40) as f32 / (1 << 24) as f32 - 0.5) * 3.0
+}
+
+const HISTORY: usize = 200;
+const HEADS: usize = 6;
+
+fn facts(window: Option<u32>, key_dim: usize) -> LayerFacts {
+    LayerFacts { kv_heads: 2, key_dim, value_dim: 48, value_in_key: false, window, index_dim: 0 }
+}
+
+/// A pool in which position p's rows are in slot `slot(p)`.
+fn pool(facts: &LayerFacts, kind: KvType, slot: &dyn Fn(usize) -> u32) -> Pool {
+    let pool = Pool::new(&[*facts], kind, 1024).unwrap();
+    for p in 0..HISTORY {
+        let row =
+            |width: usize, salt: usize| (0..width).map(|i| value(p * 10_007 + i + salt)).collect::<Vec<_>>();
+        let layer = &pool.layers[0];
+        // SAFETY: one thread; the slots are below 1024.
+        unsafe {
+            layer.keys.write(slot(p), &row(facts.key_width(), 0));
+            layer.values.as_ref().unwrap().write(slot(p), &row(facts.value_width(), 5_000_000));
+        }
+    }
+    pool
+}
+
+fn plan(layout: Layout, table: Vec<u32>, first: usize, queries: usize, mask: Mask, words: Vec<u64>) -> Plan {
+    let end = first + queries;
+    let row = PlanRow {
+        seq: SeqId::new(0, 1),
+        queries: Span::new(0, queries),
+        segments: Span::new(0, 1),
+        read_len: end as u32,
+        mask,
+        left_pad_blocks: 0,
+        redirected: 0,
+    };
+    let segment = Segment { pool: PoolId(0), layout, len: end as u32, first: 0, sparse: None };
+    Plan {
+        rows: vec![row],
+        positions: (first as u32..end as u32).collect(),
+        segments: vec![segment],
+        table,
+        mask_words: words,
+        ..Plan::default()
+    }
+}
+
+struct Setup<'a> {
+    facts: &'a LayerFacts,
+    pool: &'a Pool,
+    sinks: Option<&'a [f32]>,
+}
+
+fn attend(level: Option<Level>, setup: &Setup<'_>, plan: &Plan, threads: usize) -> Vec<f32> {
+    let mut views = Views::default();
+    views.of_plan(plan);
+    let width = HEADS * setup.facts.key_dim;
+    let first = plan.positions[0] as usize;
+    let q: Vec<f32> = (0..plan.positions.len() * width).map(|i| value(first * width + i + 77)).collect();
+    let a = Attend {
+        q: &q,
+        q_stride: width,
+        heads: HEADS,
+        facts: setup.facts,
+        layer: 0,
+        pools: &[setup.pool],
+        views: &views,
+        positions: &plan.positions,
+        scale: 0.2,
+        soft_cap: None,
+        sinks: setup.sinks,
+    };
+    let mut out = vec![f32::NAN; plan.positions.len() * HEADS * 48];
+    let results = Results::new(&mut out, HEADS * 48);
+    match level {
+        Some(level) => a.run(&Team::new(threads), level, &results),
+        None => attend_exact(&a, &Team::new(threads), &results),
+    }
+    out
+}
+
+fn contiguous(first: usize, queries: usize) -> Plan {
+    plan(Layout::Run { start: 0 }, vec![], first, queries, Mask::Causal, vec![])
+}
+
+#[test]
+fn levels_agree_to_the_bit_and_with_exact_arithmetic() {
+    let sinks: Vec<f32> = (0..HEADS).map(value).collect();
+    for (window, key_dim, kind) in [
+        (None, 64, KvType::Bf16),
+        (Some(37), 64, KvType::F32),
+        (None, 40, KvType::Q8_0),
+        (Some(64), 96, KvType::F16),
+    ] {
+        let facts = facts(window, key_dim);
+        let pool = pool(&facts, kind, &|p| p as u32);
+        for sinks in [None, Some(&sinks[..])] {
+            let setup = Setup { facts: &facts, pool: &pool, sinks };
+            let plan = contiguous(0, HISTORY);
+            let reference = attend(Some(Level::Portable), &setup, &plan, 1);
+            for level in Level::available() {
+                assert_eq!(attend(Some(level), &setup, &plan, 2), reference, "{level} {kind}");
+            }
+            let exact = attend(None, &setup, &plan, 2);
+            let worst = exact.iter().zip(&reference).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+            assert!(worst < 0.03, "{kind}: {worst}");
+        }
+    }
+}
+
+#[test]
+fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
+    for window in [None, Some(50)] {
+        let facts = facts(window, 64);
+        let straight = pool(&facts, KvType::Bf16, &|p| p as u32);
+        let level = Level::detect();
+        let setup = Setup { facts: &facts, pool: &straight, sinks: None };
+        let all = attend(Some(level), &setup, &contiguous(0, HISTORY), 2);
+        let row = HEADS * 48;
+        // In chunks of any size, down to single tokens.
+        for (first, n) in [(0, 1), (0, 64), (64, 70), (63, 2), (134, 66), (199, 1), (130, 1)] {
+            let got = attend(Some(level), &setup, &contiguous(first, n), 1);
+            assert_eq!(got, all[first * row..(first + n) * row], "{first} + {n}");
+        }
+        // Blocks of 16 slots in any order, and single slots.
+        for block in [16u32, 1, 64] {
+            let table: Vec<u32> =
+                (0..HISTORY as u32 / block + 1).map(|b| (b * 7 + 3) % (1024 / block)).collect();
+            let slot = |p: usize| table[p / block as usize] * block + p as u32 % block;
+            let scattered = pool(&facts, KvType::Bf16, &slot);
+            let setup = Setup { facts: &facts, pool: &scattered, sinks: None };
+            let layout = Layout::Table { at: 0, block, offset: 0 };
+            let got =
+                attend(Some(level), &setup, &plan(layout, table.clone(), 150, 50, Mask::Causal, vec![]), 2);
+            assert_eq!(got, all[150 * row..], "blocks of {block}");
+        }
+        // The same visibility as explicit bits.
+        let words = HISTORY.div_ceil(64);
+        let mut bits = vec![0u64; 50 * words];
+        for q in 0..50 {
+            (0..=150 + q).for_each(|e| bits[q * words + e / 64] |= 1 << (e % 64));
+        }
+        let mask = Mask::Explicit { at: 0, words_per_query: words as u32 };
+        let explicit = plan(Layout::Run { start: 0 }, vec![], 150, 50, mask, bits);
+        assert_eq!(attend(Some(level), &setup, &explicit, 2), all[150 * row..]);
+    }
+}

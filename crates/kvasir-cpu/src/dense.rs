@@ -1,0 +1,442 @@
+//! Weights that are floats: bf16 pairs for the tile unit, and f32 for exact arithmetic.
+
+use crate::buffer::Buffer;
+use crate::level::per_level;
+use crate::matmul::{Output, token_blocks};
+use crate::quant::{LANES, TILE};
+use crate::{Level, Team};
+use half::bf16;
+use std::io;
+
+/// Inputs of one tile of bf16.
+pub(crate) const STEP: usize = 32;
+
+/// A bf16 matrix as panels of 16 outputs: tiles of 32 inputs, 16 rows of pairs of inputs × 16 outputs each.
+///
+/// Order of summation, which all levels keep: per tile one chain of fused multiply-adds over the even inputs and one over the odd, the
+/// two added, that added to the sum of the tiles before. It is the tile unit's own.
+pub(crate) struct Bf16Panels {
+    pub(crate) outputs: usize,
+    pub(crate) steps: usize,
+    bytes: Buffer,
+}
+
+impl Bf16Panels {
+    /// Packs rows that `row(n, values)` fills.
+    pub(crate) fn pack(
+        team: &Team,
+        (outputs, inputs): (usize, usize),
+        row: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> io::Result<Self> {
+        let steps = inputs.div_ceil(STEP);
+        let panels = outputs.div_ceil(LANES);
+        let bytes = Buffer::in_large_pages(panels * steps * 1024)?;
+        let base = bytes.ptr() as usize;
+        team.each(panels, &|_, panel| {
+            // SAFETY: the panel lies in the buffer, and each panel is written by one thread.
+            let dest = unsafe {
+                std::slice::from_raw_parts_mut(
+                    (base + panel * steps * 1024) as *mut [[u16; 2]; LANES],
+                    steps * 16,
+                )
+            };
+            let mut values = vec![0f32; steps * STEP];
+            for lane in 0..LANES.min(outputs - panel * LANES) {
+                row(panel * LANES + lane, &mut values[..inputs]);
+                for (dest, pair) in dest.iter_mut().zip(values.as_chunks::<2>().0) {
+                    dest[lane] = pair.map(|v| bf16::from_f32(v).to_bits());
+                }
+            }
+        });
+        Ok(Self { outputs, steps, bytes })
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.outputs.div_ceil(LANES)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn panel(&self, n: usize) -> *const u8 {
+        debug_assert!(n < self.panels());
+        self.bytes.ptr().wrapping_add(n * self.steps * 1024)
+    }
+}
+
+/// Rows of activations as bf16 in tiles of 16 rows × 32 inputs.
+pub(crate) struct Bf16Activations {
+    pub(crate) steps: usize,
+    tiles: usize,
+    bytes: Buffer,
+}
+
+impl Bf16Activations {
+    pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
+        let (tiles, steps) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(STEP));
+        Ok(Self { steps, tiles, bytes: Buffer::new(tiles * steps * 1024)? })
+    }
+
+    /// The same room for rows of another length, if they fit.
+    pub(crate) fn reshape(&mut self, inputs: usize) {
+        self.steps = inputs.div_ceil(STEP);
+        self.tiles = (self.bytes.len() / 1024 / self.steps.max(1)) & !1;
+    }
+
+    fn tile(&self, tile: usize, step: usize) -> *const u8 {
+        debug_assert!(tile < self.tiles && step < self.steps);
+        self.bytes.ptr().wrapping_add((tile * self.steps + step) * 1024)
+    }
+
+    /// Writes row `row` from `x`.
+    ///
+    /// # Safety
+    /// No other thread may use the same row meanwhile, and there must be room for it.
+    #[inline(always)]
+    pub(crate) unsafe fn write_row(&self, row: usize, x: &[f32]) {
+        for (step, part) in x.chunks(STEP).enumerate() {
+            let mut bits = [0u16; STEP];
+            bits.iter_mut().zip(part).for_each(|(b, &v)| *b = round_bf16(v));
+            let to = self.tile(row / TILE, step).wrapping_add(row % TILE * 64).cast_mut();
+            // SAFETY: 64 bytes of this row.
+            unsafe { to.cast::<[u16; STEP]>().write_unaligned(bits) };
+        }
+    }
+}
+
+/// The nearest bf16, ties to even. Infinities stay; a NaN stays a NaN.
+#[inline(always)]
+pub(crate) fn round_bf16(v: f32) -> u16 {
+    let bits = v.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if bits & 0x7fff_ffff > 0x7f80_0000 { (bits >> 16 | 0x40) as u16 } else { rounded as u16 }
+}
+
+/// `c += a · b` for one tile of 16 outputs and `N` rows, as the tile unit does it. `a` is a row of 32 bf16, `b` a tile.
+///
+/// # Safety
+/// `b` must be a tile of 1024 bytes, each of `a` 64 bytes.
+#[inline(always)]
+pub(crate) unsafe fn dot_step<const N: usize>(a: [*const u8; N], b: *const u8, c: &mut [[f32; LANES]; N]) {
+    let (mut even, mut odd) = ([[0f32; LANES]; N], [[0f32; LANES]; N]);
+    for i in 0..16 {
+        // SAFETY: row `i` of the tile, pair `i` of each row.
+        let pairs = unsafe { b.add(i * 64).cast::<[u32; LANES]>().read_unaligned() };
+        for n in 0..N {
+            // SAFETY: as above.
+            let x = unsafe { a[n].add(i * 4).cast::<u32>().read_unaligned() };
+            let (x0, x1) = (f32::from_bits(x << 16), f32::from_bits(x & 0xffff_0000));
+            for lane in 0..LANES {
+                even[n][lane] = f32::from_bits(pairs[lane] << 16).mul_add(x0, even[n][lane]);
+                odd[n][lane] = f32::from_bits(pairs[lane] & 0xffff_0000).mul_add(x1, odd[n][lane]);
+            }
+        }
+    }
+    for n in 0..N {
+        for lane in 0..LANES {
+            c[n][lane] += even[n][lane] + odd[n][lane];
+        }
+    }
+}
+
+#[inline(always)]
+fn vector_panel_body(w: &Bf16Panels, x: &Bf16Activations, panel: usize, rows: usize, out: &Output) {
+    #[inline(always)]
+    fn some<const N: usize>(w: &Bf16Panels, x: &Bf16Activations, panel: usize, row: usize, out: &Output) {
+        let mut sums = [[0.0; LANES]; N];
+        for step in 0..w.steps {
+            let a =
+                std::array::from_fn(|n| x.tile((row + n) / TILE, step).wrapping_add((row + n) % TILE * 64));
+            // SAFETY: tiles of the panel and rows of the activations.
+            unsafe { dot_step::<N>(a, w.panel(panel).add(step * 1024), &mut sums) };
+        }
+        sums.iter().enumerate().for_each(|(n, s)| out.store(row + n, panel * LANES, s));
+    }
+    let mut row = 0;
+    while row < rows {
+        if rows - row >= 4 {
+            some::<4>(w, x, panel, row, out);
+            row += 4;
+        } else {
+            some::<1>(w, x, panel, row, out);
+            row += 1;
+        }
+    }
+}
+
+per_level! {
+    /// One panel times all rows with vectors.
+    vector_panel(w: &Bf16Panels, x: &Bf16Activations, panel: usize, rows: usize, out: &Output) => vector_panel_body
+}
+
+/// `out[row] = w · x[row]` for the first `rows` rows.
+pub(crate) fn matmul_bf16(
+    team: &Team,
+    level: Level,
+    w: &Bf16Panels,
+    x: &Bf16Activations,
+    rows: usize,
+    out: &Output,
+) {
+    let block = if rows > 2 * TILE { token_blocks(rows, w.steps * STEP * 2) } else { rows };
+    let group = if rows > 2 * TILE { 4 } else { (64 / w.steps.max(1)).clamp(1, 64).next_multiple_of(2) };
+    let groups = w.panels().div_ceil(group);
+    team.each(groups * rows.div_ceil(block.max(1)), &|_, item| {
+        let panels = item % groups * group..w.panels().min((item % groups + 1) * group);
+        let first = item / groups * block;
+        #[cfg(target_arch = "x86_64")]
+        if level >= Level::Amx {
+            return tiled::panels(w, x, panels, first..rows.min(first + block), out);
+        }
+        if first == 0 {
+            panels.for_each(|panel| vector_panel(level, w, x, panel, rows, out));
+        }
+    });
+}
+
+#[cfg(target_arch = "x86_64")]
+mod tiled {
+    use super::{Bf16Activations, Bf16Panels, LANES, Output, TILE};
+    use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
+    use std::ops::Range;
+
+    #[repr(C, align(64))]
+    struct Sums([[[f32; LANES]; TILE]; 4]);
+
+    pub(super) fn panels(
+        w: &Bf16Panels,
+        x: &Bf16Activations,
+        panels: Range<usize>,
+        rows: Range<usize>,
+        out: &Output,
+    ) {
+        // SAFETY: the level says that tiles are permitted.
+        let _tiles = unsafe { Tiles::configure() };
+        let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
+        let mut panel = panels.start;
+        while panel < panels.end {
+            let two_panels = panel + 1 < panels.end;
+            let mut row = rows.start;
+            while row < rows.end {
+                let two_tiles = rows.end - row > TILE;
+                // SAFETY: tiles are configured, the panels exist, activations come in pairs of tiles.
+                unsafe {
+                    match (two_tiles, two_panels) {
+                        (true, true) => dot::<2, 2>(w, x, panel, row / TILE, &mut sums),
+                        (true, false) => dot::<2, 1>(w, x, panel, row / TILE, &mut sums),
+                        (false, true) => dot::<1, 2>(w, x, panel, row / TILE, &mut sums),
+                        (false, false) => dot::<1, 1>(w, x, panel, row / TILE, &mut sums),
+                    }
+                }
+                for t in 0..1 + usize::from(two_tiles) {
+                    for p in 0..1 + usize::from(two_panels) {
+                        let first = row + t * TILE;
+                        let n = rows.end.min(first + TILE) - first;
+                        for (i, s) in sums.0[t * 2 + p].iter().enumerate().take(n) {
+                            out.store(first + i, (panel + p) * LANES, s);
+                        }
+                    }
+                }
+                row += TILE * (1 + usize::from(two_tiles));
+            }
+            panel += 1 + usize::from(two_panels);
+        }
+    }
+
+    unsafe fn dot<const T: usize, const P: usize>(
+        w: &Bf16Panels,
+        x: &Bf16Activations,
+        panel: usize,
+        tile: usize,
+        sums: &mut Sums,
+    ) {
+        let b = [w.panel(panel), w.panel(panel + P - 1)];
+        // SAFETY: all tiles lie within the panels, the activations and the sums.
+        unsafe {
+            tile_zero!(0);
+            tile_zero!(1);
+            tile_zero!(2);
+            tile_zero!(3);
+            for step in 0..w.steps {
+                let at = step * 1024;
+                tile_load!(4, x.tile(tile, step), 64);
+                tile_load!(6, b[0].add(at), 64);
+                tile_dot_bf16!(0, 4, 6);
+                if P == 2 {
+                    tile_load!(7, b[1].add(at), 64);
+                    tile_dot_bf16!(1, 4, 7);
+                }
+                if T == 2 {
+                    tile_load!(5, x.tile(tile + 1, step), 64);
+                    tile_dot_bf16!(2, 5, 6);
+                    if P == 2 {
+                        tile_dot_bf16!(3, 5, 7);
+                    }
+                }
+            }
+            tile_store!(0, sums.0[0].as_mut_ptr());
+            tile_store!(1, sums.0[1].as_mut_ptr());
+            tile_store!(2, sums.0[2].as_mut_ptr());
+            tile_store!(3, sums.0[3].as_mut_ptr());
+        }
+    }
+}
+
+/// An f32 matrix as panels of 16 outputs, a vector per input. One chain of fused multiply-adds per output.
+pub(crate) struct F32Panels {
+    pub(crate) outputs: usize,
+    inputs: usize,
+    bytes: Buffer,
+}
+
+impl F32Panels {
+    /// Packs rows that `row(n, values)` fills.
+    pub(crate) fn pack(
+        team: &Team,
+        (outputs, inputs): (usize, usize),
+        row: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> io::Result<Self> {
+        let panels = outputs.div_ceil(LANES);
+        let bytes = Buffer::in_large_pages(panels * inputs * 64)?;
+        let base = bytes.ptr() as usize;
+        team.each(panels, &|_, panel| {
+            // SAFETY: the panel lies in the buffer, and each panel is written by one thread.
+            let dest = unsafe {
+                std::slice::from_raw_parts_mut((base + panel * inputs * 64) as *mut [f32; LANES], inputs)
+            };
+            let mut values = vec![0f32; inputs];
+            for lane in 0..LANES.min(outputs - panel * LANES) {
+                row(panel * LANES + lane, &mut values);
+                dest.iter_mut().zip(&values).for_each(|(d, &v)| d[lane] = v);
+            }
+        });
+        Ok(Self { outputs, inputs, bytes })
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.outputs.div_ceil(LANES)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn panel(&self, n: usize) -> &[[f32; LANES]] {
+        debug_assert!(n < self.panels());
+        // SAFETY: the panel lies in the buffer, which is aligned to a page; every bit pattern is a float.
+        unsafe { std::slice::from_raw_parts(self.bytes.ptr().add(n * self.inputs * 64).cast(), self.inputs) }
+    }
+}
+
+#[inline(always)]
+fn f32_panel_body(w: &F32Panels, x: &[f32], stride: usize, panel: usize, rows: usize, out: &Output) {
+    #[inline(always)]
+    fn some<const N: usize>(w: &[[f32; LANES]], x: [&[f32]; N]) -> [[f32; LANES]; N] {
+        let mut sums = [[0f32; LANES]; N];
+        for (i, w) in w.iter().enumerate() {
+            for n in 0..N {
+                let v = x[n][i];
+                for lane in 0..LANES {
+                    sums[n][lane] = w[lane].mul_add(v, sums[n][lane]);
+                }
+            }
+        }
+        sums
+    }
+    let weights = w.panel(panel);
+    let at = |row: usize| &x[row * stride..row * stride + w.inputs];
+    let mut row = 0;
+    while row < rows {
+        if rows - row >= 4 {
+            let sums = some::<4>(weights, std::array::from_fn(|n| at(row + n)));
+            sums.iter().enumerate().for_each(|(n, s)| out.store(row + n, panel * LANES, s));
+            row += 4;
+        } else {
+            let [sums] = some::<1>(weights, [at(row)]);
+            out.store(row, panel * LANES, &sums);
+            row += 1;
+        }
+    }
+}
+
+per_level! {
+    /// One panel times all rows.
+    f32_panel(w: &F32Panels, x: &[f32], stride: usize, panel: usize, rows: usize, out: &Output) => f32_panel_body
+}
+
+/// `out[row] = w · x[row]`, rows of `x` `stride` apart.
+pub(crate) fn matmul_f32(
+    team: &Team,
+    level: Level,
+    w: &F32Panels,
+    (x, stride): (&[f32], usize),
+    rows: usize,
+    out: &Output,
+) {
+    team.each(w.panels(), &|_, panel| f32_panel(level, w, x, stride, panel, rows, out));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(i: usize) -> f32 {
+        let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x ^= x >> 29;
+        x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((x >> 40) as f32 / (1 << 24) as f32 - 0.5) * 3.0
+    }
+
+    #[test]
+    fn every_level_and_number_of_rows_gives_the_same_bits() {
+        for (outputs, inputs) in [(40, 96), (16, 32), (77, 200)] {
+            let team = Team::new(2);
+            let row = |n: usize, out: &mut [f32]| {
+                out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i))
+            };
+            let w = Bf16Panels::pack(&team, (outputs, inputs), &row).unwrap();
+            let wide = F32Panels::pack(&team, (outputs, inputs), &row).unwrap();
+            let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
+            let x = Bf16Activations::new(70, inputs).unwrap();
+            for (r, v) in values.chunks_exact(inputs).enumerate() {
+                // SAFETY: one thread, rows below the number asked for.
+                unsafe { x.write_row(r, v) };
+            }
+            let run = |level, rows: usize| {
+                let mut out = vec![f32::NAN; rows * outputs * 2];
+                let (a, b) = out.split_at_mut(rows * outputs);
+                matmul_bf16(&team, level, &w, &x, rows, &Output::new(a, rows, outputs, outputs));
+                matmul_f32(
+                    &team,
+                    level,
+                    &wide,
+                    (&values, inputs),
+                    rows,
+                    &Output::new(b, rows, outputs, outputs),
+                );
+                (a.to_vec(), b.to_vec())
+            };
+            let reference = run(Level::Portable, 70);
+            for level in Level::available() {
+                for rows in [1, 2, 4, 7, 15, 16, 17, 32, 33, 70] {
+                    let got = run(level, rows);
+                    for (got, want) in [(&got.0, &reference.0), (&got.1, &reference.1)] {
+                        assert!(
+                            got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()),
+                            "{level} {rows}"
+                        );
+                    }
+                }
+            }
+            let exact = |r: usize, o: usize| -> f64 {
+                (0..inputs).map(|i| f64::from(value(o * 7919 + i)) * f64::from(values[r * inputs + i])).sum()
+            };
+            for (i, (a, b)) in reference.0.iter().zip(&reference.1).enumerate() {
+                let want = exact(i / outputs, i % outputs);
+                assert!((f64::from(*a) - want).abs() < 0.15, "bf16: {a} {want}");
+                assert!((f64::from(*b) - want).abs() < 1e-4, "f32: {b} {want}");
+            }
+        }
+    }
+}

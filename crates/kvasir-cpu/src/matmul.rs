@@ -1,0 +1,36 @@
+use crate::quant::LANES;
+
+/// Where a matmul's results go: rows of floats, `stride` apart.
+pub(crate) struct Output {
+    base: *mut f32,
+    stride: usize,
+    rows: usize,
+    width: usize,
+}
+
+// SAFETY: every element is written by one thread only: kernels share out panels and blocks of rows.
+unsafe impl Sync for Output {}
+
+impl Output {
+    /// Results of `rows` rows of `width` numbers, in `out`.
+    pub(crate) fn new(out: &mut [f32], rows: usize, stride: usize, width: usize) -> Self {
+        assert!(width <= stride && rows * stride <= out.len() + (stride - width), "results fit");
+        Self { base: out.as_mut_ptr(), stride, rows, width }
+    }
+
+    /// Stores outputs `first .. first + 16` of a row, those that exist.
+    #[inline(always)]
+    pub(crate) fn store(&self, row: usize, first: usize, sums: &[f32; LANES]) {
+        if row >= self.rows || first >= self.width {
+            return;
+        }
+        let n = LANES.min(self.width - first);
+        // SAFETY: the row and its first `width` numbers lie within the slice that this was made from.
+        unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), self.base.add(row * self.stride + first), n) };
+    }
+}
+
+/// Rows of a block whose activations stay in the second-level cache, `row_bytes` each.
+pub(crate) fn token_blocks(rows: usize, row_bytes: usize) -> usize {
+    rows.min((1024 * 1024 / row_bytes.max(1)).clamp(64, 1024) & !31)
+}

@@ -1,0 +1,80 @@
+//! The reference: what every faster kernel must yield, to the bit.
+
+use super::activations::{QuantActivations, TILE};
+use super::format::{Format, LANES, SUPER, SubScale};
+use half::{bf16, f16};
+
+/// One panel times one row: `out` gets 16 numbers.
+///
+/// Within a superblock everything is an exact integer; across superblocks one float sum per output, in order.
+pub(crate) fn dot(format: Format, panel: &[u8], x: &QuantActivations, row: usize, out: &mut [f32; LANES]) {
+    let (tile, r) = (row / TILE, row % TILE);
+    *out = [0.0; LANES];
+    for (s, block) in panel.chunks_exact(format.bytes()).enumerate().take(x.supers) {
+        // SAFETY: the pointers are those of a superblock and row within `x`, which is only read during a matmul.
+        let (codes, scale, sums) = unsafe {
+            let mut codes = [0i8; SUPER];
+            for (step, part) in codes.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+                *part = x.codes(tile, s).add(step * 1024 + r * 64).cast::<[i8; 64]>().read();
+            }
+            (codes, x.scales(tile, s).add(r).read(), x.sums(tile, s, r).cast::<[i32; 24]>().read())
+        };
+        let (mut total, mut mins) = ([0i32; LANES], [0i32; LANES]);
+        for sub in 0..format.subs() {
+            let mut dots = [0i32; LANES];
+            for i in sub * format.sub / 4..(sub + 1) * format.sub / 4 {
+                let four = row_codes(format, block, i);
+                for (lane, dot) in dots.iter_mut().enumerate() {
+                    for j in 0..4 {
+                        *dot += (i32::from(four[lane * 4 + j]) - format.bias) * i32::from(codes[i * 4 + j]);
+                    }
+                }
+            }
+            let sum = if format.sub == 32 { sums[16 + sub] } else { sums[sub] };
+            for lane in 0..LANES {
+                total[lane] += dots[lane] * sub_scale(format, block, sub, lane);
+                if format.has_min {
+                    mins[lane] += i32::from(block[format.mins_at() + sub * LANES + lane] as i8) * sum;
+                }
+            }
+        }
+        for lane in 0..LANES {
+            let mut t = total[lane] as f32 * float_scale(format, block, lane);
+            if format.has_min {
+                t = (-(mins[lane] as f32)).mul_add(float_scale(format, &block[32..], lane), t);
+            }
+            out[lane] = t.mul_add(scale, out[lane]);
+        }
+    }
+}
+
+/// The codes of inputs `4i..4i + 4` of all 16 outputs.
+fn row_codes(format: Format, block: &[u8], i: usize) -> [u8; 64] {
+    let codes = &block[format.codes_at()..];
+    let high = &block[format.high_at()..];
+    std::array::from_fn(|j| match format.bits {
+        8 => codes[i * 64 + j],
+        bits => {
+            let low = codes[i / 2 * 64 + j] >> (i % 2 * 4) & 15;
+            low | match bits {
+                5 => (high[i / 8 * 64 + j] >> (i % 8) & 1) << 4,
+                6 => (high[i / 4 * 64 + j] >> (i % 4 * 2) & 3) << 4,
+                _ => 0,
+            }
+        }
+    })
+}
+
+fn sub_scale(format: Format, block: &[u8], sub: usize, lane: usize) -> i32 {
+    let at = format.scales_at() + (sub * LANES + lane) * format.scale_bytes();
+    match format.scale {
+        SubScale::U8 => i32::from(block[at]),
+        SubScale::I8 => i32::from(block[at] as i8),
+        SubScale::I16 => i32::from(i16::from_le_bytes([block[at], block[at + 1]])),
+    }
+}
+
+fn float_scale(format: Format, block: &[u8], lane: usize) -> f32 {
+    let bits = u16::from_le_bytes([block[lane * 2], block[lane * 2 + 1]]);
+    if format.wide_d { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }
+}

@@ -1,0 +1,121 @@
+use super::*;
+use kvasir_formats::{DType, encoding};
+
+/// A small generator, so that cases are the same everywhere.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+    fn normal(&mut self) -> f32 {
+        (0..6).map(|_| self.next() as f32 / (1u64 << 31) as f32 - 0.5).sum::<f32>() * 1.4
+    }
+}
+
+const TYPES: [DType; 10] = [
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q2K,
+    DType::Q3K,
+    DType::Q4K,
+    DType::Q5K,
+    DType::Q6K,
+];
+
+/// Random bytes of an encoding, with scales of a sensible size.
+fn random_rows(rng: &mut Rng, dtype: DType, rows: usize, inputs: usize) -> Vec<u8> {
+    let n = rows * inputs / dtype.block_len();
+    let mut bytes: Vec<u8> = (0..n * dtype.block_bytes()).map(|_| rng.next() as u8).collect();
+    let halves: &[usize] = match dtype {
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
+        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
+        DType::Q2K => &[80, 82],
+        DType::Q3K => &[108],
+        _ => &[208],
+    };
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        for &at in halves {
+            let sign = if rng.next() % 5 == 0 && dtype != DType::Q2K { -1.0 } else { 1.0 };
+            let d = half::f16::from_f32(sign * (0.5 + rng.next() as f32 / (1u64 << 31) as f32) * 0.01);
+            block[at..at + 2].copy_from_slice(&d.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+struct Case {
+    w: QuantPanels,
+    x: QuantActivations,
+    dense: Vec<f32>,
+    inputs: Vec<f32>,
+}
+
+fn case(dtype: DType, outputs: usize, inputs: usize, rows: usize) -> Case {
+    let mut rng = Rng(dtype as u64 * 1000 + (outputs * inputs + rows) as u64);
+    let bytes = random_rows(&mut rng, dtype, outputs, inputs);
+    let mut dense = vec![0.0; outputs * inputs];
+    encoding::dequantize(dtype, &bytes, &mut dense).unwrap();
+    let step = bytes.len() / outputs;
+    let team = Team::new(2);
+    let format = Format::of(dtype).unwrap();
+    let w = QuantPanels::pack(&team, dtype, format, (outputs, inputs), &|n| &bytes[n * step..(n + 1) * step])
+        .unwrap();
+    let values: Vec<f32> = (0..rows * inputs).map(|_| rng.normal()).collect();
+    let x = QuantActivations::new(rows, inputs).unwrap();
+    for (r, row) in values.chunks_exact(inputs).enumerate() {
+        // SAFETY: one thread, rows below the number asked for.
+        unsafe { x.write_row(r, row) };
+    }
+    Case { w, x, dense, inputs: values }
+}
+
+fn run(case: &Case, level: Level, rows: usize, threads: usize) -> Vec<f32> {
+    let n = case.w.outputs;
+    let mut out = vec![f32::NAN; rows * n];
+    let output = Output::new(&mut out, rows, n, n);
+    matmul(&Team::new(threads), level, &case.w, &case.x, rows, &output);
+    out
+}
+
+#[test]
+fn every_level_and_number_of_rows_gives_the_same_bits() {
+    for dtype in TYPES {
+        for (outputs, inputs) in [(35, 512), (16, 256), (64, 768)] {
+            let case = case(dtype, outputs, inputs, 70);
+            let reference = run(&case, Level::Portable, 70, 1);
+            for level in Level::available() {
+                for rows in [1, 2, 3, 4, 5, 7, 16, 17, 32, 33, 48, 49, 70] {
+                    let got = run(&case, level, rows, 1 + rows % 2);
+                    for (i, (a, b)) in got.iter().zip(&reference).enumerate() {
+                        assert_eq!(a.to_bits(), b.to_bits(), "{dtype} {level} rows {rows} at {i}: {a} {b}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn results_are_those_of_the_decoded_weights() {
+    for dtype in TYPES {
+        let inputs = if dtype.block_len() == 32 { 416 } else { 512 };
+        let case = case(dtype, 40, inputs, 3);
+        let got = run(&case, Level::detect(), 3, 2);
+        let mut worst = 0f64;
+        for (row, x) in case.inputs.chunks_exact(inputs).enumerate() {
+            for (o, w) in case.dense.chunks_exact(inputs).enumerate() {
+                let exact: f64 = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
+                let size: f64 =
+                    w.iter().zip(x).map(|(&w, &x)| (f64::from(w) * f64::from(x)).powi(2)).sum::<f64>().sqrt();
+                worst = worst.max((f64::from(got[row * 40 + o]) - exact).abs() / size);
+            }
+        }
+        // Eight bits of activations: an error of a few parts in a hundred of one output's standard deviation.
+        assert!(worst < 0.06, "{dtype}: {worst}");
+    }
+}

@@ -1,0 +1,242 @@
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+
+/// Looks at the clock of work this often before it gives its core away; some tens of microseconds.
+const SPINS: u32 = 2000;
+/// Times it lets others run before it sleeps.
+const YIELDS: u32 = 20;
+
+type Job = *const (dyn Fn(usize) + Sync);
+
+/// Threads that run one piece of work together and wait for each other: fork and join. The caller is one of them.
+///
+/// Waiting threads spin for a moment, then let others run, then sleep, so an idle team uses no processor. Engines on one machine share one
+/// team (an `Arc`): runs take turns, so two engines never have more threads running than one.
+pub struct Team {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    turn: Mutex<()>,
+}
+
+struct Shared {
+    /// Counts runs; a change is the call to work.
+    run: AtomicU32,
+    /// Workers that have not finished the current run.
+    busy: AtomicUsize,
+    job: UnsafeCell<Option<Job>>,
+    stop: AtomicBool,
+    failed: AtomicBool,
+    asleep: Vec<AtomicBool>,
+}
+
+// SAFETY: `job` is written only while no worker is busy and read only after `run` has changed, which orders the two.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `job` is to a `Sync` closure that outlives the run.
+unsafe impl Send for Shared {}
+
+impl Team {
+    /// A team of `threads` threads, the caller included. Fewer if the system gives no more.
+    pub fn new(threads: usize) -> Self {
+        let helpers = threads.clamp(1, 1024) - 1;
+        let shared = Arc::new(Shared {
+            run: AtomicU32::new(0),
+            busy: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            stop: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            asleep: (0..helpers).map(|_| AtomicBool::new(false)).collect(),
+        });
+        let spawn = |index: usize| {
+            let shared = Arc::clone(&shared);
+            let builder = std::thread::Builder::new().name(format!("kvasir-cpu-{}", index + 1));
+            builder.spawn(move || shared.work(index)).ok()
+        };
+        let workers = (0..helpers).map_while(spawn).collect();
+        Self { shared, workers, turn: Mutex::new(()) }
+    }
+
+    /// As many threads as the system says can run at once.
+    pub fn of_machine() -> Self {
+        Self::new(std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// Number of threads, the caller included.
+    pub fn len(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Never: the caller is always there.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Runs `job(thread)` on every thread of the team and returns when all are done.
+    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() {
+            return job(0);
+        }
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime is changed; `Finish` below does not let this function end, even by unwinding, before all workers are done with it.
+        let job_for_all: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
+        // SAFETY: no worker is busy, so none reads the place.
+        unsafe { *shared.job.get() = Some(job_for_all) };
+        shared.busy.store(self.workers.len(), Ordering::Relaxed);
+        shared.run.fetch_add(1, Ordering::SeqCst);
+        for (worker, asleep) in self.workers.iter().zip(&shared.asleep) {
+            if asleep.load(Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+        let finish = Finish(shared);
+        job(0);
+        drop(finish);
+        let failed = shared.failed.swap(false, Ordering::Relaxed);
+        drop(turn);
+        assert!(!failed, "a worker thread of the team failed");
+    }
+
+    /// Runs `job(thread, item)` for every item below `count`, shared out as threads become free.
+    pub fn each(&self, count: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+        if count <= 1 {
+            return (0..count).for_each(|i| job(0, i));
+        }
+        let next = AtomicUsize::new(0);
+        self.run(&|thread| {
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= count {
+                    break;
+                }
+                job(thread, i);
+            }
+        });
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.run.fetch_add(1, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            Thread::unpark(worker.thread());
+            // A worker that failed has said so in the run it failed in.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// Waits for the workers when dropped.
+struct Finish<'a>(&'a Shared);
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        let mut spins = 0u32;
+        while self.0.busy.load(Ordering::Acquire) != 0 {
+            spins = spins.saturating_add(1);
+            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+}
+
+/// Says that a worker is done, also when its job panicked.
+struct Done<'a>(&'a Shared);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.failed.store(true, Ordering::Relaxed);
+        }
+        self.0.busy.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Shared {
+    fn work(&self, index: usize) {
+        let mut seen = 0;
+        loop {
+            seen = self.await_run(index, seen);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            // SAFETY: the run counter has changed, so the job is set, and it stays until this worker is done.
+            let job = unsafe { (*self.job.get()).map(|job| &*job) };
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let _done = Done(self);
+                if let Some(job) = job {
+                    job(index + 1);
+                }
+            }));
+        }
+    }
+
+    fn await_run(&self, index: usize, seen: u32) -> u32 {
+        let mut waited = 0u32;
+        loop {
+            let run = self.run.load(Ordering::SeqCst);
+            if run != seen {
+                return run;
+            }
+            waited += 1;
+            if waited < SPINS {
+                std::hint::spin_loop();
+            } else if waited < SPINS + YIELDS {
+                std::thread::yield_now();
+            } else {
+                let Some(asleep) = self.asleep.get(index) else { continue };
+                asleep.store(true, Ordering::SeqCst);
+                if self.run.load(Ordering::SeqCst) == seen {
+                    std::thread::park();
+                }
+                asleep.store(false, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn every_item_runs_once_on_any_number_of_threads() {
+        for threads in [1, 2, 3, 8] {
+            let team = Team::new(threads);
+            for round in 0..200 {
+                let sum = AtomicU64::new(0);
+                team.each(round, &|_, i| {
+                    sum.fetch_add(i as u64 + 1, Ordering::Relaxed);
+                });
+                assert_eq!(sum.into_inner(), (round * (round + 1) / 2) as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn two_callers_take_turns_and_sleepers_wake() {
+        let team = Team::new(3);
+        let at_once = AtomicU32::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    for _ in 0..20 {
+                        std::thread::sleep(std::time::Duration::from_micros(300));
+                        team.run(&|_| {
+                            assert!(at_once.fetch_add(1, Ordering::SeqCst) < 3);
+                            at_once.fetch_sub(1, Ordering::SeqCst);
+                        });
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "worker thread")]
+    fn a_failing_worker_fails_the_run_and_nothing_hangs() {
+        Team::new(2).run(&|thread| assert_ne!(thread, 1));
+    }
+}
