@@ -280,7 +280,7 @@ impl<'a> Builder<'a> {
     pub(crate) fn mixture(&mut self, x: ValueId, routes: ValueId, experts: Experts) -> Result<ValueId> {
         self.same(self.width(x), experts.gate.first.inputs, "hidden_size")?;
         let width = experts.down.first.outputs;
-        Ok(self.numbers(width, |out| Op::Mixture { x, routes, experts, out }))
+        Ok(self.numbers(width, |out| Op::Mixture { x, routes, experts: Box::new(experts), out }))
     }
 
     pub(crate) fn gather(&mut self, x: ValueId) -> ValueId {

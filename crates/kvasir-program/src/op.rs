@@ -271,7 +271,7 @@ pub enum Op {
         /// Which experts.
         routes: ValueId,
         /// The experts.
-        experts: Experts,
+        experts: Box<Experts>,
         /// Result.
         out: ValueId,
     },

@@ -1,9 +1,17 @@
 //! From logits to a token: pure functions over one row, the reference for every device.
 //!
-//! Nothing here knows where a row came from.
+//! [`draw`] is the whole way: bias, penalties, suppressed ids, temperature, top-k, top-p, min-p, then the token by
+//! [`Noise`]. Nothing here knows where a row came from.
 #![forbid(unsafe_code)]
 
 pub mod accept;
+mod draw;
+mod logprobs;
+mod noise;
 mod params;
+pub mod processors;
 
+pub use draw::{Context, draw};
+pub use logprobs::{log_probability, top_log_probabilities};
+pub use noise::Noise;
 pub use params::Sampling;

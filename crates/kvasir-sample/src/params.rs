@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// 0 is greedy, and so is all below [`Sampling::COLDEST`].
     pub temperature: f32,
     /// Keep the k likeliest; 0 keeps all.
     pub top_k: u32,
@@ -42,8 +42,11 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Below this temperature the likeliest token is taken: logits divided by less could overflow.
+    pub const COLDEST: f32 = 1e-5;
+
     /// Whether the likeliest token is always the one drawn.
     pub fn is_greedy(&self) -> bool {
-        self.temperature <= 0.0 || self.top_k == 1
+        self.temperature < Self::COLDEST || self.top_k == 1
     }
 }

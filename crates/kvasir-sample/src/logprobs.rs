@@ -1,0 +1,20 @@
+use crate::processors::Total;
+
+/// Log-probability of one id under the softmax of a row.
+pub fn log_probability(logits: &[f32], id: u32) -> f32 {
+    let logit = logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    Total::of(logits).log_probability(logit)
+}
+
+/// The `count` likeliest ids with their log-probabilities, best first, of equals the lower id.
+pub fn top_log_probabilities(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let best_first = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    if count < ids.len() {
+        ids.select_nth_unstable_by(count, best_first);
+        ids.truncate(count);
+    }
+    ids.sort_unstable_by(best_first);
+    let total = Total::of(logits);
+    ids.into_iter().map(|id| (id, total.log_probability(logits[id as usize]))).collect()
+}

@@ -1,0 +1,142 @@
+//! What happens to one row of logits before a token is drawn. An id that is taken out gets minus infinity.
+//!
+//! The rules, ties included, are those of the Transformers library's classes of the same names.
+
+use std::cmp::Ordering;
+
+/// Adds to the logits of single ids.
+pub fn bias(logits: &mut [f32], bias: &[(u32, f32)]) {
+    for (id, add) in bias {
+        if let Some(logit) = logits.get_mut(*id as usize) {
+            *logit += add;
+        }
+    }
+}
+
+/// Divides positive and multiplies negative logits of ids that occurred, once however often.
+pub fn repetition_penalty(logits: &mut [f32], seen: impl IntoIterator<Item = u32>, penalty: f32) {
+    let mut done = vec![false; logits.len()];
+    for id in seen {
+        let id = id as usize;
+        if let (Some(logit), Some(done)) = (logits.get_mut(id), done.get_mut(id))
+            && !std::mem::replace(done, true)
+        {
+            *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+        }
+    }
+}
+
+/// Subtracts `presence` once, and `frequency` per occurrence, from ids that were put out.
+pub fn output_penalties(
+    logits: &mut [f32],
+    output: impl IntoIterator<Item = u32>,
+    presence: f32,
+    frequency: f32,
+) {
+    let mut counts = vec![0u32; logits.len()];
+    for id in output {
+        if let Some(count) = counts.get_mut(id as usize) {
+            *count += 1;
+        }
+    }
+    for (logit, count) in logits.iter_mut().zip(counts).filter(|(_, count)| *count > 0) {
+        *logit -= presence + frequency * count as f32;
+    }
+}
+
+/// Takes ids out.
+pub fn suppress(logits: &mut [f32], ids: &[u32]) {
+    for id in ids {
+        if let Some(logit) = logits.get_mut(*id as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// Divides by a temperature above 0.
+pub fn temperature(logits: &mut [f32], temperature: f32) {
+    logits.iter_mut().for_each(|logit| *logit /= temperature);
+}
+
+/// Keeps the `k` largest, and whatever equals the last of them; 0 keeps all.
+pub fn top_k(logits: &mut [f32], k: usize) {
+    if k == 0 || k >= logits.len() {
+        return;
+    }
+    let mut sorted = logits.to_vec();
+    let (_, least, _) = sorted.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+    let least = *least;
+    logits.iter_mut().filter(|logit| **logit < least).for_each(|logit| *logit = f32::NEG_INFINITY);
+}
+
+/// Keeps the likeliest ids until their probabilities reach `p`, at least one; 1 keeps all.
+pub fn top_p(logits: &mut [f32], p: f32) {
+    if p >= 1.0 {
+        return;
+    }
+    let total = Total::of(logits);
+    let best_first = |a: &usize, b: &usize| -> Ordering { logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)) };
+    let mut ids: Vec<usize> = (0..logits.len()).filter(|id| logits[*id] > f32::NEG_INFINITY).collect();
+    // The nucleus is small as a rule: sort a growing head instead of all.
+    let (mut kept, mut sum, mut head) = (0, 0.0, 0);
+    while kept == head && head < ids.len() {
+        let more = (head * 7).max(64).min(ids.len() - head);
+        let rest = &mut ids[head..];
+        if more < rest.len() {
+            rest.select_nth_unstable_by(more - 1, best_first);
+        }
+        rest[..more].sort_unstable_by(best_first);
+        head += more;
+        while kept < head && (kept == 0 || sum < f64::from(p)) {
+            sum += total.probability(logits[ids[kept]]);
+            kept += 1;
+        }
+    }
+    ids.drain(..kept);
+    ids.into_iter().for_each(|id| logits[id] = f32::NEG_INFINITY);
+}
+
+/// Keeps what is at least `p` times as likely as the likeliest; 0 keeps all.
+pub fn min_p(logits: &mut [f32], p: f32) {
+    if p <= 0.0 {
+        return;
+    }
+    let total = Total::of(logits);
+    let least = total.probability(total.largest) * f64::from(p);
+    let unlikely = logits.iter_mut().filter(|logit| total.probability(**logit) < least);
+    unlikely.for_each(|logit| *logit = f32::NEG_INFINITY);
+}
+
+/// The softmax.
+pub fn probabilities(logits: &[f32]) -> Vec<f32> {
+    let total = Total::of(logits);
+    logits.iter().map(|logit| total.probability(*logit) as f32).collect()
+}
+
+/// What turns a logit into a probability.
+#[derive(Clone, Copy)]
+pub(crate) struct Total {
+    pub(crate) largest: f32,
+    sum: f64,
+}
+
+impl Total {
+    pub(crate) fn of(logits: &[f32]) -> Self {
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum = logits.iter().map(|logit| weight(*logit, largest)).sum();
+        Self { largest, sum }
+    }
+
+    fn probability(self, logit: f32) -> f64 {
+        weight(logit, self.largest) / self.sum
+    }
+
+    pub(crate) fn log_probability(self, logit: f32) -> f32 {
+        (f64::from(logit) - f64::from(self.largest) - self.sum.ln()) as f32
+    }
+}
+
+/// Not a number counts as nothing, and so does everything where there is no largest.
+fn weight(logit: f32, largest: f32) -> f64 {
+    if logit > f32::NEG_INFINITY { (f64::from(logit) - f64::from(largest)).exp() } else { 0.0 }
+}
