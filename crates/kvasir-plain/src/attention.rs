@@ -1,0 +1,94 @@
+use crate::{
+    mask::Reads,
+    math::{add_scaled, dot, largest, softmax},
+    pool::{Part, Pool},
+};
+use kvasir_kv::{Plan, PoolId, Slot};
+use kvasir_program::{LayerFacts, LayerId};
+use std::{collections::HashMap, sync::Arc};
+
+/// The pools that a step reads: the session's own under number 0, and frozen ones.
+pub(crate) struct Pools<'a> {
+    pub(crate) own: &'a Pool,
+    pub(crate) frozen: &'a HashMap<PoolId, Arc<Pool>>,
+}
+
+impl Pools<'_> {
+    fn row(&self, layer: LayerId, part: Part, (pool, slot): (PoolId, Slot)) -> &[f32] {
+        let pool = if pool == PoolId(0) { self.own } else { &self.frozen[&pool] };
+        pool.row(layer, part, slot)
+    }
+}
+
+/// One attention of one layer.
+pub(crate) struct Attention<'a> {
+    pub(crate) layer: LayerId,
+    pub(crate) facts: LayerFacts,
+    pub(crate) scale: f32,
+    pub(crate) soft_cap: Option<f32>,
+    pub(crate) sinks: Option<&'a [f32]>,
+    pub(crate) pools: Pools<'a>,
+}
+
+impl Attention<'_> {
+    /// What one query gets: its heads in `q`, their results in `out`, the entries it sees in order of position.
+    pub(crate) fn query(&self, reads: &Reads, visible: &[u32], q: &[f32], out: &mut [f32]) {
+        let LayerFacts { kv_heads, key_dim, value_dim, value_in_key, .. } = self.facts;
+        let shared = q.len() / key_dim / kv_heads;
+        let place = |entry: &u32| {
+            let (pool, slot, _) = reads.entries[*entry as usize];
+            (pool, slot)
+        };
+        let heads = q.chunks(key_dim).zip(out.chunks_mut(value_dim)).enumerate();
+        for (head, (q, out)) in heads {
+            let kv_head = head / shared;
+            let score = |entry| {
+                let key = self.pools.row(self.layer, Part::Key, place(entry));
+                let score = dot(q, &key[kv_head * key_dim..][..key_dim]) * self.scale;
+                self.soft_cap.map_or(score, |cap| cap * (score / cap).tanh())
+            };
+            let mut scores: Vec<f32> = visible.iter().map(score).collect();
+            softmax(&mut scores, self.sinks.map(|sinks| sinks[head]));
+            out.fill(0.0);
+            for (entry, share) in visible.iter().zip(scores) {
+                let (part, dim) = if value_in_key { (Part::Key, key_dim) } else { (Part::Value, value_dim) };
+                let values = self.pools.row(self.layer, part, place(entry));
+                add_scaled(out, share, &values[kv_head * dim..][..value_dim]);
+            }
+        }
+    }
+}
+
+/// The indexer's choice for one query: numbers of the best of the entries that it sees, in order of position.
+pub(crate) fn select_keys(
+    pools: &Pools<'_>,
+    layer: LayerId,
+    reads: &Reads,
+    visible: &[u32],
+    q: &[f32],
+    weights: &[f32],
+    top_k: usize,
+) -> Vec<u32> {
+    let dim = q.len() / weights.len();
+    let score = |entry: &u32| {
+        let (pool, slot, _) = reads.entries[*entry as usize];
+        let key = pools.row(layer, Part::Index, (pool, slot));
+        q.chunks(dim).zip(weights).map(|(q, weight)| weight * dot(q, key).max(0.0)).sum()
+    };
+    let scores: Vec<f32> = visible.iter().map(score).collect();
+    let mut best: Vec<u32> =
+        largest(&scores, top_k).into_iter().map(|place| visible[place as usize]).collect();
+    best.sort_unstable();
+    best
+}
+
+/// Every query of a step with its row: what its row reads, and what it sees of it through `window`.
+pub(crate) fn for_each_query<'a>(
+    plan: &'a Plan,
+    reads: &'a [Reads],
+    window: Option<u32>,
+) -> impl Iterator<Item = (usize, &'a Reads, Vec<u32>)> {
+    plan.rows.iter().zip(reads).flat_map(move |(row, reads)| {
+        row.queries.range().enumerate().map(move |(q, token)| (token, reads, reads.visible(plan, q, window)))
+    })
+}

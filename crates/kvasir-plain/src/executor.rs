@@ -1,0 +1,212 @@
+use crate::{
+    model::{Compiled, Pass, PlainModel},
+    pool::Pool,
+    rows::Row,
+    run::{Job, Run},
+};
+use kvasir_exec::{Abilities, Executor, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError};
+use kvasir_kv::{PoolId, Span, Token};
+use kvasir_program::{Program, Tap};
+use std::{collections::HashMap, sync::Arc, time::Instant};
+
+/// What an executor may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Slots of its pool, dummy slots included.
+    pub slots: u32,
+    /// Tokens of one step.
+    pub tokens: u32,
+    /// Token-pool rows.
+    pub rows: u32,
+}
+
+/// Runs steps of one program over a pool of its own: f32, a mask for every query, one thread.
+pub struct PlainExecutor {
+    compiled: Arc<Compiled>,
+    limits: Limits,
+    own: Pool,
+    frozen: HashMap<PoolId, Arc<Pool>>,
+    rows: Vec<Row>,
+}
+
+/// A step that has run; there is no device to wait for.
+pub struct Ran {
+    step: Box<Step>,
+    result: Result<(), StepError>,
+}
+
+impl PlainExecutor {
+    /// For the target.
+    pub fn new(model: &PlainModel, limits: Limits) -> Self {
+        Self::of(Arc::clone(&model.target), limits)
+    }
+
+    /// For a prediction layer, which has a pool of its own.
+    pub fn prediction(model: &PlainModel, index: usize, limits: Limits) -> Option<Self> {
+        model.predictions.get(index).map(|compiled| Self::of(Arc::clone(compiled), limits))
+    }
+
+    fn of(compiled: Arc<Compiled>, limits: Limits) -> Self {
+        let own = Pool::new(&compiled.program.layers);
+        let rows = (0..limits.rows).map(|_| Row::default()).collect();
+        Self { compiled, limits, own, frozen: HashMap::new(), rows }
+    }
+
+    /// What it runs.
+    pub fn program(&self) -> &Program {
+        &self.compiled.program
+    }
+
+    /// A copy of the pool as it is now, for others to read as a frozen prefix.
+    pub fn freeze(&self) -> Arc<Pool> {
+        Arc::new(self.own.clone())
+    }
+
+    /// Lets plans read a frozen pool under a number other than 0. It must come from an executor of the same program.
+    pub fn attach(&mut self, id: PoolId, pool: Arc<Pool>) {
+        self.frozen.insert(id, pool);
+    }
+
+    /// Runs a step's tokens through the program, samples nothing. `hidden` has a row per token for programs that take them.
+    pub fn pass(&mut self, step: &Step, hidden: Option<&[f32]>, taps: &[Tap]) -> Result<Pass, StepError> {
+        let tokens = self.check(step, hidden)?;
+        Ok(self.run(step, &tokens, hidden, taps))
+    }
+
+    fn run(&mut self, step: &Step, tokens: &[Token], hidden: Option<&[f32]>, taps: &[Tap]) -> Pass {
+        let (batch, plan) = (&step.batch, &step.plan);
+        let highest = plan.write_slots.iter().map(|slot| slot + 1).max().unwrap_or(0);
+        self.own.grow(highest.max(plan.read_bound) as usize);
+        let final_len = |row: &kvasir_exec::BatchRow| self.rows[row.pool_row.0 as usize].spec.final_len;
+        let final_lens: Vec<u32> = batch.rows.iter().map(final_len).collect();
+        let Compiled { program, weights, buffers } = &*self.compiled;
+        let job = Job {
+            program,
+            weights,
+            buffers,
+            frozen: &self.frozen,
+            batch,
+            plan,
+            tokens,
+            final_lens: &final_lens,
+            hidden: hidden.unwrap_or_default(),
+        };
+        let mut run = Run::new(job, &mut self.own);
+        run.all();
+        let value = |tap: Tap| program.tap(tap).map_or_else(Vec::new, |v| run.value(v).to_vec());
+        Pass {
+            logits: program.logits().map_or_else(Vec::new, |v| run.value(v).to_vec()),
+            taps: taps.iter().map(|tap| (*tap, value(*tap))).collect(),
+        }
+    }
+
+    /// Refuses what would not fit together; gives the tokens with those in flight filled in.
+    fn check(&self, step: &Step, hidden: Option<&[f32]>) -> Result<Vec<Token>, StepError> {
+        let fail = |why: String| Err(StepError::Failed(why));
+        let (batch, plan, program) = (&step.batch, &step.plan, &self.compiled.program);
+        let n = batch.tokens.len();
+        let mut spans = batch.rows.iter().map(|row| row.tokens);
+        let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));
+        let rows_match = batch.rows.len() == plan.rows.len()
+            && end == Some(n as u32)
+            && batch.rows.iter().zip(&plan.rows).all(|(b, p)| b.tokens == p.queries && b.seq == p.seq);
+        if n > self.limits.tokens as usize || !rows_match {
+            return fail(format!("batch of {n} tokens and plan do not belong together"));
+        }
+        if plan.positions.len() != n || plan.write_slots.len() != n {
+            return fail(format!("plan of {} tokens for a batch of {n}", plan.positions.len()));
+        }
+        let slots = self.limits.slots;
+        if plan.read_bound > slots || plan.write_slots.iter().any(|slot| *slot >= slots) {
+            return fail(format!("plan names slots beyond the pool's {slots}"));
+        }
+        if let Some(segment) =
+            plan.segments.iter().find(|s| s.pool != PoolId(0) && !self.frozen.contains_key(&s.pool))
+        {
+            return fail(format!("plan reads pool {}, which is not attached", segment.pool.0));
+        }
+        let wanted = if program.takes_hidden() { n * program.hidden } else { 0 };
+        if hidden.map_or(0, <[f32]>::len) != wanted {
+            return fail(format!("{wanted} hidden numbers wanted"));
+        }
+        let mut tokens = Vec::with_capacity(n);
+        for row in &batch.rows {
+            let pool_row = self.rows.get(row.pool_row.0 as usize);
+            let Some(pool_row) = pool_row else { return fail(format!("no row {}", row.pool_row.0)) };
+            match pool_row.resolve(&batch.tokens[row.tokens.range()]) {
+                Some(resolved) => tokens.extend(resolved),
+                None => return fail("a token is in flight that was never sampled".into()),
+            }
+        }
+        match tokens.iter().find(|token| **token as usize >= program.vocab) {
+            Some(token) => fail(format!("token {token} is outside the vocabulary of {}", program.vocab)),
+            None => Ok(tokens),
+        }
+    }
+
+    fn execute(&mut self, step: &mut Step) -> Result<(), StepError> {
+        let started = Instant::now();
+        step.output.reset();
+        if step.batch.is_dummy() {
+            step.output.rows.resize(step.batch.rows.len(), OutputRow::default());
+            return Ok(());
+        }
+        let tokens = self.check(step, None)?;
+        let logits = self.run(step, &tokens, None, &[]).logits;
+        let vocab = self.compiled.program.vocab;
+        let Step { batch, plan, output } = step;
+        let mut rest = logits.as_slice();
+        for row in &batch.rows {
+            let count = row.tokens.len.saturating_sub(row.sample_from) as usize;
+            let (mine, others) = rest.split_at(count * vocab);
+            rest = others;
+            let span = row.tokens.range();
+            let parents = row.drafts.tree.map_or(&[][..], |tree| &batch.parents[tree.range()]);
+            let positions = &plan.positions[span.clone()];
+            let state = &mut self.rows[row.pool_row.0 as usize];
+            let drawn = state.draw(row, &tokens[span], positions, parents, mine, vocab);
+            output.rows.push(OutputRow { tokens: Span::new(output.tokens.len(), drawn.tokens.len()) });
+            output.tokens.extend(drawn.tokens);
+            output.logprobs.extend(drawn.logprobs);
+        }
+        if output.logprobs.iter().all(Option::is_none) {
+            output.logprobs.clear();
+        }
+        if batch.logits {
+            output.logits = logits;
+        }
+        output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Ok(())
+    }
+}
+
+impl Executor for PlainExecutor {
+    type Pending = Ran;
+
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            contiguous: true,
+            ragged: true,
+            explicit: true,
+            mixed: true,
+            depth: 2,
+            max_tokens: self.limits.tokens,
+            pool_rows: self.limits.rows,
+        }
+    }
+
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        if let Some(place) = self.rows.get_mut(row.0 as usize) {
+            *place = Row::bind(spec);
+        }
+    }
+
+    fn submit(&mut self, mut step: Box<Step>) -> Result<Ran, Refused> {
+        let result = self.execute(&mut step);
+        Ok(Ran { step, result })
+    }
+
+    fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
+        (pending.step, pending.result)
+    }
+}

@@ -1,0 +1,43 @@
+//! Arithmetic on rows, in one order of summation whatever the batch.
+
+/// Lanes of a sum: enough for the compiler to use vector instructions.
+const LANES: usize = 16;
+
+/// Σ a·b over equal lengths.
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let (a_chunks, a_rest) = a.as_chunks::<LANES>();
+    let (b_chunks, b_rest) = b.as_chunks::<LANES>();
+    for (a, b) in a_chunks.iter().zip(b_chunks) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane += a * b;
+        }
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    lanes.iter().sum::<f32>() + rest
+}
+
+/// y += factor * x.
+pub(crate) fn add_scaled(y: &mut [f32], factor: f32, x: &[f32]) {
+    y.iter_mut().zip(x).for_each(|(y, x)| *y += factor * x);
+}
+
+/// Turns scores into shares in place; `sink` joins the sum and gets a share that nobody sees.
+pub(crate) fn softmax(scores: &mut [f32], sink: Option<f32>) {
+    let largest = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
+    scores.iter_mut().for_each(|s| *s = (*s - largest).exp());
+    let sum = scores.iter().sum::<f32>() + sink.map_or(0.0, |s| (s - largest).exp());
+    scores.iter_mut().for_each(|s| *s /= sum);
+}
+
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The indices of the `k` largest, of equals the lower index, best first.
+pub(crate) fn largest(values: &[f32], k: usize) -> Vec<u32> {
+    let mut ids: Vec<u32> = (0..values.len() as u32).collect();
+    ids.sort_by(|a, b| values[*b as usize].total_cmp(&values[*a as usize]).then(a.cmp(b)));
+    ids.truncate(k);
+    ids
+}

@@ -1,0 +1,70 @@
+use crate::{
+    math::{add_scaled, largest, sigmoid, softmax},
+    weights::Weights,
+};
+use kvasir_program::{Activation, Experts, Routing, Score};
+
+/// Experts of one token with their shares, the best first.
+pub(crate) type Routes = Vec<(u32, f32)>;
+
+pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Routes {
+    let mut shares = scores.to_vec();
+    match routing.score {
+        Score::Softmax => softmax(&mut shares, None),
+        Score::Sigmoid => shares.iter_mut().for_each(|s| *s = sigmoid(*s)),
+    }
+    let mut choice = shares.clone();
+    if let Some(correction) = routing.correction {
+        add_scaled(&mut choice, 1.0, weights.get(correction));
+    }
+    if let Some(groups) = routing.groups {
+        let size = choice.len() / groups.count;
+        let worth = |group: &[f32]| largest(group, 2).iter().map(|i| group[*i as usize]).sum::<f32>();
+        let worths: Vec<f32> = choice.chunks(size).map(worth).collect();
+        let kept = largest(&worths, groups.keep);
+        for (group, choice) in (0..).zip(choice.chunks_mut(size)) {
+            if !kept.contains(&group) {
+                choice.fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+    let chosen = largest(&choice, routing.top_k);
+    let mut routes: Routes = chosen.into_iter().map(|e| (e, shares[e as usize])).collect();
+    if let Some(eps) = routing.renormalise {
+        let sum = routes.iter().map(|(_, share)| share).sum::<f32>() + eps;
+        routes.iter_mut().for_each(|(_, share)| *share /= sum);
+    }
+    routes.iter_mut().for_each(|(_, share)| *share *= routing.scale);
+    routes
+}
+
+/// What one token's experts yield together.
+pub(crate) fn mixture(x: &[f32], routes: &Routes, experts: &Experts, weights: &Weights, out: &mut [f32]) {
+    out.fill(0.0);
+    for (expert, share) in routes {
+        let one = |matrices: &kvasir_program::Matrices, x: &[f32]| {
+            let matrix = matrices.nth(*expert as usize);
+            let mut y = vec![0.0; matrix.outputs];
+            weights.multiply(&matrix, x, matrix.inputs, &mut y, matrix.outputs);
+            y
+        };
+        let (gate, up) = (one(&experts.gate, x), one(&experts.up, x));
+        let inner: Vec<f32> =
+            gate.iter().zip(&up).map(|(gate, up)| gated(*gate, *up, experts.activation)).collect();
+        add_scaled(out, *share, &one(&experts.down, &inner));
+    }
+}
+
+pub(crate) fn gated(gate: f32, up: f32, activation: Activation) -> f32 {
+    match activation {
+        Activation::Silu => gate * sigmoid(gate) * up,
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f32::consts::PI).sqrt() * (gate + 0.044715 * gate * gate * gate);
+            0.5 * gate * (1.0 + inner.tanh()) * up
+        }
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            gate * sigmoid(alpha * gate) * (up + 1.0)
+        }
+    }
+}

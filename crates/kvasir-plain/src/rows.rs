@@ -1,0 +1,103 @@
+use kvasir_exec::{BatchRow, IN_FLIGHT, SequenceSpec, TokenLogprobs};
+use kvasir_kv::{Position, Token};
+use kvasir_sample::{Context, accept, draw, log_probability, top_log_probabilities};
+
+/// A token-pool row: a sequence's newest token, and what its sampler must remember.
+#[derive(Default)]
+pub(crate) struct Row {
+    pub(crate) spec: SequenceSpec,
+    /// Output ids up to the newest one that was fed. What counts is what is fed, so a step that is run again, or a chain that is
+    /// cut short, leaves nothing behind.
+    output: Vec<Token>,
+    newest: Option<Token>,
+}
+
+/// What one row of a step drew.
+pub(crate) struct Drawn {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) logprobs: Vec<Option<TokenLogprobs>>,
+}
+
+impl Row {
+    pub(crate) fn bind(spec: SequenceSpec) -> Self {
+        Self { output: spec.output.clone(), newest: spec.output.last().copied(), spec }
+    }
+
+    /// The row's tokens with those in flight filled in; none if one is in flight that was never sampled.
+    pub(crate) fn resolve(&self, tokens: &[Token]) -> Option<Vec<Token>> {
+        tokens.iter().map(|t| if *t == IN_FLIGHT { self.newest } else { Some(*t) }).collect()
+    }
+
+    /// Notes the tokens that a step feeds, drafts excepted.
+    fn feed(&mut self, tokens: &[Token], positions: &[Position]) {
+        let prompt = self.spec.prompt.len();
+        for (token, position) in tokens.iter().zip(positions) {
+            if let Some(place) = (*position as usize).checked_sub(prompt) {
+                self.output.truncate(place);
+                self.output.push(*token);
+            }
+        }
+    }
+
+    /// Draws a token after each fed token from `sample_from` on. `logits` are those rows, one vocabulary each.
+    pub(crate) fn draw(
+        &mut self,
+        row: &BatchRow,
+        tokens: &[Token],
+        positions: &[Position],
+        parents: &[i32],
+        logits: &[f32],
+        vocab: usize,
+    ) -> Drawn {
+        let drafts = (row.drafts.count as usize).min(tokens.len().saturating_sub(1));
+        let root = tokens.len().saturating_sub(drafts + 1);
+        self.feed(&tokens[..(root + 1).min(tokens.len())], positions);
+        let committed = self.output.len();
+        let parent = |node: usize| parents.get(node - 1).map_or(node - 1, |p| *p as usize);
+        let mut drawn = Drawn { tokens: Vec::new(), logprobs: Vec::new() };
+        let from = row.sample_from as usize;
+        for (at, logits) in (from..tokens.len()).zip(logits.chunks_exact(vocab)) {
+            self.output.truncate(committed);
+            let mut path = Vec::new();
+            let mut node = at.saturating_sub(root);
+            while node > 0 {
+                path.push(tokens[root + node]);
+                node = parent(node);
+            }
+            self.output.extend(path.iter().rev());
+            let token = self.draw_one(row, positions[at] + 1, &mut logits.to_vec());
+            drawn.tokens.push(token);
+            drawn.logprobs.push(row.sampling.logprobs.map(|count| TokenLogprobs {
+                chosen: log_probability(logits, token),
+                top: top_log_probabilities(logits, count as usize),
+            }));
+        }
+        self.output.truncate(committed);
+        self.settle(&tokens[tokens.len() - drafts..], parents, root.max(from) - from, &drawn.tokens);
+        drawn
+    }
+
+    fn draw_one(&self, row: &BatchRow, position: Position, logits: &mut [f32]) -> Token {
+        let early = (position as usize) < self.spec.prompt.len() + self.spec.min_tokens as usize;
+        let context = Context {
+            prompt: &self.spec.prompt,
+            output: &self.output,
+            bias: &self.spec.bias,
+            suppressed: if early { &self.spec.suppressed_until_min } else { &[] },
+            position,
+        };
+        draw(logits, &row.sampling, &context)
+    }
+
+    /// The drafts that were right have become output, and the token after them is the newest.
+    fn settle(&mut self, drafts: &[Token], parents: &[i32], root: usize, sampled: &[Token]) {
+        let Some(sampled) = sampled.get(root..).filter(|s| !s.is_empty()) else { return };
+        let mut accepted = Vec::new();
+        match parents.is_empty() {
+            true => accept::chain(drafts, sampled, &mut accepted),
+            false => accept::tree(drafts, parents, sampled, &mut accepted),
+        }
+        self.output.extend(accepted.iter().map(|node| drafts[*node as usize - 1]));
+        self.newest = sampled.get(accepted.last().map_or(0, |node| *node as usize)).copied();
+    }
+}

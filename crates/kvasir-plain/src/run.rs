@@ -1,0 +1,278 @@
+use crate::{
+    attention::{Attention, Pools, for_each_query, select_keys},
+    mask::Reads,
+    math::dot,
+    mixture::{Routes, gated, mixture, route},
+    pool::{Part, Pool},
+    weights::Weights,
+};
+use kvasir_exec::Batch;
+use kvasir_kv::{Plan, PoolId, Token};
+use kvasir_program::{
+    Buffers, Holds, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId, WeightId,
+};
+use std::{collections::HashMap, sync::Arc};
+
+/// What one step computes, all of it checked before.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) weights: &'a Weights,
+    pub(crate) buffers: &'a Buffers,
+    pub(crate) frozen: &'a HashMap<PoolId, Arc<Pool>>,
+    pub(crate) batch: &'a Batch,
+    pub(crate) plan: &'a Plan,
+    /// Those in flight resolved.
+    pub(crate) tokens: &'a [Token],
+    /// Longest that each row of the batch may become.
+    pub(crate) final_lens: &'a [u32],
+    /// A row per token, for programs that take them.
+    pub(crate) hidden: &'a [f32],
+}
+
+/// A program's ops, one after the other, over one step.
+pub(crate) struct Run<'a> {
+    job: Job<'a>,
+    own: &'a mut Pool,
+    reads: Vec<Reads>,
+    /// Row of the batch that each token belongs to.
+    row_of: Vec<usize>,
+    /// Tokens whose logits are wanted.
+    sampled: Vec<usize>,
+    memory: Vec<Vec<f32>>,
+    routes: HashMap<ValueId, Vec<Routes>>,
+    selections: HashMap<ValueId, Vec<Vec<u32>>>,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(job: Job<'a>, own: &'a mut Pool) -> Self {
+        let rows = job.plan.rows.iter().zip(&job.batch.rows);
+        let reads = rows.map(|(row, of)| Reads::new(job.plan, row, job.batch, of)).collect();
+        let rows = || job.batch.rows.iter().enumerate();
+        let row_of = rows().flat_map(|(r, row)| row.tokens.range().map(move |_| r)).collect();
+        let sampled = rows().flat_map(|(_, row)| row.tokens.range().skip(row.sample_from as usize)).collect();
+        let memory = vec![Vec::new(); job.buffers.buffers.len()];
+        let (routes, selections) = (HashMap::new(), HashMap::new());
+        Self { job, own, reads, row_of, sampled, memory, routes, selections }
+    }
+
+    /// Runs all ops; values of `keep` can be read afterwards, and the logits.
+    pub(crate) fn all(&mut self) {
+        self.own.run_moves(&self.job.plan.moves);
+        for op in &self.job.program.ops {
+            match op {
+                Op::Route { scores, routing, out } => {
+                    let scores = self.rows(*scores);
+                    let routes = scores.map(|s| route(s, routing, self.job.weights)).collect();
+                    self.routes.insert(*out, routes);
+                }
+                Op::SelectKeys { q, k, weights, layer, top_k, out } => {
+                    self.keep(*k, *layer, Part::Index);
+                    let selection = self.select(*q, *weights, *layer, *top_k);
+                    self.selections.insert(*out, selection);
+                }
+                _ => self.numbers(op),
+            }
+        }
+    }
+
+    /// A value's numbers, row after row.
+    pub(crate) fn value(&self, value: ValueId) -> &[f32] {
+        self.job.buffers.of_value[value.0 as usize].map_or(&[], |buffer| &self.memory[buffer])
+    }
+
+    fn width(&self, value: ValueId) -> usize {
+        self.job.program.value(value).width()
+    }
+
+    fn rows(&self, value: ValueId) -> std::slice::ChunksExact<'_, f32> {
+        self.value(value).chunks_exact(self.width(value))
+    }
+
+    /// An op that yields rows of numbers.
+    fn numbers(&mut self, op: &Op) {
+        let out = op.out();
+        let value = self.job.program.value(out);
+        let (Holds::Numbers(width), Some(buffer)) = (value.holds, self.job.buffers.of_value[out.0 as usize])
+        else {
+            return;
+        };
+        if let Op::UpdateAndAttend { k, v, layer, .. } = op {
+            self.keep(*k, *layer, Part::Key);
+            v.iter().for_each(|v| self.keep(*v, *layer, Part::Value));
+        }
+        let rows = if value.rows == Rows::Tokens { self.job.tokens.len() } else { self.sampled.len() };
+        // The buffer plan never gives an op's result the place of one of its operands.
+        let mut y = std::mem::take(&mut self.memory[buffer]);
+        y.clear();
+        y.resize(rows * width, 0.0);
+        self.compute(op, &mut y, width);
+        self.memory[buffer] = y;
+    }
+
+    fn compute(&self, op: &Op, y: &mut [f32], width: usize) {
+        let w = self.job.weights;
+        match op {
+            Op::Embed { table, scale, .. } => {
+                for (y, token) in y.chunks_exact_mut(width).zip(self.job.tokens) {
+                    let row = w.row(*table, *token as usize, width);
+                    y.iter_mut().zip(row).for_each(|(y, x)| *y = x * scale);
+                }
+            }
+            Op::Hidden { .. } => y.copy_from_slice(self.job.hidden),
+            Op::Norm { x, kind, weight, bias, eps, groups, .. } => {
+                let group = width / groups;
+                for (y, x) in y.chunks_exact_mut(group).zip(self.value(*x).chunks_exact(group)) {
+                    norm(y, x, *kind, w.get(*weight), bias.map(|b| w.get(b)), *eps);
+                }
+            }
+            Op::Linear { x, matrix, .. } => self.linear(*x, matrix, y),
+            Op::GroupLinear { x, matrices, .. } => {
+                let (stride, x) = (self.width(*x), self.value(*x));
+                for group in 0..matrices.count {
+                    let m = matrices.nth(group);
+                    let (from, to) = (group * m.inputs, group * m.outputs);
+                    if !x.is_empty() {
+                        w.multiply(&m, &x[from..], stride, &mut y[to..], width);
+                    }
+                }
+            }
+            Op::Slice { x, groups, start, width: part, .. } => {
+                let x = self.value(*x).chunks_exact(self.width(*x) / groups);
+                for (y, x) in y.chunks_exact_mut(*part).zip(x) {
+                    y.copy_from_slice(&x[*start..start + part]);
+                }
+            }
+            Op::Concat { a, b, groups, .. } => {
+                let (a_width, b_width) = (self.width(*a) / groups, self.width(*b) / groups);
+                let parts = self.value(*a).chunks_exact(a_width).zip(self.value(*b).chunks_exact(b_width));
+                for (y, (a, b)) in y.chunks_exact_mut(a_width + b_width).zip(parts) {
+                    y[..a_width].copy_from_slice(a);
+                    y[a_width..].copy_from_slice(b);
+                }
+            }
+            Op::Rotary { x, groups, start, rope, pairs, .. } => {
+                y.copy_from_slice(self.value(*x));
+                let rope = &self.job.program.ropes[rope.0 as usize];
+                self.rotate(y, width / groups, *groups, *start, rope, *pairs);
+            }
+            Op::UpdateAndAttend { .. } => self.attend(op, y, width),
+            Op::Gate { gate, up, activation, .. } => {
+                let operands = self.value(*gate).iter().zip(self.value(*up));
+                y.iter_mut().zip(operands).for_each(|(y, (gate, up))| *y = gated(*gate, *up, *activation));
+            }
+            Op::Add { a, b, .. } => {
+                let operands = self.value(*a).iter().zip(self.value(*b));
+                y.iter_mut().zip(operands).for_each(|(y, (a, b))| *y = a + b);
+            }
+            Op::Mixture { x, routes, experts, .. } => {
+                let rows = self.rows(*x).zip(&self.routes[routes]);
+                for (y, (x, routes)) in y.chunks_exact_mut(width).zip(rows) {
+                    mixture(x, routes, experts, w, y);
+                }
+            }
+            Op::Gather { x, .. } => {
+                let x = self.value(*x);
+                for (y, token) in y.chunks_exact_mut(width).zip(&self.sampled) {
+                    y.copy_from_slice(&x[token * width..(token + 1) * width]);
+                }
+            }
+            Op::Head { x, matrix, soft_cap, .. } => {
+                self.linear(*x, matrix, y);
+                if let Some(cap) = soft_cap {
+                    y.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
+                }
+            }
+            Op::Route { .. } | Op::SelectKeys { .. } => {}
+        }
+    }
+
+    fn linear(&self, x: ValueId, matrix: &Matrix, y: &mut [f32]) {
+        self.job.weights.multiply(matrix, self.value(x), matrix.inputs, y, matrix.outputs);
+    }
+
+    /// Writes each token's row of a value to its slot.
+    fn keep(&mut self, value: ValueId, layer: LayerId, part: Part) {
+        let Some(buffer) = self.job.buffers.of_value[value.0 as usize] else { return };
+        let rows = self.memory[buffer].chunks_exact(self.width(value));
+        for (row, slot) in rows.zip(&self.job.plan.write_slots) {
+            self.own.write(layer, part, *slot, row);
+        }
+    }
+
+    fn rotate(&self, y: &mut [f32], group: usize, groups: usize, start: usize, rope: &Rope, pairs: Pairs) {
+        let positions = self.job.plan.positions.iter().zip(&self.row_of);
+        for (heads, (position, row)) in y.chunks_exact_mut(group * groups).zip(positions) {
+            let frequencies = rope.frequencies(self.job.final_lens[*row]);
+            let turns: Vec<(f32, f32)> = frequencies.iter().map(|f| rope.turn(*f, *position)).collect();
+            for head in heads.chunks_exact_mut(group) {
+                let part = &mut head[start..start + rope.dims()];
+                for (i, (cos, sin)) in turns.iter().enumerate() {
+                    let (first, second) = match pairs {
+                        Pairs::Half => (i, i + turns.len()),
+                        Pairs::Interleaved => (2 * i, 2 * i + 1),
+                    };
+                    let (a, b) = (part[first], part[second]);
+                    part[first] = a * cos - b * sin;
+                    part[second] = b * cos + a * sin;
+                }
+            }
+        }
+    }
+
+    fn pools(&self) -> Pools<'_> {
+        Pools { own: self.own, frozen: self.job.frozen }
+    }
+
+    fn attend(&self, op: &Op, y: &mut [f32], width: usize) {
+        let Op::UpdateAndAttend { q, layer, scale, soft_cap, sinks, selection, .. } = op else { return };
+        let facts = self.job.program.layers[layer.0 as usize];
+        let sinks = sinks.map(|sinks: WeightId| self.job.weights.get(sinks));
+        let attention = Attention {
+            layer: *layer,
+            facts,
+            scale: *scale,
+            soft_cap: *soft_cap,
+            sinks,
+            pools: self.pools(),
+        };
+        let (q, q_width) = (self.value(*q), self.width(*q));
+        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts.window) {
+            let visible = selection.map_or(&visible, |s| &self.selections[&s][token]);
+            let q = &q[token * q_width..(token + 1) * q_width];
+            attention.query(reads, visible, q, &mut y[token * width..(token + 1) * width]);
+        }
+    }
+
+    fn select(&self, q: ValueId, weights: ValueId, layer: LayerId, top_k: usize) -> Vec<Vec<u32>> {
+        let window = self.job.program.layers[layer.0 as usize].window;
+        let mut selections = vec![Vec::new(); self.job.tokens.len()];
+        let row = |value: ValueId, token: usize| {
+            let width = self.width(value);
+            &self.value(value)[token * width..(token + 1) * width]
+        };
+        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, window) {
+            let (q, weights) = (row(q, token), row(weights, token));
+            selections[token] = select_keys(&self.pools(), layer, reads, &visible, q, weights, top_k);
+        }
+        selections
+    }
+}
+
+fn norm(y: &mut [f32], x: &[f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) {
+    let n = x.len() as f32;
+    match kind {
+        NormKind::Rms | NormKind::RmsPlusOne => {
+            let plus = if kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
+            let factor = 1.0 / (dot(x, x) / n + eps).sqrt();
+            y.iter_mut().zip(x).zip(weight).for_each(|((y, x), w)| *y = x * factor * (plus + w));
+        }
+        NormKind::Layer => {
+            let mean = x.iter().sum::<f32>() / n;
+            let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
+            let factor = 1.0 / (variance + eps).sqrt();
+            y.iter_mut().zip(x).zip(weight).for_each(|((y, x), w)| *y = (x - mean) * factor * w);
+            bias.into_iter().for_each(|bias| y.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
+        }
+    }
+}
