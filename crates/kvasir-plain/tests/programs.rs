@@ -1,17 +1,10 @@
 //! Programs of real files: everything in them is used, nothing is missing.
 
+mod common;
+
+use common::cases;
 use kvasir_formats::Checkpoint;
 use kvasir_program::{Model, ProgramError};
-use std::path::PathBuf;
-
-fn cases() -> Vec<PathBuf> {
-    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
-    let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
-    cases.retain(|p| p.join("config.json").exists());
-    cases.sort();
-    assert!(cases.len() >= 24, "only {} checkpoints", cases.len());
-    cases
-}
 
 #[test]
 fn every_checkpoint_has_its_programs() {

@@ -1,5 +1,7 @@
 //! Recorded chains of processors: the same ids stay, with the same logits and probabilities.
 
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
 use kvasir_sample::processors;
 use serde_json::Value as Json;
 

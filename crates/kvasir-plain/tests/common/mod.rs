@@ -1,0 +1,100 @@
+//! A sequence on a contiguous cache, driven by hand.
+#![allow(dead_code, clippy::unwrap_used)] // helpers: every test file uses its own part, and a failure is a failed test
+
+use kvasir_exec::{Batch, BatchRow, Drafts, Executor, Phase, PoolRow, SequenceSpec, Step};
+use kvasir_formats::Checkpoint;
+use kvasir_kv::{Cache, ClaimRow, Contiguous, SeqId, Span, StepId, Token};
+use kvasir_plain::{Limits, Pass, PlainExecutor, PlainModel};
+use kvasir_program::{Model, Tap};
+use kvasir_sample::Sampling;
+use std::path::{Path, PathBuf};
+
+/// The checkpoints in the project, or those under `KVASIR_MODELS`.
+pub(crate) fn cases() -> Vec<PathBuf> {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
+    let dir = std::env::var_os("KVASIR_MODELS").map_or(here, PathBuf::from);
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    cases.retain(|p| p.join("config.json").exists());
+    cases.sort();
+    assert!(cases.len() >= 24, "only {} checkpoints", cases.len());
+    cases
+}
+
+pub(crate) fn load(case: &Path) -> PlainModel {
+    let checkpoint = Checkpoint::open(case).unwrap();
+    let model = Model::build(&checkpoint.source()).unwrap();
+    PlainModel::load(&model, &checkpoint).unwrap()
+}
+
+pub(crate) fn limits() -> Limits {
+    Limits { slots: 512, tokens: 256, rows: 4 }
+}
+
+/// One sequence.
+pub(crate) struct Stream {
+    pub(crate) executor: PlainExecutor,
+    pub(crate) cache: Contiguous,
+    pub(crate) seq: SeqId,
+    next: u64,
+}
+
+impl Stream {
+    pub(crate) fn new(mut executor: PlainExecutor, prompt: &[Token], final_len: usize) -> Self {
+        let spec =
+            SequenceSpec { prompt: prompt.to_vec(), final_len: final_len as u32, ..SequenceSpec::default() };
+        executor.bind(PoolRow(0), spec);
+        let mut cache = Contiguous::new(512);
+        let seq = cache.open().unwrap();
+        Self { executor, cache, seq, next: 1 }
+    }
+
+    /// Claims room for tokens of which those from `sample_from` on are sampled.
+    pub(crate) fn step(&mut self, tokens: &[Token], sample_from: usize) -> Step {
+        let id = StepId(self.next);
+        self.next += 1;
+        let cached = self.cache.len(self.seq).unwrap();
+        let n = tokens.len() as u32;
+        self.cache.claim(id, &[ClaimRow { seq: self.seq, redirected: 0, tokens: n }]).unwrap();
+        let mut step = Step::default();
+        self.cache.plan(id, &mut step.plan).unwrap();
+        step.batch = Batch { step: id, tokens: tokens.to_vec(), logits: true, ..Batch::default() };
+        step.batch.rows.push(BatchRow {
+            request: 0,
+            seq: self.seq,
+            phase: Phase::Decode,
+            tokens: Span::new(0, tokens.len()),
+            cached,
+            context_len: cached + n,
+            last_block_tokens: 1,
+            sample_from: sample_from as u32,
+            pool_row: PoolRow(0),
+            drafts: Drafts::default(),
+            sampling: Sampling::default(),
+        });
+        step
+    }
+
+    /// Runs tokens without sampling.
+    pub(crate) fn pass(
+        &mut self,
+        tokens: &[Token],
+        from: usize,
+        hidden: Option<&[f32]>,
+        taps: &[Tap],
+    ) -> Pass {
+        let step = self.step(tokens, from);
+        let pass = self.executor.pass(&step, hidden, taps).unwrap();
+        self.cache.retire(step.plan.step).unwrap();
+        pass
+    }
+
+    /// Runs tokens and gives the one sampled after the last.
+    pub(crate) fn submit(&mut self, tokens: &[Token]) -> (Token, Vec<f32>) {
+        let step = self.step(tokens, tokens.len() - 1);
+        let pending = self.executor.submit(Box::new(step)).unwrap();
+        let (step, result) = self.executor.wait(pending);
+        result.unwrap();
+        self.cache.retire(step.plan.step).unwrap();
+        (step.output.tokens[0], step.output.logits)
+    }
+}
