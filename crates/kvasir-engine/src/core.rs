@@ -138,16 +138,11 @@ impl Core {
         let prompt_len = request.prompt.len() as u32;
         let number = self.next_number;
         self.next_number += 1;
-        let entry = self.world.slab.insert(Sequence {
-            tag: request.tag,
-            prompt_len,
-            tokens: request.prompt,
-            params: request.params,
-            room: self.world.limits.max_model_len.saturating_sub(prompt_len).max(1),
-            timings: Timings { arrived: now, ..Timings::default() },
-            number,
-            ..Sequence::default()
-        });
+        let mut sequence = Sequence::new(request);
+        sequence.room = self.world.limits.max_model_len.saturating_sub(prompt_len).max(1);
+        sequence.timings = Timings { arrived: now, ..Timings::default() };
+        sequence.number = number;
+        let entry = self.world.slab.insert(sequence);
         let sequence = &self.world.slab[entry];
         self.world.arrived.push(Arrival {
             request: sequence.id,
@@ -188,6 +183,17 @@ impl Core {
     /// already; it then ended no later than that.
     pub fn stop_at(&mut self, id: RequestId, keep: u32, now: Nanos) -> bool {
         self.end(id, Some(keep), Finish::StopText, now)
+    }
+
+    /// Sends a running request back to the front of the queue; it is computed again later, and nothing is lost.
+    pub fn preempt(&mut self, id: RequestId) -> bool {
+        match self.world.slab.find(id) {
+            Some(entry) if self.world.slab[entry].status == Status::Running => {
+                self.world.preempt(entry);
+                true
+            }
+            _ => false,
+        }
     }
 
     fn end(&mut self, id: RequestId, keep: Option<u32>, finish: Finish, now: Nanos) -> bool {

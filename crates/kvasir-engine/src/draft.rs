@@ -38,7 +38,7 @@ pub struct DraftStats {
 
 impl DraftStats {
     /// Counts one verification of drafts that reach `depth` far, of which `accepted` were right.
-    pub(crate) fn count(&mut self, depth: usize, accepted: usize) {
+    pub fn count(&mut self, depth: usize, accepted: usize) {
         self.verified += 1;
         if self.drafted.len() < depth {
             self.drafted.resize(depth, 0);
@@ -46,6 +46,14 @@ impl DraftStats {
         }
         self.drafted.iter_mut().take(depth).for_each(|n| *n += 1);
         self.accepted.iter_mut().take(accepted).for_each(|n| *n += 1);
+    }
+
+    /// Share of the drafts that were right; 0 without drafts.
+    pub fn rate(&self) -> f64 {
+        match self.totals() {
+            (_, 0) => 0.0,
+            (accepted, drafted) => accepted as f64 / drafted as f64,
+        }
     }
 
     /// Drafts accepted and drafts made, over all distances.

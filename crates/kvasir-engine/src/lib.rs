@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod coalesce;
 mod core;
 mod desk;
 mod draft;
@@ -21,6 +22,7 @@ mod reason;
 mod record;
 pub mod rectangular;
 mod request;
+mod route;
 mod sequence;
 mod serve;
 mod settle;
@@ -30,6 +32,7 @@ mod trace;
 mod world;
 
 pub use self::core::Core;
+pub use coalesce::{Coalescer, Coalescing, LocalState, ReplicaState};
 pub use desk::{Admit, Desk, Feed};
 pub use draft::{DraftStats, Drafter, Proposal};
 pub use engine::{Completion, Engine, Exit, Turn};
@@ -44,6 +47,7 @@ pub use queue::Order;
 pub use reason::Reason;
 pub use record::{Admission, Arrival, Held, Nanos, StepRecord};
 pub use request::{Params, Request, RequestId};
+pub use route::{Balance, Charge, Load, Router, UnknownReplica};
 pub use sequence::{Sequence, Status, Timings};
 pub use serve::Message;
 pub use trace::{StepTrace, TraceSink, Tracer};

@@ -1,4 +1,4 @@
-use crate::{Finish, Nanos, Params, RequestId};
+use crate::{Finish, Nanos, Params, Request, RequestId};
 use kvasir_exec::PoolRow;
 use kvasir_kv::{SeqId, StepId, Token};
 use serde::{Deserialize, Serialize};
@@ -102,6 +102,43 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    /// A waiting sequence that nobody knows yet; the core gives it its id.
+    pub fn new(request: Request) -> Self {
+        let prompt_len = request.prompt.len() as u32;
+        Self {
+            tag: request.tag,
+            prompt_len,
+            tokens: request.prompt,
+            params: request.params,
+            ..Self::default()
+        }
+    }
+
+    /// Commits tokens that the target has chosen.
+    pub fn append(&mut self, tokens: &[Token]) {
+        self.tokens.extend_from_slice(tokens);
+    }
+
+    /// Drops outputs so that `len` tokens are left; the prompt stays.
+    pub fn truncate(&mut self, len: u32) {
+        self.tokens.truncate(len.max(self.prompt_len) as usize);
+    }
+
+    /// Blocks of `block_size` that its committed tokens take.
+    pub fn blocks(&self, block_size: u32) -> u32 {
+        (self.tokens.len() as u32).div_ceil(block_size)
+    }
+
+    /// Tokens in the last of these blocks.
+    pub fn last_block_tokens(&self, block_size: u32) -> u32 {
+        (self.tokens.len() as u32).saturating_sub(1) % block_size + 1
+    }
+
+    /// Its `i`-th block of tokens; none beyond the last.
+    pub fn block(&self, i: u32, block_size: u32) -> Option<&[Token]> {
+        self.tokens.chunks(block_size.max(1) as usize).nth(i as usize)
+    }
+
     /// Its id.
     pub fn id(&self) -> RequestId {
         self.id

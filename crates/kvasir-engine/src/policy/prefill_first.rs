@@ -9,6 +9,8 @@ use crate::{Admit, Desk, Feed, Limits, Nanos, Reason, Refusal};
 pub enum Chunking {
     /// `--chunked-prefill off`: a prompt runs whole or waits.
     Off,
+    /// Only the first prompt of a step is cut, to whatever the step takes; what does not fit behind it waits.
+    First,
     /// `--chunked-prefill on`: a prompt that does not fit the step is cut.
     On {
         /// Most tokens of one prompt per step.
@@ -72,14 +74,7 @@ impl PrefillFirst {
         if left == 0 {
             return true;
         }
-        let (chunked, cap) = match self.chunking {
-            Chunking::On { cap } => (true, cap.unwrap_or(u32::MAX)),
-            // What was computed again after a preemption may have outgrown a step.
-            Chunking::Off => (left > desk.limits().max_num_batched_tokens, u32::MAX),
-        };
-        let Some(tokens) =
-            prefill_chunk(left.min(cap), desk.budget(), desk.block_size(), chunked, desk.picked() == 0)
-        else {
+        let Some(tokens) = self.chunk(desk, left) else {
             desk.hold(entry, Reason::Sliver);
             return false;
         };
@@ -88,6 +83,20 @@ impl PrefillFirst {
             Err(reason) => {
                 desk.hold(entry, reason);
                 false
+            }
+        }
+    }
+
+    /// Tokens to feed now of a prompt of which `left` are missing; none if it must wait for the next step.
+    fn chunk(&self, desk: &Desk<'_>, left: u32) -> Option<u32> {
+        let (budget, empty) = (desk.budget(), desk.picked() == 0);
+        match self.chunking {
+            Chunking::First => (left <= budget || empty).then(|| left.min(budget)),
+            // What is computed again after a preemption may have outgrown a step; only then is it cut.
+            Chunking::Off if left <= desk.limits().max_num_batched_tokens => (left <= budget).then_some(left),
+            Chunking::Off => empty.then_some(budget),
+            Chunking::On { cap } => {
+                prefill_chunk(left.min(cap.unwrap_or(u32::MAX)), budget, desk.block_size(), true, empty)
             }
         }
     }
@@ -135,17 +144,7 @@ impl PrefillFirst {
             true => return None,
             false => len - desk.lookup(entry).tokens.min(len),
         };
-        match self.chunking {
-            Chunking::Off if left <= desk.limits().max_num_batched_tokens => {
-                (left > desk.budget()).then_some(Reason::TokenBudget)
-            }
-            Chunking::Off => (desk.picked() > 0).then_some(Reason::TokenBudget),
-            Chunking::On { cap } => {
-                let left = left.min(cap.unwrap_or(u32::MAX));
-                let cut = prefill_chunk(left, desk.budget(), desk.block_size(), true, desk.picked() == 0);
-                cut.is_none().then_some(Reason::Sliver)
-            }
-        }
+        self.chunk(desk, left).is_none().then_some(Reason::TokenBudget)
     }
 
     /// Feeds every running sequence its newest token, making room by preemption.

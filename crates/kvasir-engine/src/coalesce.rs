@@ -1,0 +1,139 @@
+//! Prefill coalescing: holding newcomers back so that all replicas prefill in the same step.
+
+use serde::{Deserialize, Serialize};
+
+/// When prefills that are held back must go.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Coalescing {
+    /// Tokens of one step.
+    pub max_num_batched_tokens: u64,
+    /// Share of a step that must be waiting on every replica.
+    pub target_fill: f64,
+    /// Calls after which prefills go whatever is missing.
+    pub ttft_max_ticks: u32,
+    /// The same where a prompt is half done.
+    pub partial_max_ticks: u32,
+    /// Calls without growth after which nothing more is waited for.
+    pub stall_ticks: u32,
+    /// Share of the pool in use above which nothing is held back.
+    pub kv_high: f64,
+    /// Share of the pool in use below which nothing is held back.
+    pub kv_low: Option<f64>,
+    /// Age of the oldest newcomer above which nothing is held back.
+    pub max_queue_ms: Option<f64>,
+}
+
+impl Default for Coalescing {
+    fn default() -> Self {
+        Self {
+            max_num_batched_tokens: 16384,
+            target_fill: 0.7,
+            ttft_max_ticks: 30,
+            partial_max_ticks: 8,
+            stall_ticks: 3,
+            kv_high: 0.9,
+            kv_low: None,
+            max_queue_ms: None,
+        }
+    }
+}
+
+/// What one replica reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaState {
+    /// It has prompts that it could run now.
+    pub prefillable: bool,
+    /// Tokens of prompts that wait.
+    pub pending_tokens: u64,
+    /// Sequences that decode.
+    pub running_decode: u64,
+}
+
+/// What the deciding replica knows of itself beside that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LocalState {
+    /// Share of its pool in use.
+    pub kv_usage: f64,
+    /// A prompt is half done.
+    pub has_partial: bool,
+    /// Age of its oldest newcomer.
+    pub oldest_age_ms: f64,
+}
+
+/// Decides before each step whether prompts may run in it.
+#[derive(Clone, Debug)]
+pub struct Coalescer {
+    rules: Coalescing,
+    held: u32,
+    stalled: u32,
+    last_pending: Option<u64>,
+    first: bool,
+}
+
+impl Coalescer {
+    /// A coalescer that has held nothing yet.
+    pub fn new(rules: Coalescing) -> Self {
+        Self { rules, held: 0, stalled: 0, last_pending: None, first: true }
+    }
+
+    /// Whether prompts may run now. `replicas` are all replicas, this one first.
+    pub fn allows(&mut self, replicas: &[ReplicaState], local: LocalState) -> bool {
+        let first = std::mem::replace(&mut self.first, false);
+        let pending = replicas.first().map_or(0, |replica| replica.pending_tokens);
+        let all_prefillable = replicas.iter().all(|replica| replica.prefillable);
+        let grew = self.last_pending.is_none_or(|last| pending > last);
+        self.stalled = if grew { 0 } else { self.stalled + 1 };
+        let go = first || self.must_go(replicas, local) || (all_prefillable && self.is_full(replicas));
+        match go {
+            true => (self.held, self.stalled, self.last_pending) = (0, 0, None),
+            false => (self.held, self.last_pending) = (self.held + 1, Some(pending)),
+        }
+        go
+    }
+
+    fn must_go(&self, replicas: &[ReplicaState], local: LocalState) -> bool {
+        let rules = &self.rules;
+        !replicas.iter().any(|replica| replica.prefillable)
+            || !replicas.iter().any(|replica| replica.running_decode > 0)
+            || local.kv_usage > rules.kv_high
+            || rules.kv_low.is_some_and(|low| local.kv_usage < low)
+            || rules.max_queue_ms.is_some_and(|most| local.oldest_age_ms > most)
+            || self.held >= rules.ttft_max_ticks
+            || (local.has_partial && self.held >= rules.partial_max_ticks)
+    }
+
+    fn is_full(&self, replicas: &[ReplicaState]) -> bool {
+        let target = (self.rules.target_fill * self.rules.max_num_batched_tokens as f64).ceil() as u64;
+        replicas.iter().all(|replica| replica.pending_tokens >= target)
+            || self.stalled >= self.rules.stall_ticks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn busy(pending_tokens: u64) -> ReplicaState {
+        ReplicaState { prefillable: true, pending_tokens, running_decode: 8 }
+    }
+
+    #[test]
+    fn holds_until_every_replica_has_enough() {
+        let mut coalescer =
+            Coalescer::new(Coalescing { max_num_batched_tokens: 100, ..Coalescing::default() });
+        let local = LocalState { kv_usage: 0.5, ..LocalState::default() };
+        assert!(coalescer.allows(&[busy(10), busy(10)], local), "the first call always goes");
+        assert!(!coalescer.allows(&[busy(70), busy(10)], local));
+        assert!(coalescer.allows(&[busy(71), busy(70)], local));
+    }
+
+    #[test]
+    fn a_half_done_prompt_waits_less() {
+        let mut coalescer =
+            Coalescer::new(Coalescing { partial_max_ticks: 2, stall_ticks: 99, ..Coalescing::default() });
+        let local = LocalState { kv_usage: 0.5, has_partial: true, ..LocalState::default() };
+        let got: Vec<bool> = (0..4).map(|_| coalescer.allows(&[busy(1)], local)).collect();
+        assert_eq!(got, [true, false, false, true]);
+    }
+}

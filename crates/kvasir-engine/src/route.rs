@@ -1,0 +1,184 @@
+//! Which replica a request goes to: pure logic over counters.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// `--dp-load-balance`: how a replica is picked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Balance {
+    /// One after the other.
+    RoundRobin,
+    /// Fewest requests, then fewest tokens.
+    #[default]
+    LeastRequests,
+    /// Fewest tokens, each request counting as so many more.
+    LeastTokens {
+        /// Tokens that a request counts for beside its own.
+        request_weight: u64,
+    },
+}
+
+/// No replica has this number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownReplica(pub usize);
+
+impl fmt::Display for UnknownReplica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "data_parallel_rank: no replica {}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownReplica {}
+
+/// What a replica has been given and not finished.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Requests.
+    pub requests: u64,
+    /// Their prompt tokens.
+    pub tokens: u64,
+}
+
+/// What was charged for one request. It is given back once, by [`Router::release`] when the request has ended, or when it
+/// could not be sent.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Charge {
+    replica: usize,
+    tokens: u64,
+}
+
+impl Charge {
+    /// Where the request goes.
+    pub fn replica(&self) -> usize {
+        self.replica
+    }
+}
+
+/// Spreads requests over replicas.
+#[derive(Clone, Debug)]
+pub struct Router {
+    balance: Balance,
+    loads: Vec<Load>,
+    /// Where the search starts, so that full ties take turns.
+    start: usize,
+}
+
+impl Router {
+    /// A router over `replicas` idle replicas, at least one.
+    pub fn new(balance: Balance, replicas: usize) -> Self {
+        Self::with_loads(balance, vec![Load::default(); replicas.max(1)])
+    }
+
+    /// A router over replicas that are loaded already; an empty list is one idle replica.
+    pub fn with_loads(balance: Balance, mut loads: Vec<Load>) -> Self {
+        if loads.is_empty() {
+            loads.push(Load::default());
+        }
+        Self { balance, loads, start: 0 }
+    }
+
+    /// What the replicas have.
+    pub fn loads(&self) -> &[Load] {
+        &self.loads
+    }
+
+    /// Picks a replica for a prompt of `tokens`, or takes the one asked for, and charges it.
+    pub fn pick(&mut self, tokens: u64, asked: Option<usize>) -> Result<Charge, UnknownReplica> {
+        let replica = match asked {
+            Some(replica) if replica < self.loads.len() => replica,
+            Some(replica) => return Err(UnknownReplica(replica)),
+            None => self.best(),
+        };
+        let load = &mut self.loads[replica];
+        load.requests += 1;
+        load.tokens += tokens;
+        Ok(Charge { replica, tokens })
+    }
+
+    /// The least loaded replica; of several, the first from a start that moves on by one per pick.
+    fn best(&mut self) -> usize {
+        let count = self.loads.len();
+        let from = self.start;
+        self.start = (from + 1) % count;
+        let balance = self.balance;
+        let weight = |load: &Load| match balance {
+            Balance::RoundRobin => (0, 0),
+            Balance::LeastRequests => (load.requests, load.tokens),
+            Balance::LeastTokens { request_weight } => {
+                (load.tokens.saturating_add(request_weight.saturating_mul(load.requests)), 0)
+            }
+        };
+        let order = (0..count).map(|i| (from + i) % count);
+        order.min_by_key(|replica| weight(&self.loads[*replica])).unwrap_or(0)
+    }
+
+    /// Gives a charge back: the request has ended, or could not be sent.
+    pub fn release(&mut self, charge: Charge) {
+        if let Some(load) = self.loads.get_mut(charge.replica) {
+            load.requests = load.requests.saturating_sub(1);
+            load.tokens = load.tokens.saturating_sub(charge.tokens);
+        }
+    }
+
+    /// Routes a group of requests and sends them in order. The first that fails and those after it are rolled back; the
+    /// charges of those sent come back with the error, if there was one.
+    pub fn send_all<E>(
+        &mut self,
+        tokens: &[u64],
+        mut send: impl FnMut(usize, &Charge) -> Result<(), E>,
+    ) -> (Vec<Charge>, Option<E>) {
+        let picked: Vec<Charge> = tokens.iter().filter_map(|tokens| self.pick(*tokens, None).ok()).collect();
+        let (mut sent, mut failed) = (Vec::new(), None);
+        for (i, charge) in picked.into_iter().enumerate() {
+            match failed.is_some() {
+                true => self.release(charge),
+                false => match send(i, &charge) {
+                    Ok(()) => sent.push(charge),
+                    Err(error) => {
+                        failed = Some(error);
+                        self.release(charge);
+                    }
+                },
+            }
+        }
+        (sent, failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picks(router: &mut Router, tokens: &[u64]) -> Vec<usize> {
+        let charges = tokens.iter().map(|tokens| router.pick(*tokens, None));
+        charges.map(|charge| charge.unwrap().replica()).collect()
+    }
+
+    #[test]
+    fn full_ties_take_turns() {
+        let mut router = Router::new(Balance::LeastRequests, 3);
+        assert_eq!(picks(&mut router, &[0, 0, 0, 0]), [0, 1, 2, 0]);
+        assert_eq!(picks(&mut Router::new(Balance::RoundRobin, 2), &[9, 9, 9]), [0, 1, 0]);
+    }
+
+    #[test]
+    fn the_weight_of_a_request_counts_beside_its_tokens() {
+        let loads = vec![Load { requests: 3, tokens: 10 }, Load { requests: 1, tokens: 100 }];
+        let mut light = Router::with_loads(Balance::LeastTokens { request_weight: 0 }, loads.clone());
+        let mut heavy = Router::with_loads(Balance::LeastTokens { request_weight: 100 }, loads);
+        assert_eq!((picks(&mut light, &[1]), picks(&mut heavy, &[1])), (vec![0], vec![1]));
+    }
+
+    #[test]
+    fn a_failed_send_and_those_after_it_are_rolled_back() {
+        let mut router = Router::new(Balance::LeastRequests, 3);
+        let (sent, failed) = router.send_all(&[5, 5, 5], |i, _| if i == 1 { Err("gone") } else { Ok(()) });
+        assert_eq!((sent.len(), failed), (1, Some("gone")));
+        let used: Vec<u64> = router.loads().iter().map(|load| load.requests).collect();
+        assert_eq!(used, [1, 0, 0]);
+        sent.into_iter().for_each(|charge| router.release(charge));
+        assert!(router.loads().iter().all(|load| *load == Load::default()));
+    }
+}

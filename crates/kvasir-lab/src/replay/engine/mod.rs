@@ -1,0 +1,79 @@
+//! Runners of the kinds that replay a core: schedulers, sequences, whole workloads, and the tables beside them.
+
+mod blocks;
+mod minisgl_scheduler;
+mod minisgl_tables;
+mod nano_scheduler;
+mod routing;
+mod scheduler;
+mod sequence;
+mod tables;
+mod toy_engine;
+
+use super::{CaseError, Runner};
+use blocks::BlockMap;
+use kvasir_engine::Core;
+use serde_json::Value;
+
+/// The kinds of this family.
+pub(super) const KINDS: &[(&str, Runner)] = &[
+    ("atom.scheduler", scheduler::run),
+    ("atom.sequence", sequence::run),
+    ("atom.toy_engine", toy_engine::run),
+    ("atom.dp_load_balance", routing::load_balance),
+    ("atom.prefill_delayer", routing::prefill_delayer),
+    ("atom.function", tables::function),
+    ("atom.sampling_params", tables::sampling_params),
+    ("atom.fanout", tables::fanout),
+    ("atom.request_output", tables::request_output),
+    ("minisgl.scheduler", minisgl_scheduler::run),
+    ("nano.scheduler", nano_scheduler::run),
+    ("minisgl.batch_indices", minisgl_tables::batch_indices),
+    ("minisgl.detokenize", minisgl_tables::text),
+    ("minisgl.printable", minisgl_tables::text),
+    ("minisgl.div_even", minisgl_tables::ranks),
+    ("minisgl.sharding", minisgl_tables::ranks),
+    ("minisgl.graph_padding", minisgl_tables::graphs),
+    ("minisgl.graph_sizes", minisgl_tables::graphs),
+    ("minisgl.is_greedy", minisgl_tables::sampling),
+    ("minisgl.sampling_args", minisgl_tables::sampling),
+];
+
+/// A whole number in a field, or the default where it is absent.
+fn number(value: &Value, key: &str, default: u32) -> Result<u32, String> {
+    match value.get(key) {
+        None | Some(Value::Null) => Ok(default),
+        Some(found) => {
+            let number = found.as_u64().and_then(|n| u32::try_from(n).ok());
+            number.ok_or_else(|| format!("`{key}` must be a number from 0 to 4294967295, not {found}"))
+        }
+    }
+}
+
+/// A switch in a field, or the default where it is absent.
+fn switch(value: &Value, key: &str, default: bool) -> bool {
+    value.get(key).and_then(Value::as_bool).unwrap_or(default)
+}
+
+/// A list of tokens.
+fn tokens(value: &Value) -> Result<Vec<u32>, String> {
+    let items = value.as_array().ok_or_else(|| format!("a list of tokens is expected, not {value}"))?;
+    let token = |item: &Value| item.as_u64().and_then(|n| u32::try_from(n).ok());
+    items.iter().map(|item| token(item).ok_or_else(|| format!("{item} is no token"))).collect()
+}
+
+/// The items of a list.
+fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value], String> {
+    value.get(key).and_then(Value::as_array).map(Vec::as_slice).ok_or_else(|| format!("`{key}` must be a list"))
+}
+
+/// Slots that nobody owns and nobody was promised.
+fn free_slots(core: &Core) -> u32 {
+    let promised: u32 = core.running().map(|sequence| sequence.promised()).sum();
+    core.cache().room().available().saturating_sub(promised)
+}
+
+/// Turns a plain error into one about a case.
+fn about(case: &super::Case) -> impl Fn(String) -> CaseError + '_ {
+    move |why| case.error(why)
+}

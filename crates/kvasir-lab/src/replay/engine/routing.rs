@@ -1,0 +1,99 @@
+use super::{about, list};
+use crate::replay::{Case, CaseError, Outcome, compare};
+use kvasir_engine::{Balance, Charge, Coalescer, Coalescing, Load, LocalState, ReplicaState, Router};
+use serde_json::{Value, json};
+
+/// `atom.dp_load_balance`: which replica each request goes to.
+pub(super) fn load_balance(case: &Case) -> Result<Outcome, CaseError> {
+    balance(case).map_err(about(case))
+}
+
+fn balance(case: &Case) -> Result<Outcome, String> {
+    let given = case.body.get("given").ok_or("field `given` is missing")?;
+    let expected = case.body.get("expected").ok_or("field `expected` is missing")?;
+    let ranks = given["ranks"].as_u64().filter(|ranks| (1..=4096).contains(ranks)).ok_or("`ranks` is out of range")?;
+    let weight = given["request_weight"].as_u64().unwrap_or(0);
+    let balance = match given["strategy"].as_str() {
+        Some("round_robin") => Balance::RoundRobin,
+        Some("least_tokens") => Balance::LeastTokens { request_weight: weight },
+        Some("least_requests") | None => Balance::LeastRequests,
+        Some(other) => return Err(format!("unknown strategy `{other}`")),
+    };
+    let start = |key: &str, i: usize| given[key][i].as_u64().unwrap_or(0);
+    let loads = (0..ranks as usize).map(|i| Load { requests: start("in_flight", i), tokens: start("tokens", i) });
+    let mut router = Router::with_loads(balance, loads.collect());
+    let requests = list(given, "requests")?;
+    let size = |request: &Value| request.as_u64().or_else(|| request["tokens"].as_u64()).unwrap_or(1);
+    let (mut picks, mut charges, mut error) = (Vec::new(), Vec::<Charge>::new(), false);
+    if let Some(gone) = given["fail_rank"].as_u64() {
+        let sizes: Vec<u64> = requests.iter().map(size).collect();
+        let send = |_: usize, charge: &Charge| if charge.replica() as u64 == gone { Err(()) } else { Ok(()) };
+        let (sent, failed) = router.send_all(&sizes, send);
+        picks.extend(sent.iter().map(Charge::replica));
+        error = failed.is_some();
+        charges = sent;
+    } else {
+        // Requests that name a rank which is not there are found before anything is charged.
+        let asked = |request: &Value| request["rank"].as_u64().map(|rank| rank as usize);
+        error |= requests.iter().filter_map(asked).any(|rank| rank >= ranks as usize);
+        for request in requests.iter().filter(|_| !error) {
+            let charge = router.pick(size(request), asked(request)).map_err(|error| error.to_string())?;
+            picks.push(charge.replica());
+            charges.push(charge);
+        }
+    }
+    if given.get("then").is_some() {
+        // A charge can be given back only once, and only by whoever has it, so releasing again is not expressible.
+        charges.into_iter().for_each(|charge| router.release(charge));
+    }
+    let requests: Vec<u64> = router.loads().iter().map(|load| load.requests).collect();
+    let tokens: Vec<u64> = router.loads().iter().map(|load| load.tokens).collect();
+    let mut got = json!({ "rank": picks.first(), "ranks": picks, "in_flight": requests, "tokens": tokens, "error": error });
+    if let Some(sentence) = expected["tokens"].as_str() {
+        // "A on the first, B on the other"
+        let numbers: Vec<u64> = sentence.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        got["tokens"] = json!(if numbers == tokens { sentence } else { "other tokens" });
+    }
+    Ok(compare("end", expected, &got).err().map_or(Outcome::Passed, Outcome::Failed))
+}
+
+/// `atom.prefill_delayer`: when prefills that are held back go.
+pub(super) fn prefill_delayer(case: &Case) -> Result<Outcome, CaseError> {
+    coalesce(case).map_err(about(case))
+}
+
+fn coalesce(case: &Case) -> Result<Outcome, String> {
+    let given = case.body.get("given").ok_or("field `given` is missing")?;
+    let expected = case.body.get("expected").ok_or("field `expected` is missing")?;
+    let mut config = given["config"].clone();
+    if let Some(map) = config.as_object_mut() {
+        map.remove("ranks");
+    }
+    let rules: Coalescing = serde_json::from_value(config).map_err(|error| format!("`config`: {error}"))?;
+    let mut coalescer = Coalescer::new(rules);
+    let mut allow = Vec::new();
+    for call in list(given, "calls")? {
+        let of = |key: &str| call.get(key).unwrap_or(&given["call_defaults"][key]);
+        let replica = |state: &dyn Fn(&str) -> Value| ReplicaState {
+            prefillable: state("prefillable").as_bool().unwrap_or(true),
+            pending_tokens: state("pending").as_u64().or_else(|| state("pending_tokens").as_u64()).unwrap_or(0),
+            running_decode: state("running_decode").as_u64().unwrap_or(0),
+        };
+        let mut replicas = vec![replica(&|key| of(key).clone())];
+        match of("sibling") {
+            Value::String(text) if text == "not prefillable" => {
+                let running_decode = of("running_decode").as_u64().unwrap_or(0);
+                replicas.push(ReplicaState { prefillable: false, pending_tokens: 0, running_decode });
+            }
+            Value::Object(sibling) => replicas.push(replica(&|key| sibling.get(key).cloned().unwrap_or_default())),
+            _ => {}
+        }
+        let local = LocalState {
+            kv_usage: of("kv_usage").as_f64().unwrap_or(0.0),
+            has_partial: of("has_partial").as_bool().unwrap_or(false),
+            oldest_age_ms: of("oldest_age_ms").as_f64().unwrap_or(0.0),
+        };
+        allow.push(coalescer.allows(&replicas, local));
+    }
+    Ok(compare("calls", expected, &json!({ "allow": allow })).err().map_or(Outcome::Passed, Outcome::Failed))
+}

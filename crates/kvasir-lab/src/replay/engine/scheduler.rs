@@ -1,0 +1,540 @@
+use super::{BlockMap, about, blocks::blocks_of, free_slots, list, number, sequence, switch, tokens};
+use crate::replay::{Case, CaseError, Mismatch, Outcome, compare};
+use kvasir_engine::{Chunking, Core, Finish, Limits, Nanos, Order, PrefillFirst, Request, RequestId};
+use kvasir_exec::{Batch, OutputRow, Phase, Step, StepKind};
+use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, VecDeque};
+
+/// `atom.scheduler`: the `prefill-first` policy on a `paged` cache, operation by operation.
+pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+    replay(case).map_err(about(case))
+}
+
+fn replay(case: &Case) -> Result<Outcome, String> {
+    let given = case.body.get("given").ok_or("field `given` is missing")?;
+    let expected = case.body.get("expected").and_then(Value::as_array).ok_or("`expected` must be a list")?;
+    let ops = list(given, "ops")?;
+    // Where no source was right only what was written by hand counts.
+    let neither = case.body.get("basis").and_then(Value::as_str) == Some("neither");
+    let last = if neither { expected.iter().rposition(|one| one != &json!({})) } else { None };
+    let mut bench = Bench::new(case, given)?;
+    for (i, (op, expected)) in ops.iter().zip(expected).enumerate() {
+        if last.is_some_and(|last| i > last) {
+            break;
+        }
+        let got = bench.step(op)?;
+        if expected.get("not_reached").is_some() {
+            break;
+        }
+        if expected.get("raises").is_some() {
+            continue;
+        }
+        let at = format!("op {i} {}", op["op"].as_str().unwrap_or("?"));
+        if let Err(wrong) = bench.judge(&at, expected, &got) {
+            return Ok(Outcome::Failed(wrong));
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+/// What the cases see of a sequence beyond its life in the core.
+#[derive(Default)]
+struct Known {
+    request: Request,
+    arrived: Nanos,
+    id: Option<RequestId>,
+    kind: Option<&'static str>,
+    completion: Vec<Token>,
+    finish: Option<Finish>,
+    /// Ended, and nobody has been told yet.
+    untold: bool,
+    table: Vec<u32>,
+}
+
+struct Bench {
+    core: Core,
+    block: u32,
+    drafts: u32,
+    /// Placeholders stand in the recorded token lists.
+    placeholders: bool,
+    now: Nanos,
+    known: BTreeMap<String, Known>,
+    names: Vec<String>,
+    steps: VecDeque<Box<Step>>,
+    blocks: BlockMap,
+    last: Option<Value>,
+    produces: bool,
+}
+
+impl Bench {
+    fn new(case: &Case, given: &Value) -> Result<Self, String> {
+        let (config, defaults) = (&given["config"], &case.meta["defaults"]);
+        let of = |key: &str, default: u32| number(config, key, number(defaults, key, default)?);
+        let block = of("block_size", 4)?.max(1);
+        let sharing = switch(config, "prefix_caching", switch(defaults, "prefix_caching", false));
+        let blocks = BlockConfig { block_size: block, blocks: of("num_blocks", 10)?, sharing, ..BlockConfig::default() };
+        let cache = Paged::new(blocks).map_err(|error| error.to_string())?;
+        let cap = Some(of("long_prefill_token_threshold", 0)?).filter(|cap| *cap > 0);
+        let chunking = match switch(config, "chunked_prefill", switch(defaults, "chunked_prefill", true)) {
+            true => Chunking::On { cap },
+            false => Chunking::Off,
+        };
+        let delay = config.get("delay_factor").and_then(Value::as_f64).unwrap_or(0.0);
+        let max_model_len = of("max_model_len", 64)?;
+        let limits = Limits {
+            max_num_seqs: of("max_num_seqs", 4)?,
+            max_num_batched_tokens: of("max_num_batched_tokens", 64)?,
+            max_model_len,
+            max_prompt: Some(max_model_len),
+            prefix_cache: sharing,
+            ..Limits::default()
+        };
+        let policy = PrefillFirst::new(chunking, delay);
+        let mut core = Core::new(limits, Order::Fcfs, Box::new(policy), Box::new(cache));
+        let drafts = of("mtp_k", 0)?;
+        core.set_spec_steps(drafts);
+        let mut known = BTreeMap::new();
+        let mut names = Vec::new();
+        for (name, of) in given["seqs"].as_object().ok_or("`seqs` must be an object")? {
+            let params = sequence::params(case, config, of)?;
+            let request = Request { tag: names.len() as u64, prompt: tokens(&of["prompt"])?, params };
+            let arrived = (of.get("arrive_time").and_then(Value::as_f64).unwrap_or(0.0) * 1e9) as Nanos;
+            known.insert(name.clone(), Known { request, arrived, ..Known::default() });
+            names.push(name.clone());
+        }
+        let placeholders = drafts > 0 || list(given, "ops")?.iter().any(|op| switch(op, "deferred", false));
+        let (steps, blocks) = (VecDeque::new(), BlockMap::default());
+        let (now, last, produces) = (0, None, false);
+        Ok(Self { core, block, drafts, placeholders, now, known, names, steps, blocks, last, produces })
+    }
+
+    fn step(&mut self, op: &Value) -> Result<Value, String> {
+        let returns = match op["op"].as_str().unwrap_or_default() {
+            "add" => self.add(&list(op, "seq").map(<[_]>::to_vec).unwrap_or_else(|_| vec![op["seq"].clone()]))?,
+            "schedule" => self.schedule(),
+            "postprocess" => self.postprocess(op)?,
+            "clock" => {
+                self.now = (op["t"].as_f64().ok_or("`t` must be a time")? * 1e9) as Nanos;
+                Value::Null
+            }
+            "abort" => self.abort(op)?,
+            "preempt" => {
+                let id = self.named(op)?.id;
+                id.map(|id| self.core.preempt(id));
+                Value::Null
+            }
+            // Several steps may be in flight here anyway.
+            "mark_inflight" => Value::Null,
+            "set" => self.set(op)?,
+            "get" => self.get(op)?,
+            "block" => self.get_block(op)?,
+            "counts" => {
+                let (waiting, running) = (self.waiting().len(), self.core.counts().1);
+                json!({ "running": running, "waiting": waiting, "unfinished": running + waiting })
+            }
+            "is_finished" => json!(self.waiting().is_empty() && self.core.counts().1 == 0),
+            "next_batch_info" => self.next_batch_info(),
+            "waiting_new_tokens" => json!(self.waiting_new_tokens()),
+            "produces_output" => json!(self.produces),
+            "spec_stats" => {
+                let (accepted, drafts) = self.core.draft_stats().totals();
+                json!({ "draft": drafts, "accepted": accepted })
+            }
+            other => return Err(format!("unknown operation `{other}`")),
+        };
+        Ok(json!({ "returns": returns, "state": self.state() }))
+    }
+
+    fn named(&mut self, op: &Value) -> Result<&mut Known, String> {
+        let name = op["seq"].as_str().ok_or("`seq` must be a name")?;
+        self.known.get_mut(name).ok_or_else(|| format!("no sequence {name}"))
+    }
+
+    fn add(&mut self, names: &[Value]) -> Result<Value, String> {
+        for name in names {
+            let known = self.named(&json!({ "seq": name }))?;
+            let (request, arrived) = (known.request.clone(), known.arrived);
+            let added = self.core.add(request, arrived);
+            let known = self.named(&json!({ "seq": name }))?;
+            known.id = added.ok();
+            known.finish = added.err().map(Finish::Refused);
+            known.untold = added.is_err();
+        }
+        self.core.outbox().clear();
+        Ok(Value::Null)
+    }
+
+    fn abort(&mut self, op: &Value) -> Result<Value, String> {
+        let now = self.now;
+        let known = self.named(op)?;
+        if let Some(id) = known.id.filter(|_| known.finish.is_none()) {
+            (known.finish, known.untold) = (Some(Finish::Aborted), true);
+            self.core.abort(id, now);
+            self.core.outbox().clear();
+        }
+        Ok(Value::Null)
+    }
+
+    fn set(&mut self, op: &Value) -> Result<Value, String> {
+        let (field, value) = (op["field"].as_str().unwrap_or_default().to_owned(), op["value"].clone());
+        let known = self.named(op)?;
+        let params = &mut known.request.params;
+        match field.as_str() {
+            "max_tokens" => params.max_tokens = number(op, "value", 0)?,
+            "ignore_eos" => params.ignore_eos = value.as_bool().unwrap_or(false),
+            "temperature" => params.sampling.temperature = value.as_f64().unwrap_or(0.0) as f32,
+            other => return Err(format!("field `{other}` cannot be set on a scheduled sequence")),
+        }
+        Ok(Value::Null)
+    }
+
+    fn get(&mut self, op: &Value) -> Result<Value, String> {
+        let (block, name) = (self.block, op["field"].as_str().unwrap_or_default());
+        let known = self.named(op)?;
+        let (id, kind) = (known.id, known.kind);
+        let gone = kvasir_engine::Sequence::new(known.request.clone());
+        match name {
+            "type" => Ok(json!(kind.unwrap_or("DUMMY"))),
+            _ => {
+                let live = id.and_then(|id| self.core.sequence(id));
+                sequence::field(live.unwrap_or(&gone), 0, name, block)
+            }
+        }
+    }
+
+    fn get_block(&mut self, op: &Value) -> Result<Value, String> {
+        let (block, i) = (self.block, number(op, "i", 0)?);
+        let id = self.named(op)?.id;
+        let live = id.and_then(|id| self.core.sequence(id));
+        Ok(json!(live.and_then(|sequence| sequence.block(i, block))))
+    }
+
+    fn next_batch_info(&self) -> Value {
+        let budget = self.core.limits().max_num_batched_tokens;
+        let partial = self.core.running().filter(|sequence| sequence.is_prefilling());
+        let prompts: u32 = partial.chain(self.core.waiting()).map(|sequence| sequence.to_feed()).sum();
+        match prompts {
+            0 => json!({ "is_prefill": false, "tokens": self.core.counts().1 }),
+            tokens => json!({ "is_prefill": true, "tokens": tokens.min(budget) }),
+        }
+    }
+
+    fn waiting_new_tokens(&self) -> u32 {
+        let all: u32 = self.core.waiting().map(|sequence| sequence.to_feed()).sum();
+        all.min(self.core.limits().max_num_batched_tokens)
+    }
+
+    fn schedule(&mut self) -> Value {
+        let busy = self.core.counts() != (0, 0);
+        let step = self.core.schedule(self.now);
+        self.core.take_binds().for_each(drop);
+        self.hear();
+        let rejected = self.tell();
+        let batch = match &step {
+            Some(step) => self.describe(step),
+            None if busy => json!({
+                "kind": "decode", "seqs": [], "num_scheduled": [], "tokens": [], "context_lens": [],
+                "block_tables": [], "last_block_tokens": [], "total_tokens": 0,
+            }),
+            None => Value::Null,
+        };
+        self.produces = step.as_ref().is_some_and(|step| {
+            step.batch.kind == StepKind::Decode || step.batch.rows.iter().any(|row| row.samples())
+        });
+        self.steps.extend(step);
+        self.last = Some(batch.clone());
+        match rejected.is_empty() {
+            true => batch,
+            false => json!({ "batch": batch, "rejected": rejected }),
+        }
+    }
+
+    /// Who has ended since somebody was told.
+    fn tell(&mut self) -> Vec<Value> {
+        let mut told = Vec::new();
+        for name in &self.names {
+            if let Some(known) = self.known.get_mut(name).filter(|known| known.untold) {
+                known.untold = false;
+                told.push(json!([name, known.finish.map(finish_name)]));
+            }
+        }
+        told
+    }
+
+    fn describe(&mut self, step: &Step) -> Value {
+        let batch = &step.batch;
+        let prefill = batch.kind == StepKind::Prefill;
+        let kind = if prefill { "PREFILL" } else { "DECODE" };
+        let (mut names, mut fed, mut lasts, mut tables) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (row, planned) in batch.rows.iter().zip(&step.plan.rows) {
+            let name = self.name_of(RequestId(row.request));
+            fed.push(&batch.tokens[row.tokens.range()]);
+            let known_len = self.core.sequence(RequestId(row.request)).map_or(0, |one| one.tokens().len() as u32);
+            let whole = if row.phase == Phase::Prefill { known_len } else { row.context_len };
+            lasts.push((whole.max(1) - 1) % self.block + 1);
+            let table = blocks_of(&step.plan, planned, self.block);
+            if let Some(known) = self.known.get_mut(&name) {
+                known.kind = Some(kind);
+                known.table.clone_from(&table);
+            }
+            tables.push(table);
+            names.push(name);
+        }
+        let rows = &batch.rows;
+        let mut value = json!({
+            "kind": kind.to_lowercase(),
+            "seqs": names,
+            "num_scheduled": rows.iter().map(|row| row.tokens.len).collect::<Vec<_>>(),
+            "tokens": fed,
+            "context_lens": rows.iter().map(|row| row.context_len).collect::<Vec<_>>(),
+            "block_tables": tables,
+            "last_block_tokens": lasts,
+            "total_tokens": batch.tokens.len(),
+            "cached": rows.iter().map(|row| row.cached).collect::<Vec<_>>(),
+            "final_chunk": rows.iter().map(|row| row.samples()).collect::<Vec<_>>(),
+        });
+        if self.drafts > 0 && !prefill {
+            value["num_spec_step"] = json!(batch.spec_steps);
+            value["draft_rows"] = json!(draft_rows(batch, self.drafts));
+        }
+        value
+    }
+
+    fn name_of(&self, id: RequestId) -> String {
+        let found = self.known.iter().find(|(_, known)| known.id == Some(id));
+        found.map(|(name, _)| name.clone()).unwrap_or_default()
+    }
+
+    fn postprocess(&mut self, op: &Value) -> Result<Value, String> {
+        let deferred = switch(op, "deferred", false);
+        let due = if deferred { self.steps.len() > 1 } else { !self.steps.is_empty() };
+        let mut stream = Vec::new();
+        if let Some(mut step) = due.then(|| self.steps.pop_front()).flatten() {
+            self.fill_output(&mut step, &op["outputs"])?;
+            self.core.postprocess(&step, &Ok(()), self.now);
+            stream = self.hear();
+            self.core.recycle(step);
+        }
+        for (name, drafts) in op["drafts"].as_object().into_iter().flatten() {
+            let id = self.known.get(name).and_then(|known| known.id);
+            if let Some(id) = id {
+                self.core.set_drafts(id, &tokens(drafts)?, &[]);
+            }
+        }
+        let finished = self.tell();
+        Ok(json!({ "finished": finished, "stream": stream }))
+    }
+
+    /// Writes the outputs that the case gives. With drafts they are the accepted ones and the token after them.
+    fn fill_output(&self, step: &mut Step, outputs: &Value) -> Result<(), String> {
+        for row in &step.batch.rows {
+            let given = match outputs.get(self.name_of(RequestId(row.request))) {
+                Some(given) if row.samples() => tokens(given)?,
+                _ => Vec::new(),
+            };
+            let count = row.drafts.count as usize;
+            let width = (row.tokens.len - row.sample_from) as usize;
+            let start = step.output.tokens.len();
+            // Several accepted tokens without drafts happen only in tables of stop rules; they count as drafts there.
+            for (i, token) in given.iter().take(count).enumerate().take(given.len().saturating_sub(1)) {
+                step.batch.tokens[row.tokens.range().end - count + i] = *token;
+            }
+            step.output.tokens.extend(&given);
+            if given.len() < width && !given.is_empty() {
+                step.output.tokens.extend(std::iter::repeat_n(Token::MAX - 1, width - given.len()));
+            }
+            step.output.rows.push(OutputRow { tokens: Span::new(start, step.output.tokens.len() - start), ..OutputRow::default() });
+        }
+        Ok(())
+    }
+
+    /// Takes the core's events in and returns them as the cases write them.
+    fn hear(&mut self) -> Vec<Value> {
+        let mut stream = Vec::new();
+        let names = &self.names;
+        for (event, new) in self.core.outbox().iter() {
+            let Some(name) = names.get(event.tag as usize) else { continue };
+            let Some(known) = self.known.get_mut(name) else { continue };
+            known.completion.extend(new);
+            if let Some(finish) = event.finish {
+                (known.finish, known.untold) = (Some(finish), true);
+            }
+            let reason = event.finish.map(finish_name);
+            stream.push(json!({ "seq": name, "tokens": new, "finished": event.finish.is_some(), "reason": reason }));
+        }
+        self.core.outbox().clear();
+        stream
+    }
+
+    /// Names of those who wait, those included whose refusal or abort nobody has been told of.
+    fn waiting(&self) -> Vec<String> {
+        let mut waiting: Vec<String> = self.core.waiting().map(|one| self.name_of(one.id())).collect();
+        for (at, name) in self.names.iter().enumerate() {
+            let known = &self.known[name];
+            if known.untold && known.completion.is_empty() && known.kind.is_none() {
+                let after = |other: &String| self.names.iter().position(|name| name == other) > Some(at);
+                let place = waiting.iter().position(after).unwrap_or(waiting.len());
+                waiting.insert(place, name.clone());
+            }
+        }
+        waiting
+    }
+
+    fn state(&mut self) -> Value {
+        let mut state = Map::new();
+        state.insert("free_blocks".into(), json!(free_slots(&self.core) / self.block));
+        state.insert("waiting".into(), json!(self.waiting()));
+        let running: Vec<String> = self.core.running().map(|one| self.name_of(one.id())).collect();
+        for name in &self.names {
+            let Some(known) = self.known.get_mut(name) else { continue };
+            let live = known.id.and_then(|id| self.core.sequence(id));
+            let held = live.is_some_and(|one| one.cache_id().is_some());
+            if !held {
+                known.table.clear();
+                self.blocks.release(name);
+            }
+            let status = match known.finish {
+                Some(Finish::Aborted) if known.untold => "ABORTED",
+                Some(_) if known.untold => "WAITING",
+                Some(_) => "FINISHED",
+                None if held => "RUNNING",
+                None => "WAITING",
+            };
+            let one = json!({
+                "status": status,
+                "type": known.kind.unwrap_or("DUMMY"),
+                "block_table": known.table,
+                "num_tokens": known.request.prompt.len() + known.completion.len(),
+                "completion": known.completion,
+                "finish_reason": known.finish.map(finish_name),
+                "cached": live.map_or(0, |one| one.hit()),
+            });
+            state.insert(format!("seq:{name}"), one);
+        }
+        state.insert("running".into(), json!(running));
+        Value::Object(state)
+    }
+
+    /// Compares, block tables by what is shared and kept, everything else as it stands.
+    fn judge(&mut self, at: &str, expected: &Value, got: &Value) -> Result<(), Box<Mismatch>> {
+        let mut expected = expected.clone();
+        let mut got = got.clone();
+        if self.placeholders {
+            strip_placeholders(&mut expected);
+        }
+        self.meet_tables(at, &mut expected, &mut got)?;
+        compare(at, &expected, &got)
+    }
+
+    fn meet_tables(&mut self, at: &str, expected: &mut Value, got: &mut Value) -> Result<(), Box<Mismatch>> {
+        let wrong = |what: String, expected: &Value, got: &Value| {
+            Box::new(Mismatch { at: format!("{at}: {what}"), expected: expected.clone(), got: got.clone() })
+        };
+        let batch = |value: &mut Value| match value["returns"].get("batch").is_some() {
+            true => value["returns"]["batch"].take(),
+            false => value["returns"].clone(),
+        };
+        let (theirs, ours) = (batch(&mut expected.clone()), batch(&mut got.clone()));
+        let mut pairs = Vec::new();
+        if let (Some(tables), Some(own)) = (theirs["block_tables"].as_array(), ours["block_tables"].as_array()) {
+            for (i, (expected, got)) in tables.iter().zip(own).enumerate() {
+                let cached = ours["cached"][i].as_u64().unwrap_or(0) as usize;
+                let name = ours["seqs"][i].as_str().unwrap_or_default().to_owned();
+                pairs.push((name, expected.clone(), got.clone(), cached / self.block as usize));
+            }
+        }
+        for (key, state) in expected["state"].as_object().into_iter().flatten() {
+            if let (Some(name), Some(table)) = (key.strip_prefix("seq:"), state.get("block_table")) {
+                pairs.push((name.to_owned(), table.clone(), got["state"][key]["block_table"].clone(), usize::MAX));
+            }
+        }
+        for (name, expected, got, hit) in pairs {
+            let numbers = |value: &Value| -> Vec<u64> {
+                value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
+            };
+            let own: Vec<u32> = numbers(&got).into_iter().map(|block| block as u32).collect();
+            let theirs = numbers(&expected);
+            let live = self.known.get(&name).and_then(|known| self.core.sequence(known.id?));
+            let promised = live.map_or(0, |one| one.promised() / self.block) as usize;
+            if theirs.len() != own.len() + promised && !own.is_empty() || own.is_empty() != theirs.is_empty() {
+                return Err(wrong(format!("block table of {name}"), &expected, &got));
+            }
+            // The state repeats the table of the batch, which has been met already.
+            let hit = if hit == usize::MAX { 0 } else { hit };
+            self.blocks.meet(&name, &theirs, &own, hit).map_err(|what| wrong(what, &expected, &got))?;
+        }
+        drop_tables(expected);
+        if let Some(all) = got["returns"]["final_chunk"].as_array()
+            && all.iter().all(|one| one == true)
+        {
+            got["returns"]["final_chunk"] = Value::Null;
+        }
+        Ok(())
+    }
+}
+
+/// Draft tokens of a batch, a row per sequence; zeros without drafts.
+pub(super) fn draft_rows(batch: &Batch, width: u32) -> Vec<Vec<Token>> {
+    let of = |row: &kvasir_exec::BatchRow| {
+        let fed = &batch.tokens[row.tokens.range()];
+        let mut drafts = fed[fed.len() - row.drafts.count as usize..].to_vec();
+        drafts.resize(width as usize, 0);
+        drafts
+    };
+    batch.rows.iter().map(of).collect()
+}
+
+fn drop_tables(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.remove("block_tables");
+            map.remove("block_table");
+            map.values_mut().for_each(drop_tables);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_tables),
+        _ => {}
+    }
+}
+
+/// Fields that hold placeholders in the recorded engines.
+fn strip_placeholders(value: &mut Value) {
+    const FIELDS: [&str; 9] = [
+        "tokens",
+        "context_lens",
+        "last_block_tokens",
+        "total_tokens",
+        "num_scheduled",
+        "num_tokens",
+        "completion",
+        "free_blocks",
+        "token_ids",
+    ];
+    if let Some(returns) = value.get_mut("returns") {
+        let batch = if returns.get("batch").is_some() { &mut returns["batch"] } else { returns };
+        match batch {
+            Value::Object(map) if map.contains_key("kind") => FIELDS.iter().for_each(|field| {
+                map.remove(*field);
+            }),
+            Value::Array(_) => *batch = json!({ "not_compared": true }),
+            _ => {}
+        }
+    }
+    if let Some(Value::Object(state)) = value.get_mut("state") {
+        state.remove("free_blocks");
+        for one in state.values_mut().filter_map(Value::as_object_mut) {
+            FIELDS.iter().for_each(|field| {
+                one.remove(*field);
+            });
+        }
+    }
+    drop_tables(value);
+}
+
+fn finish_name(finish: Finish) -> String {
+    match finish {
+        Finish::Refused(_) | Finish::Capacity => "unschedulable".into(),
+        Finish::ModelLength => "max_tokens".into(),
+        other => other.to_string(),
+    }
+}

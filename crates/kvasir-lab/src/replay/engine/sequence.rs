@@ -1,0 +1,124 @@
+use super::{about, number, tokens};
+use crate::replay::{Case, CaseError, Outcome, compare};
+use kvasir_engine::{Params, Request, Sequence};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// The parameters of a sequence of a case: its own over the suite's defaults.
+pub(super) fn params(case: &Case, config: &Value, given: &Value) -> Result<Params, String> {
+    let defaults = &case.meta["defaults"];
+    let of = |key: &str| given.get(key).or_else(|| config.get(key)).or_else(|| defaults["sampling"].get(key));
+    let eos = config.get("eos").or_else(|| defaults.get("eos"));
+    let stop_ids = config.get("stop_token_ids").or_else(|| defaults.get("stop_token_ids"));
+    let mut params = Params {
+        max_tokens: of("max_tokens").and_then(Value::as_u64).unwrap_or(64).min(u64::from(u32::MAX)) as u32,
+        ignore_eos: of("ignore_eos").and_then(Value::as_bool).unwrap_or(false),
+        eos: eos.and_then(Value::as_u64).map(|id| vec![id as u32]).unwrap_or_default(),
+        stop_ids: stop_ids.map(tokens).transpose()?.unwrap_or_default(),
+        ..Params::default()
+    };
+    params.sampling.temperature = of("temperature").and_then(Value::as_f64).unwrap_or(1.0) as f32;
+    if let Some(runs) = given.get("stop_token_sequences").and_then(Value::as_array) {
+        params.stop_sequences = runs.iter().map(tokens).collect::<Result<_, _>>()?;
+    }
+    Ok(params)
+}
+
+struct Held {
+    id: u64,
+    sequence: Sequence,
+}
+
+/// `atom.sequence`: fields of sequences that nobody schedules.
+pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+    replay(case).map_err(about(case))
+}
+
+fn replay(case: &Case) -> Result<Outcome, String> {
+    let given = case.body.get("given").ok_or("field `given` is missing")?;
+    let config = &given["config"];
+    let block = number(config, "block_size", number(&case.meta["defaults"], "block_size", 4)?)?.max(1);
+    let mut held = BTreeMap::new();
+    let mut next = 0;
+    for (name, of) in given["seqs"].as_object().ok_or("`seqs` must be an object")? {
+        let id = of.get("id").and_then(Value::as_u64).unwrap_or_else(|| {
+            next += 1;
+            next - 1
+        });
+        let request = Request { tag: id, prompt: tokens(&of["prompt"])?, params: params(case, config, of)? };
+        held.insert(name.clone(), Held { id, sequence: Sequence::new(request) });
+    }
+    let expected = super::list(&Value::Object(case.body.clone()), "expected")?.to_vec();
+    for (i, op) in super::list(given, "ops")?.iter().enumerate() {
+        let got = step(&mut held, op, block)?;
+        let Some(expected) = expected.get(i) else { break };
+        let at = format!("op {i} {}", op["op"].as_str().unwrap_or("?"));
+        if expected.get("raises").is_some() {
+            if got.get("raises").is_none() {
+                let wrong = compare(&at, expected, &got);
+                return Ok(wrong.err().map_or(Outcome::Passed, Outcome::Failed));
+            }
+            continue;
+        }
+        if let Err(wrong) = compare(&at, expected, &got) {
+            return Ok(Outcome::Failed(wrong));
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+fn step(held: &mut BTreeMap<String, Held>, op: &Value, block: u32) -> Result<Value, String> {
+    let name = op["seq"].as_str().ok_or("`seq` must be a name")?;
+    let one = held.get_mut(name).ok_or_else(|| format!("no sequence {name}"))?;
+    match op["op"].as_str().unwrap_or_default() {
+        "get" => Ok(json!({ "returns": field(&one.sequence, one.id, op["field"].as_str().unwrap_or_default(), block)? })),
+        "append" => {
+            one.sequence.append(&tokens(&op["tokens"])?);
+            Ok(json!({ "returns": null, "state": state(name, &one.sequence) }))
+        }
+        "set" if op["field"] == "num_tokens" => {
+            one.sequence.truncate(number(op, "value", 0)?);
+            Ok(json!({ "returns": null, "state": state(name, &one.sequence) }))
+        }
+        "block" => Ok(match one.sequence.block(number(op, "i", 0)?, block) {
+            Some(tokens) => json!({ "returns": tokens }),
+            None => json!({ "raises": "no such block" }),
+        }),
+        other => Err(format!("unknown operation `{other}`")),
+    }
+}
+
+fn state(name: &str, sequence: &Sequence) -> Value {
+    json!({ format!("seq:{name}"): { "num_tokens": sequence.tokens().len(), "completion": sequence.outputs() } })
+}
+
+/// A field of a sequence under the name that the cases use.
+pub(super) fn field(sequence: &Sequence, id: u64, name: &str, block: u32) -> Result<Value, String> {
+    let params = sequence.params();
+    Ok(match name {
+        "id" => json!(id),
+        "token_ids" => json!(sequence.tokens()),
+        "num_tokens" => json!(sequence.tokens().len()),
+        "prompt_token_ids" => json!(sequence.prompt()),
+        "num_prompt_tokens" => json!(sequence.prompt_len()),
+        "completion_token_ids" | "output_tokens" => json!(sequence.outputs()),
+        "num_completion_tokens" => json!(sequence.outputs().len()),
+        "last_token" => json!(sequence.tokens().last()),
+        "num_cached_tokens" => json!(sequence.computed().min(sequence.prompt_len())),
+        "num_hashed_tokens" => json!(sequence.published()),
+        "num_blocks" => json!(sequence.blocks(block)),
+        "last_block_num_tokens" => json!(sequence.last_block_tokens(block)),
+        "is_partial_prefill" => json!(sequence.cache_id().is_some() && sequence.is_prefilling()),
+        "is_finished" => json!(sequence.finish().is_some()),
+        "status" if sequence.finish().is_some() => json!("FINISHED"),
+        "status" => json!(if sequence.cache_id().is_some() { "RUNNING" } else { "WAITING" }),
+        "type" => json!("DUMMY"),
+        "block_table" => json!([]),
+        "temperature" => json!(f64::from(params.sampling.temperature)),
+        "max_tokens" => json!(params.max_tokens),
+        "ignore_eos" => json!(params.ignore_eos),
+        "stop_token_sequences" => json!(params.stop_sequences),
+        "arrive_time" => json!(sequence.timings().arrived as f64 / 1e9),
+        other => return Err(format!("unknown field `{other}`")),
+    })
+}
