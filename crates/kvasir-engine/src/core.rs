@@ -54,6 +54,7 @@ impl Core {
             in_flight: 0,
             moves_due: false,
             unswept: false,
+            retired: StepId(0),
             round: 0,
         };
         Self {

@@ -13,11 +13,37 @@ fn fault(error: &StepError) -> Fault {
 }
 
 impl Core {
+    /// Ends the lease of a step that has run: what it wrote is there and may be found. Its tokens may come later, with
+    /// [`Core::postprocess`], which does this itself where it was not done.
+    pub fn landed(&mut self, step: &Step) {
+        if !self.retire(step) {
+            return;
+        }
+        for row in step.batch.rows.iter().filter(|row| row.drafts.count == 0) {
+            if let Some(entry) = self.world.slab.find(crate::RequestId(row.request))
+                && self.world.slab[entry].cache == Some(row.seq)
+            {
+                self.world.slab[entry].computed = row.context_len;
+                self.world.publish(entry, row.samples() && row.phase == Phase::Prefill);
+            }
+        }
+    }
+
+    /// False if it was done already.
+    fn retire(&mut self, step: &Step) -> bool {
+        if step.batch.step <= self.world.retired {
+            return false;
+        }
+        self.world.retired = step.batch.step;
+        let retired = self.world.cache.retire(step.batch.step);
+        debug_assert!(retired.is_ok(), "{retired:?}");
+        true
+    }
+
     /// Takes in what a step yielded. Steps come back in the order in which they were made.
     pub fn postprocess(&mut self, step: &Step, result: &Result<(), StepError>, now: Nanos) {
         self.world.in_flight = self.world.in_flight.saturating_sub(1);
-        let retired = self.world.cache.retire(step.batch.step);
-        debug_assert!(retired.is_ok(), "{retired:?}");
+        self.retire(step);
         for (i, row) in step.batch.rows.iter().enumerate() {
             let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) else { continue };
             let sequence = &mut self.world.slab[entry];

@@ -5,6 +5,7 @@
 
 mod case;
 mod compare;
+mod engine;
 
 pub use case::{Case, CaseError, Suite};
 pub use compare::{Mismatch, compare, expand_ranges};
@@ -32,6 +33,9 @@ pub type Runner = fn(&Case) -> Result<Outcome, CaseError>;
 /// Every kind that can be replayed.
 pub const KINDS: &[(&str, Runner)] = &[];
 
+/// Kinds by family.
+const FAMILIES: &[&[(&str, Runner)]] = &[KINDS, engine::KINDS];
+
 /// A case's verdict.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -48,7 +52,8 @@ pub struct Report {
 pub fn run(suite: &Suite, only: Option<&str>) -> Result<Vec<Report>, CaseError> {
     let mut reports = Vec::new();
     for case in suite.cases.iter().filter(|case| only.is_none_or(|id| id == case.id)) {
-        let Some((_, runner)) = KINDS.iter().find(|(kind, _)| *kind == case.kind) else {
+        let Some((_, runner)) = FAMILIES.iter().copied().flatten().find(|(kind, _)| *kind == case.kind)
+        else {
             return Err(CaseError::new(&case.id, format!("unknown kind `{}`", case.kind)));
         };
         reports.push(Report { id: case.id.clone(), kind: case.kind.clone(), outcome: runner(case)? });

@@ -24,7 +24,13 @@ impl BlockMap {
 
     /// Compares the table of `name` with ours, of which the first `hit` blocks were found in the cache. Ours may be shorter:
     /// blocks that are promised and not handed out have no number. Says what differs.
-    pub(super) fn meet(&mut self, name: &str, expected: &[u64], ours: &[u32], hit: usize) -> Result<(), String> {
+    pub(super) fn meet(
+        &mut self,
+        name: &str,
+        expected: &[u64],
+        ours: &[u32],
+        hit: usize,
+    ) -> Result<(), String> {
         let before = self.tables.remove(name).unwrap_or_default();
         let mut table = Vec::new();
         for (at, (theirs, own)) in expected.iter().zip(ours).enumerate() {

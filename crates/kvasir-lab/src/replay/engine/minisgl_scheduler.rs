@@ -1,7 +1,7 @@
 use super::{about, list, number, switch, tokens};
 use crate::replay::{Case, CaseError, Outcome, compare};
 use kvasir_engine::{Chunked, Core, Finish, Limits, Mixing, Order, Params, Request, RequestId};
-use kvasir_exec::{OutputRow, Phase, Step, StepKind};
+use kvasir_exec::{OutputRow, PoolRow, Step, StepKind};
 use kvasir_kv::{Radix, Span, Token, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,8 +20,9 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     let exact = !overlap && !switch(&Value::Object(case.body.clone()), "hazard", false);
     let mut bench = Bench::new(given, overlap)?;
     for (i, step) in list(given, "steps")?.iter().enumerate() {
-        let got = bench.step(list(step, "msgs")?)?;
-        if exact && let Err(wrong) = compare(&format!("step {i}"), &comparable(&expected["after_each_step"][i]), &got) {
+        let recorded = &expected["after_each_step"][i];
+        let got = bench.step(list(step, "msgs")?, recorded)?;
+        if exact && let Err(wrong) = compare(&format!("step {i}"), &comparable(recorded), &got) {
             return Ok(Outcome::Failed(wrong));
         }
     }
@@ -80,15 +81,15 @@ struct Bench {
     outputs: BTreeMap<u64, Vec<Token>>,
     replies: BTreeMap<u64, (Vec<Token>, u32)>,
     steps: VecDeque<Box<Step>>,
-    /// Slots of the case's table for ours.
-    rows: BTreeMap<u32, u64>,
-    stack: Vec<u64>,
+    /// The case's names for our places in the token pool.
+    slots_of: BTreeMap<PoolRow, Value>,
 }
 
 impl Bench {
     fn new(given: &Value, overlap: bool) -> Result<Self, String> {
         let of = |key: &str, default: u32| number(given, key, default);
-        let (page, pages, slots) = (of("page_size", 1)?.max(1), of("num_pages", 64)?, of("max_running_req", 4)?);
+        let (page, pages, slots) =
+            (of("page_size", 1)?.max(1), of("num_pages", 64)?, of("max_running_req", 4)?);
         let sharing = given["cache"] != "naive";
         let blocks = BlockConfig { block_size: page, blocks: pages, sharing, ..BlockConfig::default() };
         let cache = Radix::new(blocks).map_err(|error| error.to_string())?;
@@ -113,12 +114,11 @@ impl Bench {
             outputs: BTreeMap::new(),
             replies: BTreeMap::new(),
             steps: VecDeque::new(),
-            rows: BTreeMap::new(),
-            stack: (0..u64::from(slots)).collect(),
+            slots_of: BTreeMap::new(),
         })
     }
 
-    fn step(&mut self, messages: &[Value]) -> Result<Value, String> {
+    fn step(&mut self, messages: &[Value], recorded: &Value) -> Result<Value, String> {
         let idle = messages.is_empty() && self.core.is_idle();
         for message in messages {
             self.take(message)?;
@@ -126,7 +126,7 @@ impl Bench {
         self.core.outbox().clear();
         let step = self.core.schedule(0);
         self.core.take_binds().for_each(drop);
-        let batch = step.as_ref().map_or(Value::Null, |step| self.describe(step));
+        let batch = step.as_ref().map_or(Value::Null, |step| self.describe(step, &recorded["batch"]));
         let made = step.is_some();
         self.steps.extend(step);
         let keep = usize::from(self.overlap && made);
@@ -147,7 +147,7 @@ impl Bench {
             if self.core.is_idle() {
                 return self.core.check_invariants();
             }
-            self.step(&[])?;
+            self.step(&[], &Value::Null)?;
         }
         Err("no end in sight".into())
     }
@@ -174,7 +174,7 @@ impl Bench {
         Ok(())
     }
 
-    fn describe(&mut self, step: &Step) -> Value {
+    fn describe(&mut self, step: &Step, recorded: &Value) -> Value {
         let rows = &step.batch.rows;
         let decode = step.batch.kind == StepKind::Decode;
         let mut order: Vec<usize> = (0..rows.len()).collect();
@@ -186,13 +186,12 @@ impl Bench {
             let row = &rows[i];
             let id = RequestId(row.request);
             let Some(sequence) = self.core.sequence(id) else { continue };
-            let end = sequence.prompt_len() + sequence.outputs().len() as u32 + sequence.outputs_left() + sequence.in_flight();
+            let end = sequence.prompt_len()
+                + sequence.outputs().len() as u32
+                + sequence.outputs_left()
+                + sequence.in_flight();
             let goes_on = row.samples() && row.context_len < end;
-            let slot = match self.rows.get(&row.pool_row.0) {
-                Some(slot) if row.phase == Phase::Decode || row.cached > sequence.hit() => *slot,
-                _ => self.stack.pop().unwrap_or(u64::MAX),
-            };
-            self.rows.insert(row.pool_row.0, slot);
+            let slot = self.slot(row.pool_row, &recorded["reqs"][reqs.len()]["slot"]);
             let mut req = json!({
                 "uid": self.uid(id), "slot": slot, "cached": row.cached, "extend": row.tokens.len,
                 "write_pos": if goes_on { i64::from(row.context_len) } else { -1 },
@@ -210,6 +209,18 @@ impl Bench {
         positions.extend(std::iter::repeat_n(0, dummies));
         let phase = if decode { "decode" } else { "prefill" };
         json!({ "phase": phase, "reqs": reqs, "padded_size": padded, "out_loc": out_loc, "positions": positions })
+    }
+
+    /// The case's name for a place in the token pool: kept while somebody has it, and nobody else's.
+    fn slot(&mut self, row: PoolRow, recorded: &Value) -> Value {
+        match self.slots_of.get(&row) {
+            Some(slot) => slot.clone(),
+            None if self.slots_of.values().any(|slot| slot == recorded) => json!("a slot of its own"),
+            None => {
+                self.slots_of.insert(row, recorded.clone());
+                recorded.clone()
+            }
+        }
     }
 
     /// A decode batch is padded to the smallest captured size that holds it.
@@ -235,7 +246,7 @@ impl Bench {
                 step.output.tokens.push(scripted.unwrap_or(700 + ((31 * uid + i as u64) % 97) as Token));
             }
             let span = Span::new(start, step.output.tokens.len() - start);
-            step.output.rows.push(OutputRow { tokens: span, ..OutputRow::default() });
+            step.output.rows.push(OutputRow { tokens: span });
         }
         self.core.postprocess(&step, &Ok(()), 0);
         let mut replies = Vec::new();
@@ -252,13 +263,9 @@ impl Bench {
         Ok(replies)
     }
 
-    /// Table slots go back in the order in which their requests end; which ones are free is all that is compared.
     fn after(&mut self) -> Value {
-        let live: Vec<u32> = self.core.running().filter_map(|one| one.pool_row().map(|row| row.0)).collect();
-        let gone: Vec<u32> = self.rows.keys().copied().filter(|row| !live.contains(row)).collect();
-        for row in gone {
-            self.stack.extend(self.rows.remove(&row));
-        }
+        let live: Vec<PoolRow> = self.core.running().filter_map(|one| one.pool_row()).collect();
+        self.slots_of.retain(|row, _| live.contains(row));
         let room = self.core.cache().room();
         let (mut pending, mut running, mut inflight, mut private) = (Vec::new(), Vec::new(), 0u32, 0u32);
         for one in self.core.running() {

@@ -6,7 +6,9 @@ fn skipped(reason: &str) -> Result<Outcome, CaseError> {
 
 /// `minisgl.batch_indices`.
 pub(super) fn batch_indices(_: &Case) -> Result<Outcome, CaseError> {
-    skipped("a table; rows name token-pool rows and plans name slots; test core_life::rows_say_queries_and_context")
+    skipped(
+        "a table; rows name token-pool rows and plans name slots; test core_life::rows_say_queries_and_context",
+    )
 }
 
 /// `minisgl.detokenize`, `minisgl.printable`.

@@ -64,7 +64,11 @@ fn tokens(value: &Value) -> Result<Vec<u32>, String> {
 
 /// The items of a list.
 fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value], String> {
-    value.get(key).and_then(Value::as_array).map(Vec::as_slice).ok_or_else(|| format!("`{key}` must be a list"))
+    value
+        .get(key)
+        .and_then(Value::as_array)
+        .map(Vec::as_slice)
+        .ok_or_else(|| format!("`{key}` must be a list"))
 }
 
 /// Slots that nobody owns and nobody was promised.

@@ -143,7 +143,7 @@ impl Bench {
                 step.output.tokens.push(scripted.unwrap_or(700 + ((31 * seq + i as u64) % 97) as Token));
             }
             let tokens = Span::new(start, step.output.tokens.len() - start);
-            step.output.rows.push(OutputRow { tokens, ..OutputRow::default() });
+            step.output.rows.push(OutputRow { tokens });
         }
     }
 

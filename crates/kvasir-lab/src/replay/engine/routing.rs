@@ -11,7 +11,10 @@ pub(super) fn load_balance(case: &Case) -> Result<Outcome, CaseError> {
 fn balance(case: &Case) -> Result<Outcome, String> {
     let given = case.body.get("given").ok_or("field `given` is missing")?;
     let expected = case.body.get("expected").ok_or("field `expected` is missing")?;
-    let ranks = given["ranks"].as_u64().filter(|ranks| (1..=4096).contains(ranks)).ok_or("`ranks` is out of range")?;
+    let ranks = given["ranks"]
+        .as_u64()
+        .filter(|ranks| (1..=4096).contains(ranks))
+        .ok_or("`ranks` is out of range")?;
     let weight = given["request_weight"].as_u64().unwrap_or(0);
     let balance = match given["strategy"].as_str() {
         Some("round_robin") => Balance::RoundRobin,
@@ -20,7 +23,8 @@ fn balance(case: &Case) -> Result<Outcome, String> {
         Some(other) => return Err(format!("unknown strategy `{other}`")),
     };
     let start = |key: &str, i: usize| given[key][i].as_u64().unwrap_or(0);
-    let loads = (0..ranks as usize).map(|i| Load { requests: start("in_flight", i), tokens: start("tokens", i) });
+    let loads =
+        (0..ranks as usize).map(|i| Load { requests: start("in_flight", i), tokens: start("tokens", i) });
     let mut router = Router::with_loads(balance, loads.collect());
     let requests = list(given, "requests")?;
     let size = |request: &Value| request.as_u64().or_else(|| request["tokens"].as_u64()).unwrap_or(1);
@@ -76,7 +80,10 @@ fn coalesce(case: &Case) -> Result<Outcome, String> {
         let of = |key: &str| call.get(key).unwrap_or(&given["call_defaults"][key]);
         let replica = |state: &dyn Fn(&str) -> Value| ReplicaState {
             prefillable: state("prefillable").as_bool().unwrap_or(true),
-            pending_tokens: state("pending").as_u64().or_else(|| state("pending_tokens").as_u64()).unwrap_or(0),
+            pending_tokens: state("pending")
+                .as_u64()
+                .or_else(|| state("pending_tokens").as_u64())
+                .unwrap_or(0),
             running_decode: state("running_decode").as_u64().unwrap_or(0),
         };
         let mut replicas = vec![replica(&|key| of(key).clone())];
@@ -85,7 +92,9 @@ fn coalesce(case: &Case) -> Result<Outcome, String> {
                 let running_decode = of("running_decode").as_u64().unwrap_or(0);
                 replicas.push(ReplicaState { prefillable: false, pending_tokens: 0, running_decode });
             }
-            Value::Object(sibling) => replicas.push(replica(&|key| sibling.get(key).cloned().unwrap_or_default())),
+            Value::Object(sibling) => {
+                replicas.push(replica(&|key| sibling.get(key).cloned().unwrap_or_default()))
+            }
             _ => {}
         }
         let local = LocalState {

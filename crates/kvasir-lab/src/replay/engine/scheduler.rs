@@ -73,7 +73,12 @@ impl Bench {
         let of = |key: &str, default: u32| number(config, key, number(defaults, key, default)?);
         let block = of("block_size", 4)?.max(1);
         let sharing = switch(config, "prefix_caching", switch(defaults, "prefix_caching", false));
-        let blocks = BlockConfig { block_size: block, blocks: of("num_blocks", 10)?, sharing, ..BlockConfig::default() };
+        let blocks = BlockConfig {
+            block_size: block,
+            blocks: of("num_blocks", 10)?,
+            sharing,
+            ..BlockConfig::default()
+        };
         let cache = Paged::new(blocks).map_err(|error| error.to_string())?;
         let cap = Some(of("long_prefill_token_threshold", 0)?).filter(|cap| *cap > 0);
         let chunking = match switch(config, "chunked_prefill", switch(defaults, "chunked_prefill", true)) {
@@ -111,7 +116,9 @@ impl Bench {
 
     fn step(&mut self, op: &Value) -> Result<Value, String> {
         let returns = match op["op"].as_str().unwrap_or_default() {
-            "add" => self.add(&list(op, "seq").map(<[_]>::to_vec).unwrap_or_else(|_| vec![op["seq"].clone()]))?,
+            "add" => {
+                self.add(&list(op, "seq").map(<[_]>::to_vec).unwrap_or_else(|_| vec![op["seq"].clone()]))?
+            }
             "schedule" => self.schedule(),
             "postprocess" => self.postprocess(op)?,
             "clock" => {
@@ -270,7 +277,8 @@ impl Bench {
         for (row, planned) in batch.rows.iter().zip(&step.plan.rows) {
             let name = self.name_of(RequestId(row.request));
             fed.push(&batch.tokens[row.tokens.range()]);
-            let known_len = self.core.sequence(RequestId(row.request)).map_or(0, |one| one.tokens().len() as u32);
+            let known_len =
+                self.core.sequence(RequestId(row.request)).map_or(0, |one| one.tokens().len() as u32);
             let whole = if row.phase == Phase::Prefill { known_len } else { row.context_len };
             lasts.push((whole.max(1) - 1) % self.block + 1);
             let table = blocks_of(&step.plan, planned, self.block);
@@ -316,6 +324,10 @@ impl Bench {
             stream = self.hear();
             self.core.recycle(step);
         }
+        // Deferred outputs come one step late, when the newest step has run as well.
+        if deferred && let Some(newest) = self.steps.front() {
+            self.core.landed(newest);
+        }
         for (name, drafts) in op["drafts"].as_object().into_iter().flatten() {
             let id = self.known.get(name).and_then(|known| known.id);
             if let Some(id) = id {
@@ -344,7 +356,7 @@ impl Bench {
             if given.len() < width && !given.is_empty() {
                 step.output.tokens.extend(std::iter::repeat_n(Token::MAX - 1, width - given.len()));
             }
-            step.output.rows.push(OutputRow { tokens: Span::new(start, step.output.tokens.len() - start), ..OutputRow::default() });
+            step.output.rows.push(OutputRow { tokens: Span::new(start, step.output.tokens.len() - start) });
         }
         Ok(())
     }
@@ -361,7 +373,9 @@ impl Bench {
                 (known.finish, known.untold) = (Some(finish), true);
             }
             let reason = event.finish.map(finish_name);
-            stream.push(json!({ "seq": name, "tokens": new, "finished": event.finish.is_some(), "reason": reason }));
+            stream.push(
+                json!({ "seq": name, "tokens": new, "finished": event.finish.is_some(), "reason": reason }),
+            );
         }
         self.core.outbox().clear();
         stream
@@ -437,7 +451,9 @@ impl Bench {
         };
         let (theirs, ours) = (batch(&mut expected.clone()), batch(&mut got.clone()));
         let mut pairs = Vec::new();
-        if let (Some(tables), Some(own)) = (theirs["block_tables"].as_array(), ours["block_tables"].as_array()) {
+        if let (Some(tables), Some(own)) =
+            (theirs["block_tables"].as_array(), ours["block_tables"].as_array())
+        {
             for (i, (expected, got)) in tables.iter().zip(own).enumerate() {
                 let cached = ours["cached"][i].as_u64().unwrap_or(0) as usize;
                 let name = ours["seqs"][i].as_str().unwrap_or_default().to_owned();
@@ -446,7 +462,12 @@ impl Bench {
         }
         for (key, state) in expected["state"].as_object().into_iter().flatten() {
             if let (Some(name), Some(table)) = (key.strip_prefix("seq:"), state.get("block_table")) {
-                pairs.push((name.to_owned(), table.clone(), got["state"][key]["block_table"].clone(), usize::MAX));
+                pairs.push((
+                    name.to_owned(),
+                    table.clone(),
+                    got["state"][key]["block_table"].clone(),
+                    usize::MAX,
+                ));
             }
         }
         for (name, expected, got, hit) in pairs {
@@ -457,7 +478,8 @@ impl Bench {
             let theirs = numbers(&expected);
             let live = self.known.get(&name).and_then(|known| self.core.sequence(known.id?));
             let promised = live.map_or(0, |one| one.promised() / self.block) as usize;
-            if theirs.len() != own.len() + promised && !own.is_empty() || own.is_empty() != theirs.is_empty() {
+            if theirs.len() != own.len() + promised && !own.is_empty() || own.is_empty() != theirs.is_empty()
+            {
                 return Err(wrong(format!("block table of {name}"), &expected, &got));
             }
             // The state repeats the table of the batch, which has been met already.

@@ -71,7 +71,9 @@ fn step(held: &mut BTreeMap<String, Held>, op: &Value, block: u32) -> Result<Val
     let name = op["seq"].as_str().ok_or("`seq` must be a name")?;
     let one = held.get_mut(name).ok_or_else(|| format!("no sequence {name}"))?;
     match op["op"].as_str().unwrap_or_default() {
-        "get" => Ok(json!({ "returns": field(&one.sequence, one.id, op["field"].as_str().unwrap_or_default(), block)? })),
+        "get" => Ok(
+            json!({ "returns": field(&one.sequence, one.id, op["field"].as_str().unwrap_or_default(), block)? }),
+        ),
         "append" => {
             one.sequence.append(&tokens(&op["tokens"])?);
             Ok(json!({ "returns": null, "state": state(name, &one.sequence) }))

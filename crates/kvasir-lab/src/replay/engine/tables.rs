@@ -20,9 +20,19 @@ pub(super) fn function(case: &Case) -> Result<Outcome, CaseError> {
         Some("fn-02") => return skipped("a table; test limits::tests::decode_bound"),
         Some("fn-05") => return skipped("a table; test core_life::the_oldest_waiting_request"),
         Some("fn-06") => return skipped("a table; test core_life::prompt_tokens_left"),
-        Some("fn-07") => return skipped("a table; a trace keeps q and kv of every row, sums are the reader's; test core_life::rows_say_queries_and_context"),
-        Some("fn-09") => return skipped("a table; test core_life::a_decode_feeds_the_newest_token_and_its_drafts"),
-        Some("fn-10") => return skipped("a table; inputs in flight go by pool row, not by batch position; test toy::every_completion_equals_that_of_its_request_alone"),
+        Some("fn-07") => {
+            return skipped(
+                "a table; a trace keeps q and kv of every row, sums are the reader's; test core_life::rows_say_queries_and_context",
+            );
+        }
+        Some("fn-09") => {
+            return skipped("a table; test core_life::a_decode_feeds_the_newest_token_and_its_drafts");
+        }
+        Some("fn-10") => {
+            return skipped(
+                "a table; inputs in flight go by pool row, not by batch position; test toy::every_completion_equals_that_of_its_request_alone",
+            );
+        }
         Some("fn-11") => return skipped("a table of a benchmark aid that is not built: forced acceptance"),
         Some("fn-12") => return skipped("a table of pipeline parallelism, which is outside the design"),
         _ => return Err(case.error("unknown function")),
@@ -32,7 +42,9 @@ pub(super) fn function(case: &Case) -> Result<Outcome, CaseError> {
 }
 
 fn chunk_size(given: &Value) -> Result<Value, String> {
-    let at = |row: &Value, i: usize| row[i].as_u64().and_then(|n| u32::try_from(n).ok()).ok_or("a number is missing");
+    let at = |row: &Value, i: usize| {
+        row[i].as_u64().and_then(|n| u32::try_from(n).ok()).ok_or("a number is missing")
+    };
     let empty = given["batch_tokens_so_far"].as_u64().unwrap_or(0) == 0;
     let mut chunks = Vec::new();
     for row in list(given, "vectors")? {
@@ -42,13 +54,15 @@ fn chunk_size(given: &Value) -> Result<Value, String> {
     for one in given["extra"].as_array().into_iter().flatten() {
         let of = |key: &str| super::number(one, key, 0);
         let chunked = super::switch(one, "chunked_prefill", true);
-        extra.push(prefill_chunk(of("num_new")?, of("budget")?, of("block_size")?, chunked, empty).unwrap_or(0));
+        extra.push(
+            prefill_chunk(of("num_new")?, of("budget")?, of("block_size")?, chunked, empty).unwrap_or(0),
+        );
     }
     Ok(json!({ "chunk": chunks, "extra": extra }))
 }
 
 fn produces_output(given: &Value) -> Result<Value, String> {
-    let row = |phase, samples| BatchRow {
+    let row = |phase, samples: bool| BatchRow {
         phase,
         tokens: Span { start: 0, len: 1 },
         sample_from: u32::from(!samples),
@@ -58,7 +72,10 @@ fn produces_output(given: &Value) -> Result<Value, String> {
     for vector in list(given, "vectors")? {
         let decodes = vector[0].as_u64().unwrap_or(0).min(4096);
         let chunks = vector[1].as_array().map(Vec::as_slice).unwrap_or(&[]);
-        let mut batch = Batch { kind: if chunks.is_empty() { StepKind::Decode } else { StepKind::Mixed }, ..Batch::default() };
+        let mut batch = Batch {
+            kind: if chunks.is_empty() { StepKind::Decode } else { StepKind::Mixed },
+            ..Batch::default()
+        };
         batch.rows.extend((0..decodes).map(|_| row(Phase::Decode, true)));
         batch.rows.extend(chunks.iter().map(|last| row(Phase::Prefill, last == true)));
         produces.push(batch.kind == StepKind::Decode || batch.rows.iter().any(BatchRow::samples));
@@ -109,8 +126,12 @@ fn rows_of_drafts(given: &Value) -> Result<Value, String> {
 /// `atom.sampling_params`.
 pub(super) fn sampling_params(case: &Case) -> Result<Outcome, CaseError> {
     match case.id.get(..5) {
-        Some("sp-01") => skipped("a table; defaults are chosen where requests come in, the engine's own are greedy"),
-        _ => skipped("a table; tests request::tests::ranges_are_checked and core_life::siblings_have_noise_of_their_own"),
+        Some("sp-01") => {
+            skipped("a table; defaults are chosen where requests come in, the engine's own are greedy")
+        }
+        _ => skipped(
+            "a table; tests request::tests::ranges_are_checked and core_life::siblings_have_noise_of_their_own",
+        ),
     }
 }
 

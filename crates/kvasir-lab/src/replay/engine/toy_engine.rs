@@ -1,6 +1,8 @@
 use super::{about, list, number, sequence, switch, tokens};
 use crate::replay::{Case, CaseError, Outcome, compare};
-use kvasir_engine::{Chunked, Chunking, Core, Engine, Limits, Mixing, Order, Policy, PrefillFirst, Request, Turn};
+use kvasir_engine::{
+    Chunked, Chunking, Core, Engine, Limits, Mixing, Order, Policy, PrefillFirst, Request, Turn,
+};
 use kvasir_kv::{Cache, Paged, Radix, blocks::BlockConfig};
 use kvasir_sim::Toy;
 use serde_json::{Map, Value, json};
