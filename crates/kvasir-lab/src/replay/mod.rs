@@ -1,11 +1,12 @@
 //! `kvasir replay`: recorded operation sequences run against our caches and policies.
 //!
 //! A case file is `{"format": "kvasir-conformance/1", "suite", "meta", "cases": [..]}`. Each kind of case has a
-//! runner in [`KINDS`]; a file of this module holds the runners of one family.
+//! runner in [`FAMILIES`]; a file of this module holds the runners of one family.
 
 mod case;
 mod compare;
 mod engine;
+mod spyre;
 
 pub use case::{Case, CaseError, Suite};
 pub use compare::{Mismatch, compare, expand_ranges};
@@ -30,11 +31,8 @@ pub enum Outcome {
 /// Runs one case. An `Err` is a case that makes no sense: a missing field, an unknown operation.
 pub type Runner = fn(&Case) -> Result<Outcome, CaseError>;
 
-/// Every kind that can be replayed.
-pub const KINDS: &[(&str, Runner)] = &[];
-
-/// Kinds by family.
-const FAMILIES: &[&[(&str, Runner)]] = &[KINDS, engine::KINDS];
+/// Every kind that can be replayed, family by family.
+pub const FAMILIES: &[&[(&str, Runner)]] = &[engine::KINDS, spyre::KINDS];
 
 /// A case's verdict.
 #[derive(Clone, Debug, Serialize)]

@@ -1,0 +1,73 @@
+use super::super::{Case, CaseError, Mismatch, Outcome};
+use super::bench::Bench;
+use super::scenario::{Scenario, stream};
+use kvasir_engine::RectangularConfig;
+use kvasir_engine::rectangular::Rules;
+use serde::Deserialize;
+use serde_json::json;
+
+/// Steps after which a workload counts as endless.
+const MOST_STEPS: u32 = 1 << 20;
+
+#[derive(Deserialize)]
+struct Workload {
+    prompt_lengths: Vec<u32>,
+    max_tokens: Option<u32>,
+    max_tokens_1: Option<u32>,
+    max_tokens_2: Option<u32>,
+    target_generated_tokens: Option<u32>,
+}
+
+/// Runs a long workload to its end under every rule set, paused and not: no decode step may exceed the volume limit.
+pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
+    let scenario = Scenario::read(case, Rules::Later, true)?;
+    let workload: Workload = serde_json::from_value(case.field("workload")?.clone())
+        .map_err(|error| case.error(format!("field `workload`: {error}")))?;
+    for (rules, pausing) in
+        [(Rules::Later, true), (Rules::Later, false), (Rules::Document, true), (Rules::Document, false)]
+    {
+        let policy = RectangularConfig { rules, pausing, ..scenario.policy };
+        if let Err(why) = run_one(&scenario, policy, &workload) {
+            let at = format!("rules {rules}, pausing {pausing}");
+            let expected = case.field("invariant")?.clone();
+            return Ok(Outcome::Failed(Box::new(Mismatch { at, expected, got: json!(why) })));
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+fn run_one(scenario: &Scenario, policy: RectangularConfig, workload: &Workload) -> Result<(), String> {
+    let mut bench = Bench::new(policy, scenario.limits, scenario.blocks)?;
+    bench.watch_rows = false;
+    let in_two = workload.max_tokens_1.is_some();
+    let prompt = |request: usize, length: u32| {
+        let seed = if in_two { request as u32 } else { 0 };
+        (0..length).map(|at| stream(0, seed, at)).collect::<Vec<_>>()
+    };
+    let first = workload.max_tokens_1.or(workload.max_tokens).unwrap_or(16);
+    for (i, &length) in workload.prompt_lengths.iter().enumerate() {
+        bench.add(prompt(i, length), first, None)?;
+    }
+    let mut to_come = workload.max_tokens_2;
+    // The first output is the last chunk's, so one more than decode steps.
+    let target = workload.target_generated_tokens.unwrap_or(0) + 1;
+    for _ in 0..MOST_STEPS {
+        if let Some(second) = to_come
+            && bench.outputs_of(0) >= target
+        {
+            to_come = None;
+            let n = workload.prompt_lengths.len();
+            for (i, &length) in workload.prompt_lengths.iter().enumerate() {
+                bench.add(prompt(n + i, length), second, None)?;
+            }
+        }
+        if to_come.is_none() && bench.is_idle() {
+            return Ok(());
+        }
+        bench.step()?;
+        if bench.ran.volume > policy.max_batch_tkv {
+            return Err(format!("volume {} at tkv {}", bench.ran.volume, bench.ran.tkv));
+        }
+    }
+    Err(format!("not done after {MOST_STEPS} steps"))
+}

@@ -1,0 +1,26 @@
+//! Cases of the rectangular policy. The real policy, core and cache run; only the sampled tokens are scripted.
+
+mod bench;
+mod blocks;
+mod invariant;
+mod padding;
+mod rows;
+mod runner;
+mod scenario;
+mod steps;
+
+use super::Runner;
+
+/// The kinds of this family.
+pub(super) const KINDS: &[(&str, Runner)] = &[
+    ("spyre.steps", steps::run),
+    ("spyre.steps_pausing", steps::run),
+    ("spyre.derived_doc", steps::run),
+    ("spyre.derived_nopause", steps::run),
+    ("spyre.derived_pause", steps::run),
+    ("spyre.derived_long_first", steps::run),
+    ("spyre.derived_short_first", steps::run),
+    ("spyre.tkv_steps", padding::run),
+    ("spyre.prefix_caching_runner", runner::run),
+    ("spyre.volume_invariant", invariant::run),
+];

@@ -1,0 +1,137 @@
+use super::super::{Case, CaseError};
+use kvasir_engine::rectangular::Rules;
+use kvasir_engine::{Limits, RectangularConfig};
+use kvasir_kv::Token;
+use kvasir_kv::blocks::BlockConfig;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Ends a completion before its cap.
+pub(super) const EOS: Token = 1;
+/// Longest prompt, and most outputs, that a case may ask for.
+const MOST: u32 = 1 << 20;
+
+/// A case's `config`.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Config {
+    pub(super) max_num_seqs: u32,
+    pub(super) max_model_len: u32,
+    pub(super) chunk_size: u32,
+    pub(super) block_size: u32,
+    max_batch_tkv_limit: Option<u64>,
+    effective_batch_tkv_limit: Option<u64>,
+    usable_blocks: Option<u32>,
+    num_blocks_override: Option<u32>,
+    prefix_caching: Option<bool>,
+    interleave: Option<bool>,
+    pausing: Option<bool>,
+    long_output_priority: Option<bool>,
+}
+
+/// A stretch of a prompt.
+#[derive(Clone, Debug, Deserialize)]
+struct Segment {
+    seed: Option<u32>,
+    text: Option<u32>,
+    unseeded: Option<u32>,
+    output_of: Option<String>,
+    from: u32,
+    to: u32,
+}
+
+/// One of a case's `requests`.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct RequestSpec {
+    pub(super) id: String,
+    #[serde(default)]
+    pub(super) add_step: u64,
+    pub(super) max_tokens: u32,
+    pub(super) stop_after_tokens: Option<u32>,
+    prompt: Vec<Segment>,
+}
+
+/// A case's givens.
+pub(super) struct Scenario {
+    pub(super) config: Config,
+    pub(super) requests: Vec<RequestSpec>,
+    pub(super) policy: RectangularConfig,
+    pub(super) limits: Limits,
+    pub(super) blocks: BlockConfig,
+}
+
+/// Token `at` of a stream; streams have no token in common with each other.
+pub(super) fn stream(kind: u32, seed: u32, at: u32) -> Token {
+    2 + (kind * 64 + seed % 64) * MOST + at
+}
+
+/// Output `at` of the `request`-th request.
+pub(super) fn output(request: usize, at: u32) -> Token {
+    stream(3, request as u32, at)
+}
+
+impl Scenario {
+    /// Reads a case; `rules` and `pausing` where it does not say.
+    pub(super) fn read(case: &Case, rules: Rules, pausing: bool) -> Result<Self, CaseError> {
+        let part = |name: &str| case.body.get(name).cloned().unwrap_or(Value::Array(Vec::new()));
+        let bad = |name: &str, e: serde_json::Error| case.error(format!("field `{name}`: {e}"));
+        let config: Config =
+            serde_json::from_value(case.field("config")?.clone()).map_err(|e| bad("config", e))?;
+        let requests: Vec<RequestSpec> =
+            serde_json::from_value(part("requests")).map_err(|e| bad("requests", e))?;
+        let too_long =
+            |r: &RequestSpec| r.max_tokens > MOST || r.prompt.iter().any(|s| s.to > MOST || s.from > s.to);
+        if requests.len() > 64 || requests.iter().any(too_long) {
+            return Err(case.error("field `requests`: more or longer than a replay takes"));
+        }
+        let Config { max_num_seqs: rows, max_model_len: length, chunk_size, block_size, .. } = config;
+        if rows == 0
+            || length == 0
+            || block_size == 0
+            || !chunk_size.is_multiple_of(block_size)
+            || chunk_size == 0
+        {
+            return Err(case.error("field `config`: sizes must be positive and a chunk whole blocks"));
+        }
+        let volume = config.effective_batch_tkv_limit.or(config.max_batch_tkv_limit);
+        let policy = RectangularConfig {
+            chunk_size,
+            max_batch: rows,
+            max_batch_tkv: volume.unwrap_or(u64::from(rows) * u64::from(length)),
+            interleave: config.interleave.unwrap_or(true),
+            rules,
+            pausing: config.pausing.unwrap_or(pausing),
+            long_output_first: config.long_output_priority.unwrap_or(false),
+        };
+        let sharing = config.prefix_caching.unwrap_or(false);
+        let limits = Limits {
+            // Paused requests are beside those that the policy counts.
+            max_num_seqs: 4 * rows + 64,
+            max_num_batched_tokens: chunk_size.max(4 * rows),
+            max_model_len: length,
+            prefix_cache: sharing,
+            ..Limits::default()
+        };
+        let round = |blocks: u32| blocks / rows * rows - 1;
+        let default = (rows * (length / block_size) + 1).next_multiple_of(rows) - 1;
+        let usable = config.usable_blocks.or(config.num_blocks_override.map(round)).unwrap_or(default);
+        let blocks = BlockConfig { block_size, blocks: usable, max_sequences: 1 << 12, sharing, dummy: true };
+        Ok(Self { config, requests, policy, limits, blocks })
+    }
+
+    /// The prompt of the `which`-th request.
+    pub(super) fn prompt(&self, which: usize) -> Vec<Token> {
+        let segments = self.requests.get(which).map(|request| request.prompt.as_slice()).unwrap_or_default();
+        let mut prompt = Vec::new();
+        for s in segments {
+            let by_name = |id: &String| self.requests.iter().position(|request| request.id == *id);
+            let (kind, number) = match (s.seed, s.text, s.unseeded) {
+                (Some(seed), ..) => (0, seed),
+                (_, Some(text), _) => (1, text),
+                (.., Some(i)) => (2, i),
+                _ => (3, s.output_of.as_ref().and_then(by_name).unwrap_or(63) as u32),
+            };
+            prompt.extend((s.from..s.to).map(|at| stream(kind, number, at)));
+        }
+        prompt
+    }
+}
