@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct BlockNames {
     ours: BTreeMap<BlockId, BlockId>,
     theirs: BTreeMap<BlockId, BlockId>,
-    /// Blocks of each request's table that were compared already.
-    known: BTreeMap<String, usize>,
+    /// Each request's table as it was compared last, the case's and ours.
+    known: BTreeMap<String, Vec<(BlockId, BlockId)>>,
 }
 
 /// One request's table: the case's, ours, and how many of its blocks were found in the cache.
@@ -40,12 +40,14 @@ impl BlockNames {
         let mut taken = (BTreeSet::new(), BTreeSet::new());
         for want_fresh in [false, true] {
             for pair in pairs {
-                let known = self.known.get(&pair.name).copied().unwrap_or(0).max(pair.hit);
-                if pair.expected.len() != pair.own.len() {
+                let before = self.known.get(&pair.name).map(Vec::as_slice).unwrap_or_default();
+                let both: Vec<_> = pair.expected.iter().copied().zip(pair.own.iter().copied()).collect();
+                if pair.expected.len() != pair.own.len() || both.iter().zip(before).any(|(a, b)| a != b) {
                     return Err(differs(pair));
                 }
-                let both = pair.expected.iter().zip(&pair.own).enumerate();
-                for (_, (&theirs, &ours)) in both.filter(|(i, _)| (*i >= known) == want_fresh) {
+                let known = before.len().max(pair.hit);
+                let (old, fresh) = both.split_at(known.min(both.len()));
+                for &(theirs, ours) in if want_fresh { fresh } else { old } {
                     if want_fresh && !taken.0.contains(&theirs) && !taken.1.contains(&ours) {
                         self.rename(theirs, ours);
                     }
@@ -57,7 +59,10 @@ impl BlockNames {
                 }
             }
         }
-        self.known.extend(pairs.iter().map(|pair| (pair.name.clone(), pair.own.len())));
+        for pair in pairs {
+            let both = pair.expected.iter().copied().zip(pair.own.iter().copied());
+            self.known.insert(pair.name.clone(), both.collect());
+        }
         Ok(())
     }
 

@@ -36,7 +36,15 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     Ok(Outcome::Passed)
 }
 
-fn run_one(scenario: &Scenario, policy: RectangularConfig, workload: &Workload) -> Result<(), String> {
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Run {
+    steps: u32,
+    max_volume: u64,
+    pause_events: u64,
+}
+
+fn run_one(scenario: &Scenario, policy: RectangularConfig, workload: &Workload) -> Result<Run, String> {
     let mut bench = Bench::new(policy, scenario.limits, scenario.blocks)?;
     bench.watch_rows = false;
     let in_two = workload.max_tokens_1.is_some();
@@ -51,7 +59,8 @@ fn run_one(scenario: &Scenario, policy: RectangularConfig, workload: &Workload) 
     let mut to_come = workload.max_tokens_2;
     // The first output is the last chunk's, so one more than decode steps.
     let target = workload.target_generated_tokens.unwrap_or(0) + 1;
-    for _ in 0..MOST_STEPS {
+    let mut run = Run::default();
+    while run.steps < MOST_STEPS {
         if let Some(second) = to_come
             && bench.outputs_of(0) >= target
         {
@@ -62,12 +71,38 @@ fn run_one(scenario: &Scenario, policy: RectangularConfig, workload: &Workload) 
             }
         }
         if to_come.is_none() && bench.is_idle() {
-            return Ok(());
+            return Ok(Run { pause_events: bench.events().0, ..run });
         }
         bench.step()?;
+        run.steps += 1;
+        run.max_volume = run.max_volume.max(bench.ran.volume);
         if bench.ran.volume > policy.max_batch_tkv {
             return Err(format!("volume {} at tkv {}", bench.ran.volume, bench.ran.tkv));
         }
     }
     Err(format!("not done after {MOST_STEPS} steps"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::Suite;
+    use super::*;
+
+    /// What an independent simulator of the same rules reports for the two recorded workloads.
+    #[test]
+    fn the_long_workloads_come_to_what_is_on_record() {
+        let suite = Suite::parse(include_str!("../../../cases/spyre.json")).unwrap();
+        let runs = |pausing: bool| {
+            let cases = suite.cases.iter().filter(|case| case.kind == "spyre.volume_invariant");
+            let runs = cases.map(|case| {
+                let scenario = Scenario::read(case, Rules::Later, pausing).unwrap();
+                let workload = serde_json::from_value(case.field("workload").unwrap().clone()).unwrap();
+                let run = run_one(&scenario, scenario.policy, &workload).unwrap();
+                (run.max_volume, run.steps, run.pause_events)
+            });
+            runs.collect::<Vec<_>>()
+        };
+        assert_eq!(runs(true), [(130_880, 16_950, 1), (131_072, 7_380, 8)]);
+        assert_eq!(runs(false), [(130_560, 18_627, 0), (122_880, 14_398, 0)]);
+    }
 }
