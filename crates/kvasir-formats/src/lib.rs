@@ -19,6 +19,8 @@ mod safetensors_file;
 mod source;
 mod template;
 mod tensor;
+mod text_files;
+mod tokenizer;
 
 pub use checkpoint::Checkpoint;
 pub use config::{Quantization, Scheme};
@@ -28,3 +30,5 @@ pub use facts::Facts;
 pub use map::Mapped;
 pub use template::{ChatTemplate, Limits};
 pub use tensor::TensorView;
+pub use text_files::TextFiles;
+pub use tokenizer::{TextStream, Tokenizer};

@@ -1,10 +1,12 @@
-use std::{fmt, path::Path, process::ExitCode};
+use std::{fmt, io::Read, path::Path, process::ExitCode};
 
 /// Why a command ended early: one line that says what, where, and what to do.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// What was asked for makes no sense; exit code 2.
     Usage(String),
+    /// It made sense and did not work; exit code 1.
+    Failed(String),
 }
 
 impl Failure {
@@ -12,14 +14,26 @@ impl Failure {
         Self::Usage(why.to_string())
     }
 
+    pub(crate) fn failed(why: impl fmt::Display) -> Self {
+        Self::Failed(why.to_string())
+    }
+
     /// Reads a text file that the user named.
     pub(crate) fn read(path: &Path) -> Result<String, Self> {
         std::fs::read_to_string(path).map_err(|e| Self::Usage(format!("{}: {e}", path.display())))
     }
 
+    /// Reads all of stdin as text.
+    pub(crate) fn read_stdin() -> Result<String, Self> {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map_err(|e| Self::Usage(format!("stdin: {e}")))?;
+        Ok(text)
+    }
+
     pub(crate) fn code(&self) -> ExitCode {
         match self {
             Self::Usage(_) => ExitCode::from(2),
+            Self::Failed(_) => ExitCode::FAILURE,
         }
     }
 }
@@ -27,7 +41,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(why) => f.write_str(why),
+            Self::Usage(why) | Self::Failed(why) => f.write_str(why),
         }
     }
 }

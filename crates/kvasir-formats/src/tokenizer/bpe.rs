@@ -1,0 +1,122 @@
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
+
+/// A symbol that no token stands for.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// Merges pairs of neighbouring symbols, the lowest rank first and the leftmost of equal ones, until none is left.
+/// `pair` gives a pair's rank and what it becomes. Takes n log n steps, whatever the text.
+pub(super) fn merge<R: Ord + Copy>(
+    symbols: &mut Vec<u32>,
+    mut pair: impl FnMut(u32, u32) -> Option<(R, u32)>,
+) {
+    let n = symbols.len();
+    if n < 2 {
+        return;
+    }
+    let mut next: Vec<usize> = (1..=n).collect();
+    let mut previous: Vec<usize> = (0..n).map(|i| i.wrapping_sub(1)).collect();
+    let mut alive = vec![true; n];
+    let mut heap = BinaryHeap::new();
+    let mut offer = |heap: &mut BinaryHeap<_>, symbols: &[u32], left: usize, right: usize| {
+        if let Some((rank, into)) = pair(symbols[left], symbols[right]) {
+            heap.push(Reverse((rank, left, right, symbols[left], symbols[right], into)));
+        }
+    };
+    for i in 0..n - 1 {
+        offer(&mut heap, symbols, i, i + 1);
+    }
+    while let Some(Reverse((_, left, right, a, b, into))) = heap.pop() {
+        // An entry is stale once either symbol has been merged.
+        if !alive[left] || !alive[right] || next[left] != right || symbols[left] != a || symbols[right] != b {
+            continue;
+        }
+        symbols[left] = into;
+        alive[right] = false;
+        next[left] = next[right];
+        if let Some(p) = previous.get_mut(next[right]) {
+            *p = left;
+        }
+        if next[left] < n {
+            offer(&mut heap, symbols, left, next[left]);
+        }
+        if previous[left] < n {
+            offer(&mut heap, symbols, previous[left], left);
+        }
+    }
+    let mut at = 0;
+    symbols.retain(|_| {
+        at += 1;
+        alive[at - 1]
+    });
+}
+
+/// Ranked merges over token ids.
+#[derive(Debug, Default)]
+pub(super) struct Merges {
+    pairs: HashMap<(u32, u32), (u32, u32)>,
+}
+
+impl Merges {
+    pub(super) fn add(&mut self, left: u32, right: u32, into: u32) {
+        let rank = self.pairs.len() as u32;
+        self.pairs.entry((left, right)).or_insert((rank, into));
+    }
+
+    pub(super) fn get(&self, left: u32, right: u32) -> Option<(u32, u32)> {
+        self.pairs.get(&(left, right)).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merges_follow_ranks_not_order() {
+        // ids: a=0 b=1 c=2 ab=3 bc=4 abc=5
+        let mut merges = Merges::default();
+        merges.add(1, 2, 4);
+        merges.add(0, 1, 3);
+        merges.add(3, 2, 5);
+        let mut word = vec![0, 1, 2, 0, 1];
+        merge(&mut word, |a, b| merges.get(a, b));
+        assert_eq!(word, [0, 4, 3]);
+    }
+
+    #[test]
+    fn a_long_run_of_one_symbol_takes_no_quadratic_time() {
+        // Pairs of pairs of pairs: every level merges the whole word.
+        let mut word = vec![0; 1 << 20];
+        merge(&mut word, |a, b| (a == b && a < 20).then_some((a, a + 1)));
+        assert_eq!(word, [20]);
+    }
+
+    #[test]
+    fn merging_agrees_with_doing_it_naively() {
+        let mut seed = 1u64;
+        let mut random = move |n: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % n
+        };
+        for _ in 0..500 {
+            let mut merges = Merges::default();
+            for into in 4..24u32 {
+                merges.add(random(into.into()) as u32, random(into.into()) as u32, into);
+            }
+            let mut word: Vec<u32> = (0..random(30)).map(|_| random(4) as u32).collect();
+            let mut naive = word.clone();
+            merge(&mut word, |a, b| merges.get(a, b));
+            while let Some((_, i, into)) = (1..naive.len())
+                .filter_map(|i| merges.get(naive[i - 1], naive[i]).map(|(rank, into)| (rank, i, into)))
+                .min()
+            {
+                naive[i - 1] = into;
+                naive.remove(i);
+            }
+            assert_eq!(word, naive);
+        }
+    }
+}

@@ -1,0 +1,329 @@
+use super::{
+    bpe::{Merges, NONE, merge},
+    bytes::{byte_chars, byte_token, decode_spelling},
+    pre::{self, Family},
+    specials::{Piece, Specials},
+};
+use crate::{
+    Error, Result,
+    gguf::{Gguf, Value},
+};
+use std::collections::HashMap;
+
+/// Largest vocabulary; published ones have up to 262,144 tokens.
+const MAX_TOKENS: usize = 4 << 20;
+/// What SentencePiece writes for a space.
+const SPACE: &str = "\u{2581}";
+
+// Kinds of tokens in `tokenizer.ggml.token_type`.
+const UNKNOWN: u8 = 2;
+const CONTROL: u8 = 3;
+const USER: u8 = 4;
+const BYTE: u8 = 6;
+
+/// A vocabulary out of GGUF metadata.
+#[derive(Debug)]
+pub(super) struct GgufVocab {
+    tokens: Vec<Box<str>>,
+    kinds: Vec<u8>,
+    ids: HashMap<Box<str>, u32>,
+    specials: Specials,
+    algorithm: Algorithm,
+    before: Vec<u32>,
+    after: Vec<u32>,
+}
+
+#[derive(Debug)]
+enum Algorithm {
+    /// Bytes, merged by rank inside words.
+    ByteLevel { family: Family, merges: Merges, bytes: Box<[u32; 256]> },
+    /// Characters, merged by rank inside lines, with spaces written as U+2581.
+    RankedChars { family: Family, merges: Merges, bytes: Box<[u32; 256]> },
+    /// Characters, merged where the pair is a token, the best score first.
+    Scored { scores: Vec<f32>, bytes: Box<[u32; 256]>, space_first: bool },
+}
+
+impl GgufVocab {
+    pub(super) fn new(gguf: &Gguf) -> Result<Self> {
+        Self::build(gguf).map_err(|e| e.in_file(gguf.path()))
+    }
+
+    fn build(gguf: &Gguf) -> Result<Self> {
+        let list = gguf.array("tokenizer.ggml.tokens");
+        let list = list.ok_or_else(|| Error::at("tokenizer.ggml.tokens", "is missing"))?;
+        if list.is_empty() || list.len() > MAX_TOKENS {
+            return Err(Error::at(
+                "tokenizer.ggml.tokens",
+                format!("{} tokens, 1 to {MAX_TOKENS} are possible", list.len()),
+            ));
+        }
+        let tokens: Vec<Box<str>> = list.strings().map(|s| s.map(Into::into)).collect::<Result<_>>()?;
+        if tokens.len() != list.len() {
+            return Err(Error::at("tokenizer.ggml.tokens", "is no list of strings"));
+        }
+        let kinds = kinds(gguf, tokens.len())?;
+        let mut ids = HashMap::with_capacity(tokens.len());
+        for (id, token) in tokens.iter().enumerate() {
+            ids.entry(token.clone()).or_insert(id as u32);
+        }
+        let special = |id: &usize| matches!(kinds.get(*id), Some(&(UNKNOWN | CONTROL | USER)));
+        let specials = (0..tokens.len()).filter(special).map(|id| (tokens[id].to_string(), id as u32));
+        let specials = Specials::new(specials);
+        let (algorithm, adds_bos) = algorithm(gguf, &tokens, &ids)?;
+        let id = |key: &str| {
+            let id = gguf.u64(&format!("tokenizer.ggml.{key}_token_id"));
+            id.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < tokens.len())
+        };
+        let add = |key: &str, default| {
+            gguf.get(&format!("tokenizer.ggml.add_{key}_token")).and_then(Value::as_bool).unwrap_or(default)
+        };
+        let bos = id("bos").or(if matches!(algorithm, Algorithm::Scored { .. }) { Some(1) } else { None });
+        let eos = id("eos").or(if matches!(algorithm, Algorithm::Scored { .. }) { Some(2) } else { None });
+        let before = bos.filter(|_| add("bos", adds_bos)).into_iter().collect();
+        let after = eos.filter(|_| add("eos", false)).into_iter().collect();
+        Ok(Self { tokens, kinds, ids, specials, algorithm, before, after })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub(super) fn spelling(&self, id: u32) -> Option<&str> {
+        self.tokens.get(id as usize).map(|t| &**t)
+    }
+
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        self.ids.get(token).copied()
+    }
+
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        matches!(self.kinds.get(id as usize), Some(&(UNKNOWN | CONTROL)))
+    }
+
+    /// SentencePiece writes a space before the first word, which decoding takes away again.
+    pub(super) fn drops_first_space(&self) -> bool {
+        matches!(self.algorithm, Algorithm::Scored { space_first: true, .. })
+    }
+
+    /// The bytes that a token stands for.
+    pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let token = self.tokens.get(id as usize)?;
+        let kind = self.kinds.get(id as usize).copied();
+        if matches!(kind, Some(UNKNOWN | CONTROL | USER)) {
+            return Some(token.as_bytes().to_vec());
+        }
+        match &self.algorithm {
+            Algorithm::ByteLevel { .. } => {
+                Some(decode_spelling(token).unwrap_or_else(|| token.as_bytes().to_vec()))
+            }
+            _ => match byte_token(token) {
+                Some(byte) if kind == Some(BYTE) || !matches!(self.algorithm, Algorithm::Scored { .. }) => {
+                    Some(vec![byte])
+                }
+                _ => Some(token.replace(SPACE, " ").into_bytes()),
+            },
+        }
+    }
+
+    pub(super) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let mut out = if add_special { self.before.clone() } else { Vec::new() };
+        let mut after_special = true;
+        for piece in self.specials.split(text) {
+            match piece {
+                Piece::Token(id) => {
+                    out.push(id);
+                    after_special = true;
+                }
+                Piece::Text(text) => {
+                    self.encode_text(text, after_special, &mut out)?;
+                    after_special = false;
+                }
+            }
+        }
+        if add_special {
+            out.extend(&self.after);
+        }
+        Ok(out)
+    }
+
+    fn encode_text(&self, text: &str, after_special: bool, out: &mut Vec<u32>) -> Result<()> {
+        match &self.algorithm {
+            Algorithm::ByteLevel { family, merges, bytes } => {
+                let chars = byte_chars();
+                for word in pre::cut(&family.cuts, text)? {
+                    if family.whole_words {
+                        let spelling: String = word.bytes().map(|b| chars[usize::from(b)]).collect();
+                        if let Some(id) = self.id(&spelling) {
+                            out.push(id);
+                            continue;
+                        }
+                    }
+                    let mut symbols: Vec<u32> = word.bytes().map(|b| bytes[usize::from(b)]).collect();
+                    merge(&mut symbols, |a, b| merges.get(a, b));
+                    out.extend(symbols.into_iter().filter(|&id| id != NONE));
+                }
+            }
+            Algorithm::RankedChars { family, merges, bytes } => {
+                let text = text.replace(' ', SPACE);
+                for line in pre::cut(&family.cuts, &text)? {
+                    let mut symbols = self.chars(line, bytes);
+                    merge(&mut symbols, |a, b| merges.get(a, b));
+                    out.extend(symbols.into_iter().filter(|&id| id != NONE));
+                }
+            }
+            Algorithm::Scored { scores, bytes, space_first } => {
+                let first = if *space_first && after_special { SPACE } else { "" };
+                let text = format!("{first}{}", text.replace(' ', SPACE));
+                self.encode_scored(&text, scores, bytes, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// A symbol per character: its token, or the tokens of its bytes.
+    fn chars(&self, text: &str, bytes: &[u32; 256]) -> Vec<u32> {
+        let mut symbols = Vec::new();
+        let mut buffer = [0; 4];
+        for c in text.chars() {
+            let c = c.encode_utf8(&mut buffer);
+            match self.id(c) {
+                Some(id) => symbols.push(id),
+                None => symbols.extend(c.bytes().map(|b| bytes[usize::from(b)])),
+            }
+        }
+        symbols
+    }
+
+    /// Characters that are no tokens get numbers of their own above the vocabulary, so that a pair with one of them
+    /// can still be a token.
+    fn encode_scored(&self, text: &str, scores: &[f32], bytes: &[u32; 256], out: &mut Vec<u32>) {
+        let base = self.tokens.len() as u32;
+        let mut unknown: Vec<char> = Vec::new();
+        let mut known: HashMap<char, u32> = HashMap::new();
+        let mut symbols: Vec<u32> = Vec::with_capacity(text.len());
+        let mut buffer = [0; 4];
+        for c in text.chars() {
+            symbols.push(self.id(c.encode_utf8(&mut buffer)).unwrap_or_else(|| {
+                *known.entry(c).or_insert_with(|| {
+                    unknown.push(c);
+                    base + unknown.len() as u32 - 1
+                })
+            }));
+        }
+        let mut pairs: HashMap<(u32, u32), Option<(Score, u32)>> = HashMap::new();
+        let mut spelling = String::new();
+        merge(&mut symbols, |a, b| {
+            *pairs.entry((a, b)).or_insert_with(|| {
+                spelling.clear();
+                for id in [a, b] {
+                    match self.spelling(id) {
+                        Some(text) => spelling.push_str(text),
+                        None => spelling.extend(unknown.get((id - base) as usize)),
+                    }
+                }
+                let id = self.id(&spelling)?;
+                let score = scores.get(id as usize).copied().unwrap_or(0.0);
+                Some((Score(score), id))
+            })
+        });
+        for id in symbols {
+            match id.checked_sub(base).and_then(|i| unknown.get(i as usize)) {
+                None => out.push(id),
+                Some(c) => out.extend(
+                    c.encode_utf8(&mut buffer)
+                        .bytes()
+                        .map(|b| bytes[usize::from(b)])
+                        .filter(|&id| id != NONE),
+                ),
+            }
+        }
+    }
+}
+
+/// A score, the highest first.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Score(f32);
+
+impl Eq for Score {}
+
+impl PartialOrd for Score {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Score {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.0.total_cmp(&self.0)
+    }
+}
+
+fn kinds(gguf: &Gguf, tokens: usize) -> Result<Vec<u8>> {
+    let Some(list) = gguf.array("tokenizer.ggml.token_type") else { return Ok(vec![1; tokens]) };
+    let kinds: Vec<u8> =
+        list.scalars().map(|v| v.as_u64().and_then(|k| u8::try_from(k).ok()).unwrap_or(0)).collect();
+    if kinds.len() != tokens {
+        return Err(Error::at(
+            "tokenizer.ggml.token_type",
+            format!("{} entries for {tokens} tokens", kinds.len()),
+        ));
+    }
+    Ok(kinds)
+}
+
+fn algorithm(gguf: &Gguf, tokens: &[Box<str>], ids: &HashMap<Box<str>, u32>) -> Result<(Algorithm, bool)> {
+    let find = |spelling: &str| ids.get(spelling).copied().unwrap_or(NONE);
+    let byte_tokens = || Box::new(std::array::from_fn(|b| find(&format!("<0x{b:02X}>"))));
+    match gguf.str("tokenizer.ggml.model") {
+        Some("gpt2") => {
+            let family = pre::family(gguf.str("tokenizer.ggml.pre"))?;
+            let adds_bos = family.adds_bos;
+            let chars = byte_chars();
+            let bytes = Box::new(chars.map(|c| find(c.encode_utf8(&mut [0; 4]))));
+            Ok((Algorithm::ByteLevel { family, merges: merges(gguf, ids)?, bytes }, adds_bos))
+        }
+        Some("gemma4") => {
+            let cut = fancy_regex::Regex::new(r"[^\n]+|[\n]+").map_err(|e| Error::at("cutting text", e))?;
+            let family = Family { cuts: vec![cut], whole_words: false, adds_bos: true };
+            Ok((Algorithm::RankedChars { family, merges: merges(gguf, ids)?, bytes: byte_tokens() }, true))
+        }
+        Some("llama") => {
+            let scores = gguf.array("tokenizer.ggml.scores");
+            let scores: Vec<f32> = scores.map_or_else(Vec::new, |s| {
+                s.scalars().map(|v| v.as_f64().map_or(0.0, |f| f as f32)).collect()
+            });
+            if scores.len() != tokens.len() {
+                let why = format!("{} scores for {} tokens", scores.len(), tokens.len());
+                return Err(Error::at("tokenizer.ggml.scores", why));
+            }
+            let space_first =
+                gguf.get("tokenizer.ggml.add_space_prefix").and_then(Value::as_bool).unwrap_or(true);
+            Ok((Algorithm::Scored { scores, bytes: byte_tokens(), space_first }, true))
+        }
+        Some(other) => Err(Error::at("tokenizer.ggml.model", format!("{other:?} is not supported"))),
+        None => Err(Error::at("tokenizer.ggml.model", "is missing")),
+    }
+}
+
+fn merges(gguf: &Gguf, ids: &HashMap<Box<str>, u32>) -> Result<Merges> {
+    let list = gguf.array("tokenizer.ggml.merges");
+    let list = list.ok_or_else(|| Error::at("tokenizer.ggml.merges", "is missing"))?;
+    let mut merges = Merges::default();
+    let mut joined = String::new();
+    for (i, line) in list.strings().enumerate() {
+        let line = line?;
+        // The left part may itself begin with a space.
+        let at = line.bytes().skip(1).position(|b| b == b' ').map(|at| at + 1);
+        let Some((left, right)) = at.and_then(|at| Some((line.get(..at)?, line.get(at + 1..)?))) else {
+            return Err(Error::at("tokenizer.ggml.merges", format!("merge {i} ({line:?}) is no pair")));
+        };
+        joined.clear();
+        joined.push_str(left);
+        joined.push_str(right);
+        // A merge of what are no tokens can never apply.
+        if let (Some(&a), Some(&b), Some(&into)) = (ids.get(left), ids.get(right), ids.get(joined.as_str())) {
+            merges.add(a, b, into);
+        }
+    }
+    Ok(merges)
+}

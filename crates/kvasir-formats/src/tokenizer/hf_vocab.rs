@@ -1,0 +1,111 @@
+use super::bytes::{byte_token, decode_spelling};
+use crate::{Error, Result};
+use serde_json::Value as Json;
+use std::{collections::HashSet, panic::catch_unwind};
+
+/// A `tokenizer.json`, run by the library that defines the format.
+#[derive(Debug)]
+pub(super) struct HfVocab {
+    inner: tokenizers::Tokenizer,
+    special: HashSet<u32>,
+    added: HashSet<u32>,
+    spelling: Spelling,
+}
+
+/// What a token's spelling says about its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spelling {
+    ByteLevel,
+    /// U+2581 is a space, `<0x0A>` a byte; a first space may be dropped.
+    SentencePiece {
+        drops_first_space: bool,
+    },
+}
+
+impl HfVocab {
+    pub(super) fn new(json: &[u8]) -> Result<Self> {
+        // The library checks most of what a file can have wrong; should it panic over the rest, that is this file's
+        // error and nobody else's.
+        let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json));
+        let parsed = parsed.map_err(|_| Error::at("tokenizer.json", "cannot be read"))?;
+        let mut inner = parsed.map_err(|e| Error::at("tokenizer.json", e))?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| Error::at("tokenizer.json", e))?;
+        if inner.get_vocab_size(true) == 0 {
+            return Err(Error::at("tokenizer.json", "the vocabulary is empty"));
+        }
+        let decoder =
+            serde_json::to_value(inner.get_decoder()).map_err(|e| Error::at("tokenizer.json", e))?;
+        let added = inner.get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, t)| t.special).map(|(&id, _)| id).collect();
+        let added = added.keys().copied().collect();
+        Ok(Self { spelling: spelling(&decoder)?, inner, special, added })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    pub(super) fn spelling(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
+    pub(super) fn drops_first_space(&self) -> bool {
+        self.spelling == Spelling::SentencePiece { drops_first_space: true }
+    }
+
+    pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let token = self.inner.id_to_token(id)?;
+        if self.added.contains(&id) {
+            return Some(token.into_bytes());
+        }
+        Some(match self.spelling {
+            Spelling::ByteLevel => decode_spelling(&token).unwrap_or_else(|| token.into_bytes()),
+            Spelling::SentencePiece { .. } => match byte_token(&token) {
+                Some(byte) => vec![byte],
+                None => token.replace('\u{2581}', " ").into_bytes(),
+            },
+        })
+    }
+
+    pub(super) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, add_special).map_err(|e| Error::at("encoding", e))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        self.inner.decode(ids, skip_special).map_err(|e| Error::at("decoding", e))
+    }
+}
+
+/// Tells the two spellings apart by the decoder's steps.
+fn spelling(decoder: &Json) -> Result<Spelling> {
+    let one = [decoder.clone()];
+    let steps = decoder.get("decoders").and_then(Json::as_array).map_or(&one[..], Vec::as_slice);
+    let kind = |step: &Json| step.get("type").and_then(Json::as_str).unwrap_or_default().to_owned();
+    if steps.iter().any(|s| kind(s) == "ByteLevel") {
+        return Ok(Spelling::ByteLevel);
+    }
+    let text = |step: &Json, key: &str| step.get(key).and_then(Json::as_str).map(str::to_owned);
+    let metaspace = steps.iter().find(|s| kind(s) == "Metaspace");
+    let replaces = steps.iter().any(|s| kind(s) == "Replace" && text(s, "content").as_deref() == Some(" "));
+    if metaspace.is_none() && !replaces {
+        let kinds: Vec<String> = steps.iter().map(kind).collect();
+        return Err(Error::at("tokenizer.json: decoder", format!("{kinds:?} is not supported")));
+    }
+    let strips = |s: &Json| {
+        kind(s) == "Strip"
+            && text(s, "content").as_deref() == Some(" ")
+            && s.get("start").and_then(Json::as_u64) >= Some(1)
+    };
+    let prepends = metaspace.is_some_and(|s| text(s, "prepend_scheme").as_deref() != Some("never"));
+    Ok(Spelling::SentencePiece { drops_first_space: prepends || steps.iter().any(strips) })
+}

@@ -1,0 +1,111 @@
+//! Text into token ids and back, from `tokenizer.json` or from a GGUF file's metadata.
+
+mod bpe;
+mod bytes;
+mod gguf_vocab;
+mod hf_vocab;
+mod pre;
+mod specials;
+mod stream;
+
+use crate::{Error, Result, gguf::Gguf};
+use gguf_vocab::GgufVocab;
+use hf_vocab::HfVocab;
+pub use stream::TextStream;
+
+/// A model's tokenizer.
+#[derive(Debug)]
+pub struct Tokenizer(Vocab);
+
+#[derive(Debug)]
+enum Vocab {
+    Hf(Box<HfVocab>),
+    Gguf(Box<GgufVocab>),
+}
+
+impl Tokenizer {
+    /// From the text of a `tokenizer.json`.
+    pub fn from_json(json: &[u8]) -> Result<Self> {
+        HfVocab::new(json).map(|v| Self(Vocab::Hf(v.into())))
+    }
+
+    /// From a GGUF file's metadata; the file may hold a vocabulary and nothing else.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+        GgufVocab::new(gguf).map(|v| Self(Vocab::Gguf(v.into())))
+    }
+
+    /// The ids of a text. Special tokens that stand in the text are found; `add_special` adds those that the
+    /// tokenizer puts around every text.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        match &self.0 {
+            Vocab::Hf(v) => v.encode(text, add_special),
+            Vocab::Gguf(v) => v.encode(text, add_special),
+        }
+    }
+
+    /// The text of ids; incomplete characters become U+FFFD.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        if let Some(bad) = ids.iter().find(|&&id| self.spelling(id).is_none()) {
+            return Err(Error::at("decoding", format!("{bad} is no token")));
+        }
+        if let Vocab::Hf(v) = &self.0 {
+            return v.decode(ids, skip_special);
+        }
+        let mut stream = TextStream::new(skip_special);
+        let text: String = ids.iter().map(|&id| stream.push(self, id)).collect();
+        Ok(text + &stream.finish())
+    }
+
+    /// Number of ids.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Vocab::Hf(v) => v.len(),
+            Vocab::Gguf(v) => v.len(),
+        }
+    }
+
+    /// Never: an empty vocabulary is refused.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How the vocabulary spells a token.
+    pub fn spelling(&self, id: u32) -> Option<String> {
+        match &self.0 {
+            Vocab::Hf(v) => v.spelling(id),
+            Vocab::Gguf(v) => v.spelling(id).map(str::to_owned),
+        }
+    }
+
+    /// The bytes that a token stands for; they need not be whole characters.
+    pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        match &self.0 {
+            Vocab::Hf(v) => v.bytes(id),
+            Vocab::Gguf(v) => v.bytes(id),
+        }
+    }
+
+    /// The token of this spelling.
+    pub fn id(&self, spelling: &str) -> Option<u32> {
+        match &self.0 {
+            Vocab::Hf(v) => v.id(spelling),
+            Vocab::Gguf(v) => v.id(spelling),
+        }
+    }
+
+    /// Whether a token controls and is no text.
+    pub fn is_special(&self, id: u32) -> bool {
+        match &self.0 {
+            Vocab::Hf(v) => v.is_special(id),
+            Vocab::Gguf(v) => v.is_special(id),
+        }
+    }
+
+    /// Whether the first token's leading space is no part of the text.
+    fn drops_first_space(&self) -> bool {
+        match &self.0 {
+            Vocab::Hf(v) => v.drops_first_space(),
+            Vocab::Gguf(v) => v.drops_first_space(),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! How byte-level vocabularies cut text into words before merging: the families that `tokenizer.ggml.pre` names. The
+//! expressions are those of each family's published tokenizer.
+
+use crate::{Error, Result};
+use fancy_regex::Regex;
+
+const CONTRACTIONS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)";
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+/// From the letters on, what Llama 3, Qwen 2 and their kin share; the number of digits in a word is between.
+const TAIL: &str = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const UPPER: &str = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
+const LOWER: &str = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
+const CJK: &str = r"[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+";
+const DEEPSEEK3: &str = concat!(
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+/// Letters with case, as DeepSeek's first tokenizer lists them: without those that are newer than its list.
+const CASED: &str = concat!(
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}--[\u{560}-\u{588}\u{10c7}-\u{10ff}\u{1c80}-\u{1c88}\u{2d00}-\u{2d2d}",
+    r"\u{a790}-\u{ab68}\u{10570}-\u{105bc}\u{16e40}-\u{1df1e}]]+"
+);
+const OLD_CJK: &str = r"[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+";
+
+/// What is particular to a family beside its expressions.
+#[derive(Debug)]
+pub(super) struct Family {
+    /// Applied one after another: each cuts the pieces that the one before left.
+    pub(super) cuts: Vec<Regex>,
+    /// A word that is a token is taken whole, without merging.
+    pub(super) whole_words: bool,
+    /// The begin token is added unless the file says otherwise.
+    pub(super) adds_bos: bool,
+}
+
+/// The family of this name; no name means the oldest files' default.
+pub(super) fn family(name: Option<&str>) -> Result<Family> {
+    let llama3 =
+        |digits: &str| format!(r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}{TAIL}");
+    let cased = |contractions: &str, digits: &str, after: &str| {
+        let start = r"[^\r\n\p{L}\p{N}]?";
+        format!(
+            r"{start}{UPPER}*{LOWER}+{contractions}|{start}{UPPER}+{LOWER}*{contractions}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n{after}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )
+    };
+    let optional = format!("{CONTRACTIONS}?");
+    let one = |s: &str| vec![s.to_owned()];
+    let name = name.unwrap_or("default");
+    let cuts = match name {
+        "default" => vec![
+            r"[\p{P}\$\+<=>\^~\|]+".into(),
+            GPT2.into(),
+            r"\p{N}+".into(),
+            "[0-9][0-9][0-9]".into(),
+        ],
+        "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" | "dbrx"
+        | "smaug-bpe" | "chatglm-bpe" | "glm4" | "glm5" => vec![llama3("{1,3}")],
+        "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "stablelm2" | "megrez" | "hunyuan" | "solar-open"
+        | "grok-2" => vec![llama3("")],
+        "qwen35" => vec![format!(
+            r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )],
+        "minicpm5" => vec![r"\p{N}{1,3}".into(), llama3("+")],
+        "laguna" => vec![r"[^\n]+|[\n]+".into(), llama3("")],
+        "gpt-2" | "phi-2" | "gigachat" | "a.x-4.0" | "mellum" | "modern-bert" | "mpt" | "olmo" | "jais" | "trillion"
+        | "granite-docling" | "exaone4" | "jina-es" | "jina-de" | "jina-v2-es" | "jina-v2-de" | "jina-v2-code"
+        | "roberta-bpe" => one(GPT2),
+        "starcoder" | "refact" | "command-r" | "smollm" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
+            vec![r"\p{N}".into(), GPT2.into()]
+        }
+        "falcon" => vec![r"[\p{P}\$\+<=>\^~\|`]+".into(), GPT2.into(), "[0-9][0-9][0-9]".into()],
+        "deepseek-llm" => vec![
+            r"[\r\n]".into(),
+            CASED.into(),
+            r"\s?[!-/:-\~\u{ff01}-\u{ff0f}\u{ff1a}-\u{ff5e}\u{2018}-\u{201f}\u{3000}-\u{3002}]+".into(),
+            r"\s+$".into(),
+            OLD_CJK.into(),
+            r"\p{N}+".into(),
+        ],
+        "deepseek-coder" => {
+            vec![r"[\r\n]".into(), r"\s?\p{L}+".into(), r"\s?\p{P}+".into(), OLD_CJK.into(), r"\p{N}".into()]
+        }
+        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" | "hy_v4" => {
+            vec![r"\p{N}{1,3}".into(), CJK.into(), DEEPSEEK3.into()]
+        }
+        "spark2_5" => vec![
+            r"\p{N}{1,3}".into(),
+            CJK.into(),
+            DEEPSEEK3.replace(r"+[\r\n]*|\s*[\r\n]+|", r"+|[\r\n]|"),
+            r"\p{N}".into(),
+        ],
+        "gpt-4o" | "llama4" | "kanana2" | "talkie" | "minimax-m2" | "granite-embed-multi-97m" => {
+            vec![cased(&optional, "{1,3}", "/")]
+        }
+        "tiny_aya" | "cohere2moe" => vec![r"\d{1,3}(?=(?:\d{3})*\b)".into(), cased(&optional, "", "/")],
+        "tekken" => vec![cased("", "", "/")],
+        "kimi-k2" => {
+            let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]";
+            let lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]";
+            let start = r"[^\r\n\p{L}\p{N}]?";
+            vec![format!(
+                r"\p{{Han}}+|{start}{upper}*{lower}+{optional}|{start}{upper}+{lower}*{optional}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            )]
+        }
+        "bailingmoe" | "bailingmoe2" | "llada-moe" => {
+            one(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+")
+        }
+        "seed-coder" => vec![format!(
+            r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )],
+        "ufakzeka" => vec![format!(r"[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{TAIL}")],
+        "exaone-moe" => vec![format!(
+            r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+        )],
+        "youtu" => vec![
+            concat!(
+                r"[\u{ac00}-\u{d7a3}\u{3131}-\u{318e}]+|[\u{ff01}\u{2026}\u{201c}\u{201d}\u{2018}\u{2019}\u{2014}\u{ff1a}\u{ff1b}",
+                r"\u{ff0c}\u{3001}-\u{303f}\u{fe30}-\u{fe4f}]+|[\u{3105}-\u{312f}]+|[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+"
+            )
+            .into(),
+            cased(&optional, "", "/"),
+        ],
+        "poro-chat" | "bloom" | "gpt3-finnish" => one(r" ?[^(\s|.,!?…。，、।۔،)]+"),
+        "viking" => vec![r" ?[^(\s|.,!?…。，、।۔،)]+".into(), r"\p{N}".into()],
+        other => {
+            return Err(Error::at("tokenizer.ggml.pre", format!("{other:?} is not a known way to cut text")));
+        }
+    };
+    let compile =
+        |cut: &String| Regex::new(cut).map_err(|e| Error::at("tokenizer.ggml.pre", format!("{name}: {e}")));
+    Ok(Family {
+        cuts: cuts.iter().map(compile).collect::<Result<_>>()?,
+        whole_words: matches!(
+            name,
+            "llama3"
+                | "llama-v3"
+                | "llama-bpe"
+                | "falcon3"
+                | "falcon-h1"
+                | "pixtral"
+                | "midm-2.0"
+                | "lfm2"
+                | "glm4"
+                | "glm5"
+                | "tekken"
+                | "youtu"
+                | "minicpm5"
+                | "granite-embed-multi-97m"
+        ),
+        adds_bos: matches!(
+            name,
+            "llama3"
+                | "llama-v3"
+                | "llama-bpe"
+                | "falcon3"
+                | "falcon-h1"
+                | "pixtral"
+                | "midm-2.0"
+                | "lfm2"
+                | "tekken"
+        ),
+    })
+}
+
+/// Cuts text with one expression after another; what an expression leaves between its matches is a piece too.
+pub(super) fn cut<'a>(cuts: &[Regex], text: &'a str) -> Result<Vec<&'a str>> {
+    let mut pieces = vec![text];
+    for regex in cuts {
+        let mut next = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let mut at = 0;
+            for found in regex.find_iter(piece) {
+                let found = found.map_err(|e| Error::at("cutting text", e))?;
+                if found.start() > at {
+                    next.push(&piece[at..found.start()]);
+                }
+                if !found.as_str().is_empty() {
+                    next.push(found.as_str());
+                }
+                at = found.end();
+            }
+            if at < piece.len() {
+                next.push(&piece[at..]);
+            }
+        }
+        pieces = next;
+    }
+    Ok(pieces)
+}
