@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kvasir_kv::blocks::BlockConfig;
-use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Radix, Room, SeqId, StepId, Token};
+use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Radix, Room, RowMove, SeqId, StepId, Token};
 
 const SMALL: BlockConfig =
     BlockConfig { block_size: 4, blocks: 8, max_sequences: 8, sharing: true, dummy: false };
@@ -158,5 +158,30 @@ fn blocks_taken_ahead_are_used_first_and_come_back() {
         cache.close(b).unwrap();
         cache.check().unwrap();
         assert_eq!(cache.room().available(), 32);
+    });
+}
+
+#[test]
+fn a_fork_that_rewinds_leaves_the_moves_of_a_shared_block_alone() {
+    both(SMALL, |cache| {
+        let seq = cache.open().unwrap();
+        run(cache, 1, seq, 2);
+        cache.tree().unwrap().propose(seq, &[-1, -1, 1]).unwrap();
+        run(cache, 2, seq, 3);
+        let moves = cache.tree().unwrap().commit(seq, &[1, 2]).unwrap().to_vec();
+        assert_eq!(moves, [RowMove { from: 3, to: 2 }, RowMove { from: 4, to: 3 }]);
+        assert_eq!(
+            cache.room(),
+            room(24, 0, 4, 4),
+            "the block that the moves read stays until they have run"
+        );
+        let fork = cache.sequences().unwrap().fork(seq, 1).unwrap()[0];
+        cache.rewind().unwrap().rewind_to(fork, 3).unwrap();
+        cache.check().unwrap();
+        cache.claim(StepId(3), &[row(seq, 1)]).unwrap();
+        assert_eq!(plan_of(cache, 3).moves, moves);
+        cache.retire(StepId(3)).unwrap();
+        cache.check().unwrap();
+        assert_eq!(cache.room(), room(24, 0, 8, 0));
     });
 }

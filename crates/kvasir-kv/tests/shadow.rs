@@ -6,8 +6,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use kvasir_kv::blocks::BlockConfig;
-use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Position, Radix, SeqId, Slot, StepId, Token};
+use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
+use kvasir_kv::{
+    BlockId, Cache, CacheError, ClaimRow, Paged, Plan, Position, Radix, SeqId, Slot, StepId, Token,
+};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 struct Dice(u64);
@@ -90,12 +92,14 @@ struct Flight {
     plan: Plan,
     expected: Vec<Expected>,
     named: HashSet<Slot>,
+    /// Who owned which block when it was submitted.
+    owned: HashSet<(SeqId, BlockId)>,
     tree: Vec<(SeqId, u32)>,
     plain: Vec<(SeqId, u32)>,
 }
 
-struct World {
-    cache: Box<dyn Cache>,
+struct World<I> {
+    cache: BlockCache<I>,
     config: BlockConfig,
     dice: Dice,
     device: HashMap<Slot, u64>,
@@ -108,7 +112,7 @@ struct World {
     refused: u32,
 }
 
-impl World {
+impl<I: Index> World<I> {
     fn any(&mut self) -> Option<SeqId> {
         let live: Vec<SeqId> = self.seqs.keys().copied().collect();
         self.dice.pick(&live)
@@ -131,7 +135,11 @@ impl World {
             let limit = if self.dice.roll(5) == 0 { self.dice.roll(20) } else { u32::MAX };
             let before = self.cache.room();
             let found = self.cache.prefix().unwrap().lookup(&prompt, salt);
-            assert_eq!(self.cache.room(), before, "a lookup changed something");
+            let after = self.cache.room();
+            // A split may show that a part of a prefix is idle that was counted with the part in use.
+            assert_eq!((after.free, after.leased), (before.free, before.leased));
+            assert!(after.evictable >= before.evictable);
+            let before = after;
             let hit = self.cache.prefix().unwrap().attach(seq, &prompt, salt, limit).unwrap();
             assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
             if limit == u32::MAX {
@@ -247,10 +255,13 @@ impl World {
             expected.push(Expected { seq: row.seq, salt, queries, redirected: row.redirected });
         }
         let named = self.check_named(&plan);
-        self.flights.push_back(Flight { step, plan, expected, named, tree, plain });
+        let tables = self.seqs.keys().map(|&seq| (seq, self.cache.table(seq).unwrap()));
+        let owned = tables.flat_map(|(seq, table)| table.iter().map(move |&block| (seq, block))).collect();
+        self.flights.push_back(Flight { step, plan, expected, named, owned, tree, plain });
     }
 
-    /// The slots that a plan's rows name. Those that it writes are named by no step in flight of another sequence.
+    /// The slots that a plan's rows name. Those that it writes are named by no step in flight, unless the sequence
+    /// owned their blocks already when that step was submitted: steps run in order.
     fn check_named(&self, plan: &Plan) -> HashSet<Slot> {
         let block = self.config.block_size;
         let dummy = |slot: Slot| self.config.dummy && slot < block;
@@ -264,7 +275,7 @@ impl World {
                 }
                 assert!(named.insert(slot), "two queries write slot {slot}");
                 for flight in &self.flights {
-                    let own = flight.plan.rows.iter().any(|other| other.seq == row.seq);
+                    let own = flight.owned.contains(&(row.seq, slot / block));
                     assert!(own || !flight.named.contains(&slot), "slot {slot} is named by a step in flight");
                 }
             }
@@ -549,7 +560,7 @@ impl World {
     }
 }
 
-fn lives(make: impl Fn(BlockConfig) -> Box<dyn Cache>, name: &str) {
+fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheError>, name: &str) {
     let seeds: u64 = std::env::var("KVASIR_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(150);
     let (mut hits, mut refused) = (0, 0);
     for seed in 1..=seeds {
@@ -564,7 +575,7 @@ fn lives(make: impl Fn(BlockConfig) -> Box<dyn Cache>, name: &str) {
                 dummy: dice.roll(3) == 0,
             };
             let mut world = World {
-                cache: make(config),
+                cache: make(config).unwrap(),
                 config,
                 dice,
                 device: HashMap::new(),
@@ -593,10 +604,10 @@ fn lives(make: impl Fn(BlockConfig) -> Box<dyn Cache>, name: &str) {
 
 #[test]
 fn paged_reads_only_what_was_written_for_it() {
-    lives(|config| Box::new(Paged::new(config).unwrap()), "paged");
+    lives(Paged::new, "paged");
 }
 
 #[test]
 fn radix_reads_only_what_was_written_for_it() {
-    lives(|config| Box::new(Radix::new(config).unwrap()), "radix");
+    lives(Radix::new, "radix");
 }

@@ -207,7 +207,7 @@ impl<I: Index> BlockCache<I> {
         {
             let fresh = std::mem::replace(entry, old);
             self.ledger.own(old);
-            self.moves.drop_into(&mut self.ledger, fresh, 0);
+            self.moves.drop_into(&mut self.ledger, fresh);
             self.ledger.disown(fresh);
         }
         self.ledger.end_lease(old);

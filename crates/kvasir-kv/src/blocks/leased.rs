@@ -62,10 +62,9 @@ impl LeasedMoves {
         }
     }
 
-    /// Drops waiting moves into `block` from row `row` on: nobody will read what they would write.
-    pub(crate) fn drop_into<I: Index>(&mut self, ledger: &mut Ledger<I>, block: BlockId, row: u32) {
-        let first = block * self.block_size + row;
-        let gone = first..(block + 1) * self.block_size;
+    /// Drops waiting moves into a block whose last owner lets go: nobody will read what they would write.
+    pub(crate) fn drop_into<I: Index>(&mut self, ledger: &mut Ledger<I>, block: BlockId) {
+        let gone = block * self.block_size..(block + 1) * self.block_size;
         if self.moves.waiting().iter().any(|rows| gone.contains(&rows.to)) {
             self.change(ledger, |moves| moves.drop_waiting(|rows| gone.contains(&rows.to)));
         }

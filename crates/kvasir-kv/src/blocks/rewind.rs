@@ -37,10 +37,6 @@ impl<I: Index> BlockCache<I> {
         if end <= seq.impure_from {
             seq.impure_from = u32::MAX;
         }
-        let within = end % block_size;
-        if let (Some(tail), false) = (seq.block(end / block_size), self.moves.is_empty()) {
-            self.moves.drop_into(&mut self.ledger, tail, within);
-        }
         self.trim(id)
     }
 
@@ -71,7 +67,7 @@ impl<I: Index> BlockCache<I> {
             return;
         }
         if !self.moves.is_empty() && self.ledger.uses(block).owners == 1 {
-            self.moves.drop_into(&mut self.ledger, block, 0);
+            self.moves.drop_into(&mut self.ledger, block);
         }
         match last_step.map(|step| self.inflight.defer(step, block)) {
             Some(Ok(())) => self.ledger.disown_later(block),

@@ -3,6 +3,7 @@
 //! A case file is `{"format": "kvasir-conformance/1", "suite", "meta", "cases": [..]}`. Each kind of case has a
 //! runner in [`FAMILIES`]; a file of this module holds the runners of one family.
 
+mod blocks;
 mod case;
 mod compare;
 mod engine;
@@ -32,7 +33,7 @@ pub enum Outcome {
 pub type Runner = fn(&Case) -> Result<Outcome, CaseError>;
 
 /// Every kind that can be replayed, family by family.
-pub const FAMILIES: &[&[(&str, Runner)]] = &[engine::KINDS, spyre::KINDS];
+pub const FAMILIES: &[&[(&str, Runner)]] = &[blocks::KINDS, engine::KINDS, spyre::KINDS];
 
 /// A case's verdict.
 #[derive(Clone, Debug, Serialize)]

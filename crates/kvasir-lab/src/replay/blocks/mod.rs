@@ -1,0 +1,21 @@
+//! Runners of the kinds that replay the block caches: `paged` and `radix`, their indices and their hash.
+
+mod index;
+mod manager;
+mod names;
+mod pages;
+mod radix_tree;
+
+use super::Runner;
+
+/// The kinds of this family.
+pub(super) const KINDS: &[(&str, Runner)] = &[
+    ("atom.block_manager", manager::run),
+    ("atom.block_pool", index::run_pool),
+    ("atom.hash", index::run_hash),
+    ("minisgl.cache_manager", pages::run_cache_manager),
+    ("minisgl.naive", pages::run_naive),
+    ("minisgl.page_allocator", pages::run_page_allocator),
+    ("minisgl.radix", radix_tree::run),
+    ("nano.hash", index::run_nano_hash),
+];
