@@ -252,7 +252,8 @@ pub trait Prefix {
     /// Gives `seq`, which must own nothing yet, what `tokens` finds; its length is then the hit. At most `limit` tokens.
     fn attach(&mut self, seq: SeqId, tokens: &[Token], salt: u64, limit: u32) -> Result<Hit, CacheError>;
     /// Makes `seq`'s rows findable by others, up to `computed` tokens, of which `tokens` are the ids. Only what has
-    /// retired may be published; a sequence with holes never is.
+    /// retired may be published; a sequence with holes never is. It also counts as a use of what was there before, so
+    /// call it when a sequence ends even if nothing new is to be published.
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError>;
     /// Evicts at least `slots` slots of what nobody uses, or all of it; returns how many.
     fn evict(&mut self, slots: u32) -> Result<u32, CacheError>;

@@ -70,14 +70,15 @@ impl<I: Index> BlockCache<I> {
             let is_filled = |&block: &u32| !self.moves.fills(block);
             to = seq.table.iter().take(to as usize).take_while(|block| is_filled(block)).count() as u32;
         }
-        if to <= from {
+        if to == 0 {
             return Ok(seq.published);
         }
+        // With nothing new to publish the index still learns that the prefix was used.
         let offer = Offer {
             table: &seq.table[..to as usize],
             tokens: &tokens[..(to * block_size) as usize],
             salt: seq.salt,
-            from,
+            from: from.min(to),
         };
         let mut canonical = std::mem::take(&mut self.found);
         canonical.clear();
