@@ -35,7 +35,7 @@ impl Run {
 
     fn id(&self, pick: u32) -> SeqId {
         let live: Vec<_> = self.model.seqs.keys().copied().collect();
-        match pick % 16 == 0 || live.is_empty() {
+        match pick.is_multiple_of(16) || live.is_empty() {
             // A stale or foreign one now and then.
             true => self.ids.get(pick as usize / 16).copied().unwrap_or(SeqId::new(7, 9)),
             false => live[pick as usize / 16 % live.len()],
@@ -99,13 +99,14 @@ impl Run {
     /// Mostly parents that a frontier may have.
     fn parents(&self, id: SeqId, parents: &[i32], c: u32) -> Vec<i32> {
         let first = self.model.seqs.get(&id).map_or(0, |seq| seq.nodes.len() as i32);
-        let valid = |(node, &parent): (i32, &i32)| if c % 8 == 0 { parent } else { parent.min(node - 1) };
+        let valid =
+            |(node, &parent): (i32, &i32)| if c.is_multiple_of(8) { parent } else { parent.min(node - 1) };
         (first..).zip(parents).map(valid).collect()
     }
 
     /// Mostly a chain that there is.
     fn accepted(&self, id: SeqId, parents: &[i32], c: u32) -> Vec<u32> {
-        match self.model.seqs.get(&id).filter(|seq| c % 4 != 0 && !seq.nodes.is_empty()) {
+        match self.model.seqs.get(&id).filter(|seq| !c.is_multiple_of(4) && !seq.nodes.is_empty()) {
             Some(seq) => {
                 let above = |&node: &u32| u32::try_from(seq.nodes[node as usize].parent).ok();
                 let mut chain: Vec<_> =
@@ -137,7 +138,7 @@ impl Run {
         for i in 0..1 + b % 3 {
             let seq = self.id(a + i * 16);
             let proposed = self.model.seqs.get(&seq).map_or(0, |seq| seq.proposed.len() as u32);
-            let tokens = if proposed > 0 && c % 8 != 0 { proposed } else { (c + i) % 5 };
+            let tokens = if proposed > 0 && !c.is_multiple_of(8) { proposed } else { (c + i) % 5 };
             rows.push(ClaimRow { seq, redirected: 0, tokens });
         }
         let step = self.next_step;

@@ -55,6 +55,11 @@ impl ModelSeq {
     fn next(&self) -> Position {
         self.rows.last_key_value().map_or(0, |(position, _)| position + 1)
     }
+    /// Rows whose step has retired: claimed ones are the last.
+    fn retired(&self) -> impl Iterator<Item = (Position, (Token, u64))> + '_ {
+        let rows = self.rows.len() - self.inflight as usize;
+        self.rows.iter().take(rows).map(|(&position, &row)| (position, row))
+    }
     fn fold(&self) -> u64 {
         self.rows.values().fold(self.salt, |fold, &(_, content)| mix(fold, content))
     }
@@ -417,7 +422,7 @@ impl<I: Index> World<I> {
         let from = self.dice.roll(source.next() + 1);
         let to = if self.dice.roll(2) == 0 { u32::MAX } else { from + self.dice.roll(12) };
         let before = self.picture();
-        let rows: Vec<_> = source.rows.range(from..to).map(|(&p, &row)| (p, row)).collect();
+        let rows: Vec<_> = source.retired().filter(|(p, _)| (from..to).contains(p)).collect();
         match self.cache.sequences().unwrap().copy(src, dst, from..to) {
             Ok(()) => {
                 assert!(!rows.is_empty() && rows.iter().all(|(p, _)| !target.rows.contains_key(p)));
@@ -452,10 +457,14 @@ impl<I: Index> World<I> {
         match self.cache.sequences().unwrap().fork(seq, n) {
             Ok(forks) => {
                 assert_eq!(forks.len(), n as usize);
-                let model = self.seqs[&seq].clone();
+                let mut model = self.seqs[&seq].clone();
+                model.rows = model.retired().collect();
+                (model.inflight, model.nodes_inflight) = (0, 0);
+                model.nodes.clear();
+                model.proposed.clear();
                 forks.into_iter().for_each(|fork| drop(self.seqs.insert(fork, model.clone())));
             }
-            Err(CacheError::Full { .. } | CacheError::InFlight | CacheError::Unsettled) => self.refused += 1,
+            Err(CacheError::Full { .. }) => self.refused += 1,
             Err(CacheError::TooManySequences) => {}
             Err(error) => panic!("{error}"),
         }

@@ -103,7 +103,7 @@ impl<I: Index> BlockCache<I> {
         }
         seq.last_step = Some(step);
         seq.pending.push_back(Pending { step, start, end, is_tree });
-        Ok(ClaimedRow { seq: row.seq, redirected: row.redirected, tokens: row.tokens, replaced })
+        Ok(ClaimedRow { seq: row.seq, redirected: row.redirected, tokens: row.tokens, start, replaced })
     }
 
     pub(super) fn take_blocks_ahead(&mut self, id: crate::SeqId, upto: u32) -> Result<u32, CacheError> {

@@ -20,7 +20,7 @@ impl<I: Index> BlockCache<I> {
 
     fn write_row(&self, step: StepId, row: &ClaimedRow, plan: &mut Plan) -> Result<(), CacheError> {
         let seq = self.seqs.get(row.seq)?;
-        let claimed = seq.claimed_rows(step, row.tokens)?;
+        let claimed = seq.claimed_rows(step, row)?;
         if claimed.is_tree {
             self.write_frontier(row, seq, claimed, plan);
             return Ok(());

@@ -103,12 +103,10 @@ impl Seq {
     }
 
     /// The rows of it that `step` writes; an error if a truncation has cut them since.
-    pub(crate) fn claimed_rows(&self, step: StepId, tokens: u32) -> Result<Pending, CacheError> {
+    pub(crate) fn claimed_rows(&self, step: StepId, row: &ClaimedRow) -> Result<Pending, CacheError> {
         let pending = self.pending.iter().rev().find(|pending| pending.step == step);
-        match pending {
-            Some(pending) if pending.tokens() == tokens => Ok(*pending),
-            _ => Err(CacheError::UnknownStep(step)),
-        }
+        let whole = pending.filter(|pending| pending.start == row.start && pending.tokens() == row.tokens);
+        whole.copied().ok_or(CacheError::RowGone(row.seq))
     }
 
     /// Adds a range of which it owns nothing.
@@ -156,6 +154,8 @@ pub(crate) struct ClaimedRow {
     pub(crate) seq: SeqId,
     pub(crate) redirected: u32,
     pub(crate) tokens: u32,
+    /// The first row that it writes.
+    pub(crate) start: u32,
     /// A shared last block that the claim replaced by a private one: its place in the table and its id.
     pub(crate) replaced: Option<(u32, BlockId)>,
 }

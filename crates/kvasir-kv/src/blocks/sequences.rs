@@ -69,8 +69,7 @@ impl<I: Index> Sequences for BlockCache<I> {
 
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
         let source = self.seqs.get(seq)?;
-        check_still(source)?;
-        let ranges: Vec<_> = source.owned(source.next).collect();
+        let ranges: Vec<_> = source.owned(source.retired_next()).collect();
         if n > self.seqs.room() {
             return Err(CacheError::TooManySequences);
         }
@@ -114,15 +113,13 @@ impl<I: Index> BlockCache<I> {
         range: Range<Position>,
     ) -> Result<Vec<Range<Position>>, CacheError> {
         let (source, target) = (self.seqs.get(src)?, self.seqs.get(dst)?);
-        if !source.nodes.is_idle() {
-            return Err(CacheError::Unsettled);
+        // Claimed rows may yet be cancelled, so only what has retired is shared.
+        let retired = range.start..range.end.min(source.retired_next());
+        let ranges: Vec<_> = overlaps(source, &retired).collect();
+        if ranges.is_empty() {
+            return Err(CacheError::NothingToCopy);
         }
         check_still(target)?;
-        let ranges: Vec<_> = overlaps(source, &range).collect();
-        let Some(last) = ranges.last() else { return Err(CacheError::NothingToCopy) };
-        if last.end > source.retired_next() {
-            return Err(CacheError::InFlight);
-        }
         if ranges.iter().any(|range| overlaps(target, range).next().is_some()) {
             return Err(CacheError::CopyOverlaps);
         }
