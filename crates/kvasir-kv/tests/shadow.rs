@@ -83,12 +83,14 @@ impl ModelSeq {
     }
 }
 
+/// One query: its position, its token, and position and content of all that it sees, itself last.
+type Query = (Position, Token, Vec<(Position, u64)>);
+
 /// What one row of a submitted step must do.
 struct Expected {
     seq: SeqId,
     salt: u64,
-    /// Per query: its position, its token and the content of all that it sees, itself last.
-    queries: Vec<(Position, Token, Vec<(Position, u64)>)>,
+    queries: Vec<Query>,
     redirected: u32,
 }
 
