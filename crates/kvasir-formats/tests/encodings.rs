@@ -39,3 +39,35 @@ fn decoding_agrees_to_the_bit() {
         }
     }
 }
+
+#[test]
+fn encoding_agrees_to_the_bit() {
+    let values = floats("values.bin");
+    for dtype in ENCODED {
+        let expected = data(&format!("{dtype}.bin"));
+        let mut got = Vec::new();
+        encoding::quantize(dtype, &values, 256, &mut got).unwrap();
+        assert_eq!(got.len(), expected.len());
+        let block = dtype.block_bytes();
+        for (i, (e, g)) in expected.chunks(block).zip(got.chunks(block)).enumerate() {
+            assert_eq!(
+                e,
+                g,
+                "{dtype} block {i}: {:?}",
+                &values[i * dtype.block_len()..][..dtype.block_len()]
+            );
+        }
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_are_refused() {
+    let mut values = [1.0; 256];
+    values[7] = f32::NAN;
+    for dtype in ENCODED {
+        let error = encoding::quantize(dtype, &values, 256, &mut Vec::new()).unwrap_err();
+        assert_eq!(error.place(), "value 7", "{dtype}");
+    }
+    assert!(encoding::quantize(DType::Q4K, &[0.0; 128], 128, &mut Vec::new()).is_err());
+    assert!(encoding::quantize(DType::I32, &[0.0; 128], 128, &mut Vec::new()).is_err());
+}

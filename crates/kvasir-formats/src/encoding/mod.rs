@@ -4,7 +4,10 @@
 //! multiply-add, so that both directions agree with published files to the bit.
 
 mod k_decode;
+mod k_encode;
+mod k_fit;
 mod legacy_decode;
+mod legacy_encode;
 mod mxfp4;
 mod plain;
 
@@ -38,6 +41,47 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
+/// Encodes values, appending to `out`. `row` is the length of a row, which must be whole blocks. Values that are not
+/// finite have no place in a block and are refused.
+pub fn quantize(dtype: DType, values: &[f32], row: usize, out: &mut Vec<u8>) -> Result<()> {
+    dtype.row_bytes(row)?;
+    if row == 0 || !values.len().is_multiple_of(row) {
+        return Err(Error::at("", format!("{} values are not whole rows of {row}", values.len())));
+    }
+    if dtype.is_quantized()
+        && let Some(at) = values.iter().position(|v| !v.is_finite())
+    {
+        return Err(Error::at(format!("value {at}"), format!("{} cannot be stored as {dtype}", values[at])));
+    }
+    match dtype {
+        DType::Q4_0 => each_block(values, out, legacy_encode::q4_0),
+        DType::Q4_1 => each_block(values, out, legacy_encode::q4_1),
+        DType::Q5_0 => each_block(values, out, legacy_encode::q5_0),
+        DType::Q5_1 => each_block(values, out, legacy_encode::q5_1),
+        DType::Q8_0 => each_block(values, out, legacy_encode::q8_0),
+        DType::Q2K => each_block(values, out, k_encode::q2_k),
+        DType::Q3K => each_block(values, out, k_encode::q3_k),
+        DType::Q4K => each_block(values, out, k_encode::q4_k),
+        DType::Q5K => each_block(values, out, k_encode::q5_k),
+        DType::Q6K => each_block(values, out, k_encode::q6_k),
+        DType::Mxfp4 => each_block(values, out, mxfp4::encode),
+        _ if plain::encode(dtype, values, out) => {}
+        _ => return Err(Error::at("", format!("values cannot be stored as {dtype}"))),
+    }
+    Ok(())
+}
+
+fn each_block<const L: usize, const N: usize>(
+    values: &[f32],
+    out: &mut Vec<u8>,
+    encode: fn(&[f32; L]) -> [u8; N],
+) {
+    out.reserve(values.len() / L * N);
+    for block in values.as_chunks::<L>().0 {
+        out.extend(encode(block));
+    }
+}
+
 /// Applies a block's decoder to each block. `N` bytes make `L` values.
 fn blocks<const N: usize, const L: usize>(
     bytes: &[u8],
@@ -52,4 +96,8 @@ fn blocks<const N: usize, const L: usize>(
 /// The little-endian f16 at `at`.
 fn f16_at(block: &[u8], at: usize) -> f32 {
     half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+fn put_f16(block: &mut [u8], at: usize, value: f32) {
+    block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
 }

@@ -16,6 +16,31 @@ pub(super) fn decode(b: &[u8; 17], y: &mut [f32; 32]) {
     }
 }
 
+/// The code of the nearest value, the first of equally near ones.
+fn nearest_code(v: f32, d: f32) -> u8 {
+    let (mut best, mut least) = (0, f32::INFINITY);
+    for (code, &value) in (0u8..).zip(&E2M1_DOUBLED) {
+        let error = (f32::from(value) * d - v).abs();
+        if error < least {
+            (best, least) = (code, error);
+        }
+    }
+    best
+}
+
+pub(super) fn encode(x: &[f32; 32]) -> [u8; 17] {
+    let mut b = [0; 17];
+    let max = x.iter().fold(0.0, |m: f32, v| if m < v.abs() { v.abs() } else { m });
+    if max > 0.0 {
+        b[0] = (max.log2().floor() - 2.0 + 127.0) as i32 as u8;
+    }
+    let d = e8m0_half(b[0]);
+    for j in 0..16 {
+        b[1 + j] = nearest_code(x[j], d) | nearest_code(x[j + 16], d) << 4;
+    }
+    b
+}
+
 #[cfg(test)]
 mod tests {
     use super::e8m0_half;

@@ -24,6 +24,17 @@ fn each<const N: usize>(bytes: &[u8], out: &mut [f32], decode: impl Fn([u8; N]) 
     }
 }
 
+/// Encodes types whose elements stand alone; false if there is no way from f32 to this one.
+pub(super) fn encode(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> bool {
+    match dtype {
+        DType::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        DType::F16 => out.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
+        DType::BF16 => out.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
+        _ => return false,
+    }
+    true
+}
+
 /// An 8-bit float with 4 exponent bits (bias 7) and 3 of mantissa; no infinities, 0x7f and 0xff are NaN.
 pub fn f8_e4m3(byte: u8) -> f32 {
     let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
