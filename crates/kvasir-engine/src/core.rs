@@ -1,6 +1,6 @@
 use crate::{
-    Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Limits, Nanos, Order, Outbox, Policy, Reason,
-    Refusal, Request, RequestId, Sequence, Status, StepRecord, Timings, queue::Queue, slab::Slab,
+    Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Held, Limits, Nanos, Order, Outbox, Policy,
+    Reason, Refusal, Request, RequestId, Sequence, Status, StepRecord, Timings, queue::Queue, slab::Slab,
     world::World,
 };
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
@@ -17,7 +17,8 @@ pub struct Core {
     costs: Costs,
     next_step: StepId,
     next_number: u64,
-    /// Steps to use again.
+    /// Steps to use again. They travel in their boxes, so that handing one over copies a pointer.
+    #[allow(clippy::vec_box)]
     spare: Vec<Box<Step>>,
     /// Draft tokens that every decode row has room for.
     spec_steps: u32,
@@ -217,24 +218,64 @@ impl Core {
     /// Makes the next step, or none if nothing can run now.
     pub fn schedule(&mut self, now: Nanos) -> Option<Box<Step>> {
         let world = &mut self.world;
+        world.record.reset(now, &mut world.arrived);
+        world.record.costs = self.costs;
+        let mut step = self.spare.pop().unwrap_or_default();
+        let id = self.next_step;
+        let mut made = self.try_schedule(id, &mut step, now);
+        // Each time somebody leaves, so that in the end somebody has room.
+        let mut tries = self.world.running.len();
+        while !made && tries > 0 && self.is_stuck() {
+            self.make_way(now);
+            made = self.try_schedule(id, &mut step, now);
+            tries -= 1;
+        }
+        if !made {
+            self.spare.push(step);
+            self.close_record(None);
+            return None;
+        }
+        self.next_step = StepId(id.0 + 1);
+        self.fill(&mut step, self.spec_steps);
+        self.close_record(Some(&step));
+        Some(step)
+    }
+
+    fn try_schedule(&mut self, id: StepId, step: &mut Step, now: Nanos) -> bool {
+        let world = &mut self.world;
         world.round += 1;
         world.picks.clear();
         world.picked_tokens = 0;
         world.picked_slots = 0;
-        world.record.reset(now, &mut world.arrived);
-        world.record.costs = self.costs;
+        world.record.held.clear();
+        world.record.rectangle.reset();
         self.policy.schedule(&mut Desk { world, now, costs: self.costs });
-        let mut step = self.spare.pop().unwrap_or_default();
-        let id = self.next_step;
-        if self.claim(id, &mut step, now) {
-            self.next_step = StepId(id.0 + 1);
-            self.fill(&mut step, self.spec_steps);
-            self.close_record(Some(&step));
-            Some(step)
-        } else {
-            self.spare.push(step);
-            self.close_record(None);
-            None
+        self.claim(id, step)
+    }
+
+    /// Whether a running request has no room, nobody else can be fed and nothing on its way could change that.
+    fn is_stuck(&self) -> bool {
+        let world = &self.world;
+        let no_room = |held: &Held| {
+            let entry = world.slab.find(held.request);
+            entry.is_some_and(|entry| world.slab[entry].status == Status::Running)
+                && matches!(held.reason, Reason::NoRoom { .. } | Reason::Lease { .. })
+        };
+        world.in_flight == 0 && world.record.held.iter().any(no_room)
+    }
+
+    /// Preempts the request admitted last; if it runs alone, the cache is too small for it, and it ends with what it has.
+    /// What is leased with nothing in flight waits for row moves, which a preemption makes needless.
+    fn make_way(&mut self, now: Nanos) {
+        let world = &mut self.world;
+        match world.running.as_slice() {
+            [] => {}
+            [alone] if world.cache.room().leased == 0 => {
+                let (alone, first) = (*alone, world.slab[*alone].outputs().len() as u32);
+                world.finish(alone, Finish::Capacity, None, first, now);
+                world.sweep();
+            }
+            [.., last] => world.preempt(*last),
         }
     }
 
@@ -304,6 +345,17 @@ impl Core {
     /// Number of waiting and of running requests.
     pub fn counts(&self) -> (usize, usize) {
         (self.world.queue.len(), self.world.running.len())
+    }
+
+    /// When the request arrived that has waited longest.
+    pub fn oldest_waiting(&self) -> Option<Nanos> {
+        self.waiting().map(|sequence| sequence.timings.arrived).min()
+    }
+
+    /// Tokens of prompts under way that are still to be fed.
+    pub fn prompt_tokens_left(&self) -> u64 {
+        let partial = self.running().filter(|sequence| sequence.is_prefilling());
+        partial.map(|sequence| u64::from(sequence.to_feed())).sum()
     }
 
     /// Whether nothing waits, runs or is in flight.

@@ -41,6 +41,11 @@ impl Limits {
         self.max_prompt.unwrap_or(self.max_model_len.saturating_sub(1))
     }
 
+    /// Rows that a decode step can have when each feeds `tokens`: what it makes sense to prepare for.
+    pub fn decode_bound(&self, tokens: u32) -> u32 {
+        self.max_num_seqs.min(self.max_num_batched_tokens / tokens.max(1))
+    }
+
     /// No more than what an executor can do.
     pub fn within(mut self, abilities: &Abilities) -> Self {
         self.max_num_seqs = self.max_num_seqs.min(abilities.pool_rows);
@@ -59,4 +64,25 @@ pub struct Costs {
     pub row_ns: u64,
     /// Nanoseconds that each token of a prompt adds.
     pub token_ns: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decode_bound() {
+        let bound = |seqs, budget, tokens| {
+            Limits { max_num_seqs: seqs, max_num_batched_tokens: budget, ..Limits::default() }
+                .decode_bound(tokens)
+        };
+        let got = [
+            bound(256, 16384, 4),
+            bound(256, 512, 4),
+            bound(256, 512, 1),
+            bound(256, 2, 4),
+            bound(1024, 512, 8),
+        ];
+        assert_eq!(got, [256, 128, 256, 0, 64]);
+    }
 }

@@ -1,13 +1,13 @@
 //! From the policy's picks to a step: claim, batch, plan.
 
-use crate::{Core, Fault, Finish, Nanos, Reason, sequence::Moves, world::Pick};
+use crate::{Core, Fault, Finish, Reason, sequence::Moves, world::Pick};
 use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
 use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId};
 
 impl Core {
     /// Claims slots for the picks and plans the step. A row for which the cache has no room after all is held. False
     /// if no row is left.
-    pub(crate) fn claim(&mut self, id: StepId, step: &mut Step, now: Nanos) -> bool {
+    pub(crate) fn claim(&mut self, id: StepId, step: &mut Step) -> bool {
         while !self.world.picks.is_empty() {
             self.list_claims();
             let claimed =
@@ -19,16 +19,16 @@ impl Core {
                         let cancelled = self.world.cache.cancel(id);
                         debug_assert!(cancelled.is_ok(), "{cancelled:?}");
                         self.drop_trees();
-                        self.fail_picks(now);
+                        self.fail_picks();
                     }
                 },
                 Err(CacheError::Full { needed, available }) => {
                     self.drop_trees();
-                    self.drop_last_pick(Reason::NoRoom { needed, available }, now);
+                    self.drop_last_pick(Reason::NoRoom { needed, available });
                 }
                 Err(_) => {
                     self.drop_trees();
-                    self.fail_picks(now);
+                    self.fail_picks();
                 }
             }
         }
@@ -73,34 +73,26 @@ impl Core {
             if self.is_tree(&pick)
                 && let Some(seq) = self.world.slab[pick.entry].cache
                 && let Ok(tree) = self.world.cache.tree()
-                && tree.unsettled(seq).is_ok_and(|nodes| nodes > 0)
             {
-                let dropped = tree.commit(seq, &[]).map(|_| ());
-                debug_assert!(dropped.is_ok(), "{dropped:?}");
+                let withdrawn = tree.propose(seq, &[]);
+                debug_assert!(withdrawn.is_ok(), "{withdrawn:?}");
             }
         }
     }
 
-    fn drop_last_pick(&mut self, reason: Reason, now: Nanos) {
+    fn drop_last_pick(&mut self, reason: Reason) {
         let world = &mut self.world;
         let Some(pick) = world.picks.pop() else { return };
         world.set_promise(pick.entry, pick.promised);
         world.picked_slots -= pick.slots;
         world.picked_tokens -= pick.tokens + pick.drafts + pick.redirected;
-        let alone = world.picks.is_empty() && world.in_flight == 0 && world.running.len() == 1;
-        match alone {
-            true => {
-                let first = world.slab[pick.entry].outputs().len() as u32;
-                world.finish(pick.entry, Finish::Capacity, None, first, now);
-                world.sweep();
-            }
-            false => world.hold(pick.entry, reason),
-        }
+        world.hold(pick.entry, reason);
     }
 
     /// The cache refused what it can have no reason to refuse: a defect of ours, which must not take the others along.
-    fn fail_picks(&mut self, now: Nanos) {
+    fn fail_picks(&mut self) {
         let world = &mut self.world;
+        let now = world.record.at;
         while let Some(pick) = world.picks.pop() {
             world.picked_slots -= pick.slots;
             let first = world.slab[pick.entry].outputs().len() as u32;

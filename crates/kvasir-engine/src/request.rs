@@ -105,3 +105,32 @@ pub struct Request {
     /// Everything else.
     pub params: Params,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(change: impl FnOnce(&mut Params)) -> Result<(), Refusal> {
+        let mut params = Params::default();
+        change(&mut params);
+        params.check()
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        assert_eq!(with(|p| p.sampling.temperature = 0.0), Ok(()));
+        assert_eq!(with(|p| p.sampling.top_p = 0.01), Ok(()));
+        assert_eq!(with(|p| p.sampling.top_k = 1), Ok(()));
+        assert_eq!(with(|p| p.max_tokens = 0), Ok(()));
+        let bad = |parameter| Err(Refusal::BadParameter(parameter));
+        assert_eq!(with(|p| p.sampling.temperature = -1.0), bad(Parameter::Temperature));
+        assert_eq!(with(|p| p.sampling.temperature = f32::NAN), bad(Parameter::Temperature));
+        assert_eq!(with(|p| p.sampling.top_p = 0.0), bad(Parameter::TopP));
+        assert_eq!(with(|p| p.sampling.top_p = 1.01), bad(Parameter::TopP));
+        assert_eq!(with(|p| p.sampling.min_p = f32::NAN), bad(Parameter::MinP));
+        assert_eq!(with(|p| p.sampling.repetition_penalty = 0.0), bad(Parameter::RepetitionPenalty));
+        assert_eq!(with(|p| p.bias = vec![(1, f32::NAN)]), bad(Parameter::LogitBias));
+        assert_eq!(with(|p| p.stop_sequences = vec![vec![]]), bad(Parameter::Stop));
+        assert_eq!(with(|p| p.min_tokens = 65), bad(Parameter::MinTokens));
+    }
+}

@@ -220,10 +220,10 @@ impl Core {
                 sequence.prefilled = row.phase == Phase::Decode;
                 if row.drafts.tree.is_some()
                     && let Ok(tree) = self.world.cache.tree()
-                    && tree.unsettled(row.seq).is_ok_and(|nodes| nodes > 0)
                 {
-                    let dropped = tree.commit(row.seq, &[]).map(|_| ());
-                    debug_assert!(dropped.is_ok(), "{dropped:?}");
+                    // What was claimed is proposed again; the next decode proposes anew.
+                    let withdrawn = tree.propose(row.seq, &[]);
+                    debug_assert!(withdrawn.is_ok(), "{withdrawn:?}");
                 }
                 self.world.renew_promise(entry);
             }

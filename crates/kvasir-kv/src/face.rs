@@ -262,7 +262,8 @@ pub trait Prefix {
 /// Candidate tokens that are run before it is known which are right.
 pub trait Tree {
     /// Declares the frontier that the next claim of `seq` runs. `parents[i]` is the node number of its parent, over
-    /// all unsettled nodes of the sequence, or −1 for the committed prefix.
+    /// all unsettled nodes of the sequence, or −1 for the committed prefix. It takes the place of one that was not claimed yet;
+    /// an empty one withdraws that.
     fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError>;
     /// Keeps the accepted chain (node numbers from a root on) as committed tokens and drops all other nodes. The row moves
     /// that this takes go out with the next plan; they are returned for inspection.

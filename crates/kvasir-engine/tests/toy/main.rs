@@ -14,12 +14,13 @@ fn every_completion_equals_that_of_its_request_alone() {
     let first: u64 = std::env::var("KVASIR_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     let begin = std::time::Instant::now();
     let mut wrong = Vec::new();
+    let mut seen = workload::Seen::default();
     for seed in first..first + count {
-        if let Err(why) = workload::run(seed) {
+        if let Err(why) = workload::run(seed, &mut seen) {
             wrong.push(why);
         }
     }
-    println!("{count} workloads in {:.1?}", begin.elapsed());
+    println!("{count} workloads in {:.1?}: {seen:?}", begin.elapsed());
     let shown: Vec<_> = wrong.iter().take(3).collect();
     assert!(
         wrong.is_empty(),
@@ -27,4 +28,19 @@ fn every_completion_equals_that_of_its_request_alone() {
         wrong.len(),
         shown.iter().map(|s| s.as_str()).collect::<Vec<_>>().join("\n\n")
     );
+    if count >= 1000 {
+        let workload::Seen {
+            completed,
+            preemptions,
+            hits,
+            accepted,
+            aborted,
+            failed,
+            capacity,
+            refused,
+            lost,
+        } = seen;
+        let all = [completed, preemptions, hits, accepted, aborted, failed, capacity, refused, lost];
+        assert!(all.iter().all(|count| *count > 0), "something was never met");
+    }
 }

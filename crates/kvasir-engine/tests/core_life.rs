@@ -1,0 +1,314 @@
+//! How requests live in a core, step by step.
+
+use kvasir_engine::*;
+use kvasir_exec::{Executor, OutputRow, Phase, Step};
+use kvasir_kv::{Cache, Cells, Paged, Radix, Span, Token, blocks::BlockConfig};
+use kvasir_sim::Toy;
+use std::sync::mpsc::channel;
+
+fn paged(blocks: u32) -> Box<dyn Cache> {
+    Box::new(Paged::new(BlockConfig { block_size: 4, blocks, ..BlockConfig::default() }).unwrap())
+}
+
+fn core(cache: Box<dyn Cache>) -> Core {
+    let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.0);
+    Core::new(Limits::default(), Order::Fcfs, Box::new(policy), cache)
+}
+
+fn request(prompt: &[Token], max_tokens: u32) -> Request {
+    let params = Params { max_tokens, eos: vec![Toy::EOS], ..Params::default() };
+    Request { tag: 7, prompt: prompt.to_vec(), params }
+}
+
+/// Lets every sampled row of a step yield `token`.
+fn answer(step: &mut Step, token: Token) {
+    for row in &step.batch.rows {
+        let start = step.output.tokens.len();
+        let count = (row.tokens.len - row.sample_from) as usize;
+        step.output.tokens.extend(std::iter::repeat_n(token, count));
+        step.output.rows.push(OutputRow { tokens: Span::new(start, count) });
+    }
+}
+
+fn turn(core: &mut Core, token: Token) -> bool {
+    let Some(mut step) = core.schedule(0) else { return false };
+    core.take_binds().for_each(drop);
+    answer(&mut step, token);
+    core.postprocess(&step, &Ok(()), 0);
+    core.recycle(step);
+    true
+}
+
+#[test]
+fn events_carry_tokens_and_the_reason_at_the_end() {
+    let mut core = core(paged(8));
+    core.add(request(&[5, 6, 7], 3), 0).unwrap();
+    turn(&mut core, 30);
+    turn(&mut core, 31);
+    turn(&mut core, 2);
+    let outbox = core.outbox();
+    let heard: Vec<_> = outbox.iter().map(|(event, new)| (event.first, new.to_vec(), event.finish)).collect();
+    assert_eq!(heard, [(0, vec![30], None), (1, vec![31], None), (2, vec![2], Some(Finish::Eos))]);
+    assert_eq!((outbox.ended[0].tag, outbox.ended[0].outputs), (7, 3));
+    assert!(core.is_idle());
+}
+
+#[test]
+fn rows_say_queries_and_context() {
+    let mut core = core(paged(8));
+    core.add(request(&[5, 6, 7, 8, 9], 4), 0).unwrap();
+    let mut step = core.schedule(0).unwrap();
+    let row = step.batch.rows[0];
+    assert_eq!(
+        (row.phase, row.cached, row.context_len, row.tokens.len, row.sample_from),
+        (Phase::Prefill, 0, 5, 5, 4)
+    );
+    assert_eq!(step.plan.positions, [0, 1, 2, 3, 4]);
+    answer(&mut step, 30);
+    core.postprocess(&step, &Ok(()), 0);
+    let step = core.schedule(0).unwrap();
+    let row = step.batch.rows[0];
+    assert_eq!((row.phase, row.cached, row.context_len, row.last_block_tokens), (Phase::Decode, 5, 6, 2));
+    assert_eq!((step.plan.positions.as_slice(), step.batch.tokens.as_slice()), (&[5][..], &[30][..]));
+}
+
+#[test]
+fn a_decode_feeds_the_newest_token_and_its_drafts() {
+    let mut core = core(paged(8));
+    core.set_spec_steps(3);
+    let id = core.add(request(&[5], 9), 0).unwrap();
+    turn(&mut core, 14);
+    core.set_drafts(id, &[101, 102, 103], &[]);
+    let mut step = core.schedule(0).unwrap();
+    assert_eq!(step.batch.tokens, [14, 101, 102, 103]);
+    // The first draft is right, the second is not.
+    step.output.tokens.extend([101, 55, 9, 9]);
+    step.output.rows.push(OutputRow { tokens: Span::new(0, 4) });
+    core.postprocess(&step, &Ok(()), 0);
+    assert_eq!(core.sequence(id).unwrap().outputs(), [14, 101, 55]);
+    assert_eq!(core.draft_stats().totals(), (1, 3));
+    assert_eq!(core.draft_stats().accepted, [1, 0, 0]);
+    core.check_invariants().unwrap();
+}
+
+#[test]
+fn the_oldest_waiting_request() {
+    let mut core = core(paged(8));
+    assert_eq!(core.oldest_waiting(), None);
+    core.add(request(&[1], 1), 999_000).unwrap();
+    core.add(request(&[1], 1), 997_500).unwrap();
+    assert_eq!(core.oldest_waiting(), Some(997_500));
+}
+
+#[test]
+fn prompt_tokens_left() {
+    let limits = Limits { max_num_batched_tokens: 8, ..Limits::default() };
+    let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.0);
+    let mut core = Core::new(limits, Order::Fcfs, Box::new(policy), paged(16));
+    core.add(request(&[1; 20], 1), 0).unwrap();
+    assert_eq!(core.prompt_tokens_left(), 0);
+    turn(&mut core, 5);
+    assert_eq!(core.prompt_tokens_left(), 12);
+}
+
+#[test]
+fn siblings_have_noise_of_their_own() {
+    let mut core = core(paged(32));
+    assert_eq!(core.add_siblings(request(&[1], 1), 0, 0), Err(Refusal::BadParameter(Parameter::N)));
+    let ids = core.add_siblings(request(&[1, 2, 3, 4, 5, 6, 7, 8, 9], 4), 4, 0).unwrap();
+    let siblings: Vec<&Sequence> = ids.iter().map(|id| core.sequence(*id).unwrap()).collect();
+    assert_eq!(siblings.iter().map(|one| one.tag()).collect::<Vec<_>>(), [7, 8, 9, 10]);
+    assert_eq!(siblings.iter().map(|one| one.params().sampling.seed).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    // The first computes the prompt, the others find all of it but the last block.
+    assert!(turn(&mut core, 30));
+    assert_eq!(core.reason(ids[1]), Some(Reason::Sibling));
+    assert!(turn(&mut core, 31));
+    let hits: Vec<u32> = ids.iter().map(|id| core.sequence(*id).unwrap().hit()).collect();
+    assert_eq!(hits, [0, 8, 8, 8]);
+}
+
+#[test]
+fn a_refusal_is_delivered_and_changes_nothing_else() {
+    let mut core = core(paged(2));
+    let limits = *core.limits();
+    let refused = core.add(request(&[1; 9], 1), 0).unwrap_err();
+    assert_eq!(refused, Refusal::NeverFits { needed: 12, capacity: 8 });
+    assert_eq!(core.events()[0].finish, Some(Finish::Refused(refused)));
+    assert_eq!(core.add(request(&[], 1), 0), Err(Refusal::EmptyPrompt));
+    let long = core.add(request(&vec![1; 5000], 1), 0).unwrap_err();
+    assert_eq!(long, Refusal::TooLong { tokens: 5000, limit: limits.longest_prompt() });
+    assert_eq!(long.to_string(), "prompt: 5000 tokens, the model takes 4095 and needs room for one more");
+    assert!(core.is_idle());
+    core.check_invariants().unwrap();
+}
+
+#[test]
+fn nothing_is_lost_or_repeated_by_a_preemption_at_any_moment() {
+    for at in 0..6 {
+        let mut core = core(paged(8));
+        let id = core.add(request(&[5, 6, 7, 8, 9], 6), 0).unwrap();
+        for token in 0..6 {
+            if token == at {
+                core.preempt(id);
+            }
+            assert!(turn(&mut core, 30 + token));
+            core.check_invariants().unwrap();
+        }
+        let tokens: Vec<Token> = core.outbox().iter().flat_map(|(_, new)| new.to_vec()).collect();
+        assert_eq!(tokens, [30, 31, 32, 33, 34, 35], "preempted at {at}");
+    }
+}
+
+#[test]
+fn a_token_in_flight_survives_a_preemption() {
+    let mut core = core(paged(8));
+    let id = core.add(request(&[5, 6, 7], 4), 0).unwrap();
+    let mut first = core.schedule(0).unwrap();
+    let mut second = core.schedule(0).unwrap();
+    assert_eq!(second.batch.tokens, [kvasir_exec::IN_FLIGHT]);
+    core.preempt(id);
+    assert!(core.schedule(0).is_none(), "it waits for what is in flight");
+    assert_eq!(core.reason(id), Some(Reason::TokenInFlight));
+    answer(&mut first, 40);
+    core.postprocess(&first, &Ok(()), 0);
+    answer(&mut second, 41);
+    core.postprocess(&second, &Ok(()), 0);
+    let again = core.schedule(0).unwrap();
+    assert_eq!(again.batch.tokens, [5, 6, 7, 40, 41]);
+    core.check_invariants().unwrap();
+}
+
+#[test]
+fn results_of_a_request_that_has_ended_are_dropped() {
+    let mut core = core(paged(8));
+    let id = core.add(request(&[5, 6, 7], 9), 0).unwrap();
+    let mut first = core.schedule(0).unwrap();
+    let mut second = core.schedule(0).unwrap();
+    answer(&mut first, Toy::EOS);
+    core.postprocess(&first, &Ok(()), 0);
+    assert_eq!(core.sequence(id).unwrap().status(), Status::Finished, "a step in flight still names it");
+    core.check_invariants().unwrap();
+    answer(&mut second, 50);
+    core.postprocess(&second, &Ok(()), 0);
+    assert!(core.sequence(id).is_none());
+    assert_eq!(core.outbox().tokens, [Toy::EOS]);
+    assert!(core.is_idle());
+}
+
+#[test]
+fn a_cancelled_step_leaves_everything_as_it_was() {
+    for cache in [paged(8), Box::new(Cells::new(32, 8, None).unwrap())] {
+        let mut core = core(cache);
+        let id = core.add(request(&[5, 6, 7], 9), 0).unwrap();
+        turn(&mut core, 30);
+        let room = core.cache().room();
+        let step = core.schedule(0).unwrap();
+        core.cancel(&step);
+        core.check_invariants().unwrap();
+        assert_eq!((core.cache().room(), core.sequence(id).unwrap().claimed()), (room, 3));
+        turn(&mut core, 31);
+        assert_eq!(core.sequence(id).unwrap().outputs(), [30, 31]);
+    }
+}
+
+#[test]
+fn an_order_says_who_is_next() {
+    let admitted = |order| {
+        let limits = Limits { max_num_seqs: 1, ..Limits::default() };
+        let mut core = Core::new(limits, order, Box::new(Chunked::new(64, Mixing::Off)), paged(64));
+        for (tag, (priority, key)) in [(0, 1), (2, 1), (1, 1), (2, 2)].into_iter().enumerate() {
+            let mut one = request(&[1; 4], 1);
+            one.tag = tag as u64;
+            (one.params.priority, one.params.key, one.params.max_tokens) = (priority, key, 600);
+            one.params.stop_ids = vec![9];
+            core.add(one, 0).unwrap();
+        }
+        while turn(&mut core, 9) {}
+        core.outbox().ended.iter().map(|one| one.tag).collect::<Vec<_>>()
+    };
+    assert_eq!(admitted(Order::Fcfs), [0, 1, 2, 3]);
+    assert_eq!(admitted(Order::Priority), [1, 3, 2, 0]);
+    assert_eq!(admitted(Order::Fair), [0, 3, 1, 2]);
+}
+
+#[test]
+fn text_stops_truncate_to_the_position() {
+    let mut core = core(paged(8));
+    let id = core.add(request(&[5, 6, 7], 9), 0).unwrap();
+    (0..3).for_each(|i| assert!(turn(&mut core, 30 + i)));
+    assert!(core.stop_at(id, 2, 0));
+    assert_eq!(core.outbox().ended[0].outputs, 2);
+    assert_eq!(core.events().last().unwrap().finish, Some(Finish::StopText));
+    assert!(!core.stop_at(id, 1, 0));
+    assert!(core.is_idle());
+}
+
+fn engine() -> Engine<Toy> {
+    let cache = Radix::new(BlockConfig { block_size: 4, blocks: 64, ..BlockConfig::default() }).unwrap();
+    let policy = Box::new(Chunked::new(64, Mixing::Off));
+    let core =
+        Core::new(Limits::default().within(&Toy::new().abilities()), Order::Fcfs, policy, Box::new(cache));
+    let mut now = 0;
+    Engine::new(core, Toy::new(), move || {
+        now += 1000;
+        now
+    })
+}
+
+#[test]
+fn generate_completes_in_order() {
+    let mut engine = engine();
+    let prompts: [&[Token]; 3] = [&[103], &[100; 6], &[]];
+    let results = engine.generate(prompts.map(|prompt| request(prompt, 11)).to_vec()).unwrap();
+    for (prompt, result) in prompts.iter().zip(&results).take(2) {
+        let completion = result.as_ref().unwrap();
+        assert_eq!(completion.tokens, Toy::alone(prompt, 11, false));
+        assert!(completion.summary.ttft().unwrap() > 0);
+        assert!(completion.summary.tpot().unwrap() > 0);
+    }
+    assert_eq!(results[2], Err(Refusal::EmptyPrompt));
+}
+
+#[test]
+fn a_server_thread_answers_until_it_is_told_to_drain() {
+    let (send, inbox) = channel();
+    let (deliver, heard) = channel();
+    let mut engine = engine();
+    let thread = std::thread::spawn(move || {
+        engine.serve(&inbox, |outbox| {
+            outbox
+                .iter()
+                .for_each(|(event, new)| deliver.send((event.tag, new.to_vec(), event.finish)).unwrap());
+        })
+    });
+    send.send(Message::Add { request: Box::new(request(&[103], 5)), n: 2 }).unwrap();
+    send.send(Message::Drain).unwrap();
+    assert_eq!(thread.join().unwrap(), Exit::Asked);
+    let all: Vec<_> = heard.into_iter().collect();
+    for tag in [7, 8] {
+        let tokens: Vec<Token> =
+            all.iter().filter(|one| one.0 == tag).flat_map(|one| one.1.clone()).collect();
+        assert_eq!(tokens, Toy::alone(&[103], 5, false));
+    }
+    assert_eq!(all.iter().filter(|one| one.2 == Some(Finish::MaxTokens)).count(), 2);
+}
+
+#[test]
+fn an_engine_leaves_when_asked_and_when_nobody_is_left() {
+    for asked in [true, false] {
+        let (send, inbox) = channel();
+        let mut engine = engine();
+        let thread = std::thread::spawn(move || {
+            let mut ends = Vec::new();
+            let exit = engine.serve(&inbox, |outbox| ends.extend(outbox.ended.clone()));
+            (exit, ends)
+        });
+        send.send(Message::Add { request: Box::new(request(&[103], 2000)), n: 1 }).unwrap();
+        if asked {
+            send.send(Message::Exit).unwrap();
+        }
+        drop(send);
+        let (exit, _) = thread.join().unwrap();
+        assert_eq!(exit, if asked { Exit::Asked } else { Exit::Closed });
+    }
+}
