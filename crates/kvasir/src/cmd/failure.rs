@@ -45,3 +45,12 @@ impl fmt::Display for Failure {
         }
     }
 }
+
+impl From<kvasir::Error> for Failure {
+    fn from(e: kvasir::Error) -> Self {
+        match e {
+            kvasir::Error::Asked(why) => Self::Usage(why),
+            other => Self::failed(other),
+        }
+    }
+}

@@ -1,4 +1,8 @@
 mod failure;
+mod generate;
+mod inspect;
+mod logits;
+mod model;
 mod replay;
 mod template;
 mod tokenize;
@@ -11,6 +15,12 @@ use std::process::ExitCode;
 /// What can be asked for; a file each.
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Complete one prompt
+    Generate(Box<generate::Args>),
+    /// Print what a model says of the next token
+    Logits(logits::Args),
+    /// Show a model's architecture, program, K/V facts and memory plan
+    Inspect(inspect::Args),
     /// Run recorded operation sequences against the caches and policies and report every mismatch
     Replay(replay::Args),
     /// Render a chat template over conversations from stdin
@@ -22,6 +32,9 @@ pub(crate) enum Command {
 impl Command {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         match self {
+            Self::Generate(args) => args.run(),
+            Self::Logits(args) => args.run(),
+            Self::Inspect(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Template(args) => args.run(),
             Self::Tokenize(args) => args.run(),

@@ -1,0 +1,223 @@
+use super::{Failure, model::ModelArgs};
+use kvasir::{EngineOptions, Loaded, PolicyKind};
+use kvasir_engine::{Finish, Params, Summary, Turn};
+use kvasir_exec::TokenLogprobs;
+use kvasir_kv::{CacheKind, Token};
+use kvasir_sample::Sampling;
+use serde_json::{Value as Json, json};
+use std::{process::ExitCode, time::Instant};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Ids of the prompt; nothing is put in front
+    #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
+    prompt_ids: Vec<Token>,
+    /// Most tokens to put out
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// Go on after an end-of-sequence token
+    #[arg(long)]
+    ignore_eos: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Log-probabilities of the chosen token and of this many likeliest ones
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=100))]
+    logprobs: Option<u32>,
+    /// What holds K and V
+    #[arg(long, value_enum, default_value = "contiguous", env = "KVASIR_CACHE")]
+    cache: Cache,
+    /// What decides what runs next
+    #[arg(long, value_enum, default_value = "chunked", env = "KVASIR_POLICY")]
+    policy: Policy,
+    /// Slots of the pool; as many as prompt and limit need unless given
+    #[arg(long, env = "KVASIR_KV_CAPACITY", value_parser = clap::value_parser!(u32).range(1..))]
+    kv_capacity: Option<u32>,
+    /// Slots per block of the caches that have blocks
+    #[arg(long, default_value_t = 16, env = "KVASIR_BLOCK_SIZE")]
+    block_size: u32,
+    /// Tokens of one step
+    #[arg(long, default_value_t = 2048, env = "KVASIR_MAX_NUM_BATCHED_TOKENS")]
+    max_num_batched_tokens: u32,
+    /// Make the next step while one runs
+    #[arg(long, value_enum, default_value = "on", env = "KVASIR_OVERLAP")]
+    overlap: Switch,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct SamplingArgs {
+    /// 0 takes the likeliest token
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Keep the k likeliest; 0 keeps all
+    #[arg(long, default_value_t = 0)]
+    top_k: u32,
+    /// Keep the likeliest until their probabilities reach this
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Keep what is at least this share of the likeliest
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f32,
+    /// Above 1 makes ids less likely that occurred
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// Subtracted once from ids that were put out
+    #[arg(long, default_value_t = 0.0)]
+    presence_penalty: f32,
+    /// Subtracted for each time an id was put out
+    #[arg(long, default_value_t = 0.0)]
+    frequency_penalty: f32,
+    /// Key of the noise
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Cache {
+    Contiguous,
+    Cells,
+    Tree,
+    Paged,
+    Radix,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Policy {
+    PrefillFirst,
+    Chunked,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+/// What came out.
+struct Answer {
+    tokens: Vec<Token>,
+    logprobs: Vec<TokenLogprobs>,
+    summary: Summary,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let started = Instant::now();
+        let model = self.model.load()?;
+        let loaded = started.elapsed();
+        let answer = self.answer(&model)?;
+        if let Finish::Failed(_) | Finish::Refused(_) = answer.summary.finish {
+            return Err(Failure::failed(format!("the request ended early: {:?}", answer.summary.finish)));
+        }
+        if self.json {
+            println!("{}", answer.json(loaded.as_secs_f64(), self.logprobs.is_some()));
+        } else {
+            let ids: Vec<String> = answer.tokens.iter().map(Token::to_string).collect();
+            println!("{}", ids.join(","));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn params(&self, model: &Loaded) -> Params {
+        let s = &self.sampling;
+        Params {
+            max_tokens: self.max_tokens,
+            ignore_eos: self.ignore_eos,
+            eos: model.opened.eos(),
+            sampling: Sampling {
+                temperature: s.temperature,
+                top_k: s.top_k,
+                top_p: s.top_p,
+                min_p: s.min_p,
+                repetition_penalty: s.repetition_penalty,
+                presence_penalty: s.presence_penalty,
+                frequency_penalty: s.frequency_penalty,
+                seed: s.seed,
+                logprobs: self.logprobs,
+            },
+            ..Params::default()
+        }
+    }
+
+    fn options(&self, model: &Loaded) -> EngineOptions {
+        let wanted = self.prompt_ids.len().saturating_add(self.max_tokens as usize);
+        let longest = wanted.min(model.program().max_positions) as u32;
+        EngineOptions {
+            cache: match self.cache {
+                Cache::Contiguous => CacheKind::Contiguous,
+                Cache::Cells => CacheKind::Cells,
+                Cache::Tree => CacheKind::Tree,
+                Cache::Paged => CacheKind::Paged,
+                Cache::Radix => CacheKind::Radix,
+            },
+            policy: match self.policy {
+                Policy::PrefillFirst => PolicyKind::PrefillFirst,
+                Policy::Chunked => PolicyKind::Chunked,
+            },
+            kv_capacity: self.kv_capacity.unwrap_or(longest),
+            block_size: self.block_size,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            overlap: self.overlap == Switch::On,
+            ..EngineOptions::single(longest)
+        }
+    }
+
+    fn answer(&self, model: &Loaded) -> Result<Answer, Failure> {
+        let request = model.request(self.prompt_ids.clone(), self.params(model))?;
+        let mut engine = model.engine(&self.options(model))?;
+        engine.add_request(request).map_err(Failure::usage)?;
+        let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+        loop {
+            let turn = engine.step().map_err(Failure::failed)?;
+            let outbox = engine.core_mut().outbox();
+            tokens.append(&mut outbox.tokens);
+            logprobs.extend(outbox.logprobs.drain(..).map(|(_, logprobs)| logprobs));
+            if let Some(summary) = outbox.ended.pop() {
+                return Ok(Answer { tokens, logprobs, summary });
+            }
+            outbox.clear();
+            if turn == Turn::Idle {
+                return Err(Failure::failed("the engine stopped without an answer"));
+            }
+        }
+    }
+}
+
+impl Answer {
+    fn json(&self, load_seconds: f64, wants_logprobs: bool) -> Json {
+        let summary = &self.summary;
+        let seconds = |nanos: Option<u64>| nanos.map(|n| n as f64 / 1e9);
+        let reason = match summary.finish {
+            Finish::MaxTokens | Finish::ModelLength | Finish::Capacity => "length",
+            _ => "stop",
+        };
+        let logprobs = wants_logprobs.then(|| {
+            let one = |(id, l): (&Token, &TokenLogprobs)| {
+                let top: Vec<Json> = l.top.iter().map(|(id, p)| json!({"id": id, "logprob": p})).collect();
+                json!({"id": id, "logprob": l.chosen, "top": top})
+            };
+            self.tokens.iter().zip(&self.logprobs).map(one).collect::<Vec<Json>>()
+        });
+        json!({
+            "token_ids": self.tokens,
+            "finish_reason": reason,
+            "finish": summary.finish,
+            "logprobs": logprobs,
+            "usage": {
+                "prompt_tokens": summary.prompt,
+                "completion_tokens": summary.outputs,
+                "total_tokens": summary.prompt + summary.outputs,
+                "cached_tokens": summary.cached,
+            },
+            "timings": {
+                "load_seconds": load_seconds,
+                "ttft_seconds": seconds(summary.ttft()),
+                "tpot_seconds": seconds(summary.tpot()),
+            },
+        })
+    }
+}

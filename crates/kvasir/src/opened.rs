@@ -1,0 +1,101 @@
+use crate::{AnyExecutor, BackendKind, Error};
+use kvasir_formats::Checkpoint;
+use kvasir_kv::Token;
+use kvasir_plain::{Limits, PlainExecutor, PlainModel};
+use kvasir_program::{Model, Program};
+use serde_json::Value as Json;
+use std::path::Path;
+
+/// A checkpoint and its programs, checked against each other; no weights are unpacked yet.
+pub struct Opened {
+    /// The files.
+    pub checkpoint: Checkpoint,
+    /// The programs.
+    pub model: Model,
+}
+
+impl Opened {
+    /// Opens a directory in the Hugging Face layout or a GGUF file.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let checkpoint = Checkpoint::open(path)?;
+        let named = |e| kvasir_formats::Error::at(path.display(), e);
+        let model = Model::build(&checkpoint.source()).map_err(named)?;
+        Ok(Self { checkpoint, model })
+    }
+
+    /// Ids that end a sequence: those of `generation_config.json`, else of the config.
+    pub fn eos(&self) -> Vec<Token> {
+        let ids = |config: &Json| {
+            let id = |v: &Json| v.as_u64().and_then(|id| Token::try_from(id).ok());
+            match config.get("eos_token_id") {
+                Some(Json::Array(list)) => list.iter().filter_map(id).collect(),
+                one => one.and_then(id).into_iter().collect::<Vec<Token>>(),
+            }
+        };
+        let given = self.checkpoint.generation_config().map(ids).unwrap_or_default();
+        if given.is_empty() { ids(self.checkpoint.config()) } else { given }
+    }
+
+    /// Makes the weights ready for a backend.
+    pub fn load(self, backend: BackendKind) -> Result<Loaded, Error> {
+        let weights = match backend {
+            BackendKind::Auto | BackendKind::Plain => {
+                Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?)
+            }
+        };
+        Ok(Loaded { opened: self, weights })
+    }
+}
+
+/// A model that is ready to run; any number of executors share its weights.
+pub struct Loaded {
+    /// Where it came from.
+    pub opened: Opened,
+    weights: Weights,
+}
+
+enum Weights {
+    Plain(PlainModel),
+}
+
+impl Loaded {
+    /// The target's program.
+    pub fn program(&self) -> &Program {
+        &self.opened.model.target
+    }
+
+    /// An executor with a pool of its own.
+    pub fn executor(&self, slots: u32, tokens: u32, rows: u32) -> AnyExecutor {
+        match &self.weights {
+            Weights::Plain(model) => {
+                AnyExecutor::Plain(PlainExecutor::new(model, Limits { slots, tokens, rows }))
+            }
+        }
+    }
+
+    /// The backend's name.
+    pub fn backend(&self) -> &'static str {
+        match self.weights {
+            Weights::Plain(_) => "plain",
+        }
+    }
+
+    /// Refuses prompts that the model cannot take.
+    pub(crate) fn check_prompt(&self, prompt: &[Token]) -> Result<(), Error> {
+        let (vocab, longest) = (self.program().vocab, self.program().max_positions);
+        if prompt.is_empty() {
+            return Err(Error::Asked("the prompt is empty".into()));
+        }
+        if let Some(id) = prompt.iter().find(|id| **id as usize >= vocab) {
+            return Err(Error::Asked(format!(
+                "the prompt has id {id}, the vocabulary ends at {}",
+                vocab - 1
+            )));
+        }
+        if prompt.len() > longest {
+            let why = format!("the prompt has {} tokens, the model takes {longest}", prompt.len());
+            return Err(Error::Asked(why));
+        }
+        Ok(())
+    }
+}
