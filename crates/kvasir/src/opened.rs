@@ -1,10 +1,10 @@
 use crate::{AnyExecutor, BackendKind, Error};
-use kvasir_formats::Checkpoint;
+use kvasir_formats::{Checkpoint, TextFiles, Tokenizer};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Program};
 use serde_json::Value as Json;
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 /// A checkpoint and its programs, checked against each other; no weights are unpacked yet.
 pub struct Opened {
@@ -34,6 +34,16 @@ impl Opened {
         };
         let given = self.checkpoint.generation_config().map(ids).unwrap_or_default();
         if given.is_empty() { ids(self.checkpoint.config()) } else { given }
+    }
+
+    /// The tokenizer; none if a directory has no `tokenizer.json`.
+    pub fn tokenizer(&self) -> Result<Option<Tokenizer>, Error> {
+        let path = self.checkpoint.path();
+        match self.checkpoint.gguf() {
+            Some(gguf) => Ok(Some(TextFiles::of_gguf(Arc::clone(gguf)).tokenizer()?)),
+            None if path.join("tokenizer.json").exists() => Ok(Some(TextFiles::open(path)?.tokenizer()?)),
+            None => Ok(None),
+        }
     }
 
     /// Makes the weights ready for a backend.

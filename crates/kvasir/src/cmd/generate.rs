@@ -2,17 +2,21 @@ use super::{Failure, model::ModelArgs};
 use kvasir::{EngineOptions, Loaded, PolicyKind};
 use kvasir_engine::{Finish, Params, Summary, Turn};
 use kvasir_exec::TokenLogprobs;
+use kvasir_formats::{TextStream, Tokenizer};
 use kvasir_kv::{CacheKind, Token};
 use kvasir_sample::Sampling;
 use serde_json::{Value as Json, json};
-use std::{process::ExitCode, time::Instant};
+use std::{io::Write, process::ExitCode, time::Instant};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Ids of the prompt; nothing is put in front
-    #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
+    /// The prompt as text; the tokenizer's special tokens are put around it
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids")]
+    prompt: Option<String>,
+    /// The prompt as ids; nothing is put in front
+    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "prompt")]
     prompt_ids: Vec<Token>,
     /// Most tokens to put out
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
@@ -51,25 +55,25 @@ pub(crate) struct Args {
 #[derive(clap::Args)]
 struct SamplingArgs {
     /// 0 takes the likeliest token
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
     /// Keep the k likeliest; 0 keeps all
     #[arg(long, default_value_t = 0)]
     top_k: u32,
     /// Keep the likeliest until their probabilities reach this
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f32,
     /// Keep what is at least this share of the likeliest
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f32,
     /// Above 1 makes ids less likely that occurred
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     repetition_penalty: f32,
     /// Subtracted once from ids that were put out
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     presence_penalty: f32,
     /// Subtracted for each time an id was put out
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     frequency_penalty: f32,
     /// Key of the noise
     #[arg(long, default_value_t = 0)]
@@ -100,6 +104,8 @@ enum Switch {
 /// What came out.
 struct Answer {
     tokens: Vec<Token>,
+    /// Without special tokens; none where the model has no tokenizer.
+    text: Option<String>,
     logprobs: Vec<TokenLogprobs>,
     summary: Summary,
 }
@@ -108,18 +114,25 @@ impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let started = Instant::now();
         let model = self.model.load()?;
+        let tokenizer = model.opened.tokenizer()?;
         let loaded = started.elapsed();
-        let answer = self.answer(&model)?;
+        let prompt = self.prompt(tokenizer.as_ref())?;
+        let answer = self.answer(&model, prompt, tokenizer.as_ref())?;
         if let Finish::Failed(_) | Finish::Refused(_) = answer.summary.finish {
             return Err(Failure::failed(format!("the request ended early: {:?}", answer.summary.finish)));
         }
         if self.json {
             println!("{}", answer.json(loaded.as_secs_f64(), self.logprobs.is_some()));
         } else {
-            let ids: Vec<String> = answer.tokens.iter().map(Token::to_string).collect();
-            println!("{}", ids.join(","));
+            println!();
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    fn prompt(&self, tokenizer: Option<&Tokenizer>) -> Result<Vec<Token>, Failure> {
+        let Some(text) = &self.prompt else { return Ok(self.prompt_ids.clone()) };
+        let none = || Failure::usage("--prompt: the model has no tokenizer.json; --prompt-ids does without");
+        tokenizer.ok_or_else(none)?.encode(text, true).map_err(Failure::failed)
     }
 
     fn params(&self, model: &Loaded) -> Params {
@@ -143,8 +156,8 @@ impl Args {
         }
     }
 
-    fn options(&self, model: &Loaded) -> EngineOptions {
-        let wanted = self.prompt_ids.len().saturating_add(self.max_tokens as usize);
+    fn options(&self, model: &Loaded, prompt: usize) -> EngineOptions {
+        let wanted = prompt.saturating_add(self.max_tokens as usize);
         let longest = wanted.min(model.program().max_positions) as u32;
         EngineOptions {
             cache: match self.cache {
@@ -166,24 +179,66 @@ impl Args {
         }
     }
 
-    fn answer(&self, model: &Loaded) -> Result<Answer, Failure> {
-        let request = model.request(self.prompt_ids.clone(), self.params(model))?;
-        let mut engine = model.engine(&self.options(model))?;
+    fn answer(
+        &self,
+        model: &Loaded,
+        prompt: Vec<Token>,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Answer, Failure> {
+        let options = self.options(model, prompt.len());
+        let request = model.request(prompt, self.params(model))?;
+        let mut engine = model.engine(&options)?;
         engine.add_request(request).map_err(Failure::usage)?;
         let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+        let mut text =
+            Text { tokenizer, stream: TextStream::new(true), all: String::new(), print: !self.json };
         loop {
             let turn = engine.step().map_err(Failure::failed)?;
             let outbox = engine.core_mut().outbox();
+            outbox.tokens.iter().try_for_each(|id| text.push(*id))?;
             tokens.append(&mut outbox.tokens);
             logprobs.extend(outbox.logprobs.drain(..).map(|(_, logprobs)| logprobs));
             if let Some(summary) = outbox.ended.pop() {
-                return Ok(Answer { tokens, logprobs, summary });
+                return Ok(Answer { tokens, text: text.finish()?, logprobs, summary });
             }
             outbox.clear();
             if turn == Turn::Idle {
                 return Err(Failure::failed("the engine stopped without an answer"));
             }
         }
+    }
+}
+
+/// The answer's text as it comes, printed or only kept; ids where there is no tokenizer.
+struct Text<'a> {
+    tokenizer: Option<&'a Tokenizer>,
+    stream: TextStream,
+    all: String,
+    print: bool,
+}
+
+impl Text<'_> {
+    fn push(&mut self, id: Token) -> Result<(), Failure> {
+        let piece = match self.tokenizer {
+            Some(tokenizer) => self.stream.push(tokenizer, id),
+            None => format!("{id} "),
+        };
+        self.put(&piece)
+    }
+
+    fn put(&mut self, piece: &str) -> Result<(), Failure> {
+        self.all.push_str(piece);
+        if !self.print || piece.is_empty() {
+            return Ok(());
+        }
+        let mut out = std::io::stdout().lock();
+        out.write_all(piece.as_bytes()).and_then(|()| out.flush()).map_err(Failure::failed)
+    }
+
+    fn finish(mut self) -> Result<Option<String>, Failure> {
+        let rest = self.stream.finish();
+        self.put(&rest)?;
+        Ok(self.tokenizer.map(|_| self.all))
     }
 }
 
@@ -204,6 +259,7 @@ impl Answer {
         });
         json!({
             "token_ids": self.tokens,
+            "text": self.text,
             "finish_reason": reason,
             "finish": summary.finish,
             "logprobs": logprobs,

@@ -1,0 +1,127 @@
+//! `generate`, `logits` and `inspect` as other tools call them.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use serde_json::Value as Json;
+use std::process::{Command, Output};
+
+fn model(case: &str) -> String {
+    format!("{}/../../testdata/models/{case}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvasir")).args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Json {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Prompt and greedy continuation as recorded.
+fn recorded(case: &str, prompt: &str) -> (String, Json) {
+    let text = std::fs::read_to_string(format!("{}/expected.json", model(case))).unwrap();
+    let expected: Json = serde_json::from_str(&text).unwrap();
+    let ids: Vec<String> =
+        expected["prompts"][prompt].as_array().unwrap().iter().map(Json::to_string).collect();
+    (ids.join(","), expected["greedy"][prompt]["tokens"].clone())
+}
+
+#[test]
+fn every_cache_and_policy_gives_the_recorded_tokens() {
+    for case in ["qwen3_yarn_swa", "deepseek_v32", "phi3_longrope"] {
+        let (ids, tokens) = recorded(case, "p64");
+        for cache in ["contiguous", "cells", "tree", "paged", "radix"] {
+            for policy in ["chunked", "prefill-first"] {
+                let path = model(case);
+                let mut args = vec!["generate", &path, "--prompt-ids", &ids, "--max-tokens", "32", "--json"];
+                args.extend(["--cache", cache, "--policy", policy, "--max-num-batched-tokens", "48"]);
+                let answer = json(&args);
+                assert_eq!(answer["token_ids"], tokens, "{case} {cache} {policy}");
+                assert_eq!(answer["finish_reason"], "length");
+            }
+        }
+    }
+}
+
+#[test]
+fn noise_depends_on_seed_and_position_alone() {
+    let (ids, _) = recorded("qwen3", "p17");
+    let path = model("qwen3");
+    let draw = |more: &[&str]| {
+        let mut args = vec![
+            "generate",
+            &path,
+            "--prompt-ids",
+            &ids,
+            "--max-tokens",
+            "24",
+            "--temperature",
+            "1.2",
+            "--json",
+        ];
+        args.extend(more);
+        json(&args)["token_ids"].clone()
+    };
+    let one = draw(&["--seed", "5"]);
+    assert_eq!(one, draw(&["--seed", "5", "--cache", "paged", "--max-num-batched-tokens", "7"]));
+    assert_eq!(one, draw(&["--seed", "5", "--overlap", "off"]));
+    assert_ne!(one, draw(&["--seed", "6"]));
+}
+
+#[test]
+fn logits_are_of_the_last_position_or_of_all() {
+    let path = model("gpt_oss_mxfp4");
+    let (ids, _) = recorded("gpt_oss_mxfp4", "p5");
+    let args = ["logits", &path, "--prompt-ids", &ids, "--json", "--precision", "exact"];
+    let last = json(&args)["logits"].clone();
+    let all = json(&[&args[..], &["--all"]].concat())["logits"].clone();
+    assert_eq!(all.as_array().unwrap().len(), 5);
+    assert_eq!(all[4], last);
+}
+
+#[test]
+fn log_probabilities_come_with_the_tokens() {
+    let path = model("qwen3");
+    let answer =
+        json(&["generate", &path, "--prompt-ids", "5,6,7", "--max-tokens", "4", "--logprobs", "3", "--json"]);
+    let list = answer["logprobs"].as_array().unwrap();
+    assert_eq!(list.len(), 4);
+    for (one, id) in list.iter().zip(answer["token_ids"].as_array().unwrap()) {
+        assert_eq!(one["top"].as_array().unwrap().len(), 3);
+        assert_eq!((&one["id"], &one["logprob"]), (id, &one["top"][0]["logprob"]));
+    }
+    let usage = &answer["usage"];
+    assert_eq!((usage["prompt_tokens"].as_u64(), usage["completion_tokens"].as_u64()), (Some(3), Some(4)));
+}
+
+#[test]
+fn inspect_shows_program_and_sizes() {
+    let path = model("deepseek_v3");
+    let all = json(&["inspect", &path, "--json"]);
+    assert_eq!(all["architecture"], "DeepseekV3ForCausalLM");
+    assert_eq!(all["kv"]["n_layers"], 3);
+    assert_eq!(all["memory"]["kv_numbers_per_token"], 3 * (32 + 16));
+    assert_eq!(all["programs"]["predictions"].as_array().unwrap().len(), 1);
+    let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
+    assert!(text.contains("update_and_attend") && text.contains("prediction 0"), "{text}");
+}
+
+#[test]
+fn mistakes_are_one_line_and_say_which() {
+    let path = model("qwen3");
+    let said = |args: &[&str], code: i32, what: &str| {
+        let output = run(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+        assert!(stderr.contains(what), "{args:?}: {stderr}");
+        assert!(output.stdout.is_empty());
+    };
+    said(&["generate", &path, "--prompt-ids", "1,512"], 2, "id 512");
+    said(&["generate", &path, "--prompt", "hello"], 2, "tokenizer");
+    said(&["generate", &path, "--prompt-ids", "1", "--temperature", "-1"], 2, "temperature");
+    said(&["generate", &path, "--prompt-ids", "1", "--cache", "radix", "--block-size", "0"], 2, "block size");
+    said(&["generate", &path, "--prompt-ids", "1", "--prompt", "x"], 2, "--prompt");
+    said(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");
+    said(&["logits", &path, "--json"], 2, "--prompt-ids");
+}
