@@ -64,8 +64,8 @@ impl<I: Index> BlockCache<I> {
         }
         if seq.pending.iter().rev().map(|pending| pending.is_tree).is_sorted_by(|a, b| a >= b) {
             let nodes: u32 = seq.pending.iter().filter(|pending| pending.is_tree).map(Pending::tokens).sum();
-            if nodes > seq.nodes.unsettled() {
-                return fail(format!("{nodes} nodes in flight of {} unsettled", seq.nodes.unsettled()));
+            if nodes > seq.unsettled() {
+                return fail(format!("{nodes} nodes in flight of {} unsettled", seq.unsettled()));
             }
         } else {
             return fail("a claim was made over unsettled nodes".into());

@@ -19,33 +19,32 @@ impl<I: Index> BlockCache<I> {
     /// Fresh blocks that `tokens` more take: the one rule for every check and every growth. A last block that is partly
     /// filled and shared counts, because it is replaced by a private copy before it is written.
     pub(super) fn blocks_needed(&self, seq: &Seq, tokens: u32) -> Result<u32, CacheError> {
+        let replaced = tokens > 0 && self.shared_tail(seq).is_some();
+        Ok(self.growth(seq, tokens)? + u32::from(replaced))
+    }
+
+    /// Blocks that the table grows by, without those that were taken ahead.
+    fn growth(&self, seq: &Seq, tokens: u32) -> Result<u32, CacheError> {
         let end = seq.end().checked_add(tokens).filter(|&end| end <= u32::MAX - 256);
         let available = self.ledger.available() * self.config.block_size;
         let end = end.ok_or(CacheError::Full { needed: tokens, available })?;
-        let growth = end.div_ceil(self.config.block_size) - seq.table.len() as u32;
-        let growth = growth.saturating_sub(seq.ahead.len() as u32);
-        Ok(growth + u32::from(tokens > 0 && self.shared_tail(seq).is_some()))
+        let have = seq.table.len() as u32 + seq.ahead.len() as u32;
+        Ok(self.size.holding(end).saturating_sub(have))
     }
 
     /// The partly filled last block, if it must not be written.
     fn shared_tail(&self, seq: &Seq) -> Option<BlockId> {
         let tail = *seq.table.last()?;
-        let is_partial = !seq.end().is_multiple_of(self.config.block_size);
+        let is_partial = self.size.within(seq.end()) > 0;
         (is_partial && !self.ledger.is_writable(tail)).then_some(tail)
     }
 
     pub(super) fn claim_rows(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         self.inflight.check_claim(step)?;
         let needed = self.check_rows(rows)?;
-        let available = self.ledger.available();
-        if needed > available {
-            let slots = |blocks: u32| blocks.saturating_mul(self.config.block_size);
-            return Err(CacheError::Full { needed: slots(needed), available: slots(available) });
-        }
+        self.check_room(needed)?;
         let mut records = std::mem::take(&mut self.records);
-        for row in rows {
-            records.push(self.claim_row(step, row)?);
-        }
+        records.iter_mut().try_for_each(|record| self.claim_row(step, record))?;
         self.inflight.begin(step)?.append(&mut records);
         self.records = records;
         self.moves.claim(step);
@@ -53,12 +52,13 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
-    /// Checks every row and counts the fresh blocks that they need together.
+    /// Checks every row, notes a record for each, and counts the fresh blocks that they need together.
     fn check_rows(&mut self, rows: &[ClaimRow]) -> Result<u32, CacheError> {
         if rows.is_empty() {
             return Err(CacheError::BadClaim);
         }
         self.marks += 1;
+        self.records.clear();
         let mark = self.marks;
         let mut needed = 0u32;
         for row in rows {
@@ -69,52 +69,61 @@ impl<I: Index> BlockCache<I> {
             if is_twice || is_empty || redirects {
                 return Err(CacheError::BadClaim);
             }
-            match seq.nodes.proposed() {
-                0 if seq.nodes.unsettled() > 0 => return Err(CacheError::Unsettled),
+            match seq.proposed() {
+                0 if seq.unsettled() > 0 => return Err(CacheError::Unsettled),
                 0 => {}
                 proposed if proposed == row.tokens && row.redirected == 0 => {}
                 _ => return Err(CacheError::BadClaim),
             }
             let seq = self.seqs.get(row.seq)?;
-            needed = needed.saturating_add(self.blocks_needed(seq, row.tokens)?);
+            let tail = if row.tokens > 0 { self.shared_tail(seq) } else { None };
+            let growth = self.growth(seq, row.tokens)? + u32::from(tail.is_some());
+            needed = needed.saturating_add(growth);
+            self.records.push(ClaimedRow {
+                seq: row.seq,
+                redirected: row.redirected,
+                tokens: row.tokens,
+                start: seq.end(),
+                replaced: tail.map(|tail| (seq.table.len() as u32 - 1, tail)),
+            });
         }
         Ok(needed)
     }
 
-    fn claim_row(&mut self, step: StepId, row: &ClaimRow) -> Result<ClaimedRow, CacheError> {
-        let seq = self.seqs.get(row.seq)?;
-        let tail = if row.tokens > 0 { self.shared_tail(seq) } else { None };
-        let replaced = match tail {
-            Some(tail) => Some(self.replace_tail(row.seq, tail)?),
-            None => None,
-        };
-        let seq = self.seqs.get_mut(row.seq)?;
-        let (start, end) = (seq.end(), seq.end() + row.tokens);
-        let blocks = end.div_ceil(self.config.block_size);
-        while (seq.table.len() as u32) < blocks {
-            let full = CacheError::Full { needed: self.config.block_size, available: 0 };
-            let fresh = seq.ahead.pop().or_else(|| self.ledger.take());
-            seq.push(fresh.ok_or(full)?);
+    fn claim_row(&mut self, step: StepId, row: &ClaimedRow) -> Result<(), CacheError> {
+        if let Some((at, old)) = row.replaced {
+            self.replace_tail(row.seq, at, old)?;
         }
-        let is_tree = seq.nodes.proposed() > 0;
-        match is_tree {
-            true => drop(seq.nodes.claim()),
-            false => seq.next = end,
+        let seq = self.seqs.get_mut(row.seq)?;
+        let (start, end) = (row.start, row.start + row.tokens);
+        let blocks = self.size.holding(end);
+        if seq.table.len() < blocks as usize {
+            let first = seq.table.len();
+            while seq.table.len() < blocks as usize
+                && let Some(block) = seq.ahead.pop()
+            {
+                seq.table.push(block);
+            }
+            self.ledger.take_all(blocks - seq.table.len() as u32, &mut seq.table);
+            let bound = seq.table[first..].iter().max().map_or(0, |highest| highest + 1);
+            seq.bound = seq.bound.max(bound);
+        }
+        let proposed = seq.nodes.as_mut().filter(|nodes| nodes.proposed() > 0);
+        let is_tree = proposed.is_some();
+        match proposed {
+            Some(nodes) => drop(nodes.claim()),
+            None => seq.next = end,
         }
         seq.last_step = Some(step);
         seq.pending.push_back(Pending { step, start, end, is_tree });
-        Ok(ClaimedRow { seq: row.seq, redirected: row.redirected, tokens: row.tokens, start, replaced })
+        Ok(())
     }
 
     pub(super) fn take_blocks_ahead(&mut self, id: crate::SeqId, upto: u32) -> Result<u32, CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get(id)?;
         let needed = self.blocks_needed(seq, upto.saturating_sub(seq.end()))?;
-        let available = self.ledger.available();
-        if needed > available {
-            let slots = |blocks: u32| blocks.saturating_mul(block_size);
-            return Err(CacheError::Full { needed: slots(needed), available: slots(available) });
-        }
+        self.check_room(needed)?;
         let seq = self.seqs.get_mut(id)?;
         let held = (seq.table.len() + seq.ahead.len()) as u32;
         let fresh = upto.div_ceil(block_size).saturating_sub(held);
@@ -126,15 +135,14 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Gives a sequence a private copy of its shared last block; the filled rows go over with the step's moves.
-    fn replace_tail(&mut self, id: SeqId, old: BlockId) -> Result<(u32, BlockId), CacheError> {
+    fn replace_tail(&mut self, id: SeqId, at: u32, old: BlockId) -> Result<(), CacheError> {
         let block_size = self.config.block_size;
         let full = CacheError::Full { needed: block_size, available: 0 };
         let fresh = self.ledger.take().ok_or(full)?;
         let seq = self.seqs.get_mut(id)?;
-        let at = seq.table.len() - 1;
-        seq.table[at] = fresh;
+        seq.table[at as usize] = fresh;
         seq.bound = seq.bound.max(fresh + 1);
-        let first = at as u32 * block_size;
+        let first = at * block_size;
         let last_step = seq.last_step;
         self.rows.clear();
         for owned in seq.owned(seq.next) {
@@ -148,7 +156,7 @@ impl<I: Index> BlockCache<I> {
         self.moves.push(&mut self.ledger, &self.rows);
         self.ledger.lease(old);
         self.let_go(last_step, old);
-        Ok((at as u32, old))
+        Ok(())
     }
 
     pub(super) fn retire_step(&mut self, step: StepId) -> Result<(), CacheError> {
@@ -193,7 +201,7 @@ impl<I: Index> BlockCache<I> {
             && let Some(pending) = seq.pending.pop_back_if(|pending| pending.step == step)
         {
             if pending.is_tree {
-                seq.nodes.unclaim();
+                seq.nodes.as_mut().into_iter().for_each(|nodes| nodes.unclaim());
                 self.trim(row.seq)?;
             } else {
                 let to = seq.next.min(pending.start);

@@ -38,6 +38,17 @@ pub trait Index: Send {
     fn idle(&self) -> u32;
     /// Hands out a block, which is used from now on: a free one, or else an idle one that is forgotten.
     fn take(&mut self) -> Option<BlockId>;
+    /// Hands out `count` blocks, as far as there are so many, to the end of `table`.
+    fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) {
+        table.extend((0..count).map_while(|_| self.take()));
+    }
+    /// Idle blocks are used again, in the order in which [`Index::find`] gave them.
+    fn hold_all(&mut self, blocks: impl Iterator<Item = BlockId>)
+    where
+        Self: Sized,
+    {
+        blocks.for_each(|block| self.hold(block));
+    }
     /// An idle block is used again.
     fn hold(&mut self, block: BlockId);
     /// A block is no longer used.

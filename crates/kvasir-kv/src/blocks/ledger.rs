@@ -57,6 +57,13 @@ impl<I: Index> Ledger<I> {
         Some(block)
     }
 
+    /// `count` fresh blocks with one owner each, behind those of `table`; the caller has seen that there are so many.
+    pub(crate) fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) {
+        let first = table.len();
+        self.index.take_all(count, table);
+        table[first..].iter().for_each(|&block| self.uses[block as usize].owners = 1);
+    }
+
     /// One more owner.
     pub(crate) fn own(&mut self, block: BlockId) {
         let uses = &mut self.uses[block as usize];
@@ -71,7 +78,13 @@ impl<I: Index> Ledger<I> {
 
     /// One more owner for each of `blocks`.
     pub(crate) fn own_all(&mut self, blocks: &[BlockId]) {
-        blocks.iter().for_each(|&block| self.own(block));
+        let Self { index, uses, leased } = self;
+        index.hold_all(blocks.iter().copied().filter(|&block| uses[block as usize] == Uses::default()));
+        for &block in blocks {
+            let uses = &mut uses[block as usize];
+            *leased -= u32::from(uses.owners == 0 && uses.leases > 0);
+            uses.owners += 1;
+        }
     }
 
     /// One owner less.

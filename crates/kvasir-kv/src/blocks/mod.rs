@@ -15,6 +15,7 @@ mod prefix;
 mod rewind;
 mod seq;
 mod sequences;
+mod size;
 mod tree;
 
 pub use index::{Found, Index, Offer};
@@ -23,6 +24,7 @@ pub use ledger::Ledger;
 use crate::{BlockId, CacheError, InFlight, RowMove, SeqTable};
 use leased::LeasedMoves;
 use seq::{ClaimedRow, Seq};
+use size::BlockSize;
 
 /// How a block cache is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,7 @@ impl BlockConfig {
 #[derive(Clone, Debug)]
 pub struct BlockCache<I> {
     config: BlockConfig,
+    size: BlockSize,
     ledger: Ledger<I>,
     seqs: SeqTable<Seq>,
     inflight: InFlight<ClaimedRow, BlockId>,
@@ -83,6 +86,7 @@ impl<I: Index> BlockCache<I> {
     pub(crate) fn over(index: I, config: BlockConfig) -> Result<Self, CacheError> {
         Ok(Self {
             config,
+            size: BlockSize::new(config.block_size),
             ledger: Ledger::new(index, config.ids()?.end),
             seqs: SeqTable::new(config.max_sequences),
             inflight: InFlight::default(),

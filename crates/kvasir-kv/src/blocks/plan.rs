@@ -50,14 +50,15 @@ impl<I: Index> BlockCache<I> {
     /// A frontier: the committed rows, then the nodes in order of position, under an ancestor mask.
     fn write_frontier(&self, row: &ClaimedRow, seq: &Seq, claimed: Pending, plan: &mut Plan) {
         let block_size = self.config.block_size;
+        let Some(nodes) = &seq.nodes else { return };
         let frontier = claimed.start - seq.next..claimed.end - seq.next;
         plan.kind = PlanKind::Explicit;
         let queries = Span::new(plan.positions.len(), row.tokens as usize);
-        plan.positions.extend(frontier.clone().map(|node| seq.next + seq.nodes.depth(node)));
+        plan.positions.extend(frontier.clone().map(|node| seq.next + nodes.depth(node)));
         self.write_slots(seq, claimed.start, claimed.end, plan);
         let segments = plan.segments.len();
         let prefix = self.write_segments(seq, seq.next, plan);
-        let order = seq.nodes.order(frontier.end);
+        let order = nodes.order(frontier.end);
         plan.segments.push(Segment {
             pool: PoolId::default(),
             layout: Layout::Table { at: plan.table.len() as u32, block: 1, offset: 0 },
@@ -66,13 +67,12 @@ impl<I: Index> BlockCache<I> {
             sparse: Some(plan.read_positions.len() as u32),
         });
         for &node in order {
-            let at = seq.next + node;
-            plan.table.push(seq.table[(at / block_size) as usize] * block_size + at % block_size);
-            plan.read_positions.push(seq.next + seq.nodes.depth(node));
+            plan.table.push(self.slot(seq, seq.next + node));
+            plan.read_positions.push(seq.next + nodes.depth(node));
         }
         let at = plan.mask_words.len() as u32;
         let read_len = prefix + frontier.end;
-        let words_per_query = seq.nodes.write_mask(frontier, prefix, None, |_| 0, &mut plan.mask_words);
+        let words_per_query = nodes.write_mask(frontier, prefix, None, |_| 0, &mut plan.mask_words);
         plan.rows.push(PlanRow {
             seq: row.seq,
             queries,
@@ -85,14 +85,16 @@ impl<I: Index> BlockCache<I> {
         plan.read_bound = plan.read_bound.max(seq.bound * block_size);
     }
 
+    fn slot(&self, seq: &Seq, row: u32) -> u32 {
+        seq.table[self.size.of(row) as usize] * self.size.rows() + self.size.within(row)
+    }
+
     /// The slots of rows `start .. end`.
     fn write_slots(&self, seq: &Seq, start: u32, end: u32, plan: &mut Plan) {
-        let block_size = self.config.block_size;
         let mut at = start;
         while at < end {
-            let within = at % block_size;
-            let rows = (block_size - within).min(end - at);
-            let first = seq.table[(at / block_size) as usize] * block_size + within;
+            let rows = (self.size.rows() - self.size.within(at)).min(end - at);
+            let first = self.slot(seq, at);
             plan.write_slots.extend(first..first + rows);
             at += rows;
         }
@@ -100,20 +102,19 @@ impl<I: Index> BlockCache<I> {
 
     /// One segment per owned range below `end`; their entries altogether.
     fn write_segments(&self, seq: &Seq, end: u32, plan: &mut Plan) -> u32 {
-        let block_size = self.config.block_size;
         let mut entries = 0;
         for owned in seq.owned(end) {
-            let blocks = owned.start / block_size..owned.end.div_ceil(block_size);
-            let layout = Layout::Table {
-                at: plan.table.len() as u32,
-                block: block_size,
-                offset: owned.start % block_size,
-            };
-            plan.table.extend_from_slice(&seq.table[blocks.start as usize..blocks.end as usize]);
-            let len = owned.end - owned.start;
-            let pool = PoolId::default();
-            plan.segments.push(Segment { pool, layout, len, first: owned.start, sparse: None });
-            entries += len;
+            let blocks = self.size.of(owned.start) as usize..self.size.holding(owned.end) as usize;
+            let (at, offset) = (plan.table.len() as u32, self.size.within(owned.start));
+            plan.table.extend_from_slice(&seq.table[blocks]);
+            plan.segments.push(Segment {
+                pool: PoolId::default(),
+                layout: Layout::Table { at, block: self.size.rows(), offset },
+                len: owned.end - owned.start,
+                first: owned.start,
+                sparse: None,
+            });
+            entries += owned.end - owned.start;
         }
         entries
     }

@@ -5,7 +5,7 @@ impl<I: Index> Rewind for BlockCache<I> {
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
         let entry = self.seqs.get(seq)?;
         let length = entry.next;
-        if !entry.nodes.is_idle() {
+        if !entry.is_settled() {
             return Err(CacheError::Unsettled);
         }
         if to > length {
@@ -42,7 +42,7 @@ impl<I: Index> BlockCache<I> {
 
     /// Takes a sequence off the blocks behind its last row.
     pub(super) fn trim(&mut self, id: SeqId) -> Result<(), CacheError> {
-        let blocks = self.seqs.get(id)?.end().div_ceil(self.config.block_size);
+        let blocks = self.size.holding(self.seqs.get(id)?.end());
         self.release_from(id, blocks)
     }
 

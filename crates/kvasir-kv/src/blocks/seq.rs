@@ -42,8 +42,8 @@ pub(crate) struct Seq {
     /// Rows from here on were computed beside a hole, or came from elsewhere: they are no function of the tokens
     /// before them, and are never published.
     pub(crate) impure_from: Position,
-    /// Tree nodes that are not settled.
-    pub(crate) nodes: Nodes,
+    /// Tree nodes that are not settled; few sequences ever have any.
+    pub(crate) nodes: Option<Box<Nodes>>,
     pub(crate) salt: u64,
     /// Sequences that were forked off one another.
     pub(crate) family: u64,
@@ -64,7 +64,9 @@ impl Seq {
         self.last_step = None;
         self.published = 0;
         self.impure_from = Position::MAX;
-        self.nodes.settle();
+        if let Some(nodes) = &mut self.nodes {
+            nodes.settle();
+        }
         self.salt = 0;
         self.family = family;
         self.bound = 0;
@@ -72,7 +74,22 @@ impl Seq {
 
     /// Rows up to the last position or unsettled node.
     pub(crate) fn end(&self) -> u32 {
-        self.next + self.nodes.unsettled()
+        self.next + self.unsettled()
+    }
+
+    /// Claimed tree nodes that are not settled.
+    pub(crate) fn unsettled(&self) -> u32 {
+        self.nodes.as_ref().map_or(0, |nodes| nodes.unsettled())
+    }
+
+    /// Tree nodes that the next claim takes.
+    pub(crate) fn proposed(&self) -> u32 {
+        self.nodes.as_ref().map_or(0, |nodes| nodes.proposed())
+    }
+
+    /// Whether no tree node is unsettled or proposed.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.unsettled() + self.proposed() == 0
     }
 
     /// Positions that it owns without a hole before `next`.
@@ -95,11 +112,6 @@ impl Seq {
     pub(crate) fn retired_next(&self) -> Position {
         let mut claims = self.pending.iter().filter(|pending| !pending.is_tree);
         claims.next().map_or(self.next, |pending| pending.start)
-    }
-
-    pub(crate) fn push(&mut self, block: BlockId) {
-        self.bound = self.bound.max(block + 1);
-        self.table.push(block);
     }
 
     /// The rows of it that `step` writes; an error if a truncation has cut them since.

@@ -27,7 +27,7 @@ impl<I: Index> Sequences for BlockCache<I> {
     fn remove(&mut self, id: SeqId, range: Range<Position>) -> Result<(), CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get_mut(id)?;
-        if !seq.nodes.is_idle() {
+        if !seq.is_settled() {
             return Err(CacheError::Unsettled);
         }
         if range.start >= range.end || range.start >= seq.next {
@@ -90,7 +90,7 @@ impl<I: Index> Sequences for BlockCache<I> {
 
 /// Whether a sequence's rows are what they will stay: nothing is in flight, nothing unsettled.
 fn check_still(seq: &Seq) -> Result<(), CacheError> {
-    match (seq.nodes.is_idle(), seq.pending.is_empty()) {
+    match (seq.is_settled(), seq.pending.is_empty()) {
         (false, _) => Err(CacheError::Unsettled),
         (_, false) => Err(CacheError::InFlight),
         _ => Ok(()),
@@ -166,7 +166,7 @@ impl<I: Index> BlockCache<I> {
         start..ranges.last().map_or(start, |range| range.end.div_ceil(self.config.block_size))
     }
 
-    fn check_room(&self, needed: u32) -> Result<(), CacheError> {
+    pub(super) fn check_room(&self, needed: u32) -> Result<(), CacheError> {
         let available = self.ledger.available();
         let slots = |blocks: u32| blocks.saturating_mul(self.config.block_size);
         match needed <= available {

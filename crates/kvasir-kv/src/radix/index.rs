@@ -45,6 +45,12 @@ impl RadixIndex {
         self.free.iter().copied()
     }
 
+    fn pin(&mut self, node: NodeId, pins: u32) {
+        if node != NONE {
+            self.tree.pin(node, pins);
+        }
+    }
+
     fn walk(&mut self, root: NodeId, tokens: &[Token], found: &mut Vec<BlockId>) -> Reached {
         let Self { tree, pages, .. } = self;
         let used = |of: &[BlockId]| of.iter().filter(|&&page| pages[page as usize].used).count() as u32;
@@ -78,12 +84,38 @@ impl Index for RadixIndex {
         Some(page)
     }
 
-    fn hold(&mut self, block: BlockId) {
-        let page = &mut self.pages[block as usize];
-        page.used = true;
-        if page.node != NONE {
-            self.tree.pin(page.node, 1);
+    fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) {
+        if self.free() < count {
+            self.evict(count - self.free());
         }
+        let first = table.len();
+        let count = (count as usize).min(self.free.len());
+        let (front, back) = self.free.as_slices();
+        let whole = count.min(front.len());
+        table.extend_from_slice(&front[..whole]);
+        table.extend_from_slice(&back[..count - whole]);
+        self.free.drain(..count);
+        table[first..].iter().for_each(|&page| self.pages[page as usize].used = true);
+    }
+
+    fn hold_all(&mut self, blocks: impl Iterator<Item = BlockId>) {
+        // Pages of one node follow each other, and are pinned together.
+        let (mut node, mut pins) = (NONE, 0);
+        for block in blocks {
+            let page = &mut self.pages[block as usize];
+            page.used = true;
+            let of = page.node;
+            if of != node {
+                self.pin(node, pins);
+                (node, pins) = (of, 0);
+            }
+            pins += 1;
+        }
+        self.pin(node, pins);
+    }
+
+    fn hold(&mut self, block: BlockId) {
+        self.hold_all(std::iter::once(block));
     }
 
     fn let_go(&mut self, block: BlockId) {
