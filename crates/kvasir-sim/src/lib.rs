@@ -4,11 +4,13 @@
 mod cost;
 mod fault;
 mod preset;
+mod rectangle;
 mod shape;
 mod toy;
 
 pub use cost::{Answers, Clock, CostDevice, Padding, ShapeRule, Spent};
 pub use fault::Faults;
 pub use preset::{Figure, MACHINES, Machine, Preset, Source};
+pub use rectangle::StaticShape;
 pub use shape::{SHAPES, Shape};
 pub use toy::Toy;

@@ -315,7 +315,10 @@ impl Rectangular {
                 _ => break shape,
             }
         };
-        self.tkv = shape.tkv();
+        // Whoever only waits for its token in flight counts: it is as long as ever in the next step.
+        let waiting = |row: &&Row| desk.must_wait(row.entry) == Some(Reason::TokenInFlight);
+        let waiting = self.running.iter().filter(waiting).map(|row| desk.sequence(row.entry).claimed() - 1);
+        self.tkv = waiting.fold(shape, Rectangle::with).tkv();
         desk.rectangle().rows = shape.rows();
         desk.rectangle().width = shape.width();
         for row in &self.running {
@@ -325,10 +328,16 @@ impl Rectangular {
             }
             let left_pad_blocks = shape.left_blocks(sequence.claimed());
             let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
-            if let Err(reason) = desk.feed(row.entry, feed) {
-                desk.hold(row.entry, reason);
+            match desk.feed(row.entry, feed) {
+                Ok(()) => {}
+                // It was promised the whole pool, and may write more than that.
+                Err(Reason::NoRoom { .. }) if desk.running() == 1 && desk.steps_in_flight() == 0 => {
+                    desk.give_up(row.entry);
+                }
+                Err(reason) => desk.hold(row.entry, reason),
             }
         }
+        self.drop_gone(desk);
         for row in &self.paused {
             desk.hold(row.entry, Reason::Paused);
         }
@@ -414,9 +423,13 @@ impl Policy for Rectangular {
 
     fn schedule(&mut self, desk: &mut Desk<'_>) {
         self.drop_gone(desk);
-        self.after_prefill = self.prefill(desk);
-        if !self.after_prefill {
+        let prefilled = self.prefill(desk);
+        if !prefilled {
             self.decode(desk);
+        }
+        // A call that could only wait for tokens in flight was no step.
+        if desk.picked() > 0 || desk.steps_in_flight() == 0 {
+            self.after_prefill = prefilled;
         }
         self.note(desk);
     }

@@ -1,0 +1,272 @@
+//! Random workloads under the rectangular policy, on the toy device behind a device of fixed shapes: every step has a
+//! shape that it can run, the volume limit is never exceeded, each completion equals that of its request alone.
+//!
+//! `KVASIR_WORKLOADS=100000 cargo test --release -p kvasir-engine --test rectangular` runs more of them.
+
+#![allow(clippy::unwrap_used)] // a test
+
+#[path = "toy/dice.rs"]
+mod dice;
+
+use dice::Dice;
+use kvasir_engine::rectangular::Rules;
+use kvasir_engine::{
+    Core, Engine, Exit, Finish, Limits, Order, Params, Rectangular, RectangularConfig, Request, Turn,
+};
+use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
+use kvasir_kv::blocks::BlockConfig;
+use kvasir_kv::{Cache, Paged, Radix, Token};
+use kvasir_sim::{StaticShape, Toy};
+use std::collections::BTreeMap;
+
+/// The toy device, taking only steps of fixed shapes.
+struct Rigid {
+    toy: Toy,
+    shape: StaticShape,
+    /// Rows that were redirected, padded on the left, and steps of each kind.
+    seen: [u64; 4],
+}
+
+impl Executor for Rigid {
+    type Pending = <Toy as Executor>::Pending;
+
+    fn abilities(&self) -> Abilities {
+        Abilities { mixed: false, explicit: false, ..self.toy.abilities() }
+    }
+
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        self.toy.bind(row, spec);
+    }
+
+    fn submit(&mut self, step: Box<Step>) -> Result<Self::Pending, Refused> {
+        if let Err(why) = self.shape.check(&step) {
+            return Err(Refused { step, error: StepError::Lost(why) });
+        }
+        let rows = &step.plan.rows;
+        self.seen[0] += rows.iter().filter(|row| row.redirected > 0).count() as u64;
+        self.seen[1] += rows.iter().filter(|row| row.left_pad_blocks > 0).count() as u64;
+        self.seen[2] += u64::from(rows.len() > 1);
+        self.seen[3] += 1;
+        self.toy.submit(step)
+    }
+
+    fn wait(&mut self, pending: Self::Pending) -> (Box<Step>, Result<(), StepError>) {
+        self.toy.wait(pending)
+    }
+}
+
+#[derive(Debug)]
+struct Setup {
+    config: RectangularConfig,
+    block: u32,
+    length: u32,
+    radix: bool,
+    sharing: bool,
+    overlap: bool,
+    blocks: u32,
+    aborts: bool,
+}
+
+impl Setup {
+    fn random(dice: &mut Dice) -> Self {
+        let block = dice.pick(&[1, 2, 4, 8]);
+        let chunk_size = block * dice.between(1, 4);
+        let length = dice.between(24, 72).next_multiple_of(block);
+        let max_batch = dice.between(1, 6);
+        let config = RectangularConfig {
+            chunk_size,
+            max_batch,
+            max_batch_tkv: u64::from(length + dice.between(0, length * (max_batch - 1))),
+            interleave: dice.chance(60),
+            rules: if dice.chance(50) { Rules::Document } else { Rules::Later },
+            pausing: dice.chance(40),
+            long_output_first: dice.chance(50),
+        };
+        let most = max_batch * length / block;
+        let blocks = if dice.chance(40) { dice.between(length / block, most) } else { most + 2 };
+        let (radix, sharing) = (dice.chance(30), dice.chance(70));
+        Self {
+            config,
+            block,
+            length,
+            radix,
+            sharing,
+            overlap: dice.chance(50),
+            blocks,
+            aborts: dice.chance(30),
+        }
+    }
+
+    fn engine(&self) -> Engine<Rigid> {
+        let blocks = BlockConfig {
+            block_size: self.block,
+            blocks: self.blocks,
+            max_sequences: 64,
+            sharing: self.sharing,
+            dummy: true,
+        };
+        let cache: Box<dyn Cache> = match self.radix {
+            true => Box::new(Radix::new(blocks).unwrap()),
+            false => Box::new(Paged::new(blocks).unwrap()),
+        };
+        let limits = Limits {
+            max_num_seqs: 32,
+            max_num_batched_tokens: 64,
+            max_model_len: self.length,
+            prefix_cache: self.sharing,
+            ..Limits::default()
+        };
+        self.config.check(self.block, &limits).unwrap();
+        let core = Core::new(limits, Order::Fcfs, Box::new(Rectangular::new(self.config)), cache);
+        let shape = StaticShape {
+            block: self.block,
+            chunk: self.config.chunk_size,
+            max_rows: self.config.max_batch + 1,
+            max_volume: self.config.max_batch_tkv,
+            max_model_len: self.length,
+        };
+        let mut now = 0;
+        let clock = move || {
+            now += 500;
+            now
+        };
+        Engine::new(core, Rigid { toy: Toy::new(), shape, seen: [0; 4] }, clock).overlap(self.overlap)
+    }
+
+    /// Whether the look-ahead alone keeps the volume, so that nobody is ever paused. Who waits for its token in flight falls
+    /// behind the others, which the look-ahead does not know; turns keep the volume then.
+    fn never_pauses(&self, asked: &[Asked]) -> bool {
+        let falls_behind = self.overlap && asked.iter().any(|one| one.request.params.serial);
+        !self.config.pausing
+            && !falls_behind
+            && (self.config.rules == Rules::Document || self.config.interleave)
+    }
+}
+
+struct Asked {
+    request: Request,
+    at: u32,
+    abort_at: Option<u32>,
+}
+
+fn requests(dice: &mut Dice, setup: &Setup) -> Vec<Asked> {
+    let trunk: Vec<Token> = (0..setup.length).map(|_| 100 + dice.between(0, 2)).collect();
+    let ask = |dice: &mut Dice, tag: u64| {
+        let shared = if dice.chance(60) { dice.between(0, setup.length / 2) } else { 0 };
+        let mut prompt = trunk[..shared as usize].to_vec();
+        prompt.extend((0..dice.between(1, setup.length / 2 - 1)).map(|_| 100 + dice.between(0, 2)));
+        let params = Params {
+            max_tokens: dice.between(1, 40),
+            ignore_eos: dice.chance(50),
+            eos: vec![Toy::EOS],
+            serial: dice.chance(10),
+            ..Params::default()
+        };
+        let request = Request { tag, prompt, params };
+        let abort_at = (setup.aborts && dice.chance(40)).then(|| dice.between(0, 60));
+        Asked { request, at: dice.between(0, 40), abort_at }
+    };
+    (0..u64::from(dice.between(1, 9))).map(|tag| ask(dice, tag)).collect()
+}
+
+/// Runs one workload; returns what its device saw, and how often somebody was paused.
+fn run(seed: u64) -> Result<([u64; 4], u64), String> {
+    let mut dice = Dice::new(seed);
+    let setup = Setup::random(&mut dice);
+    let asked = requests(&mut dice, &setup);
+    drive(&setup, &asked).map_err(|why| format!("{why}\nseed {seed}: {setup:?}"))
+}
+
+fn drive(setup: &Setup, asked: &[Asked]) -> Result<([u64; 4], u64), String> {
+    let mut engine = setup.engine();
+    let mut ids = BTreeMap::new();
+    let mut heard: BTreeMap<u64, (Vec<Token>, Option<Finish>)> = BTreeMap::new();
+    let mut pauses = 0;
+    for turn in 0..20_000 {
+        for one in asked.iter().filter(|one| one.at == turn) {
+            let now = engine.now();
+            if let Ok(id) = engine.core_mut().add(one.request.clone(), now) {
+                ids.insert(one.request.tag, id);
+            }
+        }
+        for one in asked.iter().filter(|one| one.abort_at == Some(turn)) {
+            let now = engine.now();
+            ids.get(&one.request.tag).map(|id| engine.core_mut().abort(*id, now));
+        }
+        let done = match engine.step() {
+            Ok(done) => done,
+            Err(Exit::DeviceLost(why)) => return Err(format!("turn {turn}: the device refuses: {why}")),
+            Err(exit) => return Err(format!("turn {turn}: {exit}")),
+        };
+        if let Some(broken) = engine.executor().toy.violations().first() {
+            return Err(format!("turn {turn}: {broken}"));
+        }
+        engine.core().check_invariants().map_err(|why| format!("turn {turn}: {why}"))?;
+        pauses = engine.core().record().rectangle.pause_events.max(pauses);
+        for (event, tokens) in engine.core_mut().outbox().iter() {
+            let one = heard.entry(event.tag).or_default();
+            one.0.extend_from_slice(tokens);
+            one.1 = event.finish;
+        }
+        engine.core_mut().outbox().clear();
+        if done == Turn::Idle && asked.iter().all(|one| one.at <= turn) {
+            judge(setup, &engine, asked, &heard)?;
+            if setup.never_pauses(asked) && pauses > 0 {
+                return Err(format!("{pauses} pauses although every newcomer was tested"));
+            }
+            return Ok((engine.executor().seen, pauses));
+        }
+    }
+    Err(format!("no end in sight: {:?}", engine.core().record()))
+}
+
+fn judge(
+    setup: &Setup,
+    engine: &Engine<Rigid>,
+    asked: &[Asked],
+    heard: &BTreeMap<u64, (Vec<Token>, Option<Finish>)>,
+) -> Result<(), String> {
+    for one in asked {
+        let params = &one.request.params;
+        let alone = Toy::alone(&one.request.prompt, params.max_tokens, params.ignore_eos);
+        let Some((got, finish)) = heard.get(&one.request.tag) else {
+            return Err(format!("request {} hears nothing", one.request.tag));
+        };
+        let right = match finish {
+            Some(Finish::Eos | Finish::MaxTokens) => *got == alone,
+            Some(Finish::ModelLength) => {
+                alone.starts_with(got) && one.request.prompt.len() + got.len() == setup.length as usize
+            }
+            Some(Finish::Aborted) => alone.starts_with(got) && one.abort_at.is_some(),
+            _ => false,
+        };
+        if !right {
+            return Err(format!("request {}: {got:?} {finish:?}, alone {alone:?}", one.request.tag));
+        }
+    }
+    let room = engine.core().cache().room();
+    match room.available() == engine.core().cache().capacity() && room.held + room.leased == 0 {
+        true => Ok(()),
+        false => Err(format!("the pool does not return to its baseline: {room:?}")),
+    }
+}
+
+#[test]
+fn every_step_is_a_rectangle_within_the_volume_and_every_completion_is_right() {
+    let count: u64 = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
+    let first: u64 = std::env::var("KVASIR_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let (mut seen, mut pauses) = ([0; 4], 0);
+    let mut wrong = Vec::new();
+    for seed in first..first + count {
+        match run(seed) {
+            Ok((saw, paused)) => {
+                seen.iter_mut().zip(saw).for_each(|(sum, n)| *sum += n);
+                pauses += paused;
+            }
+            Err(why) => wrong.push(why),
+        }
+    }
+    println!("{count} workloads: redirected, padded, wide, all steps {seen:?}, {pauses} pauses");
+    assert!(wrong.is_empty(), "{} of {count} are wrong, first:\n{}", wrong.len(), wrong[0]);
+    assert!(pauses > 0 && seen.iter().all(|n| *n > 0), "{seen:?} and {pauses} pauses: too little happened");
+}
