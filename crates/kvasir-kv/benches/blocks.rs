@@ -207,8 +207,8 @@ fn admitting<I: Index>(name: &str, mut cache: BlockCache<I>, hit: bool, peer: Op
 
 fn main() {
     println!(
-        "{:<58} {:>9} {:>9}   {}",
-        "microseconds", "least", "median", "a peer's least, and how many times ours"
+        "{:<58} {:>9} {:>9}   a peer's least, and how many times ours",
+        "microseconds", "least", "median"
     );
     matching();
     evicting();

@@ -185,3 +185,194 @@ fn a_fork_that_rewinds_leaves_the_moves_of_a_shared_block_alone() {
         assert_eq!(cache.room(), room(24, 0, 8, 0));
     });
 }
+
+/// A verb, on a cache in which `a` has 8 published tokens, `b` has forked off it and has 3 more, and `c` has tree nodes.
+type Verb = fn(&mut dyn Cache, [SeqId; 3]);
+
+const STALE: &[(&str, Verb)] = &[
+    ("claim", |cache, [a, _, _]| cache.claim(StepId(9), &[row(a, 1)]).unwrap()),
+    ("cancel", |cache, _| cache.cancel(StepId(8)).unwrap()),
+    ("close", |cache, [a, _, _]| cache.close(a).unwrap()),
+    ("rewind", |cache, [_, b, _]| cache.rewind().unwrap().rewind_to(b, 9).unwrap()),
+    ("remove", |cache, [a, _, _]| cache.sequences().unwrap().remove(a, 0..4).unwrap()),
+    ("keep", |cache, [a, _, _]| cache.sequences().unwrap().keep(a).unwrap()),
+    ("fork", |cache, [a, _, _]| drop(cache.sequences().unwrap().fork(a, 1).unwrap())),
+    ("copy", |cache, [a, _, _]| {
+        let fresh = cache.open().unwrap();
+        cache.sequences().unwrap().copy(a, fresh, 0..4).unwrap();
+    }),
+    ("propose", |cache, [_, b, _]| cache.tree().unwrap().propose(b, &[-1]).unwrap()),
+    ("commit", |cache, [_, _, c]| drop(cache.tree().unwrap().commit(c, &[0]).unwrap().to_vec())),
+    ("evict", |cache, _| assert!(cache.prefix().unwrap().evict(1).unwrap() > 0)),
+];
+
+#[test]
+fn every_verb_that_changes_what_a_plan_may_name_makes_it_stale() {
+    for &(name, verb) in STALE {
+        for in_flight in [false, true] {
+            both(BlockConfig { blocks: 16, ..SMALL }, |cache| {
+                let prompt: Vec<Token> = (0..9).collect();
+                let idle = cache.open().unwrap();
+                run(cache, 1, idle, 4);
+                publish(cache, idle, &[70, 71, 72, 73]);
+                cache.close(idle).unwrap();
+                let [a, c, d] = [(); 3].map(|()| cache.open().unwrap());
+                run(cache, 2, a, 8);
+                publish(cache, a, &prompt[..8]);
+                let b = cache.sequences().unwrap().fork(a, 1).unwrap()[0];
+                run(cache, 3, b, 3);
+                cache.tree().unwrap().propose(c, &[-1, 0]).unwrap();
+                run(cache, 4, c, 2);
+                if in_flight {
+                    cache.claim(StepId(7), &[row(d, 2)]).unwrap();
+                }
+                cache.claim(StepId(8), &[row(d, 1)]).unwrap();
+                let plan = plan_of(cache, 8);
+                cache.check_fresh(&plan).unwrap();
+                if in_flight {
+                    cache.retire(StepId(7)).unwrap();
+                    cache.check_fresh(&plan).expect("retiring makes no plan stale");
+                }
+                verb(cache, [a, b, c]);
+                let current = cache.generation();
+                let stale = Err(CacheError::StalePlan { plan: plan.generation, current });
+                assert_eq!(cache.check_fresh(&plan), stale, "{name}, in flight: {in_flight}");
+                cache.check().unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn clearing_raises_the_generation_and_waits_for_steps_in_flight() {
+    both(SMALL, |cache| {
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 4);
+        publish(cache, a, &[1, 2, 3, 4]);
+        cache.claim(StepId(2), &[row(a, 1)]).unwrap();
+        assert_eq!(cache.clear(), Err(CacheError::InFlight));
+        let plan = plan_of(cache, 2);
+        cache.retire(StepId(2)).unwrap();
+        cache.check_fresh(&plan).unwrap();
+        cache.clear().unwrap();
+        assert!(cache.check_fresh(&plan).is_err());
+        assert_eq!(cache.room(), room(32, 0, 0, 0));
+        assert_eq!(cache.prefix().unwrap().lookup(&[1, 2, 3, 4, 5], 0).tokens, 0);
+        assert_ne!(cache.open().unwrap(), a);
+    });
+}
+
+#[test]
+fn a_row_that_was_cut_has_no_plan() {
+    both(SMALL, |cache| {
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 4);
+        cache.claim(StepId(2), &[row(a, 3)]).unwrap();
+        cache.rewind().unwrap().rewind_to(a, 5).unwrap();
+        assert_eq!(cache.plan(StepId(2), &mut Plan::default()), Err(CacheError::RowGone(a)));
+        cache.cancel(StepId(2)).unwrap();
+        assert_eq!((cache.len(a), cache.claimed_len(a)), (Ok(4), Ok(4)));
+        cache.claim(StepId(3), &[row(a, 3)]).unwrap();
+        cache.close(a).unwrap();
+        assert_eq!(cache.plan(StepId(3), &mut Plan::default()), Err(CacheError::UnknownSequence(a)));
+        cache.retire(StepId(3)).unwrap();
+        assert_eq!(cache.room(), room(32, 0, 0, 0));
+    });
+}
+
+#[test]
+fn a_shared_last_block_is_copied_before_it_is_written() {
+    both(SMALL, |cache| {
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 8);
+        publish(cache, a, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        cache.rewind().unwrap().rewind_to(a, 6).unwrap();
+        cache.claim(StepId(2), &[row(a, 1)]).unwrap();
+        let plan = plan_of(cache, 2);
+        assert_eq!(plan.moves, [RowMove { from: 4, to: 8 }, RowMove { from: 5, to: 9 }]);
+        assert_eq!(plan.write_slots, [10]);
+        cache.cancel(StepId(2)).unwrap();
+        cache.check().unwrap();
+        cache.claim(StepId(3), &[row(a, 1)]).unwrap();
+        assert_eq!(plan_of(cache, 3).moves.len(), 2);
+        cache.retire(StepId(3)).unwrap();
+        cache.check().unwrap();
+        let hit = cache.prefix().unwrap().lookup(&[1, 2, 3, 4, 5, 6, 7, 8, 9], 0);
+        assert_eq!(hit.tokens, 8, "what was published is still there");
+    });
+}
+
+#[test]
+fn a_sequence_that_had_a_hole_is_published_only_up_to_it() {
+    both(SMALL, |cache| {
+        let prompt: Vec<Token> = (0..12).collect();
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 12);
+        cache.sequences().unwrap().remove(a, 4..6).unwrap();
+        assert_eq!((cache.len(a), cache.next_position(a)), (Ok(10), Ok(12)));
+        publish(cache, a, &prompt);
+        assert_eq!(cache.prefix().unwrap().lookup(&prompt, 0).tokens, 4);
+        let read: Vec<_> = {
+            cache.claim(StepId(2), &[row(a, 1)]).unwrap();
+            let plan = plan_of(cache, 2);
+            plan.entries(&plan.rows[0]).map(|(_, _, position)| position).collect()
+        };
+        assert_eq!(read, [0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12]);
+        cache.retire(StepId(2)).unwrap();
+        // From where it is whole again it may be published again.
+        cache.rewind().unwrap().rewind_to(a, 4).unwrap();
+        run(cache, 3, a, 8);
+        publish(cache, a, &prompt);
+        assert_eq!(cache.prefix().unwrap().lookup(&prompt, 0).tokens, 8);
+    });
+}
+
+#[test]
+fn redirected_writes_go_to_the_dummy_block() {
+    both(BlockConfig { dummy: true, ..SMALL }, |cache| {
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 6);
+        let again = |redirected, tokens| [ClaimRow { seq: a, redirected, tokens }];
+        assert_eq!(cache.claim(StepId(2), &again(7, 1)), Err(CacheError::BadClaim));
+        cache.claim(StepId(2), &again(3, 2)).unwrap();
+        let plan = plan_of(cache, 2);
+        assert_eq!(plan.positions, [3, 4, 5, 6, 7]);
+        assert_eq!(plan.write_slots, [3, 0, 1, 10, 11], "block 0 is the dummy, blocks 1 and 2 are a's");
+        assert_eq!((plan.rows[0].redirected, plan.rows[0].read_len), (3, 8));
+        cache.retire(StepId(2)).unwrap();
+        assert_eq!(cache.len(a), Ok(8));
+        assert_eq!(cache.capacity(), 32);
+    });
+    both(SMALL, |cache| {
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 6);
+        let claim = [ClaimRow { seq: a, redirected: 1, tokens: 1 }];
+        assert_eq!(cache.claim(StepId(2), &claim), Err(CacheError::BadClaim), "it has no dummy block");
+    });
+}
+
+#[test]
+fn configurations_that_make_no_sense_are_refused_by_name() {
+    let bad = |config: BlockConfig| {
+        assert!(matches!(Paged::new(config), Err(CacheError::BadConfig(_))));
+        assert!(matches!(Radix::new(config), Err(CacheError::BadConfig(_))));
+    };
+    bad(BlockConfig { block_size: 0, ..SMALL });
+    bad(BlockConfig { block_size: 257, ..SMALL });
+    bad(BlockConfig { blocks: 0, ..SMALL });
+    bad(BlockConfig { blocks: u32::MAX, ..SMALL });
+    bad(BlockConfig { blocks: u32::MAX / 4 + 1, ..SMALL });
+}
+
+#[test]
+fn without_sharing_nothing_is_kept() {
+    both(BlockConfig { sharing: false, ..SMALL }, |cache| {
+        let prompt: Vec<Token> = (0..9).collect();
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 9);
+        publish(cache, a, &prompt);
+        assert_eq!(cache.prefix().unwrap().lookup(&prompt, 0).tokens, 0);
+        cache.close(a).unwrap();
+        assert_eq!(cache.room(), room(32, 0, 0, 0));
+    });
+}

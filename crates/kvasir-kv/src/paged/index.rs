@@ -388,3 +388,73 @@ impl Index for HashIndex {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything collides.
+    fn weak(_: Option<u64>, _: &[Token], _: &mut Vec<u64>) -> u64 {
+        7
+    }
+
+    fn index(blocks: u32, hash: HashFn) -> HashIndex {
+        let config = BlockConfig { block_size: 2, blocks, ..BlockConfig::default() };
+        HashIndex::with_hash(&config, hash).unwrap()
+    }
+
+    fn leave(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
+        let mut table = Vec::new();
+        index.take_all(tokens.len() as u32 / 2, &mut table);
+        index.publish(Offer { table: &table, tokens, salt, from: 0 }, &mut Vec::new());
+        table
+    }
+
+    fn find(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
+        let mut found = Vec::new();
+        index.find(tokens, salt, u32::MAX, &mut found);
+        found
+    }
+
+    #[test]
+    fn a_collision_never_gives_another_prefix() {
+        let mut index = index(16, weak);
+        let a = leave(&mut index, &[1, 1, 7, 7], 0);
+        let b = leave(&mut index, &[2, 2, 7, 7, 8, 8], 0);
+        let other_tenant = leave(&mut index, &[1, 1, 7, 7], 5);
+        // The second blocks are equal, and so are all hashes; what comes before them is not.
+        assert_eq!(find(&mut index, &[1, 1, 7, 7, 8, 8], 0), a);
+        assert_eq!(find(&mut index, &[2, 2, 7, 7, 8, 8], 0), b);
+        assert_eq!(find(&mut index, &[1, 1, 7, 7], 5), other_tenant);
+        assert_eq!(find(&mut index, &[7, 7], 0), []);
+        assert_eq!(find(&mut index, &[3, 3, 7, 7], 0), []);
+        index.check(&|block| block < 7).unwrap();
+    }
+
+    #[test]
+    fn equal_blocks_stand_in_for_each_other() {
+        let mut index = index(8, hash_with);
+        let (a, b) = (leave(&mut index, &[1, 2, 3, 4], 0), leave(&mut index, &[1, 2, 3, 4], 0));
+        assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), a);
+        // The second block of the first goes; the second one's follows the same content.
+        index.let_go(a[1]);
+        assert_eq!(index.evict(1), 1);
+        assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), [a[0], b[1]]);
+        index.let_go(a[0]);
+        assert_eq!(index.evict(1), 1);
+        assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), b);
+        index.check(&|block| b.contains(&block)).unwrap();
+    }
+
+    #[test]
+    fn forged_collisions_are_neither_searched_nor_kept_for_ever() {
+        let mut index = index(100, weak);
+        let tables: Vec<_> = (0..100).map(|n| leave(&mut index, &[n, n], 0)).collect();
+        assert_eq!(index.published() as usize, MAX_PROBES);
+        let found = (0..100).filter(|&n| !find(&mut index, &[n, n], 0).is_empty()).count();
+        assert_eq!(found, MAX_PROBES);
+        tables.into_iter().flatten().for_each(|block| index.let_go(block));
+        assert_eq!((index.free() + index.idle(), index.idle() as usize), (100, MAX_PROBES));
+        index.check(&|_| false).unwrap();
+    }
+}

@@ -1,0 +1,64 @@
+//! A steady decode step takes no memory from the heap.
+
+#![allow(clippy::unwrap_used)]
+
+use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
+use kvasir_kv::{Cache, ClaimRow, Paged, Plan, Radix, SeqId, StepId};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// The system's allocator, counting the calls of each thread.
+struct Counting;
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell of the thread and allocates
+// nothing itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.set(CALLS.get() + 1);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Decode steps of 256 sequences, the next one claimed before the last has retired. A sequence's table doubles its memory
+/// now and then, as a vector does; the steps measured cross a block's end but no such doubling.
+fn decode<I: Index>(mut cache: BlockCache<I>) {
+    let seqs: Vec<SeqId> = (0..256).map(|_| cache.open().unwrap()).collect();
+    let rows = |tokens| seqs.iter().map(|&seq| ClaimRow { seq, redirected: 0, tokens }).collect::<Vec<_>>();
+    cache.claim(StepId(1), &rows(970)).unwrap();
+    cache.retire(StepId(1)).unwrap();
+    let (rows, mut plan, mut step) = (rows(1), Plan::default(), 1);
+    cache.claim(StepId(2), &rows).unwrap();
+    let mut overlapped = |steps: u64| {
+        for _ in 0..steps {
+            step += 1;
+            cache.claim(StepId(step + 1), &rows).unwrap();
+            cache.plan(StepId(step + 1), &mut plan).unwrap();
+            cache.check_fresh(&plan).unwrap();
+            cache.retire(StepId(step)).unwrap();
+        }
+    };
+    overlapped(8);
+    let before = CALLS.get();
+    overlapped(40);
+    assert_eq!(CALLS.get() - before, 0, "calls of the allocator in 40 steps");
+}
+
+#[test]
+fn a_steady_decode_step_takes_no_memory() {
+    let config = BlockConfig { blocks: 1 << 15, ..BlockConfig::default() };
+    decode(Paged::new(config).unwrap());
+    decode(Radix::new(config).unwrap());
+}
