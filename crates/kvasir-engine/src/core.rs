@@ -54,6 +54,7 @@ impl Core {
             speculates: false,
             in_flight: 0,
             moves_due: false,
+            table_blocks: 0,
             unswept: false,
             retired: StepId(0),
             round: 0,
@@ -250,7 +251,22 @@ impl Core {
         world.record.held.clear();
         world.record.rectangle.reset();
         self.policy.schedule(&mut Desk { world, now, costs: self.costs });
+        self.expect_tables(step);
         self.claim(id, step)
+    }
+
+    /// Takes memory for the block tables that the running requests may grow to, so that later steps take none.
+    fn expect_tables(&mut self, step: &mut Step) {
+        let world = &mut self.world;
+        if !world.record.admitted.is_empty() {
+            let blocks = |entry: &u32| world.slab[*entry].longest().div_ceil(world.block) as usize;
+            let most = 2 * (world.cache.capacity() / world.block) as usize;
+            world.table_blocks = world.running.iter().map(blocks).sum::<usize>().min(most);
+        }
+        let table = &mut step.plan.table;
+        if table.capacity() < world.table_blocks {
+            table.reserve(world.table_blocks - table.len());
+        }
     }
 
     /// Whether a running request has no room, nobody else can be fed and nothing on its way could change that.

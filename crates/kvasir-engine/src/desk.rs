@@ -230,6 +230,7 @@ impl Desk<'_> {
             sequence.timings.admitted = Some(self.now);
             sequence.first_hit = attached.tokens;
         }
+        world.cache.expect(seq, sequence.longest());
         let more = sequence.longest().saturating_sub(sequence.len()) as usize;
         sequence.tokens.reserve(more.min(1 << 16));
         let spec = SequenceSpec {

@@ -53,6 +53,8 @@ pub(crate) struct World {
     pub(crate) moves_due: bool,
     /// A running request has ended and is still listed.
     pub(crate) unswept: bool,
+    /// Blocks that the tables of all running requests may come to.
+    pub(crate) table_blocks: usize,
     /// The newest step whose lease has ended.
     pub(crate) retired: StepId,
     /// Number of this `schedule` call.

@@ -1,4 +1,5 @@
 //! How requests live in a core, step by step.
+#![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
 use kvasir_exec::{Executor, OutputRow, Phase, Step};

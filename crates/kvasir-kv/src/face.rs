@@ -150,6 +150,10 @@ pub trait Cache: Send {
         let _ = upto;
         self.claimed_len(seq)
     }
+    /// Takes memory, not slots, for a sequence that may grow to `tokens`, so that its steps take none.
+    fn expect(&mut self, seq: SeqId, tokens: u32) {
+        let _ = (seq, tokens);
+    }
     /// Appends the blocks that a sequence holds, in order of position, those taken ahead included: for looking in. A cache
     /// that hands out single slots appends nothing.
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {

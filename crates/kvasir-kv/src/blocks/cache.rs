@@ -63,6 +63,13 @@ impl<I: Index> Cache for BlockCache<I> {
         need.is_ok_and(|need| need <= self.ledger.available())
     }
 
+    fn expect(&mut self, seq: SeqId, tokens: u32) {
+        let blocks = tokens.div_ceil(self.config.block_size).min(self.config.blocks) as usize;
+        if let Ok(seq) = self.seqs.get_mut(seq) {
+            seq.table.reserve(blocks.saturating_sub(seq.table.len()));
+        }
+    }
+
     fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         self.take_blocks_ahead(seq, upto)
     }

@@ -22,6 +22,11 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
+    /// Takes memory for a sequence that may grow to `len`.
+    pub(crate) fn expect(&mut self, len: usize) {
+        self.slots.reserve(len.saturating_sub(self.slots.len()));
+    }
+
     pub(crate) fn len(&self) -> u32 {
         self.slots.len() as u32
     }

@@ -235,6 +235,13 @@ impl Cache for Cells {
         self.seqs.get(seq).is_ok() && tokens <= self.cells.free()
     }
 
+    fn expect(&mut self, seq: SeqId, tokens: u32) {
+        let tokens = tokens.min(self.capacity) as usize;
+        if let Ok(seq) = self.seqs.get_mut(seq) {
+            seq.entries.expect(tokens);
+        }
+    }
+
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
         Ok(self.seqs.get(seq)?.retired)
     }

@@ -1,0 +1,142 @@
+//! Host cost of a step's bookkeeping: `cargo bench -p kvasir-engine`.
+//!
+//! *decode*: schedule, claim, plan and postprocess of a step in which every sequence decodes one token, context 1,024.
+//! *admission*: the step that admits a prompt of 8,192 tokens, cold and with all but its last block in the cache.
+//! Medians; the device is not part of it. Peers' figures were measured elsewhere on two cores of a Xeon with AVX-512 and
+//! AMX at about 2.6 GHz (thread CPU time, host part of the step only).
+#![allow(clippy::unwrap_used)]
+
+use kvasir_engine::*;
+use kvasir_exec::{OutputRow, Step};
+use kvasir_kv::{Cache, Cells, Paged, Radix, Span, blocks::BlockConfig};
+use std::{hint::black_box, time::Instant};
+
+const CONTEXT: u32 = 1024;
+const PROMPT: u32 = 8192;
+
+fn cache(kind: &str, block: u32, tokens: u32) -> Box<dyn Cache> {
+    let blocks = BlockConfig { block_size: block, blocks: tokens.div_ceil(block), ..BlockConfig::default() };
+    match kind {
+        "paged" => Box::new(Paged::new(blocks).unwrap()),
+        "radix" => Box::new(Radix::new(blocks).unwrap()),
+        _ => Box::new(Cells::new(tokens, 1 << 16, None).unwrap()),
+    }
+}
+
+fn core(kind: &str, block: u32, tokens: u32, policy: Box<dyn Policy>) -> Core {
+    let limits = Limits {
+        max_num_seqs: 4096,
+        max_num_batched_tokens: 1 << 20,
+        max_model_len: 1 << 20,
+        ..Limits::default()
+    };
+    Core::new(limits, Order::Fcfs, policy, cache(kind, block, tokens))
+}
+
+fn answer(step: &mut Step) {
+    for (i, row) in step.batch.rows.iter().enumerate() {
+        if row.samples() {
+            step.output.tokens.push(10 + i as u32 % 100);
+        }
+        let count = u32::from(row.samples());
+        step.output
+            .rows
+            .push(OutputRow { tokens: Span { start: step.output.tokens.len() as u32 - count, len: count } });
+    }
+}
+
+/// Median microseconds of schedule and of postprocess.
+fn decode(kind: &str, block: u32, rows: u32, policy: Box<dyn Policy>) -> (f64, f64) {
+    let steps = (200_000 / rows).clamp(40, 400);
+    let mut core = core(kind, block, rows * (CONTEXT + steps + 64), policy);
+    for i in 0..rows {
+        // Different from the first token on, so that nothing is shared.
+        let prompt = (0..CONTEXT).map(|t| i * 7919 + t).collect();
+        let params = Params { max_tokens: steps + 32, eos: vec![2], ..Params::default() };
+        core.add(Request { tag: u64::from(i), prompt, params }, 0).unwrap();
+    }
+    let (mut schedules, mut settles) = (Vec::new(), Vec::new());
+    while let Some((schedule, settle, decodes)) = timed(&mut core, rows) {
+        if decodes {
+            schedules.push(schedule);
+            settles.push(settle);
+        }
+        if schedules.len() == steps as usize {
+            break;
+        }
+    }
+    (median(schedules), median(settles))
+}
+
+fn timed(core: &mut Core, rows: u32) -> Option<(f64, f64, bool)> {
+    let begin = Instant::now();
+    let mut step = core.schedule(0)?;
+    let schedule = begin.elapsed().as_secs_f64() * 1e6;
+    core.take_binds().for_each(drop);
+    answer(&mut step);
+    let decodes = step.batch.rows.len() == rows as usize && step.batch.tokens.len() == rows as usize;
+    let begin = Instant::now();
+    core.postprocess(black_box(&step), &Ok(()), 0);
+    let settle = begin.elapsed().as_secs_f64() * 1e6;
+    core.outbox().clear();
+    core.recycle(step);
+    Some((schedule, settle, decodes))
+}
+
+/// Median microseconds of the step that admits a long prompt, cold and with a hit.
+fn admission(kind: &str, block: u32, policy: impl Fn() -> Box<dyn Policy>) -> (f64, f64) {
+    let (mut cold, mut warm) = (Vec::new(), Vec::new());
+    for _ in 0..40 {
+        let mut core = core(kind, block, 4 * PROMPT, policy());
+        for times in [&mut cold, &mut warm] {
+            let params = Params { max_tokens: 1, ..Params::default() };
+            core.add(Request { tag: 0, prompt: (0..PROMPT).collect(), params }, 0).unwrap();
+            times.push(timed(&mut core, 0).unwrap().0);
+        }
+    }
+    (median(cold), median(warm))
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn main() {
+    let prefill_first =
+        || -> Box<dyn Policy> { Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)) };
+    let chunked = || -> Box<dyn Policy> { Box::new(Chunked::new(1 << 20, Mixing::Off)) };
+    println!("decode step, us              rows  schedule  postprocess    sum  peers, sum");
+    let peers = [
+        (1, "Mini-SGLang 65, nano-vLLM 1.2"),
+        (64, "Mini-SGLang 972, nano-vLLM 29"),
+        (256, "Mini-SGLang 3988, nano-vLLM 121"),
+    ];
+    for (kind, block, first) in
+        [("paged", 16, true), ("radix", 16, false), ("radix", 1, false), ("cells", 1, false)]
+    {
+        for rows in [1, 64, 256, 1024, 4096] {
+            if rows > 256 && kind == "cells" {
+                continue; // a table entry per token: minutes to fill
+            }
+            let policy = if first { prefill_first() } else { chunked() };
+            let name = policy.name();
+            let (schedule, settle) = decode(kind, block, rows, policy);
+            let peer = peers.iter().find(|peer| peer.0 == rows && kind != "cells").map_or("", |peer| peer.1);
+            let cache = format!("{name} on {kind}/{block}");
+            println!(
+                "{cache:<26} {rows:>6} {schedule:>9.1} {settle:>12.1} {:>6.1}  {peer}",
+                schedule + settle
+            );
+        }
+    }
+    println!("\nadmission of 8,192 tokens, us   cold    hit");
+    for (kind, block) in [("paged", 16), ("radix", 16), ("radix", 1)] {
+        let (cold, warm) = if kind == "paged" {
+            admission(kind, block, prefill_first)
+        } else {
+            admission(kind, block, chunked)
+        };
+        println!("{:<26} {cold:>9.1} {warm:>6.1}", format!("{kind}/{block}"));
+    }
+}

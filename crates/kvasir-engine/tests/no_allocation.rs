@@ -1,0 +1,115 @@
+//! A steady decode step takes no memory from the heap, on any cache, with and without overlap.
+#![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
+
+use kvasir_engine::*;
+use kvasir_exec::{OutputRow, Step};
+use kvasir_kv::Span;
+use kvasir_kv::{Cache, Cells, ClaimRow, Paged, Radix, StepId, blocks::BlockConfig};
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    collections::VecDeque,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+struct Counting;
+
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is handed to the system's allocator; counting touches no memory of the caller.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn answer(step: &mut Step) {
+    for row in &step.batch.rows {
+        let start = step.output.tokens.len();
+        if row.samples() {
+            step.output.tokens.push(10);
+        }
+        step.output.rows.push(OutputRow { tokens: Span::new(start, usize::from(row.samples())) });
+    }
+}
+
+/// A cache keeps a table as long as it has ever been full: here as full as it will get.
+fn fill_once(cache: &mut dyn Cache) {
+    let seq = cache.open().unwrap();
+    let row = ClaimRow { seq, redirected: 0, tokens: 15_000 };
+    cache.claim(StepId(0), &[row]).unwrap();
+    cache.retire(StepId(0)).unwrap();
+    cache.close(seq).unwrap();
+}
+
+/// Allocations of each of `steps` decode steps after a warm-up.
+fn decode(mut cache: Box<dyn Cache>, policy: Box<dyn Policy>, overlap: usize, steps: u32) -> Vec<u64> {
+    const ROWS: u64 = 32;
+    fill_once(&mut *cache);
+    let mut core = Core::new(Limits::default(), Order::Fcfs, policy, cache);
+    for tag in 0..ROWS {
+        let params = Params { max_tokens: 400, ..Params::default() };
+        core.add(Request { tag, prompt: (0..40).map(|t| tag as u32 * 1000 + t).collect(), params }, 0)
+            .unwrap();
+    }
+    let mut counts = Vec::with_capacity(steps as usize);
+    let mut pending = VecDeque::with_capacity(4);
+    while counts.len() < steps as usize {
+        let before = TAKEN.load(Ordering::Relaxed);
+        let step = core.schedule(0).unwrap();
+        core.take_binds().for_each(drop);
+        let decodes = step.batch.tokens.len() as u64 == ROWS;
+        pending.push_back(step);
+        if pending.len() > overlap {
+            let mut step = pending.pop_front().unwrap();
+            answer(&mut step);
+            core.postprocess(&step, &Ok(()), 0);
+            core.recycle(step);
+        }
+        core.outbox().clear();
+        if decodes {
+            counts.push(TAKEN.load(Ordering::Relaxed) - before);
+        }
+    }
+    counts
+}
+
+#[test]
+fn a_steady_decode_step_takes_no_memory() {
+    let blocks = BlockConfig { block_size: 16, blocks: 2048, ..BlockConfig::default() };
+    for overlap in [0, 1] {
+        for kind in ["paged", "radix", "cells"] {
+            let cache: Box<dyn Cache> = match kind {
+                "paged" => Box::new(Paged::new(blocks).unwrap()),
+                "radix" => Box::new(Radix::new(blocks).unwrap()),
+                _ => Box::new(Cells::new(1 << 15, 64, None).unwrap()),
+            };
+            let policy: Box<dyn Policy> = match kind {
+                "paged" => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),
+                _ => Box::new(Chunked::new(8192, Mixing::On { target: None })),
+            };
+            let counts = decode(cache, policy, overlap, 350);
+            let steady = &counts[150..];
+            let taken: u64 = steady.iter().sum();
+            let where_: Vec<usize> = (0..steady.len()).filter(|i| steady[*i] > 0).collect();
+            println!(
+                "{kind}, overlap {overlap}: {taken} allocations in {} steps, at {where_:?}",
+                steady.len()
+            );
+            assert_eq!(taken, 0, "{kind}, overlap {overlap}: allocations at steps {where_:?}");
+        }
+    }
+}
