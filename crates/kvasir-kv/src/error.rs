@@ -41,7 +41,7 @@ pub enum CacheError {
     },
     /// The destination of a copy already owns one of the positions.
     CopyOverlaps,
-    /// The source of a copy owns nothing in the range.
+    /// The source of a copy owns nothing.
     NothingToCopy,
     /// The two sequences do not belong to one fork family.
     NotInFamily,
@@ -105,7 +105,7 @@ impl fmt::Display for CacheError {
                 write!(f, "rewind to {to} is outside {lowest}..={length}")
             }
             Self::CopyOverlaps => write!(f, "the destination already owns a position of the range"),
-            Self::NothingToCopy => write!(f, "the source owns nothing in the range"),
+            Self::NothingToCopy => write!(f, "the source of the copy owns nothing"),
             Self::NotInFamily => write!(f, "the sequences were not forked off one another"),
             Self::BadParent { node, parent } => write!(f, "node {node} cannot have parent {parent}"),
             Self::NotAChain { node } => write!(f, "node {node} does not continue the accepted chain"),

@@ -18,15 +18,25 @@ pub enum CacheKind {
     Radix,
 }
 
-impl fmt::Display for CacheKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl CacheKind {
+    /// All of them.
+    pub const ALL: &[Self] = &[Self::Contiguous, Self::Cells, Self::Tree, Self::Paged, Self::Radix];
+
+    /// What `--cache` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Contiguous => "contiguous",
             Self::Cells => "cells",
             Self::Tree => "tree",
             Self::Paged => "paged",
             Self::Radix => "radix",
-        })
+        }
+    }
+}
+
+impl fmt::Display for CacheKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -229,13 +239,14 @@ pub trait Rewind {
 
 /// Forks and removals, without moving more than a partial block.
 pub trait Sequences {
-    /// Makes `dst` an owner of `src`'s rows with positions in `range`. Refused where `dst` already owns one of them.
+    /// Makes `dst` an owner of `src`'s retired rows with positions in `range`: claimed ones may yet be cancelled. Refused
+    /// where `dst` already owns one of the positions, or `src` owns nothing at all.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
     /// Takes `seq` off the rows in `range`; never renumbers what is left.
     fn remove(&mut self, seq: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
     /// Closes every other sequence of `seq`'s fork family.
     fn keep(&mut self, seq: SeqId) -> Result<(), CacheError>;
-    /// Opens `n` sequences that own all that `seq` owns.
+    /// Opens `n` sequences that own all retired rows of `seq`.
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError>;
 }
 

@@ -10,6 +10,7 @@ mod cells;
 mod contiguous;
 mod error;
 mod face;
+mod facts;
 mod ids;
 mod idset;
 mod inflight;
@@ -21,14 +22,17 @@ mod paged;
 mod plan;
 mod prefix;
 mod radix;
+mod registry;
 mod ring;
 mod seqs;
+mod session;
 mod tree;
 
 pub use cells::Cells;
 pub use contiguous::Contiguous;
 pub use error::CacheError;
 pub use face::{BlockUse, Cache, CacheKind, ClaimRow, Face, Hit, Prefix, Rewind, Room, Sequences, Tree};
+pub use facts::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use inflight::{Flight, InFlight};
 pub use lowering::Lowering;
@@ -38,6 +42,10 @@ pub use paged::{CacheEvent, HashIndex, Paged, block_hash};
 pub use plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, RowMove, Segment, Span};
 pub use prefix::{PrefixWatch, SharedPrefix};
 pub use radix::{NodeId, Radix, RadixIndex, RadixTree, Reached};
+pub use registry::{Builders, CacheBuilder, CacheConfig, RegistryError, build};
 pub use ring::Rings;
 pub use seqs::SeqTable;
+pub use session::{
+    Branching, HeldCache, Matching, Rewinding, Session, SessionKey, Sessions, Speculating, Use,
+};
 pub use tree::TreeCache;

@@ -53,7 +53,9 @@ impl Run {
         let expected = model(&mut self.model);
         let got = real(&mut *self.cache);
         assert_eq!(got.is_ok(), expected.is_ok(), "{what}: {got:?}");
-        assert_eq!(self.cache.generation() != generation, got.is_ok(), "{what}: generation");
+        let changed = self.cache.generation() != generation;
+        // A copy of a range in which there is nothing leaves plans as they are.
+        assert!(changed == got.is_ok() || (what == "copy" && !changed), "{what}: generation");
         got.is_ok()
     }
 
@@ -80,7 +82,9 @@ impl Run {
                 |m| m.copy(id, other, range.clone()),
             ),
             26 => self.fork(id, c % 3),
-            27 if c % 3 == 0 => self.sequence_verb("keep", |x| x.sequences()?.keep(id), |m| m.keep(id)),
+            27 if c.is_multiple_of(3) => {
+                self.sequence_verb("keep", |x| x.sequences()?.keep(id), |m| m.keep(id))
+            }
             28 | 32..=33 => {
                 self.tree_verb("propose", |x| x.tree()?.propose(id, parents), |m| m.propose(id, parents))
             }
@@ -90,7 +94,7 @@ impl Run {
                 |m| m.commit(id, &accepted),
             ),
             30 => self.compact(),
-            31 if c % 5 == 0 => drop(self.both("clear", |x| x.clear(), |m| m.clear())),
+            31 if c.is_multiple_of(5) => drop(self.both("clear", |x| x.clear(), |m| m.clear())),
             _ => {}
         }
         self.compare();

@@ -115,7 +115,10 @@ impl CellTable {
 
     /// The walker: `owners` and `leases` count what the sequences and the steps name; `at` are the positions that they name.
     pub(crate) fn check(&self, named: &[(u32, u32, Option<Position>)]) -> Result<(), String> {
-        self.free.check()?;
+        let high = self.free.high_water();
+        if named.len() != high as usize || (high > 0 && self.free.is_free(high - 1)) {
+            return Err(format!("the high water {high} has not fallen"));
+        }
         let (mut held, mut leased) = (0, 0);
         for (i, &(owners, leases, position)) in named.iter().enumerate() {
             let cell = self.cells.get(i).copied().unwrap_or_default();

@@ -52,8 +52,11 @@ impl Sequences for Cells {
         let (s, d) = (self.seqs.get(src)?, self.seqs.get(dst)?);
         // Claimed rows may yet be cancelled, so only what has retired is shared.
         let entries = s.entries.index_of(range.start)..s.entries.index_of(range.end).min(s.retired);
-        if entries.is_empty() {
+        if s.retired == 0 {
             return Err(CacheError::NothingToCopy);
+        }
+        if entries.is_empty() {
+            return Ok(());
         }
         if d.entries.overlaps(&s.entries, entries.clone()) {
             return Err(CacheError::CopyOverlaps);

@@ -262,6 +262,12 @@ impl Model {
         let rows =
             s.rows.range(range.start..range.end.max(range.start)).filter(|(_, row)| row.step.is_none());
         let rows: Vec<_> = rows.map(|(p, row)| (*p, *row)).collect();
+        if s.len() == 0 {
+            return Err(());
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
         let foreign = !d.rows.is_empty() && d.family != s.family;
         let claimed = d.rows.values().any(|row| row.step.is_some());
         if rows.is_empty()

@@ -7,6 +7,7 @@ mod blocks;
 mod case;
 mod compare;
 mod engine;
+mod kv;
 mod spyre;
 
 pub use case::{Case, CaseError, Suite};
@@ -33,7 +34,7 @@ pub enum Outcome {
 pub type Runner = fn(&Case) -> Result<Outcome, CaseError>;
 
 /// Every kind that can be replayed, family by family.
-pub const FAMILIES: &[&[(&str, Runner)]] = &[blocks::KINDS, engine::KINDS, spyre::KINDS];
+pub const FAMILIES: &[&[(&str, Runner)]] = &[blocks::KINDS, engine::KINDS, kv::KINDS, spyre::KINDS];
 
 /// A case's verdict.
 #[derive(Clone, Debug, Serialize)]

@@ -1,0 +1,223 @@
+use crate::{Cache, CacheError, Prefix, Rewind, Sequences, Tree};
+use std::{
+    collections::BTreeMap,
+    marker::PhantomData,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// The name of an installed session; never given twice by one registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionKey(u64);
+
+/// One session's bookkeeping with everybody who holds it: the session, the registry and each step in flight. It lives
+/// until all have let go, so that erasing a session in the middle of a step is safe.
+#[derive(Clone)]
+pub struct HeldCache(Arc<Mutex<Box<dyn Cache>>>);
+
+impl HeldCache {
+    /// The cache, for the length of one call. Its verbs leave nothing half done, so a holder that panicked leaves it usable.
+    pub fn lock(&self) -> MutexGuard<'_, Box<dyn Cache>> {
+        lock(&self.0)
+    }
+
+    /// How many hold it.
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    issued: u64,
+    installed: BTreeMap<SessionKey, HeldCache>,
+}
+
+/// The installed sessions: where a backend finds the cache that its steps name. An owned value; clones are the same
+/// registry.
+#[derive(Clone, Default)]
+pub struct Sessions(Arc<Mutex<Table>>);
+
+impl Sessions {
+    /// Installs a cache for a use. Fails here, by the name of the face, if the cache cannot serve that use.
+    pub fn install<U: Use>(&self, mut cache: Box<dyn Cache>) -> Result<Session<U>, CacheError> {
+        U::face(&mut *cache)?;
+        let cache = HeldCache(Arc::new(Mutex::new(cache)));
+        let mut table = lock(&self.0);
+        table.issued += 1;
+        let key = SessionKey(table.issued);
+        table.installed.insert(key, cache.clone());
+        Ok(Session { key, cache, sessions: self.clone(), used: PhantomData })
+    }
+
+    /// The cache installed under a key; whoever submits a step keeps it until the step has ended.
+    pub fn get(&self, key: SessionKey) -> Option<HeldCache> {
+        lock(&self.0).installed.get(&key).cloned()
+    }
+
+    /// Removes an entry before its session ends. Those who hold the cache keep it.
+    pub fn erase(&self, key: SessionKey) -> bool {
+        lock(&self.0).installed.remove(&key).is_some()
+    }
+
+    /// Number of installed sessions.
+    pub fn len(&self) -> usize {
+        lock(&self.0).installed.len()
+    }
+
+    /// Whether none is installed.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An installed cache and the face that its use needs: installed on creation, removed on every way out.
+pub struct Session<U: Use> {
+    key: SessionKey,
+    cache: HeldCache,
+    sessions: Sessions,
+    used: PhantomData<U>,
+}
+
+impl<U: Use> Session<U> {
+    /// What a backend is given to find the cache.
+    pub fn key(&self) -> SessionKey {
+        self.key
+    }
+
+    /// Works on the cache's neutral face.
+    pub fn cache<R>(&self, work: impl FnOnce(&mut dyn Cache) -> R) -> R {
+        work(&mut **self.cache.lock())
+    }
+
+    /// Works on the face that the session was made for.
+    pub fn face<R>(&self, work: impl for<'a> FnOnce(&'a mut U::Face<'a>) -> R) -> Result<R, CacheError> {
+        U::face(&mut **self.cache.lock()).map(work)
+    }
+}
+
+impl<U: Use> Drop for Session<U> {
+    fn drop(&mut self) {
+        self.sessions.erase(self.key);
+    }
+}
+
+/// What a session is for: the face beyond the neutral one that its holder works with.
+pub trait Use {
+    /// The face.
+    type Face<'a>: ?Sized;
+    /// The cache's face of this use, or the error that names it.
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError>;
+}
+
+/// Plain decoding with truncation.
+pub enum Rewinding {}
+/// Batches and forks.
+pub enum Branching {}
+/// Sharing by content.
+pub enum Matching {}
+/// Candidate trees.
+pub enum Speculating {}
+
+impl Use for Rewinding {
+    type Face<'a> = dyn Rewind + 'a;
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError> {
+        cache.rewind()
+    }
+}
+
+impl Use for Branching {
+    type Face<'a> = dyn Sequences + 'a;
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError> {
+        cache.sequences()
+    }
+}
+
+impl Use for Matching {
+    type Face<'a> = dyn Prefix + 'a;
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError> {
+        cache.prefix()
+    }
+}
+
+impl Use for Speculating {
+    type Face<'a> = dyn Tree + 'a;
+    fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError> {
+        cache.tree()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CacheConfig, CacheKind, ClaimRow, Face, Plan, StepId, build};
+
+    fn cache(kind: CacheKind) -> Box<dyn Cache> {
+        build(kind, &CacheConfig::new(64)).unwrap()
+    }
+
+    #[test]
+    fn asking_for_a_face_that_a_cache_lacks_fails_at_that_call_by_name() {
+        fn installs<U: Use>(face: Face, kinds: &[CacheKind]) {
+            let sessions = Sessions::default();
+            for &kind in CacheKind::ALL {
+                let installed = sessions.install::<U>(cache(kind)).map(|_| ());
+                let expected =
+                    if kinds.contains(&kind) { Ok(()) } else { Err(CacheError::NoFace { kind, face }) };
+                assert_eq!(installed, expected);
+            }
+            assert!(sessions.is_empty(), "a refused cache is not installed, a dropped session is removed");
+        }
+        use CacheKind::{Cells, Paged, Radix, Tree};
+        installs::<Rewinding>(Face::Rewind, CacheKind::ALL);
+        installs::<Branching>(Face::Sequences, &[Cells, Paged, Radix]);
+        installs::<Matching>(Face::Prefix, &[Paged, Radix]);
+        installs::<Speculating>(Face::Tree, &[Cells, Tree, Paged, Radix]);
+    }
+
+    #[test]
+    fn a_session_is_removed_on_every_way_out_and_its_key_never_comes_back() {
+        let sessions = Sessions::default();
+        let first = sessions.install::<Rewinding>(cache(CacheKind::Cells)).unwrap();
+        let key = first.key();
+        assert!(sessions.get(key).is_some());
+        let early = || -> Result<(), CacheError> {
+            let session = sessions.install::<Rewinding>(cache(CacheKind::Tree))?;
+            session.face(|face| face.rewind_to(crate::SeqId(9), 0))??;
+            Ok(())
+        };
+        assert!(early().is_err());
+        let unwound = std::panic::catch_unwind(|| {
+            let _session = sessions.install::<Rewinding>(cache(CacheKind::Tree)).unwrap();
+            panic!("on the way");
+        });
+        assert!(unwound.is_err());
+        assert_eq!(sessions.len(), 1);
+        drop(first);
+        assert!(sessions.get(key).is_none() && sessions.is_empty());
+        assert!(sessions.install::<Rewinding>(cache(CacheKind::Cells)).unwrap().key() > key);
+    }
+
+    #[test]
+    fn a_step_in_flight_keeps_what_its_session_let_go_of() {
+        let sessions = Sessions::default();
+        let session = sessions.install::<Rewinding>(cache(CacheKind::Contiguous)).unwrap();
+        let step = sessions.get(session.key()).unwrap();
+        let row = session.cache(|cache| {
+            let seq = cache.open().unwrap();
+            let row = ClaimRow { seq, redirected: 0, tokens: 3 };
+            cache.claim(StepId(1), &[row]).unwrap();
+            cache.plan(StepId(1), &mut Plan::default()).unwrap();
+            row
+        });
+        assert_eq!(step.holders(), 3);
+        assert!(sessions.erase(session.key()));
+        drop(session);
+        assert_eq!(step.holders(), 1, "only the step is left");
+        step.lock().retire(StepId(1)).unwrap();
+        assert_eq!(step.lock().len(row.seq), Ok(3));
+    }
+}

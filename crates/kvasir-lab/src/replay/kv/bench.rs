@@ -1,0 +1,101 @@
+//! A cache on a device that keeps one tag per slot: what a plan lets a query see becomes a list of tags.
+
+use kvasir_kv::{Cache, CacheError, ClaimRow, Mask, Plan, PlanRow, PoolId, SeqId, Slot, StepId};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+
+/// Gives every token written the next number, over all caches of a case.
+#[derive(Default)]
+pub(super) struct Tags(u64);
+
+impl Tags {
+    fn next(&mut self) -> u64 {
+        self.0 += 1;
+        self.0 - 1
+    }
+}
+
+/// A cache and the tags in its slots.
+pub(super) struct Bench<C> {
+    pub(super) cache: C,
+    slots: HashMap<(PoolId, Slot), u64>,
+    step: u64,
+    plan: Plan,
+}
+
+impl<C: Cache> Bench<C> {
+    pub(super) fn new(cache: C) -> Self {
+        Self { cache, slots: HashMap::new(), step: 0, plan: Plan::default() }
+    }
+
+    /// Puts a frozen pool's tags beside its own.
+    pub(super) fn add_pool(&mut self, pool: PoolId, tags: &[u64]) {
+        self.slots.extend(tags.iter().zip(0..).map(|(&tag, slot)| ((pool, slot), tag)));
+    }
+
+    /// Runs one step from claim to retirement; the tags that it wrote.
+    pub(super) fn run(&mut self, rows: &[ClaimRow], tags: &mut Tags) -> Result<Vec<u64>, CacheError> {
+        self.step += 1;
+        let step = StepId(self.step);
+        self.cache.claim(step, rows)?;
+        self.cache.plan(step, &mut self.plan)?;
+        self.cache.check_fresh(&self.plan)?;
+        let own = |slot| (PoolId(0), slot);
+        let moved: Vec<_> =
+            self.plan.moves.iter().map(|m| (m.to, self.slots.get(&own(m.from)).copied())).collect();
+        for (to, tag) in moved {
+            match tag {
+                Some(tag) => self.slots.insert(own(to), tag),
+                None => self.slots.remove(&own(to)),
+            };
+        }
+        let written: Vec<_> = self.plan.write_slots.iter().map(|&slot| (own(slot), tags.next())).collect();
+        self.slots.extend(written.iter().copied());
+        self.cache.retire(step)?;
+        Ok(written.into_iter().map(|(_, tag)| tag).collect())
+    }
+
+    /// Runs one row of one sequence.
+    pub(super) fn run_one(
+        &mut self,
+        seq: SeqId,
+        tokens: u32,
+        tags: &mut Tags,
+    ) -> Result<Vec<u64>, CacheError> {
+        self.run(&[ClaimRow { seq, redirected: 0, tokens }], tags)
+    }
+
+    /// The plan of the last step.
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// `positions`, `visible` and, of a single row, `mask` of the last step.
+    pub(super) fn answer(&self) -> Map<String, Value> {
+        let rows = self.plan.rows.iter();
+        let visible: Vec<_> =
+            rows.flat_map(|row| (0..row.queries.len).map(move |q| self.visible(row, q))).collect();
+        let mut answer = Map::new();
+        answer.insert("positions".into(), json!(self.plan.positions));
+        answer.insert("visible".into(), json!(visible));
+        if let [row] = &self.plan.rows[..] {
+            answer.insert("mask".into(), json!(mask_name(row.mask)));
+        }
+        answer
+    }
+
+    fn visible(&self, row: &PlanRow, query: u32) -> Vec<Option<u64>> {
+        let entries = self.plan.entries(row).zip(0..);
+        let seen = entries.filter(|&(_, entry)| self.plan.sees(row, query, entry));
+        seen.map(|((pool, slot, _), _)| self.slots.get(&(pool, slot)).copied()).collect()
+    }
+}
+
+/// What the cases call a mask.
+pub(super) fn mask_name(mask: Mask) -> &'static str {
+    match mask {
+        Mask::None => "none",
+        Mask::Causal => "causal",
+        Mask::Explicit { .. } => "explicit",
+    }
+}
