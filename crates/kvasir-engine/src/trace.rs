@@ -31,6 +31,9 @@ pub struct StepTrace {
     /// on the left, drafts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<(u64, u8, u32, u32, u32, u32, u32)>,
+    /// Who decodes one more token like the last time, with the same padding: runs of a first number and a count.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub again: Vec<(u64, u32)>,
     /// Changes of who owns which blocks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TableChange>,
@@ -43,7 +46,10 @@ pub struct StepTrace {
     /// Why everybody else who runs is not in the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rest_running: Option<Reason>,
-    /// Number and new tokens that the host has seen.
+    /// Of whom the host has seen one new token: runs of a first number and a count.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spoke: Vec<(u64, u32)>,
+    /// Number and new tokens that the host has seen, of others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<(u64, u32)>,
     /// Who ended, and why.
@@ -137,11 +143,20 @@ pub trait TraceSink: Send {
     fn write(&mut self, step: &StepTrace);
 }
 
+impl TraceSink for Box<dyn TraceSink> {
+    fn write(&mut self, step: &StepTrace) {
+        self.as_mut().write(step);
+    }
+}
+
 /// What the tracer knows of a live request.
 #[derive(Debug, Default)]
 struct Known {
     number: u64,
     outputs: u32,
+    /// Tokens computed and dummy blocks on the left, as whoever reads the trace knows them.
+    computed: u32,
+    left: u32,
     table: Vec<u32>,
 }
 
@@ -159,6 +174,9 @@ pub struct Tracer<S> {
     uses: Vec<BlockUse>,
     survey: Vec<BlockUse>,
     table: Vec<u32>,
+    /// Numbers of those who do the same again, or speak once, before they are made runs.
+    again: Vec<u64>,
+    spoke: Vec<u64>,
 }
 
 impl<S: TraceSink> Tracer<S> {
@@ -175,6 +193,8 @@ impl<S: TraceSink> Tracer<S> {
             uses: Vec::new(),
             survey: Vec::new(),
             table: Vec::new(),
+            again: Vec::new(),
+            spoke: Vec::new(),
         }
     }
 
@@ -191,6 +211,8 @@ impl<S: TraceSink> Tracer<S> {
 
     fn flush(&mut self) {
         if std::mem::take(&mut self.open) {
+            push_runs(&mut self.again, &mut self.now.again);
+            push_runs(&mut self.spoke, &mut self.now.spoke);
             self.sink.write(&self.now);
         }
     }
@@ -207,7 +229,8 @@ impl<S: TraceSink> Tracer<S> {
         }
         for sequence in core.running().chain(core.waiting()) {
             let (number, outputs) = (sequence.number(), sequence.outputs().len() as u32);
-            self.live.insert(sequence.id(), Known { number, outputs, table: Vec::new() });
+            let known = Known { number, outputs, computed: sequence.claimed(), ..Known::default() };
+            self.live.insert(sequence.id(), known);
             let max = sequence.params().max_tokens;
             self.now.arrived.push((number, sequence.prompt_len(), max, sequence.tag()));
             if outputs > 0 {
@@ -232,12 +255,15 @@ impl<S: TraceSink> Tracer<S> {
             }
         }
         for admission in &record.admitted {
-            self.now.admitted.extend(self.number(admission.request).map(|number| (number, admission.hit)));
+            let Some(known) = self.live.get_mut(&admission.request) else { continue };
+            known.computed = admission.hit;
+            self.now.admitted.push((known.number, admission.hit));
         }
         for request in &record.preempted {
             self.now.preempted.extend(self.number(*request));
             if let Some(known) = self.live.get_mut(request) {
                 known.table.clear();
+                known.computed = 0;
             }
         }
         for held in &record.held {
@@ -263,15 +289,16 @@ impl<S: TraceSink> Tracer<S> {
             let Some(known) = self.live.get_mut(&RequestId(row.request)) else { continue };
             let first = step.plan.positions.get(planned.queries.start as usize).copied().unwrap_or(0);
             let phase = u8::from(row.phase == Phase::Decode);
-            self.now.rows.push((
-                known.number,
-                phase,
-                first,
-                planned.queries.len,
-                planned.redirected,
-                planned.left_pad_blocks,
-                row.drafts.count,
-            ));
+            let (tokens, left, drafts) = (planned.queries.len, planned.left_pad_blocks, row.drafts.count);
+            let same = phase == 1 && tokens == 1 && first == known.computed && left == known.left;
+            match same && planned.redirected == 0 {
+                true => self.again.push(known.number),
+                false => {
+                    self.now.rows.push((known.number, phase, first, tokens, planned.redirected, left, drafts))
+                }
+            }
+            known.computed = first + tokens - drafts;
+            known.left = left;
             blocks_of(&step.plan, planned, block, &mut self.table);
             let keep = known.table.iter().zip(&self.table).take_while(|(old, new)| old == new).count();
             if keep < self.table.len() || keep < known.table.len() {
@@ -304,7 +331,10 @@ impl<S: TraceSink> Tracer<S> {
             // Events that were not delivered yet come again.
             let total = event.first + event.tokens.len;
             if total > known.outputs {
-                self.now.outputs.push((known.number, total - known.outputs));
+                match total - known.outputs {
+                    1 => self.spoke.push(known.number),
+                    more => self.now.outputs.push((known.number, more)),
+                }
                 known.outputs = total;
             }
             if let Some(finish) = event.finish {
@@ -376,6 +406,17 @@ fn blocks_of(plan: &Plan, row: &PlanRow, size: u32, out: &mut Vec<u32>) {
         }
     }
     out.dedup();
+}
+
+/// Moves `numbers` into `out` as runs. Somebody who spoke twice before the next step is in there twice.
+fn push_runs(numbers: &mut Vec<u64>, out: &mut Vec<(u64, u32)>) {
+    numbers.sort_unstable();
+    for number in numbers.drain(..) {
+        match out.last_mut() {
+            Some(run) if run.0 + u64::from(run.1) == number => run.1 += 1,
+            _ => out.push((number, 1)),
+        }
+    }
 }
 
 fn runs(blocks: &[u32]) -> Vec<(u32, u32)> {

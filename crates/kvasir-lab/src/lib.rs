@@ -2,3 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod replay;
+pub mod sim;
+pub mod trace;
+pub mod workload;

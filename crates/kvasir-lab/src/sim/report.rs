@@ -1,0 +1,281 @@
+use super::{
+    histogram::{Histogram, Percentiles},
+    series::{Sample, Series},
+};
+use kvasir_engine::{Finish, StepRecord, Summary};
+use kvasir_exec::{Phase, Step};
+use kvasir_sim::{Preset, Spent};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// How one request went.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Its name.
+    pub id: String,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Tokens of its prompt.
+    pub prompt: u32,
+    /// Those of them that were in the cache.
+    pub cached: u32,
+    /// Tokens of its answer.
+    pub outputs: u32,
+    /// Milliseconds to the first token.
+    pub ttft_ms: Option<f64>,
+    /// Milliseconds per token after it.
+    pub tpot_ms: Option<f64>,
+    /// Milliseconds in the queue.
+    pub queued_ms: Option<f64>,
+    /// How often it was preempted.
+    pub preemptions: u32,
+}
+
+/// What a run came to. Equal runs give equal reports: real time is not part of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Requests that came.
+    pub requests: u64,
+    /// Requests that were answered to the end.
+    pub finished: u64,
+    /// Requests that could never run.
+    pub refused: u64,
+    /// How requests ended.
+    pub ended: BTreeMap<String, u64>,
+    /// Simulated seconds.
+    pub seconds: f64,
+    /// Steps.
+    pub steps: u64,
+    /// Tokens of all prompts that ran.
+    pub prompt_tokens: u64,
+    /// Those of them that were in the cache.
+    pub cached_tokens: u64,
+    /// Share of them.
+    pub hit_rate: f64,
+    /// Tokens of all answers.
+    pub output_tokens: u64,
+    /// Answers' tokens per second.
+    pub output_tokens_per_second: f64,
+    /// Prompts' and answers' tokens per second.
+    pub total_tokens_per_second: f64,
+    /// Requests finished per second.
+    pub requests_per_second: f64,
+    /// Milliseconds to the first token.
+    pub ttft_ms: Percentiles,
+    /// Milliseconds per token after the first, a value per request.
+    pub tpot_ms: Percentiles,
+    /// Milliseconds between two tokens of a request.
+    pub itl_ms: Percentiles,
+    /// Milliseconds from arrival to end.
+    pub e2e_ms: Percentiles,
+    /// Requests sent back to the queue.
+    pub preemptions: u64,
+    /// Rows of a step on average.
+    pub mean_rows: f64,
+    /// Most requests that ran at once.
+    pub max_running: u32,
+    /// Most slots in use at once, as a share of all.
+    pub max_slots_used: f64,
+    /// Share of the time in which the device was busy.
+    pub device_busy: f64,
+    /// Bytes moved, as a share of what the machine could have moved while it was busy.
+    pub bandwidth_used: f64,
+    /// Operations, likewise.
+    pub arithmetic_used: f64,
+    /// Dummy positions in front of decode rows, as a share of what those steps read.
+    pub padding: f64,
+    /// Steps that failed.
+    pub failed_steps: u64,
+    /// Why the run broke off, if it did.
+    pub broke_off: Option<String>,
+    /// Up to 10,000 requests in the order of their ends; none of larger runs.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// Counts while a run goes on.
+#[derive(Debug, Default)]
+pub(crate) struct Count {
+    pub(crate) report: Report,
+    ttft: Histogram,
+    tpot: Histogram,
+    itl: Histogram,
+    e2e: Histogram,
+    series: Series,
+    rows: u64,
+    padded: u64,
+    read: u64,
+    most_used: u32,
+}
+
+const MOST_OUTCOMES: u64 = 10_000;
+
+impl Count {
+    pub(crate) fn gap(&mut self, ns: u64) {
+        self.itl.add(ns);
+    }
+
+    pub(crate) fn ended(&mut self, summary: &Summary, name: impl FnOnce() -> String, expected: u64) {
+        let report = &mut self.report;
+        report.requests += 1;
+        *report.ended.entry(summary.finish.to_string()).or_default() += 1;
+        let refused = matches!(summary.finish, Finish::Refused(_));
+        report.refused += u64::from(refused);
+        let complete = matches!(
+            summary.finish,
+            Finish::Eos
+                | Finish::MaxTokens
+                | Finish::ModelLength
+                | Finish::StopId(_)
+                | Finish::StopSequence { .. }
+        );
+        report.finished += u64::from(complete);
+        if !refused && summary.timings.admitted.is_some() {
+            report.prompt_tokens += u64::from(summary.prompt);
+            report.cached_tokens += u64::from(summary.cached);
+        }
+        report.output_tokens += u64::from(summary.outputs);
+        report.preemptions += u64::from(summary.preemptions);
+        let (ttft, tpot) = (summary.ttft(), summary.tpot().filter(|_| summary.outputs > 1));
+        ttft.into_iter().for_each(|ns| self.ttft.add(ns));
+        tpot.into_iter().for_each(|ns| self.tpot.add(ns));
+        let arrived = summary.timings.arrived;
+        if complete && let Some(done) = summary.timings.finished {
+            self.e2e.add(done.saturating_sub(arrived));
+        }
+        if expected <= MOST_OUTCOMES {
+            let ms = |ns: u64| ns as f64 / 1e6;
+            report.outcomes.push(Outcome {
+                id: name(),
+                finish: summary.finish,
+                prompt: summary.prompt,
+                cached: summary.cached,
+                outputs: summary.outputs,
+                ttft_ms: ttft.map(ms),
+                tpot_ms: tpot.map(ms),
+                queued_ms: summary.timings.admitted.map(|at| ms(at.saturating_sub(arrived))),
+                preemptions: summary.preemptions,
+            });
+        }
+    }
+
+    pub(crate) fn step(&mut self, record: &StepRecord, step: &Step, block: u32) {
+        let (_, prompts) = step.batch.count(Phase::Prefill);
+        let sampled = step.batch.rows.iter().filter(|row| row.samples()).count();
+        let used = record.room.held + record.room.leased;
+        self.rows += step.batch.rows.len() as u64;
+        self.report.steps += 1;
+        self.report.max_running = self.report.max_running.max(record.running);
+        self.most_used = self.most_used.max(used);
+        for row in step.plan.rows.iter().filter(|row| row.left_pad_blocks > 0) {
+            self.padded += u64::from(row.left_pad_blocks * block);
+        }
+        self.read += step.plan.rows.iter().map(|row| u64::from(row.read_len)).sum::<u64>();
+        let sample = Sample {
+            outputs: sampled as u64,
+            prompts: prompts as u64,
+            running: record.running.into(),
+            waiting: record.waiting.into(),
+            used: used.into(),
+        };
+        self.series.add(record.at, sample);
+    }
+
+    pub(crate) fn report(&self, now: u64, spent: Spent, preset: &Preset, capacity: u32) -> Report {
+        let mut report = self.report.clone();
+        let seconds = now as f64 / 1e9;
+        let per = |n: f64, of: f64| if of > 0.0 { n / of } else { 0.0 };
+        let busy = spent.busy_ns as f64 / 1e9;
+        report.seconds = seconds;
+        report.hit_rate = per(report.cached_tokens as f64, report.prompt_tokens as f64);
+        report.output_tokens_per_second = per(report.output_tokens as f64, seconds);
+        report.total_tokens_per_second = per((report.output_tokens + report.prompt_tokens) as f64, seconds);
+        report.requests_per_second = per(report.finished as f64, seconds);
+        report.ttft_ms = self.ttft.percentiles();
+        report.tpot_ms = self.tpot.percentiles();
+        report.itl_ms = self.itl.percentiles();
+        report.e2e_ms = self.e2e.percentiles();
+        report.mean_rows = per(self.rows as f64, report.steps as f64);
+        report.max_slots_used = per(self.most_used.into(), capacity.into());
+        report.device_busy = per(busy, seconds);
+        report.bandwidth_used = per(spent.bytes, busy * preset.machine.bandwidth.value);
+        report.arithmetic_used = per(spent.operations, busy * preset.machine.operations.value);
+        report.padding = per(self.padded as f64, (self.padded + self.read) as f64);
+        report
+    }
+
+    /// The plots of the page.
+    pub(crate) fn plots(&self, report: &Report) -> serde_json::Value {
+        let series: Vec<_> = self
+            .series
+            .plots()
+            .into_iter()
+            .map(|(title, unit, points)| serde_json::json!({"title": title, "unit": unit, "points": points}))
+            .collect();
+        let percentiles: Vec<_> = [
+            ("time to first token", &self.ttft),
+            ("between two tokens", &self.itl),
+            ("per output token", &self.tpot),
+        ]
+        .into_iter()
+        .map(|(name, histogram)| serde_json::json!({"name": name, "values": histogram.curve()}))
+        .collect();
+        serde_json::json!({"numbers": report.numbers(), "series": series, "percentiles": percentiles})
+    }
+}
+
+impl Report {
+    /// The figures that people look for first, with names and units.
+    pub fn numbers(&self) -> Vec<(&'static str, String)> {
+        let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        let times = |p: &Percentiles| format!("{} / {} ms", three(p.p50), three(p.p99));
+        let mut numbers = vec![
+            ("requests", grouped(self.requests)),
+            ("finished", grouped(self.finished)),
+            ("refused", grouped(self.refused)),
+            ("simulated time", format!("{} s", three(self.seconds))),
+            ("steps", grouped(self.steps)),
+            ("output tokens", grouped(self.output_tokens)),
+            ("output tokens/s", grouped(self.output_tokens_per_second as u64)),
+            ("first token p50 / p99", times(&self.ttft_ms)),
+            ("per token p50 / p99", times(&self.tpot_ms)),
+            ("between tokens p50 / p99", times(&self.itl_ms)),
+            ("prompt tokens", grouped(self.prompt_tokens)),
+            ("found in the cache", percent(self.hit_rate)),
+            ("preemptions", grouped(self.preemptions)),
+            ("rows per step", three(self.mean_rows)),
+            ("most at once", grouped(self.max_running.into())),
+            ("slots used at most", percent(self.max_slots_used)),
+            ("device busy", percent(self.device_busy)),
+            ("of bandwidth", percent(self.bandwidth_used)),
+            ("of arithmetic", percent(self.arithmetic_used)),
+        ];
+        if self.padding > 0.0 {
+            numbers.push(("padding", percent(self.padding)));
+        }
+        if self.failed_steps > 0 {
+            numbers.push(("failed steps", grouped(self.failed_steps)));
+        }
+        numbers
+    }
+}
+
+/// Three significant digits.
+fn three(x: f64) -> String {
+    match x.abs() {
+        a if a >= 100.0 => grouped(x.round() as u64),
+        a if a >= 10.0 => format!("{x:.1}"),
+        _ => format!("{x:.2}"),
+    }
+}
+
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}

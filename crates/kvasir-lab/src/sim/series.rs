@@ -1,0 +1,86 @@
+/// What happened in equal stretches of time; when there are too many, two become one.
+#[derive(Clone, Debug)]
+pub(crate) struct Series {
+    width: u64,
+    bins: Vec<Bin>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Bin {
+    outputs: u64,
+    prompts: u64,
+    /// Sums over steps, and their number.
+    running: u64,
+    waiting: u64,
+    used: u64,
+    steps: u64,
+}
+
+/// What one step adds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sample {
+    pub(crate) outputs: u64,
+    pub(crate) prompts: u64,
+    pub(crate) running: u64,
+    pub(crate) waiting: u64,
+    pub(crate) used: u64,
+}
+
+const MOST: usize = 480;
+
+impl Default for Series {
+    fn default() -> Self {
+        Self { width: 1_000_000, bins: Vec::new() }
+    }
+}
+
+impl Series {
+    pub(crate) fn add(&mut self, at: u64, sample: Sample) {
+        while (at / self.width) as usize >= MOST {
+            self.width *= 2;
+            let merged = self.bins.chunks(2).map(|pair| pair.iter().fold(Bin::default(), Bin::and));
+            self.bins = merged.collect();
+        }
+        let bin = (at / self.width) as usize;
+        if self.bins.len() <= bin {
+            self.bins.resize(bin + 1, Bin::default());
+        }
+        if let Some(bin) = self.bins.get_mut(bin) {
+            bin.outputs += sample.outputs;
+            bin.prompts += sample.prompts;
+            bin.running += sample.running;
+            bin.waiting += sample.waiting;
+            bin.used += sample.used;
+            bin.steps += 1;
+        }
+    }
+
+    /// Title, unit and points of each plot.
+    pub(crate) fn plots(&self) -> Vec<(&'static str, &'static str, Vec<(f64, f64)>)> {
+        let seconds = self.width as f64 / 1e9;
+        let plot = |value: &dyn Fn(&Bin) -> f64| {
+            self.bins.iter().enumerate().map(|(i, bin)| (i as f64 * seconds, value(bin))).collect()
+        };
+        let mean = |sum: u64, bin: &Bin| sum as f64 / bin.steps.max(1) as f64;
+        vec![
+            ("output tokens per second", "tok/s", plot(&|bin| bin.outputs as f64 / seconds)),
+            ("prompt tokens computed per second", "tok/s", plot(&|bin| bin.prompts as f64 / seconds)),
+            ("requests running", "", plot(&|bin| mean(bin.running, bin))),
+            ("requests waiting", "", plot(&|bin| mean(bin.waiting, bin))),
+            ("slots in use", "", plot(&|bin| mean(bin.used, bin))),
+        ]
+    }
+}
+
+impl Bin {
+    fn and(self, other: &Self) -> Self {
+        Self {
+            outputs: self.outputs + other.outputs,
+            prompts: self.prompts + other.prompts,
+            running: self.running + other.running,
+            waiting: self.waiting + other.waiting,
+            used: self.used + other.used,
+            steps: self.steps + other.steps,
+        }
+    }
+}

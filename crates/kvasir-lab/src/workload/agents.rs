@@ -1,0 +1,122 @@
+use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
+use kvasir_engine::{Finish, Summary};
+use std::collections::HashMap;
+
+/// Agents at work: a task has a long trunk, several branches start from it at once, and each calls tools and goes on
+/// with what they return.
+#[derive(Debug)]
+pub struct Agents {
+    knobs: Knobs,
+    dice: Dice,
+    made: u64,
+    tasks: u64,
+    now: f64,
+    /// Branches of the newest task that have not been handed out.
+    waiting: Vec<Branch>,
+    live: HashMap<u64, Branch>,
+}
+
+#[derive(Clone, Debug)]
+struct Branch {
+    task: u64,
+    parts: Vec<Part>,
+    length: u32,
+    calls_left: u32,
+    answer: Answer,
+}
+
+/// Branches per task, and calls per branch on average, for the rate.
+const BRANCHES: (u32, u32) = (3, 8);
+const CALLS: (u32, u32) = (2, 6);
+/// Mean seconds that a tool takes.
+const TOOL: f64 = 0.8;
+/// Trunks are so many times the median of what a tool returns, and as many tools come in front of all of them.
+const TRUNK: u32 = 10;
+
+impl Agents {
+    /// From a seed.
+    pub fn new(knobs: Knobs) -> Self {
+        let dice = Dice::new(knobs.seed);
+        Self { dice, knobs, made: 0, tasks: 0, now: 0.0, waiting: Vec::new(), live: HashMap::new() }
+    }
+
+    fn text(&self, number: u64) -> u64 {
+        self.knobs.seed.wrapping_mul(1_000_003).wrapping_add(number)
+    }
+
+    /// A task: what all agents are told, what this one is told, and its branches' own first words.
+    fn begin_task(&mut self) {
+        let per_task = f64::from(BRANCHES.0 + BRANCHES.1) * f64::from(CALLS.0 + CALLS.1) / 4.0;
+        self.now += self.dice.gamma(self.knobs.burstiness, SECOND * per_task / self.knobs.rate);
+        let task = self.tasks;
+        self.tasks += 1;
+        let tools = TRUNK * self.knobs.prompt_tokens / 2;
+        let trunk = self.dice.length(TRUNK * self.knobs.prompt_tokens, 0.4);
+        for branch in 0..self.dice.between(BRANCHES.0, BRANCHES.1) {
+            let own = self.dice.between(8, 32);
+            let text = |number, to| Part::Text(Passage { text: number, from: 0, to });
+            let parts = vec![
+                text(self.text(0), tools),
+                text(self.text(1 + (task << 8)), trunk),
+                text(self.text(2 + (task << 8) + u64::from(branch)), own),
+            ];
+            let calls_left = self.dice.between(CALLS.0, CALLS.1);
+            let length = tools + trunk + own;
+            self.waiting.push(Branch { task, parts, length, calls_left, answer: Answer(0) });
+        }
+        self.waiting.reverse();
+    }
+
+    fn job(&mut self, mut branch: Branch, at: u64) -> Job {
+        let tag = self.made;
+        self.made += 1;
+        let room = self.knobs.max_model_len.saturating_sub(branch.length).max(1);
+        let outputs = self.dice.length(self.knobs.output_tokens, 0.5).min(room).min(Answer::LONGEST);
+        branch.answer = Answer::new(tag, outputs);
+        let prompt = Prompt::Parts(branch.parts.clone());
+        let mut job = Job::new(At::Time(at), prompt, branch.answer, outputs, tag);
+        job.key = branch.task % 64;
+        self.live.insert(tag, branch);
+        job
+    }
+}
+
+impl Workload for Agents {
+    fn title(&self) -> String {
+        let Knobs { requests, rate, burstiness, seed, .. } = self.knobs;
+        format!("{requests} turns of agents, {rate} per second, burstiness {burstiness}, seed {seed}")
+    }
+
+    fn total(&self) -> u64 {
+        self.knobs.requests
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        if self.made >= self.knobs.requests {
+            return None;
+        }
+        if self.waiting.is_empty() {
+            self.begin_task();
+        }
+        let branch = self.waiting.pop()?;
+        Some(self.job(branch, self.now as u64))
+    }
+
+    fn ended(&mut self, summary: &Summary, now: u64, more: &mut Vec<Job>) {
+        let Some(mut branch) = self.live.remove(&summary.tag) else { return };
+        branch.calls_left = branch.calls_left.saturating_sub(1);
+        let answered = matches!(summary.finish, Finish::Eos | Finish::MaxTokens);
+        let result = self.dice.length(self.knobs.prompt_tokens, 0.9);
+        let length = branch.length + summary.outputs + result;
+        let fits = length < self.knobs.max_model_len;
+        if !answered || branch.calls_left == 0 || !fits || self.made >= self.knobs.requests {
+            return;
+        }
+        let text = self.text(!summary.tag);
+        branch.parts.push(Part::Said(branch.answer, summary.outputs));
+        branch.parts.push(Part::Text(Passage { text, from: 0, to: result }));
+        branch.length = length;
+        let at = now + (self.dice.exponential(TOOL) * SECOND) as u64;
+        more.push(self.job(branch, at));
+    }
+}

@@ -1,0 +1,84 @@
+/// A seeded generator with the distributions that workloads need (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Dice(u64);
+
+/// Scrambles a number so that neighbours have nothing in common.
+pub(crate) fn scramble(z: u64) -> u64 {
+    let z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ z >> 31
+}
+
+impl Dice {
+    /// The sequence of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(scramble(seed ^ 0x6B76_6173_6972))
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        scramble(self.0)
+    }
+
+    /// Evenly from 0 to below 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Evenly from `low` to `high`, both included.
+    pub fn between(&mut self, low: u32, high: u32) -> u32 {
+        low + (self.unit() * (f64::from(high.max(low) - low) + 1.0)) as u32
+    }
+
+    /// Exponential with this mean.
+    pub fn exponential(&mut self, mean: f64) -> f64 {
+        -mean * (1.0 - self.unit()).ln()
+    }
+
+    /// Normal around 0 with deviation 1.
+    pub fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
+    /// A length around `median`, long-tailed, at least 1.
+    pub fn length(&mut self, median: u32, spread: f64) -> u32 {
+        (f64::from(median) * (spread * self.normal()).exp()).round().clamp(1.0, 1e9) as u32
+    }
+
+    /// Gamma with this shape and mean: a gap between arrivals; shape 1 is a Poisson process, less is burstier.
+    pub fn gamma(&mut self, shape: f64, mean: f64) -> f64 {
+        if shape < 1.0 {
+            // A gamma variate of shape k is one of shape k + 1 times U^(1/k).
+            let shrink = (1.0 - self.unit()).powf(1.0 / shape);
+            return self.gamma(shape + 1.0, mean * (shape + 1.0) / shape) * shrink;
+        }
+        let d = shape - 1.0 / 3.0;
+        let c = 1.0 / (9.0 * d).sqrt();
+        loop {
+            let x = self.normal();
+            let v = (1.0 + c * x).powi(3);
+            if v > 0.0 && (1.0 - self.unit()).ln() < 0.5 * x * x + d * (1.0 - v + v.ln()) {
+                return d * v * mean / shape;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Dice;
+
+    #[test]
+    fn gaps_have_the_mean_and_the_spread_asked_for() {
+        for shape in [0.25, 1.0, 4.0] {
+            let mut dice = Dice::new(1);
+            let gaps: Vec<f64> = (0..200_000).map(|_| dice.gamma(shape, 2.0)).collect();
+            let mean = gaps.iter().sum::<f64>() / 2e5;
+            let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / 2e5;
+            assert!((mean / 2.0 - 1.0).abs() < 0.03, "{shape}: {mean}");
+            assert!((variance / (4.0 / shape) - 1.0).abs() < 0.1, "{shape}: {variance}");
+        }
+    }
+}

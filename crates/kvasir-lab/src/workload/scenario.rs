@@ -1,0 +1,213 @@
+use super::{Answer, At, Job, Part, Passage, Prompt, SECOND, Workload};
+use kvasir_engine::Summary;
+use serde::Deserialize;
+use std::collections::HashMap;
+
+/// `kvasir-scenario/1`: requests written down one by one.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    format: String,
+    title: Option<String>,
+    #[serde(default)]
+    options: serde_json::Map<String, serde_json::Value>,
+    requests: Vec<Written>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    id: Option<String>,
+    /// Before this step, counted from 0.
+    arrival_step: Option<u64>,
+    /// Seconds.
+    arrival: Option<f64>,
+    /// Length of a prompt that has nothing in common with any other.
+    prompt_len: Option<u32>,
+    prompt: Option<Vec<Segment>>,
+    max_tokens: u32,
+    /// Tokens after which the answer ends by itself; absent: it does not.
+    output_len: Option<u32>,
+    abort_after: Option<u32>,
+    #[serde(default)]
+    priority: i32,
+    #[serde(default)]
+    key: u64,
+}
+
+/// A part of a prompt.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+enum Segment {
+    /// A passage of the text of this number.
+    Text(Passage),
+    /// The first `tokens` of what another request is answered.
+    Said { output_of: String, tokens: u32 },
+}
+
+/// A scenario: requests written down one by one, and the options they are meant for.
+#[derive(Debug)]
+pub struct Scenario {
+    title: String,
+    options: serde_json::Map<String, serde_json::Value>,
+    names: Vec<String>,
+    jobs: std::vec::IntoIter<Job>,
+    total: u64,
+}
+
+/// Longest prompt that a scenario may write down.
+const LONGEST_PROMPT: u64 = 1 << 22;
+
+impl Scenario {
+    /// Reads one. The error names what is wrong, in one line.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let file: File = serde_json::from_str(text).map_err(|error| error.to_string().replace('\n', " "))?;
+        if file.format != "kvasir-scenario/1" {
+            return Err(format!("format is `{}`, known is `kvasir-scenario/1`", file.format));
+        }
+        let mut names: Vec<String> = Vec::with_capacity(file.requests.len());
+        let mut index = HashMap::new();
+        for (i, written) in file.requests.iter().enumerate() {
+            let name = written.id.clone().unwrap_or_else(|| i.to_string());
+            if index.insert(name.clone(), i).is_some() {
+                return Err(format!("requests[{i}].id: `{name}` is there twice"));
+            }
+            names.push(name);
+        }
+        let answer = |i: usize| {
+            let length = file.requests.get(i).and_then(|written| written.output_len).unwrap_or(0);
+            Answer::new(i as u64, length)
+        };
+        let mut jobs = Vec::with_capacity(file.requests.len());
+        for (i, written) in file.requests.iter().enumerate() {
+            let job = written.job(i, &index, &answer).map_err(|why| format!("requests[{i}].{why}"))?;
+            jobs.push(job);
+        }
+        let timed = jobs.iter().any(|job| matches!(job.at, At::Time(at) if at > 0));
+        if timed && jobs.iter().any(|job| matches!(job.at, At::Step(at) if at > 0)) {
+            return Err("requests: arrival and arrival_step cannot be mixed".into());
+        }
+        jobs.sort_by_key(|job| match job.at {
+            At::Time(at) | At::Step(at) => at,
+        });
+        Ok(Self {
+            title: file.title.unwrap_or_else(|| "scenario".into()),
+            options: file.options,
+            total: names.len() as u64,
+            names,
+            jobs: jobs.into_iter(),
+        })
+    }
+
+    /// The options it is meant for, by the names of the command line without dashes.
+    pub fn options(&self) -> &serde_json::Map<String, serde_json::Value> {
+        &self.options
+    }
+}
+
+impl Written {
+    fn job(
+        &self,
+        i: usize,
+        index: &HashMap<String, usize>,
+        answer: &dyn Fn(usize) -> Answer,
+    ) -> Result<Job, String> {
+        let at = match (self.arrival_step, self.arrival) {
+            (Some(_), Some(_)) => return Err("arrival: arrival_step is given too".into()),
+            (Some(step), None) => At::Step(step),
+            (None, Some(seconds)) if !(0.0..=1e9).contains(&seconds) => {
+                return Err(format!("arrival: {seconds} is not between 0 and 1e9 seconds"));
+            }
+            (None, Some(seconds)) => At::Time((seconds * SECOND) as u64),
+            (None, None) => At::Step(0),
+        };
+        let parts = match (&self.prompt, self.prompt_len) {
+            (Some(_), Some(_)) => return Err("prompt: prompt_len is given too".into()),
+            (None, None) => return Err("prompt: neither it nor prompt_len is given".into()),
+            (None, Some(to)) => vec![Part::Text(Passage { text: (1 << 40) + i as u64, from: 0, to })],
+            (Some(segments), None) => {
+                segments.iter().map(|segment| segment.part(index, answer)).collect::<Result<_, _>>()?
+            }
+        };
+        let tokens: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        if tokens > LONGEST_PROMPT {
+            return Err(format!("prompt: {tokens} tokens, at most {LONGEST_PROMPT}"));
+        }
+        if self.output_len.is_some_and(|length| length == 0 || length > Answer::LONGEST) {
+            return Err(format!("output_len: must be 1 to {}", Answer::LONGEST));
+        }
+        Ok(Job {
+            priority: self.priority,
+            key: self.key,
+            abort_after: self.abort_after,
+            ..Job::new(at, Prompt::Parts(parts), answer(i), self.max_tokens, i as u64)
+        })
+    }
+}
+
+impl Segment {
+    fn part(&self, index: &HashMap<String, usize>, answer: &dyn Fn(usize) -> Answer) -> Result<Part, String> {
+        match self {
+            Self::Text(passage) if passage.from > passage.to => {
+                Err(format!("prompt: a passage from {} to {}", passage.from, passage.to))
+            }
+            Self::Text(passage) => Ok(Part::Text(*passage)),
+            Self::Said { output_of, tokens } => match index.get(output_of) {
+                Some(i) => Ok(Part::Said(answer(*i), *tokens)),
+                None => Err(format!("prompt: output_of names no request `{output_of}`")),
+            },
+        }
+    }
+}
+
+impl Workload for Scenario {
+    fn title(&self) -> String {
+        self.title.clone()
+    }
+
+    fn total(&self) -> u64 {
+        self.total
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        self.jobs.next()
+    }
+
+    fn ended(&mut self, _: &Summary, _: u64, _: &mut Vec<Job>) {}
+
+    fn name(&self, tag: u64) -> Option<&str> {
+        self.names.get(tag as usize).map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Scenario;
+
+    fn refusal(requests: &str) -> String {
+        let text = format!(r#"{{"format": "kvasir-scenario/1", "requests": {requests}}}"#);
+        Scenario::parse(&text).unwrap_err()
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        for (requests, named) in [
+            (r#"[{"prompt_len": -1, "max_tokens": 1}]"#, "-1"),
+            (r#"[{"prompt_len": 1, "max_tokens": 1, "colour": 2}]"#, "colour"),
+            (r#"[{"max_tokens": 1}]"#, "requests[0].prompt"),
+            (r#"[{"prompt_len": 1, "prompt": [], "max_tokens": 1}]"#, "requests[0].prompt"),
+            (r#"[{"prompt": [{"text": 1, "from": 5, "to": 2}], "max_tokens": 1}]"#, "from 5 to 2"),
+            (r#"[{"prompt": [{"output_of": "x", "tokens": 2}], "max_tokens": 1}]"#, "`x`"),
+            (r#"[{"prompt_len": 4000000000, "max_tokens": 1}]"#, "requests[0].prompt"),
+            (r#"[{"prompt_len": 1, "max_tokens": 1, "arrival": -2}]"#, "requests[0].arrival"),
+            (r#"[{"prompt_len": 1, "max_tokens": 1, "arrival": 1, "arrival_step": 1}]"#, "arrival_step"),
+            (
+                r#"[{"id": "a", "prompt_len": 1, "max_tokens": 1}, {"id": "a", "prompt_len": 1, "max_tokens": 1}]"#,
+                "requests[1].id",
+            ),
+        ] {
+            let why = refusal(requests);
+            assert!(why.contains(named) && !why.contains('\n'), "{requests}: {why}");
+        }
+    }
+}
