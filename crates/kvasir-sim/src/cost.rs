@@ -1,5 +1,5 @@
 use crate::{
-    Faults, Preset,
+    Faults, Preset, StaticShape,
     fault::{Fate, Injector},
 };
 use kvasir_exec::{
@@ -45,9 +45,6 @@ pub struct Padding {
     pub chunk: u32,
 }
 
-/// Refuses a step whose shape the device could not run.
-pub type ShapeRule = Box<dyn Fn(&Step) -> Result<(), String> + Send>;
-
 /// What the steps so far added up to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
@@ -77,8 +74,7 @@ pub struct CostDevice {
     free_at: u64,
     faults: Injector,
     graph_max_batch: u32,
-    padding: Option<Padding>,
-    rule: Option<ShapeRule>,
+    shape: Option<StaticShape>,
     spent: Spent,
 }
 
@@ -95,8 +91,7 @@ impl CostDevice {
             free_at: 0,
             faults: Injector::new(Faults::default()),
             graph_max_batch: 256,
-            padding: None,
-            rule: None,
+            shape: None,
             spent: Spent::default(),
         }
     }
@@ -113,10 +108,9 @@ impl CostDevice {
         self
     }
 
-    /// Of static shapes: every step costs what it is padded to, and one that breaks `rule` loses the device, loudly.
-    pub fn with_static_shapes(mut self, padding: Padding, rule: ShapeRule) -> Self {
-        self.padding = Some(padding);
-        self.rule = Some(rule);
+    /// Of static shapes: every step costs what it is padded to, and one that has no such shape loses the device, loudly.
+    pub fn with_static_shapes(mut self, shape: StaticShape) -> Self {
+        self.shape = Some(shape);
         self
     }
 
@@ -132,7 +126,7 @@ impl CostDevice {
 
     /// Nanoseconds of a step, with its bytes and operations counted.
     fn cost(&mut self, step: &Step) -> u64 {
-        let load = Load::of(step, self.padding);
+        let load = Load::of(step, self.shape.map(|shape| shape.padding));
         let Preset { machine, shape } = &self.preset;
         let kv = shape.kv_values() * machine.kv_bytes;
         let bytes = (shape.layer_weights() + shape.head_weights()) * machine.weight_bytes
@@ -225,7 +219,7 @@ impl Executor for CostDevice {
     }
 
     fn submit(&mut self, step: Box<Step>) -> Result<u64, Refused> {
-        if let Some(Err(why)) = self.rule.as_ref().map(|rule| rule(&step)) {
+        if let Some(Err(why)) = self.shape.map(|shape| shape.check(&step)) {
             let error = StepError::Lost(format!("step {} has no static shape: {why}", step.batch.step.0));
             return Err(Refused { step, error });
         }
