@@ -36,15 +36,6 @@ impl Clock {
     }
 }
 
-/// What a static-shape device pads its steps to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Padding {
-    /// Slots per block.
-    pub block: u32,
-    /// Positions of every prefill step.
-    pub chunk: u32,
-}
-
 /// What the steps so far added up to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
@@ -126,7 +117,7 @@ impl CostDevice {
 
     /// Nanoseconds of a step, with its bytes and operations counted.
     fn cost(&mut self, step: &Step) -> u64 {
-        let load = Load::of(step, self.shape.map(|shape| shape.padding));
+        let load = Load::of(step, self.shape);
         let Preset { machine, shape } = &self.preset;
         let kv = shape.kv_values() * machine.kv_bytes;
         let bytes = (shape.layer_weights() + shape.head_weights()) * machine.weight_bytes
@@ -176,11 +167,11 @@ struct Load {
 }
 
 impl Load {
-    fn of(step: &Step, padding: Option<Padding>) -> Self {
+    fn of(step: &Step, shape: Option<StaticShape>) -> Self {
         let mut load = Self::default();
         for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
             let (mut fed, mut read) = (row.tokens.len, planned.read_len);
-            if let Some(Padding { block, chunk }) = padding {
+            if let Some(StaticShape { block, chunk, .. }) = shape {
                 read = (read.div_ceil(block.max(1)) + planned.left_pad_blocks) * block;
                 fed = if fed > 1 { chunk } else { fed };
             }

@@ -6,13 +6,11 @@ mod fault;
 mod preset;
 mod rectangle;
 mod shape;
-mod static_shape;
 mod toy;
 
-pub use cost::{Answers, Clock, CostDevice, Padding, Spent};
+pub use cost::{Answers, Clock, CostDevice, Spent};
 pub use fault::Faults;
 pub use preset::{Figure, MACHINES, Machine, Preset, Source};
 pub use rectangle::StaticShape;
 pub use shape::{SHAPES, Shape};
-pub use static_shape::StaticShape;
 pub use toy::Toy;

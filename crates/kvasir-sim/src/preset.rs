@@ -66,7 +66,7 @@ pub struct Machine {
     pub kernels_per_layer: f64,
 }
 
-const H200: &str = "NVIDIA's data sheet of the H200 SXM; dense, without sparsity";
+const H200: &str = "NVIDIA's H200 data sheet, dense";
 const LAUNCH: &str = "4 to 6 µs per launch, in accounts of CUDA launch overhead";
 const GRAPH: &str = "NVIDIA on constant-time launch of straight-line CUDA graphs";
 

@@ -1,4 +1,3 @@
-use crate::ShapeRule;
 use kvasir_exec::{Batch, BatchRow, Phase, Step};
 use kvasir_kv::{BlockId, Layout, Mask, Plan, PlanRow, PoolId};
 
@@ -20,11 +19,6 @@ pub struct StaticShape {
 }
 
 impl StaticShape {
-    /// The rule for a [`CostDevice`](crate::CostDevice).
-    pub fn rule(self) -> ShapeRule {
-        Box::new(move |step| self.check(step))
-    }
-
     /// What is wrong with a step's shape, if anything.
     pub fn check(&self, step: &Step) -> Result<(), String> {
         let Step { batch, plan, .. } = step;

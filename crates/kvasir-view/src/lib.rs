@@ -5,9 +5,9 @@
 //!
 //! # The data
 //!
-//! `{title, setup, first, total, steps, report}`. `setup` says what ran: `policy`, `cache`, `block_size`, `capacity`
+//! `{title, setup, names, first, total, steps, report}`. `setup` says what ran: `policy`, `cache`, `block_size`, `capacity`
 //! in slots, `dummy_blocks`, `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `chunk_size`, `max_batch_tkv`,
-//! `rectangular`, `device`, `notes`. `first` is the number of steps left out before the first of `steps`, `total` the
+//! `rectangular`, `device`, `notes`. `names` are `[tag, name]`. `first` is the number of steps left out before the first of `steps`, `total` the
 //! number in the run. `report` is `{numbers: [[name, text]], series: [{title, unit, points: [[x, y]]}], percentiles:
 //! [{name, values}]}` over the whole run, `values` rising in equal shares and in nanoseconds; without it rates are
 //! taken from the steps.
@@ -17,11 +17,14 @@
 //! | key | value |
 //! |---|---|
 //! | `step`, `at`, `kind` | its number (none if nothing ran), when in ns, `prefill`, `decode`, `mixed` or `dummy` |
-//! | `arrived` | `[id, prompt, most outputs, name?]` |
+//! | `arrived` | `[id, prompt, most outputs, tag]` |
 //! | `admitted`, `preempted` | `[id, tokens found in the cache]`; ids |
 //! | `rows` | `[id, 0 prefill or 1 decode, first token, tokens, redirected, left padding in blocks, drafts]` |
+//! | `again` | `[first id, count]`: who decodes one more token, padded as the last time |
+//! | `computed`, `skipped` | `[id, tokens there before the first step]`; `[id, tokens in chunks that were skipped]` |
 //! | `tables` | `[id, blocks kept, then new ones: an id, or [first, count]]` |
 //! | `held`, `rest_waiting`, `rest_running` | `[id, reason]`; the reason of all others |
+//! | `spoke` | `[first id, count]`: who yielded one token |
 //! | `outputs`, `ended` | `[id, new tokens]`; `[id, why]` |
 //! | `retired` | `[step, ns on the device]` |
 //! | `room`, `promised` | slots `[free, evictable, held, leased]`; slots promised to running requests |

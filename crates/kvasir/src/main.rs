@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod cmd;
+mod options;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -15,11 +16,26 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command.run() {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(answer) if answer.use_stderr() && std::env::args_os().len() > 1 => {
+            eprintln!("kvasir: {}", one_line(&answer.to_string()));
+            return ExitCode::from(2);
+        }
+        Err(answer) => answer.exit(),
+    };
+    match cli.command.run() {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("kvasir: {failure}");
             failure.code()
         }
     }
+}
+
+/// The first paragraph of a longer complaint: what is wrong, and where.
+fn one_line(text: &str) -> String {
+    let first = text.split("\n\n").next().unwrap_or(text);
+    let words: Vec<&str> = first.trim_start_matches("error: ").split_whitespace().collect();
+    words.join(" ")
 }

@@ -2,9 +2,12 @@
 //! as `KVASIR_…` in the environment, and by the same names in files.
 
 use crate::cmd::Failure;
-use kvasir_engine::{Chunked, Chunking, Core, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular, RectangularConfig, rectangular::Rules};
+use kvasir_engine::{
+    Chunked, Chunking, Core, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular, RectangularConfig,
+    rectangular::Rules,
+};
 use kvasir_kv::{Cache, CacheKind, Cells, Contiguous, Paged, Radix, TreeCache, blocks::BlockConfig};
-use kvasir_sim::{Padding, StaticShape};
+use kvasir_sim::StaticShape;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 use std::fmt::Display;
@@ -205,7 +208,8 @@ fn share(name: &str, value: Option<f64>, default: f64) -> Result<f64, Failure> {
 impl Options {
     /// Options by the names of the command line, from a file.
     pub(crate) fn from_map(map: &Map<String, Value>) -> Result<Self, Failure> {
-        serde_json::from_value(Value::Object(map.clone())).map_err(|error| Failure::usage(format!("options: {error}")))
+        serde_json::from_value(Value::Object(map.clone()))
+            .map_err(|error| Failure::usage(format!("options: {error}")))
     }
 
     /// These where they are given, else those of `base`.
@@ -238,7 +242,9 @@ impl Options {
         let in_blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
         let one_stream = matches!(kind, CacheKind::Contiguous | CacheKind::Tree);
         rule(in_blocks || policy != PolicyKind::Rectangular, || {
-            format!("--policy rectangular cannot be combined with --cache {kind}: it needs blocks (paged or radix)")
+            format!(
+                "--policy rectangular cannot be combined with --cache {kind}: it needs blocks (paged or radix)"
+            )
         })?;
         rule(in_blocks || self.block_size.is_none_or(|size| size == 1), || {
             format!("--block-size cannot be combined with --cache {kind}: it hands out single slots")
@@ -256,7 +262,9 @@ impl Options {
             false => 1,
         };
         let capacity = positive("kv-capacity", self.kv_capacity, facts.slots)?;
-        rule(capacity >= block, || format!("--kv-capacity {capacity} is less than a block of {block} slots"))?;
+        rule(capacity >= block, || {
+            format!("--kv-capacity {capacity} is less than a block of {block} slots")
+        })?;
         let dummy = policy == PolicyKind::Rectangular;
         let cache = build_cache(kind, block, capacity, dummy, &limits)?;
         let rectangular = self.rectangular();
@@ -276,8 +284,10 @@ impl Options {
         }
         Ok(Settled {
             static_shape: dummy.then_some(StaticShape {
-                padding: Padding { block, chunk: rectangular.chunk_size },
-                max_batch: rectangular.max_batch,
+                block,
+                chunk: rectangular.chunk_size,
+                max_rows: rectangular.max_batch,
+                max_model_len: limits.max_model_len,
                 max_volume: rectangular.max_batch_tkv,
             }),
             policy: self.build_policy(policy, rectangular)?,
@@ -345,7 +355,11 @@ impl Options {
         }
     }
 
-    fn build_policy(&self, kind: PolicyKind, rectangular: RectangularConfig) -> Result<Box<dyn Policy>, Failure> {
+    fn build_policy(
+        &self,
+        kind: PolicyKind,
+        rectangular: RectangularConfig,
+    ) -> Result<Box<dyn Policy>, Failure> {
         Ok(match kind {
             PolicyKind::PrefillFirst => {
                 let delay = self.delay_factor.unwrap_or(0.0);
@@ -363,11 +377,11 @@ impl Options {
             }
             PolicyKind::Chunked => {
                 let mixed = self.mixed.is_some_and(Switch::is_on);
-                rule(mixed || self.step_target_ms.is_none(), || {
-                    "--step-target-ms needs --mixed on".into()
-                })?;
+                rule(mixed || self.step_target_ms.is_none(), || "--step-target-ms needs --mixed on".into())?;
                 let target = self.step_target_ms;
-                rule(target.is_none_or(|ms| ms > 0.0 && ms < 1e9), || "--step-target-ms must be above 0".into())?;
+                rule(target.is_none_or(|ms| ms > 0.0 && ms < 1e9), || {
+                    "--step-target-ms must be above 0".into()
+                })?;
                 let mixing = match mixed {
                     true => Mixing::On { target: target.map(|ms| (ms * 1e6) as u64) },
                     false => Mixing::Off,
@@ -379,10 +393,22 @@ impl Options {
     }
 }
 
-fn build_cache(kind: CacheKind, block: u32, capacity: u32, dummy: bool, limits: &Limits) -> Result<Box<dyn Cache>, Failure> {
+fn build_cache(
+    kind: CacheKind,
+    block: u32,
+    capacity: u32,
+    dummy: bool,
+    limits: &Limits,
+) -> Result<Box<dyn Cache>, Failure> {
     // Sequences that have ended may still be named by steps in flight.
     let max_sequences = limits.max_num_seqs.saturating_mul(2).saturating_add(64);
-    let blocks = BlockConfig { block_size: block, blocks: capacity / block, max_sequences, sharing: limits.prefix_cache, dummy };
+    let blocks = BlockConfig {
+        block_size: block,
+        blocks: capacity / block,
+        max_sequences,
+        sharing: limits.prefix_cache,
+        dummy,
+    };
     Ok(match kind {
         CacheKind::Contiguous => Box::new(Contiguous::new(capacity)),
         CacheKind::Tree => Box::new(TreeCache::new(capacity)),

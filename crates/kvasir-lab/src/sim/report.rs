@@ -205,8 +205,9 @@ impl Count {
 
     /// The plots of the page.
     pub(crate) fn plots(&self, report: &Report) -> serde_json::Value {
-        let series: Vec<_> = self
-            .series
+        let mut series = self.series.clone();
+        series.smooth();
+        let series: Vec<_> = series
             .plots()
             .into_iter()
             .map(|(title, unit, points)| serde_json::json!({"title": title, "unit": unit, "points": points}))

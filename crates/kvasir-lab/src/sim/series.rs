@@ -27,19 +27,32 @@ pub(crate) struct Sample {
 }
 
 const MOST: usize = 480;
+const SMOOTH: u64 = 8;
 
 impl Default for Series {
     fn default() -> Self {
-        Self { width: 1_000_000, bins: Vec::new() }
+        Self { width: 100_000, bins: Vec::new() }
     }
 }
 
 impl Series {
+    fn halve(&mut self) {
+        self.width *= 2;
+        let merged = self.bins.chunks(2).map(|pair| pair.iter().fold(Bin::default(), Bin::and));
+        self.bins = merged.collect();
+    }
+
+    /// Until a stretch holds so many steps on average: a rate over less is noise.
+    pub(crate) fn smooth(&mut self) {
+        let steps: u64 = self.bins.iter().map(|bin| bin.steps).sum();
+        while self.bins.len() > 12 && (self.bins.len() as u64) * SMOOTH > steps {
+            self.halve();
+        }
+    }
+
     pub(crate) fn add(&mut self, at: u64, sample: Sample) {
         while (at / self.width) as usize >= MOST {
-            self.width *= 2;
-            let merged = self.bins.chunks(2).map(|pair| pair.iter().fold(Bin::default(), Bin::and));
-            self.bins = merged.collect();
+            self.halve();
         }
         let bin = (at / self.width) as usize;
         if self.bins.len() <= bin {

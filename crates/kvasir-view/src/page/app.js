@@ -145,7 +145,7 @@ class View {
     if (this.find("details").open) this.find(".scroll").innerHTML = drawTable(state, model);
   }
 
-  drawHead({ step }, index) {
+  drawHead({ step, reqs }, index) {
     const { model } = this;
     const kind = step.step == null ? "idle" : step.kind;
     const slider = this.find(".slider");
@@ -157,8 +157,9 @@ class View {
     kindBox.textContent = kind;
     kindBox.className = `kind ${kind}`;
     const took = model.retiredAt.get(step.step);
-    const tokens = (step.rows ?? []).reduce((sum, row) => sum + row[3], 0);
-    this.find(".at").textContent = `step ${count(number)} of ${count(all)} · at ${span(step.at)}${took ? ` · ${span(took)} on the device` : ""} · ${plural((step.rows ?? []).length, "row")}, ${plural(tokens, "token")}`;
+    const fed = [...reqs.values()].filter((r) => r.row);
+    const tokens = fed.reduce((sum, r) => sum + r.row.tokens, 0);
+    this.find(".at").textContent = `step ${count(number)} of ${count(all)} · at ${span(step.at)}${took ? ` · ${span(took)} on the device` : ""} · ${plural(fed.length, "row")}, ${plural(tokens, "token")}`;
   }
 
   /** What does not change from step to step. */
@@ -193,7 +194,7 @@ function seriesOf(model) {
   const sums = Array.from({ length: bins }, () => ({ made: 0, running: 0, used: 0, n: 0 }));
   for (const step of model.steps) {
     const bin = sums[Math.min(bins - 1, Math.floor(((step.at - from) / (to - from)) * bins))];
-    for (const [, n] of step.outputs ?? []) bin.made += n;
+    eachOutput(step, (_, n) => { bin.made += n; });
     bin.running += step.running ?? 0;
     bin.used += step.room ? step.room[2] + step.room[3] : 0;
     bin.n++;

@@ -5,9 +5,9 @@ const KEYFRAME = 128; // a state is kept every so many steps, so that going back
 const FREE = 0, CACHED = 1, HELD = 2, LEASED = 3, DUMMY = 4;
 
 /** A request while it lives. */
-function newRequest([id, prompt, max, name], at) {
+function newRequest([id, prompt, max, tag], at, names) {
   return {
-    id, prompt, max, name: name ?? String(id), arrived: at,
+    id, prompt, max, name: names.get(tag) ?? String(tag ?? id), arrived: at,
     status: "waiting", hit: 0, computed: 0, outputs: 0, table: [], row: null,
     left: 0, chunk: 0, redirected: 0, reason: null, ended: null, preemptions: 0, isNew: true,
   };
@@ -21,6 +21,7 @@ class Model {
     this.first = data.first ?? 0;
     this.total = data.total ?? null;
     this.report = data.report ?? null;
+    this.names = new Map(data.names ?? []);
     this.steps = [];
     this.keys = [];
     this.newest = this.empty();
@@ -45,28 +46,25 @@ class Model {
     const index = this.steps.length;
     if (index % KEYFRAME === 0) this.keys.push(clone(this.newest));
     this.steps.push(step);
-    fold(this.newest, step, index);
+    fold(this.newest, step, index, this.names);
     this.follow(step, index);
   }
 
   /** Feeds the waterfall and the axes. */
   follow(step, index) {
-    for (const [id, prompt, max] of step.arrived ?? []) {
-      this.lives.set(id, { id, arrived: step.at, from: index, spans: [], tokens: [], admitted: null, ended: null, prompt, max });
+    for (const [id, prompt, max, tag] of step.arrived ?? []) {
+      this.lives.set(id, { id, name: this.names.get(tag) ?? String(tag ?? id), arrived: step.at, from: index, spans: [], admitted: null, ended: null, prompt, max });
       this.maxTokens = Math.max(this.maxTokens, prompt + Math.min(max, 4 * prompt + 512));
     }
     for (const [id] of step.admitted ?? []) {
       const life = this.lives.get(id);
       if (life && life.admitted === null) life.admitted = step.at;
     }
-    for (const [id, phase, from, tokens] of step.rows ?? []) {
+    for (const [id, phase, from, tokens, , left = 0] of step.rows ?? []) {
       this.lives.get(id)?.spans.push([index, phase, tokens]);
-      this.maxTokens = Math.max(this.maxTokens, from + tokens);
+      this.maxTokens = Math.max(this.maxTokens, left * this.setup.block_size + from + tokens);
     }
-    for (const [id, n] of step.outputs ?? []) {
-      const life = this.lives.get(id);
-      for (let i = 0; life && i < n; i++) life.tokens.push(index);
-    }
+    eachRun(step.again, (id) => this.lives.get(id)?.spans.push([index, 1, 1]));
     for (const [id, why] of step.ended ?? []) {
       const life = this.lives.get(id);
       if (life) { life.ended = index; life.why = why; }
@@ -80,7 +78,7 @@ class Model {
     if (index < 0) return this.empty();
     const key = Math.floor(index / KEYFRAME);
     const state = clone(this.keys[key]);
-    for (let i = key * KEYFRAME; i <= index; i++) fold(state, this.steps[i], i);
+    for (let i = key * KEYFRAME; i <= index; i++) fold(state, this.steps[i], i, this.names);
     return state;
   }
 
@@ -103,7 +101,7 @@ function drop(list, id) {
 }
 
 /** Changes `state` into the one after `step`. Requests that ended are shown once and gone afterwards. */
-function fold(state, step, index) {
+function fold(state, step, index, names) {
   state.index = index;
   state.step = step;
   for (const [id, r] of state.reqs) {
@@ -117,7 +115,7 @@ function fold(state, step, index) {
     }
   }
   for (const entry of step.arrived ?? []) {
-    state.reqs.set(entry[0], newRequest(entry, step.at));
+    state.reqs.set(entry[0], newRequest(entry, step.at, names));
     state.queue.push(entry[0]);
   }
   for (const id of step.preempted ?? []) {
@@ -144,6 +142,18 @@ function fold(state, step, index) {
     if (redirected) r.redirected = redirected;
     r.computed = from + tokens - drafts;
   }
+  for (const [id, n] of step.computed ?? []) {
+    const r = state.reqs.get(id);
+    if (r) r.computed = n;
+  }
+  eachRun(step.again, (id) => {
+    const r = state.reqs.get(id);
+    if (r) r.row = { phase: 1, from: r.computed++, tokens: 1, redirected: 0, left: r.left, drafts: 0 };
+  });
+  for (const [id, n] of step.skipped ?? []) {
+    const r = state.reqs.get(id);
+    if (r) r.skipped = n;
+  }
   for (const [id, keep, ...blocks] of step.tables ?? []) {
     const r = state.reqs.get(id);
     if (r) r.table = r.table.slice(0, keep).concat(expand(blocks));
@@ -157,10 +167,10 @@ function fold(state, step, index) {
     if (r.status === "waiting") r.reason = step.rest_waiting ?? "behind";
     else if (r.status === "running") r.reason = step.rest_running ?? null;
   }
-  for (const [id, n] of step.outputs ?? []) {
+  eachOutput(step, (id, n) => {
     const r = state.reqs.get(id);
     if (r) r.outputs += n;
-  }
+  });
   for (const [id, why] of step.ended ?? []) {
     const r = state.reqs.get(id);
     if (r) r.ended = why;
@@ -168,6 +178,17 @@ function fold(state, step, index) {
   for (const [start, len, use] of step.map ?? []) state.map.fill(use, start, start + len);
   state.room = step.room ?? state.room;
   state.promised = step.promised ?? 0;
+}
+
+/** Numbers are written as runs of a first one and a count. */
+function eachRun(runs, see) {
+  for (const [first, n] of runs ?? []) for (let i = 0; i < n; i++) see(first + i);
+}
+
+/** Who the host has heard of in a step, and how many tokens. */
+function eachOutput(step, see) {
+  eachRun(step.spoke, (id) => see(id, 1));
+  for (const [id, n] of step.outputs ?? []) see(id, n);
 }
 
 /** Block lists are written as ids, or as [first, count] for runs. */

@@ -68,8 +68,8 @@ function promptBar(r, setup, axis) {
   const start = r.left * block;
   const row = r.row;
   const total = r.prompt;
-  const from = row ? row.from - row.redirected : r.computed;
-  const to = row ? row.from + row.tokens - row.redirected : r.computed;
+  const from = row ? row.from : r.computed;
+  const to = row ? row.from + row.tokens : r.computed;
   const fresh = row ? from + row.redirected : from;
   const right = setup.rectangular ? Math.ceil(total / block) * block : total;
   return stretch("pad", 0, start, axis, `left padding ${start}`) +
@@ -91,7 +91,7 @@ function drawPrefill(state, model) {
   const axis = axisOf(model);
   const rows = ids.slice(0, MOST_ROWS).map((id) => {
     const r = state.reqs.get(id);
-    const why = r.row ? `<em class="ran">${count(r.row.tokens)} tokens now</em>` : `<em>${escapeHtml(sayReason(r.reason))}</em>`;
+    const why = r.row ? `<em class="ran">${plural(r.row.tokens, "token")} now${r.row.redirected ? `, ${count(r.row.redirected)} of them again` : ""}</em>` : `<em>${escapeHtml(sayReason(r.reason))}</em>`;
     return `<div class="row${r.row ? "" : " held"}">${chip(r)}<div class="why">${why}</div><div class="bar" style="${grid(model.setup, axis)}">${promptBar(r, model.setup, axis)}</div><span class="num">${count(Math.min(r.computed, r.prompt))} / ${count(r.prompt)}</span></div>`;
   });
   const ran = ids.some((id) => state.reqs.get(id).row);

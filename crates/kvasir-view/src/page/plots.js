@@ -75,10 +75,10 @@ class Waterfall {
     const end = last < 2 * reach ? last : Math.min(last, first + 2 * reach);
     const lives = [...model.lives.values()].filter((l) => l.from <= end && (l.ended ?? last) >= first).slice(0, 60);
     const line = 15, { ctx, width, height } = canvasFor(this.canvas, lives.length * line + 22);
-    const left = 44, from = model.steps[first].at, to = Math.max(from + 1, model.endOf(end));
+    const left = 16 + Math.min(90, Math.max(18, ...lives.map((l) => ctx.measureText(l.name.slice(0, 14)).width))), from = model.steps[first].at, to = Math.max(from + 1, model.endOf(end));
     const x = (t) => left + ((t - from) / (to - from)) * (width - left);
     this.view = { from, to, left, width };
-    lives.forEach((life, i) => this.drawLife(ctx, life, i * line + 3, line - 4, x, first, end, css));
+    lives.forEach((life, i) => this.drawLife(ctx, life, i * line + 3, line - 4, x, left, first, end, css));
     const now = x(model.steps[index].at), till = x(model.endOf(index));
     ctx.fillStyle = css.accent;
     ctx.globalAlpha = 0.18;
@@ -89,15 +89,15 @@ class Waterfall {
     for (let k = 0; k <= 4; k++) ctx.fillText(span(from + ((to - from) * k) / 4), Math.min(width - 24, Math.max(left, left + ((width - left) * k) / 4)), height - 4);
   }
 
-  drawLife(ctx, life, y, h, x, first, end, css) {
+  drawLife(ctx, life, y, h, x, left, first, end, css) {
     const { model } = this;
     ctx.fillStyle = `hsl(${hue(life.id)} ${css.sat} ${css.light})`;
     ctx.fillRect(0, y, 4, h);
     ctx.fillStyle = css.ink;
     ctx.textAlign = "left";
-    ctx.fillText(String(model.setup.names?.[life.id] ?? life.id).slice(0, 6), 8, y + h - 1);
+    ctx.fillText(life.name.slice(0, 14), 8, y + h - 1);
     const done = life.ended === null ? model.endOf(end) : model.endOf(life.ended);
-    const clip = (t) => Math.max(44, x(t));
+    const clip = (t) => Math.max(left, x(t));
     ctx.fillStyle = css.use[CACHED];
     ctx.globalAlpha = 0.5;
     const until = life.admitted ?? done;
@@ -158,8 +158,8 @@ function drawSeries(canvas, { points, label, format, color, bars = false, mark =
 
 /** Values at percentiles as a rising line; x is the share of requests or gaps. */
 function drawPercentiles(canvas, lists, css) {
-  const { ctx, width, height } = canvasFor(canvas, 140);
-  const low = 18, top = 22;
+  const { ctx, width, height } = canvasFor(canvas, 152);
+  const low = 18, top = 36;
   const most = Math.max(1, ...lists.flatMap((l) => l.values));
   const least = Math.max(1, Math.min(most / 10, ...lists.flatMap((l) => l.values).filter((v) => v > 0)));
   const span_ = Math.log(most / least) || 1;
@@ -177,8 +177,8 @@ function drawPercentiles(canvas, lists, css) {
     at += ctx.measureText(name).width + 14;
   }
   ctx.fillStyle = css.faint;
-  ctx.textAlign = "right";
-  ctx.fillText(`${span(least)} … ${span(most)}, log`, width, 11);
+  ctx.textAlign = "left";
+  ctx.fillText(`${span(least)} to ${span(most)}, logarithmic`, 0, 25);
   ctx.textAlign = "center";
   for (const p of [0.25, 0.5, 0.75]) ctx.fillText(`p${p * 100}`, x(p), height - 4);
   ctx.textAlign = "right";

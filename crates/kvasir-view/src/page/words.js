@@ -20,6 +20,13 @@ const REASONS = {
   sliver: "too small a chunk is left of the budget",
   preempted: "preempted in this step",
   cost_target: "the step would take longer than its target",
+  one_prefill: "another prompt is being computed",
+  interleave: "prompts and decodes take turns",
+  decode_batch: "the decode batch is full",
+  volume: (r) => `rows × tkv could reach ${count(r.projected)}, the limit is ${count(r.limit)}`,
+  model_length: "somebody's tokens would no longer fit the model's length",
+  paused: "paused: not its turn to decode",
+  others_paused: "no prompts while others are paused",
 };
 
 const titled = (word) => word.replaceAll("_", " ");

@@ -23,6 +23,11 @@ impl Failure {
         std::fs::read_to_string(path).map_err(|e| Self::Usage(format!("{}: {e}", path.display())))
     }
 
+    /// A file that the user named could not be written.
+    pub(crate) fn write(path: &Path, error: &std::io::Error) -> Self {
+        Self::Failed(format!("{}: {error}", path.display()))
+    }
+
     /// Reads all of stdin as text.
     pub(crate) fn read_stdin() -> Result<String, Self> {
         let mut text = String::new();

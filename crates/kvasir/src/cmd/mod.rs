@@ -4,8 +4,10 @@ mod inspect;
 mod logits;
 mod model;
 mod replay;
+mod sim;
 mod template;
 mod tokenize;
+mod whole_file;
 
 pub(crate) use failure::Failure;
 
@@ -23,6 +25,8 @@ pub(crate) enum Command {
     Inspect(inspect::Args),
     /// Run recorded operation sequences against the caches and policies and report every mismatch
     Replay(replay::Args),
+    /// Run the real policy and cache on a simulated device
+    Sim(Box<sim::Args>),
     /// Render a chat template over conversations from stdin
     Template(template::Args),
     /// Turn texts from stdin into token ids
@@ -36,6 +40,7 @@ impl Command {
             Self::Logits(args) => args.run(),
             Self::Inspect(args) => args.run(),
             Self::Replay(args) => args.run(),
+            Self::Sim(args) => args.run(),
             Self::Template(args) => args.run(),
             Self::Tokenize(args) => args.run(),
         }

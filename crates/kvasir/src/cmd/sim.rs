@@ -1,0 +1,300 @@
+use super::{Failure, whole_file};
+use crate::options::{Facts, Options};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvasir_lab::{
+    sim::{self, Finished, Report, Run},
+    trace::{self, End, Header, Lines},
+    workload::{Agents, Chat, Knobs, Offline, Poisson, Scenario, Speaker, Workload},
+};
+use kvasir_sim::{Clock, CostDevice, Faults, Preset};
+use std::{
+    ops::Range,
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+/// A seeded workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    /// People who talk: several turns each, on shared system prompts
+    Chat,
+    /// Tasks with a long trunk, branches at once, and tool calls
+    Agents,
+    /// Mini-SGLang's offline benchmark, to the token
+    Offline,
+    /// Independent requests at random times
+    Poisson,
+}
+
+/// What can go wrong, in thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trouble {
+    faults: Faults,
+    aborts: u32,
+}
+
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct Args {
+    /// Requests written down (`{"format": "kvasir-scenario/1", ..}`), instead of a workload
+    #[arg(value_name = "SCENARIO.json", required_unless_present = "workload", conflicts_with = "workload")]
+    scenario: Option<PathBuf>,
+    /// Requests made from a seed
+    #[arg(long, value_enum)]
+    workload: Option<Kind>,
+    /// How many requests the workload has [default: 256]
+    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    requests: Option<u64>,
+    /// Requests per second [default: 8]
+    #[arg(long, value_name = "R", requires = "workload")]
+    rate: Option<f64>,
+    /// Shape of the gaps between arrivals: 1 is Poisson, less is burstier [default: 1]
+    #[arg(long, value_name = "SHAPE", requires = "workload")]
+    burstiness: Option<f64>,
+    /// Median tokens of what a user writes or a tool returns [default: 64; agents 160; poisson 512]
+    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    prompt_tokens: Option<u32>,
+    /// Median tokens of an answer [default: 160; agents 80; poisson 128]
+    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    output_tokens: Option<u32>,
+    /// Seed of the workload and of the faults
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Faults in thousandths, of the steps: refused, failed, out_of_memory, late, lost; of the requests: aborts
+    #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "")]
+    faults: Trouble,
+    /// Machine and model whose time the device takes
+    #[arg(long, value_name = "MACHINE:SHAPE", value_parser = Preset::parse, default_value = "h200:qwen3-0.6b", env = "KVASIR_SIM_PRESET")]
+    sim_preset: Preset,
+    /// Print the report as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Write a page that draws the steps
+    #[arg(long, value_name = "OUT.html")]
+    html: Option<PathBuf>,
+    /// Steps that the page shows, counted from 1; the plots are of the whole run [default: 1..2000]
+    #[arg(long, value_name = "FROM..TO", value_parser = parse_steps, requires = "html")]
+    html_steps: Option<Range<u64>>,
+    /// Write every step as JSON lines
+    #[arg(long, value_name = "OUT.jsonl")]
+    trace: Option<PathBuf>,
+    #[command(flatten)]
+    options: Options,
+}
+
+fn parse_trouble(text: &str) -> Result<Trouble, String> {
+    let mut trouble = Trouble::default();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (kind, number) = part.split_once('=').ok_or_else(|| format!("`{part}` is not KIND=N"))?;
+        let number = number.parse().ok().filter(|n| *n <= 1000);
+        let number: u32 = number.ok_or_else(|| format!("`{part}`: thousandths are 0 to 1000"))?;
+        let faults = &mut trouble.faults;
+        *match kind {
+            "refused" => &mut faults.refused,
+            "failed" => &mut faults.failed,
+            "out_of_memory" => &mut faults.out_of_memory,
+            "late" => &mut faults.late,
+            "lost" => &mut faults.lost,
+            "aborts" => &mut trouble.aborts,
+            _ => {
+                return Err(format!(
+                    "unknown kind `{kind}`; there are refused, failed, out_of_memory, late, lost, aborts"
+                ));
+            }
+        } = number;
+    }
+    Ok(trouble)
+}
+
+fn parse_steps(text: &str) -> Result<Range<u64>, String> {
+    let parsed = text
+        .split_once("..")
+        .and_then(|(from, to)| Some((from.parse::<u64>().ok()?, to.parse::<u64>().ok()?)));
+    match parsed {
+        Some((from, to)) if from >= 1 && to >= from && to - from < 100_000 => Ok(from - 1..to),
+        Some((from, to)) if from >= 1 && to >= from => Err("a page holds 100000 steps at most".into()),
+        _ => Err(format!("`{text}` is not FROM..TO, counted from 1")),
+    }
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let scenario = match &self.scenario {
+            Some(path) => {
+                let name = |why| Failure::usage(format!("{}: {why}", path.display()));
+                Some(Scenario::parse(&Failure::read(path)?).map_err(name)?)
+            }
+            None => None,
+        };
+        let written = match &scenario {
+            Some(scenario) => Options::from_map(scenario.options())?,
+            None => Options::default(),
+        };
+        let options = self.options.over(&written)?;
+        let facts = Facts {
+            max_model_len: self.sim_preset.shape.max_model_len,
+            slots: self.sim_preset.slots(options.memory_share()?),
+            is_cpu: self.sim_preset.machine.name.starts_with("cpu"),
+        };
+        let settled = options.settle(facts)?;
+        let mut workload = self.workload(scenario, settled.limits.max_model_len)?;
+        let mut setup = settled.setup.clone();
+        setup.insert("device".into(), self.sim_preset.to_string().into());
+        setup.insert("notes".into(), self.notes().into());
+        let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
+        let page = self.html.as_deref().map(whole_file::WholeFile::create).transpose()?;
+        let trace = self.trace.as_deref().map(whole_file::WholeFile::create).transpose()?;
+        let lines =
+            trace.as_ref().map(|file| file.writer().map(|out| Lines::begin(out, &header))).transpose()?;
+
+        let clock = Clock::default();
+        let faults = Faults { seed: self.seed, ..self.faults.faults };
+        let mut device = CostDevice::new(self.sim_preset, clock.clone(), Box::new(Speaker))
+            .with_faults(faults)
+            .with_graphs(settled.graph_max_batch);
+        if let Some(shape) = settled.static_shape {
+            device = device.with_static_shapes(shape);
+        }
+        let began = Instant::now();
+        let bar = progress_bar(workload.total());
+        let run = Run {
+            overlap: settled.overlap,
+            core: settled.core(),
+            device,
+            clock,
+            workload: &mut *workload,
+            window: if page.is_some() { self.html_steps.clone().unwrap_or(0..2000) } else { 0..0 },
+            lines: lines.clone(),
+            aborts: self.faults.aborts,
+            seed: self.seed,
+        };
+        let finished = sim::run(run, &mut |ended| bar.set_position(ended));
+        bar.finish_and_clear();
+        let end = End { total: finished.report.steps, names: finished.names.clone() };
+        if let (Some(file), Some(lines)) = (trace, lines) {
+            lines.end(&end).map_err(|error| Failure::write(file.path(), &error))?;
+            drop(lines);
+            file.keep()?;
+        }
+        if let Some(file) = page {
+            self.write_page(&file, header, &finished, &end)?;
+            file.keep()?;
+        }
+        self.print(&finished.report, began.elapsed())
+    }
+
+    fn workload(&self, scenario: Option<Scenario>, max_model_len: u32) -> Result<Box<dyn Workload>, Failure> {
+        let Some(kind) = self.workload else {
+            return match scenario {
+                Some(scenario) => Ok(Box::new(scenario)),
+                None => Err(Failure::usage("neither a scenario nor --workload is given")),
+            };
+        };
+        let requests = self.requests.unwrap_or(256);
+        if kind == Kind::Offline {
+            let given = [
+                ("rate", self.rate.is_some()),
+                ("burstiness", self.burstiness.is_some()),
+                ("prompt-tokens", self.prompt_tokens.is_some()),
+                ("output-tokens", self.output_tokens.is_some()),
+            ];
+            if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
+                return Err(Failure::usage(format!(
+                    "--{name} cannot be combined with --workload offline: its requests are fixed"
+                )));
+            }
+            return Ok(Box::new(Offline::new(requests)));
+        }
+        let (prompt, output) = match kind {
+            Kind::Agents => (160, 80),
+            Kind::Poisson => (512, 128),
+            Kind::Chat | Kind::Offline => (64, 160),
+        };
+        let knobs = Knobs {
+            requests,
+            rate: within("rate", self.rate.unwrap_or(8.0), 1e-6, 1e9)?,
+            burstiness: within("burstiness", self.burstiness.unwrap_or(1.0), 0.01, 1000.0)?,
+            prompt_tokens: self.prompt_tokens.unwrap_or(prompt),
+            output_tokens: self.output_tokens.unwrap_or(output),
+            max_model_len,
+            seed: self.seed,
+        };
+        Ok(match kind {
+            Kind::Chat => Box::new(Chat::new(knobs)),
+            Kind::Agents => Box::new(Agents::new(knobs)),
+            Kind::Poisson | Kind::Offline => Box::new(Poisson::new(knobs)),
+        })
+    }
+
+    /// What whoever looks at the page must know.
+    fn notes(&self) -> Vec<String> {
+        let machine = self.sim_preset.machine;
+        let figures = [(machine.bandwidth.source, "bandwidth"), (machine.operations.source, "arithmetic")];
+        let sources = figures.map(|(source, what)| format!("{what} {source}")).join("; ");
+        vec![format!(
+            "Simulated on a machine of {:.0} GB/s and {:.0} Top/s ({sources}).",
+            machine.bandwidth.value / 1e9,
+            machine.operations.value / 1e12,
+        )]
+    }
+
+    fn write_page(
+        &self,
+        file: &whole_file::WholeFile,
+        mut header: Header,
+        finished: &Finished,
+        end: &End,
+    ) -> Result<(), Failure> {
+        header.first = finished.first;
+        let shown = finished.steps.len() as u64;
+        if shown < end.total {
+            let note = format!(
+                "Steps {} to {} of {}; plots and figures are of the whole run.",
+                header.first + 1,
+                header.first + shown,
+                end.total
+            );
+            if let Some(notes) = header.setup.get_mut("notes").and_then(|notes| notes.as_array_mut()) {
+                notes.push(note.into());
+            }
+        }
+        let data =
+            trace::page_data(&header, &finished.steps, end, &finished.plots).map_err(Failure::failed)?;
+        file.write(kvasir_view::page(&header.title, &data).as_bytes())
+    }
+
+    fn print(&self, report: &Report, took: Duration) -> Result<ExitCode, Failure> {
+        if self.json {
+            println!("{}", serde_json::to_string(report).map_err(Failure::failed)?);
+        } else {
+            for (name, value) in report.numbers() {
+                println!("{name:<26}{value}");
+            }
+            for (finish, n) in &report.ended {
+                println!("ended: {finish:<19}{n}");
+            }
+            eprintln!("simulated in {:.1} s", took.as_secs_f64());
+        }
+        match &report.broke_off {
+            Some(why) => Err(Failure::failed(why)),
+            None => Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+fn within(name: &str, value: f64, low: f64, high: f64) -> Result<f64, Failure> {
+    match (low..=high).contains(&value) {
+        true => Ok(value),
+        false => Err(Failure::usage(format!("--{name} {value} is not between {low} and {high}"))),
+    }
+}
+
+/// On stderr, and only where somebody looks at it.
+fn progress_bar(total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos} of {len} requests, {eta} left") {
+        bar.set_style(style);
+    }
+    bar
+}
