@@ -426,8 +426,12 @@ impl<I: Index> World<I> {
         let before = self.picture();
         let rows: Vec<_> = source.retired().filter(|(p, _)| (from..to).contains(p)).collect();
         match self.cache.sequences().unwrap().copy(src, dst, from..to) {
+            Ok(()) if rows.is_empty() => {
+                assert!(source.retired().next().is_some());
+                assert_eq!(self.picture(), before, "a copy of nothing changed something");
+            }
             Ok(()) => {
-                assert!(!rows.is_empty() && rows.iter().all(|(p, _)| !target.rows.contains_key(p)));
+                assert!(rows.iter().all(|(p, _)| !target.rows.contains_key(p)));
                 let empty = target.rows.is_empty();
                 let target = self.seqs.get_mut(&dst).unwrap();
                 target.rows.extend(rows);
@@ -437,7 +441,7 @@ impl<I: Index> World<I> {
             }
             Err(error) => {
                 let reason = match error {
-                    CacheError::NothingToCopy => rows.is_empty(),
+                    CacheError::NothingToCopy => source.retired().next().is_none(),
                     CacheError::CopyOverlaps => rows.iter().any(|(p, _)| target.rows.contains_key(p)),
                     CacheError::NotInFamily => source.family != target.family,
                     CacheError::Unsettled => {

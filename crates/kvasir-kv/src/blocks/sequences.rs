@@ -17,6 +17,9 @@ enum Part {
 impl<I: Index> Sequences for BlockCache<I> {
     fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
         let ranges = self.copied(src, dst, range)?;
+        if ranges.is_empty() {
+            return Ok(());
+        }
         let needed = self.blocks_to_copy(src, Some(dst), &ranges)?;
         self.check_room(needed)?;
         self.copy_ranges(src, dst, &ranges)?;
@@ -116,8 +119,11 @@ impl<I: Index> BlockCache<I> {
         // Claimed rows may yet be cancelled, so only what has retired is shared.
         let retired = range.start..range.end.min(source.retired_next());
         let ranges: Vec<_> = overlaps(source, &retired).collect();
-        if ranges.is_empty() {
+        if source.len() == 0 {
             return Err(CacheError::NothingToCopy);
+        }
+        if ranges.is_empty() {
+            return Ok(ranges);
         }
         check_still(target)?;
         if ranges.iter().any(|range| overlaps(target, range).next().is_some()) {
