@@ -376,3 +376,38 @@ fn without_sharing_nothing_is_kept() {
         assert_eq!(cache.room(), room(32, 0, 0, 0));
     });
 }
+
+#[test]
+fn only_what_has_retired_is_published() {
+    both(SMALL, |cache| {
+        let prompt: Vec<Token> = (0..9).collect();
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 4);
+        cache.claim(StepId(2), &[row(a, 5)]).unwrap();
+        publish(cache, a, &prompt);
+        assert_eq!(cache.prefix().unwrap().lookup(&prompt, 0).tokens, 4);
+        cache.retire(StepId(2)).unwrap();
+        publish(cache, a, &prompt);
+        assert_eq!(cache.prefix().unwrap().lookup(&prompt, 0).tokens, 8);
+    });
+}
+
+#[test]
+fn a_block_is_published_only_when_the_moves_into_it_have_run() {
+    both(SMALL, |cache| {
+        let tokens: Vec<Token> = (0..5).collect();
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 2);
+        cache.tree().unwrap().propose(a, &[-1, -1, 1]).unwrap();
+        run(cache, 2, a, 3);
+        cache.tree().unwrap().commit(a, &[1, 2]).unwrap();
+        publish(cache, a, &tokens[..4]);
+        assert_eq!(cache.prefix().unwrap().lookup(&tokens, 0).tokens, 0, "the moves wait");
+        cache.claim(StepId(3), &[row(a, 1)]).unwrap();
+        publish(cache, a, &tokens[..4]);
+        assert_eq!(cache.prefix().unwrap().lookup(&tokens, 0).tokens, 0, "the moves are in flight");
+        cache.retire(StepId(3)).unwrap();
+        publish(cache, a, &tokens[..4]);
+        assert_eq!(cache.prefix().unwrap().lookup(&tokens, 0).tokens, 4);
+    });
+}
