@@ -262,7 +262,7 @@ pub struct Hit {
 /// Sharing by content.
 pub trait Prefix {
     /// What `tokens` would find. Never the whole of it: the last token is always computed. `salt` keeps tenants apart.
-    /// Changes no bookkeeping that anybody can see.
+    /// Takes nothing and gives nothing up; it counts as a use of what it finds.
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit;
     /// Gives `seq`, which must own nothing yet, what `tokens` finds; its length is then the hit. At most `limit` tokens.
     fn attach(&mut self, seq: SeqId, tokens: &[Token], salt: u64, limit: u32) -> Result<Hit, CacheError>;

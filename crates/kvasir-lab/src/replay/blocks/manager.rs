@@ -226,23 +226,19 @@ impl Manager {
             "deallocate" => self.deallocate(&seq_name),
             "publish" => {
                 let end = number("n").map_or(prompt, |n| cached.saturating_add(n));
-                held.and_then(|id| self.publish(&seq_name, id, cached, end)).map(|_| Value::Null)
+                self.publish(&seq_name, cached, end).map(|_| Value::Null)
             }
             "publish_loaded" => {
                 let (start, end) = (needed("start")?, needed("end")?);
-                held.and_then(|id| self.publish(&seq_name, id, start, end))
+                self.publish(&seq_name, start, end)
             }
-            "register_received" => held.and_then(|id| {
-                self.publish(&seq_name, id, 0, prompt)?;
-                Ok(json!(self.cache.published_blocks(id)?))
-            }),
+            "register_received" => {
+                let published = self.publish(&seq_name, 0, prompt);
+                published.map(|_| json!(self.published(id) / self.block_size))
+            }
             "hash_decode" => {
-                let committed = needed("committed")?;
-                held.and_then(|id| {
-                    let start = self.cache.published_tokens(id)?;
-                    self.publish(&seq_name, id, start, committed)?;
-                    Ok(json!({ "hashed_tokens": self.cache.published_tokens(id)? }))
-                })
+                let published = self.publish(&seq_name, self.published(id), needed("committed")?);
+                published.map(|_| json!({ "hashed_tokens": self.published(id) }))
             }
             "append" => {
                 let tokens = numbers(case, op.get("tokens").unwrap_or(&Value::Null))?;
@@ -320,7 +316,14 @@ impl Manager {
         self.with(name, |seq| (seq.cached, seq.followed) = (0, 0))
     }
 
-    fn publish(&mut self, name: &str, id: SeqId, start: u32, end: u32) -> Result<Value, Refused> {
+    /// Leading tokens in published blocks.
+    fn published(&self, id: Option<SeqId>) -> u32 {
+        id.and_then(|id| self.cache.published_tokens(id).ok()).unwrap_or(0)
+    }
+
+    /// A sequence without blocks has nothing to publish.
+    fn publish(&mut self, name: &str, start: u32, end: u32) -> Result<Value, Refused> {
+        let Some(id) = self.seqs.get(name).and_then(|seq| seq.id) else { return Ok(json!(0)) };
         let tokens = self.tokens(name).to_vec();
         Ok(json!(self.cache.publish_range(id, &tokens, start, end)?))
     }
@@ -363,10 +366,9 @@ impl Manager {
     fn field(&self, case: &Case, name: &str, field: Option<&str>) -> Result<Value, CaseError> {
         let Some(seq) = self.seqs.get(name) else { return Err(case.error(format!("no sequence `{name}`"))) };
         let len = seq.tokens.len();
-        let published = seq.id.and_then(|id| self.cache.published_tokens(id).ok()).unwrap_or(0);
         let completion = seq.tokens.get(seq.prompt..).unwrap_or_default();
         Ok(match field {
-            Some("num_hashed_tokens") => json!(published),
+            Some("num_hashed_tokens") => json!(self.published(seq.id)),
             Some("num_cached_tokens") => json!(seq.cached),
             Some("num_tokens") => json!(len),
             Some("num_prompt_tokens") => json!(seq.prompt),
