@@ -85,6 +85,11 @@ impl Quantization {
     }
 }
 
+/// Whether a name fits a pattern, as a whole or up to a dot.
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+    pattern == name || wildcard(pattern.as_bytes(), name.as_bytes())
+}
+
 fn modules(q: &Json) -> Result<Vec<String>> {
     let Some(list) = q.get("modules_to_not_convert").filter(|l| !l.is_null()) else { return Ok(Vec::new()) };
     let names = list.as_array().and_then(|l| l.iter().map(|v| v.as_str().map(str::to_owned)).collect());

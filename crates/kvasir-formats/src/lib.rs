@@ -9,6 +9,7 @@
 
 mod checkpoint;
 mod config;
+mod convert;
 mod dtype;
 pub mod encoding;
 mod error;
@@ -24,6 +25,7 @@ mod tokenizer;
 
 pub use checkpoint::Checkpoint;
 pub use config::{Quantization, Scheme};
+pub use convert::{Converted, Rules, convert};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use facts::Facts;

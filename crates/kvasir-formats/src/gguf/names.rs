@@ -108,6 +108,34 @@ impl Naming {
         self.own.iter().chain(COMMON)
     }
 
+    /// The GGUF name of a Hugging Face tensor, and which expert of a stack it is.
+    pub(crate) fn to_gguf(self, name: &str) -> Option<(String, Option<usize>)> {
+        if let Some((gguf, _)) = OUTSIDE.iter().find(|(_, hf)| *hf == name) {
+            return Some(((*gguf).to_owned(), None));
+        }
+        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+        let layer: u32 = layer.parse().ok()?;
+        if let Some((gguf, _)) = IRREGULAR.iter().find(|(_, hf)| *hf == rest) {
+            return Some((format!("blk.{layer}.{gguf}"), None));
+        }
+        let (stem, suffix) = rest.rsplit_once('.')?;
+        if !matches!(suffix, "weight" | "bias") {
+            return None;
+        }
+        // An architecture's own stems come first and hide the common ones.
+        let hidden = |gguf: &str, hf: &str| self.own.iter().any(|(g, h)| *g == gguf && *h != hf);
+        self.stems().filter(|(gguf, hf)| !hidden(gguf, hf)).find_map(|(gguf, hf)| {
+            let name = format!("blk.{layer}.{gguf}.{suffix}");
+            match hf.split_once("{}") {
+                None => (*hf == stem).then_some((name, None)),
+                Some((before, after)) => {
+                    let expert = stem.strip_prefix(before)?.strip_suffix(after)?;
+                    Some((name, Some(expert.parse().ok().filter(|&e: &usize| e < 65_536)?)))
+                }
+            }
+        })
+    }
+
     /// The Hugging Face name of a GGUF tensor.
     pub(crate) fn to_hf(self, name: &str) -> Option<HfName> {
         if let Some((_, hf)) = OUTSIDE.iter().find(|(gguf, _)| *gguf == name) {
@@ -138,6 +166,26 @@ impl Naming {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_come_back() {
+        for (arch, experts) in
+            [("llama", false), ("llama", true), ("gemma3", false), ("gpt-oss", false), ("phi3", false)]
+        {
+            let naming = Naming::of(arch, experts).unwrap();
+            for name in
+                ["blk.7.ffn_norm.weight", "blk.7.attn_q.bias", "blk.7.ffn_up.weight", "token_embd.weight"]
+            {
+                let Some(HfName::Whole(hf)) = naming.to_hf(name) else { panic!("{name}") };
+                assert_eq!(naming.to_gguf(&hf), Some((name.to_owned(), None)), "{arch}");
+            }
+            let Some(HfName::PerExpert(before, after)) = naming.to_hf("blk.7.ffn_up_exps.weight") else {
+                panic!()
+            };
+            let expert = naming.to_gguf(&format!("{before}12{after}"));
+            assert_eq!(expert, Some(("blk.7.ffn_up_exps.weight".to_owned(), Some(12))), "{arch}");
+        }
+    }
 
     #[test]
     fn names_follow_their_architecture() {

@@ -1,3 +1,4 @@
+mod convert;
 mod failure;
 mod generate;
 mod inspect;
@@ -23,6 +24,8 @@ pub(crate) enum Command {
     Logits(logits::Args),
     /// Show a model's architecture, program, K/V facts and memory plan
     Inspect(inspect::Args),
+    /// Quantise or re-pack a model to a GGUF file
+    Convert(convert::Args),
     /// Run recorded operation sequences against the caches and policies and report every mismatch
     Replay(replay::Args),
     /// Run the real policy and cache on a simulated device
@@ -39,6 +42,7 @@ impl Command {
             Self::Generate(args) => args.run(),
             Self::Logits(args) => args.run(),
             Self::Inspect(args) => args.run(),
+            Self::Convert(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Sim(args) => args.run(),
             Self::Template(args) => args.run(),

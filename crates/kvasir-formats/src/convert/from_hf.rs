@@ -1,0 +1,187 @@
+//! What a GGUF file of a Hugging Face checkpoint holds: tensors under their GGUF names, with the changes that readers
+//! of those files expect.
+
+use super::parts::{Change, Output, Part};
+use crate::{Checkpoint, Error, Result, TensorView, gguf};
+use serde_json::Value as Json;
+use std::collections::BTreeMap;
+
+/// `general.architecture` of a Hugging Face architecture.
+pub(super) fn architecture(config: &Json) -> Result<&'static str> {
+    let name = config.pointer("/architectures/0").and_then(Json::as_str).unwrap_or_default();
+    Ok(match name {
+        "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM" => "llama",
+        "Qwen2ForCausalLM" => "qwen2",
+        "Qwen3ForCausalLM" => "qwen3",
+        "Qwen3MoeForCausalLM" => "qwen3moe",
+        "DeepseekV3ForCausalLM" => "deepseek2",
+        "GptOssForCausalLM" => "gpt-oss",
+        "Glm4MoeForCausalLM" => "glm4moe",
+        "Gemma3ForCausalLM" => "gemma3",
+        "Phi3ForCausalLM" => "phi3",
+        other => {
+            return Err(Error::at("config.json: architectures", format!("{other:?} has no place in GGUF")));
+        }
+    })
+}
+
+pub(super) fn size(config: &Json, key: &str) -> Result<usize> {
+    let n = config
+        .get(key)
+        .and_then(Json::as_u64)
+        .and_then(|n| usize::try_from(n).ok())
+        .filter(|&n| n <= 1 << 24);
+    n.ok_or_else(|| Error::at(format!("config.json: {key}"), "is missing or no size"))
+}
+
+/// All tensors of the file, embeddings first, then layer by layer.
+pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
+    let config = model.config();
+    let arch = architecture(config)?;
+    let experts = config.get("num_local_experts").is_some() && arch == "llama";
+    let naming =
+        gguf::Naming::of(arch, experts).ok_or_else(|| Error::at("general.architecture", "is not known"))?;
+    let mut out: BTreeMap<(usize, String), Output> = BTreeMap::new();
+    for view in model.tensors() {
+        for (name, shape, expert, part) in placed(model, arch, naming, &view)? {
+            let layer = name
+                .strip_prefix("blk.")
+                .and_then(|r| r.split('.').next()?.parse().ok())
+                .map_or(0, |l: usize| l + 1);
+            let slot =
+                out.entry((layer, name.clone())).or_insert_with(|| Output { name, shape, parts: Vec::new() });
+            match expert {
+                None => slot.parts.push(part),
+                Some(e) => {
+                    // Names sort 10 before 2; experts do not.
+                    if slot.parts.len() <= e {
+                        slot.parts.resize(e + 1, Part::whole(""));
+                    }
+                    slot.parts[e] = part;
+                }
+            }
+        }
+    }
+    let mut all: Vec<Output> = out.into_values().collect();
+    for output in &mut all {
+        if let Some(missing) = output.parts.iter().position(|p| p.source.is_empty()) {
+            return Err(Error::at(format!("tensor {}", output.name), format!("expert {missing} is missing")));
+        }
+        if output.parts.len() > 1 {
+            output.shape.insert(0, output.parts.len());
+        } else if output.name.contains("_exps.") && output.shape.len() < 3 && output.name.ends_with(".weight")
+        {
+            output.shape.insert(0, 1);
+        }
+    }
+    Ok(all)
+}
+
+type Placed = (String, Vec<usize>, Option<usize>, Part);
+
+/// Where one tensor goes; scales and other companions go nowhere of their own.
+fn placed(
+    model: &Checkpoint,
+    arch: &str,
+    naming: gguf::Naming,
+    view: &TensorView<'_>,
+) -> Result<Vec<Placed>> {
+    let (name, shape) = (view.name, view.shape.to_vec());
+    if name.ends_with("_scale_inv") || name.ends_with("_scales") {
+        return Ok(Vec::new());
+    }
+    if name == "lm_head.weight"
+        && model.config().get("tie_word_embeddings").and_then(Json::as_bool) == Some(true)
+    {
+        return Ok(Vec::new());
+    }
+    if arch == "gpt-oss"
+        && let Some((layer, rest)) =
+            name.strip_prefix("model.layers.").and_then(|r| r.split_once(".mlp.experts."))
+    {
+        return gpt_oss(layer, rest, name, &shape);
+    }
+    if let Some(head) = name.strip_suffix("self_attn.kv_b_proj.weight") {
+        return latent(model.config(), head, name, &shape);
+    }
+    let found = naming.to_gguf(name);
+    let (gguf_name, expert) =
+        found.ok_or_else(|| Error::at(format!("tensor {name}"), "has no place in GGUF"))?;
+    let config = model.config();
+    let heads = |key: &str| size(config, key).or_else(|_| size(config, "num_attention_heads"));
+    let change = match arch {
+        "llama" if name.contains("self_attn.q_proj.") => Change::Pairs(size(config, "num_attention_heads")?),
+        "llama" if name.contains("self_attn.k_proj.") => Change::Pairs(heads("num_key_value_heads")?),
+        "gemma3" if name.ends_with("norm.weight") => Change::PlusOne,
+        _ => Change::None,
+    };
+    Ok(vec![(gguf_name, shape, expert, Part { source: name.to_owned(), change })])
+}
+
+fn gpt_oss(layer: &str, rest: &str, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+    let out = |stem: &str, suffix: &str, shape: Vec<usize>, change| {
+        let source = name.strip_suffix("_blocks").unwrap_or(name).to_owned();
+        (format!("blk.{layer}.{stem}.{suffix}"), shape, None, Part { source, change })
+    };
+    let bad = || Error::at(format!("tensor {name}"), format!("has the shape {shape:?}"));
+    // [expert, out, in] whichever way it is kept.
+    let logical = || match *shape {
+        [e, o, blocks, 16] => Ok([e, o, blocks * 32]),
+        [e, i, o] => Ok([e, o, i]),
+        _ => Err(bad()),
+    };
+    match rest {
+        "gate_up_proj" | "gate_up_proj_blocks" => {
+            let [e, o, i] = logical()?;
+            Ok(vec![
+                out("ffn_gate_exps", "weight", vec![e, o / 2, i], Change::EverySecond(0)),
+                out("ffn_up_exps", "weight", vec![e, o / 2, i], Change::EverySecond(1)),
+            ])
+        }
+        "down_proj" | "down_proj_blocks" => {
+            let [e, o, i] = logical()?;
+            // A change that is none, but the layout may be transposed, so it is never copied as it is.
+            Ok(vec![out("ffn_down_exps", "weight", vec![e, o, i], Change::None)])
+        }
+        "gate_up_proj_bias" => {
+            let [e, o] = *shape else { return Err(bad()) };
+            Ok(vec![
+                out("ffn_gate_exps", "bias", vec![e, o / 2], Change::EverySecond(0)),
+                out("ffn_up_exps", "bias", vec![e, o / 2], Change::EverySecond(1)),
+            ])
+        }
+        "down_proj_bias" => Ok(vec![out("ffn_down_exps", "bias", shape.to_vec(), Change::None)]),
+        _ => Err(Error::at(format!("tensor {name}"), "has no place in GGUF")),
+    }
+}
+
+fn latent(config: &Json, head: &str, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+    let (heads, keys, values) = (
+        size(config, "num_attention_heads")?,
+        size(config, "qk_nope_head_dim")?,
+        size(config, "v_head_dim")?,
+    );
+    let [rows, rank] = *shape else { return Err(Error::at(format!("tensor {name}"), "is no matrix")) };
+    if heads.checked_mul(keys + values) != Some(rows) {
+        return Err(Error::at(
+            format!("tensor {name}"),
+            format!("{rows} rows do not fit the config's heads"),
+        ));
+    }
+    let layer = head.trim_start_matches("model.layers.").trim_end_matches('.');
+    let part = |change| Part { source: name.to_owned(), change };
+    Ok(vec![
+        (
+            format!("blk.{layer}.attn_k_b.weight"),
+            vec![heads, rank, keys],
+            None,
+            part(Change::LatentKeys { heads, keys, values }),
+        ),
+        (
+            format!("blk.{layer}.attn_v_b.weight"),
+            vec![heads, values, rank],
+            None,
+            part(Change::LatentValues { heads, keys, values }),
+        ),
+    ])
+}

@@ -1,0 +1,146 @@
+//! From one file format and encoding to another: any checkpoint to GGUF.
+
+mod from_hf;
+mod metadata;
+mod parts;
+mod rules;
+mod vocab;
+
+use crate::{
+    Checkpoint, DType, Error, Result, TextFiles,
+    gguf::{Gguf, Value, Writer},
+};
+use parts::{Change, Output, Part};
+pub use rules::Rules;
+use rules::Subject;
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::File,
+    io::BufWriter,
+    path::Path,
+};
+
+/// What a conversion wrote.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Converted {
+    /// Number of tensors and bytes of their data by encoding.
+    pub by_type: BTreeMap<DType, (usize, u64)>,
+}
+
+/// Writes `model` (a directory or a GGUF file) to `to` as one GGUF file. The file appears whole or not at all.
+pub fn convert(model: &Path, to: &Path, rules: &Rules) -> Result<Converted> {
+    let checkpoint = Checkpoint::open(model)?;
+    let mut writer = Writer::new();
+    let mut given: HashMap<String, Vec<f32>> = HashMap::new();
+    let outputs = match checkpoint.gguf() {
+        Some(gguf) => {
+            copy_metadata(gguf, &mut writer);
+            of_gguf(gguf)
+        }
+        None => {
+            let mut outputs = from_hf::outputs(&checkpoint)?;
+            for (name, values) in metadata::write(&checkpoint, &mut writer)? {
+                let part = Part { source: name.to_owned(), change: Change::Given };
+                outputs.insert(
+                    0,
+                    Output { name: name.to_owned(), shape: vec![values.len()], parts: vec![part] },
+                );
+                given.insert(name.to_owned(), values);
+            }
+            let rows = from_hf::size(checkpoint.config(), "vocab_size")?;
+            let json = checkpoint.beside("tokenizer.json", 256 << 20)?;
+            vocab::write(&TextFiles::open(model)?, json.as_deref(), rows, &mut writer)?;
+            outputs
+        }
+    };
+    metadata::kv_facts(&checkpoint, &mut writer)?;
+    writer.set("general.file_type", Value::U32(rules.file_type()));
+    writer.set("general.quantization_version", Value::U32(2));
+    let (types, done) = describe(&checkpoint, &outputs, rules, &mut writer)?;
+    let by_name: HashMap<&str, &Output> = outputs.iter().map(|o| (o.name.as_str(), o)).collect();
+    save(to, &writer, |name, bytes| {
+        let output =
+            by_name.get(name).ok_or_else(|| Error::at(format!("tensor {name}"), "is not described"))?;
+        let dtype = types.get(name).copied().unwrap_or(DType::F32);
+        let row = output.shape.last().copied().unwrap_or(1);
+        let given = given.get(name).map_or(&[][..], Vec::as_slice);
+        for part in &output.parts {
+            match (checkpoint.gguf(), &part.change) {
+                (Some(gguf), _) => repack(gguf, name, dtype, bytes)?,
+                (None, _) => part.write(&checkpoint, dtype, row, given, bytes)?,
+            }
+        }
+        Ok(())
+    })?;
+    Ok(done)
+}
+
+fn describe<'a>(
+    checkpoint: &Checkpoint,
+    outputs: &'a [Output],
+    rules: &Rules,
+    writer: &mut Writer,
+) -> Result<(HashMap<&'a str, DType>, Converted)> {
+    let layers = from_hf::size(checkpoint.config(), "num_hidden_layers")?;
+    let head =
+        if outputs.iter().any(|o| o.name == "output.weight") { "output.weight" } else { "token_embd.weight" };
+    let (mut types, mut done) = (HashMap::new(), Converted::default());
+    for o in outputs {
+        let subject = Subject { name: &o.name, shape: &o.shape, layers, is_head: o.name == head };
+        let dtype = rules.dtype(&subject)?;
+        writer.describe(o.name.clone(), dtype, &o.shape)?;
+        let counted = done.by_type.entry(dtype).or_default();
+        counted.0 += 1;
+        counted.1 += dtype.tensor_bytes(&o.shape)? as u64;
+        types.insert(o.name.as_str(), dtype);
+    }
+    Ok((types, done))
+}
+
+/// Writes beside the target and renames, so that a failure leaves nothing half done.
+fn save(to: &Path, writer: &Writer, data: impl FnMut(&str, &mut Vec<u8>) -> Result<()>) -> Result<()> {
+    let mut name = to.file_name().ok_or_else(|| Error::at(to.display(), "is no file name"))?.to_owned();
+    name.push(".part");
+    let part = to.with_file_name(name);
+    let io = |e: std::io::Error| Error::at(part.display(), e);
+    let file = File::create(&part).map_err(io)?;
+    let written = writer.write(BufWriter::with_capacity(1 << 20, file), data);
+    let renamed = written.and_then(|()| std::fs::rename(&part, to).map_err(|e| Error::at(to.display(), e)));
+    if renamed.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    renamed
+}
+
+fn copy_metadata(gguf: &Gguf, writer: &mut Writer) {
+    for (key, value) in gguf.metadata() {
+        // The new file is one file with the writer's alignment.
+        if !key.starts_with("split.") && !key.starts_with("kv_cache.") && key != "general.alignment" {
+            writer.set(key.clone(), value.clone());
+        }
+    }
+}
+
+fn of_gguf(gguf: &Gguf) -> Vec<Output> {
+    let output = |t: &crate::gguf::TensorInfo| Output {
+        name: t.name.clone(),
+        shape: t.shape.clone(),
+        parts: vec![Part::whole(t.name.clone())],
+    };
+    gguf.tensors().iter().map(output).collect()
+}
+
+fn repack(gguf: &Gguf, name: &str, dtype: DType, out: &mut Vec<u8>) -> Result<()> {
+    let fail = |e: Error| Error::at(format!("tensor {name}"), e);
+    let info = gguf.tensors().iter().find(|t| t.name == name);
+    let info = info.ok_or_else(|| Error::at(format!("tensor {name}"), "is missing"))?;
+    let bytes = gguf.bytes(info);
+    if info.dtype == dtype {
+        out.extend_from_slice(bytes);
+        return Ok(());
+    }
+    let mut values = vec![0.0; info.shape.iter().product()];
+    crate::encoding::dequantize(info.dtype, bytes, &mut values).map_err(fail)?;
+    let row = info.shape.last().copied().unwrap_or(1);
+    parts::quantize_in_parallel(dtype, &values, row, out).map_err(fail)
+}

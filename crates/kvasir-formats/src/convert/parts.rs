@@ -1,0 +1,165 @@
+use crate::{Checkpoint, DType, Error, Result, encoding};
+
+/// One tensor of the file to be written, and where its values come from.
+#[derive(Debug, Clone)]
+pub(super) struct Output {
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    /// One after another along the slowest dimension.
+    pub(super) parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// Name in the checkpoint.
+    pub(super) source: String,
+    pub(super) change: Change,
+}
+
+/// What a converter does to a tensor on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    None,
+    /// Rows of each of so many heads from halves to pairs.
+    Pairs(usize),
+    PlusOne,
+    /// The key rows of each head, transposed; heads, key rows and value rows of a head.
+    LatentKeys {
+        heads: usize,
+        keys: usize,
+        values: usize,
+    },
+    /// The value rows of each head.
+    LatentValues {
+        heads: usize,
+        keys: usize,
+        values: usize,
+    },
+    /// Every second row (or number of a vector) from this one on, of each expert.
+    EverySecond(usize),
+    /// Numbers that are not in the file but given: rotary divisors.
+    Given,
+}
+
+impl Part {
+    pub(super) fn whole(source: impl Into<String>) -> Self {
+        Self { source: source.into(), change: Change::None }
+    }
+
+    /// Appends this part's values in the wanted encoding.
+    pub(super) fn write(
+        &self,
+        model: &Checkpoint,
+        dtype: DType,
+        row: usize,
+        given: &[f32],
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        if self.change == Change::Given {
+            return encoding::quantize(dtype, given, row, out);
+        }
+        let view = model.tensor(&self.source);
+        let same = |v: &crate::TensorView<'_>| {
+            v.dtype == dtype && self.change == Change::None && !self.is_transposed_expert()
+        };
+        if let Some(view) = view.filter(same) {
+            out.extend_from_slice(view.bytes); // as it is
+            return Ok(());
+        }
+        let transposed = view.is_some() && self.is_transposed_expert();
+        let (shape, values) = model.dense(&self.source)?;
+        let values = if transposed { transpose_experts(&shape, &values) } else { values };
+        let inner = if transposed { shape[1] } else { shape.last().copied().unwrap_or(1) };
+        let values = self.changed(values, inner);
+        quantize_in_parallel(dtype, &values, row, out)
+            .map_err(|e| Error::at(format!("tensor {}", self.source), e))?;
+        model.let_go(&self.source);
+        Ok(())
+    }
+
+    /// gpt-oss keeps its experts' floats as [expert, in, out], and its packed ones as [expert, out, in].
+    fn is_transposed_expert(&self) -> bool {
+        self.source.ends_with("mlp.experts.gate_up_proj") || self.source.ends_with("mlp.experts.down_proj")
+    }
+
+    fn changed(&self, values: Vec<f32>, inner: usize) -> Vec<f32> {
+        let rows = || values.chunks_exact(inner.max(1));
+        match self.change {
+            Change::None | Change::Given => values,
+            Change::PlusOne => values.into_iter().map(|v| v + 1.0).collect(),
+            Change::Pairs(heads) => {
+                let all: Vec<&[f32]> =
+                    if values.len() == inner { values.chunks(1).collect() } else { rows().collect() };
+                let size = all.len() / heads.max(1);
+                let half = size / 2;
+                let order = (0..all.len()).map(|r| {
+                    let (head, i) = (r / size.max(1), r % size.max(1));
+                    head * size + i % 2 * half + i / 2
+                });
+                order.flat_map(|r| all.get(r).copied().unwrap_or_default()).copied().collect()
+            }
+            Change::LatentKeys { heads, keys, values: v } => {
+                let mut out = Vec::with_capacity(heads * keys * inner);
+                for head in 0..heads {
+                    let first = head * (keys + v);
+                    for c in 0..inner {
+                        out.extend((0..keys).map(|k| values[(first + k) * inner + c]));
+                    }
+                }
+                out
+            }
+            Change::LatentValues { keys, values: v, .. } => rows()
+                .enumerate()
+                .filter(|(r, _)| r % (keys + v) >= keys)
+                .flat_map(|(_, row)| row)
+                .copied()
+                .collect(),
+            Change::EverySecond(from) if self.source.ends_with("_bias") => {
+                values.iter().skip(from).step_by(2).copied().collect()
+            }
+            Change::EverySecond(from) => rows().skip(from).step_by(2).flatten().copied().collect(),
+        }
+    }
+}
+
+fn transpose_experts(shape: &[usize], values: &[f32]) -> Vec<f32> {
+    let [_, from, to] = shape else { return values.to_vec() };
+    let mut out = Vec::with_capacity(values.len());
+    for expert in values.chunks_exact((from * to).max(1)) {
+        for o in 0..*to {
+            out.extend((0..*from).map(|i| expert[i * to + o]));
+        }
+    }
+    out
+}
+
+pub(super) fn quantize_in_parallel(
+    dtype: DType,
+    values: &[f32],
+    row: usize,
+    out: &mut Vec<u8>,
+) -> Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let rows = values.len() / row.max(1);
+    let each = rows.div_ceil(threads).max(1).saturating_mul(row);
+    if threads == 1 || rows < 64 || !values.len().is_multiple_of(row.max(1)) {
+        return encoding::quantize(dtype, values, row, out);
+    }
+    let encoded: Vec<Result<Vec<u8>>> = std::thread::scope(|scope| {
+        let run = |chunk| {
+            scope.spawn(move || {
+                let mut bytes = Vec::new();
+                encoding::quantize(dtype, chunk, row, &mut bytes).map(|()| bytes)
+            })
+        };
+        let threads: Vec<_> = values.chunks(each).map(run).collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|_| Err(Error::at("", "encoding failed"))))
+            .collect()
+    });
+    for bytes in encoded {
+        out.extend(bytes?);
+    }
+    Ok(())
+}

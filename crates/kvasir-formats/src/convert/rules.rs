@@ -1,0 +1,150 @@
+use crate::{DType, Error, Result};
+
+/// Which encoding each tensor of a converted file gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rules {
+    base: DType,
+    /// Some attention values and down projections get more bits, by depth.
+    mixed: bool,
+    own: Vec<(String, DType)>,
+}
+
+/// What the rules may look at.
+pub(super) struct Subject<'a> {
+    pub(super) name: &'a str,
+    pub(super) shape: &'a [usize],
+    pub(super) layers: usize,
+    /// The matrix that makes logits: the head, or the embedding where they are one.
+    pub(super) is_head: bool,
+}
+
+impl Rules {
+    /// `dtype` is a type's name, or `q4_k_m` or `q5_k_m` for the usual mixes; `own` are rules `PATTERN=TYPE` over GGUF
+    /// names with `*` for any run of characters, of which the first that fits holds.
+    pub fn parse(dtype: &str, own: &[String]) -> Result<Self> {
+        let (base, mixed) = match dtype.to_ascii_lowercase().as_str() {
+            "q4_k_m" => (DType::Q4K, true),
+            "q5_k_m" => (DType::Q5K, true),
+            other => (weight_type("--dtype", other)?, false),
+        };
+        let own = own.iter().map(|rule| {
+            let split = rule.rsplit_once('=').filter(|(pattern, _)| !pattern.is_empty());
+            let (pattern, dtype) =
+                split.ok_or_else(|| Error::at("--rule", format!("{rule:?} is not PATTERN=TYPE")))?;
+            Ok((pattern.to_owned(), weight_type("--rule", dtype)?))
+        });
+        Ok(Self { base, mixed, own: own.collect::<Result<_>>()? })
+    }
+
+    /// The number that GGUF files tell their overall encoding by.
+    pub(super) fn file_type(&self) -> u32 {
+        match (self.base, self.mixed) {
+            (DType::F32, _) => 0,
+            (DType::F16, _) => 1,
+            (DType::Q4_0, _) => 2,
+            (DType::Q4_1, _) => 3,
+            (DType::Q8_0, _) => 7,
+            (DType::Q5_0, _) => 8,
+            (DType::Q5_1, _) => 9,
+            (DType::Q2K, _) => 10,
+            (DType::Q3K, _) => 11,
+            (DType::Q4K, mixed) => {
+                if mixed {
+                    15
+                } else {
+                    14
+                }
+            }
+            (DType::Q5K, mixed) => {
+                if mixed {
+                    17
+                } else {
+                    16
+                }
+            }
+            (DType::Q6K, _) => 18,
+            (DType::Mxfp4, _) => 38,
+            _ => 32, // bf16
+        }
+    }
+
+    /// The encoding of one tensor.
+    pub(super) fn dtype(&self, s: &Subject<'_>) -> Result<DType> {
+        if let Some((_, dtype)) = self.own.iter().find(|(pattern, _)| crate::config::matches(pattern, s.name))
+        {
+            let row = s.shape.last().copied().unwrap_or(1);
+            dtype.row_bytes(row).map_err(|e| Error::at(format!("--rule for {}", s.name), e))?;
+            return Ok(*dtype);
+        }
+        // What is small or decides: vectors, routers, biases.
+        let stem = s.name.strip_suffix(".weight").unwrap_or_default();
+        if s.shape.len() < 2 || stem.is_empty() || stem.ends_with("ffn_gate_inp") || stem.ends_with("_norm") {
+            return Ok(DType::F32);
+        }
+        let mut dtype = self.base;
+        if self.mixed
+            && (stem.ends_with("attn_v") || stem.ends_with("ffn_down") || stem.ends_with("ffn_down_exps"))
+        {
+            let layer =
+                stem.strip_prefix("blk.").and_then(|r| r.split('.').next()).and_then(|n| n.parse().ok());
+            if layer.is_some_and(|l| more_bits(l, s.layers)) {
+                dtype = DType::Q6K;
+            }
+        }
+        if s.is_head && dtype.is_quantized() && dtype != DType::Q8_0 {
+            dtype = DType::Q6K;
+        }
+        Ok(fitting(dtype, s.shape.last().copied().unwrap_or(1)))
+    }
+}
+
+fn weight_type(place: &str, name: &str) -> Result<DType> {
+    let dtype = DType::from_name(name)
+        .filter(|d| d.is_quantized() || matches!(d, DType::F32 | DType::F16 | DType::BF16));
+    dtype.ok_or_else(|| Error::at(place, format!("{name:?} is no type that weights can be converted to")))
+}
+
+/// The first and last eighth of the layers, and every third between.
+fn more_bits(layer: usize, layers: usize) -> bool {
+    let eighth = layers / 8;
+    layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
+}
+
+/// The nearest type whose blocks divide a row.
+fn fitting(dtype: DType, row: usize) -> DType {
+    if row.is_multiple_of(dtype.block_len()) {
+        return dtype;
+    }
+    let smaller = match dtype {
+        DType::Q2K | DType::Q3K => DType::Q4_0,
+        DType::Q4K => DType::Q5_0,
+        DType::Q5K => DType::Q5_1,
+        DType::Q6K => DType::Q8_0,
+        _ => DType::F16,
+    };
+    if row.is_multiple_of(smaller.block_len()) { smaller } else { DType::F16 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_follow_names_shapes_and_depth() {
+        let rules = Rules::parse("Q4_K_M", &["blk.1.*=q8_0".into()]).unwrap();
+        let dtype = |name: &str, shape: &[usize], is_head| {
+            rules.dtype(&Subject { name, shape, layers: 16, is_head }).unwrap()
+        };
+        assert_eq!(dtype("blk.0.attn_v.weight", &[512, 512], false), DType::Q6K);
+        assert_eq!(dtype("blk.3.attn_v.weight", &[512, 512], false), DType::Q4K);
+        assert_eq!(dtype("blk.4.attn_v.weight", &[512, 512], false), DType::Q6K);
+        assert_eq!(dtype("blk.1.attn_v.weight", &[512, 512], false), DType::Q8_0);
+        assert_eq!(dtype("blk.3.attn_q.weight", &[512, 96], false), DType::Q5_0);
+        assert_eq!(dtype("blk.3.attn_q.weight", &[512, 40], false), DType::F16);
+        assert_eq!(dtype("blk.3.attn_norm.weight", &[512], false), DType::F32);
+        assert_eq!(dtype("blk.3.ffn_gate_inp.weight", &[8, 512], false), DType::F32);
+        assert_eq!(dtype("output.weight", &[1000, 512], true), DType::Q6K);
+        assert!(Rules::parse("i32", &[]).is_err());
+        assert!(Rules::parse("f16", &["=q8_0".into()]).is_err());
+    }
+}

@@ -1,0 +1,31 @@
+use super::Failure;
+use kvasir_formats::{Rules, convert};
+use std::{path::PathBuf, process::ExitCode};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A GGUF file or a directory in the Hugging Face layout
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// The GGUF file to write
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+    /// Encoding of the weights: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k to q6_k, mxfp4, or the mixes q4_k_m
+    /// and q5_k_m
+    #[arg(long, value_name = "TYPE")]
+    dtype: String,
+    /// Encoding of the tensors whose GGUF names fit a pattern (`*`: any characters); the first that fits holds
+    #[arg(long, value_name = "PATTERN=TYPE")]
+    rule: Vec<String>,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let rules = Rules::parse(&self.dtype, &self.rule).map_err(Failure::usage)?;
+        let done = convert(&self.model, &self.out, &rules).map_err(Failure::failed)?;
+        for (dtype, (tensors, bytes)) in &done.by_type {
+            println!("{dtype:8} {tensors:6} tensors {:12.1} MB", *bytes as f64 / 1e6);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
