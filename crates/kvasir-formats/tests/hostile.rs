@@ -1,0 +1,417 @@
+//! Files that lie. Whatever a file says, opening it gives an error that names the place, takes little memory and never
+//! panics. The same mutations run as fuzz targets, see fuzz/.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use kvasir_formats::{
+    Checkpoint, DType, TextFiles, Tokenizer,
+    gguf::{Array, Gguf, Value, Writer},
+};
+use std::path::{Path, PathBuf};
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("kvasir-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn gguf(&self, bytes: &[u8]) -> kvasir_formats::Result<Gguf> {
+        let path = self.0.join("t.gguf");
+        std::fs::write(&path, bytes).unwrap();
+        let gguf = Gguf::open(&path)?;
+        // What opens must be usable: every range in the file, every string within its array.
+        for t in gguf.tensors() {
+            assert_eq!(gguf.bytes(t).len(), t.dtype.tensor_bytes(&t.shape).unwrap());
+        }
+        for value in gguf.metadata().values() {
+            if let Some(array) = value.as_array() {
+                assert_eq!(array.string_bytes().count() + array.scalars().count(), array.len());
+            }
+        }
+        let _ = Tokenizer::from_gguf(&gguf);
+        let _ = Checkpoint::of_gguf(gguf.clone().into());
+        Ok(gguf)
+    }
+
+    fn safetensors(&self, bytes: &[u8]) -> kvasir_formats::Result<Checkpoint> {
+        std::fs::write(self.0.join("config.json"), "{}").unwrap();
+        std::fs::write(self.0.join("model.safetensors"), bytes).unwrap();
+        let model = Checkpoint::open(&self.0)?;
+        for t in model.tensors() {
+            assert_eq!(t.bytes.len(), t.dtype.tensor_bytes(t.shape).unwrap());
+            let _ = model.dense(t.name);
+        }
+        Ok(model)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A file with a bit of everything.
+fn sample() -> Vec<u8> {
+    let mut w = Writer::new();
+    w.set("general.architecture", Value::Str("llama".into()));
+    w.set("llama.block_count", Value::U32(1));
+    w.set("flag", Value::Bool(true));
+    w.set("tokenizer.ggml.model", Value::Str("gpt2".into()));
+    w.set("tokenizer.ggml.pre", Value::Str("gpt-2".into()));
+    w.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(["a", "b", "ab", "<s>"])));
+    w.set("tokenizer.ggml.merges", Value::Array(Array::of_strings(["a b"])));
+    w.set("tokenizer.ggml.token_type", Value::Array(Array::of_i32(&[1, 1, 1, 3])));
+    w.describe("token_embd.weight", DType::F32, &[4, 32]).unwrap();
+    w.describe("blk.0.attn_q.weight", DType::Q4_0, &[2, 32]).unwrap();
+    w.describe("output_norm.weight", DType::F32, &[3]).unwrap();
+    let mut out = Vec::new();
+    let sizes = [("token_embd.weight", 512), ("blk.0.attn_q.weight", 36), ("output_norm.weight", 12)];
+    w.write(&mut out, |name, bytes| {
+        bytes.resize(sizes.iter().find(|s| s.0 == name).unwrap().1, 7);
+        Ok(())
+    })
+    .unwrap();
+    out
+}
+
+/// A header written field by field, so that each can lie.
+#[derive(Default)]
+struct Raw(Vec<u8>);
+
+impl Raw {
+    fn header(version: u32, tensors: u64, pairs: u64) -> Self {
+        let mut raw = Self(b"GGUF".to_vec());
+        raw.0.extend(version.to_le_bytes());
+        raw.u64(tensors).u64(pairs);
+        raw
+    }
+
+    fn u32(&mut self, n: u32) -> &mut Self {
+        self.0.extend(n.to_le_bytes());
+        self
+    }
+
+    fn u64(&mut self, n: u64) -> &mut Self {
+        self.0.extend(n.to_le_bytes());
+        self
+    }
+
+    fn str(&mut self, text: &str) -> &mut Self {
+        self.u64(text.len() as u64).0.extend(text.as_bytes());
+        self
+    }
+
+    fn tensor(&mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> &mut Self {
+        self.str(name).u32(dims.len() as u32);
+        for &d in dims {
+            self.u64(d);
+        }
+        self.u32(kind).u64(offset)
+    }
+
+    fn padded(&self, data: usize) -> Vec<u8> {
+        let mut out = self.0.clone();
+        out.resize(out.len().next_multiple_of(32) + data, 0);
+        out
+    }
+}
+
+#[test]
+fn gguf_truncated_at_every_byte() {
+    let (scratch, whole) = (Scratch::new("cut"), sample());
+    assert!(scratch.gguf(&whole).is_ok());
+    let data_end = whole.len() - 20; // the last tensor's padding may be missing
+    for end in 0..data_end {
+        let error = scratch.gguf(&whole[..end]).expect_err(&format!("{end} bytes"));
+        assert!(error.place().contains("t.gguf") && error.to_string().contains("offset"), "{end}: {error}");
+    }
+}
+
+#[test]
+fn gguf_with_any_byte_changed() {
+    let (scratch, whole) = (Scratch::new("flip"), sample());
+    let mut seed = 9u64;
+    for at in 0..whole.len() - 560 {
+        for with in [0x00, 0x01, 0x7f, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] = with;
+            let _ = scratch.gguf(&bytes);
+        }
+        // And four at once, anywhere in the header.
+        let mut bytes = whole.clone();
+        for _ in 0..4 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let i = (seed >> 33) as usize % (whole.len() - 560);
+            bytes[i] = (seed >> 20) as u8;
+        }
+        let _ = scratch.gguf(&bytes);
+    }
+}
+
+#[test]
+fn gguf_headers_that_lie() {
+    let scratch = Scratch::new("lies");
+    let mut cases: Vec<(&str, Vec<u8>)> = Vec::new();
+    for (what, version, tensors, pairs) in [
+        ("version 0", 0, 0, 0),
+        ("version 1", 1, 0, 0),
+        ("version 4", 4, 0, 0),
+        ("big-endian", 3 << 24, 0, 0),
+        ("2^63 tensors", 3, 1 << 63, 0),
+        ("2^64 - 1 keys", 3, 0, u64::MAX),
+        ("a billion tensors", 3, 1 << 30, 0),
+    ] {
+        cases.push((what, Raw::header(version, tensors, pairs).padded(64)));
+    }
+    let mut pair = |what, build: &dyn Fn(&mut Raw)| {
+        let mut raw = Raw::header(3, 0, 1);
+        build(&mut raw);
+        cases.push((what, raw.padded(64)));
+    };
+    pair("a key longer than the file", &|r| _ = r.u64(1 << 40));
+    pair("a key of 2^64 - 1", &|r| _ = r.u64(u64::MAX));
+    pair("a value type 13", &|r| _ = r.str("k").u32(13));
+    pair("a value type 999", &|r| _ = r.str("k").u32(999));
+    pair("a string longer than the file", &|r| _ = r.str("k").u32(8).u64(1 << 50));
+    pair("an array of arrays", &|r| _ = r.str("k").u32(9).u32(9).u64(1).u32(4).u64(0));
+    pair("an array of 2^62 u32", &|r| _ = r.str("k").u32(9).u32(4).u64(1 << 62));
+    pair("an array of 2^61 strings", &|r| _ = r.str("k").u32(9).u32(8).u64(1 << 61));
+    pair("a string in an array past the end", &|r| _ = r.str("k").u32(9).u32(8).u64(1).u64(1 << 33));
+    pair("a flag of 2", &|r| {
+        r.str("k").u32(7).0.push(2);
+    });
+    pair("alignment 0", &|r| _ = r.str("general.alignment").u32(4).u32(0));
+    pair("alignment 3", &|r| _ = r.str("general.alignment").u32(4).u32(3));
+    pair("alignment 2^32", &|r| _ = r.str("general.alignment").u32(10).u64(1 << 32));
+    pair("a key that is no UTF-8", &|r| {
+        r.u64(2).0.extend([0xc3, 0x28]);
+        r.u32(0).0.push(1);
+    });
+    let mut twice = Raw::header(3, 0, 2);
+    twice.str("k").u32(4).u32(1).str("k").u32(4).u32(2);
+    cases.push(("a key twice", twice.padded(64)));
+    let mut tensor = |what, dims: &[u64], kind, offset| {
+        let mut raw = Raw::header(3, 1, 0);
+        raw.tensor("t", dims, kind, offset);
+        cases.push((what, raw.padded(4096)));
+    };
+    tensor("no dimension", &[], 0, 0);
+    tensor("five dimensions", &[1, 1, 1, 1, 1], 0, 0);
+    tensor("a dimension of 0", &[4, 0], 0, 0);
+    tensor("a dimension of 2^63", &[1 << 63], 0, 0);
+    tensor("a product past 2^64", &[1 << 33, 1 << 33], 0, 0);
+    tensor("a product that wraps to nothing", &[1 << 32, 1 << 32], 24, 0);
+    tensor("bytes past 2^64", &[1 << 62, 2], 28, 0);
+    tensor("a row that is not whole blocks", &[33], 2, 0);
+    tensor("data past the end", &[4096], 0, 0);
+    tensor("an offset past the end", &[8], 0, 1 << 40);
+    tensor("an offset that wraps", &[8], 0, u64::MAX - 31);
+    tensor("an offset that is not aligned", &[8], 0, 4);
+    tensor("a gap before the data", &[8], 0, 32);
+    for id in [4, 5, 9, 15, 16, 31, 32, 33, 34, 36, 37, 38, 40, 999, u32::MAX] {
+        tensor("a type that is none", &[256], id, 0);
+    }
+    let mut overlap = Raw::header(3, 2, 0);
+    overlap.tensor("a", &[16], 0, 0).tensor("b", &[16], 0, 32);
+    cases.push(("overlapping tensors", overlap.padded(4096)));
+    let mut named_twice = Raw::header(3, 2, 0);
+    named_twice.tensor("a", &[8], 0, 0).tensor("a", &[8], 0, 32);
+    cases.push(("a tensor twice", named_twice.padded(4096)));
+    let mut long_name = Raw::header(3, 1, 0);
+    long_name.tensor(&"n".repeat(300), &[8], 0, 0);
+    cases.push(("a name of 300 bytes", long_name.padded(4096)));
+    for (what, bytes) in cases {
+        let error = scratch.gguf(&bytes).expect_err(what).to_string();
+        assert!(error.contains("offset") || error.contains("alignment"), "{what}: {error}");
+    }
+}
+
+#[test]
+fn split_files_must_be_complete_and_agree() {
+    let scratch = Scratch::new("split");
+    let part = |no: u64, of: u64, name: &str| {
+        let mut w = Writer::new();
+        w.set("general.architecture", Value::Str("llama".into()));
+        w.set("split.no", Value::U64(no));
+        w.set("split.count", Value::U64(of));
+        w.describe(name, DType::F32, &[8]).unwrap();
+        let mut out = Vec::new();
+        w.write(&mut out, |_, b| {
+            b.resize(32, 1);
+            Ok(())
+        })
+        .unwrap();
+        out
+    };
+    let path = |no: u64| scratch.0.join(format!("m-{no:05}-of-00002.gguf"));
+    std::fs::write(path(1), part(0, 2, "a")).unwrap();
+    assert!(Gguf::open(&path(1)).unwrap_err().to_string().contains("00002-of-00002"));
+    std::fs::write(path(2), part(1, 2, "a")).unwrap();
+    assert!(Gguf::open(&path(1)).unwrap_err().to_string().contains("two files"));
+    std::fs::write(path(2), part(1, 2, "b")).unwrap();
+    assert_eq!(Gguf::open(&path(1)).unwrap().tensors().len(), 2);
+    assert!(Gguf::open(&path(2)).unwrap_err().to_string().contains("first file"));
+    std::fs::write(path(1), part(0, u64::MAX, "a")).unwrap();
+    assert!(Gguf::open(&path(1)).is_err());
+}
+
+fn safetensors(header: &str, data: usize) -> Vec<u8> {
+    let mut out = (header.len() as u64).to_le_bytes().to_vec();
+    out.extend(header.as_bytes());
+    out.resize(out.len() + data, 0);
+    out
+}
+
+#[test]
+fn safetensors_that_lie() {
+    let scratch = Scratch::new("safe");
+    let good = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[2,2],"data_offsets":[8,16]}}"#;
+    let whole = safetensors(good, 16);
+    assert_eq!(scratch.safetensors(&whole).unwrap().tensors().count(), 2);
+    for end in 0..whole.len() {
+        let error = scratch.safetensors(&whole[..end]).expect_err("cut");
+        assert!(error.place().contains("model.safetensors"), "{error}");
+    }
+    for at in 0..8 + good.len() {
+        for with in [0, 1, b'9', b'-', b'"', b'{', 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] = with;
+            let _ = scratch.safetensors(&bytes);
+        }
+    }
+    let one = |body: &str, data: usize| safetensors(&format!(r#"{{"a":{{{body}}}}}"#), data);
+    for (what, bytes) in [
+        ("a header of 100 MB and more", (200u64 << 20).to_le_bytes().to_vec()),
+        ("a header of 2^64 - 1", u64::MAX.to_le_bytes().to_vec()),
+        ("an end before its start", one(r#""dtype":"F32","shape":[2],"data_offsets":[8,0]"#, 8)),
+        ("negative offsets", one(r#""dtype":"F32","shape":[2],"data_offsets":[-8,0]"#, 8)),
+        ("a gap", one(r#""dtype":"F32","shape":[2],"data_offsets":[4,12]"#, 12)),
+        ("data past the end", one(r#""dtype":"F32","shape":[4],"data_offsets":[0,16]"#, 8)),
+        ("data after the last tensor", one(r#""dtype":"F32","shape":[2],"data_offsets":[0,8]"#, 9)),
+        (
+            "a shape that wraps",
+            one(r#""dtype":"F32","shape":[4294967296,4294967296,2],"data_offsets":[0,0]"#, 0),
+        ),
+        ("a size that is not its shape's", one(r#""dtype":"F32","shape":[3],"data_offsets":[0,8]"#, 8)),
+        ("a type that is none", one(r#""dtype":"Q9","shape":[8],"data_offsets":[0,8]"#, 8)),
+        ("a type without use here", one(r#""dtype":"C64","shape":[1],"data_offsets":[0,8]"#, 8)),
+        ("metadata that is no text", safetensors(r#"{"__metadata__":{"a":[1]}}"#, 0)),
+        (
+            "overlapping tensors",
+            safetensors(
+                r#"{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}}"#,
+                12,
+            ),
+        ),
+        ("nine dimensions", one(r#""dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]"#, 1)),
+    ] {
+        let error = scratch.safetensors(&bytes).expect_err(what);
+        assert!(error.place().contains("model.safetensors"), "{what}: {error}");
+    }
+}
+
+#[test]
+fn an_index_stays_in_its_directory() {
+    let scratch = Scratch::new("index");
+    std::fs::write(scratch.0.join("config.json"), "{}").unwrap();
+    std::fs::write(
+        scratch.0.join("x.safetensors"),
+        safetensors(r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1),
+    )
+    .unwrap();
+    let open = |file: &str, tensor: &str| {
+        let index = serde_json::json!({"weight_map": {tensor: file}}).to_string();
+        std::fs::write(scratch.0.join("model.safetensors.index.json"), index).unwrap();
+        Checkpoint::open(&scratch.0)
+    };
+    assert!(open("x.safetensors", "a").is_ok());
+    for file in ["../x.safetensors", "/etc/passwd", "a/../x.safetensors", "./sub/x", "..", "", "."] {
+        assert!(open(file, "a").unwrap_err().to_string().contains("beside the index"), "{file}");
+    }
+    assert!(open("missing.safetensors", "a").is_err());
+    assert!(open("x.safetensors", "b").unwrap_err().to_string().contains("weight_map.b"));
+    for index in ["[]", "{", "{\"weight_map\": 3}", "{\"weight_map\": {\"a\": 3}}"] {
+        std::fs::write(scratch.0.join("model.safetensors.index.json"), index).unwrap();
+        assert!(Checkpoint::open(&scratch.0).unwrap_err().to_string().contains("index.json"), "{index}");
+    }
+}
+
+#[test]
+fn scales_must_fit_their_weights() {
+    let scratch = Scratch::new("scales");
+    let header = r#"{"w":{"dtype":"F8_E4M3","shape":[3,200],"data_offsets":[0,600]},"w_scale_inv":{"dtype":"F32","shape":[1,1],"data_offsets":[600,604]},"e_blocks":{"dtype":"U8","shape":[1,2,1,16],"data_offsets":[604,636]},"e_scales":{"dtype":"U8","shape":[1,3],"data_offsets":[636,639]}}"#;
+    let model = scratch.safetensors(&safetensors(header, 639)).unwrap();
+    assert!(model.dense("w").unwrap_err().to_string().contains("no fp8 quantization_config"));
+    assert!(model.dense("e").unwrap_err().to_string().contains("does not fit"));
+    assert!(model.dense("nothing").unwrap_err().to_string().contains("missing"));
+    let config = r#"{"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128]}}"#;
+    std::fs::write(scratch.0.join("config.json"), config).unwrap();
+    let model = Checkpoint::open(&scratch.0).unwrap();
+    assert!(model.dense("w").unwrap_err().to_string().contains("does not fit scales"));
+}
+
+#[test]
+fn tokenizers_that_lie() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokenizers/qwen/tokenizer.json");
+    let text = std::fs::read_to_string(dir).unwrap();
+    for json in [
+        "",
+        "{}",
+        "[]",
+        r#"{"model":{"type":"BPE","vocab":{},"merges":[]},"decoder":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}}"#,
+        r#"{"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":["a b"]},"decoder":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}}"#,
+        r#"{"model":{"type":"BPE","vocab":{"a":0,"aa":1},"merges":["aa a","a aa"]},"decoder":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}}"#,
+        r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"CTC","pad_token":"","word_delimiter_token":"","cleanup":true}}"#,
+    ] {
+        let error = Tokenizer::from_json(json.as_bytes()).map(|_| ()).expect_err(json);
+        assert!(error.place().starts_with("tokenizer.json"), "{json}: {error}");
+    }
+    let mut seed = 3u64;
+    for _ in 0..150 {
+        let mut bytes = text.clone().into_bytes();
+        for _ in 0..3 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (seed >> 33) as usize % bytes.len();
+            bytes[at] = b"0123456789\",:[]{}ax"[(seed >> 20) as usize % 19];
+        }
+        if let Ok(t) = Tokenizer::from_json(&bytes) {
+            if let Ok(ids) = t.encode("Hello wörld 123\n", true) {
+                let _ = t.decode(&ids, false);
+            }
+        }
+    }
+    // A vocabulary in a GGUF file: lists of different lengths, merges that are none, ids that do not exist.
+    let scratch = Scratch::new("vocab");
+    let vocab = |change: &dyn Fn(&mut Writer)| {
+        let mut w = Writer::new();
+        w.set("tokenizer.ggml.model", Value::Str("gpt2".into()));
+        w.set("tokenizer.ggml.pre", Value::Str("qwen2".into()));
+        w.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(["a", "b", "ab", ""])));
+        w.set("tokenizer.ggml.merges", Value::Array(Array::of_strings(["a b", "ab ab", "b q"])));
+        change(&mut w);
+        let path = scratch.0.join("v.gguf");
+        w.write(std::fs::File::create(&path).unwrap(), |_, _| Ok(())).unwrap();
+        TextFiles::open(&path).unwrap().tokenizer()
+    };
+    assert_eq!(vocab(&|_| {}).unwrap().encode("abab\u{0}é", false).unwrap(), [2, 2]);
+    let fails: [&dyn Fn(&mut Writer); 6] = [
+        &|w| w.set("tokenizer.ggml.merges", Value::Array(Array::of_strings(["ab"]))),
+        &|w| w.set("tokenizer.ggml.merges", Value::U32(1)),
+        &|w| w.set("tokenizer.ggml.token_type", Value::Array(Array::of_i32(&[1]))),
+        &|w| w.set("tokenizer.ggml.tokens", Value::Array(Array::of_i32(&[1]))),
+        &|w| w.set("tokenizer.ggml.pre", Value::Str("nobody's".into())),
+        &|w| w.set("tokenizer.ggml.model", Value::Str("llama".into())),
+    ];
+    for (i, change) in fails.into_iter().enumerate() {
+        let error = vocab(change).map(|_| ()).expect_err(&i.to_string());
+        assert!(error.to_string().contains("tokenizer.ggml."), "{i}: {error}");
+    }
+    let ids = vocab(&|w| {
+        w.set("tokenizer.ggml.bos_token_id", Value::U32(4_000_000_000));
+        w.set("tokenizer.ggml.add_bos_token", Value::Bool(true));
+    });
+    assert_eq!(ids.unwrap().encode("a", true).unwrap(), [0]);
+}
