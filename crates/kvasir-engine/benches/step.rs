@@ -19,6 +19,7 @@ fn cache(kind: &str, block: u32, tokens: u32) -> Box<dyn Cache> {
     match kind {
         "paged" => Box::new(Paged::new(blocks).unwrap()),
         "radix" => Box::new(Radix::new(blocks).unwrap()),
+        "paged+dummy" => Box::new(Paged::new(BlockConfig { dummy: true, ..blocks }).unwrap()),
         _ => Box::new(Cells::new(tokens, 1 << 16, None).unwrap()),
     }
 }
@@ -106,20 +107,38 @@ fn main() {
     let prefill_first =
         || -> Box<dyn Policy> { Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)) };
     let chunked = || -> Box<dyn Policy> { Box::new(Chunked::new(1 << 20, Mixing::Off)) };
+    let rectangular = || -> Box<dyn Policy> {
+        let config = RectangularConfig {
+            max_batch: 4096,
+            max_batch_tkv: 1 << 40,
+            interleave: false,
+            ..Default::default()
+        };
+        Box::new(Rectangular::new(config))
+    };
     println!("decode step, us              rows  schedule  postprocess    sum  peers, sum");
     let peers = [
         (1, "Mini-SGLang 65, nano-vLLM 1.2"),
         (64, "Mini-SGLang 972, nano-vLLM 29"),
         (256, "Mini-SGLang 3988, nano-vLLM 121"),
     ];
-    for (kind, block, first) in
-        [("paged", 16, true), ("radix", 16, false), ("radix", 1, false), ("cells", 1, false)]
-    {
+    let kinds = [
+        ("paged", 16, "prefill-first"),
+        ("radix", 16, "chunked"),
+        ("radix", 1, "chunked"),
+        ("cells", 1, "chunked"),
+        ("paged+dummy", 64, "rectangular"),
+    ];
+    for (kind, block, policy) in kinds {
         for rows in [1, 64, 256, 1024, 4096] {
             if rows > 256 && kind == "cells" {
                 continue; // a table entry per token: minutes to fill
             }
-            let policy = if first { prefill_first() } else { chunked() };
+            let policy = match policy {
+                "prefill-first" => prefill_first(),
+                "rectangular" => rectangular(),
+                _ => chunked(),
+            };
             let name = policy.name();
             let (schedule, settle) = decode(kind, block, rows, policy);
             let peer = peers.iter().find(|peer| peer.0 == rows && kind != "cells").map_or("", |peer| peer.1);

@@ -91,14 +91,19 @@ fn decode(mut cache: Box<dyn Cache>, policy: Box<dyn Policy>, overlap: usize, st
 fn a_steady_decode_step_takes_no_memory() {
     let blocks = BlockConfig { block_size: 16, blocks: 2048, ..BlockConfig::default() };
     for overlap in [0, 1] {
-        for kind in ["paged", "radix", "cells"] {
+        for kind in ["paged", "radix", "cells", "rectangular"] {
             let cache: Box<dyn Cache> = match kind {
                 "paged" => Box::new(Paged::new(blocks).unwrap()),
                 "radix" => Box::new(Radix::new(blocks).unwrap()),
+                "rectangular" => Box::new(Paged::new(BlockConfig { dummy: true, ..blocks }).unwrap()),
                 _ => Box::new(Cells::new(1 << 15, 64, None).unwrap()),
             };
             let policy: Box<dyn Policy> = match kind {
                 "paged" => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),
+                "rectangular" => {
+                    let config = RectangularConfig { interleave: false, ..RectangularConfig::default() };
+                    Box::new(Rectangular::new(config))
+                }
                 _ => Box::new(Chunked::new(8192, Mixing::On { target: None })),
             };
             let counts = decode(cache, policy, overlap, 350);

@@ -121,7 +121,7 @@ impl Setup {
         let shape = StaticShape {
             block: self.block,
             chunk: self.config.chunk_size,
-            max_rows: self.config.max_batch + 1,
+            max_rows: self.config.max_batch,
             max_volume: self.config.max_batch_tkv,
             max_model_len: self.length,
         };

@@ -342,7 +342,9 @@ impl Rectangular {
             desk.hold(row.entry, Reason::Paused);
         }
         // Decoding rows first, then the prompt under way.
-        self.running.sort_by_key(|row| desk.sequence(row.entry).is_prefilling());
+        if let Some(at) = self.running.iter().position(|row| desk.sequence(row.entry).is_prefilling()) {
+            self.running[at..].rotate_left(1);
+        }
     }
 
     /// Chooses who decodes and who pauses. Returns the shape of those who decode.
@@ -403,8 +405,9 @@ impl Rectangular {
         record.limit = self.config.max_batch_tkv;
         record.running.extend(self.running.iter().map(|row| row.id));
         record.paused.extend(self.paused.iter().map(|row| row.id));
-        let skipped = |row: &Row| Skipped { request: row.id, tokens: row.plan().usable };
-        record.skipped.extend(self.running.iter().chain(&self.paused).map(skipped));
+        let hits = self.running.iter().chain(&self.paused).filter(|row| row.hit > 0);
+        let skipped = hits.map(|row| Skipped { request: row.id, tokens: row.plan().usable });
+        record.skipped.extend(skipped.filter(|skipped| skipped.tokens > 0));
         record.pause_events = self.pause_events;
         record.resume_events = self.resume_events;
     }

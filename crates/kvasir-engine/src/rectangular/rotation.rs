@@ -3,7 +3,7 @@ use super::Rectangle;
 /// A request that may decode in this step, paused or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Who; the caller's own number.
+    /// Who: its number in the order in which equals go.
     pub who: usize,
     /// Tokens whose K and V are there.
     pub computed: u32,
@@ -18,11 +18,12 @@ pub struct Turn {
 /// Chooses who decodes when not all fit the volume limit. Whoever was left out longest goes first, then who has decoded
 /// least (or most, with `long_first`); the rest fill up greedily. Returns the shape of those kept.
 ///
-/// `turns` are the paused in their order, then the decoding ones in theirs; they are sorted by turn.
+/// `turns` are the paused in their order, then the decoding ones in theirs, numbered so; they are sorted by turn.
 pub fn rotate(turns: &mut [Turn], block: u32, limit: u64, long_first: bool) -> Rectangle {
+    use std::cmp::Reverse;
     match long_first {
-        true => turns.sort_by_key(|t| std::cmp::Reverse((t.starved, t.decoded))),
-        false => turns.sort_by_key(|t| (std::cmp::Reverse(t.starved), t.decoded)),
+        true => turns.sort_unstable_by_key(|t| (Reverse((t.starved, t.decoded)), t.who)),
+        false => turns.sort_unstable_by_key(|t| (Reverse(t.starved), t.decoded, t.who)),
     }
     let mut shape = Rectangle::new(block);
     for turn in turns {
@@ -48,7 +49,7 @@ mod tests {
 
     #[test]
     fn everybody_gets_a_turn() {
-        let mut turns = [turn(3, 90, 0), turn(2, 61, 1), turn(1, 52, 2), turn(0, 33, 3)];
+        let mut turns = [turn(0, 90, 0), turn(1, 61, 1), turn(2, 52, 2), turn(3, 33, 3)];
         let mut had = [0; 4];
         for _ in 0..40 {
             let shape = rotate(&mut turns, 64, 300, false);
@@ -64,12 +65,12 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_shortest_or_the_longest_output() {
-        let mut turns = [turn(3, 90, 0), turn(2, 61, 1), turn(1, 52, 2), turn(0, 33, 3)];
+        let mut turns = [turn(0, 90, 0), turn(1, 61, 1), turn(2, 52, 2), turn(3, 33, 3)];
         assert_eq!(rotate(&mut turns, 64, 300, false).tkv(), 126);
-        assert_eq!(kept(&turns), [3, 2]);
-        let mut turns = [turn(3, 90, 0), turn(2, 61, 1), turn(1, 52, 2), turn(0, 33, 3)];
+        assert_eq!(kept(&turns), [0, 1]);
+        let mut turns = [turn(0, 90, 0), turn(1, 61, 1), turn(2, 52, 2), turn(3, 33, 3)];
         rotate(&mut turns, 64, 300, true);
-        assert_eq!(kept(&turns), [0, 1, 2]);
+        assert_eq!(kept(&turns), [3, 2, 1]);
         assert_eq!(turns.iter().map(|t| t.starved).collect::<Vec<_>>(), [0, 0, 0, 1]);
     }
 
