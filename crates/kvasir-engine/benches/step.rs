@@ -49,7 +49,7 @@ fn answer(step: &mut Step) {
 /// Median microseconds of schedule and of postprocess.
 fn decode(kind: &str, block: u32, rows: u32, policy: Box<dyn Policy>) -> (f64, f64) {
     let steps = (200_000 / rows).clamp(40, 400);
-    let mut core = core(kind, block, rows * (CONTEXT + steps + 64), policy);
+    let mut core = core(kind, block, rows * (CONTEXT + steps + 64).next_multiple_of(block), policy);
     for i in 0..rows {
         // Different from the first token on, so that nothing is shared.
         let prompt = (0..CONTEXT).map(|t| i * 7919 + t).collect();
