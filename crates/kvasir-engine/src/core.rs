@@ -209,7 +209,7 @@ impl Core {
         if let Some(keep) = keep {
             // The cache keeps what it has; only the answer is shorter.
             sequence.computed = sequence.computed.min(sequence.prompt_len + keep);
-            sequence.tokens.truncate((sequence.prompt_len + keep) as usize);
+            sequence.truncate(sequence.prompt_len + keep);
         }
         self.world.finish(entry, finish, None, seen, now);
         self.world.sweep();

@@ -4,7 +4,7 @@ use crate::{
     world::{Pick, World},
 };
 use kvasir_exec::SequenceSpec;
-use kvasir_kv::{CacheError, Hit, Room};
+use kvasir_kv::{CacheError, Hit, Room, SeqId};
 
 /// A policy's view of the world, and all that it can do to it.
 ///
@@ -299,6 +299,9 @@ impl Desk<'_> {
     fn drafts_that_fit(&self, entry: u32) -> u32 {
         let sequence = &self.world.slab[entry];
         let count = sequence.drafts.len() as u32;
+        if count == 0 {
+            return 0;
+        }
         match sequence.in_flight == 0 && sequence.to_feed() == 1 {
             true if sequence.parents.is_empty() => {
                 count.min(sequence.outputs_left().saturating_sub(1)).min(self.budget().saturating_sub(1))
@@ -318,7 +321,7 @@ impl Desk<'_> {
             return Err(Reason::TokenBudget);
         }
         let slots = self.need(entry, tokens + drafts + feed.ahead);
-        let room = self.room_for(entry);
+        let room = if slots > 0 { self.room_for(entry) } else { 0 };
         if slots > room {
             let leased = self.world.cache.room().leased;
             return Err(match slots <= room + leased {
@@ -334,13 +337,16 @@ impl Desk<'_> {
         let sequence = &mut world.slab[entry];
         let redirected = feed.redirected.min(sequence.claimed);
         sequence.seen_in = world.round;
+        let seq = sequence.cache.unwrap_or(SeqId(u64::MAX));
         world.picked_tokens += fed;
         // What was promised is already set aside; only what goes beyond it makes the rest smaller.
         let promised = sequence.promised;
         world.picked_slots += slots;
-        world.set_promise(entry, promised.saturating_sub(slots));
+        if promised > 0 && slots > 0 {
+            world.set_promise(entry, promised.saturating_sub(slots));
+        }
         let left_pad_blocks = feed.left_pad_blocks;
-        world.picks.push(Pick { entry, redirected, tokens, drafts, left_pad_blocks, slots, promised });
+        world.picks.push(Pick { entry, seq, redirected, tokens, drafts, left_pad_blocks, slots, promised });
         Ok(())
     }
 

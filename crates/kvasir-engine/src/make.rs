@@ -1,8 +1,8 @@
 //! From the policy's picks to a step: claim, batch, plan.
 
-use crate::{Core, Fault, Finish, Reason, sequence::Moves, world::Pick};
+use crate::{Core, Fault, Finish, Reason, Sequence, sequence::Moves, world::Pick};
 use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
-use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId};
+use kvasir_kv::{CacheError, ClaimRow, Span, StepId, Token};
 
 impl Core {
     /// Claims slots for the picks and plans the step. A row for which the cache has no room after all is held. False
@@ -39,7 +39,7 @@ impl Core {
         let world = &mut self.world;
         world.claim_rows.clear();
         world.claim_rows.extend(world.picks.iter().map(|pick| ClaimRow {
-            seq: world.slab[pick.entry].cache.unwrap_or(SeqId(u64::MAX)),
+            seq: pick.seq,
             redirected: pick.redirected,
             tokens: pick.tokens + pick.drafts,
         }));
@@ -112,11 +112,7 @@ impl Core {
         for (i, pick) in world.picks.iter().enumerate() {
             let sequence = &mut world.slab[pick.entry];
             let start = batch.tokens.len();
-            let from = (sequence.claimed - pick.redirected) as usize;
-            let to = (sequence.claimed + pick.tokens) as usize;
-            let known = sequence.tokens.len();
-            batch.tokens.extend_from_slice(&sequence.tokens[from.min(known)..to.min(known)]);
-            batch.tokens.extend(std::iter::repeat_n(IN_FLIGHT, to - to.min(known).max(from)));
+            push_known(sequence, pick, &mut batch.tokens);
             let mut drafts = Drafts { count: pick.drafts, tree: None };
             if pick.drafts > 0 {
                 batch.tokens.extend_from_slice(&sequence.drafts[..pick.drafts as usize]);
@@ -132,7 +128,7 @@ impl Core {
             let context_len = sequence.claimed + pick.tokens + pick.drafts;
             batch.rows.push(BatchRow {
                 request: sequence.id.0,
-                seq: sequence.cache.unwrap_or(SeqId(u64::MAX)),
+                seq: pick.seq,
                 phase,
                 tokens,
                 cached: sequence.claimed,
@@ -165,4 +161,16 @@ impl Core {
             }
         }
     }
+}
+
+/// Appends the known tokens of a row; what only the device knows as [`IN_FLIGHT`].
+fn push_known(sequence: &Sequence, pick: &Pick, tokens: &mut Vec<Token>) {
+    let known = sequence.tokens.len();
+    let to = (sequence.claimed + pick.tokens) as usize;
+    if pick.redirected == 0 && pick.tokens == 1 && to >= known {
+        return tokens.push(if to == known { sequence.newest } else { IN_FLIGHT });
+    }
+    let from = (sequence.claimed - pick.redirected) as usize;
+    tokens.extend_from_slice(&sequence.tokens[from.min(known)..to.min(known)]);
+    tokens.extend(std::iter::repeat_n(IN_FLIGHT, to - to.min(known).max(from)));
 }

@@ -16,10 +16,6 @@ impl RequestId {
     pub fn index(self) -> u32 {
         self.0 as u32
     }
-
-    pub(crate) fn use_count(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
 }
 
 /// How long a request may run, what ends it, and who it belongs to.

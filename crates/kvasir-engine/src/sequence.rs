@@ -47,25 +47,39 @@ pub struct Timings {
 /// Committed tokens, tokens in flight and drafts are kept apart: the token list holds only what the host has seen and
 /// the target has chosen.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub struct Sequence {
+    // What every step looks at comes first and lies together.
     pub(crate) id: RequestId,
-    pub(crate) tag: u64,
     /// Prompt, then outputs that the host has seen.
     pub(crate) tokens: Vec<Token>,
-    pub(crate) prompt_len: u32,
-    pub(crate) params: Params,
-    pub(crate) status: Status,
+    /// The last of them, at hand without a look into the list.
+    pub(crate) newest: Token,
     /// Its sequence in the cache while it runs.
     pub(crate) cache: Option<SeqId>,
     pub(crate) pool_row: Option<PoolRow>,
-    /// Tokens whose K and V are there for sure: every step that wrote them has come back.
-    pub(crate) computed: u32,
+    pub(crate) prompt_len: u32,
     /// The same with all steps in flight.
     pub(crate) claimed: u32,
+    /// Tokens whose K and V are there for sure: every step that wrote them has come back.
+    pub(crate) computed: u32,
     /// Tokens sampled by steps in flight.
     pub(crate) in_flight: u32,
     /// Steps in flight that name it.
     pub(crate) steps_in_flight: u32,
+    /// Slots promised and not claimed yet.
+    pub(crate) promised: u32,
+    /// Length up to which slots were promised at admission.
+    pub(crate) reserve_to: u32,
+    /// Length up to which it holds slots, where they were taken ahead of claims.
+    pub(crate) ahead: u32,
+    /// Tokens that a step can find by content.
+    pub(crate) published: u32,
+    /// Outputs it may have before the model's length is reached.
+    pub(crate) room: u32,
+    /// Number of the newest `schedule` call that fed or held it.
+    pub(crate) seen_in: u64,
+    pub(crate) status: Status,
     /// A step that feeds the end of its known tokens has been scheduled since it was admitted.
     pub(crate) prefilled: bool,
     /// The step in flight verifies drafts of it.
@@ -76,27 +90,17 @@ pub struct Sequence {
     pub(crate) drafts: Vec<Token>,
     /// Their parents when they are a tree; node 0 is the newest committed token.
     pub(crate) parents: Vec<i32>,
-    /// Length up to which slots were promised at admission.
-    pub(crate) reserve_to: u32,
-    /// Length up to which it holds slots, where they were taken ahead of claims.
-    pub(crate) ahead: u32,
-    /// Slots promised and not claimed yet.
-    pub(crate) promised: u32,
-    /// Tokens that a step can find by content.
-    pub(crate) published: u32,
+    pub(crate) tag: u64,
+    pub(crate) params: Params,
     /// Tokens found in the cache when it was admitted last.
     pub(crate) hit: u32,
     /// The same when it was admitted first, which is what its client is told.
     pub(crate) first_hit: u32,
     pub(crate) preemptions: u32,
-    /// Outputs it may have before the model's length is reached.
-    pub(crate) room: u32,
     /// The request whose prompt it shares (fan-out), until that is computed.
     pub(crate) leader: Option<RequestId>,
     pub(crate) timings: Timings,
     pub(crate) finish: Option<Finish>,
-    /// Number of the newest `schedule` call that fed or held it.
-    pub(crate) seen_in: u64,
     /// Order of arrival; a preempted one keeps it.
     pub(crate) number: u64,
 }
@@ -104,10 +108,10 @@ pub struct Sequence {
 impl Sequence {
     /// A waiting sequence that nobody knows yet; the core gives it its id.
     pub fn new(request: Request) -> Self {
-        let prompt_len = request.prompt.len() as u32;
         Self {
             tag: request.tag,
-            prompt_len,
+            prompt_len: request.prompt.len() as u32,
+            newest: request.prompt.last().copied().unwrap_or_default(),
             tokens: request.prompt,
             params: request.params,
             ..Self::default()
@@ -116,12 +120,14 @@ impl Sequence {
 
     /// Commits tokens that the target has chosen.
     pub fn append(&mut self, tokens: &[Token]) {
+        self.newest = tokens.last().copied().unwrap_or(self.newest);
         self.tokens.extend_from_slice(tokens);
     }
 
     /// Drops outputs so that `len` tokens are left; the prompt stays.
     pub fn truncate(&mut self, len: u32) {
         self.tokens.truncate(len.max(self.prompt_len) as usize);
+        self.newest = self.tokens.last().copied().unwrap_or(self.newest);
     }
 
     /// Blocks of `block_size` that its committed tokens take.

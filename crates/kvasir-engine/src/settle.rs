@@ -137,8 +137,10 @@ impl Core {
         sequence.drafts.clear();
         sequence.parents.clear();
         // Node 0 is the newest committed token; what was sampled there comes first.
-        let nodes = std::iter::once(&0).chain(&self.accepted);
-        sequence.tokens.extend(nodes.filter_map(|node| sampled.get(*node as usize)));
+        for node in std::iter::once(&0).chain(&self.accepted) {
+            let token = sampled.get(*node as usize).copied();
+            sequence.append(token.as_slice());
+        }
         if !owns {
             return true;
         }
@@ -173,7 +175,9 @@ impl Core {
         let outputs = sequence.tokens.get(sequence.prompt_len as usize..).unwrap_or(&[]);
         let stop = stop::find(outputs, first, &sequence.params, sequence.room);
         let kept = stop.map_or(outputs.len(), |stop| stop.keep);
-        sequence.tokens.truncate(sequence.prompt_len as usize + kept);
+        if stop.is_some() {
+            sequence.truncate(sequence.prompt_len + kept as u32);
+        }
         if kept > first {
             sequence.timings.first_token.get_or_insert(now);
             sequence.timings.last_token = Some(now);

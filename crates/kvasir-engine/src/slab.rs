@@ -9,10 +9,12 @@ pub(crate) struct Slab {
 
 #[derive(Debug)]
 struct Entry {
-    use_count: u32,
-    live: bool,
+    /// Its id is [`VACANT`] in an entry that nobody has.
     sequence: Sequence,
+    use_count: u32,
 }
+
+const VACANT: RequestId = RequestId(u64::MAX);
 
 impl Slab {
     /// Puts `sequence` in and gives it its id.
@@ -21,13 +23,12 @@ impl Slab {
         match self.entries.get_mut(index as usize) {
             Some(entry) => {
                 entry.use_count += 1;
-                entry.live = true;
                 sequence.id = RequestId::new(index, entry.use_count);
                 entry.sequence = sequence;
             }
             None => {
                 sequence.id = RequestId::new(index, 0);
-                self.entries.push(Entry { use_count: 0, live: true, sequence });
+                self.entries.push(Entry { use_count: 0, sequence });
             }
         }
         index
@@ -35,9 +36,9 @@ impl Slab {
 
     /// Takes entry `index` out.
     pub(crate) fn remove(&mut self, index: u32) {
-        if let Some(entry) = self.entries.get_mut(index as usize).filter(|entry| entry.live) {
-            entry.live = false;
-            entry.sequence = Sequence::default();
+        if let Some(entry) = self.entries.get_mut(index as usize).filter(|entry| entry.sequence.id != VACANT)
+        {
+            entry.sequence = Sequence { id: VACANT, ..Sequence::default() };
             self.free.push(index);
         }
     }
@@ -45,12 +46,12 @@ impl Slab {
     /// The entry that `id` names, unless it is gone.
     pub(crate) fn find(&self, id: RequestId) -> Option<u32> {
         let entry = self.entries.get(id.index() as usize)?;
-        (entry.live && entry.use_count == id.use_count()).then_some(id.index())
+        (entry.sequence.id == id && id != VACANT).then_some(id.index())
     }
 
     /// Live sequences with their entries.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Sequence)> {
-        let live = self.entries.iter().enumerate().filter(|(_, entry)| entry.live);
+        let live = self.entries.iter().enumerate().filter(|(_, entry)| entry.sequence.id != VACANT);
         live.map(|(index, entry)| (index as u32, &entry.sequence))
     }
 }

@@ -4,12 +4,13 @@ use crate::{
     Summary, queue::Queue, slab::Slab,
 };
 use kvasir_exec::{PoolRow, SequenceSpec};
-use kvasir_kv::{Cache, ClaimRow, StepId};
+use kvasir_kv::{Cache, ClaimRow, SeqId, StepId};
 
 /// A row that the policy has put into the step being made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pick {
     pub(crate) entry: u32,
+    pub(crate) seq: SeqId,
     /// Tokens fed again although they are there.
     pub(crate) redirected: u32,
     /// Known tokens fed, drafts not counted.
@@ -64,7 +65,11 @@ pub(crate) struct World {
 impl World {
     /// Slots of whole blocks that `tokens` take.
     pub(crate) fn whole_blocks(&self, tokens: u32) -> u32 {
-        tokens.div_ceil(self.block).saturating_mul(self.block)
+        match self.block.is_power_of_two() {
+            // A division per row and step is what this spares.
+            true => tokens.saturating_add(self.block - 1) & !(self.block - 1),
+            false => tokens.div_ceil(self.block).saturating_mul(self.block),
+        }
     }
 
     /// Slots that can be had now and are neither picked for this step nor promised to anybody.
@@ -97,15 +102,15 @@ impl World {
     /// Makes what `entry` has computed findable, as far as the policy wants it now.
     pub(crate) fn publish(&mut self, entry: u32, milestone: bool) {
         let sequence = &mut self.slab[entry];
-        let whole = sequence.computed / self.block * self.block;
         let wanted = match self.publish_at {
             PublishAt::EveryBlock => true,
             PublishAt::Milestones => milestone,
         };
         let Some(seq) = sequence.cache else { return };
-        if !self.has_prefix || !wanted || whole <= sequence.published {
+        if !self.has_prefix || !wanted || sequence.computed < sequence.published + self.block {
             return;
         }
+        let whole = sequence.computed / self.block * self.block;
         let computed = sequence.computed.min(sequence.tokens.len() as u32);
         if let Ok(prefix) = self.cache.prefix()
             && prefix.publish(seq, &sequence.tokens, computed).is_ok()

@@ -7,18 +7,26 @@ use kvasir_kv::Span;
 use kvasir_kv::{Cache, Cells, ClaimRow, Paged, Radix, StepId, blocks::BlockConfig};
 use std::{
     alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
     collections::VecDeque,
-    sync::atomic::{AtomicU64, Ordering},
 };
 
 struct Counting;
 
-static TAKEN: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    /// Allocations of this thread; the test harness has others.
+    static TAKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count_one() {
+    // A thread that is ending may have lost its counter already.
+    let _ = TAKEN.try_with(|taken| taken.set(taken.get() + 1));
+}
 
 // SAFETY: everything is handed to the system's allocator; counting touches no memory of the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        TAKEN.fetch_add(1, Ordering::Relaxed);
+        count_one();
         // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
@@ -27,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.dealloc(at, layout) }
     }
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        TAKEN.fetch_add(1, Ordering::Relaxed);
+        count_one();
         // SAFETY: as above.
         unsafe { System.realloc(at, layout, size) }
     }
@@ -68,7 +76,7 @@ fn decode(mut cache: Box<dyn Cache>, policy: Box<dyn Policy>, overlap: usize, st
     let mut counts = Vec::with_capacity(steps as usize);
     let mut pending = VecDeque::with_capacity(4);
     while counts.len() < steps as usize {
-        let before = TAKEN.load(Ordering::Relaxed);
+        let before = TAKEN.get();
         let step = core.schedule(0).unwrap();
         core.take_binds().for_each(drop);
         let decodes = step.batch.tokens.len() as u64 == ROWS;
@@ -81,7 +89,7 @@ fn decode(mut cache: Box<dyn Cache>, policy: Box<dyn Policy>, overlap: usize, st
         }
         core.outbox().clear();
         if decodes {
-            counts.push(TAKEN.load(Ordering::Relaxed) - before);
+            counts.push(TAKEN.get() - before);
         }
     }
     counts

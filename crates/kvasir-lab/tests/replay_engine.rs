@@ -1,4 +1,5 @@
 //! Recorded schedules, workloads and tables, replayed against the engine.
+#![allow(clippy::unwrap_used)]
 
 use kvasir_lab::replay::{Outcome, Suite, run};
 

@@ -1,3 +1,4 @@
+#![allow(clippy::unwrap_used, clippy::panic)] // a harness of tests
 use crate::{dice::Dice, drafter::Liar, flaky::Flaky};
 use kvasir_engine::rectangular::Rules;
 use kvasir_engine::*;
@@ -322,6 +323,11 @@ fn judge(
                 Some(Finish::Failed(_)) => false,
                 other => return Err(format!("request {tag} ends with {other:?}")),
             };
+            let len = one.request.prompt.len() + got.tokens.len();
+            let fits = len.div_ceil(setup.block as usize) * setup.block as usize <= setup.slots as usize;
+            if got.finish == Some(Finish::Capacity) && fits && setup.flaky == 0 {
+                return Err(format!("request {tag} ends for want of room, with {len} tokens"));
+            }
             let right = if whole { got.tokens == alone } else { alone.starts_with(&got.tokens) };
             if !right {
                 return Err(format!("request {tag}: {:?}, {:?}, alone {alone:?}", got.tokens, got.finish));
