@@ -52,6 +52,7 @@ impl Core {
             binds: Vec::new(),
             claim_rows: Vec::new(),
             speculates: false,
+            coalescing: false,
             in_flight: 0,
             moves_due: false,
             table_blocks: 0,
@@ -76,6 +77,11 @@ impl Core {
     /// Hands in what steps cost, for policies that keep to a target.
     pub fn set_costs(&mut self, costs: Costs) {
         self.costs = costs;
+    }
+
+    /// Holds newcomers back while somebody runs, as a [`Coalescer`](crate::Coalescer) has decided for the next step.
+    pub fn hold_newcomers(&mut self, hold: bool) {
+        self.world.coalescing = hold;
     }
 
     /// Announces how many drafts a decode row may carry. A sequence then waits for its token before it goes on.

@@ -156,6 +156,9 @@ impl Desk<'_> {
         if sequence.in_flight > 0 || sequence.steps_in_flight > 0 {
             return Some(Reason::TokenInFlight);
         }
+        if world.coalescing && !world.running.is_empty() {
+            return Some(Reason::Coalesce);
+        }
         if world.running.len() >= world.limits.max_num_seqs as usize {
             return Some(Reason::SequenceLimit);
         }

@@ -48,6 +48,8 @@ pub(crate) struct World {
     pub(crate) claim_rows: Vec<ClaimRow>,
     /// Drafts are made once a token is seen, so nothing is fed before.
     pub(crate) speculates: bool,
+    /// Newcomers wait for the other replicas.
+    pub(crate) coalescing: bool,
     /// Steps scheduled and not come back.
     pub(crate) in_flight: u32,
     /// Row moves of somebody go out with the next step.

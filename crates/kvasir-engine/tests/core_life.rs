@@ -233,6 +233,20 @@ fn an_order_says_who_is_next() {
 }
 
 #[test]
+fn newcomers_wait_for_other_replicas_only_while_somebody_runs() {
+    let mut core = core(paged(8));
+    core.hold_newcomers(true);
+    core.add(request(&[5, 6, 7], 9), 0).unwrap();
+    assert!(turn(&mut core, 30), "nobody else would run");
+    let late = core.add(request(&[8, 9], 9), 0).unwrap();
+    assert!(turn(&mut core, 31));
+    assert_eq!(core.reason(late), Some(Reason::Coalesce));
+    core.hold_newcomers(false);
+    assert!(turn(&mut core, 32));
+    assert_eq!(core.sequence(late).unwrap().outputs(), [32]);
+}
+
+#[test]
 fn text_stops_truncate_to_the_position() {
     let mut core = core(paged(8));
     let id = core.add(request(&[5, 6, 7], 9), 0).unwrap();
