@@ -3,7 +3,7 @@
 use super::from_hf::{architecture, size};
 use crate::{
     Checkpoint, Error, Result,
-    gguf::{Array, Value, Writer},
+    gguf::{self, Array, Value, Writer},
 };
 use kvasir_program::{LayerFacts, Model};
 use serde_json::Value as Json;
@@ -22,6 +22,11 @@ pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'stati
     out.set("general.alignment", Value::U32(32));
     let name = model.path().file_name().and_then(|n| n.to_str()).unwrap_or("model");
     out.set("general.name", Value::Str(name.into()));
+    let mut original = config.clone();
+    if let Some(map) = original.as_object_mut() {
+        map.remove("quantization_config"); // the file's own encodings hold
+    }
+    out.set(gguf::ORIGINAL, Value::Str(original.to_string()));
     let mut meta = Meta { config, arch, out };
     meta.dimensions()?;
     meta.experts(model)?;

@@ -4,6 +4,9 @@ use super::{Gguf, Kind, Value};
 use crate::{DType, Error, Facts, Result};
 use serde_json::{Map, Value as Json, json};
 
+/// The key of a config that conversion keeps.
+pub(crate) const ORIGINAL: &str = "kvasir.config";
+
 /// The config and what the converter did to the weights; refuses architectures that have no program.
 pub(crate) fn hf_config(gguf: &Gguf) -> Result<(Json, Facts)> {
     let reader = Reader { gguf, out: Map::new() };
@@ -66,10 +69,26 @@ impl Reader<'_> {
                 return Err(Error::at("general.architecture", format!("{other:?} is not supported")));
             }
         };
+        if let Some(config) = self.original(architecture.0)? {
+            return Ok((config, facts));
+        }
         facts.rope_divisors = self.rope()?;
         self.set("architectures", json!([architecture.0]));
         self.set("model_type", json!(architecture.1));
         Ok((Json::Object(self.out), facts))
+    }
+
+    /// The config that the file was converted from, word for word, if it was converted here: GGUF has no keys for
+    /// some of what configs say.
+    fn original(&self, architecture: &str) -> Result<Option<Json>> {
+        let Some(text) = self.gguf.str(ORIGINAL) else { return Ok(None) };
+        let config: Json = serde_json::from_str(text).map_err(|e| Error::at(ORIGINAL, e))?;
+        let named = config.pointer("/architectures/0").and_then(Json::as_str).unwrap_or_default();
+        // Mistral's files are of the llama family there.
+        if named != architecture && (named, architecture) != ("MistralForCausalLM", "LlamaForCausalLM") {
+            return Err(Error::at(ORIGINAL, format!("is for {named:?}, the file for {architecture}")));
+        }
+        Ok(Some(config))
     }
 
     fn common(&mut self) -> Result<()> {
