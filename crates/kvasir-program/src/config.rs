@@ -8,8 +8,10 @@ pub(crate) struct Config<'a> {
     path: &'a str,
 }
 
-/// No published dimension comes near; it keeps products of three in 64 bits.
-const MAX_SIZE: u64 = 1 << 21;
+/// No published dimension comes near; products of two, doubled, keep to 64 bits.
+const MAX_SIZE: u64 = 1 << 24;
+/// The same for what is counted one by one: layers and experts.
+const MAX_COUNT: usize = 1 << 12;
 
 impl<'a> Config<'a> {
     pub(crate) fn new(json: &'a Json) -> Self {
@@ -45,6 +47,14 @@ impl<'a> Config<'a> {
 
     pub(crate) fn size(&self, key: &str) -> Result<usize> {
         self.opt_size(key)?.ok_or_else(|| self.bad(key, "is missing"))
+    }
+
+    /// How many layers, experts or groups there are.
+    pub(crate) fn number(&self, key: &str) -> Result<usize> {
+        match self.size(key)? {
+            n @ 1..=MAX_COUNT => Ok(n),
+            n => Err(self.bad(key, format!("is {n}, more than {MAX_COUNT}"))),
+        }
     }
 
     pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize> {

@@ -24,8 +24,12 @@ impl Model {
         let mut predictions = Vec::new();
         if let Some(build) = architecture.prediction {
             let config = Config::new(&source.config);
-            let layers = config.size("num_hidden_layers")?;
-            for index in 0..config.count("num_nextn_predict_layers")? {
+            let layers = config.number("num_hidden_layers")?;
+            let promised = config.count("num_nextn_predict_layers")?;
+            if promised > 64 {
+                return Err(config.bad("num_nextn_predict_layers", format!("is {promised}, more than 64")));
+            }
+            for index in 0..promised {
                 let there = source.has_prefix(&format!("model.layers.{}.", layers + index));
                 if source.tensors.is_some() && !there {
                     continue;

@@ -8,7 +8,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! It puts together and decides nothing: what can be chosen is in [`EngineOptions`].
+//! It puts together and decides nothing: policy, cache and limits come in a [`Core`](kvasir_engine::Core).
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -19,7 +19,6 @@ mod logits;
 mod opened;
 
 pub use backend::{AnyExecutor, AnyPending, BackendKind};
-pub use engine::{EngineOptions, PolicyKind};
 pub use error::Error;
 pub use inspection::{Inspection, KvFacts, MemoryPlan};
 pub use opened::{Loaded, Opened};

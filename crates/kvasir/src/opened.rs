@@ -36,10 +36,11 @@ impl Opened {
         if given.is_empty() { ids(self.checkpoint.config()) } else { given }
     }
 
-    /// The tokenizer; none if a directory has no `tokenizer.json`.
+    /// The tokenizer; none if a directory has no `tokenizer.json`, or a GGUF file no vocabulary.
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>, Error> {
         let path = self.checkpoint.path();
         match self.checkpoint.gguf() {
+            Some(gguf) if gguf.array("tokenizer.ggml.tokens").is_none() => Ok(None),
             Some(gguf) => Ok(Some(TextFiles::of_gguf(Arc::clone(gguf)).tokenizer()?)),
             None if path.join("tokenizer.json").exists() => Ok(Some(TextFiles::open(path)?.tokenizer()?)),
             None => Ok(None),

@@ -223,6 +223,11 @@ impl Options {
         Self::from_map(&merged)
     }
 
+    /// Whether a policy was asked for that needs a cache with blocks.
+    pub(crate) fn needs_blocks(&self) -> bool {
+        self.policy == Some(PolicyKind::Rectangular)
+    }
+
     /// Share of the memory for the pool.
     pub(crate) fn memory_share(&self) -> Result<f64, Failure> {
         rule(self.memory_utilization.is_none() || self.kv_capacity.is_none(), || {

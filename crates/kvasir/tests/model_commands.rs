@@ -32,10 +32,18 @@ fn every_cache_and_policy_gives_the_recorded_tokens() {
     for case in ["qwen3_yarn_swa", "deepseek_v32", "phi3_longrope"] {
         let (ids, tokens) = recorded(case, "p64");
         for cache in ["contiguous", "cells", "tree", "paged", "radix"] {
-            for policy in ["chunked", "prefill-first"] {
+            for policy in ["chunked", "prefill-first", "rectangular"] {
+                if policy == "rectangular" && !["paged", "radix"].contains(&cache) {
+                    continue;
+                }
                 let path = model(case);
                 let mut args = vec!["generate", &path, "--prompt-ids", &ids, "--max-tokens", "32", "--json"];
-                args.extend(["--cache", cache, "--policy", policy, "--max-num-batched-tokens", "48"]);
+                args.extend(["--cache", cache, "--policy", policy]);
+                if policy == "rectangular" {
+                    args.extend(["--chunk-size", "64"]);
+                } else {
+                    args.extend(["--max-num-batched-tokens", "48"]);
+                }
                 let answer = json(&args);
                 assert_eq!(answer["token_ids"], tokens, "{case} {cache} {policy}");
                 assert_eq!(answer["finish_reason"], "length");
@@ -120,7 +128,8 @@ fn mistakes_are_one_line_and_say_which() {
     said(&["generate", &path, "--prompt-ids", "1,512"], 2, "id 512");
     said(&["generate", &path, "--prompt", "hello"], 2, "tokenizer");
     said(&["generate", &path, "--prompt-ids", "1", "--temperature", "-1"], 2, "temperature");
-    said(&["generate", &path, "--prompt-ids", "1", "--cache", "radix", "--block-size", "0"], 2, "block size");
+    said(&["generate", &path, "--prompt-ids", "1", "--cache", "radix", "--block-size", "0"], 2, "block-size");
+    said(&["generate", &path, "--prompt-ids", "1", "--block-size", "16"], 2, "--cache contiguous");
     said(&["generate", &path, "--prompt-ids", "1", "--prompt", "x"], 2, "--prompt");
     said(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");
     said(&["logits", &path, "--json"], 2, "--prompt-ids");

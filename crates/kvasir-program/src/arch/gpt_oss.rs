@@ -14,7 +14,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let (bias, norms) = (c.flag_or("attention_bias", true)?, Norms::rms(c)?);
     let attention = Attention { bias, out_bias: bias, sinks: true, ..Attention::read(c)? };
     let windows = listed_windows(c, |layer| layer.is_multiple_of(2))?;
-    let (count, inner) = (c.size("num_local_experts")?, c.size("intermediate_size")?);
+    let (count, inner) = (c.number("num_local_experts")?, c.size("intermediate_size")?);
     let limit = c.float_or("swiglu_limit", 7.0)? as f32;
     let activation = Activation::ClampedSwiglu { alpha: 1.702, limit };
     let top_k = match c.opt_size("num_experts_per_tok")? {

@@ -12,7 +12,7 @@ use crate::{
 pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (attention, norms, window) = (Attention::read(c)?, Norms::rms(c)?, common_window(c)?);
-    let (count, inner) = (c.size("num_local_experts")?, c.size("intermediate_size")?);
+    let (count, inner) = (c.number("num_local_experts")?, c.size("intermediate_size")?);
     let routing = Routing {
         score: Score::Softmax,
         top_k: c.size("num_experts_per_tok")?,

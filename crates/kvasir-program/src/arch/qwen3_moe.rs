@@ -15,7 +15,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let attention = Attention { bias, out_bias: bias, norms: Some(norms), ..Attention::read(c)? };
     let window = if c.flag_or("use_sliding_window", false)? { common_window(c)? } else { None };
     let (dense_layers, every) = (c.counts("mlp_only_layers")?, c.size_or("decoder_sparse_step", 1)?);
-    let (count, inner) = (c.size("num_experts")?, c.size("moe_intermediate_size")?);
+    let (count, inner) = (c.number("num_experts")?, c.size("moe_intermediate_size")?);
     let routing = Routing {
         score: Score::Softmax,
         top_k: c.size("num_experts_per_tok")?,

@@ -34,7 +34,7 @@ pub(crate) fn decoder<'a>(
     mut layer: impl FnMut(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
 ) -> Result<()> {
     let mut x = b.embed(embedding_scale)?;
-    for i in 0..b.config.size("num_hidden_layers")? {
+    for i in 0..b.config.number("num_hidden_layers")? {
         b.tap(Tap::IntoLayer(i as u32), x);
         x = layer(b, i, x)?;
     }
@@ -55,7 +55,7 @@ pub(crate) fn prediction<'a>(
         Purpose::Prediction { index } => index as usize,
         Purpose::Target => 0,
     };
-    let number = b.config.size("num_hidden_layers")? + index;
+    let number = b.config.number("num_hidden_layers")? + index;
     let p = format!("model.layers.{number}.");
     let hidden = b.program.hidden;
     let embedding = b.embed(1.0)?;

@@ -30,7 +30,7 @@ impl Grouped {
         Ok(Self {
             first: config.count("first_k_dense_replace")?,
             every: config.size_or("moe_layer_freq", 1)?,
-            experts: config.size("n_routed_experts")?,
+            experts: config.number("n_routed_experts")?,
             top_k: config.size("num_experts_per_tok")?,
             inner: config.size("moe_intermediate_size")?,
             shared: config.count("n_shared_experts")?,

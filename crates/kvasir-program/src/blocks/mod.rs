@@ -24,7 +24,7 @@ pub(crate) fn listed_windows(
     config: Config<'_>,
     sliding_by_default: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<u32>>> {
-    let (layers, window) = (config.size("num_hidden_layers")?, common_window(config)?);
+    let (layers, window) = (config.number("num_hidden_layers")?, common_window(config)?);
     let Some(types) = config.texts("layer_types")? else {
         return Ok((0..layers).map(|i| window.filter(|_| sliding_by_default(i))).collect());
     };

@@ -1,14 +1,16 @@
 use super::{Failure, model::ModelArgs};
-use kvasir::{EngineOptions, Loaded, PolicyKind};
+use crate::options::{Facts, Options, Settled};
+use kvasir::Loaded;
 use kvasir_engine::{Finish, Params, Summary, Turn};
 use kvasir_exec::TokenLogprobs;
 use kvasir_formats::{TextStream, Tokenizer};
-use kvasir_kv::{CacheKind, Token};
+use kvasir_kv::Token;
 use kvasir_sample::Sampling;
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use std::{io::Write, process::ExitCode, time::Instant};
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -29,24 +31,8 @@ pub(crate) struct Args {
     /// Log-probabilities of the chosen token and of this many likeliest ones
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=100))]
     logprobs: Option<u32>,
-    /// What holds K and V
-    #[arg(long, value_enum, default_value = "contiguous", env = "KVASIR_CACHE")]
-    cache: Cache,
-    /// What decides what runs next
-    #[arg(long, value_enum, default_value = "chunked", env = "KVASIR_POLICY")]
-    policy: Policy,
-    /// Slots of the pool; as many as prompt and limit need unless given
-    #[arg(long, env = "KVASIR_KV_CAPACITY", value_parser = clap::value_parser!(u32).range(1..))]
-    kv_capacity: Option<u32>,
-    /// Slots per block of the caches that have blocks
-    #[arg(long, default_value_t = 16, env = "KVASIR_BLOCK_SIZE")]
-    block_size: u32,
-    /// Tokens of one step
-    #[arg(long, default_value_t = 2048, env = "KVASIR_MAX_NUM_BATCHED_TOKENS")]
-    max_num_batched_tokens: u32,
-    /// Make the next step while one runs
-    #[arg(long, value_enum, default_value = "on", env = "KVASIR_OVERLAP")]
-    overlap: Switch,
+    #[command(flatten)]
+    options: Options,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -55,50 +41,29 @@ pub(crate) struct Args {
 #[derive(clap::Args)]
 struct SamplingArgs {
     /// 0 takes the likeliest token
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0)]
     temperature: f32,
     /// Keep the k likeliest; 0 keeps all
     #[arg(long, default_value_t = 0)]
     top_k: u32,
     /// Keep the likeliest until their probabilities reach this
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1.0)]
     top_p: f32,
     /// Keep what is at least this share of the likeliest
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0)]
     min_p: f32,
     /// Above 1 makes ids less likely that occurred
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f32,
     /// Subtracted once from ids that were put out
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0)]
     presence_penalty: f32,
     /// Subtracted for each time an id was put out
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0)]
     frequency_penalty: f32,
     /// Key of the noise
     #[arg(long, default_value_t = 0)]
     seed: u64,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Cache {
-    Contiguous,
-    Cells,
-    Tree,
-    Paged,
-    Radix,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Policy {
-    PrefillFirst,
-    Chunked,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Switch {
-    On,
-    Off,
 }
 
 /// What came out.
@@ -156,27 +121,20 @@ impl Args {
         }
     }
 
-    fn options(&self, model: &Loaded, prompt: usize) -> EngineOptions {
-        let wanted = prompt.saturating_add(self.max_tokens as usize);
-        let longest = wanted.min(model.program().max_positions) as u32;
-        EngineOptions {
-            cache: match self.cache {
-                Cache::Contiguous => CacheKind::Contiguous,
-                Cache::Cells => CacheKind::Cells,
-                Cache::Tree => CacheKind::Tree,
-                Cache::Paged => CacheKind::Paged,
-                Cache::Radix => CacheKind::Radix,
-            },
-            policy: match self.policy {
-                Policy::PrefillFirst => PolicyKind::PrefillFirst,
-                Policy::Chunked => PolicyKind::Chunked,
-            },
-            kv_capacity: self.kv_capacity.unwrap_or(longest),
-            block_size: self.block_size,
-            max_num_batched_tokens: self.max_num_batched_tokens,
-            overlap: self.overlap == Switch::On,
-            ..EngineOptions::single(longest)
+    /// Everything that decides, for one request. Unless told otherwise: the cache of a single stream, as long as prompt and
+    /// limit together.
+    fn settle(&self, model: &Loaded, prompt: usize) -> Result<Settled, Failure> {
+        let max_model_len = model.program().max_positions as u32;
+        let longest = prompt.saturating_add(self.max_tokens as usize).min(model.program().max_positions);
+        // Whole blocks of any size.
+        let wanted = (longest as u32).next_multiple_of(256);
+        let slots = model.slots_in_memory(self.options.memory_share()?).map_or(wanted, |s| s.min(wanted));
+        let mut base = Map::new();
+        if !self.options.needs_blocks() {
+            base.insert("cache".into(), "contiguous".into());
         }
+        let options = self.options.over(&Options::from_map(&base)?)?;
+        options.settle(Facts { max_model_len, slots, is_cpu: true })
     }
 
     fn answer(
@@ -185,9 +143,10 @@ impl Args {
         prompt: Vec<Token>,
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Answer, Failure> {
-        let options = self.options(model, prompt.len());
+        let settled = self.settle(model, prompt.len())?;
         let request = model.request(prompt, self.params(model))?;
-        let mut engine = model.engine(&options)?;
+        let overlap = settled.overlap;
+        let mut engine = model.engine(settled.core(), overlap);
         engine.add_request(request).map_err(Failure::usage)?;
         let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
         let mut text =
