@@ -1,7 +1,7 @@
 use crate::{
     Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Held, Limits, Nanos, Order, Outbox, Policy,
     Reason, Refusal, Request, RequestId, Sequence, Status, StepRecord, Timings, queue::Queue, slab::Slab,
-    world::World,
+    stop::Plain, world::World,
 };
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
 use kvasir_kv::{Cache, Face, StepId, Token};
@@ -149,6 +149,8 @@ impl Core {
         self.next_number += 1;
         let mut sequence = Sequence::new(request);
         sequence.room = self.world.limits.max_model_len.saturating_sub(prompt_len).max(1);
+        sequence.stops = Plain::of(&sequence.params, sequence.room);
+        sequence.logprobs = sequence.params.sampling.logprobs.is_some();
         sequence.timings = Timings { arrived: now, ..Timings::default() };
         sequence.number = number;
         let entry = self.world.slab.insert(sequence);

@@ -1,3 +1,4 @@
+use crate::stop::Plain;
 use crate::{Finish, Nanos, Params, Request, RequestId};
 use kvasir_exec::PoolRow;
 use kvasir_kv::{SeqId, StepId, Token};
@@ -77,6 +78,10 @@ pub struct Sequence {
     pub(crate) published: u32,
     /// Outputs it may have before the model's length is reached.
     pub(crate) room: u32,
+    /// What ends it, in short.
+    pub(crate) stops: Plain,
+    /// It wants log-probabilities.
+    pub(crate) logprobs: bool,
     /// Number of the newest `schedule` call that fed or held it.
     pub(crate) seen_in: u64,
     pub(crate) status: Status,

@@ -173,16 +173,21 @@ impl Core {
         let world = &mut self.world;
         let sequence = &mut world.slab[entry];
         let outputs = sequence.tokens.get(sequence.prompt_len as usize..).unwrap_or(&[]);
-        let stop = stop::find(outputs, first, &sequence.params, sequence.room);
+        let stop = match outputs.get(first..) {
+            Some(&[one]) if sequence.stops.goes_on(one, outputs.len()) => None,
+            _ => stop::find(outputs, first, &sequence.params, sequence.room),
+        };
         let kept = stop.map_or(outputs.len(), |stop| stop.keep);
         if stop.is_some() {
             sequence.truncate(sequence.prompt_len + kept as u32);
         }
         if kept > first {
-            sequence.timings.first_token.get_or_insert(now);
+            if first == 0 {
+                sequence.timings.first_token = Some(now);
+            }
             sequence.timings.last_token = Some(now);
         }
-        if sequence.params.sampling.logprobs.is_some() {
+        if sequence.logprobs {
             let said = step.output.logprobs.get(at as usize..).unwrap_or(&[]);
             let base = world.outbox.tokens.len() as u32;
             let said = said.iter().take(kept.saturating_sub(first)).zip(base..);
