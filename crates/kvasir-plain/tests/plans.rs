@@ -1,0 +1,270 @@
+//! One sequence gets the same bits whatever cache holds it and whatever else runs.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+mod common;
+
+use common::{Stream, limits, load};
+use kvasir_exec::{
+    Batch, BatchRow, Drafts, Executor, IN_FLIGHT, Phase, PoolRow, SequenceSpec, Step, StepError, StepKind,
+};
+use kvasir_kv::{
+    Cache, Cells, ClaimRow, Contiguous, Paged, PoolId, SeqId, Span, StepId, Token, TreeCache,
+    blocks::BlockConfig,
+};
+use kvasir_plain::{PlainExecutor, PlainModel};
+use kvasir_sample::Sampling;
+use std::path::PathBuf;
+
+const CASES: [&str; 4] = ["deepseek_v32", "gpt_oss", "qwen3_yarn_swa", "gemma3"];
+
+fn model(case: &str) -> PlainModel {
+    load(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(case))
+}
+
+fn prompt(n: usize, salt: usize) -> Vec<Token> {
+    (0..n).map(|i| ((i * 37 + salt * 101 + 11) % 500) as Token).collect()
+}
+
+/// One sequence's part of a step.
+#[derive(Clone, Default)]
+struct Part {
+    seq: u64,
+    tokens: Vec<Token>,
+    redirected: u32,
+    drafts: u32,
+    parents: Vec<i32>,
+}
+
+fn part(seq: SeqId, tokens: &[Token]) -> Part {
+    Part { seq: seq.0, tokens: tokens.to_vec(), ..Part::default() }
+}
+
+/// Claims and plans a step in which every token is sampled.
+fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
+    let claim = |p: &Part| ClaimRow {
+        seq: SeqId(p.seq),
+        redirected: p.redirected,
+        tokens: p.tokens.len() as u32 - p.redirected,
+    };
+    let claims: Vec<ClaimRow> = parts.iter().map(claim).collect();
+    let mut step = Step::default();
+    cache.claim(StepId(id), &claims).unwrap();
+    cache.plan(StepId(id), &mut step.plan).unwrap();
+    step.batch = Batch { step: StepId(id), logits: true, ..Batch::default() };
+    for (row, p) in parts.iter().enumerate() {
+        let tokens = Span::new(step.batch.tokens.len(), p.tokens.len());
+        step.batch.tokens.extend(&p.tokens);
+        let tree = (!p.parents.is_empty()).then(|| Span::new(step.batch.parents.len(), p.parents.len()));
+        step.batch.parents.extend(&p.parents);
+        step.batch.rows.push(BatchRow {
+            request: row as u64,
+            seq: SeqId(p.seq),
+            phase: Phase::Decode,
+            tokens,
+            cached: 0,
+            context_len: 0,
+            last_block_tokens: 0,
+            sample_from: 0,
+            pool_row: PoolRow(row as u32),
+            drafts: Drafts { count: p.drafts, tree },
+            sampling: Sampling::default(),
+        });
+    }
+    step
+}
+
+/// Runs it and gives each token's logits.
+fn run(executor: &mut PlainExecutor, cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Vec<Vec<f32>> {
+    let step = step(cache, id, parts);
+    let logits = executor.pass(&step, None, &[]).unwrap().logits;
+    cache.retire(StepId(id)).unwrap();
+    logits.chunks(executor.program().vocab).map(<[f32]>::to_vec).collect()
+}
+
+/// The same tokens alone on a contiguous cache, in one step.
+fn alone(model: &PlainModel, tokens: &[Token]) -> Vec<Vec<f32>> {
+    let mut stream = Stream::new(PlainExecutor::new(model, limits()), tokens, tokens.len());
+    let logits = stream.pass(tokens, 0, None, &[]).logits;
+    logits.chunks(model.program().vocab).map(<[f32]>::to_vec).collect()
+}
+
+#[test]
+fn a_batch_of_cells_gives_every_sequence_its_own_bits() {
+    for case in CASES {
+        let model = model(case);
+        let mut executor = PlainExecutor::new(&model, limits());
+        let mut cache = Cells::new(256, 8, None).unwrap();
+        let seqs: Vec<SeqId> = (0..3).map(|_| cache.open().unwrap()).collect();
+        let prompts = [prompt(41, 1), prompt(7, 2), prompt(29, 3)];
+        let wanted: Vec<_> = prompts.iter().map(|p| alone(&model, p)).collect();
+        // Ragged chunks of all three, step after step.
+        let mut at = [0; 3];
+        for (id, take) in (1..).zip([[9, 1, 4], [1, 1, 1], [16, 3, 2], [15, 2, 22]]) {
+            let parts: Vec<Part> =
+                (0..3).map(|i| part(seqs[i], &prompts[i][at[i]..at[i] + take[i]])).collect();
+            let mut rows = run(&mut executor, &mut cache, id, &parts).into_iter();
+            for i in 0..3 {
+                let theirs: Vec<_> = rows.by_ref().take(take[i]).collect();
+                assert_eq!(theirs, wanted[i][at[i]..at[i] + take[i]], "{case} {i} {}", at[i]);
+                at[i] += take[i];
+            }
+        }
+        // A fork continues as the original would, and so does the original.
+        let fork = cache.sequences().unwrap().fork(seqs[0], 1).unwrap()[0];
+        let (one, two) = ([5, 6], [7, 8, 9]);
+        let rows = run(&mut executor, &mut cache, 9, &[part(seqs[0], &one), part(fork, &two)]);
+        let all = [&prompts[0][..], &one].concat();
+        assert_eq!(rows[1], alone(&model, &all)[42], "{case}");
+        let all = [&prompts[0][..], &two].concat();
+        assert_eq!(rows[4], alone(&model, &all)[43], "{case}");
+    }
+}
+
+#[test]
+fn a_frozen_prefix_reads_as_if_it_were_the_sequences_own() {
+    for case in CASES {
+        let model = model(case);
+        let all = prompt(50, 4);
+        let wanted = alone(&model, &all);
+        let mut first = PlainExecutor::new(&model, limits());
+        let mut cache = Contiguous::new(64);
+        let seq = cache.open().unwrap();
+        run(&mut first, &mut cache, 1, &[part(seq, &all[..33])]);
+        let prefix = cache.freeze(PoolId(7)).unwrap();
+        let mut second = PlainExecutor::new(&model, limits());
+        let mut fork = prefix.fork(64).unwrap();
+        let seq = fork.open().unwrap();
+        let unattached = step(&mut fork, 1, &[part(seq, &all[33..40])]);
+        assert!(matches!(second.pass(&unattached, None, &[]), Err(StepError::Failed(_))));
+        fork.cancel(StepId(1)).unwrap();
+        second.attach(PoolId(7), first.freeze());
+        let rows = run(&mut second, &mut fork, 2, &[part(seq, &all[33..40])]);
+        assert_eq!(rows, wanted[33..40], "{case}");
+        assert_eq!(run(&mut second, &mut fork, 3, &[part(seq, &all[40..])]), wanted[40..], "{case}");
+    }
+}
+
+#[test]
+fn a_tree_of_drafts_is_verified_in_one_step_and_its_chain_stays() {
+    for case in CASES {
+        let model = model(case);
+        let mut executor = PlainExecutor::new(&model, limits());
+        let mut cache = TreeCache::new(128);
+        let seq = cache.open().unwrap();
+        let start = prompt(30, 5);
+        run(&mut executor, &mut cache, 1, &[part(seq, &start)]);
+        // Node 0 is the newest token; 1 and 2 follow it, 3 follows 1, 4 and 5 follow 2.
+        let (tokens, parents) = ([400, 10, 20, 30, 40, 50], [0, 0, 1, 2, 2]);
+        let mut frontier = vec![-1];
+        frontier.extend(parents);
+        cache.tree().unwrap().propose(seq, &frontier).unwrap();
+        let drafted = Part { drafts: 5, parents: parents.to_vec(), ..part(seq, &tokens) };
+        let rows = run(&mut executor, &mut cache, 2, &[drafted]);
+        let paths: [&[usize]; 6] = [&[0], &[0, 1], &[0, 2], &[0, 1, 3], &[0, 2, 4], &[0, 2, 5]];
+        for (node, path) in paths.iter().enumerate() {
+            let tail: Vec<Token> = path.iter().map(|n| tokens[*n]).collect();
+            let all = [&start[..], &tail].concat();
+            assert_eq!(&rows[node], alone(&model, &all).last().unwrap(), "{case} node {node}");
+        }
+        cache.tree().unwrap().commit(seq, &[0, 2, 5]).unwrap();
+        let rows = run(&mut executor, &mut cache, 3, &[part(seq, &[60, 61])]);
+        let all = [&start[..], &[400, 20, 50, 60, 61]].concat();
+        assert_eq!(rows, alone(&model, &all)[33..], "{case} after the commit");
+    }
+}
+
+#[test]
+fn redirected_tokens_are_computed_again_and_change_nothing() {
+    for case in CASES {
+        let model = model(case);
+        let mut executor = PlainExecutor::new(&model, limits());
+        let config = BlockConfig { block_size: 8, blocks: 16, dummy: true, ..BlockConfig::default() };
+        let mut cache = Paged::new(config).unwrap();
+        let (all, seq) = (prompt(48, 6), cache.open().unwrap());
+        let wanted = alone(&model, &all);
+        run(&mut executor, &mut cache, 1, &[part(seq, &all[..32])]);
+        let again = Part { redirected: 5, ..part(seq, &all[27..48]) };
+        assert_eq!(run(&mut executor, &mut cache, 2, &[again]), wanted[27..], "{case}");
+    }
+}
+
+#[test]
+fn a_step_that_makes_no_sense_fails_and_the_next_one_runs() {
+    let model = model("qwen3");
+    let mut executor = PlainExecutor::new(&model, limits());
+    let mut cache = Contiguous::new(64);
+    let seq = cache.open().unwrap();
+    let mut id = 0;
+    let mut fails = |change: &dyn Fn(&mut Step), what: &str| {
+        id += 1;
+        let mut bad = step(&mut cache, id, &[part(seq, &[1, 2, 3])]);
+        cache.cancel(StepId(id)).unwrap();
+        change(&mut bad);
+        let pending = executor.submit(Box::new(bad)).unwrap();
+        let error = executor.wait(pending).1.unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    };
+    fails(&|s| s.batch.tokens[1] = 512, "512");
+    fails(&|s| s.batch.tokens[0] = IN_FLIGHT, "in flight");
+    fails(&|s| s.plan.write_slots[2] = 512, "beyond");
+    fails(&|s| s.plan.read_bound = 513, "beyond");
+    fails(&|s| s.batch.rows[0].pool_row = PoolRow(4), "row 4");
+    fails(&|s| s.batch.rows[0].tokens.len = 2, "belong together");
+    fails(&|s| s.plan.segments[0].pool = PoolId(3), "pool 3");
+    let mut dummy = step(&mut cache, 20, &[part(seq, &[1, 2, 3])]);
+    dummy.batch.kind = StepKind::Dummy;
+    let pending = executor.submit(Box::new(dummy)).unwrap();
+    let (dummy, result) = executor.wait(pending);
+    assert_eq!((result, dummy.output.tokens.len(), dummy.output.rows.len()), (Ok(()), 0, 1));
+    cache.cancel(StepId(20)).unwrap();
+    assert_eq!(run(&mut executor, &mut cache, 21, &[part(seq, &[1, 2, 3])]), alone(&model, &[1, 2, 3]));
+}
+
+#[test]
+fn penalties_count_what_was_fed_and_accepted() {
+    let model = model("qwen3");
+    let start = prompt(12, 7);
+    let sampling = Sampling { repetition_penalty: 1.3, frequency_penalty: 0.7, ..Sampling::default() };
+    // Token by token, without drafts.
+    let plain = |executor: &mut PlainExecutor| {
+        let mut cache = TreeCache::new(64);
+        let seq = cache.open().unwrap();
+        let mut tokens: Vec<Token> = Vec::new();
+        for id in 1..=10 {
+            let fed = if id == 1 { start.clone() } else { vec![IN_FLIGHT] };
+            let mut one = step(&mut cache, id, &[part(seq, &fed)]);
+            one.batch.rows[0].sampling = sampling;
+            one.batch.rows[0].sample_from = fed.len() as u32 - 1;
+            let pending = executor.submit(Box::new(one)).unwrap();
+            tokens.extend(&executor.wait(pending).0.output.tokens);
+            cache.retire(StepId(id)).unwrap();
+        }
+        tokens
+    };
+    let bound = || {
+        let mut executor = PlainExecutor::new(&model, limits());
+        executor.bind(PoolRow(0), SequenceSpec { prompt: start.clone(), ..SequenceSpec::default() });
+        executor
+    };
+    let wanted = plain(&mut bound());
+    // The same with chains of drafts of which two are right and the third is wrong, then the newest token in flight.
+    let mut executor = bound();
+    let mut cache = Contiguous::new(64);
+    let seq = cache.open().unwrap();
+    let mut submit = |cache: &mut Contiguous, id: u64, fed: &[Token], drafts: u32, from: usize| {
+        let mut one = step(cache, id, &[Part { drafts, ..part(seq, fed) }]);
+        one.batch.rows[0].sampling = sampling;
+        one.batch.rows[0].sample_from = from as u32;
+        let pending = executor.submit(Box::new(one)).unwrap();
+        let tokens = executor.wait(pending).0.output.tokens;
+        cache.retire(StepId(id)).unwrap();
+        tokens
+    };
+    assert_eq!(submit(&mut cache, 1, &start, 0, start.len() - 1), wanted[..1]);
+    let wrong = (wanted[3] + 1) % 500;
+    let drafts = [IN_FLIGHT, wanted[1], wanted[2], wrong];
+    assert_eq!(submit(&mut cache, 2, &drafts, 3, 0)[..3], wanted[1..4]);
+    cache.rewind().unwrap().rewind_to(seq, start.len() as u32 + 3).unwrap();
+    assert_eq!(submit(&mut cache, 3, &[IN_FLIGHT], 0, 0), wanted[4..5]);
+    assert_eq!(submit(&mut cache, 4, &[wanted[4]], 0, 0), wanted[5..6]);
+}
