@@ -370,17 +370,17 @@ fn tokenizers_that_lie() {
         assert!(error.place().starts_with("tokenizer.json"), "{json}: {error}");
     }
     let mut seed = 3u64;
-    for _ in 0..150 {
+    for _ in 0..60 {
         let mut bytes = text.clone().into_bytes();
         for _ in 0..3 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let at = (seed >> 33) as usize % bytes.len();
             bytes[at] = b"0123456789\",:[]{}ax"[(seed >> 20) as usize % 19];
         }
-        if let Ok(t) = Tokenizer::from_json(&bytes) {
-            if let Ok(ids) = t.encode("Hello wörld 123\n", true) {
-                let _ = t.decode(&ids, false);
-            }
+        if let Ok(t) = Tokenizer::from_json(&bytes)
+            && let Ok(ids) = t.encode("Hello wörld 123\n", true)
+        {
+            let _ = t.decode(&ids, false);
         }
     }
     // A vocabulary in a GGUF file: lists of different lengths, merges that are none, ids that do not exist.

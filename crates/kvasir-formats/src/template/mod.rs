@@ -7,6 +7,7 @@
 mod access;
 mod ast;
 mod calls;
+mod expressions;
 mod fault;
 mod filters;
 mod format;
@@ -17,6 +18,7 @@ mod ops;
 mod parser;
 mod repr;
 mod run;
+mod sequences;
 mod tests;
 mod time;
 mod value;

@@ -1,0 +1,268 @@
+//! Filters over sequences: sorting, grouping, selecting, cutting.
+
+use super::{
+    access::iterate,
+    fault::{Fault, Run},
+    filters, methods,
+    repr::str_of,
+    run::{Given, Interp},
+    tests,
+    value::{Key, Value},
+};
+use indexmap::{IndexMap, IndexSet};
+use std::cmp::Ordering;
+
+/// `a.b.0` step by step: items before attributes.
+pub(super) fn walk(interp: &mut Interp, value: &Value, path: &Value) -> Run<Value> {
+    match path {
+        Value::Str(path) => {
+            let mut value = value.clone();
+            for part in path.split('.') {
+                let key = part.parse().map_or_else(|_| Value::str(part), Value::Int);
+                value = interp.item(&value, &key)?;
+            }
+            Ok(value)
+        }
+        other => interp.item(value, other),
+    }
+}
+
+/// What a value is compared by: its attribute, in lower case unless case matters.
+fn sort_key(interp: &mut Interp, item: &Value, path: Option<&Value>, case_sensitive: bool) -> Run<Value> {
+    let key = match path {
+        Some(path) if !matches!(path, Value::None) => walk(interp, item, path)?,
+        _ => item.clone(),
+    };
+    match &key {
+        Value::Str(s) if !case_sensitive => interp.text(s.to_lowercase()),
+        _ => Ok(key),
+    }
+}
+
+pub(super) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
+    if name == "dictsort" {
+        return dictsort(interp, value, given);
+    }
+    if let (Value::Str(s), "reverse") = (value, name) {
+        return interp.text(s.chars().rev().collect::<String>());
+    }
+    let lazy = matches!(name, "map" | "select" | "reject" | "selectattr" | "rejectattr");
+    if lazy && !value.truth() && !value.is_undefined() {
+        return Value::generator(Vec::new()); // they look at nothing that is false, None included
+    }
+    let items = iterate(interp, value)?;
+    let flag = |i: usize, name: &str| given.get(i, name).is_some_and(Value::truth);
+    match name {
+        "first" => {
+            Ok(items.into_iter().next().unwrap_or_else(|| Value::undefined("the first item of nothing")))
+        }
+        "last" => {
+            Ok(items.into_iter().next_back().unwrap_or_else(|| Value::undefined("the last item of nothing")))
+        }
+        "reverse" => Value::generator(items.into_iter().rev().collect()),
+        "sort" => {
+            sort(interp, items, given.get(2, "attribute"), flag(1, "case_sensitive"), flag(0, "reverse"))
+                .and_then(Value::list)
+        }
+        "unique" => {
+            let mut seen = IndexSet::new();
+            let mut out = Vec::new();
+            for item in items {
+                let key = sort_key(interp, &item, given.get(1, "attribute"), flag(0, "case_sensitive"))?;
+                if seen.insert(key.key()?) {
+                    out.push(item);
+                }
+            }
+            Value::generator(out)
+        }
+        "min" | "max" => {
+            let sorted =
+                sort(interp, items, given.get(1, "attribute"), flag(0, "case_sensitive"), name == "max")?;
+            Ok(sorted.into_iter().next().unwrap_or_else(|| Value::undefined("the least of nothing")))
+        }
+        "groupby" => groupby(interp, items, given),
+        "map" => map(interp, items, given),
+        "select" | "reject" | "selectattr" | "rejectattr" => select(interp, name, items, given),
+        "batch" | "slice" => chunks(interp, name, items, given),
+        _ => Err(Fault::new(format!("no filter named {name:?}"))),
+    }
+}
+
+fn sort(
+    interp: &mut Interp,
+    items: Vec<Value>,
+    path: Option<&Value>,
+    case: bool,
+    reverse: bool,
+) -> Run<Vec<Value>> {
+    // Several attributes with commas between sort by the first, then the second.
+    let paths: Vec<Option<Value>> = match path {
+        Some(Value::Str(s)) => s.split(',').map(|p| Some(Value::str(p))).collect(),
+        other => vec![other.cloned()],
+    };
+    let mut keyed = Vec::new();
+    for item in items {
+        let keys: Run<Vec<Value>> = paths.iter().map(|p| sort_key(interp, &item, p.as_ref(), case)).collect();
+        keyed.push((keys?, item));
+    }
+    let mut failed = None;
+    keyed.sort_by(|(a, _), (b, _)| {
+        for (a, b) in a.iter().zip(b) {
+            if let Some(fault) = a.missing().or_else(|| b.missing()) {
+                failed.get_or_insert(fault);
+                return Ordering::Equal;
+            }
+            match a.order(b) {
+                Ok(Ordering::Equal) => {}
+                Ok(order) => return if reverse { order.reverse() } else { order },
+                Err(fault) => {
+                    failed.get_or_insert(fault);
+                    return Ordering::Equal;
+                }
+            }
+        }
+        Ordering::Equal
+    });
+    match failed {
+        Some(fault) => Err(fault),
+        None => Ok(keyed.into_iter().map(|(_, item)| item).collect()),
+    }
+}
+
+fn dictsort(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
+    let by = match given.get(1, "by").map_or("key", |b| b.as_str().unwrap_or_default()) {
+        "key" => 0,
+        "value" => 1,
+        _ => return Err(Fault::new("you can only sort by either 'key' or 'value'")),
+    };
+    let flag = |i: usize, name: &str| given.get(i, name).is_some_and(Value::truth);
+    let pairs = methods::pairs(value)?;
+    interp.room_for(pairs.len())?;
+    let path = Value::Int(by);
+    sort(interp, pairs, Some(&path), flag(0, "case_sensitive"), flag(2, "reverse")).and_then(Value::list)
+}
+
+fn groupby(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> {
+    let path = given.get(0, "attribute").ok_or_else(|| Fault::new("groupby takes an attribute"))?;
+    let case = given.get(2, "case_sensitive").is_some_and(Value::truth);
+    let mut groups: IndexMap<Key, (Value, Vec<Value>)> = IndexMap::new();
+    for item in items {
+        let mut own = walk(interp, &item, path)?;
+        if own.is_undefined()
+            && let Some(default) = given.get(1, "default")
+        {
+            own = default.clone();
+        }
+        let key = match &own {
+            Value::Str(s) if !case => interp.text(s.to_lowercase())?,
+            _ => own.clone(),
+        };
+        groups.entry(key.key()?).or_insert_with(|| (own, Vec::new())).1.push(item);
+    }
+    let mut failed = None;
+    groups.sort_by(|a, _, b, _| {
+        a.0.order(&b.0).unwrap_or_else(|fault| {
+            failed.get_or_insert(fault);
+            Ordering::Equal
+        })
+    });
+    if let Some(fault) = failed {
+        return Err(fault);
+    }
+    let pairs = groups.into_values().map(|(key, items)| Value::tuple(vec![key, Value::list(items)?]));
+    Value::list(pairs.collect::<Run<_>>()?)
+}
+
+/// The arguments after the first `n`.
+fn after(given: &Given, n: usize) -> Given {
+    Given { positional: given.positional.iter().skip(n).cloned().collect(), named: given.named.clone() }
+}
+
+fn map(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> {
+    let mut out = Vec::new();
+    if given.positional.is_empty()
+        && let Some(path) = given.named("attribute")
+    {
+        for item in items {
+            let found = walk(interp, &item, path)?;
+            out.push(match given.named("default") {
+                Some(default) if found.is_undefined() => default.clone(),
+                _ => found,
+            });
+        }
+        return Value::generator(out);
+    }
+    let Some(Value::Str(filter)) = given.positional.first() else {
+        return Err(Fault::new("map requires a filter argument"));
+    };
+    let rest = after(given, 1);
+    for item in items {
+        interp.burn()?;
+        out.push(filters::apply(interp, filter, item, &rest)?);
+    }
+    Value::generator(out)
+}
+
+fn select(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> Run<Value> {
+    let by_attribute = name.ends_with("attr");
+    let wanted = name.starts_with("select");
+    let path = given.positional.first().filter(|_| by_attribute);
+    if by_attribute && path.is_none() {
+        return Err(Fault::new("missing parameter for attribute name"));
+    }
+    let skip = usize::from(by_attribute);
+    let test = given.positional.get(skip).map(str_of);
+    let rest = after(given, skip + 1);
+    let mut out = Vec::new();
+    for item in items {
+        interp.burn()?;
+        let value = match path {
+            Some(path) => walk(interp, &item, path)?,
+            None => item.clone(),
+        };
+        let found = match &test {
+            Some(test) => tests::apply(interp, test, &value, &rest)?,
+            None => value.truth(),
+        };
+        if found == wanted {
+            out.push(item);
+        }
+    }
+    Value::generator(out)
+}
+
+fn chunks(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> Run<Value> {
+    let n = given
+        .positional
+        .first()
+        .and_then(Value::as_int)
+        .and_then(|n| usize::try_from(n).ok())
+        .filter(|&n| n > 0);
+    let n = n.ok_or_else(|| Fault::new(format!("{name} takes a number above 0")))?;
+    let fill = given.get(1, "fill_with").filter(|f| !matches!(f, Value::None));
+    interp.room_for(n.saturating_add(items.len()))?;
+    let mut out = Vec::new();
+    if name == "batch" {
+        for chunk in items.chunks(n) {
+            let mut chunk = chunk.to_vec();
+            if let Some(fill) = fill {
+                chunk.resize(n, fill.clone());
+            }
+            out.push(Value::list(chunk)?);
+        }
+        return Value::generator(out);
+    }
+    let (each, more) = (items.len() / n, items.len() % n);
+    let mut rest = items.into_iter();
+    for i in 0..n {
+        let mut part: Vec<Value> = rest.by_ref().take(each + usize::from(i < more)).collect();
+        if let Some(fill) = fill
+            && i >= more
+            && more > 0
+        {
+            part.push(fill.clone());
+        }
+        out.push(Value::list(part)?);
+    }
+    Value::generator(out)
+}
