@@ -1,6 +1,6 @@
 use crate::{Core, Event, Nanos, Observer, Reason, RequestId};
 use kvasir_exec::{Phase, Step, StepError, StepKind};
-use kvasir_kv::{BlockUse, Layout, Plan, PlanRow, PoolId};
+use kvasir_kv::{BlockId, BlockUse};
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeSeq};
 use std::{collections::HashMap, ops::Range};
 
@@ -157,7 +157,7 @@ struct Known {
     /// Tokens computed and dummy blocks on the left, as whoever reads the trace knows them.
     computed: u32,
     left: u32,
-    table: Vec<u32>,
+    table: Vec<BlockId>,
 }
 
 /// An [`Observer`] that makes a [`StepTrace`] of every step in a window. A record is complete when the next step is
@@ -173,7 +173,7 @@ pub struct Tracer<S> {
     live: HashMap<RequestId, Known>,
     uses: Vec<BlockUse>,
     survey: Vec<BlockUse>,
-    table: Vec<u32>,
+    table: Vec<BlockId>,
     /// Numbers of those who do the same again, or speak once, before they are made runs.
     again: Vec<u64>,
     spoke: Vec<u64>,
@@ -284,7 +284,7 @@ impl<S: TraceSink> Tracer<S> {
         self.now.costs = (costs.step_ns > 0).then_some((costs.step_ns, costs.row_ns, costs.token_ns));
     }
 
-    fn rows(&mut self, step: &Step, block: u32) {
+    fn rows(&mut self, step: &Step) {
         for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
             let Some(known) = self.live.get_mut(&RequestId(row.request)) else { continue };
             let first = step.plan.positions.get(planned.queries.start as usize).copied().unwrap_or(0);
@@ -299,7 +299,18 @@ impl<S: TraceSink> Tracer<S> {
             }
             known.computed = first + tokens - drafts;
             known.left = left;
-            blocks_of(&step.plan, planned, block, &mut self.table);
+        }
+    }
+
+    /// Who owns which blocks now.
+    fn tables(&mut self, core: &Core) {
+        for sequence in core.running() {
+            let Some(known) = self.live.get_mut(&sequence.id()) else { continue };
+            let Some(seq) = sequence.cache_id() else { continue };
+            self.table.clear();
+            if core.cache().blocks_of(seq, &mut self.table).is_err() {
+                continue;
+            }
             let keep = known.table.iter().zip(&self.table).take_while(|(old, new)| old == new).count();
             if keep < self.table.len() || keep < known.table.len() {
                 let new = self.table.get(keep..).unwrap_or(&[]);
@@ -363,7 +374,8 @@ impl<S: TraceSink> Observer for Tracer<S> {
             self.decisions(core);
             // A request that was refused at once has only its last event.
             self.events(core.events());
-            self.rows(step, core.cache().block_size().max(1));
+            self.rows(step);
+            self.tables(core);
             self.map(core);
         }
         self.scheduled += 1;
@@ -383,29 +395,9 @@ impl<S: TraceSink> Observer for Tracer<S> {
         // Blocks that it alone kept alive have come back; the state is the one after the step.
         let room = core.cache().room();
         self.now.room = (room.free, room.evictable, room.held, room.leased);
+        self.tables(core);
         self.map(core);
     }
-}
-
-/// Ids of the blocks that a row reads from the session's own pool, in order of position, each once.
-fn blocks_of(plan: &Plan, row: &PlanRow, size: u32, out: &mut Vec<u32>) {
-    out.clear();
-    for segment in plan.segments.get(row.segments.range()).unwrap_or(&[]) {
-        if segment.pool != PoolId(0) || segment.len == 0 {
-            continue;
-        }
-        match segment.layout {
-            Layout::Table { at, block, offset } if block == size => {
-                let n = (offset + segment.len).div_ceil(block) as usize;
-                out.extend(plan.table.get(at as usize..).unwrap_or(&[]).iter().take(n));
-            }
-            Layout::Run { start } => out.extend(start / size..=(start + segment.len - 1) / size),
-            Layout::Table { .. } => {
-                out.extend((0..segment.len).map(|entry| plan.slot(segment, entry) / size));
-            }
-        }
-    }
-    out.dedup();
 }
 
 /// Moves `numbers` into `out` as runs. Somebody who spoke twice before the next step is in there twice.

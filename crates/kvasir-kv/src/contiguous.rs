@@ -1,6 +1,6 @@
 use crate::{
-    BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Plan, PlanKind, PlanRow, Position,
-    Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, line::Line, prefix::Lease,
+    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Plan, PlanKind, PlanRow,
+    Position, Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, line::Line, prefix::Lease,
 };
 
 /// One sequence and a length counter: row `i` of the sequence lies in slot `i`. The fastest single stream.
@@ -81,6 +81,12 @@ impl Cache for Contiguous {
 
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
         self.room().survey_line(blocks);
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.line.check_seq(seq)?;
+        into.extend(0..self.room().held);
+        Ok(())
     }
 
     fn generation(&self) -> u64 {

@@ -164,12 +164,9 @@ pub trait Cache: Send {
     fn expect(&mut self, seq: SeqId, tokens: u32) {
         let _ = (seq, tokens);
     }
-    /// Appends the blocks that a sequence holds, in order of position, those taken ahead included: for looking in. A cache
-    /// that hands out single slots appends nothing.
-    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        let _ = into;
-        self.claimed_len(seq).map(|_| ())
-    }
+    /// Appends the blocks that a sequence holds, in order of position, those taken ahead included: for looking in. Where
+    /// single slots are handed out, each is a block.
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError>;
     /// Retired length: tokens whose K and V are there.
     fn len(&self, seq: SeqId) -> Result<u32, CacheError>;
     /// Length with all claims in flight.

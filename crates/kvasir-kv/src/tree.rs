@@ -1,6 +1,6 @@
 use crate::{
-    BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind, PlanRow,
-    PoolId, Position, Rewind, Room, RowMove, Segment, SeqId, Span, StepId, Tree,
+    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind,
+    PlanRow, PoolId, Position, Rewind, Room, RowMove, Segment, SeqId, Span, StepId, Tree,
     line::{Line, LineRow, Written},
 };
 
@@ -104,6 +104,12 @@ impl Cache for TreeCache {
 
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
         self.room().survey_line(blocks);
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.line.check_seq(seq)?;
+        into.extend(0..self.room().held);
+        Ok(())
     }
 
     fn generation(&self) -> u64 {

@@ -21,6 +21,9 @@ impl Cache for Flaky {
     fn room(&self) -> Room {
         self.inner.room()
     }
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.inner.blocks_of(seq, into)
+    }
     fn generation(&self) -> u64 {
         self.inner.generation()
     }

@@ -9,8 +9,8 @@ mod table;
 mod verbs;
 
 use crate::{
-    BlockUse, Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan, Position, Rewind,
-    Room, SeqId, SeqTable, Sequences, Slot, StepId, Tree,
+    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan,
+    Position, Rewind, Room, SeqId, SeqTable, Sequences, Slot, StepId, Tree,
 };
 use entries::Entries;
 use table::CellTable;
@@ -212,6 +212,13 @@ impl Cache for Cells {
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
         blocks.extend((0..self.capacity).map(|slot| self.cells.survey(slot)));
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        let sequence = self.seqs.get(seq)?;
+        into.extend_from_slice(sequence.entries.slots());
+        into.extend_from_slice(&sequence.node_slots);
+        Ok(())
     }
 
     fn generation(&self) -> u64 {

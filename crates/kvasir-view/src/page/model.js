@@ -211,7 +211,7 @@ function ownersOf(state) {
   const owners = new Map();
   for (const id of state.reqs.keys()) {
     const r = state.reqs.get(id);
-    if (r.ended && r.status === "waiting") continue;
+    if (r.ended) continue;
     for (const block of r.table) {
       const list = owners.get(block);
       if (list) { if (!list.includes(id)) list.push(id); } else owners.set(block, [id]);

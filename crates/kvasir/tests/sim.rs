@@ -1,0 +1,73 @@
+//! `kvasir sim` as a program: what it refuses and how, and what it leaves on the disk.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+fn sim(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvasir")).arg("sim").args(args).output().unwrap()
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
+    let folder = folder("sim-bad");
+    let scenario = folder.join("scenario.json");
+    fs::write(&scenario, r#"{"format": "kvasir-scenario/1", "options": {"colour": 1}, "requests": []}"#)
+        .unwrap();
+    let scenario = scenario.to_str().unwrap();
+    let page = folder.join("page.html");
+    let page = page.to_str().unwrap();
+    for (args, named) in [
+        (vec![scenario], "colour"),
+        (vec!["--workload", "chat", "--requests", "-5"], "--requests"),
+        (vec!["--workload", "chat", "--requests", "0"], "--requests"),
+        (vec!["--workload", "chat", "--rate", "nan"], "--rate"),
+        (vec!["--workload", "offline", "--rate", "3"], "--workload offline"),
+        (vec!["--workload", "chat", "--delay-factor", "2"], "--policy prefill-first"),
+        (vec!["--workload", "chat", "--cache", "cells", "--block-size", "16"], "--cache cells"),
+        (vec!["--workload", "chat", "--cache", "foo"], "foo"),
+        (vec!["--workload", "chat", "--policy", "rectangular", "--chunk-size", "100"], "--block-size 64"),
+        (vec!["--workload", "chat", "--sim-preset", "abacus"], "abacus"),
+        (vec!["--workload", "chat", "--faults", "rain=1"], "rain"),
+        (vec!["--workload", "chat", "--kv-capacity", "64", "--memory-utilization", "0.5"], "--kv-capacity"),
+        (vec!["--workload", "chat", scenario], "--workload"),
+        (vec![], "SCENARIO.json"),
+    ] {
+        let mut all = args.clone();
+        all.extend(["--html", page]);
+        let out = sim(&all);
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains(named) && said.trim_end().lines().count() == 1, "{args:?}: {said}");
+        assert!(out.stdout.is_empty());
+    }
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+#[test]
+fn a_page_a_trace_and_a_report() {
+    let folder = folder("sim-good");
+    let (page, trace) = (folder.join("page.html"), folder.join("trace.jsonl"));
+    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-lab/scenarios/prefix-1.json");
+    let (page_arg, trace_arg) = (page.to_str().unwrap(), trace.to_str().unwrap());
+    let out = sim(&[scenario, "--json", "--html", page_arg, "--trace", trace_arg]);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(report["finished"], 2);
+    // The second prompt finds 14 blocks: 13 in chunks that are skipped, one that is computed again.
+    assert_eq!(report["outcomes"][1]["cached"], 896);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("kvasir-trace/1"));
+    let trace = fs::read_to_string(trace).unwrap();
+    assert_eq!(trace.lines().count() as u64, report["steps"].as_u64().unwrap() + 2);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+}
