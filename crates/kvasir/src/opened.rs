@@ -36,15 +36,21 @@ impl Opened {
         if given.is_empty() { ids(self.checkpoint.config()) } else { given }
     }
 
+    /// The half of the model that is about text.
+    pub fn text_files(&self) -> Result<TextFiles, Error> {
+        Ok(match self.checkpoint.gguf() {
+            Some(gguf) => TextFiles::of_gguf(Arc::clone(gguf)),
+            None => TextFiles::open(self.checkpoint.path())?,
+        })
+    }
+
     /// The tokenizer; none if a directory has no `tokenizer.json`, or a GGUF file no vocabulary.
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>, Error> {
-        let path = self.checkpoint.path();
-        match self.checkpoint.gguf() {
-            Some(gguf) if gguf.array("tokenizer.ggml.tokens").is_none() => Ok(None),
-            Some(gguf) => Ok(Some(TextFiles::of_gguf(Arc::clone(gguf)).tokenizer()?)),
-            None if path.join("tokenizer.json").exists() => Ok(Some(TextFiles::open(path)?.tokenizer()?)),
-            None => Ok(None),
-        }
+        let there = match self.checkpoint.gguf() {
+            Some(gguf) => gguf.array("tokenizer.ggml.tokens").is_some(),
+            None => self.checkpoint.path().join("tokenizer.json").exists(),
+        };
+        Ok(if there { Some(self.text_files()?.tokenizer()?) } else { None })
     }
 
     /// Makes the weights ready for a backend.

@@ -5,6 +5,7 @@ mod inspect;
 mod logits;
 mod model;
 mod replay;
+mod serve;
 mod sim;
 mod template;
 mod tokenize;
@@ -28,6 +29,8 @@ pub(crate) enum Command {
     Convert(convert::Args),
     /// Run recorded operation sequences against the caches and policies and report every mismatch
     Replay(replay::Args),
+    /// Serve a model over HTTP, the way OpenAI's API does
+    Serve(Box<serve::Args>),
     /// Run the real policy and cache on a simulated device
     Sim(Box<sim::Args>),
     /// Render a chat template over conversations from stdin
@@ -45,6 +48,7 @@ impl Command {
             Self::Convert(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Sim(args) => args.run(),
+            Self::Serve(args) => args.run(),
             Self::Template(args) => args.run(),
             Self::Tokenize(args) => args.run(),
         }

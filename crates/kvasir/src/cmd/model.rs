@@ -40,4 +40,10 @@ impl ModelArgs {
             Precision::Auto | Precision::Exact => Ok(Opened::open(&self.model)?.load(backend)?),
         }
     }
+
+    /// What the model is called where nobody named it: as its file or folder.
+    pub(crate) fn name(&self) -> String {
+        let path = self.model.canonicalize().unwrap_or_else(|_| self.model.clone());
+        path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+    }
 }

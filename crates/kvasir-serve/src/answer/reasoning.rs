@@ -1,0 +1,147 @@
+use super::hold::{possible_start, take};
+
+/// A piece of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What the model thinks to itself.
+    Reasoning(String),
+    /// What it says.
+    Text(String),
+}
+
+/// Tells what stands between `<think>` and `</think>` apart from what is said.
+#[derive(Clone, Debug)]
+pub struct Reasoning {
+    held: String,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing but white space so far.
+    Start,
+    /// Line ends after the mark are not thought.
+    Opening,
+    Thinking,
+    /// Line ends between the reasoning and the text are neither.
+    Between,
+    Saying,
+}
+
+const OPEN: &str = "<think>";
+const CLOSE: &str = "</think>";
+
+impl Reasoning {
+    /// `open` when the prompt itself ends inside the reasoning.
+    pub fn new(open: bool) -> Self {
+        Self { held: String::new(), state: if open { State::Opening } else { State::Start } }
+    }
+
+    /// Takes more text and returns what is certain.
+    pub fn push(&mut self, text: &str) -> Vec<Part> {
+        self.held.push_str(text);
+        let mut parts = Vec::new();
+        loop {
+            let before = (self.state, self.held.len());
+            match self.state {
+                State::Start => self.start(),
+                State::Thinking => self.think(&mut parts),
+                State::Opening => self.skip_line_ends(State::Thinking),
+                State::Between => self.skip_line_ends(State::Saying),
+                State::Saying if !self.held.is_empty() => {
+                    parts.push(Part::Text(std::mem::take(&mut self.held)))
+                }
+                State::Saying => {}
+            }
+            if before == (self.state, self.held.len()) {
+                return parts;
+            }
+        }
+    }
+
+    fn start(&mut self) {
+        let said = self.held.trim_start();
+        if let Some(rest) = said.strip_prefix(OPEN) {
+            self.held = rest.to_owned();
+            self.state = State::Opening;
+        } else if !OPEN.starts_with(said) {
+            self.state = State::Saying;
+        }
+    }
+
+    fn skip_line_ends(&mut self, next: State) {
+        self.held.drain(..self.held.len() - self.held.trim_start_matches('\n').len());
+        if !self.held.is_empty() {
+            self.state = next;
+        }
+    }
+
+    fn think(&mut self, parts: &mut Vec<Part>) {
+        let end = self.held.find(CLOSE);
+        let sure = end.unwrap_or_else(|| {
+            // A line end just before the mark is the mark's, so it waits with it.
+            let hold = self.held.len() - possible_start(&self.held, CLOSE);
+            self.held[..hold].trim_end_matches('\n').len()
+        });
+        let thought = take(&mut self.held, sure);
+        let thought = if end.is_some() { thought.trim_end_matches('\n').to_owned() } else { thought };
+        if !thought.is_empty() {
+            parts.push(Part::Reasoning(thought));
+        }
+        if end.is_some() {
+            self.held.drain(..CLOSE.len());
+            self.state = State::Between;
+        }
+    }
+
+    /// The text has ended: gives out what was held back.
+    pub fn finish(&mut self) -> Option<Part> {
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            _ if held.is_empty() => None,
+            State::Thinking => Some(Part::Reasoning(held)),
+            _ => Some(Part::Text(held)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_pieces(text: &str, cuts: &[usize]) -> (String, String) {
+        let mut reasoning = Reasoning::new(false);
+        let (mut thought, mut said, mut from) = (String::new(), String::new(), 0);
+        let mut add = |part: Part| match part {
+            Part::Reasoning(text) => thought += &text,
+            Part::Text(text) => said += &text,
+        };
+        for &to in cuts.iter().chain([&text.len()]) {
+            reasoning.push(&text[from..to]).into_iter().for_each(&mut add);
+            from = to;
+        }
+        reasoning.finish().into_iter().for_each(&mut add);
+        (thought, said)
+    }
+
+    #[test]
+    fn every_split_gives_the_same() {
+        for (text, thought, said) in [
+            ("<think>\na < b\n\nso\n</think>\n\nYes.\n", "a < b\n\nso", "Yes.\n"),
+            ("plain <think> text", "", "plain <think> text"),
+            ("<thin air", "", "<thin air"),
+            ("<think>no end </th", "no end </th", ""),
+            (" hi", "", " hi"),
+        ] {
+            for a in 0..=text.len() {
+                for b in a..=text.len() {
+                    assert_eq!(
+                        in_pieces(text, &[a, b]),
+                        (thought.into(), said.into()),
+                        "{text:?} cut at {a}, {b}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+use super::hold::{possible_start, take};
+
+/// Ends a text at the first of several stop texts, which is not part of it.
+#[derive(Clone, Debug, Default)]
+pub struct StopFilter {
+    stops: Vec<String>,
+    held: String,
+    given: usize,
+    stopped: Option<(usize, String)>,
+}
+
+impl StopFilter {
+    /// For these stop texts.
+    pub fn new(stops: Vec<String>) -> Self {
+        Self { stops, ..Self::default() }
+    }
+
+    /// Takes more text and returns what certainly belongs to the answer.
+    pub fn push(&mut self, text: &str) -> String {
+        if self.stopped.is_some() {
+            return String::new();
+        }
+        self.held.push_str(text);
+        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str()).map(|at| (at, stop)));
+        if let Some((at, stop)) = first.min_by_key(|(at, stop)| (*at, std::cmp::Reverse(stop.len()))) {
+            self.stopped = Some((self.given + at, stop.clone()));
+            self.held.truncate(at);
+            return self.finish();
+        }
+        let hold = self.stops.iter().map(|stop| possible_start(&self.held, stop)).max().unwrap_or(0);
+        let sure = self.held.len() - hold;
+        self.given += sure;
+        take(&mut self.held, sure)
+    }
+
+    /// The text has ended: gives out what was held back.
+    pub fn finish(&mut self) -> String {
+        self.given += self.held.len();
+        std::mem::take(&mut self.held)
+    }
+
+    /// Where the text was cut, in bytes, and by which stop text.
+    pub fn stopped(&self) -> Option<(usize, &str)> {
+        self.stopped.as_ref().map(|(at, stop)| (*at, stop.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_pieces(text: &str, stops: &[&str], cut: &[usize]) -> (String, Option<usize>) {
+        let mut filter = StopFilter::new(stops.iter().map(|s| s.to_string()).collect());
+        let mut out = String::new();
+        let mut from = 0;
+        for &to in cut.iter().chain([&text.len()]) {
+            out += &filter.push(&text[from..to]);
+            from = to;
+        }
+        out += &filter.finish();
+        (out, filter.stopped().map(|(at, _)| at))
+    }
+
+    #[test]
+    fn every_split_gives_the_same() {
+        let text = "ab ENEND cd END ef";
+        let whole = in_pieces(text, &["END", "cd E"], &[]);
+        assert_eq!(whole, ("ab EN".into(), Some(5)));
+        for a in 0..=text.len() {
+            for b in a..=text.len() {
+                assert_eq!(in_pieces(text, &["END", "cd E"], &[a, b]), whole);
+            }
+        }
+    }
+
+    #[test]
+    fn a_stop_that_never_comes_costs_nothing() {
+        assert_eq!(in_pieces("ab EN", &["END"], &[4]), ("ab EN".into(), None));
+        let mut filter = StopFilter::new(vec!["xyz".into()]);
+        assert_eq!(filter.push("hello x"), "hello ");
+        assert_eq!(filter.push("y!"), "xy!");
+    }
+}

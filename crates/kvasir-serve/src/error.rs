@@ -1,0 +1,109 @@
+use serde_json::{Value, json};
+use std::fmt;
+
+/// What a client gets instead of an answer: an HTTP status and OpenAI's error object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// HTTP status.
+    pub status: u16,
+    /// What went wrong, for a person.
+    pub message: String,
+    /// The parameter at fault.
+    pub param: Option<String>,
+    /// What went wrong, for a program.
+    pub code: Option<&'static str>,
+    /// Seconds after which trying again makes sense.
+    pub retry_after: Option<u32>,
+}
+
+impl ApiError {
+    fn new(status: u16, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// 400 about one parameter.
+    pub fn param(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), code: Some("invalid_value"), ..Self::new(400, message) }
+    }
+
+    /// 400 about a field that this endpoint does not have.
+    pub fn unknown_field(param: impl Into<String>) -> Self {
+        let param = param.into();
+        let message = format!("unknown field `{param}`");
+        Self { param: Some(param), code: Some("unknown_parameter"), ..Self::new(400, message) }
+    }
+
+    /// 400 about a field that is known and not offered.
+    pub fn unsupported(param: impl Into<String>, why: &str) -> Self {
+        let param = param.into();
+        let message = format!("`{param}` is not supported: {why}");
+        Self { param: Some(param), code: Some("unsupported_parameter"), ..Self::new(400, message) }
+    }
+
+    /// 400 about the body as a whole.
+    pub fn body(message: impl Into<String>) -> Self {
+        Self { code: Some("invalid_json"), ..Self::new(400, message) }
+    }
+
+    /// 400 because prompt and answer do not fit the model.
+    pub fn too_long(param: &str, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), code: Some("context_length_exceeded"), ..Self::new(400, message) }
+    }
+
+    /// 401.
+    pub fn unauthorized() -> Self {
+        Self { code: Some("invalid_api_key"), ..Self::new(401, "a valid API key is needed") }
+    }
+
+    /// 404 about something named in the path or the body.
+    pub fn not_found(param: &str, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(404, message) }
+    }
+
+    /// 413.
+    pub fn too_large(limit: usize) -> Self {
+        Self {
+            code: Some("body_too_large"),
+            ..Self::new(413, format!("a body may have at most {limit} bytes"))
+        }
+    }
+
+    /// 429.
+    pub fn too_many(message: impl Into<String>) -> Self {
+        Self { code: Some("rate_limit_exceeded"), retry_after: Some(1), ..Self::new(429, message) }
+    }
+
+    /// 503.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self { code: Some("unavailable"), retry_after: Some(1), ..Self::new(503, message) }
+    }
+
+    /// 500: the request failed and it was not the client's fault.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self { code: Some("internal_error"), ..Self::new(500, message) }
+    }
+
+    /// The `type` that goes with the status.
+    pub fn kind(&self) -> &'static str {
+        match self.status {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// `{"error": {message, type, param, code}}`.
+    pub fn to_json(&self) -> Value {
+        json!({"error": {"message": self.message, "type": self.kind(), "param": self.param, "code": self.code}})
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ApiError {}

@@ -1,0 +1,245 @@
+//! The routes. Each handler checks its request, hands it to the engine and turns what comes back into JSON.
+
+mod auth;
+mod chat;
+mod completions;
+mod listen;
+mod speaker;
+mod sse;
+mod tokens;
+mod usage;
+
+pub use auth::Keys;
+pub use listen::serve;
+
+use crate::{
+    ApiError,
+    host::Host,
+    model::Model,
+    request::{SamplingFields, parse_body},
+};
+use axum::{
+    Json, Router,
+    body::{Body, to_bytes},
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use futures_util::{Stream, StreamExt};
+use kvasir_kv::Token;
+use serde_json::{Map, Value, json};
+use std::{
+    convert::Infallible,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// Largest body that is read.
+const MAX_BODY: usize = 32 << 20;
+
+/// What all handlers share.
+pub struct App {
+    pub(crate) model: Arc<Model>,
+    pub(crate) host: Arc<Host>,
+    keys: Keys,
+    ids: AtomicU64,
+    random: RandomState,
+}
+
+/// The key that a request came in with.
+#[derive(Clone, Copy)]
+struct Caller(u64);
+
+impl App {
+    /// Serves `model` as run by `host` to whoever has one of `keys`.
+    pub fn new(model: Arc<Model>, host: Arc<Host>, keys: Keys) -> Arc<Self> {
+        Arc::new(Self { model, host, keys, ids: AtomicU64::new(1), random: RandomState::new() })
+    }
+
+    /// The routes.
+    pub fn router(self: &Arc<Self>) -> Router {
+        let keyed = Router::new()
+            .route("/health", get(health))
+            .route("/v1/models", get(models))
+            .route("/v1/models/{id}", get(model))
+            .route("/v1/chat/completions", post(chat_completions))
+            .route("/v1/completions", post(text_completions))
+            .route("/tokenize", post(tokens::tokenize))
+            .route("/detokenize", post(tokens::detokenize))
+            .fallback(async || ApiError::not_found("path", "no such route"))
+            .method_not_allowed_fallback(async || ApiError {
+                status: 405,
+                ..ApiError::not_found("method", "this route takes another method")
+            })
+            .layer(from_fn_with_state(self.clone(), authorize))
+            .with_state(self.clone());
+        // The only route that is open to everybody: whoever restarts processes needs no key for it.
+        Router::new().route("/live", get(async || "live")).merge(keyed)
+    }
+
+    fn known_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        match asked {
+            Some(name) if name != self.model.name => Err(ApiError::not_found(
+                "model",
+                format!("there is no model `{name}`; this is `{}`", self.model.name),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The request as the engine takes it, its length checked against the model's.
+    fn engine_request(
+        &self,
+        param: &str,
+        prompt: Vec<Token>,
+        fields: &SamplingFields,
+        key: u64,
+    ) -> Result<kvasir_engine::Request, ApiError> {
+        let longest = self.model.facts.max_len;
+        let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        if used >= longest {
+            let why = format!("the prompt has {used} tokens; the model takes {longest} with the answer");
+            return Err(ApiError::too_long(param, why));
+        }
+        let left = longest - used;
+        if let Some(asked) = fields.length.max_tokens.filter(|asked| *asked > left) {
+            let why = format!(
+                "the prompt has {used} tokens and {asked} are asked for; the model takes {longest} together"
+            );
+            return Err(ApiError::too_long(param, why));
+        }
+        let mut params = fields.params(fields.length.max_tokens.unwrap_or(left));
+        if fields.seed.is_none() {
+            params.sampling.seed = self.noise();
+        }
+        params.eos = self.model.facts.eos.clone();
+        params.key = key;
+        // What is cached for one key is not found, or timed, by another.
+        let final_len = used.saturating_add(params.max_tokens).min(longest);
+        params.salt =
+            self.salt(key, fields.cache_salt.as_deref()) << 1 | (self.model.facts.prefix_salt)(final_len);
+        Ok(kvasir_engine::Request { tag: 0, prompt, params })
+    }
+
+    fn salt(&self, key: u64, text: Option<&str>) -> u64 {
+        match (key, text) {
+            (0, None) => 0,
+            both => self.random.hash_one(both),
+        }
+    }
+
+    fn noise(&self) -> u64 {
+        self.random.hash_one(self.ids.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn new_id(&self) -> String {
+        format!("{:016x}", self.noise())
+    }
+
+    fn seconds(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, Json(self.to_json())).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+async fn authorize(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let key = app.keys.check(request.headers())?;
+    request.extensions_mut().insert(Caller(key));
+    Ok(next.run(request).await)
+}
+
+/// The JSON object that a request carries, and who sent it.
+async fn read_body(request: Request) -> Result<(u64, Map<String, Value>), ApiError> {
+    let key = request.extensions().get::<Caller>().map_or(0, |caller| caller.0);
+    json_type(request.headers())?;
+    let bytes = to_bytes(request.into_body(), MAX_BODY).await;
+    let bytes = bytes.map_err(|error| {
+        match std::error::Error::source(&error).is_some_and(|e| e.to_string().contains("limit")) {
+            true => ApiError::too_large(MAX_BODY),
+            false => ApiError::body(format!("the body could not be read: {error}")),
+        }
+    })?;
+    Ok((key, parse_body(&bytes)?))
+}
+
+fn json_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let text = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let main = text.split(';').next().unwrap_or_default().trim();
+    match main.eq_ignore_ascii_case("application/json") {
+        true => Ok(()),
+        false => Err(ApiError { status: 415, ..ApiError::body("the content type must be application/json") }),
+    }
+}
+
+fn event_stream(events: impl Stream<Item = String> + Send + 'static) -> Response {
+    let body = Body::from_stream(events.map(Ok::<_, Infallible>));
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+        // A proxy that collects the stream before it passes it on would defeat its purpose.
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, body).into_response()
+}
+
+/// Ready to answer: the engine's thread is there and steps.
+async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    match app.host.exit() {
+        None => Ok(Json(json!({"status": "ok"}))),
+        Some(why) => Err(ApiError::unavailable(format!("the engine has stopped: {why}"))),
+    }
+}
+
+fn model_object(app: &App) -> Value {
+    json!({"id": app.model.name, "object": "model", "created": 0, "owned_by": "kvasir", "max_model_len": app.model.facts.max_len})
+}
+
+async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [model_object(&app)]}))
+}
+
+async fn model(
+    State(app): State<Arc<App>>,
+    axum::extract::Path(id): axum::extract::Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    app.known_model(Some(&id))?;
+    Ok(Json(model_object(&app)))
+}
+
+async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (key, body) = read_body(request).await?;
+    let chat = chat::Chat::begin(&app, key, &body)?;
+    match chat.stream {
+        Some(options) => Ok(event_stream(chat.events(options))),
+        None => Ok(Json(chat.whole().await?).into_response()),
+    }
+}
+
+async fn text_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (key, body) = read_body(request).await?;
+    let completion = completions::Completion::begin(&app, key, &body)?;
+    match completion.stream {
+        Some(options) => Ok(event_stream(completion.events(options))),
+        None => Ok(Json(completion.whole().await?).into_response()),
+    }
+}

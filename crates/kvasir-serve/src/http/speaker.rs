@@ -1,0 +1,122 @@
+use crate::{
+    ApiError,
+    answer::{Choice, Delta, Reading},
+    host::{Answers, failure},
+    model::{Detokenizer, Model},
+};
+use kvasir_engine::{Finish, Summary};
+use kvasir_exec::TokenLogprobs;
+use kvasir_kv::Token;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// One answer on its way from tokens to what its client reads.
+pub(super) struct Speaker {
+    model: Arc<Model>,
+    answers: Answers,
+    detokenizer: Detokenizer,
+    choice: Choice,
+    /// Tokens that count as the answer's.
+    tokens: u32,
+    /// Log-probabilities whose text is not out yet.
+    logprobs: Vec<Value>,
+    over: bool,
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    pub(super) reason: &'static str,
+    pub(super) tokens: u32,
+    pub(super) prompt: u32,
+    pub(super) cached: u32,
+}
+
+/// What an answer gained since the last time.
+#[derive(Debug, Default)]
+pub(super) struct Gain {
+    pub(super) deltas: Vec<Delta>,
+    /// Log-probabilities that go with `deltas`.
+    pub(super) logprobs: Vec<Value>,
+    /// Set once, with the last gain.
+    pub(super) ended: Option<Ended>,
+}
+
+impl Speaker {
+    pub(super) fn new(model: Arc<Model>, answers: Answers, reading: Reading) -> Self {
+        let detokenizer = model.detokenizer();
+        Self {
+            model,
+            answers,
+            detokenizer,
+            choice: Choice::new(reading),
+            tokens: 0,
+            logprobs: Vec::new(),
+            over: false,
+        }
+    }
+
+    /// The next gain; none after the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Gain>, ApiError> {
+        if self.over {
+            return Ok(None);
+        }
+        loop {
+            let piece = self.answers.next().await?;
+            let mut gain = Gain::default();
+            let mut logprobs = piece.logprobs.into_iter();
+            for token in piece.tokens {
+                // After a stop text nothing counts any more; what still comes was under way when it was found.
+                if self.choice.stopped().is_some() {
+                    break;
+                }
+                self.tokens += 1;
+                let text = self.detokenizer.push(token);
+                self.logprobs.extend(logprobs.next().map(|l| self.logprob(token, &l)));
+                gain.deltas.extend(self.choice.push(&text));
+                if self.choice.stopped().is_some() {
+                    self.answers.stop_at(self.tokens);
+                }
+            }
+            if let Some(summary) = piece.ended {
+                if let Some(error) = failure(summary.finish) {
+                    return Err(error);
+                }
+                return Ok(Some(self.end(gain, summary)));
+            }
+            if !gain.deltas.is_empty() {
+                gain.logprobs = std::mem::take(&mut self.logprobs);
+                return Ok(Some(gain));
+            }
+        }
+    }
+
+    fn end(&mut self, mut gain: Gain, summary: Summary) -> Gain {
+        let cut = self.choice.stopped().is_some();
+        if !cut {
+            let rest = self.detokenizer.finish();
+            gain.deltas.extend(self.choice.push(&rest));
+        }
+        gain.deltas.extend(self.choice.finish());
+        gain.logprobs = std::mem::take(&mut self.logprobs);
+        let reason = match summary.finish {
+            Finish::MaxTokens | Finish::ModelLength | Finish::Capacity if !cut => "length",
+            _ if self.choice.has_calls() => "tool_calls",
+            _ => "stop",
+        };
+        gain.ended =
+            Some(Ended { reason, tokens: self.tokens, prompt: summary.prompt, cached: summary.cached });
+        self.over = true;
+        gain
+    }
+
+    fn logprob(&self, token: Token, logprobs: &TokenLogprobs) -> Value {
+        let one = |token: Token, logprob: f32| {
+            let bytes = self.model.token_bytes(token);
+            json!({"token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes})
+        };
+        let mut entry = one(token, logprobs.chosen);
+        entry["top_logprobs"] = logprobs.top.iter().map(|(token, logprob)| one(*token, *logprob)).collect();
+        entry
+    }
+}

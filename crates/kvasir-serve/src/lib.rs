@@ -1,0 +1,13 @@
+//! HTTP and JSON: requests in, answers out, and everything that only clients care about.
+//!
+//! Nothing here knows a kernel or a slot.
+#![forbid(unsafe_code)]
+
+pub mod answer;
+mod error;
+pub mod host;
+pub mod http;
+pub mod model;
+pub mod request;
+
+pub use error::ApiError;

@@ -1,0 +1,276 @@
+use super::{CHAT, Reader, ResponseFormat, SamplingFields, Tool, ToolChoice, classify, sampling};
+use crate::ApiError;
+use kvasir_sample::Sampling;
+use serde_json::{Map, Value, json};
+
+/// Most messages in one request.
+const MAX_MESSAGES: usize = 4096;
+
+/// Who says something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Standing instructions; `developer` is read as this.
+    System,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a call.
+    Tool,
+}
+
+/// What is said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Content {
+    /// Nothing.
+    #[default]
+    Empty,
+    /// A text; several text parts are put together.
+    Text(String),
+}
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// Who.
+    pub role: Role,
+    /// What.
+    pub content: Content,
+    /// The message as the template sees it: content as one text, arguments of calls as objects.
+    pub source: Value,
+}
+
+/// `stream_options`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// One more chunk with the usage before the end.
+    pub include_usage: bool,
+    /// The usage so far in every chunk.
+    pub continuous_usage: bool,
+}
+
+/// A checked `/v1/chat/completions` request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatRequest {
+    /// The model asked for.
+    pub model: Option<String>,
+    /// The conversation.
+    pub messages: Vec<Message>,
+    /// How to draw, how long, when to stop.
+    pub sampling: SamplingFields,
+    /// Tools on offer.
+    pub tools: Vec<Tool>,
+    /// What must be called.
+    pub tool_choice: ToolChoice,
+    /// Whether one answer may hold several calls.
+    pub parallel_tool_calls: bool,
+    /// What form the answer must have.
+    pub response_format: ResponseFormat,
+    /// `Some` for a streamed answer.
+    pub stream: Option<StreamOptions>,
+    /// Variables for the template.
+    pub template_kwargs: Map<String, Value>,
+    /// Begin the assistant's turn after the messages.
+    pub add_generation_prompt: bool,
+    /// Go on with the last message instead of beginning a turn.
+    pub continue_final_message: bool,
+}
+
+impl ChatRequest {
+    /// Reads and checks a body.
+    pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        classify(CHAT, map)?;
+        let body = Reader::new(map);
+        let tools = Tool::read_all(&body)?;
+        let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
+        sampling.sampling.logprobs = sampling::chat_logprobs(&body)?;
+        let continue_final_message = body.flag("continue_final_message", false)?;
+        let add_generation_prompt = body.flag("add_generation_prompt", !continue_final_message)?;
+        if continue_final_message && add_generation_prompt {
+            return Err(
+                body.error("continue_final_message", "and `add_generation_prompt` cannot both be true")
+            );
+        }
+        let messages = messages(&body)?;
+        let last = messages.last().map(|message| message.role);
+        if continue_final_message && last != Some(Role::Assistant) {
+            return Err(body.error("continue_final_message", "needs a last message of the assistant"));
+        }
+        Ok(Self {
+            model: body.text("model")?.map(str::to_owned),
+            messages,
+            sampling,
+            tool_choice: ToolChoice::read(&body, &tools)?,
+            tools,
+            parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
+            response_format: ResponseFormat::read(&body)?,
+            stream: stream(&body)?,
+            template_kwargs: template_kwargs(&body)?,
+            add_generation_prompt,
+            continue_final_message,
+        })
+    }
+}
+
+pub(super) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
+    let wanted = body.flag("stream", false)?;
+    match body.object("stream_options")? {
+        Some(_) if !wanted => Err(body.error("stream_options", "needs `stream` to be true")),
+        Some(options) => {
+            options.only(&["include_usage", "continuous_usage_stats", "include_obfuscation"])?;
+            // Obfuscation hides lengths from somebody who watches the wire; asking for it and not getting it would be a lie.
+            if options.flag("include_obfuscation", false)? {
+                return Err(ApiError::unsupported(
+                    options.name("include_obfuscation"),
+                    "use TLS and padding in front of it",
+                ));
+            }
+            Ok(Some(StreamOptions {
+                include_usage: options.flag("include_usage", false)?,
+                continuous_usage: options.flag("continuous_usage_stats", false)?,
+            }))
+        }
+        None => Ok(wanted.then(StreamOptions::default)),
+    }
+}
+
+/// Names that a template gets from the engine; a request may not put its own value in their place.
+const RESERVED: &[&str] = &[
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "raise_exception",
+    "strftime_now",
+];
+
+fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
+    let Some(value) = body.get("chat_template_kwargs") else { return Ok(Map::new()) };
+    let map = value.as_object().ok_or_else(|| body.error("chat_template_kwargs", "must be an object"))?;
+    match map.keys().find(|key| RESERVED.contains(&key.as_str())) {
+        Some(key) => Err(body.error(&format!("chat_template_kwargs.{key}"), "is set by the engine")),
+        None => Ok(map.clone()),
+    }
+}
+
+fn messages(body: &Reader) -> Result<Vec<Message>, ApiError> {
+    let items = body.list("messages", MAX_MESSAGES)?.ok_or_else(|| body.error("messages", "is missing"))?;
+    if items.is_empty() {
+        return Err(body.error("messages", "must not be empty"));
+    }
+    let mut open_calls: Vec<String> = Vec::new();
+    let mut messages = Vec::with_capacity(items.len());
+    for (i, item) in items.iter().enumerate() {
+        let path = format!("messages[{i}]");
+        let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
+        messages.push(message(&Reader::at(map, path), map, &mut open_calls)?);
+    }
+    Ok(messages)
+}
+
+fn message(
+    reader: &Reader,
+    map: &Map<String, Value>,
+    open_calls: &mut Vec<String>,
+) -> Result<Message, ApiError> {
+    let role = match reader.text("role")?.ok_or_else(|| reader.error("role", "is missing"))? {
+        "system" | "developer" => Role::System,
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        "tool" => Role::Tool,
+        _ => return Err(reader.error("role", "must be system, developer, user, assistant or tool")),
+    };
+    let content = content(reader)?;
+    let mut source = map.clone();
+    if reader.text("role")? == Some("developer") {
+        source.insert("role".into(), "system".into());
+    }
+    source.insert(
+        "content".into(),
+        match &content {
+            Content::Empty => Value::Null,
+            Content::Text(text) => text.clone().into(),
+        },
+    );
+    match role {
+        Role::Assistant => {
+            let calls = calls(reader)?;
+            if content == Content::Empty && calls.is_empty() && reader.get("reasoning_content").is_none() {
+                return Err(reader.error("content", "is missing, and there are no `tool_calls`"));
+            }
+            open_calls.extend(calls.iter().filter_map(|call| call["id"].as_str().map(str::to_owned)));
+            if !calls.is_empty() {
+                source.insert("tool_calls".into(), calls.into());
+            }
+        }
+        Role::Tool => {
+            let id =
+                reader.text("tool_call_id")?.ok_or_else(|| reader.error("tool_call_id", "is missing"))?;
+            if !open_calls.iter().any(|open| open == id) {
+                return Err(reader.error("tool_call_id", "answers no call of an earlier message"));
+            }
+        }
+        Role::System | Role::User if content == Content::Empty => {
+            return Err(reader.error("content", "is missing"));
+        }
+        Role::System | Role::User => {}
+    }
+    Ok(Message { role, content, source: Value::Object(source) })
+}
+
+fn content(reader: &Reader) -> Result<Content, ApiError> {
+    match reader.get("content") {
+        None => Ok(Content::Empty),
+        Some(Value::String(text)) => Ok(Content::Text(text.clone())),
+        Some(Value::Array(parts)) if !parts.is_empty() => {
+            let mut text = String::new();
+            for (i, part) in parts.iter().enumerate() {
+                let path = format!("content[{i}]");
+                let map = part.as_object().ok_or_else(|| reader.error(&path, "must be an object"))?;
+                let part = Reader::at(map, reader.name(&path));
+                match part.text("type")? {
+                    Some("text" | "input_text" | "output_text") => {
+                        text.push_str(part.text("text")?.ok_or_else(|| part.error("text", "is missing"))?);
+                    }
+                    Some(
+                        kind @ ("image_url" | "input_audio" | "file" | "video_url" | "input_image" | "image"),
+                    ) => {
+                        let why = format!("is `{kind}`; the engine reads text only");
+                        return Err(part.error("type", why));
+                    }
+                    _ => return Err(part.error("type", "must be `text`")),
+                }
+            }
+            Ok(Content::Text(text))
+        }
+        Some(_) => Err(reader.error("content", "must be a text or a list of text parts")),
+    }
+}
+
+/// The calls of an assistant's message with their arguments as objects, which is what templates expect.
+fn calls(reader: &Reader) -> Result<Vec<Value>, ApiError> {
+    let items = reader.list("tool_calls", 1024)?.unwrap_or(&[]).iter().enumerate();
+    let read = |(i, item): (usize, &Value)| {
+        let path = format!("tool_calls[{i}]");
+        let map = item.as_object().ok_or_else(|| reader.error(&path, "must be an object"))?;
+        let call = Reader::at(map, reader.name(&path));
+        let id = call.text("id")?.ok_or_else(|| call.error("id", "is missing"))?;
+        let function = call.object("function")?.ok_or_else(|| call.error("function", "is missing"))?;
+        let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
+        let arguments = match function.get("arguments") {
+            None => json!({}),
+            Some(Value::String(text)) => serde_json::from_str::<Value>(text)
+                .ok()
+                .filter(Value::is_object)
+                .ok_or_else(|| function.error("arguments", "must be the text of a JSON object"))?,
+            Some(value @ Value::Object(_)) => value.clone(),
+            Some(_) => return Err(function.error("arguments", "must be the text of a JSON object")),
+        };
+        Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+    };
+    items.map(read).collect()
+}
+
+#[cfg(test)]
+mod tests;

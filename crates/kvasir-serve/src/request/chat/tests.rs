@@ -1,0 +1,110 @@
+use super::*;
+use crate::request::parse_body;
+
+fn read(body: Value) -> Result<ChatRequest, ApiError> {
+    let map = parse_body(body.to_string().as_bytes())?;
+    ChatRequest::read(&map, &Sampling { temperature: 1.0, ..Sampling::default() }, 1000)
+}
+
+fn with(extra: Value) -> Result<ChatRequest, ApiError> {
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+    for (key, value) in extra.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    read(body)
+}
+
+/// The parameter that a body is refused for.
+fn refused(extra: Value) -> String {
+    let error = with(extra).unwrap_err();
+    assert_eq!(error.status, 400);
+    error.param.unwrap()
+}
+
+#[test]
+fn a_plain_chat_is_read() {
+    let chat =
+        with(json!({"max_tokens": 5, "max_completion_tokens": 7, "stop": "x", "logit_bias": {"3": -100}}))
+            .unwrap();
+    assert_eq!(chat.sampling.length.max_tokens, Some(7), "the newer name wins");
+    assert_eq!(chat.sampling.stop, ["x"]);
+    assert_eq!(chat.sampling.bias, [(3, -100.0)]);
+    assert_eq!(chat.sampling.sampling.temperature, 1.0, "the model's default");
+    assert_eq!(chat.stream, None);
+    assert_eq!(with(json!({"temperature": null, "stream": null})).unwrap().stream, None, "null is absent");
+}
+
+#[test]
+fn every_parameter_has_bounds() {
+    for n in [json!(0), json!(-1), json!(1e9), json!("2"), json!(1.5)] {
+        assert_eq!(refused(json!({"n": n})), "n");
+    }
+    for max in [json!(0), json!(-1), json!(2147483648u64), json!(9223372036854775808u64)] {
+        assert_eq!(refused(json!({"max_tokens": max})), "max_tokens");
+    }
+    for top in [21, 1_000_000_000, -1] {
+        assert_eq!(refused(json!({"logprobs": true, "top_logprobs": top})), "top_logprobs");
+    }
+    assert_eq!(refused(json!({"top_logprobs": 2})), "top_logprobs");
+    assert_eq!(refused(json!({"temperature": -1})), "temperature");
+    assert_eq!(refused(json!({"temperature": 2.0001})), "temperature");
+    assert_eq!(refused(json!({"top_p": 0})), "top_p");
+    assert_eq!(refused(json!({"top_p": 1.0001})), "top_p");
+    assert_eq!(refused(json!({"top_k": 2147483647})), "top_k");
+    assert_eq!(refused(json!({"min_p": 1.1})), "min_p");
+    assert_eq!(refused(json!({"presence_penalty": 2.1})), "presence_penalty");
+    assert_eq!(refused(json!({"frequency_penalty": -2.1})), "frequency_penalty");
+    assert_eq!(refused(json!({"repetition_penalty": 0})), "repetition_penalty");
+    assert_eq!(refused(json!({"logit_bias": {"-1": 1}})), "logit_bias");
+    assert_eq!(refused(json!({"logit_bias": {"1000": 1}})), "logit_bias");
+    assert_eq!(refused(json!({"logit_bias": {"1": 101}})), "logit_bias");
+    let many: Map<String, Value> = (0..100_000).map(|i| (i.to_string(), json!(1))).collect();
+    assert_eq!(refused(json!({"logit_bias": many})), "logit_bias");
+    assert_eq!(refused(json!({"stop": ""})), "stop");
+    assert_eq!(refused(json!({"stop": vec!["a"; 500_000]})), "stop");
+    assert_eq!(refused(json!({"seed": 18446744073709551615u64})), "seed");
+    assert_eq!(refused(json!({"min_tokens": 5, "max_tokens": 4})), "min_tokens");
+    assert_eq!(refused(json!({"priority": 1e12})), "priority");
+    assert_eq!(refused(json!({"stream_options": {"include_usage": true}})), "stream_options");
+    assert_eq!(refused(json!({"stream": true, "stream_options": {"x": 1}})), "stream_options.x");
+    assert_eq!(refused(json!({"nonsense": 1})), "nonsense");
+    assert_eq!(refused(json!({"audio": {}})), "audio");
+    assert_eq!(refused(json!({"chat_template_kwargs": {"messages": []}})), "chat_template_kwargs.messages");
+}
+
+#[test]
+fn messages_are_checked() {
+    let bad = |messages: Value| read(json!({"messages": messages})).unwrap_err().param.unwrap();
+    assert_eq!(bad(json!([])), "messages");
+    assert_eq!(bad(json!([{"role": "king", "content": "x"}])), "messages[0].role");
+    assert_eq!(bad(json!([{"role": "user"}])), "messages[0].content");
+    assert_eq!(bad(json!([{"role": "user", "content": []}])), "messages[0].content");
+    let image = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);
+    assert_eq!(bad(json!([{"role": "user", "content": image}])), "messages[0].content[0].type");
+    assert_eq!(
+        bad(json!([{"role": "tool", "content": "x", "tool_call_id": "c"}])),
+        "messages[0].tool_call_id"
+    );
+    let call = |arguments: Value| json!({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]});
+    assert_eq!(bad(json!([call(json!("not json"))])), "messages[0].tool_calls[0].function.arguments");
+    let good = read(json!({"messages": [call(json!("{\"a\": 1}")), {"role": "tool", "content": "x", "tool_call_id": "c"}]})).unwrap();
+    assert_eq!(good.messages[0].source["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    let good = read(json!({"messages": [{"role": "developer", "content": parts}]})).unwrap();
+    assert_eq!(good.messages[0].source, json!({"role": "system", "content": "ab"}));
+}
+
+#[test]
+fn tools_are_checked() {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
+    assert_eq!(refused(json!({"tools": [tool("a\"b")]})), "tools[0].function.name");
+    assert_eq!(refused(json!({"tools": [tool("a"), tool("a")]})), "tools[1].function.name");
+    assert_eq!(refused(json!({"tools": vec![tool("a"); 10_000]})), "tools");
+    assert_eq!(refused(json!({"tool_choice": "required"})), "tool_choice");
+    let named = json!({"type": "function", "function": {"name": "b"}});
+    assert_eq!(refused(json!({"tools": [tool("a")], "tool_choice": named})), "tool_choice.function.name");
+    assert_eq!(
+        with(json!({"tools": [tool("b")], "tool_choice": named})).unwrap().tool_choice,
+        ToolChoice::Named("b".into())
+    );
+}

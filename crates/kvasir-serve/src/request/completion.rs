@@ -1,0 +1,127 @@
+use super::{COMPLETIONS, Reader, ResponseFormat, SamplingFields, StreamOptions, chat, classify};
+use crate::ApiError;
+use kvasir_sample::Sampling;
+use serde_json::{Map, Value};
+
+/// Most prompts in one request.
+const MAX_PROMPTS: usize = 1024;
+/// Most log-probabilities per token: the endpoint's own limit.
+const MAX_LOGPROBS: i64 = 20;
+
+/// One prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// To be tokenised.
+    Text(String),
+    /// Token ids, used as they are.
+    Ids(Vec<u32>),
+}
+
+/// A checked `/v1/completions` request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompletionRequest {
+    /// The model asked for.
+    pub model: Option<String>,
+    /// The prompts; each gets `n` answers.
+    pub prompts: Vec<Prompt>,
+    /// How to draw, how long, when to stop.
+    pub sampling: SamplingFields,
+    /// Put the prompt in front of the answer.
+    pub echo: bool,
+    /// What form the answer must have.
+    pub response_format: ResponseFormat,
+    /// `Some` for a streamed answer.
+    pub stream: Option<StreamOptions>,
+}
+
+impl CompletionRequest {
+    /// Reads and checks a body.
+    pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        classify(COMPLETIONS, map)?;
+        let body = Reader::new(map);
+        let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
+        sampling.sampling.logprobs = body.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as u32);
+        Ok(Self {
+            model: body.text("model")?.map(str::to_owned),
+            prompts: prompts(&body, vocab)?,
+            sampling,
+            echo: body.flag("echo", false)?,
+            response_format: ResponseFormat::read(&body)?,
+            stream: chat::stream(&body)?,
+        })
+    }
+}
+
+fn prompts(body: &Reader, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
+    let value = body.need("prompt")?;
+    if let Some(text) = value.as_str() {
+        return Ok(vec![Prompt::Text(text.to_owned())]);
+    }
+    let items = value
+        .as_array()
+        .ok_or_else(|| body.error("prompt", "must be a text, a list of texts, or token ids"))?;
+    match items.first() {
+        None => Err(body.error("prompt", "must not be empty")),
+        Some(Value::Number(_)) => Ok(vec![ids(body, "prompt", items, vocab)?]),
+        Some(_) if items.len() > MAX_PROMPTS => {
+            Err(body.error("prompt", format!("may have at most {MAX_PROMPTS} prompts, not {}", items.len())))
+        }
+        Some(_) => {
+            let prompt = |(i, item): (usize, &Value)| match item {
+                Value::String(text) => Ok(Prompt::Text(text.clone())),
+                Value::Array(list) => ids(body, &format!("prompt[{i}]"), list, vocab),
+                _ => Err(body.error(&format!("prompt[{i}]"), "must be a text or token ids")),
+            };
+            items.iter().enumerate().map(prompt).collect()
+        }
+    }
+}
+
+fn ids(body: &Reader, name: &str, items: &[Value], vocab: u32) -> Result<Prompt, ApiError> {
+    if items.is_empty() {
+        return Err(body.error(name, "must not be empty"));
+    }
+    let id = |item: &Value| {
+        let id = item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);
+        id.ok_or_else(|| body.error(name, format!("must hold token ids below {vocab}")))
+    };
+    Ok(Prompt::Ids(items.iter().map(id).collect::<Result<_, _>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(prompt: Value) -> Result<Vec<Prompt>, String> {
+        let body = json!({"prompt": prompt});
+        let request = CompletionRequest::read(body.as_object().unwrap(), &Sampling::default(), 100);
+        request.map(|request| request.prompts).map_err(|error| error.param.unwrap())
+    }
+
+    #[test]
+    fn prompts_come_in_four_forms() {
+        assert_eq!(read(json!("a")).unwrap(), [Prompt::Text("a".into())]);
+        assert_eq!(read(json!(["a", "b"])).unwrap().len(), 2);
+        assert_eq!(read(json!([1, 2])).unwrap(), [Prompt::Ids(vec![1, 2])]);
+        assert_eq!(read(json!([[1], [2, 3]])).unwrap(), [Prompt::Ids(vec![1]), Prompt::Ids(vec![2, 3])]);
+    }
+
+    #[test]
+    fn bad_prompts_are_refused() {
+        for bad in [
+            json!(null),
+            json!([]),
+            json!([-1]),
+            json!([100]),
+            json!([2147483648u64]),
+            json!(7),
+            json!([1, "a"]),
+        ] {
+            assert_eq!(read(bad.clone()), Err("prompt".into()), "{bad}");
+        }
+        assert_eq!(read(json!([[1], []])), Err("prompt[1]".into()));
+        assert_eq!(read(json!([[[1]]])), Err("prompt[0]".into()));
+        assert_eq!(read(json!(vec!["a"; 1025])), Err("prompt".into()));
+    }
+}

@@ -1,0 +1,128 @@
+use crate::ApiError;
+use serde_json::{Map, Value};
+
+/// What happens to a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// It does what its documentation says.
+    Supported,
+    /// It is accepted and changes nothing, by contract; why that is right.
+    Ignored(&'static str),
+    /// A request that sets it gets 400; why.
+    Rejected(&'static str),
+}
+
+/// A field of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its name in the body.
+    pub name: &'static str,
+    /// What happens to it.
+    pub class: Class,
+}
+
+const fn yes(name: &'static str) -> Field {
+    Field { name, class: Class::Supported }
+}
+
+const fn skip(name: &'static str, why: &'static str) -> Field {
+    Field { name, class: Class::Ignored(why) }
+}
+
+const fn no(name: &'static str, why: &'static str) -> Field {
+    Field { name, class: Class::Rejected(why) }
+}
+
+const LABEL: &str = "a label for the provider's own records; none are kept here";
+const MEDIA: &str = "the engine reads and writes text only";
+
+/// Fields of `/v1/chat/completions`.
+pub const CHAT: &[Field] = &[
+    yes("model"),
+    yes("messages"),
+    yes("stream"),
+    yes("stream_options"),
+    yes("max_tokens"),
+    yes("max_completion_tokens"),
+    yes("min_tokens"),
+    yes("temperature"),
+    yes("top_p"),
+    yes("top_k"),
+    yes("min_p"),
+    yes("n"),
+    yes("stop"),
+    yes("stop_token_ids"),
+    yes("ignore_eos"),
+    yes("seed"),
+    yes("presence_penalty"),
+    yes("frequency_penalty"),
+    yes("repetition_penalty"),
+    yes("logit_bias"),
+    yes("logprobs"),
+    yes("top_logprobs"),
+    yes("tools"),
+    yes("tool_choice"),
+    yes("parallel_tool_calls"),
+    yes("response_format"),
+    yes("chat_template_kwargs"),
+    yes("add_generation_prompt"),
+    yes("continue_final_message"),
+    yes("priority"),
+    yes("cache_salt"),
+    skip("user", LABEL),
+    skip("safety_identifier", LABEL),
+    skip("prompt_cache_key", "prefixes are found by content; no key is needed to find them"),
+    skip("metadata", LABEL),
+    skip("store", "nothing is stored, which is what the default asks for"),
+    skip("service_tier", "there is one tier"),
+    skip("verbosity", "a hint to models that were trained to take it"),
+    no("modalities", MEDIA),
+    no("audio", MEDIA),
+    no("prediction", "no model here takes a predicted answer"),
+    no("web_search_options", "the engine reaches no network"),
+    no("functions", "replaced by `tools`"),
+    no("function_call", "replaced by `tool_choice`"),
+];
+
+/// Fields of `/v1/completions`.
+pub const COMPLETIONS: &[Field] = &[
+    yes("model"),
+    yes("prompt"),
+    yes("stream"),
+    yes("stream_options"),
+    yes("max_tokens"),
+    yes("min_tokens"),
+    yes("temperature"),
+    yes("top_p"),
+    yes("top_k"),
+    yes("min_p"),
+    yes("n"),
+    yes("stop"),
+    yes("stop_token_ids"),
+    yes("ignore_eos"),
+    yes("seed"),
+    yes("presence_penalty"),
+    yes("frequency_penalty"),
+    yes("repetition_penalty"),
+    yes("logit_bias"),
+    yes("logprobs"),
+    yes("echo"),
+    yes("response_format"),
+    yes("priority"),
+    yes("cache_salt"),
+    skip("user", LABEL),
+    no("suffix", "no model here fills in the middle"),
+    no("best_of", "ask for `n` and choose"),
+];
+
+/// Refuses a body that has a field which is unknown or not offered. `null` is the same as absent.
+pub fn classify(table: &[Field], body: &Map<String, Value>) -> Result<(), ApiError> {
+    for (name, value) in body {
+        match table.iter().find(|field| field.name == name).map(|field| field.class) {
+            None => return Err(ApiError::unknown_field(name)),
+            Some(Class::Rejected(why)) if !value.is_null() => return Err(ApiError::unsupported(name, why)),
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+use crate::ApiError;
+use serde_json::{Map, Value};
+use std::{fmt::Display, ops::RangeInclusive};
+
+/// Reads typed fields of one JSON object; every error names the field by its path.
+pub struct Reader<'a> {
+    map: &'a Map<String, Value>,
+    path: String,
+}
+
+impl<'a> Reader<'a> {
+    /// Over the body itself.
+    pub fn new(map: &'a Map<String, Value>) -> Self {
+        Self { map, path: String::new() }
+    }
+
+    /// Over an object inside it.
+    pub fn at(map: &'a Map<String, Value>, path: impl Into<String>) -> Self {
+        Self { map, path: path.into() }
+    }
+
+    /// The path of a field.
+    pub fn name(&self, field: &str) -> String {
+        match self.path.is_empty() {
+            true => field.to_owned(),
+            false => format!("{}.{field}", self.path),
+        }
+    }
+
+    /// An error about a field.
+    pub fn error(&self, field: &str, why: impl Display) -> ApiError {
+        let name = self.name(field);
+        ApiError::param(&name, format!("`{name}` {why}"))
+    }
+
+    /// The field, unless it is absent or null.
+    pub fn get(&self, field: &str) -> Option<&'a Value> {
+        self.map.get(field).filter(|value| !value.is_null())
+    }
+
+    /// The field, which must be there.
+    pub fn need(&self, field: &str) -> Result<&'a Value, ApiError> {
+        self.get(field).ok_or_else(|| self.error(field, "is missing"))
+    }
+
+    /// Refuses fields that are not in the list.
+    pub fn only(&self, fields: &[&str]) -> Result<(), ApiError> {
+        match self.map.keys().find(|key| !fields.contains(&key.as_str())) {
+            Some(key) => Err(ApiError::unknown_field(self.name(key))),
+            None => Ok(()),
+        }
+    }
+
+    /// A text.
+    pub fn text(&self, field: &str) -> Result<Option<&'a str>, ApiError> {
+        let text = |value: &'a Value| value.as_str().ok_or_else(|| self.error(field, "must be a text"));
+        self.get(field).map(text).transpose()
+    }
+
+    /// `true` or `false`.
+    pub fn flag(&self, field: &str, default: bool) -> Result<bool, ApiError> {
+        let flag = |value: &Value| value.as_bool().ok_or_else(|| self.error(field, "must be true or false"));
+        self.get(field).map_or(Ok(default), flag)
+    }
+
+    /// A whole number within bounds.
+    pub fn integer(&self, field: &str, bounds: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        let (low, high) = (*bounds.start(), *bounds.end());
+        let integer = |value: &Value| {
+            // 3.0 is a whole number too: clients in languages with one kind of number send it.
+            let whole = value
+                .as_i64()
+                .or_else(|| value.as_f64().filter(|v| v.fract() == 0.0 && v.abs() < 9e15).map(|v| v as i64));
+            let fits = whole.filter(|n| bounds.contains(n));
+            fits.ok_or_else(|| {
+                self.error(
+                    field,
+                    format!("must be a whole number from {low} to {high}, not {}", short(value)),
+                )
+            })
+        };
+        self.get(field).map(integer).transpose()
+    }
+
+    /// A number within bounds.
+    pub fn number(&self, field: &str, bounds: RangeInclusive<f64>) -> Result<Option<f32>, ApiError> {
+        let (low, high) = (*bounds.start(), *bounds.end());
+        let number = |value: &Value| {
+            let fits = value.as_f64().filter(|n| bounds.contains(n));
+            fits.map(|n| n as f32).ok_or_else(|| {
+                self.error(field, format!("must be a number from {low} to {high}, not {}", short(value)))
+            })
+        };
+        self.get(field).map(number).transpose()
+    }
+
+    /// A list with at most `most` items.
+    pub fn list(&self, field: &str, most: usize) -> Result<Option<&'a [Value]>, ApiError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let items = value.as_array().ok_or_else(|| self.error(field, "must be a list"))?;
+        match items.len() <= most {
+            true => Ok(Some(items)),
+            false => Err(self.error(field, format!("may have at most {most} items, not {}", items.len()))),
+        }
+    }
+
+    /// An object.
+    pub fn object(&self, field: &str) -> Result<Option<Reader<'a>>, ApiError> {
+        let object = |value: &'a Value| {
+            let map = value.as_object().ok_or_else(|| self.error(field, "must be an object"))?;
+            Ok(Reader::at(map, self.name(field)))
+        };
+        self.get(field).map(object).transpose()
+    }
+
+    /// All of it, as a value.
+    pub fn to_value(&self) -> Value {
+        Value::Object(self.map.clone())
+    }
+}
+
+/// A value as an error shows it: never the whole of a large one.
+fn short(value: &Value) -> String {
+    match value {
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "an object".into(),
+        Value::String(_) => "a text".into(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,186 @@
+use super::Reader;
+use crate::ApiError;
+use kvasir_engine::Params;
+use kvasir_sample::Sampling;
+
+/// Most log-probabilities per token.
+const MAX_TOP_LOGPROBS: i64 = 20;
+/// Most answers to one prompt.
+const MAX_N: i64 = 128;
+/// Most stop texts, and most bytes in one.
+const MAX_STOPS: usize = 16;
+const MAX_STOP_BYTES: usize = 256;
+/// Most entries of `logit_bias`.
+const MAX_BIAS: usize = 1024;
+/// Most ids in `stop_token_ids`.
+const MAX_STOP_IDS: usize = 128;
+/// Most tokens anybody may ask for; the model's own length is checked where it is known.
+const MAX_TOKENS: i64 = 1 << 24;
+
+/// How long an answer may get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Length {
+    /// Most tokens; `None` leaves it to the model's length.
+    pub max_tokens: Option<u32>,
+    /// Tokens before which no end is accepted.
+    pub min_tokens: u32,
+}
+
+/// The fields that chat and completions share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingFields {
+    /// How to draw. What the request leaves open is what `defaults` had.
+    pub sampling: Sampling,
+    /// The noise asked for; without it every request has its own.
+    pub seed: Option<u64>,
+    /// How long.
+    pub length: Length,
+    /// How many answers.
+    pub n: u32,
+    /// Texts that end an answer and are not part of it.
+    pub stop: Vec<String>,
+    /// Tokens that end an answer.
+    pub stop_token_ids: Vec<u32>,
+    /// Go on past the model's end tokens.
+    pub ignore_eos: bool,
+    /// Added to single tokens' logits.
+    pub bias: Vec<(u32, f32)>,
+    /// Larger goes first under `--order priority`.
+    pub priority: i32,
+    /// Keeps its prefixes apart from others'.
+    pub cache_salt: Option<String>,
+}
+
+impl SamplingFields {
+    /// Reads them. `defaults` come from the model's generation config; `vocab` bounds token ids.
+    pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        let mut sampling = *defaults;
+        let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
+        set(&mut sampling.temperature, body.number("temperature", 0.0..=2.0)?);
+        set(&mut sampling.top_p, body.number("top_p", 0.0..=1.0)?);
+        if sampling.top_p <= 0.0 {
+            return Err(body.error("top_p", "must be greater than 0"));
+        }
+        set(&mut sampling.min_p, body.number("min_p", 0.0..=1.0)?);
+        set(&mut sampling.presence_penalty, body.number("presence_penalty", -2.0..=2.0)?);
+        set(&mut sampling.frequency_penalty, body.number("frequency_penalty", -2.0..=2.0)?);
+        set(&mut sampling.repetition_penalty, body.number("repetition_penalty", 0.0..=2.0)?);
+        if sampling.repetition_penalty <= 0.0 {
+            return Err(body.error("repetition_penalty", "must be greater than 0"));
+        }
+        if let Some(k) = body.integer("top_k", -1..=i64::from(vocab))? {
+            sampling.top_k = k.max(0) as u32;
+        }
+        let seed = body.integer("seed", i64::MIN..=i64::MAX)?.map(|seed| seed as u64);
+        sampling.seed = seed.unwrap_or(sampling.seed);
+        Ok(Self {
+            sampling,
+            seed,
+            length: length(body)?,
+            n: body.integer("n", 1..=MAX_N)?.map_or(1, |n| n as u32),
+            stop: stops(body)?,
+            stop_token_ids: stop_ids(body, vocab)?,
+            ignore_eos: body.flag("ignore_eos", false)?,
+            bias: bias(body, vocab)?,
+            priority: body
+                .integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
+                .map_or(0, |p| p as i32),
+            cache_salt: body.text("cache_salt")?.map(str::to_owned),
+        })
+    }
+}
+
+impl SamplingFields {
+    /// As the engine takes them, with at most `max_tokens` outputs.
+    pub fn params(&self, max_tokens: u32) -> Params {
+        Params {
+            max_tokens,
+            min_tokens: self.length.min_tokens,
+            ignore_eos: self.ignore_eos,
+            stop_ids: self.stop_token_ids.clone(),
+            priority: self.priority,
+            sampling: self.sampling,
+            bias: self.bias.clone(),
+            ..Params::default()
+        }
+    }
+}
+
+/// `logprobs` of chat (a flag) with `top_logprobs`.
+pub(super) fn chat_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
+    let top = body.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    match (body.flag("logprobs", false)?, top) {
+        (false, Some(1..)) => Err(body.error("top_logprobs", "needs `logprobs` to be true")),
+        (false, _) => Ok(None),
+        (true, top) => Ok(Some(top.unwrap_or(0) as u32)),
+    }
+}
+
+fn length(body: &Reader) -> Result<Length, ApiError> {
+    let old = body.integer("max_tokens", 1..=MAX_TOKENS)?;
+    let new = body.integer("max_completion_tokens", 1..=MAX_TOKENS)?;
+    let max_tokens = new.or(old).map(|n| n as u32);
+    let min_tokens = body.integer("min_tokens", 0..=MAX_TOKENS)?.unwrap_or(0) as u32;
+    match max_tokens {
+        Some(max) if min_tokens > max => {
+            Err(body
+                .error("min_tokens", format!("must not be greater than the {max} tokens asked for at most")))
+        }
+        _ => Ok(Length { max_tokens, min_tokens }),
+    }
+}
+
+fn stops(body: &Reader) -> Result<Vec<String>, ApiError> {
+    if let Some(one) = body.get("stop").and_then(|value| value.as_str()) {
+        return Ok(vec![stop(body, one)?]);
+    }
+    let items = body.list("stop", MAX_STOPS)?.unwrap_or(&[]).iter();
+    items
+        .map(|item| stop(body, item.as_str().ok_or_else(|| body.error("stop", "must hold texts"))?))
+        .collect()
+}
+
+fn stop(body: &Reader, text: &str) -> Result<String, ApiError> {
+    match text.len() {
+        0 => Err(body.error("stop", "must not be empty")),
+        1..=MAX_STOP_BYTES => Ok(text.to_owned()),
+        n => Err(body.error("stop", format!("may have at most {MAX_STOP_BYTES} bytes, not {n}"))),
+    }
+}
+
+fn stop_ids(body: &Reader, vocab: u32) -> Result<Vec<u32>, ApiError> {
+    let items = body.list("stop_token_ids", MAX_STOP_IDS)?.unwrap_or(&[]).iter();
+    let id = |item: &serde_json::Value| item.as_u64().filter(|id| *id < u64::from(vocab)).map(|id| id as u32);
+    items
+        .map(|item| {
+            id(item).ok_or_else(|| body.error("stop_token_ids", format!("must hold token ids below {vocab}")))
+        })
+        .collect()
+}
+
+fn bias(body: &Reader, vocab: u32) -> Result<Vec<(u32, f32)>, ApiError> {
+    let Some(value) = body.get("logit_bias") else { return Ok(Vec::new()) };
+    let map = value.as_object().ok_or_else(|| body.error("logit_bias", "must be an object"))?;
+    if map.len() > MAX_BIAS {
+        return Err(
+            body.error("logit_bias", format!("may have at most {MAX_BIAS} entries, not {}", map.len()))
+        );
+    }
+    let entry = |(key, value): (&String, &serde_json::Value)| {
+        let id = key.parse().ok().filter(|id| *id < vocab);
+        let id = id.ok_or_else(|| {
+            body.error(
+                "logit_bias",
+                format!("has the key `{}`, which is no token id below {vocab}", shortened(key)),
+            )
+        })?;
+        let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+        let bias = bias.ok_or_else(|| body.error("logit_bias", "must hold numbers from -100 to 100"))?;
+        Ok((id, bias as f32))
+    };
+    map.iter().map(entry).collect()
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(20).collect()
+}

@@ -1,0 +1,138 @@
+use super::Reader;
+use crate::ApiError;
+use serde_json::Value;
+
+/// Most tools one request may offer.
+const MAX_TOOLS: usize = 128;
+/// Most bytes in a tool's name.
+const MAX_NAME: usize = 64;
+
+/// A function that the model may call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// JSON schema of its arguments.
+    pub parameters: Option<Value>,
+    /// The object as it was sent, for the template.
+    pub source: Value,
+}
+
+/// Whether and what the model must call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// It decides.
+    #[default]
+    Auto,
+    /// It must not.
+    None,
+    /// It must call some tool.
+    Required,
+    /// It must call this one.
+    Named(String),
+}
+
+/// What form the answer must have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum ResponseFormat {
+    /// Any.
+    #[default]
+    Text,
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema describes.
+    JsonSchema(Value),
+    /// What a Lark grammar describes.
+    Grammar(String),
+    /// What a regular expression matches.
+    Regex(String),
+}
+
+impl Tool {
+    /// Reads `tools`.
+    pub fn read_all(body: &Reader) -> Result<Vec<Self>, ApiError> {
+        let items = body.list("tools", MAX_TOOLS)?.unwrap_or(&[]).iter().enumerate();
+        let tools: Vec<Self> = items.map(|(i, item)| Self::read(body, i, item)).collect::<Result<_, _>>()?;
+        for (i, tool) in tools.iter().enumerate() {
+            if tools[..i].iter().any(|other| other.name == tool.name) {
+                return Err(body.error(&format!("tools[{i}].function.name"), "stands twice"));
+            }
+        }
+        Ok(tools)
+    }
+
+    fn read(body: &Reader, i: usize, item: &Value) -> Result<Self, ApiError> {
+        let path = format!("tools[{i}]");
+        let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
+        let tool = Reader::at(map, &path);
+        if tool.text("type")? != Some("function") {
+            return Err(tool.error("type", "must be `function`"));
+        }
+        let function = tool.object("function")?.ok_or_else(|| tool.error("function", "is missing"))?;
+        let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
+            return Err(
+                function.error("name", format!("must be 1 to {MAX_NAME} letters, digits, `_`, `-` or `.`"))
+            );
+        }
+        let parameters = function.object("parameters")?.map(|schema| schema.to_value());
+        Ok(Self { name: name.to_owned(), parameters, source: item.clone() })
+    }
+}
+
+impl ToolChoice {
+    /// Reads `tool_choice`, which may only ask for what `tools` offer.
+    pub fn read(body: &Reader, tools: &[Tool]) -> Result<Self, ApiError> {
+        let Some(value) = body.get("tool_choice") else { return Ok(Self::Auto) };
+        let choice = match value.as_str() {
+            Some("auto") => return Ok(Self::Auto),
+            Some("none") => return Ok(Self::None),
+            Some("required") => Self::Required,
+            Some(_) => return Err(body.error("tool_choice", "must be auto, none, required or a function")),
+            None => {
+                let object = body
+                    .object("tool_choice")?
+                    .ok_or_else(|| body.error("tool_choice", "must be an object"))?;
+                let function =
+                    object.object("function")?.ok_or_else(|| object.error("function", "is missing"))?;
+                let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
+                if !tools.iter().any(|tool| tool.name == name) {
+                    return Err(function.error("name", "is none of `tools`"));
+                }
+                Self::Named(name.to_owned())
+            }
+        };
+        match tools.is_empty() {
+            true => Err(body.error("tool_choice", "needs `tools`")),
+            false => Ok(choice),
+        }
+    }
+}
+
+impl ResponseFormat {
+    /// Reads `response_format`.
+    pub fn read(body: &Reader) -> Result<Self, ApiError> {
+        let Some(format) = body.object("response_format")? else { return Ok(Self::Text) };
+        let text = |field: &str| {
+            let text = format.text(field)?.ok_or_else(|| format.error(field, "is missing"))?;
+            Ok(text.to_owned())
+        };
+        match format.text("type")? {
+            Some("text") => Ok(Self::Text),
+            Some("json_object") => Ok(Self::JsonObject),
+            Some("json_schema") => {
+                let outer =
+                    format.object("json_schema")?.ok_or_else(|| format.error("json_schema", "is missing"))?;
+                let schema = outer.get("schema").ok_or_else(|| outer.error("schema", "is missing"))?;
+                match schema.is_object() || schema.is_boolean() {
+                    true => Ok(Self::JsonSchema(schema.clone())),
+                    false => Err(outer.error("schema", "must be an object")),
+                }
+            }
+            Some("grammar") => Ok(Self::Grammar(text("grammar")?)),
+            Some("regex") => Ok(Self::Regex(text("regex")?)),
+            _ => Err(format.error("type", "must be text, json_object, json_schema, grammar or regex")),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+"""The chat format of the built-in model: the same text that `chat_template.jinja` renders."""
+
+import json
+
+TEMPLATE = """{%- if tools %}<|im_start|>system
+{%- if messages[0].role == 'system' %}
+{{ messages[0].content }}
+{% endif %}
+# Tools
+
+You may call one or more functions. Their signatures stand between <tools></tools>:
+<tools>
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+</tools>
+
+For each call answer with a JSON object between <tool_call></tool_call>:
+<tool_call>
+{"name": <function-name>, "arguments": <arguments-object>}
+</tool_call><|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% elif message.role == 'assistant' %}<|im_start|>assistant
+{%- if message.content %}
+{{ message.content }}
+{%- endif %}
+{%- for tool_call in message.tool_calls or [] %}
+{%- set call = tool_call.function or tool_call %}
+<tool_call>
+{"name": {{ call.name | tojson }}, "arguments": {% if call.arguments is string %}{{ call.arguments }}{% else %}{{ call.arguments | tojson }}{% endif %}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% elif message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ message.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def call_text(name, arguments):
+    """One tool call as the assistant writes it."""
+    call = '{"name": %s, "arguments": %s}' % (json.dumps(name, ensure_ascii=False), json.dumps(arguments, ensure_ascii=False))
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def segments(messages, tools=None):
+    """The conversation as [(text, learn)]: `learn` marks what the assistant must produce."""
+    out = []
+    messages = list(messages)
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+    if tools:
+        head = f"\n{system}\n" if system is not None else ""
+        lines = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+        out.append((
+            f"<|im_start|>system{head}\n# Tools\n\nYou may call one or more functions. Their signatures stand between "
+            f"<tools></tools>:\n<tools>{lines}\n</tools>\n\nFor each call answer with a JSON object between "
+            '<tool_call></tool_call>:\n<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}\n'
+            "</tool_call><|im_end|>\n", False))
+    elif system is not None:
+        out.append((f"<|im_start|>system\n{system}<|im_end|>\n", False))
+    for i, message in enumerate(messages):
+        role = message["role"]
+        if role == "assistant":
+            parts = [message["content"]] if message.get("content") else []
+            parts += [call_text(name, arguments) for name, arguments in message.get("calls", [])]
+            out.append(("<|im_start|>assistant\n", False))
+            out.append(("\n".join(parts) + "<|im_end|>", True))
+            out.append(("\n", False))
+        elif role == "tool":
+            first = i == 0 or messages[i - 1]["role"] != "tool"
+            last = i + 1 == len(messages) or messages[i + 1]["role"] != "tool"
+            text = ("<|im_start|>user" if first else "") + f"\n<tool_response>\n{message['content']}\n</tool_response>"
+            out.append((text + ("<|im_end|>\n" if last else ""), False))
+        else:
+            out.append((f"<|im_start|>{role}\n{message['content']}<|im_end|>\n", False))
+    return out
