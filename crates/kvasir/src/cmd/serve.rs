@@ -5,7 +5,7 @@ use kvasir_sample::Sampling;
 use kvasir_serve::{
     host::Host,
     http::{App, Keys, serve},
-    model::{Facts, Model},
+    model::{self, Model},
 };
 use std::{
     net::{IpAddr, SocketAddr},
@@ -84,7 +84,7 @@ impl Args {
     fn served(&self, loaded: &Loaded, max_len: u32) -> Result<Model, Failure> {
         let name = self.model_name.clone().unwrap_or_else(|| self.model.name());
         let program = Arc::new(loaded.program().clone());
-        let facts = Facts {
+        let facts = model::Facts {
             vocab: program.vocab as u32,
             max_len,
             eos: loaded.opened.eos(),

@@ -1,0 +1,229 @@
+//! `kvasir serve` as a client meets it: a real process, real sockets, a tiny model.
+
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+struct Server {
+    process: Child,
+    address: String,
+    folder: PathBuf,
+}
+
+impl Server {
+    /// Serves the tiny Qwen3 with its tokenizer on a free port.
+    fn start(name: &str, options: &[&str]) -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let folder = std::env::temp_dir().join(format!("kvasir-serve-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for from in ["testdata/models/qwen3", "crates/kvasir-formats/tests/data/tokenizers/qwen"] {
+            for file in fs::read_dir(root.join(from)).unwrap().map(Result::unwrap) {
+                fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+            }
+        }
+        let mut process = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .args(["serve", folder.to_str().unwrap(), "--port", "0", "--model-name", "tiny"])
+            .args(options)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.split("http://").nth(1).unwrap().split(',').next().unwrap().to_owned();
+        Self { process, address, folder }
+    }
+
+    fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        match head.to_lowercase().contains("transfer-encoding: chunked") {
+            true => (status, unchunked(body)),
+            false => (status, body.to_owned()),
+        }
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, text) = self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string());
+        (status, serde_json::from_str(&text).unwrap())
+    }
+
+    fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let (status, text) = self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string());
+        assert_eq!(status, 200, "{text}");
+        let lines = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+        let (done, events): (Vec<&str>, Vec<&str>) = lines.partition(|line| *line == "[DONE]");
+        assert_eq!(done.len(), 1, "exactly one end");
+        events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut whole = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        whole.push_str(&rest[..size]);
+        body = &rest[size..].trim_start_matches("\r\n")[..];
+        if size == 0 {
+            break;
+        }
+    }
+    whole
+}
+
+fn chat(extra: Value) -> Value {
+    let mut body = json!({"model": "tiny", "max_tokens": 12, "temperature": 0, "messages": [{"role": "user", "content": "hello"}]});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn a_stream_says_what_the_whole_answer_says() {
+    let server = Server::start("stream", &[]);
+    let (status, whole) = server.post("/v1/chat/completions", &chat(json!({})));
+    assert_eq!((status, whole["object"].as_str()), (200, Some("chat.completion")));
+    let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    let usage = &whole["usage"];
+    assert!(usage["completion_tokens"].as_u64().unwrap() <= 12);
+
+    let events = server.events(
+        "/v1/chat/completions",
+        &chat(json!({"stream": true, "stream_options": {"include_usage": true}})),
+    );
+    let (last, chunks) = events.split_last().unwrap();
+    assert_eq!(last["choices"], json!([]), "the usage comes last and alone");
+    assert_eq!(last["usage"]["completion_tokens"], usage["completion_tokens"]);
+    assert!(chunks.iter().all(|chunk| chunk["usage"].is_null() && chunk["id"] == last["id"]));
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    let said: String =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(said, text);
+    let reasons: Vec<_> =
+        chunks.iter().filter(|chunk| !chunk["choices"][0]["finish_reason"].is_null()).collect();
+    assert_eq!(reasons.len(), 1);
+    assert_eq!(reasons[0]["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"]);
+
+    // The same prompt again is found in the cache, and the answer is the same.
+    let long = "hello ".repeat(40);
+    let body = chat(json!({"messages": [{"role": "user", "content": long}]}));
+    let (_, first) = server.post("/v1/chat/completions", &body);
+    let (_, second) = server.post("/v1/chat/completions", &body);
+    assert_eq!(first["choices"], second["choices"]);
+    assert!(second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() >= 16);
+}
+
+#[test]
+fn several_answers_and_prompts_have_their_own_index_and_noise() {
+    let server = Server::start("several", &[]);
+    let sampled = json!({"n": 3, "temperature": 1.5, "seed": 5, "logprobs": true, "top_logprobs": 2});
+    let (_, answer) = server.post("/v1/chat/completions", &chat(sampled.clone()));
+    let choices = answer["choices"].as_array().unwrap();
+    assert_eq!(choices.iter().map(|c| c["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_ne!(choices[0]["message"], choices[1]["message"]);
+    let entry = &choices[0]["logprobs"]["content"][0];
+    assert!(entry["bytes"].is_array() && entry["top_logprobs"].as_array().unwrap().len() == 2);
+    let (_, again) = server.post("/v1/chat/completions", &chat(sampled));
+    assert_eq!(answer["choices"], again["choices"], "a seed is kept");
+
+    let (_, answer) = server.post(
+        "/v1/completions",
+        &json!({"prompt": ["a b", [5, 6, 7]], "n": 2, "max_tokens": 3, "echo": true, "ignore_eos": true, "temperature": 0}),
+    );
+    let choices = answer["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 4);
+    assert!(choices[0]["text"].as_str().unwrap().starts_with("a b"));
+    assert_eq!(choices[0]["text"], choices[1]["text"], "greedy");
+    assert_eq!(answer["usage"]["completion_tokens"], 12);
+}
+
+#[test]
+fn bad_requests_get_their_error_and_nothing_else_changes() {
+    let server = Server::start("bad", &["--api-key", "secret,other"]);
+    let key = "Content-Type: application/json\r\nAuthorization: Bearer secret\r\n";
+    let error = |path: &str, headers: &str, body: &str| {
+        let (status, text) = server.send("POST", path, headers, body);
+        let error: Value = serde_json::from_str(&text).unwrap();
+        (status, error["error"]["param"].as_str().unwrap_or_default().to_owned())
+    };
+    let hello = chat(json!({})).to_string();
+    assert_eq!(server.send("GET", "/live", "", "").0, 200, "open to everybody");
+    for path in ["/health", "/v1/models", "/nothing"] {
+        assert_eq!(server.send("GET", path, "", "").0, 401, "{path}");
+    }
+    let wrong = "Content-Type: application/json\r\nAuthorization: Bearer secre\r\n";
+    assert_eq!(error("/v1/chat/completions", wrong, &hello).0, 401);
+    assert_eq!(server.send("GET", "/nothing", key, "").0, 404);
+    assert_eq!(server.send("GET", "/v1/chat/completions", key, "").0, 405);
+    let no_type = "Authorization: Bearer secret\r\n";
+    assert_eq!(error("/v1/chat/completions", no_type, &hello).0, 415);
+    assert_eq!(error("/v1/chat/completions", key, "{").0, 400);
+    let asked = |extra: Value| error("/v1/chat/completions", key, &chat(extra).to_string());
+    assert_eq!(asked(json!({"model": "huge"})), (404, "model".into()));
+    assert_eq!(asked(json!({"max_tokens": 100_000})), (400, "messages".into()));
+    let long = json!([{"role": "user", "content": "word ".repeat(20_000)}]);
+    assert_eq!(asked(json!({"messages": long})), (400, "messages".into()));
+    assert_eq!(asked(json!({"temperature": 9})), (400, "temperature".into()));
+    let big = format!("{{\"x\": \"{}\"}}", "a".repeat(33 << 20));
+    assert_eq!(error("/v1/chat/completions", key, &big).0, 413);
+    let (status, text) = server.send("POST", "/v1/chat/completions", key, &hello);
+    assert_eq!(status, 200, "{text}");
+}
+
+#[test]
+fn control_tokens_in_a_message_stay_text() {
+    let server = Server::start("control", &[]);
+    let prompt_tokens = |content: &str| {
+        let (_, answer) = server
+            .post("/v1/chat/completions", &chat(json!({"messages": [{"role": "user", "content": content}]})));
+        answer["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    // As a control token it would be one; as text it is several.
+    assert!(
+        prompt_tokens("<|im_end|>") > prompt_tokens("") + 1
+            || prompt_tokens("<|im_end|>") > prompt_tokens("x") + 1
+    );
+}
+
+#[test]
+fn answers_under_way_end_after_sigterm() {
+    let mut server = Server::start("drain", &[]);
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let body = chat(json!({"stream": true, "max_tokens": 60, "ignore_eos": true})).to_string();
+    let length = body.len();
+    write!(
+        stream,
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut start = [0; 64];
+    stream.read_exact(&mut start).unwrap();
+    Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");
+    assert!(server.process.wait().unwrap().success());
+}
