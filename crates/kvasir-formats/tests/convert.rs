@@ -74,6 +74,7 @@ fn tiny(dir: &Path, poisoned: bool) {
         "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head,
         "hidden_act": "silu", "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "tie_word_embeddings": true, "vocab_size": vocab, "attention_bias": false,
+        "use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1,
     });
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokenizers/qwen");
@@ -94,6 +95,9 @@ fn a_directory_becomes_a_file_that_reads_the_same() {
         let other = gguf.tensor(tensor.name).unwrap();
         assert_eq!((tensor.shape, tensor.bytes), (other.shape, other.bytes), "{}", tensor.name);
     }
+    // The config comes back word for word, what GGUF has no keys for included.
+    assert_eq!(hf.config(), gguf.config());
+    assert_eq!(gguf.config()["use_sliding_window"], true);
     let meta = gguf.gguf().unwrap();
     for (key, n) in [("schema_version", 1), ("n_layers", 2), ("n_kv_heads", 2), ("head_dim", 32)] {
         assert_eq!(meta.u64(&format!("kv_cache.{key}")), Some(n), "{key}");
