@@ -267,8 +267,18 @@ impl<I: Index> World<I> {
         self.flights.push_back(Flight { step, plan, expected, named, owned, tree, plain });
     }
 
+    /// Who forks off a sequence owns what it owned when the steps in flight were submitted.
+    fn inherit(&mut self, src: SeqId, dst: SeqId) {
+        for flight in &mut self.flights {
+            let blocks = flight.owned.iter().filter(|(seq, _)| *seq == src);
+            let inherited: Vec<_> = blocks.map(|&(_, block)| (dst, block)).collect();
+            flight.owned.extend(inherited);
+        }
+    }
+
     /// The slots that a plan's rows name. Those that it writes are named by no step in flight, unless the sequence
-    /// owned their blocks already when that step was submitted: steps run in order.
+    /// owned their blocks already when that step was submitted, or has them from one that did: it is the only one left
+    /// then, and steps run in order.
     fn check_named(&self, plan: &Plan) -> HashSet<Slot> {
         let block = self.config.block_size;
         let dummy = |slot: Slot| self.config.dummy && slot < block;
@@ -433,6 +443,7 @@ impl<I: Index> World<I> {
             Ok(()) => {
                 assert!(rows.iter().all(|(p, _)| !target.rows.contains_key(p)));
                 let empty = target.rows.is_empty();
+                self.inherit(src, dst);
                 let target = self.seqs.get_mut(&dst).unwrap();
                 target.rows.extend(rows);
                 if empty {
@@ -468,7 +479,10 @@ impl<I: Index> World<I> {
                 (model.inflight, model.nodes_inflight) = (0, 0);
                 model.nodes.clear();
                 model.proposed.clear();
-                forks.into_iter().for_each(|fork| drop(self.seqs.insert(fork, model.clone())));
+                for fork in forks {
+                    self.inherit(seq, fork);
+                    self.seqs.insert(fork, model.clone());
+                }
             }
             Err(CacheError::Full { .. }) => self.refused += 1,
             Err(CacheError::TooManySequences) => {}
