@@ -1,7 +1,8 @@
 //! Conversions there and back: what is written reads the same, and rules hold.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use kvasir_formats::{Checkpoint, DType, Rules, TextFiles, convert};
+use kvasir_formats::{Checkpoint, DType, Rules, TextFiles, check_kv_facts, convert};
+use kvasir_program::Model;
 use std::path::{Path, PathBuf};
 
 struct Scratch(PathBuf);
@@ -102,6 +103,10 @@ fn a_directory_becomes_a_file_that_reads_the_same() {
     for (key, n) in [("schema_version", 1), ("n_layers", 2), ("n_kv_heads", 2), ("head_dim", 32)] {
         assert_eq!(meta.u64(&format!("kv_cache.{key}")), Some(n), "{key}");
     }
+    let built = Model::build(&gguf.source()).unwrap();
+    check_kv_facts(meta, &built.target.layers).unwrap();
+    let error = check_kv_facts(meta, &built.target.layers[..1]).unwrap_err().to_string();
+    assert_eq!(error, "metadata: kv_cache.n_layers is 2 in the metadata, but 1 by the model's config");
     // The text half comes along: same ids, same template.
     let (a, b) = (TextFiles::open(&scratch.0).unwrap(), TextFiles::open(&first).unwrap());
     let text = "Hello <|im_start|>world 123 日本";

@@ -179,9 +179,13 @@ impl KvFacts {
         }
     }
 
-    /// Refuses metadata that differ from what the model's program says of its layers.
-    pub fn check_against(&self, program: &Self) -> Result<(), FactError> {
-        self.agree(program, &[HEADS, HEAD_DIM, VALUE_DIM, INDEX_DIM, WINDOW])
+    /// Refuses metadata that are not understood, or differ from what the model's program says of its layers. Absent metadata,
+    /// and keys that a file leaves to the program, are fine.
+    pub fn check(metadata: &BTreeMap<String, Fact>, program: &Self) -> Result<(), FactError> {
+        let Some(read) = Self::read(metadata)? else { return Ok(()) };
+        let optional = [VALUE_DIM, INDEX_DIM, WINDOW].into_iter().filter(|key| metadata.contains_key(*key));
+        let keys: Vec<_> = [HEADS, HEAD_DIM].into_iter().chain(optional).collect();
+        read.agree(program, &keys)
     }
 
     /// Writes the facts as metadata: one number where all layers are alike, else one per layer.
@@ -298,10 +302,18 @@ mod tests {
         let metadata = written(&mixed);
         assert_eq!(metadata["kv_cache.window"], Fact::PerLayer(vec![0, 128, 0, 0]));
         assert_eq!(KvFacts::read(&metadata), Ok(Some(mixed.clone())));
-        assert_eq!(mixed.check_against(&mixed), Ok(()));
-        let (key, metadata, derived) = (WINDOW, 128, 0);
-        let differs = FactError::Disagree { key, metadata, derived };
-        assert_eq!(mixed.check_against(&KvFacts::uniform(4, 2, 16)), Err(differs));
+        assert_eq!(KvFacts::check(&metadata, &mixed), Ok(()));
+        mixed.layers[1].window = None;
+        let differs = FactError::Disagree { key: WINDOW, metadata: 128, derived: 0 };
+        assert_eq!(KvFacts::check(&metadata, &mixed), Err(differs));
+        let mut silent = metadata;
+        silent.remove(WINDOW);
+        assert_eq!(
+            KvFacts::check(&silent, &mixed),
+            Ok(()),
+            "what a file does not say is left to the program"
+        );
+        assert_eq!(KvFacts::check(&BTreeMap::new(), &mixed), Ok(()));
     }
 
     #[test]

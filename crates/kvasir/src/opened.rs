@@ -1,5 +1,5 @@
 use crate::{AnyExecutor, BackendKind, Error};
-use kvasir_formats::{Checkpoint, TextFiles, Tokenizer};
+use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Program};
@@ -20,6 +20,9 @@ impl Opened {
         let checkpoint = Checkpoint::open(path)?;
         let named = |e| kvasir_formats::Error::at(path.display(), e);
         let model = Model::build(&checkpoint.source()).map_err(named)?;
+        if let Some(gguf) = checkpoint.gguf() {
+            check_kv_facts(gguf, &model.target.layers).map_err(|error| error.in_file(path))?;
+        }
         Ok(Self { checkpoint, model })
     }
 

@@ -6,7 +6,7 @@ use kvasir_engine::{
     Chunked, Chunking, Core, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular, RectangularConfig,
     rectangular::Rules,
 };
-use kvasir_kv::{Cache, CacheKind, Cells, Contiguous, Paged, Radix, TreeCache, blocks::BlockConfig};
+use kvasir_kv::{Cache, CacheConfig, CacheKind};
 use kvasir_sim::StaticShape;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
@@ -407,18 +407,12 @@ fn build_cache(
 ) -> Result<Box<dyn Cache>, Failure> {
     // Sequences that have ended may still be named by steps in flight.
     let max_sequences = limits.max_num_seqs.saturating_mul(2).saturating_add(64);
-    let blocks = BlockConfig {
-        block_size: block,
-        blocks: capacity / block,
+    let config = CacheConfig {
         max_sequences,
+        block_size: block,
         sharing: limits.prefix_cache,
         dummy,
+        ..CacheConfig::new(capacity)
     };
-    Ok(match kind {
-        CacheKind::Contiguous => Box::new(Contiguous::new(capacity)),
-        CacheKind::Tree => Box::new(TreeCache::new(capacity)),
-        CacheKind::Cells => Box::new(Cells::new(capacity, max_sequences, None).map_err(Failure::usage)?),
-        CacheKind::Paged => Box::new(Paged::new(blocks).map_err(Failure::usage)?),
-        CacheKind::Radix => Box::new(Radix::new(blocks).map_err(Failure::usage)?),
-    })
+    kvasir_kv::build(kind, &config).map_err(Failure::usage)
 }

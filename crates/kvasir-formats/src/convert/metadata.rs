@@ -3,9 +3,10 @@
 use super::from_hf::{architecture, size};
 use crate::{
     Checkpoint, Error, Result,
-    gguf::{self, Array, Value, Writer},
+    gguf::{self, Value, Writer},
+    kv_facts::write_kv_facts,
 };
-use kvasir_program::{LayerFacts, Model};
+use kvasir_program::Model;
 use serde_json::Value as Json;
 
 struct Meta<'a> {
@@ -33,22 +34,10 @@ pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'stati
     meta.rope()
 }
 
-/// `kv_cache.*`: one number where all layers agree, a list where they differ.
+/// `kv_cache.*`, of the layers that the model's program has.
 pub(super) fn kv_facts(model: &Checkpoint, out: &mut Writer) -> Result<()> {
     let built = Model::build(&model.source()).map_err(|e| Error::at(model.path().display(), e))?;
-    let layers = &built.target.layers;
-    out.set("kv_cache.schema_version", Value::U32(1));
-    out.set("kv_cache.n_layers", Value::U32(layers.len() as u32));
-    let mut set = |key: &str, fact: fn(&LayerFacts) -> usize| {
-        let all: Vec<u32> = layers.iter().map(|l| fact(l) as u32).collect();
-        let Some(&first) = all.first() else { return };
-        let same = all.iter().all(|&n| n == first);
-        let value = if same { Value::U32(first) } else { Value::Array(Array::of_u32(&all)) };
-        out.set(format!("kv_cache.{key}"), value);
-    };
-    set("n_kv_heads", |l| l.kv_heads);
-    set("head_dim", |l| l.key_dim);
-    Ok(())
+    write_kv_facts(&built.target.layers, out)
 }
 
 impl Meta<'_> {
