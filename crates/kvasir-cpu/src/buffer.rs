@@ -1,32 +1,52 @@
 use memmap2::{MmapMut, MmapOptions};
 use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Zeroed bytes at the start of a page. Address space is taken at once, memory when it is touched; nothing ever moves.
+/// Zeroed bytes at the start of a cache line. Address space is taken at once, memory when it is touched; nothing ever moves.
 pub(crate) struct Buffer {
-    map: MmapMut,
+    base: *mut u8,
     len: usize,
+    /// What `base` points into; freed with the last buffer.
+    _region: Arc<MmapMut>,
 }
+
+// SAFETY: the bytes belong to this buffer alone, and lie in a mapping that it keeps.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; writing through a shared buffer takes unsafe code that says why.
+unsafe impl Sync for Buffer {}
 
 /// Bytes past the end that vector loads may touch.
 const TAIL: usize = 256;
+/// Buffers in large pages share regions of at least this size: a matrix alone is often smaller than a large page.
+const REGION: usize = 256 << 20;
+const LARGE_PAGE: usize = 2 << 20;
+
+/// The region that is being filled, and how far it is.
+static OPEN: Mutex<Option<(Arc<MmapMut>, usize, usize)>> = Mutex::new(None);
 
 impl Buffer {
     pub(crate) fn new(len: usize) -> io::Result<Self> {
-        let too_large = || io::Error::new(io::ErrorKind::OutOfMemory, format!("{len} bytes"));
-        let map = MmapOptions::new()
-            .len(len.checked_add(TAIL).ok_or_else(too_large)?)
-            .no_reserve_swap()
-            .map_anon()?;
-        Ok(Self { map, len })
+        let mut map = map(len.checked_add(TAIL).ok_or_else(|| too_large(len))?)?;
+        Ok(Self { base: map.as_mut_ptr(), len, _region: Arc::new(map) })
     }
 
-    /// The same in large pages where the system has them: for what is read through once per step.
+    /// In large pages where the system has them: for what is read through once per step.
     pub(crate) fn in_large_pages(len: usize) -> io::Result<Self> {
-        let buffer = Self::new(len)?;
-        #[cfg(target_os = "linux")]
-        // A hint: without large pages everything works, only slower.
-        let _ = buffer.map.advise(memmap2::Advice::HugePage);
-        Ok(buffer)
+        let taken = len.checked_add(TAIL).ok_or_else(|| too_large(len))?.next_multiple_of(4096);
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.as_ref().is_none_or(|(_, at, end)| end - at < taken) {
+            let size = taken.max(REGION).checked_add(LARGE_PAGE).ok_or_else(|| too_large(len))?;
+            let map = map(size)?;
+            #[cfg(target_os = "linux")]
+            // A hint: without large pages everything works, only slower.
+            let _ = map.advise(memmap2::Advice::HugePage);
+            let start = map.as_ptr().align_offset(LARGE_PAGE).min(LARGE_PAGE);
+            *open = Some((Arc::new(map), start, size));
+        }
+        let Some((region, at, _)) = open.as_mut() else { return Err(too_large(len)) };
+        let base = region.as_ptr().wrapping_add(*at).cast_mut();
+        *at += taken;
+        Ok(Self { base, len, _region: Arc::clone(region) })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -34,15 +54,24 @@ impl Buffer {
     }
 
     pub(crate) fn ptr(&self) -> *const u8 {
-        self.map.as_ptr()
+        self.base
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.map.get(..self.len).unwrap_or_default()
+        // SAFETY: `len` bytes of the mapping belong to this buffer.
+        unsafe { std::slice::from_raw_parts(self.base, self.len) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        let len = self.len;
-        self.map.get_mut(..len).unwrap_or_default()
+        // SAFETY: as above, and the buffer is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.base, self.len) }
     }
+}
+
+fn map(len: usize) -> io::Result<MmapMut> {
+    MmapOptions::new().len(len).no_reserve_swap().map_anon()
+}
+
+fn too_large(len: usize) -> io::Error {
+    io::Error::new(io::ErrorKind::OutOfMemory, format!("{len} bytes"))
 }

@@ -75,7 +75,7 @@ pub(crate) struct Bf16Activations {
 impl Bf16Activations {
     pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
         let (tiles, steps) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(STEP));
-        Ok(Self { steps, tiles, bytes: Buffer::new(tiles * steps * 1024)? })
+        Ok(Self { steps, tiles, bytes: Buffer::in_large_pages(tiles * steps * 1024)? })
     }
 
     /// The same room for rows of another length, if they fit.
@@ -93,16 +93,25 @@ impl Bf16Activations {
     ///
     /// # Safety
     /// No other thread may use the same row meanwhile, and there must be room for it.
-    #[inline(always)]
-    pub(crate) unsafe fn write_row(&self, row: usize, x: &[f32]) {
+    pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
         for (step, part) in x.chunks(STEP).enumerate() {
             let mut bits = [0u16; STEP];
-            bits.iter_mut().zip(part).for_each(|(b, &v)| *b = round_bf16(v));
+            narrow(level, part, &mut bits);
             let to = self.tile(row / TILE, step).wrapping_add(row % TILE * 64).cast_mut();
             // SAFETY: 64 bytes of this row.
             unsafe { to.cast::<[u16; STEP]>().write_unaligned(bits) };
         }
     }
+}
+
+#[inline(always)]
+fn narrow_body(x: &[f32], bits: &mut [u16]) {
+    bits.iter_mut().zip(x).for_each(|(b, &v)| *b = round_bf16(v));
+}
+
+per_level! {
+    /// Rounds to bf16.
+    narrow(x: &[f32], bits: &mut [u16]) => narrow_body
 }
 
 /// The nearest bf16, ties to even. Infinities stay; a NaN stays a NaN.
@@ -401,7 +410,7 @@ mod tests {
             let x = Bf16Activations::new(70, inputs).unwrap();
             for (r, v) in values.chunks_exact(inputs).enumerate() {
                 // SAFETY: one thread, rows below the number asked for.
-                unsafe { x.write_row(r, v) };
+                unsafe { x.write_row(Level::detect(), r, v) };
             }
             let run = |level, rows: usize| {
                 let mut out = vec![f32::NAN; rows * outputs * 2];

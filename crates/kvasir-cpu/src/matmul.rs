@@ -24,9 +24,15 @@ impl Output {
         if row >= self.rows || first >= self.width {
             return;
         }
-        let n = LANES.min(self.width - first);
         // SAFETY: the row and its first `width` numbers lie within the slice that this was made from.
-        unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), self.base.add(row * self.stride + first), n) };
+        unsafe {
+            let to = self.base.add(row * self.stride + first);
+            match self.width - first {
+                // A length that the compiler knows becomes one store.
+                LANES.. => to.cast::<[f32; LANES]>().write_unaligned(*sums),
+                rest => std::ptr::copy_nonoverlapping(sums.as_ptr(), to, rest),
+            }
+        }
     }
 }
 

@@ -6,7 +6,9 @@
 mod batch;
 mod executor;
 mod output;
+mod sampler_row;
 
 pub use batch::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, PoolRow, StepKind};
 pub use executor::{Abilities, Executor, Refused, SequenceSpec, Step, StepError};
 pub use output::{Output, OutputRow, TokenLogprobs};
+pub use sampler_row::{Drawn, SamplerRow};

@@ -1,7 +1,9 @@
 //! Recorded cases, workloads and reports: everything that measures the engine and nothing that it needs to serve.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod replay;
+mod shapes;
 pub mod sim;
 pub mod trace;
 pub mod workload;

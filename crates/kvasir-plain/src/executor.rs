@@ -1,10 +1,11 @@
 use crate::{
     model::{Compiled, Pass, PlainModel},
     pool::Pool,
-    rows::Row,
     run::{Job, Run},
 };
-use kvasir_exec::{Abilities, Executor, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError};
+use kvasir_exec::{
+    Abilities, Executor, OutputRow, PoolRow, Refused, SamplerRow, SequenceSpec, Step, StepError,
+};
 use kvasir_kv::{PoolId, Span, Token};
 use kvasir_program::{Program, Tap};
 use std::{collections::HashMap, sync::Arc, time::Instant};
@@ -26,13 +27,20 @@ pub struct PlainExecutor {
     limits: Limits,
     own: Pool,
     frozen: HashMap<PoolId, Arc<Pool>>,
-    rows: Vec<Row>,
+    rows: Vec<SamplerRow>,
 }
 
 /// A step that has run; there is no device to wait for.
 pub struct Ran {
     step: Box<Step>,
     result: Result<(), StepError>,
+}
+
+impl Ran {
+    /// The step, whatever became of it.
+    pub fn into_step(self) -> Box<Step> {
+        self.step
+    }
 }
 
 impl PlainExecutor {
@@ -48,7 +56,7 @@ impl PlainExecutor {
 
     fn of(compiled: Arc<Compiled>, limits: Limits) -> Self {
         let own = Pool::new(&compiled.program.layers);
-        let rows = (0..limits.rows).map(|_| Row::default()).collect();
+        let rows = (0..limits.rows).map(|_| SamplerRow::default()).collect();
         Self { compiled, limits, own, frozen: HashMap::new(), rows }
     }
 
@@ -197,7 +205,7 @@ impl Executor for PlainExecutor {
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
         if let Some(place) = self.rows.get_mut(row.0 as usize) {
-            *place = Row::bind(spec);
+            *place = SamplerRow::bind(spec);
         }
     }
 

@@ -14,7 +14,6 @@ mod math;
 mod mixture;
 mod model;
 mod pool;
-mod rows;
 mod run;
 mod weights;
 

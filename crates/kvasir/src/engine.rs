@@ -5,15 +5,15 @@ use std::time::Instant;
 
 impl Loaded {
     /// An engine that runs a core over a pool of its own and the shared weights.
-    pub fn engine(&self, core: Core, overlap: bool) -> Engine<AnyExecutor> {
+    pub fn engine(&self, core: Core, overlap: bool) -> Result<Engine<AnyExecutor>, Error> {
         let cache = core.cache();
         // Some caches keep a dummy block beside those that they hand out.
         let slots = cache.capacity().saturating_add(cache.block_size());
         let limits = core.limits();
-        let executor = self.executor(slots, limits.max_num_batched_tokens, limits.max_num_seqs);
+        let executor = self.executor(slots, limits.max_num_batched_tokens, limits.max_num_seqs)?;
         let started = Instant::now();
         let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Engine::new(core, executor, clock).overlap(overlap)
+        Ok(Engine::new(core, executor, clock).overlap(overlap))
     }
 
     /// A request for this model: refused if the prompt is not for it, and kept apart from prefixes that were turned by

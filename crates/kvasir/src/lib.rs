@@ -3,7 +3,7 @@
 //! ```no_run
 //! # fn main() -> Result<(), kvasir::Error> {
 //! let opened = kvasir::Opened::open("models/qwen3".as_ref())?;
-//! let model = opened.load(kvasir::BackendKind::Auto)?;
+//! let model = opened.load(kvasir::BackendKind::Auto, kvasir::Precision::Auto, None)?;
 //! let last = model.logits(&[1, 2, 3], false)?;
 //! # Ok(()) }
 //! ```
@@ -21,4 +21,5 @@ mod opened;
 pub use backend::{AnyExecutor, AnyPending, BackendKind};
 pub use error::Error;
 pub use inspection::{Inspection, KvFacts, MemoryPlan};
+pub use kvasir_cpu::Precision;
 pub use opened::{Loaded, Opened};

@@ -1,4 +1,5 @@
 use crate::{AnyExecutor, BackendKind, Error};
+use kvasir_cpu::{CpuExecutor, CpuModel, Precision, Team};
 use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
@@ -57,11 +58,20 @@ impl Opened {
     }
 
     /// Makes the weights ready for a backend.
-    pub fn load(self, backend: BackendKind) -> Result<Loaded, Error> {
+    pub fn load(
+        self,
+        backend: BackendKind,
+        precision: Precision,
+        threads: Option<usize>,
+    ) -> Result<Loaded, Error> {
         let weights = match backend {
-            BackendKind::Auto | BackendKind::Plain => {
-                Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?)
+            BackendKind::Auto | BackendKind::Cpu => {
+                let team = Arc::new(threads.map_or_else(Team::of_machine, Team::new));
+                let source = Arc::new(self.checkpoint.clone());
+                Weights::Cpu(Arc::new(CpuModel::load(&self.model.target, source, precision, team)?))
             }
+            // It has one thread and one arithmetic, which is exact.
+            BackendKind::Plain => Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?),
         };
         Ok(Loaded { opened: self, weights })
     }
@@ -75,6 +85,7 @@ pub struct Loaded {
 }
 
 enum Weights {
+    Cpu(Arc<CpuModel>),
     Plain(PlainModel),
 }
 
@@ -85,17 +96,25 @@ impl Loaded {
     }
 
     /// An executor with a pool of its own.
-    pub fn executor(&self, slots: u32, tokens: u32, rows: u32) -> AnyExecutor {
-        match &self.weights {
+    pub fn executor(&self, slots: u32, tokens: u32, rows: u32) -> Result<AnyExecutor, Error> {
+        Ok(match &self.weights {
+            Weights::Cpu(model) => {
+                let limits = kvasir_cpu::Limits { slots, tokens, rows, kv: model.natural_kv() };
+                let executor = CpuExecutor::new(Arc::clone(model), limits);
+                let executor =
+                    executor.map_err(|e| Error::Asked(format!("no memory for {slots} slots: {e}")))?;
+                AnyExecutor::Cpu(Box::new(executor))
+            }
             Weights::Plain(model) => {
                 AnyExecutor::Plain(PlainExecutor::new(model, Limits { slots, tokens, rows }))
             }
-        }
+        })
     }
 
     /// The backend's name.
     pub fn backend(&self) -> &'static str {
         match self.weights {
+            Weights::Cpu(_) => "cpu",
             Weights::Plain(_) => "plain",
         }
     }

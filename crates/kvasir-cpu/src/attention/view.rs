@@ -49,6 +49,11 @@ impl Views {
         &self.chunks[view.chunks.0..view.chunks.1]
     }
 
+    /// What all views read.
+    pub(crate) fn all_entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
     fn clear(&mut self) {
         self.views.clear();
         self.entries.clear();

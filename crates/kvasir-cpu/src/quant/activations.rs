@@ -1,6 +1,7 @@
 use super::format::SUPER;
+use crate::Level;
 use crate::buffer::Buffer;
-use half::bf16;
+use crate::level::per_level;
 use std::io;
 
 /// Tokens of a tile.
@@ -31,10 +32,10 @@ impl QuantActivations {
         Ok(Self {
             supers,
             tiles,
-            codes: Buffer::new(n * 4096)?,
-            scales: Buffer::new(n * 64)?,
-            sums: Buffer::new(n * TILE * SUMS * 4)?,
-            parts: Buffer::new(n * 1024)?,
+            codes: Buffer::in_large_pages(n * 4096)?,
+            scales: Buffer::in_large_pages(n * 64)?,
+            sums: Buffer::in_large_pages(n * TILE * SUMS * 4)?,
+            parts: Buffer::in_large_pages(n * 1024)?,
         })
     }
 
@@ -79,12 +80,14 @@ impl QuantActivations {
     ///
     /// # Safety
     /// No other thread may use the same row meanwhile, and `row` must be below [`rows`](Self::rows).
-    pub(crate) unsafe fn write_row(&self, row: usize, x: &[f32]) {
+    pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
         let (tile, r) = (row / TILE, row % TILE);
         for (s, part) in x.chunks(SUPER).enumerate().take(self.supers) {
             let mut full = [0f32; SUPER];
             full[..part.len()].copy_from_slice(part);
-            let (codes, scale) = quantise(&full);
+            let mut made = Made { codes: [0; SUPER], scale: 0.0, sums: [0; SUMS], parts: [0; 32] };
+            quantise(level, &full, &mut made);
+            let Made { codes, scale, sums, parts } = made;
             // SAFETY: the places belong to this row alone and lie within the buffers.
             unsafe {
                 for (step, codes) in codes.as_chunks::<64>().0.iter().enumerate() {
@@ -92,7 +95,6 @@ impl QuantActivations {
                     to.cast::<[i8; 64]>().write(*codes);
                 }
                 self.scales(tile, s).add(r).cast_mut().write(scale);
-                let (sums, parts) = sub_sums(&codes);
                 self.sums(tile, s, r).cast_mut().cast::<[i32; SUMS]>().write(sums);
                 self.parts(tile, s).add(r * 64).cast_mut().cast::<[u16; 32]>().write(parts);
             }
@@ -100,37 +102,43 @@ impl QuantActivations {
     }
 }
 
+/// One superblock of one row.
+struct Made {
+    codes: [i8; SUPER],
+    scale: f32,
+    sums: [i32; SUMS],
+    parts: [u16; 32],
+}
+
 /// Integers in -127..=127 and their scale. Ties round to even.
 #[inline(always)]
-fn quantise(x: &[f32; SUPER]) -> ([i8; SUPER], f32) {
+fn quantise_body(x: &[f32; SUPER], made: &mut Made) {
     let mut lanes = [0f32; 16];
     for chunk in x.as_chunks::<16>().0 {
         for (a, v) in lanes.iter_mut().zip(chunk) {
             *a = if v.abs() > *a { v.abs() } else { *a };
         }
     }
-    let largest = lanes.iter().fold(0f32, |a, &v| a.max(v));
+    let largest = lanes.iter().fold(0f32, |a, &v| if v > a { v } else { a });
     let scale = largest / 127.0;
     let inverse = if scale.is_normal() { 1.0 / scale } else { 0.0 };
-    let mut codes = [0i8; SUPER];
     // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    for (c, v) in codes.iter_mut().zip(x) {
+    for (c, v) in made.codes.iter_mut().zip(x) {
         *c = (v * inverse + ROUND).to_bits() as u8 as i8;
     }
-    (codes, if inverse == 0.0 { 0.0 } else { scale })
+    made.scale = if inverse == 0.0 { 0.0 } else { scale };
+    for (i, sub) in made.codes.as_chunks::<16>().0.iter().enumerate() {
+        let sum = -sub.iter().map(|&c| i32::from(c)).sum::<i32>();
+        made.sums[i] = sum;
+        made.sums[16 + i / 2] += sum;
+        // Both parts have at most eight significant bits, so bf16 holds them exactly.
+        made.parts[i] = ((sum & !15) as f32).to_bits().wrapping_shr(16) as u16;
+        made.parts[16 + i] = ((sum & 15) as f32).to_bits().wrapping_shr(16) as u16;
+    }
 }
 
-#[inline(always)]
-fn sub_sums(codes: &[i8; SUPER]) -> ([i32; SUMS], [u16; 32]) {
-    let (mut sums, mut parts) = ([0i32; SUMS], [0u16; 32]);
-    for (i, sub) in codes.as_chunks::<16>().0.iter().enumerate() {
-        let sum = -sub.iter().map(|&c| i32::from(c)).sum::<i32>();
-        sums[i] = sum;
-        sums[16 + i / 2] += sum;
-        // Both parts have at most eight significant bits, so bf16 holds them exactly.
-        parts[i] = bf16::from_f32((sum & !15) as f32).to_bits();
-        parts[16 + i] = bf16::from_f32((sum & 15) as f32).to_bits();
-    }
-    (sums, parts)
+per_level! {
+    /// Makes a superblock's integers.
+    quantise(x: &[f32; SUPER], made: &mut Made) => quantise_body
 }

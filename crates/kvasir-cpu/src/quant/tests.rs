@@ -69,7 +69,7 @@ fn case(dtype: DType, outputs: usize, inputs: usize, rows: usize) -> Case {
     let x = QuantActivations::new(rows, inputs).unwrap();
     for (r, row) in values.chunks_exact(inputs).enumerate() {
         // SAFETY: one thread, rows below the number asked for.
-        unsafe { x.write_row(r, row) };
+        unsafe { x.write_row(Level::detect(), r, row) };
     }
     Case { w, x, dense, inputs: values }
 }

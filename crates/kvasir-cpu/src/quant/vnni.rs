@@ -152,6 +152,9 @@ pub(crate) unsafe fn float_scales<L: Layout>(at: *const u8) -> __m512 {
     }
 }
 
+/// How far ahead of the codes memory is asked for. Bytes past the panel are the next panel's, which is usually next.
+const AHEAD: usize = 6144;
+
 /// One panel times rows `row .. row + N`, which must lie in one tile.
 ///
 /// # Safety
@@ -170,13 +173,7 @@ pub(crate) unsafe fn dot<L: Layout, const N: usize>(
         // SAFETY: all offsets are those of superblock `s` of the panel and of rows `r .. r + N` of the tile.
         unsafe {
             let block = panel.add(s * f.bytes());
-            // The next superblock but one, so that the memory never waits.
-            let ahead = block.wrapping_add(2 * f.bytes());
-            let mut line = 0;
-            while line < f.bytes() {
-                _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
-                line += 64;
-            }
+            let ahead = block.wrapping_add(AHEAD);
             let codes = x.codes(tile, s).add(r * 64).cast::<u8>();
             let mut sums = [std::ptr::null(); N];
             for n in 0..N {
@@ -194,6 +191,11 @@ pub(crate) unsafe fn dot<L: Layout, const N: usize>(
                     }
                 }
                 for i in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
+                    let mut line = i * f.bytes() / 16;
+                    while line < (i + 1) * f.bytes() / 16 {
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
+                        line += 64;
+                    }
                     let w = open::<L>(block, i);
                     let at = codes.add(i / 4 * 1024 + i % 4 * 16).cast::<i32>();
                     for n in 0..N {

@@ -146,7 +146,7 @@ impl Args {
         let settled = self.settle(model, prompt.len())?;
         let request = model.request(prompt, self.params(model))?;
         let overlap = settled.overlap;
-        let mut engine = model.engine(settled.core(), overlap);
+        let mut engine = model.engine(settled.core(), overlap)?;
         engine.add_request(request).map_err(Failure::usage)?;
         let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
         let mut text =

@@ -1,3 +1,4 @@
+mod bench;
 mod convert;
 mod failure;
 mod generate;
@@ -27,6 +28,8 @@ pub(crate) enum Command {
     Inspect(inspect::Args),
     /// Quantise or re-pack a model to a GGUF file
     Convert(convert::Args),
+    /// Measure speed, beside its distance from what the machine can do
+    Bench(bench::Args),
     /// Run recorded operation sequences against the caches and policies and report every mismatch
     Replay(replay::Args),
     /// Serve a model over HTTP, the way OpenAI's API does
@@ -46,6 +49,7 @@ impl Command {
             Self::Logits(args) => args.run(),
             Self::Inspect(args) => args.run(),
             Self::Convert(args) => args.run(),
+            Self::Bench(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Sim(args) => args.run(),
             Self::Serve(args) => args.run(),

@@ -15,11 +15,15 @@ pub(crate) struct ModelArgs {
     /// whatever else runs
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
     precision: Precision,
+    /// Threads of the cpu backend; as many as the machine runs at once unless given
+    #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Backend {
     Auto,
+    Cpu,
     Plain,
 }
 
@@ -33,12 +37,15 @@ impl ModelArgs {
     pub(crate) fn load(&self) -> Result<Loaded, Failure> {
         let backend = match self.backend {
             Backend::Auto => BackendKind::Auto,
+            Backend::Cpu => BackendKind::Cpu,
             Backend::Plain => BackendKind::Plain,
         };
-        match self.precision {
-            // The plain backend has one arithmetic, and it is exact.
-            Precision::Auto | Precision::Exact => Ok(Opened::open(&self.model)?.load(backend)?),
-        }
+        let precision = match self.precision {
+            Precision::Auto => kvasir::Precision::Auto,
+            Precision::Exact => kvasir::Precision::Exact,
+        };
+        let threads = self.threads.map(|n| n as usize);
+        Ok(Opened::open(&self.model)?.load(backend, precision, threads)?)
     }
 
     /// What the model is called where nobody named it: as its file or folder.

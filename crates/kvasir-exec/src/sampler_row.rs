@@ -1,11 +1,12 @@
-use kvasir_exec::{BatchRow, IN_FLIGHT, SequenceSpec, TokenLogprobs};
+use crate::{BatchRow, IN_FLIGHT, SequenceSpec, TokenLogprobs};
 use kvasir_kv::{Position, Token};
 use kvasir_sample::{Context, accept, draw, log_probability, top_log_probabilities};
 
 /// A token-pool row: a sequence's newest token, and what its sampler must remember.
-#[derive(Default)]
-pub(crate) struct Row {
-    pub(crate) spec: SequenceSpec,
+#[derive(Debug, Default)]
+pub struct SamplerRow {
+    /// How the sequence is sampled.
+    pub spec: SequenceSpec,
     /// Output ids up to the newest one that was fed. What counts is what is fed, so a step that is run again, or a chain that is
     /// cut short, leaves nothing behind.
     output: Vec<Token>,
@@ -13,18 +14,22 @@ pub(crate) struct Row {
 }
 
 /// What one row of a step drew.
-pub(crate) struct Drawn {
-    pub(crate) tokens: Vec<Token>,
-    pub(crate) logprobs: Vec<Option<TokenLogprobs>>,
+#[derive(Debug)]
+pub struct Drawn {
+    /// Tokens, one per row of logits.
+    pub tokens: Vec<Token>,
+    /// Log-probabilities of each, if asked for.
+    pub logprobs: Vec<Option<TokenLogprobs>>,
 }
 
-impl Row {
-    pub(crate) fn bind(spec: SequenceSpec) -> Self {
+impl SamplerRow {
+    /// A row given to a sequence.
+    pub fn bind(spec: SequenceSpec) -> Self {
         Self { output: spec.output.clone(), newest: spec.output.last().copied(), spec }
     }
 
     /// The row's tokens with those in flight filled in; none if one is in flight that was never sampled.
-    pub(crate) fn resolve(&self, tokens: &[Token]) -> Option<Vec<Token>> {
+    pub fn resolve(&self, tokens: &[Token]) -> Option<Vec<Token>> {
         tokens.iter().map(|t| if *t == IN_FLIGHT { self.newest } else { Some(*t) }).collect()
     }
 
@@ -40,7 +45,7 @@ impl Row {
     }
 
     /// Draws a token after each fed token from `sample_from` on. `logits` are those rows, one vocabulary each.
-    pub(crate) fn draw(
+    pub fn draw(
         &mut self,
         row: &BatchRow,
         tokens: &[Token],

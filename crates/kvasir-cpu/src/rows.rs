@@ -1,0 +1,148 @@
+//! Arithmetic on rows of floats. Every function works on one row alone, in one order.
+
+use crate::level::per_level;
+use kvasir_program::{Activation, NormKind, Pairs};
+
+#[inline(always)]
+fn norm_body(
+    x: &[f32],
+    y: &mut [f32],
+    group: usize,
+    kind: NormKind,
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    eps: f32,
+) {
+    let n = group as f32;
+    for (x, y) in x.chunks_exact(group).zip(y.chunks_exact_mut(group)) {
+        match kind {
+            NormKind::Rms | NormKind::RmsPlusOne => {
+                let plus = if kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
+                let factor = 1.0 / (sum(x, |v| v * v) / n + eps).sqrt();
+                for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+                    *y = x * factor * (plus + w);
+                }
+            }
+            NormKind::Layer => {
+                let mean = sum(x, |v| v) / n;
+                let factor = 1.0 / (sum(x, |v| (v - mean) * (v - mean)) / n + eps).sqrt();
+                for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+                    *y = (x - mean) * factor * w;
+                }
+                if let Some(bias) = bias {
+                    y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                }
+            }
+        }
+    }
+}
+
+/// Σ f(x) in 16 sums, added up at the end.
+#[inline(always)]
+fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [0f32; 16];
+    let (whole, rest) = x.as_chunks::<16>();
+    for part in whole {
+        for (lane, v) in lanes.iter_mut().zip(part) {
+            *lane += f(*v);
+        }
+    }
+    for (lane, v) in lanes.iter_mut().zip(rest) {
+        *lane += f(*v);
+    }
+    lanes.iter().sum()
+}
+
+per_level! {
+    /// A norm over each group of a row.
+    norm(x: &[f32], y: &mut [f32], group: usize, kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) => norm_body
+}
+
+/// e^x, good to a few units in the last place, the same on every level.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0;
+    let x = x.clamp(-87.0, 88.0);
+    let t = x.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = t - ROUND;
+    let r = n.mul_add(-0.693_359_4, x);
+    let r = n.mul_add(2.121_944_4e-4, r);
+    let p = 1.987_569_1e-4f32.mul_add(r, 1.398_2e-3);
+    let p = p.mul_add(r, 8.333_452e-3);
+    let p = p.mul_add(r, 4.166_579_6e-2);
+    let p = p.mul_add(r, 1.666_666_5e-1);
+    let p = p.mul_add(r, 0.5);
+    let p = p.mul_add(r * r, r) + 1.0;
+    f32::from_bits(p.to_bits().wrapping_add(t.to_bits().wrapping_shl(23)))
+}
+
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+fn gate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) {
+    let operands = y.iter_mut().zip(gate.iter().zip(up));
+    match activation {
+        Activation::Silu => operands.for_each(|(y, (g, u))| *y = g * sigmoid(*g) * u),
+        Activation::GeluTanh => operands.for_each(|(y, (g, u))| {
+            // 0.5 (1 + tanh z) = sigmoid(2 z)
+            let z = 0.797_884_6 * (g + 0.044_715 * g * g * g);
+            *y = g * sigmoid(2.0 * z) * u;
+        }),
+        Activation::ClampedSwiglu { alpha, limit } => operands.for_each(|(y, (g, u))| {
+            let (g, u) = (g.min(limit), u.clamp(-limit, limit));
+            *y = g * sigmoid(alpha * g) * (u + 1.0);
+        }),
+    }
+}
+
+per_level! {
+    /// The activation of a gate and its partner.
+    gate(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) => gate_body
+}
+
+#[inline(always)]
+fn add_body(a: &[f32], b: &[f32], y: &mut [f32]) {
+    y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = a + b);
+}
+
+per_level! {
+    /// y = a + b.
+    add(a: &[f32], b: &[f32], y: &mut [f32]) => add_body
+}
+
+/// Which places of a row turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    pub(crate) group: usize,
+    pub(crate) start: usize,
+    pub(crate) pairs: Pairs,
+}
+
+#[inline(always)]
+fn rotate_body(y: &mut [f32], turn: Turn, cos: &[f32], sin: &[f32]) {
+    let half = cos.len();
+    for head in y.chunks_exact_mut(turn.group) {
+        let part = &mut head[turn.start..turn.start + 2 * half];
+        match turn.pairs {
+            Pairs::Half => {
+                let (first, second) = part.split_at_mut(half);
+                for ((a, b), (c, s)) in first.iter_mut().zip(second).zip(cos.iter().zip(sin)) {
+                    (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+                }
+            }
+            Pairs::Interleaved => {
+                for (pair, (c, s)) in part.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
+                    *pair = [pair[0] * c - pair[1] * s, pair[1] * c + pair[0] * s];
+                }
+            }
+        }
+    }
+}
+
+per_level! {
+    /// Turns the pairs of every head of a row.
+    rotate(y: &mut [f32], turn: Turn, cos: &[f32], sin: &[f32]) => rotate_body
+}

@@ -1,0 +1,434 @@
+//! A program's ops, one after the other, over one step.
+
+use crate::attention::{Attend, Results, Views, attend_exact};
+use crate::buffer::Buffer;
+use crate::dense::{Bf16Activations, matmul_bf16, matmul_f32};
+use crate::matmul::Output;
+use crate::mixture::{MixtureMemory, Routes, mixture, route};
+use crate::model::{CpuModel, OpWeights};
+use crate::pool::{Pool, Rows as PoolRows};
+use crate::quant::{QuantActivations, matmul as matmul_quant};
+use crate::rows::{self, Turn};
+use crate::select::select;
+use crate::source::WeightSource;
+use crate::weights::{Linear, Packed, Precision};
+use crate::{Level, Team};
+use kvasir_formats::encoding;
+use kvasir_kv::{Plan, Slot, Token};
+use kvasir_program::{Holds, Op, RopeId, Rows, ValueId};
+use std::io;
+
+/// Rows of activations in the forms that kernels take, made once for all matrices that share an operand.
+pub(crate) struct Prepared {
+    quant: QuantActivations,
+    bf16: Bf16Activations,
+    quant_of: Option<ValueId>,
+    bf16_of: Option<ValueId>,
+}
+
+impl Prepared {
+    pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
+        let (quant, bf16) = (QuantActivations::new(rows, inputs)?, Bf16Activations::new(rows, inputs)?);
+        Ok(Self { quant, bf16, quant_of: None, bf16_of: None })
+    }
+
+    /// What was prepared is of no use any more.
+    pub(crate) fn forget(&mut self) {
+        (self.quant_of, self.bf16_of) = (None, None);
+    }
+
+    /// `out = l · x + bias`. `of` names the operand, so that the next matrix need not prepare it again.
+    pub(crate) fn multiply(
+        &mut self,
+        (team, level): (&Team, Level),
+        l: &Linear,
+        of: Option<ValueId>,
+        (x, stride): (&[f32], usize),
+        n: usize,
+        (out, out_stride): (&mut [f32], usize),
+    ) {
+        let at = |row: usize| &x[row * stride..row * stride + l.inputs];
+        let output = Output::new(out, n, out_stride, l.outputs);
+        match &l.packed {
+            Packed::Quant(w) => {
+                if of.is_none() || self.quant_of != of {
+                    self.quant.reshape(l.inputs);
+                    let quant = &self.quant;
+                    // SAFETY: each row is written by one thread, and there is room for the step's rows.
+                    by_rows(team, n, &|row| unsafe { quant.write_row(level, row, at(row)) });
+                    self.quant_of = of;
+                }
+                matmul_quant(team, level, w, &self.quant, n, &output);
+            }
+            Packed::Bf16(w) => {
+                if of.is_none() || self.bf16_of != of {
+                    self.bf16.reshape(l.inputs);
+                    let bf16 = &self.bf16;
+                    // SAFETY: as above.
+                    by_rows(team, n, &|row| unsafe { bf16.write_row(level, row, at(row)) });
+                    self.bf16_of = of;
+                }
+                matmul_bf16(team, level, w, &self.bf16, n, &output);
+            }
+            Packed::F32(w) => matmul_f32(team, level, w, (x, stride), n, &output),
+        }
+        if let Some(bias) = &l.bias {
+            for row in out.chunks_mut(out_stride).take(n) {
+                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+        }
+    }
+}
+
+/// Runs `job` for each row, on all threads if that is worth it.
+pub(crate) fn by_rows(team: &Team, n: usize, job: &(dyn Fn(usize) + Sync)) {
+    const TOGETHER: usize = 4;
+    if n <= TOGETHER {
+        return (0..n).for_each(job);
+    }
+    team.each(n.div_ceil(TOGETHER), &|_, item| (item * TOGETHER..n.min((item + 1) * TOGETHER)).for_each(job));
+}
+
+/// A place for values that several threads write in parts.
+pub(crate) struct Parts(*mut f32, usize);
+
+// SAFETY: each row is handed to one thread.
+unsafe impl Sync for Parts {}
+
+impl Parts {
+    pub(crate) fn new(out: &mut [f32]) -> Self {
+        Self(out.as_mut_ptr(), out.len())
+    }
+
+    /// Row `row` of `width` numbers.
+    ///
+    /// # Safety
+    /// No two threads may ask for the same row.
+    pub(crate) unsafe fn row(&self, row: usize, width: usize) -> &mut [f32] {
+        assert!((row + 1) * width <= self.1, "a row lies outside its value");
+        // SAFETY: within the slice this was made from, and nobody else has this row.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(row * width), width) }
+    }
+}
+
+/// Memory of an executor; made once, for the largest step.
+pub(crate) struct Memory {
+    values: Vec<Buffer>,
+    prepared: Prepared,
+    mixture: MixtureMemory,
+    pub(crate) views: Views,
+    routes: Vec<(ValueId, Vec<Routes>)>,
+    selections: Vec<(ValueId, Views)>,
+    /// Per rope and token: cosines, then sines.
+    turns: Vec<Vec<f32>>,
+    pub(crate) kept: Vec<u8>,
+}
+
+impl Memory {
+    pub(crate) fn new(model: &CpuModel, tokens: usize) -> io::Result<Self> {
+        let widest = model.program.values.iter().map(|v| v.width()).max().unwrap_or(0);
+        let size = |(width, _): &(usize, Rows)| Buffer::new(width * tokens * 4);
+        Ok(Self {
+            values: model.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
+            prepared: Prepared::new(tokens, widest)?,
+            mixture: MixtureMemory::new(&model.program, tokens)?,
+            views: Views::default(),
+            routes: Vec::new(),
+            selections: Vec::new(),
+            turns: vec![Vec::new(); model.program.ropes.len()],
+            kept: Vec::new(),
+        })
+    }
+}
+
+/// One step; everything in it is checked.
+pub(crate) struct Run<'a> {
+    pub(crate) model: &'a CpuModel,
+    pub(crate) plan: &'a Plan,
+    pub(crate) tokens: &'a [Token],
+    /// Longest that the sequence of each token may become.
+    pub(crate) final_lens: &'a [u32],
+    /// Tokens whose logits are wanted.
+    pub(crate) sampled: &'a [usize],
+    /// Slots that are written, each once, with the token whose rows they get.
+    pub(crate) writes: &'a [(Slot, u32)],
+    /// The session's own pool first.
+    pub(crate) pools: &'a [&'a Pool],
+}
+
+impl Run<'_> {
+    /// Runs all ops; the logits can be read from `m` afterwards.
+    pub(crate) fn all(&self, m: &mut Memory) {
+        m.prepared.forget();
+        m.routes.clear();
+        m.selections.clear();
+        m.turns.iter_mut().for_each(Vec::clear);
+        for (op, weights) in self.model.program.ops.iter().zip(&self.model.weights) {
+            self.op(op, weights, m);
+        }
+    }
+
+    fn width(&self, value: ValueId) -> usize {
+        self.model.program.value(value).width()
+    }
+
+    fn rows(&self, value: ValueId) -> usize {
+        if self.model.program.value(value).rows == Rows::Tokens {
+            self.tokens.len()
+        } else {
+            self.sampled.len()
+        }
+    }
+
+    /// A value's numbers, row after row.
+    pub(crate) fn value<'m>(&self, values: &'m [Buffer], value: ValueId) -> &'m [f32] {
+        let Some(buffer) = self.model.buffers.of_value[value.0 as usize] else { return &[] };
+        let len = self.rows(value) * self.width(value);
+        debug_assert!(len * 4 <= values[buffer].len());
+        // SAFETY: the buffer is as large as the largest step needs; any bytes are floats.
+        unsafe { std::slice::from_raw_parts(values[buffer].ptr().cast(), len) }
+    }
+
+    /// The logits.
+    pub(crate) fn logits<'m>(&self, m: &'m Memory) -> &'m [f32] {
+        self.model.program.logits().map_or(&[], |v| self.value(&m.values, v))
+    }
+
+    fn op(&self, op: &Op, weights: &OpWeights, m: &mut Memory) {
+        let (team, level) = (&*self.model.team, self.model.level);
+        let out = op.out();
+        let width = self.width(out);
+        let n = self.rows(out);
+        let values = &m.values;
+        let x = |v: ValueId| self.value(values, v);
+        // SAFETY: the plan of buffers never gives a result the place of an operand, and only this op writes it now.
+        let y: &mut [f32] = match self.model.buffers.of_value[out.0 as usize] {
+            Some(buffer) => unsafe {
+                std::slice::from_raw_parts_mut(values[buffer].ptr().cast_mut().cast(), n * width)
+            },
+            None => &mut [],
+        };
+        let parts = Parts::new(y);
+        // SAFETY: `by_rows` hands each row to one thread.
+        let row_of = |row: usize| unsafe { parts.row(row, width) };
+        match op {
+            Op::Embed { table, scale, .. } => {
+                by_rows(team, n, &|row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
+            }
+            // Programs that take hidden states are refused when they are loaded.
+            Op::Hidden { .. } => {}
+            Op::Norm { x: v, kind, weight, bias, eps, groups, .. } => {
+                let (w, b) = (&self.model.vectors[weight], bias.as_ref().map(|b| &self.model.vectors[b][..]));
+                let x = x(*v);
+                by_rows(team, n, &|row| {
+                    rows::norm(
+                        level,
+                        &x[row * width..(row + 1) * width],
+                        row_of(row),
+                        width / groups,
+                        *kind,
+                        w,
+                        b,
+                        *eps,
+                    );
+                });
+            }
+            Op::Linear { x: v, .. } | Op::Head { x: v, .. } => {
+                if let OpWeights::One(l) = weights {
+                    m.prepared.multiply((team, level), l, Some(*v), (x(*v), l.inputs), n, (y, width));
+                }
+                if let Op::Head { soft_cap: Some(cap), .. } = op {
+                    let parts = Parts::new(y);
+                    by_rows(team, n, &|row| {
+                        // SAFETY: each row goes to one thread.
+                        unsafe { parts.row(row, width) }
+                            .iter_mut()
+                            .for_each(|y| *y = cap * (*y / cap).tanh());
+                    });
+                }
+            }
+            Op::GroupLinear { x: v, .. } => {
+                let OpWeights::Many(all) = weights else { return };
+                let (stride, x) = (self.width(*v), x(*v));
+                let (mut from, mut to) = (0, 0);
+                for l in all {
+                    if n > 0 {
+                        m.prepared.multiply(
+                            (team, level),
+                            l,
+                            None,
+                            (&x[from..], stride),
+                            n,
+                            (&mut y[to..], width),
+                        );
+                    }
+                    (from, to) = (from + l.inputs, to + l.outputs);
+                }
+                m.prepared.forget();
+            }
+            Op::Slice { x: v, groups, start, width: part, .. } => {
+                let (x, from) = (x(*v), self.width(*v));
+                by_rows(team, n, &|row| {
+                    let x = x[row * from..(row + 1) * from].chunks_exact(from / groups);
+                    for (y, x) in row_of(row).chunks_exact_mut(*part).zip(x) {
+                        y.copy_from_slice(&x[*start..start + part]);
+                    }
+                });
+            }
+            Op::Concat { a, b, groups, .. } => {
+                let (a_width, b_width) = (self.width(*a), self.width(*b));
+                let (a, b) = (x(*a), x(*b));
+                by_rows(team, n, &|row| {
+                    let a = a[row * a_width..(row + 1) * a_width].chunks_exact(a_width / groups);
+                    let b = b[row * b_width..(row + 1) * b_width].chunks_exact(b_width / groups);
+                    for (y, (a, b)) in row_of(row).chunks_exact_mut(width / groups).zip(a.zip(b)) {
+                        y[..a.len()].copy_from_slice(a);
+                        y[a.len()..].copy_from_slice(b);
+                    }
+                });
+            }
+            Op::Rotary { x: v, groups, start, rope, pairs, .. } => {
+                self.make_turns(*rope, &mut m.turns);
+                let x = x(*v);
+                let dims = self.model.program.ropes[rope.0 as usize].dims();
+                let turns = &m.turns[rope.0 as usize];
+                let turn = Turn { group: width / groups, start: *start, pairs: *pairs };
+                by_rows(team, n, &|row| {
+                    let y = row_of(row);
+                    y.copy_from_slice(&x[row * width..(row + 1) * width]);
+                    let (cos, sin) = turns[row * dims..(row + 1) * dims].split_at(dims / 2);
+                    rows::rotate(level, y, turn, cos, sin);
+                });
+            }
+            Op::SelectKeys { q, k, weights, layer, top_k, .. } => {
+                let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
+                self.keep(index, x(*k));
+                let operands =
+                    [(*q, self.width(*q)), (*weights, self.width(*weights))].map(|(v, w)| (x(v), w));
+                let facts = &self.model.program.layers[layer.0 as usize];
+                let mut views = Views::default();
+                select(team, self.plan, self.pools, layer.0 as usize, facts, operands, *top_k, &mut views);
+                m.selections.push((out, views));
+            }
+            Op::UpdateAndAttend { .. } => self.attend(op, m, y, width),
+            Op::Gate { gate, up, activation, .. } => {
+                let (g, u) = (x(*gate), x(*up));
+                by_rows(team, n, &|row| {
+                    let at = row * width..(row + 1) * width;
+                    rows::gate(level, &g[at.clone()], &u[at], *activation, row_of(row));
+                });
+            }
+            Op::Add { a, b, .. } => {
+                let (a, b) = (x(*a), x(*b));
+                by_rows(team, n, &|row| {
+                    let at = row * width..(row + 1) * width;
+                    rows::add(level, &a[at.clone()], &b[at], row_of(row));
+                });
+            }
+            Op::Route { scores, routing, .. } => {
+                let from = self.width(*scores);
+                let correction = routing.correction.map(|c| &self.model.vectors[&c][..]);
+                let routes = x(*scores).chunks_exact(from).map(|s| route(s, routing, correction)).collect();
+                m.routes.push((out, routes));
+            }
+            Op::Mixture { x: v, routes, experts, .. } => {
+                let OpWeights::Experts { gate, up, down } = weights else { return };
+                let Some((_, routes)) = m.routes.iter().find(|(of, _)| of == routes) else { return };
+                let activation = experts.activation;
+                mixture(
+                    (team, level),
+                    [gate, up, down],
+                    activation,
+                    x(*v),
+                    routes,
+                    &mut m.mixture,
+                    (y, width),
+                );
+            }
+            Op::Gather { x: v, .. } => {
+                let x = x(*v);
+                for (y, token) in y.chunks_exact_mut(width.max(1)).zip(self.sampled) {
+                    y.copy_from_slice(&x[token * width..(token + 1) * width]);
+                }
+            }
+        }
+        debug_assert!(matches!(self.model.program.value(out).holds, Holds::Numbers(_)) || width == 0);
+    }
+
+    fn embed(&self, table: kvasir_program::WeightId, token: Token, scale: f32, y: &mut [f32]) {
+        let program = &self.model.program;
+        let weight = program.weight(program.resolve(table));
+        let source: &dyn WeightSource = &*self.model.source;
+        // Checked when the model was loaded: the head or the table itself was read through the same call.
+        if let Ok(Some(stored)) = source.stored(&weight.name, &weight.shape)
+            && encoding::dequantize(stored.dtype, (stored.row)(token as usize), y).is_ok()
+        {
+            if scale != 1.0 {
+                y.iter_mut().for_each(|y| *y *= scale);
+            }
+        } else {
+            y.fill(f32::NAN);
+        }
+    }
+
+    /// Cosines and sines of all tokens for one rope.
+    fn make_turns(&self, id: RopeId, turns: &mut [Vec<f32>]) {
+        let rope = &self.model.program.ropes[id.0 as usize];
+        let turns = &mut turns[id.0 as usize];
+        if !turns.is_empty() {
+            return;
+        }
+        turns.resize(self.tokens.len() * rope.dims(), 0.0);
+        let parts = Parts::new(turns);
+        by_rows(&self.model.team, self.tokens.len(), &|row| {
+            // SAFETY: each row goes to one thread.
+            let (cos, sin) = unsafe { parts.row(row, rope.dims()) }.split_at_mut(rope.dims() / 2);
+            let frequencies = rope.frequencies(self.final_lens[row]);
+            for ((c, s), f) in cos.iter_mut().zip(sin).zip(frequencies) {
+                (*c, *s) = rope.turn(*f, self.plan.positions[row]);
+            }
+        });
+    }
+
+    /// Writes each token's row of a value to its slot.
+    fn keep(&self, pool: &PoolRows, x: &[f32]) {
+        let width = x.len() / self.tokens.len().max(1);
+        by_rows(&self.model.team, self.writes.len(), &|i| {
+            let (slot, row) = self.writes[i];
+            // SAFETY: slots were checked, and each is named once.
+            unsafe { pool.write(slot, &x[row as usize * width..(row as usize + 1) * width]) };
+        });
+    }
+
+    fn attend(&self, op: &Op, m: &Memory, y: &mut [f32], width: usize) {
+        let Op::UpdateAndAttend { q, k, v, layer, scale, soft_cap, sinks, selection, .. } = op else {
+            return;
+        };
+        let facts = &self.model.program.layers[layer.0 as usize];
+        let pool = &self.pools[0].layers[layer.0 as usize];
+        self.keep(&pool.keys, self.value(&m.values, *k));
+        if let (Some(rows), Some(v)) = (&pool.values, v) {
+            self.keep(rows, self.value(&m.values, *v));
+        }
+        let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
+        let q_stride = self.width(*q);
+        let attend = Attend {
+            q: self.value(&m.values, *q),
+            q_stride,
+            heads: q_stride / facts.key_dim.max(1),
+            facts,
+            layer: layer.0 as usize,
+            pools: self.pools,
+            views: selected.map_or(&m.views, |(_, views)| views),
+            positions: &self.plan.positions,
+            scale: *scale,
+            soft_cap: *soft_cap,
+            sinks: sinks.map(|s| &self.model.vectors[&s][..]),
+        };
+        let results = Results::new(y, width);
+        match self.model.precision {
+            Precision::Exact => attend_exact(&attend, &self.model.team, &results),
+            Precision::Auto => attend.run(&self.model.team, self.model.level, &results),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Matrices in the form that the kernels read, made once when a model is loaded.
+
+use crate::Team;
+use crate::dense::{Bf16Panels, F32Panels};
+use crate::quant::{Format, QuantPanels};
+use crate::source::{Stored, WeightSource};
+use kvasir_formats::{DType, Error, encoding};
+use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
+use std::fmt;
+
+/// How a model is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// f32 arithmetic on the weights as stored.
+    Exact,
+    /// The fastest that keeps a row's bits independent of its company.
+    #[default]
+    Auto,
+}
+
+/// One matrix, in panels of 16 outputs.
+pub(crate) enum Packed {
+    Quant(QuantPanels),
+    Bf16(Bf16Panels),
+    F32(F32Panels),
+}
+
+impl Packed {
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Quant(w) => w.bytes(),
+            Self::Bf16(w) => w.bytes(),
+            Self::F32(w) => w.bytes(),
+        }
+    }
+}
+
+/// Which kernels a matrix goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Form {
+    /// Integers in superblocks, at their stored width.
+    Quantised,
+    /// Pairs of bf16.
+    Bf16,
+    /// f32.
+    F32,
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quantised => "integer panels",
+            Self::Bf16 => "bf16 panels",
+            Self::F32 => "f32 panels",
+        })
+    }
+}
+
+/// A matrix with its bias.
+pub(crate) struct Linear {
+    pub(crate) packed: Packed,
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    /// Bytes of it in the file.
+    pub(crate) stored_bytes: usize,
+}
+
+/// Makes matrices; remembers the last weight that had to be unpacked whole, because its neighbours are often wanted next.
+pub(crate) struct Packer<'a> {
+    pub(crate) team: &'a Team,
+    pub(crate) program: &'a Program,
+    pub(crate) source: &'a dyn WeightSource,
+    pub(crate) precision: Precision,
+    unpacked: Option<(WeightId, Vec<f32>)>,
+}
+
+impl<'a> Packer<'a> {
+    pub(crate) fn new(
+        team: &'a Team,
+        program: &'a Program,
+        source: &'a dyn WeightSource,
+        precision: Precision,
+    ) -> Self {
+        Self { team, program, source, precision, unpacked: None }
+    }
+
+    /// All numbers of a weight.
+    pub(crate) fn numbers(&self, id: WeightId) -> Result<Vec<f32>, Error> {
+        let weight = self.program.weight(self.program.resolve(id));
+        let values = self.source.dense(&weight.name, &weight.shape)?;
+        if values.len() != weight.shape.iter().product::<usize>() {
+            return Err(Error::at(
+                format!("tensor {}", weight.name),
+                format!("is not of shape {:?}", weight.shape),
+            ));
+        }
+        Ok(values)
+    }
+
+    fn vector(&self, v: &Vector, len: usize) -> Result<Vec<f32>, Error> {
+        let values = self.numbers(v.weight)?;
+        Ok((0..len).map(|i| values.get(v.offset + i * v.stride).copied().unwrap_or_default()).collect())
+    }
+
+    pub(crate) fn linear(&mut self, m: &Matrix) -> Result<Linear, Error> {
+        let weight = self.program.weight(self.program.resolve(m.weight));
+        let bias = m.bias.as_ref().map(|v| self.vector(v, m.outputs)).transpose()?;
+        let stored = self.source.stored(&weight.name, &weight.shape)?;
+        let rows = stored.as_ref().and_then(|s| m.stored_rows(s.row_len).map(|place| (s, place)));
+        let exact = self.precision == Precision::Exact || weight.role == Role::Router;
+        let size = (m.outputs, m.inputs);
+        let (packed, stored_bytes) = match rows {
+            Some((stored, (first, step))) => {
+                let bytes = stored.dtype.row_bytes(stored.row_len)? * m.outputs;
+                if first + step * m.outputs.saturating_sub(1) >= stored.rows {
+                    return Err(Error::at(format!("tensor {}", weight.name), "has too few rows"));
+                }
+                (self.pack_rows(stored, first, step, size, exact)?, bytes)
+            }
+            None => {
+                let bytes = stored
+                    .map_or(m.outputs * m.inputs, |s| s.dtype.row_bytes(s.row_len).unwrap_or(0) * m.outputs);
+                (self.pack_dense(m, exact)?, bytes)
+            }
+        };
+        Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
+    }
+
+    fn pack_rows(
+        &self,
+        s: &Stored<'_>,
+        first: usize,
+        step: usize,
+        size: (usize, usize),
+        exact: bool,
+    ) -> Result<Packed, Error> {
+        let row = |n: usize| (s.row)(first + n * step);
+        if let (Some(format), false) = (Format::of(s.dtype), exact) {
+            return QuantPanels::pack(self.team, s.dtype, format, size, &row)
+                .map(Packed::Quant)
+                .map_err(out_of_memory);
+        }
+        let fill = |n: usize, out: &mut [f32]| {
+            // The row's length was checked against the type when the file was opened.
+            if encoding::dequantize(s.dtype, row(n), out).is_err() {
+                out.fill(f32::NAN);
+            }
+        };
+        self.pack_values(size, exact || s.dtype == DType::F32, &fill)
+    }
+
+    fn pack_dense(&mut self, m: &Matrix, exact: bool) -> Result<Packed, Error> {
+        let id = self.program.resolve(m.weight);
+        if self.unpacked.as_ref().is_none_or(|(have, _)| *have != id) {
+            self.unpacked = None;
+            self.unpacked = Some((id, self.numbers(id)?));
+        }
+        let values = self.unpacked.as_ref().map_or(&[][..], |(_, values)| values);
+        let last =
+            m.offset + (m.outputs.max(1) - 1) * m.output_stride + (m.inputs.max(1) - 1) * m.input_stride;
+        if last >= values.len() {
+            return Err(Error::at(
+                format!("tensor {}", self.program.weight(id).name),
+                "is too small for its matrix",
+            ));
+        }
+        let fill = |n: usize, out: &mut [f32]| {
+            let from = &values[m.offset + n * m.output_stride..];
+            out.iter_mut().zip(from.iter().step_by(m.input_stride.max(1))).for_each(|(o, &v)| *o = v);
+        };
+        let kept_whole = |s: Option<Stored<'_>>| s.is_some_and(|s| s.dtype == DType::F32);
+        let weight = self.program.weight(id);
+        let wide = kept_whole(self.source.stored(&weight.name, &weight.shape)?);
+        self.pack_values((m.outputs, m.inputs), exact || wide, &fill)
+    }
+
+    fn pack_values(
+        &self,
+        size: (usize, usize),
+        wide: bool,
+        fill: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Result<Packed, Error> {
+        if wide {
+            F32Panels::pack(self.team, size, fill).map(Packed::F32).map_err(out_of_memory)
+        } else {
+            Bf16Panels::pack(self.team, size, fill).map(Packed::Bf16).map_err(out_of_memory)
+        }
+    }
+}
+
+pub(crate) fn out_of_memory(e: std::io::Error) -> Error {
+    Error::at("", format!("no memory for weights: {e}"))
+}

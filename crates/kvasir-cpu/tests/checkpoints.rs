@@ -1,0 +1,194 @@
+//! Every checkpoint: exact arithmetic gives the recorded logits and tokens, the fast one stays near and does not depend on company,
+//! chunking or threads.
+
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, Team};
+use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};
+use kvasir_formats::Checkpoint;
+use kvasir_kv::blocks::BlockConfig;
+use kvasir_kv::{Cache, ClaimRow, Contiguous, Paged, SeqId, Span, StepId, Token};
+use kvasir_program::Model;
+use serde_json::Value as Json;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+fn cases() -> Vec<PathBuf> {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
+    let dir = std::env::var_os("KVASIR_MODELS").map_or(here, PathBuf::from);
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    cases.retain(|p| p.join("config.json").exists() && p.join("expected.json").exists());
+    cases.sort();
+    assert!(cases.len() >= 24, "only {} checkpoints", cases.len());
+    cases
+}
+
+fn load(case: &Path, precision: Precision, threads: usize) -> Arc<CpuModel> {
+    let checkpoint = Checkpoint::open(case).unwrap();
+    let model = Model::build(&checkpoint.source()).unwrap();
+    let team = Arc::new(Team::new(threads));
+    Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), precision, team).unwrap())
+}
+
+struct Session {
+    executor: CpuExecutor,
+    cache: Box<dyn Cache>,
+    step: u64,
+}
+
+/// A sequence and its next tokens, of which those from `.2` on are sampled.
+type Row<'a> = (SeqId, &'a [Token], usize);
+
+impl Session {
+    fn new(model: &Arc<CpuModel>, kv: KvType, cache: Box<dyn Cache>) -> Self {
+        let limits = Limits { slots: cache.capacity() + 64, tokens: 512, rows: 8, kv };
+        Self { executor: CpuExecutor::new(Arc::clone(model), limits).unwrap(), cache, step: 1 }
+    }
+
+    fn open(&mut self, prompt: &[Token], final_len: usize) -> SeqId {
+        let seq = self.cache.open().unwrap();
+        let spec =
+            SequenceSpec { prompt: prompt.to_vec(), final_len: final_len as u32, ..SequenceSpec::default() };
+        self.executor.bind(PoolRow(seq.index() as u32), spec);
+        seq
+    }
+
+    fn run(&mut self, rows: &[Row<'_>]) -> (Vec<Token>, Vec<f32>) {
+        let id = StepId(self.step);
+        self.step += 1;
+        let claim =
+            |(seq, tokens, _): &Row<'_>| ClaimRow { seq: *seq, redirected: 0, tokens: tokens.len() as u32 };
+        self.cache.claim(id, &rows.iter().map(claim).collect::<Vec<_>>()).unwrap();
+        let mut step =
+            Step { batch: Batch { step: id, logits: true, ..Batch::default() }, ..Step::default() };
+        self.cache.plan(id, &mut step.plan).unwrap();
+        for (seq, tokens, from) in rows {
+            step.batch.rows.push(BatchRow {
+                seq: *seq,
+                tokens: Span::new(step.batch.tokens.len(), tokens.len()),
+                sample_from: *from as u32,
+                pool_row: PoolRow(seq.index() as u32),
+                ..BatchRow::default()
+            });
+            step.batch.tokens.extend_from_slice(tokens);
+        }
+        let pending = self.executor.submit(Box::new(step)).unwrap();
+        let (step, result) = self.executor.wait(pending);
+        result.unwrap();
+        self.cache.retire(id).unwrap();
+        (step.output.tokens, step.output.logits)
+    }
+}
+
+fn tokens(json: &Json) -> Vec<Token> {
+    json.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as Token).collect()
+}
+
+fn floats(json: &Json) -> Vec<f32> {
+    json.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+}
+
+fn worst(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn deviation(x: &[f32]) -> f32 {
+    let mean = x.iter().sum::<f32>() / x.len() as f32;
+    (x.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / x.len() as f32).sqrt()
+}
+
+/// Margin between the best and the second best.
+fn margin(logits: &[f32]) -> f32 {
+    let mut sorted = logits.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    sorted[0] - sorted[1]
+}
+
+#[test]
+fn logits_and_greedy_continuations_are_as_recorded() {
+    let mut lost = Vec::new();
+    for case in cases() {
+        let name = case.file_name().unwrap().to_string_lossy().into_owned();
+        let expected: Json =
+            serde_json::from_str(&std::fs::read_to_string(case.join("expected.json")).unwrap()).unwrap();
+        let (exact, auto) = (load(&case, Precision::Exact, 2), load(&case, Precision::Auto, 2));
+        let bf16 = expected["transformers_in_bf16_throughout"]["final_logits_max_abs_diff"].as_f64();
+        let (mut error, mut fast) = (0f32, 0f32);
+        for (prompt, ids) in expected["prompts"].as_object().unwrap() {
+            let ids = tokens(ids);
+            let want = floats(&expected["final_logits"][prompt]);
+            let greedy = tokens(&expected["greedy"][prompt]["tokens"]);
+            let all = [&ids[..], &greedy].concat();
+            let mut session = Session::new(&exact, KvType::F32, Box::new(Contiguous::new(512)));
+            let seq = session.open(&ids, all.len());
+            let (drawn, logits) = session.run(&[(seq, &all[..all.len() - 1], ids.len() - 1)]);
+            let vocab = want.len();
+            error = error.max(worst(&logits[..vocab], &want));
+            assert_eq!(drawn, greedy, "{name} {prompt}");
+            let mut session = Session::new(&auto, auto.natural_kv(), Box::new(Contiguous::new(512)));
+            let seq = session.open(&ids, all.len());
+            let (near_drawn, near) = session.run(&[(seq, &all[..all.len() - 1], ids.len() - 1)]);
+            let size = deviation(&want);
+            fast = fast.max(worst(&near[..vocab], &want) / size);
+            let allowed = bf16.map_or(0.03 * size, |cost| (cost as f32).max(0.03 * size));
+            for (at, (a, b)) in near_drawn.iter().zip(&greedy).enumerate() {
+                let lead = margin(&logits[at * vocab..(at + 1) * vocab]);
+                if a != b && lead > allowed {
+                    lost.push(format!("{name} {prompt} step {at}: lead {lead}, allowed {allowed}"));
+                }
+            }
+            let off = worst(&near[..vocab], &want);
+            if off > allowed {
+                lost.push(format!("{name} {prompt}: logits off by {off}, allowed {allowed}"));
+            }
+        }
+        assert!(error < 1e-3, "{name}: exact logits differ by {error}");
+        println!("{name}: exact {error:.1e}, fast {:.2} % of the deviation", fast * 100.0);
+    }
+    assert!(lost.is_empty(), "the fast arithmetic goes astray:\n{}", lost.join("\n"));
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_any_chunking_company_and_number_of_threads() {
+    for case in cases() {
+        let name = case.file_name().unwrap().to_string_lossy().into_owned();
+        let expected: Json =
+            serde_json::from_str(&std::fs::read_to_string(case.join("expected.json")).unwrap()).unwrap();
+        let prompts: Vec<Vec<Token>> =
+            expected["prompts"].as_object().unwrap().values().map(tokens).collect();
+        let longest = prompts.iter().max_by_key(|p| p.len()).unwrap();
+        let alone = |threads, kv| {
+            let model = load(&case, Precision::Auto, threads);
+            let mut session = Session::new(&model, kv, Box::new(Contiguous::new(512)));
+            let seq = session.open(longest, 400);
+            session.run(&[(seq, longest, longest.len() - 1)]).1
+        };
+        let model = load(&case, Precision::Auto, 2);
+        for kv in [model.natural_kv(), KvType::F16, KvType::Q8_0] {
+            if kv == KvType::Q8_0 && model.program().layers.iter().any(|l| l.key_width() % 32 != 0) {
+                continue;
+            }
+            let want = alone(1, kv);
+            assert_eq!(alone(2, kv), want, "{name}: threads");
+            let config = BlockConfig { blocks: 64, ..BlockConfig::default() };
+            let mut session = Session::new(&model, kv, Box::new(Paged::new(config).unwrap()));
+            let seq = session.open(longest, 400);
+            let others: Vec<SeqId> = prompts.iter().take(2).map(|p| session.open(p, 400)).collect();
+            let mut at = 0;
+            let sizes = [1, 5, 17, 1, 40];
+            let mut last = Vec::new();
+            for size in sizes.iter().cycle() {
+                let end = longest.len().min(at + size);
+                let mut rows: Vec<Row<'_>> = vec![(seq, &longest[at..end], end - at - 1)];
+                let other = &prompts[at % others.len()][..1];
+                rows.push((others[at % others.len()], other, 0));
+                let logits = session.run(&rows).1;
+                last = logits[..logits.len() / 2].to_vec();
+                at = end;
+                if at == longest.len() {
+                    break;
+                }
+            }
+            assert_eq!(last, want, "{name}: chunks and company, {kv}");
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Speed of the CPU backend, always beside its distance from what the machine can do.
+
+use crate::shapes::{SHAPES, shape};
+use kvasir_cpu::{
+    CpuExecutor, CpuModel, Form, KvType, Limits, Peaks, Precision, RandomWeights, Team, WeightSource,
+};
+use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, Phase, PoolRow, SequenceSpec, Step};
+use kvasir_formats::{Checkpoint, DType};
+use kvasir_kv::{Cache, Cells, ClaimRow, Contiguous, SeqId, Span, StepId, Token};
+use kvasir_program::{Model, Source};
+use serde::Serialize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Whose weights run.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject<'a> {
+    /// A checkpoint.
+    Checkpoint(&'a Path),
+    /// A known shape with random weights of one type.
+    Shape(&'a str, &'a str),
+}
+
+/// Loads what is to be measured.
+pub fn load(
+    subject: Subject<'_>,
+    precision: Precision,
+    threads: Option<usize>,
+) -> Result<Arc<CpuModel>, String> {
+    let team = Arc::new(threads.map_or_else(Team::of_machine, Team::new));
+    let (source, weights): (Source, Arc<dyn WeightSource + Send + Sync>) = match subject {
+        Subject::Checkpoint(path) => {
+            let checkpoint = Checkpoint::open(path).map_err(|e| e.to_string())?;
+            (checkpoint.source(), Arc::new(checkpoint))
+        }
+        Subject::Shape(name, dtype) => {
+            let config =
+                shape(name).ok_or_else(|| format!("--shape: {name} is none of {}", SHAPES.join(", ")))?;
+            let dtype = DType::from_name(dtype).ok_or_else(|| format!("--dtype: no type {dtype}"))?;
+            (Source::of_config(config), Arc::new(RandomWeights::new(dtype)))
+        }
+    };
+    let model = Model::build(&source).map_err(|e| e.to_string())?;
+    CpuModel::load(&model.target, weights, precision, team).map(Arc::new).map_err(|e| e.to_string())
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Reading a prompt of this many tokens.
+    Prompt {
+        /// Its length.
+        tokens: u32,
+    },
+    /// Writing this many tokens behind a context.
+    Generation {
+        /// Tokens that are written.
+        tokens: u32,
+        /// Length of the context.
+        depth: u32,
+    },
+    /// Writing with several sequences at once; only that is timed.
+    Streams {
+        /// Sequences.
+        streams: u32,
+        /// Prompt of each.
+        prompt: u32,
+        /// Tokens that each writes.
+        tokens: u32,
+    },
+}
+
+/// What came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    /// Tokens per second of each repetition.
+    pub samples: Vec<f64>,
+    /// Their median.
+    pub median: f64,
+    /// Tokens per second if the machine's measured limits were reached.
+    pub limit: f64,
+    /// Median ÷ limit.
+    pub share: f64,
+    /// Which limit binds: `arithmetic` or `bandwidth`.
+    pub bound: &'static str,
+    /// Measured read bandwidth in bytes per second.
+    pub bandwidth: f64,
+    /// Measured peaks in operations per second.
+    pub peaks: Arithmetic,
+    /// Instructions used.
+    pub level: String,
+    /// Threads.
+    pub threads: usize,
+}
+
+/// Measured peaks in operations per second.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Arithmetic {
+    /// 8-bit integers.
+    pub int8: f64,
+    /// bf16.
+    pub bf16: f64,
+    /// f32.
+    pub f32: f64,
+}
+
+/// Tokens of one step at most.
+const STEP: u32 = 2048;
+
+/// Measures `reps` repetitions after one that is not counted.
+pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Result<Measured, String> {
+    let peaks = Peaks::measure(model.team(), model.level()).map_err(|e| e.to_string())?;
+    let mut samples = Vec::with_capacity(reps);
+    let mut bench = Bench::new(model, kv, work)?;
+    for rep in 0..=reps {
+        let seconds = bench.once(work)?;
+        if rep > 0 {
+            samples.push(f64::from(counted(work)) / seconds);
+        }
+    }
+    let mut sorted = samples.clone();
+    sorted.sort_by(f64::total_cmp);
+    let middle = |at: usize| sorted.get(at).copied().unwrap_or_default();
+    let median = (middle(sorted.len() / 2) + middle((sorted.len().max(1) - 1) / 2)) / 2.0;
+    let ideal = Ideal::of(model, work, bench.token_bytes);
+    let (arithmetic, reading) = (ideal.arithmetic(&peaks, model.precision()), ideal.bytes / peaks.bandwidth);
+    let limit = f64::from(counted(work)) / arithmetic.max(reading);
+    Ok(Measured {
+        samples,
+        median,
+        limit,
+        share: median / limit,
+        bound: if arithmetic > reading { "arithmetic" } else { "bandwidth" },
+        bandwidth: peaks.bandwidth,
+        peaks: Arithmetic { int8: peaks.int8, bf16: peaks.bf16, f32: peaks.f32 },
+        level: model.level().to_string(),
+        threads: model.team().len(),
+    })
+}
+
+fn counted(work: Work) -> u32 {
+    match work {
+        Work::Prompt { tokens } | Work::Generation { tokens, .. } => tokens,
+        Work::Streams { streams, tokens, .. } => streams * tokens,
+    }
+}
+
+/// Operations and bytes that the work takes at least.
+#[derive(Default)]
+struct Ideal {
+    quantised: f64,
+    bf16: f64,
+    f32: f64,
+    attention: f64,
+    bytes: f64,
+}
+
+impl Ideal {
+    fn of(model: &CpuModel, work: Work, token_bytes: usize) -> Self {
+        let mut ideal = Self::default();
+        let all = f64::from(counted(work));
+        // Of a prompt only the last token's logits are wanted.
+        let heads = if matches!(work, Work::Prompt { .. }) { 1.0 } else { all };
+        let (inner, whole) = (model.multiply_adds(false), model.multiply_adds(true));
+        for (form, count) in &whole {
+            let inner = inner.get(form).copied().unwrap_or_default();
+            let operations = 2.0 * (inner as f64 * all + (count - inner) as f64 * heads);
+            match form {
+                Form::Quantised => ideal.quantised += operations,
+                Form::Bf16 => ideal.bf16 += operations,
+                Form::F32 => ideal.f32 += operations,
+            }
+        }
+        let (streams, steps, first) = match work {
+            Work::Prompt { tokens } => (1, tokens.div_ceil(STEP), 0),
+            Work::Generation { tokens, depth } => (1, tokens, depth),
+            Work::Streams { streams, prompt, tokens } => (streams, tokens, prompt),
+        };
+        let each = counted(work) / streams;
+        let seen = |window: Option<u32>| -> f64 {
+            (first..first + each).map(|p| f64::from(window.map_or(p + 1, |w| w.min(p + 1)))).sum::<f64>()
+                * f64::from(streams)
+        };
+        for op in &model.program().ops {
+            if let kvasir_program::Op::UpdateAndAttend { q, layer, .. } = op
+                && let Some(facts) = model.program().layers.get(layer.0 as usize)
+            {
+                let heads = model.program().value(*q).width() / facts.key_dim.max(1);
+                ideal.attention +=
+                    2.0 * (heads * (facts.key_dim + facts.value_dim)) as f64 * seen(facts.window);
+            }
+        }
+        // A chunk of a prompt reads each row once for all its tokens.
+        let rows = if matches!(work, Work::Prompt { .. }) { f64::from(each) } else { seen(None) };
+        ideal.bytes = model.stored_bytes() as f64 * f64::from(steps) + rows * token_bytes as f64;
+        ideal
+    }
+
+    fn arithmetic(&self, peaks: &Peaks, precision: Precision) -> f64 {
+        let attention = if precision == Precision::Exact { peaks.f32 } else { peaks.bf16 };
+        self.quantised / peaks.int8
+            + self.bf16 / peaks.bf16
+            + self.f32 / peaks.f32
+            + self.attention / attention
+    }
+}
+
+struct Bench {
+    executor: CpuExecutor,
+    cache: Box<dyn Cache>,
+    step: Option<Box<Step>>,
+    next: u64,
+    vocab: u32,
+    token_bytes: usize,
+}
+
+impl Bench {
+    fn new(model: &Arc<CpuModel>, kv: KvType, work: Work) -> Result<Self, String> {
+        let (slots, streams) = match work {
+            Work::Prompt { tokens } => (tokens, 1),
+            Work::Generation { tokens, depth } => (tokens + depth.max(1), 1),
+            Work::Streams { streams, prompt, tokens } => (streams * (prompt + tokens), streams),
+        };
+        let longest = match work {
+            Work::Prompt { tokens } => tokens,
+            Work::Generation { depth, .. } => depth.max(1),
+            Work::Streams { streams, prompt, .. } => prompt.max(streams),
+        };
+        let limits = Limits { slots, tokens: longest.min(STEP), rows: streams, kv };
+        let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(|e| e.to_string())?;
+        let cache: Box<dyn Cache> = match streams {
+            1 => Box::new(Contiguous::new(slots)),
+            _ => Box::new(Cells::new(slots, streams, None).map_err(|e| e.to_string())?),
+        };
+        let token_bytes = executor.pool().token_bytes();
+        Ok(Self {
+            executor,
+            cache,
+            step: Some(Box::default()),
+            next: 1,
+            vocab: model.program().vocab as u32,
+            token_bytes,
+        })
+    }
+
+    /// Runs the work once; gives the seconds that count.
+    fn once(&mut self, work: Work) -> Result<f64, String> {
+        self.cache.clear().map_err(|e| e.to_string())?;
+        let (streams, prompt) = match work {
+            Work::Prompt { tokens } => (1, tokens),
+            Work::Generation { depth, .. } => (1, depth.max(1)),
+            Work::Streams { streams, prompt, .. } => (streams, prompt),
+        };
+        let mut open = Vec::new();
+        for row in 0..streams {
+            self.executor.bind(PoolRow(row), SequenceSpec::default());
+            open.push(self.cache.open().map_err(|e| e.to_string())?);
+        }
+        let started = Instant::now();
+        for (row, seq) in (0..).zip(&open) {
+            let mut at = 0;
+            while at < prompt {
+                let n = STEP.min(prompt - at);
+                let tokens: Vec<Token> =
+                    (at..at + n).map(|i| (i * 7919 + row * 31 + 11) % self.vocab).collect();
+                let from = if at + n == prompt { n - 1 } else { n };
+                self.run(&[(*seq, PoolRow(row), &tokens, from)])?;
+                at += n;
+            }
+        }
+        let (Work::Generation { tokens, .. } | Work::Streams { tokens, .. }) = work else {
+            return Ok(started.elapsed().as_secs_f64());
+        };
+        let rows: Vec<_> =
+            (0..).zip(&open).map(|(row, seq)| (*seq, PoolRow(row), &[IN_FLIGHT][..], 0)).collect();
+        let started = Instant::now();
+        for _ in 0..tokens {
+            self.run(&rows)?;
+        }
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    fn run(&mut self, rows: &[(SeqId, PoolRow, &[Token], u32)]) -> Result<(), String> {
+        let id = StepId(self.next);
+        self.next += 1;
+        let claim = |r: &(SeqId, PoolRow, &[Token], u32)| ClaimRow {
+            seq: r.0,
+            redirected: 0,
+            tokens: r.2.len() as u32,
+        };
+        self.cache.claim(id, &rows.iter().map(claim).collect::<Vec<_>>()).map_err(|e| e.to_string())?;
+        let mut step = self.step.take().unwrap_or_default();
+        step.batch.reset(id);
+        self.cache.plan(id, &mut step.plan).map_err(|e| e.to_string())?;
+        let Batch { tokens: all, rows: into, .. } = &mut step.batch;
+        for (seq, pool_row, tokens, from) in rows {
+            let phase = if tokens.len() == 1 { Phase::Decode } else { Phase::Prefill };
+            let tokens_at = Span::new(all.len(), tokens.len());
+            into.push(BatchRow {
+                seq: *seq,
+                phase,
+                tokens: tokens_at,
+                sample_from: *from,
+                pool_row: *pool_row,
+                ..BatchRow::default()
+            });
+            all.extend_from_slice(tokens);
+        }
+        let pending = self.executor.submit(step).map_err(|refused| refused.error.to_string())?;
+        let (step, result) = self.executor.wait(pending);
+        self.step = Some(step);
+        result.map_err(|e| e.to_string())?;
+        self.cache.retire(id).map_err(|e| e.to_string())
+    }
+}

@@ -1,0 +1,131 @@
+use super::Failure;
+use kvasir_cpu::{KvType, Precision};
+use kvasir_lab::bench::{self, Subject, Work};
+use std::{path::PathBuf, process::ExitCode};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// Read a prompt
+    Pp {
+        #[command(flatten)]
+        common: Common,
+        /// Tokens of the prompt
+        #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        tokens: u32,
+    },
+    /// Write behind a context
+    Tg {
+        #[command(flatten)]
+        common: Common,
+        /// Tokens to write
+        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        tokens: u32,
+        /// Length of the context
+        #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+        depth: u32,
+    },
+    /// Write with several sequences at once
+    Batch {
+        #[command(flatten)]
+        common: Common,
+        /// Sequences
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+        streams: u32,
+        /// Prompt of each
+        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        prompt: u32,
+        /// Tokens that each writes
+        #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        tokens: u32,
+    },
+}
+
+#[derive(clap::Args)]
+struct Common {
+    /// A GGUF file or a directory in the Hugging Face layout
+    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
+    model: Option<PathBuf>,
+    /// A known model's shape with random weights
+    #[arg(long, value_name = "NAME", requires = "dtype")]
+    shape: Option<String>,
+    /// Type of the random weights
+    #[arg(long, value_name = "TYPE", requires = "shape")]
+    dtype: Option<String>,
+    /// f32 arithmetic, or the fastest that keeps a row's bits
+    #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
+    precision: Speed,
+    /// How K and V are stored: f32, f16, bf16 or q8_0
+    #[arg(long, env = "KVASIR_KV_DTYPE")]
+    kv_dtype: Option<String>,
+    /// Threads; as many as the machine runs at once unless given
+    #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Repetitions that count; one before them does not
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    reps: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Speed {
+    Exact,
+    Auto,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let (common, work) = match self.what {
+            What::Pp { common, tokens } => (common, Work::Prompt { tokens }),
+            What::Tg { common, tokens, depth } => (common, Work::Generation { tokens, depth }),
+            What::Batch { common, streams, prompt, tokens } => {
+                (common, Work::Streams { streams, prompt, tokens })
+            }
+        };
+        let precision = match common.precision {
+            Speed::Exact => Precision::Exact,
+            Speed::Auto => Precision::Auto,
+        };
+        let named = |name: &String| {
+            KvType::from_name(name)
+                .ok_or_else(|| Failure::usage(format!("--kv-dtype: no type {name} on the cpu backend")))
+        };
+        let kv = common.kv_dtype.as_ref().map(named).transpose()?;
+        let subject = match (&common.model, &common.shape, &common.dtype) {
+            (Some(path), ..) => Subject::Checkpoint(path),
+            (None, Some(shape), Some(dtype)) => Subject::Shape(shape, dtype),
+            _ => return Err(Failure::usage("bench needs a MODEL or --shape with --dtype")),
+        };
+        let model =
+            bench::load(subject, precision, common.threads.map(|n| n as usize)).map_err(Failure::usage)?;
+        let kv = kv.unwrap_or_else(|| model.natural_kv());
+        let measured = bench::bench(&model, kv, work, common.reps as usize).map_err(Failure::usage)?;
+        if common.json {
+            println!("{}", serde_json::to_string(&measured).map_err(Failure::usage)?);
+        } else {
+            for (form, bytes) in model.forms() {
+                println!("{form}: {:.1} MB", bytes as f64 / 1e6);
+            }
+            println!(
+                "{:.1} tok/s, {:.0} % of the {:.1} that {} allows ({} with {} threads: {:.1} GB/s, int8 {:.2} T, bf16 {:.2} T)",
+                measured.median,
+                measured.share * 100.0,
+                measured.limit,
+                measured.bound,
+                measured.level,
+                measured.threads,
+                measured.bandwidth / 1e9,
+                measured.peaks.int8 / 1e12,
+                measured.peaks.bf16 / 1e12,
+            );
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
