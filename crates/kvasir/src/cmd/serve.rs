@@ -53,7 +53,7 @@ impl Args {
             loaded.slots_in_memory(self.options.memory_share()?).map_or(DESK_SLOTS, |s| s.min(DESK_SLOTS));
         let settled = self.options.settle(Facts { max_model_len, slots, is_cpu: true })?;
         let overlap = settled.overlap;
-        let engine = loaded.engine(settled.core(), overlap);
+        let engine = loaded.engine(settled.core(), overlap)?;
         let max_len = engine.core().limits().max_model_len.min(engine.core().cache().capacity());
         let model = self.served(&loaded, max_len)?;
         let (backend, slots) = (loaded.backend(), engine.core().cache().capacity());
