@@ -30,3 +30,8 @@ pub(super) fn graphs(_: &Case) -> Result<Outcome, CaseError> {
 pub(super) fn sampling(_: &Case) -> Result<Outcome, CaseError> {
     skipped("a table of the peer's sampler arguments; ours are per row and greedy by Sampling::is_greedy")
 }
+
+/// `minisgl.workload`.
+pub(super) fn workload(_: &Case) -> Result<Outcome, CaseError> {
+    skipped("a table of the offline benchmark's prompts and lengths; it comes with the benchmark")
+}

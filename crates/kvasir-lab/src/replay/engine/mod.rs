@@ -35,6 +35,7 @@ pub(super) const KINDS: &[(&str, Runner)] = &[
     ("minisgl.sharding", minisgl_tables::ranks),
     ("minisgl.graph_padding", minisgl_tables::graphs),
     ("minisgl.graph_sizes", minisgl_tables::graphs),
+    ("minisgl.workload", minisgl_tables::workload),
     ("minisgl.is_greedy", minisgl_tables::sampling),
     ("minisgl.sampling_args", minisgl_tables::sampling),
 ];
