@@ -1,5 +1,8 @@
 //! The CPU backend: kernels, pools and the executor.
 
+// Kernels walk several arrays in lockstep; an index says so more plainly than a chain of zips.
+#![allow(clippy::needless_range_loop)]
+
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod attention;

@@ -64,7 +64,7 @@ fn bandwidth(team: &Team, level: Level) -> io::Result<f64> {
     const BYTES: usize = 1 << 30;
     let mut buffer = Buffer::in_large_pages(BYTES)?;
     buffer.bytes_mut().fill(1);
-    let part = BYTES / team.len() & !4095;
+    let part = (BYTES / team.len()) & !4095;
     let mut best = 0f64;
     for _ in 0..TRIES {
         let started = Instant::now();

@@ -104,6 +104,7 @@ impl Parts {
     ///
     /// # Safety
     /// No two threads may ask for the same row.
+    #[allow(clippy::mut_from_ref)] // that is what this type is for: disjoint rows of one slice
     pub(crate) unsafe fn row(&self, row: usize, width: usize) -> &mut [f32] {
         assert!((row + 1) * width <= self.1, "a row lies outside its value");
         // SAFETY: within the slice this was made from, and nobody else has this row.
@@ -201,8 +202,8 @@ impl Run<'_> {
         let n = self.rows(out);
         let values = &m.values;
         let x = |v: ValueId| self.value(values, v);
-        // SAFETY: the plan of buffers never gives a result the place of an operand, and only this op writes it now.
         let y: &mut [f32] = match self.model.buffers.of_value[out.0 as usize] {
+            // SAFETY: the plan of buffers never gives a result the place of an operand, and only this op writes it now.
             Some(buffer) => unsafe {
                 std::slice::from_raw_parts_mut(values[buffer].ptr().cast_mut().cast(), n * width)
             },

@@ -1,5 +1,6 @@
 //! Every checkpoint: exact arithmetic gives the recorded logits and tokens, the fast one stays near and does not depend on company,
 //! chunking or threads.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, Team};
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};

@@ -1,11 +1,11 @@
 use serde_json::{Value, json};
 
 /// Names of the shapes that can be measured without a checkpoint.
-pub const SHAPES: [&str; 6] =
+pub(crate) const SHAPES: [&str; 6] =
     ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-30b-a3b"];
 
 /// The config of a known model.
-pub fn shape(name: &str) -> Option<Value> {
+pub(crate) fn shape(name: &str) -> Option<Value> {
     let qwen3 = |layers: u32, hidden: u32, ffn: u32, heads: u32| {
         json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": layers, "hidden_size": hidden,
             "intermediate_size": ffn, "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128,

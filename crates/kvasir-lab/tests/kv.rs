@@ -1,4 +1,5 @@
 //! The recorded cases of the `contiguous`, `cells` and `tree` caches, of frozen prefixes and of KV facts.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_lab::replay::{Outcome, Suite, run};
 use serde_json::{Value, json};

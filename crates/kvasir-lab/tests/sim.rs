@@ -1,4 +1,5 @@
 //! Whole simulated runs: the document's recorded schedule, traces that add up, equal runs that are equal.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_engine::{
     Chunked, Core, Limits, Mixing, Order, Policy, Rectangular, RectangularConfig, StepTrace,

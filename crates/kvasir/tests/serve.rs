@@ -1,4 +1,5 @@
 //! `kvasir serve` as a client meets it: a real process, real sockets, a tiny model.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use serde_json::{Value, json};
 use std::{
@@ -86,7 +87,7 @@ fn unchunked(mut body: &str) -> String {
     while let Some((size, rest)) = body.split_once("\r\n") {
         let size = usize::from_str_radix(size, 16).unwrap();
         whole.push_str(&rest[..size]);
-        body = &rest[size..].trim_start_matches("\r\n")[..];
+        body = rest[size..].trim_start_matches("\r\n");
         if size == 0 {
             break;
         }

@@ -1,4 +1,5 @@
 //! `kvasir sim` as a program: what it refuses and how, and what it leaves on the disk.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use std::{
     fs,

@@ -56,6 +56,7 @@ impl Results {
         Self(out.as_mut_ptr(), stride, out.len())
     }
 
+    #[allow(clippy::mut_from_ref)] // that is what this type is for: disjoint rows of one slice
     fn lane(&self, token: usize, at: usize, len: usize) -> &mut [f32] {
         let start = token * self.1 + at;
         assert!(start + len <= self.2, "a lane's result lies outside");

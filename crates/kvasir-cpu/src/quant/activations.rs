@@ -46,11 +46,6 @@ impl QuantActivations {
         self.supers = supers;
     }
 
-    /// Rows it can hold.
-    pub(crate) fn rows(&self) -> usize {
-        self.tiles * TILE
-    }
-
     fn at(&self, tile: usize, s: usize) -> usize {
         debug_assert!(tile < self.tiles && s < self.supers);
         tile * self.supers + s
@@ -103,7 +98,7 @@ impl QuantActivations {
 }
 
 /// One superblock of one row.
-struct Made {
+pub(crate) struct Made {
     codes: [i8; SUPER],
     scale: f32,
     sums: [i32; SUMS],

@@ -40,7 +40,7 @@ fn random_rows(rng: &mut Rng, dtype: DType, rows: usize, inputs: usize) -> Vec<u
     };
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         for &at in halves {
-            let sign = if rng.next() % 5 == 0 && dtype != DType::Q2K { -1.0 } else { 1.0 };
+            let sign = if rng.next().is_multiple_of(5) && dtype != DType::Q2K { -1.0 } else { 1.0 };
             let d = half::f16::from_f32(sign * (0.5 + rng.next() as f32 / (1u64 << 31) as f32) * 0.01);
             block[at..at + 2].copy_from_slice(&d.to_le_bytes());
         }

@@ -91,7 +91,7 @@ pub(crate) unsafe fn open<L: Layout>(block: *const u8, i: usize) -> [__m512i; 4]
         if f.bits == 5 {
             let bit = _mm512_set1_epi8(16);
             let h = load(high.add(i / 2 * 64));
-            let h = if i % 2 == 0 { h } else { _mm512_srli_epi16::<4>(h) };
+            let h = if i.is_multiple_of(2) { h } else { _mm512_srli_epi16::<4>(h) };
             return [
                 _mm512_ternarylogic_epi32::<0xf8>(r0, _mm512_slli_epi16::<4>(h), bit),
                 _mm512_ternarylogic_epi32::<0xf8>(r1, _mm512_slli_epi16::<3>(h), bit),

@@ -68,8 +68,8 @@ impl Series {
         }
     }
 
-    /// Title, unit and points of each plot.
-    pub(crate) fn plots(&self) -> Vec<(&'static str, &'static str, Vec<(f64, f64)>)> {
+    /// All plots.
+    pub(crate) fn plots(&self) -> Vec<Plot> {
         let seconds = self.width as f64 / 1e9;
         let plot = |value: &dyn Fn(&Bin) -> f64| {
             self.bins.iter().enumerate().map(|(i, bin)| (i as f64 * seconds, value(bin))).collect()
@@ -84,6 +84,9 @@ impl Series {
         ]
     }
 }
+
+/// Title, unit and points.
+pub(crate) type Plot = (&'static str, &'static str, Vec<(f64, f64)>);
 
 impl Bin {
     fn and(self, other: &Self) -> Self {

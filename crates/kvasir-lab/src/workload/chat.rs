@@ -73,31 +73,29 @@ impl Workload for Chat {
     }
 
     fn next(&mut self) -> Option<Job> {
-        loop {
-            if self.made >= self.knobs.requests {
-                return None;
-            }
-            self.now += self.dice.gamma(self.knobs.burstiness, SECOND * TURNS / self.knobs.rate);
-            // The first system prompts are the popular ones.
-            let system = (self.dice.unit().powi(2) * SYSTEM_PROMPTS as f64) as u64;
-            let length = SYSTEM_TOKENS * (1 + system as u32);
-            let turns_left = 1 + self.dice.exponential(TURNS - 0.5) as u32;
-            let parts = vec![Part::Text(Passage { text: !system, from: 0, to: length })];
-            let number = self.talks;
-            self.talks += 1;
-            let mut talk = Talk { number, parts, length, turns_left, answer: Answer(0) };
-            self.user_turn(&mut talk);
-            let at = self.now as u64;
-            match self.job(talk, at) {
-                Some(job) => return Some(job),
-                // A first turn that does not fit is refused, and counted.
-                None => {
-                    let tag = self.made;
-                    self.made += 1;
-                    let text = Passage { text: number, from: 0, to: self.knobs.max_model_len };
-                    let prompt = Prompt::Parts(vec![Part::Text(text)]);
-                    return Some(Job::new(At::Time(at), prompt, Answer::new(tag, 0), 1, tag));
-                }
+        if self.made >= self.knobs.requests {
+            return None;
+        }
+        self.now += self.dice.gamma(self.knobs.burstiness, SECOND * TURNS / self.knobs.rate);
+        // The first system prompts are the popular ones.
+        let system = (self.dice.unit().powi(2) * SYSTEM_PROMPTS as f64) as u64;
+        let length = SYSTEM_TOKENS * (1 + system as u32);
+        let turns_left = 1 + self.dice.exponential(TURNS - 0.5) as u32;
+        let parts = vec![Part::Text(Passage { text: !system, from: 0, to: length })];
+        let number = self.talks;
+        self.talks += 1;
+        let mut talk = Talk { number, parts, length, turns_left, answer: Answer(0) };
+        self.user_turn(&mut talk);
+        let at = self.now as u64;
+        match self.job(talk, at) {
+            Some(job) => Some(job),
+            // A first turn that does not fit is refused, and counted.
+            None => {
+                let tag = self.made;
+                self.made += 1;
+                let text = Passage { text: number, from: 0, to: self.knobs.max_model_len };
+                let prompt = Prompt::Parts(vec![Part::Text(text)]);
+                Some(Job::new(At::Time(at), prompt, Answer::new(tag, 0), 1, tag))
             }
         }
     }
