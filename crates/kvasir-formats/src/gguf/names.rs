@@ -173,9 +173,10 @@ mod tests {
             [("llama", false), ("llama", true), ("gemma3", false), ("gpt-oss", false), ("phi3", false)]
         {
             let naming = Naming::of(arch, experts).unwrap();
-            for name in
-                ["blk.7.ffn_norm.weight", "blk.7.attn_q.bias", "blk.7.ffn_up.weight", "token_embd.weight"]
-            {
+            // gpt-oss files name the second norm after what it follows.
+            let norm =
+                if arch == "gpt-oss" { "blk.7.post_attention_norm.weight" } else { "blk.7.ffn_norm.weight" };
+            for name in [norm, "blk.7.attn_q.bias", "blk.7.ffn_up.weight", "token_embd.weight"] {
                 let Some(HfName::Whole(hf)) = naming.to_hf(name) else { panic!("{name}") };
                 assert_eq!(naming.to_gguf(&hf), Some((name.to_owned(), None)), "{arch}");
             }

@@ -37,7 +37,9 @@ pub(super) fn decode_spelling(spelling: &str) -> Option<Vec<u8>> {
 /// The byte of `<0x0A>` and the like.
 pub(super) fn byte_token(spelling: &str) -> Option<u8> {
     let hex = spelling.strip_prefix("<0x")?.strip_suffix('>')?;
-    if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
+    // The parser alone would take a sign.
+    let two_digits = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
+    if two_digits { u8::from_str_radix(hex, 16).ok() } else { None }
 }
 
 #[cfg(test)]
