@@ -1,6 +1,6 @@
 use super::{
     Policy, PublishAt,
-    room::{make_room, never_fits},
+    room::{decode_running, never_fits},
 };
 use crate::{Admit, Desk, Feed, Nanos, Reason};
 
@@ -74,29 +74,6 @@ impl Chunked {
         fed.is_ok()
     }
 
-    fn decode(&self, desk: &mut Desk<'_>) {
-        let mut i = 0;
-        while let Some(entry) = desk.running_at(i) {
-            if desk.sequence(entry).is_prefilling() {
-                i += 1;
-                continue;
-            }
-            match desk.decode(entry, 0) {
-                Ok(()) => i += 1,
-                // Only a request that may grow beyond the pool gets here.
-                Err(Reason::NoRoom { .. }) => {
-                    if !make_room(desk, i) {
-                        return;
-                    }
-                }
-                Err(reason) => {
-                    desk.hold(entry, reason);
-                    i += 1;
-                }
-            }
-        }
-    }
-
     /// Prompt tokens that fit beside the decodes already picked.
     fn beside_decodes(&self, desk: &Desk<'_>, target: Option<Nanos>) -> u32 {
         let costs = desk.costs();
@@ -123,12 +100,12 @@ impl Policy for Chunked {
             Mixing::Off => {
                 self.prefill(desk, self.max_extend_tokens, Reason::TokenBudget);
                 match desk.picked() {
-                    0 => self.decode(desk),
+                    0 => decode_running(desk),
                     _ => desk.hold_rest_running(Reason::PrefillFirst),
                 }
             }
             Mixing::On { target } => {
-                self.decode(desk);
+                decode_running(desk);
                 let budget = self.beside_decodes(desk, target);
                 let cut = budget < self.max_extend_tokens;
                 self.prefill(desk, budget, if cut { Reason::CostTarget } else { Reason::TokenBudget });

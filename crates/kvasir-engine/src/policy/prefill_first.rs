@@ -1,6 +1,6 @@
 use super::{
     Policy,
-    room::{make_room, never_fits},
+    room::{decode_running, never_fits},
 };
 use crate::{Admit, Desk, Feed, Limits, Nanos, Reason, Refusal};
 
@@ -146,29 +146,6 @@ impl PrefillFirst {
         };
         self.chunk(desk, left).is_none().then_some(Reason::TokenBudget)
     }
-
-    /// Feeds every running sequence its newest token, making room by preemption.
-    fn decode(&self, desk: &mut Desk<'_>) {
-        let mut i = 0;
-        while let Some(entry) = desk.running_at(i) {
-            if desk.sequence(entry).is_prefilling() {
-                i += 1;
-                continue;
-            }
-            match desk.decode(entry, 0) {
-                Ok(()) => i += 1,
-                Err(Reason::NoRoom { .. }) => {
-                    if !make_room(desk, i) {
-                        return;
-                    }
-                }
-                Err(reason) => {
-                    desk.hold(entry, reason);
-                    i += 1;
-                }
-            }
-        }
-    }
 }
 
 impl Policy for PrefillFirst {
@@ -182,7 +159,7 @@ impl Policy for PrefillFirst {
             self.prefill_at = Some(desk.now());
             desk.hold_rest_running(Reason::PrefillFirst);
         } else {
-            self.decode(desk);
+            decode_running(desk);
         }
     }
 

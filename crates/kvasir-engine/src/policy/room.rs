@@ -1,8 +1,8 @@
-use crate::Desk;
+use crate::{Desk, Reason};
 
 /// Preempts the running sequence admitted last, so that the `i`-th finds room. True if it was somebody else, and it is
 /// worth trying again; false if it was the `i`-th itself or nobody can be preempted.
-pub(super) fn make_room(desk: &mut Desk<'_>, i: usize) -> bool {
+fn make_room(desk: &mut Desk<'_>, i: usize) -> bool {
     let last = desk.running().saturating_sub(1);
     let Some(victim) = desk.running_at(last) else { return false };
     desk.preempt(victim) && last > i
@@ -12,4 +12,28 @@ pub(super) fn make_room(desk: &mut Desk<'_>, i: usize) -> bool {
 pub(super) fn never_fits(desk: &Desk<'_>, entry: u32) -> bool {
     let sequence = desk.sequence(entry);
     sequence.in_flight() == 0 && desk.whole_blocks(sequence.len()) > desk.capacity()
+}
+
+/// Feeds every running sequence its newest token, making room by preemption.
+pub(super) fn decode_running(desk: &mut Desk<'_>) {
+    let mut i = 0;
+    while let Some(entry) = desk.running_at(i) {
+        if desk.sequence(entry).is_prefilling() {
+            i += 1;
+            continue;
+        }
+        match desk.decode(entry, 0) {
+            Ok(()) => i += 1,
+            // Only a request that may grow beyond the pool gets here.
+            Err(Reason::NoRoom { .. }) => {
+                if !make_room(desk, i) {
+                    return;
+                }
+            }
+            Err(reason) => {
+                desk.hold(entry, reason);
+                i += 1;
+            }
+        }
+    }
 }
