@@ -20,7 +20,7 @@ use crate::{
 };
 use axum::{
     Json, Router,
-    body::{Body, to_bytes},
+    body::Body,
     extract::{Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     middleware::{Next, from_fn_with_state},
@@ -42,6 +42,9 @@ use std::{
 
 /// Largest body that is read.
 const MAX_BODY: usize = 32 << 20;
+
+/// How much of a larger body is taken off the wire before the connection closes on its sender.
+const MAX_DROPPED: usize = 8 * MAX_BODY;
 
 /// What all handlers share.
 pub struct App {
@@ -172,14 +175,32 @@ async fn authorize(
 async fn read_body(request: Request) -> Result<(u64, Map<String, Value>), ApiError> {
     let key = request.extensions().get::<Caller>().map_or(0, |caller| caller.0);
     json_type(request.headers())?;
-    let bytes = to_bytes(request.into_body(), MAX_BODY).await;
-    let bytes = bytes.map_err(|error| {
-        match std::error::Error::source(&error).is_some_and(|e| e.to_string().contains("limit")) {
-            true => ApiError::too_large(MAX_BODY),
-            false => ApiError::body(format!("the body could not be read: {error}")),
-        }
-    })?;
+    let bytes = body_bytes(request.into_body()).await?;
     Ok((key, parse_body(&bytes)?))
+}
+
+/// The whole body. One that is too long is read to its end and dropped before it is refused: a client that is still writing when
+/// its connection closes never sees the answer.
+async fn body_bytes(body: Body) -> Result<Vec<u8>, ApiError> {
+    let mut pieces = body.into_data_stream();
+    let mut bytes = Vec::new();
+    let mut dropped = 0;
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|error| ApiError::body(format!("the body could not be read: {error}")))?;
+        if dropped == 0 && bytes.len() + piece.len() <= MAX_BODY {
+            bytes.extend_from_slice(&piece);
+            continue;
+        }
+        bytes = Vec::new();
+        dropped += piece.len();
+        if dropped > MAX_DROPPED {
+            break;
+        }
+    }
+    match dropped {
+        0 => Ok(bytes),
+        _ => Err(ApiError::too_large(MAX_BODY)),
+    }
 }
 
 fn json_type(headers: &HeaderMap) -> Result<(), ApiError> {
