@@ -1,5 +1,6 @@
 use super::{
     App,
+    reply::{Reply, Writer},
     speaker::{Gain, Speaker},
     sse::{self, Frames},
     usage::Usage,
@@ -9,14 +10,14 @@ use crate::{
     answer::{Delta, Reading},
     request::{ChatRequest, ResponseFormat, StreamOptions, ToolChoice},
 };
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::Stream;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// A chat that has been handed to the engine.
 pub(super) struct Chat {
     head: Value,
-    speakers: Vec<Speaker>,
+    reply: Reply,
     call_ids: String,
     pub(super) stream: Option<StreamOptions>,
 }
@@ -43,35 +44,21 @@ impl Chat {
         let id = app.new_id();
         Ok(Self {
             head: json!({"id": format!("chatcmpl-{id}"), "created": app.seconds(), "model": model.name}),
-            speakers: answers.into_iter().map(speaker).collect(),
+            reply: Reply::new(answers.into_iter().map(speaker).collect(), sampling.n as usize),
             call_ids: format!("call_{id}"),
             stream: request.stream,
         })
     }
 
-    fn call_id(&self, answer: usize, call: usize) -> String {
-        format!("{}_{answer}_{call}", self.call_ids)
-    }
-
     /// The whole answer as one object.
-    pub(super) async fn whole(mut self) -> Result<Value, ApiError> {
-        let mut usage = Usage::default();
-        let mut choices = Vec::new();
-        for index in 0..self.speakers.len() {
-            let mut message = Whole::default();
-            let mut reason = "stop";
-            while let Some(gain) = self.speakers[index].next().await? {
-                if let Some(ended) = gain.ended {
-                    usage = usage.add(index == 0, ended);
-                    reason = ended.reason;
-                }
-                message.take(gain);
-            }
-            choices.push(message.into_json(index, reason, |call| self.call_id(index, call)));
-        }
+    pub(super) async fn whole(self) -> Result<Value, ApiError> {
+        let mut choices: Vec<_> = (0..self.reply.len()).map(|_| Whole::default()).collect();
+        let usage = self.reply.whole(|index, gain| choices[index].take(gain)).await?;
+        let ids = CallIds(self.call_ids);
         let mut object = self.head;
         object["object"] = "chat.completion".into();
-        object["choices"] = choices.into();
+        object["choices"] =
+            choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index, &ids)).collect();
         object["usage"] = usage.to_json();
         Ok(object)
     }
@@ -79,45 +66,71 @@ impl Chat {
     /// The answer as server-sent events. Answers to one prompt come interleaved, each under its index.
     pub(super) fn events(mut self, options: StreamOptions) -> impl Stream<Item = String> + Send {
         self.head["object"] = "chat.completion.chunk".into();
-        let frames = Frames::new(&self.head, options.include_usage);
-        let mut first = String::new();
-        for index in 0..self.speakers.len() {
-            frames.chunk(&mut first, index, r#""delta":{"role":"assistant","content":""}"#, None, None);
+        let frames = Frames::new(&self.head, options);
+        let answers = self.reply.len();
+        self.reply.events(Chunks { frames, answers, ids: CallIds(self.call_ids) })
+    }
+}
+
+/// Names of an answer's tool calls.
+struct CallIds(String);
+
+impl CallIds {
+    fn of(&self, answer: usize, call: usize) -> String {
+        format!("{}_{answer}_{call}", self.0)
+    }
+}
+
+/// Writes `chat.completion.chunk`s.
+struct Chunks {
+    frames: Frames,
+    answers: usize,
+    ids: CallIds,
+}
+
+impl Writer for Chunks {
+    fn open(&mut self, out: &mut String) {
+        for index in 0..self.answers {
+            self.frames.chunk(out, index, r#""delta":{"role":"assistant","content":""}"#, None, None);
         }
-        let ids: Vec<_> =
-            (0..self.speakers.len()).map(|answer| format!("{}_{answer}", self.call_ids)).collect();
-        let gains = self.speakers.into_iter().enumerate().map(|(index, speaker)| {
-            stream::unfold(Some(speaker), move |speaker| async move {
-                let mut speaker = speaker?;
-                match speaker.next().await {
-                    Ok(Some(gain)) => Some(((index, Ok(gain)), Some(speaker))),
-                    Ok(None) => None,
-                    Err(error) => Some(((index, Err(error)), None)),
-                }
-            })
-            .boxed()
-        });
-        let mut usage = Usage::default();
-        let body = stream::select_all(gains).map(Some).chain(stream::iter([None])).map(move |item| {
-            let mut out = String::new();
-            match item {
-                Some((index, Ok(gain))) => {
-                    if let Some(ended) = gain.ended {
-                        usage = usage.add(index == 0, ended);
-                    }
-                    write_gain(&frames, &mut out, index, &ids[index], &gain);
-                }
-                Some((_, Err(error))) => out = sse::error(&error),
-                None => {
-                    if options.include_usage {
-                        frames.usage(&mut out, &usage.to_json());
-                    }
-                    out.push_str(sse::DONE);
-                }
-            }
-            out
-        });
-        stream::iter([first]).chain(body)
+    }
+
+    fn gain(&mut self, out: &mut String, index: usize, gain: Gain) {
+        let logprobs = (!gain.logprobs.is_empty()).then(|| json!({"content": gain.logprobs}));
+        let mut logprobs = logprobs.as_ref();
+        for delta in &gain.deltas {
+            self.frames.chunk(out, index, &self.delta(index, delta), logprobs.take(), None);
+        }
+        if let Some(ended) = gain.ended {
+            self.frames.chunk(out, index, r#""delta":{}"#, logprobs.take(), Some(ended.reason));
+        }
+    }
+
+    fn fail(&mut self, out: &mut String, error: &ApiError) {
+        out.push_str(&sse::error(error));
+    }
+
+    fn close(&mut self, out: &mut String, usage: &Usage) {
+        self.frames.close(out, usage);
+    }
+}
+
+impl Chunks {
+    fn delta(&self, answer: usize, delta: &Delta) -> String {
+        let quoted = |text: &str| Value::from(text).to_string();
+        match delta {
+            Delta::Content(text) => format!(r#""delta":{{"content":{}}}"#, quoted(text)),
+            Delta::Reasoning(text) => format!(r#""delta":{{"reasoning_content":{}}}"#, quoted(text)),
+            Delta::CallBegin { index, name } => format!(
+                r#""delta":{{"tool_calls":[{{"index":{index},"id":"{}","type":"function","function":{{"name":{},"arguments":""}}}}]}}"#,
+                self.ids.of(answer, *index),
+                quoted(name)
+            ),
+            Delta::CallArguments { index, text } => format!(
+                r#""delta":{{"tool_calls":[{{"index":{index},"function":{{"arguments":{}}}}}]}}"#,
+                quoted(text)
+            ),
+        }
     }
 }
 
@@ -134,33 +147,6 @@ fn unsupported(request: &ChatRequest) -> Result<(), ApiError> {
     }
 }
 
-fn write_gain(frames: &Frames, out: &mut String, index: usize, call_ids: &str, gain: &Gain) {
-    let logprobs = (!gain.logprobs.is_empty()).then(|| json!({"content": gain.logprobs}));
-    let mut logprobs = logprobs.as_ref();
-    for delta in &gain.deltas {
-        frames.chunk(out, index, &delta_json(delta, call_ids), logprobs.take(), None);
-    }
-    if let Some(ended) = gain.ended {
-        frames.chunk(out, index, r#""delta":{}"#, logprobs.take(), Some(ended.reason));
-    }
-}
-
-fn delta_json(delta: &Delta, call_ids: &str) -> String {
-    let quoted = |text: &str| Value::from(text).to_string();
-    match delta {
-        Delta::Content(text) => format!(r#""delta":{{"content":{}}}"#, quoted(text)),
-        Delta::Reasoning(text) => format!(r#""delta":{{"reasoning_content":{}}}"#, quoted(text)),
-        Delta::CallBegin { index, name } => format!(
-            r#""delta":{{"tool_calls":[{{"index":{index},"id":"{call_ids}_{index}","type":"function","function":{{"name":{},"arguments":""}}}}]}}"#,
-            quoted(name)
-        ),
-        Delta::CallArguments { index, text } => format!(
-            r#""delta":{{"tool_calls":[{{"index":{index},"function":{{"arguments":{}}}}}]}}"#,
-            quoted(text)
-        ),
-    }
-}
-
 /// An answer put together.
 #[derive(Default)]
 struct Whole {
@@ -168,10 +154,14 @@ struct Whole {
     reasoning: String,
     calls: Vec<(String, String)>,
     logprobs: Vec<Value>,
+    reason: &'static str,
 }
 
 impl Whole {
     fn take(&mut self, gain: Gain) {
+        if let Some(ended) = gain.ended {
+            self.reason = ended.reason;
+        }
         self.logprobs.extend(gain.logprobs);
         for delta in gain.deltas {
             match delta {
@@ -187,7 +177,7 @@ impl Whole {
         }
     }
 
-    fn into_json(self, index: usize, reason: &str, call_id: impl Fn(usize) -> String) -> Value {
+    fn into_json(self, index: usize, ids: &CallIds) -> Value {
         let content = match self.content.is_empty() && !self.calls.is_empty() {
             true => Value::Null,
             false => self.content.into(),
@@ -197,10 +187,10 @@ impl Whole {
             message["reasoning_content"] = self.reasoning.into();
         }
         if !self.calls.is_empty() {
-            let call = |(i, (name, arguments)): (usize, (String, String))| json!({"id": call_id(i), "type": "function", "function": {"name": name, "arguments": arguments}});
+            let call = |(i, (name, arguments)): (usize, (String, String))| json!({"id": ids.of(index, i), "type": "function", "function": {"name": name, "arguments": arguments}});
             message["tool_calls"] = self.calls.into_iter().enumerate().map(call).collect();
         }
         let logprobs = if self.logprobs.is_empty() { Value::Null } else { json!({"content": self.logprobs}) };
-        json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
+        json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": self.reason})
     }
 }

@@ -1,6 +1,7 @@
 use super::{
     App,
-    speaker::Speaker,
+    reply::{Reply, Writer},
+    speaker::{Gain, Speaker},
     sse::{self, Frames},
     usage::Usage,
 };
@@ -9,17 +10,16 @@ use crate::{
     answer::{Delta, Reading},
     request::{CompletionRequest, Prompt, ResponseFormat, StreamOptions},
 };
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::Stream;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// A completion that has been handed to the engine: `n` answers to each prompt, indexed prompt by prompt.
 pub(super) struct Completion {
     head: Value,
-    speakers: Vec<Speaker>,
+    reply: Reply,
     /// What stands in front of each answer: its prompt, if that was asked for.
     echoes: Vec<String>,
-    n: usize,
     pub(super) stream: Option<StreamOptions>,
 }
 
@@ -58,78 +58,80 @@ impl Completion {
         }
         let (id, created) = (format!("cmpl-{}", app.new_id()), app.seconds());
         let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name});
-        Ok(Self { head, speakers, echoes, n: request.sampling.n as usize, stream: request.stream })
+        let reply = Reply::new(speakers, request.sampling.n as usize);
+        Ok(Self { head, reply, echoes, stream: request.stream })
     }
 
     /// All answers as one object.
-    pub(super) async fn whole(mut self) -> Result<Value, ApiError> {
-        let mut usage = Usage::default();
-        let mut choices = Vec::new();
-        for (index, (speaker, mut text)) in self.speakers.iter_mut().zip(self.echoes).enumerate() {
-            let (mut logprobs, mut reason) = (Logprobs::default(), "stop");
-            while let Some(gain) = speaker.next().await? {
-                if let Some(ended) = gain.ended {
-                    usage = usage.add(index % self.n == 0, ended);
-                    reason = ended.reason;
-                }
-                logprobs.take(gain.logprobs);
-                text.push_str(&said(&gain.deltas));
-            }
-            let logprobs = logprobs.into_json();
-            choices
-                .push(json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}));
-        }
+    pub(super) async fn whole(self) -> Result<Value, ApiError> {
+        let whole = |text| Whole { text, ..Whole::default() };
+        let mut choices: Vec<_> = self.echoes.into_iter().map(whole).collect();
+        let usage = self.reply.whole(|index, gain| choices[index].take(gain)).await?;
         let mut object = self.head;
-        object["choices"] = choices.into();
+        object["choices"] =
+            choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index)).collect();
         object["usage"] = usage.to_json();
         Ok(object)
     }
 
     /// The answers as server-sent events.
     pub(super) fn events(self, options: StreamOptions) -> impl Stream<Item = String> + Send {
-        let frames = Frames::new(&self.head, options.include_usage);
-        let mut first = String::new();
+        let frames = Frames::new(&self.head, options);
+        let logprobs = self.echoes.iter().map(|_| Logprobs::default()).collect();
+        self.reply.events(Chunks { frames, echoes: self.echoes, logprobs })
+    }
+}
+
+/// Writes streamed `text_completion`s.
+struct Chunks {
+    frames: Frames,
+    echoes: Vec<String>,
+    logprobs: Vec<Logprobs>,
+}
+
+impl Writer for Chunks {
+    fn open(&mut self, out: &mut String) {
         for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
-            frames.chunk(&mut first, index, &text_part(echo), None, None);
+            self.frames.chunk(out, index, &text_part(echo), None, None);
         }
-        let gains = self.speakers.into_iter().enumerate().map(|(index, speaker)| {
-            stream::unfold(Some((speaker, Logprobs::default())), move |state| async move {
-                let (mut speaker, mut logprobs) = state?;
-                match speaker.next().await {
-                    Ok(Some(mut gain)) => {
-                        logprobs.take(std::mem::take(&mut gain.logprobs));
-                        let chunk = logprobs.drain();
-                        Some(((index, Ok((gain, chunk))), Some((speaker, logprobs))))
-                    }
-                    Ok(None) => None,
-                    Err(error) => Some(((index, Err(error)), None)),
-                }
-            })
-            .boxed()
-        });
-        let (n, mut usage) = (self.n, Usage::default());
-        let body = stream::select_all(gains).map(Some).chain(stream::iter([None])).map(move |item| {
-            let mut out = String::new();
-            match item {
-                Some((index, Ok((gain, logprobs)))) => {
-                    let text = text_part(&said(&gain.deltas));
-                    let reason = gain.ended.map(|ended| ended.reason);
-                    if let Some(ended) = gain.ended {
-                        usage = usage.add(index % n == 0, ended);
-                    }
-                    frames.chunk(&mut out, index, &text, logprobs.as_ref(), reason);
-                }
-                Some((_, Err(error))) => out = sse::error(&error),
-                None => {
-                    if options.include_usage {
-                        frames.usage(&mut out, &usage.to_json());
-                    }
-                    out.push_str(sse::DONE);
-                }
-            }
-            out
-        });
-        stream::iter((!first.is_empty()).then_some(first)).chain(body)
+    }
+
+    fn gain(&mut self, out: &mut String, index: usize, gain: Gain) {
+        let logprobs = &mut self.logprobs[index];
+        logprobs.take(gain.logprobs);
+        let (text, reason) = (text_part(&said(&gain.deltas)), gain.ended.map(|ended| ended.reason));
+        self.frames.chunk(out, index, &text, logprobs.drain().as_ref(), reason);
+    }
+
+    fn fail(&mut self, out: &mut String, error: &ApiError) {
+        out.push_str(&sse::error(error));
+    }
+
+    fn close(&mut self, out: &mut String, usage: &Usage) {
+        self.frames.close(out, usage);
+    }
+}
+
+/// An answer put together.
+#[derive(Default)]
+struct Whole {
+    text: String,
+    logprobs: Logprobs,
+    reason: &'static str,
+}
+
+impl Whole {
+    fn take(&mut self, gain: Gain) {
+        self.text.push_str(&said(&gain.deltas));
+        self.logprobs.take(gain.logprobs);
+        if let Some(ended) = gain.ended {
+            self.reason = ended.reason;
+        }
+    }
+
+    fn into_json(self, index: usize) -> Value {
+        let logprobs = self.logprobs.into_json();
+        json!({"index": index, "text": self.text, "logprobs": logprobs, "finish_reason": self.reason})
     }
 }
 

@@ -4,6 +4,7 @@ mod auth;
 mod chat;
 mod completions;
 mod listen;
+mod reply;
 mod speaker;
 mod sse;
 mod tokens;

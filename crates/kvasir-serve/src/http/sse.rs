@@ -1,4 +1,5 @@
-use crate::ApiError;
+use super::usage::Usage;
+use crate::{ApiError, request::StreamOptions};
 use serde_json::Value;
 
 /// One server-sent event with this JSON text.
@@ -7,7 +8,7 @@ pub(super) fn event(json: &str) -> String {
 }
 
 /// The event that ends a stream of OpenAI's kind.
-pub(super) const DONE: &str = "data: [DONE]\n\n";
+const DONE: &str = "data: [DONE]\n\n";
 
 /// The event for a failure in mid-stream.
 pub(super) fn error(error: &ApiError) -> String {
@@ -18,17 +19,19 @@ pub(super) fn error(error: &ApiError) -> String {
 #[derive(Clone, Debug)]
 pub(super) struct Frames {
     head: String,
-    tail: String,
+    tail: &'static str,
+    include_usage: bool,
 }
 
 impl Frames {
-    /// `head` is the object of a chunk without `choices`; every chunk ends with `tail` fields inside it.
-    pub(super) fn new(head: &Value, include_usage: bool) -> Self {
+    /// `head` is the object of a chunk without `choices`.
+    pub(super) fn new(head: &Value, options: StreamOptions) -> Self {
         let text = head.to_string();
         let open = text.strip_suffix('}').unwrap_or(&text);
         Self {
             head: format!("data: {open},\"choices\":["),
-            tail: if include_usage { ",\"usage\":null}\n\n".into() } else { "}\n\n".into() },
+            tail: if options.include_usage { ",\"usage\":null}\n\n" } else { "}\n\n" },
+            include_usage: options.include_usage,
         }
     }
 
@@ -52,11 +55,14 @@ impl Frames {
         );
     }
 
-    /// A chunk without choices that carries the usage.
-    pub(super) fn usage(&self, out: &mut String, usage: &Value) {
-        out.push_str(&self.head);
-        out.push_str("],\"usage\":");
-        out.push_str(&usage.to_string());
-        out.push_str("}\n\n");
+    /// The end: a chunk without choices that carries the usage, if it was asked for, and [`DONE`].
+    pub(super) fn close(&self, out: &mut String, usage: &Usage) {
+        if self.include_usage {
+            out.push_str(&self.head);
+            out.push_str("],\"usage\":");
+            out.push_str(&usage.to_json().to_string());
+            out.push_str("}\n\n");
+        }
+        out.push_str(DONE);
     }
 }
