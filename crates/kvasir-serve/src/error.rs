@@ -100,6 +100,23 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// `{"type": "error", "error": {type, message, ..}}`: the same as Anthropic's clients read it.
+    pub fn to_anthropic(&self) -> Value {
+        let kind = match self.status {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        };
+        let error = json!({"type": kind, "message": self.message, "param": self.param, "code": self.code});
+        json!({"type": "error", "error": error})
+    }
+}
+
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)

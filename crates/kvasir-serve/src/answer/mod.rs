@@ -5,10 +5,12 @@
 mod calls;
 mod choice;
 mod hold;
+mod items;
 mod reasoning;
 mod stop;
 
 pub use calls::{CallEvent, Calls};
 pub use choice::{Choice, Delta, Reading};
+pub use items::{Item, ItemEvent, ItemKind, Items};
 pub use reasoning::{Part, Reasoning};
 pub use stop::StopFilter;

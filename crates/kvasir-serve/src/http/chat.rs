@@ -1,14 +1,15 @@
 use super::{
     App,
+    ask::ask,
     reply::{Reply, Writer},
-    speaker::{Gain, Speaker},
+    speaker::Gain,
     sse::{self, Frames},
     usage::Usage,
 };
 use crate::{
     ApiError,
-    answer::{Delta, Reading},
-    request::{ChatRequest, ResponseFormat, StreamOptions, ToolChoice},
+    answer::Delta,
+    request::{ChatRequest, StreamOptions},
 };
 use futures_util::Stream;
 use serde_json::{Map, Value, json};
@@ -25,26 +26,13 @@ pub(super) struct Chat {
 impl Chat {
     /// Checks the request and hands it over.
     pub(super) fn begin(app: &Arc<App>, key: u64, body: &Map<String, Value>) -> Result<Self, ApiError> {
-        let model = app.model.clone();
-        let request = ChatRequest::read(body, &model.facts.sampling, model.facts.vocab)?;
-        app.known_model(request.model.as_deref())?;
-        unsupported(&request)?;
-        let prompt = model.chat_prompt(&request)?;
-        let sampling = &request.sampling;
-        let engine_request = app.engine_request("messages", prompt, sampling, key)?;
-        let answers = app.host.submit(engine_request, sampling.n)?;
-        let offers_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
-        let reading = Reading {
-            stop: sampling.stop.clone(),
-            calls: offers_tools,
-            reasoning: model.reasoning,
-            one_call: !request.parallel_tool_calls,
-        };
-        let speaker = |answers| Speaker::new(model.clone(), answers, reading.clone());
+        let facts = &app.model.facts;
+        let request = ChatRequest::read(body, &facts.sampling, facts.vocab)?;
+        let reply = ask(app, key, &request, "messages")?;
         let id = app.new_id();
         Ok(Self {
-            head: json!({"id": format!("chatcmpl-{id}"), "created": app.seconds(), "model": model.name}),
-            reply: Reply::new(answers.into_iter().map(speaker).collect(), sampling.n as usize),
+            head: json!({"id": format!("chatcmpl-{id}"), "created": app.seconds(), "model": app.model.name}),
+            reply,
             call_ids: format!("call_{id}"),
             stream: request.stream,
         })
@@ -66,7 +54,7 @@ impl Chat {
     /// The answer as server-sent events. Answers to one prompt come interleaved, each under its index.
     pub(super) fn events(mut self, options: StreamOptions) -> impl Stream<Item = String> + Send {
         self.head["object"] = "chat.completion.chunk".into();
-        let frames = Frames::new(&self.head, options);
+        let frames = Frames::new(&self.head, options, self.reply.prompt_tokens());
         let answers = self.reply.len();
         self.reply.events(Chunks { frames, answers, ids: CallIds(self.call_ids) })
     }
@@ -96,6 +84,7 @@ impl Writer for Chunks {
     }
 
     fn gain(&mut self, out: &mut String, index: usize, gain: Gain) {
+        self.frames.so_far(gain.tokens);
         let logprobs = (!gain.logprobs.is_empty()).then(|| json!({"content": gain.logprobs}));
         let mut logprobs = logprobs.as_ref();
         for delta in &gain.deltas {
@@ -131,19 +120,6 @@ impl Chunks {
                 quoted(text)
             ),
         }
-    }
-}
-
-/// What needs a grammar is refused until grammars are there.
-fn unsupported(request: &ChatRequest) -> Result<(), ApiError> {
-    if request.response_format != ResponseFormat::Text {
-        return Err(ApiError::unsupported("response_format", "answers cannot be constrained to a form"));
-    }
-    match request.tool_choice {
-        ToolChoice::Required | ToolChoice::Named(_) => {
-            Err(ApiError::unsupported("tool_choice", "a call cannot be enforced; use auto or none"))
-        }
-        ToolChoice::Auto | ToolChoice::None => Ok(()),
     }
 }
 

@@ -35,12 +35,14 @@ impl Completion {
         if request.echo && request.sampling.sampling.logprobs.is_some() {
             return Err(ApiError::unsupported("echo", "log-probabilities of prompts are not kept"));
         }
+        let mut prompt_tokens = 0;
         let mut prompts = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
             let ids = match prompt {
                 Prompt::Text(text) => model.encode(text, true)?,
                 Prompt::Ids(ids) => ids.clone(),
             };
+            prompt_tokens += ids.len() as u64;
             prompts.push(app.engine_request("prompt", ids, &request.sampling, key)?);
         }
         let reading = Reading { stop: request.sampling.stop.clone(), ..Reading::default() };
@@ -58,7 +60,7 @@ impl Completion {
         }
         let (id, created) = (format!("cmpl-{}", app.new_id()), app.seconds());
         let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name});
-        let reply = Reply::new(speakers, request.sampling.n as usize);
+        let reply = Reply::new(speakers, request.sampling.n as usize, prompt_tokens);
         Ok(Self { head, reply, echoes, stream: request.stream })
     }
 
@@ -76,7 +78,7 @@ impl Completion {
 
     /// The answers as server-sent events.
     pub(super) fn events(self, options: StreamOptions) -> impl Stream<Item = String> + Send {
-        let frames = Frames::new(&self.head, options);
+        let frames = Frames::new(&self.head, options, self.reply.prompt_tokens());
         let logprobs = self.echoes.iter().map(|_| Logprobs::default()).collect();
         self.reply.events(Chunks { frames, echoes: self.echoes, logprobs })
     }
@@ -97,9 +99,10 @@ impl Writer for Chunks {
     }
 
     fn gain(&mut self, out: &mut String, index: usize, gain: Gain) {
+        self.frames.so_far(gain.tokens);
         let logprobs = &mut self.logprobs[index];
         logprobs.take(gain.logprobs);
-        let (text, reason) = (text_part(&said(&gain.deltas)), gain.ended.map(|ended| ended.reason));
+        let (text, reason) = (text_part(&said(&gain.deltas)), gain.ended.as_ref().map(|ended| ended.reason));
         self.frames.chunk(out, index, &text, logprobs.drain().as_ref(), reason);
     }
 

@@ -1,10 +1,13 @@
 //! The routes. Each handler checks its request, hands it to the engine and turns what comes back into JSON.
 
+mod ask;
 mod auth;
 mod chat;
 mod completions;
 mod listen;
+mod messages;
 mod reply;
+mod responses;
 mod speaker;
 mod sse;
 mod tokens;
@@ -47,6 +50,10 @@ const MAX_BODY: usize = 32 << 20;
 /// How much of a larger body is taken off the wire before the connection closes on its sender.
 const MAX_DROPPED: usize = 8 * MAX_BODY;
 
+/// Anthropic's endpoints, whose errors have a form of their own.
+const MESSAGES: &str = "/v1/messages";
+const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
+
 /// What all handlers share.
 pub struct App {
     pub(crate) model: Arc<Model>,
@@ -74,6 +81,9 @@ impl App {
             .route("/v1/models/{id}", get(model))
             .route("/v1/chat/completions", post(chat_completions))
             .route("/v1/completions", post(text_completions))
+            .route("/v1/responses", post(responses_create))
+            .route(MESSAGES, post(anthropic_messages))
+            .route(COUNT_TOKENS, post(count_tokens))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
             .fallback(async || ApiError::not_found("path", "no such route"))
@@ -153,23 +163,44 @@ impl App {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        let body = self.to_json();
+        self.with_body(body)
+    }
+}
+
+impl ApiError {
+    fn with_body(self, body: Value) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(self.to_json())).into_response();
+        let mut response = (status, Json(body)).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // Layers around the handlers see the error itself, not only its text.
+        response.extensions_mut().insert(self);
         response
     }
 }
 
-async fn authorize(
-    State(app): State<Arc<App>>,
-    mut request: Request,
-    next: Next,
-) -> Result<Response, ApiError> {
-    let key = app.keys.check(request.headers())?;
-    request.extensions_mut().insert(Caller(key));
-    Ok(next.run(request).await)
+async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let anthropic = matches!(request.uri().path(), MESSAGES | COUNT_TOKENS);
+    let mut response = match app.keys.check(request.headers()) {
+        Ok(key) => {
+            request.extensions_mut().insert(Caller(key));
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    };
+    match response.extensions_mut().remove::<ApiError>() {
+        Some(error) if anthropic => {
+            let body = error.to_anthropic();
+            error.with_body(body)
+        }
+        Some(error) => {
+            response.extensions_mut().insert(error);
+            response
+        }
+        None => response,
+    }
 }
 
 /// The JSON object that a request carries, and who sent it.
@@ -264,4 +295,27 @@ async fn text_completions(State(app): State<Arc<App>>, request: Request) -> Resu
         Some(options) => Ok(event_stream(completion.events(options))),
         None => Ok(Json(completion.whole().await?).into_response()),
     }
+}
+
+async fn responses_create(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (key, body) = read_body(request).await?;
+    let response = responses::Responses::begin(&app, key, &body)?;
+    match response.stream {
+        true => Ok(event_stream(response.events())),
+        false => Ok(Json(response.whole().await?).into_response()),
+    }
+}
+
+async fn anthropic_messages(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let (key, body) = read_body(request).await?;
+    let message = messages::Messages::begin(&app, key, &body)?;
+    match message.stream {
+        true => Ok(event_stream(message.events())),
+        false => Ok(Json(message.whole().await?).into_response()),
+    }
+}
+
+async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let (_, body) = read_body(request).await?;
+    Ok(Json(messages::count(&app, &body)?))
 }

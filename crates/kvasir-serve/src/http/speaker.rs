@@ -18,16 +18,21 @@ pub(super) struct Speaker {
     choice: Choice,
     /// Tokens that count as the answer's.
     tokens: u32,
+    /// Of those, how many had come when the last bit of reasoning did.
+    reasoning: u32,
     /// Log-probabilities whose text is not out yet.
     logprobs: Vec<Value>,
     over: bool,
 }
 
 /// How an answer ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) reason: &'static str,
+    /// The stop text that ended it.
+    pub(super) stop: Option<String>,
     pub(super) tokens: u32,
+    pub(super) reasoning: u32,
     pub(super) prompt: u32,
     pub(super) cached: u32,
 }
@@ -38,6 +43,8 @@ pub(super) struct Gain {
     pub(super) deltas: Vec<Delta>,
     /// Log-probabilities that go with `deltas`.
     pub(super) logprobs: Vec<Value>,
+    /// Tokens of the answer so far.
+    pub(super) tokens: u32,
     /// Set once, with the last gain.
     pub(super) ended: Option<Ended>,
 }
@@ -51,6 +58,7 @@ impl Speaker {
             detokenizer,
             choice: Choice::new(reading),
             tokens: 0,
+            reasoning: 0,
             logprobs: Vec::new(),
             over: false,
         }
@@ -73,7 +81,11 @@ impl Speaker {
                 self.tokens += 1;
                 let text = self.detokenizer.push(token);
                 self.logprobs.extend(logprobs.next().map(|l| self.logprob(token, &l)));
-                gain.deltas.extend(self.choice.push(&text));
+                let deltas = self.choice.push(&text);
+                if deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))) {
+                    self.reasoning = self.tokens;
+                }
+                gain.deltas.extend(deltas);
                 if self.choice.stopped().is_some() {
                     self.answers.stop_at(self.tokens);
                 }
@@ -85,6 +97,7 @@ impl Speaker {
                 return Ok(Some(self.end(gain, summary)));
             }
             if !gain.deltas.is_empty() {
+                gain.tokens = self.tokens;
                 gain.logprobs = std::mem::take(&mut self.logprobs);
                 return Ok(Some(gain));
             }
@@ -92,7 +105,8 @@ impl Speaker {
     }
 
     fn end(&mut self, mut gain: Gain, summary: Summary) -> Gain {
-        let cut = self.choice.stopped().is_some();
+        let stop = self.choice.stopped().map(|(_, text)| text.to_owned());
+        let cut = stop.is_some();
         if !cut {
             let rest = self.detokenizer.finish();
             gain.deltas.extend(self.choice.push(&rest));
@@ -104,8 +118,15 @@ impl Speaker {
             _ if self.choice.has_calls() => "tool_calls",
             _ => "stop",
         };
-        gain.ended =
-            Some(Ended { reason, tokens: self.tokens, prompt: summary.prompt, cached: summary.cached });
+        gain.tokens = self.tokens;
+        gain.ended = Some(Ended {
+            reason,
+            stop,
+            tokens: self.tokens,
+            reasoning: self.reasoning,
+            prompt: summary.prompt,
+            cached: summary.cached,
+        });
         self.over = true;
         gain
     }

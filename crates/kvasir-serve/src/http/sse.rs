@@ -1,10 +1,18 @@
 use super::usage::Usage;
 use crate::{ApiError, request::StreamOptions};
 use serde_json::Value;
+use std::fmt::Write;
 
 /// One server-sent event with this JSON text.
 pub(super) fn event(json: &str) -> String {
     format!("data: {json}\n\n")
+}
+
+/// Adds an event that names its `type` twice, in its own line and in its data.
+pub(super) fn typed(out: &mut String, value: &Value) {
+    let name = value["type"].as_str().unwrap_or_default();
+    // Writing to a String cannot fail.
+    let _ = write!(out, "event: {name}\ndata: {value}\n\n");
 }
 
 /// The event that ends a stream of OpenAI's kind.
@@ -19,19 +27,21 @@ pub(super) fn error(error: &ApiError) -> String {
 #[derive(Clone, Debug)]
 pub(super) struct Frames {
     head: String,
-    tail: &'static str,
-    include_usage: bool,
+    tail: String,
+    options: StreamOptions,
+    prompt: u64,
 }
 
 impl Frames {
-    /// `head` is the object of a chunk without `choices`.
-    pub(super) fn new(head: &Value, options: StreamOptions) -> Self {
+    /// `head` is the object of a chunk without `choices`; `prompt` counts the tokens asked with.
+    pub(super) fn new(head: &Value, options: StreamOptions, prompt: u64) -> Self {
         let text = head.to_string();
         let open = text.strip_suffix('}').unwrap_or(&text);
         Self {
             head: format!("data: {open},\"choices\":["),
-            tail: if options.include_usage { ",\"usage\":null}\n\n" } else { "}\n\n" },
-            include_usage: options.include_usage,
+            tail: if options.include_usage { ",\"usage\":null}\n\n".into() } else { "}\n\n".into() },
+            options,
+            prompt,
         }
     }
 
@@ -44,7 +54,6 @@ impl Frames {
         logprobs: Option<&Value>,
         finish: Option<&str>,
     ) {
-        use std::fmt::Write;
         let logprobs = logprobs.map_or_else(|| "null".into(), Value::to_string);
         let finish = finish.map_or_else(|| "null".into(), |reason| format!("\"{reason}\""));
         // Writing to a String cannot fail.
@@ -55,9 +64,17 @@ impl Frames {
         );
     }
 
+    /// The chunks that follow belong to an answer which has this many tokens so far; for clients that want to know all along.
+    pub(super) fn so_far(&mut self, tokens: u32) {
+        if self.options.continuous_usage {
+            let usage = Usage { prompt: self.prompt, completion: tokens.into(), ..Usage::default() };
+            self.tail = format!(",\"usage\":{}}}\n\n", usage.to_json());
+        }
+    }
+
     /// The end: a chunk without choices that carries the usage, if it was asked for, and [`DONE`].
     pub(super) fn close(&self, out: &mut String, usage: &Usage) {
-        if self.include_usage {
+        if self.options.include_usage {
             out.push_str(&self.head);
             out.push_str("],\"usage\":");
             out.push_str(&usage.to_json().to_string());

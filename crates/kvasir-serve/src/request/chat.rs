@@ -1,4 +1,6 @@
-use super::{CHAT, Reader, ResponseFormat, SamplingFields, Tool, ToolChoice, classify, sampling};
+use super::{
+    CHAT, Reader, ResponseFormat, SamplingFields, Tool, ToolChoice, classify, message::no_text, sampling,
+};
 use crate::ApiError;
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
@@ -91,6 +93,8 @@ impl ChatRequest {
                 body.error("continue_final_message", "and `add_generation_prompt` cannot both be true")
             );
         }
+        let mut template_kwargs = template_kwargs(&body)?;
+        effort(&body, "reasoning_effort", &mut template_kwargs)?;
         let messages = messages(&body)?;
         let last = messages.last().map(|message| message.role);
         if continue_final_message && last != Some(Role::Assistant) {
@@ -105,7 +109,7 @@ impl ChatRequest {
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
             response_format: ResponseFormat::read(&body)?,
             stream: stream(&body)?,
-            template_kwargs: template_kwargs(&body)?,
+            template_kwargs,
             add_generation_prompt,
             continue_final_message,
         })
@@ -118,13 +122,7 @@ pub(super) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
         Some(_) if !wanted => Err(body.error("stream_options", "needs `stream` to be true")),
         Some(options) => {
             options.only(&["include_usage", "continuous_usage_stats", "include_obfuscation"])?;
-            // Obfuscation hides lengths from somebody who watches the wire; asking for it and not getting it would be a lie.
-            if options.flag("include_obfuscation", false)? {
-                return Err(ApiError::unsupported(
-                    options.name("include_obfuscation"),
-                    "use TLS and padding in front of it",
-                ));
-            }
+            no_obfuscation(&options)?;
             Ok(Some(StreamOptions {
                 include_usage: options.flag("include_usage", false)?,
                 continuous_usage: options.flag("continuous_usage_stats", false)?,
@@ -132,6 +130,30 @@ pub(super) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
         }
         None => Ok(wanted.then(StreamOptions::default)),
     }
+}
+
+/// Obfuscation hides lengths from somebody who watches the wire; asking for it and not getting it would be a lie.
+pub(super) fn no_obfuscation(options: &Reader) -> Result<(), ApiError> {
+    match options.flag("include_obfuscation", false)? {
+        true => Err(ApiError::unsupported(
+            options.name("include_obfuscation"),
+            "use TLS and padding in front of it",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// How hard to think, as the templates of models that think take it: a word, and a switch that is off for the least of them.
+pub(super) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let thinks = match body.text(field)? {
+        None => return Ok(()),
+        Some("none" | "minimal") => false,
+        Some("low" | "medium" | "high" | "xhigh") => true,
+        Some(_) => return Err(body.error(field, "must be none, minimal, low, medium, high or xhigh")),
+    };
+    kwargs.entry("reasoning_effort").or_insert(body.need(field)?.clone());
+    kwargs.entry("enable_thinking").or_insert(thinks.into());
+    Ok(())
 }
 
 /// Names that a template gets from the engine; a request may not put its own value in their place.
@@ -145,7 +167,7 @@ const RESERVED: &[&str] = &[
     "strftime_now",
 ];
 
-fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
+pub(super) fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
     let Some(value) = body.get("chat_template_kwargs") else { return Ok(Map::new()) };
     let map = value.as_object().ok_or_else(|| body.error("chat_template_kwargs", "must be an object"))?;
     match map.keys().find(|key| RESERVED.contains(&key.as_str())) {
@@ -233,13 +255,7 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
                     Some("text" | "input_text" | "output_text") => {
                         text.push_str(part.text("text")?.ok_or_else(|| part.error("text", "is missing"))?);
                     }
-                    Some(
-                        kind @ ("image_url" | "input_audio" | "file" | "video_url" | "input_image" | "image"),
-                    ) => {
-                        let why = format!("is `{kind}`; the engine reads text only");
-                        return Err(part.error("type", why));
-                    }
-                    _ => return Err(part.error("type", "must be `text`")),
+                    kind => return Err(no_text(&part, kind)),
                 }
             }
             Ok(Content::Text(text))

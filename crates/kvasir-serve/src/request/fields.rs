@@ -35,6 +35,11 @@ const fn no(name: &'static str, why: &'static str) -> Field {
 
 const LABEL: &str = "a label for the provider's own records; none are kept here";
 const MEDIA: &str = "the engine reads and writes text only";
+const ONE_TIER: &str = "there is one tier";
+const FOUND: &str = "prefixes are found by content; no key is needed to find them";
+const AS_SENT: &str = "the conversation is used as it was sent";
+const NOT_KEPT: &str = "responses are not kept; send all items in `input`";
+const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and run them";
 
 /// Fields of `/v1/chat/completions`.
 pub const CHAT: &[Field] = &[
@@ -64,6 +69,7 @@ pub const CHAT: &[Field] = &[
     yes("tool_choice"),
     yes("parallel_tool_calls"),
     yes("response_format"),
+    yes("reasoning_effort"),
     yes("chat_template_kwargs"),
     yes("add_generation_prompt"),
     yes("continue_final_message"),
@@ -71,10 +77,10 @@ pub const CHAT: &[Field] = &[
     yes("cache_salt"),
     skip("user", LABEL),
     skip("safety_identifier", LABEL),
-    skip("prompt_cache_key", "prefixes are found by content; no key is needed to find them"),
+    skip("prompt_cache_key", FOUND),
     skip("metadata", LABEL),
     skip("store", "nothing is stored, which is what the default asks for"),
-    skip("service_tier", "there is one tier"),
+    skip("service_tier", ONE_TIER),
     skip("verbosity", "a hint to models that were trained to take it"),
     no("modalities", MEDIA),
     no("audio", MEDIA),
@@ -113,6 +119,86 @@ pub const COMPLETIONS: &[Field] = &[
     skip("user", LABEL),
     no("suffix", "no model here fills in the middle"),
     no("best_of", "ask for `n` and choose"),
+];
+
+/// Fields of `/v1/responses`.
+pub const RESPONSES: &[Field] = &[
+    yes("model"),
+    yes("input"),
+    yes("instructions"),
+    yes("max_output_tokens"),
+    yes("stream"),
+    yes("stream_options"),
+    yes("temperature"),
+    yes("top_p"),
+    yes("top_k"),
+    yes("min_p"),
+    yes("seed"),
+    yes("stop"),
+    yes("stop_token_ids"),
+    yes("presence_penalty"),
+    yes("frequency_penalty"),
+    yes("repetition_penalty"),
+    yes("logit_bias"),
+    yes("top_logprobs"),
+    yes("include"),
+    yes("tools"),
+    yes("tool_choice"),
+    yes("parallel_tool_calls"),
+    yes("text"),
+    yes("reasoning"),
+    yes("chat_template_kwargs"),
+    yes("truncation"),
+    yes("store"),
+    yes("background"),
+    yes("priority"),
+    yes("cache_salt"),
+    skip("metadata", LABEL),
+    skip("user", LABEL),
+    skip("safety_identifier", LABEL),
+    skip("prompt_cache_key", FOUND),
+    skip("prompt_cache_retention", FOUND),
+    skip("service_tier", ONE_TIER),
+    skip("max_tool_calls", "bounds calls of the provider's own tools, of which there are none"),
+    no("previous_response_id", NOT_KEPT),
+    no("conversation", NOT_KEPT),
+    no("prompt", "no prompts are kept here; send `instructions` and `input`"),
+    no("context_management", AS_SENT),
+];
+
+/// Fields of `/v1/messages`.
+pub const MESSAGES: &[Field] = &[
+    yes("model"),
+    yes("messages"),
+    yes("system"),
+    yes("max_tokens"),
+    yes("stream"),
+    yes("temperature"),
+    yes("top_p"),
+    yes("top_k"),
+    yes("stop_sequences"),
+    yes("tools"),
+    yes("tool_choice"),
+    yes("thinking"),
+    yes("output_config"),
+    skip("metadata", LABEL),
+    skip("service_tier", ONE_TIER),
+    no("container", NO_TOOLS),
+    no("mcp_servers", NO_TOOLS),
+    no("context_management", AS_SENT),
+];
+
+/// Fields of `/v1/messages/count_tokens`.
+pub const COUNT_TOKENS: &[Field] = &[
+    yes("model"),
+    yes("messages"),
+    yes("system"),
+    yes("tools"),
+    yes("tool_choice"),
+    yes("thinking"),
+    yes("output_config"),
+    no("mcp_servers", NO_TOOLS),
+    no("context_management", AS_SENT),
 ];
 
 /// Refuses a body that has a field which is unknown or not offered. `null` is the same as absent.

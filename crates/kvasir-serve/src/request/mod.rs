@@ -1,17 +1,22 @@
 //! From a body to a request: every field of every endpoint is classified once, in one table, and read once.
 
+mod anthropic;
 mod chat;
 mod completion;
 mod fields;
 mod json;
+mod message;
 mod reader;
+mod responses;
 mod sampling;
 mod tools;
 
+pub use anthropic::MessagesRequest;
 pub use chat::{ChatRequest, Content, Message, Role, StreamOptions};
 pub use completion::{CompletionRequest, Prompt};
-pub use fields::{CHAT, COMPLETIONS, Class, Field, classify};
+pub use fields::{CHAT, COMPLETIONS, COUNT_TOKENS, Class, Field, MESSAGES, RESPONSES, classify};
 pub use json::parse_body;
 pub use reader::Reader;
+pub use responses::ResponsesRequest;
 pub use sampling::{Length, SamplingFields};
 pub use tools::{ResponseFormat, Tool, ToolChoice};

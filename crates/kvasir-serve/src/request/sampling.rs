@@ -78,7 +78,7 @@ impl SamplingFields {
             seed,
             length: length(body)?,
             n: body.integer("n", 1..=MAX_N)?.map_or(1, |n| n as u32),
-            stop: stops(body)?,
+            stop: stops(body, "stop")?,
             stop_token_ids: stop_ids(body, vocab)?,
             ignore_eos: body.flag("ignore_eos", false)?,
             bias: bias(body, vocab)?,
@@ -108,18 +108,27 @@ impl SamplingFields {
 
 /// `logprobs` of chat (a flag) with `top_logprobs`.
 pub(super) fn chat_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
-    let top = body.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    let top = top_logprobs(body)?;
     match (body.flag("logprobs", false)?, top) {
         (false, Some(1..)) => Err(body.error("top_logprobs", "needs `logprobs` to be true")),
         (false, _) => Ok(None),
-        (true, top) => Ok(Some(top.unwrap_or(0) as u32)),
+        (true, top) => Ok(Some(top.unwrap_or(0))),
     }
 }
 
+/// `top_logprobs`.
+pub(super) fn top_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
+    Ok(body.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?.map(|top| top as u32))
+}
+
+/// The most tokens that an answer may have, whatever the endpoint calls it.
+pub(super) fn max_tokens(body: &Reader, field: &str) -> Result<Option<u32>, ApiError> {
+    Ok(body.integer(field, 1..=MAX_TOKENS)?.map(|n| n as u32))
+}
+
 fn length(body: &Reader) -> Result<Length, ApiError> {
-    let old = body.integer("max_tokens", 1..=MAX_TOKENS)?;
-    let new = body.integer("max_completion_tokens", 1..=MAX_TOKENS)?;
-    let max_tokens = new.or(old).map(|n| n as u32);
+    let old = max_tokens(body, "max_tokens")?;
+    let max_tokens = max_tokens(body, "max_completion_tokens")?.or(old);
     let min_tokens = body.integer("min_tokens", 0..=MAX_TOKENS)?.unwrap_or(0) as u32;
     match max_tokens {
         Some(max) if min_tokens > max => {
@@ -130,22 +139,18 @@ fn length(body: &Reader) -> Result<Length, ApiError> {
     }
 }
 
-fn stops(body: &Reader) -> Result<Vec<String>, ApiError> {
-    if let Some(one) = body.get("stop").and_then(|value| value.as_str()) {
-        return Ok(vec![stop(body, one)?]);
-    }
-    let items = body.list("stop", MAX_STOPS)?.unwrap_or(&[]).iter();
-    items
-        .map(|item| stop(body, item.as_str().ok_or_else(|| body.error("stop", "must hold texts"))?))
-        .collect()
-}
-
-fn stop(body: &Reader, text: &str) -> Result<String, ApiError> {
-    match text.len() {
-        0 => Err(body.error("stop", "must not be empty")),
+/// Texts that end an answer: one, or a list.
+pub(super) fn stops(body: &Reader, field: &str) -> Result<Vec<String>, ApiError> {
+    let stop = |text: &str| match text.len() {
+        0 => Err(body.error(field, "must not be empty")),
         1..=MAX_STOP_BYTES => Ok(text.to_owned()),
-        n => Err(body.error("stop", format!("may have at most {MAX_STOP_BYTES} bytes, not {n}"))),
+        n => Err(body.error(field, format!("may have at most {MAX_STOP_BYTES} bytes, not {n}"))),
+    };
+    if let Some(one) = body.get(field).and_then(|value| value.as_str()) {
+        return Ok(vec![stop(one)?]);
     }
+    let items = body.list(field, MAX_STOPS)?.unwrap_or(&[]).iter();
+    items.map(|item| stop(item.as_str().ok_or_else(|| body.error(field, "must hold texts"))?)).collect()
 }
 
 fn stop_ids(body: &Reader, vocab: u32) -> Result<Vec<u32>, ApiError> {

@@ -1,6 +1,6 @@
 use super::Reader;
 use crate::ApiError;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Most tools one request may offer.
 const MAX_TOOLS: usize = 128;
@@ -49,26 +49,38 @@ pub enum ResponseFormat {
 }
 
 impl Tool {
-    /// Reads `tools`.
+    /// Reads `tools` as chats have them.
     pub fn read_all(body: &Reader) -> Result<Vec<Self>, ApiError> {
-        let items = body.list("tools", MAX_TOOLS)?.unwrap_or(&[]).iter().enumerate();
-        let tools: Vec<Self> = items.map(|(i, item)| Self::read(body, i, item)).collect::<Result<_, _>>()?;
-        for (i, tool) in tools.iter().enumerate() {
-            if tools[..i].iter().any(|other| other.name == tool.name) {
-                return Err(body.error(&format!("tools[{i}].function.name"), "stands twice"));
+        Self::all(body, |tool| {
+            if tool.text("type")? != Some("function") {
+                return Err(tool.error("type", "must be `function`"));
             }
+            let function = tool.object("function")?.ok_or_else(|| tool.error("function", "is missing"))?;
+            Ok(Self { source: tool.to_value(), ..Self::of(&function, "parameters")? })
+        })
+    }
+
+    /// Reads `tools`, each by `one`.
+    pub(super) fn all(
+        body: &Reader,
+        one: impl Fn(&Reader) -> Result<Self, ApiError>,
+    ) -> Result<Vec<Self>, ApiError> {
+        let items = body.list("tools", MAX_TOOLS)?.unwrap_or(&[]);
+        let mut tools: Vec<Self> = Vec::with_capacity(items.len());
+        for (i, item) in items.iter().enumerate() {
+            let path = format!("tools[{i}]");
+            let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
+            let tool = one(&Reader::at(map, path.as_str()))?;
+            if tools.iter().any(|other| other.name == tool.name) {
+                return Err(body.error(&path, format!("has the name `{}`, which stands twice", tool.name)));
+            }
+            tools.push(tool);
         }
         Ok(tools)
     }
 
-    fn read(body: &Reader, i: usize, item: &Value) -> Result<Self, ApiError> {
-        let path = format!("tools[{i}]");
-        let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-        let tool = Reader::at(map, &path);
-        if tool.text("type")? != Some("function") {
-            return Err(tool.error("type", "must be `function`"));
-        }
-        let function = tool.object("function")?.ok_or_else(|| tool.error("function", "is missing"))?;
+    /// Reads a function: its name, its description, and the schema of its arguments in the field `schema`.
+    pub(super) fn of(function: &Reader, schema: &str) -> Result<Self, ApiError> {
         let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
@@ -76,8 +88,16 @@ impl Tool {
                 function.error("name", format!("must be 1 to {MAX_NAME} letters, digits, `_`, `-` or `.`"))
             );
         }
-        let parameters = function.object("parameters")?.map(|schema| schema.to_value());
-        Ok(Self { name: name.to_owned(), parameters, source: item.clone() })
+        let parameters = function.object(schema)?.map(|schema| schema.to_value());
+        let mut source = json!({"type": "function", "function": {"name": name}});
+        for (key, value) in
+            [("description", function.get("description").cloned()), ("parameters", parameters.clone())]
+        {
+            if let Some(value) = value {
+                source["function"][key] = value;
+            }
+        }
+        Ok(Self { name: name.to_owned(), parameters, source })
     }
 }
 
@@ -96,16 +116,21 @@ impl ToolChoice {
                     .ok_or_else(|| body.error("tool_choice", "must be an object"))?;
                 let function =
                     object.object("function")?.ok_or_else(|| object.error("function", "is missing"))?;
-                let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
-                if !tools.iter().any(|tool| tool.name == name) {
-                    return Err(function.error("name", "is none of `tools`"));
-                }
-                Self::Named(name.to_owned())
+                Self::named(&function, tools)?
             }
         };
         match tools.is_empty() {
             true => Err(body.error("tool_choice", "needs `tools`")),
             false => Ok(choice),
+        }
+    }
+
+    /// The tool that the field `name` names.
+    pub(super) fn named(reader: &Reader, tools: &[Tool]) -> Result<Self, ApiError> {
+        let name = reader.text("name")?.ok_or_else(|| reader.error("name", "is missing"))?;
+        match tools.iter().any(|tool| tool.name == name) {
+            true => Ok(Self::Named(name.to_owned())),
+            false => Err(reader.error("name", "is none of `tools`")),
         }
     }
 }
@@ -124,15 +149,20 @@ impl ResponseFormat {
             Some("json_schema") => {
                 let outer =
                     format.object("json_schema")?.ok_or_else(|| format.error("json_schema", "is missing"))?;
-                let schema = outer.get("schema").ok_or_else(|| outer.error("schema", "is missing"))?;
-                match schema.is_object() || schema.is_boolean() {
-                    true => Ok(Self::JsonSchema(schema.clone())),
-                    false => Err(outer.error("schema", "must be an object")),
-                }
+                Self::schema(&outer)
             }
             Some("grammar") => Ok(Self::Grammar(text("grammar")?)),
             Some("regex") => Ok(Self::Regex(text("regex")?)),
             _ => Err(format.error("type", "must be text, json_object, json_schema, grammar or regex")),
+        }
+    }
+
+    /// The schema in the field `schema`.
+    pub(super) fn schema(outer: &Reader) -> Result<Self, ApiError> {
+        let schema = outer.need("schema")?;
+        match schema.is_object() || schema.is_boolean() {
+            true => Ok(Self::JsonSchema(schema.clone())),
+            false => Err(outer.error("schema", "must be an object")),
         }
     }
 }

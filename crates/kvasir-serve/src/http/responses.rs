@@ -1,0 +1,312 @@
+use super::{
+    App,
+    ask::ask,
+    reply::{Reply, Writer},
+    speaker::{Ended, Gain},
+    sse,
+    usage::Usage,
+};
+use crate::{
+    ApiError,
+    answer::{Delta, Item, ItemEvent, ItemKind, Items},
+    request::{ChatRequest, ResponsesRequest},
+};
+use futures_util::Stream;
+use serde_json::{Map, Value, json};
+use std::{collections::HashMap, sync::Arc};
+
+/// A response that has been handed to the engine.
+pub(super) struct Responses {
+    form: Form,
+    reply: Reply,
+    pub(super) stream: bool,
+}
+
+impl Responses {
+    /// Checks the request and hands it over.
+    pub(super) fn begin(app: &Arc<App>, key: u64, body: &Map<String, Value>) -> Result<Self, ApiError> {
+        let facts = &app.model.facts;
+        let request = ResponsesRequest::read(body, &facts.sampling, facts.vocab)?;
+        let reply = ask(app, key, &request.chat, "input")?;
+        let form =
+            Form { id: app.new_id(), response: describe(app, &request.chat, body), logprobs: HashMap::new() };
+        Ok(Self { form, reply, stream: request.chat.stream.is_some() })
+    }
+
+    /// The whole answer as one object.
+    pub(super) async fn whole(mut self) -> Result<Value, ApiError> {
+        let (mut items, mut ended) = (Items::default(), None);
+        let form = &mut self.form;
+        let usage = self.reply.whole(|_, gain| {
+            form.take(&mut items, gain.deltas, gain.logprobs);
+            ended = gain.ended.or(ended.take());
+        });
+        let usage = usage.await?;
+        Ok(self.form.finished(&items, ended.as_ref(), &usage))
+    }
+
+    /// The answer as server-sent events.
+    pub(super) fn events(self) -> impl Stream<Item = String> + Send {
+        let Self { form, reply, .. } = self;
+        reply.events(Events { form, items: Items::default(), ended: None, sequence: 0, failed: false })
+    }
+}
+
+/// The response object before there is an answer: it repeats what was asked for.
+fn describe(app: &App, request: &ChatRequest, body: &Map<String, Value>) -> Value {
+    let asked = |name: &str, default: Value| match body.get(name) {
+        None | Some(Value::Null) => default,
+        Some(value) => value.clone(),
+    };
+    let sampling = &request.sampling.sampling;
+    json!({
+        "object": "response",
+        "created_at": app.seconds(),
+        "status": "in_progress",
+        "background": false,
+        "error": null,
+        "incomplete_details": null,
+        "instructions": asked("instructions", Value::Null),
+        "max_output_tokens": asked("max_output_tokens", Value::Null),
+        "max_tool_calls": null,
+        "metadata": asked("metadata", json!({})),
+        "model": app.model.name,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": null,
+        "reasoning": asked("reasoning", json!({"effort": null, "summary": null})),
+        "service_tier": "default",
+        "store": false,
+        "temperature": asked("temperature", sampling.temperature.into()),
+        "text": asked("text", json!({"format": {"type": "text"}})),
+        "tool_choice": asked("tool_choice", "auto".into()),
+        "tools": asked("tools", json!([])),
+        "top_logprobs": asked("top_logprobs", 0.into()),
+        "top_p": asked("top_p", sampling.top_p.into()),
+        "truncation": "disabled",
+        "usage": null,
+        "user": asked("user", Value::Null),
+    })
+}
+
+/// The object, and how its items look.
+struct Form {
+    id: String,
+    response: Value,
+    /// Of the texts, by their items.
+    logprobs: HashMap<usize, Vec<Value>>,
+}
+
+/// An event of the item with this index, and the log-probabilities that go with it.
+type Happened = (usize, ItemEvent, Vec<Value>);
+
+impl Form {
+    /// Adds what the answer gained. Log-probabilities that come together go with the first text among what they came with.
+    fn take(&mut self, items: &mut Items, deltas: Vec<Delta>, mut logprobs: Vec<Value>) -> Vec<Happened> {
+        let mut happened = Vec::new();
+        for delta in deltas {
+            for (index, event) in items.push(delta) {
+                let is_text = items.all().get(index).is_some_and(|item| item.kind == ItemKind::Text);
+                let own = match event {
+                    ItemEvent::More(_) if is_text => std::mem::take(&mut logprobs),
+                    _ => Vec::new(),
+                };
+                self.logprobs.entry(index).or_default().extend(own.iter().cloned());
+                happened.push((index, event, own));
+            }
+        }
+        happened
+    }
+
+    fn response(&self) -> Value {
+        let mut response = self.response.clone();
+        response["id"] = format!("resp_{}", self.id).into();
+        response
+    }
+
+    fn finished(&self, items: &Items, ended: Option<&Ended>, usage: &Usage) -> Value {
+        let cut = ended.is_some_and(|ended| ended.reason == "length");
+        let status = if cut { "incomplete" } else { "completed" };
+        let mut response = self.response();
+        response["status"] = status.into();
+        if cut {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        let last = items.all().len().saturating_sub(1);
+        let output = items.all().iter().enumerate().map(|(index, item)| {
+            let status = if cut && index == last { "incomplete" } else { "completed" };
+            self.item(index, item, status)
+        });
+        response["output"] = output.collect();
+        response["usage"] = json!({
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached},
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+            "total_tokens": usage.prompt + usage.completion,
+        });
+        response
+    }
+
+    fn item_id(&self, index: usize, item: &Item) -> String {
+        let kind = match item.kind {
+            ItemKind::Reasoning => "rs",
+            ItemKind::Text => "msg",
+            ItemKind::Call(_) => "fc",
+        };
+        format!("{kind}_{}_{index}", self.id)
+    }
+
+    /// An output item; while it is `in_progress` it has no content yet.
+    fn item(&self, index: usize, item: &Item, status: &str) -> Value {
+        let begun = status == "in_progress";
+        let content = if begun { json!([]) } else { json!([self.part(index, item, &item.text)]) };
+        let id = self.item_id(index, item);
+        match &item.kind {
+            ItemKind::Reasoning => {
+                json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": content})
+            }
+            ItemKind::Text => {
+                json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
+            }
+            ItemKind::Call(name) => {
+                let arguments = if begun { "" } else { item.text.as_str() };
+                json!({
+                    "id": id, "type": "function_call", "status": status, "call_id": format!("call_{}_{index}", self.id),
+                    "name": name, "arguments": arguments,
+                })
+            }
+        }
+    }
+
+    fn logprobs_of(&self, index: usize) -> &[Value] {
+        self.logprobs.get(&index).map_or(&[], Vec::as_slice)
+    }
+
+    fn part(&self, index: usize, item: &Item, text: &str) -> Value {
+        match item.kind {
+            ItemKind::Reasoning => json!({"type": "reasoning_text", "text": text}),
+            _ => {
+                let logprobs = if text.is_empty() { &[] } else { self.logprobs_of(index) };
+                json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
+            }
+        }
+    }
+}
+
+/// Writes the events of a streamed response, numbered from 0.
+struct Events {
+    form: Form,
+    items: Items,
+    ended: Option<Ended>,
+    sequence: u64,
+    failed: bool,
+}
+
+impl Events {
+    fn tell(&mut self, out: &mut String, name: &str, mut event: Value) {
+        event["type"] = name.into();
+        event["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        sse::typed(out, &event);
+    }
+
+    /// An event about an item, or about its only part.
+    fn item(&mut self, out: &mut String, index: usize, event: ItemEvent, logprobs: &[Value]) {
+        let Some(item) = self.items.all().get(index).cloned() else { return };
+        let place = |mut event: Value| {
+            event["item_id"] = self.form.item_id(index, &item).into();
+            event["output_index"] = index.into();
+            if !matches!(item.kind, ItemKind::Call(_)) {
+                event["content_index"] = 0.into();
+            }
+            event
+        };
+        let stem = match item.kind {
+            ItemKind::Reasoning => "response.reasoning_text",
+            ItemKind::Text => "response.output_text",
+            ItemKind::Call(_) => "response.function_call_arguments",
+        };
+        let is_call = matches!(item.kind, ItemKind::Call(_));
+        let mut events = Vec::new();
+        match event {
+            ItemEvent::Begin => {
+                let begun = self.form.item(index, &item, "in_progress");
+                events.push((
+                    "response.output_item.added".into(),
+                    json!({"output_index": index, "item": begun}),
+                ));
+                if !is_call {
+                    let part = place(json!({"part": self.form.part(index, &item, "")}));
+                    events.push(("response.content_part.added".into(), part));
+                }
+            }
+            ItemEvent::More(text) => {
+                let mut delta = place(json!({"delta": text}));
+                if item.kind == ItemKind::Text {
+                    delta["logprobs"] = logprobs.into();
+                }
+                events.push((format!("{stem}.delta"), delta));
+            }
+            ItemEvent::End => {
+                let done = match &item.kind {
+                    ItemKind::Call(name) => json!({"name": name, "arguments": item.text}),
+                    ItemKind::Text => json!({"text": item.text, "logprobs": self.form.logprobs_of(index)}),
+                    ItemKind::Reasoning => json!({"text": item.text}),
+                };
+                events.push((format!("{stem}.done"), place(done)));
+                if !is_call {
+                    let part = place(json!({"part": self.form.part(index, &item, &item.text)}));
+                    events.push(("response.content_part.done".into(), part));
+                }
+                let cut = self.ended.as_ref().is_some_and(|ended| ended.reason == "length");
+                let whole = self.form.item(index, &item, if cut { "incomplete" } else { "completed" });
+                events.push((
+                    "response.output_item.done".into(),
+                    json!({"output_index": index, "item": whole}),
+                ));
+            }
+        }
+        for (name, event) in events {
+            self.tell(out, &name, event);
+        }
+    }
+}
+
+impl Writer for Events {
+    fn open(&mut self, out: &mut String) {
+        for name in ["response.created", "response.in_progress"] {
+            let response = self.form.response();
+            self.tell(out, name, json!({"response": response}));
+        }
+    }
+
+    fn gain(&mut self, out: &mut String, _: usize, gain: Gain) {
+        for (index, event, logprobs) in self.form.take(&mut self.items, gain.deltas, gain.logprobs) {
+            self.item(out, index, event, &logprobs);
+        }
+        self.ended = gain.ended;
+    }
+
+    fn fail(&mut self, out: &mut String, error: &ApiError) {
+        self.failed = true;
+        let mut response = self.form.response();
+        response["status"] = "failed".into();
+        response["error"] = json!({"code": "server_error", "message": error.message});
+        self.tell(out, "response.failed", json!({"response": response}));
+    }
+
+    fn close(&mut self, out: &mut String, usage: &Usage) {
+        // The failure was the last event.
+        if self.failed {
+            return;
+        }
+        if let Some((index, event)) = self.items.finish() {
+            self.item(out, index, event, &[]);
+        }
+        let response = self.form.finished(&self.items, self.ended.as_ref(), usage);
+        let name =
+            if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
+        self.tell(out, name, json!({"response": response}));
+    }
+}

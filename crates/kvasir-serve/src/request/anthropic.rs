@@ -1,0 +1,245 @@
+use super::{
+    COUNT_TOKENS, ChatRequest, MESSAGES, Message, Reader, ResponseFormat, Role, SamplingFields,
+    StreamOptions, Tool, ToolChoice, classify, message::AssistantTurn, message::no_text, sampling,
+};
+use crate::ApiError;
+use kvasir_sample::Sampling;
+use serde_json::{Map, Value};
+
+/// Most messages in one request, and most blocks in one message.
+const MAX_MESSAGES: usize = 4096;
+
+/// A checked `/v1/messages` request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MessagesRequest {
+    /// The conversation, as any endpoint's.
+    pub chat: ChatRequest,
+}
+
+impl MessagesRequest {
+    /// Reads and checks a body.
+    pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        classify(MESSAGES, map)?;
+        let body = Reader::new(map);
+        body.need("max_tokens")?;
+        Self::checked(&body, defaults, vocab)
+    }
+
+    /// Reads and checks the body of `/v1/messages/count_tokens`, which is one without all that shapes the answer.
+    pub fn read_for_count(
+        map: &Map<String, Value>,
+        defaults: &Sampling,
+        vocab: u32,
+    ) -> Result<Self, ApiError> {
+        classify(COUNT_TOKENS, map)?;
+        Self::checked(&Reader::new(map), defaults, vocab)
+    }
+
+    fn checked(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        let mut sampling = SamplingFields::read(body, defaults, vocab)?;
+        sampling.stop = sampling::stops(body, "stop_sequences")?;
+        let tools = tools(body)?;
+        let (tool_choice, parallel_tool_calls) = tool_choice(body, &tools)?;
+        let mut messages: Vec<Message> = system(body)?.into_iter().collect();
+        let goes_on = conversation(body, &mut messages)?;
+        Ok(Self {
+            chat: ChatRequest {
+                model: Some(body.text("model")?.ok_or_else(|| body.error("model", "is missing"))?.to_owned()),
+                messages,
+                sampling,
+                tools,
+                tool_choice,
+                parallel_tool_calls,
+                response_format: format(body)?,
+                stream: body.flag("stream", false)?.then(StreamOptions::default),
+                template_kwargs: thinking(body)?,
+                add_generation_prompt: !goes_on,
+                continue_final_message: goes_on,
+            },
+        })
+    }
+}
+
+/// A text, or a list of text blocks put together.
+fn text_of(reader: &Reader, field: &str) -> Result<Option<String>, ApiError> {
+    match reader.get(field) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(_) => {
+            let mut text = String::new();
+            for block in blocks(reader, field)? {
+                match block.text("type")? {
+                    Some("text") => text.push_str(needed(&block, "text")?),
+                    kind => return Err(no_text(&block, kind)),
+                }
+            }
+            Ok(Some(text))
+        }
+    }
+}
+
+fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiError> {
+    let items = reader.list(field, MAX_MESSAGES)?.unwrap_or(&[]).iter().enumerate();
+    let block = |(i, item): (usize, &'a Value)| {
+        let path = format!("{field}[{i}]");
+        let map = item.as_object().ok_or_else(|| reader.error(&path, "must be an object"))?;
+        let block = Reader::at(map, reader.name(&path));
+        let own: &[&str] = match block.text("type")? {
+            Some("text") => &["text"],
+            Some("thinking") => &["thinking", "signature"],
+            Some("tool_use") => &["id", "name", "input", "caller"],
+            Some("tool_result") => &["tool_use_id", "content", "is_error"],
+            kind => return Err(no_text(&block, kind)),
+        };
+        // Marks for the provider's cache and its quotations change nothing about what is said.
+        block.only(&[own, &["type", "cache_control", "citations"]].concat())?;
+        Ok(block)
+    };
+    items.map(block).collect()
+}
+
+fn needed<'a>(reader: &Reader<'a>, field: &str) -> Result<&'a str, ApiError> {
+    reader.text(field)?.ok_or_else(|| reader.error(field, "is missing"))
+}
+
+fn system(body: &Reader) -> Result<Option<Message>, ApiError> {
+    Ok(text_of(body, "system")?.map(|text| Message::said(Role::System, text)))
+}
+
+/// Reads `messages`; true if the last is the assistant's, whose words the answer then goes on with.
+fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiError> {
+    let items = body.list("messages", MAX_MESSAGES)?.ok_or_else(|| body.error("messages", "is missing"))?;
+    if items.is_empty() {
+        return Err(body.error("messages", "must not be empty"));
+    }
+    let mut calls: Vec<String> = Vec::new();
+    for (i, item) in items.iter().enumerate() {
+        let path = format!("messages[{i}]");
+        let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
+        let reader = Reader::at(map, path);
+        reader.only(&["role", "content"])?;
+        reader.need("content")?;
+        match reader.text("role")? {
+            Some("user") => user(&reader, &calls, messages)?,
+            Some("assistant") => messages.extend(assistant(&reader, &mut calls)?),
+            _ => return Err(reader.error("role", "must be user or assistant")),
+        }
+    }
+    let open = |last: &Message| last.role == Role::Assistant && last.source.get("tool_calls").is_none();
+    Ok(messages.last().is_some_and(open))
+}
+
+fn user(reader: &Reader, calls: &[String], messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    if let Some(text) = reader.get("content").and_then(Value::as_str) {
+        messages.push(Message::said(Role::User, text.to_owned()));
+        return Ok(());
+    }
+    let mut said: Option<String> = None;
+    for block in blocks(reader, "content")? {
+        match block.text("type")? {
+            Some("tool_result") => {
+                let id = needed(&block, "tool_use_id")?;
+                if !calls.iter().any(|call| call == id) {
+                    return Err(block.error("tool_use_id", "answers no call of an earlier message"));
+                }
+                // A failed call's text says so itself; templates have no place for the flag.
+                block.flag("is_error", false)?;
+                messages.extend(said.take().map(|text| Message::said(Role::User, text)));
+                messages.push(Message::result(id, text_of(&block, "content")?.unwrap_or_default()));
+            }
+            Some("text") => said.get_or_insert_default().push_str(needed(&block, "text")?),
+            _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
+        }
+    }
+    messages.extend(said.map(|text| Message::said(Role::User, text)));
+    Ok(())
+}
+
+fn assistant(reader: &Reader, calls: &mut Vec<String>) -> Result<Option<Message>, ApiError> {
+    let mut turn = AssistantTurn::default();
+    if let Some(text) = reader.get("content").and_then(Value::as_str) {
+        turn.say(text);
+        return Ok(turn.take());
+    }
+    for block in blocks(reader, "content")? {
+        match block.text("type")? {
+            Some("text") => turn.say(needed(&block, "text")?),
+            Some("thinking") => turn.think(needed(&block, "thinking")?),
+            Some("tool_use") => {
+                let (id, name) = (needed(&block, "id")?, needed(&block, "name")?);
+                let input = block.need("input")?.as_object();
+                let input = input.ok_or_else(|| block.error("input", "must be an object"))?;
+                turn.call(id, name, input.clone());
+                calls.push(id.to_owned());
+            }
+            _ => return Err(block.error("type", "must not stand in a message of the assistant")),
+        }
+    }
+    Ok(turn.take())
+}
+
+fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
+    Tool::all(body, |tool| {
+        if !matches!(tool.text("type")?, None | Some("custom")) {
+            return Err(tool.error("type", "must be `custom`; the engine has no tools of its own"));
+        }
+        tool.only(&["type", "name", "description", "input_schema", "cache_control", "strict"])?;
+        tool.need("input_schema")?;
+        Tool::of(tool, "input_schema")
+    })
+}
+
+/// The choice, and whether one answer may hold several calls.
+fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
+    let Some(choice) = body.object("tool_choice")? else { return Ok((ToolChoice::Auto, true)) };
+    choice.only(&["type", "name", "disable_parallel_tool_use"])?;
+    let parallel = !choice.flag("disable_parallel_tool_use", false)?;
+    let choice = match choice.text("type")? {
+        Some("auto") => ToolChoice::Auto,
+        Some("none") => ToolChoice::None,
+        Some("any") => ToolChoice::Required,
+        Some("tool") => ToolChoice::named(&choice, tools)?,
+        _ => return Err(choice.error("type", "must be auto, any, tool or none")),
+    };
+    match tools.is_empty() && choice == ToolChoice::Required {
+        true => Err(body.error("tool_choice", "needs `tools`")),
+        false => Ok((choice, parallel)),
+    }
+}
+
+/// `thinking`, as the templates of models that think take it. Its budget is an aim by this API's own contract; what bounds an
+/// answer is `max_tokens`.
+fn thinking(body: &Reader) -> Result<Map<String, Value>, ApiError> {
+    let Some(thinking) = body.object("thinking")? else { return Ok(Map::new()) };
+    thinking.only(&["type", "budget_tokens", "display"])?;
+    let enabled = match thinking.text("type")? {
+        Some("enabled") => {
+            let most = body.integer("max_tokens", 1..=i64::MAX)?.unwrap_or(i64::MAX);
+            thinking.need("budget_tokens")?;
+            thinking.integer("budget_tokens", 1..=most.saturating_sub(1).max(1))?;
+            true
+        }
+        Some("adaptive") => true,
+        Some("disabled") => false,
+        _ => return Err(thinking.error("type", "must be enabled, adaptive or disabled")),
+    };
+    Ok(Map::from_iter([("enable_thinking".to_owned(), enabled.into())]))
+}
+
+/// `output_config`: the form of the answer, and an effort that only models trained for it would heed.
+fn format(body: &Reader) -> Result<ResponseFormat, ApiError> {
+    let Some(config) = body.object("output_config")? else { return Ok(ResponseFormat::Text) };
+    config.only(&["format", "effort"])?;
+    if config.get("effort").is_some() {
+        return Err(ApiError::unsupported(config.name("effort"), "no model here takes one"));
+    }
+    let Some(format) = config.object("format")? else { return Ok(ResponseFormat::Text) };
+    format.only(&["type", "schema"])?;
+    match format.text("type")? {
+        Some("json_schema") => ResponseFormat::schema(&format),
+        _ => Err(format.error("type", "must be json_schema")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

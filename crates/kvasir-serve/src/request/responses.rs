@@ -1,0 +1,240 @@
+use super::{
+    ChatRequest, Message, RESPONSES, Reader, ResponseFormat, Role, SamplingFields, StreamOptions, Tool,
+    ToolChoice, chat, classify, message::AssistantTurn, message::no_text, sampling,
+};
+use crate::ApiError;
+use kvasir_sample::Sampling;
+use serde_json::{Map, Value};
+
+/// Most items of `input`, and most parts in one.
+const MAX_ITEMS: usize = 4096;
+
+/// A checked `/v1/responses` request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResponsesRequest {
+    /// The conversation, as any endpoint's.
+    pub chat: ChatRequest,
+}
+
+impl ResponsesRequest {
+    /// Reads and checks a body.
+    pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        classify(RESPONSES, map)?;
+        let body = Reader::new(map);
+        nothing_kept(&body)?;
+        let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
+        sampling.length.max_tokens = sampling::max_tokens(&body, "max_output_tokens")?;
+        let logprobs = wants_logprobs(&body)?;
+        let top = sampling::top_logprobs(&body)?;
+        sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));
+        let tools = Tool::all(&body, |tool| {
+            if tool.text("type")? != Some("function") {
+                return Err(tool.error("type", "must be `function`; the engine has no tools of its own"));
+            }
+            tool.only(&["type", "name", "description", "parameters", "strict"])?;
+            Tool::of(tool, "parameters")
+        })?;
+        let mut messages = Vec::new();
+        messages.extend(body.text("instructions")?.map(|text| Message::said(Role::System, text.to_owned())));
+        conversation(&body, &mut messages)?;
+        let chat = ChatRequest {
+            model: body.text("model")?.map(str::to_owned),
+            messages,
+            tool_choice: tool_choice(&body, &tools)?,
+            tools,
+            parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
+            response_format: format(&body)?,
+            stream: stream(&body)?,
+            template_kwargs: template_kwargs(&body)?,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            sampling,
+        };
+        Ok(Self { chat })
+    }
+}
+
+/// Responses are not kept, so nothing may ask for one to be, or for an earlier one.
+fn nothing_kept(body: &Reader) -> Result<(), ApiError> {
+    for (field, why) in [
+        ("store", "responses are not kept; send all items again in `input`"),
+        ("background", "a response is made while its request is open"),
+    ] {
+        if body.flag(field, false)? {
+            return Err(ApiError::unsupported(field, why));
+        }
+    }
+    match body.text("truncation")? {
+        None | Some("disabled") => Ok(()),
+        Some(_) => Err(body.error("truncation", "must be disabled: nothing is cut out of a conversation")),
+    }
+}
+
+fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
+    if let Some(options) = body.object("stream_options")? {
+        options.only(&["include_obfuscation"])?;
+        chat::no_obfuscation(&options)?;
+    }
+    Ok(body.flag("stream", false)?.then(StreamOptions::default))
+}
+
+fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiError> {
+    let mut kwargs = chat::template_kwargs(body)?;
+    if let Some(reasoning) = body.object("reasoning")? {
+        reasoning.only(&["effort", "summary"])?;
+        chat::effort(&reasoning, "effort", &mut kwargs)?;
+        if !matches!(reasoning.text("summary")?, None | Some("auto")) {
+            let why = "reasoning is given out as it is, with no summary";
+            return Err(ApiError::unsupported(reasoning.name("summary"), why));
+        }
+    }
+    Ok(kwargs)
+}
+
+fn wants_logprobs(body: &Reader) -> Result<bool, ApiError> {
+    let mut wanted = false;
+    for item in body.list("include", 16)?.unwrap_or(&[]) {
+        match item.as_str() {
+            Some("message.output_text.logprobs") => wanted = true,
+            // Reasoning is given out as it is, never encrypted.
+            Some("reasoning.encrypted_content") => {}
+            _ => {
+                return Err(body.error(
+                    "include",
+                    "may hold message.output_text.logprobs and reasoning.encrypted_content",
+                ));
+            }
+        }
+    }
+    Ok(wanted)
+}
+
+fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    if let Some(text) = body.need("input")?.as_str() {
+        messages.push(Message::said(Role::User, text.to_owned()));
+        return Ok(());
+    }
+    let items = body.list("input", MAX_ITEMS)?.unwrap_or(&[]);
+    if items.is_empty() {
+        return Err(body.error("input", "must not be empty"));
+    }
+    // The items of one turn of the assistant are one message to templates.
+    let mut turn = AssistantTurn::default();
+    let mut calls: Vec<&str> = Vec::new();
+    for (i, item) in items.iter().enumerate() {
+        let path = format!("input[{i}]");
+        let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
+        let item = Reader::at(map, path);
+        match item.text("type")? {
+            None | Some("message") => message(&item, &mut turn, messages)?,
+            Some("reasoning") => {
+                item.only(&["type", "id", "summary", "content", "encrypted_content", "status"])?;
+                turn.think(&text_of(&item, "content", &["reasoning_text"])?.unwrap_or_default());
+            }
+            Some("function_call") => {
+                item.only(&["type", "id", "call_id", "name", "arguments", "status"])?;
+                let id = needed(&item, "call_id")?;
+                let arguments = serde_json::from_str(needed(&item, "arguments")?).ok();
+                let arguments =
+                    arguments.ok_or_else(|| item.error("arguments", "must be the text of a JSON object"))?;
+                turn.call(id, needed(&item, "name")?, arguments);
+                calls.push(id);
+            }
+            Some("function_call_output") => {
+                item.only(&["type", "id", "call_id", "output", "status"])?;
+                let id = needed(&item, "call_id")?;
+                if !calls.contains(&id) {
+                    return Err(item.error("call_id", "answers no call of an earlier item"));
+                }
+                let output = text_of(&item, "output", &["input_text", "output_text"])?;
+                let output = output.ok_or_else(|| item.error("output", "is missing"))?;
+                messages.extend(turn.take());
+                messages.push(Message::result(id, output));
+            }
+            Some("item_reference") => {
+                return Err(ApiError::unsupported(item.name("type"), "items are not kept; send the item"));
+            }
+            _ => {
+                return Err(
+                    item.error("type", "must be message, reasoning, function_call or function_call_output")
+                );
+            }
+        }
+    }
+    messages.extend(turn.take());
+    Ok(())
+}
+
+fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    item.only(&["type", "id", "role", "content", "status", "phase"])?;
+    let role = match item.text("role")? {
+        Some("user") => Role::User,
+        Some("system" | "developer") => Role::System,
+        Some("assistant") => Role::Assistant,
+        _ => return Err(item.error("role", "must be user, assistant, system or developer")),
+    };
+    let text = text_of(item, "content", &["input_text", "output_text", "text"])?;
+    let text = text.ok_or_else(|| item.error("content", "is missing"))?;
+    match role {
+        Role::Assistant => turn.say(&text),
+        role => {
+            messages.extend(turn.take());
+            messages.push(Message::said(role, text));
+        }
+    }
+    Ok(())
+}
+
+/// A text, or a list of parts of these types put together.
+fn text_of(item: &Reader, field: &str, types: &[&str]) -> Result<Option<String>, ApiError> {
+    if let Some(Value::String(text)) = item.get(field) {
+        return Ok(Some(text.clone()));
+    }
+    let Some(parts) = item.list(field, MAX_ITEMS)? else { return Ok(None) };
+    let mut text = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let path = format!("{field}[{i}]");
+        let map = part.as_object().ok_or_else(|| item.error(&path, "must be an object"))?;
+        let part = Reader::at(map, item.name(&path));
+        match part.text("type")? {
+            Some(kind) if types.contains(&kind) => text.push_str(needed(&part, "text")?),
+            Some("refusal") => text.push_str(needed(&part, "refusal")?),
+            kind => return Err(no_text(&part, kind)),
+        }
+    }
+    Ok(Some(text))
+}
+
+fn needed<'a>(reader: &Reader<'a>, field: &str) -> Result<&'a str, ApiError> {
+    reader.text(field)?.ok_or_else(|| reader.error(field, "is missing"))
+}
+
+fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+    match body.get("tool_choice") {
+        Some(Value::Object(map)) => {
+            let choice = Reader::at(map, "tool_choice");
+            choice.only(&["type", "name"])?;
+            match choice.text("type")? {
+                Some("function") => ToolChoice::named(&choice, tools),
+                _ => Err(choice.error("type", "must be function")),
+            }
+        }
+        _ => ToolChoice::read(body, tools),
+    }
+}
+
+fn format(body: &Reader) -> Result<ResponseFormat, ApiError> {
+    let Some(text) = body.object("text")? else { return Ok(ResponseFormat::Text) };
+    text.only(&["format", "verbosity"])?;
+    let Some(format) = text.object("format")? else { return Ok(ResponseFormat::Text) };
+    format.only(&["type", "name", "description", "schema", "strict"])?;
+    match format.text("type")? {
+        Some("text") => Ok(ResponseFormat::Text),
+        Some("json_object") => Ok(ResponseFormat::JsonObject),
+        Some("json_schema") => ResponseFormat::schema(&format),
+        _ => Err(format.error("type", "must be text, json_object or json_schema")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+use super::*;
+use serde_json::json;
+
+fn read(extra: Value) -> Result<ResponsesRequest, ApiError> {
+    let mut body = json!({"input": "hi"});
+    for (key, value) in extra.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    ResponsesRequest::read(body.as_object().unwrap(), &Sampling::default(), 1000)
+}
+
+#[test]
+fn items_become_the_messages_that_templates_know() {
+    let request = read(json!({
+        "instructions": "be brief", "max_output_tokens": 9, "store": false,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+             "content": [{"type": "output_text", "text": "so", "annotations": []}]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"x\": 1}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "42"},
+        ],
+    }))
+    .unwrap();
+    let sources: Vec<_> = request.chat.messages.into_iter().map(|message| message.source).collect();
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}});
+    assert_eq!(
+        sources,
+        [
+            json!({"role": "system", "content": "be brief"}),
+            json!({"role": "user", "content": "ab"}),
+            json!({"role": "assistant", "content": "so", "reasoning_content": "hm", "tool_calls": [call]}),
+            json!({"role": "tool", "tool_call_id": "c1", "content": "42"}),
+        ]
+    );
+    assert_eq!(request.chat.sampling.length.max_tokens, Some(9));
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    for (bad, param) in [
+        (json!({"input": null}), "input"),
+        (json!({"input": []}), "input"),
+        (json!({"input": [{"role": "king", "content": "x"}]}), "input[0].role"),
+        (json!({"input": [{"role": "user"}]}), "input[0].content"),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///x"}]}]}),
+            "input[0].content[0].type",
+        ),
+        (
+            json!({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}),
+            "input[0].call_id",
+        ),
+        (
+            json!({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}]}),
+            "input[0].arguments",
+        ),
+        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
+        (json!({"store": true}), "store"),
+        (json!({"background": true}), "background"),
+        (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (json!({"truncation": "auto"}), "truncation"),
+        (json!({"max_output_tokens": 0}), "max_output_tokens"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tool_choice": {"type": "function", "name": "f"}}), "tool_choice.name"),
+        (json!({"top_logprobs": 21}), "top_logprobs"),
+        (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
+        (json!({"messages": []}), "messages"),
+    ] {
+        let error = read(bad.clone()).unwrap_err();
+        assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{bad}");
+    }
+}
