@@ -179,7 +179,7 @@ fn assistant(reader: &Reader, calls: &mut Vec<String>) -> Result<Option<Message>
 }
 
 fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
-    Tool::all(body, |tool| {
+    Tool::all(body, "name", |tool| {
         if !matches!(tool.text("type")?, None | Some("custom")) {
             return Err(tool.error("type", "must be `custom`; the engine has no tools of its own"));
         }

@@ -27,7 +27,7 @@ impl ResponsesRequest {
         let logprobs = wants_logprobs(&body)?;
         let top = sampling::top_logprobs(&body)?;
         sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));
-        let tools = Tool::all(&body, |tool| {
+        let tools = Tool::all(&body, "name", |tool| {
             if tool.text("type")? != Some("function") {
                 return Err(tool.error("type", "must be `function`; the engine has no tools of its own"));
             }

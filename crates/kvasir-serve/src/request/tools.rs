@@ -51,7 +51,7 @@ pub enum ResponseFormat {
 impl Tool {
     /// Reads `tools` as chats have them.
     pub fn read_all(body: &Reader) -> Result<Vec<Self>, ApiError> {
-        Self::all(body, |tool| {
+        Self::all(body, "function.name", |tool| {
             if tool.text("type")? != Some("function") {
                 return Err(tool.error("type", "must be `function`"));
             }
@@ -60,9 +60,10 @@ impl Tool {
         })
     }
 
-    /// Reads `tools`, each by `one`.
+    /// Reads `tools`, each by `one`; `name` says where a tool has its name.
     pub(super) fn all(
         body: &Reader,
+        name: &str,
         one: impl Fn(&Reader) -> Result<Self, ApiError>,
     ) -> Result<Vec<Self>, ApiError> {
         let items = body.list("tools", MAX_TOOLS)?.unwrap_or(&[]);
@@ -72,7 +73,7 @@ impl Tool {
             let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
             let tool = one(&Reader::at(map, path.as_str()))?;
             if tools.iter().any(|other| other.name == tool.name) {
-                return Err(body.error(&path, format!("has the name `{}`, which stands twice", tool.name)));
+                return Err(body.error(&format!("{path}.{name}"), "stands twice"));
             }
             tools.push(tool);
         }
