@@ -7,7 +7,7 @@ pub(crate) struct Buffer {
     base: *mut u8,
     len: usize,
     /// What `base` points into; freed with the last buffer.
-    _region: Arc<MmapMut>,
+    region: Arc<MmapMut>,
 }
 
 // SAFETY: the bytes belong to this buffer alone, and lie in a mapping that it keeps.
@@ -27,7 +27,7 @@ static OPEN: Mutex<Option<(Arc<MmapMut>, usize, usize)>> = Mutex::new(None);
 impl Buffer {
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         let mut map = map(len.checked_add(TAIL).ok_or_else(|| too_large(len))?)?;
-        Ok(Self { base: map.as_mut_ptr(), len, _region: Arc::new(map) })
+        Ok(Self { base: map.as_mut_ptr(), len, region: Arc::new(map) })
     }
 
     /// In large pages where the system has them: for what is read through once per step.
@@ -46,7 +46,21 @@ impl Buffer {
         let Some((region, at, _)) = open.as_mut() else { return Err(too_large(len)) };
         let base = region.as_ptr().wrapping_add(*at).cast_mut();
         *at += taken;
-        Ok(Self { base, len, _region: Arc::clone(region) })
+        Ok(Self { base, len, region: Arc::clone(region) })
+    }
+
+    /// Bytes `range` are about to be filled: in large pages, as far as whole ones fit, so that no memory outside is taken for them.
+    pub(crate) fn expect(&self, range: std::ops::Range<usize>) {
+        let offset = self.base as usize - self.region.as_ptr() as usize;
+        let address = |at: usize| self.base as usize + at;
+        let start = range.start + (address(range.start).next_multiple_of(LARGE_PAGE) - address(range.start));
+        let end =
+            (address(range.end.min(self.len)) / LARGE_PAGE * LARGE_PAGE).saturating_sub(self.base as usize);
+        #[cfg(target_os = "linux")]
+        if start < end {
+            // A hint: without large pages everything works, only slower.
+            let _ = self.region.advise_range(memmap2::Advice::HugePage, offset + start, end - start);
+        }
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -2,12 +2,12 @@ use crate::model::CpuModel;
 use crate::pool::{KvType, Pool};
 use crate::run::{Memory, Run};
 use kvasir_exec::{
-    Abilities, Executor, OutputRow, PoolRow, Refused, SamplerRow, SequenceSpec, Step, StepError,
+    Abilities, Batch, Executor, OutputRow, PoolRow, Refused, SamplerRow, SequenceSpec, Step, StepError,
 };
-use kvasir_kv::{PoolId, Slot, Span, Token};
+use kvasir_kv::{Plan, PoolId, Slot, Token};
 use kvasir_program::Program;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// What an executor may use.
@@ -29,7 +29,11 @@ pub struct CpuExecutor {
     limits: Limits,
     own: Arc<Pool>,
     frozen: Vec<Option<Arc<Pool>>>,
-    rows: Vec<SamplerRow>,
+    /// Its own pool, then the frozen ones; its own again where none is.
+    pools: Vec<Arc<Pool>>,
+    rows: Vec<Mutex<SamplerRow>>,
+    /// Per thread: memory for one row of logits.
+    work: Vec<Mutex<Vec<f32>>>,
     memory: Memory,
     tokens: Vec<Token>,
     final_lens: Vec<u32>,
@@ -55,12 +59,15 @@ impl CpuExecutor {
     pub fn new(model: Arc<CpuModel>, limits: Limits) -> io::Result<Self> {
         let own = Arc::new(Pool::new(&model.program.layers, limits.kv, limits.slots as usize)?);
         let memory = Memory::new(&model, limits.tokens as usize)?;
+        let threads = model.team.len();
         Ok(Self {
             model,
             limits,
+            pools: vec![Arc::clone(&own)],
             own,
             frozen: Vec::new(),
-            rows: (0..limits.rows).map(|_| SamplerRow::default()).collect(),
+            rows: (0..limits.rows).map(|_| Mutex::default()).collect(),
+            work: (0..threads).map(|_| Mutex::default()).collect(),
             memory,
             tokens: Vec::new(),
             final_lens: Vec::new(),
@@ -86,6 +93,8 @@ impl CpuExecutor {
             self.frozen.resize(place + 1, None);
         }
         self.frozen[place] = Some(pool);
+        let frozen = self.frozen.iter().map(|pool| pool.as_ref().unwrap_or(&self.own));
+        self.pools = std::iter::once(&self.own).chain(frozen).cloned().collect();
     }
 
     /// Refuses what does not fit together, so that kernels need not look again; fills in the tokens in flight.
@@ -115,16 +124,14 @@ impl CpuExecutor {
         self.writes.sort_unstable();
         self.writes.dedup_by_key(|(slot, _)| *slot);
         self.memory.views.of_plan(plan);
-        for entry in self.memory.views.all_entries() {
-            let room = match entry.pool {
+        for run in self.memory.views.all_runs() {
+            let room = match run.pool {
                 0 => slots as usize,
                 id => self.frozen.get(id as usize - 1).and_then(Option::as_ref).map_or(0, |pool| pool.slots),
             };
-            if entry.slot as usize >= room {
-                return fail(format!(
-                    "plan reads slot {} of pool {}, which has {room}",
-                    entry.slot, entry.pool
-                ));
+            let end = u64::from(run.slot) + u64::from(run.len);
+            if end > room as u64 {
+                return fail(format!("plan reads slot {} of pool {}, which has {room}", end - 1, run.pool));
             }
         }
         self.tokens.clear();
@@ -134,10 +141,10 @@ impl CpuExecutor {
             let Some(state) = self.rows.get(row.pool_row.0 as usize) else {
                 return fail(format!("no row {}", row.pool_row.0));
             };
-            let Some(resolved) = state.resolve(&batch.tokens[row.tokens.range()]) else {
+            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            if !state.resolve(&batch.tokens[row.tokens.range()], &mut self.tokens) {
                 return fail("a token is in flight that was never sampled".into());
-            };
-            self.tokens.extend(resolved);
+            }
             self.final_lens.resize(self.tokens.len(), state.spec.final_len);
             self.sampled.extend(row.tokens.range().skip(row.sample_from as usize));
         }
@@ -146,6 +153,23 @@ impl CpuExecutor {
             Some(token) => fail(format!("token {token} is outside the vocabulary of {vocab}")),
             None => Ok(()),
         }
+    }
+
+    /// Draws every row's tokens, all threads at once.
+    fn draw(&self, batch: &Batch, plan: &Plan, logits: &[f32]) {
+        let vocab = self.model.program.vocab;
+        self.model.team.each(batch.rows.len(), &|thread, item| {
+            let row = &batch.rows[item];
+            let span = row.tokens.range();
+            // `sampled` lists the tokens whose logits are there, in rising order.
+            let place = |token: usize| self.sampled.partition_point(|at| *at < token) * vocab;
+            let mine = &logits[place(span.start)..place(span.end)];
+            let parents = row.drafts.tree.map_or(&[][..], |tree| &batch.parents[tree.range()]);
+            let (tokens, positions) = (&self.tokens[span.clone()], &plan.positions[span]);
+            let mut work = self.work[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.rows[row.pool_row.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
+            state.draw(row, tokens, positions, parents, mine, vocab, &mut work);
+        });
     }
 
     fn execute(&mut self, step: &mut Step) -> Result<(), StepError> {
@@ -157,9 +181,8 @@ impl CpuExecutor {
         }
         self.check(step)?;
         let Step { batch, plan, output } = step;
+        self.own.grow(plan.read_bound);
         self.own.apply(&plan.moves, &mut self.memory.kept);
-        let frozen = self.frozen.iter().map(|pool| pool.as_deref().unwrap_or(&self.own));
-        let pools: Vec<&Pool> = std::iter::once(&*self.own).chain(frozen).collect();
         let run = Run {
             model: &self.model,
             plan,
@@ -167,27 +190,14 @@ impl CpuExecutor {
             final_lens: &self.final_lens,
             sampled: &self.sampled,
             writes: &self.writes,
-            pools: &pools,
+            pools: &self.pools,
         };
         run.all(&mut self.memory);
         let logits = run.logits(&self.memory);
-        let vocab = self.model.program.vocab;
-        let mut rest = logits;
+        self.draw(batch, plan, logits);
         for row in &batch.rows {
-            let count = row.tokens.len.saturating_sub(row.sample_from) as usize;
-            let (mine, others) = rest.split_at(count * vocab);
-            rest = others;
-            let span = row.tokens.range();
-            let parents = row.drafts.tree.map_or(&[][..], |tree| &batch.parents[tree.range()]);
-            let state = &mut self.rows[row.pool_row.0 as usize];
-            let tokens = &self.tokens[span.clone()];
-            let drawn = state.draw(row, tokens, &plan.positions[span], parents, mine, vocab);
-            output.rows.push(OutputRow { tokens: Span::new(output.tokens.len(), drawn.tokens.len()) });
-            output.tokens.extend(drawn.tokens);
-            output.logprobs.extend(drawn.logprobs);
-        }
-        if output.logprobs.iter().all(Option::is_none) {
-            output.logprobs.clear();
+            let state = &self.rows[row.pool_row.0 as usize];
+            output.push(state.lock().unwrap_or_else(PoisonError::into_inner).drawn());
         }
         if batch.logits {
             output.logits.extend_from_slice(logits);
@@ -214,7 +224,7 @@ impl Executor for CpuExecutor {
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
         if let Some(place) = self.rows.get_mut(row.0 as usize) {
-            *place = SamplerRow::bind(spec);
+            *place = Mutex::new(SamplerRow::bind(spec));
         }
     }
 

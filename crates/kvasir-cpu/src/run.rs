@@ -10,13 +10,12 @@ use crate::pool::{Pool, Rows as PoolRows};
 use crate::quant::{QuantActivations, matmul as matmul_quant};
 use crate::rows::{self, Turn};
 use crate::select::select;
-use crate::source::WeightSource;
 use crate::weights::{Linear, Packed, Precision};
 use crate::{Level, Team};
-use kvasir_formats::encoding;
 use kvasir_kv::{Plan, Slot, Token};
 use kvasir_program::{Holds, Op, RopeId, Rows, ValueId};
 use std::io;
+use std::sync::Arc;
 
 /// Rows of activations in the forms that kernels take, made once for all matrices that share an operand.
 pub(crate) struct Prepared {
@@ -154,7 +153,7 @@ pub(crate) struct Run<'a> {
     /// Slots that are written, each once, with the token whose rows they get.
     pub(crate) writes: &'a [(Slot, u32)],
     /// The session's own pool first.
-    pub(crate) pools: &'a [&'a Pool],
+    pub(crate) pools: &'a [Arc<Pool>],
 }
 
 impl Run<'_> {
@@ -308,7 +307,16 @@ impl Run<'_> {
                     [(*q, self.width(*q)), (*weights, self.width(*weights))].map(|(v, w)| (x(v), w));
                 let facts = &self.model.program.layers[layer.0 as usize];
                 let mut views = Views::default();
-                select(team, self.plan, self.pools, layer.0 as usize, facts, operands, *top_k, &mut views);
+                select(
+                    (team, level),
+                    self.plan,
+                    self.pools,
+                    layer.0 as usize,
+                    facts,
+                    operands,
+                    *top_k,
+                    &mut views,
+                );
                 m.selections.push((out, views));
             }
             Op::UpdateAndAttend { .. } => self.attend(op, m, y, width),
@@ -359,11 +367,8 @@ impl Run<'_> {
     fn embed(&self, table: kvasir_program::WeightId, token: Token, scale: f32, y: &mut [f32]) {
         let program = &self.model.program;
         let weight = program.weight(program.resolve(table));
-        let source: &dyn WeightSource = &*self.model.source;
         // Checked when the model was loaded: the head or the table itself was read through the same call.
-        if let Ok(Some(stored)) = source.stored(&weight.name, &weight.shape)
-            && encoding::dequantize(stored.dtype, (stored.row)(token as usize), y).is_ok()
-        {
+        if self.model.source.row(&weight.name, &weight.shape, token as usize, y) {
             if scale != 1.0 {
                 y.iter_mut().for_each(|y| *y *= scale);
             }
@@ -397,7 +402,9 @@ impl Run<'_> {
         by_rows(&self.model.team, self.writes.len(), &|i| {
             let (slot, row) = self.writes[i];
             // SAFETY: slots were checked, and each is named once.
-            unsafe { pool.write(slot, &x[row as usize * width..(row as usize + 1) * width]) };
+            unsafe {
+                pool.write(self.model.level, slot, &x[row as usize * width..(row as usize + 1) * width])
+            };
         });
     }
 
@@ -428,7 +435,7 @@ impl Run<'_> {
         };
         let results = Results::new(y, width);
         match self.model.precision {
-            Precision::Exact => attend_exact(&attend, &self.model.team, &results),
+            Precision::Exact => attend_exact(&attend, &self.model.team, self.model.level, &results),
             Precision::Auto => attend.run(&self.model.team, self.model.level, &results),
         }
     }

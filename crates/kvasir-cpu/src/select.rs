@@ -1,18 +1,18 @@
 //! The sparse-attention indexer: which entries each query may attend to.
 
-use crate::Team;
 use crate::attention::Views;
 use crate::pool::Pool;
+use crate::{Level, Team};
 use kvasir_kv::{Plan, PlanRow};
 use kvasir_program::LayerFacts;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Fills `views` with the `top_k` best entries of each query, in order of position; of equals the earlier one wins.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn select(
-    team: &Team,
+    (team, level): (&Team, Level),
     plan: &Plan,
-    pools: &[&Pool],
+    pools: &[Arc<Pool>],
     layer: usize,
     facts: &LayerFacts,
     [(q, q_width), (weights, heads)]: [(&[f32], usize); 2],
@@ -40,7 +40,7 @@ pub(crate) fn select(
                 continue;
             }
             // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-            unsafe { rows.read(slot, 0, &mut key) };
+            unsafe { rows.read(level, slot, 0, &mut key) };
             let head = |q: &[f32]| q.iter().zip(&key).map(|(a, b)| a * b).sum::<f32>().max(0.0);
             let score = q.chunks_exact(facts.index_dim.max(1)).zip(weights).map(|(q, w)| w * head(q)).sum();
             scored.push((score, i));
@@ -53,9 +53,6 @@ pub(crate) fn select(
             *place = ids;
         }
     });
-    views.start_selection();
-    for ((row, query), ids) in queries.into_iter().zip(chosen) {
-        let ids = ids.into_inner().unwrap_or_default();
-        views.of_query(plan, row, query, |i| ids.binary_search(&(i as u32)).is_ok());
-    }
+    let chosen: Vec<Vec<u32>> = chosen.into_iter().map(|ids| ids.into_inner().unwrap_or_default()).collect();
+    views.of_selection(plan, |query| &chosen[query]);
 }

@@ -20,6 +20,13 @@ pub trait WeightSource: Sync {
     fn stored<'a>(&'a self, name: &'a str, shape: &'a [usize]) -> Result<Option<Stored<'a>>, Error>;
     /// All numbers of a weight.
     fn dense(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error>;
+    /// Row `n` of a weight as numbers; false if it has none.
+    fn row(&self, name: &str, shape: &[usize], n: usize, out: &mut [f32]) -> bool {
+        self.stored(name, shape)
+            .ok()
+            .flatten()
+            .is_some_and(|stored| encoding::dequantize(stored.dtype, (stored.row)(n), out).is_ok())
+    }
     /// Says that a weight's bytes are not needed any more for now.
     fn let_go(&self, _name: &str) {}
 }
@@ -44,6 +51,14 @@ impl WeightSource for Checkpoint {
             return Err(Error::at(format!("tensor {name}"), why));
         }
         Ok(values)
+    }
+
+    // Takes no memory: every token of every step comes here.
+    fn row(&self, name: &str, _: &[usize], n: usize, out: &mut [f32]) -> bool {
+        let Some(view) = self.tensor(name).filter(|view| view.dtype != DType::F8E4M3) else { return false };
+        let row = view.rows(n, 1).unwrap_or_default();
+        row.len() == view.dtype.row_bytes(out.len()).unwrap_or(0)
+            && encoding::dequantize(view.dtype, row, out).is_ok()
     }
 
     fn let_go(&self, name: &str) {

@@ -1,3 +1,4 @@
+use crate::Drawn;
 use kvasir_kv::{Span, Token};
 use serde::{Deserialize, Serialize};
 
@@ -41,5 +42,19 @@ impl Output {
         self.logprobs.clear();
         self.logits.clear();
         self.device_ns = 0;
+    }
+
+    /// Adds what one row drew; `drawn` keeps its memory.
+    pub fn push(&mut self, drawn: &mut Drawn) {
+        self.rows.push(OutputRow { tokens: Span::new(self.tokens.len(), drawn.tokens.len()) });
+        if !drawn.logprobs.is_empty() {
+            // Rows before it that did not ask have none.
+            self.logprobs.resize(self.tokens.len(), None);
+            self.logprobs.extend(drawn.logprobs.drain(..).map(Some));
+        }
+        self.tokens.extend_from_slice(&drawn.tokens);
+        if !self.logprobs.is_empty() {
+            self.logprobs.resize(self.tokens.len(), None);
+        }
     }
 }

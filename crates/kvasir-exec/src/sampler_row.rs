@@ -1,6 +1,6 @@
 use crate::{BatchRow, IN_FLIGHT, SequenceSpec, TokenLogprobs};
 use kvasir_kv::{Position, Token};
-use kvasir_sample::{Context, accept, draw, log_probability, top_log_probabilities};
+use kvasir_sample::{Context, accept, draw_from, log_probability, top_log_probabilities};
 
 /// A token-pool row: a sequence's newest token, and what its sampler must remember.
 #[derive(Debug, Default)]
@@ -11,26 +11,44 @@ pub struct SamplerRow {
     /// cut short, leaves nothing behind.
     output: Vec<Token>,
     newest: Option<Token>,
+    /// What the last step drew; kept for its memory.
+    drawn: Drawn,
 }
 
+/// Outputs that a sequence gets room for at once.
+const ROOM: usize = 1 << 14;
+
 /// What one row of a step drew.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Drawn {
     /// Tokens, one per row of logits.
     pub tokens: Vec<Token>,
-    /// Log-probabilities of each, if asked for.
-    pub logprobs: Vec<Option<TokenLogprobs>>,
+    /// Log-probabilities of each if asked for, else none at all.
+    pub logprobs: Vec<TokenLogprobs>,
 }
 
 impl SamplerRow {
     /// A row given to a sequence.
     pub fn bind(spec: SequenceSpec) -> Self {
-        Self { output: spec.output.clone(), newest: spec.output.last().copied(), spec }
+        let room = (spec.final_len as usize).saturating_sub(spec.prompt.len()).min(ROOM);
+        let mut output = Vec::with_capacity(room.max(spec.output.len()));
+        output.extend_from_slice(&spec.output);
+        Self { output, newest: spec.output.last().copied(), spec, drawn: Drawn::default() }
     }
 
-    /// The row's tokens with those in flight filled in; none if one is in flight that was never sampled.
-    pub fn resolve(&self, tokens: &[Token]) -> Option<Vec<Token>> {
-        tokens.iter().map(|t| if *t == IN_FLIGHT { self.newest } else { Some(*t) }).collect()
+    /// Adds the row's tokens, those in flight filled in, to `into`; says whether it could: not if one is in flight that was never sampled.
+    #[must_use]
+    pub fn resolve(&self, tokens: &[Token], into: &mut Vec<Token>) -> bool {
+        tokens.iter().all(|t| {
+            let token = if *t == IN_FLIGHT { self.newest } else { Some(*t) };
+            into.extend(token);
+            token.is_some()
+        })
+    }
+
+    /// What the last step drew.
+    pub fn drawn(&mut self) -> &mut Drawn {
+        &mut self.drawn
     }
 
     /// Notes the tokens that a step feeds, drafts excepted.
@@ -44,7 +62,8 @@ impl SamplerRow {
         }
     }
 
-    /// Draws a token after each fed token from `sample_from` on. `logits` are those rows, one vocabulary each.
+    /// Draws a token after each fed token from `sample_from` on. `logits` are those rows, one vocabulary each; `work` is memory for one.
+    #[allow(clippy::too_many_arguments)] // a row's part of a step, and memory
     pub fn draw(
         &mut self,
         row: &BatchRow,
@@ -53,13 +72,16 @@ impl SamplerRow {
         parents: &[i32],
         logits: &[f32],
         vocab: usize,
-    ) -> Drawn {
+        work: &mut Vec<f32>,
+    ) {
         let drafts = (row.drafts.count as usize).min(tokens.len().saturating_sub(1));
         let root = tokens.len().saturating_sub(drafts + 1);
         self.feed(&tokens[..(root + 1).min(tokens.len())], positions);
         let committed = self.output.len();
         let parent = |node: usize| parents.get(node - 1).map_or(node - 1, |p| *p as usize);
-        let mut drawn = Drawn { tokens: Vec::new(), logprobs: Vec::new() };
+        let mut drawn = std::mem::take(&mut self.drawn);
+        drawn.tokens.clear();
+        drawn.logprobs.clear();
         let from = row.sample_from as usize;
         for (at, logits) in (from..tokens.len()).zip(logits.chunks_exact(vocab)) {
             self.output.truncate(committed);
@@ -70,19 +92,19 @@ impl SamplerRow {
                 node = parent(node);
             }
             self.output.extend(path.iter().rev());
-            let token = self.draw_one(row, positions[at] + 1, &mut logits.to_vec());
+            let token = self.draw_one(row, positions[at] + 1, logits, work);
             drawn.tokens.push(token);
-            drawn.logprobs.push(row.sampling.logprobs.map(|count| TokenLogprobs {
+            drawn.logprobs.extend(row.sampling.logprobs.map(|count| TokenLogprobs {
                 chosen: log_probability(logits, token),
                 top: top_log_probabilities(logits, count as usize),
             }));
         }
         self.output.truncate(committed);
         self.settle(&tokens[tokens.len() - drafts..], parents, root.max(from) - from, &drawn.tokens);
-        drawn
+        self.drawn = drawn;
     }
 
-    fn draw_one(&self, row: &BatchRow, position: Position, logits: &mut [f32]) -> Token {
+    fn draw_one(&self, row: &BatchRow, position: Position, logits: &[f32], work: &mut Vec<f32>) -> Token {
         let early = (position as usize) < self.spec.prompt.len() + self.spec.min_tokens as usize;
         let context = Context {
             prompt: &self.spec.prompt,
@@ -91,7 +113,7 @@ impl SamplerRow {
             suppressed: if early { &self.spec.suppressed_until_min } else { &[] },
             position,
         };
-        draw(logits, &row.sampling, &context)
+        draw_from(logits, &row.sampling, &context, work)
     }
 
     /// The drafts that were right have become output, and the token after them is the newest.

@@ -60,11 +60,14 @@ pub enum Work {
         /// Length of the context.
         depth: u32,
     },
-    /// Writing with several sequences at once; only that is timed.
+    /// Writing with several sequences at once; only that is timed. Branches of a trunk are timed from the trunk's end on, so that
+    /// reading what is each one's own counts.
     Streams {
         /// Sequences.
         streams: u32,
-        /// Prompt of each.
+        /// Tokens that all begin with: a trunk that they are forked off.
+        shared: u32,
+        /// Prompt of each, behind what is shared.
         prompt: u32,
         /// Tokens that each writes.
         tokens: u32,
@@ -175,7 +178,7 @@ impl Ideal {
         let (streams, steps, first) = match work {
             Work::Prompt { tokens } => (1, tokens.div_ceil(STEP), 0),
             Work::Generation { tokens, depth } => (1, tokens, depth),
-            Work::Streams { streams, prompt, tokens } => (streams, tokens, prompt),
+            Work::Streams { streams, shared, prompt, tokens } => (streams, tokens, shared + prompt),
         };
         let each = counted(work) / streams;
         let seen = |window: Option<u32>| -> f64 {
@@ -192,7 +195,14 @@ impl Ideal {
             }
         }
         // A chunk of a prompt reads each row once for all its tokens.
-        let rows = if matches!(work, Work::Prompt { .. }) { f64::from(each) } else { seen(None) };
+        // And what sequences share is read once for all of them.
+        let rows = match work {
+            Work::Prompt { .. } => f64::from(each),
+            Work::Generation { .. } => seen(None),
+            Work::Streams { streams, shared, tokens, .. } => {
+                seen(None) - f64::from(streams - 1) * f64::from(shared) * f64::from(tokens)
+            }
+        };
         ideal.bytes = model.stored_bytes() as f64 * f64::from(steps) + rows * token_bytes as f64;
         ideal
     }
@@ -212,6 +222,8 @@ struct Bench {
     step: Option<Box<Step>>,
     next: u64,
     vocab: u32,
+    /// Tokens of one step at most.
+    longest: u32,
     token_bytes: usize,
 }
 
@@ -220,14 +232,17 @@ impl Bench {
         let (slots, streams) = match work {
             Work::Prompt { tokens } => (tokens, 1),
             Work::Generation { tokens, depth } => (tokens + depth.max(1), 1),
-            Work::Streams { streams, prompt, tokens } => (streams * (prompt + tokens), streams),
+            Work::Streams { streams, shared, prompt, tokens } => {
+                (shared + streams * (prompt + tokens), streams)
+            }
         };
         let longest = match work {
             Work::Prompt { tokens } => tokens,
             Work::Generation { depth, .. } => depth.max(1),
-            Work::Streams { streams, prompt, .. } => prompt.max(streams),
+            Work::Streams { streams, shared, prompt, .. } => shared.max(prompt * streams),
         };
-        let limits = Limits { slots, tokens: longest.min(STEP), rows: streams, kv };
+        let longest = longest.clamp(streams, STEP);
+        let limits = Limits { slots, tokens: longest, rows: streams, kv };
         let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(|e| e.to_string())?;
         let cache: Box<dyn Cache> = match streams {
             1 => Box::new(Contiguous::new(slots)),
@@ -240,6 +255,7 @@ impl Bench {
             step: Some(Box::default()),
             next: 1,
             vocab: model.program().vocab as u32,
+            longest,
             token_bytes,
         })
     }
@@ -247,38 +263,64 @@ impl Bench {
     /// Runs the work once; gives the seconds that count.
     fn once(&mut self, work: Work) -> Result<f64, String> {
         self.cache.clear().map_err(|e| e.to_string())?;
-        let (streams, prompt) = match work {
-            Work::Prompt { tokens } => (1, tokens),
-            Work::Generation { depth, .. } => (1, depth.max(1)),
-            Work::Streams { streams, prompt, .. } => (streams, prompt),
+        let (streams, shared, prompt) = match work {
+            Work::Prompt { tokens } => (1, 0, tokens),
+            Work::Generation { depth, .. } => (1, 0, depth.max(1)),
+            Work::Streams { streams, shared, prompt, .. } => (streams, shared, prompt),
         };
-        let mut open = Vec::new();
         for row in 0..streams {
             self.executor.bind(PoolRow(row), SequenceSpec::default());
-            open.push(self.cache.open().map_err(|e| e.to_string())?);
         }
-        let started = Instant::now();
-        for (row, seq) in (0..).zip(&open) {
-            let mut at = 0;
-            while at < prompt {
-                let n = STEP.min(prompt - at);
-                let tokens: Vec<Token> =
-                    (at..at + n).map(|i| (i * 7919 + row * 31 + 11) % self.vocab).collect();
-                let from = if at + n == prompt { n - 1 } else { n };
-                self.run(&[(*seq, PoolRow(row), &tokens, from)])?;
-                at += n;
+        let mut open = vec![self.cache.open().map_err(|e| e.to_string())?];
+        if shared > 0 {
+            self.read(&open, 0, shared)?;
+        }
+        let mut started = Instant::now();
+        for _ in 1..streams {
+            let seq = self.cache.open().map_err(|e| e.to_string())?;
+            if shared > 0 {
+                let sequences = self.cache.sequences().map_err(|e| e.to_string())?;
+                sequences.copy(open[0], seq, 0..shared).map_err(|e| e.to_string())?;
             }
+            open.push(seq);
         }
+        self.read(&open, shared, prompt)?;
         let (Work::Generation { tokens, .. } | Work::Streams { tokens, .. }) = work else {
             return Ok(started.elapsed().as_secs_f64());
         };
         let rows: Vec<_> =
             (0..).zip(&open).map(|(row, seq)| (*seq, PoolRow(row), &[IN_FLIGHT][..], 0)).collect();
-        let started = Instant::now();
+        if shared == 0 {
+            started = Instant::now();
+        }
         for _ in 0..tokens {
             self.run(&rows)?;
         }
         Ok(started.elapsed().as_secs_f64())
+    }
+
+    /// Reads `count` tokens of each sequence from position `first` on, as many of all of them in one step as it takes.
+    fn read(&mut self, open: &[SeqId], first: u32, count: u32) -> Result<(), String> {
+        let vocab = self.vocab;
+        let of = |row: usize, from: u32, to: u32| -> Vec<Token> {
+            (from..to).map(|i| (i * 7919 + row as u32 * 31 + 11) % vocab).collect()
+        };
+        let together = (self.longest / count.max(1)).max(1) as usize;
+        for (n, group) in open.chunks(together).enumerate() {
+            let mut at = 0;
+            while at < count {
+                let n_tokens = self.longest.min(count - at);
+                let from = if at + n_tokens == count { n_tokens - 1 } else { n_tokens };
+                let rows = (n * together..).zip(group);
+                let tokens: Vec<(SeqId, PoolRow, Vec<Token>)> = rows
+                    .map(|(row, seq)| (*seq, PoolRow(row as u32), of(row, first + at, first + at + n_tokens)))
+                    .collect();
+                let rows: Vec<_> = tokens.iter().map(|(seq, row, t)| (*seq, *row, &t[..], from)).collect();
+                self.run(&rows)?;
+                at += n_tokens;
+            }
+        }
+        Ok(())
     }
 
     fn run(&mut self, rows: &[(SeqId, PoolRow, &[Token], u32)]) -> Result<(), String> {

@@ -6,7 +6,7 @@ use crate::{
 use kvasir_exec::{
     Abilities, Executor, OutputRow, PoolRow, Refused, SamplerRow, SequenceSpec, Step, StepError,
 };
-use kvasir_kv::{PoolId, Span, Token};
+use kvasir_kv::{PoolId, Token};
 use kvasir_program::{Program, Tap};
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
@@ -141,9 +141,8 @@ impl PlainExecutor {
         for row in &batch.rows {
             let pool_row = self.rows.get(row.pool_row.0 as usize);
             let Some(pool_row) = pool_row else { return fail(format!("no row {}", row.pool_row.0)) };
-            match pool_row.resolve(&batch.tokens[row.tokens.range()]) {
-                Some(resolved) => tokens.extend(resolved),
-                None => return fail("a token is in flight that was never sampled".into()),
+            if !pool_row.resolve(&batch.tokens[row.tokens.range()], &mut tokens) {
+                return fail("a token is in flight that was never sampled".into());
             }
         }
         match tokens.iter().find(|token| **token as usize >= program.vocab) {
@@ -163,7 +162,7 @@ impl PlainExecutor {
         let logits = self.run(step, &tokens, None, &[]).logits;
         let vocab = self.compiled.program.vocab;
         let Step { batch, plan, output } = step;
-        let mut rest = logits.as_slice();
+        let (mut rest, mut work) = (logits.as_slice(), Vec::new());
         for row in &batch.rows {
             let count = row.tokens.len.saturating_sub(row.sample_from) as usize;
             let (mine, others) = rest.split_at(count * vocab);
@@ -172,13 +171,8 @@ impl PlainExecutor {
             let parents = row.drafts.tree.map_or(&[][..], |tree| &batch.parents[tree.range()]);
             let positions = &plan.positions[span.clone()];
             let state = &mut self.rows[row.pool_row.0 as usize];
-            let drawn = state.draw(row, &tokens[span], positions, parents, mine, vocab);
-            output.rows.push(OutputRow { tokens: Span::new(output.tokens.len(), drawn.tokens.len()) });
-            output.tokens.extend(drawn.tokens);
-            output.logprobs.extend(drawn.logprobs);
-        }
-        if output.logprobs.iter().all(Option::is_none) {
-            output.logprobs.clear();
+            state.draw(row, &tokens[span], positions, parents, mine, vocab, &mut work);
+            output.push(state.drawn());
         }
         if batch.logits {
             output.logits = logits;

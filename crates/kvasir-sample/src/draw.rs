@@ -15,6 +15,18 @@ pub struct Context<'a> {
     pub position: u32,
 }
 
+/// Draws one token as [`draw`] does, and leaves `logits` as they are; `work` is memory for a copy, taken only where something changes them.
+pub fn draw_from(logits: &[f32], params: &Sampling, context: &Context<'_>, work: &mut Vec<f32>) -> u32 {
+    let penalties =
+        params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
+    if params.is_greedy() && !penalties && context.bias.is_empty() && context.suppressed.is_empty() {
+        return greedy(logits);
+    }
+    work.clear();
+    work.extend_from_slice(logits);
+    draw(work, params, context)
+}
+
 /// Draws one token; `logits` are worked on in place. Greedy takes the largest processed logit, of equals the lowest id.
 pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
     processors::bias(logits, context.bias);
@@ -28,22 +40,41 @@ pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32
     }
     processors::suppress(logits, context.suppressed);
     if params.is_greedy() {
-        return largest(logits.iter().map(|logit| f64::from(*logit)));
+        return greedy(logits);
     }
     processors::temperature(logits, params.temperature);
     processors::top_k(logits, params.top_k as usize);
     processors::top_p(logits, params.top_p);
     processors::min_p(logits, params.min_p);
-    let noise = Noise::at(params.seed, context.position);
-    largest(logits.iter().zip(0..).map(|(logit, id)| match *logit > f32::NEG_INFINITY {
-        true => f64::from(*logit) + noise.gumbel(id),
-        false => f64::NEG_INFINITY,
-    }))
+    noisiest(logits, Noise::at(params.seed, context.position))
 }
 
-fn largest(values: impl Iterator<Item = f64>) -> u32 {
-    let better = |best: (u32, f64), (id, value)| if value > best.1 { (id, value) } else { best };
-    (0..).zip(values).fold((0, f64::NEG_INFINITY), better).0
+/// The id of the largest logit, of equals the lowest; 0 if nothing is above negative infinity.
+fn greedy(logits: &[f32]) -> u32 {
+    const LANES: usize = 16;
+    let more = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (whole, rest) = logits.as_chunks::<LANES>();
+    for part in whole {
+        lanes.iter_mut().zip(part).for_each(|(lane, v)| *lane = more(*lane, *v));
+    }
+    let most = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| more(a, *b));
+    let found = logits.iter().position(|v| *v == most).filter(|_| most > f32::NEG_INFINITY);
+    found.unwrap_or_default() as u32
+}
+
+/// The id with the largest sum of logit and noise.
+fn noisiest(logits: &[f32], noise: Noise) -> u32 {
+    let mut best = (0, f64::NEG_INFINITY);
+    for (logit, id) in logits.iter().zip(0..) {
+        // Most ids cannot win whatever their noise is exactly, and two logarithms are dear.
+        let value = f64::from(*logit);
+        if value > f64::NEG_INFINITY && value + noise.at_most(id) > best.1 {
+            let value = value + noise.gumbel(id);
+            best = if value > best.1 { (id, value) } else { best };
+        }
+    }
+    best.0
 }
 
 #[cfg(test)]
@@ -67,6 +98,37 @@ mod tests {
         assert_eq!(draw(&mut LOGITS.clone(), &Sampling::default(), &Context::default()), 1);
         let context = Context { suppressed: &[1], ..Context::default() };
         assert_eq!(draw(&mut LOGITS.clone(), &Sampling::default(), &context), 2);
+    }
+
+    #[test]
+    fn a_copy_is_drawn_from_as_the_row_itself_is() {
+        let logits: Vec<f32> =
+            (0..1000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32 / 500.0).collect();
+        let all = |logits: &[f32], noise: Noise| {
+            let noisy = logits.iter().zip(0..).map(|(l, id)| f64::from(*l) + noise.gumbel(id));
+            (0..).zip(noisy).fold((0, f64::NEG_INFINITY), |b, (i, v)| if v > b.1 { (i, v) } else { b }).0
+        };
+        for position in 0..300 {
+            let context = Context { position, ..Context::default() };
+            for params in [
+                Sampling::default(),
+                Sampling { temperature: 0.8, seed: 3, ..Sampling::default() },
+                Sampling { temperature: 1.2, top_k: 40, ..Sampling::default() },
+                Sampling { presence_penalty: 1.0, ..Sampling::default() },
+            ] {
+                let mut work = Vec::new();
+                let drawn = draw_from(&logits, &params, &context, &mut work);
+                assert_eq!(drawn, draw(&mut logits.clone(), &params, &context));
+                if params.seed == 3 {
+                    // Without the bound, every id's noise is looked at.
+                    assert_eq!(drawn, all(&work, Noise::at(3, position)));
+                }
+            }
+        }
+        assert_eq!(
+            draw_from(&[f32::NEG_INFINITY; 40], &Sampling::default(), &Context::default(), &mut vec![]),
+            0
+        );
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod noise;
 mod params;
 pub mod processors;
 
-pub use draw::{Context, draw};
+pub use draw::{Context, draw, draw_from};
 pub use logprobs::{log_probability, top_log_probabilities};
 pub use noise::Noise;
 pub use params::Sampling;

@@ -1,11 +1,11 @@
 use super::{Attend, Results};
-use crate::Team;
+use crate::{Level, Team};
 use std::cell::RefCell;
 
 /// The same attention in plain arithmetic on what is stored: products and sums in f64, results in f32. For `--precision exact`.
-pub(crate) fn attend_exact(a: &Attend<'_>, team: &Team, out: &Results) {
+pub(crate) fn attend_exact(a: &Attend<'_>, team: &Team, level: Level, out: &Results) {
     thread_local! {
-        static ROWS: RefCell<(Vec<f32>, Vec<f64>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+        static ROWS: RefCell<(Vec<f32>, Vec<f64>, Vec<f64>)> = const { RefCell::new((Vec::new(), Vec::new(), Vec::new())) };
     }
     let heads = a.heads;
     let total: usize = a.views.views.iter().map(|v| v.tokens * heads).sum();
@@ -20,36 +20,36 @@ pub(crate) fn attend_exact(a: &Attend<'_>, team: &Team, out: &Results) {
             let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
             let at = (view.token + query) * a.q_stride + head * kd;
             let q = &a.q[at..at + kd];
-            let kv_head = head / (heads / a.facts.kv_heads);
+            let kv_head = head / a.per_head();
             let from = a.window_from(view.token + query) as u32;
-            let seen = &a.views.entries(view)[..view.visible(query)];
-            let seen = &seen[seen.partition_point(|e| e.position < from)..];
-            ROWS.with_borrow_mut(|(row, scores)| {
+            let seen = || a.views.entries(view).take(view.visible(query)).filter(|e| e.2 >= from);
+            ROWS.with_borrow_mut(|(row, scores, sums)| {
                 row.resize(kd.max(vd), 0.0);
                 scores.clear();
-                for entry in seen {
+                for (pool, slot, _) in seen() {
                     // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-                    unsafe { a.pool(entry).keys.read(entry.slot, kv_head * kd, &mut row[..kd]) };
+                    unsafe { a.pool(pool).keys.read(level, slot, kv_head, &mut row[..kd]) };
                     let dot: f64 = q.iter().zip(&*row).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
                     let s = dot * f64::from(a.scale);
                     scores.push(a.soft_cap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh()));
                 }
                 let sink = a.sinks.map(|sinks| f64::from(sinks[head]));
                 let most = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
-                let mut sums = vec![0f64; vd];
+                sums.clear();
+                sums.resize(vd, 0.0);
                 let mut total = sink.map_or(0.0, |s| (s - most).exp());
-                for (entry, score) in seen.iter().zip(&*scores) {
+                for ((pool, slot, _), score) in seen().zip(&*scores) {
                     let share = (score - most).exp();
                     total += share;
-                    let pool = a.pool(entry);
-                    let (rows, width) = pool.values.as_ref().map_or((&pool.keys, kd), |v| (v, vd));
+                    let pool = a.pool(pool);
+                    let rows = pool.values.as_ref().unwrap_or(&pool.keys);
                     // SAFETY: as above.
-                    unsafe { rows.read(entry.slot, kv_head * width, &mut row[..vd]) };
+                    unsafe { rows.read(level, slot, kv_head, &mut row[..vd]) };
                     sums.iter_mut().zip(&*row).for_each(|(s, &v)| *s += share * f64::from(v));
                 }
                 let to = out.lane(view.token + query, head * vd, vd);
                 to.iter_mut()
-                    .zip(&sums)
+                    .zip(&*sums)
                     .for_each(|(t, s)| *t = if total > 0.0 { (s / total) as f32 } else { 0.0 });
             });
             break;

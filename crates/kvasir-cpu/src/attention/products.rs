@@ -6,32 +6,36 @@ use crate::Level;
 use crate::dense::dot_step;
 use crate::level::per_level;
 
-/// Keys of a chunk: 64 rows of bf16, `stride` bytes apart, each padded to whole steps of 32.
+/// Keys of a chunk: four times 16 rows of bf16, each padded to whole steps of 32.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys {
-    pub(crate) base: *const u8,
-    pub(crate) stride: usize,
+    pub(crate) base: [*const u8; 4],
+    /// Bytes between the rows of each 16.
+    pub(crate) stride: [usize; 4],
 }
 
 #[inline(always)]
-fn scores_body(keys: Keys, queries: *const u8, steps: usize, out: &mut Scores) {
+fn scores_body(keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores) {
     for (r, rows) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         *rows = [[0.0; LANES]; 4];
-        for step in 0..steps {
-            let a = std::array::from_fn(|n| keys.base.wrapping_add((r * 4 + n) * keys.stride + step * 64));
-            // SAFETY: the caller of `scores` vouches for both.
-            unsafe { dot_step::<4>(a, queries.add(step * 1024), rows) };
+        for (head, keys) in keys.iter().enumerate() {
+            let (base, stride) = (keys.base[r / 4], keys.stride[r / 4]);
+            for step in 0..steps {
+                let a = std::array::from_fn(|n| base.wrapping_add((r % 4 * 4 + n) * stride + step * 64));
+                // SAFETY: the caller of `scores` vouches for both.
+                unsafe { dot_step::<4>(a, queries.add((head * steps + step) * 1024), rows) };
+            }
         }
     }
 }
 
-per_level! { scores_by_vectors(keys: Keys, queries: *const u8, steps: usize, out: &mut Scores) => scores_body }
+per_level! { scores_by_vectors(keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores) => scores_body }
 
-/// Products of a chunk's keys with 16 lanes of queries.
+/// Products of a chunk's keys with 16 lanes of queries, summed over heads: each head's queries are zeros in the columns of the others' lanes.
 ///
 /// # Safety
-/// `queries` must hold `steps` tiles, `keys` 64 rows of as many steps; at level [`Level::Amx`] tiles must be configured.
-pub(crate) unsafe fn scores(level: Level, keys: Keys, queries: *const u8, steps: usize, out: &mut Scores) {
+/// `queries` must hold `steps` tiles for each of `keys`, those 64 rows of as many steps; at level [`Level::Amx`] tiles must be configured.
+pub(crate) unsafe fn scores(level: Level, keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx {
         use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
@@ -41,18 +45,19 @@ pub(crate) unsafe fn scores(level: Level, keys: Keys, queries: *const u8, steps:
             tile_zero!(1);
             tile_zero!(2);
             tile_zero!(3);
-            let sixteen = 16 * keys.stride;
-            for step in 0..steps {
-                let a = keys.base.add(step * 64);
-                tile_load!(7, queries.add(step * 1024), 64);
-                tile_load!(4, a, keys.stride);
-                tile_dot_bf16!(0, 4, 7);
-                tile_load!(5, a.add(sixteen), keys.stride);
-                tile_dot_bf16!(1, 5, 7);
-                tile_load!(6, a.add(2 * sixteen), keys.stride);
-                tile_dot_bf16!(2, 6, 7);
-                tile_load!(4, a.add(3 * sixteen), keys.stride);
-                tile_dot_bf16!(3, 4, 7);
+            for (head, keys) in keys.iter().enumerate() {
+                for step in 0..steps {
+                    let at = step * 64;
+                    tile_load!(7, queries.add((head * steps + step) * 1024), 64);
+                    tile_load!(4, keys.base[0].wrapping_add(at), keys.stride[0]);
+                    tile_dot_bf16!(0, 4, 7);
+                    tile_load!(5, keys.base[1].wrapping_add(at), keys.stride[1]);
+                    tile_dot_bf16!(1, 5, 7);
+                    tile_load!(6, keys.base[2].wrapping_add(at), keys.stride[2]);
+                    tile_dot_bf16!(2, 6, 7);
+                    tile_load!(4, keys.base[3].wrapping_add(at), keys.stride[3]);
+                    tile_dot_bf16!(3, 4, 7);
+                }
             }
             let out = out.as_mut_ptr().cast::<u8>();
             tile_store!(0, out);
@@ -66,9 +71,9 @@ pub(crate) unsafe fn scores(level: Level, keys: Keys, queries: *const u8, steps:
 }
 
 #[inline(always)]
-fn values_body(shares: *const u8, values: *const u8, out: &mut [[[f32; LANES]; LANES]]) {
+fn values_body(shares: *const u8, lanes: usize, values: *const u8, out: &mut [[[f32; LANES]; LANES]]) {
     for (t, tile) in out.iter_mut().enumerate() {
-        for (l, lanes) in tile.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        for (l, lanes) in tile.as_chunks_mut::<4>().0.iter_mut().enumerate().take(lanes.div_ceil(4)) {
             *lanes = [[0.0; LANES]; 4];
             for step in 0..CHUNK / 32 {
                 let a = std::array::from_fn(|n| shares.wrapping_add(step * 1024 + (l * 4 + n) * 64));
@@ -79,15 +84,17 @@ fn values_body(shares: *const u8, values: *const u8, out: &mut [[[f32; LANES]; L
     }
 }
 
-per_level! { values_by_vectors(shares: *const u8, values: *const u8, out: &mut [[[f32; LANES]; LANES]]) => values_body }
+per_level! { values_by_vectors(shares: *const u8, lanes: usize, values: *const u8, out: &mut [[[f32; LANES]; LANES]]) => values_body }
 
-/// Products of 16 lanes of shares with a chunk's values, 16 places of the values to a tile.
+/// Products of the first `lanes` of 16 lanes of shares with a chunk's values, 16 places of the values to a tile.
 ///
 /// # Safety
-/// `shares` must hold two tiles, `values` two per tile of `out`; at level [`Level::Amx`] tiles must be configured.
+/// `shares` must hold two tiles, `values` two per tile of `out`; at level [`Level::Amx`] tiles must be configured, those of shares and products
+/// with at least `lanes` rows.
 pub(crate) unsafe fn values(
     level: Level,
     shares: *const u8,
+    lanes: usize,
     values: *const u8,
     out: &mut [[[f32; LANES]; LANES]],
 ) {
@@ -120,16 +127,16 @@ pub(crate) unsafe fn values(
         }
         return;
     }
-    values_by_vectors(level, shares, values, out);
+    values_by_vectors(level, shares, lanes, values, out);
 }
 
 /// Puts pairs of shares (a row per pair of positions) into two tiles: a row per lane, 32 positions each.
 pub(crate) fn pack_shares(
     level: Level,
     packed: &[[u32; LANES]; CHUNK / 2],
-    tiles: &mut [[[u32; LANES]; LANES]; 2],
+    tiles: [&mut [[u32; LANES]; LANES]; 2],
 ) {
-    for (tile, part) in tiles.iter_mut().zip(packed.as_chunks::<LANES>().0) {
+    for (tile, part) in tiles.into_iter().zip(packed.as_chunks::<LANES>().0) {
         #[cfg(target_arch = "x86_64")]
         if level >= Level::Avx512Vnni {
             // SAFETY: the level was found on this machine.
@@ -179,18 +186,32 @@ fn transpose(from: &[[u32; LANES]; LANES], to: &mut [[u32; LANES]; LANES]) {
     }
 }
 
-/// Puts two rows of values (positions 2i and 2i + 1) into row i of their step's tiles, pairs of positions to a word.
+/// Puts rows of values (of positions 2i and 2i + 1) into row i of their step's tiles, pairs of positions to a word.
 #[inline(always)]
-fn interleave_body(a: &[u16], b: &[u16], row: usize, step: usize, tiles: &mut [[[u32; LANES]; LANES]]) {
-    for (t, (a, b)) in a.chunks(LANES).zip(b.chunks(LANES)).enumerate() {
-        let to = &mut tiles[t * 2 + step][row];
-        for ((to, &a), &b) in to.iter_mut().zip(a).zip(b) {
-            *to = u32::from(a) | u32::from(b) << 16;
+fn interleave_body(rows: &[*const u16; CHUNK], width: usize, tiles: &mut [[[u32; LANES]; LANES]]) {
+    for (pair, at) in rows.as_chunks::<2>().0.iter().enumerate() {
+        // SAFETY: the caller of `interleave` vouches for the rows.
+        let [a, b] = at.map(|row| unsafe { std::slice::from_raw_parts(row, width) });
+        for (t, (a, b)) in a.chunks(LANES).zip(b.chunks(LANES)).enumerate() {
+            let to = &mut tiles[t * 2 + pair / LANES][pair % LANES];
+            for ((to, &a), &b) in to.iter_mut().zip(a).zip(b) {
+                *to = u32::from(a) | u32::from(b) << 16;
+            }
         }
     }
 }
 
-per_level! {
-    /// Two rows of values become a row of each tile.
-    interleave(a: &[u16], b: &[u16], row: usize, step: usize, tiles: &mut [[[u32; LANES]; LANES]]) => interleave_body
+per_level! { interleave_rows(rows: &[*const u16; CHUNK], width: usize, tiles: &mut [[[u32; LANES]; LANES]]) => interleave_body }
+
+/// A chunk's values become tiles.
+///
+/// # Safety
+/// Each of `rows` must point at `width` numbers.
+pub(crate) unsafe fn interleave(
+    level: Level,
+    rows: &[*const u16; CHUNK],
+    width: usize,
+    tiles: &mut [[[u32; LANES]; LANES]],
+) {
+    interleave_rows(level, rows, width, tiles);
 }

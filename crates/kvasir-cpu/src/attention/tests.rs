@@ -1,4 +1,5 @@
 use super::*;
+use crate::KvType;
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Segment, SeqId, Span};
 
 fn value(i: usize) -> f32 {
@@ -16,7 +17,7 @@ fn facts(window: Option<u32>, key_dim: usize) -> LayerFacts {
 }
 
 /// A pool in which position p's rows are in slot `slot(p)`.
-fn pool(facts: &LayerFacts, kind: KvType, slot: &dyn Fn(usize) -> u32) -> Pool {
+fn pool(facts: &LayerFacts, kind: KvType, slot: &dyn Fn(usize) -> u32) -> Arc<Pool> {
     let pool = Pool::new(&[*facts], kind, 1024).unwrap();
     for p in 0..HISTORY {
         let row =
@@ -24,11 +25,15 @@ fn pool(facts: &LayerFacts, kind: KvType, slot: &dyn Fn(usize) -> u32) -> Pool {
         let layer = &pool.layers[0];
         // SAFETY: one thread; the slots are below 1024.
         unsafe {
-            layer.keys.write(slot(p), &row(facts.key_width(), 0));
-            layer.values.as_ref().unwrap().write(slot(p), &row(facts.value_width(), 5_000_000));
+            layer.keys.write(Level::Portable, slot(p), &row(facts.key_width(), 0));
+            layer.values.as_ref().unwrap().write(
+                Level::Portable,
+                slot(p),
+                &row(facts.value_width(), 5_000_000),
+            );
         }
     }
-    pool
+    Arc::new(pool)
 }
 
 fn plan(layout: Layout, table: Vec<u32>, first: usize, queries: usize, mask: Mask, words: Vec<u64>) -> Plan {
@@ -55,23 +60,28 @@ fn plan(layout: Layout, table: Vec<u32>, first: usize, queries: usize, mask: Mas
 
 struct Setup<'a> {
     facts: &'a LayerFacts,
-    pool: &'a Pool,
+    pool: &'a Arc<Pool>,
     sinks: Option<&'a [f32]>,
 }
 
 fn attend(level: Option<Level>, setup: &Setup<'_>, plan: &Plan, threads: usize) -> Vec<f32> {
-    let mut views = Views::default();
-    views.of_plan(plan);
     let width = HEADS * setup.facts.key_dim;
     let first = plan.positions[0] as usize;
     let q: Vec<f32> = (0..plan.positions.len() * width).map(|i| value(first * width + i + 77)).collect();
+    attend_with(level, setup, plan, threads, &q)
+}
+
+fn attend_with(level: Option<Level>, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f32]) -> Vec<f32> {
+    let mut views = Views::default();
+    views.of_plan(plan);
+    let width = HEADS * setup.facts.key_dim;
     let a = Attend {
-        q: &q,
+        q,
         q_stride: width,
         heads: HEADS,
         facts: setup.facts,
         layer: 0,
-        pools: &[setup.pool],
+        pools: std::slice::from_ref(setup.pool),
         views: &views,
         positions: &plan.positions,
         scale: 0.2,
@@ -82,7 +92,7 @@ fn attend(level: Option<Level>, setup: &Setup<'_>, plan: &Plan, threads: usize) 
     let results = Results::new(&mut out, HEADS * 48);
     match level {
         Some(level) => a.run(&Team::new(threads), level, &results),
-        None => attend_exact(&a, &Team::new(threads), &results),
+        None => attend_exact(&a, &Team::new(threads), Level::detect(), &results),
     }
     out
 }
@@ -152,4 +162,107 @@ fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
         let explicit = plan(Layout::Run { start: 0 }, vec![], 150, 50, mask, bits);
         assert_eq!(attend(Some(level), &setup, &explicit, 2), all[150 * row..]);
     }
+}
+
+/// Rows that branch off each other: what each reads, as slots of its positions.
+fn branches(rows: &[(Vec<u32>, usize)]) -> Plan {
+    let mut all = Plan::default();
+    for (slots, queries) in rows {
+        let (at, first) = (all.positions.len(), slots.len() - queries);
+        all.rows.push(PlanRow {
+            seq: SeqId::new(all.rows.len() as u32, 1),
+            queries: Span::new(at, *queries),
+            segments: Span::new(all.segments.len(), 1),
+            read_len: slots.len() as u32,
+            mask: Mask::Causal,
+            left_pad_blocks: 0,
+            redirected: 0,
+        });
+        let layout = Layout::Table { at: all.table.len() as u32, block: 1, offset: 0 };
+        all.segments.push(Segment {
+            pool: PoolId(0),
+            layout,
+            len: slots.len() as u32,
+            first: 0,
+            sparse: None,
+        });
+        all.table.extend(slots);
+        all.positions.extend(first as u32..slots.len() as u32);
+    }
+    all
+}
+
+/// A pool with made-up rows in all of its slots.
+fn full_pool(facts: &LayerFacts, kind: KvType) -> Arc<Pool> {
+    let pool = Pool::new(&[*facts], kind, 1024).unwrap();
+    for slot in 0..1024u32 {
+        let row = |width: usize, salt: usize| {
+            (0..width).map(|i| value(slot as usize * 10_007 + i + salt)).collect::<Vec<_>>()
+        };
+        let layer = &pool.layers[0];
+        // SAFETY: one thread; the slots are below 1024.
+        unsafe {
+            layer.keys.write(Level::Portable, slot, &row(facts.key_width(), 0));
+            let values = layer.values.as_ref().unwrap();
+            values.write(Level::Portable, slot, &row(facts.value_width(), 5_000_000));
+        }
+    }
+    Arc::new(pool)
+}
+
+#[test]
+fn branches_get_the_bits_that_they_get_alone() {
+    let trunk = |n: u32| (0..n).collect::<Vec<u32>>();
+    let from =
+        |trunk: Vec<u32>, own: std::ops::Range<u32>| trunk.into_iter().chain(own).collect::<Vec<u32>>();
+    // Off one trunk of 150 at its end, off another at 70, a branch of a branch, some in other slots, one that is a whole prompt.
+    let deep = from(trunk(150), 400..460);
+    let mut rows: Vec<(Vec<u32>, usize)> =
+        (0..5).map(|i| (from(trunk(150), 200 + i * 17..210 + i * 18), 1)).collect();
+    rows.push((from(deep[..200].to_vec(), 500..520), 1));
+    rows.push((deep, 1));
+    rows.push((from(trunk(70), 600..690), 3));
+    rows.push((from(trunk(64), 700..701), 1));
+    rows.push((trunk(128), 1));
+    rows.push((trunk(128), 1));
+    rows.push(((800..990).collect(), 40));
+    rows.push(((800..990).rev().collect(), 1));
+    for (window, kind) in
+        [(None, KvType::Bf16), (Some(50), KvType::Bf16), (None, KvType::Q8_0), (None, KvType::Q4a)]
+    {
+        let facts = facts(window, 64);
+        let pool = full_pool(&facts, kind);
+        let setup = Setup { facts: &facts, pool: &pool, sinks: None };
+        for level in Level::available() {
+            let together = branches(&rows);
+            let width = HEADS * 64;
+            let q: Vec<f32> = (0..together.positions.len() * width).map(|i| value(i + 77)).collect();
+            let all = attend_with(Some(level), &setup, &together, 2, &q);
+            let mut at = 0;
+            for row in &rows {
+                let n = row.1;
+                let q = &q[at * width..(at + n) * width];
+                let alone = attend_with(Some(level), &setup, &branches(std::slice::from_ref(row)), 1, q);
+                assert_eq!(
+                    alone,
+                    all[at * HEADS * 48..(at + n) * HEADS * 48],
+                    "row at {at}, {level}, {kind}"
+                );
+                at += n;
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_that_several_rows_read_are_read_once() {
+    let rows: Vec<(Vec<u32>, usize)> =
+        (0..8).map(|i| ((0..2000).chain(2100 + i * 80..2116 + i * 80).collect(), 1)).collect();
+    let mut views = Views::default();
+    views.of_plan(&branches(&rows));
+    assert_eq!(views.groups.len(), 1);
+    // 31 whole chunks of the trunk together, then the rest of it and what is each branch's own.
+    assert_eq!(views.stretches.len(), 9);
+    assert_eq!((views.stretches[0].views, views.stretches[0].chunks), ((0, 8), (0, 31)));
+    assert!(views.stretches[1..].iter().all(|s| s.views.1 - s.views.0 == 1 && s.chunks == (31, 32)));
 }

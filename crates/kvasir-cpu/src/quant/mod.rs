@@ -50,7 +50,7 @@ pub(crate) fn matmul(
         return;
     }
     let group = (64 * 1024 / panel_bytes.max(1)).clamp(1, 64);
-    team.each(w.panels().div_ceil(group), &|_, item| {
+    team.each_in_order(w.panels().div_ceil(group), &|_, item| {
         for panel in item * group..w.panels().min((item + 1) * group) {
             few_rows(level, w, x, panel, rows, out);
         }

@@ -37,7 +37,10 @@ enum What {
         /// Sequences
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
         streams: u32,
-        /// Prompt of each
+        /// Tokens that all begin with, read once: a trunk that the sequences branch off. The time then counts from its end on
+        #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+        shared: u32,
+        /// Prompt of each, behind what is shared
         #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         prompt: u32,
         /// Tokens that each writes
@@ -60,7 +63,7 @@ struct Common {
     /// f32 arithmetic, or the fastest that keeps a row's bits
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
     precision: Speed,
-    /// How K and V are stored: f32, f16, bf16 or q8_0
+    /// How K and V are stored: f32, f16, bf16, q8_0, q4_0, q8a or q4a
     #[arg(long, env = "KVASIR_KV_DTYPE")]
     kv_dtype: Option<String>,
     /// Threads; as many as the machine runs at once unless given
@@ -85,8 +88,8 @@ impl Args {
         let (common, work) = match self.what {
             What::Pp { common, tokens } => (common, Work::Prompt { tokens }),
             What::Tg { common, tokens, depth } => (common, Work::Generation { tokens, depth }),
-            What::Batch { common, streams, prompt, tokens } => {
-                (common, Work::Streams { streams, prompt, tokens })
+            What::Batch { common, streams, shared, prompt, tokens } => {
+                (common, Work::Streams { streams, shared, prompt, tokens })
             }
         };
         let precision = match common.precision {

@@ -1,0 +1,120 @@
+use super::products::{self, Keys};
+use super::scratch::Scratch;
+use super::view::{CHUNK, Chunk, Run};
+use super::{Attend, Piece, Shape};
+use crate::Level;
+use crate::pool::{KvType, Rows, TOGETHER};
+use std::ops::Range;
+
+/// Rows of a tile.
+const TILE: usize = 16;
+
+impl Attend<'_> {
+    /// Notes which entry stands at each position of a chunk.
+    pub(super) fn number_rows(&self, chunk: &Chunk, s: &mut Scratch) {
+        s.rows = [(i32::MAX, 0); CHUNK];
+        s.runs_of_quarter = [0; 4];
+        let mut number = chunk.first as i32;
+        for run in self.views.runs(chunk) {
+            let first = run.position as usize % CHUNK;
+            (first / TILE..=(first + run.len as usize - 1) / TILE).for_each(|q| s.runs_of_quarter[q] += 1);
+            for (row, position) in s.rows[first..][..run.len as usize].iter_mut().zip(run.position as i32..) {
+                *row = (number, position);
+                number += 1;
+            }
+        }
+    }
+
+    /// Brings a chunk's keys of these heads into the form that the products take. 16 positions are used where they are if they are bf16 and
+    /// lie as they would in a run; what is there at positions that nobody sees does not matter.
+    pub(super) fn stage_keys(
+        &self,
+        level: Level,
+        shape: Shape,
+        piece: &Piece<'_>,
+        heads: Range<usize>,
+        chunk: &Chunk,
+        s: &mut Scratch,
+    ) {
+        s.keys.clear();
+        let runs = self.views.runs(chunk);
+        for (i, head) in heads.enumerate() {
+            let head = piece.heads.start + head;
+            let staged = &mut s.staged_keys[i * CHUNK * shape.key_width..][..CHUNK * shape.key_width];
+            let base = staged.as_ptr().cast::<u8>();
+            let mut keys = Keys {
+                base: std::array::from_fn(|q| base.wrapping_add(q * TILE * shape.key_width * 2)),
+                stride: [shape.key_width * 2; 4],
+            };
+            for run in runs {
+                let rows = &self.pool(run.pool).keys;
+                let mut at = 0;
+                while at < run.len {
+                    let row = (run.position + at) as usize % CHUNK;
+                    let n = (TILE - row % TILE).min((run.len - at) as usize);
+                    let part =
+                        Run { position: run.position + at, slot: run.slot + at, len: n as u32, ..*run };
+                    match self.in_place(rows, shape, &part, &s.runs_of_quarter) {
+                        Some(slot) => {
+                            keys.base[row / TILE] = rows.part(slot, head);
+                            keys.stride[row / TILE] = rows.part_bytes();
+                        }
+                        None => {
+                            let to = &mut staged[row * shape.key_width..][..n * shape.key_width];
+                            let wide = &mut s.wide[..self.facts.key_dim];
+                            for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
+                                // SAFETY: the executor has checked the plan's slots, and writes come before reads.
+                                unsafe {
+                                    rows.narrow(level, slot, head, wide, &mut to[..self.facts.key_dim])
+                                };
+                            }
+                        }
+                    }
+                    at += n as u32;
+                }
+            }
+            s.keys.push(keys);
+        }
+    }
+
+    /// The slot that stands for the first of 16 positions if a run's `part` of them is all that is read of them, and they can be read from there on.
+    fn in_place(&self, rows: &Rows, shape: Shape, part: &Run, runs_of_quarter: &[u8; 4]) -> Option<u32> {
+        let row = part.position as usize % CHUNK;
+        let slot = part.slot.checked_sub((row % TILE) as u32)?;
+        let fits = rows.kind() == KvType::Bf16
+            && self.facts.key_dim == shape.key_width
+            && slot as usize % TOGETHER <= TOGETHER - TILE
+            && runs_of_quarter[row / TILE] == 1;
+        fits.then_some(slot)
+    }
+
+    /// Brings one head's values of a chunk into tiles. Values of bf16 rows are read where they are; rows of no entry are zeros.
+    pub(super) fn stage_values(
+        &self,
+        level: Level,
+        shape: Shape,
+        head: usize,
+        chunk: &Chunk,
+        s: &mut Scratch,
+    ) {
+        let vd = self.facts.value_dim;
+        let mut at: [*const u16; CHUNK] = [s.nothing.as_ptr(); CHUNK];
+        for run in self.views.runs(chunk) {
+            let pool = self.pool(run.pool);
+            let rows = pool.values.as_ref().unwrap_or(&pool.keys);
+            let first = run.position as usize % CHUNK;
+            for (slot, row) in (run.slot..run.slot + run.len).zip(first..) {
+                at[row] = if rows.kind() == KvType::Bf16 {
+                    rows.part(slot, head).cast()
+                } else {
+                    let to = &mut s.staged_values[row * shape.value_width..][..vd];
+                    // SAFETY: the executor has checked the plan's slots, and writes come before reads.
+                    unsafe { rows.narrow(level, slot, head, &mut s.wide[..vd], to) };
+                    to.as_ptr()
+                };
+            }
+        }
+        // SAFETY: each row has `value_dim` numbers, in the pool or staged; `nothing` is as long as any row.
+        unsafe { products::interleave(level, &at, vd, &mut s.values) };
+    }
+}

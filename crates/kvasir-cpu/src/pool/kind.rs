@@ -1,0 +1,272 @@
+use crate::dense::round_bf16;
+use crate::level::per_level;
+use half::f16;
+use std::fmt;
+
+/// How K and V are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats with 5 exponent bits.
+    F16,
+    /// 16-bit floats with 8 exponent bits.
+    Bf16,
+    /// Bytes, 32 under one f16 scale.
+    Q8_0,
+    /// Four bits, 32 under one f16 scale.
+    Q4_0,
+    /// Bytes, 64 under an f16 scale and an f16 bias.
+    Q8a,
+    /// Four bits, 64 under an f16 scale and an f16 bias.
+    Q4a,
+}
+
+impl KvType {
+    /// Every type that this backend stores.
+    pub const ALL: [Self; 7] =
+        [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0, Self::Q8a, Self::Q4a];
+
+    /// The type of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| t.to_string() == name)
+    }
+
+    /// Bytes of `width` numbers. The last group may hold fewer numbers than it has room for.
+    pub(crate) fn bytes(self, width: usize) -> usize {
+        match self {
+            Self::F32 => width * 4,
+            Self::F16 | Self::Bf16 => width * 2,
+            Self::Q8_0 => width.div_ceil(32) * 34,
+            Self::Q4_0 => width.div_ceil(32) * 18,
+            Self::Q8a => width.div_ceil(64) * 68,
+            Self::Q4a => width.div_ceil(64) * 36,
+        }
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q8a => "q8a",
+            Self::Q4a => "q4a",
+        })
+    }
+}
+
+#[inline(always)]
+fn encode_body(kind: KvType, x: &[f32], out: &mut [u8]) {
+    match kind {
+        KvType::F32 => pairs::<4>(out, x, f32::to_le_bytes),
+        KvType::F16 => pairs::<2>(out, x, |v| f16::from_f32(v).to_le_bytes()),
+        KvType::Bf16 => pairs::<2>(out, x, |v| round_bf16(v).to_le_bytes()),
+        KvType::Q8_0 => groups::<34, 32>(out, x, |group, x| {
+            let d = x.iter().fold(0f32, |a, v| a.max(v.abs())) / 127.0;
+            let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
+            group[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
+            let codes = group[2..].iter_mut().zip(x);
+            codes.for_each(|(b, v)| *b = (v * inverse).round_ties_even() as i8 as u8);
+        }),
+        KvType::Q4_0 => groups::<18, 32>(out, x, |group, x| {
+            // The number farthest from zero gets the code that reaches farthest, -8.
+            let far = x.iter().fold(0f32, |a, v| if v.abs() > a.abs() { *v } else { a });
+            let d = far / -8.0;
+            let inverse = if d != 0.0 { 1.0 / d } else { 0.0 };
+            group[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
+            let code = |v: f32| (v * inverse + 8.5).clamp(0.0, 15.0) as u8;
+            let (low, high) = x.split_at(16);
+            for ((b, l), h) in group[2..].iter_mut().zip(low).zip(high) {
+                *b = code(*l) | code(*h) << 4;
+            }
+        }),
+        KvType::Q8a => groups::<68, 64>(out, x, |group, x| {
+            let code = affine(group, x, 255.0);
+            group[4..].iter_mut().zip(x).for_each(|(b, v)| *b = code(*v));
+        }),
+        KvType::Q4a => groups::<36, 64>(out, x, |group, x| {
+            let code = affine(group, x, 15.0);
+            let (low, high) = x.split_at(32);
+            for ((b, l), h) in group[4..].iter_mut().zip(low).zip(high) {
+                *b = code(*l) | code(*h) << 4;
+            }
+        }),
+    }
+}
+
+/// Each number becomes `N` bytes.
+#[inline(always)]
+fn pairs<const N: usize>(out: &mut [u8], x: &[f32], f: impl Fn(f32) -> [u8; N]) {
+    out.as_chunks_mut::<N>().0.iter_mut().zip(x).for_each(|(b, v)| *b = f(*v));
+}
+
+/// Each group of `N` numbers becomes `B` bytes; the last one is filled up with its last number.
+#[inline(always)]
+fn groups<const B: usize, const N: usize>(out: &mut [u8], x: &[f32], f: impl Fn(&mut [u8; B], &[f32; N])) {
+    for (group, x) in out.as_chunks_mut::<B>().0.iter_mut().zip(x.chunks(N)) {
+        let mut all = [x.last().copied().unwrap_or_default(); N];
+        all[..x.len()].copy_from_slice(x);
+        f(group, &all);
+    }
+}
+
+/// Writes the scale and the bias; gives the code of a number under them, as they are stored.
+#[inline(always)]
+fn affine<const B: usize>(group: &mut [u8; B], x: &[f32; 64], most: f32) -> impl Fn(f32) -> u8 + use<B> {
+    let (low, high) = x.iter().fold((f32::MAX, f32::MIN), |(a, b), v| (a.min(*v), b.max(*v)));
+    let (scale, bias) = (f16::from_f32((high - low) / most), f16::from_f32(low));
+    group[..2].copy_from_slice(&scale.to_le_bytes());
+    group[2..4].copy_from_slice(&bias.to_le_bytes());
+    let (scale, bias) = (scale.to_f32(), bias.to_f32());
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    move |v| ((v - bias) * inverse).round_ties_even().clamp(0.0, most) as u8
+}
+
+per_level! {
+    /// Stores numbers.
+    encode(kind: KvType, x: &[f32], out: &mut [u8]) => encode_body
+}
+
+#[inline(always)]
+fn decode_body(kind: KvType, bytes: &[u8], out: &mut [f32]) {
+    match kind {
+        KvType::F32 => {
+            let values = out.iter_mut().zip(bytes.as_chunks::<4>().0);
+            values.for_each(|(v, b)| *v = f32::from_le_bytes(*b));
+        }
+        KvType::F16 => {
+            let values = out.iter_mut().zip(bytes.as_chunks::<2>().0);
+            values.for_each(|(v, b)| *v = widen_f16(u16::from_le_bytes(*b)));
+        }
+        KvType::Bf16 => {
+            let values = out.iter_mut().zip(bytes.as_chunks::<2>().0);
+            values.for_each(|(v, b)| *v = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16));
+        }
+        KvType::Q8_0 => {
+            for (out, group) in out.chunks_mut(32).zip(bytes.as_chunks::<34>().0) {
+                let d = half_at(group, 0);
+                out.iter_mut().zip(&group[2..]).for_each(|(v, b)| *v = f32::from(*b as i8) * d);
+            }
+        }
+        KvType::Q4_0 => {
+            for (out, group) in out.chunks_mut(32).zip(bytes.as_chunks::<18>().0) {
+                let d = half_at(group, 0);
+                nibbles(out, &group[2..], |code| (f32::from(code) - 8.0) * d);
+            }
+        }
+        KvType::Q8a => {
+            for (out, group) in out.chunks_mut(64).zip(bytes.as_chunks::<68>().0) {
+                let (scale, bias) = (half_at(group, 0), half_at(group, 2));
+                out.iter_mut().zip(&group[4..]).for_each(|(v, b)| *v = f32::from(*b).mul_add(scale, bias));
+            }
+        }
+        KvType::Q4a => {
+            for (out, group) in out.chunks_mut(64).zip(bytes.as_chunks::<36>().0) {
+                let (scale, bias) = (half_at(group, 0), half_at(group, 2));
+                nibbles(out, &group[4..], |code| f32::from(code).mul_add(scale, bias));
+            }
+        }
+    }
+}
+
+/// Low halves of all bytes first, then the high ones.
+#[inline(always)]
+fn nibbles(out: &mut [f32], bytes: &[u8], f: impl Fn(u8) -> f32) {
+    let (low, high) = out.split_at_mut(out.len().min(bytes.len()));
+    low.iter_mut().zip(bytes).for_each(|(v, b)| *v = f(b & 15));
+    high.iter_mut().zip(bytes).for_each(|(v, b)| *v = f(b >> 4));
+}
+
+#[inline(always)]
+fn half_at(group: &[u8], at: usize) -> f32 {
+    widen_f16(u16::from_le_bytes([group[at], group[at + 1]]))
+}
+
+/// An f16's value without a call or a branch: its exponent is moved, and infinities and NaNs keep theirs.
+#[inline(always)]
+fn widen_f16(bits: u16) -> f32 {
+    let magnitude = u32::from(bits & 0x7fff);
+    let sign = u32::from(bits & 0x8000) << 16;
+    // 2^112 makes up for the difference of the exponents' biases.
+    let value = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
+    let special = if magnitude >= 0x7c00 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(value.to_bits() | special | sign)
+}
+
+#[inline(always)]
+fn narrow_body(kind: KvType, bytes: &[u8], room: &mut [f32], out: &mut [u16]) {
+    decode_body(kind, bytes, room);
+    out.iter_mut().zip(room).for_each(|(o, v)| *o = round_bf16(*v));
+}
+
+per_level! {
+    /// The first `out.len()` numbers of what was stored.
+    decode(kind: KvType, bytes: &[u8], out: &mut [f32]) => decode_body
+}
+per_level! {
+    /// The same, rounded to bf16; `room` is memory for as many numbers.
+    narrow(kind: KvType, bytes: &[u8], room: &mut [f32], out: &mut [u16]) => narrow_body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Level;
+
+    #[test]
+    fn what_is_stored_comes_back_as_well_as_its_bits_allow_on_every_level() {
+        for width in [128, 64, 48, 80] {
+            let x: Vec<f32> = (0..width).map(|i| ((i * 37 % 101) as f32 / 50.0 - 1.0) * 3.0).collect();
+            for kind in KvType::ALL {
+                // Half a step of the codes, or of the mantissa, and what the scales lose.
+                let allowed = match kind {
+                    KvType::F32 => 0.0,
+                    KvType::F16 => 3.0 / 2048.0,
+                    KvType::Bf16 => 3.0 / 256.0,
+                    KvType::Q8_0 => 3.0 / 254.0 + 3.0 / 1024.0,
+                    KvType::Q4_0 => 3.0 / 8.0 + 3.0 / 512.0,
+                    KvType::Q8a => 6.0 / 510.0 + 6.0 / 1024.0,
+                    KvType::Q4a => 6.0 / 30.0 + 6.0 / 1024.0,
+                };
+                let mut reference = None;
+                for level in Level::available() {
+                    let mut bytes = vec![0; kind.bytes(width)];
+                    encode(level, kind, &x, &mut bytes);
+                    let mut back = vec![0.0; width];
+                    decode(level, kind, &bytes, &mut back);
+                    let worst = x.iter().zip(&back).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                    assert!(worst <= allowed, "{kind} {width}: {worst} > {allowed}");
+                    let reference = reference.get_or_insert((bytes.clone(), back.clone()));
+                    assert_eq!(*reference, (bytes, back), "{kind} on {level}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_f16_widens_to_its_value() {
+        for bits in 0..=u16::MAX {
+            let (got, want) = (widen_f16(bits), f16::from_bits(bits).to_f32());
+            assert!(
+                got == want && got.to_bits() >> 31 == want.to_bits() >> 31 || got.is_nan() && want.is_nan()
+            );
+        }
+    }
+
+    #[test]
+    fn constant_and_zero_rows_survive() {
+        for kind in KvType::ALL {
+            for v in [0.0, -2.0, 0.25] {
+                let (x, mut bytes) = ([v; 64], vec![1; kind.bytes(64)]);
+                encode(Level::Portable, kind, &x, &mut bytes);
+                let mut back = [9.0; 64];
+                decode(Level::Portable, kind, &bytes, &mut back);
+                assert!(back.iter().all(|b| (b - v).abs() <= v.abs() / 250.0), "{kind} {v}: {back:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The bytes behind the slots.
+
+mod kind;
+mod rows;
+
+pub use kind::KvType;
+pub(crate) use rows::{Rows, TOGETHER};
+
+use kvasir_kv::{RowMove, Slot};
+use kvasir_program::LayerFacts;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Slots that a pool has at first; from there on it doubles.
+const FIRST: usize = 512;
+
+/// What one layer keeps.
+pub(crate) struct LayerPool {
+    pub(crate) keys: Rows,
+    /// Absent where values are part of the keys.
+    pub(crate) values: Option<Rows>,
+    /// Keys of the sparse-attention indexer.
+    pub(crate) index: Option<Rows>,
+}
+
+impl LayerPool {
+    fn all(&self) -> impl Iterator<Item = &Rows> {
+        [Some(&self.keys), self.values.as_ref(), self.index.as_ref()].into_iter().flatten()
+    }
+}
+
+/// The bytes behind a session's slots.
+pub struct Pool {
+    pub(crate) layers: Vec<LayerPool>,
+    pub(crate) slots: usize,
+    kind: KvType,
+    /// Slots below this may have been used.
+    grown: AtomicUsize,
+}
+
+impl Pool {
+    /// Room for `slots` tokens. Takes address space, not memory.
+    pub fn new(layers: &[LayerFacts], kind: KvType, slots: usize) -> io::Result<Self> {
+        let slots = slots.max(1);
+        let rows = |heads: usize, width: usize| {
+            (heads * width > 0).then(|| Rows::new(kind, heads, width, slots)).transpose()
+        };
+        let layer = |facts: &LayerFacts| {
+            Ok(LayerPool {
+                keys: Rows::new(kind, facts.kv_heads, facts.key_dim, slots)?,
+                values: rows(facts.kv_heads, if facts.value_in_key { 0 } else { facts.value_dim })?,
+                index: rows(1, facts.index_dim)?,
+            })
+        };
+        let layers = layers.iter().map(layer).collect::<io::Result<_>>()?;
+        Ok(Self { layers, slots, kind, grown: AtomicUsize::new(0) })
+    }
+
+    /// How rows are stored.
+    pub fn kind(&self) -> KvType {
+        self.kind
+    }
+
+    /// Bytes that one token takes in all layers.
+    pub fn token_bytes(&self) -> usize {
+        self.layers.iter().flat_map(LayerPool::all).map(Rows::row_bytes).sum()
+    }
+
+    /// Slots that the pool has memory for: it doubles from a first few hundred, and never beyond its capacity.
+    pub fn grown(&self) -> usize {
+        self.grown.load(Ordering::Relaxed)
+    }
+
+    /// Makes room for slots below `bound`. No row moves: their addresses were taken when the pool was made.
+    pub(crate) fn grow(&self, bound: Slot) {
+        let have = self.grown();
+        if bound as usize <= have {
+            return;
+        }
+        let want = (bound as usize).max(FIRST).checked_next_power_of_two().unwrap_or(self.slots);
+        let want = want.min(self.slots);
+        self.layers.iter().flat_map(LayerPool::all).for_each(|rows| rows.grow(have..want));
+        self.grown.store(want, Ordering::Relaxed);
+    }
+
+    /// Carries out a plan's moves.
+    pub(crate) fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
+        if !moves.is_empty() {
+            self.layers.iter().flat_map(LayerPool::all).for_each(|rows| rows.apply(moves, kept));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+use super::kind::{self, KvType};
+use crate::Level;
+use crate::buffer::Buffer;
+use kvasir_kv::{RowMove, Slot};
+use std::io;
+use std::ops::Range;
+
+/// Slots whose rows of one head follow each other, so that a chunk of a history is read as one stretch per head.
+pub(crate) const TOGETHER: usize = 64;
+
+/// Rows of one kind (keys, values or indexer keys) of one layer, a row per slot, in parts: one per head.
+///
+/// Address space for the capacity is taken at once, memory when a row is first written. A row never moves but by a plan's moves.
+pub(crate) struct Rows {
+    kind: KvType,
+    heads: usize,
+    /// Numbers of a head.
+    width: usize,
+    /// Bytes of a head's part of a row.
+    part: usize,
+    slots: usize,
+    bytes: Buffer,
+}
+
+impl Rows {
+    pub(super) fn new(kind: KvType, heads: usize, width: usize, slots: usize) -> io::Result<Self> {
+        let part = kind.bytes(width);
+        let len = slots.checked_next_multiple_of(TOGETHER).and_then(|slots| slots.checked_mul(part * heads));
+        let len = len.ok_or_else(|| io::Error::other("the pool's size overflows"))?;
+        Ok(Self { kind, heads, width, part, slots, bytes: Buffer::new(len)? })
+    }
+
+    /// One head's part of a stored row.
+    pub(crate) fn part(&self, slot: Slot, head: usize) -> *const u8 {
+        debug_assert!((slot as usize) < self.slots && head < self.heads);
+        let (group, row) = (slot as usize / TOGETHER, slot as usize % TOGETHER);
+        self.bytes.ptr().wrapping_add(((group * self.heads + head) * TOGETHER + row) * self.part)
+    }
+
+    /// Bytes of a part: what lies between the rows of neighbouring slots, unless a multiple of [`TOGETHER`] is between them.
+    pub(crate) fn part_bytes(&self) -> usize {
+        self.part
+    }
+
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.part * self.heads
+    }
+
+    pub(crate) fn kind(&self) -> KvType {
+        self.kind
+    }
+
+    /// Stores a row of all heads.
+    ///
+    /// # Safety
+    /// The slot must exist, and no other thread may use it meanwhile.
+    pub(crate) unsafe fn write(&self, level: Level, slot: Slot, x: &[f32]) {
+        debug_assert_eq!(x.len(), self.width * self.heads);
+        for (head, x) in x.chunks_exact(self.width.max(1)).enumerate() {
+            // SAFETY: the part lies in the buffer; nobody else uses it.
+            let part = unsafe { std::slice::from_raw_parts_mut(self.part(slot, head).cast_mut(), self.part) };
+            kind::encode(level, self.kind, x, part);
+        }
+    }
+
+    /// The first `out.len()` numbers of a head.
+    ///
+    /// # Safety
+    /// The slot must exist, and nobody may write it meanwhile.
+    pub(crate) unsafe fn read(&self, level: Level, slot: Slot, head: usize, out: &mut [f32]) {
+        debug_assert!(out.len() <= self.width);
+        // SAFETY: the part lies in the buffer.
+        let part = unsafe { std::slice::from_raw_parts(self.part(slot, head), self.part) };
+        kind::decode(level, self.kind, part, out);
+    }
+
+    /// The same as bf16; `wide` has room for as many numbers.
+    ///
+    /// # Safety
+    /// As for [`read`](Self::read).
+    pub(crate) unsafe fn narrow(
+        &self,
+        level: Level,
+        slot: Slot,
+        head: usize,
+        wide: &mut [f32],
+        out: &mut [u16],
+    ) {
+        debug_assert!(out.len() <= self.width && wide.len() == out.len());
+        // SAFETY: the part lies in the buffer.
+        let part = unsafe { std::slice::from_raw_parts(self.part(slot, head), self.part) };
+        if self.kind == KvType::Bf16 {
+            let stored = part.as_chunks::<2>().0;
+            return out.iter_mut().zip(stored).for_each(|(o, b)| *o = u16::from_le_bytes(*b));
+        }
+        kind::narrow(level, self.kind, part, wide, out);
+    }
+
+    /// Slots `slots` are about to be used for the first time.
+    pub(super) fn grow(&self, slots: Range<usize>) {
+        let at = |slot: usize| (slot.next_multiple_of(TOGETHER) * self.row_bytes()).min(self.bytes.len());
+        self.bytes.expect(at(slots.start)..at(slots.end));
+    }
+
+    /// Copies rows byte for byte; all are read before any is written.
+    pub(super) fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
+        kept.clear();
+        for (m, head) in moves.iter().flat_map(|m| (0..self.heads).map(move |head| (m, head))) {
+            // SAFETY: the executor has checked all slots of the plan; no step runs meanwhile.
+            kept.extend_from_slice(unsafe { std::slice::from_raw_parts(self.part(m.from, head), self.part) });
+        }
+        let parts = moves.iter().flat_map(|m| (0..self.heads).map(move |head| (m, head)));
+        for ((m, head), bytes) in parts.zip(kept.chunks_exact(self.part.max(1))) {
+            // SAFETY: as above; `kept` is memory of its own.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.part(m.to, head).cast_mut(), self.part);
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! A steady decode step takes no memory from the heap, in any thread of the backend.
+#![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
+
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, Team};
+use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, PoolRow, SequenceSpec, Step};
+use kvasir_formats::Checkpoint;
+use kvasir_kv::blocks::BlockConfig;
+use kvasir_kv::{Cache, ClaimRow, Paged, Span, StepId, Token};
+use kvasir_program::Model;
+use kvasir_sample::Sampling;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+struct Counting;
+
+/// Allocations of the process; this file has one test.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is handed to the system's allocator; counting touches no memory of the caller.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+struct Session {
+    executor: CpuExecutor,
+    cache: Paged,
+    step: Option<Box<Step>>,
+    next: u64,
+}
+
+impl Session {
+    fn run(&mut self, claim: &[ClaimRow], tokens: &[&[Token]], sampling: &[Sampling]) {
+        let id = StepId(self.next);
+        self.next += 1;
+        self.cache.claim(id, claim).unwrap();
+        let mut step = self.step.take().unwrap_or_default();
+        step.batch.reset(id);
+        self.cache.plan(id, &mut step.plan).unwrap();
+        let Batch { tokens: all, rows, .. } = &mut step.batch;
+        for (n, (claim, tokens)) in claim.iter().zip(tokens).enumerate() {
+            let span = Span::new(all.len(), tokens.len());
+            all.extend_from_slice(tokens);
+            let sample_from = tokens.len() as u32 - 1;
+            let pool_row = PoolRow(n as u32);
+            rows.push(BatchRow {
+                seq: claim.seq,
+                tokens: span,
+                sample_from,
+                pool_row,
+                sampling: sampling[n],
+                ..BatchRow::default()
+            });
+        }
+        let pending = self.executor.submit(step).unwrap();
+        let (step, result) = self.executor.wait(pending);
+        result.unwrap();
+        self.step = Some(step);
+        self.cache.retire(id).unwrap();
+    }
+}
+
+#[test]
+fn a_steady_decode_step_takes_no_memory() {
+    let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3_bf16");
+    let checkpoint = Checkpoint::open(&case).unwrap();
+    let model = Model::build(&checkpoint.source()).unwrap();
+    let team = Arc::new(Team::new(2));
+    let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, team).unwrap();
+    let limits = Limits { slots: 2048, tokens: 256, rows: 3, kv: KvType::Bf16 };
+    let executor = CpuExecutor::new(Arc::new(model), limits).unwrap();
+    let cache = Paged::new(BlockConfig { blocks: 128, ..BlockConfig::default() }).unwrap();
+    let mut session = Session { executor, cache, step: None, next: 1 };
+    let sampling = [
+        Sampling::default(),
+        Sampling { temperature: 0.8, seed: 4, ..Sampling::default() },
+        Sampling { temperature: 1.0, min_p: 0.05, ..Sampling::default() },
+    ];
+    let mut claim = Vec::new();
+    for row in 0..3 {
+        session.executor.bind(PoolRow(row), SequenceSpec { final_len: 400, ..SequenceSpec::default() });
+        let seq = session.cache.open().unwrap();
+        session.cache.expect(seq, 400);
+        claim.push(ClaimRow { seq, redirected: 0, tokens: 70 });
+    }
+    let prompt: Vec<Token> = (0..70).collect();
+    session.run(&claim, &[&prompt[..]; 3], &sampling);
+    claim.iter_mut().for_each(|row| row.tokens = 1);
+    let mut taken = Vec::with_capacity(150);
+    for _ in 0..150 {
+        let before = TAKEN.load(Ordering::Relaxed);
+        session.run(&claim, &[&[IN_FLIGHT][..]; 3], &sampling);
+        taken.push(TAKEN.load(Ordering::Relaxed) - before);
+    }
+    // What grows with the history does so by doubling; most steps take nothing, and none takes something every time.
+    let late = &taken[60..];
+    let busy: Vec<usize> = (0..late.len()).filter(|i| late[*i] > 0).collect();
+    assert!(busy.len() <= 2, "steps that took memory: {busy:?} of {late:?}");
+}
