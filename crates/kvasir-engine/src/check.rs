@@ -48,6 +48,17 @@ pub(crate) fn check(world: &World) -> Result<(), String> {
         rows += usize::from(sequence.pool_row.is_some());
         promised += sequence.promised;
     }
+    for (session, kept) in world.kept.iter() {
+        let len =
+            world.cache.claimed_len(kept.seq).map_err(|error| format!("session {}: {error}", session.0))?;
+        if len as usize != kept.tokens.len() || len % world.block != 0 || len == 0 {
+            return Err(format!(
+                "session {}: {} tokens kept, {len} in the cache",
+                session.0,
+                kept.tokens.len()
+            ));
+        }
+    }
     let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
     rule(waiting == world.queue.len(), "the queue and the waiting requests differ")?;
     rule(running == world.running.len(), "the running list and the running requests differ")?;

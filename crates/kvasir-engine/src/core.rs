@@ -1,7 +1,7 @@
 use crate::{
     Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Held, Limits, Nanos, Order, Outbox, Policy,
-    Reason, Refusal, Request, RequestId, Sequence, Status, StepRecord, Timings, queue::Queue, slab::Slab,
-    stop::Plain, world::World,
+    Reason, Refusal, Request, RequestId, Sequence, Status, StepRecord, Timings, kept::KeptSessions,
+    queue::Queue, slab::Slab, stop::Plain, world::World,
 };
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
 use kvasir_kv::{Cache, Face, StepId, Token};
@@ -39,6 +39,7 @@ impl Core {
             cache,
             limits,
             slab: Slab::default(),
+            kept: KeptSessions::default(),
             queue: Queue::new(order),
             running: Vec::new(),
             free_rows: rows,
@@ -233,7 +234,7 @@ impl Core {
         let id = self.next_step;
         let mut made = self.try_schedule(id, &mut step, now);
         // Each time somebody leaves, so that in the end somebody has room.
-        let mut tries = self.world.running.len();
+        let mut tries = self.world.running.len() + self.world.kept.iter().count();
         while !made && tries > 0 && self.is_stuck() {
             self.make_way(now);
             made = self.try_schedule(id, &mut step, now);
@@ -292,6 +293,9 @@ impl Core {
     /// What is leased with nothing in flight waits for row moves, which a preemption makes needless.
     fn make_way(&mut self, now: Nanos) {
         let world = &mut self.world;
+        if world.evict_kept(None) {
+            return;
+        }
         match world.running.as_slice() {
             [] => {}
             [alone] if world.cache.room().leased == 0 => {

@@ -126,6 +126,15 @@ impl Desk<'_> {
 
     /// What a waiting sequence would find in the cache.
     pub fn lookup(&mut self, entry: u32) -> Hit {
+        let found = self.find_prefix(entry);
+        match self.world.kept_hit(&self.world.slab[entry]) {
+            kept if kept > 0 && kept >= found.tokens => Hit { tokens: kept, idle: 0 },
+            _ => found,
+        }
+    }
+
+    /// What it would find of others'.
+    fn find_prefix(&mut self, entry: u32) -> Hit {
         let sequence = &self.world.slab[entry];
         if !self.world.limits.prefix_cache {
             return Hit::default();
@@ -185,9 +194,28 @@ impl Desk<'_> {
         if let Some(reason) = self.closed_to(entry) {
             return Err(reason);
         }
-        let found = self.lookup(entry);
+        loop {
+            let weighed = self.weigh_once(entry, admit);
+            let short = match weighed {
+                Err(Reason::Reserved { needed, available } | Reason::NoRoom { needed, available }) => {
+                    needed.saturating_sub(available)
+                }
+                _ => return weighed,
+            };
+            // What a prefix hit takes may have been held by what goes now, so everything is weighed again.
+            if !self.world.evict_kept_for(short, self.world.slab[entry].params.session) {
+                return weighed;
+            }
+        }
+    }
+
+    fn weigh_once(&mut self, entry: u32, admit: Admit) -> Result<(Hit, u32), Reason> {
+        let found = self.find_prefix(entry);
+        let hit = match self.world.fit_kept(entry, found.tokens, admit.hit_limit) {
+            0 => Hit { tokens: found.tokens.min(admit.hit_limit), idle: found.idle.min(admit.hit_limit) },
+            tokens => Hit { tokens, idle: 0 },
+        };
         let world = &*self.world;
-        let hit = Hit { tokens: found.tokens.min(admit.hit_limit), idle: found.idle.min(admit.hit_limit) };
         let upto = world.whole_blocks(admit.reserve_to.max(world.slab[entry].len()));
         let needed = upto.saturating_sub(hit.tokens / world.block * world.block) + hit.idle;
         let room = world.cache.room();
@@ -208,18 +236,21 @@ impl Desk<'_> {
     /// Moves a waiting sequence to the running ones, with what the cache has of it, and promises it room up to
     /// `admit.reserve_to`. Refused with the reason if it cannot be; that changes nothing.
     pub fn admit(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
-        let (hit, upto) = self.weigh(entry, admit)?;
+        let (seq, attached, upto) = loop {
+            let (hit, upto) = self.weigh(entry, admit)?;
+            let world = &mut *self.world;
+            if let Some((seq, tokens)) = world.take_kept(entry) {
+                break (seq, Hit { tokens, idle: 0 }, upto);
+            }
+            match world.cache.open() {
+                Ok(seq) => break (seq, world.attach(entry, seq, hit.tokens), upto),
+                Err(_) if world.evict_kept(None) => {}
+                Err(_) => return Err(Reason::CacheSequences),
+            }
+        };
         let world = &mut *self.world;
-        let Ok(seq) = world.cache.open() else { return Err(Reason::CacheSequences) };
-        let sequence = &mut world.slab[entry];
-        let mut attached = Hit::default();
-        if hit.tokens > 0
-            && let Ok(prefix) = world.cache.prefix()
-            && let Ok(hit) = prefix.attach(seq, &sequence.tokens, sequence.params.salt, admit.hit_limit)
-        {
-            attached = hit;
-        }
         let Some(row) = world.free_rows.pop() else { return Err(Reason::NoPoolRow) };
+        let sequence = &mut world.slab[entry];
         sequence.cache = Some(seq);
         sequence.pool_row = Some(row);
         sequence.status = Status::Running;
@@ -324,6 +355,7 @@ impl Desk<'_> {
             return Err(Reason::TokenBudget);
         }
         let slots = self.need(entry, tokens + drafts + feed.ahead);
+        while slots > self.room_for(entry) && self.world.evict_kept(None) {}
         let room = if slots > 0 { self.room_for(entry) } else { 0 };
         if slots > room {
             let leased = self.world.cache.room().leased;

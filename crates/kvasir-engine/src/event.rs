@@ -1,4 +1,4 @@
-use crate::{Finish, Nanos, RequestId, Sequence, Timings};
+use crate::{Finish, Nanos, RequestId, Sequence, SessionId, Timings};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::{Span, StepId, Token};
 use serde::{Deserialize, Serialize};
@@ -84,6 +84,8 @@ pub struct Outbox {
     pub ended: Vec<Summary>,
     /// Log-probabilities of `tokens` by index, for those requests that asked.
     pub logprobs: Vec<(u32, TokenLogprobs)>,
+    /// How many tokens of a session are in the cache while none of its requests runs, each time that changed.
+    pub kept: Vec<(SessionId, u32)>,
 }
 
 impl Outbox {
@@ -93,11 +95,12 @@ impl Outbox {
         self.tokens.clear();
         self.logprobs.clear();
         self.ended.clear();
+        self.kept.clear();
     }
 
     /// Whether there is nothing to deliver.
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty()
+        self.events.is_empty() && self.kept.is_empty()
     }
 
     /// Each event with its tokens.

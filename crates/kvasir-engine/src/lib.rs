@@ -12,6 +12,7 @@ mod draft;
 mod engine;
 mod event;
 mod finish;
+mod kept;
 mod limits;
 mod make;
 mod meter;
@@ -38,6 +39,7 @@ pub use draft::{DraftStats, Drafter, Proposal};
 pub use engine::{Completion, Engine, Exit, Turn};
 pub use event::{Event, Outbox, Summary};
 pub use finish::{Fault, Finish, Parameter, Refusal};
+pub use kept::SessionId;
 pub use limits::{Costs, Limits};
 pub use observer::Observer;
 pub use policy::{

@@ -1,4 +1,4 @@
-use crate::{Parameter, Refusal};
+use crate::{Parameter, Refusal, SessionId};
 use kvasir_kv::Token;
 use kvasir_sample::Sampling;
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,8 @@ pub struct Params {
     pub key: u64,
     /// Keeps the cached prefixes of tenants apart.
     pub salt: u64,
+    /// It goes on with what this session's requests left in the cache, and leaves there what it computes.
+    pub session: Option<SessionId>,
     /// Its next step needs the token of the last one on the host (grammar masks): never overlapped with itself.
     pub serial: bool,
     /// How to sample.
@@ -60,6 +62,7 @@ impl Default for Params {
             priority: 0,
             key: 0,
             salt: 0,
+            session: None,
             serial: false,
             sampling: Sampling::default(),
             bias: Vec::new(),

@@ -1,4 +1,4 @@
-use crate::{Engine, Exit, Nanos, Outbox, Request, RequestId, Turn};
+use crate::{Engine, Exit, Nanos, Outbox, Request, RequestId, SessionId, Turn};
 use kvasir_exec::Executor;
 use std::{
     collections::HashMap,
@@ -28,6 +28,24 @@ pub enum Message {
         /// Outputs that are kept.
         keep: u32,
     },
+    /// Let sessions begin with the first `at` tokens of another's. What each got is told.
+    Fork {
+        /// Whose tokens.
+        from: SessionId,
+        /// New sessions.
+        into: Vec<SessionId>,
+        /// Tokens.
+        at: u32,
+    },
+    /// A session goes on from an earlier token.
+    Rewind {
+        /// The session.
+        session: SessionId,
+        /// Tokens that are kept.
+        to: u32,
+    },
+    /// A session is over.
+    EndSession(SessionId),
     /// Take no more and leave when everybody is done.
     Drain,
     /// Leave at once; everybody is told.
@@ -139,6 +157,11 @@ impl FrontDesk {
                     engine.core_mut().stop_at(*id, keep, now);
                 }
             }
+            Message::Fork { from, into, at } => into.into_iter().for_each(|into| {
+                engine.core_mut().fork_session(from, into, at);
+            }),
+            Message::Rewind { session, to } => engine.core_mut().rewind_session(session, to),
+            Message::EndSession(session) => engine.core_mut().end_session(session),
             Message::Drain => self.draining = true,
             Message::Exit => self.exit = Some(Exit::Asked),
         }

@@ -1,10 +1,10 @@
 use crate::sequence::Moves;
 use crate::{
     Arrival, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, Status, StepRecord,
-    Summary, queue::Queue, slab::Slab,
+    Summary, kept::KeptSessions, queue::Queue, slab::Slab,
 };
 use kvasir_exec::{PoolRow, SequenceSpec};
-use kvasir_kv::{Cache, ClaimRow, SeqId, StepId};
+use kvasir_kv::{Cache, ClaimRow, Hit, SeqId, StepId};
 
 /// A row that the policy has put into the step being made.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,8 @@ pub(crate) struct World {
     pub(crate) has_prefix: bool,
     pub(crate) publish_at: PublishAt,
     pub(crate) slab: Slab,
+    /// What sessions left in the cache.
+    pub(crate) kept: KeptSessions,
     pub(crate) queue: Queue,
     /// In order of admission.
     pub(crate) running: Vec<u32>,
@@ -99,6 +101,16 @@ impl World {
         let have = self.whole_blocks(sequence.claimed.max(sequence.ahead));
         let upto = self.whole_blocks(sequence.reserve_to);
         self.set_promise(entry, upto.saturating_sub(have));
+    }
+
+    /// Gives a fresh sequence at most `limit` tokens of what others left. Without any it still learns whose prefix it will be.
+    pub(crate) fn attach(&mut self, entry: u32, seq: SeqId, limit: u32) -> Hit {
+        let sequence = &self.slab[entry];
+        let attached = self
+            .cache
+            .prefix()
+            .and_then(|prefix| prefix.attach(seq, &sequence.tokens, sequence.params.salt, limit));
+        attached.unwrap_or_default()
     }
 
     /// Makes what `entry` has computed findable, as far as the policy wants it now.
@@ -205,7 +217,9 @@ impl World {
         }
         if !matches!(finish, Finish::Failed(_)) {
             self.publish(entry, true);
+            self.keep(entry);
         }
+        self.tell_kept(entry);
         self.slab[entry].status = Status::Finished;
         self.release_cache(entry);
         self.bury(entry);
@@ -233,8 +247,9 @@ impl World {
         self.running.retain(|entry| slab[*entry].status == Status::Running);
     }
 
-    /// Ends everybody because the executor is gone.
+    /// Ends everybody because the executor is gone, and what sessions left with it.
     pub(crate) fn fail_all(&mut self, fault: Fault, now: Nanos) {
+        while self.evict_kept(None) {}
         let all: Vec<u32> = self.slab.iter().map(|(entry, _)| entry).collect();
         for entry in all {
             let first = self.slab[entry].outputs().len() as u32;

@@ -1,4 +1,5 @@
 use crate::{AnyExecutor, Error, Loaded};
+use kvasir_cpu::KvType;
 use kvasir_engine::{Core, Engine, Params, Request};
 use kvasir_kv::Token;
 use std::time::Instant;
@@ -6,11 +7,21 @@ use std::time::Instant;
 impl Loaded {
     /// An engine that runs a core over a pool of its own and the shared weights.
     pub fn engine(&self, core: Core, overlap: bool) -> Result<Engine<AnyExecutor>, Error> {
+        self.engine_with(core, overlap, None)
+    }
+
+    /// The same, K and V stored as `kv`.
+    pub(crate) fn engine_with(
+        &self,
+        core: Core,
+        overlap: bool,
+        kv: Option<KvType>,
+    ) -> Result<Engine<AnyExecutor>, Error> {
         let cache = core.cache();
         // Some caches keep a dummy block beside those that they hand out.
         let slots = cache.capacity().saturating_add(cache.block_size());
         let limits = core.limits();
-        let executor = self.executor(slots, limits.max_num_batched_tokens, limits.max_num_seqs)?;
+        let executor = self.executor(slots, limits.max_num_batched_tokens, limits.max_num_seqs, kv)?;
         let started = Instant::now();
         let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(Engine::new(core, executor, clock).overlap(overlap))

@@ -23,6 +23,16 @@ impl fmt::Display for Error {
     }
 }
 
+impl Error {
+    /// The same, about the `n`-th of several prompts.
+    pub(crate) fn of_prompt(self, n: usize) -> Self {
+        match self {
+            Self::Asked(why) => Self::Asked(format!("prompt {n}: {why}")),
+            other => other,
+        }
+    }
+}
+
 impl std::error::Error for Error {}
 
 impl From<kvasir_formats::Error> for Error {

@@ -1,25 +1,52 @@
-//! The front door: a model opened, a backend chosen, an engine put together from parts that compose freely.
+//! One loaded model, any number of conversations: the library's front door.
 //!
-//! ```no_run
+//! ```
+//! use kvasir::{Kvasir, Options, Params};
 //! # fn main() -> Result<(), kvasir::Error> {
-//! let opened = kvasir::Opened::open("models/qwen3".as_ref())?;
-//! let model = opened.load(kvasir::BackendKind::Auto, kvasir::Precision::Auto, None)?;
-//! let last = model.logits(&[1, 2, 3], false)?;
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/models/qwen3");
+//! let mut kvasir = Kvasir::load(path, Options::default())?;
+//! let params = Params { max_tokens: 8, ..Params::default() };
+//! let answer = kvasir.generate([5, 6, 7], &params)?;
+//! println!("{:?} {:?}", answer.ids, answer.text);
 //! # Ok(()) }
 //! ```
 //!
-//! It puts together and decides nothing: policy, cache and limits come in a [`Core`](kvasir_engine::Core).
+//! - [`Kvasir`] answers prompts: one, many side by side, as a stream, or step by step.
+//! - [`Session`] keeps conversations with what has been computed for them: append, fork, rewind, keep. Sessions of different
+//!   caches, K/V types and sizes share one copy of the weights.
+//! - [`Opened`] and [`Loaded`] are the parts: an engine is put together from policies, caches and limits of the caller's.
+//!
+//! Nothing runs by itself: there is no server, no runtime and no thread that decides. It puts together and decides nothing: policy,
+//! cache and limits come in a [`Core`](kvasir_engine::Core).
 #![forbid(unsafe_code)]
 
+mod answer;
 mod backend;
+mod cache_options;
 mod engine;
 mod error;
+mod front;
 mod inspection;
 mod logits;
+mod model;
 mod opened;
+mod prompt;
+mod runner;
+mod session;
+mod stream;
 
+pub use answer::{Answer, Piece};
 pub use backend::{AnyExecutor, AnyPending, BackendKind};
+pub use cache_options::CacheOptions;
 pub use error::Error;
+pub use front::{Kvasir, Options};
 pub use inspection::{Inspection, KvFacts, MemoryPlan};
-pub use kvasir_cpu::Precision;
+pub use kvasir_cpu::{KvType, Precision};
+pub use kvasir_engine::{Finish, Params, RequestId};
+pub use kvasir_kv::{CacheKind, Token};
+pub use kvasir_sample::Sampling;
+pub use model::Model;
 pub use opened::{Loaded, Opened};
+pub use prompt::Prompt;
+pub use session::{Branch, Session};
+pub use stream::Stream;

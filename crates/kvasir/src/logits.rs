@@ -11,7 +11,7 @@ impl Loaded {
     pub fn logits(&self, prompt: &[Token], all: bool) -> Result<Vec<Vec<f32>>, Error> {
         self.check_prompt(prompt)?;
         let broken = |e: CacheError| Error::Failed(e.to_string());
-        let mut executor = self.executor(prompt.len() as u32, CHUNK as u32, 1)?;
+        let mut executor = self.executor(prompt.len() as u32, CHUNK as u32, 1, None)?;
         let final_len = prompt.len() as u32;
         let spec = SequenceSpec { prompt: prompt.to_vec(), final_len, ..SequenceSpec::default() };
         executor.bind(PoolRow(0), spec);

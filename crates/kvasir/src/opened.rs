@@ -1,5 +1,5 @@
 use crate::{AnyExecutor, BackendKind, Error};
-use kvasir_cpu::{CpuExecutor, CpuModel, Precision, Team};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, Team};
 use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
@@ -95,15 +95,25 @@ impl Loaded {
         &self.opened.model.target
     }
 
-    /// An executor with a pool of its own.
-    pub fn executor(&self, slots: u32, tokens: u32, rows: u32) -> Result<AnyExecutor, Error> {
+    /// An executor with a pool of its own; `kv` is how it stores K and V, what suits the model unless given.
+    pub fn executor(
+        &self,
+        slots: u32,
+        tokens: u32,
+        rows: u32,
+        kv: Option<KvType>,
+    ) -> Result<AnyExecutor, Error> {
         Ok(match &self.weights {
             Weights::Cpu(model) => {
-                let limits = kvasir_cpu::Limits { slots, tokens, rows, kv: model.natural_kv() };
+                let kv = kv.unwrap_or_else(|| model.natural_kv());
+                let limits = kvasir_cpu::Limits { slots, tokens, rows, kv };
                 let executor = CpuExecutor::new(Arc::clone(model), limits);
                 let executor =
                     executor.map_err(|e| Error::Asked(format!("no memory for {slots} slots: {e}")))?;
                 AnyExecutor::Cpu(Box::new(executor))
+            }
+            Weights::Plain(_) if kv.is_some_and(|kv| kv != KvType::F32) => {
+                return Err(Error::Asked("the plain backend stores K and V as f32 only".into()));
             }
             Weights::Plain(model) => {
                 AnyExecutor::Plain(PlainExecutor::new(model, Limits { slots, tokens, rows }))

@@ -1,13 +1,13 @@
 use super::{Failure, model::ModelArgs};
 use crate::options::{Facts, Options, Settled};
-use kvasir::Loaded;
-use kvasir_engine::{Finish, Params, Summary, Turn};
+use kvasir::{Answer, Finish, Kvasir, Loaded, Model, Params, Piece, Prompt, Sampling, Token};
 use kvasir_exec::TokenLogprobs;
-use kvasir_formats::{TextStream, Tokenizer};
-use kvasir_kv::Token;
-use kvasir_sample::Sampling;
 use serde_json::{Map, Value as Json, json};
-use std::{io::Write, process::ExitCode, time::Instant};
+use std::{
+    io::Write,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -66,46 +66,55 @@ struct SamplingArgs {
     seed: u64,
 }
 
-/// What came out.
-struct Answer {
-    tokens: Vec<Token>,
-    /// Without special tokens; none where the model has no tokenizer.
-    text: Option<String>,
-    logprobs: Vec<TokenLogprobs>,
-    summary: Summary,
-}
-
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let started = Instant::now();
-        let model = self.model.load()?;
-        let tokenizer = model.opened.tokenizer()?;
+        let model = Model::new(self.model.load()?)?;
         let loaded = started.elapsed();
-        let prompt = self.prompt(tokenizer.as_ref())?;
-        let answer = self.answer(&model, prompt, tokenizer.as_ref())?;
-        if let Finish::Failed(_) | Finish::Refused(_) = answer.summary.finish {
-            return Err(Failure::failed(format!("the request ended early: {:?}", answer.summary.finish)));
+        let prompt = match &self.prompt {
+            Some(text) => Prompt::from(text.as_str()),
+            None => Prompt::from(self.prompt_ids.as_slice()),
+        };
+        let prompt = model.ids(prompt, true)?;
+        let settled = self.settle(&model.loaded, prompt.len())?;
+        let (params, overlap, words) = (self.params(), settled.overlap, model.tokenizer.is_some());
+        let mut kvasir = Kvasir::with_core(model, settled.core(), overlap)?;
+        let mut stream = kvasir.stream(prompt, &params)?;
+        let mut answer = None;
+        for piece in stream.by_ref() {
+            let piece = piece?;
+            self.print(&piece, words)?;
+            answer = piece.answer;
         }
-        if self.json {
-            println!("{}", answer.json(loaded.as_secs_f64(), self.logprobs.is_some()));
-        } else {
-            println!();
+        let answer = answer.ok_or_else(|| Failure::failed("the engine stopped without an answer"))?;
+        if let Finish::Failed(_) | Finish::Refused(_) = answer.reason {
+            return Err(Failure::failed(format!("the request ended early: {:?}", answer.reason)));
+        }
+        match self.json {
+            true => println!("{}", json_of(&answer, loaded, self.logprobs.is_some())),
+            false => println!(),
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    fn prompt(&self, tokenizer: Option<&Tokenizer>) -> Result<Vec<Token>, Failure> {
-        let Some(text) = &self.prompt else { return Ok(self.prompt_ids.clone()) };
-        let none = || Failure::usage("--prompt: the model has no tokenizer.json; --prompt-ids does without");
-        tokenizer.ok_or_else(none)?.encode(text, true).map_err(Failure::failed)
+    /// A piece of the answer as it comes; ids where there are no words.
+    fn print(&self, piece: &Piece, words: bool) -> Result<(), Failure> {
+        if self.json {
+            return Ok(());
+        }
+        let text = match words {
+            true => piece.text.clone(),
+            false => piece.ids.iter().map(|id| format!("{id} ")).collect(),
+        };
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::failed)
     }
 
-    fn params(&self, model: &Loaded) -> Params {
+    fn params(&self) -> Params {
         let s = &self.sampling;
         Params {
             max_tokens: self.max_tokens,
             ignore_eos: self.ignore_eos,
-            eos: model.opened.eos(),
             sampling: Sampling {
                 temperature: s.temperature,
                 top_k: s.top_k,
@@ -136,103 +145,38 @@ impl Args {
         let options = self.options.over(&Options::from_map(&base)?)?;
         options.settle(Facts { max_model_len, slots, is_cpu: true })
     }
-
-    fn answer(
-        &self,
-        model: &Loaded,
-        prompt: Vec<Token>,
-        tokenizer: Option<&Tokenizer>,
-    ) -> Result<Answer, Failure> {
-        let settled = self.settle(model, prompt.len())?;
-        let request = model.request(prompt, self.params(model))?;
-        let overlap = settled.overlap;
-        let mut engine = model.engine(settled.core(), overlap)?;
-        engine.add_request(request).map_err(Failure::usage)?;
-        let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
-        let mut text =
-            Text { tokenizer, stream: TextStream::new(true), all: String::new(), print: !self.json };
-        loop {
-            let turn = engine.step().map_err(Failure::failed)?;
-            let outbox = engine.core_mut().outbox();
-            outbox.tokens.iter().try_for_each(|id| text.push(*id))?;
-            tokens.append(&mut outbox.tokens);
-            logprobs.extend(outbox.logprobs.drain(..).map(|(_, logprobs)| logprobs));
-            if let Some(summary) = outbox.ended.pop() {
-                return Ok(Answer { tokens, text: text.finish()?, logprobs, summary });
-            }
-            outbox.clear();
-            if turn == Turn::Idle {
-                return Err(Failure::failed("the engine stopped without an answer"));
-            }
-        }
-    }
 }
 
-/// The answer's text as it comes, printed or only kept; ids where there is no tokenizer.
-struct Text<'a> {
-    tokenizer: Option<&'a Tokenizer>,
-    stream: TextStream,
-    all: String,
-    print: bool,
-}
-
-impl Text<'_> {
-    fn push(&mut self, id: Token) -> Result<(), Failure> {
-        let piece = match self.tokenizer {
-            Some(tokenizer) => self.stream.push(tokenizer, id),
-            None => format!("{id} "),
+fn json_of(answer: &Answer, load: Duration, wants_logprobs: bool) -> Json {
+    let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+    let reason = match answer.reason {
+        Finish::MaxTokens | Finish::ModelLength | Finish::Capacity => "length",
+        _ => "stop",
+    };
+    let logprobs = wants_logprobs.then(|| {
+        let one = |(id, l): (&Token, &TokenLogprobs)| {
+            let top: Vec<Json> = l.top.iter().map(|(id, p)| json!({"id": id, "logprob": p})).collect();
+            json!({"id": id, "logprob": l.chosen, "top": top})
         };
-        self.put(&piece)
-    }
-
-    fn put(&mut self, piece: &str) -> Result<(), Failure> {
-        self.all.push_str(piece);
-        if !self.print || piece.is_empty() {
-            return Ok(());
-        }
-        let mut out = std::io::stdout().lock();
-        out.write_all(piece.as_bytes()).and_then(|()| out.flush()).map_err(Failure::failed)
-    }
-
-    fn finish(mut self) -> Result<Option<String>, Failure> {
-        let rest = self.stream.finish();
-        self.put(&rest)?;
-        Ok(self.tokenizer.map(|_| self.all))
-    }
-}
-
-impl Answer {
-    fn json(&self, load_seconds: f64, wants_logprobs: bool) -> Json {
-        let summary = &self.summary;
-        let seconds = |nanos: Option<u64>| nanos.map(|n| n as f64 / 1e9);
-        let reason = match summary.finish {
-            Finish::MaxTokens | Finish::ModelLength | Finish::Capacity => "length",
-            _ => "stop",
-        };
-        let logprobs = wants_logprobs.then(|| {
-            let one = |(id, l): (&Token, &TokenLogprobs)| {
-                let top: Vec<Json> = l.top.iter().map(|(id, p)| json!({"id": id, "logprob": p})).collect();
-                json!({"id": id, "logprob": l.chosen, "top": top})
-            };
-            self.tokens.iter().zip(&self.logprobs).map(one).collect::<Vec<Json>>()
-        });
-        json!({
-            "token_ids": self.tokens,
-            "text": self.text,
-            "finish_reason": reason,
-            "finish": summary.finish,
-            "logprobs": logprobs,
-            "usage": {
-                "prompt_tokens": summary.prompt,
-                "completion_tokens": summary.outputs,
-                "total_tokens": summary.prompt + summary.outputs,
-                "cached_tokens": summary.cached,
-            },
-            "timings": {
-                "load_seconds": load_seconds,
-                "ttft_seconds": seconds(summary.ttft()),
-                "tpot_seconds": seconds(summary.tpot()),
-            },
-        })
-    }
+        answer.ids.iter().zip(&answer.logprobs).map(one).collect::<Vec<Json>>()
+    });
+    let outputs = answer.ids.len();
+    json!({
+        "token_ids": answer.ids,
+        "text": answer.text,
+        "finish_reason": reason,
+        "finish": answer.reason,
+        "logprobs": logprobs,
+        "usage": {
+            "prompt_tokens": answer.prompt,
+            "completion_tokens": outputs,
+            "total_tokens": answer.prompt as usize + outputs,
+            "cached_tokens": answer.cached,
+        },
+        "timings": {
+            "load_seconds": load.as_secs_f64(),
+            "ttft_seconds": seconds(answer.ttft),
+            "tpot_seconds": seconds(answer.tpot),
+        },
+    })
 }

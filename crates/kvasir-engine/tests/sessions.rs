@@ -1,0 +1,319 @@
+//! Random conversations on the toy device: whatever is forked, rewound, gone on with, evicted, preempted or ended, each
+//! answer equals that of its whole conversation alone, and the pool ends at its baseline.
+//!
+//! `KVASIR_WORKLOADS=10000 cargo test --release -p kvasir-engine --test sessions` runs more of them.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+use kvasir_engine::*;
+use kvasir_kv::{CacheConfig, CacheKind, Token, build};
+use kvasir_sim::Toy;
+use std::collections::BTreeMap;
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ z >> 31) % n
+    }
+
+    fn tokens(&mut self, most: u64) -> Vec<Token> {
+        (0..=self.below(most)).map(|_| 100 + self.below(4) as Token).collect()
+    }
+}
+
+#[derive(Default)]
+struct Conversation {
+    tokens: Vec<Token>,
+    salt: u64,
+    /// What its running request must say; none while nothing runs.
+    expected: Option<Vec<Token>>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    turns: u64,
+    kept_hits: u64,
+    forks_shared: u64,
+    evicted: u64,
+    preempted: u64,
+}
+
+struct World {
+    engine: Engine<Toy>,
+    conversations: BTreeMap<u64, Conversation>,
+    next: u64,
+    dice: Dice,
+    about: String,
+    /// As the outbox told it.
+    told: BTreeMap<SessionId, u32>,
+}
+
+fn engine(kind: CacheKind, dice: &mut Dice) -> (Engine<Toy>, String) {
+    let in_blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
+    let block = if in_blocks { [1, 2, 4, 16][dice.below(4) as usize] } else { 1 };
+    let slots = if dice.below(2) == 0 { 96 } else { 1024 };
+    let sharing = in_blocks && dice.below(2) == 0;
+    let which = dice.below(if in_blocks { 4 } else { 3 });
+    let policy: Box<dyn Policy> = match which {
+        0 => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),
+        1 => Box::new(Chunked::new(24, Mixing::Off)),
+        2 => Box::new(Chunked::new(24, Mixing::On { target: None })),
+        _ => Box::new(Rectangular::new(RectangularConfig { chunk_size: 2 * block, ..Default::default() })),
+    };
+    let config = CacheConfig {
+        block_size: block,
+        sharing,
+        dummy: which == 3,
+        max_sequences: 12,
+        ..CacheConfig::new(slots)
+    };
+    let limits =
+        Limits { max_num_seqs: 4, max_num_batched_tokens: 64, prefix_cache: sharing, ..Limits::default() };
+    let core = Core::new(limits, Order::Fcfs, policy, build(kind, &config).unwrap());
+    let mut now = 0;
+    let clock = move || {
+        now += 500;
+        now
+    };
+    let overlap = dice.below(2) == 0;
+    let about =
+        format!("{kind}, block {block}, {slots} slots, sharing {sharing}, policy {which}, overlap {overlap}");
+    (Engine::new(core, Toy::new(), clock).overlap(overlap), about)
+}
+
+impl World {
+    fn new(kind: CacheKind, seed: u64) -> Self {
+        let mut dice = Dice(seed);
+        let (engine, about) = engine(kind, &mut dice);
+        let about = format!("seed {seed}: {about}");
+        Self { engine, conversations: BTreeMap::new(), next: 1, dice, about, told: BTreeMap::new() }
+    }
+
+    fn begin(&mut self, conversation: Conversation) -> u64 {
+        self.next += 1;
+        self.conversations.insert(self.next, conversation);
+        self.next
+    }
+
+    fn pick(&mut self) -> Option<u64> {
+        let idle = self.conversations.iter().filter(|(_, c)| c.expected.is_none());
+        let idle: Vec<u64> = idle.map(|(key, _)| *key).collect();
+        (!idle.is_empty()).then(|| idle[self.dice.below(idle.len() as u64) as usize])
+    }
+
+    /// One random thing that somebody does.
+    fn act(&mut self, seen: &mut Seen) {
+        let picked = self.pick();
+        match (self.dice.below(10), picked) {
+            (0, _) | (_, None) => {
+                let (tokens, salt) = (self.dice.tokens(30), self.dice.below(2));
+                self.begin(Conversation { tokens, salt, expected: None });
+            }
+            (1 | 2, Some(from)) => {
+                let source = &self.conversations[&from];
+                let (tokens, salt) = (source.tokens.clone(), source.salt);
+                let at = 1 + self.dice.below(tokens.len() as u64) as usize;
+                let into = self.begin(Conversation { tokens: tokens[..at].to_vec(), salt, expected: None });
+                let core = self.engine.core_mut();
+                let got = core.fork_session(SessionId(from), SessionId(into), at as u32);
+                assert!(got <= at as u32 && got == core.kept(SessionId(into)));
+                seen.forks_shared += u64::from(got > 0);
+            }
+            (3, Some(key)) => {
+                let conversation = self.conversations.get_mut(&key).unwrap();
+                let to = 1 + self.dice.below(conversation.tokens.len() as u64) as usize;
+                conversation.tokens.truncate(to);
+                self.engine.core_mut().rewind_session(SessionId(key), to as u32);
+                assert!(self.engine.core().kept(SessionId(key)) as usize <= to);
+            }
+            (4, Some(key)) if self.dice.below(3) == 0 => {
+                self.engine.core_mut().end_session(SessionId(key));
+                self.conversations.remove(&key);
+            }
+            (_, Some(key)) => self.go_on(key),
+        }
+    }
+
+    fn go_on(&mut self, key: u64) {
+        let more = self.dice.tokens(12);
+        let max_tokens = self.dice.below(12) as u32;
+        let conversation = self.conversations.get_mut(&key).unwrap();
+        conversation.tokens.extend(more);
+        conversation.tokens.truncate(80);
+        let params = Params {
+            max_tokens,
+            eos: vec![Toy::EOS],
+            salt: conversation.salt,
+            session: Some(SessionId(key)),
+            ..Params::default()
+        };
+        conversation.expected = Some(Toy::alone(&conversation.tokens, max_tokens, false));
+        let request = Request { tag: key, prompt: conversation.tokens.clone(), params };
+        self.engine.add_request(request).unwrap();
+    }
+
+    fn step(&mut self, seen: &mut Seen) -> Turn {
+        let turn = self.engine.step().unwrap_or_else(|exit| panic!("{}: {exit}", self.about));
+        assert_eq!(self.engine.executor().violations().first(), None, "{}", self.about);
+        self.engine.core().check_invariants().unwrap_or_else(|why| panic!("{}: {why}", self.about));
+        let outbox = self.engine.core_mut().outbox();
+        for (session, len) in &outbox.kept {
+            seen.evicted += u64::from(*len == 0);
+            self.told.insert(*session, *len);
+        }
+        let mut said: BTreeMap<u64, Vec<Token>> = BTreeMap::new();
+        for (event, tokens) in outbox.iter() {
+            said.entry(event.tag).or_default().extend(tokens);
+        }
+        for (tag, tokens) in said {
+            let Some(conversation) = self.conversations.get_mut(&tag) else { continue };
+            let expected = conversation.expected.as_mut().unwrap();
+            assert!(expected.starts_with(&tokens), "{}: {tag} says {tokens:?}, not {expected:?}", self.about);
+            conversation.tokens.extend_from_slice(&tokens);
+            expected.drain(..tokens.len());
+        }
+        for ended in outbox.ended.drain(..) {
+            seen.turns += 1;
+            seen.kept_hits += u64::from(ended.cached > 0);
+            seen.preempted += u64::from(ended.preemptions);
+            let Some(conversation) = self.conversations.get_mut(&ended.tag) else { continue };
+            let left = conversation.expected.take().unwrap();
+            let whole = matches!(ended.finish, Finish::Eos | Finish::MaxTokens);
+            assert!(!whole || left.is_empty(), "{}: {} stops before {left:?}", self.about, ended.tag);
+            assert!(whole || ended.finish == Finish::Capacity, "{}: {:?}", self.about, ended.finish);
+        }
+        outbox.clear();
+        turn
+    }
+
+    fn finish(mut self, seen: &mut Seen) {
+        let mut turns = 0;
+        while self.step(seen) != Turn::Idle {
+            turns += 1;
+            let core = self.engine.core();
+            assert!(turns < 5000, "{}: no end in sight, {:?} {:?}", self.about, core.counts(), core.record());
+        }
+        for (session, len) in &self.told {
+            assert_eq!(self.engine.core().kept(*session), *len, "{}: as the outbox told it", self.about);
+        }
+        let keys: Vec<u64> = self.conversations.keys().copied().collect();
+        keys.iter().for_each(|key| self.engine.core_mut().end_session(SessionId(*key)));
+        self.engine.core().check_invariants().unwrap();
+        let room = self.engine.core().cache().room();
+        let all = self.engine.core().cache().capacity();
+        assert_eq!((room.available(), room.held, room.leased), (all, 0, 0), "{}", self.about);
+    }
+}
+
+fn run(kind: CacheKind, seeds: std::ops::Range<u64>) -> Seen {
+    let mut seen = Seen::default();
+    for seed in seeds {
+        let mut world = World::new(kind, seed);
+        for _ in 0..60 {
+            world.act(&mut seen);
+            for _ in 0..world.dice.below(4) {
+                world.step(&mut seen);
+            }
+        }
+        world.finish(&mut seen);
+    }
+    seen
+}
+
+#[test]
+fn every_turn_of_every_session_says_what_its_conversation_says_alone() {
+    let count = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(150);
+    for &kind in CacheKind::ALL {
+        let seen = run(kind, 0..count);
+        println!("{kind}: {seen:?}");
+        let forks = !matches!(kind, CacheKind::Contiguous | CacheKind::Tree);
+        // A cache of one sequence keeps the last session alone.
+        let hits = if forks { 100 } else { 20 };
+        assert!(seen.turns > 1000 && seen.kept_hits > hits && seen.evicted > 100, "{kind}: {seen:?}");
+        assert_eq!(seen.forks_shared > 100, forks, "{kind}: {seen:?}");
+    }
+}
+
+fn small(kind: CacheKind, slots: u32, prefix_cache: bool) -> Engine<Toy> {
+    let config = CacheConfig { block_size: 4, sharing: prefix_cache, ..CacheConfig::new(slots) };
+    let limits = Limits { prefix_cache, ..Limits::default() };
+    let policy = Box::new(Chunked::new(64, Mixing::Off));
+    let core = Core::new(limits, Order::Fcfs, policy, build(kind, &config).unwrap());
+    Engine::new(core, Toy::new(), || 0)
+}
+
+fn ask(prompt: &[Token], max_tokens: u32, session: Option<u64>, salt: u64) -> Request {
+    let session = session.map(SessionId);
+    let params = Params { max_tokens, session, salt, ..Params::default() };
+    Request { tag: 1, prompt: prompt.to_vec(), params }
+}
+
+fn cached(engine: &mut Engine<Toy>, request: Request) -> u32 {
+    let done = engine.generate(vec![request]).unwrap().remove(0).unwrap();
+    done.summary.cached
+}
+
+#[test]
+fn a_trunk_is_held_once_whoever_branches_off_it() {
+    let trunk: Vec<Token> = (0..40).map(|i| 100 + i % 7).collect();
+    for kind in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix] {
+        let mut engine = small(kind, 256, false);
+        assert_eq!(cached(&mut engine, ask(&trunk, 0, Some(1), 0)), 0);
+        let alone = engine.core().cache().room().held;
+        assert_eq!(alone, 40, "{kind}");
+        for branch in 2..10 {
+            assert_eq!(engine.core_mut().fork_session(SessionId(1), SessionId(branch), 40), 40, "{kind}");
+        }
+        assert_eq!(engine.core().cache().room().held, alone, "{kind}: no branch takes a slot");
+        let requests = (2..10).map(|branch| {
+            let mut prompt = trunk.clone();
+            prompt.extend([branch as Token; 4]);
+            ask(&prompt, 3, Some(branch), 0)
+        });
+        for done in engine.generate(requests.collect()).unwrap() {
+            assert_eq!(done.unwrap().summary.cached, 40, "{kind}");
+        }
+    }
+}
+
+#[test]
+fn what_sessions_left_goes_before_anybody_has_to_wait() {
+    let mut engine = small(CacheKind::Paged, 64, false);
+    assert_eq!(cached(&mut engine, ask(&[5; 40], 0, Some(1), 0)), 0);
+    assert_eq!(engine.core().kept(SessionId(1)), 40);
+    assert_eq!(cached(&mut engine, ask(&[6; 40], 0, Some(2), 0)), 0);
+    assert_eq!(engine.core().kept(SessionId(1)), 0, "the older one made room");
+    assert_eq!(engine.core().kept(SessionId(2)), 40);
+    // The session is not lost with it: the same tokens give the same answer.
+    let answer = engine.generate(vec![ask(&[5; 40], 8, Some(1), 0)]).unwrap().remove(0).unwrap();
+    assert_eq!(answer.tokens, Toy::alone(&[5; 40], 8, true));
+}
+
+#[test]
+fn a_session_of_another_salt_goes_on_from_nothing() {
+    let mut engine = small(CacheKind::Paged, 64, false);
+    cached(&mut engine, ask(&[5; 16], 0, Some(1), 2));
+    assert_eq!(cached(&mut engine, ask(&[5; 20], 0, Some(1), 3)), 0);
+    assert_eq!(cached(&mut engine, ask(&[5; 24], 0, Some(1), 3)), 20);
+}
+
+#[test]
+fn the_first_request_of_a_tenant_leaves_its_prefix_to_that_tenant_alone() {
+    let mut engine = small(CacheKind::Radix, 64, true);
+    assert_eq!(cached(&mut engine, ask(&[5; 16], 1, None, 7)), 0);
+    assert_eq!(cached(&mut engine, ask(&[5; 16], 1, None, 0)), 0, "somebody else's");
+    assert_eq!(cached(&mut engine, ask(&[5; 16], 1, None, 7)), 12);
+}
+
+#[test]
+fn an_ended_session_leaves_nothing_even_while_it_runs() {
+    let mut engine = small(CacheKind::Cells, 64, false);
+    engine.add_request(ask(&[5; 8], 6, Some(1), 0)).unwrap();
+    engine.step().unwrap();
+    engine.core_mut().end_session(SessionId(1));
+    engine.drain().unwrap();
+    assert_eq!((engine.core().kept(SessionId(1)), engine.core().cache().room().held), (0, 0));
+}

@@ -1,0 +1,41 @@
+use kvasir_cpu::KvType;
+use kvasir_kv::CacheKind;
+
+/// Where K and V are kept: which bookkeeping, in which form, and how much of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// The bookkeeping. `contiguous` and `tree` hold one sequence; the others as many as fit, and share what they have in
+    /// common.
+    pub kind: CacheKind,
+    /// How K and V are stored; what suits the model unless given.
+    pub kv: Option<KvType>,
+    /// Tokens that fit, those of all sequences together; what memory holds, and at most 32768, unless given.
+    pub capacity: Option<u32>,
+    /// Slots that are handed out together, 1 to 256, for `paged` and `radix`.
+    pub block_size: u32,
+    /// Sequences that run at once, for kinds that hold several.
+    pub sequences: u32,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        Self { kind: CacheKind::Radix, kv: None, capacity: None, block_size: 16, sequences: 64 }
+    }
+}
+
+impl CacheOptions {
+    /// This kind, with defaults.
+    pub fn new(kind: CacheKind) -> Self {
+        Self { kind, ..Self::default() }
+    }
+
+    /// Stored like this.
+    pub fn kv(self, kv: KvType) -> Self {
+        Self { kv: Some(kv), ..self }
+    }
+
+    /// With room for so many tokens.
+    pub fn capacity(self, tokens: u32) -> Self {
+        Self { capacity: Some(tokens), ..self }
+    }
+}

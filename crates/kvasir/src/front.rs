@@ -1,0 +1,150 @@
+use crate::{
+    Answer, BackendKind, CacheOptions, Error, Model, Opened, Piece, Precision, Prompt, Session, Stream,
+    runner::Runner,
+};
+use kvasir_engine::{Core, Params, RequestId};
+use std::{path::Path, sync::Arc};
+
+/// What runs a model, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// What computes.
+    pub backend: BackendKind,
+    /// How exactly.
+    pub precision: Precision,
+    /// Threads of the cpu backend; as many as the machine runs at once unless given.
+    pub threads: Option<usize>,
+    /// Where requests that belong to no session keep K and V.
+    pub cache: CacheOptions,
+}
+
+/// A model that answers: the library's front door.
+///
+/// It runs in the caller's thread, and only when it is asked to; there is no server and no runtime. Requests that are under way
+/// together share each step.
+///
+/// ```
+/// use kvasir::{Kvasir, Options, Params};
+/// # fn main() -> Result<(), kvasir::Error> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/models/qwen3");
+/// let mut kvasir = Kvasir::load(path, Options::default())?;
+/// let params = Params { max_tokens: 8, ..Params::default() };
+///
+/// // One prompt. This tiny model has no words, so it is asked with ids; others take a text as well.
+/// let answer = kvasir.generate([5, 6, 7], &params)?;
+/// assert_eq!(answer.ids.len(), 8);
+///
+/// // Many prompts side by side, each with parameters of its own.
+/// let longer = Params { max_tokens: 12, ..params.clone() };
+/// let answers = kvasir.generate_many([([5, 6, 7], params.clone()), ([8, 9, 10], longer)])?;
+/// assert_eq!((answers[0].ids.clone(), answers[1].ids.len()), (answer.ids, 12));
+///
+/// // As it comes. Dropping the stream cancels the request.
+/// for piece in kvasir.stream([5, 6, 7], &params)?.take(3) {
+///     println!("{:?}", piece?.ids);
+/// }
+/// # Ok(()) }
+/// ```
+pub struct Kvasir {
+    runner: Runner,
+}
+
+impl Kvasir {
+    /// Loads a GGUF file or a directory in the Hugging Face layout.
+    pub fn load(path: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
+        Self::of(Opened::open(path.as_ref())?, options)
+    }
+
+    /// Loads what has been opened already.
+    pub fn of(opened: Opened, options: Options) -> Result<Self, Error> {
+        let model = Model::new(opened.load(options.backend, options.precision, options.threads)?)?;
+        let engine = model.engine(&options.cache)?;
+        Ok(Self { runner: Runner::new(model, engine) })
+    }
+
+    /// Runs a loaded model under a policy, a cache and limits of the caller's.
+    pub fn with_core(model: Arc<Model>, core: Core, overlap: bool) -> Result<Self, Error> {
+        let engine = model.loaded.engine(core, overlap)?;
+        Ok(Self { runner: Runner::new(model, engine) })
+    }
+
+    /// The model, for others to run as well.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.runner.model
+    }
+
+    /// A session on the same weights, with a cache of its own. It is independent of this value and of all other sessions.
+    pub fn session(&self, options: CacheOptions) -> Result<Session, Error> {
+        Session::new(Arc::clone(self.model()), &options)
+    }
+
+    /// The answer to one prompt.
+    pub fn generate(&mut self, prompt: impl Into<Prompt>, params: &Params) -> Result<Answer, Error> {
+        self.generate_many([(prompt, params.clone())])?
+            .pop()
+            .ok_or_else(|| Error::Failed("one prompt got no answer".into()))
+    }
+
+    /// The answers to many prompts, in their order. They run side by side, as many as fit. If one of them cannot be taken, none is
+    /// run.
+    pub fn generate_many<P: Into<Prompt>>(
+        &mut self,
+        asks: impl IntoIterator<Item = (P, Params)>,
+    ) -> Result<Vec<Answer>, Error> {
+        let mut ids = Vec::new();
+        for (n, (prompt, params)) in asks.into_iter().enumerate() {
+            match self.runner.add(prompt.into(), &params) {
+                Ok(id) => ids.push(id),
+                Err(error) => {
+                    ids.iter().for_each(|id| self.runner.cancel(*id));
+                    return Err(error.of_prompt(n));
+                }
+            }
+        }
+        self.runner.answers(&ids)
+    }
+
+    /// The answer to one prompt as it comes.
+    pub fn stream(&mut self, prompt: impl Into<Prompt>, params: &Params) -> Result<Stream<'_>, Error> {
+        let id = self.runner.add(prompt.into(), params)?;
+        Ok(Stream::new(&mut self.runner, id, None))
+    }
+
+    /// Queues a request for those who drive the loop themselves with [`Kvasir::step`].
+    ///
+    /// ```
+    /// use kvasir::{Kvasir, Options, Params};
+    /// # fn main() -> Result<(), kvasir::Error> {
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/models/qwen3");
+    /// let mut kvasir = Kvasir::load(path, Options::default())?;
+    /// let params = Params { max_tokens: 4, ..Params::default() };
+    /// let first = kvasir.add_request([5, 6, 7], &params)?;
+    /// let second = kvasir.add_request([5, 6, 8], &params)?;
+    /// let mut done = Vec::new();
+    /// while !kvasir.is_idle() {
+    ///     done.extend(kvasir.step()?.into_iter().filter(|piece| piece.answer.is_some()));
+    /// }
+    /// assert_eq!(done.len(), 2);
+    /// assert!(done.iter().any(|piece| piece.request == first) && first != second);
+    /// # Ok(()) }
+    /// ```
+    pub fn add_request(&mut self, prompt: impl Into<Prompt>, params: &Params) -> Result<RequestId, Error> {
+        self.runner.add(prompt.into(), params)
+    }
+
+    /// One turn of the engine: makes and runs a step if anybody can run, and gives what has come for anybody since the last time.
+    pub fn step(&mut self) -> Result<Vec<Piece>, Error> {
+        self.runner.turn()?;
+        Ok(self.runner.take_all())
+    }
+
+    /// Ends a request at once; nothing more is heard of it.
+    pub fn cancel(&mut self, request: RequestId) {
+        self.runner.cancel(request);
+    }
+
+    /// Whether nobody waits, runs or has something to be told.
+    pub fn is_idle(&self) -> bool {
+        self.runner.is_idle()
+    }
+}

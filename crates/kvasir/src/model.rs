@@ -1,0 +1,86 @@
+use crate::{AnyExecutor, CacheOptions, Error, Loaded, Prompt};
+use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order};
+use kvasir_formats::Tokenizer;
+use kvasir_kv::{Builders, CacheConfig, CacheKind, Token};
+use std::sync::Arc;
+
+/// Tokens of one step, and of one step's prompts.
+const STEP_TOKENS: u32 = 2048;
+/// Slots of a pool that nobody gave a size: a desk's memory is shared with everything else on it.
+const DESK_SLOTS: u32 = 32768;
+/// Share of the free memory that such a pool may take.
+const MEMORY_SHARE: f64 = 0.5;
+
+/// A loaded model with its words. It is held by an [`Arc`]: whatever runs it, the weights are there once.
+pub struct Model {
+    /// The weights, ready for a backend.
+    pub loaded: Loaded,
+    /// Text to ids and back; none where the checkpoint has no vocabulary.
+    pub tokenizer: Option<Tokenizer>,
+    /// Ids that end an answer.
+    pub eos: Vec<Token>,
+    /// Which caches the backend runs.
+    builders: Builders,
+}
+
+impl Model {
+    /// Puts a loaded model and its words together.
+    pub fn new(loaded: Loaded) -> Result<Arc<Self>, Error> {
+        let (tokenizer, eos) = (loaded.opened.tokenizer()?, loaded.opened.eos());
+        let mut builders = Builders::default();
+        builders.register_own(loaded.backend(), CacheKind::ALL).map_err(|e| Error::Failed(e.to_string()))?;
+        Ok(Arc::new(Self { loaded, tokenizer, eos, builders }))
+    }
+
+    /// The ids of a prompt. `begins` says whether it is the beginning of a sequence, where special tokens may go.
+    pub fn ids(&self, prompt: Prompt, begins: bool) -> Result<Vec<Token>, Error> {
+        let text = match prompt {
+            Prompt::Ids(ids) => return Ok(ids),
+            Prompt::Text(text) => text,
+        };
+        let none =
+            || Error::Asked("the prompt is a text and the model has no tokenizer; ids do without".into());
+        let tokenizer = self.tokenizer.as_ref().ok_or_else(none)?;
+        Ok(tokenizer.encode(&text, begins)?)
+    }
+
+    /// The text of ids, special tokens left out; none where there is no tokenizer.
+    pub fn text(&self, ids: &[Token]) -> Option<String> {
+        self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(ids, true).ok())
+    }
+
+    /// An engine with a cache and a pool of its own.
+    pub(crate) fn engine(&self, options: &CacheOptions) -> Result<Engine<AnyExecutor>, Error> {
+        let asked = |e: &dyn std::fmt::Display| Error::Asked(e.to_string());
+        let in_blocks = matches!(options.kind, CacheKind::Paged | CacheKind::Radix);
+        let one_stream = matches!(options.kind, CacheKind::Contiguous | CacheKind::Tree);
+        let block_size = if in_blocks { options.block_size } else { 1 };
+        let desk =
+            || self.loaded.slots_in_memory(MEMORY_SHARE).map_or(DESK_SLOTS, |slots| slots.min(DESK_SLOTS));
+        let capacity = options.capacity.unwrap_or_else(desk);
+        if capacity < block_size.max(1) {
+            return Err(Error::Asked(format!(
+                "capacity {capacity} is less than a block of {block_size} slots"
+            )));
+        }
+        if options.sequences == 0 || options.sequences > 4096 {
+            return Err(Error::Asked(format!("sequences {} is not between 1 and 4096", options.sequences)));
+        }
+        let sequences = if one_stream { 1 } else { options.sequences };
+        // Beside those that run: what has ended and is kept, or still named by a step.
+        let max_sequences = sequences.saturating_mul(4).saturating_add(64);
+        let config = CacheConfig { max_sequences, block_size, ..CacheConfig::new(capacity) };
+        let cache =
+            self.builders.build(self.loaded.backend(), options.kind, &config).map_err(|e| asked(&e))?;
+        let limits = Limits {
+            max_num_seqs: sequences,
+            max_num_batched_tokens: STEP_TOKENS,
+            max_model_len: u32::try_from(self.loaded.program().max_positions).unwrap_or(u32::MAX),
+            prefix_cache: in_blocks,
+            ..Limits::default()
+        };
+        let policy = Chunked::new(STEP_TOKENS, Mixing::On { target: None });
+        let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
+        self.loaded.engine_with(core, true, options.kv)
+    }
+}

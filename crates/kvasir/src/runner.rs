@@ -1,0 +1,132 @@
+use crate::{Answer, AnyExecutor, Error, Model, Piece, Prompt};
+use kvasir_engine::{Engine, Params, RequestId, Turn};
+use kvasir_exec::TokenLogprobs;
+use kvasir_formats::TextStream;
+use kvasir_kv::Token;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+/// An engine with the words of its model: requests in, pieces out.
+pub(crate) struct Runner {
+    pub(crate) model: Arc<Model>,
+    pub(crate) engine: Engine<AnyExecutor>,
+    running: HashMap<RequestId, Running>,
+    /// What nobody has taken yet.
+    pieces: VecDeque<Piece>,
+}
+
+/// What has been said so far.
+struct Running {
+    ids: Vec<Token>,
+    logprobs: Vec<TokenLogprobs>,
+    text: String,
+    stream: TextStream,
+}
+
+impl Runner {
+    pub(crate) fn new(model: Arc<Model>, engine: Engine<AnyExecutor>) -> Self {
+        Self { model, engine, running: HashMap::new(), pieces: VecDeque::new() }
+    }
+
+    /// Queues a request. Unless it says otherwise it ends at the model's end tokens.
+    pub(crate) fn add(&mut self, prompt: Prompt, params: &Params) -> Result<RequestId, Error> {
+        let ids = self.model.ids(prompt, true)?;
+        let mut params = params.clone();
+        if params.eos.is_empty() {
+            params.eos.clone_from(&self.model.eos);
+        }
+        let request = self.model.loaded.request(ids, params)?;
+        let added = self.engine.add_request(request);
+        if added.is_err() {
+            // What the outbox says of a refusal, the caller is told at once.
+            self.collect();
+        }
+        let id = added.map_err(|refusal| Error::Asked(refusal.to_string()))?;
+        let stream = TextStream::new(true);
+        self.running
+            .insert(id, Running { ids: Vec::new(), logprobs: Vec::new(), text: String::new(), stream });
+        Ok(id)
+    }
+
+    /// One turn of the engine.
+    pub(crate) fn turn(&mut self) -> Result<Turn, Error> {
+        let turn = self.engine.step();
+        self.collect();
+        turn.map_err(|exit| Error::Failed(exit.to_string()))
+    }
+
+    /// Whether nobody waits, runs or has something to be told.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.engine.core().is_idle() && self.pieces.is_empty()
+    }
+
+    /// Ends a request; nothing more is heard of it.
+    pub(crate) fn cancel(&mut self, id: RequestId) {
+        self.running.remove(&id);
+        self.engine.abort(id);
+        self.collect();
+        self.pieces.retain(|piece| piece.request != id);
+    }
+
+    /// Everything that has come.
+    pub(crate) fn take_all(&mut self) -> Vec<Piece> {
+        self.pieces.drain(..).collect()
+    }
+
+    /// The oldest piece of one request that has come.
+    fn take(&mut self, id: RequestId) -> Option<Piece> {
+        let at = self.pieces.iter().position(|piece| piece.request == id)?;
+        self.pieces.remove(at)
+    }
+
+    /// The next piece of one request. What comes for others meanwhile waits for them.
+    pub(crate) fn next(&mut self, id: RequestId) -> Result<Piece, Error> {
+        loop {
+            if let Some(piece) = self.take(id) {
+                return Ok(piece);
+            }
+            if self.turn()? == Turn::Idle && self.pieces.iter().all(|piece| piece.request != id) {
+                return Err(Error::Failed("the engine stopped without an answer".into()));
+            }
+        }
+    }
+
+    /// The whole answers to requests that run together.
+    pub(crate) fn answers(&mut self, ids: &[RequestId]) -> Result<Vec<Answer>, Error> {
+        let whole = |id: &RequestId| loop {
+            if let Some(answer) = self.next(*id)?.answer {
+                return Ok(answer);
+            }
+        };
+        ids.iter().map(whole).collect()
+    }
+
+    /// Turns what the outbox holds into pieces.
+    fn collect(&mut self) {
+        let outbox = self.engine.core_mut().outbox();
+        for (event, ids) in outbox.iter() {
+            let Some(running) = self.running.get_mut(&event.request) else { continue };
+            let range = event.tokens.range();
+            let said = outbox.logprobs.iter().filter(|(at, _)| range.contains(&(*at as usize)));
+            running.logprobs.extend(said.map(|(_, logprobs)| logprobs.clone()));
+            running.ids.extend_from_slice(ids);
+            let mut text = match &self.model.tokenizer {
+                Some(tokenizer) => ids.iter().map(|id| running.stream.push(tokenizer, *id)).collect(),
+                None => String::new(),
+            };
+            let summary = outbox.ended.iter().find(|summary| summary.request == event.request);
+            if summary.is_some() && event.finish.is_some() {
+                text.push_str(&running.stream.finish());
+            }
+            running.text.push_str(&text);
+            let answer = summary.filter(|_| event.finish.is_some()).and_then(|summary| {
+                let Running { ids, logprobs, text, .. } = self.running.remove(&event.request)?;
+                Some(Answer::new(summary, ids, self.model.tokenizer.as_ref().map(|_| text), logprobs))
+            });
+            self.pieces.push_back(Piece { request: event.request, ids: ids.to_vec(), text, answer });
+        }
+        outbox.clear();
+    }
+}

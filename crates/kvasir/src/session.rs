@@ -1,0 +1,200 @@
+use crate::{Answer, CacheOptions, Error, Model, Prompt, Stream, runner::Runner};
+use kvasir_engine::{Params, SessionId};
+use kvasir_kv::{Cache, CacheError, CacheKind, Face, Token};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// One conversation of a session; the first is [`Session::main`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Branch(u64);
+
+/// Conversations over one cache, whose tokens stay and are never computed twice while there is room for them.
+///
+/// A branch is a list of tokens. What is asked of it goes on where it ends, and the answer is appended. A fork begins with the
+/// tokens of its source and takes no memory of its own for them; branches answer side by side. When the cache is full, what was used
+/// longest ago is computed again when it is used: a branch is never lost.
+///
+/// ```
+/// use kvasir::{CacheKind, CacheOptions, Kvasir, KvType, Options, Params};
+/// # fn main() -> Result<(), kvasir::Error> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/models/qwen3");
+/// let kvasir = Kvasir::load(path, Options::default())?;
+/// let mut session = kvasir.session(CacheOptions::new(CacheKind::Cells).kv(KvType::Q8_0).capacity(1024))?;
+/// let params = Params { max_tokens: 6, ..Params::default() };
+///
+/// let main = session.main();
+/// session.append(main, [5, 6, 7, 8])?;
+/// let first = session.generate(main, &params)?;
+/// assert_eq!(session.len(main)?, 4 + first.ids.len());
+///
+/// // Two agents go on from here, side by side; the trunk is computed and held once.
+/// let agents = session.fork(main, 2)?;
+/// session.append(agents[0], [9])?;
+/// session.append(agents[1], [10])?;
+/// let answers = session.generate_all(&agents, &params)?;
+/// assert_eq!(answers[0].cached, answers[1].cached);
+///
+/// // Back to the prompt: the same question gets the same answer.
+/// session.rewind(main, 4)?;
+/// assert_eq!(session.generate(main, &params)?.ids, first.ids);
+///
+/// session.keep(agents[1])?;
+/// assert!(session.len(main).is_err(), "only the branch that is kept is left");
+/// # Ok(()) }
+/// ```
+pub struct Session {
+    runner: Runner,
+    branches: BTreeMap<Branch, Vec<Token>>,
+    next: u64,
+}
+
+impl Session {
+    pub(crate) fn new(model: Arc<Model>, options: &CacheOptions) -> Result<Self, Error> {
+        let engine = model.engine(options)?;
+        let branches = BTreeMap::from([(Branch(0), Vec::new())]);
+        Ok(Self { runner: Runner::new(model, engine), branches, next: 1 })
+    }
+
+    /// The branch that is there from the beginning.
+    pub fn main(&self) -> Branch {
+        Branch(0)
+    }
+
+    /// All branches.
+    pub fn branches(&self) -> impl Iterator<Item = Branch> {
+        self.branches.keys().copied()
+    }
+
+    /// The tokens of a branch.
+    pub fn tokens(&self, branch: Branch) -> Result<&[Token], Error> {
+        self.branches.get(&branch).map(Vec::as_slice).ok_or_else(|| unknown(branch))
+    }
+
+    /// Number of its tokens.
+    pub fn len(&self, branch: Branch) -> Result<usize, Error> {
+        self.tokens(branch).map(<[Token]>::len)
+    }
+
+    /// Tokens of it whose K and V are in the cache.
+    pub fn cached(&self, branch: Branch) -> Result<u32, Error> {
+        self.tokens(branch).map(|_| self.runner.engine.core().kept(SessionId(branch.0)))
+    }
+
+    /// The bookkeeping, for looking in.
+    pub fn cache(&self) -> &dyn Cache {
+        self.runner.engine.core().cache()
+    }
+
+    /// Appends to a branch; it is computed when it is needed. Returns the length.
+    pub fn append(&mut self, branch: Branch, prompt: impl Into<Prompt>) -> Result<usize, Error> {
+        let begins = self.tokens(branch)?.is_empty();
+        let ids = self.runner.model.ids(prompt.into(), begins)?;
+        let tokens = self.branches.get_mut(&branch).ok_or_else(|| unknown(branch))?;
+        if !ids.is_empty() {
+            let all: Vec<Token> = tokens.iter().chain(&ids).copied().collect();
+            self.runner.model.loaded.check_prompt(&all)?;
+            *tokens = all;
+        }
+        Ok(tokens.len())
+    }
+
+    /// Goes on where a branch ends, and appends the answer.
+    pub fn generate(&mut self, branch: Branch, params: &Params) -> Result<Answer, Error> {
+        let answers = self.generate_all(&[branch], params)?.pop();
+        answers.ok_or_else(|| Error::Failed("one branch got no answer".into()))
+    }
+
+    /// Goes on where several branches end, side by side, and appends each answer to its branch.
+    pub fn generate_all(&mut self, branches: &[Branch], params: &Params) -> Result<Vec<Answer>, Error> {
+        if let Some(twice) = branches.iter().enumerate().find(|(n, branch)| branches[..*n].contains(branch)) {
+            return Err(Error::Asked(format!("branch {} is named twice", twice.1.0)));
+        }
+        let mut requests = Vec::with_capacity(branches.len());
+        for branch in branches {
+            match self.ask(*branch, params) {
+                Ok(request) => requests.push(request),
+                Err(error) => {
+                    requests.iter().for_each(|request| self.runner.cancel(*request));
+                    return Err(error);
+                }
+            }
+        }
+        let answers = self.runner.answers(&requests)?;
+        for (branch, answer) in branches.iter().zip(&answers) {
+            if let Some(tokens) = self.branches.get_mut(branch) {
+                tokens.extend_from_slice(&answer.ids);
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Goes on where a branch ends, as it comes. What has come is appended, also when the stream is dropped before its end.
+    pub fn stream(&mut self, branch: Branch, params: &Params) -> Result<Stream<'_>, Error> {
+        let request = self.ask(branch, params)?;
+        Ok(Stream::new(&mut self.runner, request, self.branches.get_mut(&branch)))
+    }
+
+    fn ask(&mut self, branch: Branch, params: &Params) -> Result<kvasir_engine::RequestId, Error> {
+        let tokens = self.tokens(branch)?.to_vec();
+        let params = Params { session: Some(SessionId(branch.0)), ..params.clone() };
+        self.runner.add(Prompt::Ids(tokens), &params)
+    }
+
+    /// Computes what a branch has and the cache lacks, as far as the cache keeps it: in whole blocks.
+    pub fn fill(&mut self, branch: Branch) -> Result<(), Error> {
+        let missing = self.len(branch)? as u32 - self.cached(branch)?;
+        if missing < self.cache().block_size() {
+            return Ok(());
+        }
+        let params = Params { max_tokens: 0, ..Params::default() };
+        let request = self.ask(branch, &params)?;
+        self.runner.answers(&[request]).map(|_| ())
+    }
+
+    /// `n` branches that begin with the tokens of this one. They share its K and V, which is computed first. Refused by caches that
+    /// hold one sequence.
+    pub fn fork(&mut self, branch: Branch, n: usize) -> Result<Vec<Branch>, Error> {
+        let kind = self.cache().kind();
+        if matches!(kind, CacheKind::Contiguous | CacheKind::Tree) {
+            return Err(Error::Asked(CacheError::NoFace { kind, face: Face::Sequences }.to_string()));
+        }
+        let tokens = self.tokens(branch)?.to_vec();
+        self.fill(branch)?;
+        let forks: Vec<Branch> = (self.next..).take(n).map(Branch).collect();
+        self.next += n as u64;
+        for fork in &forks {
+            let (from, into) = (SessionId(branch.0), SessionId(fork.0));
+            self.runner.engine.core_mut().fork_session(from, into, tokens.len() as u32);
+            self.branches.insert(*fork, tokens.clone());
+        }
+        Ok(forks)
+    }
+
+    /// Cuts a branch to its first `to` tokens.
+    pub fn rewind(&mut self, branch: Branch, to: usize) -> Result<(), Error> {
+        let tokens = self.branches.get_mut(&branch).ok_or_else(|| unknown(branch))?;
+        if to > tokens.len() {
+            return Err(Error::Asked(format!("rewind to {to}: the branch has {} tokens", tokens.len())));
+        }
+        tokens.truncate(to);
+        self.runner.engine.core_mut().rewind_session(SessionId(branch.0), to as u32);
+        Ok(())
+    }
+
+    /// Ends all other branches.
+    pub fn keep(&mut self, branch: Branch) -> Result<(), Error> {
+        self.tokens(branch)?;
+        let others: Vec<Branch> = self.branches().filter(|other| *other != branch).collect();
+        others.into_iter().try_for_each(|other| self.close(other))
+    }
+
+    /// Ends a branch.
+    pub fn close(&mut self, branch: Branch) -> Result<(), Error> {
+        self.branches.remove(&branch).ok_or_else(|| unknown(branch))?;
+        self.runner.engine.core_mut().end_session(SessionId(branch.0));
+        Ok(())
+    }
+}
+
+fn unknown(branch: Branch) -> Error {
+    Error::Asked(format!("there is no branch {}", branch.0))
+}

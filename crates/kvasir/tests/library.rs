@@ -1,0 +1,226 @@
+//! The library as a program meets it: no server, no runtime, weights that are there once.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use kvasir::{
+    Branch, CacheKind, CacheOptions, Error, Finish, KvType, Kvasir, Options, Params, Sampling, Session, Token,
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The tiny Qwen3, which has no words.
+fn tiny() -> Kvasir {
+    Kvasir::load(root().join("testdata/models/qwen3"), Options { threads: Some(2), ..Options::default() })
+        .unwrap()
+}
+
+/// The same with words.
+fn with_words(name: &str) -> Kvasir {
+    let folder = std::env::temp_dir().join(format!("kvasir-library-{}-{name}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for from in ["testdata/models/qwen3", "crates/kvasir-formats/tests/data/tokenizers/qwen"] {
+        for file in fs::read_dir(root().join(from)).unwrap().map(Result::unwrap) {
+            fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+        }
+    }
+    let loaded = Kvasir::load(&folder, Options::default()).unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    loaded
+}
+
+fn params(max_tokens: u32) -> Params {
+    let sampling = Sampling { temperature: 0.8, seed: 3, logprobs: Some(2), ..Sampling::default() };
+    Params { max_tokens, ignore_eos: true, sampling, ..Params::default() }
+}
+
+fn asked<T>(result: Result<T, Error>) -> String {
+    match result {
+        Err(Error::Asked(why)) => why,
+        Err(other) => format!("another kind of error: {other}"),
+        Ok(_) => "no error".into(),
+    }
+}
+
+/// Ids, and log-probabilities to the bit.
+type Bits = Vec<(Token, u32)>;
+
+/// A conversation of several turns, as a cache of this kind can have it.
+fn converse(mut session: Session) -> Vec<Bits> {
+    let mut said: Vec<Bits> = Vec::new();
+    let mut ask = |session: &mut Session, branches: &[Branch]| {
+        let answers = session.generate_all(branches, &params(9)).unwrap();
+        said.extend(answers.iter().map(|answer| {
+            assert_eq!(answer.ids.len(), answer.logprobs.len());
+            answer.ids.iter().zip(&answer.logprobs).map(|(id, l)| (*id, l.chosen.to_bits())).collect::<Bits>()
+        }));
+    };
+    let main = session.main();
+    session.append(main, (5..45).collect::<Vec<Token>>()).unwrap();
+    ask(&mut session, &[main]);
+    session.append(main, [7, 8]).unwrap();
+    ask(&mut session, &[main]);
+    session.rewind(main, 30).unwrap();
+    ask(&mut session, &[main]);
+    if let Ok(forks) = session.fork(main, 3) {
+        session.append(forks[1], [9]).unwrap();
+        ask(&mut session, &forks);
+        session.keep(forks[2]).unwrap();
+        ask(&mut session, &[forks[2]]);
+    }
+    said
+}
+
+fn kinds() -> [CacheOptions; 4] {
+    [
+        CacheOptions::new(CacheKind::Contiguous).kv(KvType::F16).capacity(256),
+        CacheOptions::new(CacheKind::Cells).kv(KvType::Q8_0).capacity(512),
+        CacheOptions::new(CacheKind::Tree).kv(KvType::Bf16).capacity(256),
+        CacheOptions::new(CacheKind::Paged).kv(KvType::F32).capacity(512),
+    ]
+}
+
+#[test]
+fn one_model_serves_sessions_of_every_kind_at_once_each_as_if_alone() {
+    let kvasir = tiny();
+    let alone: Vec<_> = kinds().map(|options| converse(tiny().session(options).unwrap())).into();
+    let sessions = kinds().map(|options| kvasir.session(options).unwrap());
+    let threads = sessions.map(|session| thread::spawn(move || converse(session)));
+    let together: Vec<_> = threads.map(|thread| thread.join().unwrap()).into();
+    assert_eq!(alone, together);
+    assert_ne!(alone[0], alone[1], "how K and V are stored shows");
+}
+
+#[test]
+fn bookkeeping_does_not_show() {
+    let kvasir = tiny();
+    let say = |kind| {
+        let mut session = kvasir.session(CacheOptions::new(kind).kv(KvType::F32).capacity(256)).unwrap();
+        let main = session.main();
+        session.append(main, (5..38).collect::<Vec<Token>>()).unwrap();
+        let first = session.generate(main, &params(8)).unwrap();
+        session.append(main, [9]).unwrap();
+        let second = session.generate(main, &params(8)).unwrap();
+        assert!(second.cached >= 32, "{kind}: {}", second.cached);
+        (first.ids, second.ids, second.logprobs)
+    };
+    let all = [CacheKind::Contiguous, CacheKind::Cells, CacheKind::Tree, CacheKind::Paged, CacheKind::Radix];
+    let said: Vec<_> = all.map(say).into();
+    assert!(said.windows(2).all(|pair| pair[0] == pair[1]));
+    // And a session says what somebody without one says.
+    let mut prompt: Vec<Token> = (5..38).collect();
+    prompt.extend(&said[0].0);
+    prompt.push(9);
+    let cache = CacheOptions::default().kv(KvType::F32);
+    let options = Options { cache, threads: Some(2), ..Options::default() };
+    let mut without = Kvasir::load(root().join("testdata/models/qwen3"), options).unwrap();
+    assert_eq!(without.generate(prompt, &params(8)).unwrap().ids, said[0].1);
+}
+
+#[test]
+fn branches_share_their_trunk_and_a_full_cache_loses_no_branch() {
+    let kvasir = tiny();
+    let mut session = kvasir.session(CacheOptions::new(CacheKind::Cells).capacity(120)).unwrap();
+    let main = session.main();
+    session.append(main, (5..69).collect::<Vec<Token>>()).unwrap();
+    let branches = session.fork(main, 4).unwrap();
+    assert_eq!((session.cached(main).unwrap(), session.cache().room().held), (64, 64), "held once");
+    for (n, branch) in (10..).zip(&branches) {
+        assert_eq!(session.cached(*branch).unwrap(), 64);
+        session.append(*branch, [n]).unwrap();
+    }
+    let answers = session.generate_all(&branches, &params(8)).unwrap();
+    assert!(answers.iter().all(|answer| answer.cached == 64 && answer.reason == Finish::MaxTokens));
+    // Something long pushes the others out of the cache; their tokens stay, and so does what they say.
+    let other = session.fork(main, 1).unwrap()[0];
+    session.rewind(other, 0).unwrap();
+    session.append(other, (1..101).collect::<Vec<Token>>()).unwrap();
+    session.generate(other, &params(2)).unwrap();
+    assert_eq!(session.cached(branches[0]).unwrap(), 0);
+    assert_eq!(session.len(branches[0]).unwrap(), 64 + 1 + 8);
+    session.rewind(branches[0], 65).unwrap();
+    assert_eq!(session.generate(branches[0], &params(8)).unwrap().ids, answers[0].ids);
+}
+
+#[test]
+fn a_dropped_stream_cancels_and_others_hear_what_is_theirs() {
+    let mut kvasir = tiny();
+    let whole = kvasir.generate([5, 6, 7], &params(12)).unwrap();
+    let other = kvasir.add_request([8, 9], &params(4)).unwrap();
+    let mut stream = kvasir.stream([5, 6, 7], &params(12)).unwrap();
+    let mut ids = Vec::new();
+    for piece in stream.by_ref() {
+        ids.extend(piece.unwrap().ids);
+    }
+    assert_eq!((&ids, &stream.answer().unwrap().ids), (&whole.ids, &whole.ids));
+    drop(stream);
+    let begun: Vec<_> = kvasir.stream([5, 6, 7], &params(100)).unwrap().take(2).map(Result::unwrap).collect();
+    assert!(begun.iter().all(|piece| piece.answer.is_none()));
+    let mut heard = Vec::new();
+    while !kvasir.is_idle() {
+        heard.extend(kvasir.step().unwrap());
+    }
+    assert!(heard.iter().all(|piece| piece.request == other), "of the cancelled one nothing is heard");
+    assert_eq!(heard.iter().find_map(|piece| piece.answer.clone()).unwrap().ids.len(), 4);
+    let gone = kvasir.add_request([8, 9], &params(4)).unwrap();
+    kvasir.cancel(gone);
+    assert!(kvasir.is_idle());
+}
+
+#[test]
+fn a_session_keeps_what_a_dropped_stream_has_said() {
+    let mut session = tiny().session(CacheOptions::new(CacheKind::Contiguous).capacity(128)).unwrap();
+    let main = session.main();
+    session.append(main, [5, 6, 7]).unwrap();
+    let said: Vec<Token> =
+        session.stream(main, &params(50)).unwrap().take(3).flat_map(|piece| piece.unwrap().ids).collect();
+    assert_eq!(session.tokens(main).unwrap(), [vec![5, 6, 7], said].concat());
+    let greedy = Params { max_tokens: 4, ..Params::default() };
+    assert!(!session.generate(main, &greedy).unwrap().ids.is_empty());
+}
+
+#[test]
+fn texts_go_in_and_come_out() {
+    let mut kvasir = with_words("texts");
+    let params = Params { max_tokens: 8, ignore_eos: true, ..Params::default() };
+    let answer = kvasir.generate("hello there", &params).unwrap();
+    let text = answer.text.clone().unwrap();
+    assert_eq!(kvasir.model().text(&answer.ids).unwrap(), text);
+    let streamed: String =
+        kvasir.stream("hello there", &params).unwrap().map(|piece| piece.unwrap().text).collect();
+    assert_eq!(streamed, text);
+    let many = kvasir.generate_many(["hello there", "who?"].map(|p| (p, params.clone()))).unwrap();
+    assert_eq!((many[0].ids.clone(), many.len()), (answer.ids, 2));
+    assert!(many[0].ttft.is_some() && many[0].tpot.is_some());
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
+    let mut kvasir = tiny();
+    assert!(asked(kvasir.generate("a text", &params(4))).contains("no tokenizer"));
+    assert!(asked(kvasir.generate(Vec::new(), &params(4))).contains("empty"));
+    assert!(
+        asked(kvasir.generate_many([(vec![1], params(4)), (vec![9999], params(4))])).starts_with("prompt 1:")
+    );
+    assert!(kvasir.is_idle(), "the good prompt is not run either");
+    let hot = Params { sampling: Sampling { temperature: -1.0, ..Sampling::default() }, ..params(4) };
+    assert!(asked(kvasir.generate([1], &hot)).contains("temperature"));
+    assert!(asked(kvasir.session(CacheOptions::default().capacity(3)).map(|_| ())).contains("capacity 3"));
+    let none = CacheOptions { sequences: 0, ..CacheOptions::default() };
+    assert!(asked(kvasir.session(none).map(|_| ())).contains("sequences 0"));
+    let mut session = kvasir.session(CacheOptions::new(CacheKind::Tree).capacity(64)).unwrap();
+    let main = session.main();
+    assert!(asked(session.fork(main, 2)).contains("no sequences face"));
+    session.append(main, [1, 2, 3]).unwrap();
+    assert!(asked(session.rewind(main, 4)).contains("3 tokens"));
+    assert!(asked(session.append(main, [9999])).contains("9999"));
+    assert!(asked(session.generate_all(&[main, main], &params(1))).contains("twice"));
+    assert_eq!(session.tokens(main).unwrap(), [1, 2, 3]);
+    session.close(main).unwrap();
+    assert!(asked(session.generate(main, &params(1))).contains("no branch 0"));
+}
