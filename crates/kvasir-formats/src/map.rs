@@ -13,7 +13,14 @@ use std::{
 #[derive(Debug)]
 pub struct Mapped {
     path: PathBuf,
-    map: Option<Mmap>,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    /// Part of the program; also an empty file, which cannot be mapped.
+    BuiltIn(&'static [u8]),
+    File(Mmap),
 }
 
 impl Mapped {
@@ -25,14 +32,19 @@ impl Mapped {
         if !meta.is_file() {
             return Err(Error::at(path.display(), "not a regular file"));
         }
-        let map = if meta.len() == 0 {
-            None // an empty file cannot be mapped
+        let bytes = if meta.len() == 0 {
+            Bytes::BuiltIn(&[])
         } else {
             // SAFETY: the map is read-only and private. A file that another process shortens while it is mapped
             // raises a signal, as it does for every engine that maps its weights; docs say not to.
-            Some(unsafe { Mmap::map(&file) }.map_err(io)?)
+            Bytes::File(unsafe { Mmap::map(&file) }.map_err(io)?)
         };
-        Ok(Self { path: path.to_owned(), map })
+        Ok(Self { path: path.to_owned(), bytes })
+    }
+
+    /// A file that is part of the program; errors call it `name`.
+    pub fn built_in(name: &str, bytes: &'static [u8]) -> Self {
+        Self { path: name.into(), bytes: Bytes::BuiltIn(bytes) }
     }
 
     /// Where the file is.
@@ -42,14 +54,17 @@ impl Mapped {
 
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
-        self.map.as_deref().unwrap_or_default()
+        match &self.bytes {
+            Bytes::BuiltIn(bytes) => bytes,
+            Bytes::File(map) => map,
+        }
     }
 
     /// Gives the pages of a range back to the system; reading them again reads the file again. For a loader that
     /// repacks: what has been repacked need not stay in memory twice.
     pub fn let_go(&self, range: Range<usize>) {
         const PAGE: usize = 4096;
-        let Some(map) = &self.map else { return };
+        let Bytes::File(map) = &self.bytes else { return };
         // Only whole pages inside the range: its neighbours may still be in use.
         let start = range.start.next_multiple_of(PAGE);
         let end = range.end.min(map.len()) / PAGE * PAGE;

@@ -22,10 +22,12 @@
 
 mod answer;
 mod backend;
+mod built_in;
 mod cache_options;
 mod engine;
 mod error;
 mod front;
+mod hub;
 mod inspection;
 mod logits;
 mod model;
@@ -37,9 +39,11 @@ mod stream;
 
 pub use answer::{Answer, Piece};
 pub use backend::{AnyExecutor, AnyPending, BackendKind};
+pub use built_in::NAME as BUILT_IN;
 pub use cache_options::CacheOptions;
 pub use error::Error;
 pub use front::{Kvasir, Options};
+pub use hub::HubName;
 pub use inspection::{Inspection, KvFacts, MemoryPlan};
 pub use kvasir_cpu::{KvType, Precision};
 pub use kvasir_engine::{Finish, Params, RequestId};

@@ -1,6 +1,6 @@
-use crate::{AnyExecutor, BackendKind, Error};
+use crate::{AnyExecutor, BackendKind, Error, HubName, built_in};
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, Team};
-use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts};
+use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts, gguf::Gguf};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Program};
@@ -16,11 +16,29 @@ pub struct Opened {
 }
 
 impl Opened {
+    /// Opens a directory in the Hugging Face layout, a GGUF file or a model of the hub's cache by its [`HubName`].
+    pub fn find(name: &Path) -> Result<Self, Error> {
+        match name.to_str().and_then(HubName::parse) {
+            Some(hub) if !name.exists() => Self::open(&hub.find()?),
+            _ => Self::open(name),
+        }
+    }
+
     /// Opens a directory in the Hugging Face layout or a GGUF file.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let checkpoint = Checkpoint::open(path)?;
-        let named = |e| kvasir_formats::Error::at(path.display(), e);
-        let model = Model::build(&checkpoint.source()).map_err(named)?;
+        Self::of(Checkpoint::open(path)?)
+    }
+
+    /// The model that is part of the program: small, and good at small things.
+    pub fn built_in() -> Result<Self, Error> {
+        let gguf = Gguf::built_in(built_in::NAME, built_in::BYTES)?;
+        Self::of(Checkpoint::of_gguf(Arc::new(gguf))?)
+    }
+
+    fn of(checkpoint: Checkpoint) -> Result<Self, Error> {
+        let path = checkpoint.path();
+        let model = Model::build(&checkpoint.source());
+        let model = model.map_err(|e| kvasir_formats::Error::at(path.display(), e))?;
         if let Some(gguf) = checkpoint.gguf() {
             check_kv_facts(gguf, &model.target.layers).map_err(|error| error.in_file(path))?;
         }

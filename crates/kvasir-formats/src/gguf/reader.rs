@@ -43,13 +43,24 @@ pub struct Gguf {
 impl Gguf {
     /// Opens a file; one named `…-00001-of-000NN.gguf` opens its siblings too.
     pub fn open(path: &Path) -> Result<Self> {
-        let mut all = Self { files: Vec::new(), meta: BTreeMap::new(), tensors: Vec::new() };
-        all.add(path)?;
+        let mut all = Self::empty();
+        all.add(Mapped::open(path)?)?;
         let shards = all.meta.get("split.count").and_then(Value::as_u64).unwrap_or(1);
         if shards > 1 {
             all.add_siblings(path, shards)?;
         }
         Ok(all)
+    }
+
+    /// The one file that is part of the program; errors call it `name`.
+    pub fn built_in(name: &str, bytes: &'static [u8]) -> Result<Self> {
+        let mut all = Self::empty();
+        all.add(Mapped::built_in(name, bytes))?;
+        Ok(all)
+    }
+
+    fn empty() -> Self {
+        Self { files: Vec::new(), meta: BTreeMap::new(), tensors: Vec::new() }
     }
 
     fn add_siblings(&mut self, path: &Path, shards: u64) -> Result<()> {
@@ -64,7 +75,7 @@ impl Gguf {
             let sibling = shard_path(path, no, shards).ok_or_else(|| {
                 fail(format!("says {shards} files, but the name does not end in -00001-of-{shards:05}.gguf"))
             })?;
-            self.add(&sibling)?;
+            self.add(Mapped::open(&sibling)?)?;
         }
         let expected = self.meta.get("split.tensors.count").and_then(Value::as_u64);
         match expected {
@@ -76,8 +87,9 @@ impl Gguf {
     }
 
     /// Adds one file; metadata comes from the first.
-    fn add(&mut self, path: &Path) -> Result<()> {
-        let file = Arc::new(Mapped::open(path)?);
+    fn add(&mut self, file: Mapped) -> Result<()> {
+        let file = Arc::new(file);
+        let path = file.path();
         let (meta, tensors) = parse(&file, self.files.len()).map_err(|e| e.in_file(path))?;
         let names: HashSet<&str> = self.tensors.iter().map(|t| t.name.as_str()).collect();
         if let Some(twice) = tensors.iter().find(|t| names.contains(t.name.as_str())) {

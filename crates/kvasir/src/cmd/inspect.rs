@@ -1,12 +1,11 @@
-use super::Failure;
-use kvasir::{Inspection, Opened};
-use std::{path::PathBuf, process::ExitCode};
+use super::{Failure, model::Which};
+use kvasir::Inspection;
+use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A directory in the Hugging Face layout, or a GGUF file
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    which: Which,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -14,7 +13,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let inspection = Inspection::of(&Opened::open(&self.model)?);
+        let inspection = Inspection::of(&self.which.open()?);
         match self.json {
             true => println!("{}", serde_json::to_string(&inspection).map_err(Failure::failed)?),
             false => print!("{inspection}"),

@@ -2,12 +2,33 @@ use super::Failure;
 use kvasir::{BackendKind, Loaded, Opened};
 use std::path::PathBuf;
 
+/// Which model.
+#[derive(clap::Args)]
+pub(crate) struct Which {
+    /// A directory in the Hugging Face layout, a GGUF file, or a hub name (`OWNER/NAME[@REVISION][:TAG]`); the built-in
+    /// model unless given
+    #[arg(value_name = "MODEL")]
+    model: Option<PathBuf>,
+}
+
+impl Which {
+    pub(crate) fn open(&self) -> Result<Opened, Failure> {
+        Ok(self.model.as_deref().map_or_else(Opened::built_in, Opened::find)?)
+    }
+
+    /// What the model is called where nobody named it: as its file or folder.
+    pub(crate) fn name(&self) -> String {
+        let Some(given) = &self.model else { return kvasir::BUILT_IN.into() };
+        let path = given.canonicalize().unwrap_or_else(|_| given.clone());
+        path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+    }
+}
+
 /// Which model, and what computes.
 #[derive(clap::Args)]
 pub(crate) struct ModelArgs {
-    /// A directory in the Hugging Face layout, or a GGUF file
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    which: Which,
     /// What computes
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_BACKEND")]
     backend: Backend,
@@ -45,12 +66,10 @@ impl ModelArgs {
             Precision::Exact => kvasir::Precision::Exact,
         };
         let threads = self.threads.map(|n| n as usize);
-        Ok(Opened::open(&self.model)?.load(backend, precision, threads)?)
+        Ok(self.which.open()?.load(backend, precision, threads)?)
     }
 
-    /// What the model is called where nobody named it: as its file or folder.
     pub(crate) fn name(&self) -> String {
-        let path = self.model.canonicalize().unwrap_or_else(|_| self.model.clone());
-        path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+        self.which.name()
     }
 }

@@ -1,0 +1,143 @@
+//! Models by their hub name: found in the hub's cache; fetched into it from a hub of our own on loopback.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3")
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("kvasir-hub-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn inspect(cache: &Path, endpoint: &str, name: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    command.args(["inspect", name]).env("HF_HUB_CACHE", cache).env("HF_ENDPOINT", endpoint);
+    command.env("NO_PROXY", "127.0.0.1").output().unwrap()
+}
+
+#[test]
+fn a_model_in_the_cache_is_used_without_a_network() {
+    let cache = folder("cache");
+    let of_model = cache.join("models--acme--tiny");
+    let snapshot = of_model.join("snapshots").join(COMMIT);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(of_model.join("refs")).unwrap();
+    fs::write(of_model.join("refs/main"), COMMIT).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(model().join(file), snapshot.join(file)).unwrap();
+    }
+    // Nobody listens there.
+    let nowhere = "http://127.0.0.1:9";
+    for name in ["acme/tiny", "acme/tiny@main", &format!("acme/tiny@{COMMIT}")] {
+        let out = inspect(&cache, nowhere, name);
+        assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+        assert!(String::from_utf8_lossy(&out.stdout).contains("Qwen3ForCausalLM"));
+    }
+    for name in ["acme/other", "acme/tiny@v2"] {
+        let out = inspect(&cache, nowhere, name);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1));
+        assert!(said.lines().count() == 1 && said.contains(name.split('@').next().unwrap()), "{said}");
+    }
+    let _ = fs::remove_dir_all(cache);
+}
+
+#[cfg(feature = "hub")]
+mod fetched {
+    use super::*;
+    use std::{
+        io::{BufRead, BufReader, Write},
+        net::{TcpListener, TcpStream},
+        thread,
+    };
+
+    /// A hub with one repository, `acme/tiny`, of the test model's files.
+    fn hub() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                thread::spawn(move || answer(stream));
+            }
+        });
+        format!("http://{address}")
+    }
+
+    fn answer(stream: TcpStream) -> Option<()> {
+        let mut reader = BufReader::new(stream.try_clone().ok()?);
+        let mut first = String::new();
+        reader.read_line(&mut first).ok()?;
+        let mut line = String::new();
+        while reader.read_line(&mut line).ok()? > 2 {
+            line.clear();
+        }
+        let mut words = first.split(' ');
+        let (method, path) = (words.next()?, words.next()?.split('?').next()?);
+        let (kind, body) = reply(path);
+        let status = if body.is_some() { "200 OK" } else { "404 Not Found" };
+        let body = body.unwrap_or_default();
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nETag: \"{:x}\"\r\nX-Repo-Commit: {COMMIT}\r\nConnection: close\r\n\r\n",
+            body.len(),
+            body.len(),
+        );
+        let mut stream = stream;
+        stream.write_all(head.as_bytes()).ok()?;
+        if method != "HEAD" {
+            stream.write_all(&body).ok()?;
+        }
+        Some(())
+    }
+
+    fn reply(path: &str) -> (&'static str, Option<Vec<u8>>) {
+        let files = ["config.json", "model.safetensors"];
+        let json = |value: serde_json::Value| ("application/json", Some(value.to_string().into_bytes()));
+        if path.starts_with("/api/models/acme/tiny/tree/") {
+            let entry = |file: &&str| {
+                let size = fs::metadata(model().join(file)).unwrap().len();
+                serde_json::json!({"type": "file", "path": file, "oid": "0", "size": size})
+            };
+            return json(
+                files
+                    .iter()
+                    .map(entry)
+                    .chain([serde_json::json!(
+                        {"type": "file", "path": "README.md", "oid": "0", "size": 1}
+                    )])
+                    .collect(),
+            );
+        }
+        if path.starts_with("/api/models/acme/tiny") {
+            return json(serde_json::json!({"id": "acme/tiny", "sha": COMMIT}));
+        }
+        let asked = path.strip_prefix("/acme/tiny/resolve/").and_then(|rest| rest.split_once('/'));
+        let file = asked.and_then(|(_, file)| files.iter().find(|f| **f == file));
+        ("application/octet-stream", file.map(|file| fs::read(model().join(file)).unwrap()))
+    }
+
+    #[test]
+    fn a_model_is_fetched_once() {
+        let (cache, hub) = (folder("fetch"), hub());
+        let out = inspect(&cache, &hub, "acme/tiny");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let again = inspect(&cache, "http://127.0.0.1:9", "acme/tiny");
+        assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+        assert_eq!(out.stdout, again.stdout);
+        assert!(!cache.join("models--acme--tiny/snapshots").join(COMMIT).join("README.md").exists());
+        let none = inspect(&cache, &hub, "acme/none");
+        assert_eq!(none.status.code(), Some(1));
+        let _ = fs::remove_dir_all(cache);
+    }
+}
