@@ -50,9 +50,23 @@ pub struct Kvasir {
 }
 
 impl Kvasir {
-    /// Loads a GGUF file or a directory in the Hugging Face layout.
+    /// Loads a GGUF file, a directory in the Hugging Face layout, or a model of the hub's cache by its [name](crate::HubName).
     pub fn load(path: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
-        Self::of(Opened::open(path.as_ref())?, options)
+        Self::of(Opened::find(path.as_ref())?, options)
+    }
+
+    /// Loads the model that is part of the program.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), kvasir::Error> {
+    /// let mut kvasir = kvasir::Kvasir::built_in(kvasir::Options::default())?;
+    /// let prompt = "<|im_start|>user\nWhat is 7 + 8?<|im_end|>\n<|im_start|>assistant\n";
+    /// let answer = kvasir.generate(prompt, &kvasir::Params { max_tokens: 20, ..Default::default() })?;
+    /// assert_eq!(answer.text.as_deref(), Some("7 + 8 = 15"));
+    /// # Ok(()) }
+    /// ```
+    pub fn built_in(options: Options) -> Result<Self, Error> {
+        Self::of(Opened::built_in()?, options)
     }
 
     /// Loads what has been opened already.
