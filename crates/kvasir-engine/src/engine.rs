@@ -70,7 +70,7 @@ pub struct Engine<E: Executor> {
     ready: Option<Box<Step>>,
     drafter: Option<Box<dyn Drafter>>,
     proposal: Proposal,
-    observer: Option<Box<dyn Observer>>,
+    observers: Vec<Box<dyn Observer>>,
     meter: CostMeter,
     lost: Option<String>,
 }
@@ -88,7 +88,7 @@ impl<E: Executor> Engine<E> {
             ready: None,
             drafter: None,
             proposal: Proposal::default(),
-            observer: None,
+            observers: Vec::new(),
             meter: CostMeter::default(),
             lost: None,
         }
@@ -107,9 +107,9 @@ impl<E: Executor> Engine<E> {
         self
     }
 
-    /// Lets `observer` see every step.
+    /// Lets one more `observer` see every step.
     pub fn observe(mut self, observer: Box<dyn Observer>) -> Self {
-        self.observer = Some(observer);
+        self.observers.push(observer);
         self
     }
 
@@ -177,7 +177,7 @@ impl<E: Executor> Engine<E> {
         for (row, spec) in self.core.take_binds() {
             self.executor.bind(row, spec);
         }
-        if let Some(observer) = &mut self.observer {
+        for observer in &mut self.observers {
             observer.scheduled(&self.core, &step);
         }
         match self.pending.len() < self.depth {
@@ -227,7 +227,7 @@ impl<E: Executor> Engine<E> {
             self.meter.see(&step.batch, step.output.device_ns);
             self.propose(&step);
         }
-        if let Some(observer) = &mut self.observer {
+        for observer in &mut self.observers {
             observer.completed(&self.core, &step, &result, now);
         }
         self.core.recycle(step);

@@ -198,6 +198,21 @@ impl<S: TraceSink> Tracer<S> {
         }
     }
 
+    /// Records from now on in an engine that may be in mid-run: the first record tells of everybody who is there.
+    pub fn joining(sink: S) -> Self {
+        Self { scheduled: 1, ..Self::new(sink, 1..u64::MAX) }
+    }
+
+    /// Writes what is still open, because no step may follow for long.
+    pub fn settle(&mut self) {
+        self.flush();
+    }
+
+    /// Where records go.
+    pub fn sink(&self) -> &S {
+        &self.sink
+    }
+
     /// Writes what is still open and gives the sink back.
     pub fn finish(mut self) -> S {
         self.flush();

@@ -9,5 +9,7 @@ pub mod host;
 pub mod http;
 pub mod model;
 pub mod request;
+mod watch;
 
 pub use error::ApiError;
+pub use watch::{Sight, Sights, Watch};

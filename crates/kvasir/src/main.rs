@@ -1,6 +1,7 @@
 //! The command line: a file per command in `cmd`, and no logic.
 #![forbid(unsafe_code)]
 
+mod chat;
 mod cmd;
 mod options;
 

@@ -21,8 +21,13 @@ pub(crate) enum Switch {
 }
 
 impl Switch {
-    fn is_on(self) -> bool {
+    pub(crate) fn is_on(self) -> bool {
         self == Self::On
+    }
+
+    /// `on` or `off`.
+    pub(crate) fn read(text: &str) -> Result<Self, String> {
+        word(text)
     }
 }
 

@@ -194,6 +194,55 @@ fn bad_requests_get_their_error_and_nothing_else_changes() {
 }
 
 #[test]
+fn a_key_finds_its_own_prefixes_and_no_other_key_does() {
+    let server = Server::start("tenants", &["--api-key", "one,two"]);
+    let body = chat(json!({"messages": [{"role": "user", "content": "hello ".repeat(40)}]})).to_string();
+    let cached = |key: &str| {
+        let headers = format!("Content-Type: application/json\r\nAuthorization: Bearer {key}\r\n");
+        let (status, text) = server.send("POST", "/v1/chat/completions", &headers, &body);
+        assert_eq!(status, 200, "{text}");
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(cached("one"), 0);
+    assert!(cached("one") >= 16);
+    assert_eq!(cached("two"), 0);
+}
+
+#[test]
+fn the_page_needs_no_key_and_the_steps_do() {
+    let server = Server::start("page", &["--api-key", "secret"]);
+    let (status, page) = server.send("GET", "/", "", "");
+    assert!(status == 200 && page.contains("/page/main.js"), "{page}");
+    assert_eq!(server.send("GET", "/page/view.js", "", "").0, 200);
+    assert_eq!(server.send("GET", "/v1/engine/steps", "", "").0, 401);
+
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(stream, "GET /v1/engine/steps HTTP/1.1\r\nHost: x\r\nx-api-key: secret\r\n\r\n").unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    let begin = lines.by_ref().find_map(|line| Some(line.strip_prefix("data: ")?.to_owned())).unwrap();
+    let begin: Value = serde_json::from_str(&begin).unwrap();
+    assert_eq!((&begin["title"], &begin["setup"]["cache"]), (&json!("tiny"), &json!("radix")));
+    let body = chat(json!({"ignore_eos": true})).to_string();
+    let key = "Content-Type: application/json\r\nAuthorization: Bearer secret\r\n";
+    assert_eq!(server.send("POST", "/v1/chat/completions", key, &body).0, 200);
+    let mut made = 0;
+    // The last step comes without a further one that would push it out.
+    for line in lines {
+        let Some(step) = line.strip_prefix("data: ") else { continue };
+        let step: Value = serde_json::from_str(step).unwrap();
+        let spoke =
+            step["spoke"].as_array().map_or(0, |runs| runs.iter().filter_map(|run| run[1].as_u64()).sum());
+        made += spoke;
+        if step.get("ended").is_some() {
+            break;
+        }
+    }
+    assert_eq!(made, 12);
+}
+
+#[test]
 fn control_tokens_in_a_message_stay_text() {
     let server = Server::start("control", &[]);
     let prompt_tokens = |content: &str| {

@@ -6,18 +6,22 @@ mod chat;
 mod completions;
 mod listen;
 mod messages;
+mod page;
 mod reply;
 mod responses;
 mod speaker;
 mod sse;
+mod steps;
+mod talk;
 mod tokens;
 mod usage;
 
 pub use auth::Keys;
 pub use listen::serve;
+pub use speaker::{Ended, Gain, Speaker};
 
 use crate::{
-    ApiError,
+    ApiError, Watch,
     host::Host,
     model::Model,
     request::{SamplingFields, parse_body},
@@ -59,8 +63,17 @@ pub struct App {
     pub(crate) model: Arc<Model>,
     pub(crate) host: Arc<Host>,
     keys: Keys,
+    live: Live,
     ids: AtomicU64,
     random: RandomState,
+}
+
+/// The engine for those who watch it.
+pub struct Live {
+    /// Where they ask.
+    pub watch: Watch,
+    /// What runs, in the words of the trace page.
+    pub setup: Value,
 }
 
 /// The key that a request came in with.
@@ -69,8 +82,8 @@ struct Caller(u64);
 
 impl App {
     /// Serves `model` as run by `host` to whoever has one of `keys`.
-    pub fn new(model: Arc<Model>, host: Arc<Host>, keys: Keys) -> Arc<Self> {
-        Arc::new(Self { model, host, keys, ids: AtomicU64::new(1), random: RandomState::new() })
+    pub fn new(model: Arc<Model>, host: Arc<Host>, keys: Keys, live: Live) -> Arc<Self> {
+        Arc::new(Self { model, host, keys, live, ids: AtomicU64::new(1), random: RandomState::new() })
     }
 
     /// The routes.
@@ -86,6 +99,7 @@ impl App {
             .route(COUNT_TOKENS, post(count_tokens))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
+            .route("/v1/engine/steps", get(steps::steps))
             .fallback(async || ApiError::not_found("path", "no such route"))
             .method_not_allowed_fallback(async || ApiError {
                 status: 405,
@@ -93,8 +107,8 @@ impl App {
             })
             .layer(from_fn_with_state(self.clone(), authorize))
             .with_state(self.clone());
-        // The only route that is open to everybody: whoever restarts processes needs no key for it.
-        Router::new().route("/live", get(async || "live")).merge(keyed)
+        // Open to everybody: whoever restarts processes needs no key, and the page asks for one itself.
+        Router::new().route("/live", get(async || "live")).merge(page::routes()).merge(keyed)
     }
 
     fn known_model(&self, asked: Option<&str>) -> Result<(), ApiError> {

@@ -52,6 +52,11 @@ impl Reply {
         self.prompt_tokens
     }
 
+    /// The answers themselves.
+    pub(super) fn into_speakers(self) -> Vec<Speaker> {
+        self.speakers
+    }
+
     /// Waits for all of it, answer by answer; `take` gets every gain with the answer's index.
     pub(super) async fn whole(mut self, mut take: impl FnMut(usize, Gain)) -> Result<Usage, ApiError> {
         let mut usage = Usage::default();

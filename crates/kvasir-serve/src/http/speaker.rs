@@ -10,8 +10,8 @@ use kvasir_kv::Token;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// One answer on its way from tokens to what its client reads.
-pub(super) struct Speaker {
+/// One answer on its way from tokens to what its client reads. Dropping it before its end aborts the request.
+pub struct Speaker {
     model: Arc<Model>,
     answers: Answers,
     detokenizer: Detokenizer,
@@ -27,26 +27,32 @@ pub(super) struct Speaker {
 
 /// How an answer ended.
 #[derive(Clone, Debug)]
-pub(super) struct Ended {
-    pub(super) reason: &'static str,
+pub struct Ended {
+    /// `stop`, `length` or `tool_calls`.
+    pub reason: &'static str,
     /// The stop text that ended it.
-    pub(super) stop: Option<String>,
-    pub(super) tokens: u32,
-    pub(super) reasoning: u32,
-    pub(super) prompt: u32,
-    pub(super) cached: u32,
+    pub stop: Option<String>,
+    /// Tokens of the answer.
+    pub tokens: u32,
+    /// Those of them that were reasoning.
+    pub reasoning: u32,
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Those of them that were in the cache already.
+    pub cached: u32,
 }
 
 /// What an answer gained since the last time.
 #[derive(Debug, Default)]
-pub(super) struct Gain {
-    pub(super) deltas: Vec<Delta>,
+pub struct Gain {
+    /// New text, and pieces of calls.
+    pub deltas: Vec<Delta>,
     /// Log-probabilities that go with `deltas`.
-    pub(super) logprobs: Vec<Value>,
+    pub logprobs: Vec<Value>,
     /// Tokens of the answer so far.
-    pub(super) tokens: u32,
+    pub tokens: u32,
     /// Set once, with the last gain.
-    pub(super) ended: Option<Ended>,
+    pub ended: Option<Ended>,
 }
 
 impl Speaker {
@@ -65,7 +71,7 @@ impl Speaker {
     }
 
     /// The next gain; none after the end.
-    pub(super) async fn next(&mut self) -> Result<Option<Gain>, ApiError> {
+    pub async fn next(&mut self) -> Result<Option<Gain>, ApiError> {
         if self.over {
             return Ok(None);
         }

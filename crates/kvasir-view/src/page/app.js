@@ -33,6 +33,8 @@ const SKELETON = `
 </main>
 <footer>← → step · shift 10 · Home End · space plays · t theme · the address keeps the step</footer>`;
 
+const RUN_EVERY = 500; // ms between two drawings of a live run's rates
+
 class View {
   /** Draws `data` into `root`; `options.follow` keeps to the newest step, `options.deep` uses the address. */
   constructor(root, data, options = {}) {
@@ -40,6 +42,7 @@ class View {
     this.options = options;
     this.model = new Model(data);
     this.index = 0;
+    this.following = Boolean(options.follow);
     root.classList.add("kvasir");
     root.innerHTML = SKELETON;
     this.find = (selector) => root.querySelector(selector);
@@ -52,11 +55,39 @@ class View {
     this.go(options.deep === false ? 0 : this.fromAddress() ?? 0);
   }
 
-  /** Takes one more step of a live engine. */
+  /** Takes one more step of a live engine. Many come between two frames: what is drawn is the newest. */
   push(step) {
-    const last = this.index >= this.model.steps.length - 2;
     this.model.push(step);
-    if (this.options.follow && last) this.go(this.model.steps.length - 1);
+    if (this.options.keep) this.index = Math.max(0, this.index - this.model.trim(this.options.keep));
+    if (this.frame || !this.options.follow) return;
+    this.frame = requestAnimationFrame((now) => {
+      this.frame = 0;
+      if (now - (this.ran ?? 0) > RUN_EVERY) {
+        this.ran = now;
+        if (this.visible) this.drawRun();
+      }
+      if (this.following) this.go(this.model.steps.length - 1);
+    });
+  }
+
+  /** Begins anew with other data, in the same place. */
+  reset(data) {
+    this.model = new Model(data);
+    this.following = true;
+    this.find("h1").textContent = this.model.title;
+    this.find(".setup").innerHTML = setupChips(this.model.setup);
+    this.go(0);
+  }
+
+  /** Draws all of it again, because its place has another size or other colours. */
+  redraw() {
+    this.drawRun();
+    this.draw();
+  }
+
+  /** Nothing is drawn, and no key is meant for it, while its place is hidden. */
+  get visible() {
+    return this.root.offsetParent !== null;
   }
 
   listen() {
@@ -65,10 +96,11 @@ class View {
     this.find(".theme").addEventListener("click", () => this.theme());
     this.find(".strip").addEventListener("click", (e) => this.go(Math.floor((e.offsetX / e.target.clientWidth) * this.model.steps.length)));
     this.find("details").addEventListener("toggle", () => this.draw());
-    window.addEventListener("resize", () => { this.drawRun(); this.draw(); });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.drawRun(); this.draw(); });
+    window.addEventListener("resize", () => this.redraw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     if (this.options.deep !== false) window.addEventListener("hashchange", () => { const at = this.fromAddress(); if (at !== null && at !== this.index) this.go(at); });
     document.addEventListener("keydown", (e) => {
+      if (!this.visible) return;
       if (e.target.matches?.("input:not([type=range]), textarea, select") || e.ctrlKey || e.metaKey || e.altKey) return;
       const act = { ArrowLeft: "back", ArrowRight: "next", Home: "start", End: "end", " ": "play", t: "theme" }[e.key];
       if (!act || (e.key === " " && e.target.matches?.("button, summary"))) return;
@@ -104,8 +136,7 @@ class View {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
-    this.drawRun();
-    this.draw();
+    this.redraw();
   }
 
   /** Step numbers in the address count from 1 over the whole run. */
@@ -117,20 +148,21 @@ class View {
   go(index) {
     const last = this.model.steps.length - 1;
     this.index = Math.max(0, Math.min(last, index));
+    this.following = Boolean(this.options.follow) && this.index >= last;
     this.draw();
     if (this.options.deep !== false && last >= 0 && !this.timer) history.replaceState(null, "", `#step=${this.index + 1 + this.model.first}`);
   }
 
   draw() {
     const { model, index } = this;
-    if (!model.steps.length) return;
+    if (!model.steps.length || !this.visible) return;
     const css = colours();
     const state = model.state(index), before = model.state(index - 1);
     this.drawHead(state, index);
     const fill = (name, panel) => {
-      this.find(`.${name} .body`).innerHTML = panel.html;
-      this.find(`.${name} small`).textContent = count(panel.count);
-      if (panel.ran !== undefined) this.find(`.${name}`).classList.toggle("rests", !panel.ran && panel.count > 0);
+      this.find(`section.${name} .body`).innerHTML = panel.html;
+      this.find(`section.${name} small`).textContent = count(panel.count);
+      if (panel.ran !== undefined) this.find(`section.${name}`).classList.toggle("rests", !panel.ran && panel.count > 0);
     };
     fill("queue", drawQueue(state, model));
     fill("prefill", drawPrefill(state, model));
@@ -151,7 +183,7 @@ class View {
     const slider = this.find(".slider");
     slider.max = model.steps.length - 1;
     slider.value = index;
-    const number = index + 1 + model.first, all = model.total ?? model.steps.length;
+    const number = index + 1 + model.first, all = model.total ?? model.first + model.steps.length;
     slider.setAttribute("aria-valuetext", `step ${number} of ${all}, ${kind}`);
     const kindBox = this.find(".kind");
     kindBox.textContent = kind;

@@ -50,6 +50,24 @@ class Model {
     this.follow(step, index);
   }
 
+  /** Forgets the oldest steps when there are twice as many as are kept. Gives the number forgotten. */
+  trim(keep) {
+    if (this.steps.length < 2 * keep) return 0;
+    const cut = Math.floor((this.steps.length - keep) / KEYFRAME) * KEYFRAME;
+    this.steps.splice(0, cut);
+    this.keys.splice(0, cut / KEYFRAME);
+    this.first += cut;
+    for (const state of [...this.keys, this.newest]) state.index -= cut;
+    for (const [id, life] of this.lives) {
+      life.from -= cut;
+      if (life.ended !== null) life.ended -= cut;
+      life.spans = life.spans.filter(([at]) => at >= cut).map(([at, ...rest]) => [at - cut, ...rest]);
+      if (life.ended !== null && life.ended < 0) this.lives.delete(id);
+    }
+    for (const number of this.retiredAt.keys()) if (number < this.steps[0].step) this.retiredAt.delete(number);
+    return cut;
+  }
+
   /** Feeds the waterfall and the axes. */
   follow(step, index) {
     for (const [id, prompt, max, tag] of step.arrived ?? []) {

@@ -1,4 +1,5 @@
 mod bench;
+mod chat;
 mod convert;
 mod failure;
 mod generate;
@@ -8,11 +9,13 @@ mod model;
 mod replay;
 mod serve;
 mod sim;
+mod started;
 mod template;
 mod tokenize;
 mod whole_file;
 
 pub(crate) use failure::Failure;
+pub(crate) use started::Started;
 
 use clap::Subcommand;
 use std::process::ExitCode;
@@ -20,6 +23,8 @@ use std::process::ExitCode;
 /// What can be asked for; a file each.
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Talk to a model in the terminal
+    Chat(Box<chat::Args>),
     /// Complete one prompt
     Generate(Box<generate::Args>),
     /// Print what a model says of the next token
@@ -45,6 +50,7 @@ pub(crate) enum Command {
 impl Command {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         match self {
+            Self::Chat(args) => args.run(),
             Self::Generate(args) => args.run(),
             Self::Logits(args) => args.run(),
             Self::Inspect(args) => args.run(),

@@ -1,9 +1,9 @@
 use super::Failure;
 use kvasir::{BackendKind, Loaded, Opened};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Which model.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct Which {
     /// A directory in the Hugging Face layout, a GGUF file, or a hub name (`OWNER/NAME[@REVISION][:TAG]`); the built-in
     /// model unless given
@@ -25,7 +25,7 @@ impl Which {
 }
 
 /// Which model, and what computes.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct ModelArgs {
     #[command(flatten)]
     which: Which,
@@ -67,6 +67,11 @@ impl ModelArgs {
         };
         let threads = self.threads.map(|n| n as usize);
         Ok(self.which.open()?.load(backend, precision, threads)?)
+    }
+
+    /// Another model, computed the same way.
+    pub(crate) fn with_path(&self, path: &Path) -> Self {
+        Self { which: Which { model: Some(path.to_owned()) }, ..self.clone() }
     }
 
     pub(crate) fn name(&self) -> String {

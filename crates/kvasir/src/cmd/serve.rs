@@ -1,22 +1,12 @@
-use super::{Failure, model::ModelArgs};
-use crate::options::{Facts, Options};
-use kvasir::Loaded;
-use kvasir_sample::Sampling;
-use kvasir_serve::{
-    host::Host,
-    http::{App, Keys, serve},
-    model::{self, Model},
-};
+use super::{Failure, model::ModelArgs, started::Started};
+use crate::options::Options;
+use kvasir_serve::http::{Keys, serve};
 use std::{
     net::{IpAddr, SocketAddr},
     process::ExitCode,
-    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, signal};
-
-/// Slots of a pool that nobody gave a size: a desk's memory is shared with everything else on it.
-const DESK_SLOTS: u32 = 32768;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -47,21 +37,10 @@ impl Args {
         if let Some(empty) = self.api_key.iter().position(|key| key.is_empty()) {
             return Err(Failure::usage(format!("--api-key: key {} is empty", empty + 1)));
         }
-        let loaded = self.model.load()?;
-        let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
-        let slots =
-            loaded.slots_in_memory(self.options.memory_share()?).map_or(DESK_SLOTS, |s| s.min(DESK_SLOTS));
-        let settled = self.options.settle(Facts { max_model_len, slots, is_cpu: true })?;
-        let overlap = settled.overlap;
-        let engine = loaded.engine(settled.core(), overlap)?;
-        let max_len = engine.core().limits().max_model_len.min(engine.core().cache().capacity());
-        let model = self.served(&loaded, max_len)?;
-        let (backend, slots) = (loaded.backend(), engine.core().cache().capacity());
-        drop(loaded);
-        let host = Host::start(engine).map_err(Failure::failed)?;
+        let keys = Keys::new(self.api_key);
+        let Started { app, name, backend, slots, .. } =
+            Started::new(&self.model, self.model_name.as_deref(), &self.options, keys)?;
         let address = SocketAddr::new(self.host, self.port);
-        let name = model.name.clone();
-        let app = App::new(Arc::new(model), host, Keys::new(self.api_key));
         // The engine has a thread of its own; what is left is reading and writing, which two threads do well.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.map_err(Failure::failed)?.block_on(async {
@@ -78,20 +57,6 @@ impl Args {
                 .map_err(Failure::failed)
         })?;
         Ok(ExitCode::SUCCESS)
-    }
-
-    /// The model as the server sees it.
-    fn served(&self, loaded: &Loaded, max_len: u32) -> Result<Model, Failure> {
-        let name = self.model_name.clone().unwrap_or_else(|| self.model.name());
-        let program = Arc::new(loaded.program().clone());
-        let facts = model::Facts {
-            vocab: program.vocab as u32,
-            max_len,
-            eos: loaded.opened.eos(),
-            sampling: Sampling { temperature: 1.0, ..Sampling::default() },
-            prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
-        };
-        Model::new(name, &loaded.opened.text_files()?, facts).map_err(Failure::failed)
     }
 }
 

@@ -1,0 +1,188 @@
+use kvasir_sample::Sampling;
+use kvasir_serve::request::ChatRequest;
+use serde_json::{Map, Value, json};
+
+/// Messages in the order they were said, in the API's words.
+type Branch = Vec<Value>;
+
+/// What has been said, in one branch or several. A branch holds all its messages; what branches have in common is shared where it
+/// is large, in the engine's prefix cache.
+pub(super) struct Conversation {
+    branches: Vec<Branch>,
+    here: usize,
+}
+
+/// The message of a person.
+pub(super) fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+fn role(message: &Value) -> &str {
+    message["role"].as_str().unwrap_or_default()
+}
+
+impl Conversation {
+    /// Nothing said, under standing instructions if there are any.
+    pub(super) fn new(system: Option<&str>) -> Self {
+        let mut conversation = Self { branches: vec![Branch::new()], here: 0 };
+        conversation.set_system(system.unwrap_or_default());
+        conversation
+    }
+
+    /// The messages of this branch.
+    pub(super) fn messages(&self) -> &[Value] {
+        self.branches.get(self.here).map_or(&[], Vec::as_slice)
+    }
+
+    fn branch(&mut self) -> &mut Branch {
+        if self.branches.is_empty() {
+            self.branches.push(Branch::new());
+        }
+        let here = self.here.min(self.branches.len() - 1);
+        &mut self.branches[here]
+    }
+
+    /// Says one more thing.
+    pub(super) fn push(&mut self, message: Value) {
+        self.branch().push(message);
+    }
+
+    /// Takes back what came after the first `len` messages.
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.branch().truncate(len);
+    }
+
+    /// The standing instructions.
+    pub(super) fn system(&self) -> Option<&str> {
+        self.messages().first().filter(|first| role(first) == "system")?["content"].as_str()
+    }
+
+    /// Sets the standing instructions of this branch; an empty text takes them away.
+    pub(super) fn set_system(&mut self, text: &str) {
+        let had = self.system().is_some();
+        let branch = self.branch();
+        branch.drain(..usize::from(had));
+        if !text.is_empty() {
+            branch.insert(0, json!({"role": "system", "content": text}));
+        }
+    }
+
+    /// Messages that count: all but the standing instructions.
+    pub(super) fn said(&self) -> usize {
+        self.messages().len() - usize::from(self.system().is_some())
+    }
+
+    /// Goes on in a copy of this branch that ends before its last `back` questions. Gives the copy's number.
+    pub(super) fn fork(&mut self, back: usize) -> Result<usize, String> {
+        let len = self.before(back)?;
+        let copy = self.messages()[..len].to_vec();
+        self.branches.push(copy);
+        self.here = self.branches.len() - 1;
+        Ok(self.branches.len())
+    }
+
+    /// Goes on in the branch of this number, counted from 1.
+    pub(super) fn switch(&mut self, number: usize) -> Result<(), String> {
+        match number.checked_sub(1).filter(|at| *at < self.branches.len()) {
+            Some(at) => {
+                self.here = at;
+                Ok(())
+            }
+            None => Err(format!("there is no branch {number}; there are {}", self.branches.len())),
+        }
+    }
+
+    /// Takes back the last `turns` questions with all that followed them; gives the earliest of those.
+    pub(super) fn rewind(&mut self, turns: usize) -> Result<String, String> {
+        let len = self.before(turns)?;
+        let first = self.messages().get(len).and_then(|message| message["content"].as_str());
+        let first = first.unwrap_or_default().to_owned();
+        self.truncate(len);
+        Ok(first)
+    }
+
+    /// Messages in front of the last `turns` questions.
+    fn before(&self, turns: usize) -> Result<usize, String> {
+        let messages = self.messages();
+        let asked: Vec<usize> = (0..messages.len()).filter(|at| role(&messages[*at]) == "user").collect();
+        match asked.len().checked_sub(turns) {
+            Some(left) => Ok(asked.get(left).copied().unwrap_or(messages.len())),
+            None => Err(format!("there are only {} questions to take back", asked.len())),
+        }
+    }
+
+    /// Number of this branch, and a line on each: questions, and the last of them.
+    pub(super) fn overview(&self) -> (usize, Vec<(usize, String)>) {
+        let line = |branch: &Branch| {
+            let asked: Vec<&Value> = branch.iter().filter(|message| role(message) == "user").collect();
+            let last = asked.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
+            (asked.len(), last.lines().next().unwrap_or_default().to_owned())
+        };
+        (self.here + 1, self.branches.iter().map(line).collect())
+    }
+
+    /// The branch as a file has it, which is also a body for the API.
+    pub(super) fn to_json(&self) -> Value {
+        json!({"messages": self.messages()})
+    }
+
+    /// Replaces the branch by a file's messages, if the engine would take them.
+    pub(super) fn load(&mut self, text: &str) -> Result<(), String> {
+        let value: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
+        let messages = value.get("messages").and_then(Value::as_array).ok_or("holds no list `messages`")?;
+        let only = Map::from_iter([("messages".to_owned(), Value::from(messages.clone()))]);
+        ChatRequest::read(&only, &Sampling::default(), u32::MAX).map_err(|error| error.message)?;
+        *self.branch() = messages.clone();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn talked() -> Conversation {
+        let mut talk = Conversation::new(Some("Be brief."));
+        for (question, answer) in [("one?", "1"), ("two?", "2"), ("three?", "3")] {
+            talk.push(user(question));
+            talk.push(json!({"role": "assistant", "content": answer}));
+        }
+        talk
+    }
+
+    #[test]
+    fn rewinding_gives_the_earliest_question_taken_back() {
+        let mut talk = talked();
+        assert_eq!(talk.rewind(2), Ok("two?".into()));
+        assert_eq!((talk.said(), talk.system()), (2, Some("Be brief.")));
+        assert!(talk.rewind(2).is_err());
+        assert_eq!(talk.said(), 2, "a refused rewind changes nothing");
+    }
+
+    #[test]
+    fn branches_do_not_see_each_other() {
+        let mut talk = talked();
+        assert_eq!(talk.fork(1), Ok(2));
+        assert_eq!(talk.said(), 4);
+        talk.push(user("else?"));
+        talk.set_system("");
+        talk.switch(1).unwrap();
+        assert_eq!((talk.said(), talk.system()), (6, Some("Be brief.")));
+        assert_eq!(talk.overview(), (1, vec![(3, "three?".into()), (3, "else?".into())]));
+        assert!(talk.switch(3).is_err() && talk.switch(0).is_err() && talk.fork(9).is_err());
+    }
+
+    #[test]
+    fn what_was_saved_is_loaded_and_what_cannot_be_said_is_refused() {
+        let talk = talked();
+        let mut other = Conversation::new(None);
+        other.load(&talk.to_json().to_string()).unwrap();
+        assert_eq!(other.messages(), talk.messages());
+        for bad in
+            ["", "[]", "{}", r#"{"messages": []}"#, r#"{"messages": [{"role": "king", "content": "x"}]}"#]
+        {
+            assert!(other.load(bad).is_err(), "{bad}");
+        }
+        assert_eq!(other.messages(), talk.messages());
+    }
+}

@@ -1,0 +1,174 @@
+//! A line editor: several lines, a history, completion of words with a hint beside them.
+
+mod draft;
+mod history;
+mod key;
+mod paint;
+mod terminal;
+
+pub(super) use terminal::Mode;
+
+use draft::Draft;
+use history::History;
+use key::{Key, decode};
+use std::{
+    fmt::Write as _,
+    io::{self, Write},
+    path::PathBuf,
+};
+
+/// What the editor knows of the words that may be written.
+pub(super) trait Words {
+    /// What this text could go on to, all of it.
+    fn completions(&self, text: &str) -> Vec<String>;
+    /// What to show beside this text.
+    fn hint(&self, text: &str) -> Option<String>;
+    /// Whether Enter begins another line of this text.
+    fn is_open(&self, text: &str) -> bool;
+}
+
+/// What somebody has written.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    Text(String),
+    /// Ctrl-C.
+    Interrupted,
+    /// Ctrl-D on an empty line, or no terminal any more.
+    End,
+}
+
+/// Reads texts from a terminal.
+pub(super) struct Editor<W> {
+    words: W,
+    history: History,
+    /// Row of the cursor, counted from the first that is painted.
+    row: usize,
+}
+
+impl<W: Words> Editor<W> {
+    /// Remembers in `file`, if there is one.
+    pub(super) fn new(words: W, file: Option<PathBuf>) -> Self {
+        Self { words, history: History::open(file), row: 0 }
+    }
+
+    /// Reads one text.
+    pub(super) fn read(&mut self, prompt: &str) -> io::Result<Written> {
+        let _mode = Mode::raw()?;
+        let mut draft = Draft::default();
+        self.row = 0;
+        loop {
+            let hint = self.hint(&draft);
+            self.paint(prompt, &draft, &hint)?;
+            let Some(first) = terminal::byte()? else { return self.leave(prompt, &draft, Written::End) };
+            match decode(first, &mut terminal::byte_soon) {
+                Key::Enter if self.words.is_open(draft.text()) => draft.insert("\n"),
+                Key::Enter => {
+                    if !draft.text().trim().is_empty() {
+                        self.history.push(draft.text());
+                    }
+                    let written = Written::Text(draft.text().to_owned());
+                    return self.leave(prompt, &draft, written);
+                }
+                Key::Interrupt => return self.leave(prompt, &draft, Written::Interrupted),
+                Key::EndOfInput if draft.text().is_empty() => {
+                    return self.leave(prompt, &draft, Written::End);
+                }
+                Key::Clear => {
+                    self.row = 0;
+                    io::stderr().write_all(b"\x1b[2J\x1b[H")?;
+                }
+                key => self.press(key, &mut draft),
+            }
+        }
+    }
+
+    fn press(&mut self, key: Key, draft: &mut Draft) {
+        match key {
+            Key::Char(c) => draft.insert(c.encode_utf8(&mut [0; 4])),
+            Key::Paste(text) => draft.insert(&text),
+            Key::NewLine => draft.insert("\n"),
+            Key::Tab => self.complete(draft),
+            Key::Backspace => draft.backspace(),
+            Key::Delete | Key::EndOfInput => draft.delete(),
+            Key::Left => draft.left(),
+            Key::Right => draft.right(),
+            Key::Home => draft.home(),
+            Key::End => draft.end(),
+            Key::WordLeft => draft.word_left(),
+            Key::WordRight => draft.word_right(),
+            Key::DeleteWord => draft.delete_word(),
+            Key::DeleteToStart => draft.delete_to_start(),
+            Key::DeleteToEnd => draft.delete_to_end(),
+            Key::Up if !draft.up() => {
+                if let Some(text) = self.history.back(draft.text()) {
+                    *draft = Draft::new(text);
+                }
+            }
+            Key::Down if !draft.down() => {
+                if let Some(text) = self.history.forward() {
+                    *draft = Draft::new(text);
+                }
+            }
+            // The rest moved already, or means nothing.
+            _ => {}
+        }
+    }
+
+    /// Writes what all completions have in common.
+    fn complete(&self, draft: &mut Draft) {
+        let all = self.words.completions(draft.text());
+        let Some((first, others)) = all.split_first() else { return };
+        let same = others.iter().fold(first.as_str(), |same, other| {
+            let common = same.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+            same.get(..common).unwrap_or_default()
+        });
+        if same.len() > draft.text().len() {
+            *draft = Draft::new(same);
+        }
+    }
+
+    fn hint(&self, draft: &Draft) -> String {
+        let at_end = draft.cursor() == draft.text().len();
+        if at_end { self.words.hint(draft.text()).unwrap_or_default() } else { String::new() }
+    }
+
+    fn paint(&mut self, prompt: &str, draft: &Draft, hint: &str) -> io::Result<()> {
+        let (width, height) = terminal::size();
+        let painting = paint::lay_out(prompt, draft.text(), draft.cursor(), width).clipped(height);
+        let room = width.saturating_sub(painting.cursor.1 + 1);
+        let mut out = self.rewind();
+        for (i, row) in painting.rows.iter().enumerate() {
+            out.push_str(if i > 0 { "\r\n" } else { "" });
+            match row.strip_prefix(prompt).filter(|_| i == 0) {
+                Some(text) => {
+                    let _ = write!(out, "\x1b[1;36m{prompt}\x1b[0m{text}");
+                }
+                None => out.push_str(row),
+            }
+        }
+        let _ = write!(out, "\x1b[2m{}\x1b[0m", paint::fitting(hint, room));
+        let up = painting.rows.len() - 1 - painting.cursor.0;
+        if up > 0 {
+            let _ = write!(out, "\x1b[{up}A");
+        }
+        let _ = write!(out, "\r\x1b[{}C", painting.cursor.1.max(1));
+        self.row = painting.cursor.0;
+        io::stderr().write_all(out.as_bytes())
+    }
+
+    /// Back to where the last painting began, with nothing below.
+    fn rewind(&self) -> String {
+        match self.row {
+            0 => "\r\x1b[J".into(),
+            up => format!("\x1b[{up}A\r\x1b[J"),
+        }
+    }
+
+    /// Leaves the text on the screen without its hint, and the cursor on the line below.
+    fn leave(&mut self, prompt: &str, draft: &Draft, written: Written) -> io::Result<Written> {
+        self.paint(prompt, &Draft::new(draft.text()), "")?;
+        self.row = 0;
+        io::stderr().write_all(b"\r\n")?;
+        Ok(written)
+    }
+}

@@ -1,0 +1,147 @@
+use super::{
+    command::COMMANDS,
+    editor::{Editor, Words, Written},
+};
+use crate::cmd::Failure;
+use std::{
+    io::{self, BufRead, IsTerminal},
+    path::PathBuf,
+};
+
+/// Begins and ends a text of several lines.
+const FENCE: &str = "\"\"\"";
+
+/// Where questions come from.
+pub(super) enum Input {
+    /// Somebody at a terminal.
+    Person(Box<Editor<Slash>>),
+    /// A pipe or a file: a question per line, no prompts.
+    Pipe,
+}
+
+/// What came.
+#[derive(Debug, PartialEq)]
+pub(super) enum Line {
+    Text(String),
+    /// Ctrl-C in mid-line: start over.
+    Nothing,
+    End,
+}
+
+impl Input {
+    /// The terminal if there is one. With `remember`, lines are kept in the user's state folder.
+    pub(super) fn new(remember: bool) -> Self {
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+        if is_dumb || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+            return Self::Pipe;
+        }
+        let file = state_folder().filter(|_| remember).map(|folder| folder.join("chat-history"));
+        Self::Person(Box::new(Editor::new(Slash, file)))
+    }
+
+    /// Whether somebody sits there.
+    pub(super) fn is_person(&self) -> bool {
+        matches!(self, Self::Person(_))
+    }
+
+    /// The next text, several lines of it if it says so.
+    pub(super) fn read(&mut self, prompt: &str) -> Result<Line, Failure> {
+        match self {
+            Self::Pipe => read_lines(&mut io::stdin().lock()),
+            Self::Person(editor) => {
+                let written = editor.read(prompt);
+                Ok(match written.map_err(|error| Failure::failed(format!("terminal: {error}")))? {
+                    Written::Text(text) => Line::Text(unfenced(&text)),
+                    Written::Interrupted => Line::Nothing,
+                    Written::End => Line::End,
+                })
+            }
+        }
+    }
+}
+
+/// `$XDG_STATE_HOME/kvasir`, or its place under the home folder.
+fn state_folder() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
+    Some(state.join("kvasir"))
+}
+
+fn read_lines(stdin: &mut impl BufRead) -> Result<Line, Failure> {
+    let mut text = String::new();
+    loop {
+        let mut line = String::new();
+        if stdin.read_line(&mut line).map_err(|error| Failure::failed(format!("stdin: {error}")))? == 0 {
+            return Ok(if text.is_empty() { Line::End } else { Line::Text(unfenced(&text)) });
+        }
+        text.push_str(line.trim_end_matches(['\n', '\r']));
+        if !is_open(&text) {
+            return Ok(Line::Text(unfenced(&text)));
+        }
+        text.push('\n');
+    }
+}
+
+/// Whether more lines belong to it: after a backslash at the end, or inside a fence.
+fn is_open(text: &str) -> bool {
+    match text.trim_start().strip_prefix(FENCE) {
+        Some(rest) => !rest.trim_end().ends_with(FENCE),
+        None => text.ends_with('\\'),
+    }
+}
+
+/// The text without what said that it has several lines.
+fn unfenced(text: &str) -> String {
+    match text.trim_start().strip_prefix(FENCE) {
+        Some(rest) => {
+            let rest = rest.trim_end();
+            rest.strip_suffix(FENCE).unwrap_or(rest).trim_matches('\n').to_owned()
+        }
+        None => text.replace("\\\n", "\n").trim().to_owned(),
+    }
+}
+
+/// Completes and explains commands, and lets a text have several lines.
+pub(super) struct Slash;
+
+impl Words for Slash {
+    fn completions(&self, text: &str) -> Vec<String> {
+        let names = COMMANDS.iter().map(|(name, ..)| *name);
+        names.filter(|name| text.starts_with('/') && name.starts_with(text)).map(str::to_owned).collect()
+    }
+
+    fn hint(&self, text: &str) -> Option<String> {
+        if let Some((_, arguments, what)) = COMMANDS.iter().find(|(name, ..)| *name == text) {
+            let space = if arguments.is_empty() { "" } else { " " };
+            return Some(format!("{space}{arguments}   {what}"));
+        }
+        let names = self.completions(text);
+        (!names.is_empty()).then(|| format!("   {}", names.join(" ")))
+    }
+
+    fn is_open(&self, text: &str) -> bool {
+        is_open(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(text: &str) -> Vec<String> {
+        let mut stdin = text.as_bytes();
+        std::iter::from_fn(|| match read_lines(&mut stdin).unwrap() {
+            Line::Text(text) => Some(text),
+            Line::Nothing | Line::End => None,
+        })
+        .collect()
+    }
+
+    #[test]
+    fn several_lines_are_one_text_if_they_say_so() {
+        assert_eq!(all("one\r\ntwo"), ["one", "two"]);
+        assert_eq!(all("one \\\ntwo\\\nthree\nfour\n"), ["one \ntwo\nthree", "four"]);
+        assert_eq!(all("\"\"\"\n a\n\n b\n\"\"\"\nc\n"), [" a\n\n b", "c"]);
+        assert_eq!(all("\"\"\"open\nto the end"), ["open\nto the end"]);
+    }
+}

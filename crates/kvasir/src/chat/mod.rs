@@ -1,0 +1,327 @@
+//! The chat in the terminal: it reads questions and commands, and drives the engine in this process.
+
+mod command;
+mod conversation;
+mod editor;
+mod input;
+mod screen;
+mod tally;
+mod turn;
+
+use crate::cmd::{Failure, Started};
+use command::{COMMANDS, Command};
+use conversation::{Conversation, user};
+use editor::Mode;
+use input::{Input, Line};
+use kvasir_sample::Sampling;
+use kvasir_serve::request::ChatRequest;
+use screen::Screen;
+use serde_json::{Map, Value, json};
+use std::{fs, path::Path, process::ExitCode};
+use tally::{Tally, plural};
+use tokio::runtime::Runtime;
+use turn::{NoTurn, Turn};
+
+/// Tool calls answered in a row before somebody is asked again.
+const MOST_ROUNDS: usize = 16;
+
+/// Starts the engine of a model at a path, or of the one the chat began with.
+pub(crate) type Start = Box<dyn Fn(Option<&Path>) -> Result<Started, Failure>>;
+
+/// What a chat begins with.
+pub(crate) struct Beginning {
+    pub(crate) start: Start,
+    pub(crate) system: Option<String>,
+    /// Fields of every request beside its messages.
+    pub(crate) fields: Map<String, Value>,
+    /// Whether lines are kept in the user's state folder.
+    pub(crate) remember: bool,
+}
+
+/// A chat under way.
+pub(crate) struct Chat {
+    start: Start,
+    started: Started,
+    runtime: Runtime,
+    conversation: Conversation,
+    fields: Map<String, Value>,
+    input: Input,
+    screen: Screen,
+    tally: Tally,
+    /// Something was refused; a script learns of it by the exit code.
+    failed: bool,
+}
+
+/// Why a turn of the conversation goes no further.
+type Stop = Result<(), String>;
+
+impl Chat {
+    /// Loads the model and gets ready to listen.
+    pub(crate) fn begin(beginning: Beginning) -> Result<Self, Failure> {
+        let Beginning { start, system, fields, remember } = beginning;
+        check_fields(&fields).map_err(Failure::usage)?;
+        Ok(Self {
+            started: start(None)?,
+            start,
+            runtime: tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(Failure::failed)?,
+            conversation: Conversation::new(system.as_deref()),
+            fields,
+            input: Input::new(remember),
+            screen: Screen::new(),
+            tally: Tally::default(),
+            failed: false,
+        })
+    }
+
+    /// Talks until one side has had enough.
+    pub(crate) fn run(mut self) -> Result<ExitCode, Failure> {
+        if self.input.is_person() {
+            self.greet();
+        }
+        while let Some(text) = self.listen("› ")? {
+            let done = match text.strip_prefix('/').is_some_and(|rest| rest.starts_with(char::is_alphabetic))
+            {
+                true => match Command::parse(&text) {
+                    Ok(Command::Quit) => break,
+                    Ok(command) => self.obey(command),
+                    Err(why) => Ok(Err(why)),
+                },
+                false => self.ask(&text),
+            }?;
+            if let Err(why) = done {
+                self.failed = true;
+                self.screen.wrong(&why);
+            }
+            self.screen.space();
+        }
+        Ok(if self.failed && !self.input.is_person() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    /// The next text that is not empty; none at the end.
+    fn listen(&mut self, prompt: &str) -> Result<Option<String>, Failure> {
+        loop {
+            match self.input.read(prompt)? {
+                Line::Text(text) if text.trim().is_empty() => {}
+                Line::Text(text) => return Ok(Some(text)),
+                Line::Nothing => self.screen.note("Ctrl-D or /quit leaves"),
+                Line::End => return Ok(None),
+            }
+        }
+    }
+
+    fn greet(&self) {
+        self.about();
+        self.screen.note(
+            "/help lists the commands · a line ending in \\ goes on, or Alt-Enter · Ctrl-C stops an answer",
+        );
+        self.screen.space();
+    }
+
+    fn about(&self) {
+        let Started { name, backend, slots, max_len, .. } = &self.started;
+        self.screen.entry(name, &format!("on {backend} · context {max_len} tokens · pool of {slots}"));
+    }
+
+    /// Asks a question; what cannot be answered is taken back.
+    fn ask(&mut self, text: &str) -> Result<Stop, Failure> {
+        let before = self.conversation.messages().len();
+        self.conversation.push(user(text));
+        let done = self.answer(before)?;
+        if done.is_err() {
+            self.conversation.truncate(before);
+        }
+        Ok(done)
+    }
+
+    /// Lets the model answer, and call tools, until it has said what it wanted to say.
+    fn answer(&mut self, before: usize) -> Result<Stop, Failure> {
+        for _ in 0..MOST_ROUNDS {
+            let mut body = self.fields.clone();
+            body.insert("messages".into(), self.conversation.messages().into());
+            let stoppable = self.input.is_person();
+            let turn = Turn::take(&self.started.app, &body, &mut self.screen, stoppable);
+            // What is typed meanwhile waits for the next question.
+            let mode = if stoppable { Mode::silent().ok() } else { None };
+            let turn = self.runtime.block_on(turn);
+            drop(mode);
+            let turn = match turn {
+                Ok(turn) => turn,
+                Err(NoTurn::Refused(error)) => return Ok(Err(error.message)),
+                Err(NoTurn::Screen(error)) => return Err(Failure::failed(format!("stdout: {error}"))),
+            };
+            let line = self.tally.count(&turn);
+            self.screen.note(&line);
+            if turn.is_empty() && turn.ended.is_none() {
+                self.conversation.truncate(before);
+                return Ok(Ok(()));
+            }
+            let (message, calls) = turn.message(self.conversation.messages().len());
+            self.conversation.push(message);
+            if calls.is_empty() {
+                return Ok(Ok(()));
+            }
+            for (id, name) in calls {
+                let Some(result) = self.listen(&format!("result of {name}: "))? else {
+                    return Ok(Err(format!("there is no result of {name}")));
+                };
+                self.conversation.push(json!({"role": "tool", "tool_call_id": id, "content": result}));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn obey(&mut self, command: Command) -> Result<Stop, Failure> {
+        match command {
+            Command::Help => self.help(),
+            Command::System(None) => {
+                self.screen.note(self.conversation.system().unwrap_or("there are no standing instructions"));
+            }
+            Command::System(Some(text)) => self.conversation.set_system(if text == "-" { "" } else { &text }),
+            Command::Fork(back) => return Ok(self.fork(back)),
+            Command::Branch(None) => self.list_branches(),
+            Command::Branch(Some(number)) => {
+                return Ok(self.conversation.switch(number).map(|()| self.list_branches()));
+            }
+            Command::Rewind(turns) => return Ok(self.rewind(turns)),
+            Command::Retry => {
+                return match self.conversation.rewind(1) {
+                    Ok(question) => self.ask(&question),
+                    Err(_) => Ok(Err("nothing has been asked yet".into())),
+                };
+            }
+            Command::Set(None) => self.list_fields(),
+            Command::Set(Some((name, value))) => return Ok(self.set(name, &value)),
+            Command::Tools(file) => return Ok(self.offer(file.as_deref())),
+            Command::Save(file) => return Ok(self.save(&file)),
+            Command::Load(file) => return Ok(self.load(&file)),
+            Command::Stats => {
+                for (name, text) in self.tally.lines(self.started.max_len) {
+                    self.screen.entry(name, &text);
+                }
+            }
+            Command::Model(path) => return Ok(self.model(path.as_deref())),
+            // The loop leaves before it asks for this.
+            Command::Quit => {}
+        }
+        Ok(Ok(()))
+    }
+
+    fn help(&self) {
+        for (name, arguments, what) in COMMANDS {
+            self.screen.entry(&format!("{:<21}", format!("{name} {arguments}")), what);
+        }
+    }
+
+    fn fork(&mut self, back: usize) -> Stop {
+        let before = self.conversation.overview().0;
+        let number = self.conversation.fork(back)?;
+        let said = self.conversation.said();
+        self.screen.note(&format!("branch {number}, after {said} messages; /branch {before} goes back"));
+        Ok(())
+    }
+
+    fn rewind(&mut self, turns: usize) -> Stop {
+        let question = self.conversation.rewind(turns)?;
+        self.screen.note(&format!("taken back from “{}” on", first_line(&question)));
+        Ok(())
+    }
+
+    fn list_branches(&self) {
+        let (here, branches) = self.conversation.overview();
+        for (number, (asked, last)) in (1..).zip(branches) {
+            let mark = if number == here { "→" } else { " " };
+            let last =
+                if asked > 0 { format!(", the last “{}”", first_line(&last)) } else { String::new() };
+            self.screen
+                .entry(&format!("{mark} {number}"), &format!("{}{last}", plural(asked as u64, "question")));
+        }
+    }
+
+    fn list_fields(&self) {
+        if self.fields.is_empty() {
+            self.screen.note("nothing is set: the model's own settings hold");
+        }
+        for (name, value) in &self.fields {
+            self.screen.entry(name, &value.to_string());
+        }
+    }
+
+    /// Sets a field of the requests to come; `-` takes it away.
+    fn set(&mut self, name: String, value: &str) -> Stop {
+        let mut fields = self.fields.clone();
+        match value {
+            "-" => fields.remove(&name),
+            _ => fields.insert(name, serde_json::from_str(value).unwrap_or_else(|_| value.into())),
+        };
+        check_fields(&fields)?;
+        self.fields = fields;
+        Ok(())
+    }
+
+    fn offer(&mut self, file: Option<&Path>) -> Stop {
+        let Some(file) = file else {
+            self.fields.remove("tools");
+            return Ok(());
+        };
+        let fields = with_tools(&self.fields, file)?;
+        self.fields = fields;
+        Ok(())
+    }
+
+    fn save(&self, file: &Path) -> Stop {
+        let text = format!("{:#}\n", self.conversation.to_json());
+        fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+        self.screen.note(&format!("{} messages in {}", self.conversation.messages().len(), file.display()));
+        Ok(())
+    }
+
+    fn load(&mut self, file: &Path) -> Stop {
+        let named = |error: String| format!("{}: {error}", file.display());
+        let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
+        self.conversation.load(&text).map_err(named)?;
+        self.screen.note(&format!("{} messages from {}", self.conversation.messages().len(), file.display()));
+        Ok(())
+    }
+
+    fn model(&mut self, path: Option<&Path>) -> Stop {
+        if path.is_some() {
+            self.started = (self.start)(path).map_err(|failure| failure.to_string())?;
+        }
+        self.about();
+        Ok(())
+    }
+}
+
+fn first_line(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    match line.char_indices().nth(60) {
+        Some((at, _)) => format!("{}…", &line[..at]),
+        None => line.to_owned(),
+    }
+}
+
+/// Refuses what no request could have, before one has it.
+fn check_fields(fields: &Map<String, Value>) -> Result<(), String> {
+    for owned in ["messages", "stream", "stream_options", "model", "n", "logprobs", "top_logprobs"] {
+        if fields.contains_key(owned) {
+            return Err(format!("{owned} is not for the terminal to set"));
+        }
+    }
+    let mut body = fields.clone();
+    body.insert("messages".into(), json!([user("?")]));
+    ChatRequest::read(&body, &Sampling::default(), u32::MAX).map(|_| ()).map_err(|error| error.message)
+}
+
+/// The fields with the tools of a JSON file: a list of them as the API takes it.
+pub(crate) fn with_tools(fields: &Map<String, Value>, file: &Path) -> Result<Map<String, Value>, String> {
+    let named = |error: String| format!("{}: {error}", file.display());
+    let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
+    let tools: Value = serde_json::from_str(&text).map_err(|error| named(error.to_string()))?;
+    let mut fields = fields.clone();
+    fields.insert("tools".into(), tools);
+    check_fields(&fields).map_err(named)?;
+    Ok(fields)
+}

@@ -1,0 +1,111 @@
+use std::io::{self, IsTerminal, Write};
+
+/// Where the chat is written: what the model says on stdout, everything else on stderr, with colours where a terminal shows them.
+pub(super) struct Screen {
+    colour_out: bool,
+    colour_err: bool,
+    /// Whether the last thing on stdout ended its line.
+    at_start: bool,
+}
+
+/// How a text looks.
+#[derive(Clone, Copy)]
+enum Look {
+    Plain,
+    Dim,
+    Bold,
+    Red,
+    Call,
+}
+
+impl Look {
+    fn codes(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Dim => "\x1b[2m",
+            Self::Bold => "\x1b[1m",
+            Self::Red => "\x1b[31m",
+            Self::Call => "\x1b[36m",
+        }
+    }
+
+    fn paint(self, text: &str, colours: bool) -> String {
+        match colours && !matches!(self, Self::Plain) {
+            true => format!("{}{text}\x1b[0m", self.codes()),
+            false => text.to_owned(),
+        }
+    }
+}
+
+impl Screen {
+    /// The terminal, or whatever stands in its place.
+    pub(super) fn new() -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self {
+            colour_out: wanted && io::stdout().is_terminal(),
+            colour_err: wanted && io::stderr().is_terminal(),
+            at_start: true,
+        }
+    }
+
+    fn out(&mut self, text: &str, look: Look) -> io::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.at_start = text.ends_with('\n');
+        let mut out = io::stdout().lock();
+        out.write_all(look.paint(text, self.colour_out).as_bytes())?;
+        out.flush()
+    }
+
+    /// More of an answer.
+    pub(super) fn said(&mut self, text: &str) -> io::Result<()> {
+        self.out(text, Look::Plain)
+    }
+
+    /// More of what the model thinks to itself; it is no part of the answer.
+    pub(super) fn thought(&mut self, text: &str) {
+        self.err(text, Look::Dim);
+    }
+
+    /// A piece of a tool call.
+    pub(super) fn called(&mut self, text: &str) -> io::Result<()> {
+        self.out(text, Look::Call)
+    }
+
+    /// Ends the line on stdout if one is open.
+    pub(super) fn end_line(&mut self) -> io::Result<()> {
+        if self.at_start { Ok(()) } else { self.out("\n", Look::Plain) }
+    }
+
+    fn err(&self, text: &str, look: Look) {
+        let text = look.paint(text, self.colour_err);
+        // Nobody can be told that stderr is gone.
+        let _ = io::stderr().lock().write_all(text.as_bytes());
+    }
+
+    /// A line beside the conversation.
+    pub(super) fn note(&self, text: &str) {
+        self.err(text, Look::Dim);
+        self.err("\n", Look::Plain);
+    }
+
+    /// A line with a name in front.
+    pub(super) fn entry(&self, name: &str, text: &str) {
+        self.err(name, Look::Bold);
+        self.note(&format!("  {text}"));
+    }
+
+    /// Something went wrong.
+    pub(super) fn wrong(&self, text: &str) {
+        self.err(text, Look::Red);
+        self.err("\n", Look::Plain);
+    }
+
+    /// An empty line for the eye, where an eye looks.
+    pub(super) fn space(&self) {
+        if io::stderr().is_terminal() {
+            self.err("\n", Look::Plain);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+use super::screen::Screen;
+use kvasir_serve::{
+    ApiError,
+    answer::Delta,
+    http::{App, Ended},
+};
+use serde_json::{Map, Value, json};
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// One answer as it stands in the conversation, and what it took.
+pub(super) struct Turn {
+    /// Its text.
+    content: String,
+    /// Names and arguments of the tools it calls.
+    calls: Vec<(String, String)>,
+    /// None if it was stopped before its end.
+    pub(super) ended: Option<Ended>,
+    /// Time to its first piece of text.
+    pub(super) first: Duration,
+    /// From the first piece to the last.
+    pub(super) spoke: Duration,
+}
+
+/// Why there is no answer.
+pub(super) enum NoTurn {
+    /// The engine refused or failed.
+    Refused(ApiError),
+    /// The terminal is gone.
+    Screen(io::Error),
+}
+
+impl From<ApiError> for NoTurn {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<io::Error> for NoTurn {
+    fn from(error: io::Error) -> Self {
+        Self::Screen(error)
+    }
+}
+
+impl Turn {
+    /// Asks, and writes the answer as it comes. With `stoppable`, Ctrl-C ends the answer.
+    pub(super) async fn take(
+        app: &Arc<App>,
+        body: &Map<String, Value>,
+        screen: &mut Screen,
+        stoppable: bool,
+    ) -> Result<Self, NoTurn> {
+        let began = Instant::now();
+        let mut interrupt = if stoppable { signal(SignalKind::interrupt()).ok() } else { None };
+        let mut speaker = app.talk(body)?;
+        let mut writing = Writing::default();
+        loop {
+            let gain = tokio::select! {
+                gain = speaker.next() => gain?,
+                () = pressed(&mut interrupt) => None,
+            };
+            let Some(gain) = gain else { break };
+            writing.first.get_or_insert_with(Instant::now);
+            writing.take(gain.deltas, screen)?;
+            writing.ended = gain.ended;
+            if writing.ended.is_some() {
+                break;
+            }
+        }
+        screen.end_line()?;
+        let first = writing.first.unwrap_or(began);
+        Ok(Self {
+            content: writing.content,
+            calls: writing.calls,
+            ended: writing.ended,
+            first: first - began,
+            spoke: first.elapsed(),
+        })
+    }
+
+    /// Whether nothing was said before it was stopped.
+    pub(super) fn is_empty(&self) -> bool {
+        self.content.is_empty() && self.calls.is_empty()
+    }
+
+    /// The message, and the ids and names of its calls. Those of a stopped answer may be in pieces and are left out.
+    pub(super) fn message(&self, number: usize) -> (Value, Vec<(String, String)>) {
+        let mut message = json!({"role": "assistant", "content": self.content});
+        let calls = if self.ended.is_some() { self.calls.as_slice() } else { &[] };
+        let named =
+            calls.iter().enumerate().map(|(i, (name, _))| (format!("call_{number}_{i}"), name.clone()));
+        let named: Vec<_> = named.collect();
+        if !calls.is_empty() {
+            let call = |((id, name), (_, arguments)): (&(String, String), &(String, String))| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+            message["tool_calls"] = named.iter().zip(calls).map(call).collect();
+        }
+        (message, named)
+    }
+}
+
+async fn pressed(interrupt: &mut Option<Signal>) {
+    match interrupt {
+        Some(signal) => {
+            signal.recv().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+#[derive(Default)]
+struct Writing {
+    content: String,
+    calls: Vec<(String, String)>,
+    thinking: bool,
+    first: Option<Instant>,
+    ended: Option<Ended>,
+}
+
+impl Writing {
+    fn take(&mut self, deltas: Vec<Delta>, screen: &mut Screen) -> io::Result<()> {
+        for delta in deltas {
+            if self.thinking && !matches!(delta, Delta::Reasoning(_)) {
+                self.thinking = false;
+                screen.thought("\n\n");
+            }
+            match delta {
+                Delta::Reasoning(text) => {
+                    self.thinking = true;
+                    screen.thought(&text);
+                }
+                Delta::Content(text) => {
+                    screen.said(&text)?;
+                    self.content.push_str(&text);
+                }
+                Delta::CallBegin { name, .. } => {
+                    screen.end_line()?;
+                    screen.called(&format!("→ {name} "))?;
+                    self.calls.push((name, String::new()));
+                }
+                Delta::CallArguments { text, .. } => {
+                    screen.called(&text)?;
+                    if let Some((_, arguments)) = self.calls.last_mut() {
+                        arguments.push_str(&text);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

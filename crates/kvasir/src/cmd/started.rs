@@ -1,0 +1,66 @@
+use super::{Failure, model::ModelArgs};
+use crate::options::{Facts, Options};
+use kvasir::Loaded;
+use kvasir_sample::Sampling;
+use kvasir_serve::{
+    Watch,
+    host::Host,
+    http::{App, Keys, Live},
+    model::{self, Model},
+};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Slots of a pool that nobody gave a size: a desk's memory is shared with everything else on it.
+const DESK_SLOTS: u32 = 32768;
+
+/// A model with its engine running behind it, for clients or for a person.
+pub(crate) struct Started {
+    pub(crate) app: Arc<App>,
+    pub(crate) name: String,
+    pub(crate) backend: &'static str,
+    /// Slots of the pool.
+    pub(crate) slots: u32,
+    /// Prompt and answer together.
+    pub(crate) max_len: u32,
+}
+
+impl Started {
+    /// Loads the model and starts its engine. `name` is what clients call it.
+    pub(crate) fn new(
+        model: &ModelArgs,
+        name: Option<&str>,
+        options: &Options,
+        keys: Keys,
+    ) -> Result<Self, Failure> {
+        let loaded = model.load()?;
+        let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
+        let slots = loaded.slots_in_memory(options.memory_share()?).map_or(DESK_SLOTS, |s| s.min(DESK_SLOTS));
+        let settled = options.settle(Facts { max_model_len, slots, is_cpu: true })?;
+        let (overlap, mut setup) = (settled.overlap, settled.setup.clone());
+        let (watch, observer) = Watch::new();
+        let engine = loaded.engine(settled.core(), overlap)?.observe(observer);
+        let slots = engine.core().cache().capacity();
+        let max_len = engine.core().limits().max_model_len.min(slots);
+        let name = name.map_or_else(|| model.name(), str::to_owned);
+        let (served, backend) = (served(name.clone(), &loaded, max_len)?, loaded.backend());
+        drop(loaded);
+        setup.insert("device".into(), backend.into());
+        let host = Host::start(engine).map_err(Failure::failed)?;
+        let app = App::new(Arc::new(served), host, keys, Live { watch, setup: Value::Object(setup) });
+        Ok(Self { app, name, backend, slots, max_len })
+    }
+}
+
+/// The model as the server sees it.
+fn served(name: String, loaded: &Loaded, max_len: u32) -> Result<Model, Failure> {
+    let program = Arc::new(loaded.program().clone());
+    let facts = model::Facts {
+        vocab: program.vocab as u32,
+        max_len,
+        eos: loaded.opened.eos(),
+        sampling: Sampling { temperature: 1.0, ..Sampling::default() },
+        prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
+    };
+    Model::new(name, &loaded.opened.text_files()?, facts).map_err(Failure::failed)
+}

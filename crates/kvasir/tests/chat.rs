@@ -1,0 +1,124 @@
+//! `kvasir chat` as a script meets it: questions and commands on stdin, answers on stdout, everything else on stderr.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// A folder with the tiny Qwen3 and its tokenizer; gone when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let folder = std::env::temp_dir().join(format!("kvasir-chat-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for from in ["testdata/models/qwen3", "crates/kvasir-formats/tests/data/tokenizers/qwen"] {
+            for file in fs::read_dir(root.join(from)).unwrap().map(Result::unwrap) {
+                fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+            }
+        }
+        Self(folder)
+    }
+
+    /// Exit code, stdout and stderr of a chat with these lines.
+    fn chat(&self, options: &[&str], lines: &str) -> (Option<i32>, String, String) {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .args(["chat", self.0.to_str().unwrap(), "--max-tokens", "6"])
+            .args(if options.is_empty() { &["--temperature", "0"] } else { options })
+            .env("HOME", &self.0)
+            .env_remove("XDG_STATE_HOME")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // It may be gone already, with a usage error.
+        let _ = process.stdin.take().unwrap().write_all(lines.as_bytes());
+        let output = process.wait_with_output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn roles(file: &Path) -> Vec<String> {
+    let saved: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let messages = saved["messages"].as_array().unwrap();
+    messages.iter().map(|message| message["role"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_branch_asks_again_and_finds_what_it_shares_in_the_cache() {
+    let folder = Folder::new("branch");
+    let question = "hello ".repeat(40);
+    let (code, said, beside) =
+        folder.chat(&[], &format!("{question}\n/fork 1\n{question}\n/branch\n/stats\n"));
+    assert_eq!(code, Some(0), "{beside}");
+    let (first, second) = said.split_at(said.len() / 2);
+    assert_eq!(first, second, "the same question in another branch has the same answer");
+    assert!(!first.trim().is_empty() && first.ends_with('\n'));
+    let cached: Vec<u32> = beside
+        .lines()
+        .filter_map(|line| line.split_once(" of ")?.0.rsplit(' ').next()?.parse().ok())
+        .collect();
+    assert!(cached[0] == 0 && cached[1] >= 32, "{beside}");
+    assert!(
+        beside.contains("→ 2  1 question, the last “hello") && beside.contains("  1  1 question"),
+        "{beside}"
+    );
+    assert!(beside.contains("answers    2"), "{beside}");
+    assert!(!said.contains('\x1b') && !beside.contains('\x1b'), "no colours in a pipe");
+    assert!(!beside.contains('›'), "no prompts in a pipe");
+    assert!(!folder.0.join(".local").exists(), "nothing of a pipe is remembered");
+}
+
+#[test]
+fn what_is_saved_can_be_rewound_and_loaded_again() {
+    let folder = Folder::new("save");
+    let (all, less, again) =
+        (folder.0.join("all.json"), folder.0.join("less.json"), folder.0.join("again.json"));
+    let lines = format!(
+        "/system Be brief.\none\\\ntwo\nthree\n/save {}\n/rewind\n/save {}\n/load {}\n/save {}\n/quit\nnever\n",
+        all.display(),
+        less.display(),
+        all.display(),
+        again.display()
+    );
+    let (code, _, beside) = folder.chat(&[], &lines);
+    assert_eq!(code, Some(0), "{beside}");
+    assert_eq!(roles(&all), ["system", "user", "assistant", "user", "assistant"]);
+    assert_eq!(roles(&less), ["system", "user", "assistant"]);
+    assert_eq!(fs::read_to_string(&all).unwrap(), fs::read_to_string(&again).unwrap());
+    let saved: Value = serde_json::from_str(&fs::read_to_string(&all).unwrap()).unwrap();
+    assert_eq!(saved["messages"][1], json!({"role": "user", "content": "one\ntwo"}));
+    assert!(beside.contains("taken back from “three” on"), "{beside}");
+}
+
+#[test]
+fn what_cannot_be_done_is_said_and_the_chat_goes_on() {
+    let folder = Folder::new("wrong");
+    let lines =
+        "/nothing\n/rewind\n/set temperature 9\n/load nowhere.json\n/branch 7\n/set stream true\nhello\n";
+    let (code, said, beside) = folder.chat(&[], lines);
+    assert_eq!(code, Some(1), "a script learns that something was wrong");
+    assert!(!said.trim().is_empty(), "it answers all the same");
+    for wrong in
+        ["/nothing", "only 0 questions", "temperature", "nowhere.json", "no branch 7", "stream is not"]
+    {
+        assert!(beside.contains(wrong), "{wrong}: {beside}");
+    }
+    let (code, _, beside) = folder.chat(&["--temperature", "9"], "hello\n");
+    assert_eq!((code, beside.lines().count()), (Some(2), 1), "{beside}");
+    let (code, _, beside) = folder.chat(&["--tools", "nowhere.json"], "hello\n");
+    assert!(code == Some(2) && beside.contains("nowhere.json"), "{beside}");
+}

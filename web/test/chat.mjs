@@ -1,0 +1,159 @@
+import assert from "node:assert/strict";
+
+/** Server-sent events as a route can answer with. */
+const sse = (...chunks) => ({
+  status: 200,
+  contentType: "text/event-stream",
+  body: chunks.map((chunk) => `data: ${JSON.stringify(chunk)}\n\n`).join("") + "data: [DONE]\n\n",
+});
+
+const chunk = (delta, more = {}) => ({ choices: [{ index: 0, delta, logprobs: null, finish_reason: null, ...more }] });
+
+async function ask(page, text) {
+  await page.fill("#question", text);
+  await page.keyboard.press("Enter");
+}
+
+/** Waits until no answer is being made. */
+const rest = (page) => page.waitForSelector(".composer:not(.busy)");
+
+const answers = (page) => page.locator(".msg.assistant .text").allInnerTexts();
+
+/** Sets a field that the settings show only when they are open. */
+const set = (page, name, value) => page.evaluate(([name, value]) => {
+  const field = document.querySelector(`#settings [name=${name}]`);
+  if (field.type === "checkbox") field.checked = value;
+  else field.value = value;
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+}, [name, value]);
+
+export async function key({ page, address }) {
+  await page.goto(address);
+  await page.waitForSelector("#ask-key[open]");
+  await page.fill("#ask-key input", "wrong");
+  await page.click("#ask-key button");
+  await page.waitForSelector("#ask-key[open]");
+  await page.fill("#ask-key input", "test-key");
+  await page.click("#ask-key button");
+  await page.waitForFunction(() => document.getElementById("model").textContent !== "");
+  await page.reload();
+  await page.waitForFunction(() => document.getElementById("model").textContent !== "");
+  assert.equal(await page.locator("#ask-key[open]").count(), 0, "it is asked for once");
+  assert.deepEqual(await page.evaluate(() => Object.values(localStorage)), [], "nothing of it outlives the tab");
+}
+
+export async function talk({ page, address }) {
+  await page.goto(address);
+  await set(page, "max_tokens", "12");
+  await ask(page, "What is 17 + 25?");
+  await rest(page);
+  const [first] = await answers(page);
+  assert.match(await page.locator(".msg.assistant .meta").innerText(), /\d+ tokens?/);
+  const body = await page.evaluate(() => JSON.parse(sessionStorage.getItem("kvasir-chat")).nodes.length);
+  assert.equal(body, 3, "the root, a question and an answer are kept");
+
+  // Stopped in the middle: what was said stays.
+  await set(page, "max_tokens", "");
+  const long = page.waitForRequest("**/v1/chat/completions");
+  await page.route("**/v1/chat/completions", async (route) => {
+    const body = { ...route.request().postDataJSON(), ignore_eos: true };
+    await route.continue({ postData: JSON.stringify(body) });
+  });
+  await ask(page, "Say something very long.");
+  await long;
+  await page.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1).textContent.length > 3);
+  await page.keyboard.press("Escape");
+  await rest(page);
+  assert.match(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
+  await page.unroute("**/v1/chat/completions");
+
+  // An edited question is a branch; the old one stays.
+  await set(page, "max_tokens", "8");
+  await page.locator(".msg.user").first().hover();
+  await page.locator(".msg.user [data-act=edit]").first().click();
+  await page.fill(".editing textarea", "What is 2 + 3?");
+  await page.click(".editing .strong");
+  await rest(page);
+  assert.equal(await page.locator(".msg.user").count(), 1);
+  assert.equal(await page.locator(".msg.user .turn").textContent(), "‹2 / 2›");
+  await page.click(".msg.user [data-act=back]");
+  assert.equal(await page.locator(".msg.user").count(), 2);
+  assert.equal((await answers(page))[0], first, "the first branch is as it was");
+
+  // Asked again: an answer beside the first, whose prompt comes from the cache as far as whole blocks go.
+  await page.locator(".msg.assistant").first().hover();
+  await page.locator(".msg.assistant [data-act=again]").first().click();
+  await rest(page);
+  assert.equal(await page.locator(".msg.assistant .turn").textContent(), "‹2 / 2›");
+  await page.reload();
+  assert.equal(await page.locator(".msg.assistant .turn").textContent(), "‹2 / 2›", "a reload keeps the branches");
+  await page.click("[data-do=new]");
+  await page.waitForSelector(".welcome");
+}
+
+export async function shown({ page, address }) {
+  await page.goto(address);
+  const token = (token, p) => ({ token, logprob: Math.log(p), bytes: [] });
+  const asked = [];
+  await page.route("**/v1/chat/completions", async (route) => {
+    const body = route.request().postDataJSON();
+    asked.push(body);
+    const usage = { choices: [], usage: { prompt_tokens: 40, completion_tokens: 2, prompt_tokens_details: { cached_tokens: 32 } } };
+    if (body.messages.at(-1).role === "tool") {
+      const logprobs = { content: [{ ...token("It", 0.9), top_logprobs: [token("It", 0.9), token("<b>", 0.1)] }, { ...token(" is 42.", 0.5), top_logprobs: [] }] };
+      return route.fulfill(sse(chunk({ content: "It is 42." }, { logprobs }), chunk({}, { finish_reason: "stop" }), usage));
+    }
+    const call = (index, name, text) => [chunk({ tool_calls: [{ index, id: `c${index}`, type: "function", function: { name, arguments: "" } }] }), chunk({ tool_calls: [{ index, function: { arguments: text } }] })];
+    await route.fulfill(sse(chunk({ reasoning_content: "Two <tools>." }), ...call(0, "calculator", '{"expression": "17 + 25"}'), ...call(1, "weather", '{"city": "Oslo"}'), chunk({}, { finish_reason: "tool_calls" })));
+  });
+  await set(page, "calculator", true);
+  await set(page, "logprobs", true);
+  await set(page, "system", "Be brief.");
+  await set(page, "tools", '[{"type": "function", "function": {"name": "weather", "parameters": {}}}]');
+  await ask(page, "What is 17 + 25, and the weather in Oslo?");
+  await rest(page);
+  assert.deepEqual(asked[0].tools.map((tool) => tool.function.name), ["calculator", "weather"]);
+  assert.deepEqual([asked[0].messages[0], asked[0].logprobs, asked[0].top_logprobs], [{ role: "system", content: "Be brief." }, true, 5]);
+  assert.equal(await page.locator(".call .result").innerText(), "42", "the page's own tool has run");
+  await page.fill(".asks input", "sunny");
+  await page.click(".asks button");
+  await page.waitForFunction(() => document.body.textContent.includes("It is 42."));
+  await rest(page);
+  assert.deepEqual(asked[1].messages.slice(-2).map(({ tool_call_id, content }) => [tool_call_id, content]), [["c0", "42"], ["c1", "sunny"]]);
+  assert.equal(asked[1].messages.some((message) => "reasoning" in message), false);
+  await page.click(".thought summary");
+  assert.match(await page.locator(".thought").innerText(), /Two <tools>\./);
+  await page.locator(".msg.assistant").last().hover();
+  await page.locator("[data-act=tokens]").last().click();
+  await page.hover("[data-token='0']");
+  assert.match(await page.locator(".tokentip").innerText(), /It\s+90\.0 %\s+<b>\s+10\.0 %/);
+  assert.match(await page.locator(".meta").last().innerText(), /2 tokens.*32 of 40 prompt tokens cached/);
+}
+
+export async function refused({ page, address }) {
+  await page.goto(address);
+  let tries = 0;
+  await page.route("**/v1/chat/completions", (route) => (tries++ ? route.fulfill(sse(chunk({ content: "Now." }), chunk({}, { finish_reason: "stop" }))) : route.fulfill({ status: 200, contentType: "text/event-stream", body: 'data: {"error": {"message": "the step <failed>"}}\n\n' })));
+  await ask(page, "Hello");
+  await page.waitForSelector(".msg .wrong");
+  assert.match(await page.locator(".msg .wrong").innerText(), /the step <failed>/);
+  await page.click(".wrong [data-act=again]");
+  await page.waitForFunction(() => document.body.textContent.includes("Now."));
+  assert.equal(await page.locator(".msg .wrong").count(), 0);
+}
+
+/** What a person sees, for a person to look at; and that nothing is wider than the window. */
+export async function looks({ page, address, shot }) {
+  await page.goto(address);
+  await page.waitForFunction(() => document.getElementById("model").textContent !== "");
+  await shot("welcome");
+  const text = "It shares blocks:\n\n1. The **policy** picks rows\n2. The cache takes slots\n\n```rust\nlet plan = cache.plan(&claim)?; // a line that is longer than a telephone is wide, to see it scroll\n```\n\n| cache | shares |\n|---|---|\n| radix | yes |";
+  await page.route("**/v1/chat/completions", (route) => route.fulfill(sse(chunk({ reasoning_content: "Short." }), chunk({ content: text }), chunk({}, { finish_reason: "stop" }), { choices: [], usage: { prompt_tokens: 212, completion_tokens: 78, prompt_tokens_details: { cached_tokens: 192 } } })));
+  await ask(page, "How do two chats share their beginning?");
+  await rest(page);
+  await shot("chat");
+  await page.click("[data-do=settings]");
+  await shot("settings");
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert.ok(wide <= 0, `the page is ${wide} pixels too wide`);
+}

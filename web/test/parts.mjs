@@ -1,0 +1,75 @@
+// The page's parts that need no server, run as the page loads them.
+
+import assert from "node:assert/strict";
+
+export async function all({ page, address }) {
+  await page.goto(address);
+  await markdown(page);
+  await calculator(page);
+  await tree(page);
+}
+
+async function markdown(page) {
+  const html = (text) => page.evaluate(async (text) => (await import("/page/markdown.js")).markdown(text), text);
+  assert.equal(await html("a **b** *c* `d < e` ~~f~~"), "<p>a <strong>b</strong> <em>c</em> <code>d &#60; e</code> <s>f</s></p>");
+  assert.equal(await html("# One\n\n- a\n- b\n  1. c\n\n> q"), "<h3>One</h3><ul><li>a</li><li>b<ol start=\"1\"><li>c</li></ol></li></ul><blockquote><p>q</p></blockquote>");
+  assert.equal(await html("snake_case_name 2 * 3 * 4"), "<p>snake_case_name 2 * 3 * 4</p>");
+  assert.match(await html("```js\nlet a = 1 < 2;\n```"), /<pre><code>let a = 1 &#60; 2;<\/code><\/pre>/);
+  assert.match(await html("```\nnot closed"), /<pre><code>not closed<\/code><\/pre>/);
+  assert.match(await html("| a | b |\n|---|:-:|\n| 1 | 2 |"), /<th>a<\/th><th>b<\/th>.*<td>1<\/td><td>2<\/td>/s);
+  assert.match(await html("[x](https://a.b/c_d_e?f=1&g=2)"), /^<p><a href="https:\/\/a.b\/c_d_e\?f=1&#38;g=2" target="_blank" rel="noopener noreferrer">x<\/a><\/p>$/);
+  // Nothing that a model says becomes a tag, an attribute or a script of its own.
+  const hostile = [
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[x](javascript:alert(1))", "[x](https://a\" onmouseover=\"alert(1))", "![x](https://a.b/c.png)",
+    "`</code><script>alert(1)</script>`", "```\n</pre><script>alert(1)</script>\n```", "```\"><img src=x>\nx\n```", "| <b> |\n|---|\n| <i onclick=x> |",
+    "**<svg onload=alert(1)>**", "\u00000\u0000 `a`", "> > > > > > > > > > > deep", "- ".repeat(200), "*".repeat(5000), "_a".repeat(2000), "[".repeat(3000),
+  ];
+  const tags = await page.evaluate(async (texts) => {
+    const { markdown } = await import("/page/markdown.js");
+    return texts.map((text) => {
+      const document_ = new DOMParser().parseFromString(markdown(text), "text/html");
+      const odd = [...document_.querySelectorAll("script, img, svg, iframe, object, link, style, form, b, i")].map((e) => e.outerHTML);
+      for (const element of document_.querySelectorAll("*")) {
+        for (const { name, value } of element.attributes) {
+          if (name.startsWith("on") || name === "style" || (name === "href" && !/^(https?:|mailto:)/.test(value))) odd.push(`${name}=${value}`);
+        }
+      }
+      return odd;
+    });
+  }, hostile);
+  assert.deepEqual(tags, hostile.map(() => []));
+}
+
+async function calculator(page) {
+  const value = (text) => page.evaluate(async (text) => {
+    const { calculate } = await import("/page/tools.js");
+    try {
+      return calculate(text);
+    } catch (error) {
+      return error.message;
+    }
+  }, text);
+  const sums = { "17 + 25": 42, "2 * (3 + 4) - 1": 13, "-2 ^ 2": -4, "2 ** 3 ** 2": 512, "7 % 4 × 2": 6, "0.1 + 0.2": 0.3, ".5 / 2": 0.25, "1e3 - 1": 999 };
+  for (const [text, result] of Object.entries(sums)) assert.equal(await value(text), result, text);
+  for (const bad of ["", "1 +", "(1", "1 2", "alert(1)", "2)"]) assert.equal(typeof (await value(bad)), "string", bad);
+}
+
+async function tree(page) {
+  const seen = await page.evaluate(async () => {
+    const { Tree } = await import("/page/tree.js");
+    const tree = new Tree();
+    const said = () => tree.path().map((node) => node.message);
+    const a = tree.add(0, "a"), b = tree.add(a.id, "b");
+    tree.add(b.id, "c");
+    const other = tree.add(a.id, "B");
+    const out = [said(), tree.place(other.id)];
+    tree.turn(other.id, 1);
+    out.push(said());
+    const again = Tree.from(JSON.parse(JSON.stringify(tree)));
+    out.push(again.path().map((node) => node.message), again.upTo(other.id).map((node) => node.message));
+    tree.remove(b.id);
+    out.push(said(), tree.nodes.size);
+    return out;
+  });
+  assert.deepEqual(seen, [["a", "B"], [1, 2], ["a", "b", "c"], ["a", "b", "c"], ["a", "B"], ["a", "B"], 3]);
+}

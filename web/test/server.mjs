@@ -1,0 +1,34 @@
+import { execFileSync, spawn } from "node:child_process";
+import { createInterface } from "node:readline";
+
+const { BINARY, MODEL } = process.env;
+
+/** `kvasir serve` on a free port. */
+export class Server {
+  static async start(options) {
+    const server = new Server();
+    server.process = spawn(BINARY, ["serve", ...(MODEL ? [MODEL] : []), "--port", "0", ...options], { stdio: ["ignore", "ignore", "pipe"] });
+    const said = [];
+    for await (const line of createInterface({ input: server.process.stderr })) {
+      said.push(line);
+      server.address = /https?:\/\/[^\s,]+/.exec(line)?.[0];
+      if (server.address) break;
+    }
+    if (!server.address) throw new Error(`the server did not start: ${said.join(" ")}`);
+    server.process.stderr.resume();
+    return server;
+  }
+
+  /** Asks it to leave, and waits until it has. */
+  stop() {
+    return new Promise((done) => {
+      this.process.once("exit", done);
+      this.process.kill("SIGTERM");
+    });
+  }
+}
+
+/** Runs another command of the binary. */
+export function kvasir(...args) {
+  return execFileSync(BINARY, args, { encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] });
+}

@@ -1,0 +1,53 @@
+// The page that `kvasir sim --html` writes.
+
+import assert from "node:assert/strict";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { kvasir } from "./server.mjs";
+
+/** Writes a page and opens it as a file: it needs no network. */
+async function open(page, ...options) {
+  const folder = mkdtempSync(join(tmpdir(), "kvasir-trace-"));
+  const file = join(folder, "page.html");
+  try {
+    kvasir("sim", ...options, "--html", file);
+    await page.goto(`file://${file}`);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+}
+
+const AGENTS = ["--workload", "agents", "--requests", "20", "--rate", "40", "--sim-preset", "h200:qwen3-14b", "--kv-capacity", "8192"];
+
+export async function moves({ page, shot }) {
+  await open(page, ...AGENTS);
+  const at = () => page.locator(".at").innerText();
+  assert.match(await at(), /^step 1 of/);
+  await page.keyboard.press("End");
+  const last = /^step ([\d,]+) of ([\d,]+)/.exec(await at());
+  assert.equal(last[1], last[2]);
+  await page.keyboard.press("Shift+ArrowLeft");
+  assert.notEqual(/^step ([\d,]+)/.exec(await at())[1], last[1]);
+  await page.keyboard.press("Home");
+  for (let i = 0; i < 12; i++) await page.keyboard.press("ArrowRight");
+  assert.match(await at(), /^step 13 of/);
+  assert.match(page.url(), /#step=13$/);
+  assert.equal(await page.locator("section.decode.rests .row:not(.held)").count(), 0, "nobody rests who runs");
+  assert.ok((await page.locator(".decode .row, .prefill .row").count()) > 1, "somebody runs");
+  assert.ok((await page.locator(".numbers dt").count()) > 5, "the report is there");
+  await page.locator("summary").click();
+  assert.ok((await page.locator("table tr").count()) > 1);
+  const before = await page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
+  await page.keyboard.press("t");
+  assert.notEqual(await page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor), before);
+  await shot("trace");
+}
+
+export async function looks({ page, shot }) {
+  await open(page, ...AGENTS);
+  for (let i = 0; i < 12; i++) await page.keyboard.press("ArrowRight");
+  await shot("trace");
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert.ok(wide <= 0, `the page is ${wide} pixels too wide`);
+}
