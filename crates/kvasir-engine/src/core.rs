@@ -34,6 +34,9 @@ impl Core {
         let rows = (0..limits.max_num_seqs).rev().map(PoolRow).collect();
         let world = World {
             block: cache.block_size().max(1),
+            // Where blocks are larger a fork would move the rows of the last one.
+            forks: cache.block_size() == 1 && cache.sequences().is_ok() && !policy.redirects(),
+            scattered: false,
             has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
             publish_at: policy.publish_at(),
             cache,
@@ -103,8 +106,8 @@ impl Core {
             let sequence = &mut self.world.slab[entry];
             sequence.drafts.clear();
             sequence.drafts.extend_from_slice(drafts);
-            sequence.parents.clear();
-            sequence.parents.extend_from_slice(parents);
+            sequence.rest.parents.clear();
+            sequence.rest.parents.extend_from_slice(parents);
         }
     }
 
@@ -124,7 +127,7 @@ impl Core {
     }
 
     /// Queues `n` requests with one prompt, noise of their own each and consecutive tags. The first computes the prompt; where the cache
-    /// shares prefixes, the others wait for it.
+    /// shares prefixes or can fork, the others wait for it.
     pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
         if n == 0 {
             return Err(Refusal::BadParameter(crate::Parameter::N));
@@ -136,8 +139,8 @@ impl Core {
             sibling.tag = sibling.tag.wrapping_add(u64::from(i));
             sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(u64::from(i));
             let id = self.add(sibling, now)?;
-            if self.world.has_prefix {
-                self.world.slab[id.index()].leader = Some(leader);
+            if self.world.has_prefix || self.world.forks {
+                self.world.slab[id.index()].rest.leader = Some(leader);
             }
             ids.push(id);
         }
@@ -149,11 +152,11 @@ impl Core {
         let number = self.next_number;
         self.next_number += 1;
         let mut sequence = Sequence::new(request);
-        sequence.room = self.world.limits.max_model_len.saturating_sub(prompt_len).max(1);
-        sequence.stops = Plain::of(&sequence.params, sequence.room);
-        sequence.logprobs = sequence.params.sampling.logprobs.is_some();
-        sequence.timings = Timings { arrived: now, ..Timings::default() };
-        sequence.number = number;
+        let room = self.world.limits.max_model_len.saturating_sub(prompt_len).max(1);
+        sequence.stops = Plain::of(&sequence.rest.params, room);
+        sequence.rest.room = room;
+        sequence.rest.timings = Timings { arrived: now, ..Timings::default() };
+        sequence.rest.number = number;
         let entry = self.world.slab.insert(sequence);
         let sequence = &self.world.slab[entry];
         self.world.arrived.push(Arrival {
@@ -161,7 +164,7 @@ impl Core {
             number,
             tag: sequence.tag,
             prompt: prompt_len,
-            max_tokens: sequence.params.max_tokens,
+            max_tokens: sequence.rest.params.max_tokens,
         });
         sequence.id
     }
@@ -230,6 +233,7 @@ impl Core {
         let world = &mut self.world;
         world.record.reset(now, &mut world.arrived);
         world.record.costs = self.costs;
+        world.tidy();
         let mut step = self.spare.pop().unwrap_or_default();
         let id = self.next_step;
         let mut made = self.try_schedule(id, &mut step, now);
@@ -272,10 +276,7 @@ impl Core {
             let most = 2 * (world.cache.capacity() / world.block) as usize;
             world.table_blocks = world.running.iter().map(blocks).sum::<usize>().min(most);
         }
-        let table = &mut step.plan.table;
-        if table.capacity() < world.table_blocks {
-            table.reserve(world.table_blocks - table.len());
-        }
+        step.plan.expect(world.table_blocks, world.running.len());
     }
 
     /// Whether a running request has no room, nobody else can be fed and nothing on its way could change that.
@@ -377,7 +378,7 @@ impl Core {
 
     /// When the request arrived that has waited longest.
     pub fn oldest_waiting(&self) -> Option<Nanos> {
-        self.waiting().map(|sequence| sequence.timings.arrived).min()
+        self.waiting().map(|sequence| sequence.rest.timings.arrived).min()
     }
 
     /// Tokens of prompts under way that are still to be fed.

@@ -135,12 +135,15 @@ impl Desk<'_> {
 
     /// What it would find of others'.
     fn find_prefix(&mut self, entry: u32) -> Hit {
+        if let Some((_, tokens)) = self.world.leader_of(entry) {
+            return Hit { tokens, idle: 0 };
+        }
         let sequence = &self.world.slab[entry];
         if !self.world.limits.prefix_cache {
             return Hit::default();
         }
         match self.world.cache.prefix() {
-            Ok(prefix) => prefix.lookup(&sequence.tokens, sequence.params.salt),
+            Ok(prefix) => prefix.lookup(&sequence.tokens, sequence.rest.params.salt),
             Err(_) => Hit::default(),
         }
     }
@@ -171,7 +174,7 @@ impl Desk<'_> {
         if world.running.len() >= world.limits.max_num_seqs as usize {
             return Some(Reason::SequenceLimit);
         }
-        if sequence.leader.is_some_and(|leader| self.computes_prompt(leader)) {
+        if sequence.rest.leader.is_some_and(|leader| self.computes_prompt(leader)) {
             return Some(Reason::Sibling);
         }
         world.free_rows.is_empty().then_some(Reason::NoPoolRow)
@@ -181,7 +184,7 @@ impl Desk<'_> {
         let Some(entry) = self.world.slab.find(leader) else { return false };
         let leader = &self.world.slab[entry];
         leader.status == Status::Running && leader.computed < leader.prompt_len
-            || leader.status == Status::Waiting && leader.timings.admitted.is_none()
+            || leader.status == Status::Waiting && leader.rest.timings.admitted.is_none()
     }
 
     /// What a waiting sequence would find if it were admitted now, or why it cannot be.
@@ -203,7 +206,7 @@ impl Desk<'_> {
                 _ => return weighed,
             };
             // What a prefix hit takes may have been held by what goes now, so everything is weighed again.
-            if !self.world.evict_kept_for(short, self.world.slab[entry].params.session) {
+            if !self.world.evict_kept_for(short, self.world.slab[entry].rest.params.session) {
                 return weighed;
             }
         }
@@ -257,26 +260,26 @@ impl Desk<'_> {
         sequence.computed = attached.tokens;
         sequence.claimed = attached.tokens;
         sequence.published = attached.tokens / world.block * world.block;
-        sequence.hit = attached.tokens;
-        sequence.reserve_to = admit.reserve_to;
-        sequence.leader = None;
-        if sequence.timings.admitted.is_none() {
-            sequence.timings.admitted = Some(self.now);
-            sequence.first_hit = attached.tokens;
+        sequence.rest.hit = attached.tokens;
+        sequence.rest.reserve_to = admit.reserve_to;
+        sequence.rest.leader = None;
+        if sequence.rest.timings.admitted.is_none() {
+            sequence.rest.timings.admitted = Some(self.now);
+            sequence.rest.first_hit = attached.tokens;
         }
         world.cache.expect(seq, sequence.longest());
         let more = sequence.longest().saturating_sub(sequence.len()) as usize;
         sequence.tokens.reserve(more.min(1 << 16));
         let spec = SequenceSpec {
-            sampling: sequence.params.sampling,
-            bias: sequence.params.bias.clone(),
+            sampling: sequence.sampling,
+            bias: sequence.rest.params.bias.clone(),
             prompt: sequence.prompt().to_vec(),
             output: sequence.outputs().to_vec(),
-            suppressed_until_min: match sequence.params.min_tokens {
+            suppressed_until_min: match sequence.rest.params.min_tokens {
                 0 => Vec::new(),
-                _ => sequence.params.eos.iter().chain(&sequence.params.stop_ids).copied().collect(),
+                _ => sequence.rest.params.eos.iter().chain(&sequence.rest.params.stop_ids).copied().collect(),
             },
-            min_tokens: sequence.params.min_tokens,
+            min_tokens: sequence.rest.params.min_tokens,
             final_len: sequence.longest(),
         };
         world.binds.push((row, spec));
@@ -310,7 +313,7 @@ impl Desk<'_> {
         if sequence.in_flight > 0 && sequence.outputs_left() == 0 {
             return Some(Reason::LastTokenInFlight);
         }
-        (sequence.in_flight > 0 && sequence.params.serial).then_some(Reason::TokenInFlight)
+        (sequence.in_flight > 0 && sequence.rest.params.serial).then_some(Reason::TokenInFlight)
     }
 
     /// Puts a chunk of what `entry` has to be fed into the step. The reason if it cannot be; that changes nothing.
@@ -337,7 +340,7 @@ impl Desk<'_> {
             return 0;
         }
         match sequence.in_flight == 0 && sequence.to_feed() == 1 {
-            true if sequence.parents.is_empty() => {
+            true if sequence.rest.parents.is_empty() => {
                 count.min(sequence.outputs_left().saturating_sub(1)).min(self.budget().saturating_sub(1))
             }
             true if sequence.outputs_left() > 1 => count,
@@ -395,7 +398,7 @@ impl Desk<'_> {
             Err(CacheError::Full { needed, available }) => return Err(Reason::NoRoom { needed, available }),
             Err(_) => return Err(Reason::CacheSequences),
         }
-        let upto = world.whole_blocks(world.slab[entry].reserve_to);
+        let upto = world.whole_blocks(world.slab[entry].rest.reserve_to);
         let left = upto.saturating_sub(world.slab[entry].ahead).min(world.slab[entry].promised);
         world.set_promise(entry, left);
         Ok(())

@@ -55,9 +55,9 @@ impl Summary {
             finish,
             prompt: sequence.prompt_len,
             outputs: sequence.outputs().len() as u32,
-            cached: sequence.first_hit,
-            preemptions: sequence.preemptions,
-            timings: sequence.timings,
+            cached: sequence.rest.first_hit,
+            preemptions: sequence.rest.preemptions,
+            timings: sequence.rest.timings,
         }
     }
 
@@ -118,7 +118,10 @@ impl Outbox {
         finish: Option<Finish>,
     ) {
         let tokens = Span::new(self.tokens.len(), new.len());
-        self.tokens.extend_from_slice(new);
+        match new {
+            [one] => self.tokens.push(*one),
+            several => self.tokens.extend_from_slice(several),
+        }
         self.events.push(Event { request, tag, step, first, tokens, finish });
     }
 }

@@ -64,7 +64,7 @@ impl World {
     /// owns nothing in the cache.
     pub(crate) fn keep(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
-        let (Some(session), Some(seq)) = (sequence.params.session, sequence.cache) else { return };
+        let (Some(session), Some(seq)) = (sequence.rest.params.session, sequence.cache) else { return };
         let len = self.blocks_within(sequence.computed.min(sequence.tokens.len() as u32));
         // Rows that a move is still to fill are not there yet.
         if len == 0 || sequence.moves != Moves::None {
@@ -78,21 +78,21 @@ impl World {
         let sequence = &mut self.slab[entry];
         sequence.cache = None;
         let tokens = sequence.tokens.iter().take(len as usize).copied().collect();
-        let kept = Kept { seq, tokens, salt: sequence.params.salt, used: 0 };
+        let kept = Kept { seq, tokens, salt: sequence.rest.params.salt, used: 0 };
         self.kept.insert(session, kept);
     }
 
     /// Says what is left of an ended request's session.
     pub(crate) fn tell_kept(&mut self, entry: u32) {
-        if let Some(session) = self.slab[entry].params.session {
+        if let Some(session) = self.slab[entry].rest.params.session {
             self.outbox.kept.push((session, self.kept.len_of(session)));
         }
     }
 
     /// Tokens of a waiting request that its session left, in whole blocks. Never all: the last one is always computed.
     pub(crate) fn kept_hit(&self, sequence: &Sequence) -> u32 {
-        let kept = sequence.params.session.and_then(|session| self.kept.entries.get(&session));
-        let Some(kept) = kept.filter(|kept| kept.salt == sequence.params.salt) else { return 0 };
+        let kept = sequence.rest.params.session.and_then(|session| self.kept.entries.get(&session));
+        let Some(kept) = kept.filter(|kept| kept.salt == sequence.rest.params.salt) else { return 0 };
         let most = (sequence.tokens.len() as u32).saturating_sub(1);
         self.blocks_within(common(&kept.tokens, &sequence.tokens).min(most))
     }
@@ -101,7 +101,7 @@ impl World {
     /// finds more elsewhere. Returns the tokens that it can go on from.
     pub(crate) fn fit_kept(&mut self, entry: u32, elsewhere: u32, limit: u32) -> u32 {
         let sequence = &self.slab[entry];
-        let Some(session) = sequence.params.session else { return 0 };
+        let Some(session) = sequence.rest.params.session else { return 0 };
         let hit = self.blocks_within(self.kept_hit(sequence).min(limit));
         let len = if hit >= elsewhere { hit } else { 0 };
         self.cut_kept(session, len);
@@ -110,7 +110,7 @@ impl World {
 
     /// Hands what a session left over to its request.
     pub(crate) fn take_kept(&mut self, entry: u32) -> Option<(SeqId, u32)> {
-        let session = self.slab[entry].params.session?;
+        let session = self.slab[entry].rest.params.session?;
         let kept = self.kept.entries.remove(&session)?;
         Some((kept.seq, kept.tokens.len() as u32))
     }
@@ -199,9 +199,10 @@ impl Core {
     /// Ends a session: what it left is given up, and what runs under it leaves nothing.
     pub fn end_session(&mut self, session: SessionId) {
         self.world.forget(session);
-        let of_it =
-            |(entry, sequence): (u32, &Sequence)| (sequence.params.session == Some(session)).then_some(entry);
+        let of_it = |(entry, sequence): (u32, &Sequence)| {
+            (sequence.rest.params.session == Some(session)).then_some(entry)
+        };
         let entries: Vec<u32> = self.world.slab.iter().filter_map(of_it).collect();
-        entries.into_iter().for_each(|entry| self.world.slab[entry].params.session = None);
+        entries.into_iter().for_each(|entry| self.world.slab[entry].rest.params.session = None);
     }
 }

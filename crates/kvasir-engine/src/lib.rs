@@ -29,6 +29,7 @@ mod serve;
 mod settle;
 mod slab;
 mod stop;
+mod tidy;
 mod trace;
 mod world;
 

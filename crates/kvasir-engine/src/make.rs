@@ -46,7 +46,7 @@ impl Core {
     }
 
     fn is_tree(&self, pick: &Pick) -> bool {
-        pick.drafts > 0 && !self.world.slab[pick.entry].parents.is_empty()
+        pick.drafts > 0 && !self.world.slab[pick.entry].rest.parents.is_empty()
     }
 
     fn propose_trees(&mut self) -> Result<(), CacheError> {
@@ -58,7 +58,7 @@ impl Core {
             let sequence = &self.world.slab[pick.entry];
             self.frontier.clear();
             self.frontier.push(-1);
-            self.frontier.extend_from_slice(&sequence.parents);
+            self.frontier.extend_from_slice(&sequence.rest.parents);
             if let Some(seq) = sequence.cache {
                 self.world.cache.tree()?.propose(seq, &self.frontier)?;
             }
@@ -116,9 +116,9 @@ impl Core {
             let mut drafts = Drafts { count: pick.drafts, tree: None };
             if pick.drafts > 0 {
                 batch.tokens.extend_from_slice(&sequence.drafts[..pick.drafts as usize]);
-                if !sequence.parents.is_empty() {
-                    drafts.tree = Some(Span::new(batch.parents.len(), sequence.parents.len()));
-                    batch.parents.extend_from_slice(&sequence.parents);
+                if !sequence.rest.parents.is_empty() {
+                    drafts.tree = Some(Span::new(batch.parents.len(), sequence.rest.parents.len()));
+                    batch.parents.extend_from_slice(&sequence.rest.parents);
                 }
             }
             let tokens = Span::new(start, batch.tokens.len() - start);
@@ -137,7 +137,7 @@ impl Core {
                 sample_from: if samples { pick.redirected + pick.tokens - 1 } else { tokens.len },
                 pool_row: sequence.pool_row.unwrap_or_default(),
                 drafts,
-                sampling: sequence.params.sampling,
+                sampling: sequence.sampling,
             });
             sequence.claimed += pick.tokens;
             sequence.in_flight += u32::from(samples);

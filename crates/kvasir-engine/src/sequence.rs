@@ -2,6 +2,7 @@ use crate::stop::Plain;
 use crate::{Finish, Nanos, Params, Request, RequestId};
 use kvasir_exec::PoolRow;
 use kvasir_kv::{SeqId, StepId, Token};
+use kvasir_sample::Sampling;
 use serde::{Deserialize, Serialize};
 
 /// Where a request stands.
@@ -50,53 +51,64 @@ pub struct Timings {
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub struct Sequence {
-    // What every step looks at comes first and lies together.
+    // What every step looks at lies together, what it does not lies elsewhere: with thousands of requests a step takes as long as
+    // it waits for memory.
     pub(crate) id: RequestId,
     /// Prompt, then outputs that the host has seen.
     pub(crate) tokens: Vec<Token>,
-    /// The last of them, at hand without a look into the list.
-    pub(crate) newest: Token,
     /// Its sequence in the cache while it runs.
     pub(crate) cache: Option<SeqId>,
-    pub(crate) pool_row: Option<PoolRow>,
+    /// The last of `tokens`, at hand without a look into the list.
+    pub(crate) newest: Token,
     pub(crate) prompt_len: u32,
-    /// The same with all steps in flight.
+    /// Tokens whose K and V are there once all steps in flight are done.
     pub(crate) claimed: u32,
     /// Tokens whose K and V are there for sure: every step that wrote them has come back.
     pub(crate) computed: u32,
+    /// Number of the newest `schedule` call that fed or held it.
+    pub(crate) seen_in: u64,
+    pub(crate) pool_row: Option<PoolRow>,
     /// Tokens sampled by steps in flight.
     pub(crate) in_flight: u32,
     /// Steps in flight that name it.
     pub(crate) steps_in_flight: u32,
     /// Slots promised and not claimed yet.
     pub(crate) promised: u32,
-    /// Length up to which slots were promised at admission.
-    pub(crate) reserve_to: u32,
     /// Length up to which it holds slots, where they were taken ahead of claims.
     pub(crate) ahead: u32,
     /// Tokens that a step can find by content.
     pub(crate) published: u32,
-    /// Outputs it may have before the model's length is reached.
-    pub(crate) room: u32,
-    /// What ends it, in short.
-    pub(crate) stops: Plain,
-    /// It wants log-probabilities.
-    pub(crate) logprobs: bool,
-    /// Number of the newest `schedule` call that fed or held it.
-    pub(crate) seen_in: u64,
     pub(crate) status: Status,
     /// A step that feeds the end of its known tokens has been scheduled since it was admitted.
     pub(crate) prefilled: bool,
     /// The step in flight verifies drafts of it.
     pub(crate) verifying: bool,
+    /// It wants log-probabilities.
+    pub(crate) logprobs: bool,
+    /// What ends it, in short.
+    pub(crate) stops: Plain,
+    pub(crate) tag: u64,
+    /// When the host saw its newest output; in its timings when it has ended.
+    pub(crate) last_token: Option<Nanos>,
     /// Row moves of its accepted drafts that the next step makes, or that a step in flight makes.
     pub(crate) moves: Moves,
     /// Drafts for its next decode.
     pub(crate) drafts: Vec<Token>,
-    /// Their parents when they are a tree; node 0 is the newest committed token.
-    pub(crate) parents: Vec<i32>,
-    pub(crate) tag: u64,
+    /// As in its parameters.
+    pub(crate) sampling: Sampling,
+    pub(crate) rest: Box<Rest>,
+}
+
+/// What of a sequence few steps look at.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rest {
     pub(crate) params: Params,
+    /// Outputs it may have before the model's length is reached.
+    pub(crate) room: u32,
+    /// Length up to which slots were promised at admission.
+    pub(crate) reserve_to: u32,
+    /// Parents of the drafts when they are a tree; node 0 is the newest committed token.
+    pub(crate) parents: Vec<i32>,
     /// Tokens found in the cache when it was admitted last.
     pub(crate) hit: u32,
     /// The same when it was admitted first, which is what its client is told.
@@ -118,15 +130,20 @@ impl Sequence {
             prompt_len: request.prompt.len() as u32,
             newest: request.prompt.last().copied().unwrap_or_default(),
             tokens: request.prompt,
-            params: request.params,
+            logprobs: request.params.sampling.logprobs.is_some(),
+            sampling: request.params.sampling,
+            rest: Box::new(Rest { params: request.params, ..Rest::default() }),
             ..Self::default()
         }
     }
 
     /// Commits tokens that the target has chosen.
     pub fn append(&mut self, tokens: &[Token]) {
+        match tokens {
+            [one] => self.tokens.push(*one),
+            several => self.tokens.extend_from_slice(several),
+        }
         self.newest = tokens.last().copied().unwrap_or(self.newest);
-        self.tokens.extend_from_slice(tokens);
     }
 
     /// Drops outputs so that `len` tokens are left; the prompt stays.
@@ -176,7 +193,7 @@ impl Sequence {
     }
     /// Its parameters.
     pub fn params(&self) -> &Params {
-        &self.params
+        &self.rest.params
     }
     /// Where it stands.
     pub fn status(&self) -> Status {
@@ -230,11 +247,11 @@ impl Sequence {
     /// Outputs that it may still have, those in flight counted as had.
     pub fn outputs_left(&self) -> u32 {
         let had = self.len().saturating_sub(self.prompt_len);
-        self.params.max_tokens.min(self.room).saturating_sub(had)
+        self.stops.cap().saturating_sub(had)
     }
     /// Length at which it must end. Its last token is never fed.
     pub fn longest(&self) -> u32 {
-        self.prompt_len + self.params.max_tokens.min(self.room)
+        self.prompt_len + self.stops.cap()
     }
     /// Slots promised to it and not claimed yet.
     pub fn promised(&self) -> u32 {
@@ -246,26 +263,26 @@ impl Sequence {
     }
     /// Tokens found in the cache at its last admission.
     pub fn hit(&self) -> u32 {
-        self.hit
+        self.rest.hit
     }
     /// Tokens found in the cache at its first admission.
     pub fn first_hit(&self) -> u32 {
-        self.first_hit
+        self.rest.first_hit
     }
     /// How often it was preempted.
     pub fn preemptions(&self) -> u32 {
-        self.preemptions
+        self.rest.preemptions
     }
-    /// When what happened.
+    /// When what happened; its newest output, when it has ended.
     pub fn timings(&self) -> &Timings {
-        &self.timings
+        &self.rest.timings
     }
     /// Why it ended.
     pub fn finish(&self) -> Option<Finish> {
-        self.finish
+        self.rest.finish
     }
     /// Order of arrival.
     pub fn number(&self) -> u64 {
-        self.number
+        self.rest.number
     }
 }

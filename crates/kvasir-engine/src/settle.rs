@@ -4,6 +4,9 @@ use crate::{Core, Fault, Finish, Nanos, Status, sequence::Moves, stop};
 use kvasir_exec::{BatchRow, Phase, Step, StepError};
 use kvasir_sample::accept;
 
+/// Rows whose memory is looked at ahead.
+const TOUCHED: usize = 32;
+
 fn fault(error: &StepError) -> Fault {
     match error {
         StepError::Failed(_) => Fault::Step,
@@ -44,26 +47,39 @@ impl Core {
     pub fn postprocess(&mut self, step: &Step, result: &Result<(), StepError>, now: Nanos) {
         self.world.in_flight = self.world.in_flight.saturating_sub(1);
         self.retire(step);
-        for (i, row) in step.batch.rows.iter().enumerate() {
-            let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) else { continue };
-            let sequence = &mut self.world.slab[entry];
-            sequence.steps_in_flight -= 1;
-            if sequence.status == Status::Finished {
-                self.world.release_row(entry);
-                self.world.bury(entry);
-                continue;
+        for (chunk, rows) in step.batch.rows.chunks(TOUCHED).enumerate() {
+            self.world.slab.touch(rows.iter().map(|row| crate::RequestId(row.request)));
+            for (i, row) in (chunk * TOUCHED..).zip(rows) {
+                self.take_row(i, row, step, result, now);
             }
-            sequence.in_flight -= u32::from(row.samples());
-            match result {
-                Ok(()) => self.settle_row(entry, i, row, step, now),
-                Err(error) => self.fail_row(entry, row, error, now),
-            }
-            self.world.release_row(entry);
         }
         if let Err(error) = result {
             self.fail_moved(step, error, now);
         }
         self.world.sweep_if_marked();
+    }
+
+    fn take_row(
+        &mut self,
+        i: usize,
+        row: &BatchRow,
+        step: &Step,
+        result: &Result<(), StepError>,
+        now: Nanos,
+    ) {
+        let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) else { return };
+        let sequence = &mut self.world.slab[entry];
+        sequence.steps_in_flight -= 1;
+        if sequence.status == Status::Finished {
+            self.world.release_row(entry);
+            return self.world.bury(entry);
+        }
+        sequence.in_flight -= u32::from(row.samples());
+        match result {
+            Ok(()) => self.settle_row(entry, i, row, step, now),
+            Err(error) => self.fail_row(entry, row, error, now),
+        }
+        self.world.release_row(entry);
     }
 
     /// Row moves belong to sequences that need not be in the step. Those of a failed step were perhaps not made.
@@ -135,7 +151,7 @@ impl Core {
         let sequence = &mut world.slab[entry];
         sequence.verifying = false;
         sequence.drafts.clear();
-        sequence.parents.clear();
+        sequence.rest.parents.clear();
         // Node 0 is the newest committed token; what was sampled there comes first.
         for node in std::iter::once(&0).chain(&self.accepted) {
             let token = sampled.get(*node as usize).copied();
@@ -175,7 +191,7 @@ impl Core {
         let outputs = sequence.tokens.get(sequence.prompt_len as usize..).unwrap_or(&[]);
         let stop = match outputs.get(first..) {
             Some(&[one]) if sequence.stops.goes_on(one, outputs.len()) => None,
-            _ => stop::find(outputs, first, &sequence.params, sequence.room),
+            _ => stop::find(outputs, first, &sequence.rest.params, sequence.rest.room),
         };
         let kept = stop.map_or(outputs.len(), |stop| stop.keep);
         if stop.is_some() {
@@ -183,9 +199,9 @@ impl Core {
         }
         if kept > first {
             if first == 0 {
-                sequence.timings.first_token = Some(now);
+                sequence.rest.timings.first_token = Some(now);
             }
-            sequence.timings.last_token = Some(now);
+            sequence.last_token = Some(now);
         }
         if sequence.logprobs {
             let said = step.output.logprobs.get(at as usize..).unwrap_or(&[]);

@@ -28,6 +28,11 @@ impl Plain {
         }
     }
 
+    /// Outputs that it may have.
+    pub(crate) fn cap(self) -> u32 {
+        self.cap
+    }
+
     /// Whether a request certainly goes on after `token`, its `count`-th output.
     pub(crate) fn goes_on(self, token: Token, count: usize) -> bool {
         self.is_plain && self.eos != Some(token) && count < self.cap as usize

@@ -72,6 +72,10 @@ pub struct StepTrace {
     /// The tkv that a rectangular policy reports.
     #[serde(skip_serializing_if = "is_zero")]
     pub tkv: u32,
+    /// Whose admission to the decode batch was tested last, the length at which it would end, and those at which the others
+    /// would, the shortest first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub projection: Option<(u64, u64, Vec<u64>)>,
     /// Tokens of prompts, by number, whose chunks a rectangular policy skipped because they were cached.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<(u64, u32)>,
@@ -287,6 +291,9 @@ impl<S: TraceSink> Tracer<S> {
         for skipped in &record.rectangle.skipped {
             self.now.skipped.extend(self.number(skipped.request).map(|number| (number, skipped.tokens)));
         }
+        let projected = record.rectangle.projected.and_then(|request| self.number(request));
+        let projection = &record.rectangle.projection;
+        self.now.projection = projected.map(|number| (number, projection.mine, projection.ends.clone()));
         self.now.rest_waiting = record.rest_waiting;
         self.now.rest_running = record.rest_running;
         let room = record.room;

@@ -56,6 +56,10 @@ pub(crate) struct World {
     pub(crate) in_flight: u32,
     /// Row moves of somebody go out with the next step.
     pub(crate) moves_due: bool,
+    /// Whether siblings can share their prompt by a fork, where the cache finds nothing by content.
+    pub(crate) forks: bool,
+    /// Somebody gave cells back since the cache was compacted last.
+    pub(crate) scattered: bool,
     /// A running request has ended and is still listed.
     pub(crate) unswept: bool,
     /// Blocks that the tables of all running requests may come to.
@@ -99,17 +103,38 @@ impl World {
     pub(crate) fn renew_promise(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
         let have = self.whole_blocks(sequence.claimed.max(sequence.ahead));
-        let upto = self.whole_blocks(sequence.reserve_to);
+        let upto = self.whole_blocks(sequence.rest.reserve_to);
         self.set_promise(entry, upto.saturating_sub(have));
     }
 
-    /// Gives a fresh sequence at most `limit` tokens of what others left. Without any it still learns whose prefix it will be.
-    pub(crate) fn attach(&mut self, entry: u32, seq: SeqId, limit: u32) -> Hit {
+    /// The cache's sequence of a sibling's leader, and how much of the prompt it has, where that is to be shared by a fork.
+    pub(crate) fn leader_of(&self, entry: u32) -> Option<(SeqId, u32)> {
+        if self.has_prefix || !self.forks {
+            return None;
+        }
         let sequence = &self.slab[entry];
-        let attached = self
-            .cache
-            .prefix()
-            .and_then(|prefix| prefix.attach(seq, &sequence.tokens, sequence.params.salt, limit));
+        let leader = &self.slab[self.slab.find(sequence.rest.leader?)?];
+        // The last token is always computed, because its logits are wanted.
+        let tokens = leader.computed.min(sequence.prompt_len - 1);
+        Some((leader.cache?, tokens)).filter(|_| tokens > 0)
+    }
+
+    /// Gives a fresh sequence at most `limit` tokens of what others left or have. Without any it still learns whose prefix it
+    /// will be.
+    pub(crate) fn attach(&mut self, entry: u32, seq: SeqId, limit: u32) -> Hit {
+        let leader = self.leader_of(entry).filter(|_| limit > 0);
+        let sequence = &self.slab[entry];
+        let attached = match leader {
+            Some((leader, tokens)) => {
+                let copied =
+                    self.cache.sequences().and_then(|face| face.copy(leader, seq, 0..tokens.min(limit)));
+                copied.and_then(|()| Ok(Hit { tokens: self.cache.len(seq)?, idle: 0 }))
+            }
+            None => {
+                let salt = sequence.rest.params.salt;
+                self.cache.prefix().and_then(|prefix| prefix.attach(seq, &sequence.tokens, salt, limit))
+            }
+        };
         attached.unwrap_or_default()
     }
 
@@ -141,12 +166,13 @@ impl World {
         sequence.computed = 0;
         sequence.ahead = 0;
         sequence.published = 0;
-        sequence.hit = 0;
+        sequence.rest.hit = 0;
         sequence.prefilled = false;
         sequence.moves = Moves::None;
         sequence.drafts.clear();
-        sequence.parents.clear();
+        sequence.rest.parents.clear();
         if let Some(seq) = sequence.cache.take() {
+            self.scattered = true;
             // The id is ours and open, so the cache has nothing to refuse.
             let closed = self.cache.close(seq);
             debug_assert!(closed.is_ok(), "{closed:?}");
@@ -170,7 +196,7 @@ impl World {
         self.publish(entry, true);
         let sequence = &mut self.slab[entry];
         sequence.status = Status::Waiting;
-        sequence.preemptions += 1;
+        sequence.rest.preemptions += 1;
         self.record.preempted.push(sequence.id);
         self.release_cache(entry);
         self.running.retain(|other| *other != entry);
@@ -181,7 +207,7 @@ impl World {
     pub(crate) fn refuse(&mut self, entry: u32, refusal: Refusal, now: Nanos) {
         let finish = Finish::Refused(refusal);
         let sequence = &mut self.slab[entry];
-        sequence.timings.finished = Some(now);
+        sequence.rest.timings.finished = Some(now);
         self.outbox.push(sequence.id, sequence.tag, None, 0, &[], Some(finish));
         self.outbox.ended.push(Summary::of(sequence, finish));
         self.slab.remove(entry);
@@ -202,13 +228,14 @@ impl World {
         if was == Status::Finished {
             return;
         }
-        sequence.finish = Some(finish);
-        sequence.timings.finished = Some(now);
+        sequence.rest.finish = Some(finish);
+        sequence.rest.timings.last_token = sequence.last_token;
+        sequence.rest.timings.finished = Some(now);
         let outputs = sequence.tokens.get(sequence.prompt_len as usize..).unwrap_or(&[]);
         let new = outputs.get(first as usize..).unwrap_or(&[]);
         self.outbox.push(sequence.id, sequence.tag, step, first, new, Some(finish));
         self.outbox.ended.push(Summary::of(sequence, finish));
-        let (key, unused) = (sequence.params.key, sequence.outputs_left());
+        let (key, unused) = (sequence.rest.params.key, sequence.outputs_left());
         if was == Status::Waiting {
             self.queue.remove(entry, &self.slab[entry]);
         } else {

@@ -129,6 +129,42 @@ fn siblings_have_noise_of_their_own() {
 }
 
 #[test]
+fn siblings_on_cells_fork_instead_of_computing_the_prompt_again() {
+    let mut core = core(Box::new(Cells::new(64, 8, None).unwrap()));
+    let prompt: Vec<Token> = (1..=20).collect();
+    let ids = core.add_siblings(request(&prompt, 4), 3, 0).unwrap();
+    assert!(turn(&mut core, 30));
+    assert!(turn(&mut core, 31));
+    let hits: Vec<u32> = ids.iter().map(|id| core.sequence(*id).unwrap().hit()).collect();
+    assert_eq!(hits, [0, 19, 19]);
+    assert_eq!(core.cache().room().held, 20 + 2, "the prompt is there once");
+    while turn(&mut core, 32) {
+        core.check_invariants().unwrap();
+    }
+    assert_eq!(core.cache().room().free, 64);
+}
+
+#[test]
+fn whoever_is_left_alone_on_scattered_cells_takes_the_fused_path_again() {
+    let mut core = core(Box::new(Cells::new(64, 8, None).unwrap()));
+    core.add(request(&[1, 2, 3, 4, 5], 3), 0).unwrap();
+    core.add(request(&[6, 7, 8], 8), 0).unwrap();
+    let mut kinds = Vec::new();
+    while let Some(mut step) = core.schedule(0) {
+        core.take_binds().for_each(drop);
+        kinds.push((step.batch.rows.len(), step.plan.kind, step.plan.moves.len()));
+        answer(&mut step, 30);
+        core.postprocess(&step, &Ok(()), 0);
+        core.check_invariants().unwrap();
+        core.recycle(step);
+    }
+    use kvasir_kv::PlanKind::{Contiguous, Ragged};
+    assert_eq!(kinds[..3], [(2, Ragged, 0); 3]);
+    assert_eq!(kinds[3], (1, Contiguous, 5), "its cells were moved to the front");
+    assert!(kinds[4..].iter().all(|kind| *kind == (1, Contiguous, 0)), "{kinds:?}");
+}
+
+#[test]
 fn a_refusal_is_delivered_and_changes_nothing_else() {
     let mut core = core(paged(2));
     let limits = *core.limits();

@@ -14,6 +14,7 @@ mod facts;
 mod ids;
 mod idset;
 mod inflight;
+mod kept;
 mod line;
 mod lowering;
 mod moves;
@@ -35,6 +36,7 @@ pub use face::{BlockUse, Cache, CacheKind, ClaimRow, Face, Hit, Prefix, Rewind, 
 pub use facts::{ConfigFacts, Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use inflight::{Flight, InFlight};
+pub use kept::KeptTables;
 pub use lowering::Lowering;
 pub use moves::Moves;
 pub use nodes::Nodes;

@@ -1,3 +1,4 @@
+use crate::kept::{Identity, KeptTables};
 use crate::{Position, SeqId, Slot, StepId};
 use serde::{Deserialize, Serialize};
 
@@ -140,7 +141,7 @@ pub struct Plan {
     pub write_slots: Vec<Slot>,
     /// The segments of all rows.
     pub segments: Vec<Segment>,
-    /// Block ids of all table segments.
+    /// Block ids of all table segments. What no segment names has no meaning.
     pub table: Vec<u32>,
     /// Positions of the entries of sparse segments.
     pub read_positions: Vec<Position>,
@@ -148,11 +149,32 @@ pub struct Plan {
     pub mask_words: Vec<u64>,
     /// Every slot of the session's own pool that is read, written or moved is below this.
     pub read_bound: Slot,
+    /// Whose blocks stand where in `table`, for the next plan in this memory. Whoever changes `table` resets the plan.
+    #[serde(skip)]
+    pub kept: KeptTables,
 }
 
 impl Plan {
     /// Empties it for the next step, keeping its memory.
     pub fn reset(&mut self, step: StepId, generation: u64) {
+        self.empty(step, generation);
+        self.table.clear();
+        self.kept.clear();
+    }
+
+    /// Empties it for the next step of `cache`, but for what it has of the cache's tables.
+    pub(crate) fn begin(&mut self, step: StepId, generation: u64, cache: &Identity) {
+        self.empty(step, generation);
+        self.kept.begin(cache, &mut self.table);
+    }
+
+    /// Takes memory for the tables of steps whose rows own `blocks` together.
+    pub fn expect(&mut self, blocks: usize, rows: usize) {
+        let entries = KeptTables::most_entries(blocks, rows);
+        self.table.reserve(entries.saturating_sub(self.table.len()));
+    }
+
+    fn empty(&mut self, step: StepId, generation: u64) {
         self.step = step;
         self.generation = generation;
         self.kind = PlanKind::Contiguous;
@@ -161,7 +183,6 @@ impl Plan {
         self.positions.clear();
         self.write_slots.clear();
         self.segments.clear();
-        self.table.clear();
         self.read_positions.clear();
         self.mask_words.clear();
         self.read_bound = 0;

@@ -152,8 +152,11 @@ fn blocks_taken_ahead_are_used_first_and_come_back() {
         assert!(cache.can_extend(a, 23) && !cache.can_extend(a, 24));
         cache.cancel(StepId(2)).unwrap();
         cache.check().unwrap();
-        let kept = cache.take_ahead(a, 0).unwrap();
-        assert_eq!(cache.room().held, kept + 4, "a cancelled claim's blocks went back");
+        assert_eq!(cache.take_ahead(a, 0), Ok(16), "a cancelled claim's blocks are ahead again");
+        assert_eq!(cache.room().held, 20);
+        cache.claim(StepId(3), &[row(a, 5)]).unwrap();
+        assert_eq!(plan_of(cache, 3).write_slots, [0, 1, 2, 3, 4], "in the order they had");
+        cache.retire(StepId(3)).unwrap();
         cache.close(a).unwrap();
         cache.close(b).unwrap();
         cache.check().unwrap();
@@ -183,6 +186,71 @@ fn a_fork_that_rewinds_leaves_the_moves_of_a_shared_block_alone() {
         cache.retire(StepId(3)).unwrap();
         cache.check().unwrap();
         assert_eq!(cache.room(), room(24, 0, 8, 0));
+    });
+}
+
+#[test]
+fn moves_of_a_cancelled_step_whose_owner_left_are_dropped() {
+    both(SMALL, |cache| {
+        let seq = cache.open().unwrap();
+        run(cache, 1, seq, 2);
+        cache.tree().unwrap().propose(seq, &[-1, -1, 1]).unwrap();
+        run(cache, 2, seq, 3);
+        assert!(!cache.tree().unwrap().commit(seq, &[1, 2]).unwrap().is_empty());
+        cache.claim(StepId(3), &[row(seq, 1)]).unwrap();
+        cache.close(seq).unwrap();
+        cache.cancel(StepId(3)).unwrap();
+        cache.check().unwrap();
+        assert_eq!(cache.room(), room(32, 0, 0, 0));
+    });
+}
+
+/// A cache keeps what stands in a plan's memory only as long as it is true: reused memory and fresh memory say the same.
+#[test]
+fn a_plan_in_used_memory_says_what_a_fresh_one_says() {
+    both(BlockConfig { block_size: 2, blocks: 64, ..SMALL }, |cache| {
+        let (mut used, mut step, mut state) = (Plan::default(), 0, 9u64);
+        let mut live: Vec<SeqId> = Vec::new();
+        for _ in 0..600 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let dice = |n: u64| (state >> 33) % n;
+            let any = live.get(dice(live.len().max(1) as u64) as usize).copied();
+            match (dice(10), any) {
+                (0, _) | (_, None) if live.len() < 6 => live.push(cache.open().unwrap()),
+                (1, Some(seq)) => {
+                    live.retain(|other| *other != seq);
+                    cache.close(seq).unwrap();
+                }
+                (2, Some(seq)) => {
+                    let next = cache.next_position(seq).unwrap();
+                    cache.rewind().unwrap().rewind_to(seq, next / 2).unwrap();
+                }
+                (3, Some(seq)) if live.len() < 6 => {
+                    live.extend(cache.sequences().unwrap().fork(seq, 1).unwrap());
+                }
+                _ => {}
+            }
+            let tokens = if dice(5) == 0 { 5 } else { 1 };
+            let rows: Vec<ClaimRow> = live.iter().map(|&seq| row(seq, tokens)).collect();
+            step += 1;
+            if rows.is_empty() || cache.claim(StepId(step), &rows).is_err() {
+                live.drain(..).for_each(|seq| cache.close(seq).unwrap());
+                continue;
+            }
+            cache.plan(StepId(step), &mut used).unwrap();
+            let fresh = plan_of(cache, step);
+            let said = |plan: &Plan| {
+                let entries = plan.rows.iter().map(|row| plan.entries(row).collect::<Vec<_>>());
+                (entries.collect::<Vec<_>>(), plan.write_slots.clone(), plan.kind, plan.moves.clone())
+            };
+            assert_eq!(said(&used), said(&fresh));
+            assert!(used.table.len() <= 16 * 64, "what is out of use is given up");
+            match dice(7) {
+                0 => cache.cancel(StepId(step)).unwrap(),
+                _ => cache.retire(StepId(step)).unwrap(),
+            }
+            cache.check().unwrap();
+        }
     });
 }
 

@@ -57,6 +57,8 @@ pub(crate) enum Fate {
 pub(crate) struct Injector {
     faults: Faults,
     dice: Dice,
+    /// What becomes of the next step, where that was said.
+    planned: Option<Fate>,
 }
 
 impl Default for Injector {
@@ -67,7 +69,7 @@ impl Default for Injector {
 
 impl Injector {
     pub(crate) fn new(faults: Faults) -> Self {
-        Self { faults, dice: Dice::new(faults.seed) }
+        Self { faults, dice: Dice::new(faults.seed), planned: None }
     }
 
     /// Whether a step is taken.
@@ -81,8 +83,16 @@ impl Injector {
         }
     }
 
+    /// Says what becomes of the next step that was taken.
+    pub(crate) fn plan(&mut self, fate: Fate) {
+        self.planned = Some(fate);
+    }
+
     /// What becomes of a step that was taken.
     pub(crate) fn complete(&mut self) -> Fate {
+        if let Some(fate) = self.planned.take() {
+            return fate;
+        }
         if self.dice.throw(self.faults.lost) {
             return Fate::Lost(StepError::Lost("injected: lost".into()));
         }

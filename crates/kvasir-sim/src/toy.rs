@@ -93,6 +93,16 @@ impl Toy {
         self
     }
 
+    /// Lets the next step that is waited for fail, with or without having written what it had to.
+    pub fn fail_next(&mut self, wrote: bool) {
+        self.faults.plan(Fate::Failed { error: StepError::Failed("as planned".into()), wrote });
+    }
+
+    /// Lets the next step that is waited for never come back.
+    pub fn lose_next(&mut self) {
+        self.faults.plan(Fate::Lost(StepError::Lost("as planned".into())));
+    }
+
     /// The end-of-sequence token of its model.
     pub const EOS: Token = EOS;
 

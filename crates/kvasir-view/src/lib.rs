@@ -29,6 +29,7 @@
 //! | `retired` | `[step, ns on the device]` |
 //! | `room`, `promised` | slots `[free, evictable, held, leased]`; slots promised to running requests |
 //! | `map` | `[first block, blocks, 0 free, 1 cached, 2 held, 3 leased, 4 dummy]` |
+//! | `projection` | `[id, length it would end at, [those of who decodes, shortest first]]`: what the volume test saw |
 //! | `waiting`, `running` | how many |
 #![forbid(unsafe_code)]
 

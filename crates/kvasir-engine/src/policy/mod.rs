@@ -40,6 +40,10 @@ pub trait Policy: Send {
         Ok(())
     }
 
+    /// Whether it may feed tokens again that are there already, which takes a cache with a dummy block.
+    fn redirects(&self) -> bool {
+        false
+    }
     /// When computed tokens become findable.
     fn publish_at(&self) -> PublishAt {
         PublishAt::EveryBlock

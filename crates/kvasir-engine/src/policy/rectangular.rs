@@ -1,7 +1,7 @@
 use super::Policy;
 use crate::rectangular::{
     ChunkRecord, Decoder, HitPlan, Newcomer, PrefillShape, Rectangle, Rules, Skipped, Turn, length_allows,
-    rotate, volume_allows,
+    rotate,
 };
 use crate::{Admit, Desk, Feed, Limits, Reason, RequestId};
 use serde::{Deserialize, Serialize};
@@ -80,6 +80,10 @@ impl Row {
     }
 }
 
+/// Requests of the queue that are looked at in one step where one that may not start lets others past: a step must not take
+/// longer the more wait.
+const LOOK_AHEAD: usize = 256;
+
 /// `--policy rectangular`: for accelerators that run fixed shapes only.
 ///
 /// One prompt is prefilled at a time, in chunks. All others decode together, on a rectangle of equally many blocks. A prompt
@@ -102,7 +106,6 @@ pub struct Rectangular {
     resume_events: u64,
     /// Memory to reuse.
     turns: Vec<Turn>,
-    ends: Vec<u64>,
     rows: Vec<Row>,
     decoders: Vec<Decoder>,
     queue: Vec<u32>,
@@ -120,7 +123,6 @@ impl Rectangular {
             pause_events: 0,
             resume_events: 0,
             turns: Vec::new(),
-            ends: Vec::new(),
             rows: Vec::new(),
             decoders: Vec::new(),
             queue: Vec::new(),
@@ -163,7 +165,7 @@ impl Rectangular {
     }
 
     /// Whether a prompt may join the decode batch: there is a row for it, and no later step exceeds a limit.
-    fn may_join(&mut self, desk: &Desk<'_>, entry: u32, prompt: u32) -> Result<(), Reason> {
+    fn may_join(&mut self, desk: &mut Desk<'_>, entry: u32, prompt: u32) -> Result<(), Reason> {
         let RectangularConfig { max_batch, max_batch_tkv: limit, rules, pausing, .. } = self.config;
         let decoders = || self.decoders.iter().copied();
         if self.decoders.len() >= max_batch as usize {
@@ -180,8 +182,11 @@ impl Rectangular {
         if pausing {
             return Ok(());
         }
-        volume_allows(limit, block, self.tkv, new, decoders(), &mut self.ends)
-            .map_err(|projected| Reason::Volume { projected, limit })
+        let id = desk.sequence(entry).id();
+        let record = desk.rectangle();
+        record.projected = Some(id);
+        record.projection.look(block, self.tkv, new, decoders());
+        record.projection.within(limit).map_err(|projected| Reason::Volume { projected, limit })
     }
 
     /// Runs a chunk, of the prompt under way or of a new one. False if none runs.
@@ -225,7 +230,7 @@ impl Rectangular {
             }
         }
         self.list_decoders(desk);
-        let looked_at = if self.config.rules.skips_ahead() { usize::MAX } else { 1 };
+        let looked_at = if self.config.rules.skips_ahead() { LOOK_AHEAD } else { 1 };
         let mut queue = std::mem::take(&mut self.queue);
         queue.clear();
         queue.extend(desk.waiting_in_order().take(looked_at));
@@ -422,6 +427,10 @@ struct Refused {
 impl Policy for Rectangular {
     fn name(&self) -> &'static str {
         "rectangular"
+    }
+
+    fn redirects(&self) -> bool {
+        true
     }
 
     fn schedule(&mut self, desk: &mut Desk<'_>) {

@@ -19,4 +19,4 @@ pub use record::{ChunkRecord, RectangleRecord, Skipped};
 pub use rectangle::Rectangle;
 pub use rotation::{Turn, rotate};
 pub use rules::Rules;
-pub use volume::{Decoder, Newcomer, volume_allows};
+pub use volume::{Decoder, Newcomer, Projection};

@@ -1,3 +1,4 @@
+use super::Projection;
 use crate::RequestId;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +45,11 @@ pub struct RectangleRecord {
     pub limit: u64,
     /// The chunk that the step runs.
     pub chunk: Option<ChunkRecord>,
+    /// Whose admission to the decode batch was tested last in this step, and what the test saw in `projection`.
+    pub projected: Option<RequestId>,
+    /// What was projected for it.
+    #[serde(skip)]
+    pub projection: Projection,
     /// Running requests in the policy's order, those in the step included, the paused not.
     pub running: Vec<RequestId>,
     /// Paused requests in order.
@@ -72,6 +78,7 @@ impl RectangleRecord {
         self.rows = 0;
         self.width = 0;
         self.chunk = None;
+        self.projected = None;
         self.running.clear();
         self.paused.clear();
         self.skipped.clear();

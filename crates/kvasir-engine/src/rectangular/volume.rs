@@ -16,39 +16,46 @@ pub struct Newcomer {
     pub left: u32,
 }
 
-/// Tests that rows times largest tkv stays within `limit` in every future step if the newcomer joins now; otherwise
-/// returns what it would come to.
-///
-/// A projection of the worst case: everybody runs to the end of what it may have, and padding costs each a block more.
-/// Whoever is projected to end sooner makes the batch smaller for the rest. States after the newcomer's own end were tested
-/// when the others were admitted. `tkv` is that of the step before; `ends` is scratch space.
-pub fn volume_allows(
-    limit: u64,
-    block: u32,
-    tkv: u32,
-    new: Newcomer,
-    decoders: impl Iterator<Item = Decoder>,
-    ends: &mut Vec<u64>,
-) -> Result<(), u64> {
-    let block = u64::from(block.max(1));
-    let end = |at: u64, left: u32| (at + u64::from(left)).div_ceil(block) * block + block;
-    let top = u64::from(tkv.max(new.prompt));
-    let mine = end(top / block * block + u64::from(new.prompt) % block, new.left);
-    ends.clear();
-    ends.extend(decoders.map(|d| end(top, d.left)));
-    ends.sort_unstable();
-    let mut rows = ends.len() as u64 + 1;
-    for &theirs in ends.iter() {
-        let volume = rows * mine.min(theirs);
-        if volume > limit {
-            return Err(volume);
-        }
-        if mine <= theirs {
-            break;
-        }
-        rows -= 1;
+/// How long everybody in the decode batch may become if a newcomer joins it: the worst case, in which all run to the end of
+/// what they may have, and padding costs each a block more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Projection {
+    /// Length at which the newcomer would end.
+    pub mine: u64,
+    /// Lengths at which those who decode would end, the shortest first.
+    pub ends: Vec<u64>,
+}
+
+impl Projection {
+    /// Looks ahead for a newcomer, in the memory of an earlier look. `tkv` is that of the step before.
+    pub fn look(&mut self, block: u32, tkv: u32, new: Newcomer, decoders: impl Iterator<Item = Decoder>) {
+        let block = u64::from(block.max(1));
+        let end = |at: u64, left: u32| (at + u64::from(left)).div_ceil(block) * block + block;
+        let top = u64::from(tkv.max(new.prompt));
+        self.mine = end(top / block * block + u64::from(new.prompt) % block, new.left);
+        self.ends.clear();
+        self.ends.extend(decoders.map(|d| end(top, d.left)));
+        self.ends.sort_unstable();
     }
-    Ok(())
+
+    /// Tests that rows times largest tkv stays within `limit` in every future step; otherwise returns what it would come to.
+    ///
+    /// Whoever is projected to end sooner makes the batch smaller for the rest. States after the newcomer's own end were
+    /// tested when the others were admitted.
+    pub fn within(&self, limit: u64) -> Result<(), u64> {
+        let mut rows = self.ends.len() as u64 + 1;
+        for &theirs in &self.ends {
+            let volume = rows * self.mine.min(theirs);
+            if volume > limit {
+                return Err(volume);
+            }
+            if self.mine <= theirs {
+                break;
+            }
+            rows -= 1;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -59,7 +66,9 @@ mod tests {
         // As in the notes: tokens in all for the newcomer, tokens not counted as decoded for the others.
         let new = Newcomer { prompt: new.0, left: new.1 - 1 };
         let decoders = decoders.iter().map(|&(computed, left)| Decoder { computed, left: left - 1 });
-        volume_allows(limit, 64, tkv, new, decoders, &mut Vec::new()).is_ok()
+        let mut projection = Projection::default();
+        projection.look(64, tkv, new, decoders);
+        projection.within(limit).is_ok()
     }
 
     #[test]

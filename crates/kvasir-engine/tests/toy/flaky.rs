@@ -1,11 +1,18 @@
-use crate::dice::Dice;
 use kvasir_kv::*;
 
-/// A cache whose claims sometimes find no room although there is some.
+/// Where a cache takes something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taking {
+    Sequence,
+    Claim,
+    Ahead,
+}
+
+/// A cache that sometimes has no room although there is some.
 pub(crate) struct Flaky {
     pub(crate) inner: Box<dyn Cache>,
-    pub(crate) dice: Dice,
-    pub(crate) percent: u32,
+    /// Asked each time something is to be taken.
+    pub(crate) refuses: Box<dyn FnMut(Taking) -> bool + Send>,
 }
 
 impl Cache for Flaky {
@@ -28,7 +35,7 @@ impl Cache for Flaky {
         self.inner.generation()
     }
     fn open(&mut self) -> Result<SeqId, CacheError> {
-        match self.dice.chance(self.percent) {
+        match (self.refuses)(Taking::Sequence) {
             true => Err(CacheError::TooManySequences),
             false => self.inner.open(),
         }
@@ -38,6 +45,18 @@ impl Cache for Flaky {
     }
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
         self.inner.can_extend(seq, tokens)
+    }
+    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+        match upto > 0 && (self.refuses)(Taking::Ahead) {
+            true => Err(CacheError::Full { needed: 1, available: 0 }),
+            false => self.inner.take_ahead(seq, upto),
+        }
+    }
+    fn expect(&mut self, seq: SeqId, tokens: u32) {
+        self.inner.expect(seq, tokens);
+    }
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        self.inner.survey(blocks);
     }
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
         self.inner.len(seq)
@@ -49,7 +68,7 @@ impl Cache for Flaky {
         self.inner.next_position(seq)
     }
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
-        match self.dice.chance(self.percent) {
+        match (self.refuses)(Taking::Claim) {
             true => Err(CacheError::Full { needed: 1, available: 0 }),
             false => self.inner.claim(step, rows),
         }

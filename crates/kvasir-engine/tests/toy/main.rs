@@ -1,11 +1,15 @@
 //! Random workloads on the toy device: whatever is batched, chunked, cached, preempted, drafted, overlapped, aborted or
 //! failed, each completion equals that of its request alone, and the pool ends at its baseline.
 //!
-//! `KVASIR_WORKLOADS=100000 cargo test --release -p kvasir-engine --test toy` runs more of them.
+//! `KVASIR_WORKLOADS=100000 cargo test --release -p kvasir-engine --test toy` runs more of them. One small workload is run once for
+//! each place where something can go wrong; `KVASIR_POINTS=all` does that on every cache, policy and way of drafting.
+
+#![allow(clippy::panic)] // a test
 
 mod dice;
 mod drafter;
 mod flaky;
+mod points;
 mod workload;
 
 #[test]
@@ -43,4 +47,16 @@ fn every_completion_equals_that_of_its_request_alone() {
         let all = [completed, preemptions, hits, accepted, aborted, failed, capacity, refused, lost];
         assert!(all.iter().all(|count| *count > 0), "something was never met");
     }
+}
+
+#[test]
+fn whatever_goes_wrong_wherever_it_can_nothing_else_is_lost_or_said_twice() {
+    let all = std::env::var_os("KVASIR_POINTS").is_some();
+    let begin = std::time::Instant::now();
+    let mut runs = 0;
+    for setup in points::setups(all) {
+        runs += points::every_point(&setup).unwrap_or_else(|why| panic!("{why}\n{setup:?}"));
+    }
+    println!("{runs} runs in {:.1?}", begin.elapsed());
+    assert!(runs > 3000, "only {runs} points were found");
 }

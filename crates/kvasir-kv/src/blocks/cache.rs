@@ -66,7 +66,7 @@ impl<I: Index> Cache for BlockCache<I> {
     fn expect(&mut self, seq: SeqId, tokens: u32) {
         let blocks = tokens.div_ceil(self.config.block_size).min(self.config.blocks) as usize;
         if let Ok(seq) = self.seqs.get_mut(seq) {
-            seq.table.reserve(blocks.saturating_sub(seq.table.len()));
+            seq.table.expect(blocks);
         }
     }
 

@@ -1,5 +1,6 @@
+use super::claims::Pending;
 use super::ledger::Uses;
-use super::seq::{HOLE, Pending, Seq};
+use super::seq::{HOLE, Seq};
 use super::{BlockCache, Index};
 use crate::{BlockId, SeqId};
 
@@ -40,6 +41,10 @@ impl<I: Index> BlockCache<I> {
         let block_size = self.config.block_size;
         if seq.table.len() as u32 != seq.end().div_ceil(block_size) {
             return fail(format!("{} blocks for {} rows", seq.table.len(), seq.end()));
+        }
+        let tail = seq.table.last().filter(|_| self.size.within(seq.end()) > 0);
+        if !seq.was_cut && tail.is_some_and(|tail| !self.ledger.is_writable(tail)) {
+            return fail("its last block is not its own".into());
         }
         if let Some(bad) = seq.holes.windows(2).find(|pair| pair[0].end >= pair[1].start) {
             return fail(format!("holes {bad:?} are not apart"));

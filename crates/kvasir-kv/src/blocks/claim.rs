@@ -1,4 +1,5 @@
-use super::seq::{ClaimedRow, Pending, Seq};
+use super::claims::Pending;
+use super::seq::{ClaimedRow, Seq};
 use super::{BlockCache, Index};
 use crate::{BlockId, CacheError, ClaimRow, RowMove, SeqId, StepId};
 use std::ops::Range;
@@ -28,13 +29,16 @@ impl<I: Index> BlockCache<I> {
         let end = seq.end().checked_add(tokens).filter(|&end| end <= u32::MAX - 256);
         let available = self.ledger.available() * self.config.block_size;
         let end = end.ok_or(CacheError::Full { needed: tokens, available })?;
-        let have = seq.table.len() as u32 + seq.ahead.len() as u32;
-        Ok(self.size.holding(end).saturating_sub(have))
+        let more = self.size.holding(end).saturating_sub(seq.table.len() as u32);
+        Ok(if more > 0 { more.saturating_sub(seq.ahead.len() as u32) } else { 0 })
     }
 
     /// The partly filled last block, if it must not be written.
     fn shared_tail(&self, seq: &Seq) -> Option<BlockId> {
-        let tail = *seq.table.last()?;
+        if !seq.was_cut {
+            return None;
+        }
+        let tail = seq.table.last()?;
         let is_partial = self.size.within(seq.end()) > 0;
         (is_partial && !self.ledger.is_writable(tail)).then_some(tail)
     }
@@ -84,13 +88,14 @@ impl<I: Index> BlockCache<I> {
                 redirected: row.redirected,
                 tokens: row.tokens,
                 start: seq.end(),
+                from_ahead: 0,
                 replaced: tail.map(|tail| (seq.table.len() as u32 - 1, tail)),
             });
         }
         Ok(needed)
     }
 
-    fn claim_row(&mut self, step: StepId, row: &ClaimedRow) -> Result<(), CacheError> {
+    fn claim_row(&mut self, step: StepId, row: &mut ClaimedRow) -> Result<(), CacheError> {
         if let Some((at, old)) = row.replaced {
             self.replace_tail(row.seq, at, old)?;
         }
@@ -99,12 +104,13 @@ impl<I: Index> BlockCache<I> {
         let blocks = self.size.holding(end);
         if seq.table.len() < blocks as usize {
             let first = seq.table.len();
-            while seq.table.len() < blocks as usize
-                && let Some(block) = seq.ahead.pop()
-            {
-                seq.table.push(block);
-            }
-            self.ledger.take_all(blocks - seq.table.len() as u32, &mut seq.table);
+            let (ahead, ledger) = (&mut seq.ahead, &mut self.ledger);
+            seq.table.grow(|table| {
+                let taken = ahead.len().min(blocks as usize - table.len());
+                row.from_ahead = taken as u32;
+                table.extend(ahead.drain(ahead.len() - taken..).rev());
+                ledger.take_all(blocks - table.len() as u32, table);
+            });
             let bound = seq.table[first..].iter().max().map_or(0, |highest| highest + 1);
             seq.bound = seq.bound.max(bound);
         }
@@ -114,8 +120,10 @@ impl<I: Index> BlockCache<I> {
             Some(nodes) => drop(nodes.claim()),
             None => seq.next = end,
         }
+        // Nobody else can have the block that it writes next, until it is cut or copied again.
+        seq.was_cut &= row.tokens == 0;
         seq.last_step = Some(step);
-        seq.pending.push_back(Pending { step, start, end, is_tree });
+        seq.pending.push(Pending { step, start, end, is_tree });
         Ok(())
     }
 
@@ -140,7 +148,7 @@ impl<I: Index> BlockCache<I> {
         let full = CacheError::Full { needed: block_size, available: 0 };
         let fresh = self.ledger.take().ok_or(full)?;
         let seq = self.seqs.get_mut(id)?;
-        seq.table[at as usize] = fresh;
+        seq.table.edit(|blocks| blocks[at as usize] = fresh);
         seq.bound = seq.bound.max(fresh + 1);
         let first = at * block_size;
         let last_step = seq.last_step;
@@ -167,7 +175,7 @@ impl<I: Index> BlockCache<I> {
             }
             // A sequence that was closed meanwhile has nothing to publish.
             if let Ok(seq) = self.seqs.get_mut(row.seq) {
-                seq.pending.pop_front_if(|pending| pending.step == step);
+                seq.pending.take_oldest(step);
             }
         }
         for &block in &flight.releases {
@@ -191,6 +199,9 @@ impl<I: Index> BlockCache<I> {
         for &block in &flight.releases {
             self.ledger.end_lease(block);
         }
+        if !self.moves.is_empty() {
+            self.moves.drop_unowned(&mut self.ledger);
+        }
         self.inflight.recycle(flight);
         self.changed();
         Ok(())
@@ -198,22 +209,24 @@ impl<I: Index> BlockCache<I> {
 
     fn cancel_row(&mut self, step: StepId, row: &ClaimedRow) -> Result<(), CacheError> {
         if let Ok(seq) = self.seqs.get_mut(row.seq)
-            && let Some(pending) = seq.pending.pop_back_if(|pending| pending.step == step)
+            && let Some(pending) = seq.pending.take_newest(step)
         {
             if pending.is_tree {
                 seq.nodes.as_mut().into_iter().for_each(|nodes| nodes.unclaim());
                 self.trim(row.seq)?;
             } else {
                 let to = seq.next.min(pending.start);
+                if to == row.start && row.from_ahead > 0 {
+                    seq.put_ahead(self.size.holding(to), row.from_ahead);
+                }
                 self.truncate(row.seq, to)?;
             }
         }
         let Some((at, old)) = row.replaced else { return Ok(()) };
         if let Ok(seq) = self.seqs.get_mut(row.seq)
             && seq.table.len() as u32 == at + 1
-            && let Some(entry) = seq.table.last_mut()
         {
-            let fresh = std::mem::replace(entry, old);
+            let fresh = seq.table.edit(|blocks| std::mem::replace(&mut blocks[at as usize], old));
             self.ledger.own(old);
             self.moves.drop_into(&mut self.ledger, fresh);
             self.ledger.disown(fresh);

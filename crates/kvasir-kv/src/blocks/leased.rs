@@ -70,6 +70,17 @@ impl LeasedMoves {
         }
     }
 
+    /// Drops waiting moves into blocks that nobody owns any more: their owners left while a step carried the moves, and the
+    /// step was cancelled.
+    pub(crate) fn drop_unowned<I: Index>(&mut self, ledger: &mut Ledger<I>) {
+        let into = self.moves.waiting().iter().map(|rows| rows.to / self.block_size);
+        let gone: Vec<BlockId> = into.filter(|&block| ledger.uses(block).owners == 0).collect();
+        if !gone.is_empty() {
+            let block_size = self.block_size;
+            self.change(ledger, |moves| moves.drop_waiting(|rows| gone.contains(&(rows.to / block_size))));
+        }
+    }
+
     /// Whether rows of `block` are still to be written by a move that has not retired.
     pub(crate) fn fills(&self, block: BlockId) -> bool {
         self.all().any(|rows| rows.to / self.block_size == block)

@@ -7,6 +7,7 @@
 mod cache;
 mod check;
 mod claim;
+mod claims;
 mod index;
 mod leased;
 mod ledger;
@@ -16,11 +17,13 @@ mod rewind;
 mod seq;
 mod sequences;
 mod size;
+mod table;
 mod tree;
 
 pub use index::{Found, Index, Offer};
 pub use ledger::Ledger;
 
+use crate::kept::Identity;
 use crate::{BlockId, CacheError, InFlight, RowMove, SeqTable};
 use leased::LeasedMoves;
 use seq::{ClaimedRow, Seq};
@@ -66,6 +69,7 @@ impl BlockConfig {
 #[derive(Clone, Debug)]
 pub struct BlockCache<I> {
     config: BlockConfig,
+    identity: Identity,
     size: BlockSize,
     ledger: Ledger<I>,
     seqs: SeqTable<Seq>,
@@ -86,6 +90,7 @@ impl<I: Index> BlockCache<I> {
     pub(crate) fn over(index: I, config: BlockConfig) -> Result<Self, CacheError> {
         Ok(Self {
             config,
+            identity: Identity::default(),
             size: BlockSize::new(config.block_size),
             ledger: Ledger::new(index, config.ids()?.end),
             seqs: SeqTable::new(config.max_sequences),

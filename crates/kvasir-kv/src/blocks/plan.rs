@@ -1,21 +1,37 @@
-use super::seq::{ClaimedRow, Pending, Seq};
+use super::claims::Pending;
+use super::seq::{ClaimedRow, Seq};
 use super::{BlockCache, Index};
-use crate::{CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Span, StepId};
+use crate::{CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, SeqId, Span, StepId};
 
 impl<I: Index> BlockCache<I> {
     pub(super) fn write_plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let flight = self.inflight.get(step)?;
-        plan.reset(step, self.generation);
+        plan.begin(step, self.generation, &self.identity);
         plan.kind = PlanKind::Ragged;
         for row in &flight.rows {
             self.write_row(step, row, plan)?;
         }
+        plan.kept.end();
+        self.classify(plan);
         if !self.moves.is_empty() {
             plan.moves.extend_from_slice(self.moves.of(step));
             let highest = plan.moves.iter().map(|rows| rows.from.max(rows.to) + 1).max();
             plan.read_bound = plan.read_bound.max(highest.unwrap_or(0));
         }
         Ok(())
+    }
+
+    /// One row that lies in the slots 0, 1, 2 .. is as fast as a sequence alone.
+    fn classify(&self, plan: &mut Plan) {
+        if let ([row], [segment]) = (plan.rows.as_slice(), plan.segments.as_mut_slice())
+            && plan.kind == PlanKind::Ragged
+            && row.redirected == 0
+            && segment.first == 0
+            && self.seqs.get(row.seq).is_ok_and(|seq| seq.table.is_in_place(self.size.holding(segment.len)))
+        {
+            segment.layout = Layout::Run { start: 0 };
+            plan.kind = PlanKind::Contiguous;
+        }
     }
 
     fn write_row(&self, step: StepId, row: &ClaimedRow, plan: &mut Plan) -> Result<(), CacheError> {
@@ -33,7 +49,7 @@ impl<I: Index> BlockCache<I> {
         plan.positions.extend(claimed.start..claimed.end);
         self.write_slots(seq, claimed.start, claimed.end, plan);
         let segments = plan.segments.len();
-        let read_len = self.write_segments(seq, claimed.end, plan);
+        let read_len = self.write_segments(row.seq, seq, claimed.end, plan);
         plan.rows.push(PlanRow {
             seq: row.seq,
             queries,
@@ -57,7 +73,7 @@ impl<I: Index> BlockCache<I> {
         plan.positions.extend(frontier.clone().map(|node| seq.next + nodes.depth(node)));
         self.write_slots(seq, claimed.start, claimed.end, plan);
         let segments = plan.segments.len();
-        let prefix = self.write_segments(seq, seq.next, plan);
+        let prefix = self.write_segments(row.seq, seq, seq.next, plan);
         let order = nodes.order(frontier.end);
         plan.segments.push(Segment {
             pool: PoolId::default(),
@@ -70,6 +86,7 @@ impl<I: Index> BlockCache<I> {
             plan.table.push(self.slot(seq, seq.next + node));
             plan.read_positions.push(seq.next + nodes.depth(node));
         }
+        plan.kept.note_unused(order.len());
         let at = plan.mask_words.len() as u32;
         let read_len = prefix + frontier.end;
         let words_per_query = nodes.write_mask(frontier, prefix, None, |_| 0, &mut plan.mask_words);
@@ -86,7 +103,7 @@ impl<I: Index> BlockCache<I> {
     }
 
     fn slot(&self, seq: &Seq, row: u32) -> u32 {
-        seq.table[self.size.of(row) as usize] * self.size.rows() + self.size.within(row)
+        seq.table.block(self.size.of(row)) * self.size.rows() + self.size.within(row)
     }
 
     /// The slots of rows `start .. end`.
@@ -101,12 +118,12 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// One segment per owned range below `end`; their entries altogether.
-    fn write_segments(&self, seq: &Seq, end: u32, plan: &mut Plan) -> u32 {
+    fn write_segments(&self, id: SeqId, seq: &Seq, end: u32, plan: &mut Plan) -> u32 {
+        let blocks = &seq.table[..self.size.holding(end) as usize];
+        let table = plan.kept.place(id, seq.table.changes(), blocks, &mut plan.table);
         let mut entries = 0;
         for owned in seq.owned(end) {
-            let blocks = self.size.of(owned.start) as usize..self.size.holding(owned.end) as usize;
-            let (at, offset) = (plan.table.len() as u32, self.size.within(owned.start));
-            plan.table.extend_from_slice(&seq.table[blocks]);
+            let (at, offset) = (table + self.size.of(owned.start), self.size.within(owned.start));
             plan.segments.push(Segment {
                 pool: PoolId::default(),
                 layout: Layout::Table { at, block: self.size.rows(), offset },

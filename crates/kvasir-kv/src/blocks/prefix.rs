@@ -18,7 +18,7 @@ impl<I: Index> Prefix for BlockCache<I> {
         seq.published = self.found.len() as u32;
         self.ledger.own_all(&self.found);
         seq.bound = self.found.iter().max().map_or(0, |highest| highest + 1);
-        seq.table.extend_from_slice(&self.found);
+        seq.table.grow(|blocks| blocks.extend_from_slice(&self.found));
         Ok(hit)
     }
 
@@ -95,8 +95,9 @@ impl<I: Index> BlockCache<I> {
         for (at, &block) in canonical.iter().enumerate() {
             let seq = self.seqs.get_mut(id)?;
             let last_step = seq.last_step;
-            let own = std::mem::replace(&mut seq.table[at], block);
+            let own = seq.table[at];
             if own != block {
+                seq.table.edit(|blocks| blocks[at] = block);
                 seq.bound = seq.bound.max(block + 1);
                 self.ledger.own(block);
                 self.let_go(last_step, own);

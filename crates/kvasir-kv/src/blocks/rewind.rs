@@ -29,10 +29,11 @@ impl<I: Index> BlockCache<I> {
             end = hole.start;
         }
         seq.next = end;
-        for pending in &mut seq.pending {
+        for pending in seq.pending.iter_mut() {
             pending.start = pending.start.min(end);
             pending.end = pending.end.min(end);
         }
+        seq.was_cut = true;
         seq.published = seq.published.min(end / block_size);
         if end <= seq.impure_from {
             seq.impure_from = u32::MAX;
@@ -51,12 +52,14 @@ impl<I: Index> BlockCache<I> {
         let seq = self.seqs.get_mut(id)?;
         let last_step = seq.last_step;
         let mut table = std::mem::take(&mut seq.table);
-        let from = (from as usize).min(table.len());
+        let gone = table.get(from as usize..).unwrap_or(&[]);
         match I::FROM_END {
-            true => table[from..].iter().rev().for_each(|&block| self.let_go(last_step, block)),
-            false => table[from..].iter().for_each(|&block| self.let_go(last_step, block)),
+            true => gone.iter().rev().for_each(|&block| self.let_go(last_step, block)),
+            false => gone.iter().for_each(|&block| self.let_go(last_step, block)),
         }
-        table.truncate(from);
+        if !gone.is_empty() {
+            table.edit(|blocks| blocks.truncate(from as usize));
+        }
         self.seqs.get_mut(id)?.table = table;
         Ok(())
     }

@@ -1,62 +1,51 @@
+use super::claims::{Claims, Pending};
+use super::table::Table;
 use crate::{BlockId, CacheError, Nodes, Position, SeqId, StepId};
-use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Stands in a table where a removed range has freed a whole block.
 pub(crate) const HOLE: BlockId = BlockId::MAX;
 
-/// One claim in flight of one sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pending {
-    pub(crate) step: StepId,
-    /// Rows of the sequence that the step writes, counted from its first slot. A truncation cuts them.
-    pub(crate) start: u32,
-    pub(crate) end: u32,
-    /// Whether they are tree nodes.
-    pub(crate) is_tree: bool,
-}
-
-impl Pending {
-    pub(crate) fn tokens(&self) -> u32 {
-        self.end - self.start
-    }
-}
-
 /// One sequence: which block holds which positions. Block `i` of the table holds rows `i * block_size ..`; row and
 /// position are the same but for unsettled tree nodes, which lie behind the last position.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Seq {
-    pub(crate) table: Vec<BlockId>,
-    /// Blocks taken ahead of the claims that will use them, the next one last.
-    pub(crate) ahead: Vec<BlockId>,
+    // What every step looks at comes first and lies together.
+    pub(crate) table: Table,
     /// Position after the last one, claims in flight included.
     pub(crate) next: Position,
-    /// Ranges below `next` that it does not own, in order.
-    pub(crate) holes: Vec<Range<Position>>,
-    /// Its claims in flight, oldest first.
-    pub(crate) pending: VecDeque<Pending>,
+    /// Above every block that it owned since it was opened.
+    pub(crate) bound: BlockId,
+    /// The claim that looked at it last; finds sequences that a claim names twice.
+    pub(crate) mark: u64,
+    /// Tree nodes that are not settled; few sequences ever have any.
+    pub(crate) nodes: Option<Box<Nodes>>,
     /// The last step that named it.
     pub(crate) last_step: Option<StepId>,
+    /// Whether its partly filled last block may be somebody else's too, because it was cut or copied: only then is that
+    /// looked up before it is written.
+    pub(crate) was_cut: bool,
+    /// Its claims in flight.
+    pub(crate) pending: Claims,
+    /// Ranges below `next` that it does not own, in order.
+    pub(crate) holes: Vec<Range<Position>>,
+    /// Blocks taken ahead of the claims that will use them, the next one last.
+    pub(crate) ahead: Vec<BlockId>,
     /// Leading blocks that are published.
     pub(crate) published: u32,
     /// Rows from here on were computed beside a hole, or came from elsewhere: they are no function of the tokens
     /// before them, and are never published.
     pub(crate) impure_from: Position,
-    /// Tree nodes that are not settled; few sequences ever have any.
-    pub(crate) nodes: Option<Box<Nodes>>,
     pub(crate) salt: u64,
     /// Sequences that were forked off one another.
     pub(crate) family: u64,
-    /// Above every block that it owned since it was opened.
-    pub(crate) bound: BlockId,
-    /// The claim that looked at it last; finds sequences that a claim names twice.
-    pub(crate) mark: u64,
 }
 
 impl Seq {
     /// Makes a closed sequence's entry new again, keeping its memory.
     pub(crate) fn reset(&mut self, family: u64) {
-        self.table.clear();
+        self.table.edit(Vec::clear);
         self.ahead.clear();
         self.next = 0;
         self.holes.clear();
@@ -70,6 +59,7 @@ impl Seq {
         self.salt = 0;
         self.family = family;
         self.bound = 0;
+        self.was_cut = false;
     }
 
     /// Rows up to the last position or unsettled node.
@@ -121,6 +111,17 @@ impl Seq {
         whole.copied().ok_or(CacheError::RowGone(row.seq))
     }
 
+    /// Puts `count` blocks of its table, from entry `first` on, back to those that are taken ahead.
+    pub(crate) fn put_ahead(&mut self, first: u32, count: u32) {
+        let blocks = first as usize..(first + count) as usize;
+        let ahead = &mut self.ahead;
+        self.table.edit(|table| {
+            if blocks.end <= table.len() {
+                ahead.extend(table.drain(blocks).rev());
+            }
+        });
+    }
+
     /// Adds a range of which it owns nothing.
     pub(crate) fn add(&mut self, range: Range<Position>) {
         if range.start >= self.next {
@@ -168,6 +169,8 @@ pub(crate) struct ClaimedRow {
     pub(crate) tokens: u32,
     /// The first row that it writes.
     pub(crate) start: u32,
+    /// Blocks of its table that it took from those that were taken ahead; they follow the rows before `start`.
+    pub(crate) from_ahead: u32,
     /// A shared last block that the claim replaced by a private one: its place in the table and its id.
     pub(crate) replaced: Option<(u32, BlockId)>,
 }

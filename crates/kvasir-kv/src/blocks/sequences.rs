@@ -53,7 +53,7 @@ impl<I: Index> Sequences for BlockCache<I> {
             let rows = at * block_size..(at + 1) * block_size;
             let is_empty = overlaps(seq, &rows).next().is_none();
             if is_empty && let Some(block) = seq.block(at) {
-                seq.table[at as usize] = HOLE;
+                seq.table.edit(|blocks| blocks[at as usize] = HOLE);
                 self.let_go(last_step, block);
             }
         }
@@ -225,11 +225,12 @@ impl<I: Index> BlockCache<I> {
             self.move_rows(src, dst, at, to, ranges)?;
         }
         let target = self.seqs.get_mut(dst)?;
-        while target.table.len() as u32 <= at {
-            target.table.push(HOLE);
-        }
+        target.table.edit(|blocks| {
+            blocks.resize(blocks.len().max(at as usize + 1), HOLE);
+            blocks[at as usize] = to;
+        });
         target.bound = target.bound.max(to + 1);
-        target.table[at as usize] = to;
+        target.was_cut = true;
         // What the moves read is leased by now.
         let last_step = target.last_step;
         if let Some(had) = had.filter(|&had| had != to) {

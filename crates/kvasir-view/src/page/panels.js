@@ -114,7 +114,7 @@ function drawDecode(state, model, before) {
   const html = rows.length
     ? `<div class="rows">${rows.join("")}${overlay}</div>` + more(ids.length - rows.length) + axisRow(axis)
     : `<p class="none">nobody decodes</p>`;
-  return { count: ids.length, ran, html, rect };
+  return { count: ids.length, ran, html: html + drawProjection(state, model), rect };
 }
 
 function decodeRow(r, old, rect, setup, axis) {
@@ -144,6 +144,30 @@ function volumeBox(rect, setup, axis) {
   const bound = limit ? limit / n : null;
   const mark = bound && bound <= axis ? `<i class="bound" style="left:${(100 * bound) / axis}%"><b>bound ${Math.floor(bound)}</b></i>` : "";
   return `<div class="volume"><i class="box" style="width:${(100 * Math.min(rect.widest, axis)) / axis}%"></i>${mark}</div>`;
+}
+
+/** What the volume test saw: everybody at the length it may grow to, the longest on top, and for each the bound there is with so many rows. */
+function drawProjection(state, model) {
+  const { setup } = model;
+  const [id, mine, others] = state.step?.projection ?? [];
+  if (!setup.rectangular || mine == null) return "";
+  const limit = setup.max_batch_tkv;
+  const ends = [...others.map((end) => ({ end })), { end: mine, isNew: true }].sort((a, b) => b.end - a.end);
+  const axis = Math.max(axisOf(model), ends[0].end);
+  const tested = (at) => ends[at].end <= mine;
+  let worst = 0, over = -1;
+  const rows = ends.slice(0, MOST_ROWS).map(({ end, isNew }, at) => {
+    const n = at + 1, bound = limit / n;
+    if (tested(at)) worst = Math.max(worst, n * end);
+    const isOver = tested(at) && n * end > limit;
+    if (isOver) over = at;
+    const mark = limit && bound <= axis ? `<i class="bound" style="left:${(100 * bound) / axis}%" title="${count(limit)} ÷ ${n} = ${Math.floor(bound)}"></i>` : "";
+    const bar = stretch(isNew ? "now" : "reserve", 0, end, axis, `would end at ${end}`) + mark;
+    return `<div class="row${isOver ? " over" : ""}"><span class="times">${n} ×</span><div class="bar thin" style="${grid(setup, axis)}">${bar}</div><span class="num">${count(n * end)}</span></div>`;
+  });
+  const name = state.reqs.get(id)?.name ?? id;
+  const verdict = over >= 0 ? `would be exceeded: ${count(worst)}` : `is kept: ${count(worst)} at most`;
+  return `<div class="projection"><h3>If ${escapeHtml(name)} joins, the volume ${verdict} of ${count(limit)}</h3>${rows.join("")}${more(ends.length - rows.length)}</div>`;
 }
 
 /** The same values as a table. */

@@ -1,0 +1,390 @@
+//! One small workload, and one thing that goes wrong in it, at every place where it can go wrong.
+//!
+//! The places are counted in a run in which all goes well; then there is a run for each. Requests are aborted, preempted and
+//! stopped between any two calls of the core; steps are refused, fail, come back late or never; the cache has no room.
+#![allow(clippy::unwrap_used, clippy::panic)] // a harness of tests
+
+use crate::flaky::{Flaky, Taking};
+use kvasir_engine::*;
+use kvasir_exec::{Executor, Step, StepError};
+use kvasir_kv::{Cache, Cells, Contiguous, Paged, Radix, Token, TreeCache, blocks::BlockConfig};
+use kvasir_sim::Toy;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+/// What every run of one enumeration has in common; printed when one fails.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    cache: &'static str,
+    policy: &'static str,
+    overlap: bool,
+    drafts: &'static str,
+}
+
+const CACHES: [&str; 6] = ["paged", "radix", "radix/1", "cells", "contiguous", "tree"];
+const POLICIES: [&str; 4] = ["whole", "chunked", "mixed", "rectangular"];
+const DRAFTS: [&str; 3] = ["off", "chain", "tree"];
+
+/// All setups, or one for each cache and policy.
+pub(crate) fn setups(all: bool) -> Vec<Setup> {
+    let mut setups = Vec::new();
+    for (i, cache) in CACHES.into_iter().enumerate() {
+        for (j, policy) in POLICIES.into_iter().enumerate() {
+            for (k, drafts) in DRAFTS.into_iter().enumerate() {
+                for overlap in [true, false] {
+                    let chosen = k == (i + j) % 3 && overlap == ((i + j) % 4 != 3);
+                    if (all || chosen) && (cache != "contiguous" || drafts != "tree") {
+                        setups.push(Setup { cache, policy, overlap, drafts });
+                    }
+                }
+            }
+        }
+    }
+    setups
+}
+
+/// Where something can go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Site {
+    /// Between two calls of the core.
+    Between,
+    Submit,
+    Wait,
+    Take(Taking),
+}
+
+impl Site {
+    const ALL: [Self; 6] = [
+        Self::Between,
+        Self::Submit,
+        Self::Wait,
+        Self::Take(Taking::Sequence),
+        Self::Take(Taking::Claim),
+        Self::Take(Taking::Ahead),
+    ];
+
+    fn place(self) -> usize {
+        Self::ALL.iter().position(|site| *site == self).unwrap()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    Nothing,
+    Abort(u64),
+    Preempt(u64),
+    StopText(u64),
+    Refused,
+    OutOfMemory,
+    /// With or without having written what it had to.
+    Failed(bool),
+    Lost,
+    Late,
+    NoRoom,
+}
+
+/// What goes wrong, and how often each site was passed.
+#[derive(Debug)]
+struct Script {
+    site: Site,
+    at: u32,
+    wrong: Wrong,
+    passed: [AtomicU32; 6],
+}
+
+impl Script {
+    fn new(site: Site, at: u32, wrong: Wrong) -> Arc<Self> {
+        Arc::new(Self { site, at, wrong, passed: Default::default() })
+    }
+
+    /// Counts a passage of `site`; what goes wrong there now.
+    fn pass(&self, site: Site) -> Wrong {
+        let n = self.passed[site.place()].fetch_add(1, Ordering::Relaxed);
+        if site == self.site && n == self.at { self.wrong } else { Wrong::Nothing }
+    }
+
+    fn passed(&self, site: Site) -> u32 {
+        self.passed[site.place()].load(Ordering::Relaxed)
+    }
+}
+
+fn requests() -> Vec<Request> {
+    let trunk = [101, 102, 103, 104, 105, 106];
+    let request = |tag: u64, own: &[Token], max_tokens| Request {
+        tag,
+        prompt: trunk[..6 - tag as usize].iter().chain(own).copied().collect(),
+        params: Params { max_tokens, ignore_eos: true, ..Params::default() },
+    };
+    vec![request(0, &[7], 5), request(1, &[8, 9, 8], 4), request(2, &[], 6)]
+}
+
+const TAGS: [u64; 3] = [0, 1, 2];
+
+/// Runs the workload once for each thing that can go wrong at each place; how many runs that were.
+pub(crate) fn every_point(setup: &Setup) -> Result<u32, String> {
+    let calm = Script::new(Site::Between, u32::MAX, Wrong::Nothing);
+    run(setup, &calm)?;
+    let mut runs = 1;
+    for site in Site::ALL {
+        let wrongs: Vec<Wrong> = match site {
+            Site::Between => TAGS
+                .into_iter()
+                .flat_map(|tag| [Wrong::Abort(tag), Wrong::Preempt(tag), Wrong::StopText(tag)])
+                .collect(),
+            Site::Submit => vec![Wrong::Refused, Wrong::OutOfMemory],
+            Site::Wait => vec![Wrong::Failed(true), Wrong::Failed(false), Wrong::Lost, Wrong::Late],
+            Site::Take(_) => vec![Wrong::NoRoom],
+        };
+        for at in 0..calm.passed(site) {
+            for &wrong in &wrongs {
+                let script = Script::new(site, at, wrong);
+                run(setup, &script).map_err(|why| format!("{wrong:?} at {site:?} {at}: {why}"))?;
+                runs += 1;
+            }
+        }
+    }
+    Ok(runs)
+}
+
+#[derive(Default)]
+struct Heard {
+    tokens: Vec<Token>,
+    finish: Option<Finish>,
+}
+
+struct Run<'a> {
+    setup: &'a Setup,
+    script: Arc<Script>,
+    core: Core,
+    toy: Toy,
+    pending: VecDeque<u64>,
+    ids: Vec<RequestId>,
+    heard: BTreeMap<u64, Heard>,
+    /// Tags of those who were in a step that failed.
+    hit: BTreeSet<u64>,
+    now: u64,
+    lost: bool,
+}
+
+fn run(setup: &Setup, script: &Arc<Script>) -> Result<(), String> {
+    let mut run = Run::new(setup, Arc::clone(script));
+    for request in requests() {
+        run.ids.push(run.core.add(request, 0).map_err(|refusal| refusal.to_string())?);
+    }
+    for _ in 0..400 {
+        let ran = run.turn();
+        if let Some(broken) = run.toy.violations().first() {
+            return Err(broken.clone());
+        }
+        run.core.check_invariants()?;
+        run.listen()?;
+        if run.lost || (!ran && run.core.is_idle()) {
+            return run.judge();
+        }
+    }
+    Err(format!("no end in sight: {:?}", run.core.record()))
+}
+
+impl<'a> Run<'a> {
+    fn new(setup: &'a Setup, script: Arc<Script>) -> Self {
+        let block_size = if setup.cache == "radix/1" { 1 } else { 2 };
+        // Two of the three fit at a time, so that somebody waits or is preempted.
+        let blocks = BlockConfig {
+            block_size,
+            blocks: 24 / block_size,
+            dummy: setup.policy == "rectangular",
+            ..BlockConfig::default()
+        };
+        let inner: Box<dyn Cache> = match setup.cache {
+            "paged" => Box::new(Paged::new(blocks).unwrap()),
+            "radix" | "radix/1" => Box::new(Radix::new(blocks).unwrap()),
+            "cells" => Box::new(Cells::new(24, 8, None).unwrap()),
+            "contiguous" => Box::new(Contiguous::new(24)),
+            _ => Box::new(TreeCache::new(24)),
+        };
+        let policy: Box<dyn Policy> = match setup.policy {
+            "whole" => Box::new(PrefillFirst::new(Chunking::Off, 0.0)),
+            "chunked" => Box::new(Chunked::new(5, Mixing::Off)),
+            "mixed" => Box::new(Chunked::new(5, Mixing::On { target: None })),
+            _ => Box::new(Rectangular::new(RectangularConfig {
+                chunk_size: block_size * 2,
+                max_batch: 2,
+                max_batch_tkv: 400,
+                ..Default::default()
+            })),
+        };
+        let asked = Arc::clone(&script);
+        let refuses = move |taking| asked.pass(Site::Take(taking)) == Wrong::NoRoom;
+        let cache = Box::new(Flaky { inner, refuses: Box::new(refuses) });
+        let limits =
+            Limits { max_num_seqs: 3, max_num_batched_tokens: 16, max_model_len: 64, ..Limits::default() };
+        let mut core = Core::new(limits, Order::Fcfs, policy, cache);
+        if setup.drafts != "off" {
+            core.set_spec_steps(2);
+        }
+        Self {
+            setup,
+            script,
+            core,
+            toy: Toy::new().with_depth(4),
+            pending: VecDeque::new(),
+            ids: Vec::new(),
+            heard: BTreeMap::new(),
+            hit: BTreeSet::new(),
+            now: 0,
+            lost: false,
+        }
+    }
+
+    /// A place between two calls of the core.
+    fn between(&mut self) {
+        self.now += 1;
+        let id = |tag: u64| self.ids[tag as usize];
+        match self.script.pass(Site::Between) {
+            Wrong::Abort(tag) => {
+                self.core.abort(id(tag), self.now);
+            }
+            Wrong::Preempt(tag) => {
+                self.core.preempt(id(tag));
+            }
+            Wrong::StopText(tag)
+                if self.core.sequence(id(tag)).is_some_and(|sequence| !sequence.outputs().is_empty()) =>
+            {
+                self.core.stop_at(id(tag), 1, self.now);
+            }
+            _ => {}
+        }
+    }
+
+    /// One turn of the loop; whether anything was made or came back.
+    fn turn(&mut self) -> bool {
+        self.between();
+        let step = self.core.schedule(self.now);
+        for (row, spec) in self.core.take_binds() {
+            self.toy.bind(row, spec);
+        }
+        self.between();
+        let made = step.is_some();
+        if let Some(step) = step {
+            self.submit(step);
+        }
+        self.between();
+        let mut ran = made;
+        while !self.lost && self.pending.len() > usize::from(self.setup.overlap && made) {
+            let wrong = self.script.pass(Site::Wait);
+            if wrong == Wrong::Late && made {
+                break;
+            }
+            self.take_in(wrong);
+            ran = true;
+        }
+        self.between();
+        ran
+    }
+
+    fn submit(&mut self, step: Box<Step>) {
+        if self.core.cache().check_fresh(&step.plan).is_err() {
+            // Somebody whom it names has left since it was made.
+            self.core.cancel(&step);
+            return self.core.recycle(step);
+        }
+        let error = match self.script.pass(Site::Submit) {
+            Wrong::Refused => StepError::Failed("refused".into()),
+            Wrong::OutOfMemory => StepError::OutOfMemory("out of memory".into()),
+            _ => return self.pending.push_back(self.toy.submit(step).unwrap()),
+        };
+        self.note_hit(&step);
+        self.core.reject(&step, &error, self.now);
+        self.core.recycle(step);
+    }
+
+    fn take_in(&mut self, wrong: Wrong) {
+        match wrong {
+            Wrong::Failed(wrote) => self.toy.fail_next(wrote),
+            Wrong::Lost => self.toy.lose_next(),
+            _ => {}
+        }
+        let Some(pending) = self.pending.pop_front() else { return };
+        let (step, result) = self.toy.wait(pending);
+        self.between();
+        if result.is_err() {
+            self.note_hit(&step);
+        }
+        self.core.postprocess(&step, &result, self.now);
+        self.draft(&step);
+        self.core.recycle(step);
+        if let Err(StepError::Lost(_)) = result {
+            self.lost = true;
+            self.core.fail_all(Fault::DeviceLost, self.now);
+        }
+    }
+
+    fn note_hit(&mut self, step: &Step) {
+        let ids = step.batch.rows.iter().map(|row| RequestId(row.request));
+        let tags = ids.filter_map(|id| self.ids.iter().position(|other| *other == id));
+        self.hit.extend(tags.map(|tag| tag as u64));
+        // Row moves of others go with a step too.
+        if !step.plan.moves.is_empty() {
+            self.hit.extend(TAGS);
+        }
+    }
+
+    /// One right draft and one wrong one.
+    fn draft(&mut self, step: &Step) {
+        if self.setup.drafts == "off" {
+            return;
+        }
+        for row in &step.batch.rows {
+            let id = RequestId(row.request);
+            let Some(sequence) = self.core.sequence(id).filter(|one| one.in_flight() == 0) else { continue };
+            let had = sequence.outputs().len();
+            let next = Toy::alone(sequence.prompt(), had as u32 + 1, true)[had];
+            match self.setup.drafts {
+                "tree" => self.core.set_drafts(id, &[7, next], &[0, 0]),
+                _ => self.core.set_drafts(id, &[next, 7], &[]),
+            }
+        }
+    }
+
+    fn listen(&mut self) -> Result<(), String> {
+        for (event, tokens) in self.core.outbox().iter() {
+            let one = self.heard.entry(event.tag).or_default();
+            if one.finish.is_some() || event.first as usize != one.tokens.len() {
+                return Err(format!("request {} has heard {:?}, and hears {event:?}", event.tag, one.tokens));
+            }
+            one.tokens.extend_from_slice(tokens);
+            one.finish = event.finish;
+        }
+        self.core.outbox().clear();
+        Ok(())
+    }
+
+    fn judge(&self) -> Result<(), String> {
+        for request in requests() {
+            let tag = request.tag;
+            let alone = Toy::alone(&request.prompt, request.params.max_tokens, true);
+            let Some(Heard { tokens, finish: Some(finish) }) = self.heard.get(&tag) else {
+                return Err(format!("request {tag} never ends"));
+            };
+            let may_end = match finish {
+                Finish::MaxTokens if *tokens == alone => continue,
+                Finish::Aborted => self.script.wrong == Wrong::Abort(tag),
+                Finish::StopText => self.script.wrong == Wrong::StopText(tag) && tokens.len() <= alone.len(),
+                Finish::Failed(Fault::DeviceLost) => self.lost,
+                Finish::Failed(Fault::Step | Fault::OutOfMemory) => self.hit.contains(&tag),
+                // Whoever runs alone and finds no room has the whole pool already, as far as anybody can tell.
+                Finish::Capacity => self.script.wrong == Wrong::NoRoom,
+                _ => false,
+            };
+            if !may_end || !alone.starts_with(tokens) {
+                return Err(format!("request {tag} hears {tokens:?}, {finish:?}; alone {alone:?}"));
+            }
+        }
+        let room = self.core.cache().room();
+        let all_back = room.held == 0 && (self.lost || room.available() == self.core.cache().capacity());
+        if all_back { Ok(()) } else { Err(format!("the pool does not return to its baseline: {room:?}")) }
+    }
+}
