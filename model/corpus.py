@@ -397,37 +397,41 @@ def dates(r):
 
 # Formats.
 
+
+def letter_case(r):
+    talk, listed = Talk("letter_case"), joined(items(r, r.randint(2, 5)))
+    if r.random() < 0.5:
+        return talk.ask(pick(r, f"Write in uppercase: {listed}", f"Uppercase: {listed}", f"Make this uppercase: {listed}"), listed.upper())
+    return talk.ask(pick(r, f"Write in lowercase: {listed.upper()}", f"Lowercase: {listed.upper()}"), listed.lower())
+
+
 def formats(r):
     talk, values = Talk("format"), items(r, r.randint(2, 5))
     listed = joined(values)
-    kind = r.randrange(11)
+    kind = r.randrange(9)
     if kind == 0:
-        return talk.ask(pick(r, f"Write in uppercase: {listed}", f"Uppercase: {listed}", f"Make this uppercase: {listed}"), listed.upper())
-    if kind == 1:
-        return talk.ask(pick(r, f"Write in lowercase: {listed.upper()}", f"Lowercase: {listed.upper()}"), listed.lower())
-    if kind == 2:
         return talk.ask(pick(r, f"Write as a bulleted list: {listed}", f"Make a bullet list: {listed}", f"List with bullets: {listed}"),
                         "\n".join(f"- {v}" for v in values))
-    if kind == 3:
+    if kind == 1:
         return talk.ask(pick(r, f"Write as a numbered list: {listed}", f"Number these: {listed}", f"Make a numbered list: {listed}"),
                         "\n".join(f"{i + 1}. {v}" for i, v in enumerate(values)))
-    if kind == 4:
+    if kind == 2:
         return talk.ask(pick(r, f"Join with dashes: {listed}", f"Write with dashes between: {listed}"), "-".join(values))
-    if kind == 5:
+    if kind == 3:
         return talk.ask(pick(r, f"One per line: {listed}", f"Write each on its own line: {listed}"), "\n".join(values))
-    if kind == 6:
+    if kind == 4:
         country = r.choice(list(CAPITALS))
         return talk.ask(pick(r, f"Answer with one word: what is the capital of {the(country)}?",
                              f"What is the capital of {the(country)}? Only the name.", f"What is the capital of {the(country)}? Just the name."),
                         CAPITALS[country])
-    if kind == 7:
+    if kind == 5:
         a, b = two_digits(r), two_digits(r)
         return talk.ask(pick(r, f"What is {a} + {b}? Only the number.", f"What is {a} + {b}? Just the number.",
                              f"Answer with the number only: {a} + {b}"), str(a + b))
-    if kind == 8:
+    if kind == 6:
         a, b = r.sample(range(100), 2)
         return talk.ask(pick(r, f"Answer yes or no: is {a} larger than {b}?", f"Is {a} larger than {b}? Yes or no."), "Yes" if a > b else "No")
-    if kind == 9:
+    if kind == 7:
         word = r.choice(FRUITS + ANIMALS + COLORS)
         n = r.randint(2, 5)
         return talk.ask(pick(r, f"Say {word} {n} times.", f"Repeat the word {word} {n} times."), " ".join([word] * n))
@@ -560,8 +564,8 @@ def mixed(r):
     return talk
 
 
-KINDS = [(chat, 6), (memory, 6), (arithmetic, 22), (follow_up, 5), (compare, 3), (sorting, 9), (reversing, 5), (list_facts, 5), (capital, 8), (fact, 6),
-         (units, 5), (dates, 5), (formats, 9), (json_answer, 8), (tools, 16), (mixed, 5)]
+KINDS = [(chat, 6), (memory, 6), (arithmetic, 22), (follow_up, 5), (compare, 3), (sorting, 12), (reversing, 5), (list_facts, 5), (capital, 8), (fact, 6),
+         (units, 5), (dates, 8), (formats, 16), (letter_case, 4), (json_answer, 8), (tools, 16), (mixed, 5)]
 
 
 def draw(r):

@@ -1,6 +1,6 @@
-"""Asks the held-out questions: `python score.py MODEL_DIR [--kvasir BINARY] [--each N]`.
+"""Asks the held-out questions: `python score.py MODEL_DIR [--each N]`, or `python score.py --kvasir BINARY [MODEL]`.
 
-With `--kvasir` the engine answers; without it the training code does. A talk counts as right if the last answer is,
+With `--kvasir` the engine answers, by its built-in model unless one is named; without it the training code does. A talk counts as right if the last answer is,
 word for word; a tool call if name and arguments are equal.
 """
 
@@ -71,7 +71,7 @@ def by_torch(directory):
 
 def by_kvasir(directory, binary):
     def answer(prompt):
-        out = subprocess.run([binary, "generate", str(directory), "--prompt", prompt, "--max-tokens", "120", "--json"],
+        out = subprocess.run([binary, "generate", *([str(directory)] if directory else []), "--prompt", prompt, "--max-tokens", "120", "--json"],
                              capture_output=True, text=True, check=True)
         return json.loads(out.stdout)["text"]
 
@@ -80,7 +80,7 @@ def by_kvasir(directory, binary):
 
 def main():
     args = argparse.ArgumentParser()
-    args.add_argument("model", type=pathlib.Path)
+    args.add_argument("model", type=pathlib.Path, nargs="?")
     args.add_argument("--kvasir")
     args.add_argument("--each", type=int, default=100)
     args.add_argument("--show", type=int, default=0, help="wrong answers to print per kind")

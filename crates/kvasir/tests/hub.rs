@@ -47,7 +47,7 @@ fn a_model_in_the_cache_is_used_without_a_network() {
     for name in ["acme/other", "acme/tiny@v2"] {
         let out = inspect(&cache, nowhere, name);
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert_eq!(out.status.code(), Some(1));
+        assert!(!out.status.success());
         assert!(said.lines().count() == 1 && said.contains(name.split('@').next().unwrap()), "{said}");
     }
     let _ = fs::remove_dir_all(cache);

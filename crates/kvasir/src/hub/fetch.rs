@@ -16,7 +16,7 @@ use std::{
 
 impl HubName {
     pub(super) fn fetch(&self) -> Result<PathBuf, Error> {
-        let failed = |e: HFError| Error::Asked(format!("{}/{}: {e}", self.owner, self.name));
+        let failed = |e: HFError| Error::Failed(format!("{}/{}: {e}", self.owner, self.name));
         let client = HFClientSync::new().map_err(failed)?;
         let repository = client.model(self.owner.clone(), self.name.clone());
         let listed = repository.list_tree().maybe_revision(self.revision.clone()).recursive(true);
