@@ -146,7 +146,7 @@ impl CpuExecutor {
                 return fail("a token is in flight that was never sampled".into());
             }
             self.final_lens.resize(self.tokens.len(), state.spec.final_len);
-            self.sampled.extend(row.tokens.range().skip(row.sample_from as usize));
+            self.sampled.extend(row.tokens.range().skip(row.logits_from() as usize));
         }
         let vocab = self.model.program.vocab;
         match self.tokens.iter().find(|token| **token as usize >= vocab) {

@@ -137,6 +137,8 @@ impl Core {
         for i in 1..n {
             let mut sibling = request.clone();
             sibling.tag = sibling.tag.wrapping_add(u64::from(i));
+            // They share a prompt, which is scored once.
+            sibling.params.sampling.prompt_logprobs = None;
             sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(u64::from(i));
             let id = self.add(sibling, now)?;
             if self.world.has_prefix || self.world.forks {

@@ -139,7 +139,8 @@ impl Desk<'_> {
             return Hit { tokens, idle: 0 };
         }
         let sequence = &self.world.slab[entry];
-        if !self.world.limits.prefix_cache {
+        // What is found is not computed, and what is not computed has no score.
+        if !self.world.limits.prefix_cache || sequence.wants_scores() {
             return Hit::default();
         }
         match self.world.cache.prefix() {
@@ -280,6 +281,7 @@ impl Desk<'_> {
                 _ => sequence.rest.params.eos.iter().chain(&sequence.rest.params.stop_ids).copied().collect(),
             },
             min_tokens: sequence.rest.params.min_tokens,
+            constraint: sequence.rest.params.constraint.clone(),
             final_len: sequence.longest(),
         };
         world.binds.push((row, spec));
@@ -302,6 +304,12 @@ impl Desk<'_> {
         let sequence = &self.world.slab[entry];
         let have = self.world.whole_blocks(sequence.claimed.max(sequence.ahead));
         self.world.whole_blocks(sequence.claimed + tokens).saturating_sub(have)
+    }
+
+    /// Tokens of a prompt that may be fed at once: a chunk whose every token is scored needs a row of logits for each.
+    pub fn at_once(&self, entry: u32) -> u32 {
+        const SCORED: u32 = 128;
+        if self.world.slab[entry].wants_scores() { SCORED } else { u32::MAX }
     }
 
     /// Why a running sequence cannot be fed now whatever the room, if so.

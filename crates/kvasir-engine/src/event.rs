@@ -86,6 +86,8 @@ pub struct Outbox {
     pub logprobs: Vec<(u32, TokenLogprobs)>,
     /// How many tokens of a session are in the cache while none of its requests runs, each time that changed.
     pub kept: Vec<(SessionId, u32)>,
+    /// Log-probabilities of prompts' tokens from the second on, by index of the event that they come with.
+    pub scores: Vec<(u32, Vec<TokenLogprobs>)>,
 }
 
 impl Outbox {
@@ -94,6 +96,7 @@ impl Outbox {
         self.events.clear();
         self.tokens.clear();
         self.logprobs.clear();
+        self.scores.clear();
         self.ended.clear();
         self.kept.clear();
     }

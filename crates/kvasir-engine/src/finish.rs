@@ -104,6 +104,8 @@ pub enum Fault {
     OutOfMemory,
     /// The executor is gone.
     DeviceLost,
+    /// Nothing that its constraint allows could follow, or the constraint had become too large to follow.
+    Constraint,
     /// The step came back without what it had to yield, or the cache refused what it had promised.
     Internal,
 }

@@ -126,6 +126,7 @@ impl Core {
             let phase = if sequence.prefilled { Phase::Decode } else { Phase::Prefill };
             *if sequence.prefilled { &mut decodes } else { &mut prefills } += 1;
             let context_len = sequence.claimed + pick.tokens + pick.drafts;
+            let scored = to_score(sequence, pick);
             batch.rows.push(BatchRow {
                 request: sequence.id.0,
                 seq: pick.seq,
@@ -135,6 +136,7 @@ impl Core {
                 context_len,
                 last_block_tokens: (context_len - 1) % world.block + 1,
                 sample_from: if samples { pick.redirected + pick.tokens - 1 } else { tokens.len },
+                scored,
                 pool_row: sequence.pool_row.unwrap_or_default(),
                 drafts,
                 sampling: sequence.sampling,
@@ -161,6 +163,18 @@ impl Core {
             }
         }
     }
+}
+
+/// Those of a row's tokens after which the prompt goes on and has no log-probability yet. Chunks come in order, so
+/// what is claimed is scored or on its way.
+fn to_score(sequence: &Sequence, pick: &Pick) -> Span {
+    if !sequence.wants_scores() {
+        return Span::default();
+    }
+    let from = sequence.claimed.max(sequence.rest.scores.len() as u32);
+    let to = (sequence.claimed + pick.tokens).min(sequence.prompt_len - 1);
+    let first = pick.redirected + from - sequence.claimed;
+    Span { start: first, len: to.saturating_sub(from) }
 }
 
 /// Appends the known tokens of a row; what only the device knows as [`IN_FLIGHT`].

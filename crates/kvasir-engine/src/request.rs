@@ -1,6 +1,6 @@
 use crate::{Parameter, Refusal, SessionId};
 use kvasir_kv::Token;
-use kvasir_sample::Sampling;
+use kvasir_sample::{Constrained, Sampling};
 use serde::{Deserialize, Serialize};
 
 /// One request inside one core: (table index, use count), so an id is never issued twice.
@@ -42,12 +42,15 @@ pub struct Params {
     pub salt: u64,
     /// It goes on with what this session's requests left in the cache, and leaves there what it computes.
     pub session: Option<SessionId>,
-    /// Its next step needs the token of the last one on the host (grammar masks): never overlapped with itself.
+    /// Its next step needs the token of the last one on the host because the executor cannot keep it: never overlapped with itself.
     pub serial: bool,
     /// How to sample.
     pub sampling: Sampling,
     /// Added to the logits of single ids.
     pub bias: Vec<(Token, f32)>,
+    /// What alone may be put out. Not written to traces.
+    #[serde(skip)]
+    pub constraint: Constrained,
 }
 
 impl Default for Params {
@@ -66,6 +69,7 @@ impl Default for Params {
             serial: false,
             sampling: Sampling::default(),
             bias: Vec::new(),
+            constraint: Constrained::default(),
         }
     }
 }

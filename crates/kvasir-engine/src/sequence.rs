@@ -1,6 +1,6 @@
 use crate::stop::Plain;
 use crate::{Finish, Nanos, Params, Request, RequestId};
-use kvasir_exec::PoolRow;
+use kvasir_exec::{PoolRow, TokenLogprobs};
 use kvasir_kv::{SeqId, StepId, Token};
 use kvasir_sample::Sampling;
 use serde::{Deserialize, Serialize};
@@ -118,6 +118,8 @@ pub(crate) struct Rest {
     pub(crate) leader: Option<RequestId>,
     pub(crate) timings: Timings,
     pub(crate) finish: Option<Finish>,
+    /// Log-probabilities of its prompt's tokens from the second on, until they go out with its first event.
+    pub(crate) scores: Vec<TokenLogprobs>,
     /// Order of arrival; a preempted one keeps it.
     pub(crate) number: u64,
 }
@@ -239,6 +241,12 @@ impl Sequence {
     /// Whether its prompt (or everything, after a preemption) is still being fed.
     pub fn is_prefilling(&self) -> bool {
         !self.prefilled
+    }
+    /// Whether log-probabilities of its prompt are wanted that are not there yet.
+    pub fn wants_scores(&self) -> bool {
+        self.sampling.prompt_logprobs.is_some()
+            && self.outputs().is_empty()
+            && (self.rest.scores.len() as u32) < self.prompt_len.saturating_sub(1)
     }
     /// Drafts for its next decode.
     pub fn drafts(&self) -> &[Token] {

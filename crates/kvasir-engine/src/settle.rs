@@ -1,11 +1,21 @@
 //! What becomes of a step: its outputs are committed, or it is undone.
 
-use crate::{Core, Fault, Finish, Nanos, Status, sequence::Moves, stop};
+use crate::{Core, Fault, Finish, Nanos, Sequence, Status, sequence::Moves, stop};
 use kvasir_exec::{BatchRow, Phase, Step, StepError};
 use kvasir_sample::accept;
 
 /// Rows whose memory is looked at ahead.
 const TOUCHED: usize = 32;
+
+/// What the step says of the prompt of its `i`-th row.
+fn take_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) {
+    let before: u32 = step.batch.rows.iter().take(i).map(|row| row.scored.len).sum();
+    let scores = step.output.scores.get(before as usize..(before + row.scored.len) as usize).unwrap_or(&[]);
+    // A step of before a preemption may bring again what is there.
+    if sequence.rest.scores.len() as u32 == row.context_len - row.tokens.len + row.scored.start {
+        sequence.rest.scores.extend_from_slice(scores);
+    }
+}
 
 fn fault(error: &StepError) -> Fault {
     match error {
@@ -110,6 +120,9 @@ impl Core {
         if owns {
             sequence.computed = sequence.computed.max(row.context_len - row.drafts.count);
         }
+        if row.scored.len > 0 {
+            take_scores(sequence, i, row, step);
+        }
         let milestone = row.samples() && row.phase == Phase::Prefill;
         if !row.samples() {
             self.world.publish(entry, false);
@@ -122,7 +135,11 @@ impl Core {
         // A device may run on by itself while nobody else feeds the sequence.
         let several = row.drafts.count == 0 && sampled.len() > width && sequence.steps_in_flight == 0;
         if sampled.is_empty() || (sampled.len() != width && !several) {
-            self.world.finish(entry, Finish::Failed(Fault::Internal), None, first as u32, now);
+            let fault = match sampled.is_empty() && sequence.rest.params.constraint.0.is_some() {
+                true => Fault::Constraint,
+                false => Fault::Internal,
+            };
+            self.world.finish(entry, Finish::Failed(fault), None, first as u32, now);
             return;
         }
         if row.drafts.count == 0 {
@@ -208,6 +225,10 @@ impl Core {
             let base = world.outbox.tokens.len() as u32;
             let said = said.iter().take(kept.saturating_sub(first)).zip(base..);
             world.outbox.logprobs.extend(said.filter_map(|(one, index)| Some((index, one.clone()?))));
+        }
+        if first == 0 && sequence.sampling.prompt_logprobs.is_some() && !sequence.rest.scores.is_empty() {
+            let index = world.outbox.events.len() as u32;
+            world.outbox.scores.push((index, std::mem::take(&mut sequence.rest.scores)));
         }
         match stop {
             Some(stop) => world.finish(entry, stop.finish, Some(step.batch.step), first as u32, now),

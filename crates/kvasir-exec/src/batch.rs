@@ -66,6 +66,9 @@ pub struct BatchRow {
     /// The first of `tokens` whose logits are sampled; all from there on are. Equal to `tokens.len` when the row is a
     /// chunk that is not its prompt's last.
     pub sample_from: u32,
+    /// Those of `tokens`, counted from the row's first, after which the log-probability of the prompt's next token is reported.
+    #[serde(default)]
+    pub scored: Span,
     /// Its place in the token pool.
     pub pool_row: PoolRow,
     /// Its drafts.
@@ -78,6 +81,14 @@ impl BatchRow {
     /// Whether the row yields at least one token.
     pub fn samples(&self) -> bool {
         self.sample_from < self.tokens.len
+    }
+
+    /// The first of `tokens` whose logits are wanted, to be scored or sampled; all from there on are.
+    pub fn logits_from(&self) -> u32 {
+        match self.scored.len {
+            0 => self.sample_from,
+            _ => self.sample_from.min(self.scored.start),
+        }
     }
 }
 

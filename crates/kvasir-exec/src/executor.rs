@@ -1,6 +1,6 @@
 use crate::{Batch, Output, PoolRow};
 use kvasir_kv::{Plan, Token};
-use kvasir_sample::Sampling;
+use kvasir_sample::{Constrained, Sampling};
 use std::fmt;
 
 /// One step on its way: it is handed to the executor whole and comes back whole, so that nothing is copied and no
@@ -49,6 +49,8 @@ pub struct SequenceSpec {
     pub suppressed_until_min: Vec<Token>,
     /// Outputs that must exist before those ids may be sampled.
     pub min_tokens: u32,
+    /// What alone may be sampled. An executor draws nothing where nothing may be, which ends that one sequence.
+    pub constraint: Constrained,
     /// Tokens that the sequence may ever hold, prompt and limit together. Some models turn all of a long sequence's rows by
     /// other angles, so this must be the same at every binding of one sequence.
     pub final_len: u32,

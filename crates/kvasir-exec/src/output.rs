@@ -28,6 +28,9 @@ pub struct Output {
     pub tokens: Vec<Token>,
     /// Log-probabilities of `tokens`, for rows that asked; empty if none did.
     pub logprobs: Vec<Option<TokenLogprobs>>,
+    /// Log-probabilities of prompts' tokens: of each row in order as many as its [`BatchRow::scored`](crate::BatchRow::scored) has; empty if none asked.
+    #[serde(default)]
+    pub scores: Vec<TokenLogprobs>,
     /// Logits of every sampled token's row, one whole vocabulary after the other; empty unless the batch asked.
     pub logits: Vec<f32>,
     /// Time the step took on the device, in nanoseconds of whatever clock the executor lives by.
@@ -40,6 +43,7 @@ impl Output {
         self.rows.clear();
         self.tokens.clear();
         self.logprobs.clear();
+        self.scores.clear();
         self.logits.clear();
         self.device_ns = 0;
     }
@@ -52,6 +56,7 @@ impl Output {
             self.logprobs.resize(self.tokens.len(), None);
             self.logprobs.extend(drawn.logprobs.drain(..).map(Some));
         }
+        self.scores.append(&mut drawn.scores);
         self.tokens.extend_from_slice(&drawn.tokens);
         if !self.logprobs.is_empty() {
             self.logprobs.resize(self.tokens.len(), None);

@@ -1,6 +1,6 @@
 use crate::{BatchRow, IN_FLIGHT, SequenceSpec, TokenLogprobs};
 use kvasir_kv::{Position, Token};
-use kvasir_sample::{Context, accept, draw_from, log_probability, top_log_probabilities};
+use kvasir_sample::{Context, Follower, accept, draw_from, log_probability, top_log_probabilities};
 
 /// A token-pool row: a sequence's newest token, and what its sampler must remember.
 #[derive(Debug, Default)]
@@ -11,6 +11,8 @@ pub struct SamplerRow {
     /// cut short, leaves nothing behind.
     output: Vec<Token>,
     newest: Option<Token>,
+    /// Where it stands in its constraint.
+    follower: Option<Box<dyn Follower>>,
     /// What the last step drew; kept for its memory.
     drawn: Drawn,
 }
@@ -21,10 +23,12 @@ const ROOM: usize = 1 << 14;
 /// What one row of a step drew.
 #[derive(Debug, Default)]
 pub struct Drawn {
-    /// Tokens, one per row of logits.
+    /// Tokens, one per row of logits; none where the constraint leaves nothing.
     pub tokens: Vec<Token>,
     /// Log-probabilities of each if asked for, else none at all.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Log-probabilities of the prompt's tokens after those that the row wanted scored.
+    pub scores: Vec<TokenLogprobs>,
 }
 
 impl SamplerRow {
@@ -33,7 +37,11 @@ impl SamplerRow {
         let room = (spec.final_len as usize).saturating_sub(spec.prompt.len()).min(ROOM);
         let mut output = Vec::with_capacity(room.max(spec.output.len()));
         output.extend_from_slice(&spec.output);
-        Self { output, newest: spec.output.last().copied(), spec, drawn: Drawn::default() }
+        let mut follower = spec.constraint.0.as_ref().map(|constraint| constraint.follow());
+        if let Some(follower) = &mut follower {
+            follower.expect(&spec.output);
+        }
+        Self { output, newest: spec.output.last().copied(), follower, spec, drawn: Drawn::default() }
     }
 
     /// Adds the row's tokens, those in flight filled in, to `into`; says whether it could: not if one is in flight that was never sampled.
@@ -62,7 +70,22 @@ impl SamplerRow {
         }
     }
 
-    /// Draws a token after each fed token from `sample_from` on. `logits` are those rows, one vocabulary each; `work` is memory for one.
+    /// What the model said of the prompt's tokens after those that the row wants scored.
+    fn score(&mut self, row: &BatchRow, positions: &[Position], logits: &[f32], vocab: usize) {
+        self.drawn.scores.clear();
+        let Some(count) = row.sampling.prompt_logprobs else { return };
+        let first = row.scored.start.saturating_sub(row.logits_from()) as usize;
+        let rows = logits.chunks_exact(vocab).skip(first);
+        let scored = positions.get(row.scored.range()).unwrap_or(&[]).iter();
+        let next = scored.filter_map(|position| self.spec.prompt.get(*position as usize + 1));
+        self.drawn.scores.extend(next.zip(rows).map(|(token, logits)| TokenLogprobs {
+            chosen: log_probability(logits, *token),
+            top: top_log_probabilities(logits, count as usize),
+        }));
+    }
+
+    /// Draws a token after each fed token from `sample_from` on, and scores what is to be scored. `logits` are the rows from
+    /// [`BatchRow::logits_from`] on, one vocabulary each; `work` is memory for one.
     #[allow(clippy::too_many_arguments)] // a row's part of a step, and memory
     pub fn draw(
         &mut self,
@@ -74,6 +97,9 @@ impl SamplerRow {
         vocab: usize,
         work: &mut Vec<f32>,
     ) {
+        self.score(row, positions, logits, vocab);
+        let sampled = row.sample_from.saturating_sub(row.logits_from()) as usize * vocab;
+        let logits = logits.get(sampled..).unwrap_or(&[]);
         let drafts = (row.drafts.count as usize).min(tokens.len().saturating_sub(1));
         let root = tokens.len().saturating_sub(drafts + 1);
         self.feed(&tokens[..(root + 1).min(tokens.len())], positions);
@@ -92,7 +118,11 @@ impl SamplerRow {
                 node = parent(node);
             }
             self.output.extend(path.iter().rev());
-            let token = self.draw_one(row, positions[at] + 1, logits, work);
+            let Some(token) = self.draw_one(row, positions[at] + 1, logits, work, at > root) else {
+                drawn.tokens.clear();
+                drawn.logprobs.clear();
+                break;
+            };
             drawn.tokens.push(token);
             drawn.logprobs.extend(row.sampling.logprobs.map(|count| TokenLogprobs {
                 chosen: log_probability(logits, token),
@@ -100,20 +130,41 @@ impl SamplerRow {
             }));
         }
         self.output.truncate(committed);
+        if drawn.tokens.is_empty() && row.samples() {
+            // A step that is under way already feeds it, for an answer that is over.
+            self.newest = tokens.last().copied();
+        }
         self.settle(&tokens[tokens.len() - drafts..], parents, root.max(from) - from, &drawn.tokens);
         self.drawn = drawn;
     }
 
-    fn draw_one(&self, row: &BatchRow, position: Position, logits: &[f32], work: &mut Vec<f32>) -> Token {
+    /// None if the constraint leaves nothing. A draft that does not have the form is never accepted, so it does not matter what is drawn
+    /// after it.
+    fn draw_one(
+        &mut self,
+        row: &BatchRow,
+        position: Position,
+        logits: &[f32],
+        work: &mut Vec<f32>,
+        after_draft: bool,
+    ) -> Option<Token> {
+        let allowed = match &mut self.follower {
+            None => None,
+            Some(follower) => match follower.allowed(&self.output) {
+                None if !after_draft => return None,
+                allowed => allowed,
+            },
+        };
         let early = (position as usize) < self.spec.prompt.len() + self.spec.min_tokens as usize;
         let context = Context {
             prompt: &self.spec.prompt,
             output: &self.output,
             bias: &self.spec.bias,
             suppressed: if early { &self.spec.suppressed_until_min } else { &[] },
+            allowed,
             position,
         };
-        draw_from(logits, &row.sampling, &context, work)
+        Some(draw_from(logits, &row.sampling, &context, work))
     }
 
     /// The drafts that were right have become output, and the token after them is the newest.
@@ -126,5 +177,10 @@ impl SamplerRow {
         }
         self.output.extend(accepted.iter().map(|node| drafts[*node as usize - 1]));
         self.newest = sampled.get(accepted.last().map_or(0, |node| *node as usize)).copied();
+        if let (Some(follower), Some(newest)) = (&mut self.follower, self.newest) {
+            self.output.push(newest);
+            follower.expect(&self.output);
+            self.output.pop();
+        }
     }
 }

@@ -164,7 +164,7 @@ impl PlainExecutor {
         let Step { batch, plan, output } = step;
         let (mut rest, mut work) = (logits.as_slice(), Vec::new());
         for row in &batch.rows {
-            let count = row.tokens.len.saturating_sub(row.sample_from) as usize;
+            let count = row.tokens.len.saturating_sub(row.logits_from()) as usize;
             let (mine, others) = rest.split_at(count * vocab);
             rest = others;
             let span = row.tokens.range();

@@ -50,7 +50,8 @@ impl<'a> Run<'a> {
         let reads = rows.map(|(row, of)| Reads::new(job.plan, row, job.batch, of)).collect();
         let rows = || job.batch.rows.iter().enumerate();
         let row_of = rows().flat_map(|(r, row)| row.tokens.range().map(move |_| r)).collect();
-        let sampled = rows().flat_map(|(_, row)| row.tokens.range().skip(row.sample_from as usize)).collect();
+        let sampled =
+            rows().flat_map(|(_, row)| row.tokens.range().skip(row.logits_from() as usize)).collect();
         let memory = vec![Vec::new(); job.buffers.buffers.len()];
         let (routes, selections) = (HashMap::new(), HashMap::new());
         Self { job, own, reads, row_of, sampled, memory, routes, selections }

@@ -66,6 +66,7 @@ fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
             last_block_tokens: 0,
             sample_from: 0,
             pool_row: PoolRow(row as u32),
+            scored: Span::default(),
             drafts: Drafts { count: p.drafts, tree },
             sampling: Sampling::default(),
         });

@@ -11,6 +11,8 @@ pub struct Context<'a> {
     pub bias: &'a [(u32, f32)],
     /// Ids that may not be drawn.
     pub suppressed: &'a [u32],
+    /// Ids that alone may be drawn, as [`Follower::allowed`](crate::Follower::allowed) gives them; none allows all.
+    pub allowed: Option<&'a [u32]>,
     /// Position of the token that is drawn, in its sequence.
     pub position: u32,
 }
@@ -19,7 +21,8 @@ pub struct Context<'a> {
 pub fn draw_from(logits: &[f32], params: &Sampling, context: &Context<'_>, work: &mut Vec<f32>) -> u32 {
     let penalties =
         params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
-    if params.is_greedy() && !penalties && context.bias.is_empty() && context.suppressed.is_empty() {
+    let plain = context.bias.is_empty() && context.suppressed.is_empty() && context.allowed.is_none();
+    if params.is_greedy() && !penalties && plain {
         return greedy(logits);
     }
     work.clear();
@@ -28,7 +31,21 @@ pub fn draw_from(logits: &[f32], params: &Sampling, context: &Context<'_>, work:
 }
 
 /// Draws one token; `logits` are worked on in place. Greedy takes the largest processed logit, of equals the lowest id.
+///
+/// Only an allowed id is drawn, whatever the logits say: where the allowed ones are all suppressed or no numbers, the lowest of them.
 pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
+    let drawn = draw_processed(logits, params, context);
+    let is_left = logits.get(drawn as usize).is_some_and(|logit| *logit > f32::NEG_INFINITY);
+    match context.allowed {
+        Some(allowed) if !is_left => processors::lowest(allowed).unwrap_or(drawn),
+        _ => drawn,
+    }
+}
+
+fn draw_processed(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
+    if let Some(allowed) = context.allowed {
+        processors::allow(logits, allowed);
+    }
     processors::bias(logits, context.bias);
     if params.repetition_penalty != 1.0 {
         let seen = context.prompt.iter().chain(context.output).copied();
@@ -129,6 +146,24 @@ mod tests {
             draw_from(&[f32::NEG_INFINITY; 40], &Sampling::default(), &Context::default(), &mut vec![]),
             0
         );
+    }
+
+    #[test]
+    fn only_what_is_allowed_is_drawn() {
+        let with = |allowed: &'static [u32]| Context { allowed: Some(allowed), ..Context::default() };
+        let of_seventy = |bits| draw_from(&[1.0; 70], &Sampling::default(), &with(bits), &mut Vec::new());
+        for params in
+            [Sampling::default(), Sampling { temperature: 2.0, top_k: 3, top_p: 0.9, ..Sampling::default() }]
+        {
+            let drawn = |bits| draw(&mut LOGITS.clone(), &params, &with(bits));
+            assert_eq!(drawn(&[1 << 3]), 3);
+            assert!([0, 4].contains(&drawn(&[1 << 4 | 1])));
+            assert_eq!(drawn(&[1 << 5]), 5, "allowed and no number");
+            let context = Context { suppressed: &[3, 4], ..with(&[1 << 4 | 1 << 3]) };
+            assert_eq!(draw(&mut LOGITS.clone(), &params, &context), 3, "all that is allowed is suppressed");
+        }
+        assert_eq!([of_seventy(&[0, 1 << 31, 1 << 5]), of_seventy(&[0, 0, 1])], [63, 64]);
+        assert_eq!(of_seventy(&[0, 4]), 34, "ids beyond the last word may not");
     }
 
     #[test]

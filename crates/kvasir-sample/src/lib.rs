@@ -1,16 +1,18 @@
 //! From logits to a token: pure functions over one row, the reference for every device.
 //!
-//! [`draw`] is the whole way: bias, penalties, suppressed ids, temperature, top-k, top-p, min-p, then the token by
+//! [`draw`] is the whole way: what a [`Constraint`] allows, bias, penalties, suppressed ids, temperature, top-k, top-p, min-p, then the token by
 //! [`Noise`]. Nothing here knows where a row came from.
 #![forbid(unsafe_code)]
 
 pub mod accept;
+mod constraint;
 mod draw;
 mod logprobs;
 mod noise;
 mod params;
 pub mod processors;
 
+pub use constraint::{Constrained, Constraint, Follower};
 pub use draw::{Context, draw, draw_from};
 pub use logprobs::{log_probability, top_log_probabilities};
 pub use noise::Noise;

@@ -23,6 +23,8 @@ pub struct Sampling {
     pub seed: u64,
     /// Log-probabilities to report per token beside the chosen one; `None` reports none at all.
     pub logprobs: Option<u32>,
+    /// The same for the tokens of the prompt after its first.
+    pub prompt_logprobs: Option<u32>,
 }
 
 impl Default for Sampling {
@@ -37,6 +39,7 @@ impl Default for Sampling {
             frequency_penalty: 0.0,
             seed: 0,
             logprobs: None,
+            prompt_logprobs: None,
         }
     }
 }

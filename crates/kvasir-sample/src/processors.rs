@@ -44,6 +44,27 @@ pub fn output_penalties(
     }
 }
 
+/// Takes every id out whose bit is not set; those beyond the last word too.
+pub fn allow(logits: &mut [f32], allowed: &[u32]) {
+    let words = allowed.iter().copied().chain(std::iter::repeat(0));
+    for (chunk, word) in logits.chunks_mut(32).zip(words) {
+        match word {
+            u32::MAX => {}
+            0 => chunk.fill(f32::NEG_INFINITY),
+            _ => {
+                let out = chunk.iter_mut().zip(0..).filter(|(_, bit)| word >> bit & 1 == 0);
+                out.for_each(|(logit, _)| *logit = f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+/// The lowest id whose bit is set.
+pub(crate) fn lowest(allowed: &[u32]) -> Option<u32> {
+    let (at, word) = allowed.iter().enumerate().find(|(_, word)| **word != 0)?;
+    Some(at as u32 * 32 + word.trailing_zeros())
+}
+
 /// Takes ids out.
 pub fn suppress(logits: &mut [f32], ids: &[u32]) {
     for id in ids {

@@ -1,7 +1,7 @@
 //! The engine behind the server: its thread, and the way to it and back.
 
 use crate::ApiError;
-use kvasir_engine::{Engine, Exit, Finish, Message, Outbox, Refusal, Request, Summary};
+use kvasir_engine::{Engine, Exit, Fault, Finish, Message, Outbox, Refusal, Request, Summary};
 use kvasir_exec::{Executor, TokenLogprobs};
 use kvasir_kv::Token;
 use std::{
@@ -22,6 +22,8 @@ pub struct Piece {
     pub tokens: Vec<Token>,
     /// Their log-probabilities, for a request that asked.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Log-probabilities of the prompt's tokens from the second on, with the first piece of a request that asked.
+    pub scores: Vec<TokenLogprobs>,
     /// Set on the last piece.
     pub ended: Option<Summary>,
 }
@@ -104,16 +106,23 @@ impl Host {
 fn deliver(clients: &Mutex<Clients>, outbox: &Outbox) {
     let mut clients = locked(clients);
     let mut ended = outbox.ended.iter().peekable();
-    for (event, tokens) in outbox.iter() {
+    // Both lists are in the order of the events' tokens.
+    let mut logprobs = outbox.logprobs.iter().peekable();
+    let mut scores = outbox.scores.iter().peekable();
+    for (index, (event, tokens)) in outbox.iter().enumerate() {
         let summary = match event.finish {
             Some(_) => ended.next_if(|summary| summary.tag == event.tag).copied(),
             None => None,
         };
-        let range = event.tokens.range();
-        let logprobs = outbox.logprobs.iter().filter(|(at, _)| range.contains(&(*at as usize)));
+        let end = event.tokens.range().end;
+        let own = std::iter::from_fn(|| logprobs.next_if(|(at, _)| (*at as usize) < end));
         let piece = Piece {
             tokens: tokens.to_vec(),
-            logprobs: logprobs.map(|(_, l)| l.clone()).collect(),
+            logprobs: own.map(|(_, logprobs)| logprobs.clone()).collect(),
+            scores: scores
+                .next_if(|(at, _)| *at as usize == index)
+                .map(|(_, list)| list.clone())
+                .unwrap_or_default(),
             ended: summary,
         };
         // A client that left is aborted by the drop of its stream.
@@ -144,6 +153,7 @@ impl Answers {
         {
             piece.tokens.extend(more.tokens);
             piece.logprobs.extend(more.logprobs);
+            piece.scores.extend(more.scores);
             piece.ended = more.ended;
         }
         self.ended = piece.ended.is_some();
@@ -177,6 +187,9 @@ pub fn failure(finish: Finish) -> Option<ApiError> {
             Refusal::QueueFull { .. } => ApiError::too_many(refusal.to_string()),
             Refusal::BadParameter(which) => ApiError::param(which.name(), refusal.to_string()),
         }),
+        Finish::Failed(Fault::Constraint) => Some(ApiError::failed(
+            "the answer came to a place from which the form asked for cannot be followed within the engine's limits",
+        )),
         Finish::Failed(fault) => {
             Some(ApiError::failed(format!("the step that ran this request failed ({fault:?})")))
         }

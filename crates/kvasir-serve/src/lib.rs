@@ -5,6 +5,7 @@
 
 pub mod answer;
 mod error;
+pub mod form;
 pub mod host;
 pub mod http;
 pub mod model;

@@ -2,14 +2,16 @@
 
 use crate::{
     ApiError,
-    request::{ChatRequest, ToolChoice},
+    answer::{Reading, ReasoningDialect, ToolDialect},
+    form::{Part, Refused, Shape, Vocabulary},
+    request::{AskedForm, ChatRequest, Tool, ToolChoice},
 };
 use kvasir_formats::{ChatTemplate, TextFiles, TextStream, Tokenizer};
 use kvasir_kv::Token;
-use kvasir_sample::Sampling;
+use kvasir_sample::{Constrained, Sampling};
 use serde_json::{Map, Value};
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -43,8 +45,14 @@ pub struct Model {
     variables: Map<String, Value>,
     /// Spellings of the control tokens.
     specials: Vec<String>,
-    /// Whether answers may begin with reasoning.
-    pub reasoning: Option<bool>,
+    /// How it writes calls of tools.
+    tool_dialect: ToolDialect,
+    /// How it marks its reasoning, if it reasons.
+    reasoning: Option<ReasoningDialect>,
+    /// Control tokens that mark calls or reasoning, and stay in the text of answers.
+    kept: Vec<(Token, String)>,
+    /// Made when a form is first asked for.
+    vocabulary: OnceLock<Result<Vocabulary, Refused>>,
 }
 
 impl Model {
@@ -54,6 +62,7 @@ impl Model {
         let source = text.template_source(None)?;
         let template = source.as_ref().map(|_| text.template(None)).transpose()?;
         let specials = (0..tokenizer.len() as u32).filter(|id| tokenizer.is_special(*id));
+        let source = source.unwrap_or_default();
         Ok(Self {
             name,
             facts,
@@ -64,8 +73,41 @@ impl Model {
             tokenizer: Arc::new(tokenizer),
             template,
             variables: text.template_variables(),
-            reasoning: source.is_some_and(|source| source.contains("<think>")).then_some(false),
-        })
+            tool_dialect: ToolDialect::default(),
+            reasoning: None,
+            kept: Vec::new(),
+            vocabulary: OnceLock::new(),
+        }
+        .speaking(ToolDialect::of_template(&source), ReasoningDialect::of_template(&source)))
+    }
+
+    /// The same model, its answers read in these dialects.
+    pub fn speaking(mut self, tools: ToolDialect, reasoning: Option<ReasoningDialect>) -> Self {
+        let think = reasoning.map(|dialect| dialect.marks());
+        let marks: Vec<&str> =
+            tools.marks().into_iter().chain(think.into_iter().flat_map(|(a, b)| [a, b])).collect();
+        let kept = |id: Token| {
+            let spelling = self.tokenizer.spelling(id).filter(|_| self.tokenizer.is_special(id))?;
+            // Some marks are several tokens: `<｜DSML｜` may be one of them.
+            let counts = marks
+                .iter()
+                .any(|mark| *mark == spelling || !spelling.is_empty() && mark.contains(spelling.as_str()));
+            (counts && !self.facts.eos.contains(&id)).then_some((id, spelling))
+        };
+        self.kept = (0..self.tokenizer.len() as u32).filter_map(kept).collect();
+        self.tool_dialect = tools;
+        self.reasoning = reasoning;
+        self
+    }
+
+    /// How it writes calls of tools.
+    pub fn tool_dialect(&self) -> ToolDialect {
+        self.tool_dialect
+    }
+
+    /// How it marks its reasoning, if it reasons.
+    pub fn reasoning_dialect(&self) -> Option<ReasoningDialect> {
+        self.reasoning
     }
 
     /// The ids of a text.
@@ -83,9 +125,75 @@ impl Model {
         self.tokenizer.bytes(token).unwrap_or_default()
     }
 
-    /// Tokens of an answer to text, as they come.
-    pub fn detokenizer(&self) -> Detokenizer {
-        Detokenizer { tokenizer: self.tokenizer.clone(), text: TextStream::new(true) }
+    /// Tokens of an answer to text, as they come. `marked` keeps the control tokens that mark calls and reasoning.
+    pub fn detokenizer(self: &Arc<Self>, marked: bool) -> Detokenizer {
+        Detokenizer { model: self.clone(), text: TextStream::new(true), marked }
+    }
+
+    /// What is told apart in the answer to a chat.
+    pub fn reading(&self, request: &ChatRequest, prompt: &[Token]) -> Reading {
+        let offers_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
+        Reading {
+            stop: request.sampling.stop.clone(),
+            calls: offers_tools.then(|| (self.tool_dialect, request.tools.clone().into())),
+            reasoning: self.reasoning.map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
+            one_call: !request.parallel_tool_calls,
+        }
+    }
+
+    /// What the answer to a chat must look like: the calls that must be made, else the form that was asked for.
+    pub fn chat_constraint(&self, request: &ChatRequest, prompt: &[Token]) -> Result<Constrained, ApiError> {
+        let all: Vec<&Tool> = request.tools.iter().collect();
+        let calls = |tools: &[&Tool], several: bool, param: &str| AskedForm {
+            shape: Shape::Calls(self.tool_dialect.form(tools, several)),
+            param: param.to_owned(),
+        };
+        let asked = match &request.tool_choice {
+            ToolChoice::Required => Some(calls(&all, request.parallel_tool_calls, "tools")),
+            ToolChoice::Named(name) => {
+                let at = all.iter().position(|tool| tool.name == *name).unwrap_or_default();
+                let tools = all.get(at..at + 1).unwrap_or_default();
+                Some(calls(tools, false, &format!("tools[{at}].function.parameters")))
+            }
+            ToolChoice::Auto | ToolChoice::None => request.form.clone(),
+        };
+        let Some(asked) = asked else { return Ok(Constrained::default()) };
+        asked.check_lengths(&request.sampling)?;
+        let is_call = matches!(asked.shape, Shape::Calls(_));
+        self.constraint(&asked, &self.lead(prompt, is_call))
+    }
+
+    /// Compiles a form that was asked for.
+    pub fn constraint(&self, asked: &AskedForm, lead: &[Part]) -> Result<Constrained, ApiError> {
+        let vocabulary = self
+            .vocabulary
+            .get_or_init(|| Vocabulary::new(self.tokenizer.clone(), self.facts.vocab, &self.facts.eos));
+        let compiled =
+            vocabulary.as_ref().map_err(Refused::clone).and_then(|v| v.compile(&asked.shape, lead));
+        compiled.map_err(|why| ApiError::param(&asked.param, format!("`{}` {why}", asked.param)))
+    }
+
+    /// What may come before a form after this prompt: reasoning, if the model reasons and has not done so.
+    fn lead(&self, prompt: &[Token], is_call: bool) -> Vec<Part> {
+        let Some(dialect) = self.reasoning else { return Vec::new() };
+        let (open, close) = dialect.marks();
+        let text = |text: &str| Part::Text(text.to_owned());
+        let until = Part::Until(close.to_owned());
+        match dialect {
+            ReasoningDialect::Harmony => {
+                let thought = Part::Optional(vec![text(open), until, text("<|start|>assistant")]);
+                let channel = (!is_call).then(|| text("<|channel|>final<|message|>"));
+                [thought].into_iter().chain(channel).collect()
+            }
+            _ if self.ends_with(prompt, close) => Vec::new(),
+            _ if self.ends_with(prompt, open) => vec![until, Part::Gap],
+            _ => vec![Part::Optional(vec![text(open), until, Part::Gap])],
+        }
+    }
+
+    fn ends_with(&self, prompt: &[Token], mark: &str) -> bool {
+        let tail = &prompt[prompt.len().saturating_sub(16)..];
+        self.decode(tail).trim_end().ends_with(mark)
     }
 
     /// The ids of a chat as the template renders it.
@@ -154,14 +262,18 @@ fn continued(text: String, message: &Value) -> String {
 
 /// One answer's tokens to text.
 pub struct Detokenizer {
-    tokenizer: Arc<Tokenizer>,
+    model: Arc<Model>,
     text: TextStream,
+    marked: bool,
 }
 
 impl Detokenizer {
     /// The text that this token completes.
     pub fn push(&mut self, token: Token) -> String {
-        self.text.push(&self.tokenizer, token)
+        match self.model.kept.iter().find(|(id, _)| self.marked && *id == token) {
+            Some((_, spelling)) => self.text.finish() + spelling,
+            None => self.text.push(&self.model.tokenizer, token),
+        }
     }
 
     /// What is left at the end.

@@ -156,6 +156,7 @@ mod tests {
             last_block_tokens: 1,
             sample_from: queries - 1,
             pool_row: PoolRow(0),
+            scored: Span::default(),
             drafts: Default::default(),
             sampling: Default::default(),
         });

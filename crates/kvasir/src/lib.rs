@@ -27,6 +27,7 @@ mod cache_options;
 mod engine;
 mod error;
 mod front;
+mod generation;
 mod hub;
 mod inspection;
 mod logits;

@@ -277,3 +277,112 @@ fn answers_under_way_end_after_sigterm() {
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");
     assert!(server.process.wait().unwrap().success());
 }
+
+#[test]
+fn an_answer_has_the_form_that_was_asked_for() {
+    let server = Server::start("forms", &[]);
+    let schema = json!({"type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 31}, "minItems": 2, "maxItems": 2}}, "required": ["unit", "days"], "additionalProperties": false});
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "w", "strict": true, "schema": schema}});
+    let asked = chat(json!({"max_tokens": 800, "temperature": 1.0, "seed": 3, "response_format": format}));
+    let (_, answer) = server.post("/v1/chat/completions", &asked);
+    let choice = &answer["choices"][0];
+    // A model that may think puts that first; it is no part of the content.
+    let content: Value = serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
+    assert!(content["days"].as_array().unwrap().len() == 2 && content["unit"].is_string(), "{answer}");
+    assert_eq!(choice["finish_reason"], "stop");
+
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": false}}});
+    let offered = |extra: Value| {
+        let mut body = chat(
+            json!({"max_tokens": 800, "temperature": 1.0, "seed": 4, "tools": [tool("lamp"), tool("fan")]}),
+        );
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body
+    };
+    for extra in [
+        json!({"tool_choice": "required"}),
+        json!({"tool_choice": "required", "parallel_tool_calls": false}),
+        json!({"tool_choice": {"type": "function", "function": {"name": "fan"}}}),
+    ] {
+        let (status, answer) = server.post("/v1/chat/completions", &offered(extra.clone()));
+        assert_eq!(status, 200, "{answer}");
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        assert!(
+            extra["parallel_tool_calls"].is_null() && extra["tool_choice"] == "required" || calls.len() == 1
+        );
+        for call in calls {
+            let arguments = call["function"]["arguments"].as_str().unwrap();
+            assert!(serde_json::from_str::<Value>(arguments).unwrap()["on"].is_boolean(), "{answer}");
+            assert!(extra["tool_choice"] == "required" || call["function"]["name"] == "fan");
+        }
+    }
+    let complete = |extra: Value| {
+        let mut body = json!({"prompt": "x", "max_tokens": 50, "temperature": 1.0, "seed": 1});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post("/v1/completions", &body)
+    };
+    let text = |answer: (u16, Value)| answer.1["choices"][0]["text"].as_str().unwrap().to_owned();
+    assert!(
+        ["yes", "no"]
+            .contains(&text(complete(json!({"structured_outputs": {"choice": ["yes", "no"]}}))).as_str())
+    );
+    assert!(text(complete(json!({"guided_regex": "[a-c]{4}"}))).bytes().all(|b| (b'a'..=b'c').contains(&b)));
+    let param =
+        |answer: (u16, Value)| (answer.0, answer.1["error"]["param"].as_str().unwrap_or_default().to_owned());
+    let bad = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": schema}}});
+    let refused = |extra: Value| param(server.post("/v1/chat/completions", &chat(extra)));
+    let named = |name: &str| (400, name.to_owned());
+    assert_eq!(
+        refused(bad(json!({"type": "integer", "minimum": 3, "maximum": 2}))),
+        named("response_format.json_schema.schema")
+    );
+    assert_eq!(refused(json!({"response_format": {"type": "yaml"}})), named("response_format.type"));
+    assert_eq!(refused(json!({"guided_regex": "("})), named("guided_regex"));
+    assert_eq!(refused(json!({"guided_json": {}, "guided_regex": "a"})), named("guided_regex"));
+    assert_eq!(refused(json!({"structured_outputs": {"choice": []}})), named("structured_outputs.choice"));
+    assert_eq!(refused(json!({"guided_regex": "a", "ignore_eos": true})), named("ignore_eos"));
+    assert_eq!(refused(json!({"guided_regex": "a", "min_tokens": 3})), named("min_tokens"));
+    let broken = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}});
+    assert_eq!(refused(json!({"tools": [broken], "tool_choice": "required"})), named("tools"));
+}
+
+#[test]
+fn a_prompt_can_be_scored() {
+    let server = Server::start("scores", &[]);
+    let ask = |extra: Value| {
+        let mut body = json!({"prompt": [5, 6, 7, 8], "max_tokens": 1, "temperature": 0, "ignore_eos": true});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post("/v1/completions", &body)
+    };
+    let (status, answer) = ask(json!({"echo": true, "logprobs": 1}));
+    assert_eq!(status, 200, "{answer}");
+    let logprobs = &answer["choices"][0]["logprobs"];
+    let list = |name: &str| logprobs[name].as_array().unwrap().clone();
+    assert_eq!([list("tokens").len(), list("token_logprobs").len(), list("top_logprobs").len()], [5; 3]);
+    assert!(
+        list("token_logprobs")[0].is_null()
+            && list("token_logprobs")[1..].iter().all(|p| p.as_f64().unwrap() < 0.0)
+    );
+    assert!(list("top_logprobs")[0].is_null() && list("top_logprobs")[3].is_object());
+    let (_, alone) = ask(json!({"echo": true, "logprobs": 1, "max_tokens": 0}));
+    assert_eq!(
+        alone["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap()[..],
+        list("token_logprobs")[..4]
+    );
+    let (_, other) = ask(json!({"prompt_logprobs": 2}));
+    let scores = other["choices"][0]["prompt_logprobs"].as_array().unwrap();
+    assert!(scores.len() == 4 && scores[0].is_null());
+    assert_eq!(scores[2]["7"]["logprob"], list("token_logprobs")[2]);
+    assert!(other["choices"][0]["logprobs"].is_null());
+    for (extra, param) in [
+        (json!({"echo": true, "logprobs": 1, "stream": true}), "stream"),
+        (json!({"prompt_logprobs": 1, "n": 2}), "n"),
+        (json!({"prompt_logprobs": -1}), "prompt_logprobs"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+    ] {
+        assert_eq!(ask(extra).1["error"]["param"], param);
+    }
+}

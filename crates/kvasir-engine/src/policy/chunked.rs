@@ -62,7 +62,7 @@ impl Chunked {
 
     /// Feeds the next chunk of one prompt. False if it could not be.
     fn feed(&self, desk: &mut Desk<'_>, entry: u32, budget: &mut u32, short: Reason) -> bool {
-        let tokens = desk.sequence(entry).to_feed().min(*budget);
+        let tokens = desk.sequence(entry).to_feed().min(*budget).min(desk.at_once(entry));
         let fed = match tokens {
             0 => Err(short),
             _ => desk.feed(entry, Feed { tokens, ..Feed::default() }),

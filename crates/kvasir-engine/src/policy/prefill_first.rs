@@ -78,6 +78,7 @@ impl PrefillFirst {
             desk.hold(entry, Reason::Sliver);
             return false;
         };
+        let tokens = tokens.min(desk.at_once(entry));
         match desk.feed(entry, Feed { tokens, ..Feed::default() }) {
             Ok(()) => true,
             Err(reason) => {

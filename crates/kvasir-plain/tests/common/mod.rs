@@ -68,6 +68,7 @@ impl Stream {
             last_block_tokens: 1,
             sample_from: sample_from as u32,
             pool_row: PoolRow(0),
+            scored: Span::default(),
             drafts: Drafts::default(),
             sampling: Sampling::default(),
         });

@@ -1,4 +1,6 @@
-use super::{CallEvent, Calls, Part, Reasoning, StopFilter};
+use super::{CallEvent, Calls, Harmony, Part, Reasoning, ReasoningDialect, StopFilter, ToolDialect};
+use crate::request::Tool;
+use std::sync::Arc;
 
 /// What one answer gains.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,10 +30,10 @@ pub enum Delta {
 pub struct Reading {
     /// Texts that end it.
     pub stop: Vec<String>,
-    /// It may hold tool calls.
-    pub calls: bool,
-    /// It may begin with reasoning; `Some(true)` when the prompt ends inside it.
-    pub reasoning: Option<bool>,
+    /// It may hold calls of these tools, written in this dialect.
+    pub calls: Option<(ToolDialect, Arc<[Tool]>)>,
+    /// It may begin with reasoning, in this dialect; true when the prompt ends inside it.
+    pub reasoning: Option<(ReasoningDialect, bool)>,
     /// Calls after the first are dropped.
     pub one_call: bool,
 }
@@ -40,44 +42,54 @@ pub struct Reading {
 #[derive(Clone, Debug)]
 pub struct Choice {
     stop: StopFilter,
-    reasoning: Option<Reasoning>,
-    calls: Option<Calls>,
+    parts: Parts,
     one_call: bool,
+}
+
+/// How the parts of an answer are told apart.
+#[derive(Clone, Debug)]
+enum Parts {
+    Marked { reasoning: Option<Reasoning>, calls: Option<Calls> },
+    Channels(Harmony),
 }
 
 impl Choice {
     /// An empty answer.
     pub fn new(reading: Reading) -> Self {
-        Self {
-            stop: StopFilter::new(reading.stop),
-            reasoning: reading.reasoning.map(Reasoning::new),
-            calls: reading.calls.then(Calls::default),
-            one_call: reading.one_call,
-        }
+        let parts = match reading.reasoning {
+            Some((ReasoningDialect::Harmony, _)) => Parts::Channels(Harmony::default()),
+            reasoning => Parts::Marked {
+                reasoning: reasoning.map(|(dialect, begun)| Reasoning::new(dialect, begun)),
+                calls: reading.calls.and_then(|(dialect, tools)| Calls::new(dialect, tools)),
+            },
+        };
+        Self { stop: StopFilter::new(reading.stop), parts, one_call: reading.one_call }
     }
 
     /// Takes more text and returns what is certain.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
         let sure = self.stop.push(text);
-        let mut deltas = Vec::new();
-        if !sure.is_empty() {
-            self.read(&sure, &mut deltas);
+        match sure.is_empty() {
+            true => Vec::new(),
+            false => self.read(&sure),
         }
-        deltas
     }
 
     /// The text has ended: gives out what was held back.
     pub fn finish(&mut self) -> Vec<Delta> {
-        let mut deltas = Vec::new();
         let rest = self.stop.finish();
-        self.read(&rest, &mut deltas);
-        if let Some(part) = self.reasoning.as_mut().and_then(Reasoning::finish) {
-            self.part(part, &mut deltas);
-        }
-        if let Some(calls) = &mut self.calls {
-            let events = calls.finish();
-            self.events(events, &mut deltas);
-        }
+        let mut deltas = self.read(&rest);
+        let last = match &mut self.parts {
+            Parts::Channels(harmony) => harmony.finish(),
+            Parts::Marked { reasoning, calls } => {
+                let part = reasoning.as_mut().and_then(Reasoning::finish);
+                let mut last: Vec<Delta> = part.map(|part| read_part(part, calls)).unwrap_or_default();
+                let events = calls.as_mut().map(Calls::finish).unwrap_or_default();
+                last.extend(events.into_iter().map(Delta::from));
+                last
+            }
+        };
+        deltas.extend(self.kept(last));
         deltas
     }
 
@@ -88,41 +100,47 @@ impl Choice {
 
     /// Whether it holds a tool call.
     pub fn has_calls(&self) -> bool {
-        self.calls.as_ref().is_some_and(|calls| calls.count() > 0)
-    }
-
-    fn read(&mut self, text: &str, deltas: &mut Vec<Delta>) {
-        match &mut self.reasoning {
-            None => self.part(Part::Text(text.to_owned()), deltas),
-            Some(reasoning) => {
-                for part in reasoning.push(text) {
-                    self.part(part, deltas);
-                }
-            }
+        match &self.parts {
+            Parts::Channels(harmony) => harmony.count() > 0,
+            Parts::Marked { calls, .. } => calls.as_ref().is_some_and(|calls| calls.count() > 0),
         }
     }
 
-    fn part(&mut self, part: Part, deltas: &mut Vec<Delta>) {
-        match (part, &mut self.calls) {
-            (Part::Reasoning(text), _) => deltas.push(Delta::Reasoning(text)),
-            (Part::Text(text), None) if !text.is_empty() => deltas.push(Delta::Content(text)),
-            (Part::Text(_), None) => {}
-            (Part::Text(text), Some(calls)) => {
-                let events = calls.push(&text);
-                self.events(events, deltas);
+    fn read(&mut self, text: &str) -> Vec<Delta> {
+        let deltas = match &mut self.parts {
+            Parts::Channels(harmony) => harmony.push(text),
+            Parts::Marked { reasoning: None, calls } => read_part(Part::Text(text.to_owned()), calls),
+            Parts::Marked { reasoning: Some(reasoning), calls } => {
+                reasoning.push(text).into_iter().flat_map(|part| read_part(part, calls)).collect()
             }
-        }
+        };
+        self.kept(deltas)
     }
 
-    fn events(&self, events: Vec<CallEvent>, deltas: &mut Vec<Delta>) {
-        let dropped = |index: usize| self.one_call && index > 0;
-        deltas.extend(events.into_iter().filter_map(|event| match event {
-            CallEvent::Text(text) => Some(Delta::Content(text)),
-            CallEvent::Begin { index, name } => (!dropped(index)).then_some(Delta::CallBegin { index, name }),
-            CallEvent::Arguments { index, text } => {
-                (!dropped(index)).then_some(Delta::CallArguments { index, text })
-            }
-        }));
+    /// Without the calls beyond the first, where there may be one.
+    fn kept(&self, mut deltas: Vec<Delta>) -> Vec<Delta> {
+        let dropped = |delta: &Delta| matches!(delta, Delta::CallBegin { index, .. } | Delta::CallArguments { index, .. } if *index > 0);
+        deltas.retain(|delta| !(self.one_call && dropped(delta)));
+        deltas
+    }
+}
+
+fn read_part(part: Part, calls: &mut Option<Calls>) -> Vec<Delta> {
+    match (part, calls) {
+        (Part::Reasoning(text), _) => vec![Delta::Reasoning(text)],
+        (Part::Text(text), None) if text.is_empty() => Vec::new(),
+        (Part::Text(text), None) => vec![Delta::Content(text)],
+        (Part::Text(text), Some(calls)) => calls.push(&text).into_iter().map(Delta::from).collect(),
+    }
+}
+
+impl From<CallEvent> for Delta {
+    fn from(event: CallEvent) -> Self {
+        match event {
+            CallEvent::Text(text) => Self::Content(text),
+            CallEvent::Begin { index, name } => Self::CallBegin { index, name },
+            CallEvent::Arguments { index, text } => Self::CallArguments { index, text },
+        }
     }
 }
 
@@ -130,29 +148,56 @@ impl Choice {
 mod tests {
     use super::*;
 
+    /// Reasoning, text and calls of an answer cut at `cut`, put together again.
+    fn cut(reading: &Reading, text: &str, cut: usize) -> (String, String, Vec<(String, String)>, bool) {
+        let mut choice = Choice::new(reading.clone());
+        let mut deltas = choice.push(&text[..cut]);
+        deltas.extend(choice.push(&text[cut..]));
+        deltas.extend(choice.finish());
+        let (mut thought, mut said, mut calls) = (String::new(), String::new(), Vec::new());
+        for delta in deltas {
+            match delta {
+                Delta::Reasoning(text) => thought += &text,
+                Delta::Content(text) => said += &text,
+                Delta::CallBegin { name, .. } => calls.push((name, String::new())),
+                Delta::CallArguments { index, text } => calls[index].1 += &text,
+            }
+        }
+        assert_eq!(choice.has_calls(), !calls.is_empty());
+        (thought, said, calls, choice.stopped().is_some())
+    }
+
     #[test]
     fn all_three_readings_together() {
         let text = "<think>hm</think>\nSure.\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\
                     <tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>STOPmore";
-        let reading =
-            Reading { stop: vec!["STOP".into()], calls: true, reasoning: Some(false), one_call: true };
-        for cut in 0..text.len() {
-            let mut choice = Choice::new(reading.clone());
-            let mut deltas = choice.push(&text[..cut]);
-            deltas.extend(choice.push(&text[cut..]));
-            deltas.extend(choice.finish());
-            let (mut thought, mut said, mut calls) = (String::new(), String::new(), Vec::new());
-            for delta in deltas {
-                match delta {
-                    Delta::Reasoning(text) => thought += &text,
-                    Delta::Content(text) => said += &text,
-                    Delta::CallBegin { name, .. } => calls.push((name, String::new())),
-                    Delta::CallArguments { index, text } => calls[index].1 += &text,
-                }
-            }
-            assert_eq!((thought.as_str(), said.as_str()), ("hm", "Sure."), "cut at {cut}");
-            assert_eq!(calls, [("f".to_owned(), "{}".to_owned())]);
-            assert!(choice.has_calls() && choice.stopped().is_some());
+        let reading = Reading {
+            stop: vec!["STOP".into()],
+            calls: Some((ToolDialect::Hermes, Arc::new([]))),
+            reasoning: Some((ReasoningDialect::Think, false)),
+            one_call: true,
+        };
+        for at in 0..text.len() {
+            let want = ("hm".into(), "Sure.".into(), vec![("f".to_owned(), "{}".to_owned())], true);
+            assert_eq!(cut(&reading, text, at), want, "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn channels() {
+        let reading = Reading { reasoning: Some((ReasoningDialect::Harmony, false)), ..Reading::default() };
+        let text = "<|channel|>analysis<|message|>a < b<|end|><|start|>assistant<|channel|>commentary<|message|>Look.<|end|>\
+                    <|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{\"a\": \"<|\"}<|call|>";
+        for at in 0..text.len() {
+            let want =
+                ("a < b".into(), "Look.".into(), vec![("f".to_owned(), "{\"a\": \"<|\"}".to_owned())], false);
+            assert_eq!(cut(&reading, text, at), want, "cut at {at}");
+        }
+        let text = "<|channel|>final<|message|>Hello.<|return|>";
+        let plain = "No channel at all.";
+        for at in 0..plain.len() {
+            assert_eq!(cut(&reading, text, at).1, "Hello.");
+            assert_eq!(cut(&reading, plain, at).1, plain);
         }
     }
 }

@@ -4,13 +4,23 @@
 
 mod calls;
 mod choice;
+mod dialect;
+mod harmony;
 mod hold;
 mod items;
+mod json_calls;
+mod json_text;
+mod python;
+mod pythonic_calls;
 mod reasoning;
+mod said;
 mod stop;
+mod tagged_calls;
 
 pub use calls::{CallEvent, Calls};
 pub use choice::{Choice, Delta, Reading};
+pub use dialect::ToolDialect;
+use harmony::Harmony;
 pub use items::{Item, ItemEvent, ItemKind, Items};
-pub use reasoning::{Part, Reasoning};
+pub use reasoning::{Part, Reasoning, ReasoningDialect};
 pub use stop::StopFilter;

@@ -9,9 +9,64 @@ pub enum Part {
     Text(String),
 }
 
-/// Tells what stands between `<think>` and `</think>` apart from what is said.
+/// How a family of models marks what it thinks to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningDialect {
+    /// `<think>…</think>`: DeepSeek R1 and its heirs, Qwen3, GLM.
+    Think,
+    /// `[THINK]…[/THINK]`: Mistral.
+    Mistral,
+    /// A channel of its own: gpt-oss.
+    Harmony,
+}
+
+/// Every dialect under the names that other engines know it by.
+const NAMES: &[(&str, ReasoningDialect)] = &[
+    ("think", ReasoningDialect::Think),
+    ("deepseek_r1", ReasoningDialect::Think),
+    ("qwen3", ReasoningDialect::Think),
+    ("glm45", ReasoningDialect::Think),
+    ("mistral", ReasoningDialect::Mistral),
+    ("openai_gptoss", ReasoningDialect::Harmony),
+];
+
+impl ReasoningDialect {
+    /// The dialect of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        NAMES.iter().find(|(known, _)| *known == name).map(|(_, dialect)| *dialect)
+    }
+
+    /// All names.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        NAMES.iter().map(|(name, _)| *name)
+    }
+
+    /// The dialect that a chat template speaks, if its model reasons.
+    pub fn of_template(template: &str) -> Option<Self> {
+        let has = |mark: &str| template.contains(mark);
+        match () {
+            () if has("<|channel|>") && has("<|message|>") => Some(Self::Harmony),
+            () if has("</think>") || has("<think>") => Some(Self::Think),
+            () if has("[THINK]") => Some(Self::Mistral),
+            () => None,
+        }
+    }
+
+    /// What begins and ends it.
+    pub fn marks(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Think => ("<think>", "</think>"),
+            Self::Mistral => ("[THINK]", "[/THINK]"),
+            Self::Harmony => ("<|channel|>analysis<|message|>", "<|end|>"),
+        }
+    }
+}
+
+/// Tells what stands between two marks apart from what is said.
 #[derive(Clone, Debug)]
 pub struct Reasoning {
+    open: &'static str,
+    close: &'static str,
     held: String,
     state: State,
 }
@@ -28,13 +83,11 @@ enum State {
     Saying,
 }
 
-const OPEN: &str = "<think>";
-const CLOSE: &str = "</think>";
-
 impl Reasoning {
-    /// `open` when the prompt itself ends inside the reasoning.
-    pub fn new(open: bool) -> Self {
-        Self { held: String::new(), state: if open { State::Opening } else { State::Start } }
+    /// `begun` when the prompt itself ends inside the reasoning.
+    pub fn new(dialect: ReasoningDialect, begun: bool) -> Self {
+        let (open, close) = dialect.marks();
+        Self { open, close, held: String::new(), state: if begun { State::Opening } else { State::Start } }
     }
 
     /// Takes more text and returns what is certain.
@@ -61,10 +114,10 @@ impl Reasoning {
 
     fn start(&mut self) {
         let said = self.held.trim_start();
-        if let Some(rest) = said.strip_prefix(OPEN) {
+        if let Some(rest) = said.strip_prefix(self.open) {
             self.held = rest.to_owned();
             self.state = State::Opening;
-        } else if !OPEN.starts_with(said) {
+        } else if !self.open.starts_with(said) {
             self.state = State::Saying;
         }
     }
@@ -77,10 +130,10 @@ impl Reasoning {
     }
 
     fn think(&mut self, parts: &mut Vec<Part>) {
-        let end = self.held.find(CLOSE);
+        let end = self.held.find(self.close);
         let sure = end.unwrap_or_else(|| {
             // A line end just before the mark is the mark's, so it waits with it.
-            let hold = self.held.len() - possible_start(&self.held, CLOSE);
+            let hold = self.held.len() - possible_start(&self.held, self.close);
             self.held[..hold].trim_end_matches('\n').len()
         });
         let thought = take(&mut self.held, sure);
@@ -89,7 +142,7 @@ impl Reasoning {
             parts.push(Part::Reasoning(thought));
         }
         if end.is_some() {
-            self.held.drain(..CLOSE.len());
+            self.held.drain(..self.close.len());
             self.state = State::Between;
         }
     }
@@ -110,7 +163,7 @@ mod tests {
     use super::*;
 
     fn in_pieces(text: &str, cuts: &[usize]) -> (String, String) {
-        let mut reasoning = Reasoning::new(false);
+        let mut reasoning = Reasoning::new(ReasoningDialect::Think, false);
         let (mut thought, mut said, mut from) = (String::new(), String::new(), 0);
         let mut add = |part: Part| match part {
             Part::Reasoning(text) => thought += &text,

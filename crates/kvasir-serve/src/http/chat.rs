@@ -41,13 +41,21 @@ impl Chat {
     /// The whole answer as one object.
     pub(super) async fn whole(self) -> Result<Value, ApiError> {
         let mut choices: Vec<_> = (0..self.reply.len()).map(|_| Whole::default()).collect();
-        let usage = self.reply.whole(|index, gain| choices[index].take(gain)).await?;
+        let mut prompt_logprobs = None;
+        let take = |index: usize, mut gain: Gain| {
+            prompt_logprobs = prompt_logprobs.take().or(gain.prompt.take().map(|prompt| prompt.by_id));
+            choices[index].take(gain);
+        };
+        let usage = self.reply.whole(take).await?;
         let ids = CallIds(self.call_ids);
         let mut object = self.head;
         object["object"] = "chat.completion".into();
         object["choices"] =
             choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index, &ids)).collect();
         object["usage"] = usage.to_json();
+        if let Some(list) = prompt_logprobs {
+            object["prompt_logprobs"] = list;
+        }
         Ok(object)
     }
 

@@ -8,9 +8,10 @@ use super::{
 use crate::{
     ApiError,
     answer::{Delta, Reading},
-    request::{CompletionRequest, Prompt, ResponseFormat, StreamOptions},
+    request::{CompletionRequest, Prompt, StreamOptions},
 };
 use futures_util::Stream;
+use kvasir_sample::Constrained;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ pub(super) struct Completion {
     reply: Reply,
     /// What stands in front of each answer: its prompt, if that was asked for.
     echoes: Vec<String>,
+    /// Log-probabilities go with what is echoed.
+    scores_echo: bool,
     pub(super) stream: Option<StreamOptions>,
 }
 
@@ -29,11 +32,10 @@ impl Completion {
         let model = app.model.clone();
         let request = CompletionRequest::read(body, &model.facts.sampling, model.facts.vocab)?;
         app.known_model(request.model.as_deref())?;
-        if request.response_format != ResponseFormat::Text {
-            return Err(ApiError::unsupported("response_format", "answers cannot be constrained to a form"));
-        }
-        if request.echo && request.sampling.sampling.logprobs.is_some() {
-            return Err(ApiError::unsupported("echo", "log-probabilities of prompts are not kept"));
+        let mut constraint = Constrained::default();
+        if let Some(form) = &request.form {
+            form.check_lengths(&request.sampling)?;
+            constraint = model.constraint(form, &[])?;
         }
         let mut prompt_tokens = 0;
         let mut prompts = Vec::with_capacity(request.prompts.len());
@@ -43,30 +45,39 @@ impl Completion {
                 Prompt::Ids(ids) => ids.clone(),
             };
             prompt_tokens += ids.len() as u64;
-            prompts.push(app.engine_request("prompt", ids, &request.sampling, key)?);
+            let mut prompt = app.engine_request("prompt", ids, &request.sampling, key)?;
+            prompt.params.constraint = constraint.clone();
+            prompts.push(prompt);
         }
         let reading = Reading { stop: request.sampling.stop.clone(), ..Reading::default() };
         let (mut speakers, mut echoes) = (Vec::new(), Vec::new());
+        let scored = request.sampling.prompt_logprobs.is_some();
         for (prompt, source) in prompts.into_iter().zip(&request.prompts) {
+            let ids = scored.then(|| prompt.prompt.clone());
             let echo = match (request.echo, source) {
                 (false, _) => String::new(),
                 (true, Prompt::Text(text)) => text.clone(),
                 (true, Prompt::Ids(ids)) => model.decode(ids),
             };
             for answers in app.host.submit(prompt, request.sampling.n)? {
-                speakers.push(Speaker::new(model.clone(), answers, reading.clone()));
+                let speaker = Speaker::new(model.clone(), answers, reading.clone());
+                speakers.push(match &ids {
+                    Some(ids) => speaker.scoring(ids.clone()),
+                    None => speaker,
+                });
                 echoes.push(echo.clone());
             }
         }
         let (id, created) = (format!("cmpl-{}", app.new_id()), app.seconds());
         let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name});
         let reply = Reply::new(speakers, request.sampling.n as usize, prompt_tokens);
-        Ok(Self { head, reply, echoes, stream: request.stream })
+        let scores_echo = request.echo && request.sampling.sampling.logprobs.is_some();
+        Ok(Self { head, reply, echoes, scores_echo, stream: request.stream })
     }
 
     /// All answers as one object.
     pub(super) async fn whole(self) -> Result<Value, ApiError> {
-        let whole = |text| Whole { text, ..Whole::default() };
+        let whole = |text| Whole { text, scores_echo: self.scores_echo, ..Whole::default() };
         let mut choices: Vec<_> = self.echoes.into_iter().map(whole).collect();
         let usage = self.reply.whole(|index, gain| choices[index].take(gain)).await?;
         let mut object = self.head;
@@ -119,12 +130,20 @@ impl Writer for Chunks {
 #[derive(Default)]
 struct Whole {
     text: String,
+    scores_echo: bool,
     logprobs: Logprobs,
+    prompt_logprobs: Value,
     reason: &'static str,
 }
 
 impl Whole {
     fn take(&mut self, gain: Gain) {
+        if let Some(prompt) = gain.prompt {
+            if self.scores_echo {
+                self.logprobs.take(prompt.listed);
+            }
+            self.prompt_logprobs = prompt.by_id;
+        }
         self.text.push_str(&said(&gain.deltas));
         self.logprobs.take(gain.logprobs);
         if let Some(ended) = gain.ended {
@@ -134,7 +153,12 @@ impl Whole {
 
     fn into_json(self, index: usize) -> Value {
         let logprobs = self.logprobs.into_json();
-        json!({"index": index, "text": self.text, "logprobs": logprobs, "finish_reason": self.reason})
+        let mut choice =
+            json!({"index": index, "text": self.text, "logprobs": logprobs, "finish_reason": self.reason});
+        if !self.prompt_logprobs.is_null() {
+            choice["prompt_logprobs"] = self.prompt_logprobs;
+        }
+        choice
     }
 }
 
@@ -165,9 +189,11 @@ impl Logprobs {
         for entry in entries {
             self.offsets.push(self.offset.into());
             self.offset += entry["token"].as_str().map_or(0, |text| text.chars().count());
-            let top = entry["top_logprobs"].as_array().into_iter().flatten();
-            let top = top.filter_map(|one| Some((one["token"].as_str()?.to_owned(), one["logprob"].clone())));
-            self.top.push(Value::Object(top.collect()));
+            let top = entry["top_logprobs"].as_array().map(|list| {
+                let one = |one: &Value| Some((one["token"].as_str()?.to_owned(), one["logprob"].clone()));
+                Value::Object(list.iter().filter_map(one).collect())
+            });
+            self.top.push(top.unwrap_or_default());
             self.chosen.push(entry["logprob"].clone());
             self.tokens.push(entry["token"].clone());
         }

@@ -22,6 +22,10 @@ pub struct Speaker {
     reasoning: u32,
     /// Log-probabilities whose text is not out yet.
     logprobs: Vec<Value>,
+    /// The prompt, if log-probabilities of it are wanted and not out yet.
+    prompt: Option<Vec<Token>>,
+    /// Log-probabilities of the prompt's tokens from the second on, as far as they have come.
+    scores: Vec<TokenLogprobs>,
     over: bool,
 }
 
@@ -51,13 +55,25 @@ pub struct Gain {
     pub logprobs: Vec<Value>,
     /// Tokens of the answer so far.
     pub tokens: u32,
+    /// Set once, with the first gain, if it was asked for.
+    pub prompt: Option<PromptScores>,
     /// Set once, with the last gain.
     pub ended: Option<Ended>,
 }
 
+/// What the model said of a prompt's tokens; nothing of the first, which follows nothing.
+#[derive(Debug)]
+pub struct PromptScores {
+    /// As log-probabilities of an answer are written.
+    pub listed: Vec<Value>,
+    /// By token ids, as `prompt_logprobs` has them.
+    pub by_id: Value,
+}
+
 impl Speaker {
     pub(super) fn new(model: Arc<Model>, answers: Answers, reading: Reading) -> Self {
-        let detokenizer = model.detokenizer();
+        let marked = reading.calls.is_some() || reading.reasoning.is_some();
+        let detokenizer = model.detokenizer(marked);
         Self {
             model,
             answers,
@@ -66,6 +82,8 @@ impl Speaker {
             tokens: 0,
             reasoning: 0,
             logprobs: Vec::new(),
+            prompt: None,
+            scores: Vec::new(),
             over: false,
         }
     }
@@ -79,6 +97,7 @@ impl Speaker {
             let piece = self.answers.next().await?;
             let mut gain = Gain::default();
             let mut logprobs = piece.logprobs.into_iter();
+            self.scores.extend(piece.scores);
             for token in piece.tokens {
                 // After a stop text nothing counts any more; what still comes was under way when it was found.
                 if self.choice.stopped().is_some() {
@@ -105,6 +124,7 @@ impl Speaker {
             if !gain.deltas.is_empty() {
                 gain.tokens = self.tokens;
                 gain.logprobs = std::mem::take(&mut self.logprobs);
+                gain.prompt = self.prompt_scores();
                 return Ok(Some(gain));
             }
         }
@@ -119,6 +139,7 @@ impl Speaker {
         }
         gain.deltas.extend(self.choice.finish());
         gain.logprobs = std::mem::take(&mut self.logprobs);
+        gain.prompt = self.prompt_scores();
         let reason = match summary.finish {
             Finish::MaxTokens | Finish::ModelLength | Finish::Capacity if !cut => "length",
             _ if self.choice.has_calls() => "tool_calls",
@@ -135,6 +156,39 @@ impl Speaker {
         });
         self.over = true;
         gain
+    }
+
+    /// The same answer, which has log-probabilities of its prompt in front.
+    pub(super) fn scoring(mut self, prompt: Vec<Token>) -> Self {
+        self.prompt = Some(prompt);
+        self
+    }
+
+    /// What the model said of the prompt's tokens, once.
+    fn prompt_scores(&mut self) -> Option<PromptScores> {
+        let (prompt, scores) = (self.prompt.take()?, std::mem::take(&mut self.scores));
+        let first = prompt.first().map(|token| {
+            let bytes = self.model.token_bytes(*token);
+            json!({"token": String::from_utf8_lossy(&bytes), "logprob": null, "bytes": bytes, "top_logprobs": null})
+        });
+        let rest = || prompt.iter().skip(1).zip(&scores);
+        let listed =
+            first.into_iter().chain(rest().map(|(token, logprobs)| self.logprob(*token, logprobs))).collect();
+        let by_id =
+            [Value::Null].into_iter().chain(rest().map(|(token, logprobs)| self.by_id(*token, logprobs)));
+        let by_id = by_id.collect();
+        Some(PromptScores { listed, by_id })
+    }
+
+    /// A token's log-probability and the likeliest, by their ids.
+    fn by_id(&self, token: Token, logprobs: &TokenLogprobs) -> Value {
+        let ranked = logprobs.top.iter().zip(1..).map(|(one, rank)| (*one, Some(rank)));
+        let all = [((token, logprobs.chosen), None)].into_iter().chain(ranked);
+        let one = |((token, logprob), rank): ((Token, f32), Option<u32>)| {
+            let text = String::from_utf8_lossy(&self.model.token_bytes(token)).into_owned();
+            (token.to_string(), json!({"logprob": logprob, "rank": rank, "decoded_token": text}))
+        };
+        Value::Object(all.map(one).collect())
     }
 
     fn logprob(&self, token: Token, logprobs: &TokenLogprobs) -> Value {

@@ -1,6 +1,6 @@
 use super::{
-    COUNT_TOKENS, ChatRequest, MESSAGES, Message, Reader, ResponseFormat, Role, SamplingFields,
-    StreamOptions, Tool, ToolChoice, classify, message::AssistantTurn, message::no_text, sampling,
+    AskedForm, COUNT_TOKENS, ChatRequest, MESSAGES, Message, Reader, Role, SamplingFields, StreamOptions,
+    Tool, ToolChoice, classify, message::AssistantTurn, message::no_text, sampling,
 };
 use crate::ApiError;
 use kvasir_sample::Sampling;
@@ -50,7 +50,7 @@ impl MessagesRequest {
                 tools,
                 tool_choice,
                 parallel_tool_calls,
-                response_format: format(body)?,
+                form: format(body)?,
                 stream: body.flag("stream", false)?.then(StreamOptions::default),
                 template_kwargs: thinking(body)?,
                 add_generation_prompt: !goes_on,
@@ -227,16 +227,16 @@ fn thinking(body: &Reader) -> Result<Map<String, Value>, ApiError> {
 }
 
 /// `output_config`: the form of the answer, and an effort that only models trained for it would heed.
-fn format(body: &Reader) -> Result<ResponseFormat, ApiError> {
-    let Some(config) = body.object("output_config")? else { return Ok(ResponseFormat::Text) };
+fn format(body: &Reader) -> Result<Option<AskedForm>, ApiError> {
+    let Some(config) = body.object("output_config")? else { return Ok(None) };
     config.only(&["format", "effort"])?;
     if config.get("effort").is_some() {
         return Err(ApiError::unsupported(config.name("effort"), "no model here takes one"));
     }
-    let Some(format) = config.object("format")? else { return Ok(ResponseFormat::Text) };
+    let Some(format) = config.object("format")? else { return Ok(None) };
     format.only(&["type", "schema"])?;
     match format.text("type")? {
-        Some("json_schema") => ResponseFormat::schema(&format),
+        Some("json_schema") => AskedForm::schema(&format).map(Some),
         _ => Err(format.error("type", "must be json_schema")),
     }
 }

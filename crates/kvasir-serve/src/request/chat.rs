@@ -1,5 +1,5 @@
 use super::{
-    CHAT, Reader, ResponseFormat, SamplingFields, Tool, ToolChoice, classify, message::no_text, sampling,
+    AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice, classify, message::no_text, sampling,
 };
 use crate::ApiError;
 use kvasir_sample::Sampling;
@@ -67,7 +67,7 @@ pub struct ChatRequest {
     /// Whether one answer may hold several calls.
     pub parallel_tool_calls: bool,
     /// What form the answer must have.
-    pub response_format: ResponseFormat,
+    pub form: Option<AskedForm>,
     /// `Some` for a streamed answer.
     pub stream: Option<StreamOptions>,
     /// Variables for the template.
@@ -107,7 +107,7 @@ impl ChatRequest {
             tool_choice: ToolChoice::read(&body, &tools)?,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
-            response_format: ResponseFormat::read(&body)?,
+            form: AskedForm::read(&body)?,
             stream: stream(&body)?,
             template_kwargs,
             add_generation_prompt,

@@ -1,4 +1,4 @@
-use super::{COMPLETIONS, Reader, ResponseFormat, SamplingFields, StreamOptions, chat, classify};
+use super::{AskedForm, COMPLETIONS, Reader, SamplingFields, StreamOptions, chat, classify, sampling};
 use crate::ApiError;
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value};
@@ -29,7 +29,7 @@ pub struct CompletionRequest {
     /// Put the prompt in front of the answer.
     pub echo: bool,
     /// What form the answer must have.
-    pub response_format: ResponseFormat,
+    pub form: Option<AskedForm>,
     /// `Some` for a streamed answer.
     pub stream: Option<StreamOptions>,
 }
@@ -41,12 +41,18 @@ impl CompletionRequest {
         let body = Reader::new(map);
         let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
         sampling.sampling.logprobs = body.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as u32);
+        let echo = body.flag("echo", false)?;
+        let wanted = sampling.sampling.logprobs.filter(|_| echo);
+        if wanted.is_some() {
+            sampling::whole_prompt_scores(&body)?;
+            sampling.prompt_logprobs = sampling.prompt_logprobs.max(wanted);
+        }
         Ok(Self {
             model: body.text("model")?.map(str::to_owned),
             prompts: prompts(&body, vocab)?,
             sampling,
-            echo: body.flag("echo", false)?,
-            response_format: ResponseFormat::read(&body)?,
+            echo,
+            form: AskedForm::read(&body)?,
             stream: chat::stream(&body)?,
         })
     }

@@ -1,8 +1,8 @@
 use super::{
-    ChatRequest, Message, RESPONSES, Reader, ResponseFormat, Role, SamplingFields, StreamOptions, Tool,
+    AskedForm, ChatRequest, Message, RESPONSES, Reader, Role, SamplingFields, StreamOptions, Tool,
     ToolChoice, chat, classify, message::AssistantTurn, message::no_text, sampling,
 };
-use crate::ApiError;
+use crate::{ApiError, form::Shape};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value};
 
@@ -43,7 +43,7 @@ impl ResponsesRequest {
             tool_choice: tool_choice(&body, &tools)?,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
-            response_format: format(&body)?,
+            form: format(&body)?,
             stream: stream(&body)?,
             template_kwargs: template_kwargs(&body)?,
             add_generation_prompt: true,
@@ -223,15 +223,15 @@ fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
     }
 }
 
-fn format(body: &Reader) -> Result<ResponseFormat, ApiError> {
-    let Some(text) = body.object("text")? else { return Ok(ResponseFormat::Text) };
+fn format(body: &Reader) -> Result<Option<AskedForm>, ApiError> {
+    let Some(text) = body.object("text")? else { return Ok(None) };
     text.only(&["format", "verbosity"])?;
-    let Some(format) = text.object("format")? else { return Ok(ResponseFormat::Text) };
+    let Some(format) = text.object("format")? else { return Ok(None) };
     format.only(&["type", "name", "description", "schema", "strict"])?;
     match format.text("type")? {
-        Some("text") => Ok(ResponseFormat::Text),
-        Some("json_object") => Ok(ResponseFormat::JsonObject),
-        Some("json_schema") => ResponseFormat::schema(&format),
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(AskedForm { shape: Shape::JsonObject, param: format.name("type") })),
+        Some("json_schema") => AskedForm::schema(&format).map(Some),
         _ => Err(format.error("type", "must be text, json_object or json_schema")),
     }
 }

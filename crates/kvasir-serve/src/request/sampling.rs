@@ -47,6 +47,8 @@ pub struct SamplingFields {
     pub bias: Vec<(u32, f32)>,
     /// Larger goes first under `--order priority`.
     pub priority: i32,
+    /// Log-probabilities of the prompt's tokens, so many of each.
+    pub prompt_logprobs: Option<u32>,
     /// Keeps its prefixes apart from others'.
     pub cache_salt: Option<String>,
 }
@@ -85,6 +87,7 @@ impl SamplingFields {
             priority: body
                 .integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
                 .map_or(0, |p| p as i32),
+            prompt_logprobs: prompt_logprobs(body)?,
             cache_salt: body.text("cache_salt")?.map(str::to_owned),
         })
     }
@@ -99,10 +102,31 @@ impl SamplingFields {
             ignore_eos: self.ignore_eos,
             stop_ids: self.stop_token_ids.clone(),
             priority: self.priority,
-            sampling: self.sampling,
+            sampling: Sampling { prompt_logprobs: self.prompt_logprobs, ..self.sampling },
             bias: self.bias.clone(),
             ..Params::default()
         }
+    }
+}
+
+/// Only with one whole answer: they belong to the prompt, and would come before anything that could be streamed.
+fn prompt_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
+    let count = body.integer("prompt_logprobs", 0..=MAX_TOP_LOGPROBS)?.map(|count| count as u32);
+    match count {
+        Some(_) => whole_prompt_scores(body).map(|()| count),
+        None => Ok(None),
+    }
+}
+
+/// Refuses what cannot go with log-probabilities of a prompt.
+pub(super) fn whole_prompt_scores(body: &Reader) -> Result<(), ApiError> {
+    let why = "does not go with log-probabilities of the prompt";
+    if body.flag("stream", false)? {
+        return Err(body.error("stream", why));
+    }
+    match body.integer("n", 1..=MAX_N)? {
+        Some(2..) => Err(body.error("n", why)),
+        _ => Ok(()),
     }
 }
 
@@ -127,7 +151,11 @@ pub(super) fn max_tokens(body: &Reader, field: &str) -> Result<Option<u32>, ApiE
 }
 
 fn length(body: &Reader) -> Result<Length, ApiError> {
-    let old = max_tokens(body, "max_tokens")?;
+    // An echo alone is an answer too.
+    let old = match body.flag("echo", false)? && body.integer("max_tokens", 0..=MAX_TOKENS)? == Some(0) {
+        true => Some(0),
+        false => max_tokens(body, "max_tokens")?,
+    };
     let max_tokens = max_tokens(body, "max_completion_tokens")?.or(old);
     let min_tokens = body.integer("min_tokens", 0..=MAX_TOKENS)?.unwrap_or(0) as u32;
     match max_tokens {

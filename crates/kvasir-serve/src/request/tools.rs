@@ -32,22 +32,6 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// What form the answer must have.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum ResponseFormat {
-    /// Any.
-    #[default]
-    Text,
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that a schema describes.
-    JsonSchema(Value),
-    /// What a Lark grammar describes.
-    Grammar(String),
-    /// What a regular expression matches.
-    Regex(String),
-}
-
 impl Tool {
     /// Reads `tools` as chats have them.
     pub fn read_all(body: &Reader) -> Result<Vec<Self>, ApiError> {
@@ -132,38 +116,6 @@ impl ToolChoice {
         match tools.iter().any(|tool| tool.name == name) {
             true => Ok(Self::Named(name.to_owned())),
             false => Err(reader.error("name", "is none of `tools`")),
-        }
-    }
-}
-
-impl ResponseFormat {
-    /// Reads `response_format`.
-    pub fn read(body: &Reader) -> Result<Self, ApiError> {
-        let Some(format) = body.object("response_format")? else { return Ok(Self::Text) };
-        let text = |field: &str| {
-            let text = format.text(field)?.ok_or_else(|| format.error(field, "is missing"))?;
-            Ok(text.to_owned())
-        };
-        match format.text("type")? {
-            Some("text") => Ok(Self::Text),
-            Some("json_object") => Ok(Self::JsonObject),
-            Some("json_schema") => {
-                let outer =
-                    format.object("json_schema")?.ok_or_else(|| format.error("json_schema", "is missing"))?;
-                Self::schema(&outer)
-            }
-            Some("grammar") => Ok(Self::Grammar(text("grammar")?)),
-            Some("regex") => Ok(Self::Regex(text("regex")?)),
-            _ => Err(format.error("type", "must be text, json_object, json_schema, grammar or regex")),
-        }
-    }
-
-    /// The schema in the field `schema`.
-    pub(super) fn schema(outer: &Reader) -> Result<Self, ApiError> {
-        let schema = outer.need("schema")?;
-        match schema.is_object() || schema.is_boolean() {
-            true => Ok(Self::JsonSchema(schema.clone())),
-            false => Err(outer.error("schema", "must be an object")),
         }
     }
 }

@@ -1,4 +1,4 @@
-use super::{Failure, Started, model::ModelArgs};
+use super::{Failure, Started, manners::Manners, model::ModelArgs};
 use crate::{
     chat::{Beginning, Chat, with_tools},
     options::{Options, Switch},
@@ -33,6 +33,8 @@ pub(crate) struct Args {
     #[arg(long, env = "KVASIR_CHAT_HISTORY", default_value = "on", value_parser = Switch::read)]
     history: Switch,
     #[command(flatten)]
+    manners: Manners,
+    #[command(flatten)]
     options: Options,
 }
 
@@ -50,11 +52,11 @@ impl Args {
             Some(file) => with_tools(&fields, file).map_err(Failure::usage)?,
             None => fields,
         };
-        let (model, options) = (self.model, self.options);
+        let (model, manners, options) = (self.model, self.manners, self.options);
         let beginning = Beginning {
             start: Box::new(move |path| match path {
-                Some(path) => Started::new(&model.with_path(path), None, &options, Keys::default()),
-                None => Started::new(&model, None, &options, Keys::default()),
+                Some(path) => Started::new(&model.with_path(path), None, &manners, &options, Keys::default()),
+                None => Started::new(&model, None, &manners, &options, Keys::default()),
             }),
             system: self.system,
             fields,

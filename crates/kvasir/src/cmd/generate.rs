@@ -1,4 +1,4 @@
-use super::{Failure, model::ModelArgs};
+use super::{Failure, form::FormArgs, model::ModelArgs};
 use crate::options::{Facts, Options, Settled};
 use kvasir::{Answer, Finish, Kvasir, Loaded, Model, Params, Piece, Prompt, Sampling, Token};
 use kvasir_exec::TokenLogprobs;
@@ -31,6 +31,8 @@ pub(crate) struct Args {
     /// Log-probabilities of the chosen token and of this many likeliest ones
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=100))]
     logprobs: Option<u32>,
+    #[command(flatten)]
+    form: FormArgs,
     #[command(flatten)]
     options: Options,
     /// Print one JSON object
@@ -77,7 +79,8 @@ impl Args {
         };
         let prompt = model.ids(prompt, true)?;
         let settled = self.settle(&model.loaded, prompt.len())?;
-        let (params, overlap, words) = (self.params(), settled.overlap, model.tokenizer.is_some());
+        let params = Params { constraint: self.form.constraint(&model.loaded)?, ..self.params() };
+        let (overlap, words) = (settled.overlap, model.tokenizer.is_some());
         let mut kvasir = Kvasir::with_core(model, settled.core(), overlap)?;
         let mut stream = kvasir.stream(prompt, &params)?;
         let mut answer = None;
@@ -125,6 +128,7 @@ impl Args {
                 frequency_penalty: s.frequency_penalty,
                 seed: s.seed,
                 logprobs: self.logprobs,
+                ..Sampling::default()
             },
             ..Params::default()
         }

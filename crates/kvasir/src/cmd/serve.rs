@@ -1,4 +1,4 @@
-use super::{Failure, model::ModelArgs, started::Started};
+use super::{Failure, manners::Manners, model::ModelArgs, started::Started};
 use crate::options::Options;
 use kvasir_serve::http::{Keys, serve};
 use std::{
@@ -25,6 +25,8 @@ pub(crate) struct Args {
     #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME")]
     model_name: Option<String>,
     #[command(flatten)]
+    manners: Manners,
+    #[command(flatten)]
     options: Options,
     /// Seconds that answers under way may take after SIGTERM
     #[arg(long, default_value_t = 30, env = "KVASIR_GRACE", value_name = "SECONDS")]
@@ -39,7 +41,7 @@ impl Args {
         }
         let keys = Keys::new(self.api_key);
         let Started { app, name, backend, slots, .. } =
-            Started::new(&self.model, self.model_name.as_deref(), &self.options, keys)?;
+            Started::new(&self.model, self.model_name.as_deref(), &self.manners, &self.options, keys)?;
         let address = SocketAddr::new(self.host, self.port);
         // The engine has a thread of its own; what is left is reading and writing, which two threads do well.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

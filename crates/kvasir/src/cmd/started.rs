@@ -1,7 +1,6 @@
-use super::{Failure, model::ModelArgs};
+use super::{Failure, manners::Manners, model::ModelArgs};
 use crate::options::{Facts, Options};
 use kvasir::Loaded;
-use kvasir_sample::Sampling;
 use kvasir_serve::{
     Watch,
     host::Host,
@@ -30,6 +29,7 @@ impl Started {
     pub(crate) fn new(
         model: &ModelArgs,
         name: Option<&str>,
+        manners: &Manners,
         options: &Options,
         keys: Keys,
     ) -> Result<Self, Failure> {
@@ -43,7 +43,7 @@ impl Started {
         let slots = engine.core().cache().capacity();
         let max_len = engine.core().limits().max_model_len.min(slots);
         let name = name.map_or_else(|| model.name(), str::to_owned);
-        let (served, backend) = (served(name.clone(), &loaded, max_len)?, loaded.backend());
+        let (served, backend) = (served(name.clone(), &loaded, manners, max_len)?, loaded.backend());
         drop(loaded);
         setup.insert("device".into(), backend.into());
         let host = Host::start(engine).map_err(Failure::failed)?;
@@ -53,14 +53,15 @@ impl Started {
 }
 
 /// The model as the server sees it.
-fn served(name: String, loaded: &Loaded, max_len: u32) -> Result<Model, Failure> {
+fn served(name: String, loaded: &Loaded, manners: &Manners, max_len: u32) -> Result<Model, Failure> {
     let program = Arc::new(loaded.program().clone());
     let facts = model::Facts {
         vocab: program.vocab as u32,
         max_len,
         eos: loaded.opened.eos(),
-        sampling: Sampling { temperature: 1.0, ..Sampling::default() },
+        sampling: manners.sampling(loaded)?,
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
     };
-    Model::new(name, &loaded.opened.text_files()?, facts).map_err(Failure::failed)
+    let model = Model::new(name, &loaded.opened.text_files()?, facts).map_err(Failure::failed)?;
+    Ok(manners.teach(model))
 }

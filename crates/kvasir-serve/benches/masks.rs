@@ -1,0 +1,137 @@
+//! What masks cost: 16 sequences under a JSON schema over a vocabulary of 151,936 tokens. `asked` is a mask made when it is asked for,
+//! `ahead` one that was expected while a step of the given length ran.
+//!
+//! `cargo bench -p kvasir-serve --bench masks`
+#![allow(clippy::unwrap_used)]
+
+use kvasir_formats::Tokenizer;
+use kvasir_sample::Follower;
+use kvasir_serve::form::{Shape, Vocabulary};
+use serde_json::{Map, Value, json};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+const VOCAB: u32 = 151_936;
+const EOS: u32 = VOCAB - 1;
+const ROWS: usize = 16;
+const STEP: Duration = Duration::from_millis(40);
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// A byte-level vocabulary of made-up words, most with a space in front, with digits and marks as real ones have.
+fn tokenizer() -> Tokenizer {
+    let mut dice = Dice(1);
+    let mut vocab = Map::new();
+    // The 256 bytes as byte-level vocabularies spell them.
+    let plain = (33..=126).chain(161..=172).chain(174..=255u32);
+    let spelt: Vec<u32> = plain.chain(256..324).collect();
+    for c in &spelt {
+        let id = vocab.len();
+        vocab.insert(char::from_u32(*c).unwrap().to_string(), id.into());
+    }
+    let syllables = [
+        "an", "er", "ti", "on", "re", "st", "lo", "mi", "ka", "ve", "\"", "\":", "{\"", "},", "12", "7",
+        "_id", "\\n", ".", ",",
+    ];
+    while vocab.len() < EOS as usize {
+        let mut word = String::from(["", "Ġ", "Ġ", "Ċ"][dice.below(4)]);
+        for _ in 0..1 + dice.below(4) {
+            word += syllables[dice.below(syllables.len())];
+        }
+        let id = vocab.len();
+        vocab.entry(word).or_insert(id.into());
+    }
+    let added = json!([{"id": EOS, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}]);
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let file = json!({"version": "1.0", "added_tokens": added, "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+    Tokenizer::from_json(file.to_string().as_bytes()).unwrap()
+}
+
+fn schema() -> Value {
+    let person = json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "email": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}, "role": {"enum": ["admin", "user", "guest"]}}, "required": ["name", "age", "email", "tags", "role"], "additionalProperties": false});
+    json!({"type": "object", "properties": {"people": {"type": "array", "items": person}, "note": {"type": "string"}}, "required": ["people", "note"]})
+}
+
+/// Some allowed id, any with the same chance.
+fn draw(bits: &[u32], dice: &mut Dice) -> u32 {
+    let count: u32 = bits.iter().map(|word| word.count_ones()).sum();
+    let mut left = dice.below(count as usize) as u32;
+    for (at, word) in bits.iter().enumerate() {
+        if left < word.count_ones() {
+            let bit = (0..32).filter(|bit| word >> bit & 1 == 1).nth(left as usize).unwrap();
+            return at as u32 * 32 + bit;
+        }
+        left -= word.count_ones();
+    }
+    unreachable!()
+}
+
+/// Time of all rows' masks in each of many steps.
+fn run(vocabulary: &Vocabulary, ahead: bool, steps: usize) -> Vec<f64> {
+    let mut dice = Dice(2);
+    let form = vocabulary.compile(&Shape::JsonSchema(schema()), &[]).unwrap();
+    let begin = || -> (Box<dyn Follower>, Vec<u32>) { (form.0.as_ref().unwrap().follow(), Vec::new()) };
+    let mut rows: Vec<_> = (0..ROWS).map(|_| begin()).collect();
+    let mut times = Vec::new();
+    for _ in 0..steps {
+        if ahead {
+            thread::sleep(STEP);
+        }
+        let mut spent = Duration::ZERO;
+        for row in &mut rows {
+            let started = Instant::now();
+            let bits = row.0.allowed(&row.1).unwrap();
+            spent += started.elapsed();
+            let token = draw(bits, &mut dice);
+            row.1.push(token);
+            if token == EOS {
+                *row = begin();
+            }
+            if ahead {
+                let (follower, output) = row;
+                let started = Instant::now();
+                follower.expect(output);
+                spent += started.elapsed();
+            }
+        }
+        times.push(spent.as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+fn main() {
+    let started = Instant::now();
+    let tokenizer = Arc::new(tokenizer());
+    println!("tokenizer read in {:.0} ms", started.elapsed().as_secs_f64() * 1e3);
+    let started = Instant::now();
+    let vocabulary = Vocabulary::new(tokenizer, VOCAB, &[EOS]).unwrap();
+    println!("vocabulary made in {:.0} ms, once", started.elapsed().as_secs_f64() * 1e3);
+    let started = Instant::now();
+    for _ in 0..100 {
+        vocabulary.compile(&Shape::JsonSchema(schema()), &[]).unwrap();
+    }
+    println!("schema compiled in {:.2} ms", started.elapsed().as_secs_f64() * 10.0);
+    for (name, ahead, steps) in [("asked", false, 400), ("ahead", true, 100)] {
+        let times = run(&vocabulary, ahead, steps);
+        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        println!(
+            "{name}: {ROWS} masks a step: mean {mean:.2} ms, median {:.2}, p99 {:.2}",
+            at(0.5),
+            at(0.99)
+        );
+    }
+}

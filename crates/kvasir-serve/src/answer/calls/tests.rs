@@ -1,0 +1,222 @@
+use super::*;
+use serde_json::{Value, json};
+
+fn tools() -> Arc<[Tool]> {
+    let tool = |name: &str, properties: Value| Tool {
+        name: name.into(),
+        parameters: Some(json!({"type": "object", "properties": properties})),
+        source: Value::Null,
+    };
+    [
+        tool(
+            "get",
+            json!({"city": {"type": "string"}, "n": {"type": "integer"}, "deep": {"type": "object"}}),
+        ),
+        tool("now", json!({})),
+    ]
+    .into()
+}
+
+type Sum = (String, Vec<(String, String)>);
+
+/// Text and calls put together again.
+fn in_pieces(dialect: ToolDialect, text: &str, cuts: &[usize]) -> Sum {
+    let mut calls = Calls::new(dialect, tools()).unwrap();
+    let (mut said, mut made, mut from) = (String::new(), Vec::<(String, String)>::new(), 0);
+    let mut add = |event: CallEvent| match event {
+        CallEvent::Text(text) => said += &text,
+        CallEvent::Begin { index, name } => {
+            assert_eq!(index, made.len());
+            made.push((name, String::new()));
+        }
+        CallEvent::Arguments { index, text } => {
+            assert_eq!(index, made.len() - 1);
+            made[index].1 += &text;
+        }
+    };
+    for &to in cuts.iter().chain([&text.len()]) {
+        calls.push(&text[from..to]).into_iter().for_each(&mut add);
+        from = to;
+    }
+    calls.finish().into_iter().for_each(&mut add);
+    assert_eq!(calls.count(), made.len(), "{text}");
+    (said, made)
+}
+
+/// Reads `text` whole and cut in all ways.
+fn check(dialect: ToolDialect, text: &str, said: &str, calls: &[(&str, Value)]) {
+    let whole = in_pieces(dialect, text, &[]);
+    assert_eq!(whole.0, said, "{dialect:?}: {text}");
+    let got: Vec<(&str, Value)> =
+        whole.1.iter().map(|(name, text)| (name.as_str(), serde_json::from_str(text).unwrap())).collect();
+    assert_eq!(got, calls, "{dialect:?}: {text}");
+    every_split(dialect, text, &whole);
+}
+
+fn every_split(dialect: ToolDialect, text: &str, whole: &Sum) {
+    let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+    for (i, a) in ends.iter().enumerate() {
+        for b in ends[i..].iter().step_by(3) {
+            assert_eq!(in_pieces(dialect, text, &[*a, *b]), *whole, "{dialect:?}: {text:?} cut at {a}, {b}");
+        }
+    }
+    assert_eq!(in_pieces(dialect, text, &ends), *whole, "{dialect:?}: {text:?} in single characters");
+}
+
+fn paris() -> Value {
+    json!({"city": "Par}\"{is", "n": 2})
+}
+
+#[test]
+fn hermes() {
+    let one = "<tool_call>\n{\"name\": \"get\", \"arguments\": {\"city\": \"Par}\\\"{is\", \"n\": 2}}\n</tool_call>";
+    let d = ToolDialect::Hermes;
+    check(d, one, "", &[("get", paris())]);
+    check(
+        d,
+        &format!("Let me see.\n{one}\n{one} Done."),
+        "Let me see. Done.",
+        &[("get", paris()), ("get", paris())],
+    );
+    check(
+        d,
+        "<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"late\"}</tool_call>",
+        "",
+        &[("late", json!({"a": 1}))],
+    );
+    check(d, "<tool_call>{\"name\": \"now\"}</tool_call>", "", &[("now", json!({}))]);
+    for text in [
+        "a < b <tool> c",
+        "<tool_call>no json</tool_call> x",
+        "<tool_call>{\"na",
+        "<tool_call>{\"a\": 1}</tool_call>",
+    ] {
+        check(d, text, text, &[]);
+    }
+}
+
+#[test]
+fn llama() {
+    let d = ToolDialect::Llama3Json;
+    let one = "{\"name\": \"get\", \"parameters\": {\"city\": \"Par}\\\"{is\", \"n\": 2}}";
+    check(d, one, "", &[("get", paris())]);
+    check(d, &format!("<|python_tag|>{one}; {one}"), "", &[("get", paris()), ("get", paris())]);
+    check(d, &format!("{one}\nThat is it."), "That is it.", &[("get", paris())]);
+    for text in [
+        "{\"answer\": 4} it is",
+        "No {\"name\": \"get\", \"parameters\": {}} here",
+        "{\"name\": \"x\"",
+        "<|python_tag|>print(1)",
+    ] {
+        check(d, text, text, &[]);
+    }
+}
+
+#[test]
+fn mistral() {
+    let d = ToolDialect::Mistral;
+    let args = "{\"city\": \"Par}\\\"{is\", \"n\": 2}";
+    let list = format!(
+        "[TOOL_CALLS][{{\"name\": \"get\", \"arguments\": {args}}}, {{\"name\": \"now\", \"arguments\": {{}}}}]"
+    );
+    check(d, &list, "", &[("get", paris()), ("now", json!({}))]);
+    check(
+        d,
+        &format!("Hm. [TOOL_CALLS]get[ARGS]{args}[TOOL_CALLS]now{{}}"),
+        "Hm.",
+        &[("get", paris()), ("now", json!({}))],
+    );
+    check(d, &format!("[TOOL_CALLS]get[CALL_ID]abc123xyz[ARGS]{args}"), "", &[("get", paris())]);
+    check(d, "plain [TOOL", "plain [TOOL", &[]);
+}
+
+#[test]
+fn deepseek() {
+    let args = "{\"city\": \"Par}\\\"{is\", \"n\": 2}";
+    let v3 =
+        format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{args}\n```<｜tool▁call▁end｜>");
+    let text = format!("Ok.<｜tool▁calls▁begin｜>{v3}\n{v3}<｜tool▁calls▁end｜>");
+    check(ToolDialect::DeepSeekV3, &text, "Ok.", &[("get", paris()), ("get", paris())]);
+    let v31 = format!("<｜tool▁call▁begin｜>get<｜tool▁sep｜>{args}<｜tool▁call▁end｜>");
+    let text = format!("<｜tool▁calls▁begin｜>{v31}{v31}<｜tool▁calls▁end｜>");
+    check(ToolDialect::DeepSeekV31, &text, "", &[("get", paris()), ("get", paris())]);
+    let parameter = |key: &str, string: bool, value: &str| {
+        format!("<｜DSML｜parameter name=\"{key}\" string=\"{string}\">{value}</｜DSML｜parameter>\n")
+    };
+    let invoke = format!(
+        "<｜DSML｜invoke name=\"get\">\n{}{}</｜DSML｜invoke>\n",
+        parameter("city", true, "Par}\"{is"),
+        parameter("n", false, "2")
+    );
+    let text = format!("Ok.\n\n<｜DSML｜function_calls>\n{invoke}{invoke}</｜DSML｜function_calls>");
+    check(ToolDialect::DeepSeekV32, &text, "Ok.", &[("get", paris()), ("get", paris())]);
+}
+
+#[test]
+fn tags() {
+    let glm = "<tool_call>get\n<arg_key>city</arg_key>\n<arg_value>Par}\"{is</arg_value>\n<arg_key>n</arg_key>\n<arg_value>2</arg_value>\n</tool_call>";
+    let both = [("get", paris()), ("now", json!({}))];
+    check(ToolDialect::Glm45, &format!("So.\n{glm}\n<tool_call>now\n</tool_call>"), "So.", &both);
+    check(ToolDialect::Glm45, "<tool_call>now</tool_call>", "", &[("now", json!({}))]);
+    // What the schema calls a text stays one, even if it looks like a number; an object is one.
+    let text = "<tool_call>get<arg_key>city</arg_key><arg_value>42</arg_value><arg_key>deep</arg_key><arg_value>{\"a\": [1]}</arg_value></tool_call>";
+    check(ToolDialect::Glm45, text, "", &[("get", json!({"city": "42", "deep": {"a": [1]}}))]);
+    check(ToolDialect::Glm45, "<tool_call>a b\nc</tool_call>", "<tool_call>a b\nc</tool_call>", &[]);
+    let qwen = "<tool_call>\n<function=get>\n<parameter=city>\nPar}\"{is\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function>\n</tool_call>";
+    let now = "<tool_call>\n<function=now>\n</function>\n</tool_call>";
+    check(ToolDialect::Qwen3Coder, &format!("So.\n{qwen}\n{now}"), "So.", &both);
+}
+
+#[test]
+fn pythonic() {
+    let d = ToolDialect::Pythonic;
+    check(d, "[get(city='Par}\"{is', n=2), now()]", "", &[("get", paris()), ("now", json!({}))]);
+    check(
+        d,
+        "Sure.\n```tool_code\nprint(get(city=\"a]\", n=2))\n```\n",
+        "Sure.",
+        &[("get", json!({"city": "a]", "n": 2}))],
+    );
+    for text in ["[1, 2, 3] is a list", "[get(city=", "[x] done", "```tool_code\n1 + 1\n```", "[a(b)]"] {
+        check(d, text, text, &[]);
+    }
+}
+
+#[test]
+fn phi() {
+    let d = ToolDialect::Phi4;
+    let args = "{\"city\": \"Par}\\\"{is\", \"n\": 2}";
+    let text = format!(
+        "<|tool_call|>[{{\"type\": \"function\", \"function\": {{\"name\": \"get\", \"arguments\": {args}}}}}]<|/tool_call|>"
+    );
+    check(d, &text, "", &[("get", paris())]);
+    check(d, &format!("functools[{{\"name\": \"get\", \"arguments\": {args}}}]"), "", &[("get", paris())]);
+}
+
+#[test]
+fn arguments_stream_before_the_call_ends() {
+    let mut calls = Calls::new(ToolDialect::Hermes, tools()).unwrap();
+    let events = calls.push(r#"<tool_call>{"name": "f", "arguments": {"city": "Par"#);
+    assert_eq!(events.len(), 2);
+    assert_eq!(events[1], CallEvent::Arguments { index: 0, text: r#"{"city": "Par"#.into() });
+    let mut calls = Calls::new(ToolDialect::Glm45, tools()).unwrap();
+    let events = calls.push("<tool_call>get\n<arg_key>n</arg_key><arg_value>2</arg_value>");
+    assert_eq!(events.last(), Some(&CallEvent::Arguments { index: 0, text: "\"n\": 2".into() }));
+}
+
+#[test]
+fn templates_tell_the_dialect() {
+    for (mark, dialect) in [
+        ("<tool_call>\\n{\"name\"", ToolDialect::Hermes),
+        ("<tool_call>{{name}}<arg_key>", ToolDialect::Glm45),
+        ("[TOOL_CALLS]", ToolDialect::Mistral),
+        ("<｜tool▁calls▁begin｜>```json", ToolDialect::DeepSeekV3),
+        ("<｜tool▁calls▁begin｜>", ToolDialect::DeepSeekV31),
+        ("<|python_tag|>", ToolDialect::Llama3Json),
+        ("<|channel|>analysis<|message|>", ToolDialect::Harmony),
+        ("", ToolDialect::Hermes),
+    ] {
+        assert_eq!(ToolDialect::of_template(mark), dialect, "{mark}");
+    }
+    assert!(ToolDialect::names().all(|name| ToolDialect::named(name).is_some()));
+}

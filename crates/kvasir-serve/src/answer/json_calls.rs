@@ -1,0 +1,330 @@
+use super::{
+    CallEvent,
+    hold::{possible_start, take},
+    json_text::{Head, extent, head},
+    said::Said,
+};
+use serde_json::Value;
+
+/// How calls with arguments in JSON are marked.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Marks {
+    /// Begin a call, or a run of calls.
+    pub(super) open: &'static [&'static str],
+    /// Ends it; where there is none, whatever is no call does.
+    pub(super) close: Option<&'static str>,
+    /// Marks beside calls that say nothing.
+    pub(super) beside: &'static [&'static str],
+    /// An object that begins the answer may be a call without a mark.
+    pub(super) bare: bool,
+    /// How one call is written.
+    pub(super) body: Body,
+}
+
+/// How one call is written.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    /// An object with name and arguments. Several may follow each other, in a list or not.
+    Object,
+    /// The name, then the arguments. Before the name may stand the first; after it stands one of the others, or the
+    /// arguments at once.
+    Named {
+        /// Before the name.
+        before: &'static str,
+        /// Between name and arguments.
+        between: &'static [&'static str],
+    },
+}
+
+/// What may stand before the first call of a run, and between two.
+const BEFORE: &[char] = &['[', ' ', '\n', '\r', '\t'];
+const BETWEEN: &[char] = &[']', ',', ';', ' ', '\n', '\r', '\t'];
+const SPACE: &[char] = &[' ', '\n', '\r', '\t'];
+/// Longest text that can be a name.
+const LONGEST_NAME: usize = 128;
+
+/// Reads calls whose arguments are JSON out of an answer.
+///
+/// What stands at the place of a call and is none comes out as text, marks included: nothing a model wrote is lost.
+#[derive(Clone, Debug)]
+pub(super) struct JsonCalls {
+    marks: &'static Marks,
+    held: String,
+    place: Place,
+    said: Said,
+    count: usize,
+    /// Nothing but white space so far.
+    fresh: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Outside,
+    /// Where a call may begin. What was taken since the mark, should none come.
+    Before(String),
+    /// In arguments that begin at `start` of what is held and of which `sent` bytes are out. `inside`: they are part of an object that
+    /// begins what is held.
+    Arguments {
+        start: usize,
+        sent: usize,
+        inside: bool,
+    },
+    /// Behind the arguments, which end at `from` of what is held.
+    Behind {
+        from: usize,
+        inside: bool,
+    },
+    /// After a call that was an object, or was not.
+    After {
+        object: bool,
+    },
+}
+
+impl JsonCalls {
+    pub(super) fn new(marks: &'static Marks) -> Self {
+        Self {
+            marks,
+            held: String::new(),
+            place: Place::Outside,
+            said: Said::default(),
+            count: 0,
+            fresh: true,
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn push(&mut self, text: &str) -> Vec<CallEvent> {
+        self.held.push_str(text);
+        let mut events = Vec::new();
+        while self.advance(&mut events, false) {}
+        events
+    }
+
+    pub(super) fn finish(&mut self) -> Vec<CallEvent> {
+        let mut events = Vec::new();
+        while self.advance(&mut events, true) {}
+        let held = std::mem::take(&mut self.held);
+        match std::mem::replace(&mut self.place, Place::Outside) {
+            Place::Outside => self.said.say(&held, &mut events),
+            Place::Before(taken) => self.said.say(&(taken + &held), &mut events),
+            // Once its name is out, a broken call cannot be taken back.
+            Place::Arguments { .. } | Place::Behind { .. } | Place::After { .. } => self.end_call(),
+        }
+        events
+    }
+
+    /// One move; false if it takes more text. With `over` none will come.
+    fn advance(&mut self, events: &mut Vec<CallEvent>, over: bool) -> bool {
+        match self.place.clone() {
+            Place::Outside => self.outside(events),
+            Place::Before(taken) => self.before(taken, events, over),
+            Place::Arguments { start, sent, inside } => self.arguments(start, sent, inside, events),
+            Place::Behind { from, inside } => self.behind(from, inside),
+            Place::After { object } => self.after(object),
+        }
+    }
+
+    fn outside(&mut self, events: &mut Vec<CallEvent>) -> bool {
+        if self.fresh && self.marks.bare {
+            let text = self.held.trim_start();
+            if text.starts_with('{') {
+                let before = self.held.len() - text.len();
+                let space = take(&mut self.held, before);
+                self.fresh = false;
+                self.place = Place::Before(space);
+                return true;
+            }
+            if text.is_empty() {
+                return false;
+            }
+        }
+        self.fresh &= self.held.trim_start().is_empty();
+        let all = || self.marks.open.iter().chain(self.marks.beside);
+        let found = all().filter_map(|mark| Some((self.held.find(mark)?, *mark)));
+        let Some((at, mark)) = found.min_by_key(|(at, mark)| (*at, std::cmp::Reverse(mark.len()))) else {
+            let hold = all().map(|mark| possible_start(&self.held, mark)).max().unwrap_or(0);
+            let sure = self.held.len() - hold;
+            let text = take(&mut self.held, sure);
+            self.said.say(&text, events);
+            return false;
+        };
+        let text = take(&mut self.held, at);
+        self.said.say(&text, events);
+        self.held.drain(..mark.len());
+        if self.marks.open.contains(&mark) {
+            self.place = Place::Before(mark.to_owned());
+        }
+        true
+    }
+
+    fn before(&mut self, mut taken: String, events: &mut Vec<CallEvent>, over: bool) -> bool {
+        let is_list = self.marks.body == Body::Object || self.held.trim_start().starts_with(['[', '{']);
+        let space = if is_list { BEFORE } else { SPACE };
+        let n = self.held.len() - self.held.trim_start_matches(space).len();
+        taken += &take(&mut self.held, n);
+        self.place = Place::Before(taken);
+        if self.held.is_empty() {
+            return false;
+        }
+        if let Some(close) = self.marks.close {
+            if self.held.starts_with(close) {
+                return self.no_call(close.len(), events);
+            }
+            if close.starts_with(self.held.as_str()) && !over {
+                return false;
+            }
+        }
+        match &self.marks.body {
+            _ if self.held.starts_with('{') => self.object(events, over),
+            Body::Object => self.something_else(events),
+            Body::Named { before, between } => self.named(before, between, events, over),
+        }
+    }
+
+    /// An object with name and arguments.
+    fn object(&mut self, events: &mut Vec<CallEvent>, over: bool) -> bool {
+        match head(&self.held) {
+            Head::Call(name, start) => {
+                events.push(CallEvent::Begin { index: self.count, name });
+                self.place = Place::Arguments { start, sent: 0, inside: true };
+                return true;
+            }
+            Head::Perhaps if !over => return false,
+            Head::Perhaps | Head::Other => {}
+        }
+        // Keys in another order, or no arguments at all: only the whole object tells.
+        let (len, whole) = extent(&self.held);
+        if !whole {
+            return false;
+        }
+        match serde_json::from_str(&self.held[..len]).ok().and_then(whole_call) {
+            Some((name, text)) => {
+                events.push(CallEvent::Begin { index: self.count, name });
+                events.push(CallEvent::Arguments { index: self.count, text });
+                self.held.drain(..len);
+                self.place = Place::After { object: true };
+                true
+            }
+            None => self.no_call(len, events),
+        }
+    }
+
+    fn named(&mut self, before: &str, between: &[&str], events: &mut Vec<CallEvent>, over: bool) -> bool {
+        if !before.is_empty() && before.starts_with(self.held.as_str()) && !over {
+            return false;
+        }
+        let skip = if self.held.starts_with(before) { before.len() } else { 0 };
+        let rest = &self.held[skip..];
+        let ends = between.iter().copied().chain(["{"]).filter_map(|mark| Some((rest.find(mark)?, mark)));
+        let Some((at, mark)) = ends.min_by_key(|(at, _)| *at) else {
+            return if rest.len() > LONGEST_NAME { self.something_else(events) } else { false };
+        };
+        if at > LONGEST_NAME {
+            return self.something_else(events);
+        }
+        let name = rest[..at].trim().to_owned();
+        let start = match mark {
+            "{" => skip + at,
+            _ => skip + at + mark.len(),
+        };
+        // The arguments themselves; white space, a fence and marks that say nothing may stand before them.
+        let gap = self.held[start..].find('{');
+        match gap {
+            _ if name.is_empty() => self.something_else(events),
+            None if over => self.something_else(events),
+            None if self.held.len() - start > LONGEST_NAME => self.something_else(events),
+            None => false,
+            Some(gap) if gap > LONGEST_NAME => self.something_else(events),
+            Some(gap) => {
+                events.push(CallEvent::Begin { index: self.count, name });
+                self.place = Place::Arguments { start: start + gap, sent: 0, inside: false };
+                true
+            }
+        }
+    }
+
+    fn arguments(&mut self, start: usize, sent: usize, inside: bool, events: &mut Vec<CallEvent>) -> bool {
+        let (have, whole) = extent(&self.held[start..]);
+        if let Some(text) = self.held.get(start + sent..start + have).filter(|text| !text.is_empty()) {
+            events.push(CallEvent::Arguments { index: self.count, text: text.to_owned() });
+        }
+        self.place = match whole {
+            true => Place::Behind { from: start + have, inside },
+            false => Place::Arguments { start, sent: have, inside },
+        };
+        whole
+    }
+
+    /// Takes the rest of the object that the arguments are part of.
+    fn behind(&mut self, from: usize, inside: bool) -> bool {
+        let (len, whole) = if inside { extent(&self.held) } else { (from, true) };
+        if whole {
+            self.held.drain(..len);
+            self.place = Place::After { object: inside };
+        }
+        whole
+    }
+
+    /// After a call comes the mark that ends it, or the next call of a run.
+    fn after(&mut self, object: bool) -> bool {
+        let next = self.held.trim_start_matches(if object { BETWEEN } else { SPACE });
+        if object && next.starts_with('{') {
+            self.held = next.to_owned();
+            self.end_call();
+            self.place = Place::Before(String::new());
+            return true;
+        }
+        match self.marks.close {
+            Some(close) => {
+                let Some(at) = self.held.find(close) else { return false };
+                self.held.drain(..at + close.len());
+            }
+            None if next.is_empty() => return false,
+            None => self.held = next.to_owned(),
+        }
+        self.end_call();
+        true
+    }
+
+    fn end_call(&mut self) {
+        self.count += 1;
+        self.said.call();
+        self.place = Place::Outside;
+    }
+
+    /// What was taken for a call up to here is text.
+    fn no_call(&mut self, len: usize, events: &mut Vec<CallEvent>) -> bool {
+        let Place::Before(taken) = std::mem::replace(&mut self.place, Place::Outside) else { return false };
+        let text = taken + &take(&mut self.held, len);
+        self.said.say(&text, events);
+        true
+    }
+
+    /// What stands at a call's place is text: up to the mark that would end the call, or from here on.
+    fn something_else(&mut self, events: &mut Vec<CallEvent>) -> bool {
+        match self.marks.close {
+            None => self.no_call(0, events),
+            Some(close) => match self.held.find(close) {
+                Some(at) => self.no_call(at + close.len(), events),
+                None => false,
+            },
+        }
+    }
+}
+
+/// Name and arguments of a whole object that is a call.
+fn whole_call(object: Value) -> Option<(String, String)> {
+    let function = object.get("function").filter(|inner| inner.is_object()).unwrap_or(&object);
+    let name = function.get("name")?.as_str()?.to_owned();
+    let arguments = function.get("arguments").or_else(|| function.get("parameters"));
+    let text = match arguments {
+        None | Some(Value::Null) => "{}".into(),
+        // Arguments as a text of JSON, as the wire has them.
+        Some(Value::String(text)) => text.clone(),
+        Some(arguments) => arguments.to_string(),
+    };
+    Some((name, text))
+}

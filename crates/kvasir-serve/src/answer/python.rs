@@ -1,0 +1,196 @@
+//! Calls as Python or as JSON writes them, with literals for arguments.
+
+use serde_json::{Map, Value};
+
+/// Deepest nesting of an argument.
+const MAX_DEPTH: usize = 64;
+
+/// The calls that `text` consists of: a list of them, one, or one in `print(...)`; or an object with name and arguments.
+pub(super) fn calls(text: &str) -> Option<Vec<(String, Value)>> {
+    let text = text.trim();
+    if text.starts_with('{') {
+        let object: Value = serde_json::from_str(text).ok()?;
+        let arguments = object.get("arguments").or_else(|| object.get("parameters"))?;
+        return Some(vec![(object.get("name")?.as_str()?.to_owned(), arguments.clone())]);
+    }
+    let mut reader = Reader { rest: text };
+    let is_list = reader.take('[');
+    let mut calls = Vec::new();
+    loop {
+        calls.push(reader.call()?);
+        let more =
+            reader.take(',') || !is_list && reader.rest.starts_with(|c: char| c.is_alphabetic() || c == '_');
+        if !more {
+            break;
+        }
+    }
+    let ends = !is_list || reader.take(']');
+    (ends && reader.rest.trim().is_empty()).then_some(calls)
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, mark: char) -> bool {
+        self.rest = self.rest.trim_start();
+        let rest = self.rest.strip_prefix(mark);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    fn name(&mut self) -> Option<&'a str> {
+        self.rest = self.rest.trim_start();
+        let end = self.rest.find(|c: char| !(c.is_alphanumeric() || matches!(c, '_' | '.' | '-')));
+        let (name, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+        self.rest = rest;
+        (!name.is_empty()).then_some(name)
+    }
+
+    fn call(&mut self) -> Option<(String, Value)> {
+        let name = self.name()?;
+        if !self.take('(') {
+            return None;
+        }
+        if name == "print" {
+            let call = self.call()?;
+            let ends = self.take(')');
+            self.rest = self.rest.trim_start();
+            return ends.then_some(call);
+        }
+        let mut arguments = Map::new();
+        while !self.take(')') {
+            let key = self.name()?;
+            if !self.take('=') {
+                return None;
+            }
+            arguments.insert(key.to_owned(), self.value(0)?);
+            if !self.take(',') && !self.rest.starts_with(')') {
+                return None;
+            }
+        }
+        self.rest = self.rest.trim_start();
+        Some((name.to_owned(), Value::Object(arguments)))
+    }
+
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        self.rest = self.rest.trim_start();
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        match self.rest.chars().next()? {
+            '"' | '\'' => self.text().map(Value::from),
+            '[' => self.items('[', ']', depth).map(Value::from),
+            '(' => self.items('(', ')', depth).map(Value::from),
+            '{' => self.map(depth),
+            _ => {
+                let end = self.rest.find(|c: char| c.is_whitespace() || ",)]}:".contains(c));
+                let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+                self.rest = rest;
+                match word {
+                    "True" | "true" => Some(true.into()),
+                    "False" | "false" => Some(false.into()),
+                    "None" | "null" => Some(Value::Null),
+                    number => serde_json::from_str::<Value>(number).ok().filter(Value::is_number),
+                }
+            }
+        }
+    }
+
+    fn items(&mut self, open: char, close: char, depth: usize) -> Option<Vec<Value>> {
+        self.take(open);
+        let mut items = Vec::new();
+        while !self.take(close) {
+            items.push(self.value(depth + 1)?);
+            if !self.take(',') && !self.rest.starts_with(close) {
+                return None;
+            }
+        }
+        Some(items)
+    }
+
+    fn map(&mut self, depth: usize) -> Option<Value> {
+        self.take('{');
+        let mut map = Map::new();
+        while !self.take('}') {
+            self.rest = self.rest.trim_start();
+            let key = self.text()?;
+            if !self.take(':') {
+                return None;
+            }
+            map.insert(key, self.value(depth + 1)?);
+            if !self.take(',') && !self.rest.starts_with('}') {
+                return None;
+            }
+        }
+        Some(Value::Object(map))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let mut chars = self.rest.char_indices();
+        let (_, quote) = chars.next().filter(|(_, c)| matches!(c, '"' | '\''))?;
+        let mut text = String::new();
+        while let Some((at, c)) = chars.next() {
+            match c {
+                c if c == quote => {
+                    self.rest = &self.rest[at + 1..];
+                    return Some(text);
+                }
+                '\\' => match chars.next()?.1 {
+                    'n' => text.push('\n'),
+                    't' => text.push('\t'),
+                    'r' => text.push('\r'),
+                    c @ ('\\' | '\'' | '"' | '/') => text.push(c),
+                    'u' => {
+                        let digits: String = chars.by_ref().take(4).map(|(_, c)| c).collect();
+                        text.push(char::from_u32(u32::from_str_radix(&digits, 16).ok()?)?);
+                    }
+                    c => text.extend(['\\', c]),
+                },
+                c => text.push(c),
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn literals_become_json() {
+        let text = r#"[a(x=1, y="it\'s", z=[1.5, True, None, {"k": ('v', 2)}]), b.c()]"#;
+        let want = [
+            ("a".to_owned(), json!({"x": 1, "y": "it's", "z": [1.5, true, null, {"k": ["v", 2]}]})),
+            ("b.c".to_owned(), json!({})),
+        ];
+        assert_eq!(calls(text).unwrap(), want);
+        assert_eq!(calls("print(f(a='x'))").unwrap(), [("f".to_owned(), json!({"a": "x"}))]);
+        assert_eq!(
+            calls(r#"{"name": "f", "parameters": {"a": 1}}"#).unwrap(),
+            [("f".to_owned(), json!({"a": 1}))]
+        );
+    }
+
+    #[test]
+    fn what_is_no_call_is_refused() {
+        let deep = format!("[f(a={}1{})]", "[".repeat(1000), "]".repeat(1000));
+        for text in [
+            "",
+            "[]",
+            "[1, 2]",
+            "f(1)",
+            "f(a=)",
+            "f(a=1",
+            "[f(a=1)] and",
+            "f(a=b)",
+            "{\"a\": 1}",
+            deep.as_str(),
+        ] {
+            assert_eq!(calls(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+use super::{
+    CallEvent,
+    hold::{possible_start, take},
+    python::calls,
+    said::Said,
+};
+
+/// Reads calls written as Python (`[get(city="Paris")]`) out of an answer: a list that begins it, or what stands in a fence.
+/// A list counts as a whole, so that what only looks like one stays text.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PythonicCalls {
+    held: String,
+    place: Place,
+    said: Said,
+    count: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    /// Nothing but white space so far.
+    #[default]
+    Start,
+    Text,
+    Fence,
+}
+
+const OPEN: &str = "```tool_code";
+const CLOSE: &str = "```";
+
+impl PythonicCalls {
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn push(&mut self, text: &str) -> Vec<CallEvent> {
+        self.held.push_str(text);
+        let mut events = Vec::new();
+        while match self.place {
+            Place::Start => self.start(&mut events),
+            Place::Text => self.text(&mut events),
+            Place::Fence => self.fence(&mut events),
+        } {}
+        events
+    }
+
+    pub(super) fn finish(&mut self) -> Vec<CallEvent> {
+        let mut events = Vec::new();
+        let held = std::mem::take(&mut self.held);
+        let fence = if self.place == Place::Fence { OPEN } else { "" };
+        if fence.is_empty() || !self.take_calls(&held, &mut events) {
+            self.said.say(&format!("{fence}{held}"), &mut events);
+        }
+        events
+    }
+
+    fn start(&mut self, events: &mut Vec<CallEvent>) -> bool {
+        let text = self.held.trim_start();
+        if !text.starts_with('[') {
+            if !text.is_empty() {
+                self.place = Place::Text;
+            }
+            return !text.is_empty();
+        }
+        let space = self.held.len() - text.len();
+        match list_end(text) {
+            Some(end) => {
+                let list = text[..end].to_owned();
+                self.place = Place::Text;
+                if self.take_calls(&list, events) {
+                    self.held.drain(..space + end);
+                }
+                true
+            }
+            None if could_be_list(text) => false,
+            None => {
+                self.place = Place::Text;
+                true
+            }
+        }
+    }
+
+    fn text(&mut self, events: &mut Vec<CallEvent>) -> bool {
+        let at = self.held.find(OPEN);
+        let sure = at.unwrap_or_else(|| self.held.len() - possible_start(&self.held, OPEN));
+        let text = take(&mut self.held, sure);
+        self.said.say(&text, events);
+        if at.is_some() {
+            self.held.drain(..OPEN.len());
+            self.place = Place::Fence;
+        }
+        at.is_some()
+    }
+
+    fn fence(&mut self, events: &mut Vec<CallEvent>) -> bool {
+        let Some(end) = self.held.find(CLOSE) else { return false };
+        let body = take(&mut self.held, end);
+        self.held.drain(..CLOSE.len());
+        if !self.take_calls(&body, events) {
+            self.said.say(&format!("{OPEN}{body}{CLOSE}"), events);
+        }
+        self.place = Place::Text;
+        true
+    }
+
+    fn take_calls(&mut self, text: &str, events: &mut Vec<CallEvent>) -> bool {
+        let Some(calls) = calls(text) else { return false };
+        for (name, arguments) in calls {
+            events.push(CallEvent::Begin { index: self.count, name });
+            events.push(CallEvent::Arguments { index: self.count, text: arguments.to_string() });
+            self.count += 1;
+        }
+        self.said.call();
+        true
+    }
+}
+
+/// Whether this beginning of a list may become one of calls: a name and a bracket.
+fn could_be_list(text: &str) -> bool {
+    let inner = text[1..].trim_start();
+    let name = inner.trim_start_matches(|c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'));
+    inner.is_empty() || name.len() < inner.len() && (name.is_empty() || name.starts_with('('))
+}
+
+/// Where a list that begins `text` ends.
+fn list_end(text: &str) -> Option<usize> {
+    let (mut depth, mut quote, mut escaped) = (0usize, None, false);
+    for (i, c) in text.char_indices() {
+        match (quote, c) {
+            _ if escaped => escaped = false,
+            (Some(_), '\\') => escaped = true,
+            (Some(q), c) if q == c => quote = None,
+            (Some(_), _) => {}
+            (None, '"' | '\'') => quote = Some(c),
+            (None, '[' | '(' | '{') => depth += 1,
+            (None, ']' | ')' | '}') => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 {
+                    return Some(i + 1);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}

@@ -1,0 +1,142 @@
+use super::helper::{Helper, locked};
+use kvasir_kv::Token;
+use kvasir_sample::{Constraint, Follower};
+use llguidance::Matcher;
+use llguidance::toktrie::SimpleVob;
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+/// A compiled form.
+pub(super) struct Form {
+    /// At the beginning of an answer. Locked only to be copied.
+    start: Arc<Mutex<Matcher>>,
+    helper: Arc<Helper>,
+}
+
+impl Form {
+    pub(super) fn new(start: Matcher, helper: Arc<Helper>) -> Self {
+        Self { start: Arc::new(Mutex::new(start)), helper }
+    }
+}
+
+impl fmt::Debug for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Form")
+    }
+}
+
+impl Constraint for Form {
+    fn follow(&self) -> Box<dyn Follower> {
+        let state = State {
+            start: self.start.clone(),
+            matcher: locked(&self.start).clone(),
+            taken: Vec::new(),
+            mask: None,
+            expected: Vec::new(),
+            is_expecting: false,
+        };
+        Box::new(Following {
+            state: Arc::new(Mutex::new(state)),
+            helper: self.helper.clone(),
+            bits: Vec::new(),
+        })
+    }
+}
+
+/// One sequence's way through a form.
+struct Following {
+    state: Arc<Mutex<State>>,
+    helper: Arc<Helper>,
+    bits: Vec<u32>,
+}
+
+impl fmt::Debug for Following {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Following")
+    }
+}
+
+impl Follower for Following {
+    fn allowed(&mut self, output: &[Token]) -> Option<&[u32]> {
+        let mut state = locked(&self.state);
+        let mask = state.allowed(output)?;
+        self.bits.clear();
+        self.bits.extend_from_slice(mask.as_slice());
+        Some(&self.bits)
+    }
+
+    fn expect(&mut self, output: &[Token]) {
+        let mut state = locked(&self.state);
+        state.expected.clear();
+        state.expected.extend_from_slice(output);
+        state.is_expecting = true;
+        drop(state);
+        self.helper.ask(self.state.clone());
+    }
+}
+
+/// Where a sequence stands.
+pub(super) struct State {
+    start: Arc<Mutex<Matcher>>,
+    matcher: Matcher,
+    /// What `matcher` has taken since the beginning.
+    taken: Vec<Token>,
+    /// What may come after `taken`, once it was asked for.
+    mask: Option<SimpleVob>,
+    /// The output that will be asked about.
+    expected: Vec<Token>,
+    is_expecting: bool,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("State")
+    }
+}
+
+impl State {
+    /// What may come after `output`; none if nothing, or if it does not have the form.
+    fn allowed(&mut self, output: &[Token]) -> Option<&SimpleVob> {
+        self.is_expecting = false;
+        if !self.go_to(output) {
+            return None;
+        }
+        if self.mask.is_none() {
+            // A grammar that has become too large to follow fails here; the sequence ends with an error, never without its form.
+            self.mask = self.matcher.compute_mask_or_eos().ok();
+        }
+        self.mask.as_ref().filter(|mask| !mask.is_zero())
+    }
+
+    /// Answers the question that is expected next, unless somebody was faster.
+    pub(super) fn look_ahead(&mut self) {
+        if self.is_expecting {
+            let expected = std::mem::take(&mut self.expected);
+            self.allowed(&expected);
+            self.expected = expected;
+        }
+    }
+
+    /// Takes back what is not in `output` and takes what is missing of it. False if `output` does not have the form.
+    fn go_to(&mut self, output: &[Token]) -> bool {
+        let mut same = self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
+        let wrong = self.taken.len() - same;
+        if self.matcher.is_error() || wrong > 0 && self.matcher.rollback(wrong).is_err() {
+            self.matcher = locked(&self.start).clone();
+            same = 0;
+        }
+        if same < self.taken.len() || same < output.len() {
+            self.mask = None;
+        }
+        self.taken.truncate(same);
+        for token in &output[same..] {
+            if self.matcher.is_stopped() || !matches!(self.matcher.try_consume_tokens(&[*token]), Ok(1)) {
+                return false;
+            }
+            self.taken.push(*token);
+        }
+        true
+    }
+}

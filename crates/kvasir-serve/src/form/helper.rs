@@ -1,0 +1,68 @@
+use super::follow::State;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+/// Threads that work out what may come next while the device computes. Whoever needs an answer that none of them has begun makes it
+/// itself, so that they only ever save time.
+#[derive(Debug)]
+pub(super) struct Helper(Arc<Desk>);
+
+#[derive(Debug, Default)]
+struct Desk {
+    jobs: Mutex<Jobs>,
+    come: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Jobs {
+    waiting: VecDeque<Arc<Mutex<State>>>,
+    over: bool,
+}
+
+/// Locks. A panic inside the grammar library is caught there, so what is behind a lock is never half changed.
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Helper {
+    pub(super) fn new(threads: usize) -> std::io::Result<Self> {
+        let helper = Self(Arc::default());
+        for _ in 0..threads {
+            let desk = helper.0.clone();
+            thread::Builder::new().name("masks".into()).spawn(move || desk.work())?;
+        }
+        Ok(helper)
+    }
+
+    /// Has `state` look ahead to what it expects.
+    pub(super) fn ask(&self, state: Arc<Mutex<State>>) {
+        locked(&self.0.jobs).waiting.push_back(state);
+        self.0.come.notify_one();
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        locked(&self.0.jobs).over = true;
+        self.0.come.notify_all();
+    }
+}
+
+impl Desk {
+    fn work(&self) {
+        let mut jobs = locked(&self.jobs);
+        while !jobs.over {
+            match jobs.waiting.pop_front() {
+                Some(state) => {
+                    drop(jobs);
+                    locked(&state).look_ahead();
+                    jobs = locked(&self.jobs);
+                }
+                None => jobs = self.come.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}

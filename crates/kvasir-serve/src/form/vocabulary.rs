@@ -1,0 +1,151 @@
+use super::{Part, Shape, follow::Form, helper::Helper};
+use kvasir_formats::Tokenizer;
+use kvasir_kv::Token;
+use kvasir_sample::{Constrained, Constraint};
+use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+use llguidance::{Matcher, ParserFactory, earley::SlicedBiasComputer};
+use std::{fmt, sync::Arc, thread};
+
+/// A model's tokens as forms see them.
+pub struct Vocabulary {
+    factory: ParserFactory,
+    helper: Arc<Helper>,
+    /// Spellings of control tokens, longest first.
+    specials: Vec<(String, Token)>,
+}
+
+/// Why a form cannot be kept to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused(pub String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Longest token that counts: nothing sane is longer, and the tree has a node for each byte.
+const LONGEST_TOKEN: usize = 1024;
+/// Characters of the library's own words that an error repeats.
+const SHOWN: usize = 300;
+
+impl Vocabulary {
+    /// Of a model whose ids are below `size` and whose answers end with one of `eos`.
+    pub fn new(tokenizer: Arc<Tokenizer>, size: u32, eos: &[Token]) -> Result<Self, Refused> {
+        let eos: Vec<Token> = eos.iter().copied().filter(|id| *id < size).collect();
+        let Some(first) = eos.first() else {
+            return Err(Refused("needs a model that says which token ends an answer".into()));
+        };
+        let mut specials = Vec::new();
+        let mut words = Vec::with_capacity(size as usize);
+        for id in 0..size {
+            let is_control = tokenizer.is_special(id) || eos.contains(&id);
+            words.push(match is_control {
+                true => {
+                    let spelling = tokenizer.spelling(id).unwrap_or_default();
+                    let word = [&[TokTrie::SPECIAL_TOKEN_MARKER], spelling.as_bytes()].concat();
+                    specials.push((spelling, id));
+                    word
+                }
+                false => tokenizer.bytes(id).filter(|bytes| is_text(bytes)).unwrap_or_default(),
+            });
+        }
+        specials.retain(|(spelling, _)| !spelling.is_empty());
+        specials.sort_by_key(|(spelling, _)| std::cmp::Reverse(spelling.len()));
+        let trie = TokTrie::from(&TokRxInfo::new(size, *first), &words).with_eos_tokens(&eos);
+        let is_exact = is_exact(&tokenizer);
+        let words: TokEnv = Arc::new(Words { trie, tokenizer, is_exact });
+        let slices = SlicedBiasComputer::general_slices();
+        let factory = ParserFactory::new(&words, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|error| Refused(short(&error.to_string())))?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        let threads = thread::available_parallelism().map_or(1, |n| n.get() / 4).clamp(1, 4);
+        let helper = Helper::new(threads).map_err(|error| Refused(error.to_string()))?;
+        Ok(Self { factory, helper: Arc::new(helper), specials })
+    }
+
+    /// Compiles a form with what comes in front of it. What cannot be kept to, or would allow nothing, is refused.
+    pub fn compile(&self, shape: &Shape, lead: &[Part]) -> Result<Constrained, Refused> {
+        let grammar = shape.grammar(lead, |text| self.literal(text)).map_err(Refused)?;
+        let mut start = Matcher::new(self.factory.create_parser(grammar));
+        let mask = start.compute_mask().map_err(|error| Refused(short(&error.to_string())))?;
+        if mask.is_zero() {
+            return Err(Refused("allows nothing that this model can write".into()));
+        }
+        let form: Arc<dyn Constraint> = Arc::new(Form::new(start, self.helper.clone()));
+        Ok(Constrained(Some(form)))
+    }
+
+    /// A text as a grammar writes it: control tokens by their numbers, what is between them quoted.
+    fn literal(&self, text: &str) -> String {
+        let mut out = String::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let here =
+                |(spelling, id): &(String, Token)| Some((rest.find(spelling.as_str())?, spelling.len(), *id));
+            let next = self
+                .specials
+                .iter()
+                .filter_map(here)
+                .min_by_key(|(at, len, _)| (*at, std::cmp::Reverse(*len)));
+            let (at, len, mark) =
+                next.map_or((rest.len(), 0, String::new()), |(at, len, id)| (at, len, format!("<[{id}]> ")));
+            if at > 0 {
+                out += &format!("{} ", serde_json::Value::from(&rest[..at]));
+            }
+            out += &mark;
+            rest = &rest[at + len..];
+        }
+        if out.is_empty() { "\"\"".into() } else { out }
+    }
+}
+
+/// What no grammar of text could take is left out: it has no place in the tree beside control tokens.
+fn is_text(bytes: &[u8]) -> bool {
+    bytes.first().is_some_and(|first| *first != TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= LONGEST_TOKEN
+}
+
+/// Whether encoding a text gives exactly its bytes, so that what a grammar forces can be spelt as the model would.
+fn is_exact(tokenizer: &Tokenizer) -> bool {
+    let probe = "a {\"b\": 1}";
+    let bytes =
+        |ids: Vec<Token>| -> Vec<u8> { ids.iter().filter_map(|id| tokenizer.bytes(*id)).flatten().collect() };
+    tokenizer.encode(probe, false).is_ok_and(|ids| bytes(ids) == probe.as_bytes())
+}
+
+/// The tokenizer as the grammar library wants it.
+struct Words {
+    trie: TokTrie,
+    tokenizer: Arc<Tokenizer>,
+    is_exact: bool,
+}
+
+impl TokenizerEnv for Words {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<Token> {
+        let greedy = |text: &str| self.trie.greedy_tokenize(text.as_bytes());
+        let whole = |text: &str| match self.is_exact {
+            true => self.tokenizer.encode(text, false).unwrap_or_else(|_| greedy(text)),
+            false => greedy(text),
+        };
+        self.trie.tokenize_with_greedy_fallback(bytes, whole)
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        self.is_exact
+    }
+}
+
+/// The first line of what the library says, at most so long; a defect of it is not quoted.
+pub(super) fn short(error: &str) -> String {
+    match error.lines().map(str::trim).find(|line| !line.is_empty()) {
+        Some(line) if !line.starts_with("panic") => line.chars().take(SHOWN).collect(),
+        _ => "cannot be compiled".into(),
+    }
+}

@@ -1,0 +1,48 @@
+use super::Failure;
+use clap::builder::PossibleValuesParser;
+use kvasir::{Loaded, Opened, Sampling};
+use kvasir_serve::{
+    answer::{ReasoningDialect, ToolDialect},
+    model::Model,
+};
+
+/// How a model behaves where nobody says otherwise, and how its answers are read.
+#[derive(clap::Args)]
+pub(crate) struct Manners {
+    /// How to draw where a request leaves it open: as the model's generation_config.json says, or `none` of it
+    #[arg(long, value_enum, default_value = "auto", env = "KVASIR_GENERATION_CONFIG")]
+    generation_config: GenerationConfig,
+    /// How the model writes calls of tools; as its chat template shows unless given
+    #[arg(long, env = "KVASIR_TOOL_PARSER", value_name = "NAME", value_parser = PossibleValuesParser::new(ToolDialect::names()))]
+    tool_parser: Option<String>,
+    /// How the model marks its reasoning; as its chat template shows unless given
+    #[arg(long, env = "KVASIR_REASONING_PARSER", value_name = "NAME", value_parser = PossibleValuesParser::new(ReasoningDialect::names().chain(["none"])))]
+    reasoning_parser: Option<String>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum GenerationConfig {
+    Auto,
+    None,
+}
+
+impl Manners {
+    /// What a request leaves open.
+    pub(crate) fn sampling(&self, loaded: &Loaded) -> Result<Sampling, Failure> {
+        match self.generation_config {
+            GenerationConfig::Auto => Ok(loaded.opened.sampling_defaults()?),
+            GenerationConfig::None => Ok(Opened::plain_sampling()),
+        }
+    }
+
+    /// The model, its answers read as was asked for.
+    pub(crate) fn teach(&self, model: Model) -> Model {
+        let tools = self.tool_parser.as_deref().and_then(ToolDialect::named);
+        let tools = tools.unwrap_or_else(|| model.tool_dialect());
+        let reasoning = match self.reasoning_parser.as_deref() {
+            None => model.reasoning_dialect(),
+            Some(name) => ReasoningDialect::named(name),
+        };
+        model.speaking(tools, reasoning)
+    }
+}

@@ -1,0 +1,71 @@
+use crate::{Error, Opened};
+use kvasir_sample::Sampling;
+use serde_json::Value as Json;
+
+impl Opened {
+    /// How to draw where a request leaves it open: as the model's `generation_config.json` says, else as clients of this kind of API
+    /// expect, which is at temperature 1 from all tokens. A value that makes no sense is refused.
+    pub fn sampling_defaults(&self) -> Result<Sampling, Error> {
+        let config = self.checkpoint.generation_config();
+        config.map_or(Ok(Self::plain_sampling()), |config| defaults(config))
+    }
+
+    /// The same without looking at the model.
+    pub fn plain_sampling() -> Sampling {
+        Sampling { temperature: 1.0, ..Sampling::default() }
+    }
+}
+
+fn defaults(config: &Json) -> Result<Sampling, Error> {
+    let mut sampling = Opened::plain_sampling();
+    let number = |key: &str, fits: fn(f64) -> bool| match config.get(key).filter(|value| !value.is_null()) {
+        None => Ok(None),
+        Some(value) => match value.as_f64().filter(|number| fits(*number)) {
+            Some(number) => Ok(Some(number as f32)),
+            None => Err(Error::Asked(format!(
+                "generation_config.json: {key} is {value}, which cannot be kept to; --generation-config none leaves the file aside"
+            ))),
+        },
+    };
+    let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
+    set(&mut sampling.temperature, number("temperature", |t| (0.0..=100.0).contains(&t))?);
+    set(&mut sampling.top_p, number("top_p", |p| p > 0.0 && p <= 1.0)?);
+    set(&mut sampling.min_p, number("min_p", |p| (0.0..=1.0).contains(&p))?);
+    set(&mut sampling.repetition_penalty, number("repetition_penalty", |p| p > 0.0 && p <= 100.0)?);
+    set(&mut sampling.presence_penalty, number("presence_penalty", |p| p.abs() <= 100.0)?);
+    set(&mut sampling.frequency_penalty, number("frequency_penalty", |p| p.abs() <= 100.0)?);
+    let top_k = number("top_k", |k| k.fract() == 0.0 && (-1.0..=1e9).contains(&k))?;
+    sampling.top_k = top_k.map_or(0, |k| k.max(0.0) as u32);
+    Ok(sampling)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_the_file_says_counts_and_the_rest_is_open() {
+        let file =
+            json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": true, "eos_token_id": 3});
+        let want = Sampling { temperature: 0.6, top_k: 20, top_p: 0.95, ..Sampling::default() };
+        assert_eq!(defaults(&file).ok(), Some(want));
+        let plain = Sampling { temperature: 1.0, ..Sampling::default() };
+        assert_eq!(defaults(&json!({"top_k": -1, "top_p": null})).ok(), Some(plain));
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        for (key, value) in [
+            ("temperature", json!(-1)),
+            ("temperature", json!("hot")),
+            ("top_p", json!(0)),
+            ("top_k", json!(1.5)),
+            ("repetition_penalty", json!(0)),
+        ] {
+            let error =
+                defaults(&json!({key: value})).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Answers that must have a form, from a model with random weights: only the masks can make them right.
+#![allow(clippy::unwrap_used)]
+
+mod schemas;
+
+use kvasir::{AnyExecutor, BackendKind, Loaded, Opened, Precision};
+use kvasir_engine::{
+    Chunked, Chunking, Completion, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst,
+    Request,
+};
+use kvasir_formats::{TextFiles, Tokenizer};
+use kvasir_kv::{Radix, blocks::BlockConfig};
+use kvasir_sample::{Constrained, Sampling};
+use kvasir_serve::{
+    answer::ToolDialect,
+    form::{Part, Shape, Vocabulary},
+    request::Tool,
+};
+use schemas::{Dice, misfit, schema};
+use serde_json::{Value, json};
+use std::{path::PathBuf, sync::Arc};
+
+const EOS: &[u32] = &[505, 503];
+
+fn root(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+fn tokenizer() -> Arc<Tokenizer> {
+    let files = TextFiles::open(&root("crates/kvasir-formats/tests/data/tokenizers/qwen")).unwrap();
+    Arc::new(files.tokenizer().unwrap())
+}
+
+struct House {
+    model: Loaded,
+    tokenizer: Arc<Tokenizer>,
+    vocabulary: Vocabulary,
+}
+
+impl House {
+    fn new() -> Self {
+        let opened = Opened::open(&root("testdata/models/qwen3")).unwrap();
+        let model = opened.load(BackendKind::Auto, Precision::Auto, Some(1)).unwrap();
+        let tokenizer = tokenizer();
+        let vocabulary = Vocabulary::new(tokenizer.clone(), 512, EOS).unwrap();
+        Self { model, tokenizer, vocabulary }
+    }
+
+    fn engine(&self, policy: Box<dyn Policy>, blocks: u32, overlap: bool) -> Engine<AnyExecutor> {
+        let config = BlockConfig { block_size: 16, blocks, ..BlockConfig::default() };
+        let limits = Limits { max_num_seqs: 24, max_num_batched_tokens: 256, ..Limits::default() };
+        let core = Core::new(limits, Order::Fcfs, policy, Box::new(Radix::new(config).unwrap()));
+        self.model.engine(core, overlap).unwrap()
+    }
+
+    fn request(&self, seed: u64, constraint: Constrained) -> Request {
+        let prompt = (0..10 + seed as u32 % 40).map(|i| 100 + (i * 7 + seed as u32) % 300).collect();
+        let sampling = Sampling { temperature: 1.3, seed, ..Sampling::default() };
+        let params =
+            Params { max_tokens: 1500, eos: EOS.to_vec(), sampling, constraint, ..Params::default() };
+        Request { tag: seed, prompt, params }
+    }
+
+    fn compile(&self, shape: &Shape) -> Result<Constrained, String> {
+        self.vocabulary.compile(shape, &[]).map_err(|refused| refused.0)
+    }
+
+    fn text(&self, completion: &Completion) -> String {
+        self.tokenizer.decode(&completion.tokens, true).unwrap()
+    }
+
+    /// One answer of this form.
+    fn answer(&self, shape: &Shape, lead: &[Part], seed: u64) -> String {
+        let constraint = self.vocabulary.compile(shape, lead).unwrap();
+        let mut engine = self.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 256, true);
+        let done = engine.generate(vec![self.request(seed, constraint)]).unwrap().pop().unwrap().unwrap();
+        assert_eq!(done.summary.finish, Finish::Eos, "{shape:?}: {}", self.text(&done));
+        self.text(&done)
+    }
+}
+
+#[test]
+fn two_hundred_schemas_are_kept_to() {
+    let house = House::new();
+    let mut dice = Dice(7);
+    let schemas: Vec<Value> = (0..200).map(|_| schema(&mut dice)).collect();
+    let requests = |house: &House| -> Vec<Request> {
+        let one = |(schema, seed): (&Value, u64)| {
+            let constraint = house.compile(&Shape::JsonSchema(schema.clone()));
+            house.request(seed, constraint.unwrap_or_else(|why| panic!("{why}: {schema}")))
+        };
+        schemas.iter().zip(0..).map(one).collect()
+    };
+    let mut roomy = house.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 2048, true);
+    let free = roomy.core().cache().room();
+    let done = roomy.generate(requests(&house)).unwrap();
+    for (schema, done) in schemas.iter().zip(&done) {
+        let done = done.as_ref().unwrap();
+        let text = house.text(done);
+        assert_eq!(done.summary.finish, Finish::Eos, "{text} for {schema}");
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text} for {schema}"));
+        assert_eq!(misfit(schema, schema, &value), None, "{text}");
+    }
+    assert_eq!(roomy.core().cache().room().available(), free.available());
+
+    // Preempted in a small pool and computed anew, without overlap: the same answers.
+    let mut small = house.engine(Box::new(PrefillFirst::new(Chunking::On { cap: Some(24) }, 0.0)), 96, false);
+    let again = small.generate(requests(&house)).unwrap();
+    let preemptions: u32 = again.iter().map(|done| done.as_ref().unwrap().summary.preemptions).sum();
+    assert!(preemptions > 0);
+    for (a, b) in done.iter().zip(&again) {
+        assert_eq!(a.as_ref().unwrap().tokens, b.as_ref().unwrap().tokens);
+    }
+}
+
+#[test]
+fn siblings_follow_one_form_each_on_its_own() {
+    let house = House::new();
+    let shape = Shape::JsonSchema(
+        json!({"type": "array", "items": {"enum": ["a", "b", "c"]}, "minItems": 3, "maxItems": 3}),
+    );
+    let mut engine = house.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 256, true);
+    let request = house.request(1, house.compile(&shape).unwrap());
+    let now = engine.now();
+    engine.core_mut().add_siblings(request, 8, now).unwrap();
+    let mut texts = vec![Vec::new(); 8];
+    while engine.step().unwrap() != kvasir_engine::Turn::Idle {
+        let outbox = engine.core_mut().outbox();
+        for (event, tokens) in outbox.iter() {
+            texts[event.tag as usize - 1].extend_from_slice(tokens);
+        }
+        outbox.clear();
+    }
+    let texts: Vec<String> = texts.iter().map(|ids| house.tokenizer.decode(ids, true).unwrap()).collect();
+    assert!(
+        texts.iter().all(|text| serde_json::from_str::<Vec<String>>(text).is_ok_and(|list| list.len() == 3)),
+        "{texts:?}"
+    );
+    assert!(texts.iter().any(|text| *text != texts[0]), "{texts:?}");
+}
+
+#[test]
+fn patterns_choices_and_grammars_are_kept_to() {
+    let house = House::new();
+    for seed in 0..5 {
+        let text = house.answer(&Shape::Regex("(yes|no), [0-9]{3}/[a-f]+!".into()), &[], seed);
+        assert!((text.starts_with("yes, ") || text.starts_with("no, ")) && text.ends_with('!'), "{text}");
+        let choices = ["north", "south-west", "up \"or\" down"].map(String::from);
+        let text = house.answer(&Shape::Choice(choices.to_vec()), &[], seed);
+        assert!(choices.contains(&text), "{text}");
+        let sum = "start: term (\" + \" term)* \" = ?\"\nterm: /[1-9][0-9]?/ | \"(\" term \")\"";
+        let text = house.answer(&Shape::Grammar(sum.into()), &[], seed);
+        assert!(text.ends_with(" = ?") && !text.contains('a'), "{text}");
+        let sql = "root ::= \"SELECT \" col (\", \" col)* \" FROM t\"\ncol ::= \"a_\" [0-9]+ | \"b\"";
+        let text = house.answer(&Shape::Grammar(sql.into()), &[], seed);
+        let columns = text.strip_prefix("SELECT ").and_then(|text| text.strip_suffix(" FROM t")).unwrap();
+        assert!(columns.split(", ").all(|col| col == "b" || col.starts_with("a_")), "{text}");
+        let text = house.answer(&Shape::JsonObject, &[], seed);
+        let object: Value = serde_json::from_str(&text).unwrap();
+        assert!(object.is_object());
+    }
+}
+
+#[test]
+fn reasoning_may_come_first_and_calls_are_read_back() {
+    let house = House::new();
+    let text = |text: &str| Part::Text(text.into());
+    let until = Part::Until("</think>".into());
+    let begun = [until.clone(), Part::Gap];
+    let answer = house.answer(&Shape::Regex("[0-9]{2}".into()), &begun, 3);
+    let (_, said) = answer.split_once("</think>").unwrap();
+    assert!(said.trim_start_matches('\n').parse::<u32>().is_ok(), "{answer}");
+    let perhaps = [Part::Optional(vec![text("<think>"), until, Part::Gap])];
+    for seed in 0..6 {
+        let answer = house.answer(&Shape::Regex("[0-9]{2}".into()), &perhaps, seed);
+        let said = answer.split_once("</think>").map_or(answer.as_str(), |(thought, said)| {
+            assert!(thought.starts_with("<think>"));
+            said.trim_start_matches('\n')
+        });
+        assert!(said.len() == 2 && said.parse::<u32>().is_ok(), "{answer}");
+    }
+    calls_are_read_back(&house);
+}
+
+/// Whatever the dialect: what is made to be calls is read as calls that fit their tools.
+fn calls_are_read_back(house: &House) {
+    let tool = |name: &str, parameters: Value| Tool {
+        name: name.into(),
+        parameters: Some(parameters),
+        source: Value::Null,
+    };
+    let tools = [
+        tool(
+            "get",
+            json!({"type": "object", "properties": {
+            "city": {"type": "string", "enum": ["Paris", "São Paulo"]}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "required": ["city", "n"], "additionalProperties": false}),
+        ),
+        tool(
+            "now",
+            json!({"type": "object", "properties": {"utc": {"type": "boolean"}}, "required": ["utc"], "additionalProperties": false}),
+        ),
+    ];
+    let all: Vec<&Tool> = tools.iter().collect();
+    for name in ToolDialect::names() {
+        let dialect = ToolDialect::named(name).unwrap();
+        let Some(mut reader) = kvasir_serve::answer::Calls::new(dialect, tools.clone().into()) else {
+            continue;
+        };
+        let form = dialect.form(&all, true);
+        let mut calls: Vec<(String, String)> = Vec::new();
+        let mut answer = house.answer(&Shape::Calls(form), &[], 11);
+        let mut events = reader.push(&answer);
+        events.extend(reader.finish());
+        for event in events {
+            match event {
+                kvasir_serve::answer::CallEvent::Begin { name, .. } => calls.push((name, String::new())),
+                kvasir_serve::answer::CallEvent::Arguments { index, text } => calls[index].1 += &text,
+                kvasir_serve::answer::CallEvent::Text(text) => answer = format!("{answer} ({text})"),
+            }
+        }
+        assert!(!calls.is_empty(), "{name}: {answer}");
+        for (called, arguments) in calls {
+            let tool = tools.iter().find(|tool| tool.name == called).unwrap();
+            let arguments =
+                serde_json::from_str(&arguments).unwrap_or_else(|e| panic!("{e}: {name}: {answer}"));
+            let schema = tool.parameters.as_ref().unwrap();
+            assert_eq!(misfit(schema, schema, &arguments), None, "{name}: {answer}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_kept_to_is_refused() {
+    let house = House::new();
+    let refused = |shape: Shape| match house.compile(&shape) {
+        Ok(_) => panic!("{shape:?} was taken"),
+        Err(why) => assert!(why.len() < 400 && !why.contains('\n'), "{why}"),
+    };
+    let deep =
+        |n: usize| (0..n).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "items": inner}));
+    for schema in [
+        json!(false),
+        json!({"type": "integer", "minimum": 5, "maximum": 3}),
+        json!({"type": "object", "properties": {"a": false}, "required": ["a"]}),
+        json!({"type": "array", "items": {"type": "string"}, "minItems": 1_000_000_000u64}),
+        json!({"type": "array", "uniqueItems": true, "items": {"type": "integer"}}),
+        json!({"type": "nonsense"}),
+        json!({"$ref": "http://127.0.0.1/schema.json"}),
+        json!({"$ref": "#/$defs/missing"}),
+        json!({"type": "string", "pattern": "(?<=a)b"}),
+        json!({"type": "string", "pattern": "("}),
+        json!({"not": {"type": "string"}}),
+        deep(100),
+        json!({"enum": (0..100_000).map(|i| format!("value {i}")).collect::<Vec<_>>()}),
+        json!([1]),
+    ] {
+        refused(Shape::JsonSchema(schema));
+    }
+    for pattern in ["(", &"(".repeat(60_000), "(?<=x)", "[z-a]"] {
+        refused(Shape::Regex(pattern.into()));
+    }
+    let chain: String = (0..5000).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+    for grammar in [
+        "",
+        "start: nothing",
+        "start: start",
+        "start: \"a",
+        &format!("start: {}\"a\"{}", "(".repeat(60_000), ")".repeat(60_000)),
+        &format!("start: r0\n{chain}"),
+        "root ::= missing",
+    ] {
+        refused(Shape::Grammar(grammar.into()));
+    }
+    // Counts in a regular expression cost nothing until they are reached.
+    assert!(house.compile(&Shape::Regex("a{0,2147483648}".into())).is_ok());
+    refused(Shape::Choice(Vec::new()));
+    refused(Shape::Choice(vec![String::new()]));
+}
