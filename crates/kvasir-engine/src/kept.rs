@@ -199,6 +199,7 @@ impl Core {
     /// Ends a session: what it left is given up, and what runs under it leaves nothing.
     pub fn end_session(&mut self, session: SessionId) {
         self.world.forget(session);
+        self.world.outbox.kept.push((session, 0));
         let of_it = |(entry, sequence): (u32, &Sequence)| {
             (sequence.rest.params.session == Some(session)).then_some(entry)
         };

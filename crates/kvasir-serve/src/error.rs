@@ -60,6 +60,11 @@ impl ApiError {
         Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(404, message) }
     }
 
+    /// 409: something else is being done with it.
+    pub fn conflict(param: &str, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), code: Some("conflict"), ..Self::new(409, message) }
+    }
+
     /// 413.
     pub fn too_large(limit: usize) -> Self {
         Self {

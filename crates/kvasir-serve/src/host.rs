@@ -1,6 +1,6 @@
 //! The engine behind the server: its thread, and the way to it and back.
 
-use crate::ApiError;
+use crate::{ApiError, kept::Kept};
 use kvasir_engine::{Engine, Exit, Fault, Finish, Message, Outbox, Refusal, Request, Summary};
 use kvasir_exec::{Executor, TokenLogprobs};
 use kvasir_kv::Token;
@@ -34,7 +34,8 @@ type Clients = HashMap<u64, UnboundedSender<Piece>>;
 ///
 /// What waits for a client that does not read is bounded by what the client asked for: its tokens.
 pub struct Host {
-    inbox: mpsc::Sender<Message>,
+    pub(crate) inbox: mpsc::Sender<Message>,
+    pub(crate) kept: Arc<Kept>,
     clients: Arc<Mutex<Clients>>,
     exit: Arc<Mutex<Option<Exit>>>,
     next_tag: AtomicU64,
@@ -54,16 +55,22 @@ impl Host {
         let (inbox, messages) = mpsc::channel();
         let host = Arc::new(Self {
             inbox,
+            kept: Arc::default(),
             clients: Arc::default(),
             exit: Arc::default(),
             next_tag: AtomicU64::new(1),
         });
-        let (clients, exit) = (host.clients.clone(), host.exit.clone());
+        let (clients, kept, exit) = (host.clients.clone(), host.kept.clone(), host.exit.clone());
         thread::Builder::new().name("engine".into()).spawn(move || {
-            let why = engine.serve(&messages, |outbox| deliver(&clients, outbox));
+            let why = engine.serve(&messages, |outbox| {
+                // First, so that who hears of an end finds what it left.
+                kept.hear(outbox);
+                deliver(&clients, outbox);
+            });
             *locked(&exit) = Some(why);
             // Dropping the senders tells every client that nothing more comes.
             locked(&clients).clear();
+            kept.close();
         })?;
         Ok(host)
     }

@@ -8,8 +8,10 @@ mod error;
 pub mod form;
 pub mod host;
 pub mod http;
+mod kept;
 pub mod model;
 pub mod request;
+pub mod session;
 mod watch;
 
 pub use error::ApiError;

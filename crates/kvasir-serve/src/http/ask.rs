@@ -1,9 +1,20 @@
-use super::{App, reply::Reply, speaker::Speaker};
+use super::{App, reply::Reply, sessions::Note, speaker::Speaker};
 use crate::{ApiError, request::ChatRequest};
 use std::sync::Arc;
 
 /// Hands a conversation to the engine, whichever endpoint it came through; `param` is what that endpoint calls the conversation.
 pub(super) fn ask(app: &Arc<App>, key: u64, request: &ChatRequest, param: &str) -> Result<Reply, ApiError> {
+    ask_noting(app, key, request, param, None)
+}
+
+/// The same; with a note the answer, of which there is one, is appended to a session.
+pub(super) fn ask_noting(
+    app: &Arc<App>,
+    key: u64,
+    request: &ChatRequest,
+    param: &str,
+    mut note: Option<Note>,
+) -> Result<Reply, ApiError> {
     let model = app.model.clone();
     app.known_model(request.model.as_deref())?;
     let prompt = model.chat_prompt(request)?;
@@ -13,9 +24,12 @@ pub(super) fn ask(app: &Arc<App>, key: u64, request: &ChatRequest, param: &str) 
     let scored = sampling.prompt_logprobs.map(|_| prompt.clone());
     let mut engine_request = app.engine_request(param, prompt, sampling, key)?;
     engine_request.params.constraint = constraint;
+    if let Some(note) = &mut note {
+        note.follow(&mut engine_request);
+    }
     let answers = app.host.submit(engine_request, sampling.n)?;
     let speaker = |answers| {
-        let speaker = Speaker::new(model.clone(), answers, reading.clone());
+        let speaker = Speaker::new(model.clone(), answers, reading.clone()).noting(note.take());
         match &scored {
             Some(prompt) => speaker.scoring(prompt.clone()),
             None => speaker,

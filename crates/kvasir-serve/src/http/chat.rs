@@ -1,7 +1,8 @@
 use super::{
     App,
-    ask::ask,
+    ask::ask_noting,
     reply::{Reply, Writer},
+    sessions::Note,
     speaker::Gain,
     sse::{self, Frames},
     usage::Usage,
@@ -19,7 +20,7 @@ use std::sync::Arc;
 pub(super) struct Chat {
     head: Value,
     reply: Reply,
-    call_ids: String,
+    ids: CallIds,
     pub(super) stream: Option<StreamOptions>,
 }
 
@@ -27,13 +28,16 @@ impl Chat {
     /// Checks the request and hands it over.
     pub(super) fn begin(app: &Arc<App>, key: u64, body: &Map<String, Value>) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
-        let request = ChatRequest::read(body, &facts.sampling, facts.vocab)?;
-        let reply = ask(app, key, &request, "messages")?;
         let id = app.new_id();
+        let ids = CallIds(format!("call_{id}"));
+        let (body, turn) = app.chat_in_session(key, body)?;
+        let request = ChatRequest::read(&body, &facts.sampling, facts.vocab)?;
+        let note = turn.map(|turn| Note::of_chat(turn, &body, ids.answer(0)));
+        let reply = ask_noting(app, key, &request, "messages", note)?;
         Ok(Self {
             head: json!({"id": format!("chatcmpl-{id}"), "created": app.seconds(), "model": app.model.name}),
             reply,
-            call_ids: format!("call_{id}"),
+            ids,
             stream: request.stream,
         })
     }
@@ -47,8 +51,7 @@ impl Chat {
             choices[index].take(gain);
         };
         let usage = self.reply.whole(take).await?;
-        let ids = CallIds(self.call_ids);
-        let mut object = self.head;
+        let (ids, mut object) = (self.ids, self.head);
         object["object"] = "chat.completion".into();
         object["choices"] =
             choices.into_iter().enumerate().map(|(index, choice)| choice.into_json(index, &ids)).collect();
@@ -64,7 +67,7 @@ impl Chat {
         self.head["object"] = "chat.completion.chunk".into();
         let frames = Frames::new(&self.head, options, self.reply.prompt_tokens());
         let answers = self.reply.len();
-        self.reply.events(Chunks { frames, answers, ids: CallIds(self.call_ids) })
+        self.reply.events(Chunks { frames, answers, ids: self.ids })
     }
 }
 
@@ -72,8 +75,13 @@ impl Chat {
 struct CallIds(String);
 
 impl CallIds {
+    /// What the names of one answer's calls begin with.
+    fn answer(&self, answer: usize) -> String {
+        format!("{}_{answer}", self.0)
+    }
+
     fn of(&self, answer: usize, call: usize) -> String {
-        format!("{}_{answer}_{call}", self.0)
+        format!("{}_{call}", self.answer(answer))
     }
 }
 

@@ -1,6 +1,7 @@
 use super::{
     App,
     reply::{Reply, Writer},
+    sessions::Note,
     speaker::{Gain, Speaker},
     sse::{self, Frames},
     usage::Usage,
@@ -37,16 +38,24 @@ impl Completion {
             form.check_lengths(&request.sampling)?;
             constraint = model.constraint(form, &[])?;
         }
+        let (mut note, earlier) = match app.text_in_session(key, body)? {
+            Some(_) if request.prompts.len() != 1 => {
+                return Err(ApiError::param("prompt", "`prompt` must be one prompt in a session"));
+            }
+            Some((turn, tokens)) => (Some(Note::of_text(turn)), tokens),
+            None => (None, Vec::new()),
+        };
         let mut prompt_tokens = 0;
         let mut prompts = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
-            let ids = match prompt {
-                Prompt::Text(text) => model.encode(text, true)?,
-                Prompt::Ids(ids) => ids.clone(),
-            };
+            let mut ids = earlier.clone();
+            ids.extend(app.ids(prompt, earlier.is_empty())?);
             prompt_tokens += ids.len() as u64;
             let mut prompt = app.engine_request("prompt", ids, &request.sampling, key)?;
             prompt.params.constraint = constraint.clone();
+            if let Some(note) = &mut note {
+                note.follow(&mut prompt);
+            }
             prompts.push(prompt);
         }
         let reading = Reading { stop: request.sampling.stop.clone(), ..Reading::default() };
@@ -60,7 +69,7 @@ impl Completion {
                 (true, Prompt::Ids(ids)) => model.decode(ids),
             };
             for answers in app.host.submit(prompt, request.sampling.n)? {
-                let speaker = Speaker::new(model.clone(), answers, reading.clone());
+                let speaker = Speaker::new(model.clone(), answers, reading.clone()).noting(note.take());
                 speakers.push(match &ids {
                     Some(ids) => speaker.scoring(ids.clone()),
                     None => speaker,

@@ -9,6 +9,7 @@ mod messages;
 mod page;
 mod reply;
 mod responses;
+mod sessions;
 mod speaker;
 mod sse;
 mod steps;
@@ -25,6 +26,7 @@ use crate::{
     host::Host,
     model::Model,
     request::{SamplingFields, parse_body},
+    session::Sessions,
 };
 use axum::{
     Json, Router,
@@ -64,6 +66,7 @@ pub struct App {
     pub(crate) host: Arc<Host>,
     keys: Keys,
     live: Live,
+    sessions: Arc<Sessions>,
     ids: AtomicU64,
     random: RandomState,
 }
@@ -83,7 +86,8 @@ struct Caller(u64);
 impl App {
     /// Serves `model` as run by `host` to whoever has one of `keys`.
     pub fn new(model: Arc<Model>, host: Arc<Host>, keys: Keys, live: Live) -> Arc<Self> {
-        Arc::new(Self { model, host, keys, live, ids: AtomicU64::new(1), random: RandomState::new() })
+        let (sessions, random) = (Arc::default(), RandomState::new());
+        Arc::new(Self { model, host, keys, live, sessions, ids: AtomicU64::new(1), random })
     }
 
     /// The routes.
@@ -97,6 +101,10 @@ impl App {
             .route("/v1/responses", post(responses_create))
             .route(MESSAGES, post(anthropic_messages))
             .route(COUNT_TOKENS, post(count_tokens))
+            .route("/v1/sessions", get(sessions::list).post(sessions::create))
+            .route("/v1/sessions/{id}", get(sessions::show).delete(sessions::delete))
+            .route("/v1/sessions/{id}/fork", post(sessions::fork))
+            .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
             .route("/v1/engine/steps", get(steps::steps))

@@ -1,3 +1,4 @@
+use super::sessions::Note;
 use crate::{
     ApiError,
     answer::{Choice, Delta, Reading},
@@ -26,6 +27,8 @@ pub struct Speaker {
     prompt: Option<Vec<Token>>,
     /// Log-probabilities of the prompt's tokens from the second on, as far as they have come.
     scores: Vec<TokenLogprobs>,
+    /// What its session is told at the end.
+    note: Option<Note>,
     over: bool,
 }
 
@@ -84,8 +87,14 @@ impl Speaker {
             logprobs: Vec::new(),
             prompt: None,
             scores: Vec::new(),
+            note: None,
             over: false,
         }
+    }
+
+    /// Appends what it says to a session, if there is one.
+    pub(super) fn noting(self, note: Option<Note>) -> Self {
+        Self { note, ..self }
     }
 
     /// The next gain; none after the end.
@@ -104,6 +113,9 @@ impl Speaker {
                     break;
                 }
                 self.tokens += 1;
+                if let Some(note) = &mut self.note {
+                    note.token(token);
+                }
                 let text = self.detokenizer.push(token);
                 self.logprobs.extend(logprobs.next().map(|l| self.logprob(token, &l)));
                 let deltas = self.choice.push(&text);
@@ -122,6 +134,9 @@ impl Speaker {
                 return Ok(Some(self.end(gain, summary)));
             }
             if !gain.deltas.is_empty() {
+                if let Some(note) = &mut self.note {
+                    note.deltas(&gain.deltas);
+                }
                 gain.tokens = self.tokens;
                 gain.logprobs = std::mem::take(&mut self.logprobs);
                 gain.prompt = self.prompt_scores();
@@ -154,6 +169,10 @@ impl Speaker {
             prompt: summary.prompt,
             cached: summary.cached,
         });
+        if let Some(mut note) = self.note.take() {
+            note.deltas(&gain.deltas);
+            note.end(summary.finish);
+        }
         self.over = true;
         gain
     }

@@ -83,6 +83,15 @@ fn prompts(body: &Reader, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
     }
 }
 
+/// The prompt of an endpoint that takes one.
+pub(super) fn one_prompt(body: &Reader, vocab: u32) -> Result<Prompt, ApiError> {
+    let mut all = prompts(body, vocab)?;
+    match (all.pop(), all.is_empty()) {
+        (Some(prompt), true) => Ok(prompt),
+        _ => Err(body.error("prompt", "must be one text or one list of token ids")),
+    }
+}
+
 fn ids(body: &Reader, name: &str, items: &[Value], vocab: u32) -> Result<Prompt, ApiError> {
     if items.is_empty() {
         return Err(body.error(name, "must not be empty"));

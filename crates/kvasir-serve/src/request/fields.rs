@@ -45,6 +45,7 @@ const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and 
 pub const CHAT: &[Field] = &[
     yes("model"),
     yes("messages"),
+    yes("session"),
     yes("stream"),
     yes("stream_options"),
     yes("max_tokens"),
@@ -102,6 +103,7 @@ pub const CHAT: &[Field] = &[
 pub const COMPLETIONS: &[Field] = &[
     yes("model"),
     yes("prompt"),
+    yes("session"),
     yes("stream"),
     yes("stream_options"),
     yes("max_tokens"),
@@ -216,6 +218,15 @@ pub const COUNT_TOKENS: &[Field] = &[
     no("mcp_servers", NO_TOOLS),
     no("context_management", AS_SENT),
 ];
+
+/// Fields of `POST /v1/sessions`.
+pub const SESSIONS: &[Field] = &[yes("model"), yes("messages"), yes("prompt"), yes("ttl")];
+
+/// Fields of `POST /v1/sessions/ID/fork`.
+pub const FORK: &[Field] = &[yes("n"), yes("at")];
+
+/// Fields of `POST /v1/sessions/ID/rewind`.
+pub const REWIND: &[Field] = &[yes("to")];
 
 /// Refuses a body that has a field which is unknown or not offered. `null` is the same as absent.
 pub fn classify(table: &[Field], body: &Map<String, Value>) -> Result<(), ApiError> {

@@ -10,15 +10,19 @@ mod message;
 mod reader;
 mod responses;
 mod sampling;
+mod session;
 mod tools;
 
 pub use anthropic::MessagesRequest;
 pub use chat::{ChatRequest, Content, Message, Role, StreamOptions};
 pub use completion::{CompletionRequest, Prompt};
-pub use fields::{CHAT, COMPLETIONS, COUNT_TOKENS, Class, Field, MESSAGES, RESPONSES, classify};
+pub use fields::{
+    CHAT, COMPLETIONS, COUNT_TOKENS, Class, FORK, Field, MESSAGES, RESPONSES, REWIND, SESSIONS, classify,
+};
 pub use form::AskedForm;
 pub use json::parse_body;
 pub use reader::Reader;
 pub use responses::ResponsesRequest;
 pub use sampling::{Length, SamplingFields};
+pub use session::{Begin, ForkRequest, Place, SessionRequest, read_rewind};
 pub use tools::{Tool, ToolChoice};

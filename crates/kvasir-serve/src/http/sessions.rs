@@ -1,0 +1,359 @@
+//! `/v1/sessions`, and what chats and completions do in a session.
+
+use super::{App, Caller, read_body};
+use crate::{
+    ApiError,
+    answer::Delta,
+    request::{
+        Begin, ChatRequest, ForkRequest, Place, Prompt, Reader, SamplingFields, SessionRequest, read_rewind,
+    },
+    session::{self, Said, Session, Turn},
+};
+use axum::{
+    Extension, Json,
+    extract::{Path, Request, State},
+};
+use kvasir_engine::{Finish, SessionId};
+use kvasir_kv::Token;
+use serde_json::{Map, Value, json};
+use std::{borrow::Cow, sync::Arc};
+
+type Answer = Result<Json<Value>, ApiError>;
+
+/// `POST /v1/sessions`
+pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let (key, body) = read_body(request).await?;
+    let request = SessionRequest::read(&body, app.model.facts.vocab)?;
+    app.known_model(request.model.as_deref())?;
+    app.expire_sessions();
+    let (said, tokens, param) = match request.begin {
+        Begin::Empty => (Said::Nothing, Vec::new(), "prompt"),
+        Begin::Prompt(prompt) => (Said::Text, app.ids(&prompt, true)?, "prompt"),
+        Begin::Messages(messages) => {
+            let tokens = rendered(&app, &messages)?;
+            (Said::Messages(messages), tokens, "messages")
+        }
+    };
+    let id = app.new_session();
+    let name = session::name(id);
+    app.sessions.insert(vec![(id, Session::new(key, request.ttl))])?;
+    let filled = fill(&app, key, &name, param, said, tokens).await;
+    if filled.is_err() {
+        app.sessions.remove(&name, key)?;
+    }
+    filled?;
+    one(&app, key, &name)
+}
+
+/// Computes what a new session begins with.
+async fn fill(
+    app: &Arc<App>,
+    key: u64,
+    name: &str,
+    param: &str,
+    said: Said,
+    tokens: Vec<Token>,
+) -> Result<(), ApiError> {
+    let (turn, ()) = app.sessions.begin(name, key, |_| Ok(()))?;
+    if !tokens.is_empty() {
+        let facts = &app.model.facts;
+        let fields = SamplingFields::read(&Reader::new(&Map::new()), &facts.sampling, facts.vocab)?;
+        let mut request = app.engine_request(param, tokens.clone(), &fields, key)?;
+        request.params.max_tokens = 0;
+        request.params.session = Some(turn.id());
+        for mut answer in app.host.submit(request, 1)? {
+            let summary = loop {
+                if let Some(summary) = answer.next().await?.ended {
+                    break summary;
+                }
+            };
+            crate::host::failure(summary.finish).map_or(Ok(()), Err)?;
+        }
+    }
+    turn.finish(said, tokens);
+    Ok(())
+}
+
+/// `GET /v1/sessions`
+pub(super) async fn list(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Answer {
+    app.expire_sessions();
+    let data: Vec<Value> =
+        app.sessions.of(caller.0).iter().map(|(id, session)| object(&app, *id, session)).collect();
+    Ok(Json(json!({"object": "list", "data": data})))
+}
+
+/// `GET /v1/sessions/ID`
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Answer {
+    app.expire_sessions();
+    one(&app, caller.0, &name)
+}
+
+/// `DELETE /v1/sessions/ID`
+pub(super) async fn delete(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Answer {
+    app.expire_sessions();
+    app.host.end_session(app.sessions.remove(&name, caller.0)?);
+    Ok(Json(json!({"id": name, "object": "session", "deleted": true})))
+}
+
+/// `POST /v1/sessions/ID/fork`
+pub(super) async fn fork(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Answer {
+    let (key, body) = read_body(request).await?;
+    let request = ForkRequest::read(&body)?;
+    app.expire_sessions();
+    let (from, source) = app.sessions.get(&name, key)?;
+    let (said, tokens) = match request.at {
+        None => (source.said.clone(), source.tokens.clone()),
+        Some(place) => cut(&app, &source, place, "at")?,
+    };
+    let forks: Vec<SessionId> = (0..request.n).map(|_| app.new_session()).collect();
+    let branch = |id: &SessionId| (*id, source.branch(said.clone(), tokens.clone()));
+    app.sessions.insert(forks.iter().map(branch).collect())?;
+    app.host.fork(from, &forks, common(&source.tokens, &tokens)).await?;
+    let data: Result<Vec<Value>, ApiError> = forks
+        .iter()
+        .map(|id| app.sessions.get(&session::name(*id), key).map(|(id, session)| object(&app, id, &session)))
+        .collect();
+    Ok(Json(json!({"object": "list", "data": data?})))
+}
+
+/// `POST /v1/sessions/ID/rewind`
+pub(super) async fn rewind(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Answer {
+    let (key, body) = read_body(request).await?;
+    let place = read_rewind(&body)?;
+    app.expire_sessions();
+    let (turn, source) = app.sessions.begin(&name, key, |session| Ok(session.clone()))?;
+    let (said, tokens) = cut(&app, &source, place, "to")?;
+    app.host.rewind(turn.id(), common(&source.tokens, &tokens))?;
+    turn.finish(said, tokens);
+    one(&app, key, &name)
+}
+
+fn one(app: &App, key: u64, name: &str) -> Answer {
+    let (id, session) = app.sessions.get(name, key)?;
+    Ok(Json(object(app, id, &session)))
+}
+
+fn object(app: &App, id: SessionId, session: &Session) -> Value {
+    let length = session.tokens.len();
+    json!({
+        "id": session::name(id),
+        "object": "session",
+        "model": app.model.name,
+        "length": length,
+        "messages": session.messages().map(<[Value]>::len),
+        "cached": (app.host.kept(id) as usize).min(length),
+        "ttl": session.ttl.as_secs(),
+        "expires": app.seconds() + session.left().as_secs(),
+    })
+}
+
+/// Tokens at the start that both have.
+fn common(a: &[Token], b: &[Token]) -> u32 {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count() as u32
+}
+
+/// A conversation up to its last message, no answer begun.
+fn rendered(app: &App, messages: &[Value]) -> Result<Vec<Token>, ApiError> {
+    let mut body = Map::new();
+    body.insert("messages".into(), messages.into());
+    body.insert("add_generation_prompt".into(), false.into());
+    let facts = &app.model.facts;
+    app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)
+}
+
+/// What a session has said up to a place.
+fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said, Vec<Token>), ApiError> {
+    let beyond = |what: &str, n: u32, all: usize| {
+        ApiError::param(param, format!("`{param}` is {n}; the session has {all} {what}"))
+    };
+    let length = session.tokens.len();
+    match (place, &session.said) {
+        (Place::Token(n), _) if n as usize > length => Err(beyond("tokens", n, length)),
+        (Place::Token(0) | Place::Message(0), _) => Ok((Said::Nothing, Vec::new())),
+        (Place::Token(n), _) if n as usize == length => Ok((session.said.clone(), session.tokens.clone())),
+        (Place::Token(n), Said::Text | Said::Nothing) => {
+            Ok((Said::Text, session.tokens.iter().take(n as usize).copied().collect()))
+        }
+        (Place::Token(_), Said::Messages(_)) => Err(ApiError::param(
+            param,
+            format!("`{param}` counts tokens, and this is a session of messages: give {{\"message\": k}}"),
+        )),
+        (Place::Message(k), Said::Messages(messages)) => match messages.get(..k as usize) {
+            None => Err(beyond("messages", k, messages.len())),
+            Some(all) if all.len() == messages.len() => Ok((session.said.clone(), session.tokens.clone())),
+            Some(kept) => Ok((Said::Messages(kept.to_vec()), rendered(app, kept)?)),
+        },
+        (Place::Message(_), Said::Text | Said::Nothing) => {
+            Err(ApiError::param(param, format!("`{param}` counts messages, and this session has none")))
+        }
+    }
+}
+
+impl App {
+    /// Forgets the sessions whose time is over.
+    pub(super) fn expire_sessions(&self) {
+        self.sessions.expire().into_iter().for_each(|id| self.host.end_session(id));
+    }
+
+    fn new_session(&self) -> SessionId {
+        loop {
+            let id = SessionId(self.noise());
+            if !self.sessions.holds(id) {
+                return id;
+            }
+        }
+    }
+
+    pub(super) fn ids(&self, prompt: &Prompt, begins: bool) -> Result<Vec<Token>, ApiError> {
+        match prompt {
+            Prompt::Text(text) => self.model.encode(text, begins),
+            Prompt::Ids(ids) => Ok(ids.clone()),
+        }
+    }
+
+    /// A chat's body with the messages of its session in front of its own, and the turn that it takes there.
+    pub(super) fn chat_in_session<'a>(
+        &self,
+        key: u64,
+        body: &'a Map<String, Value>,
+    ) -> Result<(Cow<'a, Map<String, Value>>, Option<Turn>), ApiError> {
+        let reader = Reader::new(body);
+        let Some(name) = reader.text("session")? else { return Ok((Cow::Borrowed(body), None)) };
+        alone(&reader)?;
+        if reader.flag("continue_final_message", false)? {
+            return Err(reader.error("continue_final_message", "cannot be combined with `session`"));
+        }
+        self.expire_sessions();
+        let own = reader.list("messages", usize::MAX)?.unwrap_or_default();
+        let (turn, earlier) = self.sessions.begin(name, key, |session| {
+            let earlier = session.messages().map(<[Value]>::to_vec);
+            earlier.ok_or_else(|| reader.error("session", "holds a text, to which completions append"))
+        })?;
+        let mut body = body.clone();
+        body.insert("messages".into(), earlier.iter().chain(own).cloned().collect());
+        Ok((Cow::Owned(body), Some(turn)))
+    }
+
+    /// The tokens of the session that a completion goes on with, and the turn that it takes there.
+    pub(super) fn text_in_session(
+        &self,
+        key: u64,
+        body: &Map<String, Value>,
+    ) -> Result<Option<(Turn, Vec<Token>)>, ApiError> {
+        let reader = Reader::new(body);
+        let Some(name) = reader.text("session")? else { return Ok(None) };
+        alone(&reader)?;
+        if reader.flag("echo", false)? {
+            return Err(reader.error("echo", "cannot be combined with `session`"));
+        }
+        self.expire_sessions();
+        let begun = self.sessions.begin(name, key, |session| match session.said {
+            Said::Messages(_) => Err(reader.error("session", "holds messages, to which chats append")),
+            Said::Text | Said::Nothing => Ok(session.tokens.clone()),
+        })?;
+        Ok(Some(begun))
+    }
+}
+
+/// One answer is appended, so there is only one.
+fn alone(reader: &Reader) -> Result<(), ApiError> {
+    match reader.integer("n", i64::MIN..=i64::MAX)? {
+        Some(n) if n != 1 => Err(reader.error("n", "must be 1 in a session: fork it for several answers")),
+        _ => Ok(()),
+    }
+}
+
+/// What an answer appends to its session once it has ended well.
+pub(super) struct Note {
+    turn: Turn,
+    /// The prompt, then the answer.
+    tokens: Vec<Token>,
+    /// The conversation; none for a text.
+    messages: Option<Vec<Value>>,
+    call_ids: String,
+    content: String,
+    reasoning: String,
+    calls: Vec<(String, String)>,
+}
+
+impl Note {
+    /// Of a chat with this body, whose calls are named by `call_ids`.
+    pub(super) fn of_chat(turn: Turn, body: &Map<String, Value>, call_ids: String) -> Self {
+        let messages = body.get("messages").and_then(Value::as_array).cloned();
+        Self { messages: Some(messages.unwrap_or_default()), call_ids, ..Self::of_text(turn) }
+    }
+
+    /// Of a completion.
+    pub(super) fn of_text(turn: Turn) -> Self {
+        let (tokens, call_ids, content, reasoning, calls) = Default::default();
+        Self { turn, tokens, messages: None, call_ids, content, reasoning, calls }
+    }
+
+    /// Lets a request go on where the session ends.
+    pub(super) fn follow(&mut self, request: &mut kvasir_engine::Request) {
+        request.params.session = Some(self.turn.id());
+        self.tokens.clone_from(&request.prompt);
+    }
+
+    pub(super) fn token(&mut self, token: Token) {
+        self.tokens.push(token);
+    }
+
+    pub(super) fn deltas(&mut self, deltas: &[Delta]) {
+        for delta in deltas {
+            match delta {
+                Delta::Content(text) => self.content += text,
+                Delta::Reasoning(text) => self.reasoning += text,
+                Delta::CallBegin { name, .. } => self.calls.push((name.clone(), String::new())),
+                Delta::CallArguments { text, .. } => {
+                    if let Some((_, arguments)) = self.calls.last_mut() {
+                        *arguments += text;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The answer has ended: the session goes on behind it.
+    pub(super) fn end(mut self, finish: Finish) {
+        let Some(mut messages) = self.messages.take() else {
+            // A token that only says that the text ends is no part of a text that goes on.
+            if matches!(finish, Finish::Eos | Finish::StopId(_)) {
+                self.tokens.pop();
+            }
+            return self.turn.finish(Said::Text, self.tokens);
+        };
+        let call = |(i, (name, arguments)): (usize, (String, String))| {
+            let id = format!("{}_{i}", self.call_ids);
+            // One that was cut off cannot be answered, and no template could render it.
+            let whole = serde_json::from_str::<Map<String, Value>>(&arguments).is_ok();
+            whole.then(
+                || json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
+            )
+        };
+        let calls: Vec<Value> = self.calls.into_iter().enumerate().filter_map(call).collect();
+        let content =
+            if self.content.is_empty() && !calls.is_empty() { Value::Null } else { self.content.into() };
+        let mut message = json!({"role": "assistant", "content": content});
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = self.reasoning.into();
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+        }
+        messages.push(message);
+        self.turn.finish(Said::Messages(messages), self.tokens);
+    }
+}

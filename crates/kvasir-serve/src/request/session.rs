@@ -1,0 +1,145 @@
+use super::{FORK, Prompt, REWIND, Reader, SESSIONS, classify, completion};
+use crate::ApiError;
+use serde_json::{Map, Value};
+use std::time::Duration;
+
+/// Longest time that a session may lie idle, and how long it may unless somebody says otherwise; seconds.
+const MAX_TTL: i64 = 7 * 24 * 3600;
+const TTL: i64 = 3600;
+/// Most forks at once.
+const MAX_FORKS: i64 = 128;
+
+/// A checked `POST /v1/sessions`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SessionRequest {
+    /// The model asked for.
+    pub model: Option<String>,
+    /// What it begins with.
+    pub begin: Begin,
+    /// How long it may lie idle.
+    pub ttl: Duration,
+}
+
+/// What a session begins with.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Begin {
+    /// Nothing.
+    Empty,
+    /// Messages, which are read as a chat's are.
+    Messages(Vec<Value>),
+    /// A text or ids.
+    Prompt(Prompt),
+}
+
+/// A place in a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// After so many tokens.
+    Token(u32),
+    /// After so many messages.
+    Message(u32),
+}
+
+/// A checked `POST /v1/sessions/ID/fork`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForkRequest {
+    /// How many.
+    pub n: u32,
+    /// Where they part; at the end unless given.
+    pub at: Option<Place>,
+}
+
+impl SessionRequest {
+    /// Reads and checks a body.
+    pub fn read(map: &Map<String, Value>, vocab: u32) -> Result<Self, ApiError> {
+        classify(SESSIONS, map)?;
+        let body = Reader::new(map);
+        let begin = match (body.get("messages"), body.get("prompt")) {
+            (Some(_), Some(_)) => return Err(body.error("prompt", "and `messages` cannot both be given")),
+            (None, None) => Begin::Empty,
+            (Some(_), None) => {
+                Begin::Messages(body.list("messages", usize::MAX)?.unwrap_or_default().to_vec())
+            }
+            (None, Some(_)) => Begin::Prompt(completion::one_prompt(&body, vocab)?),
+        };
+        let ttl = body.integer("ttl", 1..=MAX_TTL)?.unwrap_or(TTL);
+        let ttl = Duration::from_secs(ttl.unsigned_abs());
+        Ok(Self { model: body.text("model")?.map(str::to_owned), begin, ttl })
+    }
+}
+
+impl ForkRequest {
+    /// Reads and checks a body.
+    pub fn read(map: &Map<String, Value>) -> Result<Self, ApiError> {
+        classify(FORK, map)?;
+        let body = Reader::new(map);
+        let n = body.integer("n", 1..=MAX_FORKS)?.map_or(1, |n| n as u32);
+        Ok(Self { n, at: place(&body, "at")? })
+    }
+}
+
+/// Reads the place that a `POST /v1/sessions/ID/rewind` names.
+pub fn read_rewind(map: &Map<String, Value>) -> Result<Place, ApiError> {
+    classify(REWIND, map)?;
+    let body = Reader::new(map);
+    place(&body, "to")?.ok_or_else(|| body.error("to", "is missing"))
+}
+
+fn place(body: &Reader, field: &str) -> Result<Option<Place>, ApiError> {
+    let most = i64::from(u32::MAX);
+    match body.get(field) {
+        None => Ok(None),
+        Some(Value::Object(_)) => {
+            let Some(object) = body.object(field)? else { return Ok(None) };
+            object.only(&["message"])?;
+            let message = object.integer("message", 0..=most)?;
+            let message = message.ok_or_else(|| object.error("message", "is missing"))?;
+            Ok(Some(Place::Message(message as u32)))
+        }
+        Some(_) => Ok(body.integer(field, 0..=most)?.map(|token| Place::Token(token as u32))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn param<T: std::fmt::Debug>(result: Result<T, ApiError>) -> String {
+        result.unwrap_err().param.unwrap()
+    }
+
+    #[test]
+    fn places_are_tokens_or_messages() {
+        let fork = |body: Value| ForkRequest::read(body.as_object().unwrap());
+        assert_eq!(fork(json!({})).unwrap(), ForkRequest { n: 1, at: None });
+        let at = |body| fork(body).unwrap().at;
+        assert_eq!(at(json!({"at": 5})), Some(Place::Token(5)));
+        assert_eq!(at(json!({"n": 8, "at": {"message": 2}})), Some(Place::Message(2)));
+        assert_eq!(param(fork(json!({"n": 0}))), "n");
+        assert_eq!(param(fork(json!({"n": 129}))), "n");
+        assert_eq!(param(fork(json!({"at": -1}))), "at");
+        assert_eq!(param(fork(json!({"at": "end"}))), "at");
+        assert_eq!(param(fork(json!({"at": {}}))), "at.message");
+        assert_eq!(param(fork(json!({"at": {"message": 1, "x": 1}}))), "at.x");
+        assert_eq!(param(fork(json!({"to": 1}))), "to");
+        let rewind = |body: Value| read_rewind(body.as_object().unwrap());
+        assert_eq!(rewind(json!({"to": 0})).unwrap(), Place::Token(0));
+        assert_eq!(param(rewind(json!({}))), "to");
+    }
+
+    #[test]
+    fn a_session_begins_with_one_thing() {
+        let read = |body: Value| SessionRequest::read(body.as_object().unwrap(), 100);
+        let empty = read(json!({})).unwrap();
+        assert_eq!((empty.begin, empty.ttl), (Begin::Empty, Duration::from_secs(3600)));
+        assert_eq!(read(json!({"prompt": [1, 2]})).unwrap().begin, Begin::Prompt(Prompt::Ids(vec![1, 2])));
+        assert_eq!(param(read(json!({"prompt": "a", "messages": []}))), "prompt");
+        assert_eq!(param(read(json!({"prompt": ["a", "b"]}))), "prompt");
+        assert_eq!(param(read(json!({"prompt": [100]}))), "prompt");
+        assert_eq!(param(read(json!({"messages": "hello"}))), "messages");
+        assert_eq!(param(read(json!({"ttl": 0}))), "ttl");
+        assert_eq!(param(read(json!({"ttl": 1e9}))), "ttl");
+        assert_eq!(param(read(json!({"name": "x"}))), "name");
+    }
+}
