@@ -36,7 +36,8 @@ impl Output {
     }
 }
 
-/// Rows of a block whose activations stay in the second-level cache, `row_bytes` each.
+/// Rows of a block whose activations stay in the second-level cache, `row_bytes` each: whole tiles, and blocks of about one size.
 pub(crate) fn token_blocks(rows: usize, row_bytes: usize) -> usize {
-    rows.min((1024 * 1024 / row_bytes.max(1)).clamp(64, 1024) & !31)
+    let most = (1024 * 1024 / row_bytes.max(1)).clamp(64, 1024);
+    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(32).max(32)
 }

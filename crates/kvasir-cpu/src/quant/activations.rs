@@ -1,7 +1,7 @@
 use super::format::SUPER;
+use super::quantise::{Places, quantise};
 use crate::Level;
 use crate::buffer::Buffer;
-use crate::level::per_level;
 use std::io;
 
 /// Tokens of a tile.
@@ -77,63 +77,21 @@ impl QuantActivations {
     /// No other thread may use the same row meanwhile, and `row` must be below [`rows`](Self::rows).
     pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
         let (tile, r) = (row / TILE, row % TILE);
-        for (s, part) in x.chunks(SUPER).enumerate().take(self.supers) {
-            let mut full = [0f32; SUPER];
-            full[..part.len()].copy_from_slice(part);
-            let mut made = Made { codes: [0; SUPER], scale: 0.0, sums: [0; SUMS], parts: [0; 32] };
-            quantise(level, &full, &mut made);
-            let Made { codes, scale, sums, parts } = made;
+        let (whole, rest) = x.as_chunks::<SUPER>();
+        let mut last = [0f32; SUPER];
+        last[..rest.len()].copy_from_slice(rest);
+        let parts = whole.iter().chain((!rest.is_empty()).then_some(&last));
+        for (s, part) in parts.enumerate().take(self.supers) {
             // SAFETY: the places belong to this row alone and lie within the buffers.
             unsafe {
-                for (step, codes) in codes.as_chunks::<64>().0.iter().enumerate() {
-                    let to = self.codes(tile, s).add(step * 1024 + r * 64).cast_mut();
-                    to.cast::<[i8; 64]>().write(*codes);
-                }
-                self.scales(tile, s).add(r).cast_mut().write(scale);
-                self.sums(tile, s, r).cast_mut().cast::<[i32; SUMS]>().write(sums);
-                self.parts(tile, s).add(r * 64).cast_mut().cast::<[u16; 32]>().write(parts);
+                let places = Places {
+                    codes: self.codes(tile, s).add(r * 64).cast_mut(),
+                    scale: self.scales(tile, s).add(r).cast_mut(),
+                    sums: self.sums(tile, s, r).cast_mut(),
+                    parts: self.parts(tile, s).add(r * 64).cast_mut().cast(),
+                };
+                quantise(level, part, &places);
             }
         }
     }
-}
-
-/// One superblock of one row.
-pub(crate) struct Made {
-    codes: [i8; SUPER],
-    scale: f32,
-    sums: [i32; SUMS],
-    parts: [u16; 32],
-}
-
-/// Integers in -127..=127 and their scale. Ties round to even.
-#[inline(always)]
-fn quantise_body(x: &[f32; SUPER], made: &mut Made) {
-    let mut lanes = [0f32; 16];
-    for chunk in x.as_chunks::<16>().0 {
-        for (a, v) in lanes.iter_mut().zip(chunk) {
-            *a = if v.abs() > *a { v.abs() } else { *a };
-        }
-    }
-    let largest = lanes.iter().fold(0f32, |a, &v| if v > a { v } else { a });
-    let scale = largest / 127.0;
-    let inverse = if scale.is_normal() { 1.0 / scale } else { 0.0 };
-    // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    for (c, v) in made.codes.iter_mut().zip(x) {
-        *c = (v * inverse + ROUND).to_bits() as u8 as i8;
-    }
-    made.scale = if inverse == 0.0 { 0.0 } else { scale };
-    for (i, sub) in made.codes.as_chunks::<16>().0.iter().enumerate() {
-        let sum = -sub.iter().map(|&c| i32::from(c)).sum::<i32>();
-        made.sums[i] = sum;
-        made.sums[16 + i / 2] += sum;
-        // Both parts have at most eight significant bits, so bf16 holds them exactly.
-        made.parts[i] = ((sum & !15) as f32).to_bits().wrapping_shr(16) as u16;
-        made.parts[16 + i] = ((sum & 15) as f32).to_bits().wrapping_shr(16) as u16;
-    }
-}
-
-per_level! {
-    /// Makes a superblock's integers.
-    quantise(x: &[f32; SUPER], made: &mut Made) => quantise_body
 }

@@ -1,36 +1,58 @@
 //! Many rows on the tile unit. `scale * (code - bias)` is a 16-bit integer: it is split into two planes of signed bytes, v = 256 h + l, whose
 //! exact 32-bit products are put together per superblock. So no sub-block needs a rescaling of its own, and the result is that of
 //! [`super::portable`] to the bit.
+//!
+//! Superblocks are the outer loop: two panels' opened superblocks stay in the first-level cache while all rows of a block pass, because
+//! tile products outrun the second-level cache. Storing four tiles costs as much as four products, so nothing is stored twice.
 
 use super::activations::{QuantActivations, TILE};
-use super::format::Format;
+use super::format::{Format, LANES};
+use super::panels::QuantPanels;
 use super::vnni::{Layout, float_scales, open, sub_scales};
 use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
+use crate::matmul::Output;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// Bytes of one opened superblock: four tiles of high bytes, four of low bytes, one of mins, then d and dmin as floats.
-pub(crate) const OPENED: usize = 8 * 1024 + 1024 + 128;
+const OPENED: usize = 8 * 1024 + 1024 + 128;
 const MINS: usize = 8 * 1024;
 const SCALES: usize = MINS + 1024;
 
-/// Opens the panel's superblocks into `to`, [`OPENED`] bytes each.
+/// Rows that pass while a superblock stays open.
+pub(super) const BLOCK: usize = 512;
+
+/// What a thread works in.
+#[repr(C, align(64))]
+pub(super) struct Room {
+    opened: [[u8; OPENED]; 2],
+    /// Products of tiles, waiting to be put together: four, and two of mins.
+    products: [[u8; 6 * 1024]; 2],
+    /// Sums of a block's rows, per panel.
+    sums: [[[f32; LANES]; BLOCK]; 2],
+}
+
+impl Room {
+    pub(super) const fn new() -> Self {
+        Self { opened: [[0; OPENED]; 2], products: [[0; 6 * 1024]; 2], sums: [[[0.0; LANES]; BLOCK]; 2] }
+    }
+}
+
+/// Opens one superblock of a panel into `to`.
 ///
 /// # Safety
-/// The machine must have the instructions, `panel` hold `supers` superblocks, and `to` be 64-byte aligned with room for them.
+/// The machine must have the instructions, `block` be a superblock of the layout, and `to` be 64-byte aligned with room for [`OPENED`] bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(crate) unsafe fn open_panel<L: Layout>(panel: *const u8, supers: usize, to: *mut u8) {
+unsafe fn open_super<L: Layout>(block: *const u8, to: *mut u8) {
     let f = L::FORMAT;
-    for s in 0..supers {
-        // SAFETY: superblock `s` of both.
-        unsafe {
-            let (block, to) = (panel.add(s * f.bytes()), to.add(s * OPENED));
-            open_codes::<L>(block, to);
-            if f.has_min {
-                open_mins(f, block, to.add(MINS));
-                _mm512_store_ps(to.add(SCALES + 64).cast(), float_scales::<L>(block.add(32)));
-            }
-            _mm512_store_ps(to.add(SCALES).cast(), float_scales::<L>(block));
+    // SAFETY: the caller's superblock and room.
+    unsafe {
+        open_codes::<L>(block, to);
+        if f.has_min {
+            open_mins(f, block, to.add(MINS));
+            _mm512_store_ps(to.add(SCALES + 64).cast(), float_scales::<L>(block.add(32)));
         }
+        _mm512_store_ps(to.add(SCALES).cast(), float_scales::<L>(block));
     }
 }
 
@@ -93,143 +115,144 @@ unsafe fn open_mins(f: Format, block: *const u8, to: *mut u8) {
     }
 }
 
-/// Where products of tiles wait to be put together.
-#[repr(C, align(64))]
-pub(crate) struct Products([[u8; 6 * 1024]; 2]);
-
-impl Products {
-    pub(crate) const fn new() -> Self {
-        Self([[0; 6 * 1024]; 2])
-    }
-}
-
-/// An opened panel times `TILES` (one or two) tiles of rows.
+/// `P` panels, one or two, from `first` on, times a block of at most [`BLOCK`] rows, which begins with a tile.
 ///
-/// While the tile unit works on one superblock, the vectors put the products of the one before together.
+/// While the tile unit works on one tile of rows, the vectors put the products of the one before together.
 ///
 /// # Safety
-/// Tiles must be configured, the machine have the instructions, `opened` hold `x.supers` superblocks, and the tiles of rows exist.
+/// Tiles must be configured, the machine have the instructions, the panels have layout `L`, and the rows exist.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(crate) unsafe fn dot<L: Layout, const TILES: usize>(
-    opened: *const u8,
+pub(super) unsafe fn panels<L: Layout, const P: usize>(
+    w: &QuantPanels,
+    first: usize,
     x: &QuantActivations,
-    tile: usize,
-    products: &mut Products,
-    acc: &mut [[f32; 16]; 2 * TILE],
+    rows: Range<usize>,
+    room: &mut Room,
+    out: &Output,
 ) {
-    *acc = [[0.0; 16]; 2 * TILE];
-    let acc = acc.as_mut_ptr();
-    let base: [*mut u8; 2] = products.0.each_mut().map(|p| p.as_mut_ptr());
-    for s in 0..=x.supers {
-        let before = s.wrapping_sub(1);
-        let fold = |quarter: usize| {
-            if s > 0 {
-                for eight in quarter * TILES..(quarter + 1) * TILES {
-                    // SAFETY: the products of superblock `before` were stored a round ago.
-                    unsafe {
-                        let scales = opened.add(before * OPENED + SCALES);
-                        fold_rows::<L>(base[before % 2], scales, x, tile, before, eight * 4, acc);
-                    }
+    debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
+    let panels: [*const u8; P] = std::array::from_fn(|p| w.panel(first + p).as_ptr());
+    let opened: [*mut u8; P] = std::array::from_fn(|p| room.opened[p].as_mut_ptr());
+    let sums: [*mut [f32; LANES]; P] = std::array::from_fn(|p| room.sums[p].as_mut_ptr());
+    let products = room.products.each_mut().map(|p| p.as_mut_ptr());
+    let (tile, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
+    for s in 0..w.supers {
+        let (first_time, last_time) = (s == 0, s + 1 == w.supers);
+        let fold = |t: usize, part: Range<usize>| {
+            for p in 0..P {
+                // SAFETY: the products of tile `t` were stored a round ago; the sums are those of its rows.
+                unsafe {
+                    let from = products[t % 2].add(p * 2048);
+                    let scales = opened[p].add(SCALES);
+                    let row_scales = x.scales(tile + t, s);
+                    let sums = sums[p].add(t * TILE);
+                    fold_rows::<L>(from, 4096 - p * 1024, scales, row_scales, first_time, sums, part.clone());
                 }
             }
         };
-        if s == x.supers {
-            (0..4).for_each(fold);
-            break;
-        }
-        // SAFETY: the pointers are those of superblock `s`; products have room for six tiles.
+        // SAFETY: superblock `s` of panels and rows; products have room for six tiles.
         unsafe {
-            let b = opened.add(s * OPENED);
-            let a = [x.codes(tile, s), x.codes(tile + TILES - 1, s)];
-            tile_zero!(0);
-            tile_zero!(1);
-            if TILES == 2 {
-                tile_zero!(2);
-                tile_zero!(3);
+            for p in 0..P {
+                open_super::<L>(panels[p].add(s * L::FORMAT.bytes()), opened[p]);
             }
-            for step in 0..4 {
-                tile_load!(4, a[0].add(step * 1024), 64);
-                tile_load!(6, b.add(step * 1024), 64);
-                tile_dot_i8!(0, 4, 6);
-                tile_load!(7, b.add(4096 + step * 1024), 64);
-                tile_dot_i8!(1, 4, 7);
-                if TILES == 2 {
-                    tile_load!(5, a[1].add(step * 1024), 64);
-                    tile_dot_i8!(2, 5, 6);
-                    tile_dot_i8!(3, 5, 7);
+            for t in 0..tiles {
+                let a = x.codes(tile + t, s);
+                tile_zero!(0);
+                tile_zero!(1);
+                if P == 2 {
+                    tile_zero!(2);
+                    tile_zero!(3);
                 }
-                fold(step);
+                for step in 0..4 {
+                    let at = step * 1024;
+                    tile_load!(4, a.add(at), 64);
+                    tile_load!(6, opened[0].add(at), 64);
+                    tile_dot_i8!(0, 4, 6);
+                    tile_load!(7, opened[0].add(4096 + at), 64);
+                    tile_dot_i8!(1, 4, 7);
+                    if P == 2 {
+                        tile_load!(5, opened[1].add(at), 64);
+                        tile_dot_i8!(2, 4, 5);
+                        tile_load!(6, opened[1].add(4096 + at), 64);
+                        tile_dot_i8!(3, 4, 6);
+                    }
+                    if t > 0 {
+                        fold(t - 1, step * 4..step * 4 + 4);
+                    }
+                }
+                store::<L, P>(products[t % 2], opened, x.parts(tile + t, s));
             }
-            store::<L, TILES>(base[s % 2], b.add(MINS), x, tile, s);
+        }
+        fold(tiles - 1, 0..TILE);
+        if last_time {
+            for p in 0..P {
+                for (r, sums) in room.sums[p].iter().enumerate().take(rows.len()) {
+                    out.store(rows.start + r, (first + p) * LANES, sums);
+                }
+            }
         }
     }
 }
 
-/// Stores the products of a superblock, those with its mins included.
+/// Stores the products of a tile of rows, those with the superblock's mins included.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn store<L: Layout, const TILES: usize>(
-    to: *mut u8,
-    mins: *const u8,
-    x: &QuantActivations,
-    tile: usize,
-    s: usize,
-) {
-    // SAFETY: `to` has room for six tiles, `mins` is one.
+unsafe fn store<L: Layout, const P: usize>(to: *mut u8, opened: [*mut u8; P], parts: *const u8) {
+    // SAFETY: `to` has room for six tiles, `parts` and the mins are one each.
     unsafe {
         tile_store!(0, to);
         tile_store!(1, to.add(1024));
-        if TILES == 2 {
+        if P == 2 {
             tile_store!(2, to.add(2048));
             tile_store!(3, to.add(3072));
         }
         if L::FORMAT.has_min {
-            tile_load!(6, mins, 64);
-            tile_load!(4, x.parts(tile, s), 64);
+            tile_load!(4, parts, 64);
+            tile_load!(6, opened[0].add(MINS), 64);
             tile_zero!(0);
             tile_dot_bf16!(0, 4, 6);
+            if P == 2 {
+                tile_load!(7, opened[1].add(MINS), 64);
+                tile_zero!(1);
+                tile_dot_bf16!(1, 4, 7);
+            }
             tile_store!(0, to.add(4096));
-            if TILES == 2 {
-                tile_load!(5, x.parts(tile + 1, s), 64);
-                tile_zero!(2);
-                tile_dot_bf16!(2, 5, 6);
-                tile_store!(2, to.add(5120));
+            if P == 2 {
+                tile_store!(1, to.add(5120));
             }
         }
     }
 }
 
-/// Puts the products of four rows together and adds them to the sums.
+/// Puts the products of some rows of a tile together and adds them to the sums. The mins' products are `mins` bytes behind the others.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn fold_rows<L: Layout>(
     from: *const u8,
+    mins: usize,
     scales: *const u8,
-    x: &QuantActivations,
-    tile: usize,
-    s: usize,
-    first: usize,
-    acc: *mut [f32; 16],
+    row_scales: *const f32,
+    first_time: bool,
+    sums: *mut [f32; LANES],
+    rows: Range<usize>,
 ) {
-    let which = first / TILE;
-    // SAFETY: four rows of tile `which` of the products, of the activations' scales, and of the sums.
+    let keep = if first_time { 0 } else { 0xffff };
+    // SAFETY: rows of one tile of products, of the activations' scales, and of the sums.
     unsafe {
         let d = _mm512_load_ps(scales.cast());
         let dmin = _mm512_load_ps(scales.add(64).cast());
-        let row_scales = x.scales(tile + which, s).add(first % TILE);
-        let from = from.add(which * 2048 + first % TILE * 64);
-        let mins = from.add(4096 - which * 1024);
-        for r in 0..4 {
-            let high = _mm512_load_si512(from.add(r * 64).cast());
-            let low = _mm512_load_si512(from.add(1024 + r * 64).cast());
+        for r in rows {
+            let from = from.add(r * 64);
+            let high = _mm512_load_si512(from.cast());
+            let low = _mm512_load_si512(from.add(1024).cast());
             let total = _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low);
             let mut t = _mm512_mul_ps(_mm512_cvtepi32_ps(total), d);
             if L::FORMAT.has_min {
-                t = _mm512_fnmadd_ps(_mm512_load_ps(mins.add(r * 64).cast()), dmin, t);
+                t = _mm512_fnmadd_ps(_mm512_load_ps(from.add(mins).cast()), dmin, t);
             }
-            let sum = (*acc.add(first + r)).as_mut_ptr();
+            let sum = (*sums.add(r)).as_mut_ptr();
             let scale = _mm512_set1_ps(*row_scales.add(r));
-            _mm512_storeu_ps(sum, _mm512_fmadd_ps(t, scale, _mm512_loadu_ps(sum)));
+            _mm512_store_ps(sum, _mm512_fmadd_ps(t, scale, _mm512_maskz_load_ps(keep, sum)));
         }
     }
 }

@@ -8,6 +8,7 @@ mod format;
 mod layouts;
 mod panels;
 mod portable;
+mod quantise;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -39,13 +40,11 @@ pub(crate) fn matmul(
     let panel_bytes = w.supers * w.format.bytes();
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx && rows >= TILE_ROWS {
-        let block = token_blocks(rows, w.supers * SUPER);
-        let group = (16 * 1024 / panel_bytes.max(1)).clamp(1, 8);
-        let groups = w.panels().div_ceil(group);
-        team.each(groups * rows.div_ceil(block), &|_, item| {
-            let first = item / groups * block;
-            let panels = (item % groups) * group..w.panels().min((item % groups + 1) * group);
-            tiles(w, x, panels, first..rows.min(first + block), out);
+        let block = token_blocks(rows, w.supers * SUPER).min(amx::BLOCK);
+        let pairs = w.panels().div_ceil(2);
+        team.each(pairs * rows.div_ceil(block), &|_, item| {
+            let (first, panel) = (item / pairs * block, item % pairs * 2);
+            tiles(w, x, panel, first..rows.min(first + block), out);
         });
         return;
     }
@@ -103,48 +102,22 @@ fn reference(w: &QuantPanels, x: &QuantActivations, panel: usize, rows: usize, o
     }
 }
 
+/// Panel `panel` and the next one, if there is one, times some rows.
 #[cfg(target_arch = "x86_64")]
-fn tiles(
-    w: &QuantPanels,
-    x: &QuantActivations,
-    panels: std::ops::Range<usize>,
-    rows: std::ops::Range<usize>,
-    out: &Output,
-) {
+fn tiles(w: &QuantPanels, x: &QuantActivations, panel: usize, rows: std::ops::Range<usize>, out: &Output) {
     thread_local! {
-        static OPENED: RefCell<Vec<[u8; 64]>> = const { RefCell::new(Vec::new()) };
+        static ROOM: RefCell<Box<amx::Room>> = RefCell::new(Box::new(amx::Room::new()));
     }
-    OPENED.with_borrow_mut(|opened| {
-        // One more, so that a place on a cache line can be chosen.
-        let lines = w.supers * amx::OPENED / 64 + 1;
-        if opened.len() < lines {
-            opened.resize(lines, [0; 64]);
-        }
-        let base = opened.as_mut_ptr().cast::<u8>();
-        let base = base.wrapping_add(base.align_offset(64));
-        let mut products = amx::Products::new();
-        let mut sums = [[0.0; LANES]; 2 * TILE];
+    ROOM.with_borrow_mut(|room| {
         // SAFETY: the level says that tiles are permitted.
         let _tiles = unsafe { crate::amx::Tiles::configure() };
-        for panel in panels {
-            vnni::with_layout!(w.format, L => {
-                // SAFETY: `base` is aligned and has room for all superblocks; the panel has layout `L`.
-                unsafe { amx::open_panel::<L>(w.panel(panel).as_ptr(), w.supers, base) };
-                let mut row = rows.start;
-                while row < rows.end {
-                    let n = (rows.end - row).min(2 * TILE);
-                    // SAFETY: tiles are configured; activations have room for pairs of tiles.
-                    unsafe {
-                        if n > TILE {
-                            amx::dot::<L, 2>(base, x, row / TILE, &mut products, &mut sums);
-                        } else {
-                            amx::dot::<L, 1>(base, x, row / TILE, &mut products, &mut sums);
-                        }
-                    }
-                    sums.iter().take(n).enumerate().for_each(|(i, s)| out.store(row + i, panel * LANES, s));
-                    row += n;
-                }
-            });
-        }
+        // SAFETY: tiles are configured, the panels have layout `L`, and blocks of rows begin with a tile.
+        vnni::with_layout!(w.format, L => unsafe {
+            if panel + 1 < w.panels() {
+                amx::panels::<L, 2>(w, panel, x, rows, room, out);
+            } else {
+                amx::panels::<L, 1>(w, panel, x, rows, room, out);
+            }
+        });
     });
 }

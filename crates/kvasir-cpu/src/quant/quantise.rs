@@ -1,0 +1,186 @@
+//! A superblock of one row of activations as integers.
+
+use super::activations::SUMS;
+use super::format::SUPER;
+use crate::Level;
+
+/// Where the numbers of a superblock of one row go.
+pub(super) struct Places {
+    /// Four lines of 64 integers, a tile (1024 bytes) apart.
+    pub(super) codes: *mut i8,
+    pub(super) scale: *mut f32,
+    /// [`SUMS`] numbers.
+    pub(super) sums: *mut i32,
+    /// 32 bf16.
+    pub(super) parts: *mut u16,
+}
+
+/// Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// Integers in -127..=127, their scale, and what kernels need of their sums. Ties round to even.
+///
+/// # Safety
+/// The places must be valid for writes and nobody else's meanwhile; sums and parts may have any alignment.
+pub(super) unsafe fn quantise(level: Level, x: &[f32; SUPER], to: &Places) {
+    // SAFETY: the caller's places; the level was found on this machine.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if level >= Level::Avx512Vnni {
+            return wide::quantise(x, to);
+        }
+        let _ = level;
+        portable(x, to);
+    }
+}
+
+/// The scale for a largest absolute value, and its inverse; both 0 if there is none.
+#[inline(always)]
+fn scales(largest: f32) -> (f32, f32) {
+    let scale = largest / 127.0;
+    if scale.is_normal() { (scale, 1.0 / scale) } else { (0.0, 0.0) }
+}
+
+unsafe fn portable(x: &[f32; SUPER], to: &Places) {
+    let largest = x.iter().fold(0f32, |a, v| if v.abs() > a { v.abs() } else { a });
+    let (scale, inverse) = scales(largest);
+    let codes: [i8; SUPER] = std::array::from_fn(|i| (x[i] * inverse + ROUND).to_bits() as u8 as i8);
+    let mut sums = [0i32; SUMS];
+    let mut parts = [0u16; 32];
+    for (i, sub) in codes.as_chunks::<16>().0.iter().enumerate() {
+        let sum = -sub.iter().map(|&c| i32::from(c)).sum::<i32>();
+        sums[i] = sum;
+        sums[16 + i / 2] += sum;
+        // Both parts have at most eight significant bits, so bf16 holds them exactly.
+        parts[i] = ((sum & !15) as f32).to_bits().wrapping_shr(16) as u16;
+        parts[16 + i] = ((sum & 15) as f32).to_bits().wrapping_shr(16) as u16;
+    }
+    // SAFETY: the caller's places.
+    unsafe {
+        for (step, line) in codes.as_chunks::<64>().0.iter().enumerate() {
+            to.codes.add(step * 1024).cast::<[i8; 64]>().write_unaligned(*line);
+        }
+        to.scale.write(scale);
+        to.sums.cast::<[i32; SUMS]>().write_unaligned(sums);
+        to.parts.cast::<[u16; 32]>().write_unaligned(parts);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use super::{Places, ROUND, SUPER, scales};
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(super) unsafe fn quantise(x: &[f32; SUPER], to: &Places) {
+        let mut largest = [_mm512_setzero_ps(); 4];
+        let x = x.as_chunks::<16>().0;
+        for (i, x) in x.iter().enumerate() {
+            // SAFETY: 16 floats. Of a NaN and a number the instruction takes the second, so NaNs are passed over.
+            let v = unsafe { _mm512_loadu_ps(x.as_ptr()) };
+            largest[i % 4] = _mm512_max_ps(_mm512_abs_ps(v), largest[i % 4]);
+        }
+        let [a, b, c, d] = largest;
+        let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
+        let (scale, inverse) = scales(largest);
+        let (inverse, round) = (_mm512_set1_ps(inverse), _mm512_set1_ps(ROUND));
+        let mut lines = [_mm512_setzero_si512(); 4];
+        for (line, x) in lines.iter_mut().zip(x.as_chunks::<4>().0) {
+            let part = |i: usize| {
+                // SAFETY: 16 floats.
+                let v = unsafe { _mm512_loadu_ps(x[i].as_ptr()) };
+                let v = _mm512_add_ps(_mm512_mul_ps(v, inverse), round);
+                _mm512_cvtepi32_epi8(_mm512_castps_si512(v))
+            };
+            let low = _mm256_set_m128i(part(1), part(0));
+            let high = _mm256_set_m128i(part(3), part(2));
+            *line = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+        }
+        let sums = negated_sums(&lines);
+        let pairs = _mm512_cvtepi64_epi32(_mm512_add_epi32(sums, _mm512_srli_epi64::<32>(sums)));
+        let bits = |v: __m512i| {
+            let v = _mm512_castps_si512(_mm512_cvtepi32_ps(v));
+            _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(v))
+        };
+        let low = _mm512_set1_epi32(15);
+        // SAFETY: the caller's places.
+        unsafe {
+            for (step, line) in lines.into_iter().enumerate() {
+                _mm512_storeu_si512(to.codes.add(step * 1024).cast(), line);
+            }
+            to.scale.write(scale);
+            _mm512_storeu_si512(to.sums.cast(), sums);
+            _mm256_storeu_si256(to.sums.add(16).cast(), pairs);
+            _mm256_storeu_si256(to.parts.cast(), bits(_mm512_andnot_si512(low, sums)));
+            _mm256_storeu_si256(to.parts.add(16).cast(), bits(_mm512_and_si512(low, sums)));
+        }
+    }
+
+    /// The negated sums of 16 runs of 16 signed bytes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    fn negated_sums(lines: &[__m512i; 4]) -> __m512i {
+        let zero = _mm512_setzero_si512();
+        // Bytes are made unsigned; each sum of eight lies in a lane of 64 bits.
+        let eights = lines.map(|l| _mm512_sad_epu8(_mm512_xor_si512(l, _mm512_set1_epi8(-128)), zero));
+        let two = |a, b| _mm512_add_epi64(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        let (first, second) = (two(eights[0], eights[1]), two(eights[2], eights[3]));
+        // In lane i of 128 bits: run i of line 0, of line 2, of line 1, of line 3.
+        let mixed = _mm512_or_si512(first, _mm512_slli_epi64::<32>(second));
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15);
+        _mm512_sub_epi32(_mm512_set1_epi32(16 * 128), _mm512_permutexvar_epi32(order, mixed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Made {
+        codes: Vec<i8>,
+        scale: u32,
+        sums: [i32; SUMS],
+        parts: [u16; 32],
+    }
+
+    fn make(x: &[f32; SUPER], level: Level) -> Made {
+        let (mut codes, mut scale) = (vec![0i8; 4096], f32::NAN);
+        let (mut sums, mut parts) = ([0; SUMS], [0; 32]);
+        let places = Places {
+            codes: codes.as_mut_ptr(),
+            scale: &mut scale,
+            sums: sums.as_mut_ptr(),
+            parts: parts.as_mut_ptr(),
+        };
+        // SAFETY: all places are this function's own.
+        unsafe { quantise(level, x, &places) };
+        Made { codes, scale: scale.to_bits(), sums, parts }
+    }
+
+    #[test]
+    fn vectors_make_what_the_plain_function_makes() {
+        let mut state = 1u64;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        };
+        let mut rows: Vec<[f32; SUPER]> = (0..200).map(|_| std::array::from_fn(|_| next())).collect();
+        // Ties, nothing, one number, extremes, what is no number.
+        rows.push(std::array::from_fn(|i| if i == 0 { 127.0 } else { i as f32 / 2.0 - 63.5 }));
+        rows.push([0.0; SUPER]);
+        rows.push(std::array::from_fn(|i| if i == 77 { -3.0 } else { 0.0 }));
+        rows.push([127.0; SUPER]);
+        rows.push([-127.0; SUPER]);
+        rows.push([1e-42; SUPER]);
+        rows.push([f32::MAX; SUPER]);
+        rows.push(std::array::from_fn(|i| if i % 3 == 0 { f32::NAN } else { 1.0 }));
+        for x in &rows {
+            let reference = make(x, Level::Portable);
+            for level in Level::available() {
+                assert_eq!(make(x, level), reference, "{level}");
+            }
+        }
+        assert_eq!(make(&[127.0; SUPER], Level::Portable).sums[0], -127 * 16);
+    }
+}
