@@ -229,6 +229,9 @@ mod tiled {
             let mut row = rows.start;
             while row < rows.end {
                 let two_tiles = rows.end - row > TILE;
+                for r in row..rows.end.min(row + 2 * TILE) {
+                    (panel..panels.end.min(panel + 2)).for_each(|panel| out.fetch(r, panel * LANES));
+                }
                 // SAFETY: tiles are configured, the panels exist, activations come in pairs of tiles.
                 unsafe {
                     match (two_tiles, two_panels) {

@@ -18,6 +18,20 @@ impl Output {
         Self { base: out.as_mut_ptr(), stride, rows, width }
     }
 
+    /// Asks for the place of outputs `first .. first + 16` of a row, to be written soon.
+    #[inline(always)]
+    pub(crate) fn fetch(&self, row: usize, first: usize) {
+        if row >= self.rows || first >= self.width {
+            return;
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the place lies within the slice; on processors without the instruction it does nothing.
+        unsafe {
+            let place = self.base.add(row * self.stride + first);
+            std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
+        }
+    }
+
     /// Stores outputs `first .. first + 16` of a row, those that exist.
     #[inline(always)]
     pub(crate) fn store(&self, row: usize, first: usize, sums: &[f32; LANES]) {

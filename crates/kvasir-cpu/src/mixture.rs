@@ -1,7 +1,7 @@
 //! Mixtures of experts: tokens are sorted by expert, so that each expert's weights are read once for all its tokens.
 
 use crate::buffer::Buffer;
-use crate::run::Prepared;
+use crate::prepared::{Operand, Prepared};
 use crate::weights::Linear;
 use crate::{Level, Team, rows};
 use kvasir_program::{Activation, Op, Program, Routing, Score};
@@ -120,11 +120,32 @@ pub(crate) fn mixture(
         let all = (team, level);
         // The same operand under one made-up name, so that it is prepared once.
         let name = Some(kvasir_program::ValueId(u32::MAX));
-        m.prepared.multiply(all, &gate[expert], name, (rows_x, outer), n, (floats(&mut m.gate), inner));
-        m.prepared.multiply(all, &up[expert], name, (rows_x, outer), n, (floats(&mut m.up), inner));
+        m.prepared.multiply(
+            all,
+            &gate[expert],
+            name,
+            Operand::Rows(rows_x, outer),
+            n,
+            (floats(&mut m.gate), inner),
+        );
+        m.prepared.multiply(
+            all,
+            &up[expert],
+            name,
+            Operand::Rows(rows_x, outer),
+            n,
+            (floats(&mut m.up), inner),
+        );
         let (g, u, i) = (floats(&mut m.gate), floats(&mut m.up), floats(&mut m.inner));
         rows::gate(level, &g[..n * inner], &u[..n * inner], activation, &mut i[..n * inner]);
-        m.prepared.multiply(all, &down[expert], None, (i, inner), n, (floats(&mut m.out), outer));
+        m.prepared.multiply(
+            all,
+            &down[expert],
+            None,
+            Operand::Rows(i, inner),
+            n,
+            (floats(&mut m.out), outer),
+        );
         for (from, (token, share)) in floats(&mut m.out).chunks_exact(outer).zip(&chosen) {
             y[token * width..(token + 1) * width].iter_mut().zip(from).for_each(|(y, v)| *y += share * v);
         }

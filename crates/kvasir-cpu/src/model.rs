@@ -1,4 +1,5 @@
 use crate::KvType;
+use crate::lowering::merged;
 use crate::quant::Format;
 use crate::source::WeightSource;
 use crate::weights::{Form, Linear, Packed, Packer, Precision};
@@ -20,6 +21,8 @@ pub(crate) enum OpWeights {
 pub struct CpuModel {
     pub(crate) program: Program,
     pub(crate) buffers: Buffers,
+    /// Of each op whether it runs inside the next one.
+    pub(crate) merged: Vec<bool>,
     /// An entry per op.
     pub(crate) weights: Vec<OpWeights>,
     /// Weights that are no matrices, and those that are looked up by row in exact form.
@@ -56,9 +59,20 @@ impl CpuModel {
         for weight in &program.weights {
             source.let_go(&weight.name);
         }
-        let buffers = Buffers::plan(program, &[]);
+        let merged = merged(program, &weights);
+        let buffers = Buffers::plan_merged(program, &[], &merged);
         let program = program.clone();
-        Ok(Self { program, buffers, weights, vectors, source, precision, level: Level::detect(), team })
+        Ok(Self {
+            program,
+            buffers,
+            merged,
+            weights,
+            vectors,
+            source,
+            precision,
+            level: Level::detect(),
+            team,
+        })
     }
 
     /// The program.

@@ -1,83 +1,19 @@
 //! A program's ops, one after the other, over one step.
 
+use crate::Team;
 use crate::attention::{Attend, Results, Views, attend_exact};
 use crate::buffer::Buffer;
-use crate::dense::{Bf16Activations, matmul_bf16, matmul_f32};
-use crate::matmul::Output;
 use crate::mixture::{MixtureMemory, Routes, mixture, route};
 use crate::model::{CpuModel, OpWeights};
 use crate::pool::{Pool, Rows as PoolRows};
-use crate::quant::{QuantActivations, matmul as matmul_quant};
+use crate::prepared::{Operand, Prepared};
 use crate::rows::{self, Turn};
 use crate::select::select;
-use crate::weights::{Linear, Packed, Precision};
-use crate::{Level, Team};
+use crate::weights::Precision;
 use kvasir_kv::{Plan, Slot, Token};
 use kvasir_program::{Holds, Op, RopeId, Rows, ValueId};
 use std::io;
 use std::sync::Arc;
-
-/// Rows of activations in the forms that kernels take, made once for all matrices that share an operand.
-pub(crate) struct Prepared {
-    quant: QuantActivations,
-    bf16: Bf16Activations,
-    quant_of: Option<ValueId>,
-    bf16_of: Option<ValueId>,
-}
-
-impl Prepared {
-    pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
-        let (quant, bf16) = (QuantActivations::new(rows, inputs)?, Bf16Activations::new(rows, inputs)?);
-        Ok(Self { quant, bf16, quant_of: None, bf16_of: None })
-    }
-
-    /// What was prepared is of no use any more.
-    pub(crate) fn forget(&mut self) {
-        (self.quant_of, self.bf16_of) = (None, None);
-    }
-
-    /// `out = l · x + bias`. `of` names the operand, so that the next matrix need not prepare it again.
-    pub(crate) fn multiply(
-        &mut self,
-        (team, level): (&Team, Level),
-        l: &Linear,
-        of: Option<ValueId>,
-        (x, stride): (&[f32], usize),
-        n: usize,
-        (out, out_stride): (&mut [f32], usize),
-    ) {
-        let at = |row: usize| &x[row * stride..row * stride + l.inputs];
-        let output = Output::new(out, n, out_stride, l.outputs);
-        match &l.packed {
-            Packed::Quant(w) => {
-                if of.is_none() || self.quant_of != of {
-                    self.quant.reshape(l.inputs);
-                    let quant = &self.quant;
-                    // SAFETY: each row is written by one thread, and there is room for the step's rows.
-                    by_rows(team, n, &|row| unsafe { quant.write_row(level, row, at(row)) });
-                    self.quant_of = of;
-                }
-                matmul_quant(team, level, w, &self.quant, n, &output);
-            }
-            Packed::Bf16(w) => {
-                if of.is_none() || self.bf16_of != of {
-                    self.bf16.reshape(l.inputs);
-                    let bf16 = &self.bf16;
-                    // SAFETY: as above.
-                    by_rows(team, n, &|row| unsafe { bf16.write_row(level, row, at(row)) });
-                    self.bf16_of = of;
-                }
-                matmul_bf16(team, level, w, &self.bf16, n, &output);
-            }
-            Packed::F32(w) => matmul_f32(team, level, w, (x, stride), n, &output),
-        }
-        if let Some(bias) = &l.bias {
-            for row in out.chunks_mut(out_stride).take(n) {
-                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-            }
-        }
-    }
-}
 
 /// Runs `job` for each row, on all threads if that is worth it.
 pub(crate) fn by_rows(team: &Team, n: usize, job: &(dyn Fn(usize) + Sync)) {
@@ -127,7 +63,8 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(model: &CpuModel, tokens: usize) -> io::Result<Self> {
         let widest = model.program.values.iter().map(|v| v.width()).max().unwrap_or(0);
-        let size = |(width, _): &(usize, Rows)| Buffer::new(width * tokens * 4);
+        // Matrices write down columns of rows that lie pages apart.
+        let size = |(width, _): &(usize, Rows)| Buffer::in_large_pages(width * tokens * 4);
         Ok(Self {
             values: model.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
             prepared: Prepared::new(tokens, widest)?,
@@ -163,8 +100,11 @@ impl Run<'_> {
         m.routes.clear();
         m.selections.clear();
         m.turns.iter_mut().for_each(Vec::clear);
-        for (op, weights) in self.model.program.ops.iter().zip(&self.model.weights) {
-            self.op(op, weights, m);
+        for (at, (op, weights)) in self.model.program.ops.iter().zip(&self.model.weights).enumerate() {
+            if !self.model.merged[at] {
+                let before = at.checked_sub(1).filter(|before| self.model.merged[*before]);
+                self.op((op, before.map(|before| &self.model.program.ops[before])), weights, m);
+            }
         }
     }
 
@@ -194,7 +134,23 @@ impl Run<'_> {
         self.model.program.logits().map_or(&[], |v| self.value(&m.values, v))
     }
 
-    fn op(&self, op: &Op, weights: &OpWeights, m: &mut Memory) {
+    /// Row `row` of a result whose rows depend on the operands' row of the same number alone.
+    fn row(&self, op: &Op, values: &[Buffer], row: usize, y: &mut [f32]) {
+        let (level, width) = (self.model.level, y.len());
+        let x = |v: ValueId| &self.value(values, v)[row * width..(row + 1) * width];
+        match op {
+            Op::Norm { x: v, kind, weight, bias, eps, groups, .. } => {
+                let (w, b) = (&self.model.vectors[weight], bias.as_ref().map(|b| &self.model.vectors[b][..]));
+                rows::norm(level, x(*v), y, width / groups, *kind, w, b, *eps);
+            }
+            Op::Gate { gate, up, activation, .. } => rows::gate(level, x(*gate), x(*up), *activation, y),
+            Op::Add { a, b, .. } => rows::add(level, x(*a), x(*b), y),
+            _ => {}
+        }
+    }
+
+    /// Runs an op, and inside it the one `before` it, if that is merged into it.
+    fn op(&self, (op, before): (&Op, Option<&Op>), weights: &OpWeights, m: &mut Memory) {
         let (team, level) = (&*self.model.team, self.model.level);
         let out = op.out();
         let width = self.width(out);
@@ -217,25 +173,18 @@ impl Run<'_> {
             }
             // Programs that take hidden states are refused when they are loaded.
             Op::Hidden { .. } => {}
-            Op::Norm { x: v, kind, weight, bias, eps, groups, .. } => {
-                let (w, b) = (&self.model.vectors[weight], bias.as_ref().map(|b| &self.model.vectors[b][..]));
-                let x = x(*v);
-                by_rows(team, n, &|row| {
-                    rows::norm(
-                        level,
-                        &x[row * width..(row + 1) * width],
-                        row_of(row),
-                        width / groups,
-                        *kind,
-                        w,
-                        b,
-                        *eps,
-                    );
-                });
+            Op::Norm { .. } | Op::Gate { .. } | Op::Add { .. } => {
+                by_rows(team, n, &|row| self.row(op, values, row, row_of(row)));
             }
             Op::Linear { x: v, .. } | Op::Head { x: v, .. } => {
                 if let OpWeights::One(l) = weights {
-                    m.prepared.multiply((team, level), l, Some(*v), (x(*v), l.inputs), n, (y, width));
+                    let make = before
+                        .map(|before| move |row: usize, x: &mut [f32]| self.row(before, values, row, x));
+                    let rows = match &make {
+                        Some(make) => Operand::Made(make),
+                        None => Operand::Rows(x(*v), l.inputs),
+                    };
+                    m.prepared.multiply((team, level), l, Some(*v), rows, n, (y, width));
                 }
                 if let Op::Head { soft_cap: Some(cap), .. } = op {
                     let parts = Parts::new(y);
@@ -257,7 +206,7 @@ impl Run<'_> {
                             (team, level),
                             l,
                             None,
-                            (&x[from..], stride),
+                            Operand::Rows(&x[from..], stride),
                             n,
                             (&mut y[to..], width),
                         );
@@ -295,7 +244,10 @@ impl Run<'_> {
                 let turn = Turn { group: width / groups, start: *start, pairs: *pairs };
                 by_rows(team, n, &|row| {
                     let y = row_of(row);
-                    y.copy_from_slice(&x[row * width..(row + 1) * width]);
+                    match before {
+                        Some(before) => self.row(before, values, row, y),
+                        None => y.copy_from_slice(&x[row * width..(row + 1) * width]),
+                    }
                     let (cos, sin) = turns[row * dims..(row + 1) * dims].split_at(dims / 2);
                     rows::rotate(level, y, turn, cos, sin);
                 });
@@ -320,20 +272,6 @@ impl Run<'_> {
                 m.selections.push((out, views));
             }
             Op::UpdateAndAttend { .. } => self.attend(op, m, y, width),
-            Op::Gate { gate, up, activation, .. } => {
-                let (g, u) = (x(*gate), x(*up));
-                by_rows(team, n, &|row| {
-                    let at = row * width..(row + 1) * width;
-                    rows::gate(level, &g[at.clone()], &u[at], *activation, row_of(row));
-                });
-            }
-            Op::Add { a, b, .. } => {
-                let (a, b) = (x(*a), x(*b));
-                by_rows(team, n, &|row| {
-                    let at = row * width..(row + 1) * width;
-                    rows::add(level, &a[at.clone()], &b[at], row_of(row));
-                });
-            }
             Op::Route { scores, routing, .. } => {
                 let from = self.width(*scores);
                 let correction = routing.correction.map(|c| &self.model.vectors[&c][..]);

@@ -14,17 +14,27 @@ pub struct Buffers {
 impl Buffers {
     /// Plans a program's values; those in `keep` are not overwritten.
     pub fn plan(program: &Program, keep: &[ValueId]) -> Self {
-        let last_use = last_uses(program, keep);
+        Self::plan_merged(program, keep, &[])
+    }
+
+    /// As [`plan`](Self::plan), for a backend that runs some ops inside the next one: `merged` says of each op whether it does. Such an op's
+    /// result gets no memory, and what it takes stays until the next op has run.
+    pub fn plan_merged(program: &Program, keep: &[ValueId], merged: &[bool]) -> Self {
+        let merged = |at: usize| merged.get(at).copied().unwrap_or(false);
+        let last_use = last_uses(program, keep, &merged);
         let mut plan = Self { buffers: Vec::new(), of_value: vec![None; program.values.len()] };
         let mut free: Vec<usize> = Vec::new();
         for (at, op) in program.ops.iter().enumerate() {
             let out = op.out();
             let value = program.value(out);
-            if let Holds::Numbers(width) = value.holds {
+            if let (Holds::Numbers(width), false) = (value.holds, merged(at)) {
                 let buffer = plan.take(&mut free, width, value.rows);
                 plan.of_value[out.0 as usize] = Some(buffer);
             }
-            let mut ended: Vec<ValueId> = op.inputs().chain([out]).collect();
+            let before =
+                at.checked_sub(1).filter(|before| merged(*before)).map(|before| &program.ops[before]);
+            let also = before.into_iter().flat_map(Op::inputs);
+            let mut ended: Vec<ValueId> = op.inputs().chain([out]).chain(also).collect();
             ended.sort_unstable();
             ended.dedup();
             ended.retain(|value| last_use[value.0 as usize] <= at);
@@ -60,10 +70,11 @@ impl Buffers {
     }
 }
 
-fn last_uses(program: &Program, keep: &[ValueId]) -> Vec<usize> {
+fn last_uses(program: &Program, keep: &[ValueId], merged: &dyn Fn(usize) -> bool) -> Vec<usize> {
     let mut last = vec![0; program.values.len()];
     for (at, op) in program.ops.iter().enumerate() {
-        op.inputs().for_each(|value| last[value.0 as usize] = at);
+        let runs_at = at + usize::from(merged(at));
+        op.inputs().for_each(|value| last[value.0 as usize] = last[value.0 as usize].max(runs_at));
         let out = op.out();
         last[out.0 as usize] = at;
         if matches!(op, Op::Head { .. }) {

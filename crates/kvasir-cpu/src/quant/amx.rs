@@ -137,7 +137,6 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     let products = room.products.each_mut().map(|p| p.as_mut_ptr());
     let (tile, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
     for s in 0..w.supers {
-        let (first_time, last_time) = (s == 0, s + 1 == w.supers);
         let fold = |t: usize, part: Range<usize>| {
             for p in 0..P {
                 // SAFETY: the products of tile `t` were stored a round ago; the sums are those of its rows.
@@ -146,7 +145,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                     let scales = opened[p].add(SCALES);
                     let row_scales = x.scales(tile + t, s);
                     let sums = sums[p].add(t * TILE);
-                    fold_rows::<L>(from, 4096 - p * 1024, scales, row_scales, first_time, sums, part.clone());
+                    fold_rows::<L>(from, 4096 - p * 1024, scales, row_scales, s == 0, sums, part.clone());
                 }
             }
         };
@@ -157,6 +156,10 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
             }
             for t in 0..tiles {
                 let a = x.codes(tile + t, s);
+                // The places of the results, a few at a time: together they would be waited for.
+                for r in TILE * s / w.supers..TILE * (s + 1) / w.supers {
+                    (0..P).for_each(|p| out.fetch(rows.start + t * TILE + r, (first + p) * LANES));
+                }
                 tile_zero!(0);
                 tile_zero!(1);
                 if P == 2 {
@@ -184,12 +187,10 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
             }
         }
         fold(tiles - 1, 0..TILE);
-        if last_time {
-            for p in 0..P {
-                for (r, sums) in room.sums[p].iter().enumerate().take(rows.len()) {
-                    out.store(rows.start + r, (first + p) * LANES, sums);
-                }
-            }
+    }
+    for p in 0..P {
+        for (r, sums) in room.sums[p].iter().enumerate().take(rows.len()) {
+            out.store(rows.start + r, (first + p) * LANES, sums);
         }
     }
 }

@@ -1,0 +1,103 @@
+use crate::dense::{Bf16Activations, matmul_bf16, matmul_f32};
+use crate::matmul::Output;
+use crate::quant::{QuantActivations, matmul as matmul_quant};
+use crate::run::by_rows;
+use crate::weights::{Linear, Packed};
+use crate::{Level, Team};
+use kvasir_program::ValueId;
+use std::cell::RefCell;
+use std::io;
+
+/// Rows that a matrix is multiplied with.
+pub(crate) enum Operand<'a> {
+    /// Stored, so many numbers apart.
+    Rows(&'a [f32], usize),
+    /// Made when they are taken.
+    Made(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
+}
+
+impl Operand<'_> {
+    /// Hands row `row` of `width` numbers to `take`.
+    fn with(&self, row: usize, width: usize, take: impl FnOnce(&[f32])) {
+        thread_local! {
+            static MADE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
+        match self {
+            Self::Rows(x, stride) => take(&x[row * stride..row * stride + width]),
+            Self::Made(make) => MADE.with_borrow_mut(|made| {
+                made.resize(width, 0.0);
+                make(row, made);
+                take(made);
+            }),
+        }
+    }
+}
+
+/// Rows of activations in the forms that kernels take, made once for all matrices that share an operand.
+pub(crate) struct Prepared {
+    quant: QuantActivations,
+    bf16: Bf16Activations,
+    quant_of: Option<ValueId>,
+    bf16_of: Option<ValueId>,
+}
+
+impl Prepared {
+    pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
+        let (quant, bf16) = (QuantActivations::new(rows, inputs)?, Bf16Activations::new(rows, inputs)?);
+        Ok(Self { quant, bf16, quant_of: None, bf16_of: None })
+    }
+
+    /// What was prepared is of no use any more.
+    pub(crate) fn forget(&mut self) {
+        (self.quant_of, self.bf16_of) = (None, None);
+    }
+
+    /// `out = l · x + bias`. `of` names the operand, so that the next matrix need not prepare it again.
+    pub(crate) fn multiply(
+        &mut self,
+        (team, level): (&Team, Level),
+        l: &Linear,
+        of: Option<ValueId>,
+        x: Operand<'_>,
+        n: usize,
+        (out, out_stride): (&mut [f32], usize),
+    ) {
+        let output = Output::new(out, n, out_stride, l.outputs);
+        match &l.packed {
+            Packed::Quant(w) => {
+                if of.is_none() || self.quant_of != of {
+                    self.quant.reshape(l.inputs);
+                    let quant = &self.quant;
+                    // SAFETY: each row is written by one thread, and there is room for the step's rows.
+                    by_rows(team, n, &|row| {
+                        x.with(row, l.inputs, |x| unsafe { quant.write_row(level, row, x) })
+                    });
+                    self.quant_of = of;
+                }
+                matmul_quant(team, level, w, &self.quant, n, &output);
+            }
+            Packed::Bf16(w) => {
+                if of.is_none() || self.bf16_of != of {
+                    self.bf16.reshape(l.inputs);
+                    let bf16 = &self.bf16;
+                    // SAFETY: as above.
+                    by_rows(team, n, &|row| {
+                        x.with(row, l.inputs, |x| unsafe { bf16.write_row(level, row, x) })
+                    });
+                    self.bf16_of = of;
+                }
+                matmul_bf16(team, level, w, &self.bf16, n, &output);
+            }
+            Packed::F32(w) => {
+                // Rows are made only for matrices that take them in another form.
+                let Operand::Rows(x, stride) = x else { return };
+                matmul_f32(team, level, w, (x, stride), n, &output);
+            }
+        }
+        if let Some(bias) = &l.bias {
+            for row in out.chunks_mut(out_stride).take(n) {
+                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+        }
+    }
+}
