@@ -44,7 +44,7 @@ impl Loaded {
     /// Slots that a pool may have in a share of the memory that is free now; none where that is not known.
     pub fn slots_in_memory(&self, share: f64) -> Option<u32> {
         let free = free_memory()? as f64;
-        let slot = (self.program().kv_width() * size_of::<f32>()) as f64;
+        let slot = self.kv().slot_bytes(&self.program().layers) as f64;
         Some((free * share / slot.max(1.0)) as u32)
     }
 }

@@ -91,7 +91,9 @@ impl Opened {
             // It has one thread and one arithmetic, which is exact.
             BackendKind::Plain => Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?),
         };
-        Ok(Loaded { opened: self, weights })
+        let mut loaded = Loaded { opened: self, weights, kv: KvType::F32 };
+        loaded.kv = loaded.natural_kv();
+        Ok(loaded)
     }
 }
 
@@ -100,6 +102,8 @@ pub struct Loaded {
     /// Where it came from.
     pub opened: Opened,
     weights: Weights,
+    /// How K and V are stored where nobody says otherwise.
+    kv: KvType,
 }
 
 enum Weights {
@@ -113,7 +117,29 @@ impl Loaded {
         &self.opened.model.target
     }
 
-    /// An executor with a pool of its own; `kv` is how it stores K and V, what suits the model unless given.
+    /// How K and V are stored where an engine or a session does not say otherwise.
+    pub fn kv(&self) -> KvType {
+        self.kv
+    }
+
+    /// The same model with K and V stored in another way, if the backend has it.
+    pub fn with_kv(self, kv: KvType) -> Result<Self, Error> {
+        match self.weights {
+            Weights::Plain(_) if kv != KvType::F32 => {
+                Err(Error::Asked(format!("K and V as {kv}: the plain backend stores f32 only")))
+            }
+            _ => Ok(Self { kv, ..self }),
+        }
+    }
+
+    fn natural_kv(&self) -> KvType {
+        match &self.weights {
+            Weights::Cpu(model) => model.natural_kv(),
+            Weights::Plain(_) => KvType::F32,
+        }
+    }
+
+    /// An executor with a pool of its own; `kv` is how it stores K and V, as the model does unless given.
     pub fn executor(
         &self,
         slots: u32,
@@ -123,7 +149,7 @@ impl Loaded {
     ) -> Result<AnyExecutor, Error> {
         Ok(match &self.weights {
             Weights::Cpu(model) => {
-                let kv = kv.unwrap_or_else(|| model.natural_kv());
+                let kv = kv.unwrap_or(self.kv);
                 let limits = kvasir_cpu::Limits { slots, tokens, rows, kv };
                 let executor = CpuExecutor::new(Arc::clone(model), limits);
                 let executor =

@@ -1,6 +1,7 @@
 use crate::dense::round_bf16;
 use crate::level::per_level;
 use half::f16;
+use kvasir_program::LayerFacts;
 use std::fmt;
 
 /// How K and V are stored.
@@ -30,6 +31,15 @@ impl KvType {
     /// The type of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|t| t.to_string() == name)
+    }
+
+    /// Bytes that one token takes in all layers.
+    pub fn slot_bytes(self, layers: &[LayerFacts]) -> usize {
+        let layer = |l: &LayerFacts| {
+            let values = if l.value_in_key { 0 } else { self.bytes(l.value_dim) };
+            l.kv_heads * (self.bytes(l.key_dim) + values) + self.bytes(l.index_dim)
+        };
+        layers.iter().map(layer).sum()
     }
 
     /// Bytes of `width` numbers. The last group may hold fewer numbers than it has room for.

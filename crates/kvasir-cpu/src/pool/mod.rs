@@ -90,3 +90,56 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Level;
+
+    fn facts(value_in_key: bool, index_dim: usize) -> LayerFacts {
+        LayerFacts { kv_heads: 2, key_dim: 96, value_dim: 48, value_in_key, window: None, index_dim }
+    }
+
+    #[test]
+    fn a_token_takes_what_is_foretold_and_the_pool_at_most_twice_its_tokens() {
+        let layers = [facts(false, 0), facts(true, 32)];
+        for kind in KvType::ALL {
+            let pool = Pool::new(&layers, kind, 100_000).unwrap();
+            assert_eq!(pool.token_bytes(), kind.slot_bytes(&layers));
+            let mut sizes = Vec::new();
+            for tokens in [0, 1, 500, 513, 5_000, 40_000, 99_999, 100_000] {
+                pool.grow(tokens);
+                let (grown, tokens) = (pool.grown(), tokens as usize);
+                assert!(grown >= tokens && grown <= (2 * tokens).max(FIRST).min(pool.slots), "{grown}");
+                sizes.push(grown);
+            }
+            assert!(sizes.is_sorted());
+        }
+    }
+
+    #[test]
+    fn no_row_moves_when_a_pool_grows_and_moved_rows_are_copied_to_the_byte() {
+        let layers = [facts(false, 0)];
+        for kind in KvType::ALL {
+            let pool = Pool::new(&layers, kind, 5_000).unwrap();
+            let rows = &pool.layers[0].keys;
+            let x: Vec<f32> = (0..192).map(|i| (i as f32 * 0.37).sin()).collect();
+            let stored = |slot: u32| -> Vec<Vec<u8>> {
+                // SAFETY: the slot exists, and no step runs.
+                let part =
+                    |head| unsafe { std::slice::from_raw_parts(rows.part(slot, head), rows.part_bytes()) };
+                (0..2).map(|head| part(head).to_vec()).collect()
+            };
+            pool.grow(64);
+            // SAFETY: one thread; the slots exist.
+            unsafe { rows.write(Level::Portable, 63, &x) };
+            let (at, before) = (rows.part(63, 1), stored(63));
+            pool.grow(4_999);
+            assert_eq!((rows.part(63, 1), stored(63)), (at, before.clone()), "{kind}");
+            // All are read before any is written: a chain of moves is no shift.
+            let zeros = stored(64);
+            pool.apply(&[RowMove { from: 63, to: 64 }, RowMove { from: 64, to: 4_998 }], &mut Vec::new());
+            assert_eq!((stored(64), stored(4_998)), (before, zeros), "{kind}");
+        }
+    }
+}

@@ -1,4 +1,4 @@
-use super::Failure;
+use super::{Failure, model::kv_type};
 use kvasir_cpu::{KvType, Precision};
 use kvasir_lab::bench::{self, Subject, Work};
 use std::{path::PathBuf, process::ExitCode};
@@ -64,8 +64,8 @@ struct Common {
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
     precision: Speed,
     /// How K and V are stored: f32, f16, bf16, q8_0, q4_0, q8a or q4a
-    #[arg(long, env = "KVASIR_KV_DTYPE")]
-    kv_dtype: Option<String>,
+    #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
+    kv_dtype: Option<KvType>,
     /// Threads; as many as the machine runs at once unless given
     #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
@@ -96,11 +96,6 @@ impl Args {
             Speed::Exact => Precision::Exact,
             Speed::Auto => Precision::Auto,
         };
-        let named = |name: &String| {
-            KvType::from_name(name)
-                .ok_or_else(|| Failure::usage(format!("--kv-dtype: no type {name} on the cpu backend")))
-        };
-        let kv = common.kv_dtype.as_ref().map(named).transpose()?;
         let subject = match (&common.model, &common.shape, &common.dtype) {
             (Some(path), ..) => Subject::Checkpoint(path),
             (None, Some(shape), Some(dtype)) => Subject::Shape(shape, dtype),
@@ -108,7 +103,7 @@ impl Args {
         };
         let model =
             bench::load(subject, precision, common.threads.map(|n| n as usize)).map_err(Failure::usage)?;
-        let kv = kv.unwrap_or_else(|| model.natural_kv());
+        let kv = common.kv_dtype.unwrap_or_else(|| model.natural_kv());
         let measured = bench::bench(&model, kv, work, common.reps as usize).map_err(Failure::usage)?;
         if common.json {
             println!("{}", serde_json::to_string(&measured).map_err(Failure::usage)?);

@@ -1,5 +1,5 @@
 use super::Failure;
-use kvasir::{BackendKind, Loaded, Opened};
+use kvasir::{BackendKind, KvType, Loaded, Opened};
 use std::path::{Path, PathBuf};
 
 /// Which model.
@@ -39,6 +39,15 @@ pub(crate) struct ModelArgs {
     /// Threads of the cpu backend; as many as the machine runs at once unless given
     #[arg(long, env = "KVASIR_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
+    /// How K and V are stored: f32, f16, bf16, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
+    #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
+    kv_dtype: Option<KvType>,
+}
+
+/// A type of K and V by its name.
+pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
+    let names = || KvType::ALL.map(|kind| kind.to_string()).join(", ");
+    KvType::from_name(name).ok_or_else(|| format!("{name} is none of {}", names()))
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -66,7 +75,11 @@ impl ModelArgs {
             Precision::Exact => kvasir::Precision::Exact,
         };
         let threads = self.threads.map(|n| n as usize);
-        Ok(self.which.open()?.load(backend, precision, threads)?)
+        let loaded = self.which.open()?.load(backend, precision, threads)?;
+        Ok(match self.kv_dtype {
+            Some(kv) => loaded.with_kv(kv)?,
+            None => loaded,
+        })
     }
 
     /// Another model, computed the same way.
