@@ -26,6 +26,8 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
+/// Address space of the stack that a form is compiled on: enough for a rule in every few bytes of the longest grammar.
+const STACK: usize = 256 << 20;
 /// Longest token that counts: nothing sane is longer, and the tree has a node for each byte.
 const LONGEST_TOKEN: usize = 1024;
 /// Characters of the library's own words that an error repeats.
@@ -67,16 +69,26 @@ impl Vocabulary {
         Ok(Self { factory, helper: Arc::new(helper), specials })
     }
 
-    /// Compiles a form with what comes in front of it. What cannot be kept to, or would allow nothing, is refused.
+    /// Compiles a form with what comes in front of it, on a thread of its own: a long chain of rules takes a deep stack. What cannot be kept to, or would allow nothing, is refused.
     pub fn compile(&self, shape: &Shape, lead: &[Part]) -> Result<Constrained, Refused> {
+        let compiled = thread::scope(|scope| {
+            let thread = thread::Builder::new().name("forms".into()).stack_size(STACK);
+            let job = thread.spawn_scoped(scope, || self.compile_here(shape, lead));
+            job.map_err(|error| Refused(error.to_string()))?
+                .join()
+                .unwrap_or_else(|_| Err(Refused("cannot be compiled".into())))
+        })?;
+        Ok(Constrained(Some(compiled)))
+    }
+
+    fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, Refused> {
         let grammar = shape.grammar(lead, |text| self.literal(text)).map_err(Refused)?;
         let mut start = Matcher::new(self.factory.create_parser(grammar));
         let mask = start.compute_mask().map_err(|error| Refused(short(&error.to_string())))?;
         if mask.is_zero() {
             return Err(Refused("allows nothing that this model can write".into()));
         }
-        let form: Arc<dyn Constraint> = Arc::new(Form::new(start, self.helper.clone()));
-        Ok(Constrained(Some(form)))
+        Ok(Arc::new(Form::new(start, self.helper.clone())))
     }
 
     /// A text as a grammar writes it: control tokens by their numbers, what is between them quoted.
