@@ -70,7 +70,7 @@ fn simulate(setting: Setting, workload: &mut dyn Workload) -> Finished {
         aborts: setting.aborts,
         seed: 1,
     };
-    run(run_, &mut |_| {})
+    run(run_, &mut |_| true)
 }
 
 /// The document's rules on the requests of its figure of admission: steps in which each is prefilled and finishes, as

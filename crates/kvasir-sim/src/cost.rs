@@ -129,7 +129,7 @@ impl CostDevice {
             step.batch.kind == StepKind::Decode && step.batch.rows.len() <= self.graph_max_batch as usize;
         let start = match recorded {
             true => machine.graph.value,
-            false => machine.launch.value * machine.kernels_per_layer * f64::from(shape.layers),
+            false => machine.launch.value * machine.kernels_per_layer.value * f64::from(shape.layers),
         };
         let seconds = (bytes / machine.bandwidth.value).max(operations / machine.operations.value) + start;
         let ns = (seconds * 1e9) as u64;

@@ -54,7 +54,7 @@ pub struct Machine {
     pub operations: Figure,
     /// Bytes of memory that a model and its cache may take.
     pub memory: Figure,
-    /// Bytes of one weight as stored.
+    /// Bytes of one weight as stored: what is run there, no figure of the machine.
     pub weight_bytes: f64,
     /// Bytes of one value in the cache.
     pub kv_bytes: f64,
@@ -62,18 +62,34 @@ pub struct Machine {
     pub launch: Figure,
     /// Seconds of starting a recorded step.
     pub graph: Figure,
-    /// Kernels of one layer.
-    pub kernels_per_layer: f64,
+    /// Kernels of one layer, where a step is started kernel by kernel.
+    pub kernels_per_layer: Figure,
+}
+
+impl Machine {
+    /// Every figure of it with its name.
+    pub fn figures(&self) -> [(&'static str, Figure); 6] {
+        [
+            ("bandwidth", self.bandwidth),
+            ("arithmetic", self.operations),
+            ("memory", self.memory),
+            ("start of a kernel", self.launch),
+            ("start of a recorded step", self.graph),
+            ("kernels of a layer", self.kernels_per_layer),
+        ]
+    }
 }
 
 const H200: &str = "NVIDIA's H200 data sheet, dense";
-const LAUNCH: &str = "4 to 6 µs per launch, in accounts of CUDA launch overhead";
-const GRAPH: &str = "NVIDIA on constant-time launch of straight-line CUDA graphs";
+/// <https://developer.nvidia.com/blog/constant-time-launch-for-straight-line-graphs-and-other-performance-enhancements/>: about
+/// 2.5 µs of the host's time to launch a straight-line graph again, whatever its length, on a machine of the generation before.
+const GRAPH: &str = "NVIDIA's blog on constant-time launch of straight-line CUDA graphs";
 
 /// The machines that are known by name.
 ///
 /// Of the CPU, bandwidth and arithmetic were measured with two threads (AMX, int8 weights of 34 bytes per 32); starting
-/// work on its own threads is not modelled. Of the H200 nothing was measured by us.
+/// work on its own threads is not modelled. Of the H200 nothing was measured by us; what is assumed has no source that we could
+/// name: 5 µs per launch and ten kernels per layer are what engines of this kind are commonly said to come to.
 pub const MACHINES: [Machine; 2] = [
     Machine {
         name: "cpu2-amx",
@@ -84,7 +100,7 @@ pub const MACHINES: [Machine; 2] = [
         kv_bytes: 2.0,
         launch: assumed(0.0),
         graph: assumed(0.0),
-        kernels_per_layer: 0.0,
+        kernels_per_layer: assumed(0.0),
     },
     Machine {
         name: "h200",
@@ -93,9 +109,9 @@ pub const MACHINES: [Machine; 2] = [
         memory: published(141e9, H200),
         weight_bytes: 2.0,
         kv_bytes: 2.0,
-        launch: published(5e-6, LAUNCH),
+        launch: assumed(5e-6),
         graph: published(2.5e-6, GRAPH),
-        kernels_per_layer: 10.0,
+        kernels_per_layer: assumed(10.0),
     },
 ];
 

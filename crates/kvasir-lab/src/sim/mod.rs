@@ -145,8 +145,9 @@ struct Driver<'a> {
     ended: u64,
 }
 
-/// Runs a workload to its end, or to where the device is lost. `progress` is told how many requests have ended.
-pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64)) -> Finished {
+/// Runs a workload to its end, or to where the device is lost. `progress` is told after each step how many requests have ended,
+/// and says whether to go on.
+pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64) -> bool) -> Finished {
     let count = Arc::new(Mutex::new(Count::default()));
     let recording = Recording::default();
     let (preset, capacity) = (*run.device.preset(), run.core.cache().capacity());
@@ -186,12 +187,15 @@ pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64)) -> Finished {
 }
 
 impl Driver<'_> {
-    fn drive(&mut self, progress: &mut dyn FnMut(u64)) -> Option<String> {
+    fn drive(&mut self, progress: &mut dyn FnMut(u64) -> bool) -> Option<String> {
         let mut held = 0;
         loop {
             let came = self.let_in();
             let turn = self.engine.step();
-            self.deliver(progress);
+            self.deliver();
+            if !progress(self.ended) {
+                return Some("interrupted".into());
+            }
             match turn {
                 Err(Exit::Asked | Exit::Closed) => return None,
                 Err(exit) => return Some(exit.to_string()),
@@ -287,7 +291,7 @@ impl Driver<'_> {
     }
 
     /// Takes what the engine has to say, and lets clients leave.
-    fn deliver(&mut self, progress: &mut dyn FnMut(u64)) {
+    fn deliver(&mut self) {
         let now = self.clock.now();
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         let mut leaving = Vec::new();
@@ -316,7 +320,6 @@ impl Driver<'_> {
         }
         outbox.clear();
         drop(count);
-        progress(self.ended);
         for job in more {
             let At::Time(at) = job.at else { continue };
             self.order += 1;
@@ -326,7 +329,7 @@ impl Driver<'_> {
             leaving.into_iter().for_each(|id| {
                 self.engine.abort(id);
             });
-            self.deliver(progress);
+            self.deliver();
         }
     }
 }

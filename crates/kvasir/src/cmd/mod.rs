@@ -5,6 +5,7 @@ mod failure;
 mod form;
 mod generate;
 mod inspect;
+mod interruption;
 mod logits;
 mod manners;
 mod model;

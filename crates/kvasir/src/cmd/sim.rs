@@ -1,4 +1,4 @@
-use super::{Failure, whole_file};
+use super::{Failure, interruption::Interruption, whole_file};
 use crate::options::{Facts, Options};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvasir_lab::{
@@ -169,8 +169,15 @@ impl Args {
             aborts: self.faults.aborts,
             seed: self.seed,
         };
-        let finished = sim::run(run, &mut |ended| bar.set_position(ended));
+        let interruption = Interruption::watch();
+        let finished = sim::run(run, &mut |ended| {
+            bar.set_position(ended);
+            !interruption.has_come()
+        });
         bar.finish_and_clear();
+        if interruption.has_come() {
+            return Err(Failure::failed("interrupted; no file was written"));
+        }
         let end = End { total: finished.report.steps, names: finished.names.clone() };
         if let (Some(file), Some(lines)) = (trace, lines) {
             lines.end(&end).map_err(|error| Failure::write(file.path(), &error))?;
@@ -230,8 +237,7 @@ impl Args {
     /// What whoever looks at the page must know.
     fn notes(&self) -> Vec<String> {
         let machine = self.sim_preset.machine;
-        let figures = [(machine.bandwidth.source, "bandwidth"), (machine.operations.source, "arithmetic")];
-        let sources = figures.map(|(source, what)| format!("{what} {source}")).join("; ");
+        let sources = machine.figures().map(|(what, figure)| format!("{what} {}", figure.source)).join("; ");
         vec![format!(
             "Simulated on a machine of {:.0} GB/s and {:.0} Top/s ({sources}).",
             machine.bandwidth.value / 1e9,

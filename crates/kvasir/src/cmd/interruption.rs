@@ -1,0 +1,40 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+use tokio::{runtime, signal};
+
+/// Whether somebody has interrupted the process or asked it to end, so that it can put its unfinished files away first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Interruption(Arc<AtomicBool>);
+
+impl Interruption {
+    /// Watches from now on. Where that cannot be, a signal ends the process at once, as it does by itself.
+    pub(crate) fn watch() -> Self {
+        let watch = Self::default();
+        let raised = watch.clone();
+        thread::spawn(move || {
+            let Ok(runtime) = runtime::Builder::new_current_thread().enable_all().build() else { return };
+            if runtime.block_on(asked_to_end()) {
+                raised.0.store(true, Ordering::Relaxed);
+            }
+        });
+        watch
+    }
+
+    /// Whether it has come.
+    pub(crate) fn has_come(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+async fn asked_to_end() -> bool {
+    let Ok(mut terminate) = signal::unix::signal(signal::unix::SignalKind::terminate()) else { return false };
+    tokio::select! {
+        interrupted = signal::ctrl_c() => interrupted.is_ok(),
+        _ = terminate.recv() => true,
+    }
+}
