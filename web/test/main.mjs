@@ -19,8 +19,9 @@ const browser = await chromium.launch({ executablePath: process.env.BROWSER, arg
 const server = await Server.start(["--api-key", "test-key"]);
 let failed = 0;
 
-/** Runs one test on a page of its own. */
+/** Runs one test on a page of its own, if its name holds what ONLY asks for. */
 async function run(name, test, { size = "desktop", colorScheme = "light", key = "test-key" } = {}) {
+  if (!name.includes(process.env.ONLY ?? "")) return;
   const context = await browser.newContext({ viewport: SIZES[size], colorScheme, hasTouch: size === "phone" });
   const page = await context.newPage();
   page.setDefaultTimeout(30_000);

@@ -36,6 +36,8 @@ export async function moves({ page, shot }) {
   assert.equal(await page.locator("section.decode.rests .row:not(.held)").count(), 0, "nobody rests who runs");
   assert.ok((await page.locator(".decode .row, .prefill .row").count()) > 1, "somebody runs");
   assert.ok((await page.locator(".numbers dt").count()) > 5, "the report is there");
+  await page.hover(".waterfall", { position: { x: 600, y: 8 } });
+  assert.match(await page.locator(".waterfall").getAttribute("title"), /: .+|waits/);
   await page.locator("summary").click();
   assert.ok((await page.locator("table tr").count()) > 1);
   const before = await page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);

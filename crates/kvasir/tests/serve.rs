@@ -211,7 +211,7 @@ fn a_key_finds_its_own_prefixes_and_no_other_key_does() {
 
 #[test]
 fn the_page_needs_no_key_and_the_steps_do() {
-    let server = Server::start("page", &["--api-key", "secret"]);
+    let mut server = Server::start("page", &["--api-key", "secret", "--grace", "600"]);
     let (status, page) = server.send("GET", "/", "", "");
     assert!(status == 200 && page.contains("/page/main.js"), "{page}");
     assert_eq!(server.send("GET", "/page/view.js", "", "").0, 200);
@@ -229,7 +229,7 @@ fn the_page_needs_no_key_and_the_steps_do() {
     assert_eq!(server.send("POST", "/v1/chat/completions", key, &body).0, 200);
     let mut made = 0;
     // The last step comes without a further one that would push it out.
-    for line in lines {
+    for line in lines.by_ref() {
         let Some(step) = line.strip_prefix("data: ") else { continue };
         let step: Value = serde_json::from_str(step).unwrap();
         let spoke =
@@ -240,6 +240,10 @@ fn the_page_needs_no_key_and_the_steps_do() {
         }
     }
     assert_eq!(made, 12);
+    // Who watches does not keep a server that leaves.
+    Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
+    assert!(lines.all(|line| !line.starts_with("event")));
+    assert!(server.process.wait().unwrap().success());
 }
 
 #[test]

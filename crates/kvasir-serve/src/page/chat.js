@@ -271,6 +271,7 @@ export class Chat {
     this.send.title = this.busy ? "stop (Esc)" : "send (Enter)";
     this.send.setAttribute("aria-label", this.busy ? "stop" : "send");
     this.form.classList.toggle("busy", this.busy);
+    this.list.setAttribute("aria-busy", this.busy); // who listens to the page hears an answer when it is whole
     if (stays) this.toEnd();
   }
 }

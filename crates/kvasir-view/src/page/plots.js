@@ -44,6 +44,16 @@ function sampled(list, most) {
   return Array.from({ length: most }, (_, i) => list[Math.floor((i * list.length) / most)]);
 }
 
+const LINE = 15; // pixels of a request in the waterfall
+
+/** What a request does in a step, in one line. */
+function sayLife(life, r) {
+  if (!r) return `${life.name}: ${life.ended === null ? "not here yet" : sayEnd(life.why)}`;
+  if (r.ended) return `${life.name}: ${sayEnd(r.ended)}`;
+  if (r.row) return `${life.name}: ${r.row.phase ? "decodes" : "prefill of"} ${plural(r.row.tokens, "token")}`;
+  return `${life.name} waits: ${sayReason(r.reason) || "it has run"}`;
+}
+
 /** Lives of the requests around the current step: queued, prefill, decode, and each token. */
 class Waterfall {
   constructor(canvas, go) {
@@ -54,6 +64,21 @@ class Waterfall {
       const at = from + ((e.offsetX - left) / (width - left)) * (to - from);
       go(this.stepAt(at));
     });
+    canvas.addEventListener("pointermove", (e) => this.hover(e));
+  }
+
+  /** Says of the request under the pointer what it did at that time, and why it waited if it did. */
+  hover(event) {
+    const { view, lives, model } = this;
+    const life = lives?.[Math.floor((event.offsetY - 1) / LINE)];
+    if (!view || !life || event.offsetX < view.left) {
+      this.canvas.title = "";
+      return;
+    }
+    const step = this.stepAt(view.from + ((event.offsetX - view.left) / (view.width - view.left)) * (view.to - view.from));
+    if (this.shown === `${life.id} ${step}`) return;
+    this.shown = `${life.id} ${step}`;
+    this.canvas.title = sayLife(life, model.state(step).reqs.get(life.id));
   }
 
   stepAt(time) {
@@ -74,11 +99,12 @@ class Waterfall {
     const first = last < 2 * reach ? 0 : Math.max(0, Math.min(index - reach, last - 2 * reach));
     const end = last < 2 * reach ? last : Math.min(last, first + 2 * reach);
     const lives = [...model.lives.values()].filter((l) => l.from <= end && (l.ended ?? last) >= first).slice(0, 60);
-    const line = 15, { ctx, width, height } = canvasFor(this.canvas, lives.length * line + 22);
+    this.lives = lives;
+    const { ctx, width, height } = canvasFor(this.canvas, lives.length * LINE + 22);
     const left = 16 + Math.min(90, Math.max(18, ...lives.map((l) => ctx.measureText(l.name.slice(0, 14)).width))), from = model.steps[first].at, to = Math.max(from + 1, model.endOf(end));
     const x = (t) => left + ((t - from) / (to - from)) * (width - left);
     this.view = { from, to, left, width };
-    lives.forEach((life, i) => this.drawLife(ctx, life, i * line + 3, line - 4, x, left, first, end, css));
+    lives.forEach((life, i) => this.drawLife(ctx, life, i * LINE + 3, LINE - 4, x, left, first, end, css));
     const now = x(model.steps[index].at), till = x(model.endOf(index));
     ctx.fillStyle = css.accent;
     ctx.globalAlpha = 0.18;

@@ -1,0 +1,125 @@
+//! Who watches an engine sees all of it, from any step on, and cannot hold it up.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, StepTrace};
+use kvasir_kv::{Radix, Token, blocks::BlockConfig};
+use kvasir_serve::{Sight, Sights, Watch};
+use kvasir_sim::Toy;
+use std::collections::BTreeMap;
+
+fn engine() -> (Watch, Engine<Toy>) {
+    let (watch, observer) = Watch::new();
+    let limits = Limits { max_model_len: 8192, ..Limits::default() };
+    let cache = Radix::new(BlockConfig { block_size: 4, blocks: 8192, ..BlockConfig::default() }).unwrap();
+    let policy = Chunked::new(64, Mixing::Off);
+    let core = Core::new(limits, Order::Fcfs, Box::new(policy), Box::new(cache));
+    let mut now = 0;
+    let clock = move || {
+        now += 1;
+        now
+    };
+    (watch, Engine::new(core, Toy::new(), clock).observe(observer))
+}
+
+fn add(engine: &mut Engine<Toy>, tag: u64, prompt: Token, max_tokens: u32) {
+    let params = Params { max_tokens, ignore_eos: true, ..Params::default() };
+    engine.add_request(Request { tag, prompt: (10..10 + prompt).collect(), params }).unwrap();
+}
+
+fn seen(sights: &mut Sights) -> Vec<Sight> {
+    std::iter::from_fn(|| sights.ready()).collect()
+}
+
+/// What the steps after the last beginning say of each request by tag: tokens heard of, and whether it has ended.
+fn told(sights: &[Sight]) -> BTreeMap<u64, (u32, bool)> {
+    let begin = sights.iter().rposition(|sight| *sight == Sight::Begin).unwrap();
+    let mut tags = BTreeMap::new();
+    let mut told = BTreeMap::new();
+    for sight in &sights[begin + 1..] {
+        let Sight::Step(step) = sight else { unreachable!() };
+        let StepTrace { arrived, spoke, outputs, ended, .. } = &**step;
+        for (number, _, _, tag) in arrived {
+            tags.insert(*number, *tag);
+            told.insert(*tag, (0, false));
+        }
+        let runs =
+            spoke.iter().flat_map(|(first, count)| (*first..first + u64::from(*count)).map(|n| (n, 1)));
+        for (number, tokens) in runs.chain(outputs.iter().copied()) {
+            told.get_mut(&tags[&number]).unwrap().0 += tokens;
+        }
+        for (number, _) in ended {
+            told.get_mut(&tags[number]).unwrap().1 = true;
+        }
+    }
+    told
+}
+
+#[test]
+fn who_comes_in_mid_run_sees_everybody_who_is_there() {
+    let (watch, mut engine) = engine();
+    add(&mut engine, 1, 100, 20);
+    add(&mut engine, 2, 30, 4);
+    for _ in 0..6 {
+        engine.step().unwrap();
+    }
+    let mut sights = watch.begin().unwrap();
+    add(&mut engine, 3, 9, 7);
+    engine.drain().unwrap();
+    let sights = seen(&mut sights);
+    assert_eq!(sights[0], Sight::Begin);
+    // The last step is there although none follows it.
+    assert_eq!(told(&sights)[&1], (20, true));
+    assert_eq!(told(&sights)[&3], (7, true));
+}
+
+#[test]
+fn who_reads_too_slowly_misses_steps_and_begins_anew() {
+    let (watch, mut engine) = engine();
+    let (mut slow, mut quick) = (watch.begin().unwrap(), watch.begin().unwrap());
+    add(&mut engine, 1, 5, 3000);
+    let mut quickly = Vec::new();
+    for _ in 0..2000 {
+        engine.step().unwrap();
+        quickly.extend(seen(&mut quick));
+    }
+    let first = seen(&mut slow);
+    assert_eq!(first.len(), 1024, "what waits is bounded");
+    engine.drain().unwrap();
+    let second = seen(&mut slow);
+    assert_eq!(second[0], Sight::Begin, "after a gap it begins anew");
+    assert!(second.len() <= 1024);
+    quickly.extend(seen(&mut quick));
+    assert_eq!(quickly.iter().filter(|sight| **sight == Sight::Begin).count(), 1, "others miss nothing");
+}
+
+#[test]
+fn a_state_after_a_gap_adds_up_with_what_follows() {
+    let (watch, mut engine) = engine();
+    let mut slow = watch.begin().unwrap();
+    add(&mut engine, 1, 5, 2000);
+    for _ in 0..1500 {
+        engine.step().unwrap();
+    }
+    seen(&mut slow);
+    let mut rest = Vec::new();
+    while !engine.core().is_idle() {
+        engine.step().unwrap();
+        rest.extend(seen(&mut slow));
+    }
+    assert_eq!(told(&rest), BTreeMap::from([(1, (2000, true))]));
+}
+
+#[test]
+fn only_so_many_watch_and_places_come_back() {
+    let (watch, mut engine) = engine();
+    let watching: Vec<_> = std::iter::from_fn(|| watch.begin().ok()).collect();
+    assert_eq!(watching.len(), 16);
+    assert_eq!(watch.begin().err().unwrap().status, 429);
+    drop(watching);
+    let mut sights = watch.begin().unwrap();
+    add(&mut engine, 1, 3, 2);
+    engine.drain().unwrap();
+    assert_eq!(told(&seen(&mut sights))[&1], (2, true));
+    drop(engine);
+    assert_eq!(watch.begin().err().unwrap().status, 503, "nobody watches an engine that is gone");
+}
