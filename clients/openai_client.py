@@ -1,0 +1,100 @@
+"""The official `openai` client: chat, responses, completions, streams, tools, log-probabilities, errors, leaving early."""
+
+import base64
+import json
+
+import openai
+
+from served import MODEL, TOOL, URL, check, idle
+
+client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
+ask = [{"role": "user", "content": "What is the capital of France?"}]
+
+check("models", [m.id for m in client.models.list()] == [MODEL])
+
+# Chat, whole and streamed.
+whole = client.chat.completions.create(model=MODEL, messages=ask, temperature=0, max_tokens=40)
+said = whole.choices[0].message.content
+check("chat", said and whole.choices[0].finish_reason == "stop")
+check("usage", whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens)
+chunks = list(client.chat.completions.create(
+    model=MODEL, messages=ask, temperature=0, max_tokens=40, stream=True, stream_options={"include_usage": True}))
+check("stream", "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == said)
+check("one id", len({c.id for c in chunks}) == 1)
+check("usage at the end", chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == whole.usage.completion_tokens)
+with client.chat.completions.stream(model=MODEL, messages=ask, temperature=0, max_tokens=40) as stream:
+    check("stream helper", stream.get_final_completion().choices[0].message.content == said)
+
+# Stop texts, several answers, seeds.
+cut = client.chat.completions.create(model=MODEL, messages=ask, temperature=0, max_tokens=40, stop=[said[3:6]])
+check("stop", cut.choices[0].message.content == said[: said.find(said[3:6])])
+seeded = [client.chat.completions.create(model=MODEL, messages=ask, n=2, seed=7, max_tokens=10) for _ in range(2)]
+check("n and seed", [c.message.content for c in seeded[0].choices] == [c.message.content for c in seeded[1].choices])
+
+# Log-probabilities.
+probed = client.chat.completions.create(
+    model=MODEL, messages=ask, temperature=0, max_tokens=8, logprobs=True, top_logprobs=3).choices[0]
+entries = probed.logprobs.content
+check("logprobs", all(len(e.top_logprobs) == 3 and e.logprob <= 0 for e in entries))
+check("greedy is likeliest", all(e.token == e.top_logprobs[0].token for e in entries))
+check("bytes", b"".join(bytes(e.bytes) for e in entries).decode() .startswith(probed.message.content))
+
+# A tool is called, its result is used.
+weather = [{"role": "user", "content": "What is the weather in Paris?"}]
+called = client.chat.completions.create(model=MODEL, messages=weather, tools=[TOOL], temperature=0, max_tokens=80)
+call = called.choices[0].message.tool_calls[0]
+check("tool call", called.choices[0].finish_reason == "tool_calls" and call.function.name == TOOL["function"]["name"])
+check("arguments", json.loads(call.function.arguments) == {"city": "Paris"})
+pieces = [c.choices[0].delta.tool_calls for c in client.chat.completions.create(
+    model=MODEL, messages=weather, tools=[TOOL], temperature=0, max_tokens=80, stream=True) if c.choices]
+streamed = [p[0] for p in pieces if p]
+check("streamed arguments", "".join(p.function.arguments for p in streamed) == call.function.arguments and len(streamed) > 2)
+result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21, "sky": "sunny"}'}
+used = client.chat.completions.create(
+    model=MODEL, messages=[*weather, called.choices[0].message, result], tools=[TOOL], temperature=0, max_tokens=80)
+check("tool result", used.choices[0].finish_reason == "stop" and used.choices[0].message.content)
+
+# Completions, echoed and from ids.
+done = client.completions.create(model=MODEL, prompt=["one two", "three"], max_tokens=4, temperature=0, echo=True)
+check("completions", [c.text.startswith(p) for c, p in zip(done.choices, ["one two", "three"])] == [True, True])
+check("ids", client.completions.create(model=MODEL, prompt=[5, 6, 7], max_tokens=2).usage.prompt_tokens == 3)
+
+# Responses, whole, streamed and with a tool.
+response = client.responses.create(model=MODEL, input=ask[0]["content"], temperature=0, max_output_tokens=40)
+check("responses", response.output_text == said and response.status == "completed")
+events = list(client.responses.create(
+    model=MODEL, input=ask[0]["content"], temperature=0, max_output_tokens=40, stream=True))
+check("numbered events", [e.sequence_number for e in events] == list(range(len(events))))
+check("deltas", "".join(e.delta for e in events if e.type == "response.output_text.delta") == said)
+check("completed", events[-1].type == "response.completed" and events[-1].response.output_text == said)
+flat = {"type": "function", **TOOL["function"]}
+first = client.responses.create(model=MODEL, input=weather, tools=[flat], temperature=0, max_output_tokens=80)
+check("responses tool", first.output[0].type == "function_call" and json.loads(first.output[0].arguments) == {"city": "Paris"})
+output = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": result["content"]}
+second = client.responses.create(
+    model=MODEL, input=[*weather, first.output[0].model_dump(exclude_none=True), output], tools=[flat], temperature=0, max_output_tokens=80)
+check("responses result", second.output_text == used.choices[0].message.content)
+
+
+# Errors come as the client's own exceptions and name the parameter.
+def refused(kind, param, **extra):
+    try:
+        client.chat.completions.create(**{"model": MODEL, "messages": ask, "max_tokens": 4, **extra})
+    except kind as error:
+        return error.param == param
+    return False
+
+
+check("bad value", refused(openai.BadRequestError, "temperature", temperature=9))
+check("unknown field", refused(openai.BadRequestError, "nonsense", extra_body={"nonsense": 1}))
+check("unknown model", refused(openai.NotFoundError, "model", model="gpt-9"))
+check("too long", refused(openai.BadRequestError, "messages", max_tokens=1 << 20))
+image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(b"x").decode()}}
+check("media", refused(openai.BadRequestError, "messages[0].content[0].type", messages=[{"role": "user", "content": [image]}]))
+
+# Leaving a stream ends its work.
+stream = client.chat.completions.create(
+    model=MODEL, messages=ask, stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
+next(iter(stream))
+stream.close()
+check("cancellation", idle(client))
