@@ -1,4 +1,4 @@
-"""What every client script shares: where the server is, a tool, and how a check reports."""
+"""What every client script shares: a tool, how a check reports, and where the server is, which KVASIR_URL and KVASIR_MODEL say."""
 
 import os
 import sys

@@ -6,6 +6,7 @@ mod chat;
 mod completions;
 mod listen;
 mod messages;
+mod openapi;
 mod page;
 mod reply;
 mod responses;
@@ -94,6 +95,7 @@ impl App {
     pub fn router(self: &Arc<Self>) -> Router {
         let keyed = Router::new()
             .route("/health", get(health))
+            .route("/openapi.json", get(openapi::openapi))
             .route("/v1/models", get(models))
             .route("/v1/models/{id}", get(model))
             .route("/v1/chat/completions", post(chat_completions))
@@ -257,12 +259,17 @@ async fn body_bytes(body: Body) -> Result<Vec<u8>, ApiError> {
     }
 }
 
+/// Plain JSON, not packed: what unpacks to more than it weighs would pass by the limit on bodies.
 fn json_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let text = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let main = text.split(';').next().unwrap_or_default().trim();
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let main = text(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
+    let wrong = |why| Err(ApiError { status: 415, ..ApiError::body(why) });
+    if !matches!(text(header::CONTENT_ENCODING), "" | "identity") {
+        return wrong("the body must not be packed");
+    }
     match main.eq_ignore_ascii_case("application/json") {
         true => Ok(()),
-        false => Err(ApiError { status: 415, ..ApiError::body("the content type must be application/json") }),
+        false => wrong("the content type must be application/json"),
     }
 }
 

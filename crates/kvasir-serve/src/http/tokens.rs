@@ -1,5 +1,8 @@
 use super::{App, read_body};
-use crate::{ApiError, request::Reader};
+use crate::{
+    ApiError,
+    request::{DETOKENIZE, Reader, TOKENIZE, classify},
+};
 use axum::{Json, extract::Request, extract::State};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -10,8 +13,8 @@ const MAX_IDS: usize = 1 << 20;
 /// `{"prompt": text, "add_special_tokens"?: bool}` → `{"tokens", "count", "max_model_len"}`.
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (_, body) = read_body(request).await?;
+    classify(TOKENIZE, &body)?;
     let body = Reader::new(&body);
-    body.only(&["model", "prompt", "add_special_tokens"])?;
     app.known_model(body.text("model")?)?;
     let text = body.text("prompt")?.ok_or_else(|| body.error("prompt", "is missing"))?;
     let tokens = app.model.encode(text, body.flag("add_special_tokens", true)?)?;
@@ -24,8 +27,8 @@ pub(super) async fn detokenize(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (_, body) = read_body(request).await?;
+    classify(DETOKENIZE, &body)?;
     let body = Reader::new(&body);
-    body.only(&["model", "tokens"])?;
     app.known_model(body.text("model")?)?;
     let items = body.list("tokens", MAX_IDS)?.ok_or_else(|| body.error("tokens", "is missing"))?;
     let vocab = app.model.facts.vocab;

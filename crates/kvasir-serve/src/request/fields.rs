@@ -228,6 +228,12 @@ pub const FORK: &[Field] = &[yes("n"), yes("at")];
 /// Fields of `POST /v1/sessions/ID/rewind`.
 pub const REWIND: &[Field] = &[yes("to")];
 
+/// Fields of `/tokenize`.
+pub const TOKENIZE: &[Field] = &[yes("model"), yes("prompt"), yes("add_special_tokens")];
+
+/// Fields of `/detokenize`.
+pub const DETOKENIZE: &[Field] = &[yes("model"), yes("tokens")];
+
 /// Refuses a body that has a field which is unknown or not offered. `null` is the same as absent.
 pub fn classify(table: &[Field], body: &Map<String, Value>) -> Result<(), ApiError> {
     for (name, value) in body {

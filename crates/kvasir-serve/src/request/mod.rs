@@ -3,6 +3,7 @@
 mod anthropic;
 mod chat;
 mod completion;
+mod endpoints;
 mod fields;
 mod form;
 mod json;
@@ -16,8 +17,10 @@ mod tools;
 pub use anthropic::MessagesRequest;
 pub use chat::{ChatRequest, Content, Message, Role, StreamOptions};
 pub use completion::{CompletionRequest, Prompt};
+pub use endpoints::{ENDPOINTS, Endpoint};
 pub use fields::{
-    CHAT, COMPLETIONS, COUNT_TOKENS, Class, FORK, Field, MESSAGES, RESPONSES, REWIND, SESSIONS, classify,
+    CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, FORK, Field, MESSAGES, RESPONSES, REWIND, SESSIONS,
+    TOKENIZE, classify,
 };
 pub use form::AskedForm;
 pub use json::parse_body;

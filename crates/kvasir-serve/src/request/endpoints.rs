@@ -1,0 +1,47 @@
+use super::{
+    CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, FORK, Field, MESSAGES, RESPONSES, REWIND, SESSIONS, TOKENIZE,
+};
+
+/// A route as it is described to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The method, in small letters.
+    pub method: &'static str,
+    /// The path; names in braces are parameters.
+    pub path: &'static str,
+    /// What it does, in a line.
+    pub summary: &'static str,
+    /// Fields of its body; none if it takes no body.
+    pub fields: &'static [Field],
+}
+
+const fn get(path: &'static str, summary: &'static str) -> Endpoint {
+    Endpoint { method: "get", path, summary, fields: &[] }
+}
+
+const fn post(path: &'static str, summary: &'static str, fields: &'static [Field]) -> Endpoint {
+    Endpoint { method: "post", path, summary, fields }
+}
+
+/// Every route but the page's own files.
+pub const ENDPOINTS: &[Endpoint] = &[
+    get("/live", "Whether the process is there; needs no key"),
+    get("/health", "Whether requests can be answered"),
+    get("/openapi.json", "This description"),
+    get("/v1/models", "The model"),
+    get("/v1/models/{id}", "The model, by its name"),
+    get("/v1/engine/steps", "Every step of the engine as it happens, as server-sent events"),
+    post("/v1/chat/completions", "Answers a chat", CHAT),
+    post("/v1/completions", "Goes on with texts or token ids", COMPLETIONS),
+    post("/v1/responses", "Answers a list of items", RESPONSES),
+    post("/v1/messages", "Answers a chat in Anthropic's form", MESSAGES),
+    post("/v1/messages/count_tokens", "Counts the tokens of a chat in Anthropic's form", COUNT_TOKENS),
+    get("/v1/sessions", "The caller's sessions"),
+    post("/v1/sessions", "Begins a session", SESSIONS),
+    get("/v1/sessions/{id}", "One session"),
+    Endpoint { method: "delete", path: "/v1/sessions/{id}", summary: "Ends a session", fields: &[] },
+    post("/v1/sessions/{id}/fork", "Branches a session, with no copying", FORK),
+    post("/v1/sessions/{id}/rewind", "Shortens a session", REWIND),
+    post("/tokenize", "The token ids of a text", TOKENIZE),
+    post("/detokenize", "The text of token ids", DETOKENIZE),
+];
