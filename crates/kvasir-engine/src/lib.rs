@@ -44,7 +44,8 @@ pub use kept::SessionId;
 pub use limits::{Costs, Limits};
 pub use observer::Observer;
 pub use policy::{
-    Chunked, Chunking, Mixing, Policy, PrefillFirst, PublishAt, Rectangular, RectangularConfig, prefill_chunk,
+    Chunked, Chunking, Mixing, Policy, PrefillFirst, PublishAt, Rectangular, RectangularConfig, StepTarget,
+    prefill_chunk,
 };
 pub use queue::Order;
 pub use reason::Reason;

@@ -13,6 +13,8 @@ pub(crate) struct CostMeter {
 
 /// How much of the past is left after each step.
 const FADE: f64 = 0.98;
+/// A chunk counts for so many tokens at most.
+const HEAVIEST: usize = 64;
 
 impl CostMeter {
     /// Takes in a step that took `took`.
@@ -31,8 +33,10 @@ impl CostMeter {
             0 => 0,
             rows => costs.step_ns + costs.row_ns * (rows as u64 - 1),
         };
-        self.prompt_ns = self.prompt_ns * FADE + took.saturating_sub(decodes) as f64;
-        self.prompt_tokens = self.prompt_tokens * FADE + tokens as f64;
+        // A long chunk says no more about the next step than a short one does, and less about short ones.
+        let weight = tokens.min(HEAVIEST) as f64 / tokens as f64;
+        self.prompt_ns = self.prompt_ns * FADE + took.saturating_sub(decodes) as f64 * weight;
+        self.prompt_tokens = self.prompt_tokens * FADE + tokens as f64 * weight;
     }
 
     /// What is known so far; zeros where nothing is.
@@ -79,6 +83,15 @@ mod tests {
         assert!((990..=1010).contains(&costs.step_ns), "{costs:?}");
         assert!((48..=52).contains(&costs.row_ns), "{costs:?}");
         assert!((19..=21).contains(&costs.token_ns), "{costs:?}");
+    }
+
+    #[test]
+    fn one_long_prompt_does_not_outweigh_the_chunks_after_it() {
+        let mut meter = CostMeter::default();
+        (0..20).for_each(|_| meter.see(&batch(0, 4), 1000));
+        meter.see(&batch(4096, 0), 4096 * 10);
+        (0..40).for_each(|_| meter.see(&batch(64, 4), 1000 + 64 * 30));
+        assert!(meter.costs().token_ns >= 29, "{:?}", meter.costs());
     }
 
     #[test]

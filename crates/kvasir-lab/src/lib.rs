@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod load;
+pub mod offline;
 pub mod replay;
 mod shapes;
 pub mod sim;

@@ -1,21 +1,29 @@
 //! The engine behind the server: its thread, and the way to it and back.
 
-use crate::{ApiError, kept::Kept};
+use crate::{
+    ApiError,
+    call::Call,
+    kept::Kept,
+    metrics::{Eyes, Metrics, Rejected},
+    report::{Reports, Told},
+};
 use kvasir_engine::{Engine, Exit, Fault, Finish, Message, Outbox, Refusal, Request, Summary};
 use kvasir_exec::{Executor, TokenLogprobs};
 use kvasir_kv::Token;
 use std::{
     collections::HashMap,
+    future::poll_fn,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
+    task::{Poll, Waker},
     thread,
+    time::{Instant, SystemTime},
 };
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// What one step brought for one request.
+/// What has come for one request since it was looked at last. Its memory is used again.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
     /// New tokens.
@@ -28,7 +36,102 @@ pub struct Piece {
     pub ended: Option<Summary>,
 }
 
-type Clients = HashMap<u64, UnboundedSender<Piece>>;
+impl Piece {
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.logprobs.clear();
+        self.scores.clear();
+        self.ended = None;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.tokens.is_empty() && self.scores.is_empty() && self.ended.is_none()
+    }
+}
+
+/// Where the engine leaves what comes for a request, and whom it wakes.
+#[derive(Default)]
+struct Mailbox {
+    piece: Piece,
+    waker: Option<Waker>,
+    /// Nothing more comes: the engine is gone.
+    closed: bool,
+    /// When something was left here last.
+    left: Option<Instant>,
+}
+
+/// What may be under way and waited for at once; more is turned away with 429.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// Answers.
+    pub answers: usize,
+    /// Answers of one key.
+    pub answers_per_key: usize,
+    /// Tokens of prompts, and those that answers may yet have, together.
+    pub tokens: u64,
+}
+
+impl Default for Allowance {
+    fn default() -> Self {
+        Self { answers: 4096, answers_per_key: 4096, tokens: 1 << 26 }
+    }
+}
+
+/// Somebody who waits for an answer.
+struct Client {
+    mailbox: Arc<Mutex<Mailbox>>,
+    call: Arc<Call>,
+    key: u64,
+    tokens: u64,
+}
+
+/// Everybody who waits, and what they come to.
+#[derive(Default)]
+struct Clients {
+    by_tag: HashMap<u64, Client>,
+    by_key: HashMap<u64, usize>,
+    tokens: u64,
+}
+
+impl Clients {
+    fn insert(&mut self, tag: u64, client: Client) {
+        *self.by_key.entry(client.key).or_default() += 1;
+        self.tokens += client.tokens;
+        self.by_tag.insert(tag, client);
+    }
+
+    fn remove(&mut self, tag: u64) -> Option<Client> {
+        let client = self.by_tag.remove(&tag)?;
+        self.tokens -= client.tokens;
+        if let Some(open) = self.by_key.get_mut(&client.key) {
+            *open -= 1;
+            if *open == 0 {
+                self.by_key.remove(&client.key);
+            }
+        }
+        Some(client)
+    }
+
+    /// Whether `n` more of this key, with so many tokens in all, are within the allowance.
+    fn admit(&self, allowed: &Allowance, key: u64, n: usize, tokens: u64) -> Result<(), (Rejected, String)> {
+        if self.by_tag.len() + n > allowed.answers {
+            let why =
+                format!("{} answers are under way already; {} may be", self.by_tag.len(), allowed.answers);
+            return Err((Rejected::QueueFull, why));
+        }
+        let own = self.by_key.get(&key).copied().unwrap_or(0);
+        if own + n > allowed.answers_per_key {
+            let why = format!("{own} answers of this key are under way; {} may be", allowed.answers_per_key);
+            return Err((Rejected::KeyLimit, why));
+        }
+        if self.tokens.saturating_add(tokens) > allowed.tokens {
+            let why =
+                format!("requests under way may come to {} tokens; {} may be", self.tokens, allowed.tokens);
+            return Err((Rejected::TokensWaiting, why));
+        }
+        Ok(())
+    }
+}
 
 /// An engine on a thread of its own, and the way to it and back.
 ///
@@ -39,6 +142,10 @@ pub struct Host {
     clients: Arc<Mutex<Clients>>,
     exit: Arc<Mutex<Option<Exit>>>,
     next_tag: AtomicU64,
+    metrics: Arc<Metrics>,
+    allowed: Allowance,
+    reports: Arc<Reports>,
+    draining: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -47,39 +154,67 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Host {
-    /// Starts `engine` on its thread.
-    pub fn start<E: Executor + Send + 'static>(mut engine: Engine<E>) -> std::io::Result<Arc<Self>>
+    /// Starts `engine` on its thread. It takes what is `allowed` and tells `reports` how each request went.
+    pub fn start<E: Executor + Send + 'static>(
+        engine: Engine<E>,
+        allowed: Allowance,
+        reports: Arc<Reports>,
+    ) -> std::io::Result<Arc<Self>>
     where
         E::Pending: Send,
     {
         let (inbox, messages) = mpsc::channel();
+        let metrics = Arc::new(Metrics::default());
+        let mut engine = engine.observe(Box::new(Eyes(metrics.clone())));
         let host = Arc::new(Self {
             inbox,
             kept: Arc::default(),
             clients: Arc::default(),
             exit: Arc::default(),
             next_tag: AtomicU64::new(1),
+            metrics: metrics.clone(),
+            allowed,
+            reports: reports.clone(),
+            draining: AtomicBool::new(false),
         });
         let (clients, kept, exit) = (host.clients.clone(), host.kept.clone(), host.exit.clone());
         thread::Builder::new().name("engine".into()).spawn(move || {
+            let mut post = Post { metrics, reports, wakers: Vec::new() };
             let why = engine.serve(&messages, |outbox| {
                 // First, so that who hears of an end finds what it left.
                 kept.hear(outbox);
-                deliver(&clients, outbox);
+                post.deliver(&clients, outbox);
             });
             *locked(&exit) = Some(why);
-            // Dropping the senders tells every client that nothing more comes.
-            locked(&clients).clear();
+            post.close(&clients);
             kept.close();
         })?;
         Ok(host)
     }
 
-    /// Hands a request over `n` times; one stream for each answer.
+    /// Hands a request over `n` times; one stream for each answer. All of it is taken, or nothing.
     pub fn submit(self: &Arc<Self>, mut request: Request, n: u32) -> Result<Vec<Answers>, ApiError> {
+        if self.draining.load(Ordering::Relaxed) {
+            self.metrics.reject(Rejected::Draining);
+            return Err(ApiError::unavailable("the server is leaving"));
+        }
         let first = self.next_tag.fetch_add(u64::from(n), Ordering::Relaxed);
         request.tag = first;
-        let streams: Vec<_> = (first..first + u64::from(n)).map(|tag| self.listen(tag)).collect();
+        let (call, key) = (Call::current(), request.params.key);
+        let tokens = request.prompt.len() as u64 + u64::from(request.params.max_tokens);
+        let mut clients = locked(&self.clients);
+        if let Err((why, text)) = clients.admit(&self.allowed, key, n as usize, tokens * u64::from(n)) {
+            drop(clients);
+            self.metrics.reject(why);
+            return Err(ApiError::too_many(text));
+        }
+        let streams = (first..first + u64::from(n)).map(|tag| {
+            let mailbox = Arc::<Mutex<Mailbox>>::default();
+            clients.insert(tag, Client { mailbox: mailbox.clone(), call: call.clone(), key, tokens });
+            Answers { tag, mailbox, host: self.clone(), ended: false }
+        });
+        let streams: Vec<_> = streams.collect();
+        drop(clients);
         let sent = self.inbox.send(Message::Add { request: Box::new(request), n });
         match sent.is_ok() && self.exit().is_none() {
             true => Ok(streams),
@@ -87,10 +222,14 @@ impl Host {
         }
     }
 
-    fn listen(self: &Arc<Self>, tag: u64) -> Answers {
-        let (send, pieces) = unbounded_channel();
-        locked(&self.clients).insert(tag, send);
-        Answers { tag, pieces, host: self.clone(), ended: false }
+    /// Where it is told how requests went.
+    pub fn reports(&self) -> &Arc<Reports> {
+        &self.reports
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 
     /// Why the engine has stopped, if it has.
@@ -100,71 +239,126 @@ impl Host {
 
     /// Answers that are being made or waited for.
     pub fn open(&self) -> usize {
-        locked(&self.clients).len()
+        locked(&self.clients).by_tag.len()
+    }
+
+    /// Whether it takes no more requests.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
     }
 
     /// Takes no more requests, and lets the engine leave when those it has are done.
     pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
         // An engine that is gone already has nothing to drain.
         let _ = self.inbox.send(Message::Drain);
     }
 }
 
-fn deliver(clients: &Mutex<Clients>, outbox: &Outbox) {
-    let mut clients = locked(clients);
-    let mut ended = outbox.ended.iter().peekable();
-    // Both lists are in the order of the events' tokens.
-    let mut logprobs = outbox.logprobs.iter().peekable();
-    let mut scores = outbox.scores.iter().peekable();
-    for (index, (event, tokens)) in outbox.iter().enumerate() {
-        let summary = match event.finish {
-            Some(_) => ended.next_if(|summary| summary.tag == event.tag).copied(),
-            None => None,
-        };
-        let end = event.tokens.range().end;
-        let own = std::iter::from_fn(|| logprobs.next_if(|(at, _)| (*at as usize) < end));
-        let piece = Piece {
-            tokens: tokens.to_vec(),
-            logprobs: own.map(|(_, logprobs)| logprobs.clone()).collect(),
-            scores: scores
-                .next_if(|(at, _)| *at as usize == index)
-                .map(|(_, list)| list.clone())
-                .unwrap_or_default(),
-            ended: summary,
-        };
-        // A client that left is aborted by the drop of its stream.
-        if let Some(client) = clients.get(&event.tag) {
-            let _ = client.send(piece);
+/// Takes the engine's events to their mailboxes.
+struct Post {
+    metrics: Arc<Metrics>,
+    reports: Arc<Reports>,
+    /// Whom to wake once all mail of a step is there: those who are woken share the processor with this thread.
+    wakers: Vec<Waker>,
+}
+
+impl Post {
+    fn deliver(&mut self, clients: &Mutex<Clients>, outbox: &Outbox) {
+        let now = Instant::now();
+        let mut clients = locked(clients);
+        let mut ended = outbox.ended.iter().peekable();
+        // Both lists are in the order of the events' tokens.
+        let mut logprobs = outbox.logprobs.iter().peekable();
+        let mut scores = outbox.scores.iter().peekable();
+        for (index, (event, tokens)) in outbox.iter().enumerate() {
+            let summary = match event.finish {
+                Some(_) => ended.next_if(|summary| summary.tag == event.tag).copied(),
+                None => None,
+            };
+            summary.iter().for_each(|summary| self.metrics.ended(summary));
+            let end = event.tokens.range().end;
+            let own = std::iter::from_fn(|| logprobs.next_if(|(at, _)| (*at as usize) < end));
+            let scored = scores.next_if(|(at, _)| *at as usize == index);
+            // A client that left is aborted by the drop of its stream.
+            let Some(client) = clients.by_tag.get(&event.tag) else {
+                own.for_each(drop);
+                continue;
+            };
+            let mut mail = locked(&client.mailbox);
+            mail.piece.tokens.extend_from_slice(tokens);
+            mail.piece.logprobs.extend(own.map(|(_, logprobs)| logprobs.clone()));
+            mail.piece.scores.extend(scored.into_iter().flat_map(|(_, list)| list.iter().cloned()));
+            mail.piece.ended = summary;
+            if let Some(before) = mail.left.replace(now).filter(|_| !tokens.is_empty()) {
+                let gap = now.saturating_duration_since(before).as_nanos();
+                self.metrics.gap(u64::try_from(gap).unwrap_or(u64::MAX));
+            }
+            self.wakers.extend(mail.waker.take());
+            drop(mail);
+            if event.finish.is_some() {
+                let client = clients.remove(event.tag);
+                if let (Some(client), Some(summary)) = (client, summary) {
+                    self.tell(client.call, summary);
+                }
+            }
         }
-        if event.finish.is_some() {
-            clients.remove(&event.tag);
+        drop(clients);
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+
+    fn tell(&self, call: Arc<Call>, summary: Summary) {
+        if self.reports.is_wanted() {
+            self.reports.tell(Told::Ended { call, summary, at: SystemTime::now() });
         }
+    }
+
+    /// Tells every client that nothing more comes.
+    fn close(&mut self, clients: &Mutex<Clients>) {
+        let all = std::mem::take(&mut *locked(clients));
+        for client in all.by_tag.values() {
+            let mut mail = locked(&client.mailbox);
+            mail.closed = true;
+            self.wakers.extend(mail.waker.take());
+        }
+        self.wakers.drain(..).for_each(Waker::wake);
     }
 }
 
 /// The answer to one prompt, piece by piece. Dropping it before its end aborts the request.
 pub struct Answers {
     tag: u64,
-    pieces: UnboundedReceiver<Piece>,
+    mailbox: Arc<Mutex<Mailbox>>,
     host: Arc<Host>,
     ended: bool,
 }
 
 impl Answers {
-    /// The next piece; what has piled up comes as one. An error if the engine is gone.
-    pub async fn next(&mut self) -> Result<Piece, ApiError> {
-        let mut piece =
-            self.pieces.recv().await.ok_or_else(|| ApiError::unavailable("the engine has stopped"))?;
-        while piece.ended.is_none()
-            && let Ok(more) = self.pieces.try_recv()
-        {
-            piece.tokens.extend(more.tokens);
-            piece.logprobs.extend(more.logprobs);
-            piece.scores.extend(more.scores);
-            piece.ended = more.ended;
+    /// Fills `piece` with the next one; what has piled up comes as one. An error if the engine is gone.
+    pub async fn next(&mut self, piece: &mut Piece) -> Result<(), ApiError> {
+        piece.clear();
+        let (mailbox, host) = (&self.mailbox, &self.host);
+        let there = poll_fn(|context| {
+            let mut mail = locked(mailbox);
+            if !mail.piece.is_empty() {
+                std::mem::swap(&mut mail.piece, piece);
+                return Poll::Ready(true);
+            }
+            // An engine that stopped before this request was listed has told nobody.
+            if mail.closed || host.exit().is_some() {
+                return Poll::Ready(false);
+            }
+            match &mut mail.waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                none => *none = Some(context.waker().clone()),
+            }
+            Poll::Pending
+        });
+        match there.await {
+            true => self.ended = piece.ended.is_some(),
+            false => return Err(ApiError::unavailable("the engine has stopped")),
         }
-        self.ended = piece.ended.is_some();
-        Ok(piece)
+        Ok(())
     }
 
     /// Asks for the end after `keep` tokens, because the text contains a stop. The last piece follows soon.
@@ -175,10 +369,13 @@ impl Answers {
 
 impl Drop for Answers {
     fn drop(&mut self) {
-        if !self.ended {
-            let _ = self.host.inbox.send(Message::Abort { tag: self.tag });
+        if self.ended {
+            return;
         }
-        locked(&self.host.clients).remove(&self.tag);
+        // The engine answers with an end, which is counted and told like any other.
+        if self.host.inbox.send(Message::Abort { tag: self.tag }).is_err() {
+            drop(locked(&self.host.clients).remove(self.tag));
+        }
     }
 }
 
@@ -202,5 +399,33 @@ pub fn failure(finish: Finish) -> Option<ApiError> {
         }
         Finish::Aborted => Some(ApiError::unavailable(message)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(key: u64, tokens: u64) -> Client {
+        Client { mailbox: Arc::default(), call: Arc::default(), key, tokens }
+    }
+
+    #[test]
+    fn what_is_allowed_is_counted_in_answers_keys_and_tokens_and_given_back() {
+        let allowed = Allowance { answers: 3, answers_per_key: 2, tokens: 100 };
+        let mut clients = Clients::default();
+        let refused = |clients: &Clients, key, n, tokens| {
+            clients.admit(&allowed, key, n, tokens).err().map(|(why, _)| why)
+        };
+        clients.insert(1, client(7, 40));
+        clients.insert(2, client(7, 40));
+        assert_eq!(refused(&clients, 7, 1, 1), Some(Rejected::KeyLimit));
+        assert_eq!(refused(&clients, 8, 1, 20), None);
+        assert_eq!(refused(&clients, 8, 1, 21), Some(Rejected::TokensWaiting));
+        assert_eq!(refused(&clients, 8, 2, 1), Some(Rejected::QueueFull));
+        assert!(clients.remove(1).is_some() && clients.remove(1).is_none());
+        assert_eq!(refused(&clients, 7, 1, 60), None);
+        assert!(clients.remove(2).is_some());
+        assert_eq!((clients.tokens, clients.by_key.len(), clients.by_tag.len()), (0, 0, 0));
     }
 }

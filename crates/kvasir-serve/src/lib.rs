@@ -4,15 +4,19 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
+mod call;
 mod error;
 pub mod form;
 pub mod host;
 pub mod http;
 mod kept;
+pub mod metrics;
 pub mod model;
+pub mod report;
 pub mod request;
 pub mod session;
 mod watch;
 
+pub use call::Call;
 pub use error::ApiError;
 pub use watch::{Sight, Sights, Watch};

@@ -3,6 +3,7 @@
 
 mod cost;
 mod fault;
+mod paced;
 mod preset;
 mod rectangle;
 mod shape;
@@ -10,6 +11,7 @@ mod toy;
 
 pub use cost::{Answers, Clock, CostDevice, Spent};
 pub use fault::Faults;
+pub use paced::{Paced, Words};
 pub use preset::{Figure, MACHINES, Machine, Preset, Source};
 pub use rectangle::StaticShape;
 pub use shape::{SHAPES, Shape};

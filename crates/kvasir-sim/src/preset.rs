@@ -125,15 +125,46 @@ pub struct Preset {
 }
 
 impl Preset {
-    /// Reads `h200:qwen3-14b`. The error lists what there is.
+    /// Reads `h200:qwen3-14b`, `instant` or `fixed:5ms`. The error lists what there is.
     pub fn parse(text: &str) -> Result<Self, String> {
+        if text == "instant" {
+            return Ok(Self::fixed(0.0));
+        }
+        if let Some(time) = text.strip_prefix("fixed:") {
+            let milliseconds = time.strip_suffix("ms").and_then(|n| n.parse::<f64>().ok());
+            return milliseconds
+                .filter(|ms| (0.0..=60_000.0).contains(ms))
+                .map(|ms| Self::fixed(ms / 1e3))
+                .ok_or_else(|| format!("`{time}` is not a time like 5ms"));
+        }
         let (machine, shape) = text.split_once(':').unwrap_or((text, "qwen3-0.6b"));
         let found = MACHINES.iter().find(|known| known.name == machine).copied();
         match (found, Shape::named(shape)) {
             (Some(machine), Some(shape)) => Ok(Self { machine, shape }),
-            (None, _) => Err(unknown("machine", machine, MACHINES.iter().map(|known| known.name))),
+            (None, _) => Err(unknown(
+                "machine",
+                machine,
+                MACHINES.iter().map(|known| known.name).chain(["instant", "fixed:5ms"]),
+            )),
             (_, None) => Err(unknown("shape", shape, crate::SHAPES.iter().map(|known| known.name))),
         }
+    }
+
+    /// A device whose every step takes this long, whatever is in it.
+    fn fixed(seconds: f64) -> Self {
+        let shape = crate::SHAPES[0];
+        let machine = Machine {
+            name: "fixed",
+            bandwidth: assumed(f64::INFINITY),
+            operations: assumed(f64::INFINITY),
+            memory: assumed(64e9),
+            weight_bytes: 2.0,
+            kv_bytes: 2.0,
+            launch: assumed(seconds / f64::from(shape.layers)),
+            graph: assumed(seconds),
+            kernels_per_layer: assumed(1.0),
+        };
+        Self { machine, shape }
     }
 
     /// Slots that `share` of the memory beside the weights holds.
@@ -174,6 +205,8 @@ mod tests {
     fn a_wrong_name_is_answered_with_the_right_ones() {
         assert!(Preset::parse("h200:qwen3-14b").is_ok());
         assert!(Preset::parse("h100").unwrap_err().contains("cpu2-amx, h200"));
+        assert!(Preset::parse("instant").is_ok() && Preset::parse("fixed:2.5ms").is_ok());
+        assert!(Preset::parse("fixed:2").is_err() && Preset::parse("fixed:-1ms").is_err());
         assert!(Preset::parse("h200:gpt").unwrap_err().contains("qwen3-0.6b"));
     }
 }

@@ -10,7 +10,7 @@
 //! `rectangular`, `device`, `notes`. `names` are `[tag, name]`. `first` is the number of steps left out before the first of `steps`, `total` the
 //! number in the run. `report` is `{numbers: [[name, text]], series: [{title, unit, points: [[x, y]]}], percentiles:
 //! [{name, values}]}` over the whole run, `values` rising in equal shares and in nanoseconds; without it rates are
-//! taken from the steps.
+//! taken from the steps. With a report and no steps the page shows the figures alone.
 //!
 //! A step is what one call of `schedule` decided, and what came back before the next call. Absent keys changed nothing:
 //!

@@ -1,9 +1,10 @@
 use kvasir_cpu::CpuExecutor;
 use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
 use kvasir_plain::{PlainExecutor, Ran};
+use kvasir_sim::{Paced, Preset};
 
 /// `--backend`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum BackendKind {
     /// The fastest that is built in and runs here.
     #[default]
@@ -12,6 +13,8 @@ pub enum BackendKind {
     Cpu,
     /// f32, one thread, a mask for every query: the oracle.
     Plain,
+    /// Computes nothing and says anything, as fast as this device would: for load tests of all that is around it.
+    Sim(Preset),
 }
 
 /// An executor of whichever backend was chosen.
@@ -20,6 +23,8 @@ pub enum AnyExecutor {
     Cpu(Box<CpuExecutor>),
     /// Of the plain one.
     Plain(PlainExecutor),
+    /// Of the simulated one.
+    Sim(Box<Paced>),
 }
 
 /// A step handed to one.
@@ -28,6 +33,8 @@ pub enum AnyPending {
     Cpu(kvasir_cpu::Ran),
     /// The plain one's.
     Plain(Ran),
+    /// The simulated one's.
+    Sim(u64),
 }
 
 impl Executor for AnyExecutor {
@@ -37,6 +44,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.abilities(),
             Self::Plain(executor) => executor.abilities(),
+            Self::Sim(executor) => executor.abilities(),
         }
     }
 
@@ -44,6 +52,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.bind(row, spec),
             Self::Plain(executor) => executor.bind(row, spec),
+            Self::Sim(executor) => executor.bind(row, spec),
         }
     }
 
@@ -51,6 +60,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.submit(step).map(AnyPending::Cpu),
             Self::Plain(executor) => executor.submit(step).map(AnyPending::Plain),
+            Self::Sim(executor) => executor.submit(step).map(AnyPending::Sim),
         }
     }
 
@@ -58,9 +68,12 @@ impl Executor for AnyExecutor {
         match (self, pending) {
             (Self::Cpu(executor), AnyPending::Cpu(ran)) => executor.wait(ran),
             (Self::Plain(executor), AnyPending::Plain(ran)) => executor.wait(ran),
+            (Self::Sim(executor), AnyPending::Sim(ticket)) => executor.wait(ticket),
             // A step of another executor's is given back as it came, with what went wrong.
             (_, AnyPending::Cpu(ran)) => (ran.into_step(), Err(foreign())),
             (_, AnyPending::Plain(ran)) => (ran.into_step(), Err(foreign())),
+            // The simulated device keeps its steps itself; there is none to give back.
+            (_, AnyPending::Sim(_)) => (Box::default(), Err(foreign())),
         }
     }
 }

@@ -43,6 +43,9 @@ impl Loaded {
 
     /// Slots that a pool may have in a share of the memory that is free now; none where that is not known.
     pub fn slots_in_memory(&self, share: f64) -> Option<u32> {
+        if let Some(preset) = self.simulated() {
+            return Some(preset.slots(share));
+        }
         let free = free_memory()? as f64;
         let slot = self.kv().slot_bytes(&self.program().layers) as f64;
         Some((free * share / slot.max(1.0)) as u32)

@@ -10,6 +10,9 @@ impl Loaded {
     /// Logits after the last token of a prompt, or with `all` after each of its tokens.
     pub fn logits(&self, prompt: &[Token], all: bool) -> Result<Vec<Vec<f32>>, Error> {
         self.check_prompt(prompt)?;
+        if self.simulated().is_some() {
+            return Err(Error::Asked("the sim backend computes no logits".into()));
+        }
         let broken = |e: CacheError| Error::Failed(e.to_string());
         let mut executor = self.executor(prompt.len() as u32, CHUNK as u32, 1, None)?;
         let final_len = prompt.len() as u32;

@@ -3,10 +3,11 @@
 
 mod chat;
 mod cmd;
+mod config;
 mod options;
 
-use clap::Parser;
-use std::process::ExitCode;
+use clap::{CommandFactory, FromArgMatches, Parser};
+use std::{path::PathBuf, process::ExitCode};
 
 /// One LLM inference engine for the desk and for the fleet.
 #[derive(Parser)]
@@ -14,18 +15,33 @@ use std::process::ExitCode;
 struct Cli {
     #[command(subcommand)]
     command: cmd::Command,
+    /// A TOML file of options by their names; the command line and the environment go before it
+    #[arg(long, global = true, env = "KVASIR_CONFIG", value_name = "FILE.toml")]
+    config: Option<PathBuf>,
+    /// Print the options as such a file instead of running
+    #[arg(long, global = true)]
+    print_config: bool,
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(answer) if answer.use_stderr() && std::env::args_os().len() > 1 => {
-            eprintln!("kvasir: {}", one_line(&answer.to_string()));
-            return ExitCode::from(2);
+    let asked = config::with_file(Cli::command(), std::env::args_os().collect());
+    let ran = asked.and_then(|args| {
+        let matches = match Cli::command().try_get_matches_from(args) {
+            Ok(matches) => matches,
+            Err(answer) if answer.use_stderr() && std::env::args_os().len() > 1 => {
+                return Err(cmd::Failure::usage(one_line(&answer.to_string())));
+            }
+            Err(answer) => answer.exit(),
+        };
+        let cli =
+            Cli::from_arg_matches(&matches).map_err(|e| cmd::Failure::usage(one_line(&e.to_string())))?;
+        if cli.print_config {
+            print!("{}", config::print(&Cli::command(), &matches));
+            return Ok(ExitCode::SUCCESS);
         }
-        Err(answer) => answer.exit(),
-    };
-    match cli.command.run() {
+        cli.command.run()
+    });
+    match ran {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("kvasir: {failure}");

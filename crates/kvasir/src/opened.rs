@@ -4,6 +4,7 @@ use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts, gguf::Ggu
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Program};
+use kvasir_sim::{Paced, Preset, Words};
 use serde_json::Value as Json;
 use std::{path::Path, sync::Arc};
 
@@ -75,6 +76,21 @@ impl Opened {
         Ok(if there { Some(self.text_files()?.tokenizer()?) } else { None })
     }
 
+    /// Tokens that are text by themselves and end nothing: what a simulated device can say.
+    fn words(&self) -> Result<Words, Error> {
+        let Some(tokenizer) = self.tokenizer()? else {
+            return Ok(Words::new((0..self.model.target.vocab as Token).collect()));
+        };
+        let eos = self.eos();
+        let is_word = |id: &Token| {
+            let text = tokenizer.bytes(*id).and_then(|bytes| String::from_utf8(bytes).ok());
+            !tokenizer.is_special(*id)
+                && !eos.contains(id)
+                && text.is_some_and(|text| text.chars().any(char::is_alphanumeric) && text.len() < 12)
+        };
+        Ok(Words::new((0..self.model.target.vocab as Token).filter(is_word).collect()))
+    }
+
     /// Makes the weights ready for a backend.
     pub fn load(
         self,
@@ -90,6 +106,8 @@ impl Opened {
             }
             // It has one thread and one arithmetic, which is exact.
             BackendKind::Plain => Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?),
+            // No weight is read; only the words are the model's.
+            BackendKind::Sim(preset) => Weights::Sim(preset, self.words()?),
         };
         let mut loaded = Loaded { opened: self, weights, kv: KvType::F32 };
         loaded.kv = loaded.natural_kv();
@@ -109,6 +127,7 @@ pub struct Loaded {
 enum Weights {
     Cpu(Arc<CpuModel>),
     Plain(PlainModel),
+    Sim(Preset, Words),
 }
 
 impl Loaded {
@@ -162,7 +181,16 @@ impl Loaded {
             Weights::Plain(model) => {
                 AnyExecutor::Plain(PlainExecutor::new(model, Limits { slots, tokens, rows }))
             }
+            Weights::Sim(preset, words) => AnyExecutor::Sim(Box::new(Paced::new(*preset, words.clone()))),
         })
+    }
+
+    /// The simulated device, if that is the backend.
+    pub(crate) fn simulated(&self) -> Option<&Preset> {
+        match &self.weights {
+            Weights::Sim(preset, _) => Some(preset),
+            _ => None,
+        }
     }
 
     /// The backend's name.
@@ -170,6 +198,7 @@ impl Loaded {
         match self.weights {
             Weights::Cpu(_) => "cpu",
             Weights::Plain(_) => "plain",
+            Weights::Sim(..) => "sim",
         }
     }
 

@@ -4,7 +4,7 @@
 use crate::cmd::Failure;
 use kvasir_engine::{
     Chunked, Chunking, Core, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular, RectangularConfig,
-    rectangular::Rules,
+    StepTarget, rectangular::Rules,
 };
 use kvasir_kv::{Cache, CacheConfig, CacheKind};
 use kvasir_sim::StaticShape;
@@ -163,6 +163,10 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_STEP_TARGET_MS", value_name = "MS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_target_ms: Option<f64>,
+    /// chunked, mixed: times that a step with decodes may take of what they take alone [default: none; serve 3.5]
+    #[arg(long, env = "KVASIR_STEP_TARGET_TIMES", value_name = "F")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_target_times: Option<f64>,
 }
 
 /// What the options depend on.
@@ -226,6 +230,19 @@ impl Options {
         let mut merged = map(base)?;
         merged.extend(map(self)?.into_iter().filter(|(_, value)| !value.is_null()));
         Self::from_map(&merged)
+    }
+
+    /// With what a server of many wants where nothing was said: prompts beside decodes, in chunks that keep a decode step
+    /// from taking more than a few times as long.
+    pub(crate) fn for_serving(mut self) -> Self {
+        let is_chunked = self.policy.is_none_or(|policy| policy == PolicyKind::Chunked);
+        let is_open =
+            self.mixed.is_none() && self.step_target_ms.is_none() && self.step_target_times.is_none();
+        if is_chunked && is_open {
+            self.mixed = Some(Switch::On);
+            self.step_target_times = Some(3.5);
+        }
+        self
     }
 
     /// Whether a policy was asked for that needs a cache with blocks.
@@ -336,6 +353,7 @@ impl Options {
             ("max-extend-tokens", self.max_extend_tokens.is_some(), Chunked),
             ("mixed", self.mixed.is_some(), Chunked),
             ("step-target-ms", self.step_target_ms.is_some(), Chunked),
+            ("step-target-times", self.step_target_times.is_some(), Chunked),
             ("chunk-size", self.chunk_size.is_some(), Rectangular),
             ("interleave", self.interleave.is_some(), Rectangular),
             ("max-batch-tkv", self.max_batch_tkv.is_some(), Rectangular),
@@ -365,6 +383,19 @@ impl Options {
         }
     }
 
+    fn step_target(&self) -> Result<Option<StepTarget>, Failure> {
+        let (ms, times) = (self.step_target_ms, self.step_target_times);
+        rule(ms.is_none() || times.is_none(), || {
+            "--step-target-ms cannot be combined with --step-target-times".into()
+        })?;
+        rule(ms.is_none_or(|ms| ms > 0.0 && ms < 1e9), || "--step-target-ms must be above 0".into())?;
+        rule(times.is_none_or(|times| (1.0..=1000.0).contains(&times)), || {
+            "--step-target-times must be 1 to 1000".into()
+        })?;
+        let time = ms.map(|ms| StepTarget::Time((ms * 1e6) as u64));
+        Ok(time.or(times.map(|times| StepTarget::Hundredths((times * 100.0) as u32))))
+    }
+
     fn build_policy(
         &self,
         kind: PolicyKind,
@@ -387,14 +418,15 @@ impl Options {
             }
             PolicyKind::Chunked => {
                 let mixed = self.mixed.is_some_and(Switch::is_on);
-                rule(mixed || self.step_target_ms.is_none(), || "--step-target-ms needs --mixed on".into())?;
-                let target = self.step_target_ms;
-                rule(target.is_none_or(|ms| ms > 0.0 && ms < 1e9), || {
-                    "--step-target-ms must be above 0".into()
-                })?;
                 let mixing = match mixed {
-                    true => Mixing::On { target: target.map(|ms| (ms * 1e6) as u64) },
-                    false => Mixing::Off,
+                    true => Mixing::On { target: self.step_target()? },
+                    false => {
+                        rule(self.step_target_ms.is_none(), || "--step-target-ms needs --mixed on".into())?;
+                        rule(self.step_target_times.is_none(), || {
+                            "--step-target-times needs --mixed on".into()
+                        })?;
+                        Mixing::Off
+                    }
                 };
                 Box::new(Chunked::new(positive("max-extend-tokens", self.max_extend_tokens, 8192)?, mixing))
             }

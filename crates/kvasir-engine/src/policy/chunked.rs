@@ -12,8 +12,17 @@ pub enum Mixing {
     /// Every step decodes all it can and gives what is left of it to prompts.
     On {
         /// A chunk beside decodes is cut so that the step takes no longer than this, as far as costs are known.
-        target: Option<Nanos>,
+        target: Option<StepTarget>,
     },
+}
+
+/// How long a step with decodes may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepTarget {
+    /// So long.
+    Time(Nanos),
+    /// So many hundredths of the time that its decodes take alone.
+    Hundredths(u32),
 }
 
 /// `--policy chunked`: a token budget for prompts in each step, long prompts in chunks, and room kept for all that
@@ -26,6 +35,9 @@ pub struct Chunked {
 
 /// A chunk beside decodes is never smaller, so that no prompt starves under a cost target.
 const LEAST_CHUNK: u32 = 16;
+
+/// A chunk beside decodes while nobody knows what its tokens cost, where that must be learnt without a stall.
+const FIRST_CHUNK: u32 = 64;
 
 impl Chunked {
     /// The policy; `max_extend_tokens` bounds the prompt tokens of one step.
@@ -75,18 +87,23 @@ impl Chunked {
     }
 
     /// Prompt tokens that fit beside the decodes already picked.
-    fn beside_decodes(&self, desk: &Desk<'_>, target: Option<Nanos>) -> u32 {
+    fn beside_decodes(&self, desk: &Desk<'_>, target: Option<StepTarget>) -> u32 {
         let costs = desk.costs();
         let (Some(target), Some(rows)) = (target, desk.picked().checked_sub(1)) else {
             return self.max_extend_tokens;
         };
-        let spent = costs.step_ns + costs.row_ns * rows as u64;
-        match target.saturating_sub(spent).checked_div(costs.token_ns) {
-            None => self.max_extend_tokens,
-            Some(tokens) => {
-                (tokens.min(u64::from(u32::MAX)) as u32).max(LEAST_CHUNK).min(self.max_extend_tokens)
-            }
-        }
+        let alone = costs.step_ns + costs.row_ns * rows as u64;
+        let left = match target {
+            StepTarget::Time(target) => target.saturating_sub(alone),
+            StepTarget::Hundredths(share) => alone.saturating_mul(u64::from(share.saturating_sub(100))) / 100,
+        };
+        let fits = match (left.checked_div(costs.token_ns), target) {
+            (Some(tokens), _) if alone > 0 => tokens.min(u64::from(u32::MAX)) as u32,
+            (_, StepTarget::Hundredths(_)) => FIRST_CHUNK,
+            (Some(tokens), StepTarget::Time(_)) => tokens.min(u64::from(u32::MAX)) as u32,
+            (None, StepTarget::Time(_)) => self.max_extend_tokens,
+        };
+        fits.max(LEAST_CHUNK).min(self.max_extend_tokens)
     }
 }
 

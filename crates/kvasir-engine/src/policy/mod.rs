@@ -5,7 +5,7 @@ mod prefill_first;
 mod rectangular;
 mod room;
 
-pub use chunked::{Chunked, Mixing};
+pub use chunked::{Chunked, Mixing, StepTarget};
 pub use prefill_first::{Chunking, PrefillFirst, prefill_chunk};
 pub use rectangular::{Rectangular, RectangularConfig};
 

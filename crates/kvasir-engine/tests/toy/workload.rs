@@ -117,7 +117,13 @@ impl Setup {
             "delayed" => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.5)),
             "chunked" => Box::new(Chunked::new(dice.between(1, 30), Mixing::Off)),
             "mixed" => Box::new(Chunked::new(dice.between(1, 30), Mixing::On { target: None })),
-            "target" => Box::new(Chunked::new(dice.between(1, 90), Mixing::On { target: Some(1500) })),
+            "target" => {
+                let target = match dice.between(0, 1) {
+                    0 => StepTarget::Time(1500),
+                    _ => StepTarget::Hundredths(350),
+                };
+                Box::new(Chunked::new(dice.between(1, 90), Mixing::On { target: Some(target) }))
+            }
             "rectangular" => Box::new(Rectangular::new(RectangularConfig {
                 chunk_size: self.block * dice.between(1, 3),
                 max_batch: dice.between(1, 6),

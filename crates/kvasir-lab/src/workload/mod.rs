@@ -6,6 +6,7 @@ mod dice;
 mod offline;
 mod poisson;
 mod scenario;
+mod steady;
 mod text;
 mod twister;
 
@@ -15,6 +16,7 @@ pub use dice::Dice;
 pub use offline::Offline;
 pub use poisson::Poisson;
 pub use scenario::Scenario;
+pub use steady::Steady;
 pub use text::{Answer, EOS, Passage, Speaker};
 
 use kvasir_engine::Summary;

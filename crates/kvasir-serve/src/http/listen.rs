@@ -1,11 +1,11 @@
-use super::App;
+use super::{App, Gate};
 use std::{future::Future, io, sync::Arc, time::Duration};
-use tokio::{net::TcpListener, time::timeout};
+use tokio::time::timeout;
 
 /// Serves until `stop` is ready, then takes no more requests, lets those under way end for at most `grace`, and leaves.
 pub async fn serve(
     app: Arc<App>,
-    listener: TcpListener,
+    gate: Gate,
     stop: impl Future<Output = ()> + Send + 'static,
     grace: Duration,
 ) -> io::Result<()> {
@@ -17,8 +17,7 @@ pub async fn serve(
         // Nobody listens if the server has failed already.
         let _ = told.send(());
     };
-    let mut server =
-        tokio::spawn(async { axum::serve(listener, router).with_graceful_shutdown(stopping).await });
+    let mut server = tokio::spawn(async { axum::serve(gate, router).with_graceful_shutdown(stopping).await });
     tokio::select! {
         done = &mut server => return done.unwrap_or_else(|gone| Err(io::Error::other(gone))),
         _ = heard => {}

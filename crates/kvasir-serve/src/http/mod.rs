@@ -1,9 +1,11 @@
 //! The routes. Each handler checks its request, hands it to the engine and turns what comes back into JSON.
 
+mod announce;
 mod ask;
 mod auth;
 mod chat;
 mod completions;
+mod gate;
 mod listen;
 mod messages;
 mod openapi;
@@ -15,16 +17,20 @@ mod speaker;
 mod sse;
 mod steps;
 mod talk;
+mod tls;
 mod tokens;
 mod usage;
 
 pub use auth::Keys;
+pub use gate::Gate;
 pub use listen::serve;
 pub use speaker::{Ended, Gain, Speaker};
+pub use tls::tls;
 
 use crate::{
     ApiError, Watch,
     host::Host,
+    metrics::Names,
     model::Model,
     request::{SamplingFields, parse_body},
     session::Sessions,
@@ -68,6 +74,7 @@ pub struct App {
     keys: Keys,
     live: Live,
     sessions: Arc<Sessions>,
+    names: Names,
     ids: AtomicU64,
     random: RandomState,
 }
@@ -86,9 +93,9 @@ struct Caller(u64);
 
 impl App {
     /// Serves `model` as run by `host` to whoever has one of `keys`.
-    pub fn new(model: Arc<Model>, host: Arc<Host>, keys: Keys, live: Live) -> Arc<Self> {
+    pub fn new(model: Arc<Model>, host: Arc<Host>, keys: Keys, live: Live, names: Names) -> Arc<Self> {
         let (sessions, random) = (Arc::default(), RandomState::new());
-        Arc::new(Self { model, host, keys, live, sessions, ids: AtomicU64::new(1), random })
+        Arc::new(Self { model, host, keys, live, sessions, names, ids: AtomicU64::new(1), random })
     }
 
     /// The routes.
@@ -96,6 +103,7 @@ impl App {
         let keyed = Router::new()
             .route("/health", get(health))
             .route("/openapi.json", get(openapi::openapi))
+            .route("/metrics", get(metrics))
             .route("/v1/models", get(models))
             .route("/v1/models/{id}", get(model))
             .route("/v1/chat/completions", post(chat_completions))
@@ -116,6 +124,7 @@ impl App {
                 ..ApiError::not_found("method", "this route takes another method")
             })
             .layer(from_fn_with_state(self.clone(), authorize))
+            .layer(from_fn_with_state(self.clone(), announce::announce))
             .with_state(self.clone());
         // Open to everybody: whoever restarts processes needs no key, and the page asks for one itself.
         Router::new().route("/live", get(async || "live")).merge(page::routes()).merge(keyed)
@@ -287,9 +296,16 @@ fn event_stream(events: impl Stream<Item = String> + Send + 'static) -> Response
 /// Ready to answer: the engine's thread is there and steps.
 async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     match app.host.exit() {
+        None if app.host.is_draining() => Err(ApiError::unavailable("the server is leaving")),
         None => Ok(Json(json!({"status": "ok"}))),
         Some(why) => Err(ApiError::unavailable(format!("the engine has stopped: {why}"))),
     }
+}
+
+/// What is counted, for Prometheus.
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let text = app.host.metrics().page(app.names, &app.model.name, app.host.open());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
 fn model_object(app: &App) -> Value {

@@ -2,7 +2,7 @@ use super::sessions::Note;
 use crate::{
     ApiError,
     answer::{Choice, Delta, Reading},
-    host::{Answers, failure},
+    host::{Answers, Piece, failure},
     model::{Detokenizer, Model},
 };
 use kvasir_engine::{Finish, Summary};
@@ -15,6 +15,8 @@ use std::sync::Arc;
 pub struct Speaker {
     model: Arc<Model>,
     answers: Answers,
+    /// What came last.
+    piece: Piece,
     detokenizer: Detokenizer,
     choice: Choice,
     /// Tokens that count as the answer's.
@@ -73,6 +75,17 @@ pub struct PromptScores {
     pub by_id: Value,
 }
 
+impl Gain {
+    /// Text that follows text is one delta with it: a client that is behind gets larger pieces, not more of them.
+    fn add(&mut self, delta: Delta) {
+        match (self.deltas.last_mut(), delta) {
+            (Some(Delta::Content(text)), Delta::Content(more))
+            | (Some(Delta::Reasoning(text)), Delta::Reasoning(more)) => text.push_str(&more),
+            (_, delta) => self.deltas.push(delta),
+        }
+    }
+}
+
 impl Speaker {
     pub(super) fn new(model: Arc<Model>, answers: Answers, reading: Reading) -> Self {
         let marked = reading.calls.is_some() || reading.reasoning.is_some();
@@ -80,6 +93,7 @@ impl Speaker {
         Self {
             model,
             answers,
+            piece: Piece::default(),
             detokenizer,
             choice: Choice::new(reading),
             tokens: 0,
@@ -103,11 +117,12 @@ impl Speaker {
             return Ok(None);
         }
         loop {
-            let piece = self.answers.next().await?;
+            let mut piece = std::mem::take(&mut self.piece);
+            self.answers.next(&mut piece).await?;
             let mut gain = Gain::default();
-            let mut logprobs = piece.logprobs.into_iter();
-            self.scores.extend(piece.scores);
-            for token in piece.tokens {
+            self.scores.append(&mut piece.scores);
+            let mut logprobs = piece.logprobs.drain(..);
+            for token in piece.tokens.iter().copied() {
                 // After a stop text nothing counts any more; what still comes was under way when it was found.
                 if self.choice.stopped().is_some() {
                     break;
@@ -122,12 +137,15 @@ impl Speaker {
                 if deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))) {
                     self.reasoning = self.tokens;
                 }
-                gain.deltas.extend(deltas);
+                deltas.into_iter().for_each(|delta| gain.add(delta));
                 if self.choice.stopped().is_some() {
                     self.answers.stop_at(self.tokens);
                 }
             }
-            if let Some(summary) = piece.ended {
+            drop(logprobs);
+            let ended = piece.ended;
+            self.piece = piece;
+            if let Some(summary) = ended {
                 if let Some(error) = failure(summary.finish) {
                     return Err(error);
                 }

@@ -44,6 +44,8 @@ class View {
     this.index = 0;
     this.following = Boolean(options.follow);
     root.classList.add("kvasir");
+    // A run that was seen from outside has figures and no steps.
+    root.classList.toggle("figures", Boolean(data.report) && !data.steps.length);
     root.innerHTML = SKELETON;
     this.find = (selector) => root.querySelector(selector);
     this.map = new BlockMap(this.find(".map"), this.find(".tip"));

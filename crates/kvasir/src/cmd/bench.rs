@@ -1,4 +1,4 @@
-use super::{Failure, model::kv_type};
+use super::{Failure, bench_offline, bench_serve, model::kv_type};
 use kvasir_cpu::{KvType, Precision};
 use kvasir_lab::bench::{self, Subject, Work};
 use std::{path::PathBuf, process::ExitCode};
@@ -47,6 +47,10 @@ enum What {
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         tokens: u32,
     },
+    /// Answer many prompts that are all there from the start
+    Offline(Box<bench_offline::Args>),
+    /// Put a workload to a server that speaks OpenAI's streams, and measure what its clients meet
+    Serve(Box<bench_serve::Args>),
 }
 
 #[derive(clap::Args)]
@@ -91,6 +95,8 @@ impl Args {
             What::Batch { common, streams, shared, prompt, tokens } => {
                 (common, Work::Streams { streams, shared, prompt, tokens })
             }
+            What::Offline(args) => return args.run(),
+            What::Serve(args) => return args.run(),
         };
         let precision = match common.precision {
             Speed::Exact => Precision::Exact,

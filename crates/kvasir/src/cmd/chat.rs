@@ -1,9 +1,8 @@
-use super::{Failure, Started, manners::Manners, model::ModelArgs};
+use super::{Failure, Started, manners::Manners, model::ModelArgs, started::Service};
 use crate::{
     chat::{Beginning, Chat, with_tools},
     options::{Options, Switch},
 };
-use kvasir_serve::http::Keys;
 use serde_json::Map;
 use std::{path::PathBuf, process::ExitCode};
 
@@ -55,8 +54,10 @@ impl Args {
         let (model, manners, options) = (self.model, self.manners, self.options);
         let beginning = Beginning {
             start: Box::new(move |path| match path {
-                Some(path) => Started::new(&model.with_path(path), None, &manners, &options, Keys::default()),
-                None => Started::new(&model, None, &manners, &options, Keys::default()),
+                Some(path) => {
+                    Started::new(&model.with_path(path), None, &manners, &options, Service::at_a_desk())
+                }
+                None => Started::new(&model, None, &manners, &options, Service::at_a_desk()),
             }),
             system: self.system,
             fields,

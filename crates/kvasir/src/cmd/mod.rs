@@ -1,4 +1,6 @@
 mod bench;
+mod bench_offline;
+mod bench_serve;
 mod chat;
 mod convert;
 mod failure;
@@ -9,6 +11,7 @@ mod interruption;
 mod logits;
 mod manners;
 mod model;
+mod progress;
 mod replay;
 mod serve;
 mod sim;
@@ -16,6 +19,7 @@ mod started;
 mod template;
 mod tokenize;
 mod whole_file;
+mod workload;
 
 pub(crate) use failure::Failure;
 pub(crate) use started::Started;

@@ -1,5 +1,6 @@
 use super::Failure;
 use kvasir::{BackendKind, KvType, Loaded, Opened};
+use kvasir_sim::Preset;
 use std::path::{Path, PathBuf};
 
 /// Which model.
@@ -42,6 +43,9 @@ pub(crate) struct ModelArgs {
     /// How K and V are stored: f32, f16, bf16, q8_0, q4_0, q8a or q4a [default: bf16; f32 with `exact` and on the plain backend]
     #[arg(long, env = "KVASIR_KV_DTYPE", value_name = "TYPE", value_parser = kv_type)]
     kv_dtype: Option<KvType>,
+    /// What the sim backend is as fast as: instant, fixed:5ms, or a machine and a model's shape as h200:qwen3-14b
+    #[arg(long, env = "KVASIR_SIM_PRESET", value_name = "PRESET")]
+    sim_preset: Option<String>,
 }
 
 /// A type of K and V by its name.
@@ -55,6 +59,8 @@ enum Backend {
     Auto,
     Cpu,
     Plain,
+    /// Says anything and computes nothing: for load tests
+    Sim,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -65,10 +71,17 @@ enum Precision {
 
 impl ModelArgs {
     pub(crate) fn load(&self) -> Result<Loaded, Failure> {
+        if let (Some(preset), false) = (&self.sim_preset, matches!(self.backend, Backend::Sim)) {
+            return Err(Failure::usage(format!("--sim-preset {preset} needs --backend sim")));
+        }
         let backend = match self.backend {
             Backend::Auto => BackendKind::Auto,
             Backend::Cpu => BackendKind::Cpu,
             Backend::Plain => BackendKind::Plain,
+            Backend::Sim => {
+                let preset = Preset::parse(self.sim_preset.as_deref().unwrap_or("instant"));
+                BackendKind::Sim(preset.map_err(|why| Failure::usage(format!("--sim-preset: {why}")))?)
+            }
         };
         let precision = match self.precision {
             Precision::Auto => kvasir::Precision::Auto,

@@ -1,9 +1,21 @@
-use super::{Failure, manners::Manners, model::ModelArgs, started::Started};
+use super::{
+    Failure,
+    manners::Manners,
+    model::ModelArgs,
+    started::{Service, Started},
+};
 use crate::options::Options;
-use kvasir_serve::http::{Keys, serve};
+use kvasir_serve::{
+    host::Allowance,
+    http::{Gate, Keys, serve, tls},
+    metrics::Names,
+    report::{Collector, Format, Level, Log, Reports},
+};
 use std::{
     net::{IpAddr, SocketAddr},
+    path::PathBuf,
     process::ExitCode,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, signal};
@@ -28,9 +40,105 @@ pub(crate) struct Args {
     manners: Manners,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    reports: ReportArgs,
+    /// PEM file of the certificate chain: answers come under TLS
+    #[arg(long, env = "KVASIR_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// PEM file of its key
+    #[arg(long, env = "KVASIR_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Give metrics the names of another server: vllm
+    #[arg(long, value_enum, env = "KVASIR_METRICS_ALIAS", value_name = "SERVER")]
+    metrics_alias: Option<Alias>,
     /// Seconds that answers under way may take after SIGTERM
     #[arg(long, default_value_t = 30, env = "KVASIR_GRACE", value_name = "SECONDS")]
     grace: u64,
+}
+
+/// What is turned away with 429 or 503.
+#[derive(clap::Args)]
+struct LimitArgs {
+    /// Answers under way and waiting at once; more get 429
+    #[arg(long, default_value_t = 1024, env = "KVASIR_MAX_REQUESTS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_requests: u32,
+    /// The same for each key [default: no further limit]
+    #[arg(long, env = "KVASIR_MAX_REQUESTS_PER_KEY", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_requests_per_key: Option<u32>,
+    /// Tokens that prompts and answers under way and waiting may come to; more get 429 [default: eight pools]
+    #[arg(long, env = "KVASIR_MAX_REQUEST_TOKENS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    max_request_tokens: Option<u64>,
+    /// Connections at once; more get 503
+    #[arg(long, default_value_t = 4096, env = "KVASIR_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: u32,
+}
+
+impl LimitArgs {
+    fn allowance(&self, slots: u32, max_len: u32) -> Allowance {
+        let answers = self.max_requests as usize;
+        Allowance {
+            answers,
+            answers_per_key: self.max_requests_per_key.map_or(answers, |n| n as usize),
+            // One request of the longest kind always fits.
+            tokens: self.max_request_tokens.unwrap_or(8 * u64::from(slots)).max(max_len.into()),
+        }
+    }
+}
+
+/// What is told about requests, and to whom.
+#[derive(clap::Args)]
+struct ReportArgs {
+    /// How lines of the log look: text or json
+    #[arg(long, value_enum, default_value = "text", env = "KVASIR_LOG_FORMAT")]
+    log_format: LogFormat,
+    /// What is logged on stderr: off, error, warn, info (a line per request that ran) or debug
+    #[arg(long, value_enum, default_value = "info", env = "KVASIR_LOG_LEVEL")]
+    log_level: LogLevel,
+    /// Collector that traces go to as OTLP over HTTP, as http://127.0.0.1:4318
+    #[arg(long, env = "KVASIR_OTLP_ENDPOINT", value_name = "URL")]
+    otlp_endpoint: Option<String>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl ReportArgs {
+    fn start(&self) -> Result<Arc<Reports>, Failure> {
+        let collector = self.otlp_endpoint.as_deref().map(|url| Collector::parse(url, "kvasir"));
+        let collector =
+            collector.transpose().map_err(|why| Failure::usage(format!("--otlp-endpoint: {why}")))?;
+        let format = match self.log_format {
+            LogFormat::Text => Format::Text,
+            LogFormat::Json => Format::Json,
+        };
+        let level = match self.log_level {
+            LogLevel::Off => None,
+            LogLevel::Error => Some(Level::Error),
+            LogLevel::Warn => Some(Level::Warn),
+            LogLevel::Info => Some(Level::Info),
+            LogLevel::Debug => Some(Level::Debug),
+        };
+        Reports::start(level.map(|level| Log { format, level }), collector).map_err(Failure::failed)
+    }
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Alias {
+    Vllm,
 }
 
 impl Args {
@@ -39,9 +147,21 @@ impl Args {
         if let Some(empty) = self.api_key.iter().position(|key| key.is_empty()) {
             return Err(Failure::usage(format!("--api-key: key {} is empty", empty + 1)));
         }
-        let keys = Keys::new(self.api_key);
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some(tls(cert, key).map_err(Failure::usage)?),
+            _ => None,
+        };
+        let limits = self.limits;
+        let places = limits.max_connections as usize;
+        let service = Service {
+            keys: Keys::new(self.api_key),
+            names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
+            reports: self.reports.start()?,
+            allowed: Box::new(move |slots, max_len| limits.allowance(slots, max_len)),
+        };
+        let options = self.options.for_serving();
         let Started { app, name, backend, slots, .. } =
-            Started::new(&self.model, self.model_name.as_deref(), &self.manners, &self.options, keys)?;
+            Started::new(&self.model, self.model_name.as_deref(), &self.manners, &options, service)?;
         let address = SocketAddr::new(self.host, self.port);
         // The engine has a thread of its own; what is left is reading and writing, which two threads do well.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -50,13 +170,13 @@ impl Args {
             let listener =
                 listener.map_err(|e| Failure::failed(format!("cannot listen on {address}: {e}")))?;
             let address = listener.local_addr().map_err(Failure::failed)?;
+            let scheme = if tls.is_some() { "https" } else { "http" };
             eprintln!(
-                "kvasir: {name} on {backend}, {slots} slots, http://{address}, ready after {:.2} s",
+                "kvasir: {name} on {backend}, {slots} slots, {scheme}://{address}, ready after {:.2} s",
                 started.elapsed().as_secs_f64()
             );
-            serve(app, listener, told_to_stop(), Duration::from_secs(self.grace))
-                .await
-                .map_err(Failure::failed)
+            let gate = Gate::new(listener, places, tls);
+            serve(app, gate, told_to_stop(), Duration::from_secs(self.grace)).await.map_err(Failure::failed)
         })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -1,10 +1,9 @@
-use super::{Failure, interruption::Interruption, whole_file};
+use super::{Failure, interruption::Interruption, progress, whole_file, workload::WorkloadArgs};
 use crate::options::{Facts, Options};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvasir_lab::{
     sim::{self, Finished, Report, Run},
     trace::{self, End, Header, Lines},
-    workload::{Agents, Chat, Knobs, Offline, Poisson, Scenario, Speaker, Workload},
+    workload::{Scenario, Speaker, Workload},
 };
 use kvasir_sim::{Clock, CostDevice, Faults, Preset};
 use std::{
@@ -13,19 +12,6 @@ use std::{
     process::ExitCode,
     time::{Duration, Instant},
 };
-
-/// A seeded workload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Kind {
-    /// People who talk: several turns each, on shared system prompts
-    Chat,
-    /// Tasks with a long trunk, branches at once, and tool calls
-    Agents,
-    /// Mini-SGLang's offline benchmark, to the token
-    Offline,
-    /// Independent requests at random times
-    Poisson,
-}
 
 /// What can go wrong, in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,27 +26,8 @@ pub(crate) struct Args {
     /// Requests written down (`{"format": "kvasir-scenario/1", ..}`), instead of a workload
     #[arg(value_name = "SCENARIO.json", required_unless_present = "workload", conflicts_with = "workload")]
     scenario: Option<PathBuf>,
-    /// Requests made from a seed
-    #[arg(long, value_enum)]
-    workload: Option<Kind>,
-    /// How many requests the workload has [default: 256]
-    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
-    requests: Option<u64>,
-    /// Requests per second [default: 8]
-    #[arg(long, value_name = "R", requires = "workload")]
-    rate: Option<f64>,
-    /// Shape of the gaps between arrivals: 1 is Poisson, less is burstier [default: 1]
-    #[arg(long, value_name = "SHAPE", requires = "workload")]
-    burstiness: Option<f64>,
-    /// Median tokens of what a user writes or a tool returns [default: 64; agents 160; poisson 512]
-    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    prompt_tokens: Option<u32>,
-    /// Median tokens of an answer [default: 160; agents 80; poisson 128]
-    #[arg(long, value_name = "N", requires = "workload", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    output_tokens: Option<u32>,
-    /// Seed of the workload and of the faults
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    requests: WorkloadArgs,
     /// Faults in thousandths, of the steps: refused, failed, out_of_memory, late, lost; of the requests: aborts
     #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "")]
     faults: Trouble,
@@ -149,7 +116,7 @@ impl Args {
             trace.as_ref().map(|file| file.writer().map(|out| Lines::begin(out, &header))).transpose()?;
 
         let clock = Clock::default();
-        let faults = Faults { seed: self.seed, ..self.faults.faults };
+        let faults = Faults { seed: self.requests.seed, ..self.faults.faults };
         let mut device = CostDevice::new(self.sim_preset, clock.clone(), Box::new(Speaker))
             .with_faults(faults)
             .with_graphs(settled.graph_max_batch);
@@ -157,7 +124,7 @@ impl Args {
             device = device.with_static_shapes(shape);
         }
         let began = Instant::now();
-        let bar = progress_bar(workload.total());
+        let bar = progress::bar(workload.total());
         let run = Run {
             overlap: settled.overlap,
             core: settled.core(),
@@ -167,7 +134,7 @@ impl Args {
             window: if page.is_some() { self.html_steps.clone().unwrap_or(0..2000) } else { 0..0 },
             lines: lines.clone(),
             aborts: self.faults.aborts,
-            seed: self.seed,
+            seed: self.requests.seed,
         };
         let interruption = Interruption::watch();
         let finished = sim::run(run, &mut |ended| {
@@ -192,46 +159,11 @@ impl Args {
     }
 
     fn workload(&self, scenario: Option<Scenario>, max_model_len: u32) -> Result<Box<dyn Workload>, Failure> {
-        let Some(kind) = self.workload else {
-            return match scenario {
-                Some(scenario) => Ok(Box::new(scenario)),
-                None => Err(Failure::usage("neither a scenario nor --workload is given")),
-            };
-        };
-        let requests = self.requests.unwrap_or(256);
-        if kind == Kind::Offline {
-            let given = [
-                ("rate", self.rate.is_some()),
-                ("burstiness", self.burstiness.is_some()),
-                ("prompt-tokens", self.prompt_tokens.is_some()),
-                ("output-tokens", self.output_tokens.is_some()),
-            ];
-            if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
-                return Err(Failure::usage(format!(
-                    "--{name} cannot be combined with --workload offline: its requests are fixed"
-                )));
-            }
-            return Ok(Box::new(Offline::new(requests)));
+        match (self.requests.workload, scenario) {
+            (Some(kind), _) => self.requests.build(kind, max_model_len),
+            (None, Some(scenario)) => Ok(Box::new(scenario)),
+            (None, None) => Err(Failure::usage("neither a scenario nor --workload is given")),
         }
-        let (prompt, output) = match kind {
-            Kind::Agents => (160, 80),
-            Kind::Poisson => (512, 128),
-            Kind::Chat | Kind::Offline => (64, 160),
-        };
-        let knobs = Knobs {
-            requests,
-            rate: within("rate", self.rate.unwrap_or(8.0), 1e-6, 1e9)?,
-            burstiness: within("burstiness", self.burstiness.unwrap_or(1.0), 0.01, 1000.0)?,
-            prompt_tokens: self.prompt_tokens.unwrap_or(prompt),
-            output_tokens: self.output_tokens.unwrap_or(output),
-            max_model_len,
-            seed: self.seed,
-        };
-        Ok(match kind {
-            Kind::Chat => Box::new(Chat::new(knobs)),
-            Kind::Agents => Box::new(Agents::new(knobs)),
-            Kind::Poisson | Kind::Offline => Box::new(Poisson::new(knobs)),
-        })
     }
 
     /// What whoever looks at the page must know.
@@ -287,20 +219,4 @@ impl Args {
             None => Ok(ExitCode::SUCCESS),
         }
     }
-}
-
-fn within(name: &str, value: f64, low: f64, high: f64) -> Result<f64, Failure> {
-    match (low..=high).contains(&value) {
-        true => Ok(value),
-        false => Err(Failure::usage(format!("--{name} {value} is not between {low} and {high}"))),
-    }
-}
-
-/// On stderr, and only where somebody looks at it.
-fn progress_bar(total: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos} of {len} requests, {eta} left") {
-        bar.set_style(style);
-    }
-    bar
 }

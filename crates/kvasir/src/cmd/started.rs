@@ -3,15 +3,41 @@ use crate::options::{Facts, Options};
 use kvasir::Loaded;
 use kvasir_serve::{
     Watch,
-    host::Host,
+    host::{Allowance, Host},
     http::{App, Keys, Live},
+    metrics::Names,
     model::{self, Model},
+    report::Reports,
 };
 use serde_json::Value;
 use std::sync::Arc;
 
 /// Slots of a pool that nobody gave a size: a desk's memory is shared with everything else on it.
 const DESK_SLOTS: u32 = 32768;
+
+/// How clients are met.
+pub(crate) struct Service {
+    /// Who is let in.
+    pub(crate) keys: Keys,
+    /// What is turned away, from the pool's slots and the longest sequence.
+    pub(crate) allowed: Box<dyn FnOnce(u32, u32) -> Allowance>,
+    /// Where it is told how requests went.
+    pub(crate) reports: Arc<Reports>,
+    /// Names of the metrics.
+    pub(crate) names: Names,
+}
+
+impl Service {
+    /// For the one person at this terminal.
+    pub(crate) fn at_a_desk() -> Self {
+        Self {
+            keys: Keys::default(),
+            allowed: Box::new(|_, _| Allowance::default()),
+            reports: Arc::default(),
+            names: Names::Own,
+        }
+    }
+}
 
 /// A model with its engine running behind it, for clients or for a person.
 pub(crate) struct Started {
@@ -31,7 +57,7 @@ impl Started {
         name: Option<&str>,
         manners: &Manners,
         options: &Options,
-        keys: Keys,
+        service: Service,
     ) -> Result<Self, Failure> {
         let loaded = model.load()?;
         let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
@@ -46,8 +72,10 @@ impl Started {
         let (served, backend) = (served(name.clone(), &loaded, manners, max_len)?, loaded.backend());
         drop(loaded);
         setup.insert("device".into(), backend.into());
-        let host = Host::start(engine).map_err(Failure::failed)?;
-        let app = App::new(Arc::new(served), host, keys, Live { watch, setup: Value::Object(setup) });
+        let Service { keys, allowed, reports, names } = service;
+        let host = Host::start(engine, allowed(slots, max_len), reports).map_err(Failure::failed)?;
+        let live = Live { watch, setup: Value::Object(setup) };
+        let app = App::new(Arc::new(served), host, keys, live, names);
         Ok(Self { app, name, backend, slots, max_len })
     }
 }

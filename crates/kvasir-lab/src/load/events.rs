@@ -1,0 +1,150 @@
+use serde::Deserialize;
+use std::borrow::Cow;
+
+/// What one event of a stream says that a benchmark wants to know.
+#[derive(Debug, PartialEq)]
+pub(super) enum Event<'a> {
+    /// Text, thoughts or a part of a tool call.
+    Text(Cow<'a, str>),
+    /// The tokens of prompt and answer, and those of the prompt that were cached.
+    Usage { prompt: u64, output: u64, cached: u64 },
+    /// An error object.
+    Failed(String),
+    /// Anything else.
+    Nothing,
+}
+
+#[derive(Deserialize)]
+struct Chunk<'a> {
+    #[serde(borrow, default)]
+    choices: Vec<Choice<'a>>,
+    #[serde(default)]
+    usage: Option<Usage>,
+    #[serde(default)]
+    error: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow, default)]
+    text: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    delta: Option<Delta<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Delta<'a> {
+    #[serde(borrow, default)]
+    content: Option<Cow<'a, str>>,
+    #[serde(borrow, default, alias = "reasoning")]
+    reasoning_content: Option<Cow<'a, str>>,
+    #[serde(default)]
+    tool_calls: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    #[serde(default)]
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+    #[serde(default)]
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    #[serde(default)]
+    cached_tokens: Option<u64>,
+}
+
+/// Calls `see` for every whole event at the front of `text` and takes them away.
+pub(super) fn take_events(text: &mut Vec<u8>, mut see: impl FnMut(Event<'_>)) {
+    let mut done = 0;
+    while let Some(end) = text.get(done..).and_then(|rest| rest.iter().position(|byte| *byte == b'\n')) {
+        let line = text.get(done..done + end).unwrap_or_default();
+        done += end + 1;
+        if let Some(data) = line.strip_prefix(b"data:") {
+            see(read(data.trim_ascii()));
+        }
+    }
+    text.drain(..done);
+}
+
+fn read(data: &[u8]) -> Event<'_> {
+    if data == b"[DONE]" {
+        return Event::Nothing;
+    }
+    let Ok(chunk) = serde_json::from_slice::<Chunk<'_>>(data) else {
+        return Event::Failed(format!("an event that is not understood: {}", String::from_utf8_lossy(data)));
+    };
+    if let Some(error) = chunk.error {
+        return Event::Failed(error.to_string());
+    }
+    let choice = chunk.choices.into_iter().next();
+    let is_said = |text: &Cow<'_, str>| !text.is_empty();
+    if let Some(choice) = choice {
+        if let Some(text) = choice.text.filter(is_said) {
+            return Event::Text(text);
+        }
+        if let Some(delta) = choice.delta {
+            if let Some(text) = delta.content.filter(is_said).or(delta.reasoning_content.filter(is_said)) {
+                return Event::Text(text);
+            }
+            if delta.tool_calls.is_some() {
+                return Event::Text(Cow::Borrowed(""));
+            }
+        }
+    }
+    match chunk.usage {
+        Some(usage) => Event::Usage {
+            prompt: usage.prompt_tokens,
+            output: usage.completion_tokens,
+            cached: usage.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0),
+        },
+        None => Event::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_told_apart_wherever_the_text_is_cut() {
+        let whole = concat!(
+            ": a comment\n\n",
+            "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
+            "data: {\"id\":\"x\",\"choices\":[{\"delta\":{\"content\":\"a\\nb\"}}],\"usage\":null}\r\n\r\n",
+            "data:{\"choices\":[{\"text\":\"plain\"}]}\n\n",
+            "data: {\"choices\":[{\"delta\":{\"reasoning_content\":\"hm\"}}]}\n\n",
+            "data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0}]}}]}\n\n",
+            "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,\"prompt_tokens_details\":{\"cached_tokens\":5}}}\n\n",
+            "data: {\"error\":{\"message\":\"no\"}}\n\ndata: [DONE]\n\n",
+        );
+        for cut in 0..whole.len() {
+            let mut seen = Vec::new();
+            let mut text = Vec::new();
+            for part in [&whole[..cut], &whole[cut..]] {
+                text.extend_from_slice(part.as_bytes());
+                take_events(&mut text, |event| match event {
+                    Event::Nothing => {}
+                    other => seen.push(format!("{other:?}")),
+                });
+            }
+            assert!(text.is_empty());
+            assert_eq!(
+                seen,
+                [
+                    r#"Text("a\nb")"#,
+                    r#"Text("plain")"#,
+                    r#"Text("hm")"#,
+                    r#"Text("")"#,
+                    "Usage { prompt: 7, output: 3, cached: 5 }",
+                    r#"Failed("{\"message\":\"no\"}")"#,
+                ],
+                "cut at {cut}"
+            );
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! `kvasir bench serve`: a workload put to any server that speaks OpenAI's streams, as its clients meet it.
+//!
+//! Times are taken when bytes arrive. An event is a chunk with text in it; the gaps between the events of one answer are the
+//! inter-token latencies, and what arrives together has gaps of nothing. Tokens are those that the server counts in its
+//! usage, or events where it sends none.
+
+mod events;
+mod prompt;
+mod report;
+mod talk;
+mod wire;
+
+pub use prompt::Route;
+pub use report::{Goal, Report};
+pub use wire::Address;
+
+use crate::workload::{At, Job, Workload};
+use kvasir_engine::{Finish, RequestId, Summary, Timings};
+use prompt::Said;
+use report::Count;
+use serde_json::{Map, Value};
+use std::{cell::RefCell, collections::BTreeMap, io, rc::Rc, time::Duration};
+use talk::{Ended, Talker};
+use tokio::{
+    sync::mpsc,
+    task::LocalSet,
+    time::{Instant, sleep_until},
+};
+
+/// Who is asked, and how.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The server.
+    pub address: Address,
+    /// The route.
+    pub route: Route,
+    /// The model's name; the first that the server lists unless given.
+    pub model: Option<String>,
+    /// Shown as a bearer token.
+    pub key: Option<String>,
+    /// Fields that every body gets, over what the benchmark would say.
+    pub extra: Map<String, Value>,
+}
+
+/// How hard.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pressure {
+    /// Requests at once; whoever comes when so many are under way waits here.
+    pub concurrency: usize,
+    /// An answer that takes longer counts as failed.
+    pub timeout: Duration,
+    /// When an answer is good enough.
+    pub goal: Goal,
+    /// Whether answers go on past their end until they are as long as asked.
+    pub ignore_eos: bool,
+}
+
+/// Puts `workload` to `target` to its end. `progress` is told how many requests have ended.
+pub fn measure(
+    target: Target,
+    pressure: Pressure,
+    workload: &mut dyn Workload,
+    progress: &mut dyn FnMut(u64),
+) -> io::Result<Report> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    LocalSet::new().block_on(&runtime, async {
+        let talker = Talker::meet(target, pressure).await?;
+        Ok(Driver::new(talker, pressure, workload).drive(progress).await)
+    })
+}
+
+struct Driver<'a> {
+    talker: Rc<Talker>,
+    pressure: Pressure,
+    workload: &'a mut dyn Workload,
+    started: Instant,
+    /// The workload's next request that waits for nobody's answer.
+    ahead: Option<Job>,
+    /// Requests that follow an answer, by time and then by their order.
+    coming: BTreeMap<(u64, u64), Job>,
+    order: u64,
+    under_way: usize,
+    count: Rc<RefCell<Count>>,
+    said: Said,
+}
+
+impl<'a> Driver<'a> {
+    fn new(talker: Talker, pressure: Pressure, workload: &'a mut dyn Workload) -> Self {
+        Self {
+            ahead: workload.next(),
+            talker: Rc::new(talker),
+            pressure,
+            workload,
+            started: Instant::now(),
+            coming: BTreeMap::new(),
+            order: 0,
+            under_way: 0,
+            count: Rc::default(),
+            said: Said::default(),
+        }
+    }
+
+    async fn drive(mut self, progress: &mut dyn FnMut(u64)) -> Report {
+        let (tell, mut hear) = mpsc::unbounded_channel();
+        let mut ended = 0;
+        loop {
+            let due = self.send_due(&tell);
+            if self.under_way == 0 && due.is_none() {
+                break;
+            }
+            tokio::select! {
+                done = hear.recv(), if self.under_way > 0 => {
+                    if let Some((job, done)) = done {
+                        self.take(&job, done);
+                        ended += 1;
+                        progress(ended);
+                    }
+                }
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+            }
+        }
+        let title = self.workload.title();
+        let server = self.talker.describe();
+        let count = self.count.borrow();
+        count.report(title, server, self.pressure, self.started.elapsed())
+    }
+
+    /// Sends everything that is due and has a place. Says when the next one is, if there will be a place for it.
+    fn send_due(&mut self, tell: &mpsc::UnboundedSender<(Job, Ended)>) -> Option<Instant> {
+        while self.under_way < self.pressure.concurrency {
+            let at = self.next_time()?;
+            let due = self.started + Duration::from_nanos(at);
+            if due > Instant::now() {
+                return Some(due);
+            }
+            let Some(job) = self.next_job(at) else { break };
+            self.under_way += 1;
+            let body = self.talker.body(&job, &self.said, self.pressure.ignore_eos);
+            let (talker, count, tell) = (self.talker.clone(), self.count.clone(), tell.clone());
+            let started = self.started;
+            tokio::task::spawn_local(async move {
+                let done = talker.ask(&body, started, due, &count).await;
+                // The driver waits for everybody whom it has sent.
+                let _ = tell.send((job, done));
+            });
+        }
+        None
+    }
+
+    fn next_time(&self) -> Option<u64> {
+        let ahead = self.ahead.as_ref().map(|job| time(job.at));
+        let follow = self.coming.keys().next().map(|(at, _)| *at);
+        ahead.into_iter().chain(follow).min()
+    }
+
+    fn next_job(&mut self, at: u64) -> Option<Job> {
+        match self.coming.first_entry() {
+            Some(entry) if entry.key().0 <= at => Some(entry.remove()),
+            _ => {
+                let job = self.ahead.take();
+                self.ahead = self.workload.next();
+                job
+            }
+        }
+    }
+
+    fn take(&mut self, job: &Job, done: Ended) {
+        self.under_way -= 1;
+        self.count.borrow_mut().ended(&done);
+        self.said.keep(job.answer, done.text);
+        let finish = if done.fault.is_none() { Finish::MaxTokens } else { Finish::Aborted };
+        let summary = Summary {
+            request: RequestId(job.tag),
+            tag: job.tag,
+            finish,
+            prompt: done.prompt as u32,
+            outputs: done.outputs as u32,
+            cached: done.cached as u32,
+            preemptions: 0,
+            timings: Timings::default(),
+        };
+        let mut more = Vec::new();
+        let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.workload.ended(&summary, now, &mut more);
+        for job in more {
+            self.order += 1;
+            self.coming.insert((time(job.at), self.order), job);
+        }
+    }
+}
+
+/// Steps are not seen from outside: what waits for one comes at once.
+fn time(at: At) -> u64 {
+    match at {
+        At::Time(at) => at,
+        At::Step(_) => 0,
+    }
+}

@@ -1,0 +1,138 @@
+use crate::workload::{Answer, Part, Prompt};
+use kvasir_kv::Token;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+
+/// Which route is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`, with prompts as text.
+    Completions,
+    /// `/v1/completions`, with prompts as ids: exact lengths on any server that takes ids.
+    Ids,
+}
+
+impl Route {
+    /// Its path behind the server's.
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions | Self::Ids => "/v1/completions",
+        }
+    }
+}
+
+/// Ids in prompts are below this, as those of the offline benchmark are: any usual vocabulary has them.
+const IDS: Token = 10_000;
+
+/// What servers have answered so far, where a later prompt contains it.
+#[derive(Debug, Default)]
+pub(super) struct Said(HashMap<u64, String>);
+
+impl Said {
+    pub(super) fn keep(&mut self, answer: Answer, text: String) {
+        self.0.insert(answer.0, text);
+    }
+
+    fn of(&self, answer: Answer) -> &str {
+        self.0.get(&answer.0).map_or("", String::as_str)
+    }
+}
+
+/// The fields of a body that hold the prompt. A word stands for a token: common words are one in most vocabularies.
+pub(super) fn fields(route: Route, prompt: &Prompt, said: &Said) -> Vec<(&'static str, Value)> {
+    match route {
+        Route::Ids => {
+            let ids: Vec<Token> = prompt.clone().tokens().into_iter().map(|id| id % IDS).collect();
+            vec![("prompt", json!(ids))]
+        }
+        Route::Completions => vec![("prompt", text(prompt, said).into())],
+        Route::Chat => vec![("messages", messages(prompt, said))],
+    }
+}
+
+fn text(prompt: &Prompt, said: &Said) -> String {
+    match prompt {
+        Prompt::Tokens(tokens) => words(tokens.iter().copied()),
+        Prompt::Parts(parts) => parts.iter().map(|part| part_text(part, said)).collect::<Vec<_>>().join(" "),
+    }
+}
+
+fn part_text(part: &Part, said: &Said) -> String {
+    match part {
+        Part::Text(passage) => words(passage.tokens()),
+        Part::Said(answer, _) => said.of(*answer).to_owned(),
+    }
+}
+
+/// Texts in front of the first answer are the system's, all but the last, which is the user's; then they take turns.
+fn messages(prompt: &Prompt, said: &Said) -> Value {
+    let Prompt::Parts(parts) = prompt else {
+        return json!([{"role": "user", "content": text(prompt, said)}]);
+    };
+    let first = parts.iter().take_while(|part| matches!(part, Part::Text(_))).count();
+    let mut messages = Vec::new();
+    if first > 1 {
+        let system: Vec<String> = parts.iter().take(first - 1).map(|part| part_text(part, said)).collect();
+        messages.push(json!({"role": "system", "content": system.join(" ")}));
+    }
+    for part in parts.iter().skip(first.saturating_sub(1)) {
+        let role = if matches!(part, Part::Said(..)) { "assistant" } else { "user" };
+        messages.push(json!({"role": role, "content": part_text(part, said)}));
+    }
+    messages.into()
+}
+
+fn words(tokens: impl Iterator<Item = Token>) -> String {
+    let mut out = String::new();
+    for token in tokens {
+        if !out.is_empty() {
+            out.push(' ');
+        }
+        out.push_str(WORDS.get(token as usize % WORDS.len()).unwrap_or(&"and"));
+    }
+    out
+}
+
+const WORDS: [&str; 100] = [
+    "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
+    "state", "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week",
+    "company", "system", "program", "question", "work", "number", "night", "point", "home", "water", "room",
+    "mother", "area", "money", "story", "fact", "month", "lot", "right", "study", "book", "eye", "job",
+    "word", "business", "issue", "side", "kind", "head", "house", "service", "friend", "father", "power",
+    "hour", "game", "line", "end", "member", "law", "car", "city", "name", "team", "minute", "idea", "body",
+    "back", "parent", "face", "others", "level", "office", "door", "health", "person", "art", "war",
+    "history", "party", "result", "change", "morning", "reason", "research", "girl", "guy", "moment", "air",
+    "teacher", "force", "order", "food", "plan", "river", "stone", "tree",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Passage;
+
+    #[test]
+    fn a_turn_contains_what_was_really_said() {
+        let text = |text, to| Part::Text(Passage { text, from: 0, to });
+        let answer = Answer::new(9, 5);
+        let prompt = Prompt::Parts(vec![text(1, 3), text(2, 2), Part::Said(answer, 5), text(3, 1)]);
+        let mut said = Said::default();
+        said.keep(answer, "as the server put it".into());
+        let body = fields(Route::Chat, &prompt, &said);
+        let roles: Vec<&str> =
+            body[0].1.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "user"]);
+        assert_eq!(body[0].1[2]["content"], "as the server put it");
+        assert_eq!(body[0].1[0]["content"].as_str().unwrap().split(' ').count(), 3);
+        let plain = fields(Route::Completions, &prompt, &said);
+        assert!(plain[0].1.as_str().unwrap().contains("as the server put it"));
+    }
+
+    #[test]
+    fn ids_have_the_exact_length() {
+        let prompt = Prompt::Tokens(vec![1, 20_001, 3]);
+        assert_eq!(fields(Route::Ids, &prompt, &Said::default())[0].1, json!([1, 1, 3]));
+    }
+}

@@ -1,0 +1,339 @@
+use super::{Pressure, talk::Ended};
+use crate::sim::{Histogram, Percentiles};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::{collections::BTreeMap, time::Duration};
+
+/// When an answer is good enough: each bound that is given must hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Goal {
+    /// Milliseconds to the first token.
+    pub ttft: Option<f64>,
+    /// Milliseconds per token after it.
+    pub tpot: Option<f64>,
+    /// Milliseconds in all.
+    pub e2e: Option<f64>,
+}
+
+impl Goal {
+    /// Reads `ttft:200`, `tpot:50` or `e2e:5000`, in milliseconds.
+    pub fn with(mut self, text: &str) -> Result<Self, String> {
+        let bound = |ms: &str| ms.parse::<f64>().ok().filter(|ms| ms.is_finite() && *ms > 0.0);
+        let (name, ms) = text.split_once(':').unwrap_or((text, ""));
+        let ms = bound(ms).ok_or_else(|| format!("`{text}` is not a bound like ttft:200"))?;
+        match name {
+            "ttft" => self.ttft = Some(ms),
+            "tpot" => self.tpot = Some(ms),
+            "e2e" | "e2el" => self.e2e = Some(ms),
+            _ => return Err(format!("`{name}` is not one of ttft, tpot, e2e")),
+        }
+        Ok(self)
+    }
+
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn holds(&self, ended: &Ended) -> bool {
+        let within = |bound: Option<f64>, took: Option<Duration>| match bound {
+            Some(bound) => took.is_some_and(|took| took.as_secs_f64() * 1e3 <= bound),
+            None => true,
+        };
+        // One token has no time per further token.
+        let tpot = ended.tpot().or((ended.outputs == 1).then_some(Duration::ZERO));
+        within(self.ttft, ended.ttft) && within(self.tpot, tpot) && within(self.e2e, Some(ended.total))
+    }
+}
+
+/// What a run came to. Times are in milliseconds, rates per second of the whole run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// What was asked.
+    pub workload: String,
+    /// Who.
+    pub server: Value,
+    /// Requests at once.
+    pub concurrency: usize,
+    /// Seconds from the first request to the last answer.
+    pub seconds: f64,
+    /// Answers that came.
+    pub completed: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Why: a status or a word, how often, and what the server said the first time.
+    pub faults: BTreeMap<String, (u64, String)>,
+    /// Tokens of the prompts.
+    pub prompt_tokens: u64,
+    /// Of those, cached.
+    pub cached_tokens: u64,
+    /// Tokens of the answers.
+    pub output_tokens: u64,
+    /// Events with text.
+    pub events: u64,
+    /// Answers.
+    pub request_rate: f64,
+    /// Tokens of answers.
+    pub output_rate: f64,
+    /// Tokens of prompts and answers.
+    pub total_rate: f64,
+    /// Events in the best second.
+    pub best_second: u64,
+    /// Requests under way at once at most.
+    pub most_at_once: u64,
+    /// Time to the first token.
+    pub ttft: Percentiles,
+    /// Time per token after the first, of each answer.
+    pub tpot: Percentiles,
+    /// Gaps between events.
+    pub itl: Percentiles,
+    /// First byte sent to last byte read.
+    pub e2e: Percentiles,
+    /// Waited for a place before being sent.
+    pub queued: Percentiles,
+    /// Answers that met the goal: how many, per second, and their share of all requests; absent without a goal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goodput: Option<Goodput>,
+    /// Drawings of it, as the page takes them.
+    #[serde(skip)]
+    pub plots: Value,
+}
+
+/// Answers that were good enough.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Goodput {
+    /// When one is.
+    pub goal: Goal,
+    /// How many.
+    pub answers: u64,
+    /// Per second.
+    pub rate: f64,
+    /// Of all requests.
+    pub share: f64,
+}
+
+/// What is counted while it runs.
+#[derive(Debug, Default)]
+pub(super) struct Count {
+    ended: Vec<(Duration, bool)>,
+    faults: BTreeMap<String, (u64, String)>,
+    good: Vec<Times>,
+    prompt: u64,
+    cached: u64,
+    outputs: u64,
+    events: u64,
+    /// Events in each tenth of a second.
+    tenths: Vec<u64>,
+    under_way: u64,
+    most: u64,
+    ttft: Histogram,
+    tpot: Histogram,
+    itl: Histogram,
+    e2e: Histogram,
+    queued: Histogram,
+}
+
+/// What a goal asks about.
+#[derive(Debug)]
+struct Times(Ended);
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Count {
+    pub(super) fn began(&mut self) {
+        self.under_way += 1;
+        self.most = self.most.max(self.under_way);
+    }
+
+    pub(super) fn gap(&mut self, gap: Duration) {
+        self.itl.add(ns(gap));
+    }
+
+    pub(super) fn event(&mut self, at: Duration) {
+        self.events += 1;
+        let tenth = (at.as_millis() / 100) as usize;
+        if self.tenths.len() <= tenth {
+            self.tenths.resize(tenth + 1, 0);
+        }
+        if let Some(events) = self.tenths.get_mut(tenth) {
+            *events += 1;
+        }
+    }
+
+    pub(super) fn ended(&mut self, ended: &Ended) {
+        self.under_way = self.under_way.saturating_sub(1);
+        self.ended.push((ended.total, ended.fault.is_none()));
+        self.queued.add(ns(ended.queued));
+        if let Some((kind, said)) = &ended.fault {
+            self.faults.entry(kind.clone()).or_insert_with(|| (0, said.clone())).0 += 1;
+            return;
+        }
+        self.prompt += ended.prompt;
+        self.cached += ended.cached;
+        self.outputs += ended.outputs;
+        ended.ttft.iter().for_each(|time| self.ttft.add(ns(*time)));
+        ended.tpot().iter().for_each(|time| self.tpot.add(ns(*time)));
+        self.e2e.add(ns(ended.total));
+        let Ended { outputs, ttft, total, .. } = *ended;
+        self.good.push(Times(Ended { outputs, ttft, total, ..Ended::default() }));
+    }
+
+    pub(super) fn report(
+        &self,
+        workload: String,
+        server: Value,
+        pressure: Pressure,
+        took: Duration,
+    ) -> Report {
+        let seconds = took.as_secs_f64();
+        let completed = self.good.len() as u64;
+        let failed = self.ended.len() as u64 - completed;
+        let best_second = self.tenths.windows(10).map(|second| second.iter().sum()).max();
+        let met = self.good.iter().filter(|times| pressure.goal.holds(&times.0)).count() as u64;
+        let goodput = (!pressure.goal.is_none()).then(|| Goodput {
+            goal: pressure.goal,
+            answers: met,
+            rate: met as f64 / seconds,
+            share: met as f64 / (self.ended.len().max(1)) as f64,
+        });
+        let mut report = Report {
+            workload,
+            server,
+            concurrency: pressure.concurrency,
+            seconds,
+            completed,
+            failed,
+            faults: self.faults.clone(),
+            prompt_tokens: self.prompt,
+            cached_tokens: self.cached,
+            output_tokens: self.outputs,
+            events: self.events,
+            request_rate: completed as f64 / seconds,
+            output_rate: self.outputs as f64 / seconds,
+            total_rate: (self.prompt + self.outputs) as f64 / seconds,
+            best_second: best_second.unwrap_or(self.events),
+            most_at_once: self.most,
+            ttft: self.ttft.percentiles(),
+            tpot: self.tpot.percentiles(),
+            itl: self.itl.percentiles(),
+            e2e: self.e2e.percentiles(),
+            queued: self.queued.percentiles(),
+            goodput,
+            plots: Value::Null,
+        };
+        report.plots = self.plots(&report);
+        report
+    }
+
+    fn plots(&self, report: &Report) -> Value {
+        let width = (self.tenths.len() / 240).max(1);
+        let rate = |bin: &[u64]| bin.iter().sum::<u64>() as f64 * 10.0 / bin.len() as f64;
+        let points: Vec<(f64, f64)> = self
+            .tenths
+            .chunks(width)
+            .enumerate()
+            .map(|(i, bin)| ((i * width) as f64 / 10.0, rate(bin)))
+            .collect();
+        let curve = |name: &str, histogram: &Histogram| json!({"name": name, "values": histogram.curve()});
+        json!({
+            "numbers": report.numbers(),
+            "series": [{"title": "text events per second", "unit": "per second", "points": points}],
+            "percentiles": [
+                curve("time to first token", &self.ttft), curve("between events", &self.itl),
+                curve("per token", &self.tpot), curve("whole answer", &self.e2e),
+            ],
+        })
+    }
+}
+
+impl Report {
+    /// The figures by name, for people.
+    pub fn numbers(&self) -> Vec<(String, String)> {
+        let mut rows = vec![
+            (
+                "answers".into(),
+                format!("{} in {:.2} s, {} failed", self.completed, self.seconds, self.failed),
+            ),
+            ("requests per second".into(), format!("{:.2}", self.request_rate)),
+            (
+                "output tokens per second".into(),
+                format!("{:.1} (best second {} events)", self.output_rate, self.best_second),
+            ),
+            ("all tokens per second".into(), format!("{:.1}", self.total_rate)),
+            (
+                "prompt tokens".into(),
+                format!("{}, {} of them cached", self.prompt_tokens, self.cached_tokens),
+            ),
+            ("output tokens".into(), format!("{} in {} events", self.output_tokens, self.events)),
+            ("at once at most".into(), self.most_at_once.to_string()),
+        ];
+        let line = |p: &Percentiles| {
+            format!(
+                "mean {:.2}, p50 {:.2}, p90 {:.2}, p99 {:.2}, most {:.2}",
+                p.mean, p.p50, p.p90, p.p99, p.max
+            )
+        };
+        for (name, percentiles) in [
+            ("time to first token, ms", &self.ttft),
+            ("time per output token, ms", &self.tpot),
+            ("between events, ms", &self.itl),
+            ("whole answer, ms", &self.e2e),
+            ("waited to be sent, ms", &self.queued),
+        ] {
+            rows.push((name.into(), line(percentiles)));
+        }
+        if let Some(good) = &self.goodput {
+            let text =
+                format!("{} answers, {:.2} per second, {:.1} %", good.answers, good.rate, good.share * 100.0);
+            rows.push(("goodput".into(), text));
+        }
+        rows.extend(
+            self.faults
+                .iter()
+                .map(|(kind, (n, said))| (format!("failed: {kind}"), format!("{n} times: {said}"))),
+        );
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(ttft: u64, total: u64, outputs: u64) -> Ended {
+        let ms = Duration::from_millis;
+        Ended { ttft: Some(ms(ttft)), total: ms(total), outputs, ..Ended::default() }
+    }
+
+    #[test]
+    fn goals_are_read_and_held_against_every_answer() {
+        let goal = Goal::default().with("ttft:100").unwrap().with("tpot:10").unwrap();
+        assert!(goal.holds(&ended(100, 200, 11)));
+        assert!(!goal.holds(&ended(101, 200, 11)));
+        assert!(!goal.holds(&ended(50, 200, 11)));
+        assert!(goal.holds(&ended(50, 50, 1)), "one token has no gaps");
+        assert!(Goal::default().with("ttft").is_err() && Goal::default().with("itl:1").is_err());
+        assert!(Goal::default().with("ttft:-1").is_err());
+    }
+
+    #[test]
+    fn failures_count_as_requests_and_not_as_answers() {
+        let mut count = Count::default();
+        (0..3).for_each(|_| count.began());
+        count.ended(&ended(10, 110, 11));
+        count.ended(&ended(200, 300, 11));
+        count.ended(&Ended { fault: Some(("429".into(), "full".into())), ..Ended::default() });
+        (0..30).for_each(|i| count.event(Duration::from_millis(i * 100)));
+        let goal = Goal::default().with("ttft:100").unwrap();
+        let pressure = Pressure { concurrency: 8, timeout: Duration::MAX, goal, ignore_eos: true };
+        let report = count.report("w".into(), Value::Null, pressure, Duration::from_secs(2));
+        assert_eq!((report.completed, report.failed, report.most_at_once), (2, 1, 3));
+        assert_eq!(report.faults["429"], (1, "full".into()));
+        assert_eq!(report.best_second, 10);
+        let good = report.goodput.unwrap();
+        assert_eq!((good.answers, good.rate), (1, 0.5));
+        assert!((good.share - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(report.output_rate, 11.0);
+    }
+}

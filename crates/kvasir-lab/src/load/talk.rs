@@ -1,0 +1,197 @@
+use super::{
+    Pressure, Route, Target,
+    events::{Event, take_events},
+    prompt::{Said, fields},
+    report::Count,
+    wire::{Body, Connection, Head},
+};
+use crate::workload::Job;
+use serde_json::{Map, Value, json};
+use std::{cell::RefCell, io, time::Duration};
+use tokio::time::{Instant, timeout};
+
+/// Most bytes that are kept of an answer that is an error.
+const LONGEST_ERROR: usize = 16 << 10;
+
+/// How one request went.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    /// Why it failed, if it did: a status or a word, and what the server said.
+    pub(super) fault: Option<(String, String)>,
+    pub(super) prompt: u64,
+    pub(super) cached: u64,
+    pub(super) outputs: u64,
+    pub(super) queued: Duration,
+    pub(super) ttft: Option<Duration>,
+    pub(super) total: Duration,
+    pub(super) text: String,
+}
+
+impl Ended {
+    /// Time per output token after the first.
+    pub(super) fn tpot(&self) -> Option<Duration> {
+        let gaps = u32::try_from(self.outputs.checked_sub(1)?).ok().filter(|gaps| *gaps > 0)?;
+        Some(self.total.saturating_sub(self.ttft?) / gaps)
+    }
+}
+
+/// Speaks to the server over connections that it keeps.
+pub(super) struct Talker {
+    target: Target,
+    model: String,
+    timeout: Duration,
+    idle: RefCell<Vec<Connection>>,
+}
+
+impl Talker {
+    /// Asks the server what it serves.
+    pub(super) async fn meet(target: Target, pressure: Pressure) -> io::Result<Self> {
+        let model = target.model.clone().unwrap_or_default();
+        let mut talker = Self { target, model, timeout: pressure.timeout, idle: RefCell::default() };
+        if talker.target.model.is_none() {
+            let (status, text) = talker.get("/v1/models").await?;
+            let list: Value = serde_json::from_slice(&text).unwrap_or_default();
+            let name = list.pointer("/data/0/id").and_then(Value::as_str);
+            talker.model = name.map(str::to_owned).ok_or_else(|| {
+                io::Error::other(format!(
+                    "GET /v1/models gave {status} and no model; name one with --model-name"
+                ))
+            })?;
+        }
+        Ok(talker)
+    }
+
+    /// Who was asked.
+    pub(super) fn describe(&self) -> Value {
+        let Target { address, route, .. } = &self.target;
+        json!({"url": format!("http://{}{}", address.authority, address.path), "route": route.path(), "model": self.model})
+    }
+
+    /// The body for a job.
+    pub(super) fn body(&self, job: &Job, said: &Said, ignore_eos: bool) -> Vec<u8> {
+        let mut body = Map::new();
+        body.insert("model".into(), self.model.as_str().into());
+        body.extend(fields(self.target.route, &job.prompt, said).into_iter().map(|(k, v)| (k.to_owned(), v)));
+        body.insert("max_tokens".into(), job.max_tokens.into());
+        body.insert("temperature".into(), 0.into());
+        body.insert("stream".into(), true.into());
+        body.insert("stream_options".into(), json!({"include_usage": true}));
+        if ignore_eos {
+            body.insert("ignore_eos".into(), true.into());
+        }
+        body.extend(self.target.extra.clone());
+        Value::Object(body).to_string().into_bytes()
+    }
+
+    fn head(&self, method: &str, path: &str, length: usize) -> String {
+        let Target { address, key, .. } = &self.target;
+        let key = key.as_ref().map_or_else(String::new, |key| format!("Authorization: Bearer {key}\r\n"));
+        format!(
+            "{method} {}{path} HTTP/1.1\r\nHost: {}\r\n{key}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n",
+            address.path, address.authority
+        )
+    }
+
+    async fn get(&self, path: &str) -> io::Result<(u16, Vec<u8>)> {
+        let mut connection = Connection::open(&self.target.address.authority).await?;
+        let head = connection.request(self.head("GET", path, 0).as_bytes()).await?;
+        let text = rest(&mut connection, head).await?;
+        Ok((head.status, text))
+    }
+
+    /// Asks, and counts every event as it comes.
+    pub(super) async fn ask(&self, body: &[u8], run: Instant, due: Instant, count: &RefCell<Count>) -> Ended {
+        let sent = Instant::now();
+        let mut ended = Ended { queued: sent.saturating_duration_since(due), ..Ended::default() };
+        count.borrow_mut().began();
+        let went = timeout(self.timeout, self.stream(body, run, sent, count, &mut ended)).await;
+        ended.total = sent.elapsed();
+        match went {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => ended.fault = Some(("connection".into(), error.to_string())),
+            Err(_) => ended.fault = Some(("timeout".into(), format!("longer than {:?}", self.timeout))),
+        }
+        if ended.fault.is_none() && ended.ttft.is_none() {
+            ended.fault = Some(("empty".into(), "the answer has no text".into()));
+        }
+        ended
+    }
+
+    async fn connection(&self) -> io::Result<Connection> {
+        let kept = self.idle.borrow_mut().pop();
+        match kept {
+            Some(connection) => Ok(connection),
+            None => Connection::open(&self.target.address.authority).await,
+        }
+    }
+
+    async fn stream(
+        &self,
+        body: &[u8],
+        run: Instant,
+        sent: Instant,
+        count: &RefCell<Count>,
+        ended: &mut Ended,
+    ) -> io::Result<()> {
+        let mut request = self.head("POST", self.target.route.path(), body.len()).into_bytes();
+        request.extend_from_slice(body);
+        let (mut connection, head) = self.begin(&request).await?;
+        if head.status != 200 {
+            let text = rest(&mut connection, head).await?;
+            let text = String::from_utf8_lossy(&text).chars().take(300).collect();
+            ended.fault = Some((head.status.to_string(), text));
+            return Ok(());
+        }
+        let (mut framing, mut text) = (Body::new(head), Vec::new());
+        let keep_text = self.target.route != Route::Ids;
+        let (mut events, mut counted, mut last) = (0, None, None);
+        while connection.more(&mut framing, &mut text).await? {
+            let now = Instant::now();
+            let mut count = count.borrow_mut();
+            take_events(&mut text, |event| match event {
+                Event::Text(said) => {
+                    events += 1;
+                    match last.replace(now) {
+                        None => ended.ttft = Some(now - sent),
+                        Some(before) => count.gap(now - before),
+                    }
+                    count.event(now - run);
+                    if keep_text {
+                        ended.text.push_str(&said);
+                    }
+                }
+                Event::Usage { prompt, output, cached } => {
+                    (ended.prompt, ended.cached) = (prompt, cached);
+                    counted = Some(output);
+                }
+                Event::Failed(why) => ended.fault = Some(("stream".into(), why)),
+                Event::Nothing => {}
+            });
+        }
+        ended.outputs = counted.unwrap_or(events);
+        if head.keeps && framing.is_over() {
+            self.idle.borrow_mut().push(connection);
+        }
+        Ok(())
+    }
+
+    /// Sends over a kept connection, or over a new one where there is none or the server has closed it meanwhile.
+    async fn begin(&self, request: &[u8]) -> io::Result<(Connection, Head)> {
+        let mut connection = self.connection().await?;
+        match connection.request(request).await {
+            Ok(head) => Ok((connection, head)),
+            Err(_) => {
+                let mut connection = Connection::open(&self.target.address.authority).await?;
+                let head = connection.request(request).await?;
+                Ok((connection, head))
+            }
+        }
+    }
+}
+
+/// All of a short body.
+async fn rest(connection: &mut Connection, head: Head) -> io::Result<Vec<u8>> {
+    let (mut framing, mut text) = (Body::new(head), Vec::new());
+    while text.len() < LONGEST_ERROR && connection.more(&mut framing, &mut text).await? {}
+    Ok(text)
+}

@@ -1,0 +1,85 @@
+use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
+use kvasir_engine::Summary;
+
+/// Requests of one size: prompts of exactly so many tokens, answers of exactly so many, with the first tokens in common
+/// where that is asked for.
+#[derive(Debug)]
+pub struct Steady {
+    knobs: Knobs,
+    shared: u32,
+    dice: Dice,
+    made: u64,
+    now: f64,
+}
+
+impl Steady {
+    /// `shared` tokens of every prompt are the same.
+    pub fn new(knobs: Knobs, shared: u32) -> Self {
+        Self {
+            dice: Dice::new(knobs.seed),
+            shared: shared.min(knobs.prompt_tokens),
+            knobs,
+            made: 0,
+            now: 0.0,
+        }
+    }
+}
+
+impl Workload for Steady {
+    fn title(&self) -> String {
+        let Knobs { requests, prompt_tokens, output_tokens, .. } = self.knobs;
+        format!(
+            "{requests} requests of {prompt_tokens} tokens, {} of them shared, answered with {output_tokens}",
+            self.shared
+        )
+    }
+
+    fn total(&self) -> u64 {
+        self.knobs.requests
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        let Knobs { requests, rate, burstiness, prompt_tokens, output_tokens, seed, .. } = self.knobs;
+        if self.made >= requests {
+            return None;
+        }
+        let tag = self.made;
+        self.made += 1;
+        self.now += self.dice.gamma(burstiness, SECOND / rate);
+        let part = |text, from, to| Part::Text(Passage { text, from, to });
+        let own = part(seed.wrapping_add(1 + tag), self.shared, prompt_tokens);
+        let parts = match self.shared {
+            0 => vec![own],
+            shared => vec![part(!seed, 0, shared), own],
+        };
+        let prompt = Prompt::Parts(parts);
+        Some(Job::new(At::Time(self.now as u64), prompt, Answer::new(tag, 0), output_tokens, tag))
+    }
+
+    fn ended(&mut self, _: &Summary, _: u64, _: &mut Vec<Job>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_are_of_one_size_and_share_what_they_should() {
+        let knobs = Knobs {
+            requests: 3,
+            rate: f64::INFINITY,
+            burstiness: 1.0,
+            prompt_tokens: 40,
+            output_tokens: 7,
+            max_model_len: 100,
+            seed: 5,
+        };
+        let mut steady = Steady::new(knobs, 30);
+        let jobs: Vec<Job> = std::iter::from_fn(|| steady.next()).collect();
+        assert!(jobs.iter().all(|job| job.max_tokens == 7 && job.at == At::Time(0)));
+        let prompts: Vec<_> = jobs.into_iter().map(|job| job.prompt.tokens()).collect();
+        assert!(prompts.iter().all(|prompt| prompt.len() == 40));
+        assert_eq!(prompts[0][..30], prompts[1][..30]);
+        assert_ne!(prompts[0][30..], prompts[1][30..]);
+    }
+}

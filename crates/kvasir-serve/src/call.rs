@@ -1,0 +1,81 @@
+//! Who asks for something over HTTP: known to everything that is done for it, without being handed from hand to hand.
+
+use std::{future::Future, sync::Arc};
+
+/// One HTTP request, for logs and traces. It never holds anything of a prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// Its id, which the answer shows as `x-request-id`.
+    pub id: String,
+    /// Number of its key; 0 without keys.
+    pub key: u64,
+    /// Its route.
+    pub route: String,
+    /// The trace that it belongs to: ids of the trace and of the caller's span.
+    pub parent: Option<(u128, u64)>,
+}
+
+tokio::task_local! {
+    static CALL: Arc<Call>;
+}
+
+impl Call {
+    /// Runs `work` as part of this call.
+    pub(crate) async fn scope<F: Future>(self: Arc<Self>, work: F) -> F::Output {
+        CALL.scope(self, work).await
+    }
+
+    /// The call that this code runs for; a blank one outside of any.
+    pub(crate) fn current() -> Arc<Self> {
+        CALL.try_with(Arc::clone).unwrap_or_default()
+    }
+
+    /// Ids of trace and span in a `traceparent` header.
+    pub(crate) fn parse_parent(header: &str) -> Option<(u128, u64)> {
+        let mut parts = header.trim().split('-');
+        let (version, trace, span) = (parts.next()?, parts.next()?, parts.next()?);
+        let is_hex = |text: &str, n| text.len() == n && text.bytes().all(|b| b.is_ascii_hexdigit());
+        if !is_hex(version, 2) || version == "ff" || !is_hex(trace, 32) || !is_hex(span, 16) {
+            return None;
+        }
+        let ids = (u128::from_str_radix(trace, 16).ok()?, u64::from_str_radix(span, 16).ok()?);
+        (ids.0 != 0 && ids.1 != 0).then_some(ids)
+    }
+}
+
+/// An id that a client chose, if it is fit for a header and a log: short, plain characters.
+pub(crate) fn sane_id(text: &str) -> Option<&str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+    (!text.is_empty() && text.len() <= 128 && text.chars().all(plain)).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_are_read_as_the_standard_has_them() {
+        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        assert_eq!(
+            Call::parse_parent(good),
+            Some((0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c, 0xb7ad_6b71_6920_3331))
+        );
+        for bad in [
+            "",
+            "00-0-0-01",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0af7651916cd43dd8448eb211c80319é-b7ad6b7169203331-01",
+        ] {
+            assert_eq!(Call::parse_parent(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn ids_that_could_break_a_line_are_not_taken_over() {
+        assert_eq!(sane_id("req-1_a.b:c"), Some("req-1_a.b:c"));
+        assert!(sane_id("").is_none() && sane_id("a b").is_none() && sane_id("a\nb").is_none());
+        assert!(sane_id(&"x".repeat(129)).is_none());
+    }
+}

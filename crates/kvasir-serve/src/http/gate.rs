@@ -1,0 +1,188 @@
+use axum::serve::Listener;
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::{sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+/// How long a client may take to agree on keys.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long to wait when the system has no more room for sockets.
+const BREATHER: Duration = Duration::from_millis(100);
+/// What one connection too many is told.
+const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Type: application/json\r\nContent-Length: 111\r\nConnection: close\r\n\r\n{\"error\":{\"message\":\"too many connections; try again\",\"type\":\"server_error\",\"param\":null,\"code\":\"unavailable\"}}";
+
+/// Takes connections, as many at once as may be, in the clear or under TLS.
+pub struct Gate {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+    tls: Option<TlsAcceptor>,
+    /// Connections that have agreed on keys.
+    ready: mpsc::Receiver<(Connection, SocketAddr)>,
+    agreed: mpsc::Sender<(Connection, SocketAddr)>,
+}
+
+impl Gate {
+    /// A gate with so many places.
+    pub fn new(listener: TcpListener, places: usize, tls: Option<TlsAcceptor>) -> Self {
+        let (agreed, ready) = mpsc::channel(64);
+        Self {
+            listener,
+            places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
+            tls,
+            ready,
+            agreed,
+        }
+    }
+
+    /// A connection that can be served at once; one that must agree on keys first comes back later.
+    fn receive(&self, stream: TcpStream, from: SocketAddr) -> Option<(Connection, SocketAddr)> {
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            // Under TLS nothing can be said before keys are agreed on, which is what there is no room for.
+            if self.tls.is_none() {
+                tokio::spawn(turn_away(stream));
+            }
+            return None;
+        };
+        // Pieces of an answer must not wait for each other. Where it cannot be set they do.
+        let _ = stream.set_nodelay(true);
+        let Some(acceptor) = self.tls.clone() else {
+            return Some((Connection { stream: Stream::Plain(stream), _place: place }, from));
+        };
+        let agreed = self.agreed.clone();
+        tokio::spawn(async move {
+            if let Ok(Ok(stream)) = timeout(HANDSHAKE, acceptor.accept(stream)).await {
+                let connection = Connection { stream: Stream::Tls(Box::new(stream)), _place: place };
+                // The server is leaving if nobody takes it.
+                let _ = agreed.send((connection, from)).await;
+            }
+        });
+        None
+    }
+}
+
+/// Says why, once the client has said what it wants: who closes earlier is not heard.
+async fn turn_away(mut stream: TcpStream) {
+    let mut request = [0; 1024];
+    let exchange = async {
+        tokio::io::AsyncReadExt::read(&mut stream, &mut request).await?;
+        stream.write_all(FULL).await?;
+        stream.shutdown().await
+    };
+    // Whoever does not listen misses nothing.
+    let _ = timeout(Duration::from_secs(1), exchange).await;
+}
+
+impl Listener for Gate {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        loop {
+            tokio::select! {
+                Some(ready) = self.ready.recv() => return ready,
+                came = self.listener.accept() => match came {
+                    Ok((stream, from)) => {
+                        if let Some(connection) = self.receive(stream, from) {
+                            return connection;
+                        }
+                    }
+                    // A client that is gone already, or no room for a socket: the next one may fare better.
+                    Err(_) => sleep(BREATHER).await,
+                },
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// A client's connection; its place is free again when it is dropped.
+pub struct Connection {
+    stream: Stream,
+    _place: OwnedSemaphorePermit,
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FULL;
+
+    #[test]
+    fn what_a_connection_too_many_is_told_has_the_length_that_it_says() {
+        let text = std::str::from_utf8(FULL).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{}", body.len());
+        serde_json::from_str::<serde_json::Value>(body).unwrap();
+    }
+}

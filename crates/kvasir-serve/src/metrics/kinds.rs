@@ -1,0 +1,206 @@
+use std::{
+    fmt::Write,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number that goes up and down.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge(AtomicU64);
+
+impl Gauge {
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts of values by upper bounds, as Prometheus has them. Values are whole numbers of `1 / per` units.
+#[derive(Debug)]
+pub(crate) struct Histogram {
+    bounds: &'static [u64],
+    /// How many are at most the bound of the same place; the last is for all beyond.
+    counts: Vec<AtomicU64>,
+    sum: AtomicU64,
+    per: f64,
+}
+
+/// Bounds of times, in nanoseconds, for what may take from a millisecond to minutes.
+pub(crate) const LONG: &[u64] = &[
+    1_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    40_000_000,
+    80_000_000,
+    160_000_000,
+    320_000_000,
+    640_000_000,
+    1_280_000_000,
+    2_560_000_000,
+    5_120_000_000,
+    10_240_000_000,
+    20_480_000_000,
+    40_960_000_000,
+    81_920_000_000,
+    163_840_000_000,
+    327_680_000_000,
+];
+
+/// Bounds of times, in nanoseconds, for what happens with every token.
+pub(crate) const SHORT: &[u64] = &[
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    75_000_000,
+    100_000_000,
+    150_000_000,
+    200_000_000,
+    300_000_000,
+    500_000_000,
+    750_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+];
+
+/// Bounds of counts of tokens.
+pub(crate) const TOKENS: &[u64] =
+    &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
+
+/// Nanoseconds in a second.
+pub(crate) const SECOND: f64 = 1e9;
+
+impl Histogram {
+    pub(crate) fn new(bounds: &'static [u64], per: f64) -> Self {
+        let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+        Self { bounds, counts, sum: AtomicU64::new(0), per }
+    }
+
+    pub(crate) fn see(&self, value: u64) {
+        let at = self.bounds.partition_point(|bound| *bound < value);
+        if let Some(count) = self.counts.get(at) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        self.sum.fetch_add(value, Ordering::Relaxed);
+    }
+}
+
+/// Prometheus' text format, a family at a time. Every name begins with `prefix`.
+pub(crate) struct Page {
+    pub(crate) text: String,
+    prefix: &'static str,
+    /// In the form `a="b",c="d"`.
+    labels: String,
+}
+
+/// A label's value with what would end it made harmless.
+pub(crate) fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+impl Page {
+    pub(crate) fn new(prefix: &'static str, model: &str) -> Self {
+        Self { text: String::new(), prefix, labels: format!("model_name=\"{}\"", escaped(model)) }
+    }
+
+    fn begin(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a String cannot fail.
+        let _ =
+            writeln!(self.text, "# HELP {}{name} {help}\n# TYPE {}{name} {kind}", self.prefix, self.prefix);
+    }
+
+    fn line(&mut self, name: &str, more: &str, value: f64) {
+        let Self { text, prefix, labels } = self;
+        let comma = if more.is_empty() { "" } else { "," };
+        let _ = writeln!(text, "{prefix}{name}{{{labels}{comma}{more}}} {value}");
+    }
+
+    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.begin(name, "gauge", help);
+        self.line(name, "", value);
+    }
+
+    /// A gauge of 1 whose labels are the message.
+    pub(crate) fn info(&mut self, name: &str, help: &str, labels: &str) {
+        self.begin(name, "gauge", help);
+        self.line(name, labels, 1.0);
+    }
+
+    pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.counters(name, help, [(String::new(), value)]);
+    }
+
+    /// A counter per set of further labels.
+    pub(crate) fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (String, u64)>,
+    ) {
+        self.begin(name, "counter", help);
+        for (labels, value) in values {
+            self.line(name, &labels, value as f64);
+        }
+    }
+
+    pub(crate) fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.begin(name, "histogram", help);
+        let mut sum = 0;
+        for (at, count) in histogram.counts.iter().enumerate() {
+            sum += count.load(Ordering::Relaxed);
+            let bound = histogram.bounds.get(at).map(|bound| *bound as f64 / histogram.per);
+            let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| bound.to_string());
+            self.line(&format!("{name}_bucket"), &format!("le=\"{bound}\""), sum as f64);
+        }
+        self.line(&format!("{name}_sum"), "", histogram.sum.load(Ordering::Relaxed) as f64 / histogram.per);
+        // Taken from the buckets, so that they agree although nothing stands still.
+        self.line(&format!("{name}_count"), "", sum as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_is_prometheus() {
+        let histogram = Histogram::new(&[1_000_000, 1_000_000_000], SECOND);
+        [500_000, 1_000_000, 2_000_000, 5_000_000_000].iter().for_each(|ns| histogram.see(*ns));
+        let mut page = Page::new("kvasir:", "a\"b");
+        page.gauge("running", "Who runs.", 2.0);
+        page.histogram("took_seconds", "How long.", &histogram);
+        assert_eq!(
+            page.text,
+            "# HELP kvasir:running Who runs.\n# TYPE kvasir:running gauge\nkvasir:running{model_name=\"a\\\"b\"} 2\n\
+             # HELP kvasir:took_seconds How long.\n# TYPE kvasir:took_seconds histogram\n\
+             kvasir:took_seconds_bucket{model_name=\"a\\\"b\",le=\"0.001\"} 2\n\
+             kvasir:took_seconds_bucket{model_name=\"a\\\"b\",le=\"1\"} 3\n\
+             kvasir:took_seconds_bucket{model_name=\"a\\\"b\",le=\"+Inf\"} 4\n\
+             kvasir:took_seconds_sum{model_name=\"a\\\"b\"} 5.0035\n\
+             kvasir:took_seconds_count{model_name=\"a\\\"b\"} 4\n"
+        );
+    }
+}

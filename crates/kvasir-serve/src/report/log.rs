@@ -1,0 +1,209 @@
+use super::Told;
+use crate::call::Call;
+use kvasir_engine::{Finish, Nanos, Summary};
+use serde_json::{Map, Value, json};
+use std::{
+    io::{self, Write},
+    sync::mpsc::Receiver,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// `--log-format`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Words for people.
+    #[default]
+    Text,
+    /// An object per line.
+    Json,
+}
+
+/// `--log-level`: what is at least so grave is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Everything, requests that no engine was needed for included.
+    Debug,
+    /// Every request that ran.
+    #[default]
+    Info,
+    /// Requests that were refused.
+    Warn,
+    /// Requests that failed by no fault of their clients.
+    Error,
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// A log on stderr: a line per request, with ids, counts and times, and never a word of a prompt or an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Log {
+    /// How lines look.
+    pub format: Format,
+    /// Which there are.
+    pub level: Level,
+}
+
+impl Log {
+    pub(super) fn run(self, told: &Receiver<Told>) {
+        while let Ok(first) = told.recv() {
+            let mut text = String::new();
+            std::iter::once(first)
+                .chain(told.try_iter().take(256))
+                .for_each(|told| self.line(&mut text, &told));
+            // A log that cannot be written has nobody to be told to.
+            let _ = io::stderr().lock().write_all(text.as_bytes());
+        }
+    }
+
+    fn line(self, out: &mut String, told: &Told) {
+        let (level, at, fields) = match told {
+            Told::Ended { call, summary, at } => (grade(summary.finish), *at, ended(call, summary)),
+            Told::Answered { call, status, micros, at } => {
+                let level = match status {
+                    500.. => Level::Error,
+                    400.. => Level::Warn,
+                    _ => Level::Debug,
+                };
+                let mut fields = about(call);
+                fields.insert("status".into(), (*status).into());
+                fields.insert("total_ms".into(), (*micros as f64 / 1e3).into());
+                (level, *at, fields)
+            }
+        };
+        if level < self.level {
+            return;
+        }
+        match self.format {
+            Format::Json => {
+                let mut object = Map::new();
+                object.insert("time".into(), stamp(at).into());
+                object.insert("level".into(), level.name().into());
+                object.extend(fields);
+                out.push_str(&Value::Object(object).to_string());
+            }
+            Format::Text => {
+                out.push_str(&format!("{} {:<5}", stamp(at), level.name()));
+                for (name, value) in &fields {
+                    let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                    out.push_str(&format!(" {name}={value}"));
+                }
+            }
+        }
+        out.push('\n');
+    }
+}
+
+fn grade(finish: Finish) -> Level {
+    match finish {
+        Finish::Failed(_) => Level::Error,
+        Finish::Refused(_) => Level::Warn,
+        _ => Level::Info,
+    }
+}
+
+fn about(call: &Call) -> Map<String, Value> {
+    let mut fields = Map::new();
+    fields.insert("request".into(), call.id.as_str().into());
+    fields.insert("route".into(), call.route.as_str().into());
+    fields.insert("key".into(), call.key.into());
+    if let Some((trace, _)) = call.parent {
+        fields.insert("trace".into(), format!("{trace:032x}").into());
+    }
+    fields
+}
+
+fn ended(call: &Call, summary: &Summary) -> Map<String, Value> {
+    let times = &summary.timings;
+    let ms = |from: Option<Nanos>, to: Option<Nanos>| match (from, to) {
+        (Some(from), Some(to)) => json!(to.saturating_sub(from) as f64 / 1e6),
+        _ => Value::Null,
+    };
+    let mut fields = about(call);
+    fields.extend([
+        ("answer".to_owned(), json!(summary.tag)),
+        ("finish".to_owned(), summary.finish.to_string().into()),
+        ("prompt_tokens".to_owned(), summary.prompt.into()),
+        ("cached_tokens".to_owned(), summary.cached.into()),
+        ("output_tokens".to_owned(), summary.outputs.into()),
+        ("preemptions".to_owned(), summary.preemptions.into()),
+        ("queued_ms".to_owned(), ms(Some(times.arrived), times.admitted)),
+        ("ttft_ms".to_owned(), ms(Some(times.arrived), times.first_token)),
+        ("total_ms".to_owned(), ms(Some(times.arrived), times.finished)),
+    ]);
+    fields
+}
+
+/// `2026-11-21T15:04:05.678Z`.
+fn stamp(at: SystemTime) -> String {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
+}
+
+/// The date that lies so many days after 1 January 1970.
+fn date(days: u64) -> (u64, u64, u64) {
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    // Every 400 years the calendar repeats.
+    let (mut year, mut left) = (1970 + days / 146_097 * 400, days % 146_097);
+    while left >= 365 + u64::from(is_leap(year)) {
+        left -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let mut month = 1;
+    for length in [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if left < length {
+            break;
+        }
+        left -= length;
+        month += 1;
+    }
+    (year, month, left + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn dates_are_the_calendars() {
+        let at = |seconds| stamp(UNIX_EPOCH + Duration::from_millis(seconds));
+        assert_eq!(at(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(at(951_782_400_000), "2000-02-29T00:00:00.000Z");
+        assert_eq!(at(1_795_273_445_678), "2026-11-21T15:04:05.678Z");
+        assert_eq!(at(4_107_542_399_999), "2100-02-28T23:59:59.999Z");
+    }
+
+    #[test]
+    fn a_line_is_one_line_and_graver_levels_say_less() {
+        let call = Arc::new(Call { id: "r1".into(), key: 2, route: "/v1/x".into(), parent: Some((5, 6)) });
+        let told = |status| Told::Answered { call: call.clone(), status, micros: 1500, at: UNIX_EPOCH };
+        let lines = |format, level| {
+            let mut text = String::new();
+            [200, 404, 500].iter().for_each(|status| Log { format, level }.line(&mut text, &told(*status)));
+            text
+        };
+        assert_eq!(lines(Format::Text, Level::Debug).lines().count(), 3);
+        assert_eq!(lines(Format::Text, Level::Warn).lines().count(), 2);
+        assert_eq!(
+            lines(Format::Text, Level::Error),
+            "1970-01-01T00:00:00.000Z error request=r1 route=/v1/x key=2 trace=00000000000000000000000000000005 status=500 total_ms=1.5\n"
+        );
+        for line in lines(Format::Json, Level::Debug).lines() {
+            let value: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(value["request"], "r1");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+use crate::{Answers, Clock, CostDevice, Preset};
+use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
+use kvasir_kv::Token;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A cost device that lets real time pass: what the engine, the server and their clients cost shows against it.
+pub struct Paced {
+    device: CostDevice,
+    clock: Clock,
+    started: Instant,
+}
+
+impl Paced {
+    /// A device as fast as `preset` that talks in `words`.
+    pub fn new(preset: Preset, words: Words) -> Self {
+        let clock = Clock::default();
+        Self {
+            device: CostDevice::new(preset, clock.clone(), Box::new(words)),
+            clock,
+            started: Instant::now(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Executor for Paced {
+    type Pending = u64;
+
+    fn abilities(&self) -> Abilities {
+        self.device.abilities()
+    }
+
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        self.device.bind(row, spec);
+    }
+
+    fn submit(&mut self, step: Box<Step>) -> Result<u64, Refused> {
+        self.clock.advance(self.now());
+        self.device.submit(step)
+    }
+
+    fn wait(&mut self, pending: u64) -> (Box<Step>, Result<(), StepError>) {
+        // The device's clock is then at the end of this step.
+        let done = self.device.wait(pending);
+        let left = self.clock.now().saturating_sub(self.now());
+        // A sleep is some 50 µs late; what is shorter than that is as good as over.
+        if left > 50_000 {
+            thread::sleep(Duration::from_nanos(left - 50_000));
+        }
+        done
+    }
+}
+
+/// Says tokens of a list, any of them, which follow from the seed and the place in the answer alone.
+#[derive(Clone, Debug)]
+pub struct Words(Vec<Token>);
+
+impl Words {
+    /// These tokens; of none it says token 0.
+    pub fn new(tokens: Vec<Token>) -> Self {
+        Self(tokens)
+    }
+}
+
+impl Answers for Words {
+    fn token(&self, seed: u64, index: u32) -> Token {
+        let mixed =
+            (seed ^ u64::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ mixed >> 31).wrapping_mul(0x94D0_49BB_1331_11EB) >> 32;
+        let at = mixed.checked_rem(self.0.len() as u64).unwrap_or(0);
+        self.0.get(at as usize).copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_follow_from_seed_and_place() {
+        let words = Words::new((10..20).collect());
+        let said = |seed| (0..50).map(|i| words.token(seed, i)).collect::<Vec<_>>();
+        assert_eq!(said(7), said(7));
+        assert_ne!(said(7), said(8));
+        assert!((10..20).all(|word| (0..50).any(|seed| said(seed).contains(&word))));
+    }
+
+    #[test]
+    fn a_step_takes_its_time_for_real() {
+        let preset = Preset::parse("fixed:20ms").unwrap();
+        let mut device = Paced::new(preset, Words::new(vec![5]));
+        let started = Instant::now();
+        for _ in 0..3 {
+            let pending = device.submit(Box::default()).unwrap();
+            device.wait(pending).1.unwrap();
+        }
+        // Sleeping may take longer, never less.
+        assert!(started.elapsed() >= Duration::from_millis(59));
+    }
+}

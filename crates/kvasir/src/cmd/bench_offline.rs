@@ -1,0 +1,51 @@
+use super::{Failure, model::ModelArgs, progress};
+use crate::options::{Facts, Options};
+use kvasir_kv::Token;
+use kvasir_lab::{offline, workload::Offline};
+use std::process::ExitCode;
+
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Requests of Mini-SGLang's offline workload, which has 256 prompts of 100 to 1,024 tokens and as long answers
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    requests: u64,
+    #[command(flatten)]
+    options: Options,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let loaded = self.model.load()?;
+        let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
+        let slots = loaded.slots_in_memory(self.options.memory_share()?).unwrap_or(max_model_len);
+        let settled = self.options.settle(Facts { max_model_len, slots, is_cpu: true })?;
+        let overlap = settled.overlap;
+        let mut engine = loaded.engine(settled.core(), overlap)?;
+        let mut workload = Offline::new(self.requests);
+        let bar = progress::bar(self.requests);
+        let vocab = loaded.program().vocab as Token;
+        let report = offline::run(&mut engine, &mut workload, vocab, |ended| bar.set_position(ended));
+        bar.finish_and_clear();
+        let report = report.map_err(Failure::failed)?;
+        if self.json {
+            println!("{}", serde_json::to_string(&report).map_err(Failure::failed)?);
+        } else {
+            println!(
+                "{} requests, {} + {} tokens in {:.2} s: {:.1} output tok/s, {:.1} tok/s in all",
+                report.requests,
+                report.prompt_tokens,
+                report.output_tokens,
+                report.seconds,
+                report.output_rate,
+                report.total_rate
+            );
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,151 @@
+//! Options from a TOML file, by the names that they have on the command line. Flags go before the environment, that before
+//! the file, that before defaults.
+
+use crate::cmd::Failure;
+use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
+use std::{collections::BTreeSet, ffi::OsString, fmt::Write, path::PathBuf};
+use toml::{Table, Value};
+
+/// What no file can set.
+const NOT_HERE: [&str; 4] = ["config", "print-config", "help", "version"];
+
+/// The name of an option in a file: its flag, or for what has none its place's name.
+fn key(arg: &Arg) -> String {
+    arg.get_long().map_or_else(|| arg.get_id().as_str().replace('_', "-"), str::to_owned)
+}
+
+fn keys(command: &Command, into: &mut BTreeSet<String>) {
+    into.extend(command.get_arguments().map(key).filter(|key| !NOT_HERE.contains(&key.as_str())));
+    command.get_subcommands().for_each(|sub| keys(sub, into));
+}
+
+/// The command that was chosen, and what it was given.
+fn chosen<'a>(mut command: &'a Command, mut matches: &'a ArgMatches) -> (&'a Command, &'a ArgMatches) {
+    while let Some((name, inner)) = matches.subcommand()
+        && let Some(sub) = command.find_subcommand(name)
+    {
+        (command, matches) = (sub, inner);
+    }
+    (command, matches)
+}
+
+/// The arguments with those of the file that `--config` names, where neither they nor the environment say otherwise.
+pub(crate) fn with_file(command: Command, args: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
+    // What is wrong with the arguments is said when they are read for good.
+    let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(&args) else {
+        return Ok(args);
+    };
+    let (chosen, given) = chosen(&command, &matches);
+    let path = given.try_get_one::<PathBuf>("config").ok().flatten().or(matches.get_one("config"));
+    let Some(path) = path else { return Ok(args) };
+    let named = |why: String| Failure::usage(format!("{}: {why}", path.display()));
+    let table: Table = Failure::read(path)?.parse().map_err(|error: toml::de::Error| {
+        let line = error.span().map_or(0, |span| span.start);
+        named(format!("{} at byte {line}", error.message().trim()))
+    })?;
+    let mut known = BTreeSet::new();
+    keys(&command, &mut known);
+    if let Some(unknown) = table.keys().find(|key| !known.contains(*key)) {
+        return Err(named(format!("unknown option `{unknown}`")));
+    }
+    let mut added = Vec::new();
+    for arg in chosen.get_arguments() {
+        let key = key(arg);
+        let source = given.value_source(arg.get_id().as_str());
+        let is_given = matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable));
+        if let Some(value) = table.get(&key).filter(|_| !is_given) {
+            added.extend(arguments(arg, &key, value).map_err(named)?);
+        }
+    }
+    Ok(insert(args, added))
+}
+
+/// An option of the file as it would be written on the command line.
+fn arguments(arg: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, String> {
+    if let Value::Array(items) = value {
+        let each: Result<Vec<_>, String> = items.iter().map(|item| arguments(arg, key, item)).collect();
+        return each.map(|lists| lists.concat());
+    }
+    let text = match value {
+        Value::String(text) => text.clone(),
+        Value::Integer(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::Boolean(on) => on.to_string(),
+        _ => return Err(format!("`{key}` must be a text, a number, true or false, or a list of those")),
+    };
+    let is_flag = matches!(arg.get_action(), ArgAction::SetTrue);
+    Ok(match (is_flag, text.as_str(), arg.get_long()) {
+        (true, "true", _) => vec![format!("--{key}").into()],
+        (true, "false", _) => Vec::new(),
+        (true, other, _) => return Err(format!("`{key}` is true or false, not {other}")),
+        (false, _, Some(_)) => vec![format!("--{key}={text}").into()],
+        (false, _, None) => vec![text.into()],
+    })
+}
+
+/// In front of a `--`, behind which nothing is an option any more.
+fn insert(mut args: Vec<OsString>, added: Vec<OsString>) -> Vec<OsString> {
+    let at = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+    args.splice(at..at, added);
+    args
+}
+
+/// All options of the chosen command as a file that can be read back. Keys are not printed.
+pub(crate) fn print(command: &Command, matches: &ArgMatches) -> String {
+    let (chosen, given) = chosen(command, matches);
+    let mut out = String::new();
+    for arg in chosen.get_arguments() {
+        let key = key(arg);
+        if NOT_HERE.contains(&key.as_str()) {
+            continue;
+        }
+        let Some(values) = given.get_raw(arg.get_id().as_str()) else { continue };
+        let values: Vec<String> = values.map(|value| toml_text(&value.to_string_lossy())).collect();
+        // Writing to a String cannot fail.
+        let _ = match (values.as_slice(), arg.is_hide_env_values_set()) {
+            (secret, true) => writeln!(out, "# {key}: {} given, not printed", secret.len()),
+            ([one], _) if !matches!(arg.get_action(), ArgAction::Append) => writeln!(out, "{key} = {one}"),
+            (list, _) => writeln!(out, "{key} = [{}]", list.join(", ")),
+        };
+    }
+    out
+}
+
+/// A value as TOML has it: bare if it comes back as the same text, else quoted.
+fn toml_text(raw: &str) -> String {
+    let read = format!("x = {raw}").parse::<Table>().ok().and_then(|mut table| table.remove("x"));
+    match read {
+        Some(value @ (Value::Integer(_) | Value::Float(_) | Value::Boolean(_)))
+            if value.to_string() == raw =>
+        {
+            raw.to_owned()
+        }
+        _ => Value::String(raw.to_owned()).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_quoted_unless_they_come_back_the_same() {
+        for (raw, printed) in [
+            ("8000", "8000"),
+            ("0.9", "0.9"),
+            ("true", "true"),
+            ("1_000", "\"1_000\""),
+            ("on", "\"on\""),
+            ("127.0.0.1", "\"127.0.0.1\""),
+            ("a\"b\nc", "\"a\\\"b\\nc\""),
+        ] {
+            let text = toml_text(raw);
+            let back = format!("x = {text}").parse::<Table>().unwrap();
+            let back = match &back["x"] {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            assert_eq!(back, raw, "{printed} {text}");
+        }
+    }
+}
