@@ -154,7 +154,7 @@ impl Loaded {
     fn natural_kv(&self) -> KvType {
         match &self.weights {
             Weights::Cpu(model) => model.natural_kv(),
-            Weights::Plain(_) => KvType::F32,
+            Weights::Plain(_) | Weights::Sim(..) => KvType::F32,
         }
     }
 

@@ -4,6 +4,7 @@ use super::{App, Caller, read_body};
 use crate::{
     ApiError,
     answer::Delta,
+    host::Piece,
     request::{
         Begin, ChatRequest, ForkRequest, Place, Prompt, Reader, SamplingFields, SessionRequest, read_rewind,
     },
@@ -62,8 +63,10 @@ async fn fill(
         request.params.max_tokens = 0;
         request.params.session = Some(turn.id());
         for mut answer in app.host.submit(request, 1)? {
+            let mut piece = Piece::default();
             let summary = loop {
-                if let Some(summary) = answer.next().await?.ended {
+                answer.next(&mut piece).await?;
+                if let Some(summary) = piece.ended {
                     break summary;
                 }
             };

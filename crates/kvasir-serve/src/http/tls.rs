@@ -24,3 +24,58 @@ pub fn tls(certificates: &Path, key: &Path) -> Result<TlsAcceptor, String> {
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::Gate;
+    use axum::{Router, routing::get};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpStream},
+    };
+    use tokio_rustls::{
+        TlsConnector,
+        rustls::{ClientConfig, RootCertStore, pki_types::ServerName},
+    };
+
+    fn data(name: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_named() {
+        let (cert, key) = (data("test-cert.pem"), data("test-key.pem"));
+        assert!(tls(&cert, &key).is_ok());
+        let wrong = |cert: &Path, key: &Path| tls(cert, key).err().unwrap();
+        assert!(wrong(&data("none.pem"), &key).contains("none.pem"));
+        assert!(wrong(&cert, &data("none.pem")).contains("none.pem"));
+        assert!(wrong(&key, &key).contains("holds no certificate"));
+        assert!(wrong(&cert, &cert).contains("test-cert.pem"));
+    }
+
+    #[tokio::test]
+    async fn a_client_that_trusts_the_certificate_is_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let acceptor = tls(&data("test-cert.pem"), &data("test-key.pem")).unwrap();
+        let router = Router::new().route("/", get(async || "under TLS"));
+        tokio::spawn(async move { axum::serve(Gate::new(listener, 8, Some(acceptor)), router).await });
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(data("test-cert.pem")).unwrap()).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let stream = TcpStream::connect(address).await.unwrap();
+        let name = ServerName::try_from("localhost").unwrap();
+        let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        // A server that closes without saying so under TLS is an error here, with all that was read kept.
+        let _ = stream.read_to_end(&mut answer).await;
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("under TLS"), "{answer}");
+    }
+}

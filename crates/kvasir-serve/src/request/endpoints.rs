@@ -27,6 +27,7 @@ const fn post(path: &'static str, summary: &'static str, fields: &'static [Field
 pub const ENDPOINTS: &[Endpoint] = &[
     get("/live", "Whether the process is there; needs no key"),
     get("/health", "Whether requests can be answered"),
+    get("/metrics", "What is counted, in Prometheus' text"),
     get("/openapi.json", "This description"),
     get("/v1/models", "The model"),
     get("/v1/models/{id}", "The model, by its name"),
