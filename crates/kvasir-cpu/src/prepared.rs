@@ -68,9 +68,10 @@ impl Prepared {
                 if of.is_none() || self.quant_of != of {
                     self.quant.reshape(l.inputs);
                     let quant = &self.quant;
-                    // SAFETY: each row is written by one thread, and there is room for the step's rows.
                     by_rows(team, n, &|row| {
-                        x.with(row, l.inputs, |x| unsafe { quant.write_row(level, row, x) })
+                        // SAFETY: each row is written by one thread, and there is room for the step's rows.
+                        let write = |x: &[f32]| unsafe { quant.write_row(level, row, x) };
+                        x.with(row, l.inputs, write)
                     });
                     self.quant_of = of;
                 }
@@ -80,9 +81,10 @@ impl Prepared {
                 if of.is_none() || self.bf16_of != of {
                     self.bf16.reshape(l.inputs);
                     let bf16 = &self.bf16;
-                    // SAFETY: as above.
                     by_rows(team, n, &|row| {
-                        x.with(row, l.inputs, |x| unsafe { bf16.write_row(level, row, x) })
+                        // SAFETY: as above.
+                        let write = |x: &[f32]| unsafe { bf16.write_row(level, row, x) };
+                        x.with(row, l.inputs, write)
                     });
                     self.bf16_of = of;
                 }

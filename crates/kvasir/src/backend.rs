@@ -4,7 +4,7 @@ use kvasir_plain::{PlainExecutor, Ran};
 use kvasir_sim::{Paced, Preset};
 
 /// `--backend`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum BackendKind {
     /// The fastest that is built in and runs here.
     #[default]
@@ -14,7 +14,7 @@ pub enum BackendKind {
     /// f32, one thread, a mask for every query: the oracle.
     Plain,
     /// Computes nothing and says anything, as fast as this device would: for load tests of all that is around it.
-    Sim(Preset),
+    Sim(Box<Preset>),
 }
 
 /// An executor of whichever backend was chosen.

@@ -7,7 +7,7 @@ impl Opened {
     /// expect, which is at temperature 1 from all tokens. A value that makes no sense is refused.
     pub fn sampling_defaults(&self) -> Result<Sampling, Error> {
         let config = self.checkpoint.generation_config();
-        config.map_or(Ok(Self::plain_sampling()), |config| defaults(config))
+        config.map_or(Ok(Self::plain_sampling()), defaults)
     }
 
     /// The same without looking at the model.

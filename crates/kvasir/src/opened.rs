@@ -127,7 +127,7 @@ pub struct Loaded {
 enum Weights {
     Cpu(Arc<CpuModel>),
     Plain(PlainModel),
-    Sim(Preset, Words),
+    Sim(Box<Preset>, Words),
 }
 
 impl Loaded {
@@ -181,7 +181,7 @@ impl Loaded {
             Weights::Plain(model) => {
                 AnyExecutor::Plain(PlainExecutor::new(model, Limits { slots, tokens, rows }))
             }
-            Weights::Sim(preset, words) => AnyExecutor::Sim(Box::new(Paced::new(*preset, words.clone()))),
+            Weights::Sim(preset, words) => AnyExecutor::Sim(Box::new(Paced::new(**preset, words.clone()))),
         })
     }
 

@@ -204,6 +204,9 @@ fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said,
     }
 }
 
+/// A request's body, its own or with a session's messages put in front.
+type Body<'a> = Cow<'a, Map<String, Value>>;
+
 impl App {
     /// Forgets the sessions whose time is over.
     pub(super) fn expire_sessions(&self) {
@@ -231,7 +234,7 @@ impl App {
         &self,
         key: u64,
         body: &'a Map<String, Value>,
-    ) -> Result<(Cow<'a, Map<String, Value>>, Option<Turn>), ApiError> {
+    ) -> Result<(Body<'a>, Option<Turn>), ApiError> {
         let reader = Reader::new(body);
         let Some(name) = reader.text("session")? else { return Ok((Cow::Borrowed(body), None)) };
         alone(&reader)?;

@@ -80,7 +80,9 @@ impl ModelArgs {
             Backend::Plain => BackendKind::Plain,
             Backend::Sim => {
                 let preset = Preset::parse(self.sim_preset.as_deref().unwrap_or("instant"));
-                BackendKind::Sim(preset.map_err(|why| Failure::usage(format!("--sim-preset: {why}")))?)
+                BackendKind::Sim(Box::new(
+                    preset.map_err(|why| Failure::usage(format!("--sim-preset: {why}")))?,
+                ))
             }
         };
         let precision = match self.precision {

@@ -222,8 +222,9 @@ fn calls_are_read_back(house: &House) {
         assert!(!calls.is_empty(), "{name}: {answer}");
         for (called, arguments) in calls {
             let tool = tools.iter().find(|tool| tool.name == called).unwrap();
-            let arguments =
-                serde_json::from_str(&arguments).unwrap_or_else(|e| panic!("{e}: {name}: {answer}"));
+            let arguments = serde_json::from_str(&arguments);
+            assert!(arguments.is_ok(), "{name}: {answer}");
+            let arguments = arguments.unwrap();
             let schema = tool.parameters.as_ref().unwrap();
             assert_eq!(misfit(schema, schema, &arguments), None, "{name}: {answer}");
         }
