@@ -284,7 +284,7 @@ fn answers_under_way_end_after_sigterm() {
 
 #[test]
 fn an_answer_has_the_form_that_was_asked_for() {
-    let server = Server::start("forms", &[]);
+    let server = Server::start("forms", &["--reasoning-parser", "none"]);
     let schema = json!({"type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 31}, "minItems": 2, "maxItems": 2}}, "required": ["unit", "days"], "additionalProperties": false});
     let format =
         json!({"type": "json_schema", "json_schema": {"name": "w", "strict": true, "schema": schema}});

@@ -83,6 +83,8 @@ impl ChatRequest {
     pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         classify(CHAT, map)?;
         let body = Reader::new(map);
+        // Which session that is, whoever keeps them finds out; that it is a name at all is seen here.
+        body.text("session")?;
         let tools = Tool::read_all(&body)?;
         let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
         sampling.sampling.logprobs = sampling::chat_logprobs(&body)?;

@@ -39,6 +39,8 @@ impl CompletionRequest {
     pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         classify(COMPLETIONS, map)?;
         let body = Reader::new(map);
+        // Which session that is, whoever keeps them finds out; that it is a name at all is seen here.
+        body.text("session")?;
         let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
         sampling.sampling.logprobs = body.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as u32);
         let echo = body.flag("echo", false)?;
