@@ -99,6 +99,10 @@ fn the_documents_schedule_is_met_to_the_step() {
     };
     let finished = simulate(setting, &mut scenario);
     assert_eq!(finished.report.broke_off, None);
+    // Step 35 of the figure: four requests could come to four times 512, which is more than 1,536.
+    let seen =
+        |step: &StepTrace| matches!(&step.projection, Some((_, 512, ends)) if *ends == [512, 576, 576]);
+    assert!(finished.steps.iter().any(seen), "the trace has what the volume test projected");
     let mut numbers = HashMap::new();
     let (mut prefills, mut ends) = (BTreeMap::<u64, Vec<usize>>::new(), BTreeMap::new());
     for (i, step) in (1..).zip(&finished.steps) {

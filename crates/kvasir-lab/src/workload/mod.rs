@@ -14,6 +14,7 @@ pub use agents::Agents;
 pub use chat::Chat;
 pub use dice::Dice;
 pub use offline::Offline;
+pub(crate) use offline::lists as offline_lists;
 pub use poisson::Poisson;
 pub use scenario::Scenario;
 pub use steady::Steady;

@@ -39,6 +39,7 @@ fn replay(case: &Case) -> Result<Outcome, String> {
         .map(|(uid, tokens)| (uid.clone(), tokens.clone()))
         .collect();
     let checks = [
+        ("finished replies per uid", finished_once(&wanted), bench.finished(&wanted)),
         ("tokens per uid", Value::Object(wanted), Value::Object(tokens)),
         ("final state", comparable_end(of("correct_final_state")), bench.end()),
     ];
@@ -48,6 +49,12 @@ fn replay(case: &Case) -> Result<Outcome, String> {
         }
     }
     Ok(Outcome::Passed)
+}
+
+/// Each of these requests has exactly one finished reply, on its last token.
+fn finished_once(wanted: &Map<String, Value>) -> Value {
+    let last = |tokens: &Value| json!([tokens.as_array().map_or(0, Vec::len)]);
+    wanted.iter().map(|(uid, tokens)| (uid.clone(), last(tokens))).collect::<Map<_, _>>().into()
 }
 
 /// What of a recorded step is compared.
@@ -79,7 +86,8 @@ struct Bench {
     eos: Token,
     ids: BTreeMap<u64, RequestId>,
     outputs: BTreeMap<u64, Vec<Token>>,
-    replies: BTreeMap<u64, (Vec<Token>, u32)>,
+    /// Tokens of each request, and how many it had at each finished reply.
+    replies: BTreeMap<u64, (Vec<Token>, Vec<usize>)>,
     steps: VecDeque<Box<Step>>,
     /// The case's names for our places in the token pool.
     slots_of: BTreeMap<PoolRow, Value>,
@@ -256,7 +264,9 @@ impl Bench {
                 heard.0.push(*token);
                 replies.push(json!({ "uid": event.tag, "token": token, "finished": event.finish.is_some() }));
             }
-            heard.1 += u32::from(event.finish.is_some_and(|finish| finish != Finish::Aborted));
+            if event.finish.is_some_and(|finish| finish != Finish::Aborted) {
+                heard.1.push(heard.0.len());
+            }
         }
         self.core.outbox().clear();
         self.core.recycle(step);
@@ -289,6 +299,13 @@ impl Bench {
             "running": running,
             "inflight_tokens": inflight,
         })
+    }
+
+    /// Tokens that each of these requests had at its finished replies.
+    fn finished(&self, wanted: &Map<String, Value>) -> Value {
+        let of =
+            |uid: &String| uid.parse().ok().and_then(|uid: u64| self.replies.get(&uid)).map(|heard| &heard.1);
+        wanted.keys().map(|uid| (uid.clone(), json!(of(uid)))).collect::<Map<_, _>>().into()
     }
 
     fn end(&mut self) -> Value {

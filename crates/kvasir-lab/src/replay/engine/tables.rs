@@ -33,8 +33,10 @@ pub(super) fn function(case: &Case) -> Result<Outcome, CaseError> {
                 "a table; inputs in flight go by pool row, not by batch position; test toy::every_completion_equals_that_of_its_request_alone",
             );
         }
-        Some("fn-11") => return skipped("a table of a benchmark aid that is not built: forced acceptance"),
-        Some("fn-12") => return skipped("a table of pipeline parallelism, which is outside the design"),
+        Some("fn-11") => {
+            return skipped("outside the design: drafts that are accepted at a forced rate, a benchmark aid");
+        }
+        Some("fn-12") => return skipped("outside the design: layers split over a pipeline"),
         _ => return Err(case.error("unknown function")),
     };
     let got = run(case.field("given")?).map_err(about(case))?;
@@ -126,9 +128,7 @@ fn rows_of_drafts(given: &Value) -> Result<Value, String> {
 /// `atom.sampling_params`.
 pub(super) fn sampling_params(case: &Case) -> Result<Outcome, CaseError> {
     match case.id.get(..5) {
-        Some("sp-01") => {
-            skipped("a table; defaults are chosen where requests come in, the engine's own are greedy")
-        }
+        Some("sp-01") => skipped("a table; defaults are those of the endpoint; test a_plain_chat_is_read"),
         _ => skipped(
             "a table; tests request::tests::ranges_are_checked and core_life::siblings_have_noise_of_their_own",
         ),

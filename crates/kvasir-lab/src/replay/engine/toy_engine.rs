@@ -1,11 +1,15 @@
 use super::{about, list, number, sequence, switch, tokens};
 use crate::replay::{Case, CaseError, Outcome, compare};
 use kvasir_engine::{
-    Chunked, Chunking, Core, Engine, Limits, Mixing, Order, Policy, PrefillFirst, Request, Turn,
+    Chunked, Chunking, Core, Engine, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular,
+    RectangularConfig, Request, Turn,
 };
-use kvasir_kv::{Cache, Paged, Radix, blocks::BlockConfig};
+use kvasir_kv::{Cache, Cells, Contiguous, Paged, Radix, TreeCache, blocks::BlockConfig};
 use kvasir_sim::Toy;
 use serde_json::{Map, Value, json};
+
+const CACHES: [&str; 5] = ["paged", "radix", "cells", "contiguous", "tree"];
+const POLICIES: [&str; 4] = ["prefill-first", "chunked", "mixed", "rectangular"];
 
 /// Turns after which a workload counts as stuck.
 const MOST_TURNS: u32 = 100_000;
@@ -18,8 +22,8 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
 fn replay(case: &Case) -> Result<Outcome, String> {
     let given = case.body.get("given").ok_or("field `given` is missing")?;
     let expected = case.body.get("expected").ok_or("field `expected` is missing")?;
-    for cache in ["paged", "radix"] {
-        for policy in ["prefill-first", "chunked", "mixed"] {
+    for cache in CACHES {
+        for policy in POLICIES {
             for overlap in [false, true] {
                 let got = complete(case, given, cache, policy, overlap)?;
                 let at = format!("{cache}, {policy}, overlap {overlap}");
@@ -37,12 +41,22 @@ fn complete(case: &Case, given: &Value, cache: &str, policy: &str, overlap: bool
     let of = |key: &str, default: u32| number(config, key, number(defaults, key, default)?);
     let sharing = switch(config, "prefix_caching", switch(defaults, "prefix_caching", false));
     let block_size = of("block_size", 4)?.max(1);
-    let blocks = BlockConfig { block_size, blocks: of("num_blocks", 10)?, sharing, ..BlockConfig::default() };
+    let dummy = policy == "rectangular";
+    let blocks =
+        BlockConfig { block_size, blocks: of("num_blocks", 10)?, sharing, dummy, ..BlockConfig::default() };
+    let slots = blocks.blocks.saturating_mul(block_size);
     let cache: Box<dyn Cache> = match cache {
         "paged" => Box::new(Paged::new(blocks).map_err(|error| error.to_string())?),
-        _ => Box::new(Radix::new(blocks).map_err(|error| error.to_string())?),
+        "radix" => Box::new(Radix::new(blocks).map_err(|error| error.to_string())?),
+        "cells" => {
+            Box::new(Cells::new(slots, blocks.max_sequences, None).map_err(|error| error.to_string())?)
+        }
+        "contiguous" => Box::new(Contiguous::new(slots)),
+        _ => Box::new(TreeCache::new(slots)),
     };
     let budget = of("max_num_batched_tokens", 64)?;
+    // A step of fixed shapes takes a whole chunk.
+    let chunk_size = (budget / block_size).max(1) * block_size;
     let chunking = match switch(config, "chunked_prefill", switch(defaults, "chunked_prefill", true)) {
         true => Chunking::On { cap: None },
         false => Chunking::Off,
@@ -50,11 +64,16 @@ fn complete(case: &Case, given: &Value, cache: &str, policy: &str, overlap: bool
     let policy: Box<dyn Policy> = match policy {
         "prefill-first" => Box::new(PrefillFirst::new(chunking, 0.0)),
         "chunked" => Box::new(Chunked::new(budget, Mixing::Off)),
+        "rectangular" => Box::new(Rectangular::new(RectangularConfig {
+            chunk_size,
+            max_batch: of("max_num_seqs", 4)?,
+            ..RectangularConfig::default()
+        })),
         _ => Box::new(Chunked::new(budget, Mixing::On { target: None })),
     };
     let limits = Limits {
         max_num_seqs: of("max_num_seqs", 4)?,
-        max_num_batched_tokens: budget,
+        max_num_batched_tokens: budget.max(chunk_size),
         max_model_len: of("max_model_len", 64)?,
         max_prompt: Some(of("max_model_len", 64)?),
         prefix_cache: sharing,

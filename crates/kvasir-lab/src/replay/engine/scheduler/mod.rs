@@ -1,5 +1,7 @@
+mod judge;
+
 use super::{BlockMap, about, blocks::blocks_of, free_slots, list, number, sequence, switch, tokens};
-use crate::replay::{Case, CaseError, Mismatch, Outcome, compare};
+use crate::replay::{Case, CaseError, Mismatch, Outcome};
 use kvasir_engine::{Chunking, Core, Finish, Limits, Nanos, Order, PrefillFirst, Request, RequestId};
 use kvasir_exec::{Batch, OutputRow, Phase, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
@@ -23,14 +25,17 @@ fn replay(case: &Case) -> Result<Outcome, String> {
         if last.is_some_and(|last| i > last) {
             break;
         }
+        let at = format!("op {i} {}", op["op"].as_str().unwrap_or("?"));
+        if let Some(raises) = expected.get("raises").or(expected.get("error")) {
+            if let Err(wrong) = bench.refuses(&at, op, raises) {
+                return Ok(Outcome::Failed(wrong));
+            }
+            continue;
+        }
         let got = bench.step(op)?;
         if expected.get("not_reached").is_some() {
             break;
         }
-        if expected.get("raises").is_some() {
-            continue;
-        }
-        let at = format!("op {i} {}", op["op"].as_str().unwrap_or("?"));
         if let Err(wrong) = bench.judge(&at, expected, &got) {
             return Ok(Outcome::Failed(wrong));
         }
@@ -58,6 +63,8 @@ struct Bench {
     drafts: u32,
     /// Placeholders stand in the recorded token lists.
     placeholders: bool,
+    /// The last operation was refused by an answer, not by an error.
+    refused: bool,
     now: Nanos,
     known: BTreeMap<String, Known>,
     names: Vec<String>,
@@ -101,8 +108,12 @@ impl Bench {
         core.set_spec_steps(drafts);
         let mut known = BTreeMap::new();
         let mut names = Vec::new();
+        let has = |wanted: &str| list(given, "ops").is_ok_and(|ops| ops.iter().any(|op| op["op"] == wanted));
+        // With a pipeline a sequence is not scheduled again before its output has come back.
+        let serial = has("mark_inflight") || of("pipeline_parallel_size", 1)? > 1;
         for (name, of) in given["seqs"].as_object().ok_or("`seqs` must be an object")? {
-            let params = sequence::params(case, config, of)?;
+            let mut params = sequence::params(case, config, of)?;
+            params.serial = serial;
             let request = Request { tag: names.len() as u64, prompt: tokens(&of["prompt"])?, params };
             let arrived = (of.get("arrive_time").and_then(Value::as_f64).unwrap_or(0.0) * 1e9) as Nanos;
             known.insert(name.clone(), Known { request, arrived, ..Known::default() });
@@ -110,11 +121,36 @@ impl Bench {
         }
         let placeholders = drafts > 0 || list(given, "ops")?.iter().any(|op| switch(op, "deferred", false));
         let (steps, blocks) = (VecDeque::new(), BlockMap::default());
-        let (now, last, produces) = (0, None, false);
-        Ok(Self { core, block, drafts, placeholders, now, known, names, steps, blocks, last, produces })
+        let (now, last, produces, refused) = (0, None, false, false);
+        Ok(Self {
+            core,
+            block,
+            drafts,
+            placeholders,
+            refused,
+            now,
+            known,
+            names,
+            steps,
+            blocks,
+            last,
+            produces,
+        })
+    }
+
+    /// An operation that must be refused, which changes nothing.
+    fn refuses(&mut self, at: &str, op: &Value, raises: &Value) -> Result<(), Box<Mismatch>> {
+        let before = self.state();
+        let wrong = |got: Value| Box::new(Mismatch { at: at.to_owned(), expected: raises.clone(), got });
+        match self.step(op) {
+            Ok(got) if !self.refused => Err(wrong(got)),
+            _ if self.state() != before => Err(wrong(json!("refused, but something changed"))),
+            _ => Ok(()),
+        }
     }
 
     fn step(&mut self, op: &Value) -> Result<Value, String> {
+        self.refused = false;
         let returns = match op["op"].as_str().unwrap_or_default() {
             "add" => {
                 self.add(&list(op, "seq").map(<[_]>::to_vec).unwrap_or_else(|_| vec![op["seq"].clone()]))?
@@ -128,11 +164,14 @@ impl Bench {
             "abort" => self.abort(op)?,
             "preempt" => {
                 let id = self.named(op)?.id;
-                id.map(|id| self.core.preempt(id));
+                self.refused = !id.is_some_and(|id| self.core.preempt(id));
                 Value::Null
             }
-            // Several steps may be in flight here anyway.
-            "mark_inflight" => Value::Null,
+            // The step is in flight until its outputs are given; whoever is in it waits for them.
+            "mark_inflight" => {
+                self.refused = self.steps.is_empty();
+                Value::Null
+            }
             "set" => self.set(op)?,
             "get" => self.get(op)?,
             "block" => self.get_block(op)?,
@@ -161,8 +200,12 @@ impl Bench {
     fn add(&mut self, names: &[Value]) -> Result<Value, String> {
         for name in names {
             let known = self.named(&json!({ "seq": name }))?;
+            if known.id.is_some() && known.finish.is_none() {
+                return Err(format!("{name} is there already"));
+            }
             let (request, arrived) = (known.request.clone(), known.arrived);
             let added = self.core.add(request, arrived);
+            self.refused |= added.is_err();
             let known = self.named(&json!({ "seq": name }))?;
             known.id = added.ok();
             known.finish = added.err().map(Finish::Refused);
@@ -179,6 +222,8 @@ impl Bench {
             (known.finish, known.untold) = (Some(Finish::Aborted), true);
             self.core.abort(id, now);
             self.core.outbox().clear();
+        } else {
+            self.refused = true;
         }
         Ok(Value::Null)
     }
@@ -213,8 +258,10 @@ impl Bench {
     fn get_block(&mut self, op: &Value) -> Result<Value, String> {
         let (block, i) = (self.block, number(op, "i", 0)?);
         let id = self.named(op)?.id;
-        let live = id.and_then(|id| self.core.sequence(id));
-        Ok(json!(live.and_then(|sequence| sequence.block(i, block))))
+        let found = id.and_then(|id| self.core.sequence(id)).and_then(|sequence| sequence.block(i, block));
+        let found = json!(found);
+        self.refused = found.is_null();
+        Ok(found)
     }
 
     fn next_batch_info(&self) -> Value {
@@ -429,71 +476,6 @@ impl Bench {
         state.insert("running".into(), json!(running));
         Value::Object(state)
     }
-
-    /// Compares, block tables by what is shared and kept, everything else as it stands.
-    fn judge(&mut self, at: &str, expected: &Value, got: &Value) -> Result<(), Box<Mismatch>> {
-        let mut expected = expected.clone();
-        let mut got = got.clone();
-        if self.placeholders {
-            strip_placeholders(&mut expected);
-        }
-        self.meet_tables(at, &mut expected, &mut got)?;
-        compare(at, &expected, &got)
-    }
-
-    fn meet_tables(&mut self, at: &str, expected: &mut Value, got: &mut Value) -> Result<(), Box<Mismatch>> {
-        let wrong = |what: String, expected: &Value, got: &Value| {
-            Box::new(Mismatch { at: format!("{at}: {what}"), expected: expected.clone(), got: got.clone() })
-        };
-        let batch = |value: &mut Value| match value["returns"].get("batch").is_some() {
-            true => value["returns"]["batch"].take(),
-            false => value["returns"].clone(),
-        };
-        let (theirs, ours) = (batch(&mut expected.clone()), batch(&mut got.clone()));
-        let mut pairs = Vec::new();
-        if let (Some(tables), Some(own)) =
-            (theirs["block_tables"].as_array(), ours["block_tables"].as_array())
-        {
-            for (i, (expected, got)) in tables.iter().zip(own).enumerate() {
-                let cached = ours["cached"][i].as_u64().unwrap_or(0) as usize;
-                let name = ours["seqs"][i].as_str().unwrap_or_default().to_owned();
-                pairs.push((name, expected.clone(), got.clone(), cached / self.block as usize));
-            }
-        }
-        for (key, state) in expected["state"].as_object().into_iter().flatten() {
-            if let (Some(name), Some(table)) = (key.strip_prefix("seq:"), state.get("block_table")) {
-                pairs.push((
-                    name.to_owned(),
-                    table.clone(),
-                    got["state"][key]["block_table"].clone(),
-                    usize::MAX,
-                ));
-            }
-        }
-        for (name, expected, got, hit) in pairs {
-            let numbers = |value: &Value| -> Vec<u64> {
-                value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
-            };
-            let own: Vec<u32> = numbers(&got).into_iter().map(|block| block as u32).collect();
-            let theirs = numbers(&expected);
-            let live = self.known.get(&name).and_then(|known| self.core.sequence(known.id?));
-            let promised = live.map_or(0, |one| one.promised() / self.block) as usize;
-            if theirs.len() != own.len() + promised && !own.is_empty() || own.is_empty() != theirs.is_empty()
-            {
-                return Err(wrong(format!("block table of {name}"), &expected, &got));
-            }
-            // The state repeats the table of the batch, which has been met already.
-            let hit = if hit == usize::MAX { 0 } else { hit };
-            self.blocks.meet(&name, &theirs, &own, hit).map_err(|what| wrong(what, &expected, &got))?;
-        }
-        drop_tables(expected);
-        if let Some(all) = got["returns"]["final_chunk"].as_array()
-            && all.iter().all(|one| one == true)
-        {
-            got["returns"]["final_chunk"] = Value::Null;
-        }
-        Ok(())
-    }
 }
 
 /// Draft tokens of a batch, a row per sequence; zeros without drafts.
@@ -505,52 +487,6 @@ pub(super) fn draft_rows(batch: &Batch, width: u32) -> Vec<Vec<Token>> {
         drafts
     };
     batch.rows.iter().map(of).collect()
-}
-
-fn drop_tables(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            map.remove("block_tables");
-            map.remove("block_table");
-            map.values_mut().for_each(drop_tables);
-        }
-        Value::Array(items) => items.iter_mut().for_each(drop_tables),
-        _ => {}
-    }
-}
-
-/// Fields that hold placeholders in the recorded engines.
-fn strip_placeholders(value: &mut Value) {
-    const FIELDS: [&str; 9] = [
-        "tokens",
-        "context_lens",
-        "last_block_tokens",
-        "total_tokens",
-        "num_scheduled",
-        "num_tokens",
-        "completion",
-        "free_blocks",
-        "token_ids",
-    ];
-    if let Some(returns) = value.get_mut("returns") {
-        let batch = if returns.get("batch").is_some() { &mut returns["batch"] } else { returns };
-        match batch {
-            Value::Object(map) if map.contains_key("kind") => FIELDS.iter().for_each(|field| {
-                map.remove(*field);
-            }),
-            Value::Array(_) => *batch = json!({ "not_compared": true }),
-            _ => {}
-        }
-    }
-    if let Some(Value::Object(state)) = value.get_mut("state") {
-        state.remove("free_blocks");
-        for one in state.values_mut().filter_map(Value::as_object_mut) {
-            FIELDS.iter().for_each(|field| {
-                one.remove(*field);
-            });
-        }
-    }
-    drop_tables(value);
 }
 
 fn finish_name(finish: Finish) -> String {
