@@ -1,0 +1,207 @@
+//! Sessions as a client meets them: every route and the real engine, on a device whose words depend on all that it has read.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+mod server;
+
+use kvasir_kv::CacheKind;
+use serde_json::{Value, json};
+use server::Server;
+
+fn id(session: &Value) -> String {
+    session["id"].as_str().unwrap_or_else(|| panic!("no session: {session}")).to_owned()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap()
+}
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+/// Greedy, and as long as it is asked for.
+fn asked(extra: Value) -> Value {
+    let mut body = json!({"temperature": 0, "ignore_eos": true, "max_tokens": 6});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+impl Server {
+    fn ok(&self, path: &str, body: Value) -> Value {
+        let (status, answer) = self.post(path, &body);
+        assert_eq!(status, 200, "{path} {body}: {answer}");
+        answer
+    }
+
+    fn show(&self, id: &str) -> Value {
+        let (status, shown) = self.send("GET", &format!("/v1/sessions/{id}"), "", "");
+        assert_eq!(status, 200, "{shown}");
+        shown
+    }
+
+    fn text(&self, body: Value) -> (String, u64) {
+        let answer = self.ok("/v1/completions", asked(body));
+        let cached = number(&answer["usage"]["prompt_tokens_details"]["cached_tokens"]);
+        (answer["choices"][0]["text"].as_str().unwrap().to_owned(), cached)
+    }
+
+    fn error(&self, path: &str, body: Value) -> (u16, String) {
+        let (status, answer) = self.post(path, &body);
+        (status, answer["error"]["param"].as_str().unwrap_or_default().to_owned())
+    }
+}
+
+fn trunk() -> Vec<u32> {
+    (0..64).map(|i| 5 + i * 7 % 90).collect()
+}
+
+#[test]
+fn branches_of_a_text_go_on_from_one_trunk_and_say_what_they_say_without_a_session() {
+    for cache in [CacheKind::Radix, CacheKind::Cells, CacheKind::Contiguous] {
+        let server = Server::start(cache, 1024, &[]);
+        let session = server.ok("/v1/sessions", json!({"model": "tiny", "prompt": trunk(), "ttl": 60}));
+        assert_eq!((number(&session["length"]), number(&session["cached"])), (64, 64), "{session}");
+        assert!(session["messages"].is_null() && number(&session["ttl"]) == 60);
+        let trunk_id = id(&session);
+        let forks = server.ok(&format!("/v1/sessions/{trunk_id}/fork"), json!({"n": 3}));
+        for (n, fork) in (20..).zip(forks["data"].as_array().unwrap()) {
+            let shared = if cache == CacheKind::Contiguous { 0 } else { 64 };
+            assert_eq!((number(&fork["length"]), number(&fork["cached"])), (64, shared), "{cache}");
+            let (said, cached) = server.text(json!({"session": id(fork), "prompt": [n, n + 1]}));
+            assert_eq!(cached, shared, "{cache}");
+            let whole: Vec<u32> = trunk().into_iter().chain([n, n + 1]).collect();
+            assert_eq!(server.text(json!({"prompt": whole})).0, said, "{cache}");
+            assert_eq!(number(&server.show(&id(fork))["length"]), 64 + 2 + 6);
+        }
+        // The trunk has not moved; it is cut, goes on, and says what it said before.
+        let path = format!("/v1/sessions/{trunk_id}/rewind");
+        assert_eq!(number(&server.ok(&path, json!({"to": 40}))["length"]), 40);
+        let first = server.text(json!({"session": trunk_id, "prompt": ""})).0;
+        assert_eq!(server.text(json!({"prompt": trunk()[..40]})).0, first, "{cache}");
+        server.ok(&path, json!({"to": 40}));
+        assert_eq!(server.text(json!({"session": trunk_id, "prompt": ""})).0, first, "{cache}");
+    }
+}
+
+#[test]
+fn a_chat_sends_only_what_is_new() {
+    let server = Server::start(CacheKind::Radix, 1024, &[]);
+    let session = id(&server.ok("/v1/sessions", json!({"messages": [user(&"hello ".repeat(30))]})));
+    let say = |session: &str, extra: Value| {
+        let mut body = asked(json!({"session": session}));
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.ok("/v1/chat/completions", body)
+    };
+    let first = say(&session, json!({}));
+    let message = &first["choices"][0]["message"];
+    assert!(number(&first["usage"]["prompt_tokens_details"]["cached_tokens"]) >= 16);
+    let second = say(&session, json!({"messages": [user("and now?")]}));
+    let mut whole = vec![user(&"hello ".repeat(30))];
+    let mut said = json!({"role": "assistant", "content": message["content"]});
+    if !message["reasoning_content"].is_null() {
+        said["reasoning_content"] = message["reasoning_content"].clone();
+    }
+    whole.extend([said, user("and now?")]);
+    let without = server.ok("/v1/chat/completions", asked(json!({"messages": whole})));
+    assert_eq!(second["choices"], without["choices"], "as if all had been sent");
+    assert_eq!(second["usage"]["prompt_tokens"], without["usage"]["prompt_tokens"]);
+    assert_eq!(number(&server.show(&session)["messages"]), 4);
+
+    // Back to where the second question was not asked yet; a stream appends as a whole answer does.
+    let fork = server.ok(&format!("/v1/sessions/{session}/fork"), json!({"at": {"message": 2}}));
+    let fork = id(&fork["data"][0]);
+    assert_eq!(number(&server.show(&fork)["messages"]), 2);
+    let body = asked(json!({"session": fork, "messages": [user("and now?")], "stream": true}));
+    let events = server.events("/v1/chat/completions", &body);
+    let text = |events: &[Value], what: &str| -> String {
+        events.iter().filter_map(|event| event["choices"][0]["delta"][what].as_str()).collect()
+    };
+    let message = &second["choices"][0]["message"];
+    assert_eq!(text(&events, "content"), message["content"].as_str().unwrap_or_default());
+    assert_eq!(server.show(&fork)["messages"], server.show(&session)["messages"]);
+    let rewound = server.ok(&format!("/v1/sessions/{session}/rewind"), json!({"to": {"message": 0}}));
+    assert_eq!((number(&rewound["length"]), number(&rewound["cached"])), (0, 0));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_the_session_stays_as_it_was() {
+    let server = Server::start(CacheKind::Radix, 256, &[]);
+    let text = id(&server.ok("/v1/sessions", json!({"prompt": trunk()})));
+    let chat = id(&server.ok("/v1/sessions", json!({"messages": [user("hello")]})));
+    let empty = id(&server.ok("/v1/sessions", json!({})));
+    let at = |id: &str, verb: &str| format!("/v1/sessions/{id}/{verb}");
+    let cases = [
+        ("/v1/sessions".into(), json!({"prompt": "a", "messages": []}), 400, "prompt"),
+        (
+            "/v1/sessions".into(),
+            json!({"messages": [{"role": "nobody", "content": "x"}]}),
+            400,
+            "messages[0].role",
+        ),
+        ("/v1/sessions".into(), json!({"prompt": vec![5; 5000]}), 400, "prompt"),
+        ("/v1/sessions".into(), json!({"model": "huge"}), 404, "model"),
+        ("/v1/sessions".into(), json!({"ttl": 0}), 400, "ttl"),
+        (at(&text, "fork"), json!({"at": 65}), 400, "at"),
+        (at(&text, "fork"), json!({"at": {"message": 1}}), 400, "at"),
+        (at(&text, "fork"), json!({"n": 129}), 400, "n"),
+        (at(&chat, "fork"), json!({"at": {"message": 2}}), 400, "at"),
+        (at(&chat, "rewind"), json!({"to": 3}), 400, "to"),
+        (at(&text, "rewind"), json!({}), 400, "to"),
+        (at(&text, "rewind"), json!({"to": 65}), 400, "to"),
+        (at("sess_0000000000000000", "fork"), json!({}), 404, "session"),
+        ("/v1/completions".into(), json!({"session": chat, "prompt": "x"}), 400, "session"),
+        ("/v1/completions".into(), json!({"session": text, "prompt": ["x", "y"]}), 400, "prompt"),
+        ("/v1/completions".into(), json!({"session": text, "prompt": "x", "n": 2}), 400, "n"),
+        ("/v1/completions".into(), json!({"session": 7, "prompt": "x"}), 400, "session"),
+        ("/v1/completions".into(), json!({"session": "sess_x", "prompt": "x"}), 404, "session"),
+        (
+            "/v1/completions".into(),
+            json!({"session": text, "prompt": "x", "max_tokens": 5000}),
+            400,
+            "prompt",
+        ),
+        ("/v1/chat/completions".into(), json!({"session": text, "messages": [user("x")]}), 400, "session"),
+        ("/v1/chat/completions".into(), json!({"session": empty}), 400, "messages"),
+        ("/v1/chat/completions".into(), json!({"session": chat, "n": 2}), 400, "n"),
+    ];
+    for (path, body, status, param) in cases {
+        assert_eq!(server.error(&path, body.clone()), (status, param.to_owned()), "{path} {body}");
+    }
+    assert_eq!(number(&server.show(&text)["length"]), 64);
+    assert_eq!(number(&server.show(&chat)["messages"]), 1);
+    let (_, list) = server.send("GET", "/v1/sessions", "", "");
+    assert_eq!(list["data"].as_array().unwrap().len(), 3, "those that failed left nothing");
+
+    // Under pressure the K and V go and the session does not.
+    server.ok("/v1/completions", asked(json!({"prompt": vec![9; 230]})));
+    let shown = server.show(&text);
+    assert_eq!((number(&shown["length"]), number(&shown["cached"])), (64, 0));
+    let first = server.text(json!({"session": text, "prompt": [3]})).0;
+    let whole: Vec<u32> = trunk().into_iter().chain([3]).collect();
+    assert_eq!(server.text(json!({"prompt": whole})).0, first);
+
+    for session in [&text, &chat, &empty] {
+        let (status, gone) = server.send("DELETE", &format!("/v1/sessions/{session}"), "", "");
+        assert!(status == 200 && gone["deleted"] == true, "{gone}");
+        assert_eq!(server.send("GET", &format!("/v1/sessions/{session}"), "", "").0, 404);
+    }
+}
+
+#[test]
+fn a_key_sees_its_own_sessions_only() {
+    let server = Server::start(CacheKind::Paged, 256, &["one", "two"]);
+    let (status, made) = server.send("POST", "/v1/sessions", "one", r#"{"prompt": [5, 6, 7]}"#);
+    assert_eq!(status, 200, "{made}");
+    let session = id(&made);
+    let body = json!({"session": session, "prompt": "x", "max_tokens": 1}).to_string();
+    for (name, status) in [("two", 404), ("one", 200)] {
+        assert_eq!(server.send("POST", "/v1/completions", name, &body).0, status, "{name}");
+        assert_eq!(server.send("GET", &format!("/v1/sessions/{session}"), name, "").0, status, "{name}");
+        let fork = format!("/v1/sessions/{session}/fork");
+        assert_eq!(server.send("POST", &fork, name, "{}").0, status, "{name}");
+        let listed = server.send("GET", "/v1/sessions", name, "").1;
+        assert_eq!(listed.to_string().contains(&session), status == 200, "{listed}");
+    }
+    assert_eq!(server.send("DELETE", &format!("/v1/sessions/{session}"), "two", "").0, 404);
+    assert_eq!(server.send("GET", "/v1/sessions", "", "").0, 401);
+}

@@ -1,0 +1,88 @@
+//! The server without its sockets: a request goes in at the router, an answer comes out.
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{Request, header},
+};
+use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order};
+use kvasir_formats::TextFiles;
+use kvasir_kv::{CacheConfig, CacheKind, build};
+use kvasir_sample::Sampling;
+use kvasir_serve::{
+    Watch,
+    host::Host,
+    http::{App, Keys, Live},
+    model::{Facts, Model},
+};
+use kvasir_sim::Toy;
+use serde_json::Value;
+use std::{path::Path, sync::Arc};
+use tokio::runtime::Runtime;
+use tower_service::Service;
+
+const LONGEST: u32 = 1000;
+
+pub(crate) struct Server {
+    router: Router,
+    runtime: Runtime,
+}
+
+impl Server {
+    /// A server over a cache of this kind and size, for those who have one of these keys.
+    pub(crate) fn start(kind: CacheKind, slots: u32, keys: &[&str]) -> Self {
+        let blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
+        let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
+        let cache = build(kind, &CacheConfig::new(slots)).unwrap();
+        let policy = Box::new(Chunked::new(256, Mixing::Off));
+        let (watch, observer) = Watch::new();
+        let core = Core::new(limits, Order::Fcfs, policy, cache);
+        let engine = Engine::new(core, Toy::new(), || 0).observe(observer);
+        let words =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
+        let facts = Facts {
+            vocab: 500,
+            max_len: LONGEST.min(slots),
+            eos: vec![Toy::EOS],
+            sampling: Sampling::default(),
+            prefix_salt: Box::new(|_| 0),
+        };
+        let model = Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap();
+        let keys = Keys::new(keys.iter().map(|key| key.to_string()).collect());
+        let live = Live { watch, setup: Value::Null };
+        let app = App::new(Arc::new(model), Host::start(engine).unwrap(), keys, live);
+        Self { router: app.router(), runtime: Runtime::new().unwrap() }
+    }
+
+    fn text(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
+        let mut request = Request::builder().method(method).uri(path);
+        if !key.is_empty() {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        let request = request.header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        let mut router = self.router.clone();
+        self.runtime.block_on(async move {
+            let answer = router.call(request).await.unwrap();
+            let status = answer.status().as_u16();
+            let bytes = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+            (status, String::from_utf8(bytes.to_vec()).unwrap())
+        })
+    }
+
+    pub(crate) fn send(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, Value) {
+        let (status, text) = self.text(method, path, key, body);
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.send("POST", path, "", &body.to_string())
+    }
+
+    pub(crate) fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let (status, text) = self.text("POST", path, "", &body.to_string());
+        assert_eq!(status, 200, "{text}");
+        let lines = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+        lines.filter(|line| *line != "[DONE]").map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+}
