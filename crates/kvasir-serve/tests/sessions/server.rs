@@ -11,9 +11,11 @@ use kvasir_kv::{CacheConfig, CacheKind, build};
 use kvasir_sample::Sampling;
 use kvasir_serve::{
     Watch,
-    host::Host,
+    host::{Allowance, Host},
     http::{App, Keys, Live},
+    metrics::Names,
     model::{Facts, Model},
+    report::Reports,
 };
 use kvasir_sim::Toy;
 use serde_json::Value;
@@ -49,12 +51,13 @@ impl Server {
         };
         let model = Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap();
         let keys = Keys::new(keys.iter().map(|key| key.to_string()).collect());
+        let host = Host::start(engine, Allowance::default(), Reports::start(None, None).unwrap()).unwrap();
         let live = Live { watch, setup: Value::Null };
-        let app = App::new(Arc::new(model), Host::start(engine).unwrap(), keys, live);
+        let app = App::new(Arc::new(model), host, keys, live, Names::Own);
         Self { router: app.router(), runtime: Runtime::new().unwrap() }
     }
 
-    fn text(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
+    fn ask(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
         let mut request = Request::builder().method(method).uri(path);
         if !key.is_empty() {
             request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
@@ -71,7 +74,7 @@ impl Server {
     }
 
     pub(crate) fn send(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, Value) {
-        let (status, text) = self.text(method, path, key, body);
+        let (status, text) = self.ask(method, path, key, body);
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
@@ -80,7 +83,7 @@ impl Server {
     }
 
     pub(crate) fn events(&self, path: &str, body: &Value) -> Vec<Value> {
-        let (status, text) = self.text("POST", path, "", &body.to_string());
+        let (status, text) = self.ask("POST", path, "", &body.to_string());
         assert_eq!(status, 200, "{text}");
         let lines = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
         lines.filter(|line| *line != "[DONE]").map(|event| serde_json::from_str(event).unwrap()).collect()
