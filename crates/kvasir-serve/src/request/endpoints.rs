@@ -28,7 +28,6 @@ pub const ENDPOINTS: &[Endpoint] = &[
     get("/live", "Whether the process is there; needs no key"),
     get("/health", "Whether requests can be answered"),
     get("/metrics", "What is counted, in Prometheus' text"),
-    get("/metrics", "What is counted, for Prometheus"),
     get("/openapi.json", "This description"),
     get("/v1/models", "The model"),
     get("/v1/models/{id}", "The model, by its name"),

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use server::Server;
 
 fn id(session: &Value) -> String {
-    session["id"].as_str().unwrap_or_else(|| panic!("no session: {session}")).to_owned()
+    assert!(session["id"].is_string(), "no session: {session}");
+    session["id"].as_str().unwrap().to_owned()
 }
 
 fn number(value: &Value) -> u64 {
