@@ -20,7 +20,7 @@ check("final message", final.content[0].text == said and final.usage.output_toke
 
 # The system prompt as blocks, stop texts, counting.
 system = [{"type": "text", "text": "You are a helpful assistant.", "cache_control": {"type": "ephemeral"}}]
-check("system", client.messages.create(messages=ask, system=system, **common).content)
+check("system", client.messages.create(messages=ask, system=system, **common, **greedy).content)
 cut = client.messages.create(messages=ask, stop_sequences=[said[3:6]], **common, **greedy)
 check("stop", cut.stop_reason == "stop_sequence" and cut.stop_sequence == said[3:6])
 short = client.messages.create(messages=ask, model=MODEL, max_tokens=2, **greedy)
@@ -37,7 +37,9 @@ call = called.content[-1]
 check("tool use", called.stop_reason == "tool_use" and call.type == "tool_use" and call.input == {"city": "Paris"})
 with client.messages.stream(messages=weather, tools=tools, **common, **greedy) as stream:
     pieces = [event.partial_json for event in stream if event.type == "input_json"]
-    check("streamed input", len(pieces) > 2 and stream.get_final_message().content[-1].input == call.input)
+    check("streamed input", bool(pieces) and stream.get_final_message().content[-1].input == call.input)
+forced = client.messages.create(messages=ask, tools=tools, tool_choice={"type": "tool", "name": function["name"]}, **common, **greedy)
+check("forced tool", forced.stop_reason == "tool_use" and list(forced.content[-1].input) == ["city"])
 result = {"type": "tool_result", "tool_use_id": call.id, "content": '{"temperature": 21, "sky": "sunny"}'}
 turns = [*weather, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
 used = client.messages.create(messages=turns, tools=tools, **common, **greedy)
@@ -66,4 +68,4 @@ check("media", refused(anthropic.BadRequestError, "messages[0].content[0].type",
 # Leaving a stream ends its work, and the next request is served.
 with client.messages.stream(messages=ask, model=MODEL, max_tokens=2000) as stream:
     next(iter(stream))
-check("cancellation", client.messages.create(messages=ask, **common).content)
+check("cancellation", client.messages.create(messages=ask, **common, **greedy).content)

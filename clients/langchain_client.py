@@ -1,11 +1,12 @@
-"""`langchain-openai`: chat, stream, tools, log-probabilities, errors, leaving early."""
+"""`langchain-openai`: chat, stream, tools, structured output, log-probabilities, errors, leaving early."""
 
 import openai
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 
-from served import MODEL, URL, check
+from served import MODEL, URL, check, complete
 
 model = ChatOpenAI(
     model=MODEL, base_url=f"{URL}/v1", api_key="none", temperature=0, max_tokens=80, max_retries=0, stream_usage=True)
@@ -38,13 +39,28 @@ check("streamed tool call", total.tool_calls[0]["args"] == {"city": "Paris"})
 answer = get_weather.invoke(called.tool_calls[0])
 check("tool result", isinstance(answer, ToolMessage) and armed.invoke([*weather, called, answer]).content)
 
+
+
+class Place(BaseModel):
+    """A country and its capital."""
+
+    country: str
+    capital: str
+
+
+wanted = [HumanMessage("Give me France with the keys country and capital as JSON.")]
+for method in ("json_schema", "function_calling"):
+    place = model.with_structured_output(Place, method=method).invoke(wanted)
+    check(f"structured output by {method}", place == Place(country="France", capital="Paris"))
+
 try:
     model.bind(temperature=9).invoke(ask)
     check("an error", False)
 except openai.BadRequestError as error:
     check("the error names the parameter", error.param == "temperature")
 
-stream = model.stream(ask, max_tokens=2000)
+before = complete()
+stream = model.stream(ask, max_tokens=2000, extra_body={"ignore_eos": True})
 next(stream)
 stream.close()
-check("cancellation", model.invoke(ask).content)
+check("cancellation", complete() == before)

@@ -1,8 +1,11 @@
-"""What every client script shares: a tool, how a check reports, and where the server is, which KVASIR_URL and KVASIR_MODEL say."""
+"""What every client script shares: a tool, how a check reports, and where the server is, which KVASIR_URL and KVASIR_MODEL say.
+
+Nothing is asked at random without a seed, and nothing is timed: what passes once passes always."""
 
 import os
 import sys
 import time
+import urllib.request
 
 URL = os.environ["KVASIR_URL"]
 MODEL = os.environ["KVASIR_MODEL"]
@@ -23,8 +26,15 @@ def check(what, right):
         sys.exit(f"FAILED: {what}")
 
 
-def idle(client):
-    """Whether a request is answered promptly: nothing that was left behind is still being worked on ahead of it."""
-    started = time.monotonic()
-    client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=1)
-    return time.monotonic() - started < 10
+def counted(name):
+    """The sum of a counter or gauge of the server's."""
+    with urllib.request.urlopen(f"{URL}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"kvasir:{name}"))
+
+
+def complete():
+    """How many answers have come to their full length, once nothing is under way any more: one that was left early is not among them."""
+    while counted("num_requests_open") > 0:
+        time.sleep(0.01)
+    return counted(f'request_success_total{{model_name="{MODEL}",finished_reason="length"')

@@ -1,51 +1,39 @@
-"""The chat format of the built-in model: the same text that `chat_template.jinja` renders."""
+"""The chat format of the built-in model, as a template and as text. Both give the same, whether or not what renders the template drops the line end
+behind a block: all text stands in expressions."""
 
 import json
 
-TEMPLATE = """{%- if tools %}<|im_start|>system
-{%- if messages[0].role == 'system' %}
-{{ messages[0].content }}
-{% endif %}
-# Tools
-
-You may call one or more functions. Their signatures stand between <tools></tools>:
-<tools>
-{%- for tool in tools %}
-{{ tool | tojson }}
-{%- endfor %}
-</tools>
-
-For each call answer with a JSON object between <tool_call></tool_call>:
-<tool_call>
-{"name": <function-name>, "arguments": <arguments-object>}
-</tool_call><|im_end|>
-{% elif messages[0].role == 'system' %}<|im_start|>system
-{{ messages[0].content }}<|im_end|>
-{% endif %}
-{%- for message in messages %}
-{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% elif message.role == 'assistant' %}<|im_start|>assistant
-{%- if message.content %}
-{{ message.content }}
-{%- endif %}
-{%- for tool_call in message.tool_calls or [] %}
-{%- set call = tool_call.function or tool_call %}
-<tool_call>
-{"name": {{ call.name | tojson }}, "arguments": {% if call.arguments is string %}{{ call.arguments }}{% else %}{{ call.arguments | tojson }}{% endif %}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% elif message.role == 'tool' %}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
-<tool_response>
-{{ message.content }}
-</tool_response>
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
-{% endif %}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+TEMPLATE = r"""
+{%- if tools is defined and tools -%}
+  {{- '<|im_start|>system' -}}
+  {%- if messages[0].role == 'system' -%}{{- '\n' + messages[0].content + '\n' -}}{%- endif -%}
+  {{- '\n# Tools\n\nYou may call one or more functions. Their signatures stand between <tools></tools>:\n<tools>' -}}
+  {%- for tool in tools -%}{{- '\n' + (tool | tojson) -}}{%- endfor -%}
+  {{- '\n</tools>\n\nFor each call answer with a JSON object between <tool_call></tool_call>:\n<tool_call>\n' -}}
+  {{- '{"name": <function-name>, "arguments": <arguments-object>}\n</tool_call><|im_end|>\n' -}}
+{%- elif messages[0].role == 'system' -%}
+  {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- if message.role == 'user' or (message.role == 'system' and not loop.first) -%}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}
+  {%- elif message.role == 'assistant' -%}
+    {{- '<|im_start|>assistant' -}}
+    {%- if message.content or not message.tool_calls -%}{{- '\n' + (message.content or '') -}}{%- endif -%}
+    {%- for tool_call in message.tool_calls or [] -%}
+      {%- set call = tool_call.function or tool_call -%}
+      {%- set arguments = call.arguments if call.arguments is string else call.arguments | tojson -%}
+      {{- '\n<tool_call>\n{"name": ' + (call.name | tojson) + ', "arguments": ' + arguments + '}\n</tool_call>' -}}
+    {%- endfor -%}
+    {{- '<|im_end|>\n' -}}
+  {%- elif message.role == 'tool' -%}
+    {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+    {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' -}}
+    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\n' -}}{%- endif -%}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
 
 
 def call_text(name, arguments):

@@ -43,6 +43,12 @@ export async function key({ page, address }) {
 }
 
 export async function talk({ page, address }) {
+  const sent = [];
+  page.on("request", (request) => {
+    const { pathname } = new URL(request.url());
+    if (request.method() !== "GET") sent.push([request.method(), pathname.replace(/sess_[^/]+/, "ID"), request.postDataJSON()]);
+  });
+  const last = () => sent.at(-1)[2];
   await page.goto(address);
   await set(page, "max_tokens", "12");
   await ask(page, "What is 17 + 25?");
@@ -52,20 +58,16 @@ export async function talk({ page, address }) {
   const body = await page.evaluate(() => JSON.parse(sessionStorage.getItem("kvasir-chat")).nodes.length);
   assert.equal(body, 3, "the root, a question and an answer are kept");
 
-  // Stopped in the middle: what was said stays.
-  await set(page, "max_tokens", "");
-  const long = page.waitForRequest("**/v1/chat/completions");
-  await page.route("**/v1/chat/completions", async (route) => {
-    const body = { ...route.request().postDataJSON(), ignore_eos: true };
-    await route.continue({ postData: JSON.stringify(body) });
-  });
-  await ask(page, "Say something very long.");
-  await long;
-  await page.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1).textContent.length > 3);
-  await page.keyboard.press("Escape");
+  assert.deepEqual(sent.map(([method, path]) => `${method} ${path}`), ["POST /v1/sessions", "POST /v1/chat/completions"]);
+  const { session } = last();
+
+  // Who goes on sends only what is new.
+  await ask(page, "And 1 + 1?");
   await rest(page);
-  assert.match(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
-  await page.unroute("**/v1/chat/completions");
+  assert.deepEqual([last().session, last().messages], [session, [{ role: "user", content: "And 1 + 1?" }]]);
+
+  await ask(page, "Say something else.");
+  await rest(page);
 
   // An edited question is a branch; the old one stays.
   await set(page, "max_tokens", "8");
@@ -77,8 +79,19 @@ export async function talk({ page, address }) {
   assert.equal(await page.locator(".msg.user").count(), 1);
   assert.equal(await page.locator(".msg.user .turn").textContent(), "‹2 / 2›");
   await page.click(".msg.user [data-act=back]");
-  assert.equal(await page.locator(".msg.user").count(), 2);
+  assert.equal(await page.locator(".msg.user").count(), 3);
   assert.equal((await answers(page))[0], first, "the first branch is as it was");
+
+  // An edit further down forks the session before it: what the branches share is not sent again.
+  await page.locator(".msg.user").nth(1).hover();
+  await page.locator(".msg.user [data-act=edit]").nth(1).click();
+  await page.fill(".editing textarea", "And 2 + 2?");
+  await page.click(".editing .strong");
+  await rest(page);
+  const [fork, chat] = sent.slice(-2);
+  assert.deepEqual([fork[1], fork[2]], ["/v1/sessions/ID/fork", { at: { message: 2 } }]);
+  assert.deepEqual(chat[2].messages, [{ role: "user", content: "And 2 + 2?" }]);
+  assert.notEqual(chat[2].session, session, "the old branch keeps its session");
 
   // Asked again: an answer beside the first, whose prompt comes from the cache as far as whole blocks go.
   await page.locator(".msg.assistant").first().hover();
@@ -89,6 +102,25 @@ export async function talk({ page, address }) {
   assert.equal(await page.locator(".msg.assistant .turn").textContent(), "‹2 / 2›", "a reload keeps the branches");
   await page.click("[data-do=new]");
   await page.waitForSelector(".welcome");
+  assert.deepEqual(await page.evaluate(async () => {
+    const headers = { Authorization: `Bearer ${sessionStorage.getItem("kvasir-key")}` };
+    for (let i = 0; i < 50; i++) {
+      const { data } = await (await fetch("/v1/sessions", { headers })).json();
+      if (!data.length) return [];
+      await new Promise((done) => setTimeout(done, 100));
+    }
+  }), [], "a new chat ends the sessions of the old one");
+}
+
+/** Stopped in the middle: what was said stays. The server takes so long for each token that no answer is done before. */
+export async function stopped({ page, address }) {
+  await page.goto(address);
+  await ask(page, "Say something very long.");
+  await page.waitForFunction(() => [...document.querySelectorAll(".msg.assistant .text")].at(-1)?.textContent.length > 3);
+  await page.keyboard.press("Escape");
+  await rest(page);
+  assert.match(await page.locator(".msg.assistant .meta").last().innerText(), /stopped/);
+  assert.ok((await answers(page))[0].length > 3);
 }
 
 export async function shown({ page, address }) {

@@ -17,21 +17,22 @@ mkdirSync(SHOTS, { recursive: true });
 // A container has no sandbox to offer; what is opened is the project's own page.
 const browser = await chromium.launch({ executablePath: process.env.BROWSER, args: ["--no-sandbox", "--disable-gpu"] });
 const server = await Server.start(["--api-key", "test-key"]);
+const slow = await Server.start(["--api-key", "test-key", "--backend", "sim", "--sim-preset", "fixed:100ms"]);
 let failed = 0;
 
 /** Runs one test on a page of its own, if its name holds what ONLY asks for. */
-async function run(name, test, { size = "desktop", colorScheme = "light", key = "test-key" } = {}) {
+async function run(name, test, { size = "desktop", colorScheme = "light", key = "test-key", at = server } = {}) {
   if (!name.includes(process.env.ONLY ?? "")) return;
   const context = await browser.newContext({ viewport: SIZES[size], colorScheme, hasTouch: size === "phone" });
   const page = await context.newPage();
-  page.setDefaultTimeout(30_000);
+  page.setDefaultTimeout(120_000);
   const errors = [];
   page.on("console", (message) => { if (message.type() === "error" && !/401/.test(message.text())) errors.push(message.text()); });
   page.on("pageerror", (error) => errors.push(error.message));
   if (key) await page.addInitScript((value) => sessionStorage.setItem("kvasir-key", value), key);
   const shot = (what) => page.screenshot({ path: `${SHOTS}${what}-${size}-${colorScheme}.png` });
   try {
-    await test({ page, address: server.address, shot });
+    await test({ page, address: at.address, shot });
     if (errors.length) throw new Error(`the console has errors: ${errors.join("; ")}`);
     console.log(`ok    ${name}`);
   } catch (error) {
@@ -45,7 +46,8 @@ async function run(name, test, { size = "desktop", colorScheme = "light", key = 
 try {
   await run("the key is asked for once and kept in the tab", chat.key, { key: null });
   await run("markdown, tools and branches", parts.all);
-  await run("an answer streams, is stopped, edited and asked again", chat.talk);
+  await run("an answer streams, is edited and asked again", chat.talk);
+  await run("an answer is stopped", chat.stopped, { at: slow });
   await run("reasoning, tools and token probabilities are shown", chat.shown);
   await run("a refused request says why and can be tried again", chat.refused);
   await run("the engine is watched while it answers", engine.live);
@@ -56,10 +58,11 @@ try {
     }
   }
   await run("the trace page moves through its steps", trace.moves);
+  await run("the volume test of the rectangular policy is drawn", trace.projection);
   await run("the trace page on a phone", trace.looks, { size: "phone", colorScheme: "dark" });
 } finally {
   await browser.close();
-  await server.stop();
+  await Promise.all([server.stop(), slow.stop()]);
 }
 console.log(failed ? `${failed} failed; screenshots are in web/test/shots` : "all passed");
 process.exit(failed ? 1 : 0);

@@ -66,10 +66,10 @@ impl Tiles {
         unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL, options(nostack, preserves_flags, readonly)) };
     }
 
-    /// Tiles 0, 1, 4 and 5 (products and first operands) have only so many rows: products of few rows take less time.
+    /// Tiles 0 to 5 (products and first operands) have only so many rows: products of few rows take less time.
     pub(crate) fn of_rows(&mut self, rows: usize) {
         let n = rows.clamp(1, 16) as u8;
-        let config = Config { rows: [n, n, 16, 16, n, n, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0], ..FULL };
+        let config = Config { rows: [n, n, n, n, n, n, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0], ..FULL };
         // SAFETY: as above.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags, readonly)) };
     }

@@ -191,7 +191,7 @@ pub(crate) fn matmul_bf16(
     let block = if rows > 2 * TILE { token_blocks(rows, w.steps * STEP * 2) } else { rows };
     let group = if rows > 2 * TILE { 4 } else { (64 / w.steps.max(1)).clamp(1, 64).next_multiple_of(2) };
     let groups = w.panels().div_ceil(group);
-    team.each(groups * rows.div_ceil(block.max(1)), &|_, item| {
+    team.each_in_order(groups * rows.div_ceil(block.max(1)), &|_, item| {
         let panels = item % groups * group..w.panels().min((item % groups + 1) * group);
         let first = item / groups * block;
         #[cfg(target_arch = "x86_64")]
@@ -208,6 +208,7 @@ pub(crate) fn matmul_bf16(
 mod tiled {
     use super::{Bf16Activations, Bf16Panels, LANES, Output, TILE};
     use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
     use std::ops::Range;
 
     #[repr(C, align(64))]
@@ -256,6 +257,17 @@ mod tiled {
         }
     }
 
+    /// How far ahead of a tile memory is asked for, in bytes: the half of it that is read last, and half of the next.
+    const AHEAD: usize = 512;
+
+    /// Asks for a tile's worth.
+    fn ask(at: *const u8) {
+        for line in 0..16 {
+            // SAFETY: a hint, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(AHEAD + line * 64).cast()) };
+        }
+    }
+
     unsafe fn dot<const T: usize, const P: usize>(
         w: &Bf16Panels,
         x: &Bf16Activations,
@@ -272,6 +284,10 @@ mod tiled {
             tile_zero!(3);
             for step in 0..w.steps {
                 let at = step * 1024;
+                if T == 1 {
+                    // Few rows wait for memory, not for the tiles.
+                    b.iter().take(P).for_each(|b| ask(b.wrapping_add(at)));
+                }
                 tile_load!(4, x.tile(tile, step), 64);
                 tile_load!(6, b[0].add(at), 64);
                 tile_dot_bf16!(0, 4, 6);

@@ -2,10 +2,10 @@ use crate::model::CpuModel;
 use crate::pool::{KvType, Pool};
 use crate::run::{Memory, Run};
 use kvasir_exec::{
-    Abilities, Batch, Executor, OutputRow, PoolRow, Refused, SamplerRow, SequenceSpec, Step, StepError,
+    Abilities, Batch, Executor, OutputRow, PoolRow, Ran, Refused, SamplerRow, SequenceSpec, Step, StepError,
 };
-use kvasir_kv::{Plan, PoolId, Slot, Token};
-use kvasir_program::Program;
+use kvasir_kv::{Mask, Plan, PoolId, Slot, Token};
+use kvasir_program::{Program, Tap};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -21,6 +21,9 @@ pub struct Limits {
     pub rows: u32,
     /// How K and V are stored.
     pub kv: KvType,
+    /// Tokens of the longest write of a session whose layers with a window keep rings ([`Contiguous::with_rings`](kvasir_kv::Contiguous::with_rings)).
+    /// Steps are then of one sequence in a line.
+    pub ring: Option<u32>,
 }
 
 /// Runs steps of one program over a pool of its own.
@@ -39,25 +42,15 @@ pub struct CpuExecutor {
     final_lens: Vec<u32>,
     sampled: Vec<usize>,
     writes: Vec<(Slot, u32)>,
-}
-
-/// A step that has run: the processor is the device, so there is nothing left to wait for.
-pub struct Ran {
-    step: Box<Step>,
-    result: Result<(), StepError>,
-}
-
-impl Ran {
-    /// The step, whatever became of it.
-    pub fn into_step(self) -> Box<Step> {
-        self.step
-    }
+    /// Tokens of the last step, if it ran.
+    last: usize,
 }
 
 impl CpuExecutor {
     /// Takes address space for the largest step and the whole pool; memory follows as it is used.
     pub fn new(model: Arc<CpuModel>, limits: Limits) -> io::Result<Self> {
-        let own = Arc::new(Pool::new(&model.program.layers, limits.kv, limits.slots as usize)?);
+        let own =
+            Arc::new(Pool::with_rings(&model.program.layers, limits.kv, limits.slots as usize, limits.ring)?);
         let memory = Memory::new(&model, limits.tokens as usize)?;
         let threads = model.team.len();
         Ok(Self {
@@ -73,6 +66,7 @@ impl CpuExecutor {
             final_lens: Vec::new(),
             sampled: Vec::new(),
             writes: Vec::new(),
+            last: 0,
         })
     }
 
@@ -86,15 +80,38 @@ impl CpuExecutor {
         &self.own
     }
 
-    /// Lets plans read a frozen pool under a number other than 0. It must come from an executor of the same program.
-    pub fn attach(&mut self, id: PoolId, pool: Arc<Pool>) {
-        let Some(place) = (id.0 as usize).checked_sub(1).filter(|place| *place < 65_536) else { return };
+    /// Lets plans read a frozen pool under a number from 1 to 65,536. It must come from an executor of the same program, whose K and
+    /// V are stored alike.
+    pub fn attach(&mut self, id: PoolId, pool: Arc<Pool>) -> Result<(), String> {
+        let place = (id.0 as usize).checked_sub(1).filter(|place| *place < 65_536);
+        let place = place.ok_or_else(|| format!("a frozen pool cannot have number {}", id.0))?;
+        if pool.has_rings() {
+            return Err("the prefix keeps rings: its rows do not lie where a plan says".into());
+        }
+        if pool.kind() != self.limits.kv {
+            return Err(format!(
+                "the prefix stores K and V as {}, the session as {}",
+                pool.kind(),
+                self.limits.kv
+            ));
+        }
+        if pool.layers.len() != self.own.layers.len() || pool.token_bytes() != self.own.token_bytes() {
+            return Err("the prefix is of another model".into());
+        }
         if self.frozen.len() <= place {
             self.frozen.resize(place + 1, None);
         }
         self.frozen[place] = Some(pool);
         let frozen = self.frozen.iter().map(|pool| pool.as_ref().unwrap_or(&self.own));
         self.pools = std::iter::once(&self.own).chain(frozen).cloned().collect();
+        Ok(())
+    }
+
+    /// The last step's values behind a tap that the model [keeps](CpuModel::keeping), a row per token.
+    pub fn tap(&self, tap: Tap) -> Option<&[f32]> {
+        let (_, value) = self.model.taps.iter().find(|(kept, _)| *kept == tap)?;
+        let width = self.model.program.value(*value).width();
+        self.memory.numbers(self.model.buffers.of_value[value.0 as usize]?).get(..self.last * width)
     }
 
     /// Refuses what does not fit together, so that kernels need not look again; fills in the tokens in flight.
@@ -117,6 +134,18 @@ impl CpuExecutor {
         let moved = plan.moves.iter().flat_map(|m| [m.from, m.to]);
         if plan.write_slots.iter().copied().chain(moved).any(|slot| slot >= slots) {
             return fail(format!("plan names slots beyond the pool's {slots}"));
+        }
+        if self.own.has_rings() {
+            let in_line =
+                plan.rows.len() <= 1 && plan.positions.is_sorted_by(|a, b| a.checked_add(1) == Some(*b));
+            let own = plan.moves.is_empty() && plan.segments.iter().all(|segment| segment.pool.0 == 0);
+            let causal = plan.rows.iter().all(|row| matches!(row.mask, Mask::None | Mask::Causal));
+            if !in_line || !own || !causal || self.limits.ring.is_none_or(|longest| n > longest as usize) {
+                return fail(format!(
+                    "rings take one sequence in a line, at most {:?} tokens",
+                    self.limits.ring
+                ));
+            }
         }
         // Several tokens may be redirected to one dummy slot; which of them it gets is of no matter.
         self.writes.clear();
@@ -155,15 +184,27 @@ impl CpuExecutor {
         }
     }
 
+    /// Of the logits' rows, the number of that which belongs to a token. `sampled` lists the tokens that have one, in rising order.
+    fn place(&self, token: usize) -> usize {
+        self.sampled.partition_point(|at| *at < token)
+    }
+
+    /// The hidden states that the batch wants.
+    fn tell_hidden(&self, batch: &Batch, states: &[f32], into: &mut Vec<f32>) {
+        let width = self.model.program.hidden;
+        for row in batch.rows.iter().filter(|row| row.wants_hidden()) {
+            let end = self.place(row.tokens.range().end) * width;
+            into.extend_from_slice(&states[end - width..end]);
+        }
+    }
+
     /// Draws every row's tokens, all threads at once.
     fn draw(&self, batch: &Batch, plan: &Plan, logits: &[f32]) {
         let vocab = self.model.program.vocab;
         self.model.team.each(batch.rows.len(), &|thread, item| {
             let row = &batch.rows[item];
             let span = row.tokens.range();
-            // `sampled` lists the tokens whose logits are there, in rising order.
-            let place = |token: usize| self.sampled.partition_point(|at| *at < token) * vocab;
-            let mine = &logits[place(span.start)..place(span.end)];
+            let mine = &logits[self.place(span.start) * vocab..self.place(span.end) * vocab];
             let parents = row.drafts.tree.map_or(&[][..], |tree| &batch.parents[tree.range()]);
             let (tokens, positions) = (&self.tokens[span.clone()], &plan.positions[span]);
             let mut work = self.work[thread].lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,14 +213,22 @@ impl CpuExecutor {
         });
     }
 
-    fn execute(&mut self, step: &mut Step) -> Result<(), StepError> {
+    /// Runs a step at once. `hidden` has a row per token for programs that go on from the target's states, and none for others.
+    pub fn execute(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {
         let started = Instant::now();
         step.output.reset();
+        self.last = 0;
         if step.batch.is_dummy() {
             step.output.rows.resize(step.batch.rows.len(), OutputRow::default());
             return Ok(());
         }
+        let program = &self.model.program;
+        let wanted = if program.takes_hidden() { step.batch.tokens.len() * program.hidden } else { 0 };
+        if hidden.len() != wanted {
+            return Err(StepError::Failed(format!("{wanted} hidden numbers wanted, {} given", hidden.len())));
+        }
         self.check(step)?;
+        self.model.settle();
         let Step { batch, plan, output } = step;
         self.own.grow(plan.read_bound);
         self.own.apply(&plan.moves, &mut self.memory.kept);
@@ -187,18 +236,21 @@ impl CpuExecutor {
             model: &self.model,
             plan,
             tokens: &self.tokens,
+            hidden,
             final_lens: &self.final_lens,
             sampled: &self.sampled,
             writes: &self.writes,
             pools: &self.pools,
         };
         run.all(&mut self.memory);
-        let logits = run.logits(&self.memory);
+        self.last = self.tokens.len();
+        let (logits, states) = (run.logits(&self.memory), run.head_input(&self.memory));
         self.draw(batch, plan, logits);
         for row in &batch.rows {
             let state = &self.rows[row.pool_row.0 as usize];
             output.push(state.lock().unwrap_or_else(PoisonError::into_inner).drawn());
         }
+        self.tell_hidden(batch, states, &mut output.hidden);
         if batch.logits {
             output.logits.extend_from_slice(logits);
         }
@@ -211,15 +263,7 @@ impl Executor for CpuExecutor {
     type Pending = Ran;
 
     fn abilities(&self) -> Abilities {
-        Abilities {
-            contiguous: true,
-            ragged: true,
-            explicit: true,
-            mixed: true,
-            depth: 2,
-            max_tokens: self.limits.tokens,
-            pool_rows: self.limits.rows,
-        }
+        Abilities::all(2, self.limits.tokens, self.limits.rows)
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
@@ -228,12 +272,11 @@ impl Executor for CpuExecutor {
         }
     }
 
-    fn submit(&mut self, mut step: Box<Step>) -> Result<Ran, Refused> {
-        let result = self.execute(&mut step);
-        Ok(Ran { step, result })
+    fn submit(&mut self, step: Box<Step>) -> Result<Ran, Refused> {
+        Ok(Ran::now(step, |step| self.execute(step, &[])))
     }
 
     fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
-        (pending.step, pending.result)
+        pending.into_parts()
     }
 }

@@ -26,7 +26,7 @@ mod source;
 mod team;
 mod weights;
 
-pub use executor::{CpuExecutor, Limits, Ran};
+pub use executor::{CpuExecutor, Limits};
 pub use machine::Level;
 pub use model::CpuModel;
 pub use peaks::Peaks;

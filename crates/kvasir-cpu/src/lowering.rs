@@ -1,17 +1,17 @@
 use crate::model::OpWeights;
 use crate::weights::Packed;
-use kvasir_program::{Op, Program};
+use kvasir_program::{Op, Program, ValueId};
 
 /// Which ops run inside the next one: their rows are made where they are taken, and never stored.
 ///
 /// A norm or a gate whose result only matrices take makes each row just before it is quantised; a norm before a rotation makes its row in
-/// the rotation's place. The arithmetic is the same, so the bits are.
-pub(crate) fn merged(program: &Program, weights: &[OpWeights]) -> Vec<bool> {
+/// the rotation's place. The arithmetic is the same, so the bits are. Values in `keep` are stored.
+pub(crate) fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<bool> {
     let fits = |at: usize| {
         let op = &program.ops[at];
         let taken = |by: &Op| by.inputs().any(|value| value == op.out());
         let Some(next) = program.ops.get(at + 1).filter(|next| taken(next)) else { return false };
-        if !matches!(op, Op::Norm { .. } | Op::Gate { .. }) {
+        if !matches!(op, Op::Norm { .. } | Op::Gate { .. }) || keep.contains(&op.out()) {
             return false;
         }
         let last = (at + 1..program.ops.len()).rfind(|i| taken(&program.ops[*i])).unwrap_or(at);
@@ -29,6 +29,39 @@ pub(crate) fn merged(program: &Program, weights: &[OpWeights]) -> Vec<bool> {
         })
     };
     (0..program.ops.len()).map(fits).collect()
+}
+
+/// Which ops begin a gate that can run as one: a matrix, its partner and the gate, whose result is `merged` into a matrix of integers. Values in
+/// `keep` are stored.
+pub(crate) fn gated(
+    program: &Program,
+    weights: &[OpWeights],
+    merged: &[bool],
+    keep: &[ValueId],
+) -> Vec<bool> {
+    let takers = |value: ValueId| program.ops.iter().flat_map(Op::inputs).filter(|v| *v == value).count();
+    let alone = |value: ValueId| takers(value) == 1 && !keep.contains(&value);
+    let integers = |at: usize| match weights.get(at) {
+        Some(OpWeights::One(l)) => matches!(l.packed, Packed::Quant(_)) && l.bias.is_none(),
+        _ => false,
+    };
+    let begins = |at: usize| match program.ops.get(at..at + 3) {
+        Some(
+            [
+                Op::Linear { x: a, out: first, .. },
+                Op::Linear { x: b, out: second, .. },
+                Op::Gate { gate, up, .. },
+            ],
+        ) => {
+            (a, first, second) == (b, gate, up)
+                && alone(*gate)
+                && alone(*up)
+                && (merged[at + 2] && integers(at) && integers(at + 1))
+                && weights.get(at + 3).and_then(form) == Some(true)
+        }
+        _ => false,
+    };
+    (0..program.ops.len()).map(begins).collect()
 }
 
 /// In which form a matrix takes rows, if it takes them in another form than they are in.

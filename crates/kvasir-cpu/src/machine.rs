@@ -1,5 +1,9 @@
 use std::fmt;
+use std::str::FromStr;
 use std::sync::OnceLock;
+
+/// The level that is used; set once.
+static USED: OnceLock<Level> = OnceLock::new();
 
 /// The best set of instructions that the kernels may use. Each level includes the ones before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,10 +19,15 @@ pub enum Level {
 }
 
 impl Level {
-    /// The best level of this machine; found once.
+    /// The best level of this machine, within the [limit](Self::limit); found once.
     pub fn detect() -> Self {
-        static FOUND: OnceLock<Level> = OnceLock::new();
-        *FOUND.get_or_init(find)
+        *USED.get_or_init(find)
+    }
+
+    /// Uses no better level in this process, to measure or to try the paths of lesser machines; returns what is used. It must be said before
+    /// anything else asks.
+    pub fn limit(self) -> Self {
+        *USED.get_or_init(|| find().min(self))
     }
 
     /// Every level that this machine has, best first.
@@ -39,9 +48,24 @@ impl fmt::Display for Level {
     }
 }
 
+impl FromStr for Level {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let all = [Self::Portable, Self::Avx2, Self::Avx512Vnni, Self::Amx];
+        let names = || all.map(|level| level.to_string()).join(", ");
+        all.into_iter()
+            .find(|level| level.to_string() == name)
+            .ok_or_else(|| format!("{name} is none of {}", names()))
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 fn find() -> Level {
-    if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
+    let middle = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
+    if !middle {
         return Level::Portable;
     }
     let wide = is_x86_feature_detected!("avx512f")
@@ -49,7 +73,7 @@ fn find() -> Level {
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vnni");
-    match (wide, wide && crate::amx::permitted()) {
+    match (wide, wide && is_x86_feature_detected!("avx512vbmi") && crate::amx::permitted()) {
         (_, true) => Level::Amx,
         (true, _) => Level::Avx512Vnni,
         _ => Level::Avx2,

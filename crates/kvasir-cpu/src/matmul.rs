@@ -32,6 +32,14 @@ impl Output {
         }
     }
 
+    /// Where a vector kernel puts outputs `first .. first + 16` of `row` and of the rows after it. It must not write rows that do not exist.
+    #[inline(always)]
+    pub(crate) fn place(&self, row: usize, first: usize) -> Place {
+        let lanes = self.width.saturating_sub(first).min(LANES);
+        let at = self.base.wrapping_add(row * self.stride + first);
+        Place { at, step: self.stride, lanes: ((1u32 << lanes) - 1) as u16 }
+    }
+
     /// Stores outputs `first .. first + 16` of a row, those that exist.
     #[inline(always)]
     pub(crate) fn store(&self, row: usize, first: usize, sums: &[f32; LANES]) {
@@ -48,6 +56,14 @@ impl Output {
             }
         }
     }
+}
+
+/// 16 numbers of each row, rows `step` numbers apart; those exist that `lanes` has a bit for.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) at: *mut f32,
+    pub(crate) step: usize,
+    pub(crate) lanes: u16,
 }
 
 /// Rows of a block whose activations stay in the second-level cache, `row_bytes` each: whole tiles, and blocks of about one size.

@@ -1,13 +1,15 @@
 use crate::KvType;
-use crate::lowering::merged;
+use crate::lowering::{gated, merged};
 use crate::quant::Format;
 use crate::source::WeightSource;
-use crate::weights::{Form, Linear, Packed, Packer, Precision};
+use crate::weights::{Form, Linear, Packed, Packer, Precision, out_of_memory};
 use crate::{Level, Team};
 use kvasir_formats::{DType, Error};
-use kvasir_program::{Buffers, Matrices, Op, Program, Role, WeightId};
+use kvasir_program::{Buffers, Holds, Matrices, Op, Program, Role, Rows, Tap, ValueId, WeightId};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// The matrices of one op.
 pub(crate) enum OpWeights {
@@ -19,10 +21,16 @@ pub(crate) enum OpWeights {
 
 /// One program with its weights in the kernels' form. Any number of executors, of different caches and pools, share it.
 pub struct CpuModel {
+    /// As it was handed in, and as it is run: with what only leads to logits for sampled rows alone.
+    whole: Program,
     pub(crate) program: Program,
     pub(crate) buffers: Buffers,
     /// Of each op whether it runs inside the next one.
     pub(crate) merged: Vec<bool>,
+    /// Of each op whether it begins a gate that can run as one.
+    pub(crate) gated: Vec<bool>,
+    /// Values that are kept, to be asked for.
+    pub(crate) taps: Vec<(Tap, ValueId)>,
     /// An entry per op.
     pub(crate) weights: Vec<OpWeights>,
     /// Weights that are no matrices, and those that are looked up by row in exact form.
@@ -31,25 +39,41 @@ pub struct CpuModel {
     pub(crate) precision: Precision,
     pub(crate) level: Level,
     pub(crate) team: Arc<Team>,
+    /// Whether a step has been run: the first one reads matrices where they lie.
+    used: AtomicBool,
+    /// Whether everything is packed; locked by whoever packs.
+    packed: Mutex<bool>,
 }
 
+/// Of what matrices take in all, the part that a step packs; and the least.
+const PACKED_PER_STEP: usize = 4;
+const LEAST_PACKED: usize = 16 << 20;
+
 impl CpuModel {
-    /// Packs the weights of `program`.
+    /// Makes the weights of `program` ready. Those that are integers in blocks are read where they lie, if their source lets that, and packed
+    /// while steps run; [`pack`](Self::pack) does it at once.
     pub fn load(
         program: &Program,
         source: Arc<dyn WeightSource + Send + Sync>,
         precision: Precision,
         team: Arc<Team>,
     ) -> Result<Self, Error> {
-        if program.takes_hidden() {
-            return Err(Error::at("program", "takes hidden states, which this backend is not handed"));
-        }
-        let precision = if needs_f32(program, &*source)? { Precision::Exact } else { precision };
-        let mut packer = Packer::new(&team, program, &*source, precision);
-        let mut weights = Vec::with_capacity(program.ops.len());
+        let whole = program;
+        let program = whole.sampled_early(&[]);
+        let precision = if needs_f32(whole, &*source)? { Precision::Exact } else { precision };
+        let mut packer = Packer::new(&team, whole, &source, precision);
+        let mut weights: Vec<_> = program.ops.iter().map(|_| OpWeights::None).collect();
         let mut vectors = BTreeMap::new();
-        for op in &program.ops {
-            weights.push(op_weights(op, &mut packer)?);
+        // Mapped pages go as soon as they are packed, so that a model is never in memory twice: the head, the largest by far, while
+        // nothing else is there.
+        let heads = |at: &usize| matches!(program.ops[*at], Op::Head { .. });
+        let (first, rest): (Vec<_>, Vec<_>) = (0..program.ops.len()).partition(heads);
+        for at in first.into_iter().chain(rest) {
+            let op = &program.ops[at];
+            weights[at] = op_weights(op, &mut packer)?;
+            for id in matrices_of(op) {
+                source.let_go(&program.weight(program.resolve(id)).name, 0..usize::MAX);
+            }
             for id in vectors_of(op) {
                 if let std::collections::btree_map::Entry::Vacant(place) = vectors.entry(id) {
                     place.insert(packer.numbers(id)?);
@@ -57,22 +81,85 @@ impl CpuModel {
             }
         }
         for weight in &program.weights {
-            source.let_go(&weight.name);
+            source.let_go(&weight.name, 0..usize::MAX);
         }
-        let merged = merged(program, &weights);
-        let buffers = Buffers::plan_merged(program, &[], &merged);
-        let program = program.clone();
+        let keep = program.head_input();
+        let merged = merged(&program, &weights, keep.as_slice());
+        let gated = gated(&program, &weights, &merged, keep.as_slice());
+        let buffers = Buffers::plan_merged(&program, keep.as_slice(), &merged);
         Ok(Self {
+            whole: whole.clone(),
             program,
             buffers,
             merged,
+            gated,
+            taps: Vec::new(),
             weights,
             vectors,
             source,
             precision,
             level: Level::detect(),
             team,
+            used: AtomicBool::new(false),
+            packed: Mutex::new(false),
         })
+    }
+
+    /// Packs all matrices that are read where they lie: steps then are as fast as they get.
+    pub fn pack(&self) -> Result<(), Error> {
+        let mut packed = self.packed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        *packed = self.pack_some(usize::MAX).map_err(out_of_memory)?;
+        Ok(())
+    }
+
+    /// Packs some matrices before a step, unless it is the first one or somebody else does. Without memory for that they are read where they lie.
+    pub(crate) fn settle(&self) {
+        if !self.used.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let Ok(mut packed) = self.packed.try_lock() else { return };
+        if !*packed {
+            let all: usize = self.linears().map(|l| l.packed.bytes()).sum();
+            *packed = self.pack_some((all / PACKED_PER_STEP).max(LEAST_PACKED)).unwrap_or(true);
+        }
+    }
+
+    /// Packs matrices of at least so many bytes together; says whether none is left.
+    fn pack_some(&self, bytes: usize) -> io::Result<bool> {
+        let mut left = bytes;
+        for l in self.linears() {
+            let Packed::Quant(panels) = &l.packed else { continue };
+            while !panels.is_packed() {
+                if left == 0 {
+                    return Ok(false);
+                }
+                left = left.saturating_sub(panels.pack_some(&self.team, left)?);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Keeps the values behind these taps, so that an executor can be asked for them.
+    pub fn keeping(mut self, taps: &[Tap]) -> Result<Self, Error> {
+        let value = |tap: &Tap| {
+            let missing = || Error::at("program", format!("has no tap {tap:?}"));
+            self.program.tap(*tap).ok_or_else(missing)
+        };
+        let keep = taps.iter().map(value).collect::<Result<Vec<_>, _>>()?;
+        let program = self.whole.sampled_early(&keep);
+        // Only gathers come and go, and they have no weights.
+        let gathers = |op: &Op| matches!(op, Op::Gather { .. });
+        let laid = self.program.ops.iter().zip(self.weights).filter(|(op, _)| !gathers(op));
+        let mut laid = laid.map(|(_, weights)| weights);
+        let place = |op| if gathers(op) { None } else { laid.next() }.unwrap_or(OpWeights::None);
+        self.weights = program.ops.iter().map(place).collect();
+        self.program = program;
+        let all: Vec<ValueId> = keep.iter().copied().chain(self.program.head_input()).collect();
+        self.merged = merged(&self.program, &self.weights, &all);
+        self.gated = gated(&self.program, &self.weights, &self.merged, &all);
+        self.buffers = Buffers::plan_merged(&self.program, &all, &self.merged);
+        self.taps = taps.iter().copied().zip(keep).collect();
+        Ok(self)
     }
 
     /// The program.
@@ -126,18 +213,18 @@ impl CpuModel {
         self.linears().map(|l| l.stored_bytes).sum()
     }
 
-    /// Multiply-adds that one token takes in matrices of each form, counting of the experts those that are used. The head is not included
-    /// unless `with_head`.
-    pub fn multiply_adds(&self, with_head: bool) -> BTreeMap<Form, u64> {
+    /// Multiply-adds that one token takes in matrices of each form, counting of the experts those that are used. What only tokens take whose
+    /// logits are wanted is not included unless `sampled`.
+    pub fn multiply_adds(&self, sampled: bool) -> BTreeMap<Form, u64> {
         let mut work = BTreeMap::new();
         for (op, weights) in self.program.ops.iter().zip(&self.weights) {
             let mut add = |l: &Linear| *work.entry(form(l)).or_insert(0) += (l.inputs * l.outputs) as u64;
             match (op, weights) {
-                (Op::Head { .. }, _) if !with_head => {}
+                _ if !sampled && self.program.value(op.out()).rows == Rows::Sampled => {}
                 (_, OpWeights::One(l)) => add(l),
                 (_, OpWeights::Many(all)) => all.iter().for_each(add),
                 (Op::Mixture { routes, .. }, OpWeights::Experts { gate, up, down }) => {
-                    let kvasir_program::Holds::Routes(used) = self.program.value(*routes).holds else {
+                    let Holds::Routes(used) = self.program.value(*routes).holds else {
                         continue;
                     };
                     [gate, up, down].into_iter().flat_map(|l| l.iter().take(used)).for_each(add);
@@ -188,6 +275,18 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
         },
         _ => OpWeights::None,
     })
+}
+
+fn matrices_of(op: &Op) -> impl Iterator<Item = WeightId> {
+    let all = match op {
+        Op::Linear { matrix, .. } | Op::Head { matrix, .. } => [Some(matrix.weight), None, None],
+        Op::GroupLinear { matrices, .. } => [Some(matrices.first.weight), None, None],
+        Op::Mixture { experts, .. } => {
+            [&experts.gate, &experts.up, &experts.down].map(|m| Some(m.first.weight))
+        }
+        _ => [None; 3],
+    };
+    all.into_iter().flatten()
 }
 
 fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {

@@ -29,46 +29,71 @@ impl Peaks {
             let all = (0..TRIES).map(|_| {
                 let started = Instant::now();
                 let operations = AtomicU64::new(0);
-                team.run(&|_| {
+                team.each(team.len(), &|_, _| {
                     operations.fetch_add(job() as u64, Ordering::Relaxed);
                 });
                 operations.into_inner() as f64 / started.elapsed().as_secs_f64()
             });
             all.fold(0.0, f64::max)
         };
-        let f32 = best(&|| {
-            let mut sink = 0.0;
-            multiply_add(level, &mut sink);
-            std::hint::black_box(sink);
-            FMA_ROUNDS as f64 * (CHAINS * LANES * 2) as f64
+        let f32 = best(&|| match level {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level was found on this machine.
+            Level::Avx512Vnni | Level::Amx => unsafe { wide::floats_16() },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx2 => unsafe { wide::floats_8() },
+            _ => multiply_add(),
         });
         let mut peaks = Self { bandwidth, int8: f32, bf16: f32, f32 };
         #[cfg(target_arch = "x86_64")]
         {
-            if level >= Level::Avx512Vnni {
+            let numbers = random_bytes();
+            let n = &numbers;
+            match level {
+                Level::Portable => {}
                 // SAFETY: the level was found on this machine.
-                peaks.int8 = best(&|| unsafe { wide::bytes() });
-            }
-            if level >= Level::Amx {
-                // SAFETY: the level says that tiles are permitted.
-                peaks.int8 = best(&|| unsafe { wide::tiles_i8() });
+                Level::Avx2 => peaks.int8 = best(&|| unsafe { wide::pairs_of_bytes(n) }),
                 // SAFETY: as above.
-                peaks.bf16 = best(&|| unsafe { wide::tiles_bf16() });
+                Level::Avx512Vnni => peaks.int8 = best(&|| unsafe { wide::bytes(n) }),
+                Level::Amx => {
+                    // SAFETY: as above.
+                    peaks.int8 = best(&|| unsafe { wide::tiles_i8(n) });
+                    let mut floats = random_bytes();
+                    // Between one and two: numbers of no special kind.
+                    floats.chunks_exact_mut(2).for_each(|v| (v[0], v[1]) = (v[0] & 0x7f | 0x80, 0x3f));
+                    // SAFETY: as above.
+                    peaks.bf16 = best(&|| unsafe { wide::tiles_bf16(&floats) });
+                }
             }
         }
         Ok(peaks)
     }
 }
 
+/// What the products are made of: processors run slower on numbers than on zeros.
+fn random_bytes() -> Vec<u8> {
+    let mut seed = 1u64;
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 56) as u8
+    };
+    (0..4096).map(|_| next()).collect()
+}
+
 fn bandwidth(team: &Team, level: Level) -> io::Result<f64> {
     const BYTES: usize = 1 << 30;
     let mut buffer = Buffer::in_large_pages(BYTES)?;
-    buffer.bytes_mut().fill(1);
+    let numbers = random_bytes();
+    buffer
+        .bytes_mut()
+        .chunks_mut(numbers.len())
+        .for_each(|part| part.copy_from_slice(&numbers[..part.len()]));
     let part = (BYTES / team.len()) & !4095;
     let mut best = 0f64;
     for _ in 0..TRIES {
         let started = Instant::now();
-        team.run(&|thread| {
+        team.each(team.len(), &|_, thread| {
             let mut sink = 0;
             read(level, &buffer.bytes()[thread * part..(thread + 1) * part], &mut sink);
             std::hint::black_box(sink);
@@ -91,66 +116,118 @@ fn read_body(bytes: &[u8], sink: &mut u64) {
 
 per_level! { read(bytes: &[u8], sink: &mut u64) => read_body }
 
-const FMA_ROUNDS: usize = 2_000_000;
-const CHAINS: usize = 12;
-const LANES: usize = 16;
-
-#[inline(always)]
-fn multiply_add_body(sink: &mut f32) {
-    let mut sums = [[1f32; LANES]; CHAINS];
+/// Products and sums of f32 by whatever the compiler has.
+fn multiply_add() -> f64 {
+    const ROUNDS: usize = 1_000_000;
+    const CHAINS: usize = 32;
+    let mut sums = [1f32; CHAINS];
     let (x, y) = (std::hint::black_box(1.000_01f32), std::hint::black_box(0.9f32));
-    for _ in 0..FMA_ROUNDS {
-        for sum in &mut sums {
-            sum.iter_mut().for_each(|s| *s = s.mul_add(x, y));
-        }
+    for _ in 0..ROUNDS {
+        sums.iter_mut().for_each(|s| *s = *s * x + y);
     }
-    *sink = sums.iter().flatten().sum();
+    std::hint::black_box(sums);
+    (ROUNDS * CHAINS * 2) as f64
 }
-
-per_level! { multiply_add(sink: &mut f32) => multiply_add_body }
 
 #[cfg(target_arch = "x86_64")]
 mod wide {
-    use crate::amx::{Tiles, tile_dot_bf16, tile_dot_i8, tile_zero};
+    use crate::amx::{Tiles, tile_dot_bf16, tile_dot_i8, tile_load, tile_zero};
     use std::arch::x86_64::*;
 
     const ROUNDS: usize = 2_000_000;
+    /// Products that do not wait for each other.
+    const CHAINS: usize = 12;
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-    pub(super) fn bytes() -> f64 {
-        let x = _mm512_set1_epi8(std::hint::black_box(1));
-        let mut sums = [x; 12];
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn floats_16() -> f64 {
+        let (x, y) = (_mm512_set1_ps(std::hint::black_box(0.999)), _mm512_set1_ps(std::hint::black_box(0.9)));
+        let mut sums: [__m512; CHAINS] = std::array::from_fn(|i| _mm512_set1_ps(i as f32));
         for _ in 0..ROUNDS {
             for sum in &mut sums {
-                *sum = _mm512_dpbusd_epi32(*sum, x, x);
+                *sum = _mm512_fmadd_ps(*sum, x, y);
+            }
+            std::hint::black_box(());
+        }
+        std::hint::black_box(sums);
+        (ROUNDS * CHAINS * 16 * 2) as f64
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn floats_8() -> f64 {
+        let (x, y) = (_mm256_set1_ps(std::hint::black_box(0.999)), _mm256_set1_ps(std::hint::black_box(0.9)));
+        let mut sums: [__m256; CHAINS] = std::array::from_fn(|i| _mm256_set1_ps(i as f32));
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, x, y);
+            }
+            std::hint::black_box(());
+        }
+        std::hint::black_box(sums);
+        (ROUNDS * CHAINS * 8 * 2) as f64
+    }
+
+    /// The 256-bit way to multiply bytes: sums of two in 16 bits, then of four in 32.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn pairs_of_bytes(numbers: &[u8]) -> f64 {
+        // SAFETY: 4096 bytes.
+        let load = |i: usize| unsafe { _mm256_loadu_si256(numbers.as_ptr().add(i * 32).cast()) };
+        let (low, ones) = (_mm256_set1_epi8(63), _mm256_set1_epi16(1));
+        let (w, x) = (_mm256_and_si256(load(0), low), load(1));
+        let mut sums: [__m256i; CHAINS] = std::array::from_fn(load);
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                // Made anew for each sum: the operand is hidden from the compiler, which would make the product once.
+                let mut x = x;
+                // SAFETY: no instruction, only a value that nobody knows.
+                unsafe {
+                    std::arch::asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags))
+                };
+                let pairs = _mm256_maddubs_epi16(w, x);
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        std::hint::black_box(sums);
+        (ROUNDS * CHAINS * 32 * 2) as f64
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    pub(super) fn bytes(numbers: &[u8]) -> f64 {
+        // SAFETY: 4096 bytes.
+        let load = |i: usize| unsafe { _mm512_loadu_si512(numbers.as_ptr().add(i * 64).cast()) };
+        let (w, x) = (std::hint::black_box(load(0)), std::hint::black_box(load(1)));
+        let mut sums: [__m512i; CHAINS] = std::array::from_fn(load);
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, w, x);
             }
             // The sums stay apart and are not folded into one.
             std::hint::black_box(());
         }
         std::hint::black_box(sums);
-        (ROUNDS * 12 * 64 * 2) as f64
+        (ROUNDS * CHAINS * 64 * 2) as f64
     }
 
-    /// Zeroed tiles: products take as long whatever is in them.
-    unsafe fn zero() {
-        // SAFETY: the caller has configured tiles.
+    /// Numbers in the four tiles that are multiplied, zeros in those that are added to.
+    unsafe fn fill(numbers: &[u8]) {
+        let at = numbers.as_ptr();
+        // SAFETY: the caller has configured tiles; 4096 bytes are four tiles.
         unsafe {
             tile_zero!(0);
             tile_zero!(1);
             tile_zero!(2);
             tile_zero!(3);
-            tile_zero!(4);
-            tile_zero!(5);
-            tile_zero!(6);
-            tile_zero!(7);
+            tile_load!(4, at, 64);
+            tile_load!(5, at.add(1024), 64);
+            tile_load!(6, at.add(2048), 64);
+            tile_load!(7, at.add(3072), 64);
         }
     }
 
-    pub(super) unsafe fn tiles_i8() -> f64 {
+    pub(super) unsafe fn tiles_i8(numbers: &[u8]) -> f64 {
         // SAFETY: the caller says that tiles are permitted.
         unsafe {
             let _tiles = Tiles::configure();
-            zero();
+            fill(numbers);
             for _ in 0..ROUNDS / 4 {
                 tile_dot_i8!(0, 4, 6);
                 tile_dot_i8!(1, 4, 7);
@@ -161,11 +238,11 @@ mod wide {
         (ROUNDS * 16 * 16 * 64 * 2) as f64
     }
 
-    pub(super) unsafe fn tiles_bf16() -> f64 {
+    pub(super) unsafe fn tiles_bf16(numbers: &[u8]) -> f64 {
         // SAFETY: the caller says that tiles are permitted.
         unsafe {
             let _tiles = Tiles::configure();
-            zero();
+            fill(numbers);
             for _ in 0..ROUNDS / 4 {
                 tile_dot_bf16!(0, 4, 6);
                 tile_dot_bf16!(1, 4, 7);

@@ -1,9 +1,13 @@
 use crate::dense::{Bf16Activations, matmul_bf16, matmul_f32};
 use crate::matmul::Output;
+#[cfg(target_arch = "x86_64")]
+use crate::quant::Gated;
 use crate::quant::{QuantActivations, matmul as matmul_quant};
 use crate::run::by_rows;
 use crate::weights::{Linear, Packed};
 use crate::{Level, Team};
+#[cfg(target_arch = "x86_64")]
+use kvasir_program::Activation;
 use kvasir_program::ValueId;
 use std::cell::RefCell;
 use std::io;
@@ -36,6 +40,8 @@ impl Operand<'_> {
 /// Rows of activations in the forms that kernels take, made once for all matrices that share an operand.
 pub(crate) struct Prepared {
     quant: QuantActivations,
+    /// What a gate and its partner yield, while `quant` is what they take.
+    gated: QuantActivations,
     bf16: Bf16Activations,
     quant_of: Option<ValueId>,
     bf16_of: Option<ValueId>,
@@ -43,13 +49,59 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
-        let (quant, bf16) = (QuantActivations::new(rows, inputs)?, Bf16Activations::new(rows, inputs)?);
-        Ok(Self { quant, bf16, quant_of: None, bf16_of: None })
+        let quant = || QuantActivations::new(rows, inputs);
+        let bf16 = Bf16Activations::new(rows, inputs)?;
+        Ok(Self { quant: quant()?, gated: quant()?, bf16, quant_of: None, bf16_of: None })
     }
 
     /// What was prepared is of no use any more.
     pub(crate) fn forget(&mut self) {
         (self.quant_of, self.bf16_of) = (None, None);
+    }
+
+    fn quantise(
+        &mut self,
+        (team, level): (&Team, Level),
+        inputs: usize,
+        of: Option<ValueId>,
+        x: &Operand<'_>,
+        n: usize,
+    ) {
+        if of.is_some() && self.quant_of == of {
+            return;
+        }
+        self.quant.reshape(inputs);
+        let quant = &self.quant;
+        by_rows(team, n, &|row| {
+            // SAFETY: each row is written by one thread, and there is room for the step's rows.
+            let write = |x: &[f32]| unsafe { quant.write_row(level, row, x) };
+            x.with(row, inputs, write)
+        });
+        self.quant_of = of;
+    }
+
+    /// Prepares `out`, the activation of a gate and its partner, for matrices that take it; nothing else of it is kept. False if that does not pay
+    /// for so many rows.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn gate(
+        &mut self,
+        (team, level): (&Team, Level),
+        (gate, up, activation): (&Linear, &Linear, Activation),
+        (of, x): (ValueId, Operand<'_>),
+        n: usize,
+        out: ValueId,
+    ) -> bool {
+        let (Packed::Quant(w), Packed::Quant(partner)) = (&gate.packed, &up.packed) else { return false };
+        let gated = Gated { gate: w, up: partner, activation };
+        if !gated.takes(level, n) {
+            return false;
+        }
+        self.quantise((team, level), gate.inputs, Some(of), &x, n);
+        self.gated.reshape(gate.outputs);
+        gated.multiply(team, level, &self.quant, n, &self.gated);
+        std::mem::swap(&mut self.quant, &mut self.gated);
+        self.quant_of = Some(out);
+        true
     }
 
     /// `out = l · x + bias`. `of` names the operand, so that the next matrix need not prepare it again.
@@ -65,16 +117,7 @@ impl Prepared {
         let output = Output::new(out, n, out_stride, l.outputs);
         match &l.packed {
             Packed::Quant(w) => {
-                if of.is_none() || self.quant_of != of {
-                    self.quant.reshape(l.inputs);
-                    let quant = &self.quant;
-                    by_rows(team, n, &|row| {
-                        // SAFETY: each row is written by one thread, and there is room for the step's rows.
-                        let write = |x: &[f32]| unsafe { quant.write_row(level, row, x) };
-                        x.with(row, l.inputs, write)
-                    });
-                    self.quant_of = of;
-                }
+                self.quantise((team, level), l.inputs, of, &x, n);
                 matmul_quant(team, level, w, &self.quant, n, &output);
             }
             Packed::Bf16(w) => {

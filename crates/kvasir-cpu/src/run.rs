@@ -53,6 +53,8 @@ pub(crate) struct Memory {
     prepared: Prepared,
     mixture: MixtureMemory,
     pub(crate) views: Views,
+    /// What is seen in rings, by window.
+    rings: Vec<(u32, Views)>,
     routes: Vec<(ValueId, Vec<Routes>)>,
     selections: Vec<(ValueId, Views)>,
     /// Per rope and token: cosines, then sines.
@@ -70,11 +72,19 @@ impl Memory {
             prepared: Prepared::new(tokens, widest)?,
             mixture: MixtureMemory::new(&model.program, tokens)?,
             views: Views::default(),
+            rings: Vec::new(),
             routes: Vec::new(),
             selections: Vec::new(),
             turns: vec![Vec::new(); model.program.ropes.len()],
             kept: Vec::new(),
         })
+    }
+
+    /// All that fits into a buffer of values; what the last step wrote comes first.
+    pub(crate) fn numbers(&self, buffer: usize) -> &[f32] {
+        let values = &self.values[buffer];
+        // SAFETY: the bytes are the buffer's own, nothing writes them while it is borrowed, and any bytes are floats.
+        unsafe { std::slice::from_raw_parts(values.ptr().cast(), values.len() / 4) }
     }
 }
 
@@ -83,6 +93,8 @@ pub(crate) struct Run<'a> {
     pub(crate) model: &'a CpuModel,
     pub(crate) plan: &'a Plan,
     pub(crate) tokens: &'a [Token],
+    /// What programs of prediction layers go on from: a row per token.
+    pub(crate) hidden: &'a [f32],
     /// Longest that the sequence of each token may become.
     pub(crate) final_lens: &'a [u32],
     /// Tokens whose logits are wanted.
@@ -100,12 +112,46 @@ impl Run<'_> {
         m.routes.clear();
         m.selections.clear();
         m.turns.iter_mut().for_each(Vec::clear);
+        self.look_into_rings(m);
+        let mut done = 0;
         for (at, (op, weights)) in self.model.program.ops.iter().zip(&self.model.weights).enumerate() {
-            if !self.model.merged[at] {
-                let before = at.checked_sub(1).filter(|before| self.model.merged[*before]);
-                self.op((op, before.map(|before| &self.model.program.ops[before])), weights, m);
+            if at < done || self.model.merged[at] {
+                continue;
+            }
+            if self.model.gated[at] && self.gate(at, m) {
+                done = at + 3;
+            } else {
+                self.op((op, self.before(at)), weights, m);
             }
         }
+    }
+
+    /// The op that runs inside op `at`.
+    fn before(&self, at: usize) -> Option<&Op> {
+        at.checked_sub(1)
+            .filter(|before| self.model.merged[*before])
+            .map(|before| &self.model.program.ops[before])
+    }
+
+    /// Runs a gate, its partner and what joins them as one, if that pays.
+    fn gate(&self, at: usize, m: &mut Memory) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if let [Op::Linear { x, .. }, _, Op::Gate { activation, out, .. }] =
+            &self.model.program.ops[at..at + 3]
+            && let [OpWeights::One(gate), OpWeights::One(up)] = &self.model.weights[at..at + 2]
+        {
+            let values = &m.values;
+            let make =
+                self.before(at).map(|op| move |row: usize, x: &mut [f32]| self.row(op, values, row, x));
+            let rows = match &make {
+                Some(make) => Operand::Made(make),
+                None => Operand::Rows(self.value(values, *x), gate.inputs),
+            };
+            let units = (&*self.model.team, self.model.level);
+            return m.prepared.gate(units, (gate, up, *activation), (*x, rows), self.rows(*out), *out);
+        }
+        let _ = (at, m);
+        false
     }
 
     fn width(&self, value: ValueId) -> usize {
@@ -132,6 +178,11 @@ impl Run<'_> {
     /// The logits.
     pub(crate) fn logits<'m>(&self, m: &'m Memory) -> &'m [f32] {
         self.model.program.logits().map_or(&[], |v| self.value(&m.values, v))
+    }
+
+    /// What the logits were made of.
+    pub(crate) fn head_input<'m>(&self, m: &'m Memory) -> &'m [f32] {
+        self.model.program.head_input().map_or(&[], |v| self.value(&m.values, v))
     }
 
     /// Row `row` of a result whose rows depend on the operands' row of the same number alone.
@@ -171,8 +222,7 @@ impl Run<'_> {
             Op::Embed { table, scale, .. } => {
                 by_rows(team, n, &|row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
             }
-            // Programs that take hidden states are refused when they are loaded.
-            Op::Hidden { .. } => {}
+            Op::Hidden { .. } => y.copy_from_slice(self.hidden),
             Op::Norm { .. } | Op::Gate { .. } | Op::Add { .. } => {
                 by_rows(team, n, &|row| self.row(op, values, row, row_of(row)));
             }
@@ -254,7 +304,7 @@ impl Run<'_> {
             }
             Op::SelectKeys { q, k, weights, layer, top_k, .. } => {
                 let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
-                self.keep(index, x(*k));
+                self.keep(index, None, x(*k));
                 let operands =
                     [(*q, self.width(*q)), (*weights, self.width(*weights))].map(|(v, w)| (x(v), w));
                 let facts = &self.model.program.layers[layer.0 as usize];
@@ -334,12 +384,30 @@ impl Run<'_> {
         });
     }
 
-    /// Writes each token's row of a value to its slot.
-    fn keep(&self, pool: &PoolRows, x: &[f32]) {
+    /// Makes the views of layers that keep rings, once for each window.
+    fn look_into_rings(&self, m: &mut Memory) {
+        let layers = self.pools[0].layers.iter().zip(&self.model.program.layers);
+        let mut seen = 0;
+        for (window, ring) in layers.filter_map(|(pool, facts)| facts.window.zip(pool.ring)) {
+            if m.rings[..seen].iter().any(|(of, _)| *of == window) {
+                continue;
+            }
+            if seen == m.rings.len() {
+                m.rings.push((window, Views::default()));
+            }
+            m.rings[seen].0 = window;
+            m.rings[seen].1.of_ring(self.plan, window, ring);
+            seen += 1;
+        }
+    }
+
+    /// Writes each token's row of a value to its slot, or to its place in the layer's ring.
+    fn keep(&self, pool: &PoolRows, ring: Option<Slot>, x: &[f32]) {
         let width = x.len() / self.tokens.len().max(1);
         by_rows(&self.model.team, self.writes.len(), &|i| {
             let (slot, row) = self.writes[i];
-            // SAFETY: slots were checked, and each is named once.
+            let slot = ring.map_or(slot, |ring| self.plan.positions[row as usize] % ring);
+            // SAFETY: slots were checked, and each is named once; so is each place in a ring, which is no shorter than a step.
             unsafe {
                 pool.write(self.model.level, slot, &x[row as usize * width..(row as usize + 1) * width])
             };
@@ -352,11 +420,17 @@ impl Run<'_> {
         };
         let facts = &self.model.program.layers[layer.0 as usize];
         let pool = &self.pools[0].layers[layer.0 as usize];
-        self.keep(&pool.keys, self.value(&m.values, *k));
+        self.keep(&pool.keys, pool.ring, self.value(&m.values, *k));
         if let (Some(rows), Some(v)) = (&pool.values, v) {
-            self.keep(rows, self.value(&m.values, *v));
+            self.keep(rows, pool.ring, self.value(&m.values, *v));
         }
         let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
+        let in_ring =
+            pool.ring.and(facts.window).and_then(|window| m.rings.iter().find(|(of, _)| *of == window));
+        let views = match (selected, in_ring) {
+            (Some((_, views)), _) | (None, Some((_, views))) => views,
+            (None, None) => &m.views,
+        };
         let q_stride = self.width(*q);
         let attend = Attend {
             q: self.value(&m.values, *q),
@@ -365,7 +439,7 @@ impl Run<'_> {
             facts,
             layer: layer.0 as usize,
             pools: self.pools,
-            views: selected.map_or(&m.views, |(_, views)| views),
+            views,
             positions: &self.plan.positions,
             scale: *scale,
             soft_cap: *soft_cap,

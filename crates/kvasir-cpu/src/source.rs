@@ -1,6 +1,10 @@
 use kvasir_formats::{Checkpoint, DType, Error, encoding};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Mutex;
+
+/// A source that any number of models and threads share.
+pub(crate) type Source = dyn WeightSource + Send + Sync;
 
 /// A weight whose rows can be read one by one.
 pub struct Stored<'a> {
@@ -27,8 +31,12 @@ pub trait WeightSource: Sync {
             .flatten()
             .is_some_and(|stored| encoding::dequantize(stored.dtype, (stored.row)(n), out).is_ok())
     }
-    /// Says that a weight's bytes are not needed any more for now.
-    fn let_go(&self, _name: &str) {}
+    /// Whether rows can be read again and again where they lie, so that kernels may do so.
+    fn stays(&self) -> bool {
+        false
+    }
+    /// Says that some rows of a weight are not needed any more for now.
+    fn let_go(&self, _name: &str, _rows: Range<usize>) {}
 }
 
 impl WeightSource for Checkpoint {
@@ -61,8 +69,12 @@ impl WeightSource for Checkpoint {
             && encoding::dequantize(view.dtype, row, out).is_ok()
     }
 
-    fn let_go(&self, name: &str) {
-        Checkpoint::let_go(self, name);
+    fn stays(&self) -> bool {
+        true
+    }
+
+    fn let_go(&self, name: &str, rows: Range<usize>) {
+        Checkpoint::let_go(self, name, rows);
     }
 }
 

@@ -1,5 +1,5 @@
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
@@ -10,7 +10,8 @@ const YIELDS: u32 = 20;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
-/// Threads that run one piece of work together and wait for each other: fork and join. The caller is one of them.
+/// Threads that run one piece of work together: fork and join. The caller is one of them, and waits only for those that have come in before the
+/// work was all taken: on a busy machine a thread that gets no core in time is not waited for.
 ///
 /// Waiting threads spin for a moment, then let others run, then sleep, so an idle team uses no processor. Engines on one machine share one
 /// team (an `Arc`): runs take turns, so two engines never have more threads running than one.
@@ -21,17 +22,22 @@ pub struct Team {
 }
 
 struct Shared {
-    /// Counts runs; a change is the call to work.
-    run: AtomicU32,
-    /// Workers that have not finished the current run.
-    busy: AtomicUsize,
+    /// The number of the run (the upper half; a change is the call to work), whether workers may still come in ([`OPEN`]), and how many are in.
+    gate: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     stop: AtomicBool,
     failed: AtomicBool,
     asleep: Vec<AtomicBool>,
 }
 
-// SAFETY: `job` is written only while no worker is busy and read only after `run` has changed, which orders the two.
+/// Workers may come in.
+const OPEN: u64 = 1 << 31;
+/// How many are in.
+const INSIDE: u64 = OPEN - 1;
+/// One run more.
+const NEXT: u64 = 1 << 32;
+
+// SAFETY: `job` is written only while the gate is closed and nobody is in, and read only inside.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is to a `Sync` closure that outlives the run.
 unsafe impl Send for Shared {}
@@ -41,8 +47,7 @@ impl Team {
     pub fn new(threads: usize) -> Self {
         let helpers = threads.clamp(1, 1024) - 1;
         let shared = Arc::new(Shared {
-            run: AtomicU32::new(0),
-            busy: AtomicUsize::new(0),
+            gate: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
@@ -72,27 +77,27 @@ impl Team {
         false
     }
 
-    /// Runs `job(thread)` on every thread of the team and returns when all are done.
-    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+    /// Runs `job(thread)` here, and on every other thread of the team that comes before it is done here; returns when all of them are done.
+    fn run(&self, job: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() {
             return job(0);
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is changed; `Finish` below does not let this function end, even by unwinding, before all workers are done with it.
+        // SAFETY: only the lifetime is changed; `Close` below does not let this function end, even by unwinding, before all workers are out.
         let job_for_all: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: no worker is busy, so none reads the place.
+        // SAFETY: the gate is closed and nobody is in, so none reads the place.
         unsafe { *shared.job.get() = Some(job_for_all) };
-        shared.busy.store(self.workers.len(), Ordering::Relaxed);
-        shared.run.fetch_add(1, Ordering::SeqCst);
+        // A closed gate with nobody in is the number of the last run alone.
+        shared.gate.fetch_add(NEXT + OPEN, Ordering::SeqCst);
         for (worker, asleep) in self.workers.iter().zip(&shared.asleep) {
             if asleep.load(Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
-        let finish = Finish(shared);
+        let close = Close(shared);
         job(0);
-        drop(finish);
+        drop(close);
         let failed = shared.failed.swap(false, Ordering::Relaxed);
         drop(turn);
         assert!(!failed, "a worker thread of the team failed");
@@ -147,7 +152,7 @@ struct Next(AtomicUsize);
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.run.fetch_add(1, Ordering::SeqCst);
+        self.shared.gate.fetch_add(NEXT, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             Thread::unpark(worker.thread());
             // A worker that failed has said so in the run it failed in.
@@ -156,20 +161,21 @@ impl Drop for Team {
     }
 }
 
-/// Waits for the workers when dropped.
-struct Finish<'a>(&'a Shared);
+/// Lets nobody in any more, and waits for those who are, when dropped.
+struct Close<'a>(&'a Shared);
 
-impl Drop for Finish<'_> {
+impl Drop for Close<'_> {
     fn drop(&mut self) {
+        self.0.gate.fetch_and(!OPEN, Ordering::SeqCst);
         let mut spins = 0u32;
-        while self.0.busy.load(Ordering::Acquire) != 0 {
+        while self.0.gate.load(Ordering::SeqCst) & INSIDE != 0 {
             spins = spins.saturating_add(1);
             if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
     }
 }
 
-/// Says that a worker is done, also when its job panicked.
+/// Says that a worker is out, also when its job panicked.
 struct Done<'a>(&'a Shared);
 
 impl Drop for Done<'_> {
@@ -177,8 +183,12 @@ impl Drop for Done<'_> {
         if std::thread::panicking() {
             self.0.failed.store(true, Ordering::Relaxed);
         }
-        self.0.busy.fetch_sub(1, Ordering::Release);
+        self.0.gate.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+fn number(gate: u64) -> u32 {
+    (gate / NEXT) as u32
 }
 
 impl Shared {
@@ -189,7 +199,10 @@ impl Shared {
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
-            // SAFETY: the run counter has changed, so the job is set, and it stays until this worker is done.
+            if !self.enter(seen) {
+                continue;
+            }
+            // SAFETY: this worker is in, so the job is set, and it stays until it is out again.
             let job = unsafe { (*self.job.get()).map(|job| &*job) };
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let _done = Done(self);
@@ -200,10 +213,16 @@ impl Shared {
         }
     }
 
+    /// Comes in to run number `run`, if it is still open.
+    fn enter(&self, run: u32) -> bool {
+        let open = |gate: u64| (number(gate) == run && gate & OPEN != 0).then_some(gate + 1);
+        self.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, open).is_ok()
+    }
+
     fn await_run(&self, index: usize, seen: u32) -> u32 {
         let mut waited = 0u32;
         loop {
-            let run = self.run.load(Ordering::SeqCst);
+            let run = number(self.gate.load(Ordering::SeqCst));
             if run != seen {
                 return run;
             }
@@ -215,7 +234,7 @@ impl Shared {
             } else {
                 let Some(asleep) = self.asleep.get(index) else { continue };
                 asleep.store(true, Ordering::SeqCst);
-                if self.run.load(Ordering::SeqCst) == seen {
+                if number(self.gate.load(Ordering::SeqCst)) == seen {
                     std::thread::park();
                 }
                 asleep.store(false, Ordering::SeqCst);
@@ -227,7 +246,8 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
 
     #[test]
     fn every_item_runs_once_on_any_number_of_threads() {
@@ -254,8 +274,8 @@ mod tests {
             for _ in 0..2 {
                 s.spawn(|| {
                     for _ in 0..20 {
-                        std::thread::sleep(std::time::Duration::from_micros(300));
-                        team.run(&|_| {
+                        std::thread::sleep(Duration::from_micros(300));
+                        team.each(7, &|_, _| {
                             assert!(at_once.fetch_add(1, Ordering::SeqCst) < 3);
                             at_once.fetch_sub(1, Ordering::SeqCst);
                         });
@@ -266,8 +286,27 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_late_is_not_let_in_and_not_waited_for() {
+        let team = Team::new(2);
+        for _ in 0..1000 {
+            team.each(3, &|_, _| {});
+            let gate = team.shared.gate.load(Ordering::SeqCst);
+            assert_eq!(gate & (OPEN | INSIDE), 0);
+            // As the worker would do it that gets its core only now, and one that is still at the run before.
+            assert!(!team.shared.enter(number(gate)) && !team.shared.enter(number(gate).wrapping_sub(1)));
+        }
+    }
+
+    #[test]
     #[should_panic(expected = "worker thread")]
     fn a_failing_worker_fails_the_run_and_nothing_hangs() {
-        Team::new(2).run(&|thread| assert_ne!(thread, 1));
+        let team = Team::new(2);
+        // Until the worker has come in once.
+        for _ in 0..10_000 {
+            team.each(2, &|thread, _| {
+                std::thread::sleep(Duration::from_micros(200));
+                assert_ne!(thread, 1);
+            });
+        }
     }
 }

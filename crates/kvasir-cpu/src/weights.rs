@@ -2,11 +2,13 @@
 
 use crate::Team;
 use crate::dense::{Bf16Panels, F32Panels};
-use crate::quant::{Format, QuantPanels};
-use crate::source::{Stored, WeightSource};
+use crate::quant::{EncodedRows, QuantPanels, RowBytes};
+use crate::source::{Source, Stored};
 use kvasir_formats::{DType, Error, encoding};
 use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// How a model is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,11 +68,36 @@ pub(crate) struct Linear {
     pub(crate) stored_bytes: usize,
 }
 
+/// Rows of a weight in its file.
+struct FileRows {
+    source: Arc<Source>,
+    name: String,
+    shape: Vec<usize>,
+    first: usize,
+    step: usize,
+}
+
+impl EncodedRows for FileRows {
+    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
+        // It was there, and in this shape, when the model was loaded.
+        let stored = self.source.stored(&self.name, &self.shape).ok().flatten();
+        match &stored {
+            Some(stored) => to(&|n| (stored.row)(self.first + n * self.step)),
+            None => to(&|_| &[]),
+        }
+    }
+
+    fn let_go(&self, rows: Range<usize>) {
+        self.source
+            .let_go(&self.name, self.first + rows.start * self.step..self.first + rows.end * self.step);
+    }
+}
+
 /// Makes matrices; remembers the last weight that had to be unpacked whole, because its neighbours are often wanted next.
 pub(crate) struct Packer<'a> {
     pub(crate) team: &'a Team,
     pub(crate) program: &'a Program,
-    pub(crate) source: &'a dyn WeightSource,
+    pub(crate) source: &'a Arc<Source>,
     pub(crate) precision: Precision,
     unpacked: Option<(WeightId, Vec<f32>)>,
 }
@@ -79,7 +106,7 @@ impl<'a> Packer<'a> {
     pub(crate) fn new(
         team: &'a Team,
         program: &'a Program,
-        source: &'a dyn WeightSource,
+        source: &'a Arc<Source>,
         precision: Precision,
     ) -> Self {
         Self { team, program, source, precision, unpacked: None }
@@ -116,7 +143,12 @@ impl<'a> Packer<'a> {
                 if first + step * m.outputs.saturating_sub(1) >= stored.rows {
                     return Err(Error::at(format!("tensor {}", weight.name), "has too few rows"));
                 }
-                (self.pack_rows(stored, first, step, size, exact)?, bytes)
+                let packed = match exact {
+                    false => self.quantised(stored.dtype, m, (first, step))?,
+                    true => None,
+                };
+                let packed = packed.map_or_else(|| self.pack_rows(stored, (first, step), size, exact), Ok)?;
+                (packed, bytes)
             }
             None => {
                 let bytes = stored
@@ -127,20 +159,31 @@ impl<'a> Packer<'a> {
         Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
     }
 
+    /// A matrix of integers in blocks: read where it lies until it is packed, unless its source is better read once.
+    fn quantised(
+        &self,
+        dtype: DType,
+        m: &Matrix,
+        (first, step): (usize, usize),
+    ) -> Result<Option<Packed>, Error> {
+        let weight = self.program.weight(self.program.resolve(m.weight));
+        let (name, shape, source) = (weight.name.clone(), weight.shape.clone(), Arc::clone(self.source));
+        let rows = FileRows { source, name, shape, first, step };
+        let Some(panels) = QuantPanels::of(dtype, (m.outputs, m.inputs), rows) else { return Ok(None) };
+        if !self.source.stays() {
+            panels.pack(self.team).map_err(out_of_memory)?;
+        }
+        Ok(Some(Packed::Quant(panels)))
+    }
+
     fn pack_rows(
         &self,
         s: &Stored<'_>,
-        first: usize,
-        step: usize,
+        (first, step): (usize, usize),
         size: (usize, usize),
         exact: bool,
     ) -> Result<Packed, Error> {
         let row = |n: usize| (s.row)(first + n * step);
-        if let (Some(format), false) = (Format::of(s.dtype), exact) {
-            return QuantPanels::pack(self.team, s.dtype, format, size, &row)
-                .map(Packed::Quant)
-                .map_err(out_of_memory);
-        }
         let fill = |n: usize, out: &mut [f32]| {
             // The row's length was checked against the type when the file was opened.
             if encoding::dequantize(s.dtype, row(n), out).is_err() {

@@ -7,7 +7,7 @@ use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{Cache, ClaimRow, Contiguous, Paged, SeqId, Span, StepId, Token};
-use kvasir_program::Model;
+use kvasir_program::{Model, Program, Tap};
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,10 +23,19 @@ fn cases() -> Vec<PathBuf> {
 }
 
 fn load(case: &Path, precision: Precision, threads: usize) -> Arc<CpuModel> {
+    Arc::new(load_as(case, precision, threads, |model| &model.target))
+}
+
+fn load_as(
+    case: &Path,
+    precision: Precision,
+    threads: usize,
+    program: impl Fn(&Model) -> &Program,
+) -> CpuModel {
     let checkpoint = Checkpoint::open(case).unwrap();
     let model = Model::build(&checkpoint.source()).unwrap();
     let team = Arc::new(Team::new(threads));
-    Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), precision, team).unwrap())
+    CpuModel::load(program(&model), Arc::new(checkpoint), precision, team).unwrap()
 }
 
 struct Session {
@@ -40,7 +49,7 @@ type Row<'a> = (SeqId, &'a [Token], usize);
 
 impl Session {
     fn new(model: &Arc<CpuModel>, kv: KvType, cache: Box<dyn Cache>) -> Self {
-        let limits = Limits { slots: cache.capacity() + 64, tokens: 512, rows: 8, kv };
+        let limits = Limits { slots: cache.capacity() + 64, tokens: 512, rows: 8, kv, ring: None };
         Self { executor: CpuExecutor::new(Arc::clone(model), limits).unwrap(), cache, step: 1 }
     }
 
@@ -52,7 +61,25 @@ impl Session {
         seq
     }
 
+    /// Runs one sequence's tokens as they come, `hidden` beside them, and gives the logits of those from `from` on.
+    fn pass(&mut self, seq: SeqId, tokens: &[Token], from: usize, hidden: &[f32]) -> Vec<f32> {
+        let mut step = self.step(&[(seq, tokens, from)]);
+        self.executor.execute(&mut step, hidden).unwrap();
+        self.cache.retire(step.plan.step).unwrap();
+        step.output.logits
+    }
+
     fn run(&mut self, rows: &[Row<'_>]) -> (Vec<Token>, Vec<f32>) {
+        let step = self.step(rows);
+        let id = step.plan.step;
+        let pending = self.executor.submit(Box::new(step)).unwrap();
+        let (step, result) = self.executor.wait(pending);
+        result.unwrap();
+        self.cache.retire(id).unwrap();
+        (step.output.tokens, step.output.logits)
+    }
+
+    fn step(&mut self, rows: &[Row<'_>]) -> Step {
         let id = StepId(self.step);
         self.step += 1;
         let claim =
@@ -71,11 +98,7 @@ impl Session {
             });
             step.batch.tokens.extend_from_slice(tokens);
         }
-        let pending = self.executor.submit(Box::new(step)).unwrap();
-        let (step, result) = self.executor.wait(pending);
-        result.unwrap();
-        self.cache.retire(id).unwrap();
-        (step.output.tokens, step.output.logits)
+        step
     }
 }
 
@@ -192,4 +215,80 @@ fn a_row_has_the_same_bits_in_any_chunking_company_and_number_of_threads() {
             assert_eq!(last, want, "{name}: chunks and company, {kv}");
         }
     }
+}
+
+fn largest(row: &[f32]) -> Token {
+    (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as Token
+}
+
+/// The drafts of a prediction layer along a prompt and its continuation, and its logits after the prompt.
+fn drafts(case: &Path, precision: Precision, ids: &[Token], greedy: &[Token]) -> (Vec<Token>, Vec<f32>) {
+    let target = load_as(case, precision, 2, |model| &model.target).keeping(&[Tap::FinalNorm]).unwrap();
+    let layer = load_as(case, precision, 2, |model| &model.predictions[0]);
+    let session = |model: CpuModel| {
+        let kv = model.natural_kv();
+        let mut session = Session::new(&Arc::new(model), kv, Box::new(Contiguous::new(512)));
+        let seq = session.open(ids, 512);
+        (session, seq)
+    };
+    let ((mut target, target_seq), (mut layer, layer_seq)) = (session(target), session(layer));
+    let mut state = |tokens: &[Token]| {
+        target.pass(target_seq, tokens, tokens.len(), &[]);
+        target.executor.tap(Tap::FinalNorm).unwrap().to_vec()
+    };
+    // Row i pairs the state of token i with token i + 1, so the layer is one token behind.
+    let next: Vec<Token> = ids[1..].iter().chain(&greedy[..1]).copied().collect();
+    let first = layer.pass(layer_seq, &next, next.len() - 1, &state(ids));
+    let mut drafts = vec![largest(&first)];
+    for pair in greedy.windows(2) {
+        drafts.push(largest(&layer.pass(layer_seq, &pair[1..], 0, &state(&pair[..1]))));
+    }
+    (drafts, first)
+}
+
+#[test]
+fn prediction_layers_propose_what_is_recorded() {
+    let mut seen = 0;
+    for case in cases() {
+        let text = std::fs::read_to_string(case.join("expected.json")).unwrap();
+        let expected: Json = serde_json::from_str(&text).unwrap();
+        let Some(mtp) = expected["mtp"].as_object() else { continue };
+        for (prompt, record) in mtp["prompts"].as_object().unwrap() {
+            let wanted = tokens(&record["drafts"]);
+            let ids = tokens(&expected["prompts"][prompt]);
+            let greedy = tokens(&expected["greedy"][prompt]["tokens"]);
+            let logits = floats(&record["first_logits"]);
+            let (ours, first) = drafts(&case, Precision::Exact, &ids, &greedy[..wanted.len()]);
+            let error = worst(&first, &logits);
+            assert!(error < 1e-3, "{}: {error}", case.display());
+            assert_eq!(ours, wanted, "{} {prompt}", case.display());
+            let (_, near) = drafts(&case, Precision::Auto, &ids, &greedy[..1]);
+            let off = worst(&near, &logits) / deviation(&logits);
+            assert!(off < 0.05, "{} {prompt}: off by {off} of the deviation", case.display());
+            seen += 1;
+        }
+    }
+    assert!(seen >= 12, "only {seen}");
+}
+
+#[test]
+fn values_that_are_kept_have_the_bits_of_any_run() {
+    let case = cases().into_iter().find(|case| case.ends_with("qwen3_bf16")).unwrap();
+    let ids: Vec<Token> = (0..40).map(|i| i * 7 % 500).collect();
+    let logits = |model: CpuModel| {
+        let mut session = Session::new(&Arc::new(model), KvType::Bf16, Box::new(Contiguous::new(64)));
+        let seq = session.open(&ids, 64);
+        let logits = session.pass(seq, &ids, 0, &[]);
+        let taps = [Tap::IntoLayer(0), Tap::OutOfLastLayer, Tap::FinalNorm];
+        (logits, taps.map(|tap| session.executor.tap(tap).map(<[f32]>::to_vec)))
+    };
+    let model = || load_as(&case, Precision::Auto, 2, |model| &model.target);
+    let (plain, none) = logits(model());
+    assert_eq!(none, [None, None, None]);
+    let every: Vec<Tap> = model().program().taps.iter().map(|(tap, _)| *tap).collect();
+    let (kept, taps) = logits(model().keeping(&every).unwrap());
+    assert_eq!(kept, plain);
+    let width = model().program().hidden;
+    assert!(taps.iter().all(|tap| tap.as_ref().is_some_and(|rows| rows.len() == ids.len() * width)));
+    assert!(model().keeping(&[Tap::IntoLayer(99)]).is_err());
 }

@@ -1,7 +1,7 @@
 use crate::{
     Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Held, Limits, Nanos, Order, Outbox, Policy,
-    Reason, Refusal, Request, RequestId, Sequence, Status, StepRecord, Timings, kept::KeptSessions,
-    queue::Queue, slab::Slab, stop::Plain, world::World,
+    Reason, Refusal, Request, RequestId, Sequence, StateSlots, Status, StepRecord, Timings,
+    kept::KeptSessions, queue::Queue, slab::Slab, stop::Plain, world::World,
 };
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
 use kvasir_kv::{Cache, Face, StepId, Token};
@@ -34,6 +34,7 @@ impl Core {
         let rows = (0..limits.max_num_seqs).rev().map(PoolRow).collect();
         let world = World {
             block: cache.block_size().max(1),
+            base: cache.base(),
             // Where blocks are larger a fork would move the rows of the last one.
             forks: cache.block_size() == 1 && cache.sequences().is_ok() && !policy.redirects(),
             scattered: false,
@@ -46,6 +47,7 @@ impl Core {
             queue: Queue::new(order),
             running: Vec::new(),
             free_rows: rows,
+            state_slots: StateSlots::new(limits.state_slots),
             picks: Vec::new(),
             picked_tokens: 0,
             picked_slots: 0,
@@ -55,6 +57,7 @@ impl Core {
             outbox: Outbox::default(),
             binds: Vec::new(),
             claim_rows: Vec::new(),
+            due: Vec::new(),
             speculates: false,
             coalescing: false,
             in_flight: 0,
@@ -180,9 +183,15 @@ impl Core {
         if tokens > limits.longest_prompt() {
             return Err(Refusal::TooLong { tokens, limit: limits.longest_prompt() });
         }
-        let (needed, capacity) = (self.world.whole_blocks(tokens), self.world.cache.capacity());
+        if tokens <= self.world.base {
+            return Err(Refusal::WithinPrefix { tokens, prefix: self.world.base });
+        }
+        let (needed, capacity) = (self.world.own_slots(tokens), self.world.cache.capacity());
         if needed > capacity {
             return Err(Refusal::NeverFits { needed, capacity });
+        }
+        if request.params.stateful && limits.state_slots == Some(0) {
+            return Err(Refusal::NoState);
         }
         if self.world.queue.len() >= limits.max_waiting as usize {
             return Err(Refusal::QueueFull { limit: limits.max_waiting });
@@ -219,7 +228,7 @@ impl Core {
         if sequence.status == Status::Finished {
             return false;
         }
-        let seen = sequence.outputs().len() as u32;
+        let seen = sequence.outputs_len();
         if let Some(keep) = keep {
             // The cache keeps what it has; only the answer is shorter.
             sequence.computed = sequence.computed.min(sequence.prompt_len + keep);
@@ -302,7 +311,7 @@ impl Core {
         match world.running.as_slice() {
             [] => {}
             [alone] if world.cache.room().leased == 0 => {
-                let (alone, first) = (*alone, world.slab[*alone].outputs().len() as u32);
+                let (alone, first) = (*alone, world.slab[*alone].outputs_len());
                 world.finish(alone, Finish::Capacity, None, first, now);
                 world.sweep();
             }

@@ -66,9 +66,9 @@ impl Desk<'_> {
     pub fn unpromised(&self) -> u32 {
         self.world.unpromised()
     }
-    /// Slots of whole blocks that `tokens` take.
-    pub fn whole_blocks(&self, tokens: u32) -> u32 {
-        self.world.whole_blocks(tokens)
+    /// Slots of whole blocks that a sequence of `tokens` takes, those in a frozen prefix not counted.
+    pub fn own_slots(&self, tokens: u32) -> u32 {
+        self.world.own_slots(tokens)
     }
     /// Steps that are scheduled and have not come back.
     pub fn steps_in_flight(&self) -> u32 {
@@ -128,7 +128,7 @@ impl Desk<'_> {
     pub fn lookup(&mut self, entry: u32) -> Hit {
         let found = self.find_prefix(entry);
         match self.world.kept_hit(&self.world.slab[entry]) {
-            kept if kept > 0 && kept >= found.tokens => Hit { tokens: kept, idle: 0 },
+            kept if kept > 0 && kept >= found.tokens => Hit { tokens: kept, ..Hit::default() },
             _ => found,
         }
     }
@@ -136,16 +136,17 @@ impl Desk<'_> {
     /// What it would find of others'.
     fn find_prefix(&mut self, entry: u32) -> Hit {
         if let Some((_, tokens)) = self.world.leader_of(entry) {
-            return Hit { tokens, idle: 0 };
+            return Hit { tokens: tokens.max(self.world.base), ..Hit::default() };
         }
-        let sequence = &self.world.slab[entry];
+        let sequence = &mut self.world.slab[entry];
         // What is found is not computed, and what is not computed has no score.
+        let frozen = Hit { tokens: self.world.base, ..Hit::default() };
         if !self.world.limits.prefix_cache || sequence.wants_scores() {
-            return Hit::default();
+            return frozen;
         }
         match self.world.cache.prefix() {
-            Ok(prefix) => prefix.lookup(&sequence.tokens, sequence.rest.params.salt),
-            Err(_) => Hit::default(),
+            Ok(prefix) => prefix.lookup(sequence.tokens.gather(), sequence.rest.params.salt),
+            Err(_) => frozen,
         }
     }
 
@@ -177,6 +178,9 @@ impl Desk<'_> {
         }
         if sequence.rest.leader.is_some_and(|leader| self.computes_prompt(leader)) {
             return Some(Reason::Sibling);
+        }
+        if sequence.rest.params.stateful && !world.state_slots.has_room() {
+            return Some(Reason::NoStateSlot);
         }
         world.free_rows.is_empty().then_some(Reason::NoPoolRow)
     }
@@ -216,8 +220,11 @@ impl Desk<'_> {
     fn weigh_once(&mut self, entry: u32, admit: Admit) -> Result<(Hit, u32), Reason> {
         let found = self.find_prefix(entry);
         let hit = match self.world.fit_kept(entry, found.tokens, admit.hit_limit) {
-            0 => Hit { tokens: found.tokens.min(admit.hit_limit), idle: found.idle.min(admit.hit_limit) },
-            tokens => Hit { tokens, idle: 0 },
+            0 => {
+                let most = admit.hit_limit;
+                Hit { tokens: found.tokens.min(most), idle: found.idle.min(most), ..found }
+            }
+            tokens => Hit { tokens, ..Hit::default() },
         };
         let world = &*self.world;
         let upto = world.whole_blocks(admit.reserve_to.max(world.slab[entry].len()));
@@ -244,10 +251,10 @@ impl Desk<'_> {
             let (hit, upto) = self.weigh(entry, admit)?;
             let world = &mut *self.world;
             if let Some((seq, tokens)) = world.take_kept(entry) {
-                break (seq, Hit { tokens, idle: 0 }, upto);
+                break (seq, Hit { tokens, ..Hit::default() }, upto);
             }
             match world.cache.open() {
-                Ok(seq) => break (seq, world.attach(entry, seq, hit.tokens), upto),
+                Ok(seq) => break (seq, world.attach(entry, seq, hit), upto),
                 Err(_) if world.evict_kept(None) => {}
                 Err(_) => return Err(Reason::CacheSequences),
             }
@@ -257,6 +264,9 @@ impl Desk<'_> {
         let sequence = &mut world.slab[entry];
         sequence.cache = Some(seq);
         sequence.pool_row = Some(row);
+        if sequence.rest.params.stateful {
+            world.state_slots.take();
+        }
         sequence.status = Status::Running;
         sequence.computed = attached.tokens;
         sequence.claimed = attached.tokens;
@@ -302,8 +312,9 @@ impl Desk<'_> {
     /// Slots that `tokens` more of a running sequence take.
     pub fn need(&self, entry: u32, tokens: u32) -> u32 {
         let sequence = &self.world.slab[entry];
-        let have = self.world.whole_blocks(sequence.claimed.max(sequence.ahead));
-        self.world.whole_blocks(sequence.claimed + tokens).saturating_sub(have)
+        let (have, end) = (sequence.claimed.max(sequence.ahead), sequence.claimed + tokens);
+        let have = self.world.whole_blocks(have);
+        if end <= have { 0 } else { self.world.whole_blocks(end) - have }
     }
 
     /// Tokens of a prompt that may be fed at once: a chunk whose every token is scored needs a row of logits for each.
@@ -365,20 +376,15 @@ impl Desk<'_> {
         if fed > self.budget() || tokens == 0 {
             return Err(Reason::TokenBudget);
         }
-        let slots = self.need(entry, tokens + drafts + feed.ahead);
-        while slots > self.room_for(entry) && self.world.evict_kept(None) {}
-        let room = if slots > 0 { self.room_for(entry) } else { 0 };
-        if slots > room {
-            let leased = self.world.cache.room().leased;
-            return Err(match slots <= room + leased {
-                true => Reason::Lease { slots: leased },
-                false => Reason::NoRoom { needed: slots, available: room },
-            });
+        let mut slots = self.need(entry, tokens + drafts + feed.ahead);
+        // What it was promised is there.
+        if slots > self.world.slab[entry].promised {
+            self.find_room(entry, slots)?;
         }
         if feed.ahead > 0 {
             self.take_ahead(entry, tokens + feed.ahead)?;
+            slots = self.need(entry, tokens + drafts);
         }
-        let slots = self.need(entry, tokens + drafts);
         let world = &mut *self.world;
         let sequence = &mut world.slab[entry];
         let redirected = feed.redirected.min(sequence.claimed);
@@ -394,6 +400,18 @@ impl Desk<'_> {
         let left_pad_blocks = feed.left_pad_blocks;
         world.picks.push(Pick { entry, seq, redirected, tokens, drafts, left_pad_blocks, slots, promised });
         Ok(())
+    }
+
+    /// Makes sure that `slots` may be claimed for `entry`; what sessions left behind goes where that helps.
+    fn find_room(&mut self, entry: u32, slots: u32) -> Result<(), Reason> {
+        while slots > self.room_for(entry) && self.world.evict_kept(None) {}
+        let room = self.room_for(entry);
+        let leased = self.world.cache.room().leased;
+        match slots {
+            _ if slots <= room => Ok(()),
+            _ if slots <= room + leased => Err(Reason::Lease { slots: leased }),
+            _ => Err(Reason::NoRoom { needed: slots, available: room }),
+        }
     }
 
     /// Takes slots for `tokens` more of a running sequence now. They come out of what it was promised.
@@ -425,7 +443,7 @@ impl Desk<'_> {
 
     /// Ends a sequence for which the cache will never have room, and delivers what it has.
     pub fn give_up(&mut self, entry: u32) {
-        let first = self.world.slab[entry].outputs().len() as u32;
+        let first = self.world.slab[entry].outputs_len();
         self.world.finish(entry, Finish::Capacity, None, first, self.now);
         self.world.sweep();
     }

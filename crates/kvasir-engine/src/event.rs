@@ -54,7 +54,7 @@ impl Summary {
             tag: sequence.tag,
             finish,
             prompt: sequence.prompt_len,
-            outputs: sequence.outputs().len() as u32,
+            outputs: sequence.outputs_len(),
             cached: sequence.rest.first_hit,
             preemptions: sequence.rest.preemptions,
             timings: sequence.rest.timings,
@@ -66,10 +66,14 @@ impl Summary {
         Some(self.timings.first_token?.saturating_sub(self.timings.arrived))
     }
 
+    /// Time from the first output token to the last.
+    pub fn spoke(&self) -> Option<Nanos> {
+        Some(self.timings.last_token?.saturating_sub(self.timings.first_token?))
+    }
+
     /// Time per output token after the first.
     pub fn tpot(&self) -> Option<Nanos> {
-        let span = self.timings.last_token?.saturating_sub(self.timings.first_token?);
-        span.checked_div(u64::from(self.outputs.checked_sub(1)?))
+        self.spoke()?.checked_div(u64::from(self.outputs.checked_sub(1)?))
     }
 }
 
@@ -88,6 +92,9 @@ pub struct Outbox {
     pub kept: Vec<(SessionId, u32)>,
     /// Log-probabilities of prompts' tokens from the second on, by index of the event that they come with.
     pub scores: Vec<(u32, Vec<TokenLogprobs>)>,
+    /// Hidden states of prompts' last tokens, by index of the event that they come with.
+    #[serde(default)]
+    pub hidden: Vec<(u32, Vec<f32>)>,
 }
 
 impl Outbox {
@@ -97,6 +104,7 @@ impl Outbox {
         self.tokens.clear();
         self.logprobs.clear();
         self.scores.clear();
+        self.hidden.clear();
         self.ended.clear();
         self.kept.clear();
     }

@@ -57,6 +57,15 @@ pub enum Refusal {
         /// Slots there are.
         capacity: u32,
     },
+    /// It has no token behind the frozen prefix on which the cache stands.
+    WithinPrefix {
+        /// Tokens of the prompt.
+        tokens: u32,
+        /// Tokens of the prefix.
+        prefix: u32,
+    },
+    /// It keeps state, and there is no place for any.
+    NoState,
     /// More tokens than one step takes, and prompts are not chunked.
     OverBudget {
         /// Tokens of the prompt.
@@ -83,9 +92,13 @@ impl fmt::Display for Refusal {
             Self::NeverFits { needed, capacity } => {
                 write!(f, "prompt: needs {needed} slots, the cache has {capacity}")
             }
+            Self::WithinPrefix { tokens, prefix } => {
+                write!(f, "prompt: {tokens} tokens, the shared prefix has {prefix} and one more is needed")
+            }
             Self::OverBudget { tokens, budget } => {
                 write!(f, "prompt: {tokens} tokens, a step takes {budget} and prompts are not chunked")
             }
+            Self::NoState => write!(f, "it keeps state beside its K and V, and there is no place for any"),
             Self::QueueFull { limit } => write!(f, "{limit} requests wait already"),
             Self::BadParameter(which) => write!(f, "{}: out of range", which.name()),
         }

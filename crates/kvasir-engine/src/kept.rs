@@ -65,7 +65,7 @@ impl World {
     pub(crate) fn keep(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
         let (Some(session), Some(seq)) = (sequence.rest.params.session, sequence.cache) else { return };
-        let len = self.blocks_within(sequence.computed.min(sequence.tokens.len() as u32));
+        let len = self.blocks_within(sequence.computed.min(sequence.tokens.len()));
         // Rows that a move is still to fill are not there yet.
         if len == 0 || sequence.moves != Moves::None {
             return;
@@ -77,7 +77,7 @@ impl World {
         self.forget(session);
         let sequence = &mut self.slab[entry];
         sequence.cache = None;
-        let tokens = sequence.tokens.iter().take(len as usize).copied().collect();
+        let tokens = sequence.tokens.gather().iter().take(len as usize).copied().collect();
         let kept = Kept { seq, tokens, salt: sequence.rest.params.salt, used: 0 };
         self.kept.insert(session, kept);
     }
@@ -93,8 +93,8 @@ impl World {
     pub(crate) fn kept_hit(&self, sequence: &Sequence) -> u32 {
         let kept = sequence.rest.params.session.and_then(|session| self.kept.entries.get(&session));
         let Some(kept) = kept.filter(|kept| kept.salt == sequence.rest.params.salt) else { return 0 };
-        let most = (sequence.tokens.len() as u32).saturating_sub(1);
-        self.blocks_within(common(&kept.tokens, &sequence.tokens).min(most))
+        let most = sequence.tokens.len().saturating_sub(1);
+        self.blocks_within(common(&kept.tokens, &sequence.tokens()).min(most))
     }
 
     /// Makes what a waiting request's session left fit the request: cut where the two part, given up where the request
@@ -149,7 +149,7 @@ impl World {
     /// back, nothing goes that would not be enough.
     pub(crate) fn evict_kept_for(&mut self, short: u32, except: Option<SessionId>) -> bool {
         let others = self.kept.entries.iter().filter(|(session, _)| Some(**session) != except);
-        let slots: usize = others.map(|(_, kept)| kept.tokens.len()).sum();
+        let slots: usize = others.map(|(_, kept)| kept.tokens.len().saturating_sub(self.base as usize)).sum();
         // A cache may hold more for a sequence than its rows: a radix tree keeps whole edges.
         (self.running.is_empty() || slots >= short as usize) && self.evict_kept(except)
     }

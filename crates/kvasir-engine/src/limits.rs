@@ -19,6 +19,8 @@ pub struct Limits {
     pub watermark: u32,
     /// Prompts look for what earlier requests left.
     pub prefix_cache: bool,
+    /// Sequences with state beside their K and V that run at once; none sets no bound.
+    pub state_slots: Option<u32>,
 }
 
 impl Default for Limits {
@@ -31,6 +33,7 @@ impl Default for Limits {
             max_waiting: 1 << 20,
             watermark: 0,
             prefix_cache: true,
+            state_slots: None,
         }
     }
 }

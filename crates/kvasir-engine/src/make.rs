@@ -1,6 +1,10 @@
 //! From the policy's picks to a step: claim, batch, plan.
 
-use crate::{Core, Fault, Finish, Reason, Sequence, sequence::Moves, world::Pick};
+use crate::{
+    Core, Fault, Finish, Reason, Sequence,
+    sequence::Moves,
+    world::{Pick, whole_blocks},
+};
 use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
 use kvasir_kv::{CacheError, ClaimRow, Span, StepId, Token};
 
@@ -95,7 +99,7 @@ impl Core {
         let now = world.record.at;
         while let Some(pick) = world.picks.pop() {
             world.picked_slots -= pick.slots;
-            let first = world.slab[pick.entry].outputs().len() as u32;
+            let first = world.slab[pick.entry].outputs_len();
             world.finish(pick.entry, Finish::Failed(Fault::Internal), None, first, now);
         }
         world.sweep();
@@ -134,7 +138,7 @@ impl Core {
                 tokens,
                 cached: sequence.claimed,
                 context_len,
-                last_block_tokens: (context_len - 1) % world.block + 1,
+                last_block_tokens: context_len + world.block - whole_blocks(context_len, world.block),
                 sample_from: if samples { pick.redirected + pick.tokens - 1 } else { tokens.len },
                 scored,
                 pool_row: sequence.pool_row.unwrap_or_default(),
@@ -145,6 +149,9 @@ impl Core {
             sequence.in_flight += u32::from(samples);
             sequence.steps_in_flight += 1;
             sequence.prefilled |= samples;
+            if sequence.tokens.is_due() {
+                world.due.push(pick.entry);
+            }
             sequence.verifying = pick.drafts > 0;
             if let Some(row) = step.plan.rows.get_mut(i) {
                 row.left_pad_blocks = pick.left_pad_blocks;
@@ -180,11 +187,11 @@ fn to_score(sequence: &Sequence, pick: &Pick) -> Span {
 /// Appends the known tokens of a row; what only the device knows as [`IN_FLIGHT`].
 fn push_known(sequence: &Sequence, pick: &Pick, tokens: &mut Vec<Token>) {
     let known = sequence.tokens.len();
-    let to = (sequence.claimed + pick.tokens) as usize;
+    let to = sequence.claimed + pick.tokens;
     if pick.redirected == 0 && pick.tokens == 1 && to >= known {
-        return tokens.push(if to == known { sequence.newest } else { IN_FLIGHT });
+        return tokens.push(if to == known { sequence.tokens.newest() } else { IN_FLIGHT });
     }
-    let from = (sequence.claimed - pick.redirected) as usize;
-    tokens.extend_from_slice(&sequence.tokens[from.min(known)..to.min(known)]);
-    tokens.extend(std::iter::repeat_n(IN_FLIGHT, to - to.min(known).max(from)));
+    let from = sequence.claimed - pick.redirected;
+    sequence.tokens.copy(from..to, tokens);
+    tokens.extend(std::iter::repeat_n(IN_FLIGHT, (to - to.min(known).max(from)) as usize));
 }

@@ -33,6 +33,8 @@ pub enum Reason {
     CacheSequences,
     /// No place in the token pool is free.
     NoPoolRow,
+    /// No place for its state is free.
+    NoStateSlot,
     /// Decodes wait while prompts go first.
     PrefillFirst,
     /// Prompts wait while decodes go first.

@@ -44,6 +44,8 @@ pub struct Params {
     pub session: Option<SessionId>,
     /// Its next step needs the token of the last one on the host because the executor cannot keep it: never overlapped with itself.
     pub serial: bool,
+    /// It keeps state of fixed size beside its K and V, for which it takes one of [`Limits::state_slots`](crate::Limits).
+    pub stateful: bool,
     /// How to sample.
     pub sampling: Sampling,
     /// Added to the logits of single ids.
@@ -67,6 +69,7 @@ impl Default for Params {
             salt: 0,
             session: None,
             serial: false,
+            stateful: false,
             sampling: Sampling::default(),
             bias: Vec::new(),
             constraint: Constrained::default(),

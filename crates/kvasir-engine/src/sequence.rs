@@ -1,9 +1,10 @@
 use crate::stop::Plain;
 use crate::{Finish, Nanos, Params, Request, RequestId};
 use kvasir_exec::{PoolRow, TokenLogprobs};
-use kvasir_kv::{SeqId, StepId, Token};
+use kvasir_kv::{LongList, SeqId, StepId, Token};
 use kvasir_sample::Sampling;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,25 +50,20 @@ pub struct Timings {
 /// Committed tokens, tokens in flight and drafts are kept apart: the token list holds only what the host has seen and
 /// the target has chosen.
 #[derive(Clone, Debug, Default)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Sequence {
     // What every step looks at lies together, what it does not lies elsewhere: with thousands of requests a step takes as long as
-    // it waits for memory.
+    // it waits for memory. Each paragraph is a cache line.
     pub(crate) id: RequestId,
-    /// Prompt, then outputs that the host has seen.
-    pub(crate) tokens: Vec<Token>,
     /// Its sequence in the cache while it runs.
     pub(crate) cache: Option<SeqId>,
-    /// The last of `tokens`, at hand without a look into the list.
-    pub(crate) newest: Token,
+    /// Number of the newest `schedule` call that fed or held it.
+    pub(crate) seen_in: u64,
     pub(crate) prompt_len: u32,
     /// Tokens whose K and V are there once all steps in flight are done.
     pub(crate) claimed: u32,
     /// Tokens whose K and V are there for sure: every step that wrote them has come back.
     pub(crate) computed: u32,
-    /// Number of the newest `schedule` call that fed or held it.
-    pub(crate) seen_in: u64,
-    pub(crate) pool_row: Option<PoolRow>,
     /// Tokens sampled by steps in flight.
     pub(crate) in_flight: u32,
     /// Steps in flight that name it.
@@ -78,6 +74,11 @@ pub struct Sequence {
     pub(crate) ahead: u32,
     /// Tokens that a step can find by content.
     pub(crate) published: u32,
+
+    pub(crate) tag: u64,
+    /// What ends it, in short.
+    pub(crate) stops: Plain,
+    pub(crate) pool_row: Option<PoolRow>,
     pub(crate) status: Status,
     /// A step that feeds the end of its known tokens has been scheduled since it was admitted.
     pub(crate) prefilled: bool,
@@ -85,18 +86,19 @@ pub struct Sequence {
     pub(crate) verifying: bool,
     /// It wants log-probabilities.
     pub(crate) logprobs: bool,
-    /// What ends it, in short.
-    pub(crate) stops: Plain,
-    pub(crate) tag: u64,
+    /// Prompt, then outputs that the host has seen. Its end is the next line.
+    pub(crate) tokens: LongList,
+
     /// When the host saw its newest output; in its timings when it has ended.
     pub(crate) last_token: Option<Nanos>,
     /// Row moves of its accepted drafts that the next step makes, or that a step in flight makes.
     pub(crate) moves: Moves,
     /// Drafts for its next decode.
     pub(crate) drafts: Vec<Token>,
+    pub(crate) rest: Box<Rest>,
+
     /// As in its parameters.
     pub(crate) sampling: Sampling,
-    pub(crate) rest: Box<Rest>,
 }
 
 /// What of a sequence few steps look at.
@@ -130,8 +132,7 @@ impl Sequence {
         Self {
             tag: request.tag,
             prompt_len: request.prompt.len() as u32,
-            newest: request.prompt.last().copied().unwrap_or_default(),
-            tokens: request.prompt,
+            tokens: LongList::new(request.prompt),
             logprobs: request.params.sampling.logprobs.is_some(),
             sampling: request.params.sampling,
             rest: Box::new(Rest { params: request.params, ..Rest::default() }),
@@ -141,32 +142,30 @@ impl Sequence {
 
     /// Commits tokens that the target has chosen.
     pub fn append(&mut self, tokens: &[Token]) {
-        match tokens {
-            [one] => self.tokens.push(*one),
-            several => self.tokens.extend_from_slice(several),
-        }
-        self.newest = tokens.last().copied().unwrap_or(self.newest);
+        tokens.iter().for_each(|&token| self.tokens.push(token));
     }
 
     /// Drops outputs so that `len` tokens are left; the prompt stays.
     pub fn truncate(&mut self, len: u32) {
-        self.tokens.truncate(len.max(self.prompt_len) as usize);
-        self.newest = self.tokens.last().copied().unwrap_or(self.newest);
+        self.tokens.truncate(len.max(self.prompt_len));
     }
 
     /// Blocks of `block_size` that its committed tokens take.
     pub fn blocks(&self, block_size: u32) -> u32 {
-        (self.tokens.len() as u32).div_ceil(block_size)
+        self.tokens.len().div_ceil(block_size)
     }
 
     /// Tokens in the last of these blocks.
     pub fn last_block_tokens(&self, block_size: u32) -> u32 {
-        (self.tokens.len() as u32).saturating_sub(1) % block_size + 1
+        self.tokens.len().saturating_sub(1) % block_size + 1
     }
 
     /// Its `i`-th block of tokens; none beyond the last.
-    pub fn block(&self, i: u32, block_size: u32) -> Option<&[Token]> {
-        self.tokens.chunks(block_size.max(1) as usize).nth(i as usize)
+    pub fn block(&self, i: u32, block_size: u32) -> Option<Vec<Token>> {
+        let start = i.checked_mul(block_size).filter(|&start| start < self.tokens.len())?;
+        let mut block = Vec::new();
+        self.tokens.copy(start..start.saturating_add(block_size), &mut block);
+        Some(block)
     }
 
     /// Its id.
@@ -178,16 +177,20 @@ impl Sequence {
         self.tag
     }
     /// Committed tokens: prompt, then outputs that the host has seen.
-    pub fn tokens(&self) -> &[Token] {
-        &self.tokens
+    pub fn tokens(&self) -> Cow<'_, [Token]> {
+        self.tokens.from(0)
     }
     /// Its prompt.
     pub fn prompt(&self) -> &[Token] {
-        self.tokens.get(..self.prompt_len as usize).unwrap_or(&self.tokens)
+        self.tokens.first(self.prompt_len)
     }
     /// Outputs that the host has seen.
-    pub fn outputs(&self) -> &[Token] {
-        self.tokens.get(self.prompt_len as usize..).unwrap_or(&[])
+    pub fn outputs(&self) -> Cow<'_, [Token]> {
+        self.tokens.from(self.prompt_len)
+    }
+    /// How many outputs the host has seen.
+    pub fn outputs_len(&self) -> u32 {
+        self.tokens.len().saturating_sub(self.prompt_len)
     }
     /// Tokens of the prompt.
     pub fn prompt_len(&self) -> u32 {
@@ -227,11 +230,11 @@ impl Sequence {
     }
     /// Committed tokens and those in flight.
     pub fn len(&self) -> u32 {
-        self.tokens.len() as u32 + self.in_flight
+        self.tokens.len() + self.in_flight
     }
     /// Never: a prompt has a token.
     pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
+        self.tokens.len() == 0
     }
     /// Tokens to feed before it can be sampled: those of the prompt (or of everything, after a preemption) that are
     /// not claimed yet; 1 for a decode.
@@ -245,7 +248,7 @@ impl Sequence {
     /// Whether log-probabilities of its prompt are wanted that are not there yet.
     pub fn wants_scores(&self) -> bool {
         self.sampling.prompt_logprobs.is_some()
-            && self.outputs().is_empty()
+            && self.outputs_len() == 0
             && (self.rest.scores.len() as u32) < self.prompt_len.saturating_sub(1)
     }
     /// Drafts for its next decode.

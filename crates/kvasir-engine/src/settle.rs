@@ -4,9 +4,6 @@ use crate::{Core, Fault, Finish, Nanos, Sequence, Status, sequence::Moves, stop}
 use kvasir_exec::{BatchRow, Phase, Step, StepError};
 use kvasir_sample::accept;
 
-/// Rows whose memory is looked at ahead.
-const TOUCHED: usize = 32;
-
 /// What the step says of the prompt of its `i`-th row.
 fn take_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) {
     let before: u32 = step.batch.rows.iter().take(i).map(|row| row.scored.len).sum();
@@ -15,6 +12,14 @@ fn take_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) {
     if sequence.rest.scores.len() as u32 == row.context_len - row.tokens.len + row.scored.start {
         sequence.rest.scores.extend_from_slice(scores);
     }
+}
+
+/// The hidden state that the step tells of its `i`-th row.
+fn hidden(i: usize, step: &Step) -> &[f32] {
+    let wanting = |rows: &[BatchRow]| rows.iter().filter(|row| row.wants_hidden()).count();
+    let (before, all) = (wanting(step.batch.rows.get(..i).unwrap_or(&[])), wanting(&step.batch.rows));
+    let width = step.output.hidden.len().checked_div(all).unwrap_or(0);
+    step.output.hidden.get(before * width..(before + 1) * width).unwrap_or(&[])
 }
 
 fn fault(error: &StepError) -> Fault {
@@ -57,11 +62,10 @@ impl Core {
     pub fn postprocess(&mut self, step: &Step, result: &Result<(), StepError>, now: Nanos) {
         self.world.in_flight = self.world.in_flight.saturating_sub(1);
         self.retire(step);
-        for (chunk, rows) in step.batch.rows.chunks(TOUCHED).enumerate() {
-            self.world.slab.touch(rows.iter().map(|row| crate::RequestId(row.request)));
-            for (i, row) in (chunk * TOUCHED..).zip(rows) {
-                self.take_row(i, row, step, result, now);
-            }
+        // One after the other, so that the waiting for all that memory overlaps.
+        self.world.due.drain(..).for_each(|entry| self.world.slab[entry].tokens.touch_end());
+        for (i, row) in step.batch.rows.iter().enumerate() {
+            self.take_row(i, row, step, result, now);
         }
         if let Err(error) = result {
             self.fail_moved(step, error, now);
@@ -98,7 +102,7 @@ impl Core {
             let entry = self.world.running[i];
             let sequence = &self.world.slab[entry];
             if sequence.status == Status::Running && sequence.moves == Moves::In(step.batch.step) {
-                let first = sequence.outputs().len() as u32;
+                let first = sequence.outputs_len();
                 self.world.finish(entry, Finish::Failed(fault(error)), None, first, now);
             }
         }
@@ -109,7 +113,7 @@ impl Core {
         sequence.verifying = false;
         // One that was preempted meanwhile lost nothing: it computes everything again anyway.
         if sequence.cache == Some(row.seq) {
-            let first = sequence.outputs().len() as u32;
+            let first = sequence.outputs_len();
             self.world.finish(entry, Finish::Failed(fault(error)), None, first, now);
         }
     }
@@ -130,7 +134,7 @@ impl Core {
         }
         let span = step.output.rows.get(i).map(|out| out.tokens).unwrap_or_default();
         let sampled = step.output.tokens.get(span.range()).unwrap_or(&[]);
-        let first = sequence.outputs().len();
+        let first = sequence.outputs_len();
         let width = (row.tokens.len - row.sample_from) as usize;
         // A device may run on by itself while nobody else feeds the sequence.
         let several = row.drafts.count == 0 && sampled.len() > width && sequence.steps_in_flight == 0;
@@ -139,13 +143,21 @@ impl Core {
                 true => Fault::Constraint,
                 false => Fault::Internal,
             };
-            self.world.finish(entry, Finish::Failed(fault), None, first as u32, now);
+            self.world.finish(entry, Finish::Failed(fault), None, first, now);
             return;
+        }
+        if row.wants_hidden() && first == 0 {
+            let state = hidden(i, step);
+            if state.is_empty() {
+                // This device tells none.
+                return self.world.finish(entry, Finish::Failed(Fault::Internal), None, 0, now);
+            }
+            self.world.outbox.hidden.push((self.world.outbox.events.len() as u32, state.to_vec()));
         }
         if row.drafts.count == 0 {
             sequence.append(sampled);
         } else if !self.verify(entry, row, step, sampled, owns) {
-            self.world.finish(entry, Finish::Failed(Fault::Internal), None, first as u32, now);
+            self.world.finish(entry, Finish::Failed(Fault::Internal), None, first, now);
             return;
         }
         self.commit_outputs(entry, first, step, span.start, now);
@@ -202,17 +214,19 @@ impl Core {
     }
 
     /// Applies the stop rule to the outputs from `first` on and tells the client.
-    fn commit_outputs(&mut self, entry: u32, first: usize, step: &Step, at: u32, now: Nanos) {
+    fn commit_outputs(&mut self, entry: u32, first: u32, step: &Step, at: u32, now: Nanos) {
         let world = &mut self.world;
         let sequence = &mut world.slab[entry];
-        let outputs = sequence.tokens.get(sequence.prompt_len as usize..).unwrap_or(&[]);
-        let stop = match outputs.get(first..) {
-            Some(&[one]) if sequence.stops.goes_on(one, outputs.len()) => None,
-            _ => stop::find(outputs, first, &sequence.rest.params, sequence.rest.room),
+        let outputs = sequence.outputs_len();
+        let stop = if first + 1 == outputs && sequence.stops.goes_on(sequence.tokens.newest(), outputs) {
+            None
+        } else {
+            let outputs = sequence.tokens.since(sequence.prompt_len);
+            stop::find(outputs, first as usize, &sequence.rest.params, sequence.rest.room)
         };
-        let kept = stop.map_or(outputs.len(), |stop| stop.keep);
+        let kept = stop.map_or(outputs, |stop| stop.keep as u32);
         if stop.is_some() {
-            sequence.truncate(sequence.prompt_len + kept as u32);
+            sequence.truncate(sequence.prompt_len + kept);
         }
         if kept > first {
             if first == 0 {
@@ -223,7 +237,7 @@ impl Core {
         if sequence.logprobs {
             let said = step.output.logprobs.get(at as usize..).unwrap_or(&[]);
             let base = world.outbox.tokens.len() as u32;
-            let said = said.iter().take(kept.saturating_sub(first)).zip(base..);
+            let said = said.iter().take(kept.saturating_sub(first) as usize).zip(base..);
             world.outbox.logprobs.extend(said.filter_map(|(one, index)| Some((index, one.clone()?))));
         }
         if first == 0 && sequence.sampling.prompt_logprobs.is_some() && !sequence.rest.scores.is_empty() {
@@ -231,10 +245,10 @@ impl Core {
             world.outbox.scores.push((index, std::mem::take(&mut sequence.rest.scores)));
         }
         match stop {
-            Some(stop) => world.finish(entry, stop.finish, Some(step.batch.step), first as u32, now),
+            Some(stop) => world.finish(entry, stop.finish, Some(step.batch.step), first, now),
             None => {
-                let new = &sequence.tokens[sequence.prompt_len as usize + first..];
-                world.outbox.push(sequence.id, sequence.tag, Some(step.batch.step), first as u32, new, None);
+                let new = sequence.tokens.since(sequence.prompt_len + first);
+                world.outbox.push(sequence.id, sequence.tag, Some(step.batch.step), first, new, None);
             }
         }
     }

@@ -34,8 +34,8 @@ impl Plain {
     }
 
     /// Whether a request certainly goes on after `token`, its `count`-th output.
-    pub(crate) fn goes_on(self, token: Token, count: usize) -> bool {
-        self.is_plain && self.eos != Some(token) && count < self.cap as usize
+    pub(crate) fn goes_on(self, token: Token, count: u32) -> bool {
+        self.is_plain && self.eos != Some(token) && count < self.cap
     }
 }
 
@@ -145,7 +145,10 @@ mod tests {
                     let outputs: Vec<Token> =
                         (0..count).map(|i| if i + 1 == count { token } else { 5 }).collect();
                     let goes_on = Plain::of(&p, room).goes_on(token, count);
-                    assert!(!goes_on || find(&outputs, count - 1, &p, room).is_none(), "{p:?} {outputs:?}");
+                    assert!(
+                        !goes_on || find(&outputs, count as usize - 1, &p, room).is_none(),
+                        "{p:?} {outputs:?}"
+                    );
                     short += u32::from(goes_on);
                 }
             }

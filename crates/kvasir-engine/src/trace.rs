@@ -141,6 +141,9 @@ impl<'de> Deserialize<'de> for TableChange {
     }
 }
 
+/// Blocks that are compared at once.
+const STRIDE: usize = 64;
+
 /// Takes finished records.
 pub trait TraceSink: Send {
     /// One more step.
@@ -247,7 +250,7 @@ impl<S: TraceSink> Tracer<S> {
             return;
         }
         for sequence in core.running().chain(core.waiting()) {
-            let (number, outputs) = (sequence.number(), sequence.outputs().len() as u32);
+            let (number, outputs) = (sequence.number(), sequence.outputs_len());
             let known = Known { number, outputs, computed: sequence.claimed(), ..Known::default() };
             self.live.insert(sequence.id(), known);
             let max = sequence.params().max_tokens;
@@ -346,14 +349,24 @@ impl<S: TraceSink> Tracer<S> {
 
     fn map(&mut self, core: &Core) {
         core.cache().survey(&mut self.survey);
-        let mut at = 0;
-        while let Some(&used) = self.survey.get(at) {
-            let same = self.survey.iter().skip(at).take_while(|other| **other == used).count();
-            let changed = self.uses.get(at..at + same).is_none_or(|old| old.iter().any(|old| *old != used));
-            if changed {
-                self.now.map.push((at as u32, same as u32, used as u8));
+        let is_new = self.uses.len() != self.survey.len();
+        let strides = self.survey.chunks(STRIDE).enumerate();
+        let changed = strides.filter(|(i, stride)| {
+            let before = self.uses.get(i * STRIDE..).unwrap_or(&[]);
+            is_new || stride.iter().zip(before).fold(false, |differs, (new, old)| differs | (new != old))
+        });
+        for (i, stride) in changed {
+            for (at, &used) in (i * STRIDE..).zip(stride) {
+                if self.uses.get(at).is_some_and(|&before| !is_new && before == used) {
+                    continue;
+                }
+                match self.now.map.last_mut() {
+                    Some((first, count, of)) if (*first + *count, *of) == (at as u32, used as u8) => {
+                        *count += 1;
+                    }
+                    _ => self.now.map.push((at as u32, 1, used as u8)),
+                }
             }
-            at += same;
         }
         std::mem::swap(&mut self.uses, &mut self.survey);
     }

@@ -1,7 +1,7 @@
 use crate::sequence::Moves;
 use crate::{
-    Arrival, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, Status, StepRecord,
-    Summary, kept::KeptSessions, queue::Queue, slab::Slab,
+    Arrival, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, StateSlots, Status,
+    StepRecord, Summary, kept::KeptSessions, queue::Queue, slab::Slab,
 };
 use kvasir_exec::{PoolRow, SequenceSpec};
 use kvasir_kv::{Cache, ClaimRow, Hit, SeqId, StepId};
@@ -27,6 +27,8 @@ pub(crate) struct World {
     pub(crate) limits: Limits,
     pub(crate) cache: Box<dyn Cache>,
     pub(crate) block: u32,
+    /// Tokens that every sequence begins with, which lie in a frozen prefix: whole blocks.
+    pub(crate) base: u32,
     pub(crate) has_prefix: bool,
     pub(crate) publish_at: PublishAt,
     pub(crate) slab: Slab,
@@ -36,6 +38,8 @@ pub(crate) struct World {
     /// In order of admission.
     pub(crate) running: Vec<u32>,
     pub(crate) free_rows: Vec<PoolRow>,
+    /// Of all who have a place in the token pool and keep state.
+    pub(crate) state_slots: StateSlots,
     pub(crate) picks: Vec<Pick>,
     pub(crate) picked_tokens: u32,
     /// Slots that `picks` will claim.
@@ -48,6 +52,8 @@ pub(crate) struct World {
     pub(crate) outbox: Outbox,
     pub(crate) binds: Vec<(PoolRow, SequenceSpec)>,
     pub(crate) claim_rows: Vec<ClaimRow>,
+    /// Those whose next token goes to the long part of their list.
+    pub(crate) due: Vec<u32>,
     /// Drafts are made once a token is seen, so nothing is fed before.
     pub(crate) speculates: bool,
     /// Newcomers wait for the other replicas.
@@ -70,14 +76,24 @@ pub(crate) struct World {
     pub(crate) round: u64,
 }
 
+/// Slots of whole blocks of `block` slots that `tokens` take.
+pub(crate) fn whole_blocks(tokens: u32, block: u32) -> u32 {
+    match block.is_power_of_two() {
+        // A division per row and step is what this spares.
+        true => tokens.saturating_add(block - 1) & !(block - 1),
+        false => tokens.div_ceil(block).saturating_mul(block),
+    }
+}
+
 impl World {
     /// Slots of whole blocks that `tokens` take.
     pub(crate) fn whole_blocks(&self, tokens: u32) -> u32 {
-        match self.block.is_power_of_two() {
-            // A division per row and step is what this spares.
-            true => tokens.saturating_add(self.block - 1) & !(self.block - 1),
-            false => tokens.div_ceil(self.block).saturating_mul(self.block),
-        }
+        whole_blocks(tokens, self.block)
+    }
+
+    /// Slots of whole blocks that a sequence of `tokens` takes, those in a frozen prefix not counted.
+    pub(crate) fn own_slots(&self, tokens: u32) -> u32 {
+        self.whole_blocks(tokens).saturating_sub(self.base)
     }
 
     /// Slots that can be had now and are neither picked for this step nor promised to anybody.
@@ -119,23 +135,24 @@ impl World {
         Some((leader.cache?, tokens)).filter(|_| tokens > 0)
     }
 
-    /// Gives a fresh sequence at most `limit` tokens of what others left or have. Without any it still learns whose prefix it
-    /// will be.
-    pub(crate) fn attach(&mut self, entry: u32, seq: SeqId, limit: u32) -> Hit {
+    /// Gives a fresh sequence at most what it hit of what others left or have. Without any it still learns whose prefix it will be.
+    pub(crate) fn attach(&mut self, entry: u32, seq: SeqId, hit: Hit) -> Hit {
+        let limit = hit.tokens;
         let leader = self.leader_of(entry).filter(|_| limit > 0);
-        let sequence = &self.slab[entry];
+        let sequence = &mut self.slab[entry];
         let attached = match leader {
             Some((leader, tokens)) => {
                 let copied =
                     self.cache.sequences().and_then(|face| face.copy(leader, seq, 0..tokens.min(limit)));
-                copied.and_then(|()| Ok(Hit { tokens: self.cache.len(seq)?, idle: 0 }))
+                copied.and_then(|()| Ok(Hit { tokens: self.cache.len(seq)?, ..Hit::default() }))
             }
             None => {
                 let salt = sequence.rest.params.salt;
-                self.cache.prefix().and_then(|prefix| prefix.attach(seq, &sequence.tokens, salt, limit))
+                let tokens = sequence.tokens.gather();
+                self.cache.prefix().and_then(|prefix| prefix.attach(seq, tokens, salt, limit, hit.lookup))
             }
         };
-        attached.unwrap_or_default()
+        attached.unwrap_or(Hit { tokens: self.base, ..Hit::default() })
     }
 
     /// Makes what `entry` has computed findable, as far as the policy wants it now.
@@ -150,9 +167,9 @@ impl World {
             return;
         }
         let whole = sequence.computed / self.block * self.block;
-        let computed = sequence.computed.min(sequence.tokens.len() as u32);
+        let computed = sequence.computed.min(sequence.tokens.len());
         if let Ok(prefix) = self.cache.prefix()
-            && prefix.publish(seq, &sequence.tokens, computed).is_ok()
+            && prefix.publish(seq, sequence.tokens.gather(), computed).is_ok()
         {
             sequence.published = whole;
         }
@@ -180,7 +197,7 @@ impl World {
         self.release_row(entry);
     }
 
-    /// Gives the place in the token pool back once no step in flight names it.
+    /// Gives the place in the token pool, and that of its state, back once no step in flight names it.
     pub(crate) fn release_row(&mut self, entry: u32) {
         let sequence = &mut self.slab[entry];
         if sequence.steps_in_flight == 0
@@ -188,6 +205,9 @@ impl World {
             && let Some(row) = sequence.pool_row.take()
         {
             self.free_rows.push(row);
+            if sequence.rest.params.stateful {
+                self.state_slots.give_back();
+            }
         }
     }
 
@@ -231,8 +251,7 @@ impl World {
         sequence.rest.finish = Some(finish);
         sequence.rest.timings.last_token = sequence.last_token;
         sequence.rest.timings.finished = Some(now);
-        let outputs = sequence.tokens.get(sequence.prompt_len as usize..).unwrap_or(&[]);
-        let new = outputs.get(first as usize..).unwrap_or(&[]);
+        let new = sequence.tokens.since(sequence.prompt_len + first);
         self.outbox.push(sequence.id, sequence.tag, step, first, new, Some(finish));
         self.outbox.ended.push(Summary::of(sequence, finish));
         let (key, unused) = (sequence.rest.params.key, sequence.outputs_left());
@@ -279,7 +298,7 @@ impl World {
         while self.evict_kept(None) {}
         let all: Vec<u32> = self.slab.iter().map(|(entry, _)| entry).collect();
         for entry in all {
-            let first = self.slab[entry].outputs().len() as u32;
+            let first = self.slab[entry].outputs_len();
             self.finish(entry, Finish::Failed(fault), None, first, now);
         }
         self.sweep();

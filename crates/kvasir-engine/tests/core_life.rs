@@ -55,6 +55,41 @@ fn events_carry_tokens_and_the_reason_at_the_end() {
 }
 
 #[test]
+fn who_keeps_state_waits_for_a_place_for_it() {
+    let limits = Limits { state_slots: Some(1), ..Limits::default() };
+    let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.0);
+    let mut core = Core::new(limits, Order::Fcfs, Box::new(policy), paged(16));
+    let with = |stateful| {
+        let mut request = request(&[5, 6, 7], 2);
+        request.params.stateful = stateful;
+        request
+    };
+    let [plain, first, second] = [false, true, true].map(|stateful| core.add(with(stateful), 0).unwrap());
+    let step = core.schedule(0).unwrap();
+    core.take_binds().for_each(drop);
+    assert_eq!(step.batch.rows.iter().map(|row| row.request).collect::<Vec<_>>(), [plain.0, first.0]);
+    let held = core.record().held.iter().find(|held| held.request == second).unwrap();
+    assert_eq!(held.reason, Reason::NoStateSlot);
+    // Whoever leaves gives its place back only with the step that names it.
+    core.abort(first, 0);
+    core.check_invariants().unwrap();
+    let next = core.schedule(0).unwrap();
+    assert!(next.batch.rows.iter().all(|row| row.request == plain.0));
+    for mut step in [step, next] {
+        answer(&mut step, 30);
+        core.postprocess(&step, &Ok(()), 0);
+    }
+    let step = core.schedule(0).unwrap();
+    assert!(step.batch.rows.iter().any(|row| row.request == second.0));
+    core.check_invariants().unwrap();
+
+    let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.0);
+    let limits = Limits { state_slots: Some(0), ..Limits::default() };
+    let mut none = Core::new(limits, Order::Fcfs, Box::new(policy), paged(16));
+    assert_eq!(none.add(with(true), 0), Err(Refusal::NoState));
+}
+
+#[test]
 fn rows_say_queries_and_context() {
     let mut core = core(paged(8));
     core.add(request(&[5, 6, 7, 8, 9], 4), 0).unwrap();
@@ -86,7 +121,7 @@ fn a_decode_feeds_the_newest_token_and_its_drafts() {
     step.output.tokens.extend([101, 55, 9, 9]);
     step.output.rows.push(OutputRow { tokens: Span::new(0, 4) });
     core.postprocess(&step, &Ok(()), 0);
-    assert_eq!(core.sequence(id).unwrap().outputs(), [14, 101, 55]);
+    assert_eq!(*core.sequence(id).unwrap().outputs(), [14, 101, 55]);
     assert_eq!(core.draft_stats().totals(), (1, 3));
     assert_eq!(core.draft_stats().accepted, [1, 0, 0]);
     core.check_invariants().unwrap();
@@ -244,7 +279,7 @@ fn a_cancelled_step_leaves_everything_as_it_was() {
         core.check_invariants().unwrap();
         assert_eq!((core.cache().room(), core.sequence(id).unwrap().claimed()), (room, 3));
         turn(&mut core, 31);
-        assert_eq!(core.sequence(id).unwrap().outputs(), [30, 31]);
+        assert_eq!(*core.sequence(id).unwrap().outputs(), [30, 31]);
     }
 }
 
@@ -279,7 +314,7 @@ fn newcomers_wait_for_other_replicas_only_while_somebody_runs() {
     assert_eq!(core.reason(late), Some(Reason::Coalesce));
     core.hold_newcomers(false);
     assert!(turn(&mut core, 32));
-    assert_eq!(core.sequence(late).unwrap().outputs(), [32]);
+    assert_eq!(*core.sequence(late).unwrap().outputs(), [32]);
 }
 
 #[test]

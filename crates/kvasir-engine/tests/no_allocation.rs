@@ -99,10 +99,13 @@ fn decode(mut cache: Box<dyn Cache>, policy: Box<dyn Policy>, overlap: usize, st
 fn a_steady_decode_step_takes_no_memory() {
     let blocks = BlockConfig { block_size: 16, blocks: 2048, ..BlockConfig::default() };
     for overlap in [0, 1] {
-        for kind in ["paged", "radix", "cells", "rectangular"] {
+        for kind in ["paged", "radix", "radix/1", "cells", "rectangular"] {
             let cache: Box<dyn Cache> = match kind {
                 "paged" => Box::new(Paged::new(blocks).unwrap()),
                 "radix" => Box::new(Radix::new(blocks).unwrap()),
+                "radix/1" => {
+                    Box::new(Radix::new(BlockConfig { block_size: 1, blocks: 1 << 15, ..blocks }).unwrap())
+                }
                 "rectangular" => Box::new(Paged::new(BlockConfig { dummy: true, ..blocks }).unwrap()),
                 _ => Box::new(Cells::new(1 << 15, 64, None).unwrap()),
             };

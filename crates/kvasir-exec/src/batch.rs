@@ -21,7 +21,7 @@ pub enum StepKind {
     Decode,
     /// Both.
     Mixed,
-    /// Nothing real: warm-up, lockstep with other replicas, or padding. Outputs are dropped.
+    /// Nothing real: warm-up, lockstep with other replicas, or padding. It writes nothing, and every row's output is empty.
     Dummy,
 }
 
@@ -81,6 +81,11 @@ impl BatchRow {
     /// Whether the row yields at least one token.
     pub fn samples(&self) -> bool {
         self.sample_from < self.tokens.len
+    }
+
+    /// Whether the hidden state behind the row's last token is wanted: with the last row of a prompt whose request asked.
+    pub fn wants_hidden(&self) -> bool {
+        self.sampling.hidden && self.phase == Phase::Prefill && self.samples()
     }
 
     /// The first of `tokens` whose logits are wanted, to be scored or sampled; all from there on are.

@@ -34,6 +34,13 @@ pub struct Abilities {
     pub pool_rows: u32,
 }
 
+impl Abilities {
+    /// Takes plans of every kind, in mixed steps.
+    pub const fn all(depth: u32, max_tokens: u32, pool_rows: u32) -> Self {
+        Self { contiguous: true, ragged: true, explicit: true, mixed: true, depth, max_tokens, pool_rows }
+    }
+}
+
 /// What the executor must know of a sequence before its first step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SequenceSpec {

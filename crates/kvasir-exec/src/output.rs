@@ -33,6 +33,9 @@ pub struct Output {
     pub scores: Vec<TokenLogprobs>,
     /// Logits of every sampled token's row, one whole vocabulary after the other; empty unless the batch asked.
     pub logits: Vec<f32>,
+    /// Hidden states after the final norm, one for each row of the batch that [wants it](crate::BatchRow::wants_hidden), in order.
+    #[serde(default)]
+    pub hidden: Vec<f32>,
     /// Time the step took on the device, in nanoseconds of whatever clock the executor lives by.
     pub device_ns: u64,
 }
@@ -45,6 +48,7 @@ impl Output {
         self.logprobs.clear();
         self.scores.clear();
         self.logits.clear();
+        self.hidden.clear();
         self.device_ns = 0;
     }
 

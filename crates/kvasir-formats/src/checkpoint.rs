@@ -269,12 +269,13 @@ impl Checkpoint {
         Ok(Some((blocks, scales)))
     }
 
-    /// Gives a tensor's pages back to the system; they are read again from the file when touched.
-    pub fn let_go(&self, name: &str) {
-        if let Some(entry) = self.tensors.get(name)
-            && let Some(file) = self.files.get(entry.file)
-        {
-            file.let_go(entry.range.clone());
+    /// Gives the pages of some rows of a tensor back to the system; they are read again from the file when touched.
+    pub fn let_go(&self, name: &str, rows: Range<usize>) {
+        let Some(entry) = self.tensors.get(name) else { return };
+        let row = entry.shape.last().map_or(Ok(0), |n| entry.dtype.row_bytes(*n)).unwrap_or(0);
+        let at = |n: usize| entry.range.start + n.saturating_mul(row).min(entry.range.len());
+        if let Some(file) = self.files.get(entry.file) {
+            file.let_go(at(rows.start)..at(rows.end));
         }
     }
 }

@@ -369,6 +369,11 @@ fn tokenizers_that_lie() {
         let error = Tokenizer::from_json(json.as_bytes()).map(|_| ()).expect_err(json);
         assert!(error.place().starts_with("tokenizer.json"), "{json}: {error}");
     }
+    // Found by fuzzing: the library panicked over a decoder that is no JSON, and its message said no more than that.
+    let broken =
+        r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"ByteLevel","x":trqe}}"#;
+    let error = Tokenizer::from_json(broken.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("line 1 column"), "{error}");
     let mut seed = 3u64;
     for _ in 0..60 {
         let mut bytes = text.clone().into_bytes();

@@ -60,11 +60,63 @@ fn endless_templates_end() {
         "{{ ('x' * 1000000) | list | join('y' * 1000000) }}",
         "{% for a in range(100000) %}{% macro m() %}{% endmacro %}{% endfor %}{% for a in range(100000) %}{% endfor %}",
         "{% set a = 'x' * 1000000 %}{% for i in range(100000) %}{% if 'y' in a %}{% endif %}{% endfor %}",
+        // Small values that hold each other many times over.
+        "{% set ns = namespace(s=[1]) %}{% for i in range(64) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s=[1]) %}{% for i in range(64) %}{% set ns.s = (ns.s, ns.s) %}{% endfor %}{{ ns.s | tojson }}",
+        "{% set ns = namespace(s={}) %}{% for i in range(64) %}{% set ns.s = {'a': ns.s, 'b': ns.s} %}{% endfor %}{{ ns.s == ns.s }}",
+        "{% set ns = namespace(s=[1]) %}{% for i in range(15) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}\
+         {% for i in range(100000) %}{{ '' if ns.s == ns.s }}{% endfor %}",
+        // Texts that say little and grow much.
+        "{{ ('%(a)4096s' * 20000) % {'a': 1} }}",
+        "{{ ('{0:4096}' * 20000).format(1) }}",
+        "{{ range(10000) | list | tojson(indent='x' * 1000) }}",
+        "{{ range(10000) | list | tojson(separators=['x' * 1000, '']) }}",
     ] {
         let got = ChatTemplate::new(source).and_then(|t| t.with_limits(small).render(&Map::new(), 0));
         let error = got.map(|text| text.len()).expect_err(source);
         assert!(error.place().starts_with("template line 1"), "{source}: {error}");
     }
+}
+
+/// An order that contradicts itself ends in an error or in some order, not in a panic.
+#[test]
+fn what_has_no_order_does_not_panic() {
+    let sort = |source: &str| render(source, &Map::new(), 0);
+    let mixed = "{% set ns = namespace(s=[]) %}{% for i in range(300) %}\
+                 {% set ns.s = ns.s + [(i * 7919) % 101 if i % 3 else 'x' ~ (i % 7)] %}{% endfor %}";
+    for filter in ["sort", "groupby(0)", "max", "unique | sort"] {
+        let error = sort(&format!("{mixed}{{{{ ns.s | {filter} | list }}}}"));
+        assert!(!format!("{error:?}").contains("renderer failed"), "{filter}: {error:?}");
+    }
+    assert!(sort(&format!("{mixed}{{{{ ns.s | sort }}}}")).unwrap_err().contains("not supported"));
+    let nan = "{% set nan = 'nan' | float %}{% set ns = namespace(s=[]) %}{% for i in range(300) %}\
+               {% set ns.s = ns.s + [(i * 7919) % 101 if i % 3 else nan] %}{% endfor %}";
+    assert!(sort(&format!("{nan}{{{{ ns.s | sort }}}}")).unwrap().contains("nan"));
+    assert_eq!(
+        sort("{{ [3, 1, 2, 1.0] | sort }}{{ [1, 1.0, 2] | sort(reverse=true) }}").unwrap(),
+        "[1, 1.0, 2, 3][2, 1, 1.0]"
+    );
+}
+
+/// A loop of before, asked while the filter of another looks for its first item.
+#[test]
+fn a_loop_that_is_over_tells_no_nonsense() {
+    let source = "{% set ns = namespace() %}{% for i in [1] %}{% set ns.l = loop %}{% endfor %}\
+                  {% for i in [1] if ns.l.revindex0 > 5 %}{{ i }}{% endfor %}|";
+    assert_eq!(render(source, &Map::new(), 0).unwrap(), "|");
+}
+
+#[test]
+fn a_left_aligned_number_is_filled_with_spaces() {
+    assert_eq!(render("{{ '%-05d|%0-5d|%05d' % (5, 5, 5) }}", &Map::new(), 0).unwrap(), "5    |5    |00005");
+}
+
+/// Keys that are alike in length must not all fall into one place.
+#[test]
+fn many_pairs_are_told_apart_soon() {
+    let source = "{% set d = dict(range(60000) | batch(2)) %}{{ d.items() | unique | list | length }}\
+                  {{ {(1, 0.0): 'a'}[(true, -0.0)] }}";
+    assert_eq!(render(source, &Map::new(), 0).unwrap(), "30000a");
 }
 
 #[test]

@@ -165,3 +165,60 @@ fn the_two_implementations_agree() {
     std::fs::remove_file(&tmp).unwrap();
     assert!(compared > 90);
 }
+
+/// A small SentencePiece vocabulary of a model called `name`, in which every token is an ordinary one.
+fn unmarked(name: &str, to: &Path) -> Tokenizer {
+    let tokens = ["<unk>", "<s>", "</s>", "\u{2581}", "a", "b", "<|end|>", "<|odd|>"];
+    let mut writer = Writer::new();
+    writer.set("general.architecture", Value::Str("test".into()));
+    writer.set("general.name", Value::Str(name.into()));
+    writer.set("tokenizer.ggml.model", Value::Str("llama".into()));
+    writer.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(tokens)));
+    writer.set("tokenizer.ggml.scores", Value::Array(Array::of_f32(&[0.0; 8])));
+    writer.write(std::fs::File::create(to).unwrap(), |_, _| Ok(())).unwrap();
+    Tokenizer::from_gguf(&Gguf::open(to).unwrap()).unwrap()
+}
+
+#[test]
+fn what_ends_a_turn_is_one_token_however_it_is_marked() {
+    let tmp = std::env::temp_dir().join(format!("kvasir-ends-{}.gguf", std::process::id()));
+    let [plain, phi3] = ["Small", "Phi-3 Mini"].map(|name| unmarked(name, &tmp));
+    std::fs::remove_file(&tmp).unwrap();
+    assert!(plain.is_special(6) && plain.is_special(2) && !plain.is_special(7));
+    assert_eq!(plain.encode("a<|end|>", false).unwrap(), [3, 4, 6]);
+    // Phi-3's tokens take the white space after them along.
+    assert_eq!(plain.encode("a</s>\u{20} b", false).unwrap(), [3, 4, 2, 3, 3, 3, 5]);
+    assert_eq!(phi3.encode("a</s>\u{20} b", false).unwrap(), [3, 4, 2, 3, 5]);
+}
+
+/// Pieces that begin a word, pieces that do not, punctuation, accents, Chinese characters, and what is in no word.
+#[test]
+fn a_vocabulary_of_bert_is_cut_into_words_and_matched_from_the_left() {
+    let tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "\u{2581}un",
+        "aff",
+        "able",
+        "\u{2581}the",
+        "\u{2581},",
+        "\u{2581}\u{4e2d}",
+    ];
+    let mut writer = Writer::new();
+    writer.set("general.architecture", Value::Str("bert".into()));
+    writer.set("tokenizer.ggml.model", Value::Str("bert".into()));
+    writer.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(tokens)));
+    writer.set("tokenizer.ggml.token_type", Value::Array(Array::of_i32(&[3, 3, 3, 3, 1, 1, 1, 1, 1, 1])));
+    let tmp = std::env::temp_dir().join(format!("kvasir-pieces-{}.gguf", std::process::id()));
+    writer.write(std::fs::File::create(&tmp).unwrap(), |_, _| Ok(())).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&Gguf::open(&tmp).unwrap());
+    std::fs::remove_file(&tmp).unwrap();
+    let tokenizer = tokenizer.unwrap();
+    let ids = tokenizer.encode("The \u{fa}naffable, un\u{4e2d}x", true).unwrap();
+    assert_eq!(ids, [2, 7, 4, 5, 6, 8, 4, 9, 1, 3]);
+    assert_eq!(tokenizer.encode("[SEP]", false).unwrap(), [3]);
+    assert_eq!(streamed(&tokenizer, &ids, true), "the unaffable , un \u{4e2d}");
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), "the unaffable , un \u{4e2d}");
+}

@@ -7,7 +7,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
-use kvasir_kv::{Cache, ClaimRow, Paged, Plan, Prefix, Radix, SeqId, StepId, Token};
+use kvasir_kv::{Cache, ClaimRow, Lookup, Paged, Plan, Prefix, Radix, SeqId, StepId, Token};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -50,7 +50,7 @@ fn prompt(seed: u32, len: u32) -> Vec<Token> {
 /// Computes a prompt, publishes it and ends.
 fn leave<I: Index>(cache: &mut BlockCache<I>, step: &mut u64, tokens: &[Token]) {
     let seq = cache.open().unwrap();
-    let hit = cache.attach(seq, tokens, 0, u32::MAX).unwrap();
+    let hit = cache.attach(seq, tokens, 0, u32::MAX, Lookup::default()).unwrap();
     *step += 1;
     let tokens_left = tokens.len() as u32 - hit.tokens;
     cache.claim(StepId(*step), &[ClaimRow { seq, redirected: 0, tokens: tokens_left }]).unwrap();
@@ -193,7 +193,7 @@ fn admitting<I: Index>(name: &str, mut cache: BlockCache<I>, hit: bool, peer: Op
         let start = Instant::now();
         let found = cache.lookup(tokens, 0);
         let seq = cache.open().unwrap();
-        cache.attach(seq, tokens, 0, u32::MAX).unwrap();
+        cache.attach(seq, tokens, 0, u32::MAX, found.lookup).unwrap();
         cache.claim(StepId(step), &[ClaimRow { seq, redirected: 0, tokens: 8192 - found.tokens }]).unwrap();
         times.push(start.elapsed().as_secs_f64() * 1e6);
         cache.retire(StepId(step)).unwrap();

@@ -18,6 +18,15 @@ pub(crate) fn set_range(words: &mut [u64], from: u32, to: u32) {
     }
 }
 
+/// Sets in `words` the bits of `bits`, each `by` columns further up. Bits past the last word are left out.
+pub(crate) fn shift_into(words: &mut [u64], bits: &[u64], by: u32) {
+    let (first, up) = (by as usize / 64, by % 64);
+    for (i, &part) in bits.iter().enumerate() {
+        let parts = [part << up, part.checked_shr(64 - up).unwrap_or(0)];
+        words.iter_mut().skip(first + i).zip(parts).for_each(|(word, part)| *word |= part);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,6 +39,20 @@ mod tests {
             for bit in 0..192 {
                 let set = words[bit as usize / 64] >> (bit % 64) & 1 == 1;
                 assert_eq!(set, (from..to).contains(&bit), "bit {bit} of {from}..{to}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_shift_moves_every_bit_and_no_other() {
+        let bits = [0x8000_0000_0000_0001_u64, 0x5];
+        for by in [0, 1, 63, 64, 65, 127, 128] {
+            let mut words = [0; 5];
+            shift_into(&mut words, &bits, by);
+            for column in 0..words.len() as u32 * 64 {
+                let set = |words: &[u64], bit: u32| words[bit as usize / 64] >> (bit % 64) & 1 == 1;
+                let wanted = column.checked_sub(by).is_some_and(|bit| bit < 128 && set(&bits, bit));
+                assert_eq!(set(&words, column), wanted, "column {column}, shifted by {by}");
             }
         }
     }

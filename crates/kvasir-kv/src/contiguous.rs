@@ -1,41 +1,26 @@
 use crate::{
-    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Plan, PlanKind, PlanRow,
-    Position, Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, line::Line, prefix::Lease,
+    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Plan, PlanKind, PlanRow, PoolId,
+    Position, Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, line::Line,
 };
 
 /// One sequence and a length counter: row `i` of the sequence lies in slot `i`. The fastest single stream.
 ///
-/// It may stand on a [`SharedPrefix`]; its positions then begin behind the prefix and every read has the prefix in front.
 /// It may have [`Rings`]; it then refuses to rewind into what a ring has lost.
 #[derive(Debug)]
 pub struct Contiguous {
     line: Line,
-    prefix: Option<Lease>,
     rings: Option<Rings>,
 }
 
 impl Contiguous {
     /// A cache of `capacity` slots.
     pub fn new(capacity: u32) -> Self {
-        Self { line: Line::new(capacity), prefix: None, rings: None }
+        Self { line: Line::new(capacity), rings: None }
     }
 
     /// A cache whose layers with a window keep rings.
     pub fn with_rings(capacity: u32, rings: Rings) -> Self {
         Self { rings: Some(rings), ..Self::new(capacity) }
-    }
-
-    /// A cache behind a frozen prefix.
-    pub(crate) fn behind(prefix: Lease, capacity: u32) -> Result<Self, CacheError> {
-        match prefix.rows().checked_add(capacity) {
-            Some(_) => Ok(Self { prefix: Some(prefix), ..Self::new(capacity) }),
-            None => Err(CacheError::BadConfig("prefix and capacity together are too long")),
-        }
-    }
-
-    /// Rows of the sequence in slots of its own, without those of a shared prefix.
-    pub fn own_rows(&self) -> u32 {
-        self.line.len()
     }
 
     /// Lowest position that every layer still holds.
@@ -45,20 +30,25 @@ impl Contiguous {
 
     /// Makes what it holds a read-only prefix, which the backend then keeps as `pool`. Refused, and the cache given
     /// back, while a step is in flight.
-    pub fn freeze(self, pool: crate::PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
-        if self.line.is_flying() {
-            return Err(Box::new((self, CacheError::InFlight)));
+    pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
+        match self.rows_to_freeze() {
+            Ok(rows) => Ok(SharedPrefix::new(pool, rows, None)),
+            Err(error) => Err(Box::new((self, error))),
         }
-        if self.rings.is_some() {
-            return Err(Box::new((self, CacheError::BadConfig("a cache with rings cannot be frozen"))));
-        }
-        let rows = self.line.len();
-        Ok(SharedPrefix::new(pool, rows, self.prefix))
     }
 
-    /// Position of the first row in a slot of its own.
-    fn base(&self) -> Position {
-        self.prefix.as_ref().map_or(0, Lease::rows)
+    /// Rows whose K and V are there.
+    pub(crate) fn rows(&self) -> u32 {
+        self.line.len()
+    }
+
+    /// Rows that a prefix made of it would have.
+    pub(crate) fn rows_to_freeze(&self) -> Result<u32, CacheError> {
+        match () {
+            () if self.line.is_flying() => Err(CacheError::InFlight),
+            () if self.rings.is_some() => Err(CacheError::BadConfig("a cache with rings cannot be frozen")),
+            () => Ok(self.rows()),
+        }
     }
 }
 
@@ -107,12 +97,12 @@ impl Cache for Contiguous {
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
         self.line.check_seq(seq)?;
-        Ok(self.base() + self.line.len())
+        Ok(self.line.len())
     }
 
     fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
         self.line.check_seq(seq)?;
-        Ok(self.base() + self.line.claimed())
+        Ok(self.line.claimed())
     }
 
     fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
@@ -132,20 +122,15 @@ impl Cache for Contiguous {
     fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let row = self.line.row(step)?;
         self.line.begin_plan(step, plan, PlanKind::Contiguous);
-        if let Some(prefix) = &self.prefix {
-            plan.kind = PlanKind::Ragged;
-            prefix.push_segments(&mut plan.segments);
-        }
-        let base = self.base();
-        plan.positions.extend(base + row.start..base + row.end);
+        plan.positions.extend(row.start..row.end);
         plan.write_slots.extend(row.start..row.end);
         let (layout, len) = (Layout::Run { start: 0 }, row.end);
-        plan.segments.push(Segment { pool: crate::PoolId(0), layout, len, first: base, sparse: None });
+        plan.segments.push(Segment { pool: PoolId(0), layout, len, first: 0, sparse: None });
         plan.rows.push(PlanRow {
             seq: row.seq,
             queries: Span::new(0, row.tokens as usize),
-            segments: Span::new(0, plan.segments.len()),
-            read_len: base + row.end,
+            segments: Span::new(0, 1),
+            read_len: row.end,
             mask: if row.tokens == 1 { Mask::None } else { Mask::Causal },
             left_pad_blocks: 0,
             redirected: 0,
@@ -180,11 +165,11 @@ impl Rewind for Contiguous {
         let length = self.claimed_len(seq)?;
         let lost = self.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.line.peak()));
         // Nothing is lost for a rewind that drops nothing.
-        let lowest = self.base().max(lost.min(length));
+        let lowest = lost.min(length);
         if to < lowest || to > length {
             return Err(CacheError::RewindOutOfRange { to, lowest, length });
         }
-        self.line.rewind(to - self.base());
+        self.line.rewind(to);
         Ok(())
     }
 }

@@ -138,6 +138,10 @@ pub trait Cache: Send {
     fn capacity(&self) -> u32;
     /// Slots that are handed out together; 1 where single slots are.
     fn block_size(&self) -> u32;
+    /// Positions at the start of every sequence that lie in a [`SharedPrefix`](crate::SharedPrefix) and take no slots here.
+    fn base(&self) -> Position {
+        0
+    }
     /// How its slots are spread now.
     fn room(&self) -> Room;
     /// Writes what each block is used for, by its id; nothing where that is not kept. For pictures: it may take time
@@ -147,7 +151,7 @@ pub trait Cache: Send {
     }
     /// Counts every change that can make a plan stale.
     fn generation(&self) -> u64;
-    /// Begins a sequence that owns nothing.
+    /// Begins a sequence that owns nothing; its length is [`Cache::base`].
     fn open(&mut self) -> Result<SeqId, CacheError>;
     /// Ends a sequence. What only it owned comes back now, or when the last step that names it retires.
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError>;
@@ -254,15 +258,39 @@ pub struct Hit {
     pub tokens: u32,
     /// Slots of the hit that nobody uses now: attaching takes them out of [`Room::evictable`].
     pub idle: u32,
+    /// Which lookup this is.
+    #[serde(skip)]
+    pub lookup: Lookup,
 }
+
+/// Names one lookup, so that what it found can be attached without looking again.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lookup(pub(crate) u64);
+
+/// Hits are equal if as much was found, whoever looked.
+impl PartialEq for Lookup {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Lookup {}
 
 /// Sharing by content.
 pub trait Prefix {
     /// What `tokens` would find. Never the whole of it: the last token is always computed. `salt` keeps tenants apart.
     /// Takes nothing and gives nothing up; it counts as a use of what it finds.
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit;
-    /// Gives `seq`, which must own nothing yet, what `tokens` finds; its length is then the hit. At most `limit` tokens.
-    fn attach(&mut self, seq: SeqId, tokens: &[Token], salt: u64, limit: u32) -> Result<Hit, CacheError>;
+    /// Gives `seq`, which must own nothing yet, what `tokens` finds; its length is then the hit. At most `limit` tokens. Where
+    /// `lookup` is of these tokens and nothing has changed since, they are not looked up again.
+    fn attach(
+        &mut self,
+        seq: SeqId,
+        tokens: &[Token],
+        salt: u64,
+        limit: u32,
+        lookup: Lookup,
+    ) -> Result<Hit, CacheError>;
     /// Makes `seq`'s rows findable by others, up to `computed` tokens, of which `tokens` are the ids. Only what has
     /// retired may be published; a sequence with holes never is. It also counts as a use of what was there before, so
     /// call it when a sequence ends even if nothing new is to be published.

@@ -100,6 +100,20 @@ impl<R, D> InFlight<R, D> {
         }
     }
 
+    /// The same for several, all or none.
+    pub fn defer_all(&mut self, after: StepId, releases: &[D]) -> bool
+    where
+        D: Copy,
+    {
+        match self.steps.iter_mut().rev().find(|flight| flight.step <= after) {
+            Some(flight) => {
+                flight.releases.extend_from_slice(releases);
+                true
+            }
+            None => false,
+        }
+    }
+
     /// Takes the oldest step for retirement. `None` if it has retired before. The caller does what
     /// [`Flight::releases`] says and recycles the flight.
     pub fn take_oldest(&mut self, step: StepId) -> Result<Option<Flight<R, D>>, CacheError> {

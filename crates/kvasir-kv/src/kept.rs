@@ -1,4 +1,4 @@
-use crate::{BlockId, SeqId};
+use crate::{BlockId, LongList, SeqId, Span};
 use std::sync::Arc;
 
 /// Tells one cache from every other; a clone is another cache.
@@ -12,7 +12,8 @@ impl Clone for Identity {
 }
 
 /// What stands where in a plan's table, from the last time that the plan was written: in the next one only what was added
-/// since is copied. Steps of many rows, or of long tables, would otherwise copy all of them every time.
+/// since is copied. Steps of many rows, or of long tables, would otherwise copy all of them every time. What only this step
+/// needs is laid into one stretch that every step uses anew.
 ///
 /// Each table has some room behind it to grow into. One that outgrows it, or that changed, is written anew at the end;
 /// when more than half of the whole is out of use everything is.
@@ -26,6 +27,10 @@ pub struct KeptTables {
     rows: usize,
     /// Entries that belong to no row.
     unused: usize,
+    /// Where things are laid that only one step needs.
+    laid: Span,
+    /// Entries of that stretch which this step has used.
+    used: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -53,22 +58,47 @@ impl KeptTables {
         self.tables.clear();
         self.rows = 0;
         self.unused = 0;
+        self.laid = Span::default();
+        self.used = 0;
     }
 
     /// Begins a plan of `cache` in the memory of an earlier one.
     pub(crate) fn begin(&mut self, cache: &Identity, table: &mut Vec<BlockId>) {
         let is_same = self.cache.as_ref().is_some_and(|of| Arc::ptr_eq(of, &cache.0));
         if !is_same || self.unused > table.len() / 2 {
+            let laid = self.laid.len;
             self.clear();
             table.clear();
             self.cache = Some(Arc::clone(&cache.0));
+            self.make_stretch(laid, table);
         }
         self.rows = 0;
+        self.used = 0;
     }
 
-    /// Entries that something else than a sequence's table took at the end.
-    pub(crate) fn note_unused(&mut self, entries: usize) {
-        self.unused += entries;
+    fn make_stretch(&mut self, len: u32, table: &mut Vec<BlockId>) {
+        self.unused += self.laid.len as usize;
+        self.laid = Span { start: table.len() as u32, len };
+        self.used = 0;
+        table.resize(table.len() + len as usize, 0);
+    }
+
+    /// Finds a place for `count` entries that only this step needs, and says where it begins.
+    pub(crate) fn lay(&mut self, count: usize, table: &mut Vec<BlockId>) -> u32 {
+        let count = count as u32;
+        if self.laid.len - self.used < count {
+            self.make_stretch((2 * self.laid.len).max(count).max(LEAST_LAID), table);
+        }
+        let at = self.laid.start + self.used;
+        self.used += count;
+        at
+    }
+
+    /// Looks at the memory where the table of row `row` grows. Who does so for several one after the other waits for it once.
+    pub(crate) fn touch_end(&self, row: usize, table: &[BlockId]) {
+        if let Some(kept) = self.tables.get(row) {
+            std::hint::black_box(table.get((kept.at + kept.blocks) as usize).copied());
+        }
     }
 
     /// Brings the next row's blocks into `table` and says where they begin. `changes` tells whether those that were
@@ -80,25 +110,22 @@ impl KeptTables {
         blocks: &[BlockId],
         table: &mut Vec<BlockId>,
     ) -> u32 {
-        self.find(seq);
         let count = blocks.len() as u32;
-        if let Some(kept) = self.tables.get_mut(self.rows) {
-            self.rows += 1;
-            if kept.changes == changes && (kept.blocks..=kept.room).contains(&count) {
-                if kept.blocks < count {
-                    let (from, to) = ((kept.at + kept.blocks) as usize, (kept.at + count) as usize);
-                    table[from..to].copy_from_slice(&blocks[kept.blocks as usize..]);
-                    kept.blocks = count;
-                }
-                return kept.at;
-            }
+        self.find(seq);
+        self.rows += 1;
+        let Some(kept) = self.tables.get_mut(self.rows - 1) else {
+            let kept = write(seq, changes, blocks, table);
+            self.tables.push(kept);
+            return kept.at;
+        };
+        if kept.changes != changes || count > kept.room {
             self.unused += kept.room as usize;
             *kept = write(seq, changes, blocks, table);
-            return kept.at;
+        } else if kept.blocks < count {
+            let (from, to) = ((kept.at + kept.blocks) as usize, (kept.at + count) as usize);
+            table[from..to].copy_from_slice(&blocks[kept.blocks as usize..]);
+            kept.blocks = count;
         }
-        self.rows += 1;
-        let kept = write(seq, changes, blocks, table);
-        self.tables.push(kept);
         kept.at
     }
 
@@ -121,12 +148,15 @@ impl KeptTables {
     /// Most entries that the tables of a plan come to, when those in use are `blocks` in `rows` rows.
     pub(crate) fn most_entries(blocks: usize, rows: usize) -> usize {
         // Half may be out of use when a plan begins, and all may then be written anew.
-        4 * (blocks + blocks / 8 + rows * LEAST_ROOM)
+        4 * (blocks + blocks / 8 + rows * (LEAST_ROOM + LongList::NEAR))
     }
 }
 
 /// Entries that a table may at least grow by before it is written anew.
 const LEAST_ROOM: usize = 4;
+
+/// Least length of the stretch for what only one step needs.
+const LEAST_LAID: u32 = 64;
 
 fn write(seq: SeqId, changes: u32, blocks: &[BlockId], table: &mut Vec<BlockId>) -> KeptTable {
     let at = table.len();

@@ -2,7 +2,7 @@ use crate::{
     CacheError,
     bits::{set_range, words_for},
 };
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 /// One claimed frontier: nodes `start .. end`, and where its columns begin.
 #[derive(Clone, Debug)]
@@ -30,6 +30,39 @@ pub struct Nodes {
     order: Vec<u32>,
     /// Per frontier: the column of each node.
     columns: Vec<u32>,
+}
+
+/// No nodes.
+static NONE: Nodes = Nodes {
+    parents: Vec::new(),
+    depths: Vec::new(),
+    proposed: Vec::new(),
+    frontiers: Vec::new(),
+    order: Vec::new(),
+    columns: Vec::new(),
+};
+
+/// The nodes of a sequence that mostly never has any, so that they take no room beside what every step looks at.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RareNodes(Option<Box<Nodes>>);
+
+impl Deref for RareNodes {
+    type Target = Nodes;
+    fn deref(&self) -> &Nodes {
+        self.0.as_deref().unwrap_or(&NONE)
+    }
+}
+
+impl RareNodes {
+    /// To change, if there ever were any.
+    pub(crate) fn get_mut(&mut self) -> Option<&mut Nodes> {
+        self.0.as_deref_mut()
+    }
+
+    /// To change, and to add the first ones.
+    pub(crate) fn make(&mut self) -> &mut Nodes {
+        self.0.get_or_insert_default()
+    }
 }
 
 impl Nodes {

@@ -174,6 +174,21 @@ impl Plan {
         self.table.reserve(entries.saturating_sub(self.table.len()));
     }
 
+    /// Puts entries into the table that only this step needs, and says where they begin.
+    pub(crate) fn lay(&mut self, entries: &[u32]) -> u32 {
+        let at = self.kept.lay(entries.len(), &mut self.table);
+        self.table[at as usize..at as usize + entries.len()].copy_from_slice(entries);
+        at
+    }
+
+    /// The same for entries that are not there yet.
+    pub(crate) fn lay_each(&mut self, entries: impl ExactSizeIterator<Item = u32>) -> u32 {
+        let at = self.kept.lay(entries.len(), &mut self.table);
+        let places = &mut self.table[at as usize..at as usize + entries.len()];
+        places.iter_mut().zip(entries).for_each(|(place, entry)| *place = entry);
+        at
+    }
+
     fn empty(&mut self, step: StepId, generation: u64) {
         self.step = step;
         self.generation = generation;

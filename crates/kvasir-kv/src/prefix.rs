@@ -1,4 +1,4 @@
-use crate::{CacheError, Contiguous, Layout, PoolId, Segment};
+use crate::{Cache, CacheError, Contiguous, Layout, PoolId, Prefixed, Segment};
 use std::sync::{Arc, Weak};
 
 /// What is shared: which pool holds the rows, how many, and the prefix that they stand on.
@@ -28,9 +28,15 @@ impl SharedPrefix {
         self.frozen.rows()
     }
 
-    /// A cache on this prefix, with `capacity` slots of its own.
-    pub fn fork(&self, capacity: u32) -> Result<Contiguous, CacheError> {
-        Contiguous::behind(self.frozen.clone(), capacity)
+    /// A contiguous cache on this prefix, with `capacity` slots of its own.
+    pub fn fork(&self, capacity: u32) -> Result<Prefixed<Contiguous>, CacheError> {
+        self.under(Box::new(Contiguous::new(capacity)))
+    }
+
+    /// Puts this prefix in front of every sequence of `cache`, which must be new and keep every position: one with a
+    /// window of its own or with rings does not. What is shared is whole blocks of the cache's size.
+    pub fn under<C: Cache + ?Sized>(&self, cache: Box<C>) -> Result<Prefixed<C>, CacheError> {
+        Prefixed::new(self.frozen.clone(), cache)
     }
 
     /// Tells later whether somebody still reads the rows.
@@ -68,13 +74,13 @@ impl Lease {
         self.0.below.as_ref().map_or(0, Self::rows) + self.0.rows
     }
 
-    /// Appends the segments of a read of the whole prefix, lowest positions first.
-    pub(crate) fn push_segments(&self, segments: &mut Vec<Segment>) {
+    /// Appends the segments of a read of the first `rows` positions, lowest first.
+    pub(crate) fn push_segments(&self, rows: u32, segments: &mut Vec<Segment>) {
         let first = self.0.below.as_ref().map_or(0, Self::rows);
         if let Some(below) = &self.0.below {
-            below.push_segments(segments);
+            below.push_segments(rows.min(first), segments);
         }
-        let (pool, len) = (self.0.pool, self.0.rows);
+        let (pool, len) = (self.0.pool, self.0.rows.min(rows.saturating_sub(first)));
         if len > 0 {
             segments.push(Segment { pool, layout: Layout::Run { start: 0 }, len, first, sparse: None });
         }

@@ -80,6 +80,59 @@ fn a_claim_takes_all_or_nothing() {
 }
 
 #[test]
+fn a_lookup_is_attached_only_while_it_is_the_newest_and_nothing_has_changed() {
+    type Verb = fn(&mut dyn Cache);
+    let verbs: [(&str, Verb, u32); 6] = [
+        ("nothing", |_| {}, 8),
+        (
+            "another lookup",
+            |cache| assert_eq!(cache.prefix().unwrap().lookup(&[70, 71, 72, 73, 74], 0).tokens, 0),
+            8,
+        ),
+        ("eviction", |cache| assert_eq!(cache.prefix().unwrap().evict(32), Ok(8)), 0),
+        ("clearing", |cache| cache.clear().unwrap(), 0),
+        (
+            "a claim that takes what was found",
+            |cache| {
+                let seq = cache.open().unwrap();
+                run(cache, 2, seq, 32);
+                cache.close(seq).unwrap();
+            },
+            0,
+        ),
+        (
+            "blocks taken ahead out of what was found",
+            |cache| {
+                let seq = cache.open().unwrap();
+                assert_eq!(cache.take_ahead(seq, 32), Ok(32));
+                cache.close(seq).unwrap();
+            },
+            0,
+        ),
+    ];
+    for (what, verb, left) in verbs {
+        both(SMALL, |cache| {
+            let prompt: Vec<Token> = (0..9).collect();
+            let a = cache.open().unwrap();
+            run(cache, 1, a, 9);
+            publish(cache, a, &prompt);
+            cache.close(a).unwrap();
+            let found = cache.prefix().unwrap().lookup(&prompt, 0);
+            assert_eq!(found.tokens, 8);
+            verb(cache);
+            let b = cache.open().unwrap();
+            let hit = cache.prefix().unwrap().attach(b, &prompt, 0, u32::MAX, found.lookup).unwrap();
+            assert_eq!(hit.tokens, left, "{what}");
+            cache.check().unwrap();
+            let again = cache.prefix().unwrap().lookup(&prompt, 0);
+            let other = cache.open().unwrap();
+            let hit = cache.prefix().unwrap().attach(other, &prompt, 1, u32::MAX, again.lookup).unwrap();
+            assert_eq!(hit.tokens, 0, "another tenant's");
+        });
+    }
+}
+
+#[test]
 fn a_prompt_finds_what_an_earlier_one_left() {
     both(SMALL, |cache| {
         let prompt: Vec<Token> = (0..9).collect();
@@ -94,7 +147,7 @@ fn a_prompt_finds_what_an_earlier_one_left() {
         let hit = cache.prefix().unwrap().lookup(&prompt, 0);
         assert_eq!((hit.tokens, hit.idle), (8, 8));
         let b = cache.open().unwrap();
-        cache.prefix().unwrap().attach(b, &prompt, 0, u32::MAX).unwrap();
+        cache.prefix().unwrap().attach(b, &prompt, 0, u32::MAX, hit.lookup).unwrap();
         assert_eq!(cache.room(), room(24, 0, 8, 0));
         assert_eq!((cache.len(b), cache.next_position(b)), (Ok(8), Ok(8)));
         cache.check().unwrap();
@@ -367,6 +420,34 @@ fn a_shared_last_block_is_copied_before_it_is_written() {
         cache.check().unwrap();
         let hit = cache.prefix().unwrap().lookup(&[1, 2, 3, 4, 5, 6, 7, 8, 9], 0);
         assert_eq!(hit.tokens, 8, "what was published is still there");
+    });
+}
+
+/// A fork that was cut inside a shared block writes into a copy of it; when that step is cancelled the block is shared again, whatever
+/// the step was.
+#[test]
+fn a_last_block_that_is_shared_again_is_copied_again() {
+    both(SMALL, |cache| {
+        let a = cache.open().unwrap();
+        run(cache, 1, a, 8);
+        let fork = cache.sequences().unwrap().fork(a, 1).unwrap()[0];
+        cache.rewind().unwrap().rewind_to(fork, 6).unwrap();
+        for step in [2, 3] {
+            if step == 2 {
+                cache.tree().unwrap().propose(fork, &[-1]).unwrap();
+            }
+            cache.claim(StepId(step), &[row(fork, 1)]).unwrap();
+            cache.cancel(StepId(step)).unwrap();
+            cache.check().unwrap();
+            if step == 2 {
+                cache.tree().unwrap().commit(fork, &[]).unwrap();
+            }
+        }
+        cache.claim(StepId(4), &[row(fork, 1)]).unwrap();
+        cache.claim(StepId(5), &[row(a, 1)]).unwrap();
+        let slots =
+            plan_of(cache, 5).entries(&plan_of(cache, 5).rows[0]).map(|entry| entry.1).collect::<Vec<_>>();
+        assert!(!slots.contains(&plan_of(cache, 4).write_slots[0]), "what it writes is its own");
     });
 }
 

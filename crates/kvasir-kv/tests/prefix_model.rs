@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
-use kvasir_kv::{Cache, ClaimRow, Paged, Prefix, Radix, StepId, Token};
+use kvasir_kv::{Cache, ClaimRow, Lookup, Paged, Prefix, Radix, StepId, Token};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
@@ -31,7 +31,7 @@ fn check<I: Index>(
         }
         let expected = longest(*salt, &prompt[..prompt.len() - 1]);
         let seq = cache.open().unwrap();
-        let hit = cache.attach(seq, prompt, *salt, u32::MAX).unwrap();
+        let hit = cache.attach(seq, prompt, *salt, u32::MAX, Lookup::default()).unwrap();
         match evicted {
             true => assert!(hit.tokens <= expected),
             false => assert_eq!(hit.tokens, expected, "{prompt:?} of tenant {salt}"),

@@ -8,7 +8,7 @@
 
 use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
 use kvasir_kv::{
-    BlockId, Cache, CacheError, ClaimRow, Paged, Plan, Position, Radix, SeqId, Slot, StepId, Token,
+    BlockId, Cache, CacheError, ClaimRow, Lookup, Paged, Plan, Position, Radix, SeqId, Slot, StepId, Token,
 };
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -116,6 +116,7 @@ struct World<I> {
     step: u64,
     families: u64,
     hits: u32,
+    looked_up: Option<(Vec<Token>, u64, Lookup)>,
     refused: u32,
 }
 
@@ -140,6 +141,15 @@ impl<I: Index> World<I> {
         if self.dice.roll(4) > 0 {
             let (prompt, salt) = (self.prompt(), u64::from(self.dice.roll(4) / 3));
             let limit = if self.dice.roll(5) == 0 { self.dice.roll(20) } else { u32::MAX };
+            // Sometimes what was looked up before other verbs is attached only now.
+            if let Some((prompt, salt, lookup)) = self.looked_up.take().filter(|_| self.dice.roll(2) == 0) {
+                let hit = self.cache.prefix().unwrap().attach(seq, &prompt, salt, limit, lookup).unwrap();
+                assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
+                model.salt = salt;
+                prompt[..hit.tokens as usize].iter().for_each(|&token| model.push(token));
+                self.seqs.insert(seq, model);
+                return;
+            }
             let before = self.cache.room();
             let found = self.cache.prefix().unwrap().lookup(&prompt, salt);
             let after = self.cache.room();
@@ -147,7 +157,7 @@ impl<I: Index> World<I> {
             assert_eq!((after.free, after.leased), (before.free, before.leased));
             assert!(after.evictable >= before.evictable);
             let before = after;
-            let hit = self.cache.prefix().unwrap().attach(seq, &prompt, salt, limit).unwrap();
+            let hit = self.cache.prefix().unwrap().attach(seq, &prompt, salt, limit, found.lookup).unwrap();
             assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
             if limit == u32::MAX {
                 assert_eq!(hit, found);
@@ -158,6 +168,11 @@ impl<I: Index> World<I> {
             prompt[..hit.tokens as usize].iter().for_each(|&token| model.push(token));
         }
         self.seqs.insert(seq, model);
+        if self.dice.roll(2) == 0 {
+            let (prompt, salt) = (self.prompt(), u64::from(self.dice.roll(4) / 3));
+            let found = self.cache.prefix().unwrap().lookup(&prompt, salt);
+            self.looked_up = Some((prompt, salt, found.lookup));
+        }
     }
 
     fn close(&mut self) {
@@ -263,7 +278,9 @@ impl<I: Index> World<I> {
         }
         let named = self.check_named(&plan);
         let tables = self.seqs.keys().map(|&seq| (seq, self.cache.table(seq).unwrap()));
-        let owned = tables.flat_map(|(seq, table)| table.iter().map(move |&block| (seq, block))).collect();
+        let owned = tables
+            .flat_map(|(seq, table)| table.into_owned().into_iter().map(move |block| (seq, block)))
+            .collect();
         self.flights.push_back(Flight { step, plan, expected, named, owned, tree, plain });
     }
 
@@ -614,6 +631,7 @@ fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheErro
                 step: 0,
                 families: 0,
                 hits: 0,
+                looked_up: None,
                 refused: 0,
             };
             let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -35,3 +35,26 @@ fn atom() {
 fn minisgl_and_nano() {
     replay(include_str!("../cases/minisgl.json"));
 }
+
+/// Places for state are a resource beside blocks, which no recorded case here speaks of.
+#[test]
+fn sequences_with_state_take_a_place_each() {
+    let seqs =
+        r#"{"A": {"prompt": [1, 2, 3, 4], "stateful": true}, "B": {"prompt": [5, 6, 7], "stateful": true}}"#;
+    let text = format!(
+        r#"{{"format": "kvasir-conformance/1", "suite": "state", "meta": {{"defaults": {{"block_size": 4, "num_blocks": 10, "prefix_caching": false}}}},
+        "cases": [
+          {{"id": "manager", "kind": "atom.block_manager", "given": {{"config": {{"state_slots": 1}}, "seqs": {seqs}, "ops": [
+              {{"op": "can_allocate", "seq": "B"}}, {{"op": "allocate", "seq": "A"}}, {{"op": "can_allocate", "seq": "B"}},
+              {{"op": "allocate", "seq": "B"}}, {{"op": "deallocate", "seq": "A"}}, {{"op": "allocate", "seq": "B"}}]}},
+            "expected": [{{"returns": {{"ok": true}}}}, {{"state": {{"free_blocks": 9}}}}, {{"returns": {{"ok": false}}}},
+              {{"raises": "no slot"}}, {{"state": {{"free_blocks": 10}}}}, {{"state": {{"free_blocks": 9}}}}]}},
+          {{"id": "scheduler", "kind": "atom.scheduler", "given": {{"config": {{"state_slots": 1}}, "seqs": {seqs}, "ops": [
+              {{"op": "add", "seq": ["A", "B"]}}, {{"op": "schedule"}}, {{"op": "preempt", "seq": "A"}}, {{"op": "counts"}}]}},
+            "expected": [{{}}, {{"returns": {{"seqs": ["A"]}}, "state": {{"waiting": ["B"], "running": ["A"]}}}},
+              {{"state": {{"waiting": ["A", "B"]}}}}, {{"returns": {{"running": 0, "waiting": 2}}}}]}}]}}"#
+    );
+    let reports = run(&Suite::parse(&text).unwrap(), None).unwrap();
+    let wrong: Vec<_> = reports.iter().filter(|report| report.outcome != Outcome::Passed).collect();
+    assert!(wrong.is_empty() && reports.len() == 2, "{wrong:#?}");
+}

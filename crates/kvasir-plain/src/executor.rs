@@ -4,7 +4,7 @@ use crate::{
     run::{Job, Run},
 };
 use kvasir_exec::{
-    Abilities, Executor, OutputRow, PoolRow, Refused, SamplerRow, SequenceSpec, Step, StepError,
+    Abilities, Executor, OutputRow, PoolRow, Ran, Refused, SamplerRow, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{PoolId, Token};
 use kvasir_program::{Program, Tap};
@@ -30,19 +30,6 @@ pub struct PlainExecutor {
     rows: Vec<SamplerRow>,
 }
 
-/// A step that has run; there is no device to wait for.
-pub struct Ran {
-    step: Box<Step>,
-    result: Result<(), StepError>,
-}
-
-impl Ran {
-    /// The step, whatever became of it.
-    pub fn into_step(self) -> Box<Step> {
-        self.step
-    }
-}
-
 impl PlainExecutor {
     /// For the target.
     pub fn new(model: &PlainModel, limits: Limits) -> Self {
@@ -65,9 +52,9 @@ impl PlainExecutor {
         &self.compiled.program
     }
 
-    /// A copy of the pool as it is now, for others to read as a frozen prefix.
-    pub fn freeze(&self) -> Arc<Pool> {
-        Arc::new(self.own.clone())
+    /// Its pool, for others to read as a frozen prefix.
+    pub fn into_pool(self) -> Arc<Pool> {
+        Arc::new(self.own)
     }
 
     /// Lets plans read a frozen pool under a number other than 0. It must come from an executor of the same program.
@@ -104,6 +91,7 @@ impl PlainExecutor {
         let value = |tap: Tap| program.tap(tap).map_or_else(Vec::new, |v| run.value(v).to_vec());
         Pass {
             logits: program.logits().map_or_else(Vec::new, |v| run.value(v).to_vec()),
+            hidden: program.head_input().map_or_else(Vec::new, |v| run.value(v).to_vec()),
             taps: taps.iter().map(|tap| (*tap, value(*tap))).collect(),
         }
     }
@@ -159,14 +147,19 @@ impl PlainExecutor {
             return Ok(());
         }
         let tokens = self.check(step, None)?;
-        let logits = self.run(step, &tokens, None, &[]).logits;
-        let vocab = self.compiled.program.vocab;
+        let Pass { logits, hidden, .. } = self.run(step, &tokens, None, &[]);
+        let (vocab, width) = (self.compiled.program.vocab, self.compiled.program.hidden);
         let Step { batch, plan, output } = step;
-        let (mut rest, mut work) = (logits.as_slice(), Vec::new());
+        let (mut rest, mut states, mut work) = (logits.as_slice(), hidden.as_slice(), Vec::new());
         for row in &batch.rows {
             let count = row.tokens.len.saturating_sub(row.logits_from()) as usize;
             let (mine, others) = rest.split_at(count * vocab);
             rest = others;
+            let (own, others) = states.split_at(count * width);
+            states = others;
+            if row.wants_hidden() {
+                output.hidden.extend_from_slice(&own[own.len() - width..]);
+            }
             let span = row.tokens.range();
             let parents = row.drafts.tree.map_or(&[][..], |tree| &batch.parents[tree.range()]);
             let positions = &plan.positions[span.clone()];
@@ -186,15 +179,7 @@ impl Executor for PlainExecutor {
     type Pending = Ran;
 
     fn abilities(&self) -> Abilities {
-        Abilities {
-            contiguous: true,
-            ragged: true,
-            explicit: true,
-            mixed: true,
-            depth: 2,
-            max_tokens: self.limits.tokens,
-            pool_rows: self.limits.rows,
-        }
+        Abilities::all(2, self.limits.tokens, self.limits.rows)
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
@@ -203,12 +188,11 @@ impl Executor for PlainExecutor {
         }
     }
 
-    fn submit(&mut self, mut step: Box<Step>) -> Result<Ran, Refused> {
-        let result = self.execute(&mut step);
-        Ok(Ran { step, result })
+    fn submit(&mut self, step: Box<Step>) -> Result<Ran, Refused> {
+        Ok(Ran::now(step, |step| self.execute(step)))
     }
 
     fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
-        (pending.step, pending.result)
+        pending.into_parts()
     }
 }

@@ -17,6 +17,6 @@ mod pool;
 mod run;
 mod weights;
 
-pub use executor::{Limits, PlainExecutor, Ran};
+pub use executor::{Limits, PlainExecutor};
 pub use model::{Pass, PlainModel};
 pub use pool::Pool;

@@ -22,7 +22,8 @@ impl PlainModel {
         let mut shared = HashMap::new();
         let mut compile = |program: &Program| {
             let weights = Weights::load(program, checkpoint, &mut shared)?;
-            let keep: Vec<_> = program.taps.iter().map(|(_, value)| *value).collect();
+            let keep: Vec<_> =
+                program.taps.iter().map(|(_, value)| *value).chain(program.head_input()).collect();
             let buffers = Buffers::plan(program, &keep);
             Ok(Arc::new(Compiled { program: program.clone(), weights, buffers }))
         };
@@ -43,6 +44,8 @@ impl PlainModel {
 pub struct Pass {
     /// Logits of the rows that are sampled, one vocabulary after the other.
     pub logits: Vec<f32>,
+    /// The hidden states that those logits were made of.
+    pub hidden: Vec<f32>,
     /// The values that were asked for, a row per token.
     pub taps: Vec<(Tap, Vec<f32>)>,
 }

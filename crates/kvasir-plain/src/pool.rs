@@ -2,13 +2,13 @@ use kvasir_kv::{RowMove, Slot};
 use kvasir_program::{LayerFacts, LayerId};
 
 /// K, V and indexer keys of a session, layer by layer, in f32.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub struct Pool {
     layers: Vec<Layer>,
     slots: usize,
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Layer {
     /// Numbers per slot of each of the three.
     widths: [usize; 3],

@@ -138,7 +138,7 @@ fn a_frozen_prefix_reads_as_if_it_were_the_sequences_own() {
         let unattached = step(&mut fork, 1, &[part(seq, &all[33..40])]);
         assert!(matches!(second.pass(&unattached, None, &[]), Err(StepError::Failed(_))));
         fork.cancel(StepId(1)).unwrap();
-        second.attach(PoolId(7), first.freeze());
+        second.attach(PoolId(7), first.into_pool());
         let rows = run(&mut second, &mut fork, 2, &[part(seq, &all[33..40])]);
         assert_eq!(rows, wanted[33..40], "{case}");
         assert_eq!(run(&mut second, &mut fork, 3, &[part(seq, &all[40..])]), wanted[40..], "{case}");

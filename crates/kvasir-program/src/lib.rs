@@ -31,6 +31,7 @@ mod print;
 mod program;
 mod rope;
 mod rope_config;
+mod sampled;
 mod source;
 mod value;
 mod weight;

@@ -295,6 +295,30 @@ pub enum Op {
     },
 }
 
+/// The places of an op's operands, to read or to write.
+macro_rules! operands {
+    ($op:ident, $as_part:ident) => {
+        match $op {
+            Self::Embed { .. } | Self::Hidden { .. } => [None, None, None, None],
+            Self::Norm { x, .. }
+            | Self::Linear { x, .. }
+            | Self::GroupLinear { x, .. }
+            | Self::Slice { x, .. }
+            | Self::Rotary { x, .. }
+            | Self::Gather { x, .. }
+            | Self::Head { x, .. } => [Some(x), None, None, None],
+            Self::Route { scores, .. } => [Some(scores), None, None, None],
+            Self::Concat { a, b, .. } | Self::Add { a, b, .. } => [Some(a), Some(b), None, None],
+            Self::SelectKeys { q, k, weights, .. } => [Some(q), Some(k), Some(weights), None],
+            Self::UpdateAndAttend { q, k, v, selection, .. } => {
+                [Some(q), Some(k), v.$as_part(), selection.$as_part()]
+            }
+            Self::Gate { gate, up, .. } => [Some(gate), Some(up), None, None],
+            Self::Mixture { x, routes, .. } => [Some(x), Some(routes), None, None],
+        }
+    };
+}
+
 impl Op {
     /// What it yields.
     pub fn out(&self) -> ValueId {
@@ -320,22 +344,11 @@ impl Op {
 
     /// What it takes.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
-        let list = match *self {
-            Self::Embed { .. } | Self::Hidden { .. } => [None; 4],
-            Self::Norm { x, .. }
-            | Self::Linear { x, .. }
-            | Self::GroupLinear { x, .. }
-            | Self::Slice { x, .. }
-            | Self::Rotary { x, .. }
-            | Self::Gather { x, .. }
-            | Self::Head { x, .. } => [Some(x), None, None, None],
-            Self::Route { scores, .. } => [Some(scores), None, None, None],
-            Self::Concat { a, b, .. } | Self::Add { a, b, .. } => [Some(a), Some(b), None, None],
-            Self::SelectKeys { q, k, weights, .. } => [Some(q), Some(k), Some(weights), None],
-            Self::UpdateAndAttend { q, k, v, selection, .. } => [Some(q), Some(k), v, selection],
-            Self::Gate { gate, up, .. } => [Some(gate), Some(up), None, None],
-            Self::Mixture { x, routes, .. } => [Some(x), Some(routes), None, None],
-        };
-        list.into_iter().flatten()
+        operands!(self, as_ref).into_iter().flatten().copied()
+    }
+
+    /// Takes other values in the place of those it takes.
+    pub(crate) fn replace(&mut self, by: impl Fn(ValueId) -> ValueId) {
+        operands!(self, as_mut).into_iter().flatten().for_each(|value| *value = by(*value));
     }
 }

@@ -83,6 +83,11 @@ impl Program {
         self.ops.iter().rev().find(|op| matches!(op, Op::Head { .. })).map(Op::out)
     }
 
+    /// What the logits are made of: the hidden states of the sampled tokens, after the final norm.
+    pub fn head_input(&self) -> Option<ValueId> {
+        self.ops.iter().rev().find(|op| matches!(op, Op::Head { .. }))?.inputs().next()
+    }
+
     /// The value behind a tap.
     pub fn tap(&self, tap: Tap) -> Option<ValueId> {
         self.taps.iter().find(|(t, _)| *t == tap).map(|(_, value)| *value)

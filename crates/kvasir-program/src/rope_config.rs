@@ -113,7 +113,8 @@ impl<'a> RopeConfig<'a> {
             long: None,
         };
         match self.kind()? {
-            "default" => Ok(plain(inv, 1.0)),
+            // "dynamic" changes angles only beyond `max_position_embeddings`, and no sequence goes there.
+            "default" | "dynamic" => Ok(plain(inv, 1.0)),
             "linear" => {
                 let factor = self.required("factor")?;
                 Ok(plain(inv.iter().map(|f| f / factor).collect(), 1.0))
@@ -131,9 +132,17 @@ impl<'a> RopeConfig<'a> {
         }
     }
 
+    /// The length that the model was first made for.
+    fn original(&self) -> Result<f64> {
+        match self.float("original_max_position_embeddings")? {
+            Some(_) => self.required("original_max_position_embeddings"),
+            None => self.top.float("max_position_embeddings"),
+        }
+    }
+
     /// Long waves are stretched, short ones kept, those between are mixed.
     fn llama3(&self, inv: &[f64]) -> Result<Vec<f64>> {
-        let original = self.required("original_max_position_embeddings")?;
+        let original = self.original()?;
         let (low, high) = (self.required("low_freq_factor")?, self.required("high_freq_factor")?);
         let factor = self.required("factor")?;
         let stretch = |f: &f64| {
@@ -152,10 +161,11 @@ impl<'a> RopeConfig<'a> {
 
     /// The same by a ramp over the pairs, with a change of amplitude.
     fn yarn(&self, inv: &[f64], dims: usize) -> Result<(Vec<f64>, f64)> {
-        let factor = self.required("factor")?;
-        let original = match self.float("original_max_position_embeddings")? {
-            Some(original) => original,
-            None => self.top.float("max_position_embeddings")?,
+        let original = self.original()?;
+        // Configs that leave the factor out mean what the two lengths say.
+        let factor = match self.float("factor")? {
+            Some(_) => self.required("factor")?,
+            None => self.top.float("max_position_embeddings")? / original,
         };
         let pair_of = |turns: f64| dims as f64 * (original / (turns * TAU)).ln() / (2.0 * self.theta.ln());
         let positive = |key, default| Ok(self.float(key)?.filter(|v| *v > 0.0).unwrap_or(default));

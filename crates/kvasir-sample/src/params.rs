@@ -25,6 +25,8 @@ pub struct Sampling {
     pub logprobs: Option<u32>,
     /// The same for the tokens of the prompt after its first.
     pub prompt_logprobs: Option<u32>,
+    /// Report the hidden state that the first token is drawn from: the prompt's last row, after the final norm.
+    pub hidden: bool,
 }
 
 impl Default for Sampling {
@@ -40,6 +42,7 @@ impl Default for Sampling {
             seed: 0,
             logprobs: None,
             prompt_logprobs: None,
+            hidden: false,
         }
     }
 }

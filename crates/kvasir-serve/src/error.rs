@@ -65,6 +65,11 @@ impl ApiError {
         Self { param: Some(param.into()), code: Some("conflict"), ..Self::new(409, message) }
     }
 
+    /// 408: the client stopped in the middle of its request.
+    pub fn too_slow() -> Self {
+        Self { code: Some("request_timeout"), ..Self::new(408, "the rest of the body did not come in time") }
+    }
+
     /// 413.
     pub fn too_large(limit: usize) -> Self {
         Self {
@@ -81,6 +86,11 @@ impl ApiError {
     /// 503.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self { code: Some("unavailable"), retry_after: Some(1), ..Self::new(503, message) }
+    }
+
+    /// 501: this server, as it was started, has no such thing.
+    pub fn not_offered(message: impl Into<String>) -> Self {
+        Self { code: Some("not_offered"), ..Self::new(501, message) }
     }
 
     /// 500: the request failed and it was not the client's fault.

@@ -5,6 +5,7 @@ use crate::{
     call::Call,
     kept::Kept,
     metrics::{Eyes, Metrics, Rejected},
+    pulse::{Listener, Pulse},
     report::{Reports, Told},
 };
 use kvasir_engine::{Engine, Exit, Fault, Finish, Message, Outbox, Refusal, Request, Summary};
@@ -20,7 +21,7 @@ use std::{
     },
     task::{Poll, Waker},
     thread,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// What has come for one request since it was looked at last. Its memory is used again.
@@ -32,6 +33,8 @@ pub struct Piece {
     pub logprobs: Vec<TokenLogprobs>,
     /// Log-probabilities of the prompt's tokens from the second on, with the first piece of a request that asked.
     pub scores: Vec<TokenLogprobs>,
+    /// The hidden state of the prompt's last token, with the first piece of a request that asked.
+    pub hidden: Vec<f32>,
     /// Set on the last piece.
     pub ended: Option<Summary>,
 }
@@ -41,6 +44,7 @@ impl Piece {
         self.tokens.clear();
         self.logprobs.clear();
         self.scores.clear();
+        self.hidden.clear();
         self.ended = None;
     }
 
@@ -146,6 +150,7 @@ pub struct Host {
     allowed: Allowance,
     reports: Arc<Reports>,
     draining: AtomicBool,
+    pulse: Arc<Pulse>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -154,18 +159,22 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Host {
-    /// Starts `engine` on its thread. It takes what is `allowed` and tells `reports` how each request went.
+    /// Starts `engine` on its thread. It takes what is `allowed` and tells `reports` how each request went. If no step comes back
+    /// for longer than `patience` while somebody waits for one, it is [stalled](Host::trouble).
     pub fn start<E: Executor + Send + 'static>(
         engine: Engine<E>,
         allowed: Allowance,
         reports: Arc<Reports>,
+        patience: Duration,
     ) -> std::io::Result<Arc<Self>>
     where
         E::Pending: Send,
     {
         let (inbox, messages) = mpsc::channel();
         let metrics = Arc::new(Metrics::default());
-        let mut engine = engine.observe(Box::new(Eyes(metrics.clone())));
+        let pulse = Pulse::new(patience);
+        let eyes = Box::new(Eyes(metrics.clone()));
+        let mut engine = engine.observe(eyes).observe(Box::new(Listener(pulse.clone())));
         let host = Arc::new(Self {
             inbox,
             kept: Arc::default(),
@@ -176,6 +185,7 @@ impl Host {
             allowed,
             reports: reports.clone(),
             draining: AtomicBool::new(false),
+            pulse,
         });
         let (clients, kept, exit) = (host.clients.clone(), host.kept.clone(), host.exit.clone());
         thread::Builder::new().name("engine".into()).spawn(move || {
@@ -208,6 +218,9 @@ impl Host {
             self.metrics.reject(why);
             return Err(ApiError::too_many(text));
         }
+        if clients.by_tag.is_empty() {
+            self.pulse.beat();
+        }
         let streams = (first..first + u64::from(n)).map(|tag| {
             let mailbox = Arc::<Mutex<Mailbox>>::default();
             clients.insert(tag, Client { mailbox: mailbox.clone(), call: call.clone(), key, tokens });
@@ -235,6 +248,21 @@ impl Host {
     /// Why the engine has stopped, if it has.
     pub fn exit(&self) -> Option<Exit> {
         locked(&self.exit).clone()
+    }
+
+    /// Why no request can be answered now, if so.
+    pub fn trouble(&self) -> Option<String> {
+        if let Some(why) = self.exit() {
+            return Some(format!("the engine has stopped: {why}"));
+        }
+        if self.is_draining() {
+            return Some("the server is leaving".into());
+        }
+        // The silence first: who begins to wait meanwhile ends it.
+        let (silence, open) = (self.pulse.silence()?, self.open());
+        let seconds = silence.as_secs_f64();
+        (open > 0)
+            .then(|| format!("no step has come back for {seconds:.1} s while {open} answers are waited for"))
     }
 
     /// Answers that are being made or waited for.
@@ -271,6 +299,7 @@ impl Post {
         // Both lists are in the order of the events' tokens.
         let mut logprobs = outbox.logprobs.iter().peekable();
         let mut scores = outbox.scores.iter().peekable();
+        let mut hidden = outbox.hidden.iter().peekable();
         for (index, (event, tokens)) in outbox.iter().enumerate() {
             let summary = match event.finish {
                 Some(_) => ended.next_if(|summary| summary.tag == event.tag).copied(),
@@ -280,6 +309,7 @@ impl Post {
             let end = event.tokens.range().end;
             let own = std::iter::from_fn(|| logprobs.next_if(|(at, _)| (*at as usize) < end));
             let scored = scores.next_if(|(at, _)| *at as usize == index);
+            let state = hidden.next_if(|(at, _)| *at as usize == index);
             // A client that left is aborted by the drop of its stream.
             let Some(client) = clients.by_tag.get(&event.tag) else {
                 own.for_each(drop);
@@ -289,6 +319,7 @@ impl Post {
             mail.piece.tokens.extend_from_slice(tokens);
             mail.piece.logprobs.extend(own.map(|(_, logprobs)| logprobs.clone()));
             mail.piece.scores.extend(scored.into_iter().flat_map(|(_, list)| list.iter().cloned()));
+            mail.piece.hidden.extend(state.into_iter().flat_map(|(_, state)| state));
             mail.piece.ended = summary;
             if let Some(before) = mail.left.replace(now).filter(|_| !tokens.is_empty()) {
                 let gap = now.saturating_duration_since(before).as_nanos();
@@ -385,9 +416,11 @@ pub fn failure(finish: Finish) -> Option<ApiError> {
     match finish {
         Finish::Refused(refusal) => Some(match refusal {
             Refusal::EmptyPrompt => ApiError::param("prompt", "the prompt has no token"),
+            Refusal::WithinPrefix { .. } => ApiError::param("prompt", refusal.to_string()),
             Refusal::TooLong { .. } | Refusal::NeverFits { .. } | Refusal::OverBudget { .. } => {
                 ApiError::too_long("messages", refusal.to_string())
             }
+            Refusal::NoState => ApiError::param("model", refusal.to_string()),
             Refusal::QueueFull { .. } => ApiError::too_many(refusal.to_string()),
             Refusal::BadParameter(which) => ApiError::param(which.name(), refusal.to_string()),
         }),

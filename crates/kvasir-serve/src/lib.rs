@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
+mod aside;
 mod call;
 mod error;
 pub mod form;
@@ -12,6 +13,7 @@ pub mod http;
 mod kept;
 pub mod metrics;
 pub mod model;
+mod pulse;
 pub mod report;
 pub mod request;
 pub mod session;

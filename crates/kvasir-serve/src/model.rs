@@ -3,8 +3,9 @@
 use crate::{
     ApiError,
     answer::{Reading, ReasoningDialect, ToolDialect},
-    form::{Part, Refused, Shape, Vocabulary},
-    request::{AskedForm, ChatRequest, Tool, ToolChoice},
+    aside::{LONG, aside},
+    form::{Budget, Part, Refused, Shape, Vocabulary},
+    request::{AskedForm, ChatRequest, ThinkingBudget, Tool, ToolChoice},
 };
 use kvasir_formats::{ChatTemplate, TextFiles, TextStream, Tokenizer};
 use kvasir_kv::Token;
@@ -24,6 +25,10 @@ pub struct Facts {
     pub vocab: u32,
     /// Prompt and answer together.
     pub max_len: u32,
+    /// Most tokens of an answer, whatever is asked for.
+    pub max_new_tokens: Option<u32>,
+    /// Numbers in a hidden state; none where the device computes nothing.
+    pub hidden: Option<u32>,
     /// Tokens that end an answer.
     pub eos: Vec<Token>,
     /// What a request leaves open.
@@ -41,6 +46,8 @@ pub struct Model {
     tokenizer: Arc<Tokenizer>,
     /// Chats to text; without one there are only plain completions.
     template: Option<ChatTemplate>,
+    /// What the template is made of, for clients that render chats themselves.
+    template_source: Option<String>,
     /// What templates may name: `bos_token` and its like.
     variables: Map<String, Value>,
     /// Spellings of the control tokens.
@@ -62,7 +69,9 @@ impl Model {
         let source = text.template_source(None)?;
         let template = source.as_ref().map(|_| text.template(None)).transpose()?;
         let specials = (0..tokenizer.len() as u32).filter(|id| tokenizer.is_special(*id));
-        let source = source.unwrap_or_default();
+        let dialects = source.as_deref().unwrap_or_default();
+        let (tools, reasoning) =
+            (ToolDialect::of_template(dialects), ReasoningDialect::of_template(dialects));
         Ok(Self {
             name,
             facts,
@@ -72,13 +81,14 @@ impl Model {
                 .collect(),
             tokenizer: Arc::new(tokenizer),
             template,
+            template_source: source,
             variables: text.template_variables(),
             tool_dialect: ToolDialect::default(),
             reasoning: None,
             kept: Vec::new(),
             vocabulary: OnceLock::new(),
         }
-        .speaking(ToolDialect::of_template(&source), ReasoningDialect::of_template(&source)))
+        .speaking(tools, reasoning))
     }
 
     /// The same model, its answers read in these dialects.
@@ -112,12 +122,24 @@ impl Model {
 
     /// The ids of a text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
-        self.tokenizer.encode(text, add_special).map_err(|e| ApiError::param("prompt", e.to_string()))
+        let encode = || self.tokenizer.encode(text, add_special);
+        let ids = if text.len() < LONG { encode() } else { aside(encode) };
+        ids.map_err(|e| ApiError::param("prompt", e.to_string()))
     }
 
     /// The text of ids.
     pub fn decode(&self, ids: &[Token]) -> String {
         self.tokenizer.decode(ids, false).unwrap_or_default()
+    }
+
+    /// What the template may name (`bos_token` and its like), and the template itself.
+    pub fn template_facts(&self) -> (&Map<String, Value>, Option<&str>) {
+        (&self.variables, self.template_source.as_deref())
+    }
+
+    /// How a token is written in full.
+    pub fn spelling(&self, token: Token) -> Option<String> {
+        self.tokenizer.spelling(token)
     }
 
     /// The bytes that a token stands for.
@@ -157,19 +179,64 @@ impl Model {
             }
             ToolChoice::Auto | ToolChoice::None => request.form.clone(),
         };
-        let Some(asked) = asked else { return Ok(Constrained::default()) };
-        asked.check_lengths(&request.sampling)?;
-        let is_call = matches!(asked.shape, Shape::Calls(_));
-        self.constraint(&asked, &self.lead(prompt, is_call))
+        let form = match asked {
+            None => Constrained::default(),
+            Some(asked) => {
+                asked.check_lengths(&request.sampling)?;
+                let is_call = matches!(asked.shape, Shape::Calls(_));
+                self.constraint(&asked, &self.lead(prompt, is_call))?
+            }
+        };
+        match request.thinking {
+            None => Ok(form),
+            Some(thinking) => self.thinking(thinking, form, prompt),
+        }
+    }
+
+    /// The same form, with reasoning that ends in time. A model that does not reason keeps to every budget.
+    fn thinking(
+        &self,
+        asked: ThinkingBudget,
+        form: Constrained,
+        prompt: &[Token],
+    ) -> Result<Constrained, ApiError> {
+        let Some(dialect) = self.reasoning else { return Ok(form) };
+        self.computes("a budget of reasoning")?;
+        let (open, close) = dialect.marks();
+        let token = |mark: &str| match self.encode(mark, false)?.as_slice() {
+            [one] => Ok(*one),
+            _ => {
+                Err(ApiError::unsupported(asked.param, "this model marks its reasoning with several tokens"))
+            }
+        };
+        let budget = Budget {
+            tokens: asked.tokens as usize,
+            open: token(open)?,
+            close: token(close)?,
+            is_begun: self.ends_with(prompt, open),
+            vocab: self.facts.vocab,
+        };
+        Ok(budget.within(form))
+    }
+
+    /// Refuses what a device that computes nothing cannot give.
+    pub(crate) fn computes(&self, what: &str) -> Result<(), ApiError> {
+        match self.facts.hidden {
+            Some(_) => Ok(()),
+            None => Err(ApiError::not_offered(format!(
+                "there is no {what}: the simulated device computes nothing"
+            ))),
+        }
     }
 
     /// Compiles a form that was asked for.
     pub fn constraint(&self, asked: &AskedForm, lead: &[Part]) -> Result<Constrained, ApiError> {
-        let vocabulary = self
-            .vocabulary
-            .get_or_init(|| Vocabulary::new(self.tokenizer.clone(), self.facts.vocab, &self.facts.eos));
-        let compiled =
-            vocabulary.as_ref().map_err(Refused::clone).and_then(|v| v.compile(&asked.shape, lead));
+        self.computes("form of answers")?;
+        let vocabulary = || Vocabulary::new(self.tokenizer.clone(), self.facts.vocab, &self.facts.eos);
+        let compiled = aside(|| {
+            let vocabulary = self.vocabulary.get_or_init(vocabulary).as_ref();
+            vocabulary.map_err(Refused::clone).and_then(|v| v.compile(&asked.shape, lead))
+        });
         compiled.map_err(|why| ApiError::param(&asked.param, format!("`{}` {why}", asked.param)))
     }
 

@@ -28,6 +28,11 @@ fn endpoints() -> Vec<Read> {
             read: |map| Ok(format!("{:?}", CompletionRequest::read(map, &Sampling::default(), VOCAB)?)),
         },
         Read {
+            fields: EMBEDDINGS,
+            body: json!({"input": "hi"}),
+            read: |map| Ok(format!("{:?}", EmbeddingsRequest::read(map, VOCAB)?)),
+        },
+        Read {
             fields: RESPONSES,
             body: json!({"input": "hi"}),
             read: |map| Ok(format!("{:?}", ResponsesRequest::read(map, &Sampling::default(), VOCAB)?)),

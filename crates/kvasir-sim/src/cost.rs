@@ -143,6 +143,9 @@ impl CostDevice {
     fn answer(&self, step: &mut Step) {
         let Step { batch, output, .. } = step;
         output.reset();
+        if batch.is_dummy() {
+            return output.rows.resize(batch.rows.len(), OutputRow::default());
+        }
         for row in &batch.rows {
             let start = output.tokens.len();
             let (seed, prompt) = self.rows.get(row.pool_row.0 as usize).copied().unwrap_or_default();
@@ -190,15 +193,7 @@ impl Executor for CostDevice {
     type Pending = u64;
 
     fn abilities(&self) -> Abilities {
-        Abilities {
-            contiguous: true,
-            ragged: true,
-            explicit: true,
-            mixed: true,
-            depth: 2,
-            max_tokens: u32::MAX,
-            pool_rows: u32::MAX,
-        }
+        Abilities::all(2, u32::MAX, u32::MAX)
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {

@@ -6,7 +6,7 @@ use kvasir_exec::{
     Abilities, BatchRow, Executor, IN_FLIGHT, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot, Span, Token};
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::mpsc};
 
 /// A device whose every output depends on every slot that is read.
 ///
@@ -27,6 +27,8 @@ pub struct Toy {
     depth: u32,
     entries: Vec<(Slot, Position)>,
     moved: Vec<Cell>,
+    /// What the next step that is waited for waits for itself.
+    hang: Option<mpsc::Receiver<()>>,
 }
 
 /// One slot: its value, and what it was written for.
@@ -103,6 +105,13 @@ impl Toy {
         self.faults.plan(Fate::Lost(StepError::Lost("as planned".into())));
     }
 
+    /// Lets the next step that is waited for hang until the sender has sent or is dropped.
+    pub fn hang_next(&mut self) -> mpsc::Sender<()> {
+        let (sender, receiver) = mpsc::channel();
+        self.hang = Some(receiver);
+        sender
+    }
+
     /// The end-of-sequence token of its model.
     pub const EOS: Token = EOS;
 
@@ -141,9 +150,14 @@ impl Toy {
     }
 
     fn run(&mut self, step: &mut Step) {
-        self.move_rows(&step.plan);
+        if !step.batch.is_dummy() {
+            self.move_rows(&step.plan);
+        }
         let Step { batch, plan, output } = step;
         output.reset();
+        if batch.is_dummy() {
+            return output.rows.resize(batch.rows.len(), OutputRow::default());
+        }
         if batch.rows.len() != plan.rows.len() || batch.tokens.len() != plan.positions.len() {
             self.note(format!("step {}: batch and plan differ in size", batch.step.0));
             return;
@@ -336,15 +350,7 @@ impl Executor for Toy {
     type Pending = u64;
 
     fn abilities(&self) -> Abilities {
-        Abilities {
-            contiguous: true,
-            ragged: true,
-            explicit: true,
-            mixed: true,
-            depth: self.depth,
-            max_tokens: u32::MAX,
-            pool_rows: u32::MAX,
-        }
+        Abilities::all(self.depth, u32::MAX, u32::MAX)
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
@@ -384,6 +390,10 @@ impl Executor for Toy {
         if ticket != pending {
             self.note(format!("ticket {pending} is waited for before {ticket}"));
         }
+        if let Some(hang) = self.hang.take() {
+            // Either way it is over.
+            let _ = hang.recv();
+        }
         let fate = self.faults.complete();
         match fate {
             Fate::Lost(error) => return (step, Err(error)),
@@ -404,6 +414,72 @@ impl Executor for Toy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Answers, Clock, CostDevice, Preset};
+    use kvasir_exec::{BatchRow, Phase, StepKind};
+    use kvasir_kv::{Cache, ClaimRow, Contiguous, SeqId, StepId};
+
+    /// The step that feeds `tokens` to `seq`.
+    fn step(cache: &mut Contiguous, id: u64, seq: SeqId, tokens: &[Token]) -> Box<Step> {
+        let mut step = Box::new(Step::default());
+        let count = tokens.len() as u32;
+        cache.claim(StepId(id), &[ClaimRow { seq, redirected: 0, tokens: count }]).unwrap();
+        cache.plan(StepId(id), &mut step.plan).unwrap();
+        step.batch.reset(StepId(id));
+        step.batch.tokens.extend_from_slice(tokens);
+        step.batch.rows.push(BatchRow {
+            request: 1,
+            seq,
+            phase: Phase::Prefill,
+            tokens: Span::new(0, tokens.len()),
+            cached: 0,
+            context_len: count,
+            last_block_tokens: 1,
+            sample_from: count - 1,
+            pool_row: PoolRow(0),
+            scored: Span::default(),
+            drafts: Default::default(),
+            sampling: Default::default(),
+        });
+        step
+    }
+
+    /// How many tokens each row of a step of this kind yields.
+    fn yields(device: &mut impl Executor, id: u64, kind: StepKind) -> Vec<u32> {
+        let mut cache = Contiguous::new(64);
+        let seq = cache.open().unwrap();
+        let mut step = step(&mut cache, id, seq, &[103, 104]);
+        step.batch.kind = kind;
+        device.bind(PoolRow(0), SequenceSpec { prompt: vec![103, 104], ..SequenceSpec::default() });
+        let Ok(pending) = device.submit(step) else { panic!("refused") };
+        let (step, result) = device.wait(pending);
+        assert_eq!(result, Ok(()));
+        step.output.rows.iter().map(|row| row.tokens.len).collect()
+    }
+
+    struct One;
+
+    impl Answers for One {
+        fn token(&self, _: u64, _: u32) -> Token {
+            1
+        }
+    }
+
+    #[test]
+    fn a_dummy_run_writes_nothing_and_yields_nothing() {
+        let mut toy = Toy::new();
+        assert_eq!(yields(&mut toy, 1, StepKind::Dummy), [0]);
+        assert!(toy.slots.iter().all(|cell| cell.tag == 0));
+        assert_eq!(yields(&mut toy, 2, StepKind::Prefill), [1]);
+        assert!(toy.slots.iter().any(|cell| cell.tag != 0));
+        assert_eq!(toy.violations(), [""; 0]);
+
+        let clock = Clock::default();
+        let preset = Preset::parse("h200:qwen3-0.6b").unwrap();
+        let mut cost = CostDevice::new(preset, clock.clone(), Box::new(One));
+        assert_eq!(yields(&mut cost, 1, StepKind::Dummy), [0]);
+        assert!(clock.now() > 0, "it takes its time");
+        assert_eq!(yields(&mut cost, 2, StepKind::Prefill), [1]);
+    }
 
     #[test]
     fn alone_is_the_recorded_model() {

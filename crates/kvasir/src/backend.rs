@@ -1,7 +1,10 @@
+use crate::Error;
 use kvasir_cpu::CpuExecutor;
-use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
-use kvasir_plain::{PlainExecutor, Ran};
+use kvasir_exec::{Abilities, Executor, PoolRow, Ran, Refused, SequenceSpec, Step, StepError};
+use kvasir_kv::PoolId;
+use kvasir_plain::PlainExecutor;
 use kvasir_sim::{Paced, Preset};
+use std::sync::Arc;
 
 /// `--backend`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,10 +30,44 @@ pub enum AnyExecutor {
     Sim(Box<Paced>),
 }
 
+/// K and V of a frozen prefix, as one backend keeps them.
+#[derive(Clone)]
+pub enum AnyPool {
+    /// The processor's.
+    Cpu(Arc<kvasir_cpu::Pool>),
+    /// The plain one's.
+    Plain(Arc<kvasir_plain::Pool>),
+}
+
+impl AnyExecutor {
+    /// Its pool, for others to read as a frozen prefix; the simulated one has none.
+    pub(crate) fn into_pool(self) -> Option<AnyPool> {
+        match self {
+            Self::Cpu(executor) => Some(AnyPool::Cpu(Arc::clone(executor.pool()))),
+            Self::Plain(executor) => Some(AnyPool::Plain(executor.into_pool())),
+            Self::Sim(_) => None,
+        }
+    }
+
+    /// Lets plans read a frozen pool.
+    pub(crate) fn attach(&mut self, id: PoolId, pool: &AnyPool) -> Result<(), Error> {
+        match (self, pool) {
+            (Self::Cpu(executor), AnyPool::Cpu(pool)) => {
+                executor.attach(id, Arc::clone(pool)).map_err(Error::Asked)
+            }
+            (Self::Plain(executor), AnyPool::Plain(pool)) => {
+                executor.attach(id, Arc::clone(pool));
+                Ok(())
+            }
+            _ => Err(Error::Failed("the prefix is another backend's".into())),
+        }
+    }
+}
+
 /// A step handed to one.
 pub enum AnyPending {
     /// The processor's.
-    Cpu(kvasir_cpu::Ran),
+    Cpu(Ran),
     /// The plain one's.
     Plain(Ran),
     /// The simulated one's.
@@ -70,8 +107,7 @@ impl Executor for AnyExecutor {
             (Self::Plain(executor), AnyPending::Plain(ran)) => executor.wait(ran),
             (Self::Sim(executor), AnyPending::Sim(ticket)) => executor.wait(ticket),
             // A step of another executor's is given back as it came, with what went wrong.
-            (_, AnyPending::Cpu(ran)) => (ran.into_step(), Err(foreign())),
-            (_, AnyPending::Plain(ran)) => (ran.into_step(), Err(foreign())),
+            (_, AnyPending::Cpu(ran) | AnyPending::Plain(ran)) => (ran.into_parts().0, Err(foreign())),
             // The simulated device keeps its steps itself; there is none to give back.
             (_, AnyPending::Sim(_)) => (Box::default(), Err(foreign())),
         }

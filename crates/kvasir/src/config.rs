@@ -1,13 +1,21 @@
 //! Options from a TOML file, by the names that they have on the command line. Flags go before the environment, that before
 //! the file, that before defaults.
 
-use crate::cmd::Failure;
-use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
-use std::{collections::BTreeSet, ffi::OsString, fmt::Write, path::PathBuf};
+use crate::{Cli, cmd::Failure, one_line};
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, parser::ValueSource};
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    fmt::Write,
+    path::{Path, PathBuf},
+};
 use toml::{Table, Value};
 
 /// What no file can set.
 const NOT_HERE: [&str; 4] = ["config", "print-config", "help", "version"];
+
+/// The command that is not stopped by a file that is wrong.
+const DOCTOR: &str = "doctor";
 
 /// The name of an option in a file: its flag, or for what has none its place's name.
 fn key(arg: &Arg) -> String {
@@ -38,6 +46,10 @@ pub(crate) fn with_file(command: Command, args: Vec<OsString>) -> Result<Vec<OsS
     let (chosen, given) = chosen(&command, &matches);
     let path = given.try_get_one::<PathBuf>("config").ok().flatten().or(matches.get_one("config"));
     let Some(path) = path else { return Ok(args) };
+    if chosen.get_name() == DOCTOR {
+        // Who looks for what is wrong is told of the file's faults among the others.
+        return Ok(args);
+    }
     let named = |why: String| Failure::usage(format!("{}: {why}", path.display()));
     let table: Table = Failure::read(path)?.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map_or(0, |span| span.start);
@@ -58,6 +70,14 @@ pub(crate) fn with_file(command: Command, args: Vec<OsString>) -> Result<Vec<OsS
         }
     }
     Ok(insert(args, added))
+}
+
+/// Whether a server could be started with the options of a file.
+pub(crate) fn check(path: &Path) -> Result<(), Failure> {
+    let args = ["kvasir".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];
+    let args = with_file(Cli::command(), args.into())?;
+    let read = Cli::command().try_get_matches_from(args);
+    read.map(drop).map_err(|e| Failure::usage(format!("{}: {}", path.display(), one_line(&e.to_string()))))
 }
 
 /// An option of the file as it would be written on the command line.

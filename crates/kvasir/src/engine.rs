@@ -22,6 +22,9 @@ impl Loaded {
         let slots = cache.capacity().saturating_add(cache.block_size());
         let limits = core.limits();
         let executor = self.executor(slots, limits.max_num_batched_tokens, limits.max_num_seqs, kv)?;
+        // Only a simulated device runs beside the host. The others run a step while it is handed over: a next one before its tokens are taken in
+        // would make everybody wait for two.
+        let overlap = overlap && self.simulated().is_some();
         let started = Instant::now();
         let clock = move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(Engine::new(core, executor, clock).overlap(overlap))

@@ -1,6 +1,6 @@
 use crate::{
-    Answer, BackendKind, CacheOptions, Error, Model, Opened, Piece, Precision, Prompt, Session, Stream,
-    runner::Runner,
+    Answer, BackendKind, CacheOptions, Error, Model, Opened, Piece, Precision, PrefixOptions, Prompt,
+    Session, SharedPrefix, Stream, runner::Runner,
 };
 use kvasir_engine::{Core, Params, RequestId};
 use std::{path::Path, sync::Arc};
@@ -72,7 +72,7 @@ impl Kvasir {
     /// Loads what has been opened already.
     pub fn of(opened: Opened, options: Options) -> Result<Self, Error> {
         let model = Model::new(opened.load(options.backend, options.precision, options.threads)?)?;
-        let engine = model.engine(&options.cache)?;
+        let engine = model.engine(&options.cache, None)?;
         Ok(Self { runner: Runner::new(model, engine) })
     }
 
@@ -90,6 +90,11 @@ impl Kvasir {
     /// A session on the same weights, with a cache of its own. It is independent of this value and of all other sessions.
     pub fn session(&self, options: CacheOptions) -> Result<Session, Error> {
         Session::new(Arc::clone(self.model()), &options)
+    }
+
+    /// Computes a prompt once, for any number of sessions to begin with.
+    pub fn freeze(&self, prompt: impl Into<Prompt>, options: PrefixOptions) -> Result<SharedPrefix, Error> {
+        SharedPrefix::new(Arc::clone(self.model()), prompt.into(), options)
     }
 
     /// The answer to one prompt.

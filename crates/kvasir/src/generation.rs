@@ -10,22 +10,36 @@ impl Opened {
         config.map_or(Ok(Self::plain_sampling()), defaults)
     }
 
+    /// Most tokens of an answer, as the model's `generation_config.json` says.
+    pub fn max_new_tokens(&self) -> Result<Option<u32>, Error> {
+        self.checkpoint.generation_config().map_or(Ok(None), max_new_tokens)
+    }
+
     /// The same without looking at the model.
     pub fn plain_sampling() -> Sampling {
         Sampling { temperature: 1.0, ..Sampling::default() }
     }
 }
 
+fn number(config: &Json, key: &str, fits: fn(f64) -> bool) -> Result<Option<f64>, Error> {
+    let Some(value) = config.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+    match value.as_f64().filter(|number| fits(*number)) {
+        Some(number) => Ok(Some(number)),
+        None => Err(Error::Asked(format!(
+            "generation_config.json: {key} is {value}, which cannot be kept to; --generation-config none leaves the file aside"
+        ))),
+    }
+}
+
+fn max_new_tokens(config: &Json) -> Result<Option<u32>, Error> {
+    let most = number(config, "max_new_tokens", |n| n.fract() == 0.0 && (1.0..=4e9).contains(&n))?;
+    Ok(most.map(|most| most as u32))
+}
+
 fn defaults(config: &Json) -> Result<Sampling, Error> {
     let mut sampling = Opened::plain_sampling();
-    let number = |key: &str, fits: fn(f64) -> bool| match config.get(key).filter(|value| !value.is_null()) {
-        None => Ok(None),
-        Some(value) => match value.as_f64().filter(|number| fits(*number)) {
-            Some(number) => Ok(Some(number as f32)),
-            None => Err(Error::Asked(format!(
-                "generation_config.json: {key} is {value}, which cannot be kept to; --generation-config none leaves the file aside"
-            ))),
-        },
+    let number = |key: &str, fits: fn(f64) -> bool| {
+        number(config, key, fits).map(|found| found.map(|number| number as f32))
     };
     let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
     set(&mut sampling.temperature, number("temperature", |t| (0.0..=100.0).contains(&t))?);
@@ -52,6 +66,16 @@ mod tests {
         assert_eq!(defaults(&file).ok(), Some(want));
         let plain = Sampling { temperature: 1.0, ..Sampling::default() };
         assert_eq!(defaults(&json!({"top_k": -1, "top_p": null})).ok(), Some(plain));
+    }
+
+    #[test]
+    fn a_limit_on_answers_is_a_whole_number() {
+        assert_eq!(max_new_tokens(&json!({"max_new_tokens": 2048})).ok(), Some(Some(2048)));
+        assert_eq!(max_new_tokens(&json!({"max_new_tokens": null})).ok(), Some(None));
+        for bad in [json!(0), json!(1.5), json!("9"), json!(1e12)] {
+            let error = max_new_tokens(&json!({"max_new_tokens": bad})).err().map(|error| error.to_string());
+            assert!(error.is_some_and(|error| error.contains("max_new_tokens")));
+        }
     }
 
     #[test]

@@ -43,10 +43,22 @@ impl HubName {
         })
     }
 
+    /// The hub's cache, where its own tools look for it.
+    pub fn cache() -> Result<PathBuf, Error> {
+        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        set("HF_HUB_CACHE")
+            .or_else(|| Some(set("HF_HOME")?.join("hub")))
+            .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface/hub")))
+            .or_else(|| Some(set("HOME")?.join(".cache/huggingface/hub")))
+            .ok_or_else(|| {
+                Error::Asked("HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is".into())
+            })
+    }
+
     /// Where the model is, from the cache or, if this program can, from the hub.
     pub fn find(&self) -> Result<PathBuf, Error> {
         let asked = self.revision.as_deref().unwrap_or("main");
-        let folder = cache()?.join(format!("models--{}--{}", self.owner, self.name));
+        let folder = Self::cache()?.join(format!("models--{}--{}", self.owner, self.name));
         let commit = fs::read_to_string(folder.join("refs").join(asked));
         let commit = commit.map_or_else(|_| asked.to_owned(), |text| text.trim().to_owned());
         let snapshot = folder.join("snapshots").join(commit);
@@ -54,10 +66,16 @@ impl HubName {
         if there.is_empty() {
             return self.fetch();
         }
-        let chosen = self.choose(&there)?;
-        match complete(&snapshot, &chosen, &there) {
-            true => Ok(model_path(&snapshot, &chosen)),
-            false => self.fetch(),
+        let interrupted = interrupted(&folder);
+        match self.choose(&there) {
+            Ok(chosen) if complete(&snapshot, &chosen, &there) => {
+                let path = model_path(&snapshot, &chosen);
+                // It may have been another model's fetch: then what is there will do.
+                if interrupted { self.fetch().or(Ok(path)) } else { Ok(path) }
+            }
+            Ok(_) => self.fetch(),
+            Err(_) if interrupted || self.tag.is_some() => self.fetch(),
+            Err(error) => Err(error),
         }
     }
 
@@ -96,23 +114,13 @@ impl HubName {
             "{0}/{1}: no such path, and not in the hub's cache ({2}); fetch it with `hf download {0}/{1}`, or build with `--features hub`",
             self.owner,
             self.name,
-            cache()?.display(),
+            Self::cache()?.display(),
         )))
     }
 }
 
 fn cut(text: &str, at: char) -> (&str, Option<&str>) {
     text.split_once(at).map_or((text, None), |(before, after)| (before, Some(after)))
-}
-
-/// The hub's cache, where its own tools look for it.
-fn cache() -> Result<PathBuf, Error> {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("HF_HUB_CACHE")
-        .or_else(|| Some(set("HF_HOME")?.join("hub")))
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface/hub")))
-        .or_else(|| Some(set("HOME")?.join(".cache/huggingface/hub")))
-        .ok_or_else(|| Error::Asked("HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is".into()))
 }
 
 /// The names of a snapshot's files, one folder deep at most.
@@ -133,6 +141,12 @@ fn files_of(snapshot: &Path) -> Vec<String> {
     }
     files.sort();
     files
+}
+
+/// Did a fetch of this model end before its time? Its files then lie beside the whole ones, and others may not have been begun.
+fn interrupted(folder: &Path) -> bool {
+    let blobs = fs::read_dir(folder.join("blobs")).into_iter().flatten().flatten();
+    blobs.into_iter().any(|blob| blob.path().extension().is_some_and(|end| end == "incomplete"))
 }
 
 /// Are all shards there that the files themselves speak of?

@@ -14,6 +14,7 @@
 //! - [`Kvasir`] answers prompts: one, many side by side, as a stream, or step by step.
 //! - [`Session`] keeps conversations with what has been computed for them: append, fork, rewind, keep. Sessions of different
 //!   caches, K/V types and sizes share one copy of the weights.
+//! - [`SharedPrefix`] is a beginning that is computed once and read by any number of sessions.
 //! - [`Opened`] and [`Loaded`] are the parts: an engine is put together from policies, caches and limits of the caller's.
 //!
 //! Nothing runs by itself: there is no server, no runtime and no thread that decides. It puts together and decides nothing: policy,
@@ -26,6 +27,7 @@ mod built_in;
 mod cache_options;
 mod engine;
 mod error;
+mod feed;
 mod front;
 mod generation;
 mod hub;
@@ -36,10 +38,11 @@ mod opened;
 mod prompt;
 mod runner;
 mod session;
+mod shared_prefix;
 mod stream;
 
 pub use answer::{Answer, Piece};
-pub use backend::{AnyExecutor, AnyPending, BackendKind};
+pub use backend::{AnyExecutor, AnyPending, AnyPool, BackendKind};
 pub use built_in::NAME as BUILT_IN;
 pub use cache_options::CacheOptions;
 pub use error::Error;
@@ -54,4 +57,5 @@ pub use model::Model;
 pub use opened::{Loaded, Opened};
 pub use prompt::Prompt;
 pub use session::{Branch, Session};
+pub use shared_prefix::{PrefixOptions, SharedPrefix};
 pub use stream::Stream;

@@ -4,6 +4,8 @@
 mod chat;
 mod cmd;
 mod config;
+mod doctor;
+mod help;
 mod options;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -21,12 +23,15 @@ struct Cli {
     /// Print the options as such a file instead of running
     #[arg(long, global = true)]
     print_config: bool,
+    /// Use no better instructions than these: portable, avx2, avx512-vnni or amx [default: the machine's best]
+    #[arg(long, global = true, env = "KVASIR_INSTRUCTIONS", value_name = "LEVEL")]
+    instructions: Option<kvasir_cpu::Level>,
 }
 
 fn main() -> ExitCode {
     let asked = config::with_file(Cli::command(), std::env::args_os().collect());
     let ran = asked.and_then(|args| {
-        let matches = match Cli::command().try_get_matches_from(args) {
+        let matches = match help::arranged(Cli::command()).try_get_matches_from(args) {
             Ok(matches) => matches,
             Err(answer) if answer.use_stderr() && std::env::args_os().len() > 1 => {
                 return Err(cmd::Failure::usage(one_line(&answer.to_string())));
@@ -39,7 +44,10 @@ fn main() -> ExitCode {
             print!("{}", config::print(&Cli::command(), &matches));
             return Ok(ExitCode::SUCCESS);
         }
-        cli.command.run()
+        if let Some(level) = cli.instructions {
+            level.limit();
+        }
+        cli.command.run(cli.config)
     });
     match ran {
         Ok(code) => code,

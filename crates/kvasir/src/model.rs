@@ -1,4 +1,4 @@
-use crate::{AnyExecutor, CacheOptions, Error, Loaded, Prompt};
+use crate::{AnyExecutor, CacheOptions, Error, Loaded, Prompt, SharedPrefix};
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order};
 use kvasir_formats::Tokenizer;
 use kvasir_kv::{Builders, CacheConfig, CacheKind, Token};
@@ -49,8 +49,12 @@ impl Model {
         self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(ids, true).ok())
     }
 
-    /// An engine with a cache and a pool of its own.
-    pub(crate) fn engine(&self, options: &CacheOptions) -> Result<Engine<AnyExecutor>, Error> {
+    /// An engine with a cache and a pool of its own, behind a shared prefix if there is one.
+    pub(crate) fn engine(
+        &self,
+        options: &CacheOptions,
+        prefix: Option<&SharedPrefix>,
+    ) -> Result<Engine<AnyExecutor>, Error> {
         let asked = |e: &dyn std::fmt::Display| Error::Asked(e.to_string());
         let in_blocks = matches!(options.kind, CacheKind::Paged | CacheKind::Radix);
         let one_stream = matches!(options.kind, CacheKind::Contiguous | CacheKind::Tree);
@@ -70,8 +74,11 @@ impl Model {
         // Beside those that run: what has ended and is kept, or still named by a step.
         let max_sequences = sequences.saturating_mul(4).saturating_add(64);
         let config = CacheConfig { max_sequences, block_size, ..CacheConfig::new(capacity) };
-        let cache =
-            self.builders.build(self.loaded.backend(), options.kind, &config).map_err(|e| asked(&e))?;
+        let own = self.builders.build(self.loaded.backend(), options.kind, &config).map_err(|e| asked(&e))?;
+        let cache = match prefix {
+            Some(prefix) => Box::new(prefix.frozen().under(own).map_err(|e| asked(&e))?),
+            None => own,
+        };
         let limits = Limits {
             max_num_seqs: sequences,
             max_num_batched_tokens: STEP_TOKENS,
@@ -81,6 +88,11 @@ impl Model {
         };
         let policy = Chunked::new(STEP_TOKENS, Mixing::On { target: None });
         let core = Core::new(limits, Order::Fcfs, Box::new(policy), cache);
-        self.loaded.engine_with(core, true, options.kv)
+        let kv = options.kv.or(prefix.map(SharedPrefix::kv));
+        let mut engine = self.loaded.engine_with(core, true, kv)?;
+        if let Some(prefix) = prefix {
+            prefix.attach(|id, pool| engine.executor_mut().attach(id, pool))?;
+        }
+        Ok(engine)
     }
 }

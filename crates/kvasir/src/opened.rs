@@ -136,6 +136,11 @@ impl Loaded {
         &self.opened.model.target
     }
 
+    /// Whether executors tell hidden states: all but the simulated ones, which have none.
+    pub fn tells_hidden(&self) -> bool {
+        !matches!(self.weights, Weights::Sim(..))
+    }
+
     /// How K and V are stored where an engine or a session does not say otherwise.
     pub fn kv(&self) -> KvType {
         self.kv
@@ -169,7 +174,7 @@ impl Loaded {
         Ok(match &self.weights {
             Weights::Cpu(model) => {
                 let kv = kv.unwrap_or(self.kv);
-                let limits = kvasir_cpu::Limits { slots, tokens, rows, kv };
+                let limits = kvasir_cpu::Limits { slots, tokens, rows, kv, ring: None };
                 let executor = CpuExecutor::new(Arc::clone(model), limits);
                 let executor =
                     executor.map_err(|e| Error::Asked(format!("no memory for {slots} slots: {e}")))?;

@@ -99,15 +99,15 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_MAX_MODEL_LEN", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<u32>,
-    /// prefill-first: newcomers wait until the oldest has waited so many times the last prefill's time [default: 0]
+    /// Newcomers wait until the oldest has waited so many times the last prefill's time [default: 0]
     #[arg(long, env = "KVASIR_DELAY_FACTOR", value_name = "F")]
     #[serde(skip_serializing_if = "Option::is_none")]
     delay_factor: Option<f64>,
-    /// prefill-first: cut prompts that do not fit a step, on or off [default: on]
+    /// Cut prompts that do not fit a step, on or off [default: on]
     #[arg(long, env = "KVASIR_CHUNKED_PREFILL", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     chunked_prefill: Option<Switch>,
-    /// prefill-first: tokens of one prompt per step at most [default: none]
+    /// Tokens of one prompt per step at most [default: none]
     #[arg(long, env = "KVASIR_LONG_PREFILL_CAP", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     long_prefill_cap: Option<u32>,
@@ -115,31 +115,31 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_WATERMARK", value_name = "SHARE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     watermark: Option<f64>,
-    /// rectangular: positions of a prefill step, whole blocks [default: 512]
+    /// Positions of a prefill step, whole blocks [default: 512]
     #[arg(long, env = "KVASIR_CHUNK_SIZE", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk_size: Option<u32>,
-    /// rectangular: no two prefill steps in a row while somebody decodes, on or off [default: on]
+    /// No two prefill steps in a row while somebody decodes, on or off [default: on]
     #[arg(long, env = "KVASIR_INTERLEAVE", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     interleave: Option<Switch>,
-    /// rectangular: rows times largest tkv at most [default: 131072]
+    /// Rows times largest tkv at most [default: 131072]
     #[arg(long, env = "KVASIR_MAX_BATCH_TKV", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_batch_tkv: Option<u64>,
-    /// rectangular: rows of a decode step at most [default: 32]
+    /// Rows of a decode step at most [default: 32]
     #[arg(long, env = "KVASIR_MAX_BATCH", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_batch: Option<u32>,
-    /// rectangular: the document's rules or the later code's [default: document]
+    /// The document's rules or the later code's [default: document]
     #[arg(long, env = "KVASIR_RULES", value_parser = word::<Rules>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     rules: Option<Rules>,
-    /// rectangular: admit without looking ahead and let decodes take turns, on or off [default: off]
+    /// Admit without looking ahead and let decodes take turns, on or off [default: off]
     #[arg(long, env = "KVASIR_PAUSING", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pausing: Option<Switch>,
-    /// rectangular with pausing: who has decoded most goes first, on or off [default: off]
+    /// With --pausing on: who has decoded most goes first, on or off [default: off]
     #[arg(long, env = "KVASIR_LONG_OUTPUT_FIRST", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     long_output_first: Option<Switch>,
@@ -151,23 +151,29 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_GRAPH_MAX_BATCH", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     graph_max_batch: Option<u32>,
-    /// chunked: prompt tokens of one step at most [default: 8192]
+    /// Prompt tokens of one step at most [default: 8192]
     #[arg(long, env = "KVASIR_MAX_EXTEND_TOKENS", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_extend_tokens: Option<u32>,
-    /// chunked: prompts and decodes in one step, on or off [default: off]
+    /// Prompts and decodes in one step, on or off [default: off; serve on]
     #[arg(long, env = "KVASIR_MIXED", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     mixed: Option<Switch>,
-    /// chunked, mixed: milliseconds that a step with decodes should take at most [default: none]
+    /// With --mixed on: milliseconds that a step with decodes should take at most [default: none]
     #[arg(long, env = "KVASIR_STEP_TARGET_MS", value_name = "MS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_target_ms: Option<f64>,
-    /// chunked, mixed: times that a step with decodes may take of what they take alone [default: none; serve 3.5]
+    /// With --mixed on: times that a step with decodes may take of what they take alone [default: none; serve 3.5]
     #[arg(long, env = "KVASIR_STEP_TARGET_TIMES", value_name = "F")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_target_times: Option<f64>,
 }
+
+/// Sequences that one engine may run at once.
+const MOST_SEQUENCES: u32 = 1 << 16;
+
+/// Blocks that one pool may have.
+const MOST_BLOCKS: u32 = 1 << 24;
 
 /// What the options depend on.
 #[derive(Clone, Copy, Debug)]
@@ -217,8 +223,14 @@ fn share(name: &str, value: Option<f64>, default: f64) -> Result<f64, Failure> {
 impl Options {
     /// Options by the names of the command line, from a file.
     pub(crate) fn from_map(map: &Map<String, Value>) -> Result<Self, Failure> {
-        serde_json::from_value(Value::Object(map.clone()))
-            .map_err(|error| Failure::usage(format!("options: {error}")))
+        for (name, value) in map {
+            // One by one first, so that the error can name it.
+            let alone = Value::Object(Map::from_iter([(name.clone(), value.clone())]));
+            let read = serde_json::from_value::<Self>(alone);
+            read.map_err(|error| Failure::usage(format!("options.{name}: {error}")))?;
+        }
+        let read = serde_json::from_value(Value::Object(map.clone()));
+        read.map_err(|error| Failure::usage(format!("options: {error}")))
     }
 
     /// These where they are given, else those of `base`.
@@ -228,7 +240,11 @@ impl Options {
             _ => Err(Failure::usage("options: not a finite number")),
         };
         let mut merged = map(base)?;
-        merged.extend(map(self)?.into_iter().filter(|(_, value)| !value.is_null()));
+        merged.extend(map(self)?);
+        // What is not given is not written, so a null was a number that is none.
+        if let Some((name, _)) = merged.iter().find(|(_, value)| value.is_null()) {
+            return Err(Failure::usage(format!("--{name} is not a finite number")));
+        }
         Self::from_map(&merged)
     }
 
@@ -288,10 +304,8 @@ impl Options {
             true => positive("block-size", self.block_size, 16)?,
             false => 1,
         };
-        let capacity = positive("kv-capacity", self.kv_capacity, facts.slots)?;
-        rule(capacity >= block, || {
-            format!("--kv-capacity {capacity} is less than a block of {block} slots")
-        })?;
+        rule(block <= 256, || format!("--block-size {block} is not 1 to 256"))?;
+        let capacity = self.capacity(facts, block)?;
         let dummy = policy == PolicyKind::Rectangular;
         let cache = build_cache(kind, block, capacity, dummy, &limits)?;
         let rectangular = self.rectangular();
@@ -330,11 +344,35 @@ impl Options {
         })
     }
 
+    fn capacity(&self, facts: Facts, block: u32) -> Result<u32, Failure> {
+        let most = MOST_BLOCKS.saturating_mul(block);
+        rule(self.kv_capacity.is_some() || facts.slots >= block, || match self.memory_utilization {
+            Some(share) => {
+                format!("--memory-utilization {share} leaves no room for a block of {block} slots")
+            }
+            None => {
+                format!("the memory beside the weights holds no block of {block} slots: give --kv-capacity")
+            }
+        })?;
+        let capacity = positive("kv-capacity", self.kv_capacity, facts.slots.min(most))?;
+        rule(capacity >= block, || {
+            format!("--kv-capacity {capacity} is less than a block of {block} slots")
+        })?;
+        rule(capacity <= most, || {
+            format!("--kv-capacity {capacity} is more than {MOST_BLOCKS} blocks of {block} slots")
+        })?;
+        Ok(capacity)
+    }
+
     fn limits(&self, facts: Facts, one_stream: bool, in_blocks: bool) -> Result<Limits, Failure> {
         let max_model_len = positive("max-model-len", self.max_model_len, facts.max_model_len)?;
         let budget = if facts.is_cpu { 2048 } else { 16384 };
+        let max_num_seqs = positive("max-num-seqs", self.max_num_seqs, if one_stream { 1 } else { 512 })?;
+        rule(max_num_seqs <= MOST_SEQUENCES, || {
+            format!("--max-num-seqs {max_num_seqs} is more than {MOST_SEQUENCES}")
+        })?;
         Ok(Limits {
-            max_num_seqs: positive("max-num-seqs", self.max_num_seqs, if one_stream { 1 } else { 512 })?,
+            max_num_seqs,
             max_num_batched_tokens: positive("max-num-batched-tokens", self.max_num_batched_tokens, budget)?,
             max_model_len,
             watermark: (share("watermark", self.watermark, 0.0)? * 1000.0).round() as u32,

@@ -1,4 +1,6 @@
-use crate::{Answer, CacheOptions, Error, Model, Prompt, Stream, runner::Runner};
+use crate::{
+    Answer, CacheOptions, Error, Model, Prompt, SharedPrefix, Stream, runner::Runner, shared_prefix::Extent,
+};
 use kvasir_engine::{Params, SessionId};
 use kvasir_kv::{Cache, CacheError, CacheKind, Face, Token};
 use std::{collections::BTreeMap, sync::Arc};
@@ -45,13 +47,25 @@ pub struct Session {
     runner: Runner,
     branches: BTreeMap<Branch, Vec<Token>>,
     next: u64,
+    /// What every branch begins with.
+    prefix: Option<Extent>,
 }
 
 impl Session {
     pub(crate) fn new(model: Arc<Model>, options: &CacheOptions) -> Result<Self, Error> {
-        let engine = model.engine(options)?;
-        let branches = BTreeMap::from([(Branch(0), Vec::new())]);
-        Ok(Self { runner: Runner::new(model, engine), branches, next: 1 })
+        let engine = model.engine(options, None)?;
+        Ok(Self::over(Runner::new(model, engine), Vec::new(), None))
+    }
+
+    /// A session whose branches begin with a shared prefix.
+    pub(crate) fn on(prefix: &SharedPrefix, options: &CacheOptions) -> Result<Self, Error> {
+        let engine = prefix.model().engine(options, Some(prefix))?;
+        let runner = Runner::new(Arc::clone(prefix.model()), engine);
+        Ok(Self::over(runner, prefix.tokens().to_vec(), Some(prefix.extent())))
+    }
+
+    fn over(runner: Runner, main: Vec<Token>, prefix: Option<Extent>) -> Self {
+        Self { runner, branches: BTreeMap::from([(Branch(0), main)]), next: 1, prefix }
     }
 
     /// The branch that is there from the beginning.
@@ -76,7 +90,8 @@ impl Session {
 
     /// Tokens of it whose K and V are in the cache.
     pub fn cached(&self, branch: Branch) -> Result<u32, Error> {
-        self.tokens(branch).map(|_| self.runner.engine.core().kept(SessionId(branch.0)))
+        let kept = self.runner.engine.core().kept(SessionId(branch.0));
+        self.tokens(branch).map(|_| kept.max(self.cache().base()))
     }
 
     /// The bookkeeping, for looking in.
@@ -135,6 +150,12 @@ impl Session {
 
     fn ask(&mut self, branch: Branch, params: &Params) -> Result<kvasir_engine::RequestId, Error> {
         let tokens = self.tokens(branch)?.to_vec();
+        if let Some(prefix) = self.prefix {
+            prefix.check(&self.runner.model, tokens.len().saturating_add(params.max_tokens as usize))?;
+            if params.sampling.prompt_logprobs.is_some() {
+                return Err(Error::Asked("prompt_logprobs: a shared prefix is not computed again".into()));
+            }
+        }
         let params = Params { session: Some(SessionId(branch.0)), ..params.clone() };
         self.runner.add(Prompt::Ids(tokens), &params)
     }
@@ -174,6 +195,12 @@ impl Session {
         let tokens = self.branches.get_mut(&branch).ok_or_else(|| unknown(branch))?;
         if to > tokens.len() {
             return Err(Error::Asked(format!("rewind to {to}: the branch has {} tokens", tokens.len())));
+        }
+        if let Some(prefix) = self.prefix.filter(|prefix| to < prefix.rows as usize) {
+            return Err(Error::Asked(format!(
+                "rewind to {to}: the shared prefix has {} tokens",
+                prefix.rows
+            )));
         }
         tokens.truncate(to);
         self.runner.engine.core_mut().rewind_session(SessionId(branch.0), to as u32);

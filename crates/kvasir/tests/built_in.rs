@@ -1,7 +1,10 @@
 //! The built-in model answers, through the command that a person would type.
 #![allow(clippy::unwrap_used)]
 
-use std::process::Command;
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
 
 fn says(prompt: &str) -> String {
     let prompt = format!("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n");
@@ -15,4 +18,36 @@ fn says(prompt: &str) -> String {
 fn it_knows_its_small_world() {
     assert_eq!(says("What is 23 + 58?"), "23 + 58 = 81");
     assert!(says("What is the capital of France?").contains("Paris"));
+}
+
+/// What it was trained on, and what its chats are rendered to: line ends behind blocks of the template once went missing.
+#[test]
+fn its_template_renders_what_it_was_trained_on() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/kvasir-mini.gguf");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    let mut child = command
+        .args(["template", file, "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let tool = r#"{"type": "function", "function": {"name": "clock"}}"#;
+    let call = r#"{"type": "function", "function": {"name": "clock", "arguments": {"city": "Oslo"}}}"#;
+    let chat = format!(
+        r#"[{{"add_generation_prompt": true, "tools": [{tool}, {tool}], "messages": [
+            {{"role": "system", "content": "Be brief."}}, {{"role": "user", "content": "Hi"}}, {{"role": "assistant", "content": "Hello!"}},
+            {{"role": "user", "content": "The time?"}}, {{"role": "assistant", "content": "", "tool_calls": [{call}]}}, {{"role": "tool", "content": "12:00"}}]}}]"#
+    );
+    child.stdin.take().unwrap().write_all(chat.as_bytes()).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let rendered: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let expected = format!(
+        "<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call one or more functions. Their signatures stand between \
+         <tools></tools>:\n<tools>\n{tool}\n{tool}\n</tools>\n\nFor each call answer with a JSON object between <tool_call></tool_call>:\n\
+         <tool_call>\n{{\"name\": <function-name>, \"arguments\": <arguments-object>}}\n</tool_call><|im_end|>\n\
+         <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nThe time?<|im_end|>\n\
+         <|im_start|>assistant\n<tool_call>\n{{\"name\": \"clock\", \"arguments\": {{\"city\": \"Oslo\"}}}}\n</tool_call><|im_end|>\n\
+         <|im_start|>user\n<tool_response>\n12:00\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert_eq!(rendered[0]["text"], expected);
 }

@@ -62,20 +62,20 @@ mod fetched {
         thread,
     };
 
-    /// A hub with one repository, `acme/tiny`, of the test model's files.
-    fn hub() -> String {
+    /// A hub with one repository, `acme/tiny`, of the test model's files. One that `breaks` ends every transfer of weights half way.
+    fn hub(breaks: bool) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let stream = stream.unwrap();
-                thread::spawn(move || answer(stream));
+                thread::spawn(move || answer(stream, breaks));
             }
         });
         format!("http://{address}")
     }
 
-    fn answer(stream: TcpStream) -> Option<()> {
+    fn answer(stream: TcpStream, breaks: bool) -> Option<()> {
         let mut reader = BufReader::new(stream.try_clone().ok()?);
         let mut first = String::new();
         reader.read_line(&mut first).ok()?;
@@ -96,7 +96,8 @@ mod fetched {
         let mut stream = stream;
         stream.write_all(head.as_bytes()).ok()?;
         if method != "HEAD" {
-            stream.write_all(&body).ok()?;
+            let sent = if breaks && path.ends_with(".safetensors") { body.len() / 2 } else { body.len() };
+            stream.write_all(&body[..sent]).ok()?;
         }
         Some(())
     }
@@ -129,7 +130,7 @@ mod fetched {
 
     #[test]
     fn a_model_is_fetched_once() {
-        let (cache, hub) = (folder("fetch"), hub());
+        let (cache, hub) = (folder("fetch"), hub(false));
         let out = inspect(&cache, &hub, "acme/tiny");
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         let again = inspect(&cache, "http://127.0.0.1:9", "acme/tiny");
@@ -138,6 +139,19 @@ mod fetched {
         assert!(!cache.join("models--acme--tiny/snapshots").join(COMMIT).join("README.md").exists());
         let none = inspect(&cache, &hub, "acme/none");
         assert_eq!(none.status.code(), Some(1));
+        let _ = fs::remove_dir_all(cache);
+    }
+    #[test]
+    fn what_was_interrupted_is_fetched_when_asked_again() {
+        let (cache, broken, whole) = (folder("broken"), hub(true), hub(false));
+        for name in ["acme/tiny".to_owned(), format!("acme/tiny@{COMMIT}")] {
+            let out = inspect(&cache, &broken, &name);
+            let said = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.code(), Some(1), "{said}");
+            assert!(said.lines().last().unwrap().contains("asking again"), "{said}");
+        }
+        let out = inspect(&cache, &whole, &format!("acme/tiny@{COMMIT}"));
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         let _ = fs::remove_dir_all(cache);
     }
 }

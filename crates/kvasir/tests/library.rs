@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir::{
-    Branch, CacheKind, CacheOptions, Error, Finish, KvType, Kvasir, Options, Params, Sampling, Session, Token,
+    BackendKind, Branch, CacheKind, CacheOptions, Error, Finish, KvType, Kvasir, Options, Params,
+    PrefixOptions, Sampling, Session, SharedPrefix, Token,
 };
 use std::{
     fs,
@@ -94,6 +95,145 @@ fn one_model_serves_sessions_of_every_kind_at_once_each_as_if_alone() {
     let together: Vec<_> = threads.map(|thread| thread.join().unwrap()).into();
     assert_eq!(alone, together);
     assert_ne!(alone[0], alone[1], "how K and V are stored shows");
+}
+
+/// A prefix of 45 tokens, in whole or in two parts.
+fn frozen(kvasir: &Kvasir, kv: KvType, in_parts: bool) -> SharedPrefix {
+    let options = PrefixOptions { kv: Some(kv), longest: None };
+    let tokens: Vec<Token> = (5..50).collect();
+    match in_parts {
+        false => kvasir.freeze(tokens, options).unwrap(),
+        true => kvasir.freeze(&tokens[..30], options).unwrap().extend(&tokens[30..]).unwrap(),
+    }
+}
+
+/// What a session says that has a prefix, or its tokens, in front.
+fn say_behind(mut session: Session, in_front: &[Token]) -> Vec<Bits> {
+    let mut said = Vec::new();
+    let mut ask = |session: &mut Session, branches: &[Branch]| {
+        for answer in session.generate_all(branches, &params(7)).unwrap() {
+            said.push(
+                answer.ids.into_iter().zip(answer.logprobs.iter().map(|l| l.chosen.to_bits())).collect(),
+            );
+        }
+    };
+    let main = session.main();
+    session.append(main, in_front).unwrap();
+    assert_eq!(session.len(main).unwrap(), 45);
+    session.append(main, [200, 201, 202]).unwrap();
+    ask(&mut session, &[main]);
+    session.rewind(main, 46).unwrap();
+    session.append(main, [203]).unwrap();
+    ask(&mut session, &[main]);
+    if let Ok(forks) = session.fork(main, 2) {
+        session.append(forks[1], [9]).unwrap();
+        ask(&mut session, &forks);
+        session.rewind(forks[0], 45).unwrap();
+        session.append(forks[0], [210, 211]).unwrap();
+        ask(&mut session, &[forks[0]]);
+    }
+    said
+}
+
+#[test]
+fn sessions_of_every_kind_share_a_frozen_prefix_and_say_what_they_would_alone() {
+    let kvasir = tiny();
+    for (kv, in_parts) in [(KvType::F32, false), (KvType::Q8_0, true)] {
+        let prefix = frozen(&kvasir, kv, in_parts);
+        let options = |kind| CacheOptions { sequences: 4, ..CacheOptions::new(kind).capacity(96) };
+        // All at once, each in a thread of its own; the handle may go before they do.
+        let sessions: Vec<_> =
+            CacheKind::ALL.iter().map(|kind| (*kind, prefix.session(options(*kind)).unwrap())).collect();
+        let tokens = prefix.tokens().to_vec();
+        drop(prefix);
+        let threads = sessions.into_iter().map(|(kind, session)| {
+            assert!(
+                session.cached(session.main()).unwrap() >= 32 && session.cache().room().held == 0,
+                "{kind}"
+            );
+            (kind, thread::spawn(move || say_behind(session, &[])))
+        });
+        for (kind, thread) in threads.collect::<Vec<_>>() {
+            let alone = kvasir.session(options(kind).kv(kv).capacity(512)).unwrap();
+            assert_eq!(thread.join().unwrap(), say_behind(alone, &tokens), "{kind}, {kv}");
+        }
+    }
+}
+
+#[test]
+fn the_plain_backend_shares_prefixes_too() {
+    let options = Options { backend: BackendKind::Plain, ..Options::default() };
+    let kvasir = Kvasir::load(root().join("testdata/models/qwen3"), options).unwrap();
+    let prefix = frozen(&kvasir, KvType::F32, true);
+    let behind = prefix.session(CacheOptions::new(CacheKind::Cells).capacity(64)).unwrap();
+    let alone = kvasir.session(CacheOptions::new(CacheKind::Cells).capacity(128)).unwrap();
+    assert_eq!(say_behind(behind, &[]), say_behind(alone, prefix.tokens()));
+}
+
+#[test]
+fn a_small_cache_behind_a_prefix_holds_what_only_the_prefix_makes_large() {
+    let kvasir = tiny();
+    let prefix = frozen(&kvasir, KvType::F32, false);
+    // 16 slots, two blocks of 8: three conversations of 45 + 8 tokens take turns in them.
+    let options = CacheOptions { block_size: 8, ..CacheOptions::new(CacheKind::Radix).capacity(16) };
+    let mut session = prefix.session(options).unwrap();
+    let main = session.main();
+    let branches = session.fork(main, 3).unwrap();
+    for (n, branch) in (300..).zip(&branches) {
+        session.append(*branch, [n]).unwrap();
+    }
+    let answers = session.generate_all(&branches, &params(7)).unwrap();
+    assert!(answers.iter().all(|answer| answer.reason == Finish::MaxTokens && answer.cached >= 40));
+    let asked_more = session.generate(branches[0], &params(40)).unwrap();
+    assert_eq!(asked_more.reason, Finish::Capacity);
+}
+
+#[test]
+fn what_a_shared_prefix_cannot_do_is_refused_by_name() {
+    let kvasir = tiny();
+    let prefix = frozen(&kvasir, KvType::Q8_0, false);
+    let other = CacheOptions::new(CacheKind::Cells).kv(KvType::F16).capacity(64);
+    let why = asked(prefix.session(other).map(|_| ()));
+    assert!(why.contains("q8_0") && why.contains("f16"), "{why}");
+    let mut session = prefix.session(CacheOptions::new(CacheKind::Cells).capacity(64)).unwrap();
+    let main = session.main();
+    assert!(asked(session.rewind(main, 44)).contains("the shared prefix has 45 tokens"));
+    assert!(asked(session.generate(main, &params(4))).contains("one more is needed"));
+    session.append(main, [9]).unwrap();
+    let scored = Sampling { prompt_logprobs: Some(1), ..Sampling::default() };
+    let scored = Params { sampling: scored, ..params(4) };
+    assert!(asked(session.generate(main, &scored)).contains("prompt_logprobs"));
+    assert!(session.generate(main, &params(4)).is_ok(), "nothing was changed");
+    let short = PrefixOptions { longest: Some(3), ..PrefixOptions::default() };
+    assert!(asked(kvasir.freeze([1, 2, 3, 4], short).map(|_| ())).contains("longest 3"));
+    assert!(asked(kvasir.freeze(Vec::new(), short).map(|_| ())).contains("empty"));
+    assert!(asked(prefix.extend([9999]).map(|_| ())).contains("vocabulary"));
+}
+
+#[test]
+fn a_prefix_is_not_read_at_other_angles_than_it_was_made_at() {
+    let kvasir = Kvasir::load(root().join("testdata/models/phi3_longrope"), Options::default()).unwrap();
+    let first = kvasir.model().loaded.program().clone();
+    let turns = (1..400).find(|n| first.prefix_salt(*n) != first.prefix_salt(1)).unwrap();
+    let tokens: Vec<Token> = (5..15).collect();
+    let say = |longest: Option<u32>, answer: u32| {
+        let options = PrefixOptions { longest, ..PrefixOptions::default() };
+        let prefix = kvasir.freeze(&tokens[..], options).unwrap();
+        let mut session = prefix.session(CacheOptions::new(CacheKind::Contiguous).capacity(400)).unwrap();
+        let main = session.main();
+        session.append(main, [3]).unwrap();
+        session.generate(main, &params(answer)).map(|answer| answer.ids)
+    };
+    let alone = |answer: u32| {
+        let mut session = kvasir.session(CacheOptions::new(CacheKind::Contiguous).capacity(400)).unwrap();
+        let main = session.main();
+        session.append(main, [&tokens[..], &[3]].concat()).unwrap();
+        session.generate(main, &params(answer)).unwrap().ids
+    };
+    let long = turns + 5;
+    assert_eq!(say(None, 4).unwrap(), alone(4));
+    assert!(asked(say(None, long)).contains("PrefixOptions::longest"));
+    assert_eq!(say(Some(turns), long).unwrap(), alone(long));
 }
 
 #[test]

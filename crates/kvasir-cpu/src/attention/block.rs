@@ -1,10 +1,13 @@
-use super::scratch::{Scratch, Tile};
+use super::coming::Coming;
+use super::lines::Lines;
+use super::scratch::{Products, Scratch, Tile};
 use super::share::Stretch;
 use super::softmax::{self, LANES, Rule, Running, Sight};
+use super::soon::Soon;
 use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape, products};
 use crate::Level;
-use crate::dense::round_bf16;
+use crate::dense::{STEP, narrow};
 use std::ops::Range;
 
 /// Up to 16 lanes that are worked on together: some of one head, or all of several heads.
@@ -54,7 +57,7 @@ impl Attend<'_> {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level says that tiles are permitted.
         let mut tiles = (level >= Level::Amx).then(|| unsafe { crate::amx::Tiles::configure() });
-        for chunk in chunks {
+        for (number, chunk) in chunks.iter().enumerate() {
             let (Some(first), Some(end)) = (self.views.runs(chunk).first(), self.views.runs(chunk).last())
             else {
                 continue;
@@ -69,29 +72,55 @@ impl Attend<'_> {
                 let heads = s.blocks[at].heads.clone();
                 let next = at + s.blocks[at..].iter().take_while(|b| b.heads == heads).count();
                 self.stage_keys(level, shape, piece, heads.clone(), chunk, s);
-                let mut staged = None;
+                #[cfg(target_arch = "x86_64")]
+                if together && let Some(tiles) = &mut tiles {
+                    tiles.full();
+                }
+                // All blocks' shares, then all blocks' values: keys and values would not fit the first-level cache together. Products of
+                // a block run while the shares of the one before are made.
+                let seen = |s: &Scratch, b: &usize| s.blocks[*b].sees(chunk, last);
+                let group = piece.heads.start + heads.start..piece.heads.start + heads.end;
+                // One head's values become tiles while something else is multiplied: the last head's keys, then the values of the head before.
+                let [ready, mut spare] = std::mem::replace(&mut s.values, [Lines::new(), Lines::new()]);
+                let mut first_values = self.coming(level, group.start, chunk, (ready, Soon::NOTHING), s);
+                let mut before = None;
                 for b in at..next {
-                    if !s.blocks[b].sees(chunk, last) {
-                        continue;
-                    }
-                    let whole = s.blocks[b].sees_all(chunk, first);
-                    #[cfg(target_arch = "x86_64")]
-                    if together && let Some(tiles) = &mut tiles {
-                        tiles.full();
-                    }
-                    let fade = s.shares(level, shape, b, whole, self.rule());
-                    #[cfg(target_arch = "x86_64")]
-                    if together && let Some(tiles) = &mut tiles {
-                        tiles.of_rows(s.blocks[b].per_head);
-                    }
-                    for (i, head) in heads.clone().enumerate() {
-                        if staged != Some(head) {
-                            self.stage_values(level, shape, piece.heads.start + head, chunk, s);
-                            staged = Some(head);
+                    if seen(s, &b) {
+                        s.score(level, shape, b, &mut first_values);
+                        if let Some(b) = before.replace(b) {
+                            s.share(level, b, chunk, first, self.rule());
                         }
-                        s.take_values(level, shape, b, i, &fade);
                     }
                 }
+                if let Some(b) = before {
+                    s.share(level, b, chunk, first, self.rule());
+                }
+                #[cfg(target_arch = "x86_64")]
+                if together && let Some(tiles) = &mut tiles {
+                    tiles.of_rows(s.blocks[at].per_head);
+                }
+                // SAFETY: the rows are the pool's or staged.
+                unsafe { first_values.all(level) };
+                let mut ready = first_values.tiles;
+                let keys = chunks
+                    .get(number + 1)
+                    .map_or(Soon::NOTHING, |next| self.soon(next, group.start).halves().0);
+                for (i, head) in group.clone().enumerate() {
+                    let mut coming = if head + 1 < group.end {
+                        self.coming(level, head + 1, chunk, (spare, Soon::NOTHING), s)
+                    } else {
+                        Coming::nothing(spare, keys.in_parts(ready.len()))
+                    };
+                    for b in at..next {
+                        if seen(s, &b) {
+                            s.take_values(level, shape, (b, i), &ready, &mut coming);
+                        }
+                    }
+                    // SAFETY: as above.
+                    unsafe { coming.all(level) };
+                    (ready, spare) = (coming.tiles, ready);
+                }
+                s.values = [ready, spare];
                 at = next;
             }
         }
@@ -112,7 +141,7 @@ impl Attend<'_> {
             while from < per_head {
                 let n = (per_head - from).min(LANES);
                 let queries = s.queries.len();
-                s.queries.resize(queries + heads.len() * steps, [[0; LANES]; LANES]);
+                s.queries.grow(queries + heads.len() * steps);
                 let used = heads.len() * n;
                 // Lanes past the end repeat the last one, so that they never stand in the way of the fast case.
                 let place = |lane: usize| {
@@ -144,63 +173,107 @@ impl Attend<'_> {
                     visible: bounds(&sight.visible),
                     from: bounds(&sight.from),
                 };
-                for column in 0..used {
-                    let (head, token, g) = place(column);
-                    let q_head = (piece.heads.start + head) * group + g;
-                    let at = s.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
-                    let tiles = &mut s.queries[queries + (head - heads.start) * steps..][..steps];
-                    put_query(tiles, column, &self.q[at..at + self.facts.key_dim]);
+                for (i, columns) in (0..used).step_by(n).map(|first| first..first + n).enumerate() {
+                    let query = |column: usize| {
+                        let (head, token, g) = place(column);
+                        let q_head = (piece.heads.start + head) * group + g;
+                        let at = s.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
+                        &self.q[at..at + self.facts.key_dim]
+                    };
+                    put_queries(level, &mut s.queries[queries + i * steps..][..steps], columns, query);
                 }
                 s.blocks.push(block);
                 from += n;
             }
             head = heads.end;
         }
+        s.shares.grow(2 * s.blocks.len() + 1);
+        s.fades.resize(s.blocks.len(), [0.0; LANES]);
         pack > 1
     }
 }
 
-/// Puts a query into its column, pairs of numbers to a word.
-fn put_query(tiles: &mut [Tile], column: usize, q: &[f32]) {
-    for (i, pair) in q.chunks(2).enumerate() {
-        let low = u32::from(round_bf16(pair[0]));
-        let high = pair.get(1).map_or(0, |&v| u32::from(round_bf16(v)));
-        tiles[i / LANES][i % LANES][column] = low | high << 16;
+/// Puts one head's queries into their columns, pairs of numbers to a word.
+fn put_queries<'q>(
+    level: Level,
+    tiles: &mut [Tile],
+    columns: Range<usize>,
+    query: impl Fn(usize) -> &'q [f32],
+) {
+    for (step, tile) in tiles.iter_mut().enumerate() {
+        let mut rows: Tile = [[0; LANES]; LANES];
+        for column in columns.clone() {
+            let part = &query(column)[step * STEP..];
+            // SAFETY: a row's bytes; pairs of numbers are words as they lie.
+            let bits = unsafe { &mut *rows[column].as_mut_ptr().cast::<[u16; STEP]>() };
+            let n = part.len().min(STEP);
+            narrow(level, &part[..n], &mut bits[..n]);
+        }
+        products::transpose(level, &rows, tile);
     }
 }
 
 impl Scratch {
-    /// Shares of a chunk's positions for the lanes of block `b`; gives what the lanes' sums must be multiplied with.
-    fn shares(&mut self, level: Level, shape: Shape, b: usize, whole: bool, rule: Rule) -> [f32; LANES] {
-        let block = &self.blocks[b];
-        let queries = self.queries[block.queries..].as_ptr().cast();
+    /// Products of a chunk's keys with the queries of block `b`.
+    fn score(&mut self, level: Level, shape: Shape, b: usize, coming: &mut Coming) {
+        let queries = self.queries[self.blocks[b].queries..].as_ptr().cast();
+        let (soon, last) = (&mut self.soon, self.keys.len() - 1);
+        let during = |head: usize| {
+            soon[head].ask();
+            if head == last {
+                // SAFETY: the rows that come are the pool's or staged.
+                unsafe { coming.some(level) };
+            }
+        };
         // SAFETY: the block has tiles of queries for each head, keys are 64 rows each; tiles are configured by the caller.
-        unsafe { products::scores(level, &self.keys, queries, shape.steps(), &mut self.scores) };
+        unsafe {
+            products::scores(level, &self.keys, queries, shape.steps(), &mut self.scores[b % 2], during)
+        };
+    }
+
+    /// What has been scored for block `b` becomes shares of the chunk's positions.
+    fn share(&mut self, level: Level, b: usize, chunk: &Chunk, first: i32, rule: Rule) {
+        let block = &self.blocks[b];
         let at = |lane: usize| block.lanes[lane] as usize;
         let mut run = Running {
             most: std::array::from_fn(|lane| self.most[at(lane)]),
             sum: std::array::from_fn(|lane| self.sum[at(lane)]),
             fade: [0.0; LANES],
         };
-        let sight = (!whole).then_some(&block.sight);
-        softmax::shares(level, &mut self.scores, &self.rows, sight, rule, &mut run, &mut self.packed);
+        let sight = (!block.sees_all(chunk, first)).then_some(&block.sight);
+        softmax::shares(level, &mut self.scores[b % 2], &self.rows, sight, rule, &mut run, &mut self.packed);
         for lane in 0..block.used() {
             (self.most[at(lane)], self.sum[at(lane)]) = (run.most[lane], run.sum[lane]);
         }
-        let [a, b, _] = &mut *self.shares;
-        products::pack_shares(level, &self.packed, [a, b]);
-        run.fade
+        self.fades[b] = run.fade;
+        for (tile, part) in self.shares[2 * b..2 * b + 2].iter_mut().zip(self.packed.as_chunks().0) {
+            products::transpose(level, part, tile);
+        }
     }
 
-    /// Adds the staged values of the block's `i`th head, as its lanes share them.
-    fn take_values(&mut self, level: Level, shape: Shape, b: usize, i: usize, fade: &[f32; LANES]) {
+    /// Adds the `values` of the block's `i`th head, as its lanes share them.
+    fn take_values(
+        &mut self,
+        level: Level,
+        shape: Shape,
+        (b, i): (usize, usize),
+        values: &[Tile],
+        coming: &mut Coming,
+    ) {
         let block = &self.blocks[b];
         let (from, n) = (i * block.per_head, block.per_head);
-        let shares = self.shares.as_ptr().cast::<u8>().wrapping_add(from * 64);
-        // SAFETY: two tiles of shares and one behind them, two tiles of values for each of `products`.
-        unsafe { products::values(level, shares, n, self.values.as_ptr().cast(), &mut self.products) };
+        let shares = self.shares[2 * b..].as_ptr().cast::<u8>().wrapping_add(from * 64);
         let first = block.lanes[from] as usize * shape.value_width;
         let sums = &mut self.sums[first..][..n * shape.value_width];
-        softmax::fold(level, sums, shape.value_width, &self.products, &fade[from..from + n]);
+        let fade = &self.fades[b][from..from + n];
+        let add = |tile: usize, products: &[Products]| {
+            softmax::fold(level, &mut sums[tile * LANES..], shape.value_width, products, fade);
+        };
+        // SAFETY: the rows that come are the pool's or staged.
+        let during = || unsafe { coming.some(level) };
+        // SAFETY: two tiles of shares and one behind them, two tiles of values for each of `products`.
+        unsafe {
+            products::values(level, shares, n, values.as_ptr().cast(), &mut self.products, add, during)
+        };
     }
 }

@@ -5,15 +5,20 @@
 //! all their lanes.
 
 mod block;
+mod coming;
 mod exact;
+mod lines;
 mod products;
 mod scratch;
 mod share;
 mod softmax;
+mod soon;
 mod stage;
 #[cfg(test)]
 mod tests;
 mod view;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 
 pub(crate) use exact::attend_exact;
 pub(crate) use view::Views;
@@ -183,7 +188,7 @@ impl Attend<'_> {
                     let q_head = head * self.per_head() + g;
                     let to = out.lane(token, q_head * self.facts.value_dim, self.facts.value_dim);
                     let lane = (h * s.tokens.len() + t) * self.per_head() + g;
-                    s.finish(shape, lane, self.sinks.map(|sinks| sinks[q_head]), to);
+                    s.finish(level, shape, lane, self.sinks.map(|sinks| sinks[q_head]), to);
                 }
             }
         }
@@ -201,7 +206,7 @@ impl Shape {
     fn of(facts: &LayerFacts) -> Self {
         Self {
             key_width: facts.key_dim.next_multiple_of(32),
-            value_width: facts.value_dim.next_multiple_of(LANES),
+            value_width: facts.value_dim.next_multiple_of(2 * LANES),
         }
     }
 

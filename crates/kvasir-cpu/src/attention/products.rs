@@ -1,5 +1,6 @@
 //! The two products of attention, on tiles of bf16: keys times queries, shares times values.
 
+use super::scratch::{Products, Tile};
 use super::softmax::{LANES, Scores};
 use super::view::CHUNK;
 use crate::Level;
@@ -32,10 +33,18 @@ fn scores_body(keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores
 per_level! { scores_by_vectors(keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores) => scores_body }
 
 /// Products of a chunk's keys with 16 lanes of queries, summed over heads: each head's queries are zeros in the columns of the others' lanes.
+/// `during` is run beside every product, with the head's number.
 ///
 /// # Safety
 /// `queries` must hold `steps` tiles for each of `keys`, those 64 rows of as many steps; at level [`Level::Amx`] tiles must be configured.
-pub(crate) unsafe fn scores(level: Level, keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores) {
+pub(crate) unsafe fn scores(
+    level: Level,
+    keys: &[Keys],
+    queries: *const u8,
+    steps: usize,
+    out: &mut Scores,
+    mut during: impl FnMut(usize),
+) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx {
         use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
@@ -51,12 +60,16 @@ pub(crate) unsafe fn scores(level: Level, keys: &[Keys], queries: *const u8, ste
                     tile_load!(7, queries.add((head * steps + step) * 1024), 64);
                     tile_load!(4, keys.base[0].wrapping_add(at), keys.stride[0]);
                     tile_dot_bf16!(0, 4, 7);
+                    during(head);
                     tile_load!(5, keys.base[1].wrapping_add(at), keys.stride[1]);
                     tile_dot_bf16!(1, 5, 7);
+                    during(head);
                     tile_load!(6, keys.base[2].wrapping_add(at), keys.stride[2]);
                     tile_dot_bf16!(2, 6, 7);
+                    during(head);
                     tile_load!(4, keys.base[3].wrapping_add(at), keys.stride[3]);
                     tile_dot_bf16!(3, 4, 7);
+                    during(head);
                 }
             }
             let out = out.as_mut_ptr().cast::<u8>();
@@ -71,22 +84,21 @@ pub(crate) unsafe fn scores(level: Level, keys: &[Keys], queries: *const u8, ste
 }
 
 #[inline(always)]
-fn values_body(shares: *const u8, lanes: usize, values: *const u8, out: &mut [[[f32; LANES]; LANES]]) {
-    for (t, tile) in out.iter_mut().enumerate() {
-        for (l, lanes) in tile.as_chunks_mut::<4>().0.iter_mut().enumerate().take(lanes.div_ceil(4)) {
-            *lanes = [[0.0; LANES]; 4];
-            for step in 0..CHUNK / 32 {
-                let a = std::array::from_fn(|n| shares.wrapping_add(step * 1024 + (l * 4 + n) * 64));
-                // SAFETY: the caller of `values` vouches for both.
-                unsafe { dot_step::<4>(a, values.add((t * 2 + step) * 1024), lanes) };
-            }
+fn values_body(shares: *const u8, lanes: usize, values: *const u8, out: &mut Products) {
+    for (l, lanes) in out.as_chunks_mut::<4>().0.iter_mut().enumerate().take(lanes.div_ceil(4)) {
+        *lanes = [[0.0; LANES]; 4];
+        for step in 0..CHUNK / 32 {
+            let a = std::array::from_fn(|n| shares.wrapping_add(step * 1024 + (l * 4 + n) * 64));
+            // SAFETY: the caller of `values` vouches for both.
+            unsafe { dot_step::<4>(a, values.add(step * 1024), lanes) };
         }
     }
 }
 
-per_level! { values_by_vectors(shares: *const u8, lanes: usize, values: *const u8, out: &mut [[[f32; LANES]; LANES]]) => values_body }
+per_level! { values_by_vectors(shares: *const u8, lanes: usize, values: *const u8, out: &mut Products) => values_body }
 
-/// Products of the first `lanes` of 16 lanes of shares with a chunk's values, 16 places of the values to a tile.
+/// Products of the first `lanes` of 16 lanes of shares with a chunk's values, 16 places of the values to a tile. Hands them to `add` with the
+/// number of the first, as they come: while the tile unit works on the next ones. `during` is run beside every product.
 ///
 /// # Safety
 /// `shares` must hold two tiles, `values` two per tile of `out`; at level [`Level::Amx`] tiles must be configured, those of shares and products
@@ -96,63 +108,91 @@ pub(crate) unsafe fn values(
     shares: *const u8,
     lanes: usize,
     values: *const u8,
-    out: &mut [[[f32; LANES]; LANES]],
+    out: &mut [Products],
+    mut add: impl FnMut(usize, &[Products]),
+    mut during: impl FnMut(),
 ) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx {
         use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
+        const GROUP: usize = 4;
+        /// Shares times one half of up to four tiles of values, 2 KB apart.
+        macro_rules! take {
+            ($shares:literal, $values:expr, $n:expr, $first:expr) => {{
+                let (values, n): (*const u8, usize) = ($values, $n);
+                take!(one 0, $shares, 6, values, $first);
+                if n > 1 {
+                    take!(one 1, $shares, 7, values.add(2048), $first);
+                }
+                if n > 2 {
+                    take!(one 2, $shares, 6, values.add(4096), $first);
+                }
+                if n > 3 {
+                    take!(one 3, $shares, 7, values.add(6144), $first);
+                }
+            }};
+            (one $to:literal, $shares:literal, $b:literal, $at:expr, $first:expr) => {
+                if $first {
+                    tile_zero!($to);
+                }
+                tile_load!($b, $at, 64);
+                tile_dot_bf16!($to, $shares, $b);
+                during();
+            };
+        }
         // SAFETY: as the caller vouches.
         unsafe {
             tile_load!(4, shares, 64);
             tile_load!(5, shares.add(1024), 64);
-            for (t, pair) in out.chunks_mut(2).enumerate() {
-                let b = values.add(t * 4096);
-                tile_zero!(0);
-                tile_load!(6, b, 64);
-                tile_dot_bf16!(0, 4, 6);
-                if pair.len() == 2 {
-                    tile_zero!(1);
-                    tile_load!(7, b.add(2048), 64);
-                    tile_dot_bf16!(1, 4, 7);
+        }
+        // Four at a time: a product takes as long as three others to be there.
+        for first in (0..out.len()).step_by(GROUP) {
+            let (b, n) = (values.wrapping_add(first * 2048), (out.len() - first).min(GROUP));
+            // SAFETY: as the caller vouches.
+            unsafe {
+                take!(4, b, n, true);
+                take!(5, b.add(1024), n, false);
+                let to = out[first..].as_mut_ptr();
+                tile_store!(0, to);
+                if n > 1 {
+                    tile_store!(1, to.add(1));
                 }
-                tile_load!(6, b.add(1024), 64);
-                tile_dot_bf16!(0, 5, 6);
-                tile_store!(0, pair.as_mut_ptr().cast::<u8>());
-                if pair.len() == 2 {
-                    tile_load!(7, b.add(3072), 64);
-                    tile_dot_bf16!(1, 5, 7);
-                    tile_store!(1, pair.as_mut_ptr().cast::<u8>().add(1024));
+                if n > 2 {
+                    tile_store!(2, to.add(2));
+                }
+                if n > 3 {
+                    tile_store!(3, to.add(3));
                 }
             }
+            if first > 0 {
+                add(first - GROUP, &out[first - GROUP..first]);
+            }
         }
-        return;
+        let last = (out.len().max(1) - 1) / GROUP * GROUP;
+        return add(last, &out[last..]);
     }
-    values_by_vectors(level, shares, lanes, values, out);
+    for (t, out) in out.iter_mut().enumerate() {
+        values_by_vectors(level, shares, lanes, values.wrapping_add(t * 2048), out);
+        add(t, std::slice::from_ref(out));
+    }
 }
 
-/// Puts pairs of shares (a row per pair of positions) into two tiles: a row per lane, 32 positions each.
-pub(crate) fn pack_shares(
-    level: Level,
-    packed: &[[u32; LANES]; CHUNK / 2],
-    tiles: [&mut [[u32; LANES]; LANES]; 2],
-) {
-    for (tile, part) in tiles.into_iter().zip(packed.as_chunks::<LANES>().0) {
-        #[cfg(target_arch = "x86_64")]
-        if level >= Level::Avx512Vnni {
-            // SAFETY: the level was found on this machine.
-            unsafe { transpose(part, tile) };
-            continue;
-        }
-        let _ = level;
-        for (i, row) in part.iter().enumerate() {
-            row.iter().enumerate().for_each(|(lane, &v)| tile[lane][i] = v);
-        }
+/// Rows become columns.
+pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
+    #[cfg(target_arch = "x86_64")]
+    if level >= Level::Avx512Vnni {
+        // SAFETY: the level was found on this machine.
+        return unsafe { transpose_wide(from, to) };
+    }
+    let _ = level;
+    for (i, row) in from.iter().enumerate() {
+        row.iter().enumerate().for_each(|(lane, &v)| to[lane][i] = v);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn transpose(from: &[[u32; LANES]; LANES], to: &mut [[u32; LANES]; LANES]) {
+fn transpose_wide(from: &Tile, to: &mut Tile) {
     use std::arch::x86_64::*;
     // SAFETY: 16 rows of 64 bytes.
     let r: [__m512i; 16] = std::array::from_fn(|i| unsafe { _mm512_loadu_si512(from[i].as_ptr().cast()) });
@@ -184,34 +224,4 @@ fn transpose(from: &[[u32; LANES]; LANES], to: &mut [[u32; LANES]; LANES]) {
             unsafe { _mm512_storeu_si512(to[i].as_mut_ptr().cast(), row) };
         }
     }
-}
-
-/// Puts rows of values (of positions 2i and 2i + 1) into row i of their step's tiles, pairs of positions to a word.
-#[inline(always)]
-fn interleave_body(rows: &[*const u16; CHUNK], width: usize, tiles: &mut [[[u32; LANES]; LANES]]) {
-    for (pair, at) in rows.as_chunks::<2>().0.iter().enumerate() {
-        // SAFETY: the caller of `interleave` vouches for the rows.
-        let [a, b] = at.map(|row| unsafe { std::slice::from_raw_parts(row, width) });
-        for (t, (a, b)) in a.chunks(LANES).zip(b.chunks(LANES)).enumerate() {
-            let to = &mut tiles[t * 2 + pair / LANES][pair % LANES];
-            for ((to, &a), &b) in to.iter_mut().zip(a).zip(b) {
-                *to = u32::from(a) | u32::from(b) << 16;
-            }
-        }
-    }
-}
-
-per_level! { interleave_rows(rows: &[*const u16; CHUNK], width: usize, tiles: &mut [[[u32; LANES]; LANES]]) => interleave_body }
-
-/// A chunk's values become tiles.
-///
-/// # Safety
-/// Each of `rows` must point at `width` numbers.
-pub(crate) unsafe fn interleave(
-    level: Level,
-    rows: &[*const u16; CHUNK],
-    width: usize,
-    tiles: &mut [[[u32; LANES]; LANES]],
-) {
-    interleave_rows(level, rows, width, tiles);
 }

@@ -1,8 +1,12 @@
 use super::Shape;
 use super::block::Block;
+use super::coming::scaled;
+use super::lines::Lines;
 use super::products::Keys;
 use super::softmax::{LANES, Rule, Scores, exp2};
+use super::soon::Soon;
 use super::view::CHUNK;
+use crate::Level;
 use std::cell::RefCell;
 
 thread_local! {
@@ -11,6 +15,8 @@ thread_local! {
 
 /// A tile: 16 rows of 64 bytes.
 pub(super) type Tile = [[u32; LANES]; LANES];
+/// Sums of products: a row per lane, 16 places of the values in the order of [`super::coming`].
+pub(super) type Products = [[f32; LANES]; LANES];
 
 /// Memory of one thread; grows to the largest piece of work and stays.
 pub(super) struct Scratch {
@@ -21,24 +27,30 @@ pub(super) struct Scratch {
     pub(super) starts: Vec<usize>,
     pub(super) blocks: Vec<Block>,
     /// Per block and head: tiles of queries, a pair of numbers to a word.
-    pub(super) queries: Vec<Tile>,
+    pub(super) queries: Lines<Tile>,
     /// Per lane: running maximum, sum of shares, and sums of values over the chunks so far.
     pub(super) most: Vec<f32>,
     pub(super) sum: Vec<f32>,
-    pub(super) sums: Vec<f32>,
+    pub(super) sums: Lines<f32>,
     /// Per head of a block: a chunk's keys.
     pub(super) keys: Vec<Keys>,
-    pub(super) staged_keys: Vec<u16>,
-    pub(super) staged_values: Vec<u16>,
+    /// Per head of a block: what is asked for while its keys are multiplied.
+    pub(super) soon: Vec<Soon>,
+    pub(super) staged_keys: Lines<u16>,
+    pub(super) staged_values: Lines<u16>,
     /// A row of zeros.
     pub(super) nothing: Vec<u16>,
     pub(super) wide: Vec<f32>,
-    pub(super) values: Vec<Tile>,
-    pub(super) products: Vec<[[f32; LANES]; LANES]>,
-    pub(super) scores: Box<Scores>,
-    pub(super) packed: Box<[[u32; LANES]; CHUNK / 2]>,
-    /// Two tiles, and one that may be looked at past them.
-    pub(super) shares: Box<[Tile; 3]>,
+    /// Tiles of one head's values and of those of the next.
+    pub(super) values: [Lines<Tile>; 2],
+    pub(super) products: Lines<Products>,
+    /// Of two blocks: one is scored while the other's shares are made.
+    pub(super) scores: Lines<Scores>,
+    pub(super) packed: Lines<[u32; LANES]>,
+    /// Two tiles per block, and one that may be looked at past them.
+    pub(super) shares: Lines<Tile>,
+    /// Per block what its lanes' sums must be multiplied with.
+    pub(super) fades: Vec<[f32; LANES]>,
     /// Number of the entry at each position of the chunk, and the position.
     pub(super) rows: [(i32, i32); CHUNK],
     /// Runs that have entries among each 16 positions of the chunk.
@@ -52,20 +64,22 @@ impl Default for Scratch {
             tokens: Vec::new(),
             starts: Vec::new(),
             blocks: Vec::new(),
-            queries: Vec::new(),
+            queries: Lines::new(),
             most: Vec::new(),
             sum: Vec::new(),
-            sums: Vec::new(),
+            sums: Lines::new(),
             keys: Vec::new(),
-            staged_keys: Vec::new(),
-            staged_values: Vec::new(),
+            soon: Vec::new(),
+            staged_keys: Lines::new(),
+            staged_values: Lines::new(),
             nothing: Vec::new(),
             wide: Vec::new(),
-            values: Vec::new(),
-            products: Vec::new(),
-            scores: Box::new([[0.0; LANES]; CHUNK]),
-            packed: Box::new([[0; LANES]; CHUNK / 2]),
-            shares: Box::new([[[0; LANES]; LANES]; 3]),
+            values: [Lines::new(), Lines::new()],
+            products: Lines::new(),
+            scores: Lines::new(),
+            packed: Lines::new(),
+            shares: Lines::new(),
+            fades: Vec::new(),
             rows: [(0, 0); CHUNK],
             runs_of_quarter: [0; 4],
         }
@@ -80,23 +94,26 @@ impl Scratch {
             let widest = shape.key_width.max(shape.value_width);
             self.staged_keys.clear();
             self.staged_values.clear();
-            self.staged_values.resize(CHUNK * shape.value_width, 0);
+            self.staged_values.grow(CHUNK * shape.value_width);
             self.nothing.clear();
             self.nothing.resize(widest, 0);
             self.wide.resize(widest, 0.0);
             let tiles = shape.value_width / LANES;
             // Places past the end of a value stay zero.
-            self.values.clear();
-            self.values.resize(tiles * 2, [[0; LANES]; LANES]);
-            self.products.resize(tiles, [[0.0; LANES]; LANES]);
+            for values in &mut self.values {
+                values.clear();
+                values.grow(tiles * 2);
+            }
+            self.products.clear();
+            self.products.grow(tiles);
+            self.scores.grow(2);
+            self.packed.grow(CHUNK / 2);
         }
         // Places past the end of a key are never written, and stay zero.
-        if self.staged_keys.len() < heads * CHUNK * shape.key_width {
-            self.staged_keys.resize(heads * CHUNK * shape.key_width, 0);
-        }
+        self.staged_keys.grow(heads * CHUNK * shape.key_width);
         let lanes = heads * lanes;
         self.sums.clear();
-        self.sums.resize(lanes * shape.value_width, 0.0);
+        self.sums.grow(lanes * shape.value_width);
         self.most.clear();
         self.most.resize(lanes, f32::NEG_INFINITY);
         self.sum.clear();
@@ -104,7 +121,7 @@ impl Scratch {
     }
 
     /// A lane's result.
-    pub(super) fn finish(&self, shape: Shape, lane: usize, sink: Option<f32>, to: &mut [f32]) {
+    pub(super) fn finish(&self, level: Level, shape: Shape, lane: usize, sink: Option<f32>, to: &mut [f32]) {
         let (most, sum) = (self.most[lane], self.sum[lane]);
         let (fade, total) = match sink.map(Rule::unit) {
             None => (1.0, sum),
@@ -115,7 +132,6 @@ impl Scratch {
             }
         };
         let factor = if total > 0.0 { fade / total } else { 0.0 };
-        let sums = &self.sums[lane * shape.value_width..];
-        to.iter_mut().zip(sums).for_each(|(t, s)| *t = s * factor);
+        scaled(level, &self.sums[lane * shape.value_width..][..shape.value_width], factor, to);
     }
 }

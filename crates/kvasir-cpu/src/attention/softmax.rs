@@ -1,6 +1,10 @@
 //! One chunk's scores of 16 lanes (a lane is one query head of one token): from products to shares.
 
+use super::scratch::Products;
 use super::view::CHUNK;
+#[cfg(target_arch = "x86_64")]
+use super::wide;
+use crate::Level;
 use crate::level::per_level;
 
 /// Lanes worked on together.
@@ -38,18 +42,22 @@ pub(crate) struct Running {
     pub(crate) fade: [f32; LANES],
 }
 
+/// Adding 1.5 * 2^23 rounds to an integer.
+pub(super) const ROUND: f32 = 12_582_912.0;
+/// 2^f for |f| <= 1/2, highest power first.
+pub(super) const TERMS: [f32; 5] = [9.582_853e-3, 5.590_643e-2, 2.402_41e-1, 6.931_242e-1, 1.0];
+/// Below this a share is nothing.
+pub(super) const TINY: f32 = -126.0;
+
 /// 2^x for x <= 0, the same on every level, good to 2⁻¹⁸; exactly 1 at 0 and exactly 0 below -126.
 #[inline(always)]
 pub(crate) fn exp2(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0;
     let t = x + ROUND;
     let f = x - (t - ROUND);
-    let p = 9.582_853e-3f32.mul_add(f, 5.590_643e-2);
-    let p = p.mul_add(f, 2.402_41e-1);
-    let p = p.mul_add(f, 6.931_242e-1);
-    let p = p.mul_add(f, 1.0);
+    let [first, rest @ ..] = TERMS;
+    let p = rest.iter().fold(first, |p, &c| p.mul_add(f, c));
     let scaled = f32::from_bits(p.to_bits().wrapping_add(t.to_bits().wrapping_shl(23)));
-    if x < -126.0 { 0.0 } else { scaled }
+    if x < TINY { 0.0 } else { scaled }
 }
 
 #[inline(always)]
@@ -59,7 +67,7 @@ fn shares_body(
     sight: Option<&Sight>,
     rule: Rule,
     run: &mut Running,
-    packed: &mut [[u32; LANES]; CHUNK / 2],
+    packed: &mut [[u32; LANES]],
 ) {
     let scale = if rule.soft_cap.is_some() { rule.scale } else { Rule::unit(rule.scale) };
     for row in scores.iter_mut() {
@@ -106,14 +114,31 @@ fn shares_body(
 }
 
 per_level! {
-    /// Scores become shares (relative to the running maximum) as bf16, pairs of positions to a word. `rows` holds each position's entry number
-    /// and position.
-    shares(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: Option<&Sight>, rule: Rule, run: &mut Running, packed: &mut [[u32; LANES]; CHUNK / 2]) => shares_body
+    shares_by_compiler(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: Option<&Sight>, rule: Rule, run: &mut Running, packed: &mut [[u32; LANES]]) => shares_body
+}
+
+/// Scores become shares (relative to the running maximum) as bf16, pairs of positions to a word. `rows` holds each position's entry number
+/// and position.
+pub(crate) fn shares(
+    level: Level,
+    scores: &mut Scores,
+    rows: &[(i32, i32); CHUNK],
+    sight: Option<&Sight>,
+    rule: Rule,
+    run: &mut Running,
+    packed: &mut [[u32; LANES]],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if level >= Level::Avx512Vnni && rule.soft_cap.is_none() {
+        // SAFETY: the level was found on this machine.
+        return unsafe { wide::shares(scores, rows, sight, rule, run, packed) };
+    }
+    shares_by_compiler(level, scores, rows, sight, rule, run, packed);
 }
 
 #[inline(always)]
-fn fold_body(sums: &mut [f32], width: usize, tiles: &[[[f32; LANES]; LANES]], fade: &[f32]) {
-    for (lane, (sums, fade)) in sums.chunks_exact_mut(width).zip(fade).enumerate() {
+fn fold_body(sums: &mut [f32], width: usize, tiles: &[Products], fade: &[f32]) {
+    for (lane, (sums, fade)) in sums.chunks_mut(width).zip(fade).enumerate() {
         for (part, tile) in sums.as_chunks_mut::<LANES>().0.iter_mut().zip(tiles) {
             for d in 0..LANES {
                 part[d] = part[d].mul_add(*fade, tile[lane][d]);
@@ -122,7 +147,14 @@ fn fold_body(sums: &mut [f32], width: usize, tiles: &[[[f32; LANES]; LANES]], fa
     }
 }
 
-per_level! {
-    /// `sums[lane] = sums[lane] * fade[lane] + tile[lane]` for the tiles of 16 value places each.
-    fold(sums: &mut [f32], width: usize, tiles: &[[[f32; LANES]; LANES]], fade: &[f32]) => fold_body
+per_level! { fold_by_compiler(sums: &mut [f32], width: usize, tiles: &[Products], fade: &[f32]) => fold_body }
+
+/// `sums[lane] = sums[lane] * fade[lane] + tile[lane]` for tiles of 16 value places each; lanes' sums lie `width` apart.
+pub(crate) fn fold(level: Level, sums: &mut [f32], width: usize, tiles: &[Products], fade: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if level >= Level::Avx512Vnni {
+        // SAFETY: the level was found on this machine.
+        return unsafe { wide::fold(sums, width, tiles, fade) };
+    }
+    fold_by_compiler(level, sums, width, tiles, fade);
 }

@@ -1,5 +1,8 @@
-use super::products::{self, Keys};
-use super::scratch::Scratch;
+use super::coming::Coming;
+use super::lines::Lines;
+use super::products::Keys;
+use super::scratch::{Scratch, Tile};
+use super::soon::Soon;
 use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
@@ -25,6 +28,15 @@ impl Attend<'_> {
         }
     }
 
+    /// One head's keys of a chunk, to be asked for.
+    pub(super) fn soon(&self, chunk: &Chunk, head: usize) -> Soon {
+        let mut soon = Soon::NOTHING;
+        for run in self.views.runs(chunk) {
+            self.pool(run.pool).keys.stretches(run.slot, run.len, head, |at, bytes| soon.add(at, bytes));
+        }
+        soon
+    }
+
     /// Brings a chunk's keys of these heads into the form that the products take. 16 positions are used where they are if they are bf16 and
     /// lie as they would in a run; what is there at positions that nobody sees does not matter.
     pub(super) fn stage_keys(
@@ -37,8 +49,10 @@ impl Attend<'_> {
         s: &mut Scratch,
     ) {
         s.keys.clear();
+        s.soon.clear();
         let runs = self.views.runs(chunk);
-        for (i, head) in heads.enumerate() {
+        for (i, head) in heads.clone().enumerate() {
+            let last = head + 1 == heads.end;
             let head = piece.heads.start + head;
             let staged = &mut s.staged_keys[i * CHUNK * shape.key_width..][..CHUNK * shape.key_width];
             let base = staged.as_ptr().cast::<u8>();
@@ -74,6 +88,8 @@ impl Attend<'_> {
                 }
             }
             s.keys.push(keys);
+            let next = if last { Soon::NOTHING } else { self.soon(chunk, head + 1) };
+            s.soon.push(self.soon(chunk, head).then(next).in_parts(shape.steps() * 4));
         }
     }
 
@@ -88,33 +104,38 @@ impl Attend<'_> {
         fits.then_some(slot)
     }
 
-    /// Brings one head's values of a chunk into tiles. Values of bf16 rows are read where they are; rows of no entry are zeros.
-    pub(super) fn stage_values(
+    /// One head's values of a chunk, to be brought into `tiles`. Values of bf16 rows are read where they are; rows of no entry are zeros.
+    pub(super) fn coming(
         &self,
         level: Level,
-        shape: Shape,
         head: usize,
         chunk: &Chunk,
+        (tiles, soon): (Lines<Tile>, Soon),
         s: &mut Scratch,
-    ) {
+    ) -> Coming {
         let vd = self.facts.value_dim;
         let mut at: [*const u16; CHUNK] = [s.nothing.as_ptr(); CHUNK];
         for run in self.views.runs(chunk) {
             let pool = self.pool(run.pool);
             let rows = pool.values.as_ref().unwrap_or(&pool.keys);
-            let first = run.position as usize % CHUNK;
-            for (slot, row) in (run.slot..run.slot + run.len).zip(first..) {
-                at[row] = if rows.kind() == KvType::Bf16 {
-                    rows.part(slot, head).cast()
-                } else {
-                    let to = &mut s.staged_values[row * shape.value_width..][..vd];
-                    // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-                    unsafe { rows.narrow(level, slot, head, &mut s.wide[..vd], to) };
-                    to.as_ptr()
-                };
+            let mut row = run.position as usize % CHUNK;
+            if rows.kind() == KvType::Bf16 {
+                rows.stretches(run.slot, run.len, head, |first, bytes| {
+                    for offset in (0..bytes).step_by(rows.part_bytes()) {
+                        at[row] = first.wrapping_add(offset).cast();
+                        row += 1;
+                    }
+                });
+                continue;
+            }
+            for slot in run.slot..run.slot + run.len {
+                let to = &mut s.staged_values[row * vd..][..vd];
+                // SAFETY: the executor has checked the plan's slots, and writes come before reads.
+                unsafe { rows.narrow(level, slot, head, &mut s.wide[..vd], to) };
+                at[row] = to.as_ptr();
+                row += 1;
             }
         }
-        // SAFETY: each row has `value_dim` numbers, in the pool or staged; `nothing` is as long as any row.
-        unsafe { products::interleave(level, &at, vd, &mut s.values) };
+        Coming { rows: at, width: vd, tiles, done: 0, soon }
     }
 }

@@ -98,6 +98,25 @@ impl Views {
         share(self);
     }
 
+    /// What the tokens of a plan, of one sequence in a line, see through a window whose rows lie in a ring of so many slots.
+    pub(crate) fn of_ring(&mut self, plan: &Plan, window: u32, ring: Slot) {
+        self.clear();
+        for row in &plan.rows {
+            let positions = &plan.positions[row.queries.range()];
+            let (Some(&first), Some(&last)) = (positions.first(), positions.last()) else { continue };
+            let mut view = self.open(row.queries.start as usize, positions.len(), true);
+            let mut position = first.saturating_sub(window.saturating_sub(1));
+            while position <= last {
+                let slot = position % ring;
+                let len = (ring - slot).min(last + 1 - position);
+                self.add(&mut view, Run { position, pool: 0, slot, len });
+                position += len;
+            }
+            self.close(view);
+        }
+        share(self);
+    }
+
     /// What one query of a row sees of the entries that `keep`, given each entry's number within the row's read.
     fn of_query(&mut self, plan: &Plan, row: &PlanRow, query: usize, keep: impl Fn(usize) -> bool) {
         let mut view = self.open(row.queries.start as usize + query, 1, false);

@@ -21,6 +21,8 @@ pub(crate) struct LayerPool {
     pub(crate) values: Option<Rows>,
     /// Keys of the sparse-attention indexer.
     pub(crate) index: Option<Rows>,
+    /// Slots of the ring that a layer with a window keeps in place of a slot per position.
+    pub(crate) ring: Option<Slot>,
 }
 
 impl LayerPool {
@@ -41,15 +43,31 @@ pub struct Pool {
 impl Pool {
     /// Room for `slots` tokens. Takes address space, not memory.
     pub fn new(layers: &[LayerFacts], kind: KvType, slots: usize) -> io::Result<Self> {
+        Self::with_rings(layers, kind, slots, None)
+    }
+
+    /// The same; where a longest write is given, layers with a window keep [`Rings`](kvasir_kv::Rings) for it.
+    pub fn with_rings(
+        layers: &[LayerFacts],
+        kind: KvType,
+        slots: usize,
+        longest_write: Option<u32>,
+    ) -> io::Result<Self> {
         let slots = slots.max(1);
-        let rows = |heads: usize, width: usize| {
-            (heads * width > 0).then(|| Rows::new(kind, heads, width, slots)).transpose()
-        };
         let layer = |facts: &LayerFacts| {
+            let window = facts.window.filter(|_| facts.index_dim == 0);
+            let ring =
+                window.zip(longest_write).map(|(w, longest)| w.saturating_add(longest).saturating_sub(1));
+            let ring = ring.filter(|ring| (*ring as usize) < slots);
+            let slots = ring.map_or(slots, |ring| ring as usize);
+            let rows = |heads: usize, width: usize| {
+                (heads * width > 0).then(|| Rows::new(kind, heads, width, slots)).transpose()
+            };
             Ok(LayerPool {
                 keys: Rows::new(kind, facts.kv_heads, facts.key_dim, slots)?,
                 values: rows(facts.kv_heads, if facts.value_in_key { 0 } else { facts.value_dim })?,
                 index: rows(1, facts.index_dim)?,
+                ring,
             })
         };
         let layers = layers.iter().map(layer).collect::<io::Result<_>>()?;
@@ -79,8 +97,16 @@ impl Pool {
         }
         let want = (bound as usize).max(FIRST).checked_next_power_of_two().unwrap_or(self.slots);
         let want = want.min(self.slots);
-        self.layers.iter().flat_map(LayerPool::all).for_each(|rows| rows.grow(have..want));
+        for layer in &self.layers {
+            let most = layer.ring.map_or(want, |ring| ring as usize);
+            layer.all().for_each(|rows| rows.grow(have.min(most)..want.min(most)));
+        }
         self.grown.store(want, Ordering::Relaxed);
+    }
+
+    /// Whether some layer keeps fewer rows than there are slots.
+    pub(crate) fn has_rings(&self) -> bool {
+        self.layers.iter().any(|layer| layer.ring.is_some())
     }
 
     /// Carries out a plan's moves.

@@ -96,6 +96,16 @@ impl Rows {
         kind::narrow(level, self.kind, part, wide, out);
     }
 
+    /// Hands where one head's parts of `n` slots from `slot` on lie, stretch by stretch, to `take`, with the number of bytes.
+    pub(crate) fn stretches(&self, slot: Slot, n: u32, head: usize, mut take: impl FnMut(*const u8, usize)) {
+        let (mut at, end) = (slot as usize, (slot + n) as usize);
+        while at < end {
+            let next = (at + TOGETHER - at % TOGETHER).min(end);
+            take(self.part(at as Slot, head), (next - at) * self.part);
+            at = next;
+        }
+    }
+
     /// Slots `slots` are about to be used for the first time.
     pub(super) fn grow(&self, slots: Range<usize>) {
         let at = |slot: usize| (slot.next_multiple_of(TOGETHER) * self.row_bytes()).min(self.bytes.len());

@@ -76,22 +76,31 @@ impl QuantActivations {
     /// # Safety
     /// No other thread may use the same row meanwhile, and `row` must be below [`rows`](Self::rows).
     pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
-        let (tile, r) = (row / TILE, row % TILE);
         let (whole, rest) = x.as_chunks::<SUPER>();
         let mut last = [0f32; SUPER];
         last[..rest.len()].copy_from_slice(rest);
         let parts = whole.iter().chain((!rest.is_empty()).then_some(&last));
         for (s, part) in parts.enumerate().take(self.supers) {
-            // SAFETY: the places belong to this row alone and lie within the buffers.
-            unsafe {
-                let places = Places {
-                    codes: self.codes(tile, s).add(r * 64).cast_mut(),
-                    scale: self.scales(tile, s).add(r).cast_mut(),
-                    sums: self.sums(tile, s, r).cast_mut(),
-                    parts: self.parts(tile, s).add(r * 64).cast_mut().cast(),
-                };
-                quantise(level, part, &places);
-            }
+            // SAFETY: as the caller vouches.
+            unsafe { self.write_super(level, row, s, part) };
+        }
+    }
+
+    /// Writes superblock `s` of row `row`.
+    ///
+    /// # Safety
+    /// As for [`write_row`](Self::write_row), for this superblock.
+    pub(super) unsafe fn write_super(&self, level: Level, row: usize, s: usize, x: &[f32; SUPER]) {
+        let (tile, r) = (row / TILE, row % TILE);
+        // SAFETY: the places belong to this row alone and lie within the buffers.
+        unsafe {
+            let places = Places {
+                codes: self.codes(tile, s).add(r * 64).cast_mut(),
+                scale: self.scales(tile, s).add(r).cast_mut(),
+                sums: self.sums(tile, s, r).cast_mut(),
+                parts: self.parts(tile, s).add(r * 64).cast_mut().cast(),
+            };
+            quantise(level, x, &places);
         }
     }
 }

@@ -3,14 +3,15 @@
 //! [`super::portable`] to the bit.
 //!
 //! Superblocks are the outer loop: two panels' opened superblocks stay in the first-level cache while all rows of a block pass, because
-//! tile products outrun the second-level cache. Storing four tiles costs as much as four products, so nothing is stored twice.
+//! tile products outrun the second-level cache. Storing four tiles costs as much as four products, so nothing is stored twice. The last
+//! superblock's sums go straight to their places, two panels' side by side: rows lie pages apart, and a line alone is dear.
 
 use super::activations::{QuantActivations, TILE};
 use super::format::{Format, LANES};
-use super::panels::QuantPanels;
-use super::vnni::{Layout, float_scales, open, sub_scales};
+use super::layouts::Layout;
+use super::vnni::{float_scales, open, sub_scales};
 use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
-use crate::matmul::Output;
+use crate::matmul::{Output, Place};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -29,7 +30,7 @@ pub(super) struct Room {
     /// Products of tiles, waiting to be put together: four, and two of mins.
     products: [[u8; 6 * 1024]; 2],
     /// Sums of a block's rows, per panel.
-    sums: [[[f32; LANES]; BLOCK]; 2],
+    pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
 }
 
 impl Room {
@@ -38,16 +39,16 @@ impl Room {
     }
 }
 
-/// Opens one superblock of a panel into `to`.
+/// Opens one superblock of a panel into `to`, and asks memory for the `next` one.
 ///
 /// # Safety
 /// The machine must have the instructions, `block` be a superblock of the layout, and `to` be 64-byte aligned with room for [`OPENED`] bytes.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn open_super<L: Layout>(block: *const u8, to: *mut u8) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")]
+unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) {
     let f = L::FORMAT;
     // SAFETY: the caller's superblock and room.
     unsafe {
-        open_codes::<L>(block, to);
+        open_codes::<L>(block, next, to);
         if f.has_min {
             open_mins(f, block, to.add(MINS));
             _mm512_store_ps(to.add(SCALES + 64).cast(), float_scales::<L>(block.add(32)));
@@ -56,40 +57,88 @@ unsafe fn open_super<L: Layout>(block: *const u8, to: *mut u8) {
     }
 }
 
+/// How codes become 16-bit products with their sub-block's scale, even inputs apart from odd ones.
+struct Scaling {
+    /// The scale in every 16 bits, or, where it is a byte, in every even one of them.
+    even: __m512i,
+    /// The same in the odd bytes.
+    odd: __m512i,
+    /// What is added to each product: what the codes' bias makes, and half a low byte's range, so that the high byte rounds instead of truncating.
+    offset: __m512i,
+}
+
+impl Scaling {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn of<L: Layout>(block: *const u8, sub: usize) -> Self {
+        let f = L::FORMAT;
+        // SAFETY: the caller's superblock and sub-block.
+        let d = unsafe { sub_scales::<L>(block, sub) };
+        let both =
+            |d| _mm512_or_si512(_mm512_slli_epi32::<16>(d), _mm512_and_si512(d, _mm512_set1_epi32(0xffff)));
+        let wide = both(d);
+        let even = if f.scale_bytes() == 2 { wide } else { _mm512_and_si512(wide, _mm512_set1_epi16(0xff)) };
+        let half = _mm512_set1_epi16(128);
+        let bias = if takes_bias_first(f) { 0 } else { f.bias as i16 };
+        let offset = _mm512_sub_epi16(half, _mm512_mullo_epi16(wide, _mm512_set1_epi16(bias)));
+        Self { even, odd: _mm512_slli_epi16::<8>(even), offset }
+    }
+
+    /// The products of a vector of codes, even and odd.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    fn products<L: Layout>(&self, codes: __m512i) -> [__m512i; 2] {
+        let f = L::FORMAT;
+        let [a, b] = if f.scale_bytes() == 2 {
+            let even = _mm512_and_si512(codes, _mm512_set1_epi16(0xff));
+            [
+                _mm512_mullo_epi16(even, self.even),
+                _mm512_mullo_epi16(_mm512_srli_epi16::<8>(codes), self.even),
+            ]
+        } else if takes_bias_first(f) {
+            let signed = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
+            [_mm512_maddubs_epi16(self.even, signed), _mm512_maddubs_epi16(self.odd, signed)]
+        } else {
+            [_mm512_maddubs_epi16(codes, self.even), _mm512_maddubs_epi16(codes, self.odd)]
+        };
+        [_mm512_add_epi16(a, self.offset), _mm512_add_epi16(b, self.offset)]
+    }
+}
+
+/// Whether codes of a byte lose their bias before they are multiplied; their scales are unsigned bytes.
+const fn takes_bias_first(f: Format) -> bool {
+    f.bias == 128 && f.scale_bytes() == 1
+}
+
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn open_codes<L: Layout>(block: *const u8, to: *mut u8) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")]
+unsafe fn open_codes<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) {
     let f = L::FORMAT;
-    let even = _mm512_set1_epi16(0x00ff);
+    let lines = f.bytes().div_ceil(64);
     let sign = _mm512_set1_epi8(-128);
-    let mut scale = _mm512_setzero_si512();
-    let mut offset = _mm512_setzero_si512();
+    // Low bytes of even and odd products in turn, and high bytes.
+    let low: [u8; 64] = std::array::from_fn(|i| (i / 2 * 2 + i % 2 * 64) as u8);
+    // SAFETY: 64 bytes.
+    let low = unsafe { _mm512_loadu_si512(low.as_ptr().cast()) };
+    let high = _mm512_or_si512(low, _mm512_set1_epi8(1));
+    // SAFETY: every superblock has a first sub-block.
+    let mut scaling = unsafe { Scaling::of::<L>(block, 0) };
     for i in 0..16 {
+        // A part at a time: asked for at once it would be waited for.
+        for line in i * lines / 16..(i + 1) * lines / 16 {
+            _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
+        }
         // SAFETY: `i` is below 16, the sub-block below their number; the stores stay within eight tiles.
         unsafe {
             if (i * 16) % f.sub == 0 {
-                let d = sub_scales::<L>(block, i * 16 / f.sub);
-                // In both halves of each lane.
-                scale = _mm512_ternarylogic_epi32::<0xf8>(
-                    _mm512_slli_epi32::<16>(d),
-                    d,
-                    _mm512_set1_epi32(0xffff),
-                );
-                // Half a low byte's range is added, so that the high byte rounds instead of truncating.
-                offset = _mm512_sub_epi16(
-                    _mm512_set1_epi16(128),
-                    _mm512_mullo_epi16(scale, _mm512_set1_epi16(f.bias as i16)),
-                );
+                scaling = Scaling::of::<L>(block, i * 16 / f.sub);
             }
-            let rows = open::<L>(block, i);
-            for (j, row) in rows.into_iter().enumerate() {
-                let a = _mm512_add_epi16(_mm512_mullo_epi16(_mm512_and_si512(row, even), scale), offset);
-                let b = _mm512_add_epi16(_mm512_mullo_epi16(_mm512_srli_epi16::<8>(row), scale), offset);
-                let low = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi16::<8>(b), a, even);
-                let high = _mm512_ternarylogic_epi32::<0xf4>(_mm512_srli_epi16::<8>(a), b, even);
+            for (j, row) in open::<L>(block, i).into_iter().enumerate() {
+                let [a, b] = scaling.products::<L>(row);
                 let at = to.add((i * 4 + j) * 64);
-                _mm512_store_si512(at.cast(), high);
-                _mm512_store_si512(at.add(4096).cast(), _mm512_xor_si512(low, sign));
+                _mm512_store_si512(at.cast(), _mm512_permutex2var_epi8(a, high, b));
+                let low = _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), sign);
+                _mm512_store_si512(at.add(4096).cast(), low);
             }
         }
     }
@@ -115,51 +164,69 @@ unsafe fn open_mins(f: Format, block: *const u8, to: *mut u8) {
     }
 }
 
-/// `P` panels, one or two, from `first` on, times a block of at most [`BLOCK`] rows, which begins with a tile.
+/// One or two panels that are multiplied together.
+pub(super) struct Pair<const P: usize> {
+    /// Where their superblocks lie; they have one layout and as many inputs.
+    pub(super) panels: [*const u8; P],
+    /// How many panels further those lie that are multiplied next.
+    pub(super) step: usize,
+}
+
+/// A pair of panels times a block of at most [`BLOCK`] rows, which begins with a tile. The sums go to `out`, to its outputs from the given one
+/// on; without, they stay in the room.
 ///
 /// While the tile unit works on one tile of rows, the vectors put the products of the one before together.
 ///
 /// # Safety
 /// Tiles must be configured, the machine have the instructions, the panels have layout `L`, and the rows exist.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")]
 pub(super) unsafe fn panels<L: Layout, const P: usize>(
-    w: &QuantPanels,
-    first: usize,
+    pair: &Pair<P>,
     x: &QuantActivations,
     rows: Range<usize>,
     room: &mut Room,
-    out: &Output,
+    out: Option<(&Output, usize)>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
-    let panels: [*const u8; P] = std::array::from_fn(|p| w.panel(first + p).as_ptr());
+    let panels = pair.panels;
+    let supers = x.supers;
     let opened: [*mut u8; P] = std::array::from_fn(|p| room.opened[p].as_mut_ptr());
     let sums: [*mut [f32; LANES]; P] = std::array::from_fn(|p| room.sums[p].as_mut_ptr());
     let products = room.products.each_mut().map(|p| p.as_mut_ptr());
     let (tile, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
-    for s in 0..w.supers {
+    for s in 0..supers {
+        let last = s + 1 == supers;
         let fold = |t: usize, part: Range<usize>| {
+            let full = (t + 1) * TILE <= rows.len();
             for p in 0..P {
-                // SAFETY: the products of tile `t` were stored a round ago; the sums are those of its rows.
+                // SAFETY: the products of tile `t` were stored a round ago; the sums are those of its rows, which are all there if they go to
+                // their places.
                 unsafe {
                     let from = products[t % 2].add(p * 2048);
                     let scales = opened[p].add(SCALES);
+                    let sums = sums[p].add(t * TILE).cast::<f32>();
+                    let to = match out.filter(|_| last && full) {
+                        Some((out, first)) => out.place(rows.start + t * TILE, first + p * LANES),
+                        None => Place { at: sums, step: LANES, lanes: u16::MAX },
+                    };
+                    let before = (s > 0).then_some(sums.cast_const());
                     let row_scales = x.scales(tile + t, s);
-                    let sums = sums[p].add(t * TILE);
-                    fold_rows::<L>(from, 4096 - p * 1024, scales, row_scales, s == 0, sums, part.clone());
+                    fold_rows::<L>(from, 4096 - p * 1024, scales, row_scales, before, to, part.clone());
                 }
             }
         };
+        // What is opened next: the panels' next superblocks, in the end those of the panels behind them.
+        let next = panels.map(|panel| match last {
+            true => panel.wrapping_add(pair.step * supers * L::FORMAT.bytes()),
+            false => panel.wrapping_add((s + 1) * L::FORMAT.bytes()),
+        });
         // SAFETY: superblock `s` of panels and rows; products have room for six tiles.
         unsafe {
             for p in 0..P {
-                open_super::<L>(panels[p].add(s * L::FORMAT.bytes()), opened[p]);
+                open_super::<L>(panels[p].add(s * L::FORMAT.bytes()), next[p], opened[p]);
             }
             for t in 0..tiles {
                 let a = x.codes(tile + t, s);
-                // The places of the results, a few at a time: together they would be waited for.
-                for r in TILE * s / w.supers..TILE * (s + 1) / w.supers {
-                    (0..P).for_each(|p| out.fetch(rows.start + t * TILE + r, (first + p) * LANES));
-                }
                 tile_zero!(0);
                 tile_zero!(1);
                 if P == 2 {
@@ -188,10 +255,10 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
         }
         fold(tiles - 1, 0..TILE);
     }
-    for p in 0..P {
-        for (r, sums) in room.sums[p].iter().enumerate().take(rows.len()) {
-            out.store(rows.start + r, (first + p) * LANES, sums);
-        }
+    let Some((out, first)) = out else { return };
+    // Rows of a tile that is not full.
+    for r in rows.len() / TILE * TILE..rows.len() {
+        (0..P).for_each(|p| out.store(rows.start + r, first + p * LANES, &room.sums[p][r]));
     }
 }
 
@@ -225,7 +292,8 @@ unsafe fn store<L: Layout, const P: usize>(to: *mut u8, opened: [*mut u8; P], pa
     }
 }
 
-/// Puts the products of some rows of a tile together and adds them to the sums. The mins' products are `mins` bytes behind the others.
+/// Puts the products of some rows of a tile together, adds the sums `before`, and writes them `to` their place. The mins' products are
+/// `mins` bytes behind the others.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn fold_rows<L: Layout>(
@@ -233,12 +301,11 @@ unsafe fn fold_rows<L: Layout>(
     mins: usize,
     scales: *const u8,
     row_scales: *const f32,
-    first_time: bool,
-    sums: *mut [f32; LANES],
+    before: Option<*const f32>,
+    to: Place,
     rows: Range<usize>,
 ) {
-    let keep = if first_time { 0 } else { 0xffff };
-    // SAFETY: rows of one tile of products, of the activations' scales, and of the sums.
+    // SAFETY: rows of one tile of products, of the activations' scales, of the sums, and of the place.
     unsafe {
         let d = _mm512_load_ps(scales.cast());
         let dmin = _mm512_load_ps(scales.add(64).cast());
@@ -251,9 +318,12 @@ unsafe fn fold_rows<L: Layout>(
             if L::FORMAT.has_min {
                 t = _mm512_fnmadd_ps(_mm512_load_ps(from.add(mins).cast()), dmin, t);
             }
-            let sum = (*sums.add(r)).as_mut_ptr();
-            let scale = _mm512_set1_ps(*row_scales.add(r));
-            _mm512_store_ps(sum, _mm512_fmadd_ps(t, scale, _mm512_maskz_load_ps(keep, sum)));
+            let sum = match before {
+                Some(sums) => _mm512_load_ps(sums.add(r * LANES)),
+                None => _mm512_setzero_ps(),
+            };
+            let sum = _mm512_fmadd_ps(t, _mm512_set1_ps(*row_scales.add(r)), sum);
+            _mm512_mask_storeu_ps(to.at.add(r * to.step), to.lanes, sum);
         }
     }
 }

@@ -1,7 +1,61 @@
 //! A type per layout, so that kernels are compiled for each.
 
 use super::format::{Format, SubScale};
-pub(crate) use super::vnni::Layout;
+
+/// A [`Format`] known when the kernel is compiled.
+pub(crate) trait Layout {
+    const FORMAT: Format;
+}
+
+/// Names a type for each layout and runs `$body` with `$L` as the one that `$format` has.
+macro_rules! with_layout {
+    ($format:expr, $L:ident => $body:expr) => {{
+        use $crate::quant::layouts::*;
+        match $format {
+            f if f == Nibbles::FORMAT => {
+                type $L = Nibbles;
+                $body
+            }
+            f if f == NibblesMin::FORMAT => {
+                type $L = NibblesMin;
+                $body
+            }
+            f if f == Fives::FORMAT => {
+                type $L = Fives;
+                $body
+            }
+            f if f == FivesMin::FORMAT => {
+                type $L = FivesMin;
+                $body
+            }
+            f if f == Bytes::FORMAT => {
+                type $L = Bytes;
+                $body
+            }
+            f if f == KTwo::FORMAT => {
+                type $L = KTwo;
+                $body
+            }
+            f if f == KThree::FORMAT => {
+                type $L = KThree;
+                $body
+            }
+            f if f == KFour::FORMAT => {
+                type $L = KFour;
+                $body
+            }
+            f if f == KFive::FORMAT => {
+                type $L = KFive;
+                $body
+            }
+            _ => {
+                type $L = KSix;
+                $body
+            }
+        }
+    }};
+}
+pub(crate) use with_layout;
 
 macro_rules! layout {
     ($name:ident, $bits:literal, $sub:literal, $scale:ident, $min:literal, $bias:literal, $wide:literal) => {

@@ -3,30 +3,45 @@
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod format;
 #[cfg(target_arch = "x86_64")]
+mod gated;
+#[cfg(target_arch = "x86_64")]
 mod layouts;
+mod pack;
+#[cfg(target_arch = "x86_64")]
+mod pack_bytes;
 mod panels;
 mod portable;
 mod quantise;
 mod source;
 #[cfg(test)]
 mod tests;
+mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
 pub(crate) use activations::{QuantActivations, TILE};
 pub(crate) use format::{Format, LANES, SUPER};
-pub(crate) use panels::QuantPanels;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use gated::Gated;
+use panels::PanelReader;
+pub(crate) use panels::{EncodedRows, QuantPanels, RowBytes};
 
 use crate::matmul::{Output, token_blocks};
 use crate::{Level, Team};
-#[cfg(target_arch = "x86_64")]
 use std::cell::RefCell;
 
 /// Rows from which on the tile unit pays.
 #[cfg(target_arch = "x86_64")]
 const TILE_ROWS: usize = 6;
+
+thread_local! {
+    /// Where panels are made that are not packed.
+    static MADE: RefCell<[Vec<u8>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+}
 
 /// `out[row] = w · x[row]` for the first `rows` rows.
 pub(crate) fn matmul(
@@ -37,86 +52,134 @@ pub(crate) fn matmul(
     rows: usize,
     out: &Output,
 ) {
-    let panel_bytes = w.supers * w.format.bytes();
+    w.read(|w| matmul_of(team, level, w, x, rows, out));
+}
+
+fn matmul_of(
+    team: &Team,
+    level: Level,
+    w: PanelReader<'_, '_>,
+    x: &QuantActivations,
+    rows: usize,
+    out: &Output,
+) {
+    let panels = w.panels.panels();
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx && rows >= TILE_ROWS {
-        let block = token_blocks(rows, w.supers * SUPER).min(amx::BLOCK);
-        let pairs = w.panels().div_ceil(2);
-        team.each(pairs * rows.div_ceil(block), &|_, item| {
+        let block = token_blocks(rows, w.panels.supers * SUPER).min(amx::BLOCK);
+        let pairs = panels.div_ceil(2);
+        team.each_in_order(pairs * rows.div_ceil(block), &|_, item| {
             let (first, panel) = (item / pairs * block, item % pairs * 2);
-            tiles(w, x, panel, first..rows.min(first + block), out);
+            MADE.with_borrow_mut(|made| tiles(w, x, panel, first..rows.min(first + block), made, out));
         });
         return;
     }
+    let panel_bytes = w.panels.supers * w.panels.format.bytes();
     let group = (64 * 1024 / panel_bytes.max(1)).clamp(1, 64);
-    team.each_in_order(w.panels().div_ceil(group), &|_, item| {
-        for panel in item * group..w.panels().min((item + 1) * group) {
-            few_rows(level, w, x, panel, rows, out);
-        }
+    team.each_in_order(panels.div_ceil(group), &|_, item| {
+        MADE.with_borrow_mut(|[made, _]| {
+            for n in item * group..panels.min((item + 1) * group) {
+                let panel = Panel { format: w.panels.format, bytes: w.panel(n, made), first: n * LANES };
+                few_rows(level, &panel, x, rows, out);
+            }
+        });
     });
 }
 
+/// One panel, and the output that it begins with.
+struct Panel<'a> {
+    format: Format,
+    bytes: &'a [u8],
+    first: usize,
+}
+
+/// Defines a function that runs a kernel over `N` rows and stores their sums.
 #[cfg(target_arch = "x86_64")]
-fn few_rows(level: Level, w: &QuantPanels, x: &QuantActivations, panel: usize, rows: usize, out: &Output) {
-    fn some<L: vnni::Layout, const N: usize>(
-        w: &QuantPanels,
-        x: &QuantActivations,
-        panel: usize,
-        row: usize,
-        out: &Output,
-    ) {
-        let mut sums = [[0.0; LANES]; N];
-        // SAFETY: the level was found on this machine; the panel has the layout that its format names.
-        unsafe { vnni::dot::<L, N>(w.panel(panel).as_ptr(), x, row, &mut sums) };
-        sums.iter().enumerate().for_each(|(n, sums)| out.store(row + n, panel * LANES, sums));
-    }
-    if level < Level::Avx512Vnni {
-        return reference(w, x, panel, rows, out);
+macro_rules! some_rows {
+    ($name:ident, $kernel:path) => {
+        fn $name<L: layouts::Layout, const N: usize>(
+            w: &Panel<'_>,
+            x: &QuantActivations,
+            row: usize,
+            out: &Output,
+        ) {
+            let mut sums = [[0.0; LANES]; N];
+            // SAFETY: the level was found on this machine; the panel has the layout that its format names.
+            unsafe { $kernel(w.bytes.as_ptr(), x, row, &mut sums) };
+            sums.iter().enumerate().for_each(|(n, sums)| out.store(row + n, w.first, sums));
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
+    some_rows!(wide, vnni::dot::<L, N>);
+    some_rows!(middle, avx2::dot::<L, N>);
+    if level < Level::Avx2 {
+        return reference(w, x, rows, out);
     }
     let mut row = 0;
     while row < rows {
         let n = match rows - row {
             1 => 1,
             2 | 3 => 2,
-            _ => 4,
+            4..8 => 4,
+            _ => 8,
         };
-        vnni::with_layout!(w.format, L => match n {
-            1 => some::<L, 1>(w, x, panel, row, out),
-            2 => some::<L, 2>(w, x, panel, row, out),
-            _ => some::<L, 4>(w, x, panel, row, out),
+        // Half as wide vectors, of which there are half as many.
+        let n = if level < Level::Avx512Vnni { n.min(2) } else { n };
+        layouts::with_layout!(w.format, L => match (level >= Level::Avx512Vnni, n) {
+            (true, 1) => wide::<L, 1>(w, x, row, out),
+            (true, 2) => wide::<L, 2>(w, x, row, out),
+            (true, 4) => wide::<L, 4>(w, x, row, out),
+            (true, _) => wide::<L, 8>(w, x, row, out),
+            (false, 1) => middle::<L, 1>(w, x, row, out),
+            (false, _) => middle::<L, 2>(w, x, row, out),
         });
         row += n;
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn few_rows(_: Level, w: &QuantPanels, x: &QuantActivations, panel: usize, rows: usize, out: &Output) {
-    reference(w, x, panel, rows, out);
+fn few_rows(_: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
+    reference(w, x, rows, out);
 }
 
-fn reference(w: &QuantPanels, x: &QuantActivations, panel: usize, rows: usize, out: &Output) {
+fn reference(w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
     let mut sums = [0.0; LANES];
     for row in 0..rows {
-        portable::dot(w.format, w.panel(panel), x, row, &mut sums);
-        out.store(row, panel * LANES, &sums);
+        portable::dot(w.format, w.bytes, x, row, &mut sums);
+        out.store(row, w.first, &sums);
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+thread_local! {
+    static ROOM: RefCell<Box<amx::Room>> = RefCell::new(Box::new(amx::Room::new()));
 }
 
 /// Panel `panel` and the next one, if there is one, times some rows.
 #[cfg(target_arch = "x86_64")]
-fn tiles(w: &QuantPanels, x: &QuantActivations, panel: usize, rows: std::ops::Range<usize>, out: &Output) {
-    thread_local! {
-        static ROOM: RefCell<Box<amx::Room>> = RefCell::new(Box::new(amx::Room::new()));
-    }
+fn tiles(
+    w: PanelReader<'_, '_>,
+    x: &QuantActivations,
+    panel: usize,
+    rows: std::ops::Range<usize>,
+    [made, next_made]: &mut [Vec<u8>; 2],
+    out: &Output,
+) {
+    let to = Some((out, panel * LANES));
+    let one = w.panel(panel, made).as_ptr();
     ROOM.with_borrow_mut(|room| {
         // SAFETY: the level says that tiles are permitted.
         let _tiles = unsafe { crate::amx::Tiles::configure() };
         // SAFETY: tiles are configured, the panels have layout `L`, and blocks of rows begin with a tile.
-        vnni::with_layout!(w.format, L => unsafe {
-            if panel + 1 < w.panels() {
-                amx::panels::<L, 2>(w, panel, x, rows, room, out);
+        layouts::with_layout!(w.panels.format, L => unsafe {
+            if panel + 1 < w.panels.panels() {
+                let two = [one, w.panel(panel + 1, next_made).as_ptr()];
+                amx::panels::<L, 2>(&amx::Pair { panels: two, step: 2 }, x, rows, room, to);
             } else {
-                amx::panels::<L, 1>(w, panel, x, rows, room, out);
+                amx::panels::<L, 1>(&amx::Pair { panels: [one], step: 2 }, x, rows, room, to);
             }
         });
     });

@@ -1,110 +1,156 @@
 use super::format::{Format, LANES, SUPER};
-use super::source::Super;
-use crate::{Team, buffer::Buffer};
+use super::pack::{Encoded, pack};
+use crate::{Level, Team, buffer::Buffer};
 use kvasir_formats::DType;
 use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// The bytes of a row, by its number.
+pub(crate) type RowBytes<'a> = dyn Fn(usize) -> &'a [u8] + Sync + 'a;
+
+/// A matrix's rows where they are stored.
+pub(crate) trait EncodedRows: Send + Sync {
+    /// Hands them to `to`, once. A row that is not there is empty.
+    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>));
+    /// Some of them are not needed any more.
+    fn let_go(&self, _rows: Range<usize>) {}
+}
 
 /// A matrix of quantised weights as panels of 16 outputs: the superblocks of a panel one after the other, codes of four inputs of
 /// 16 outputs to a vector. Read once, in order, by every kernel.
+///
+/// Until it is packed, each panel is made when it is wanted, out of the rows as they are stored: the same bytes.
 pub(crate) struct QuantPanels {
+    pub(crate) dtype: DType,
     pub(crate) format: Format,
     pub(crate) outputs: usize,
     pub(crate) supers: usize,
-    bytes: Buffer,
+    rows: Box<dyn EncodedRows>,
+    /// Room for all panels, once there is one.
+    packed: OnceLock<Buffer>,
+    /// How many of the first panels lie there; they are not written any more.
+    done: AtomicUsize,
+    /// Held by whoever packs.
+    packing: Mutex<()>,
 }
 
+/// Bytes that are packed before what they were made of is let go.
+const AT_ONCE: usize = 16 << 20;
+
 impl QuantPanels {
-    /// Packs `outputs` rows of `inputs` weights; `row(n)` gives the encoded bytes of row n.
-    pub(crate) fn pack<'a>(
-        team: &Team,
+    /// A matrix of `outputs` rows of `inputs` weights that is not packed yet; none for encodings that are not integers in blocks.
+    pub(crate) fn of(
         dtype: DType,
-        format: Format,
         (outputs, inputs): (usize, usize),
-        row: &(dyn Fn(usize) -> &'a [u8] + Sync),
-    ) -> io::Result<Self> {
-        let supers = inputs.div_ceil(SUPER);
-        let panel_bytes = supers * format.bytes();
-        let bytes = Buffer::in_large_pages(outputs.div_ceil(LANES) * panel_bytes)?;
-        let out = Self { format, outputs, supers, bytes };
-        let base = out.bytes.ptr() as usize;
-        let step = SUPER / dtype.block_len() * dtype.block_bytes();
-        team.each(out.panels(), &|_, panel| {
-            // SAFETY: the panel lies within the buffer, which `out` owns alone, and each panel is written by one thread.
-            let dest = unsafe {
-                std::slice::from_raw_parts_mut((base + panel * panel_bytes) as *mut u8, panel_bytes)
-            };
-            let rows: [&[u8]; LANES] = std::array::from_fn(|lane| {
-                let n = panel * LANES + lane;
-                if n < outputs { row(n) } else { &[] }
+        rows: impl EncodedRows + 'static,
+    ) -> Option<Self> {
+        let (format, supers) = (Format::of(dtype)?, inputs.div_ceil(SUPER));
+        let (rows, packed) = (Box::new(rows), OnceLock::new());
+        let (done, packing) = (AtomicUsize::new(0), Mutex::new(()));
+        Some(Self { dtype, format, outputs, supers, rows, packed, done, packing })
+    }
+
+    /// Packs what is not packed yet.
+    pub(crate) fn pack(&self, team: &Team) -> io::Result<()> {
+        while !self.is_packed() {
+            self.pack_some(team, AT_ONCE)?;
+        }
+        Ok(())
+    }
+
+    /// Packs at least one panel more, up to about so many bytes, and returns how many; from then on kernels read them there.
+    pub(crate) fn pack_some(&self, team: &Team, bytes: usize) -> io::Result<usize> {
+        let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (len, all, from) = (self.panel_bytes(), self.panels(), self.done());
+        if from == all {
+            return Ok(0);
+        }
+        if self.packed.get().is_none() {
+            // It was not set before: only this sets it.
+            let _ = self.packed.set(Buffer::in_large_pages(self.bytes())?);
+        }
+        let Some(buffer) = self.packed.get() else { return Ok(0) };
+        let end = all.min(from + (bytes.min(AT_ONCE) / len.max(1)).max(1));
+        let base = buffer.ptr() as usize;
+        self.rows.lend(&mut |rows| {
+            team.each_in_order(end - from, &|_, n| {
+                let panel = from + n;
+                // SAFETY: the panel lies within the buffer; nobody reads it before it is done, and one thread writes it.
+                let out = unsafe { std::slice::from_raw_parts_mut((base + panel * len) as *mut u8, len) };
+                self.make(panel, rows, out);
             });
-            for (s, dest) in dest.chunks_exact_mut(format.bytes()).enumerate() {
-                let part = |r: &[u8]| {
-                    let end = r.len().min((s + 1) * step);
-                    r.get(s * step..end)
-                        .filter(|p| !p.is_empty())
-                        .map_or_else(|| Super::zero(format), |p| Super::read(dtype, format, p))
-                };
-                write_super(format, &rows.map(part), dest);
-            }
         });
-        Ok(out)
+        self.done.store(end, Ordering::Release);
+        self.rows.let_go(from * LANES..self.outputs.min(end * LANES));
+        Ok((end - from) * len)
+    }
+
+    fn done(&self) -> usize {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_packed(&self) -> bool {
+        self.done() == self.panels()
     }
 
     pub(crate) fn panels(&self) -> usize {
         self.outputs.div_ceil(LANES)
     }
 
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes.len()
+    fn panel_bytes(&self) -> usize {
+        self.supers * self.format.bytes()
     }
 
-    /// First byte of a panel; `supers` superblocks follow each other.
-    pub(crate) fn panel(&self, n: usize) -> &[u8] {
-        let len = self.supers * self.format.bytes();
-        self.bytes.bytes().get(n * len..(n + 1) * len).unwrap_or_default()
+    /// What all panels take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.panels() * self.panel_bytes()
+    }
+
+    fn make(&self, panel: usize, rows: &RowBytes<'_>, out: &mut [u8]) {
+        let mut encoded: Encoded<'_> = [&[]; LANES];
+        for (n, row) in (panel * LANES..self.outputs).zip(&mut encoded) {
+            *row = rows(n);
+        }
+        let level = Level::detect();
+        pack(level, self.dtype, self.format, &encoded, level, out);
+    }
+
+    /// Hands out what kernels read panels from.
+    pub(crate) fn read(&self, mut job: impl FnMut(PanelReader<'_, '_>)) {
+        let done = self.done();
+        let reader = |rows| PanelReader { panels: self, packed: self.packed.get(), done, rows };
+        match done == self.panels() {
+            true => job(reader(&|_| &[])),
+            false => self.rows.lend(&mut |rows| job(PanelReader { rows, ..reader(&|_| &[]) })),
+        }
     }
 }
 
-fn write_super(format: Format, lanes: &[Super; LANES], out: &mut [u8]) {
-    let two = |out: &mut [u8], at: usize, v: u16| out[at..at + 2].copy_from_slice(&v.to_le_bytes());
-    for (lane, s) in lanes.iter().enumerate() {
-        two(out, lane * 2, s.d);
-        if format.has_min {
-            two(out, 32 + lane * 2, s.dmin);
-        }
-        for i in 0..format.subs() {
-            let at = format.scales_at() + (i * LANES + lane) * format.scale_bytes();
-            if format.scale_bytes() == 2 {
-                two(out, at, s.scale[i] as u16);
-            } else {
-                out[at] = s.scale[i] as u8;
+/// A matrix's panels for one multiplication.
+#[derive(Clone, Copy)]
+pub(crate) struct PanelReader<'a, 'r> {
+    pub(crate) panels: &'a QuantPanels,
+    packed: Option<&'a Buffer>,
+    /// Panels that are packed.
+    done: usize,
+    /// What the others are made of.
+    rows: &'a RowBytes<'r>,
+}
+
+impl PanelReader<'_, '_> {
+    /// Panel `n`: `supers` superblocks one after the other. `room` is where it is made if it is not packed.
+    pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Vec<u8>) -> &'p [u8] {
+        let len = self.panels.panel_bytes();
+        match self.packed.filter(|_| n < self.done) {
+            // SAFETY: the panel lies within the buffer and is not written any more.
+            Some(buffer) => unsafe { std::slice::from_raw_parts(buffer.ptr().add(n * len), len) },
+            None => {
+                room.resize(len, 0);
+                self.panels.make(n, self.rows, room);
+                room
             }
-            if format.has_min {
-                out[format.mins_at() + i * LANES + lane] = s.min[i] as u8;
-            }
-        }
-    }
-    let mut rows = [[0u8; 64]; 64];
-    for (lane, s) in lanes.iter().enumerate() {
-        for (row, four) in rows.iter_mut().zip(s.code.as_chunks::<4>().0) {
-            row[lane * 4..lane * 4 + 4].copy_from_slice(four);
-        }
-    }
-    let (codes, high) = out[format.codes_at()..].split_at_mut(format.high_at() - format.codes_at());
-    if format.bits == 8 {
-        codes.as_chunks_mut::<64>().0.copy_from_slice(&rows);
-        return;
-    }
-    for (vector, pair) in codes.as_chunks_mut::<64>().0.iter_mut().zip(rows.as_chunks::<2>().0) {
-        for (i, v) in vector.iter_mut().enumerate() {
-            *v = pair[0][i] & 15 | pair[1][i] << 4;
-        }
-    }
-    // Five bits: eight rows to a vector, a bit each. Six bits: four rows to a vector, two bits each.
-    let (together, width) = if format.bits == 5 { (8, 1) } else { (4, 2) };
-    for (vector, group) in high.as_chunks_mut::<64>().0.iter_mut().zip(rows.chunks_exact(together)) {
-        for (i, v) in vector.iter_mut().enumerate() {
-            *v = group.iter().enumerate().fold(0, |bits, (t, row)| bits | row[i] >> 4 << (t * width));
         }
     }
 }

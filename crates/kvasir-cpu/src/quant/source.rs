@@ -1,62 +1,84 @@
-//! One superblock of a row, read out of the bytes of a published encoding.
+//! Superblocks of 16 rows, read out of the bytes of a published encoding.
 
-use super::format::{Format, SUPER};
-use half::{bf16, f16};
+use super::format::{Format, LANES, SUPER};
 use kvasir_formats::DType;
 
-/// 256 weights of one row as integers. Codes are unsigned; their bias is the format's.
-#[derive(Clone)]
-pub(crate) struct Super {
-    pub(crate) code: [u8; SUPER],
-    pub(crate) scale: [i16; 16],
-    pub(crate) min: [i8; 16],
-    pub(crate) d: u16,
-    pub(crate) dmin: u16,
+/// 256 weights of each of 16 rows as integers. Codes are unsigned; their bias is the format's.
+pub(super) struct Supers {
+    pub(super) code: [[u8; SUPER]; LANES],
+    /// Of each sub-block, for all rows.
+    pub(super) scale: [[i16; LANES]; 16],
+    pub(super) min: [[i8; LANES]; 16],
+    pub(super) d: [u16; LANES],
+    pub(super) dmin: [u16; LANES],
 }
 
-impl Super {
-    /// Weights that are all zero.
-    pub(crate) fn zero(format: Format) -> Self {
-        Self { code: [format.bias as u8; SUPER], scale: [0; 16], min: [0; 16], d: 0, dmin: 0 }
+impl Supers {
+    pub(super) const fn new() -> Self {
+        let (scale, min) = ([[0; LANES]; 16], [[0; LANES]; 16]);
+        Self { code: [[0; SUPER]; LANES], scale, min, d: [0; LANES], dmin: [0; LANES] }
     }
 
-    /// The superblock of `bytes`, which holds 256 weights or, at the end of a row, fewer.
-    pub(crate) fn read(dtype: DType, format: Format, bytes: &[u8]) -> Self {
-        let mut out = Self::zero(format);
+    /// The superblocks in `rows`: each has 256 weights or, at the end of a row, fewer. Weights that are not there are zero.
+    #[inline(always)]
+    pub(super) fn read(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
         match dtype {
-            DType::Q2K => out.q2_k(bytes),
-            DType::Q3K => out.q3_k(bytes),
-            DType::Q4K => out.q45_k(bytes, None),
-            DType::Q5K => out.q45_k(bytes, bytes.get(16..48)),
-            DType::Q6K => out.q6_k(bytes),
-            _ => out.legacy(dtype, format, bytes),
+            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => {
+                self.k_rows(dtype, format, rows)
+            }
+            DType::Q8_0 => self.legacy::<34>(format, rows),
+            DType::Q4_0 => self.legacy::<18>(format, rows),
+            DType::Q4_1 => self.legacy::<20>(format, rows),
+            DType::Q5_0 => self.legacy::<22>(format, rows),
+            _ => self.legacy::<24>(format, rows),
         }
-        out
     }
 
-    fn legacy(&mut self, dtype: DType, format: Format, bytes: &[u8]) {
-        let (mut d, mut m) = ([0f32; 8], [0f32; 8]);
-        let blocks = bytes.chunks_exact(dtype.block_bytes()).zip(self.code.as_chunks_mut::<32>().0);
-        for (b, (block, code)) in blocks.enumerate() {
-            let (scales, rest) = block.split_at(if format.has_min { 4 } else { 2 });
-            d[b] = half_at(scales, 0);
-            if format.has_min {
-                m[b] = half_at(scales, 2);
+    #[inline(always)]
+    fn k_rows(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
+        for (lane, bytes) in rows.iter().enumerate() {
+            let mut row = Row { code: &mut self.code[lane], scale: [0; 16], min: [0; 16], d: 0, dmin: 0 };
+            // No function is handed over here: it would not be built for the level's instructions.
+            if bytes.len() < dtype.block_bytes() {
+                row.code.fill(format.bias as u8);
+            } else if dtype == DType::Q2K {
+                q2_k(bytes, &mut row);
+            } else if dtype == DType::Q3K {
+                q3_k(bytes, &mut row);
+            } else if dtype == DType::Q4K {
+                q45_k(bytes, 16, None, &mut row);
+            } else if dtype == DType::Q5K {
+                q45_k(bytes, 48, bytes.get(16..48), &mut row);
+            } else {
+                q6_k(bytes, &mut row);
             }
-            if format.bits == 8 {
-                for (c, &q) in code.iter_mut().zip(rest) {
-                    // A negative scale moves into the codes.
-                    let q = q as i8;
-                    *c = (if d[b] < 0.0 { q.saturating_neg() } else { q } as u8) ^ 0x80;
+            (self.d[lane], self.dmin[lane]) = (row.d, row.dmin);
+            for i in 0..format.subs() {
+                (self.scale[i][lane], self.min[i][lane]) = (row.scale[i], row.min[i]);
+            }
+        }
+    }
+
+    /// Eight blocks of `B` bytes a row, each with a scale of its own.
+    #[inline(always)]
+    fn legacy<const B: usize>(&mut self, format: Format, rows: &[&[u8]; LANES]) {
+        let (mut d, mut m) = ([[0u16; LANES]; 8], [[0u16; LANES]; 8]);
+        for (lane, bytes) in rows.iter().enumerate() {
+            let blocks = bytes.as_chunks::<B>().0;
+            let codes = self.code[lane].as_chunks_mut::<32>().0;
+            for (b, code) in codes.iter_mut().enumerate() {
+                let Some(block) = blocks.get(b) else {
+                    code.fill(format.bias as u8);
+                    continue;
+                };
+                d[b][lane] = bits_at(block, 0);
+                if format.has_min {
+                    m[b][lane] = bits_at(block, 2);
                 }
-                d[b] = d[b].abs();
-                continue;
-            }
-            let (high, nibbles) = rest.split_at(if format.bits == 5 { 4 } else { 0 });
-            let bit = |j: usize| high.get(j / 8).map_or(0, |h| (h >> (j % 8) & 1) << 4);
-            for (j, &byte) in nibbles.iter().enumerate().take(16) {
-                code[j] = byte & 15 | bit(j);
-                code[j + 16] = byte >> 4 | bit(j + 16);
+                match format.bits {
+                    8 => bytes_of(block, code),
+                    _ => nibbles_of(block, format, code),
+                }
             }
         }
         // Products of scale and code must stay 16-bit integers.
@@ -66,93 +88,166 @@ impl Super {
             (4, true) | (5, false) => 2039.0,
             _ => 1049.0,
         };
-        let (unit, bits) = unit(&d, most);
-        self.d = bits;
-        self.scale
-            .iter_mut()
-            .zip(d)
-            .for_each(|(s, d)| *s = (d * unit).round_ties_even().clamp(-most, most) as i16);
-        let (unit, bits) = self::unit(&m, 127.0);
-        self.dmin = bits;
-        self.min
-            .iter_mut()
-            .zip(m)
-            .for_each(|(s, m)| *s = (m * unit).round_ties_even().clamp(-127.0, 127.0) as i8);
+        // A negative scale of eight-bit codes has moved into them.
+        let bits = if format.bits == 8 { !SIGN } else { !0 };
+        self.d = whole(&d, bits, most, &mut self.scale);
+        if format.has_min {
+            let mut mins = [[0i16; LANES]; 16];
+            self.dmin = whole(&m, !0, 127.0, &mut mins);
+            for (to, from) in self.min.as_flattened_mut().iter_mut().zip(mins.as_flattened()) {
+                *to = *from as i8;
+            }
+        }
     }
+}
 
-    fn q2_k(&mut self, b: &[u8]) {
-        for (i, &s) in b.iter().enumerate().take(16) {
-            (self.scale[i], self.min[i]) = (i16::from(s & 15), (s >> 4) as i8);
-        }
-        for (i, code) in self.code.iter_mut().enumerate() {
-            *code = b[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-        }
-        (self.d, self.dmin) = (bits_at(b, 80), bits_at(b, 82) ^ SIGN);
-    }
+/// What is read of one row.
+struct Row<'a> {
+    code: &'a mut [u8; SUPER],
+    scale: [i16; 16],
+    min: [i8; 16],
+    d: u16,
+    dmin: u16,
+}
 
-    fn q3_k(&mut self, b: &[u8]) {
-        let s = &b[96..108];
-        for i in 0..16 {
-            let low = if i < 8 { s[i] & 15 } else { s[i - 8] >> 4 };
-            self.scale[i] = i16::from(low | (s[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32;
-        }
-        for (i, code) in self.code.iter_mut().enumerate() {
-            let low = b[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-            *code = low | (b[i % 32] >> (i / 32) & 1) << 2;
-        }
-        self.d = bits_at(b, 108);
+/// Codes of eight bits; a negative scale moves into them.
+#[inline(always)]
+fn bytes_of<const B: usize>(block: &[u8; B], code: &mut [u8; 32]) {
+    let Some(stored) = block[2..].first_chunk::<32>() else { return };
+    if bits_at(block, 0) > SIGN {
+        code.iter_mut().zip(stored).for_each(|(c, q)| *c = (*q as i8).saturating_neg() as u8 ^ 0x80);
+    } else {
+        code.iter_mut().zip(stored).for_each(|(c, q)| *c = q ^ 0x80);
     }
+}
 
-    fn q45_k(&mut self, b: &[u8], high: Option<&[u8]>) {
-        let s = &b[4..16];
-        for i in 0..8 {
-            let (scale, min) = if i < 4 {
-                (s[i] & 63, s[i + 4] & 63)
-            } else {
-                (s[i + 4] & 15 | s[i - 4] >> 6 << 4, s[i + 4] >> 4 | s[i] >> 6 << 4)
-            };
-            (self.scale[i], self.min[i]) = (i16::from(scale), min as i8);
-        }
-        let low = &b[if high.is_some() { 48 } else { 16 }..];
-        for (i, code) in self.code.iter_mut().enumerate() {
-            let nibble = low[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
-            *code = nibble | high.map_or(0, |h| (h[i % 32] >> (i / 32) & 1) << 4);
-        }
-        (self.d, self.dmin) = (bits_at(b, 0), bits_at(b, 2) ^ SIGN);
+/// Codes of four bits, and the fifths where there are some.
+#[inline(always)]
+fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 32]) {
+    let Some(stored) = block.last_chunk::<16>() else { return };
+    let (low, high) = code.split_at_mut(16);
+    low.iter_mut().zip(stored).for_each(|(c, q)| *c = q & 15);
+    high.iter_mut().zip(stored).for_each(|(c, q)| *c = q >> 4);
+    if format.bits == 5 {
+        let at = if format.has_min { 4 } else { 2 };
+        let Some(&bits) = block[at..].first_chunk::<4>() else { return };
+        let bits = u32::from_le_bytes(bits);
+        code.iter_mut().enumerate().for_each(|(j, c)| *c |= ((bits >> j & 1) << 4) as u8);
     }
+}
 
-    fn q6_k(&mut self, b: &[u8]) {
-        for (i, code) in self.code.iter_mut().enumerate() {
-            let (half, l) = (i / 128, i % 128);
-            let low = b[half * 64 + l % 64] >> (l / 64 * 4) & 15;
-            *code = low | (b[128 + half * 32 + l % 32] >> (l / 32 * 2) & 3) << 4;
-        }
-        for (scale, &s) in self.scale.iter_mut().zip(&b[192..208]) {
-            *scale = i16::from(s as i8);
-        }
-        self.d = bits_at(b, 208);
+#[inline(always)]
+fn q2_k(b: &[u8], row: &mut Row<'_>) {
+    for (i, &s) in b.iter().enumerate().take(16) {
+        (row.scale[i], row.min[i]) = (i16::from(s & 15), (s >> 4) as i8);
     }
+    for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let from = &b[16 + part / 4 * 32..][..32];
+        code.iter_mut().zip(from).for_each(|(c, q)| *c = q >> (part % 4 * 2) & 3);
+    }
+    (row.d, row.dmin) = (bits_at(b, 80), bits_at(b, 82) ^ SIGN);
+}
+
+#[inline(always)]
+fn q3_k(b: &[u8], row: &mut Row<'_>) {
+    let s = &b[96..108];
+    for i in 0..16 {
+        let low = if i < 8 { s[i] & 15 } else { s[i - 8] >> 4 };
+        row.scale[i] = i16::from(low | (s[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32;
+    }
+    for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let low = &b[32 + part / 4 * 32..][..32];
+        for ((c, q), h) in code.iter_mut().zip(low).zip(&b[..32]) {
+            *c = q >> (part % 4 * 2) & 3 | (h >> part & 1) << 2;
+        }
+    }
+    row.d = bits_at(b, 108);
+}
+
+#[inline(always)]
+fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
+    let s = &b[4..16];
+    for i in 0..8 {
+        let (scale, min) = if i < 4 {
+            (s[i] & 63, s[i + 4] & 63)
+        } else {
+            (s[i + 4] & 15 | s[i - 4] >> 6 << 4, s[i + 4] >> 4 | s[i] >> 6 << 4)
+        };
+        (row.scale[i], row.min[i]) = (i16::from(scale), min as i8);
+    }
+    for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let low = &b[nibbles + part / 2 * 32..][..32];
+        code.iter_mut().zip(low).for_each(|(c, q)| *c = q >> (part % 2 * 4) & 15);
+        if let Some(high) = high {
+            code.iter_mut().zip(high).for_each(|(c, h)| *c |= (h >> part & 1) << 4);
+        }
+    }
+    (row.d, row.dmin) = (bits_at(b, 0), bits_at(b, 2) ^ SIGN);
+}
+
+#[inline(always)]
+fn q6_k(b: &[u8], row: &mut Row<'_>) {
+    for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (half, quarter) = (part / 4, part % 4);
+        let low = &b[half * 64 + quarter % 2 * 32..][..32];
+        let high = &b[128 + half * 32..][..32];
+        for ((c, q), h) in code.iter_mut().zip(low).zip(high) {
+            *c = q >> (quarter / 2 * 4) & 15 | (h >> (quarter * 2) & 3) << 4;
+        }
+    }
+    for (scale, &s) in row.scale.iter_mut().zip(&b[192..208]) {
+        *scale = i16::from(s as i8);
+    }
+    row.d = bits_at(b, 208);
 }
 
 /// Sign bit of a 16-bit float.
 const SIGN: u16 = 0x8000;
 
+#[inline(always)]
 fn bits_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-fn half_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_bits(bits_at(bytes, at)).to_f32()
+/// What these bits of an f16 say. In integers and one exact product, so that all rows' are made at once.
+#[inline(always)]
+fn half(bits: u16) -> f32 {
+    let size = u32::from(bits & !SIGN) << 13;
+    // A power of two between the two types' least exponents makes subnormal numbers normal, too.
+    let value = f32::from_bits(size) * f32::from_bits(0x7780_0000);
+    let value = if bits & !SIGN >= 0x7c00 { f32::from_bits(size | 0x7f80_0000) } else { value };
+    f32::from_bits(value.to_bits() | u32::from(bits & SIGN) << 16)
 }
 
-/// A bf16 unit in which the largest of `values` is at most `most`: its inverse and its bits.
-fn unit(values: &[f32; 8], most: f32) -> (f32, u16) {
-    let largest = values.iter().fold(0f32, |a, v| a.max(v.abs()));
-    let exact = largest / most;
-    let mut unit = bf16::from_f32(exact);
-    if unit.to_f32() < exact {
-        unit = bf16::from_bits(unit.to_bits() + 1);
+/// Eight blocks' scales, of whose bits `kept` count, as whole multiples, at most `most`, of a bf16 unit for each row; returns the units.
+#[inline(always)]
+fn whole(scales: &[[u16; LANES]; 8], kept: u16, most: f32, out: &mut [[i16; LANES]; 16]) -> [u16; LANES] {
+    let (mut values, mut largest) = ([[0f32; LANES]; 8], [0f32; LANES]);
+    for (values, scales) in values.iter_mut().zip(scales) {
+        for lane in 0..LANES {
+            values[lane] = half(scales[lane] & kept);
+            largest[lane] = largest[lane].max(values[lane].abs());
+        }
     }
-    let unit_f32 = unit.to_f32();
-    if unit_f32.is_normal() { (1.0 / unit_f32, unit.to_bits()) } else { (0.0, 0) }
+    let (mut units, mut inverse) = ([0u16; LANES], [0f32; LANES]);
+    for lane in 0..LANES {
+        units[lane] = unit(largest[lane] / most);
+        let one = f32::from_bits(u32::from(units[lane]) << 16);
+        inverse[lane] = if units[lane] == 0 { 0.0 } else { 1.0 / one };
+    }
+    for (out, values) in out.iter_mut().zip(&values) {
+        for lane in 0..LANES {
+            let whole = (values[lane] * inverse[lane]).max(-most).min(most);
+            // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
+            out[lane] = (whole + 12_582_912.0).to_bits() as i16;
+        }
+    }
+    units
+}
+
+/// The bits of the least bf16 that is not below a number: zero if it is not normal.
+#[inline(always)]
+fn unit(exact: f32) -> u16 {
+    let up = exact.to_bits().wrapping_add(0xffff) >> 16;
+    if f32::from_bits(up << 16).is_normal() { up as u16 } else { 0 }
 }

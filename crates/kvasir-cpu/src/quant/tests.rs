@@ -55,16 +55,25 @@ struct Case {
     inputs: Vec<f32>,
 }
 
+/// Encoded rows in memory.
+struct Lines {
+    bytes: Vec<u8>,
+    step: usize,
+}
+
+impl EncodedRows for Lines {
+    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
+        to(&|n| &self.bytes[n * self.step..(n + 1) * self.step]);
+    }
+}
+
 fn case(dtype: DType, outputs: usize, inputs: usize, rows: usize) -> Case {
     let mut rng = Rng(dtype as u64 * 1000 + (outputs * inputs + rows) as u64);
     let bytes = random_rows(&mut rng, dtype, outputs, inputs);
     let mut dense = vec![0.0; outputs * inputs];
     encoding::dequantize(dtype, &bytes, &mut dense).unwrap();
-    let step = bytes.len() / outputs;
-    let team = Team::new(2);
-    let format = Format::of(dtype).unwrap();
-    let w = QuantPanels::pack(&team, dtype, format, (outputs, inputs), &|n| &bytes[n * step..(n + 1) * step])
-        .unwrap();
+    let rows_of = Lines { step: bytes.len() / outputs, bytes };
+    let w = QuantPanels::of(dtype, (outputs, inputs), rows_of).unwrap();
     let values: Vec<f32> = (0..rows * inputs).map(|_| rng.normal()).collect();
     let x = QuantActivations::new(rows, inputs).unwrap();
     for (r, row) in values.chunks_exact(inputs).enumerate() {
@@ -88,12 +97,22 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
         for (outputs, inputs) in [(35, 512), (16, 256), (64, 768)] {
             let case = case(dtype, outputs, inputs, 70);
             let reference = run(&case, Level::Portable, 70, 1);
-            for level in Level::available() {
-                for rows in [1, 2, 3, 4, 5, 7, 16, 17, 32, 33, 48, 49, 70] {
-                    let got = run(&case, level, rows, 1 + rows % 2);
-                    for (i, (a, b)) in got.iter().zip(&reference).enumerate() {
-                        assert_eq!(a.to_bits(), b.to_bits(), "{dtype} {level} rows {rows} at {i}: {a} {b}");
+            // First where the rows lie, then packed in part, then packed.
+            for packed in 0..3 {
+                for level in Level::available() {
+                    for rows in [1, 2, 3, 4, 5, 7, 16, 17, 32, 33, 48, 49, 70] {
+                        let got = run(&case, level, rows, 1 + rows % 2);
+                        for (i, (a, b)) in got.iter().zip(&reference).enumerate() {
+                            let bits = (a.to_bits(), b.to_bits());
+                            assert_eq!(bits.0, bits.1, "{dtype} {level} rows {rows} packed {packed} at {i}");
+                        }
                     }
+                }
+                assert_eq!(case.w.is_packed(), packed == 2 || packed == 1 && case.w.panels() == 1);
+                let team = Team::new(2);
+                match packed {
+                    0 => assert!(case.w.pack_some(&team, 1).unwrap() > 0),
+                    _ => case.w.pack(&team).unwrap(),
                 }
             }
         }
@@ -117,5 +136,43 @@ fn results_are_those_of_the_decoded_weights() {
         }
         // Eight bits of activations: an error of a few parts in a hundred of one output's standard deviation.
         assert!(worst < 0.06, "{dtype}: {worst}");
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
+    let level = Level::detect();
+    for dtype in TYPES {
+        let inner = if dtype.block_len() == 32 { 288 } else { 512 };
+        let (gate, up, down) =
+            (case(dtype, inner, 256, 70), case(dtype, inner, 256, 71), case(dtype, 35, inner, 70));
+        let gated = Gated { gate: &gate.w, up: &up.w, activation: kvasir_program::Activation::Silu };
+        for rows in [5, 6, 16, 17, 40, 70] {
+            assert_eq!(gated.takes(level, rows), level >= Level::Amx && rows > 5);
+            if !gated.takes(level, rows) {
+                continue;
+            }
+            let (apart, together) =
+                (QuantActivations::new(rows, inner).unwrap(), QuantActivations::new(rows, inner).unwrap());
+            gated.multiply(&Team::new(2), level, &gate.x, rows, &together);
+            let product = |w: &QuantPanels| {
+                let mut out = vec![f32::NAN; rows * inner];
+                matmul(&Team::new(2), level, w, &gate.x, rows, &Output::new(&mut out, rows, inner, inner));
+                out
+            };
+            let mut y = vec![f32::NAN; rows * inner];
+            crate::rows::gate(level, &product(&gate.w), &product(&up.w), gated.activation, &mut y);
+            for (r, row) in y.chunks_exact(inner).enumerate() {
+                // SAFETY: one thread, rows below the number asked for.
+                unsafe { apart.write_row(level, r, row) };
+            }
+            let of = |x: &QuantActivations| {
+                let mut out = vec![f32::NAN; rows * 35];
+                matmul(&Team::new(1), level, &down.w, x, rows, &Output::new(&mut out, rows, 35, 35));
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            assert_eq!(of(&together), of(&apart), "{dtype} rows {rows}");
+        }
     }
 }

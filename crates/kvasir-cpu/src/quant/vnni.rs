@@ -1,63 +1,9 @@
 //! Few rows with 512-bit byte dot products: codes are opened in registers and multiplied with up to four rows at once.
 
 use super::activations::{QuantActivations, TILE};
-use super::format::{Format, SubScale};
+use super::format::SubScale;
+use super::layouts::Layout;
 use std::arch::x86_64::*;
-
-/// A [`Format`] known when the kernel is compiled.
-pub(crate) trait Layout {
-    const FORMAT: Format;
-}
-
-/// Names a type for each layout and runs `$body` with `$L` as the one that `$format` has.
-macro_rules! with_layout {
-    ($format:expr, $L:ident => $body:expr) => {{
-        use $crate::quant::layouts::*;
-        match $format {
-            f if f == Nibbles::FORMAT => {
-                type $L = Nibbles;
-                $body
-            }
-            f if f == NibblesMin::FORMAT => {
-                type $L = NibblesMin;
-                $body
-            }
-            f if f == Fives::FORMAT => {
-                type $L = Fives;
-                $body
-            }
-            f if f == FivesMin::FORMAT => {
-                type $L = FivesMin;
-                $body
-            }
-            f if f == Bytes::FORMAT => {
-                type $L = Bytes;
-                $body
-            }
-            f if f == KTwo::FORMAT => {
-                type $L = KTwo;
-                $body
-            }
-            f if f == KThree::FORMAT => {
-                type $L = KThree;
-                $body
-            }
-            f if f == KFour::FORMAT => {
-                type $L = KFour;
-                $body
-            }
-            f if f == KFive::FORMAT => {
-                type $L = KFive;
-                $body
-            }
-            _ => {
-                type $L = KSix;
-                $body
-            }
-        }
-    }};
-}
-pub(crate) use with_layout;
 
 /// Codes of inputs `16 i .. 16 i + 16` of 16 outputs: four vectors of unsigned bytes.
 ///
@@ -152,8 +98,12 @@ pub(crate) unsafe fn float_scales<L: Layout>(at: *const u8) -> __m512 {
     }
 }
 
-/// How far ahead of the codes memory is asked for. Bytes past the panel are the next panel's, which is usually next.
-const AHEAD: usize = 6144;
+/// How far ahead of the codes memory is asked for: inside a small page, where it also sets the processor's own prefetching going. Bytes past
+/// the panel are the next panel's, which is usually next.
+const AHEAD: usize = 3584;
+
+/// Rows at once from which on nothing is asked for ahead.
+const MANY: usize = 8;
 
 /// One panel times rows `row .. row + N`, which must lie in one tile.
 ///
@@ -191,9 +141,10 @@ pub(crate) unsafe fn dot<L: Layout, const N: usize>(
                     }
                 }
                 for i in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
+                    // Many rows go through a panel many times, and find it in the caches.
                     let mut line = i * f.bytes() / 16;
-                    while line < (i + 1) * f.bytes() / 16 {
-                        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
+                    while N < MANY && line < (i + 1) * f.bytes() / 16 {
+                        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line).cast());
                         line += 64;
                     }
                     let w = open::<L>(block, i);

@@ -11,7 +11,7 @@ fn make_room(desk: &mut Desk<'_>, i: usize) -> bool {
 /// Whether one that grew while it ran is larger than the pool by now, so that waiting cannot help.
 pub(super) fn never_fits(desk: &Desk<'_>, entry: u32) -> bool {
     let sequence = desk.sequence(entry);
-    sequence.in_flight() == 0 && desk.whole_blocks(sequence.len()) > desk.capacity()
+    sequence.in_flight() == 0 && desk.own_slots(sequence.len()) > desk.capacity()
 }
 
 /// Feeds every running sequence its newest token, making room by preemption.

@@ -151,7 +151,7 @@ fn requests(dice: &mut Dice, setup: &Setup) -> Vec<Asked> {
             let mut prompt = trunk[..shared as usize].to_vec();
             prompt.extend((0..own).map(|_| 100 + dice.between(0, 3)));
             let params = Params {
-                max_tokens: dice.between(0, 14),
+                max_tokens: if dice.chance(10) { dice.between(0, 50) } else { dice.between(0, 14) },
                 ignore_eos: dice.chance(20),
                 eos: vec![Toy::EOS],
                 priority: dice.between(0, 2) as i32,

@@ -73,7 +73,7 @@ impl Part {
         let values = self.changed(values, inner);
         quantize_in_parallel(dtype, &values, row, out)
             .map_err(|e| Error::at(format!("tensor {}", self.source), e))?;
-        model.let_go(&self.source);
+        model.let_go(&self.source, 0..usize::MAX);
         Ok(())
     }
 

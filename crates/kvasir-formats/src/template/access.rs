@@ -115,8 +115,9 @@ impl Interp {
         Ok(match name {
             "index" => int(index + 1),
             "index0" => int(index),
-            "revindex" => int(length - index),
-            "revindex0" => int(length - index - 1),
+            // A loop that is asked while its first item is still looked for has none.
+            "revindex" => int(length.saturating_sub(index)),
+            "revindex0" => int(length.saturating_sub(index + 1)),
             "first" => Value::Bool(index == 0),
             "last" => Value::Bool(index + 1 == length),
             "length" => int(length),

@@ -9,7 +9,7 @@ use super::{
     methods,
     repr::{str_of, write_repr},
     run::{Given, Interp},
-    sequences,
+    sequences, text_methods,
     value::{Key, Value, View},
 };
 use std::sync::Arc;
@@ -111,7 +111,7 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: Value, given: &Given
             if let Some(path) = given.get(1, "attribute") {
                 parts = parts.iter().map(|p| sequences::walk(interp, p, path)).collect::<Run<_>>()?;
             }
-            methods::join(interp, &parts, &between)
+            text_methods::join(interp, &parts, &between)
         }
         "format" => {
             let values = if given.named.is_empty() {
@@ -211,6 +211,7 @@ fn tojson(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
         item,
         key,
         sort: given.get(3, "sort_keys").is_some_and(Value::truth),
+        longest: interp.value_bytes(),
     };
     let text = json::dumps(value, &style)?;
     interp.text(text)
@@ -221,7 +222,7 @@ fn text(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Va
     match name {
         "upper" => interp.text(s.to_uppercase()),
         "lower" => interp.text(s.to_lowercase()),
-        "capitalize" => interp.text(methods::capitalize(&s)),
+        "capitalize" => interp.text(text_methods::capitalize(&s)),
         "title" => interp.text(title(&s)),
         "trim" => {
             let chars = match given.get(0, "chars") {
@@ -237,7 +238,7 @@ fn text(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Va
                 return Err(Fault::new("replace takes what to replace and what with"));
             };
             let count = given.get(2, "count").and_then(Value::as_int).unwrap_or(-1);
-            methods::replace(interp, &s, &old, &new, count)
+            text_methods::replace(interp, &s, &old, &new, count)
         }
         "indent" => indent(interp, &s, given),
         "center" => {
@@ -308,7 +309,7 @@ fn indent(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
     let (first, blank) =
         (given.get(1, "first").is_some_and(Value::truth), given.get(2, "blank").is_some_and(Value::truth));
     let text = format!("{s}\n"); // keeps a last empty line
-    let lines = methods::split_lines(&text, false);
+    let lines = text_methods::split_lines(&text, false);
     interp.room(text.len().saturating_add(lines.len().saturating_mul(by.len())))?;
     let mut out = if first { by.clone() } else { String::new() };
     for (i, line) in lines.iter().enumerate() {

@@ -46,7 +46,7 @@ pub(super) fn percent(interp: &mut Interp, text: &str, values: &Value) -> Run<Va
         let mut spec = Spec { fill: ' ', align: Some('>'), ..Spec::default() };
         while let Some(flag) = chars.next_if(|c| "-+ 0#".contains(*c)) {
             match flag {
-                '-' => spec.align = Some('<'),
+                '-' => (spec.fill, spec.align) = (' ', Some('<')),
                 '0' if spec.align != Some('<') => (spec.fill, spec.align) = ('0', Some('=')),
                 '#' => spec.alternate = true,
                 '+' | ' ' => spec.sign = Some(flag),
@@ -70,7 +70,7 @@ pub(super) fn percent(interp: &mut Interp, text: &str, values: &Value) -> Run<Va
         let value = value.map_or_else(take, Ok)?;
         spec.kind = Some(kind);
         one_percent(&value, kind, spec, &mut out)?;
-        interp.room(0)?;
+        interp.fits(out.len())?;
     }
     if !named && matches!(values, Value::Tuple(_)) && next < all.len() {
         return Err(Fault::new("not all arguments converted during string formatting"));
@@ -313,6 +313,7 @@ pub(super) fn braces(interp: &mut Interp, text: &str, given: &Given) -> Run<Valu
             Some(other) => return Err(Fault::new(format!("unknown conversion specifier '{other}'"))),
         };
         one_brace(&value, spec, &mut out)?;
+        interp.fits(out.len())?;
     }
     out.push_str(rest);
     interp.text(out)

@@ -3,6 +3,7 @@
 use super::{
     fault::{Fault, Run},
     repr::float,
+    sorting::sorted,
     value::{Key, Value},
 };
 
@@ -12,6 +13,8 @@ pub(super) struct Style {
     pub(super) item: String,
     pub(super) key: String,
     pub(super) sort: bool,
+    /// Longest text that may come out.
+    pub(super) longest: usize,
 }
 
 pub(super) fn dumps(value: &Value, style: &Style) -> Run<String> {
@@ -34,16 +37,7 @@ fn write(value: &Value, style: &Style, level: usize, out: &mut String) -> Run<()
         Value::Dict(d) => {
             let mut pairs: Vec<(&Key, &Value)> = d.map.iter().collect();
             if style.sort {
-                let mut failed = None;
-                pairs.sort_by(|a, b| {
-                    a.0.0.order(&b.0.0).unwrap_or_else(|e| {
-                        failed.get_or_insert(e);
-                        std::cmp::Ordering::Equal
-                    })
-                });
-                if let Some(fault) = failed {
-                    return Err(fault);
-                }
+                pairs = sorted(pairs, &mut |a, b| a.0.0.order(&b.0.0))?;
             }
             wrap(['{', '}'], pairs.iter(), style, level, out, |(k, v), out| {
                 key(&k.0, style, out)?;
@@ -69,20 +63,25 @@ fn wrap<T>(
     out.push(open);
     let empty = parts.len() == 0;
     let line = |level: usize, out: &mut String| {
-        if let Some(indent) = &style.indent {
+        let indent = style.indent.as_deref().unwrap_or_default();
+        if out.len().saturating_add(indent.len().saturating_mul(level)) > style.longest {
+            return Err(Fault::new(format!("a value of more than {} bytes", style.longest)));
+        }
+        if style.indent.is_some() {
             out.push('\n');
             (0..level).for_each(|_| out.push_str(indent));
         }
+        Ok(())
     };
     for (i, part) in parts.enumerate() {
         if i > 0 {
             out.push_str(&style.item);
         }
-        line(level + 1, out);
+        line(level + 1, out)?;
         each(part, out)?;
     }
     if !empty {
-        line(level, out);
+        line(level, out)?;
     }
     out.push(close);
     Ok(())

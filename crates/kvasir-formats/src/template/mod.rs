@@ -6,7 +6,9 @@
 
 mod access;
 mod ast;
+mod budget;
 mod calls;
+mod evaluate;
 mod expressions;
 mod fault;
 mod filters;
@@ -19,7 +21,9 @@ mod parser;
 mod repr;
 mod run;
 mod sequences;
+mod sorting;
 mod tests;
+mod text_methods;
 mod time;
 mod value;
 

@@ -176,6 +176,7 @@ pub(super) fn compare(interp: &mut Interp, op: Compare, a: &Value, b: &Value) ->
         }
         a.order(b).map(wanted)
     };
+    interp.work(a.size().min(b.size()) / 16)?;
     match op {
         Compare::Eq => Ok(a.equals(b)),
         Compare::Ne => Ok(!a.equals(b)),
@@ -189,11 +190,7 @@ pub(super) fn compare(interp: &mut Interp, op: Compare, a: &Value, b: &Value) ->
 }
 
 pub(super) fn contains(interp: &mut Interp, container: &Value, item: &Value) -> Run<bool> {
-    interp.work(match container {
-        Value::Str(s) => s.len() / 16,
-        Value::List(l) | Value::Tuple(l) => l.items.len(),
-        _ => 0,
-    })?;
+    interp.walks(container)?;
     match container {
         Value::Str(s) => match item.as_str() {
             Some(part) => Ok(s.contains(part)),

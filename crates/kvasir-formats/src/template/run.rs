@@ -1,13 +1,12 @@
-//! The interpreter: statements and expressions.
+//! The interpreter: its state and its statements.
 
 use super::{
     Limits,
     access::iterate,
-    ast::{Args, Compare, Expr, ExprKind, For, Stmt, StmtKind, Target},
+    ast::{Args, ExprKind, For, Stmt, StmtKind, Target},
     fault::{Fault, Run},
-    filters, ops,
-    repr::{str_of, write_str},
-    tests,
+    filters,
+    repr::write_str,
     value::{Key, Value},
 };
 use indexmap::IndexMap;
@@ -21,10 +20,10 @@ pub(super) struct Interp {
     pub(super) loops: Vec<LoopState>,
     pub(super) cyclers: Vec<(Vec<Value>, usize)>,
     pub(super) joiners: Vec<(String, bool)>,
-    limits: Limits,
-    fuel: u64,
-    bytes: usize,
-    depth: usize,
+    pub(super) limits: Limits,
+    pub(super) fuel: u64,
+    pub(super) bytes: usize,
+    pub(super) depth: usize,
     pub(super) now: i64,
 }
 
@@ -97,55 +96,6 @@ pub(super) fn render(body: &[Stmt], variables: &Map<String, Json>, now: i64, lim
 }
 
 impl Interp {
-    /// Takes room for a value of this size before it is made.
-    pub(super) fn room(&mut self, bytes: usize) -> Run<()> {
-        self.bytes = self.bytes.saturating_add(bytes);
-        if bytes > self.limits.value_bytes {
-            return Err(Fault::new(format!("a value of more than {} bytes", self.limits.value_bytes)));
-        }
-        if self.bytes > self.limits.total_bytes {
-            return Err(Fault::new(format!("values of more than {} bytes in all", self.limits.total_bytes)));
-        }
-        Ok(())
-    }
-
-    /// Room for a list of this many values.
-    pub(super) fn room_for(&mut self, count: usize) -> Run<()> {
-        self.room(count.saturating_mul(std::mem::size_of::<Value>() * 2))
-    }
-
-    /// A string value, with room taken.
-    pub(super) fn text(&mut self, text: impl AsRef<str>) -> Run<Value> {
-        self.room(text.as_ref().len())?;
-        Ok(Value::str(text))
-    }
-
-    /// One step done.
-    pub(super) fn burn(&mut self) -> Run<()> {
-        self.fuel = self
-            .fuel
-            .checked_sub(1)
-            .ok_or_else(|| Fault::new(format!("the template takes more than {} steps", self.limits.fuel)))?;
-        Ok(())
-    }
-
-    /// Work in one step that grows with a value's size.
-    pub(super) fn work(&mut self, size: usize) -> Run<()> {
-        self.fuel = self.fuel.saturating_sub(size as u64 / 64);
-        self.burn()
-    }
-
-    fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Run<T>) -> Run<T> {
-        self.burn()?;
-        self.depth += 1;
-        if self.depth > self.limits.depth {
-            return Err(Fault::new(format!("calls and expressions nest deeper than {}", self.limits.depth)));
-        }
-        let out = inner(self);
-        self.depth -= 1;
-        out
-    }
-
     pub(super) fn open_scope(&mut self, parent: usize) -> Run<usize> {
         self.room(64)?;
         self.scopes.push(Scope { parent: Some(parent), ..Scope::default() });
@@ -170,7 +120,7 @@ impl Interp {
         }
     }
 
-    fn lookup(&self, mut scope: usize, name: &str) -> Value {
+    pub(super) fn lookup(&self, mut scope: usize, name: &str) -> Value {
         while let Some(s) = self.scopes.get(scope) {
             if let Some(value) = s.vars.get(name) {
                 return value.clone();
@@ -382,152 +332,5 @@ impl Interp {
             }
         }
         Ok(())
-    }
-
-    pub(super) fn args(&mut self, args: &Args, scope: usize) -> Run<Given> {
-        let mut given = Given::default();
-        for expr in &args.positional {
-            given.positional.push(self.eval(expr, scope)?.plain());
-        }
-        if let Some(star) = &args.star {
-            let value = self.eval(star, scope)?;
-            given.positional.extend(iterate(self, &value)?);
-        }
-        for (name, expr) in &args.named {
-            let value = self.eval(expr, scope)?.plain();
-            given.named.push((name.clone(), value));
-        }
-        if let Some(star_star) = &args.star_star {
-            let Value::Dict(dict) = self.eval(star_star, scope)? else {
-                return Err(Fault::new("argument after ** must be a mapping"));
-            };
-            for (key, value) in &dict.map {
-                let Value::Str(name) = &key.0 else { return Err(Fault::new("keywords must be strings")) };
-                given.named.push((name.clone(), value.clone()));
-            }
-        }
-        Ok(given)
-    }
-
-    pub(super) fn eval(&mut self, expr: &Expr, scope: usize) -> Run<Value> {
-        self.deeper(|i| i.expression(expr, scope)).map_err(|e| e.on(expr.line))
-    }
-
-    fn expression(&mut self, expr: &Expr, scope: usize) -> Run<Value> {
-        Ok(match &expr.kind {
-            ExprKind::None => Value::None,
-            ExprKind::Bool(b) => Value::Bool(*b),
-            ExprKind::Int(n) => Value::Int(*n),
-            ExprKind::Float(f) => Value::Float(*f),
-            ExprKind::Str(s) => Value::Str(s.clone()),
-            ExprKind::Name(name) => self.lookup(scope, name),
-            ExprKind::List(items) => Value::list(self.all(items, scope)?)?,
-            ExprKind::Tuple(items) => Value::tuple(self.all(items, scope)?)?,
-            ExprKind::Dict(pairs) => {
-                let mut map = IndexMap::new();
-                for (key, value) in pairs {
-                    let key = self.eval(key, scope)?.plain().key()?;
-                    map.insert(key, self.eval(value, scope)?.plain());
-                }
-                self.room_for(map.len())?;
-                Value::dict(map)?
-            }
-            ExprKind::Attr(object, name) => {
-                let object = self.eval(object, scope)?;
-                self.attr(&object, name)?
-            }
-            ExprKind::Item(object, key) => {
-                let object = self.eval(object, scope)?.plain();
-                let key = self.eval(key, scope)?.plain();
-                self.item(&object, &key)?
-            }
-            ExprKind::Slice(object, parts) => {
-                let object = self.eval(object, scope)?.plain();
-                let mut bounds = [Value::None, Value::None, Value::None];
-                for (bound, part) in bounds.iter_mut().zip(parts.iter()) {
-                    if let Some(part) = part {
-                        *bound = self.eval(part, scope)?;
-                    }
-                }
-                self.slice(&object, &bounds)?
-            }
-            ExprKind::Call(callee, args) => {
-                let callee = self.eval(callee, scope)?;
-                let given = self.args(args, scope)?;
-                self.call(&callee, given)?
-            }
-            ExprKind::Filter(value, name, args) => {
-                let value = self.eval(value, scope)?;
-                let given = self.args(args, scope)?;
-                filters::apply(self, name, value, &given)?
-            }
-            ExprKind::Test { value, name, args, negated } => {
-                let value = self.eval(value, scope)?.plain();
-                let given = self.args(args, scope)?;
-                Value::Bool(tests::apply(self, name, &value, &given)? != *negated)
-            }
-            ExprKind::Not(value) => Value::Bool(!self.eval(value, scope)?.truth()),
-            ExprKind::Neg(value) => ops::negate(&self.eval(value, scope)?)?,
-            ExprKind::Pos(value) => ops::plus(self.eval(value, scope)?)?,
-            ExprKind::And(a, b) => {
-                let left = self.eval(a, scope)?;
-                if left.truth() { self.eval(b, scope)? } else { left }
-            }
-            ExprKind::Or(a, b) => {
-                let left = self.eval(a, scope)?;
-                if left.truth() { left } else { self.eval(b, scope)? }
-            }
-            ExprKind::Binary(op, a, b) => {
-                let left = self.eval(a, scope)?;
-                let right = self.eval(b, scope)?;
-                ops::binary(self, *op, &left, &right)?
-            }
-            ExprKind::Concat(parts) => {
-                let mut out = String::new();
-                for part in parts {
-                    let value = self.eval(part, scope)?;
-                    write_str(&value, &mut out);
-                    if out.len() > self.limits.value_bytes {
-                        break; // room() below refuses it
-                    }
-                }
-                self.text(out)?
-            }
-            ExprKind::Compare(first, rest) => self.compare(first, rest, scope)?,
-            ExprKind::If { test, then, other } => {
-                if self.eval(test, scope)?.truth() {
-                    self.eval(then, scope)?
-                } else {
-                    match other {
-                        Some(other) => self.eval(other, scope)?,
-                        None => Value::undefined("the inline if-expression without else"),
-                    }
-                }
-            }
-        })
-    }
-
-    fn all(&mut self, items: &[Expr], scope: usize) -> Run<Vec<Value>> {
-        self.room_for(items.len())?;
-        items.iter().map(|item| self.eval(item, scope).map(Value::plain)).collect()
-    }
-
-    fn compare(&mut self, first: &Expr, rest: &[(Compare, Expr)], scope: usize) -> Run<Value> {
-        let mut left = self.eval(first, scope)?.plain();
-        for (op, right) in rest {
-            let right = self.eval(right, scope)?.plain();
-            if !ops::compare(self, *op, &left, &right)? {
-                return Ok(Value::Bool(false));
-            }
-            left = right;
-        }
-        Ok(Value::Bool(true))
-    }
-
-    /// The text of a value, with room taken.
-    pub(super) fn str_of(&mut self, value: &Value) -> Run<String> {
-        let text = str_of(value);
-        self.room(text.len())?;
-        Ok(text)
     }
 }

@@ -6,6 +6,7 @@ use super::{
     filters, methods,
     repr::str_of,
     run::{Given, Interp},
+    sorting::sorted,
     tests,
     value::{Key, Value},
 };
@@ -103,30 +104,22 @@ fn sort(
     let mut keyed = Vec::new();
     for item in items {
         let keys: Run<Vec<Value>> = paths.iter().map(|p| sort_key(interp, &item, p.as_ref(), case)).collect();
+        interp.walks(&item)?;
         keyed.push((keys?, item));
     }
-    let mut failed = None;
-    keyed.sort_by(|(a, _), (b, _)| {
+    let keyed = sorted(keyed, &mut |(a, _), (b, _)| {
         for (a, b) in a.iter().zip(b) {
             if let Some(fault) = a.missing().or_else(|| b.missing()) {
-                failed.get_or_insert(fault);
-                return Ordering::Equal;
+                return Err(fault);
             }
-            match a.order(b) {
-                Ok(Ordering::Equal) => {}
-                Ok(order) => return if reverse { order.reverse() } else { order },
-                Err(fault) => {
-                    failed.get_or_insert(fault);
-                    return Ordering::Equal;
-                }
+            let order = a.order(b)?;
+            if order.is_ne() {
+                return Ok(if reverse { order.reverse() } else { order });
             }
         }
-        Ordering::Equal
-    });
-    match failed {
-        Some(fault) => Err(fault),
-        None => Ok(keyed.into_iter().map(|(_, item)| item).collect()),
-    }
+        Ok(Ordering::Equal)
+    })?;
+    Ok(keyed.into_iter().map(|(_, item)| item).collect())
 }
 
 fn dictsort(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
@@ -159,17 +152,8 @@ fn groupby(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> 
         };
         groups.entry(key.key()?).or_insert_with(|| (own, Vec::new())).1.push(item);
     }
-    let mut failed = None;
-    groups.sort_by(|a, _, b, _| {
-        a.0.order(&b.0).unwrap_or_else(|fault| {
-            failed.get_or_insert(fault);
-            Ordering::Equal
-        })
-    });
-    if let Some(fault) = failed {
-        return Err(fault);
-    }
-    let pairs = groups.into_values().map(|(key, items)| Value::tuple(vec![key, Value::list(items)?]));
+    let groups = sorted(groups.into_values().collect(), &mut |(a, _), (b, _)| a.order(b))?;
+    let pairs = groups.into_iter().map(|(key, items)| Value::tuple(vec![key, Value::list(items)?]));
     Value::list(pairs.collect::<Run<_>>()?)
 }
 

@@ -111,11 +111,14 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Give
                 | Value::Cycler(_)
                 | Value::Joiner(_)
         ),
-        "sameas" => same(value, argument()?),
+        "sameas" => {
+            interp.walks(value)?;
+            same(value, argument()?)
+        }
         "escaped" => false,
         "in" => ops::contains(interp, argument()?, value)?,
-        "==" | "eq" | "equalto" => value.equals(argument()?),
-        "!=" | "ne" => !value.equals(argument()?),
+        "==" | "eq" | "equalto" => ops::compare(interp, Compare::Eq, value, argument()?)?,
+        "!=" | "ne" => ops::compare(interp, Compare::Ne, value, argument()?)?,
         ">" | "gt" | "greaterthan" => ops::compare(interp, Compare::Gt, value, argument()?)?,
         ">=" | "ge" => ops::compare(interp, Compare::Ge, value, argument()?)?,
         "<" | "lt" | "lessthan" => ops::compare(interp, Compare::Lt, value, argument()?)?,

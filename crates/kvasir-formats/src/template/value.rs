@@ -14,6 +14,11 @@ use std::{
 
 /// How deep lists and mappings may hold each other.
 const MAX_DEPTH: u32 = 200;
+/// How much a list or mapping may hold, everything in it counted as often as it is there: a list that holds another
+/// twice takes no memory to speak of, but writing it out takes twice as much, and twice again a level further up.
+const MAX_SIZE: usize = 16 << 20;
+/// What a value counts for besides its text.
+const NODE: usize = 16;
 
 #[derive(Debug, Clone)]
 pub(super) enum Value {
@@ -65,12 +70,14 @@ pub(super) struct Missing {
 pub(super) struct List {
     pub(super) items: Vec<Value>,
     depth: u32,
+    size: usize,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Dict {
     pub(super) map: IndexMap<Key, Value>,
     depth: u32,
+    size: usize,
 }
 
 /// A value as a mapping's key: 1, 1.0 and true are one key.
@@ -79,14 +86,21 @@ pub(super) struct Key(pub(super) Value);
 
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        match &self.0 {
-            Value::Str(s) => s.hash(state),
-            Value::Tuple(t) => t.items.len().hash(state),
-            other => match other.number() {
-                Some(n) => n.to_bits().hash(state),
-                None => state.write_u8(0),
-            },
-        }
+        hash(&self.0, state);
+    }
+}
+
+fn hash(value: &Value, state: &mut impl Hasher) {
+    match value {
+        Value::Str(s) => s.hash(state),
+        Value::Tuple(t) => t.items.iter().for_each(|item| hash(item, state)),
+        // These equal nothing, themselves included.
+        Value::View(l, _) => Arc::as_ptr(l).hash(state),
+        Value::Method(m) => Arc::as_ptr(m).hash(state),
+        other => match other.number() {
+            Some(n) => (n + 0.0).to_bits().hash(state), // -0.0 is 0.0
+            None => state.write_u8(0),
+        },
     }
 }
 
@@ -97,6 +111,16 @@ impl PartialEq for Key {
 }
 
 impl Eq for Key {}
+
+fn within(depth: u32, size: usize) -> Run<()> {
+    if depth > MAX_DEPTH {
+        return Err(Fault::new(format!("values nest deeper than {MAX_DEPTH}")));
+    }
+    if size > MAX_SIZE {
+        return Err(Fault::new(format!("a value that holds more than {MAX_SIZE} bytes")));
+    }
+    Ok(())
+}
 
 impl Value {
     pub(super) fn undefined(name: &str) -> Self {
@@ -121,12 +145,21 @@ impl Value {
         }
     }
 
+    /// What comparing or writing the value takes, near enough: its text and all that it holds.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::Str(s) | Self::Safe(s) => NODE + s.len(),
+            Self::List(l) | Self::Tuple(l) | Self::View(l, _) => l.size,
+            Self::Dict(d) => d.size,
+            _ => NODE,
+        }
+    }
+
     fn seq(items: Vec<Self>) -> Run<Arc<List>> {
         let depth = items.iter().map(Self::depth).max().unwrap_or(0) + 1;
-        if depth > MAX_DEPTH {
-            return Err(Fault::new(format!("values nest deeper than {MAX_DEPTH}")));
-        }
-        Ok(Arc::new(List { items, depth }))
+        let size = items.iter().fold(NODE, |sum, v| sum.saturating_add(v.size()));
+        within(depth, size)?;
+        Ok(Arc::new(List { items, depth, size }))
     }
 
     pub(super) fn list(items: Vec<Self>) -> Run<Self> {
@@ -146,11 +179,11 @@ impl Value {
     }
 
     pub(super) fn dict(map: IndexMap<Key, Self>) -> Run<Self> {
-        let depth = map.values().map(Self::depth).max().unwrap_or(0) + 1;
-        if depth > MAX_DEPTH {
-            return Err(Fault::new(format!("values nest deeper than {MAX_DEPTH}")));
-        }
-        Ok(Self::Dict(Arc::new(Dict { map, depth })))
+        let all = || map.iter().flat_map(|(k, v)| [&k.0, v]);
+        let depth = all().map(Self::depth).max().unwrap_or(0) + 1;
+        let size = all().fold(NODE, |sum, v| sum.saturating_add(v.size()));
+        within(depth, size)?;
+        Ok(Self::Dict(Arc::new(Dict { map, depth, size })))
     }
 
     pub(super) fn from_json(json: &serde_json::Value) -> Run<Self> {

@@ -1,7 +1,4 @@
-use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
-};
+use std::{cmp::Reverse, collections::BinaryHeap};
 
 /// A symbol that no token stands for.
 pub(super) const NONE: u32 = u32::MAX;
@@ -53,26 +50,25 @@ pub(super) fn merge<R: Ord + Copy>(
     });
 }
 
-/// Ranked merges over token ids.
-#[derive(Debug, Default)]
-pub(super) struct Merges {
-    pairs: HashMap<(u32, u32), (u32, u32)>,
-}
-
-impl Merges {
-    pub(super) fn add(&mut self, left: u32, right: u32, into: u32) {
-        let rank = self.pairs.len() as u32;
-        self.pairs.entry((left, right)).or_insert((rank, into));
-    }
-
-    pub(super) fn get(&self, left: u32, right: u32) -> Option<(u32, u32)> {
-        self.pairs.get(&(left, right)).copied()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
+
+    /// Ranked merges over ids.
+    #[derive(Default)]
+    struct Merges(HashMap<(u32, u32), (u32, u32)>);
+
+    impl Merges {
+        fn add(&mut self, left: u32, right: u32, into: u32) {
+            let rank = self.0.len() as u32;
+            self.0.entry((left, right)).or_insert((rank, into));
+        }
+
+        fn get(&self, left: u32, right: u32) -> Option<(u32, u32)> {
+            self.0.get(&(left, right)).copied()
+        }
+    }
 
     #[test]
     fn merges_follow_ranks_not_order() {

@@ -1,8 +1,10 @@
 use super::{
-    bpe::{Merges, NONE, merge},
+    bpe::{NONE, merge},
     bytes::{byte_chars, byte_token, decode_spelling},
+    merges::{Merges, Pairs},
     pre::{self, Family},
-    specials::{Piece, Specials},
+    specials::{Piece, Special, Specials},
+    spellings::Spellings,
 };
 use crate::{
     Error, Result,
@@ -21,12 +23,39 @@ const CONTROL: u8 = 3;
 const USER: u8 = 4;
 const BYTE: u8 = 6;
 
+/// Spellings that end a turn or a text. Files that were converted long ago, or wrongly, list them as ordinary tokens.
+const ENDS: [&str; 22] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+/// Special tokens of Phi-3 that keep the white space after them; its others drop it.
+const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
 /// A vocabulary out of GGUF metadata.
 #[derive(Debug)]
 pub(super) struct GgufVocab {
-    tokens: Vec<Box<str>>,
+    tokens: Spellings,
     kinds: Vec<u8>,
-    ids: HashMap<Box<str>, u32>,
     specials: Specials,
     algorithm: Algorithm,
     before: Vec<u32>,
@@ -57,19 +86,16 @@ impl GgufVocab {
                 format!("{} tokens, 1 to {MAX_TOKENS} are possible", list.len()),
             ));
         }
-        let tokens: Vec<Box<str>> = list.strings().map(|s| s.map(Into::into)).collect::<Result<_>>()?;
+        let tokens = Spellings::of(list, |_, _| Ok(()))?;
         if tokens.len() != list.len() {
             return Err(Error::at("tokenizer.ggml.tokens", "is no list of strings"));
         }
-        let kinds = kinds(gguf, tokens.len())?;
-        let mut ids = HashMap::with_capacity(tokens.len());
-        for (id, token) in tokens.iter().enumerate() {
-            ids.entry(token.clone()).or_insert(id as u32);
+        let mut kinds = kinds(gguf, tokens.len())?;
+        for id in ENDS.iter().filter_map(|end| tokens.find(end)) {
+            kinds[id as usize] = CONTROL;
         }
-        let special = |id: &usize| matches!(kinds.get(*id), Some(&(UNKNOWN | CONTROL | USER)));
-        let specials = (0..tokens.len()).filter(special).map(|id| (tokens[id].to_string(), id as u32));
-        let specials = Specials::new(specials);
-        let (algorithm, adds_bos) = algorithm(gguf, &tokens, &ids)?;
+        let specials = specials(gguf, &tokens, &kinds);
+        let (algorithm, adds_bos) = algorithm(gguf, &tokens)?;
         let id = |key: &str| {
             let id = gguf.u64(&format!("tokenizer.ggml.{key}_token_id"));
             id.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < tokens.len())
@@ -81,7 +107,7 @@ impl GgufVocab {
         let eos = id("eos").or(if matches!(algorithm, Algorithm::Scored { .. }) { Some(2) } else { None });
         let before = bos.filter(|_| add("bos", adds_bos)).into_iter().collect();
         let after = eos.filter(|_| add("eos", false)).into_iter().collect();
-        Ok(Self { tokens, kinds, ids, specials, algorithm, before, after })
+        Ok(Self { tokens, kinds, specials, algorithm, before, after })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -89,11 +115,11 @@ impl GgufVocab {
     }
 
     pub(super) fn spelling(&self, id: u32) -> Option<&str> {
-        self.tokens.get(id as usize).map(|t| &**t)
+        self.tokens.get(id)
     }
 
     pub(super) fn id(&self, token: &str) -> Option<u32> {
-        self.ids.get(token).copied()
+        self.tokens.find(token)
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
@@ -107,7 +133,7 @@ impl GgufVocab {
 
     /// The bytes that a token stands for.
     pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
-        let token = self.tokens.get(id as usize)?;
+        let token = self.tokens.get(id)?;
         let kind = self.kinds.get(id as usize).copied();
         if matches!(kind, Some(UNKNOWN | CONTROL | USER)) {
             return Some(token.as_bytes().to_vec());
@@ -150,6 +176,7 @@ impl GgufVocab {
         match &self.algorithm {
             Algorithm::ByteLevel { family, merges, bytes } => {
                 let chars = byte_chars();
+                let mut pairs = Pairs::new(merges, &self.tokens);
                 for word in pre::cut(&family.cuts, text)? {
                     if family.whole_words {
                         let spelling: String = word.bytes().map(|b| chars[usize::from(b)]).collect();
@@ -159,15 +186,16 @@ impl GgufVocab {
                         }
                     }
                     let mut symbols: Vec<u32> = word.bytes().map(|b| bytes[usize::from(b)]).collect();
-                    merge(&mut symbols, |a, b| merges.get(a, b));
+                    merge(&mut symbols, |a, b| pairs.get(a, b));
                     out.extend(symbols.into_iter().filter(|&id| id != NONE));
                 }
             }
             Algorithm::RankedChars { family, merges, bytes } => {
                 let text = text.replace(' ', SPACE);
+                let mut pairs = Pairs::new(merges, &self.tokens);
                 for line in pre::cut(&family.cuts, &text)? {
                     let mut symbols = self.chars(line, bytes);
-                    merge(&mut symbols, |a, b| merges.get(a, b));
+                    merge(&mut symbols, |a, b| pairs.get(a, b));
                     out.extend(symbols.into_iter().filter(|&id| id != NONE));
                 }
             }
@@ -271,8 +299,20 @@ fn kinds(gguf: &Gguf, tokens: usize) -> Result<Vec<u8>> {
     Ok(kinds)
 }
 
-fn algorithm(gguf: &Gguf, tokens: &[Box<str>], ids: &HashMap<Box<str>, u32>) -> Result<(Algorithm, bool)> {
-    let find = |spelling: &str| ids.get(spelling).copied().unwrap_or(NONE);
+fn specials(gguf: &Gguf, tokens: &Spellings, kinds: &[u8]) -> Specials {
+    let name = gguf.str("general.name").unwrap_or_default().to_lowercase();
+    let phi3 = ["phi-3", "phi3"].iter().any(|part| name.contains(part));
+    let special =
+        tokens.iter().zip(kinds).zip(0..).filter(|((_, kind), _)| matches!(**kind, UNKNOWN | CONTROL | USER));
+    Specials::new(special.map(|((text, _), id)| Special {
+        text: text.into(),
+        id,
+        strips_right: phi3 && !PHI3_PLAIN.contains(&text),
+    }))
+}
+
+fn algorithm(gguf: &Gguf, tokens: &Spellings) -> Result<(Algorithm, bool)> {
+    let find = |spelling: &str| tokens.find(spelling).unwrap_or(NONE);
     let byte_tokens = || Box::new(std::array::from_fn(|b| find(&format!("<0x{b:02X}>"))));
     match gguf.str("tokenizer.ggml.model") {
         Some("gpt2") => {
@@ -280,12 +320,12 @@ fn algorithm(gguf: &Gguf, tokens: &[Box<str>], ids: &HashMap<Box<str>, u32>) -> 
             let adds_bos = family.adds_bos;
             let chars = byte_chars();
             let bytes = Box::new(chars.map(|c| find(c.encode_utf8(&mut [0; 4]))));
-            Ok((Algorithm::ByteLevel { family, merges: merges(gguf, ids)?, bytes }, adds_bos))
+            Ok((Algorithm::ByteLevel { family, merges: merges(gguf)?, bytes }, adds_bos))
         }
         Some("gemma4") => {
             let cut = fancy_regex::Regex::new(r"[^\n]+|[\n]+").map_err(|e| Error::at("cutting text", e))?;
             let family = Family { cuts: vec![cut], whole_words: false, adds_bos: true };
-            Ok((Algorithm::RankedChars { family, merges: merges(gguf, ids)?, bytes: byte_tokens() }, true))
+            Ok((Algorithm::RankedChars { family, merges: merges(gguf)?, bytes: byte_tokens() }, true))
         }
         Some("llama") => {
             let scores = gguf.array("tokenizer.ggml.scores");
@@ -305,25 +345,7 @@ fn algorithm(gguf: &Gguf, tokens: &[Box<str>], ids: &HashMap<Box<str>, u32>) -> 
     }
 }
 
-fn merges(gguf: &Gguf, ids: &HashMap<Box<str>, u32>) -> Result<Merges> {
+fn merges(gguf: &Gguf) -> Result<Merges> {
     let list = gguf.array("tokenizer.ggml.merges");
-    let list = list.ok_or_else(|| Error::at("tokenizer.ggml.merges", "is missing"))?;
-    let mut merges = Merges::default();
-    let mut joined = String::new();
-    for (i, line) in list.strings().enumerate() {
-        let line = line?;
-        // The left part may itself begin with a space.
-        let at = line.bytes().skip(1).position(|b| b == b' ').map(|at| at + 1);
-        let Some((left, right)) = at.and_then(|at| Some((line.get(..at)?, line.get(at + 1..)?))) else {
-            return Err(Error::at("tokenizer.ggml.merges", format!("merge {i} ({line:?}) is no pair")));
-        };
-        joined.clear();
-        joined.push_str(left);
-        joined.push_str(right);
-        // A merge of what are no tokens can never apply.
-        if let (Some(&a), Some(&b), Some(&into)) = (ids.get(left), ids.get(right), ids.get(joined.as_str())) {
-            merges.add(a, b, into);
-        }
-    }
-    Ok(merges)
+    list.ok_or_else(|| Error::at("tokenizer.ggml.merges", "is missing")).and_then(Merges::of)
 }

@@ -20,10 +20,14 @@ enum Spelling {
     SentencePiece {
         drops_first_space: bool,
     },
+    /// What does not begin with `##` begins a word.
+    WordPiece,
 }
 
 impl HfVocab {
     pub(super) fn new(json: &[u8]) -> Result<Self> {
+        // Over a decoder that is no JSON the library panics.
+        serde_json::from_slice::<serde::de::IgnoredAny>(json).map_err(|e| Error::at("tokenizer.json", e))?;
         // The library checks most of what a file can have wrong; should it panic over the rest, that is this file's
         // error and nobody else's.
         let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json));
@@ -59,7 +63,7 @@ impl HfVocab {
     }
 
     pub(super) fn drops_first_space(&self) -> bool {
-        self.spelling == Spelling::SentencePiece { drops_first_space: true }
+        matches!(self.spelling, Spelling::SentencePiece { drops_first_space: true } | Spelling::WordPiece)
     }
 
     pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
@@ -73,6 +77,9 @@ impl HfVocab {
                 Some(byte) => vec![byte],
                 None => token.replace('\u{2581}', " ").into_bytes(),
             },
+            Spelling::WordPiece => {
+                token.strip_prefix("##").map_or_else(|| format!(" {token}"), str::to_owned).into_bytes()
+            }
         })
     }
 
@@ -86,13 +93,18 @@ impl HfVocab {
     }
 }
 
-/// Tells the two spellings apart by the decoder's steps.
+/// Tells the spellings apart by the decoder's steps.
 fn spelling(decoder: &Json) -> Result<Spelling> {
     let one = [decoder.clone()];
     let steps = decoder.get("decoders").and_then(Json::as_array).map_or(&one[..], Vec::as_slice);
     let kind = |step: &Json| step.get("type").and_then(Json::as_str).unwrap_or_default().to_owned();
     if steps.iter().any(|s| kind(s) == "ByteLevel") {
         return Ok(Spelling::ByteLevel);
+    }
+    // Where pieces are joined and the spaces then cleaned up, no piece could be written before the next is known.
+    let joins = |s: &Json| kind(s) == "WordPiece" && s.get("cleanup") == Some(&Json::Bool(false));
+    if matches!(steps, [step] if joins(step)) {
+        return Ok(Spelling::WordPiece);
     }
     let text = |step: &Json, key: &str| step.get(key).and_then(Json::as_str).map(str::to_owned);
     let metaspace = steps.iter().find(|s| kind(s) == "Metaspace");

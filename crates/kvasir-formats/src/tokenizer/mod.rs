@@ -4,9 +4,12 @@ mod bpe;
 mod bytes;
 mod gguf_vocab;
 mod hf_vocab;
+mod merges;
 mod pre;
 mod specials;
+mod spellings;
 mod stream;
+mod wordpiece;
 
 use crate::{Error, Result, gguf::Gguf};
 use gguf_vocab::GgufVocab;
@@ -31,7 +34,10 @@ impl Tokenizer {
 
     /// From a GGUF file's metadata; the file may hold a vocabulary and nothing else.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
-        GgufVocab::new(gguf).map(|v| Self(Vocab::Gguf(v.into())))
+        match gguf.str("tokenizer.ggml.model") {
+            Some(wordpiece::MODEL) => wordpiece::read(gguf).map(|v| Self(Vocab::Hf(v.into()))),
+            _ => GgufVocab::new(gguf).map(|v| Self(Vocab::Gguf(v.into()))),
+        }
     }
 
     /// The ids of a text. Special tokens that stand in the text are found; `add_special` adds those that the

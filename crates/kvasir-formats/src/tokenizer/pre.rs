@@ -69,10 +69,11 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
             vec![r"\p{N}".into(), GPT2.into()]
         }
         "falcon" => vec![r"[\p{P}\$\+<=>\^~\|`]+".into(), GPT2.into(), "[0-9][0-9][0-9]".into()],
+        // U+3000 is in the published list, but counts as white space before the list is looked at.
         "deepseek-llm" => vec![
             r"[\r\n]".into(),
             CASED.into(),
-            r"\s?[!-/:-\~\u{ff01}-\u{ff0f}\u{ff1a}-\u{ff5e}\u{2018}-\u{201f}\u{3000}-\u{3002}]+".into(),
+            r"\s?[!-/:-\~\u{ff01}-\u{ff0f}\u{ff1a}-\u{ff5e}\u{2018}-\u{201f}\u{3001}\u{3002}]+".into(),
             r"\s+$".into(),
             OLD_CJK.into(),
             r"\p{N}+".into(),

@@ -4,7 +4,16 @@ use std::collections::HashMap;
 /// place the longest.
 #[derive(Debug, Default)]
 pub(super) struct Specials {
-    by_first: HashMap<u8, Vec<(Box<str>, u32)>>,
+    by_first: HashMap<u8, Vec<Special>>,
+}
+
+/// A token that is found in text as a whole.
+#[derive(Debug)]
+pub(super) struct Special {
+    pub(super) text: Box<str>,
+    pub(super) id: u32,
+    /// White space after it is dropped.
+    pub(super) strips_right: bool,
 }
 
 /// A stretch of text, or a token found in it.
@@ -15,15 +24,15 @@ pub(super) enum Piece<'a> {
 }
 
 impl Specials {
-    pub(super) fn new(tokens: impl IntoIterator<Item = (String, u32)>) -> Self {
-        let mut by_first: HashMap<u8, Vec<(Box<str>, u32)>> = HashMap::new();
-        for (text, id) in tokens {
-            if let Some(&first) = text.as_bytes().first() {
-                by_first.entry(first).or_default().push((text.into(), id));
+    pub(super) fn new(tokens: impl IntoIterator<Item = Special>) -> Self {
+        let mut by_first: HashMap<u8, Vec<Special>> = HashMap::new();
+        for special in tokens {
+            if let Some(&first) = special.text.as_bytes().first() {
+                by_first.entry(first).or_default().push(special);
             }
         }
         for list in by_first.values_mut() {
-            list.sort_by_key(|(text, id)| (std::cmp::Reverse(text.len()), *id));
+            list.sort_by_key(|special| (std::cmp::Reverse(special.text.len()), special.id));
         }
         Self { by_first }
     }
@@ -33,15 +42,18 @@ impl Specials {
         let (mut out, mut from, mut at) = (Vec::new(), 0, 0);
         while let Some(&byte) = text.as_bytes().get(at) {
             let here = self.by_first.get(&byte).and_then(|list| {
-                list.iter().find(|(token, _)| text.as_bytes()[at..].starts_with(token.as_bytes()))
+                list.iter().find(|special| text.as_bytes()[at..].starts_with(special.text.as_bytes()))
             });
             match here {
-                Some((token, id)) => {
+                Some(special) => {
                     if from < at {
                         out.push(Piece::Text(&text[from..at]));
                     }
-                    out.push(Piece::Token(*id));
-                    at += token.len();
+                    out.push(Piece::Token(special.id));
+                    at += special.text.len();
+                    if special.strips_right {
+                        at = text.len() - text[at..].trim_start_matches(ascii_space).len();
+                    }
                     from = at;
                 }
                 None => at += 1,
@@ -54,13 +66,36 @@ impl Specials {
     }
 }
 
+fn ascii_space(c: char) -> bool {
+    c.is_ascii_whitespace() || c == '\x0b'
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn specials(tokens: &[&str], strips_right: bool) -> Specials {
+        let special = |(text, id): (&&str, u32)| Special { text: (*text).into(), id, strips_right };
+        Specials::new(tokens.iter().zip(1..).map(special))
+    }
+
+    #[test]
+    fn white_space_is_dropped_after_tokens_that_want_it() {
+        let got = specials(&["<a>"], true).split("x <a> \n\x0b y<a>\u{a0}<a> ");
+        let expected = [
+            Piece::Text("x "),
+            Piece::Token(1),
+            Piece::Text("y"),
+            Piece::Token(1),
+            Piece::Text("\u{a0}"),
+            Piece::Token(1),
+        ];
+        assert_eq!(got, expected);
+    }
+
     #[test]
     fn the_longest_at_the_leftmost_place_wins() {
-        let specials = Specials::new([("<a>".into(), 1), ("<a><b>".into(), 2), ("é".into(), 3)]);
+        let specials = specials(&["<a>", "<a><b>", "é"], false);
         let got = specials.split("x<a><b>y<a>é<");
         let expected = [
             Piece::Text("x"),

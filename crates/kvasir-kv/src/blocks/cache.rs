@@ -33,8 +33,8 @@ impl<I: Index> Cache for BlockCache<I> {
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
         blocks.extend((0..u32::from(self.config.dummy)).map(|_| BlockUse::Dummy));
-        blocks
-            .extend((blocks.len() as u32..).take(self.config.blocks as usize).map(|b| self.ledger.survey(b)));
+        let first = blocks.len() as u32;
+        self.ledger.survey(first..first + self.config.blocks, blocks);
     }
 
     fn generation(&self) -> u64 {
@@ -75,7 +75,7 @@ impl<I: Index> Cache for BlockCache<I> {
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
-        into.extend_from_slice(self.table(seq)?);
+        self.seqs.get(seq)?.table.blocks().copy(0..u32::MAX, into);
         into.extend(self.ahead(seq)?);
         Ok(())
     }

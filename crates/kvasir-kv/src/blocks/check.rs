@@ -18,8 +18,9 @@ impl<I: Index> BlockCache<I> {
         };
         for (id, seq) in self.seqs.iter() {
             self.check_seq(id, seq)?;
-            let blocks = seq.table.iter().filter(|&&block| block != HOLE).chain(&seq.ahead);
-            blocks.copied().try_for_each(|block| count(block, |uses| uses.owners += 1))?;
+            let ahead = seq.ahead.iter().copied();
+            let mut blocks = seq.table.blocks().iter().filter(|&block| block != HOLE).chain(ahead);
+            blocks.try_for_each(|block| count(block, |uses| uses.owners += 1))?;
         }
         let kept = self.inflight.iter().flat_map(|flight| {
             let replaced = flight.rows.iter().filter_map(|row| row.replaced.map(|(_, old)| old));
@@ -39,7 +40,7 @@ impl<I: Index> BlockCache<I> {
     fn check_seq(&self, id: SeqId, seq: &Seq) -> Result<(), String> {
         let fail = |what: String| Err(format!("sequence {}: {what}", id.0));
         let block_size = self.config.block_size;
-        if seq.table.len() as u32 != seq.end().div_ceil(block_size) {
+        if seq.table.len() != seq.end().div_ceil(block_size) {
             return fail(format!("{} blocks for {} rows", seq.table.len(), seq.end()));
         }
         let tail = seq.table.last().filter(|_| self.size.within(seq.end()) > 0);
@@ -52,8 +53,8 @@ impl<I: Index> BlockCache<I> {
         if seq.holes.iter().any(|hole| hole.is_empty() || hole.end >= seq.next) {
             return fail(format!("holes {:?} below position {}", seq.holes, seq.next));
         }
-        for (at, &block) in seq.table.iter().enumerate() {
-            let rows = at as u32 * block_size..(at as u32 + 1) * block_size;
+        for (at, block) in (0..).zip(seq.table.blocks().iter()) {
+            let rows = at * block_size..(at + 1) * block_size;
             let mut owned = seq.owned(seq.next).chain(std::iter::once(seq.next..seq.end()));
             let owns = owned.any(|range| range.start < rows.end && rows.start < range.end);
             if owns != (block != HOLE) {
@@ -62,15 +63,15 @@ impl<I: Index> BlockCache<I> {
             if block != HOLE && block >= seq.bound {
                 return fail(format!("block {block} is not below its bound {}", seq.bound));
             }
-            let published = (at as u32) < seq.published;
+            let published = at < seq.published;
             if published && !self.ledger.index.is_published(block) {
                 return fail(format!("block {at} of its table counts as published"));
             }
         }
         if seq.pending.iter().rev().map(|pending| pending.is_tree).is_sorted_by(|a, b| a >= b) {
             let nodes: u32 = seq.pending.iter().filter(|pending| pending.is_tree).map(Pending::tokens).sum();
-            if nodes > seq.unsettled() {
-                return fail(format!("{nodes} nodes in flight of {} unsettled", seq.unsettled()));
+            if nodes > seq.nodes.unsettled() {
+                return fail(format!("{nodes} nodes in flight of {} unsettled", seq.nodes.unsettled()));
             }
         } else {
             return fail("a claim was made over unsettled nodes".into());

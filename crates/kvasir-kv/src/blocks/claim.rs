@@ -1,7 +1,7 @@
 use super::claims::Pending;
 use super::seq::{ClaimedRow, Seq};
-use super::{BlockCache, Index};
-use crate::{BlockId, CacheError, ClaimRow, RowMove, SeqId, StepId};
+use super::{BlockCache, BlockSize, Index, Ledger};
+use crate::{BlockId, CacheError, ClaimRow, Nodes, RowMove, SeqId, StepId};
 use std::ops::Range;
 
 /// Moves of the given rows of a sequence from one block to another, at the same place in both.
@@ -16,31 +16,36 @@ pub(super) fn push_rows(
     moves.extend(within.map(|row| RowMove { from: from * block_size + row, to: to * block_size + row }));
 }
 
+/// Blocks that the table grows by, and how many of them were not taken ahead.
+fn growth<I: Index>(
+    seq: &Seq,
+    tokens: u32,
+    size: BlockSize,
+    ledger: &Ledger<I>,
+) -> Result<(u32, u32), CacheError> {
+    let end = seq.end().checked_add(tokens).filter(|&end| end <= u32::MAX - 256);
+    let full = || CacheError::Full { needed: tokens, available: ledger.available() * size.rows() };
+    let more = size.holding(end.ok_or_else(full)?).saturating_sub(seq.table.len());
+    Ok((more, if more > 0 { more.saturating_sub(seq.ahead.len() as u32) } else { 0 }))
+}
+
+/// The partly filled last block, if it must not be written.
+fn shared_tail<I: Index>(seq: &Seq, size: BlockSize, ledger: &Ledger<I>) -> Option<BlockId> {
+    if !seq.was_cut {
+        return None;
+    }
+    let tail = seq.table.last()?;
+    let is_partial = size.within(seq.end()) > 0;
+    (is_partial && !ledger.is_writable(tail)).then_some(tail)
+}
+
 impl<I: Index> BlockCache<I> {
     /// Fresh blocks that `tokens` more take: the one rule for every check and every growth. A last block that is partly
     /// filled and shared counts, because it is replaced by a private copy before it is written.
     pub(super) fn blocks_needed(&self, seq: &Seq, tokens: u32) -> Result<u32, CacheError> {
-        let replaced = tokens > 0 && self.shared_tail(seq).is_some();
-        Ok(self.growth(seq, tokens)? + u32::from(replaced))
-    }
-
-    /// Blocks that the table grows by, without those that were taken ahead.
-    fn growth(&self, seq: &Seq, tokens: u32) -> Result<u32, CacheError> {
-        let end = seq.end().checked_add(tokens).filter(|&end| end <= u32::MAX - 256);
-        let available = self.ledger.available() * self.config.block_size;
-        let end = end.ok_or(CacheError::Full { needed: tokens, available })?;
-        let more = self.size.holding(end).saturating_sub(seq.table.len() as u32);
-        Ok(if more > 0 { more.saturating_sub(seq.ahead.len() as u32) } else { 0 })
-    }
-
-    /// The partly filled last block, if it must not be written.
-    fn shared_tail(&self, seq: &Seq) -> Option<BlockId> {
-        if !seq.was_cut {
-            return None;
-        }
-        let tail = seq.table.last()?;
-        let is_partial = self.size.within(seq.end()) > 0;
-        (is_partial && !self.ledger.is_writable(tail)).then_some(tail)
+        let replaced = tokens > 0 && shared_tail(seq, self.size, &self.ledger).is_some();
+        let (_, fresh) = growth(seq, tokens, self.size, &self.ledger)?;
+        Ok(fresh + u32::from(replaced))
     }
 
     pub(super) fn claim_rows(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
@@ -48,8 +53,10 @@ impl<I: Index> BlockCache<I> {
         let needed = self.check_rows(rows)?;
         self.check_room(needed)?;
         let mut records = std::mem::take(&mut self.records);
+        self.touch_tables(&records);
         records.iter_mut().try_for_each(|record| self.claim_row(step, record))?;
-        self.inflight.begin(step)?.append(&mut records);
+        // The flight's list is empty; its memory is the next claim's.
+        std::mem::swap(self.inflight.begin(step)?, &mut records);
         self.records = records;
         self.moves.claim(step);
         self.changed();
@@ -63,7 +70,7 @@ impl<I: Index> BlockCache<I> {
         }
         self.marks += 1;
         self.records.clear();
-        let mark = self.marks;
+        let (mark, in_blocks) = (self.marks, self.size.rows() > 1);
         let mut needed = 0u32;
         for row in rows {
             let seq = self.seqs.get_mut(row.seq)?;
@@ -73,26 +80,35 @@ impl<I: Index> BlockCache<I> {
             if is_twice || is_empty || redirects {
                 return Err(CacheError::BadClaim);
             }
-            match seq.proposed() {
-                0 if seq.unsettled() > 0 => return Err(CacheError::Unsettled),
-                0 => {}
-                proposed if proposed == row.tokens && row.redirected == 0 => {}
-                _ => return Err(CacheError::BadClaim),
+            if !seq.nodes.is_idle() {
+                match seq.nodes.proposed() {
+                    0 => return Err(CacheError::Unsettled),
+                    proposed if proposed == row.tokens && row.redirected == 0 => {}
+                    _ => return Err(CacheError::BadClaim),
+                }
             }
-            let seq = self.seqs.get(row.seq)?;
-            let tail = if row.tokens > 0 { self.shared_tail(seq) } else { None };
-            let growth = self.growth(seq, row.tokens)? + u32::from(tail.is_some());
-            needed = needed.saturating_add(growth);
+            let tail = if row.tokens > 0 { shared_tail(seq, self.size, &self.ledger) } else { None };
+            let (grows, fresh) = growth(seq, row.tokens, self.size, &self.ledger)?;
+            needed = needed.saturating_add(fresh + u32::from(tail.is_some()));
             self.records.push(ClaimedRow {
                 seq: row.seq,
                 redirected: row.redirected,
                 tokens: row.tokens,
                 start: seq.end(),
                 from_ahead: 0,
-                replaced: tail.map(|tail| (seq.table.len() as u32 - 1, tail)),
+                replaced: tail.map(|tail| (seq.table.len() - 1, tail)),
+                grows,
+                is_far: grows > 0 && (in_blocks || !seq.ahead.is_empty() || seq.table.grows_far(grows)),
             });
         }
         Ok(needed)
+    }
+
+    /// Looks at the memory in which tables grow, all at once, so that the waiting for it overlaps.
+    fn touch_tables(&self, records: &[ClaimedRow]) {
+        for record in records.iter().filter(|record| record.is_far) {
+            self.seqs.get(record.seq).into_iter().for_each(|seq| seq.table.touch_end());
+        }
     }
 
     fn claim_row(&mut self, step: StepId, row: &mut ClaimedRow) -> Result<(), CacheError> {
@@ -102,19 +118,25 @@ impl<I: Index> BlockCache<I> {
         let seq = self.seqs.get_mut(row.seq)?;
         let (start, end) = (row.start, row.start + row.tokens);
         let blocks = self.size.holding(end);
-        if seq.table.len() < blocks as usize {
-            let first = seq.table.len();
-            let (ahead, ledger) = (&mut seq.ahead, &mut self.ledger);
+        let (ahead, bound, ledger) = (&mut seq.ahead, &mut seq.bound, &mut self.ledger);
+        if !row.is_far {
+            // One block more, or none.
+            for block in (0..row.grows).map_while(|_| ledger.take()) {
+                *bound = (*bound).max(block + 1);
+                seq.table.push(block);
+            }
+        } else if row.grows > 0 {
             seq.table.grow(|table| {
                 let taken = ahead.len().min(blocks as usize - table.len());
                 row.from_ahead = taken as u32;
-                table.extend(ahead.drain(ahead.len() - taken..).rev());
-                ledger.take_all(blocks - table.len() as u32, table);
+                for block in ahead.drain(ahead.len() - taken..).rev() {
+                    *bound = (*bound).max(block + 1);
+                    table.push(block);
+                }
+                *bound = (*bound).max(ledger.take_all(blocks - table.len() as u32, table));
             });
-            let bound = seq.table[first..].iter().max().map_or(0, |highest| highest + 1);
-            seq.bound = seq.bound.max(bound);
         }
-        let proposed = seq.nodes.as_mut().filter(|nodes| nodes.proposed() > 0);
+        let proposed = seq.nodes.get_mut().filter(|nodes| nodes.proposed() > 0);
         let is_tree = proposed.is_some();
         match proposed {
             Some(nodes) => drop(nodes.claim()),
@@ -132,8 +154,10 @@ impl<I: Index> BlockCache<I> {
         let seq = self.seqs.get(id)?;
         let needed = self.blocks_needed(seq, upto.saturating_sub(seq.end()))?;
         self.check_room(needed)?;
+        // What was found may be evicted for it.
+        self.looked_up = None;
         let seq = self.seqs.get_mut(id)?;
-        let held = (seq.table.len() + seq.ahead.len()) as u32;
+        let held = seq.table.len() + seq.ahead.len() as u32;
         let fresh = upto.div_ceil(block_size).saturating_sub(held);
         // The first one taken is the first one used.
         seq.ahead.reverse();
@@ -169,6 +193,8 @@ impl<I: Index> BlockCache<I> {
 
     pub(super) fn retire_step(&mut self, step: StepId) -> Result<(), CacheError> {
         let Some(flight) = self.inflight.take_oldest(step)? else { return Ok(()) };
+        // What was in use may be idle now.
+        self.looked_up = None;
         for row in &flight.rows {
             if let Some((_, old)) = row.replaced {
                 self.ledger.end_lease(old);
@@ -178,9 +204,7 @@ impl<I: Index> BlockCache<I> {
                 seq.pending.take_oldest(step);
             }
         }
-        for &block in &flight.releases {
-            self.ledger.end_lease(block);
-        }
+        self.ledger.end_leases(&flight.releases);
         if !self.moves.is_empty() {
             self.moves.retire(&mut self.ledger, step);
         }
@@ -196,9 +220,7 @@ impl<I: Index> BlockCache<I> {
         for row in flight.rows.iter().rev() {
             self.cancel_row(step, row)?;
         }
-        for &block in &flight.releases {
-            self.ledger.end_lease(block);
-        }
+        self.ledger.end_leases(&flight.releases);
         if !self.moves.is_empty() {
             self.moves.drop_unowned(&mut self.ledger);
         }
@@ -212,7 +234,7 @@ impl<I: Index> BlockCache<I> {
             && let Some(pending) = seq.pending.take_newest(step)
         {
             if pending.is_tree {
-                seq.nodes.as_mut().into_iter().for_each(|nodes| nodes.unclaim());
+                seq.nodes.get_mut().into_iter().for_each(Nodes::unclaim);
                 self.trim(row.seq)?;
             } else {
                 let to = seq.next.min(pending.start);
@@ -224,9 +246,11 @@ impl<I: Index> BlockCache<I> {
         }
         let Some((at, old)) = row.replaced else { return Ok(()) };
         if let Ok(seq) = self.seqs.get_mut(row.seq)
-            && seq.table.len() as u32 == at + 1
+            && seq.table.len() == at + 1
         {
             let fresh = seq.table.edit(|blocks| std::mem::replace(&mut blocks[at as usize], old));
+            // It is shared again, and to be looked up before it is written.
+            seq.was_cut = true;
             self.ledger.own(old);
             self.moves.drop_into(&mut self.ledger, fresh);
             self.ledger.disown(fresh);

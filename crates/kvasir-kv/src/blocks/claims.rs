@@ -75,6 +75,13 @@ impl Claims {
         Some(newest)
     }
 
+    /// The claim of `step`.
+    #[inline]
+    pub(crate) fn of(&self, step: StepId) -> Option<&Pending> {
+        // Few steps are in flight, and the one asked for is mostly the newest.
+        self.iter().rev().find(|claim| claim.step == step)
+    }
+
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Pending> {
         self.near[..self.count].iter().chain(&self.far)
     }

@@ -1,4 +1,5 @@
-use crate::{BlockId, CacheKind, Token};
+use crate::{BlockId, CacheKind, LongList, Token};
+use std::ops::Range;
 
 /// What a prompt found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,8 +13,8 @@ pub struct Found {
 /// A sequence's blocks, offered for sharing.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
-    /// Its blocks from position 0 on, all of them full.
-    pub table: &'a [BlockId],
+    /// Its blocks from position 0 on; those that `tokens` fill are offered.
+    pub table: &'a LongList,
     /// The tokens in them.
     pub tokens: &'a [Token],
     /// Keeps tenants apart.
@@ -42,19 +43,24 @@ pub trait Index: Send {
     fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) {
         table.extend((0..count).map_while(|_| self.take()));
     }
-    /// Idle blocks are used again, in the order in which [`Index::find`] gave them.
-    fn hold_all(&mut self, blocks: impl Iterator<Item = BlockId>)
-    where
-        Self: Sized,
-    {
+    /// Idle blocks are used again.
+    fn hold_all(&mut self, blocks: Range<BlockId>) {
         blocks.for_each(|block| self.hold(block));
     }
     /// An idle block is used again.
     fn hold(&mut self, block: BlockId);
     /// A block is no longer used.
     fn let_go(&mut self, block: BlockId);
+    /// Blocks are no longer used, in this order.
+    fn let_go_all(&mut self, blocks: Range<BlockId>) {
+        blocks.for_each(|block| self.let_go(block));
+    }
     /// Whether a block can be found by content, and so must not be written.
     fn is_published(&self, block: BlockId) -> bool;
+    /// How many leading ones of `blocks` cannot be found by content.
+    fn unpublished(&self, blocks: Range<BlockId>) -> u32 {
+        blocks.take_while(|&block| !self.is_published(block)).count() as u32
+    }
     /// Appends the blocks that hold the leading whole blocks of `tokens`, at most `limit` of them, to `found`.
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found;
     /// Makes blocks findable. Writes to `canonical` what the whole table should be from now on: where the same content was

@@ -1,5 +1,6 @@
-use super::Index;
+use super::{Index, indices, leading, runs};
 use crate::{BlockId, BlockUse};
+use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Uses {
@@ -30,13 +31,32 @@ impl<I: Index> Ledger<I> {
         self.leased
     }
 
-    /// What a block is used for now.
-    pub(crate) fn survey(&self, block: BlockId) -> BlockUse {
-        match self.uses(block) {
-            Uses { owners: 0, leases: 0 } if self.index.is_published(block) => BlockUse::Cached,
-            Uses { owners: 0, leases: 0 } => BlockUse::Free,
-            Uses { owners: 0, .. } => BlockUse::Leased,
-            _ => BlockUse::Held,
+    /// Appends what each of `blocks` is used for now.
+    pub(crate) fn survey(&self, blocks: Range<BlockId>, to: &mut Vec<BlockUse>) {
+        let mut rest = blocks;
+        while let Some(&first) = self.uses[indices(&rest)].first() {
+            // Blocks that nobody uses mostly lie together.
+            let same = leading(&self.uses[indices(&rest)], |_, &uses| uses == first) as u32;
+            let same = rest.start..rest.start + same;
+            rest.start = same.end;
+            match first {
+                Uses { owners: 0, leases: 0 } => self.survey_unused(same, to),
+                Uses { owners: 0, .. } => to.extend(same.map(|_| BlockUse::Leased)),
+                _ => to.extend(same.map(|_| BlockUse::Held)),
+            }
+        }
+    }
+
+    fn survey_unused(&self, blocks: Range<BlockId>, to: &mut Vec<BlockUse>) {
+        let mut rest = blocks;
+        while !rest.is_empty() {
+            let free = self.index.unpublished(rest.clone());
+            to.extend((0..free).map(|_| BlockUse::Free));
+            rest.start += free;
+            if !rest.is_empty() {
+                to.push(BlockUse::Cached);
+                rest.start += 1;
+            }
         }
     }
 
@@ -57,11 +77,17 @@ impl<I: Index> Ledger<I> {
         Some(block)
     }
 
-    /// `count` fresh blocks with one owner each, behind those of `table`; the caller has seen that there are so many.
-    pub(crate) fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) {
+    /// `count` fresh blocks with one owner each, behind those of `table`; the caller has seen that there are so many. Returns what
+    /// they all lie below.
+    pub(crate) fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) -> BlockId {
         let first = table.len();
         self.index.take_all(count, table);
-        table[first..].iter().for_each(|&block| self.uses[block as usize].owners = 1);
+        let mut bound = 0;
+        for run in runs(&table[first..]) {
+            bound = bound.max(run.end);
+            self.uses[indices(&run)].fill(Uses { owners: 1, leases: 0 });
+        }
+        bound
     }
 
     /// One more owner.
@@ -76,15 +102,69 @@ impl<I: Index> Ledger<I> {
         }
     }
 
-    /// One more owner for each of `blocks`.
-    pub(crate) fn own_all(&mut self, blocks: &[BlockId]) {
-        let Self { index, uses, leased } = self;
-        index.hold_all(blocks.iter().copied().filter(|&block| uses[block as usize] == Uses::default()));
-        for &block in blocks {
-            let uses = &mut uses[block as usize];
-            *leased -= u32::from(uses.owners == 0 && uses.leases > 0);
-            uses.owners += 1;
+    /// One more owner for each of `blocks`. Returns what they all lie below.
+    pub(crate) fn own_all(&mut self, blocks: &[BlockId]) -> BlockId {
+        self.change_all(blocks, |ledger, was, same| {
+            match was {
+                Uses { owners: 0, leases: 0 } => ledger.index.hold_all(same.clone()),
+                Uses { owners: 0, .. } => ledger.leased -= same.len() as u32,
+                _ => {}
+            }
+            Uses { owners: was.owners + 1, ..was }
+        })
+    }
+
+    /// One owner less for each of `blocks`.
+    pub(crate) fn disown_all(&mut self, blocks: &[BlockId]) {
+        self.change_all(blocks, |ledger, was, same| {
+            match was {
+                Uses { owners: 1, leases: 0 } => ledger.index.let_go_all(same.clone()),
+                Uses { owners: 1, .. } => ledger.leased += same.len() as u32,
+                _ => {}
+            }
+            Uses { owners: was.owners - 1, ..was }
+        });
+    }
+
+    /// An owner's share in each of `blocks` becomes a lease.
+    pub(crate) fn disown_all_later(&mut self, blocks: &[BlockId]) {
+        self.change_all(blocks, |ledger, was, same| {
+            ledger.leased += if was.owners == 1 { same.len() as u32 } else { 0 };
+            Uses { owners: was.owners - 1, leases: was.leases + 1 }
+        });
+    }
+
+    /// One lease less on each of `blocks`.
+    pub(crate) fn end_leases(&mut self, blocks: &[BlockId]) {
+        self.change_all(blocks, |ledger, was, same| {
+            if was == (Uses { owners: 0, leases: 1 }) {
+                ledger.leased -= same.len() as u32;
+                ledger.index.let_go_all(same.clone());
+            }
+            Uses { leases: was.leases - 1, ..was }
+        });
+    }
+
+    /// Changes who uses `blocks`: `change` is told a stretch of them that is used alike, and says how it is used from now on.
+    /// Returns what they all lie below.
+    fn change_all(
+        &mut self,
+        blocks: &[BlockId],
+        change: impl Fn(&mut Self, Uses, &Range<BlockId>) -> Uses,
+    ) -> BlockId {
+        let mut bound = 0;
+        for mut rest in runs(blocks) {
+            bound = bound.max(rest.end);
+            while let Some(&was) = self.uses[indices(&rest)].first() {
+                let alike = |uses: &Uses| (uses.owners ^ was.owners) | (uses.leases ^ was.leases) == 0;
+                let same = leading(&self.uses[indices(&rest)], |_, uses| alike(uses)) as u32;
+                let same = rest.start..rest.start + same;
+                rest.start = same.end;
+                let uses = change(self, was, &same);
+                self.uses[indices(&same)].fill(uses);
+            }
         }
+        bound
     }
 
     /// One owner less.

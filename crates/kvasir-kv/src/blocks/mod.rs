@@ -14,6 +14,7 @@ mod ledger;
 mod plan;
 mod prefix;
 mod rewind;
+mod runs;
 mod seq;
 mod sequences;
 mod size;
@@ -22,12 +23,14 @@ mod tree;
 
 pub use index::{Found, Index, Offer};
 pub use ledger::Ledger;
+pub(crate) use runs::{indices, leading, runs};
 
 use crate::kept::Identity;
-use crate::{BlockId, CacheError, InFlight, RowMove, SeqTable};
+use crate::{BlockId, CacheError, Hit, InFlight, RowMove, SeqTable};
 use leased::LeasedMoves;
 use seq::{ClaimedRow, Seq};
-use size::BlockSize;
+pub(crate) use size::BlockSize;
+use std::borrow::Cow;
 
 /// How a block cache is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +85,10 @@ pub struct BlockCache<I> {
     families: u64,
     /// Memory to reuse.
     found: Vec<BlockId>,
+    /// What the newest lookup said, while its blocks are in `found` and the index names them for those tokens; and the salt.
+    looked_up: Option<(Hit, u64)>,
+    /// Counts lookups.
+    lookups: u64,
     records: Vec<ClaimedRow>,
     rows: Vec<RowMove>,
 }
@@ -100,6 +107,8 @@ impl<I: Index> BlockCache<I> {
             marks: 0,
             families: 0,
             found: Vec::new(),
+            looked_up: None,
+            lookups: 0,
             records: Vec::new(),
             rows: Vec::new(),
         })
@@ -112,8 +121,8 @@ impl<I: Index> BlockCache<I> {
 
     /// The blocks of a sequence, in order of position. Where a removed range has freed a whole block stands
     /// `BlockId::MAX`.
-    pub fn table(&self, seq: crate::SeqId) -> Result<&[BlockId], CacheError> {
-        Ok(&self.seqs.get(seq)?.table)
+    pub fn table(&self, seq: crate::SeqId) -> Result<Cow<'_, [BlockId]>, CacheError> {
+        Ok(self.seqs.get(seq)?.table.blocks().from(0))
     }
 
     /// The blocks that a sequence holds for claims to come, the next one first.
@@ -132,6 +141,7 @@ impl<I: Index> BlockCache<I> {
     }
 
     pub(crate) fn index_mut(&mut self) -> &mut I {
+        self.looked_up = None;
         &mut self.ledger.index
     }
 
@@ -142,11 +152,13 @@ impl<I: Index> BlockCache<I> {
 
     /// Forgets everything that can be found by content; live sequences keep their blocks.
     pub fn forget(&mut self) {
+        self.looked_up = None;
         self.ledger.index.forget();
         self.seqs.values_mut().for_each(|seq| seq.published = 0);
     }
 
     pub(crate) fn changed(&mut self) {
+        self.looked_up = None;
         self.generation += 1;
     }
 }

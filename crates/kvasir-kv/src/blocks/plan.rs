@@ -1,16 +1,20 @@
 use super::claims::Pending;
 use super::seq::{ClaimedRow, Seq};
 use super::{BlockCache, Index};
-use crate::{CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, SeqId, Span, StepId};
+use crate::{
+    CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, SeqId, Span, StepId,
+};
+use std::ops::Range;
 
 impl<I: Index> BlockCache<I> {
     pub(super) fn write_plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let flight = self.inflight.get(step)?;
         plan.begin(step, self.generation, &self.identity);
         plan.kind = PlanKind::Ragged;
-        for row in &flight.rows {
-            self.write_row(step, row, plan)?;
+        for (i, _) in flight.rows.iter().enumerate().filter(|(_, row)| row.is_far) {
+            plan.kept.touch_end(i, &plan.table);
         }
+        flight.rows.iter().try_for_each(|row| self.write_row(step, row, plan))?;
         plan.kept.end();
         self.classify(plan);
         if !self.moves.is_empty() {
@@ -23,13 +27,23 @@ impl<I: Index> BlockCache<I> {
 
     /// One row that lies in the slots 0, 1, 2 .. is as fast as a sequence alone.
     fn classify(&self, plan: &mut Plan) {
-        if let ([row], [segment]) = (plan.rows.as_slice(), plan.segments.as_mut_slice())
+        if let [row] = plan.rows.as_mut_slice()
             && plan.kind == PlanKind::Ragged
             && row.redirected == 0
-            && segment.first == 0
-            && self.seqs.get(row.seq).is_ok_and(|seq| seq.table.is_in_place(self.size.holding(segment.len)))
+            && let Ok(seq) = self.seqs.get(row.seq)
+            && seq.holes.is_empty()
+            && seq.table.is_in_place(self.size.holding(row.read_len))
         {
-            segment.layout = Layout::Run { start: 0 };
+            let layout = Layout::Run { start: 0 };
+            plan.segments.clear();
+            plan.segments.push(Segment {
+                pool: PoolId(0),
+                layout,
+                len: row.read_len,
+                first: 0,
+                sparse: None,
+            });
+            row.segments = Span::new(0, 1);
             plan.kind = PlanKind::Contiguous;
         }
     }
@@ -42,12 +56,15 @@ impl<I: Index> BlockCache<I> {
             return Ok(());
         }
         let queries = Span::new(plan.positions.len(), (row.redirected + row.tokens) as usize);
-        for position in claimed.start - row.redirected..claimed.start {
-            plan.positions.push(position);
-            plan.write_slots.push(position % self.config.block_size);
+        if queries.len == 1 && row.redirected == 0 {
+            plan.positions.push(claimed.start);
+            plan.write_slots.push(self.slot(seq, claimed.start));
+        } else {
+            plan.positions.extend(claimed.start - row.redirected..claimed.end);
+            let redirected = claimed.start - row.redirected..claimed.start;
+            plan.write_slots.extend(redirected.map(|position| self.size.within(position)));
+            self.write_slots(seq, claimed.start, claimed.end, plan);
         }
-        plan.positions.extend(claimed.start..claimed.end);
-        self.write_slots(seq, claimed.start, claimed.end, plan);
         let segments = plan.segments.len();
         let read_len = self.write_segments(row.seq, seq, claimed.end, plan);
         plan.rows.push(PlanRow {
@@ -66,7 +83,7 @@ impl<I: Index> BlockCache<I> {
     /// A frontier: the committed rows, then the nodes in order of position, under an ancestor mask.
     fn write_frontier(&self, row: &ClaimedRow, seq: &Seq, claimed: Pending, plan: &mut Plan) {
         let block_size = self.config.block_size;
-        let Some(nodes) = &seq.nodes else { return };
+        let nodes = &seq.nodes;
         let frontier = claimed.start - seq.next..claimed.end - seq.next;
         plan.kind = PlanKind::Explicit;
         let queries = Span::new(plan.positions.len(), row.tokens as usize);
@@ -75,18 +92,16 @@ impl<I: Index> BlockCache<I> {
         let segments = plan.segments.len();
         let prefix = self.write_segments(row.seq, seq, seq.next, plan);
         let order = nodes.order(frontier.end);
+        let slots = order.iter().map(|&node| self.slot(seq, seq.next + node));
+        let at = plan.lay_each(slots);
         plan.segments.push(Segment {
             pool: PoolId::default(),
-            layout: Layout::Table { at: plan.table.len() as u32, block: 1, offset: 0 },
+            layout: Layout::Table { at, block: 1, offset: 0 },
             len: frontier.end,
             first: seq.next,
             sparse: Some(plan.read_positions.len() as u32),
         });
-        for &node in order {
-            plan.table.push(self.slot(seq, seq.next + node));
-            plan.read_positions.push(seq.next + nodes.depth(node));
-        }
-        plan.kept.note_unused(order.len());
+        plan.read_positions.extend(order.iter().map(|&node| seq.next + nodes.depth(node)));
         let at = plan.mask_words.len() as u32;
         let read_len = prefix + frontier.end;
         let words_per_query = nodes.write_mask(frontier, prefix, None, |_| 0, &mut plan.mask_words);
@@ -108,6 +123,9 @@ impl<I: Index> BlockCache<I> {
 
     /// The slots of rows `start .. end`.
     fn write_slots(&self, seq: &Seq, start: u32, end: u32, plan: &mut Plan) {
+        if self.size.rows() == 1 {
+            return seq.table.blocks().copy(start..end, &mut plan.write_slots);
+        }
         let mut at = start;
         while at < end {
             let rows = (self.size.rows() - self.size.within(at)).min(end - at);
@@ -117,22 +135,52 @@ impl<I: Index> BlockCache<I> {
         }
     }
 
-    /// One segment per owned range below `end`; their entries altogether.
+    /// Segments for the owned ranges below `end`; their entries altogether. What of a table lies far is kept in the plan from step
+    /// to step, what lies near is laid beside that of all others.
     fn write_segments(&self, id: SeqId, seq: &Seq, end: u32, plan: &mut Plan) -> u32 {
-        let blocks = &seq.table[..self.size.holding(end) as usize];
-        let table = plan.kept.place(id, seq.table.changes(), blocks, &mut plan.table);
-        let mut entries = 0;
-        for owned in seq.owned(end) {
-            let (at, offset) = (table + self.size.of(owned.start), self.size.within(owned.start));
-            plan.segments.push(Segment {
-                pool: PoolId::default(),
-                layout: Layout::Table { at, block: self.size.rows(), offset },
-                len: owned.end - owned.start,
-                first: owned.start,
-                sparse: None,
-            });
-            entries += owned.end - owned.start;
+        let count = self.size.holding(end) as usize;
+        let (far, near) = (seq.table.blocks().far(), seq.table.blocks().near());
+        let far = &far[..count.min(far.len())];
+        let near = &near[..count - far.len()];
+        let places = Places {
+            far: plan.kept.place(id, seq.table.changes(), far, &mut plan.table),
+            near: plan.lay(near),
+            first_near: far.len() as u32,
+        };
+        if seq.holes.is_empty() && end > 0 {
+            self.push_segments(&places, 0..end, plan);
+            return end;
         }
-        entries
+        seq.owned(end).for_each(|owned| self.push_segments(&places, owned, plan));
+        seq.owned(end).map(|owned| owned.end - owned.start).sum()
     }
+
+    /// One range that a sequence owns: what of it lies far, and what lies near.
+    fn push_segments(&self, places: &Places, owned: Range<Position>, plan: &mut Plan) {
+        let first_near = places.first_near;
+        let cut = (first_near * self.size.rows()).clamp(owned.start, owned.end);
+        for (part, at, first) in
+            [(owned.start..cut, places.far, 0), (cut..owned.end, places.near, first_near)]
+        {
+            if !part.is_empty() {
+                let at = at + self.size.of(part.start) - first;
+                let offset = self.size.within(part.start);
+                plan.segments.push(Segment {
+                    pool: PoolId::default(),
+                    layout: Layout::Table { at, block: self.size.rows(), offset },
+                    len: part.end - part.start,
+                    first: part.start,
+                    sparse: None,
+                });
+            }
+        }
+    }
+}
+
+/// Where a sequence's table stands in a plan's.
+struct Places {
+    far: u32,
+    near: u32,
+    /// Number of its first block that lies near.
+    first_near: u32,
 }

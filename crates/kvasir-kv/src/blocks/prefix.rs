@@ -1,23 +1,37 @@
 use super::{BlockCache, Index, Offer};
-use crate::{CacheError, Hit, Prefix, SeqId, Token};
+use crate::{CacheError, Hit, Lookup, Prefix, SeqId, Token};
 
 impl<I: Index> Prefix for BlockCache<I> {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
-        self.find(tokens, salt, u32::MAX)
+        let hit = self.find(tokens, salt, u32::MAX);
+        self.lookups += 1;
+        let hit = Hit { lookup: Lookup(self.lookups), ..hit };
+        self.looked_up = Some((hit, salt));
+        hit
     }
 
-    fn attach(&mut self, id: SeqId, tokens: &[Token], salt: u64, limit: u32) -> Result<Hit, CacheError> {
+    fn attach(
+        &mut self,
+        id: SeqId,
+        tokens: &[Token],
+        salt: u64,
+        limit: u32,
+        lookup: Lookup,
+    ) -> Result<Hit, CacheError> {
         let seq = self.seqs.get_mut(id)?;
         if seq.end() > 0 {
             return Err(CacheError::CopyOverlaps);
         }
         seq.salt = salt;
-        let hit = self.find(tokens, salt, limit);
+        let hit = match self.looked_up.take() {
+            // A hit that is cut may end inside a node of a tree, so it is looked up again.
+            Some((hit, of)) if hit.lookup.0 == lookup.0 && of == salt && hit.tokens <= limit => hit,
+            _ => self.find(tokens, salt, limit),
+        };
         let seq = self.seqs.get_mut(id)?;
         seq.next = hit.tokens;
         seq.published = self.found.len() as u32;
-        self.ledger.own_all(&self.found);
-        seq.bound = self.found.iter().max().map_or(0, |highest| highest + 1);
+        seq.bound = self.ledger.own_all(&self.found);
         seq.table.grow(|blocks| blocks.extend_from_slice(&self.found));
         Ok(hit)
     }
@@ -39,6 +53,7 @@ impl<I: Index> Prefix for BlockCache<I> {
 impl<I: Index> BlockCache<I> {
     /// Looks `tokens` up; the blocks are then in `self.found`.
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32) -> Hit {
+        self.looked_up = None;
         self.found.clear();
         if !self.config.sharing {
             return Hit::default();
@@ -46,7 +61,8 @@ impl<I: Index> BlockCache<I> {
         // The last token is always computed, because its logits are wanted.
         let most = tokens.len().saturating_sub(1).min(limit as usize) as u32 / self.config.block_size;
         let found = self.ledger.index.find(tokens, salt, most, &mut self.found);
-        Hit { tokens: found.blocks * self.config.block_size, idle: found.idle * self.config.block_size }
+        let slots = |blocks: u32| blocks * self.config.block_size;
+        Hit { tokens: slots(found.blocks), idle: slots(found.idle), lookup: Lookup::default() }
     }
 
     /// Publishes a sequence's blocks `from .. to` as far as they are full, retired and without holes, but never past a
@@ -68,18 +84,19 @@ impl<I: Index> BlockCache<I> {
         if !self.moves.is_empty() {
             // What a row move is still to fill is not there yet.
             let is_filled = |&block: &u32| !self.moves.fills(block);
-            to = seq.table.iter().take(to as usize).take_while(|block| is_filled(block)).count() as u32;
+            to = seq.table.range(0..to).take_while(is_filled).count() as u32;
         }
         if to == 0 {
             return Ok(seq.published);
         }
         // With nothing new to publish the index still learns that the prefix was used.
         let offer = Offer {
-            table: &seq.table[..to as usize],
+            table: seq.table.blocks(),
             tokens: &tokens[..(to * block_size) as usize],
             salt: seq.salt,
             from: from.min(to),
         };
+        self.looked_up = None;
         let mut canonical = std::mem::take(&mut self.found);
         canonical.clear();
         let published = self.ledger.index.publish(offer, &mut canonical);
@@ -95,7 +112,7 @@ impl<I: Index> BlockCache<I> {
         for (at, &block) in canonical.iter().enumerate() {
             let seq = self.seqs.get_mut(id)?;
             let last_step = seq.last_step;
-            let own = seq.table[at];
+            let own = seq.table.block(at as u32);
             if own != block {
                 seq.table.edit(|blocks| blocks[at] = block);
                 seq.bound = seq.bound.max(block + 1);

@@ -1,3 +1,4 @@
+use super::seq::HOLE;
 use super::{BlockCache, Index};
 use crate::{BlockId, CacheError, Rewind, SeqId, StepId};
 
@@ -5,7 +6,7 @@ impl<I: Index> Rewind for BlockCache<I> {
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
         let entry = self.seqs.get(seq)?;
         let length = entry.next;
-        if !entry.is_settled() {
+        if !entry.nodes.is_idle() {
             return Err(CacheError::Unsettled);
         }
         if to > length {
@@ -52,9 +53,10 @@ impl<I: Index> BlockCache<I> {
         let seq = self.seqs.get_mut(id)?;
         let last_step = seq.last_step;
         let mut table = std::mem::take(&mut seq.table);
-        let gone = table.get(from as usize..).unwrap_or(&[]);
+        let gone = table.gather().get(from as usize..).unwrap_or(&[]);
         match I::FROM_END {
             true => gone.iter().rev().for_each(|&block| self.let_go(last_step, block)),
+            false if self.moves.is_empty() && !gone.contains(&HOLE) => self.let_go_all(last_step, gone),
             false => gone.iter().for_each(|&block| self.let_go(last_step, block)),
         }
         if !gone.is_empty() {
@@ -64,9 +66,17 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
+    /// Ends a sequence's share in blocks that no row move goes to: now, or when the last step that names it retires.
+    fn let_go_all(&mut self, last_step: Option<StepId>, blocks: &[BlockId]) {
+        match last_step.is_some_and(|step| self.inflight.defer_all(step, blocks)) {
+            true => self.ledger.disown_all_later(blocks),
+            false => self.ledger.disown_all(blocks),
+        }
+    }
+
     /// Ends a sequence's share in a block: now, or when the last step that names the sequence retires.
     pub(super) fn let_go(&mut self, last_step: Option<StepId>, block: BlockId) {
-        if block == super::seq::HOLE {
+        if block == HOLE {
             return;
         }
         if !self.moves.is_empty() && self.ledger.uses(block).owners == 1 {

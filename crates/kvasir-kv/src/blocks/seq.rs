@@ -1,6 +1,6 @@
 use super::claims::{Claims, Pending};
 use super::table::Table;
-use crate::{BlockId, CacheError, Nodes, Position, SeqId, StepId};
+use crate::{BlockId, CacheError, Nodes, Position, RareNodes, SeqId, StepId};
 use std::ops::Range;
 
 /// Stands in a table where a removed range has freed a whole block.
@@ -12,15 +12,14 @@ pub(crate) const HOLE: BlockId = BlockId::MAX;
 #[repr(C)]
 pub(crate) struct Seq {
     // What every step looks at comes first and lies together.
-    pub(crate) table: Table,
     /// Position after the last one, claims in flight included.
     pub(crate) next: Position,
     /// Above every block that it owned since it was opened.
     pub(crate) bound: BlockId,
     /// The claim that looked at it last; finds sequences that a claim names twice.
     pub(crate) mark: u64,
-    /// Tree nodes that are not settled; few sequences ever have any.
-    pub(crate) nodes: Option<Box<Nodes>>,
+    /// Tree nodes that are not settled.
+    pub(crate) nodes: RareNodes,
     /// The last step that named it.
     pub(crate) last_step: Option<StepId>,
     /// Whether its partly filled last block may be somebody else's too, because it was cut or copied: only then is that
@@ -28,6 +27,7 @@ pub(crate) struct Seq {
     pub(crate) was_cut: bool,
     /// Its claims in flight.
     pub(crate) pending: Claims,
+    pub(crate) table: Table,
     /// Ranges below `next` that it does not own, in order.
     pub(crate) holes: Vec<Range<Position>>,
     /// Blocks taken ahead of the claims that will use them, the next one last.
@@ -53,9 +53,7 @@ impl Seq {
         self.last_step = None;
         self.published = 0;
         self.impure_from = Position::MAX;
-        if let Some(nodes) = &mut self.nodes {
-            nodes.settle();
-        }
+        self.nodes.get_mut().into_iter().for_each(Nodes::settle);
         self.salt = 0;
         self.family = family;
         self.bound = 0;
@@ -64,22 +62,7 @@ impl Seq {
 
     /// Rows up to the last position or unsettled node.
     pub(crate) fn end(&self) -> u32 {
-        self.next + self.unsettled()
-    }
-
-    /// Claimed tree nodes that are not settled.
-    pub(crate) fn unsettled(&self) -> u32 {
-        self.nodes.as_ref().map_or(0, |nodes| nodes.unsettled())
-    }
-
-    /// Tree nodes that the next claim takes.
-    pub(crate) fn proposed(&self) -> u32 {
-        self.nodes.as_ref().map_or(0, |nodes| nodes.proposed())
-    }
-
-    /// Whether no tree node is unsettled or proposed.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.unsettled() + self.proposed() == 0
+        self.next + self.nodes.unsettled()
     }
 
     /// Positions that it owns without a hole before `next`.
@@ -105,9 +88,12 @@ impl Seq {
     }
 
     /// The rows of it that `step` writes; an error if a truncation has cut them since.
+    #[inline]
     pub(crate) fn claimed_rows(&self, step: StepId, row: &ClaimedRow) -> Result<Pending, CacheError> {
-        let pending = self.pending.iter().rev().find(|pending| pending.step == step);
-        let whole = pending.filter(|pending| pending.start == row.start && pending.tokens() == row.tokens);
+        let whole = self
+            .pending
+            .of(step)
+            .filter(|pending| pending.start == row.start && pending.tokens() == row.tokens);
         whole.copied().ok_or(CacheError::RowGone(row.seq))
     }
 
@@ -149,7 +135,7 @@ impl Seq {
 
     /// The block that holds the rows `at * block_size ..`, if it has one.
     pub(crate) fn block(&self, at: u32) -> Option<BlockId> {
-        self.table.get(at as usize).copied().filter(|&block| block != HOLE)
+        self.table.get(at).filter(|&block| block != HOLE)
     }
 
     /// Owned ranges below `end`, in order.
@@ -173,4 +159,8 @@ pub(crate) struct ClaimedRow {
     pub(crate) from_ahead: u32,
     /// A shared last block that the claim replaced by a private one: its place in the table and its id.
     pub(crate) replaced: Option<(u32, BlockId)>,
+    /// Blocks that its table grows by.
+    pub(crate) grows: u32,
+    /// Its table grows where it lies far.
+    pub(crate) is_far: bool,
 }

@@ -30,7 +30,7 @@ impl<I: Index> Sequences for BlockCache<I> {
     fn remove(&mut self, id: SeqId, range: Range<Position>) -> Result<(), CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get_mut(id)?;
-        if !seq.is_settled() {
+        if !seq.nodes.is_idle() {
             return Err(CacheError::Unsettled);
         }
         if range.start >= range.end || range.start >= seq.next {
@@ -93,7 +93,7 @@ impl<I: Index> Sequences for BlockCache<I> {
 
 /// Whether a sequence's rows are what they will stay: nothing is in flight, nothing unsettled.
 fn check_still(seq: &Seq) -> Result<(), CacheError> {
-    match (seq.is_settled(), seq.pending.is_empty()) {
+    match (seq.nodes.is_idle(), seq.pending.is_empty()) {
         (false, _) => Err(CacheError::Unsettled),
         (_, false) => Err(CacheError::InFlight),
         _ => Ok(()),

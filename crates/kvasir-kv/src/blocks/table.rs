@@ -1,65 +1,103 @@
-use crate::BlockId;
-use std::ops::Deref;
+use super::leading;
+use crate::{BlockId, LongList};
+use std::ops::Range;
 
 /// A sequence's blocks in order of position. It knows which of its changes were more than growth, so that who copied it can
 /// tell whether only the end is new.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Table {
-    blocks: Vec<BlockId>,
-    /// The last block, at hand without a look into the list.
-    last: BlockId,
     /// Counts changes other than growth.
     changes: u32,
     /// Leading entries that name themselves: entry `i` is block `i`.
     in_place: u32,
-}
-
-impl Deref for Table {
-    type Target = [BlockId];
-    fn deref(&self) -> &[BlockId] {
-        &self.blocks
-    }
+    blocks: LongList,
 }
 
 impl Table {
-    /// Lets the table grow at its end.
+    /// Lets the table grow at its end by any number of blocks.
     pub(crate) fn grow(&mut self, grow: impl FnOnce(&mut Vec<BlockId>)) {
-        grow(&mut self.blocks);
-        self.note_end();
+        let had = self.blocks.len();
+        self.blocks.edit(grow);
+        self.note_growth(had);
+    }
+
+    /// Adds one block. Where every step adds one to every table, it must not wait for the memory where each of them ends.
+    pub(crate) fn push(&mut self, block: BlockId) {
+        let at = self.blocks.len();
+        self.blocks.push(block);
+        self.in_place += u32::from(self.in_place == at && block == at);
     }
 
     /// Changes anything.
     pub(crate) fn edit<T>(&mut self, edit: impl FnOnce(&mut Vec<BlockId>) -> T) -> T {
-        let result = edit(&mut self.blocks);
+        let result = self.blocks.edit(edit);
         self.changes = self.changes.wrapping_add(1);
         self.in_place = 0;
-        self.note_end();
+        self.note_growth(0);
         result
     }
 
-    fn note_end(&mut self) {
-        self.last = self.blocks.last().copied().unwrap_or(0);
-        let rest = self.blocks.get(self.in_place as usize..).unwrap_or(&[]);
-        let more = rest.iter().zip(self.in_place..).take_while(|&(&block, at)| block == at).count();
-        self.in_place += more as u32;
+    /// Entries from `new` on are new. A table that is out of place before them is not looked at: its beginning lies elsewhere in
+    /// memory.
+    fn note_growth(&mut self, new: u32) {
+        if self.in_place == new {
+            let blocks = self.blocks.far().get(new as usize..).unwrap_or(&[]);
+            self.in_place += leading(blocks, |i, &block| block == new + i as u32) as u32;
+        }
     }
 
     /// Takes memory for a table of `blocks`.
     pub(crate) fn expect(&mut self, blocks: usize) {
-        self.blocks.reserve(blocks.saturating_sub(self.blocks.len()));
+        self.blocks.reserve(blocks.saturating_sub(self.blocks.len() as usize));
+    }
+
+    /// Whether its long part grows when it grows by `blocks`.
+    pub(crate) fn grows_far(&self, blocks: u32) -> bool {
+        blocks != 1 || self.blocks.is_due()
+    }
+
+    /// Looks at the memory where its long part grows.
+    pub(crate) fn touch_end(&self) {
+        self.blocks.touch_end();
+    }
+
+    /// Number of entries.
+    pub(crate) fn len(&self) -> u32 {
+        self.blocks.len()
+    }
+
+    /// The entry at `at`, if it is there.
+    pub(crate) fn get(&self, at: u32) -> Option<BlockId> {
+        self.blocks.get(at)
     }
 
     /// The block at `at`, which must be there.
     pub(crate) fn block(&self, at: u32) -> BlockId {
-        match at as usize + 1 == self.blocks.len() {
-            true => self.last,
-            false => self.blocks[at as usize],
+        match at + 1 == self.blocks.len() {
+            true => self.blocks.newest(),
+            false => self.blocks[at],
         }
     }
 
     /// The last block.
     pub(crate) fn last(&self) -> Option<BlockId> {
-        (!self.blocks.is_empty()).then_some(self.last)
+        (!self.blocks.is_empty()).then(|| self.blocks.newest())
+    }
+
+    /// The entries, in the two pieces in which they lie.
+    pub(crate) fn blocks(&self) -> &LongList {
+        &self.blocks
+    }
+
+    /// All entries, brought into one piece. That is no change.
+    pub(crate) fn gather(&mut self) -> &[BlockId] {
+        self.blocks.gather()
+    }
+
+    /// Some entries, which are there.
+    pub(crate) fn range(&self, range: Range<u32>) -> impl Iterator<Item = BlockId> + '_ {
+        self.blocks.range(range)
     }
 
     /// Changes with every change that is not growth.
@@ -87,10 +125,18 @@ mod tests {
         table.edit(|blocks| blocks[2] = 2);
         assert_eq!((table.changes(), table.last()), (1, Some(2)));
         assert!(table.is_in_place(3));
-        table.grow(|blocks| blocks.push(3));
+        table.push(3);
         assert!(table.is_in_place(4) && !table.is_in_place(5));
+        assert_eq!((table.changes(), table.last(), table.len()), (1, Some(3), 4));
+        table.grow(|blocks| blocks.push(4));
+        table.push(9);
+        assert!(table.is_in_place(5) && !table.is_in_place(6));
+        assert_eq!(
+            (0..7).map(|at| table.get(at)).collect::<Vec<_>>(),
+            [0, 1, 2, 3, 4, 9].map(Some).into_iter().chain([None]).collect::<Vec<_>>()
+        );
         table.edit(|blocks| blocks.truncate(1));
-        assert_eq!((table.changes(), table.last(), &table[..]), (2, Some(0), &[0][..]));
+        assert_eq!((table.changes(), table.last(), table.gather()), (2, Some(0), &[0][..]));
         assert!(table.is_in_place(1) && !table.is_in_place(2));
     }
 }

@@ -4,7 +4,7 @@ use crate::{CacheError, RowMove, SeqId, Tree};
 /// Nodes lie in the sequence's own blocks, node `n` in the row `n` past its last position.
 impl<I: Index> Tree for BlockCache<I> {
     fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError> {
-        self.seqs.get_mut(seq)?.nodes.get_or_insert_default().propose(parents)?;
+        self.seqs.get_mut(seq)?.nodes.make().propose(parents)?;
         self.changed();
         Ok(())
     }
@@ -12,12 +12,12 @@ impl<I: Index> Tree for BlockCache<I> {
     fn commit(&mut self, id: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get_mut(id)?;
-        let nodes = seq.nodes.get_or_insert_default();
+        let nodes = seq.nodes.make();
         nodes.check_chain(accepted)?;
         if seq.pending.iter().any(|pending| pending.is_tree) {
             return Err(CacheError::InFlight);
         }
-        let slot = |row: u32| seq.table[(row / block_size) as usize] * block_size + row % block_size;
+        let slot = |row: u32| seq.table.block(row / block_size) * block_size + row % block_size;
         let moves = accepted.iter().zip(seq.next..).filter(|&(&node, to)| seq.next + node != to);
         self.rows.clear();
         self.rows.extend(moves.map(|(&node, to)| RowMove { from: slot(seq.next + node), to: slot(to) }));
@@ -31,6 +31,6 @@ impl<I: Index> Tree for BlockCache<I> {
     }
 
     fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError> {
-        Ok(self.seqs.get(seq)?.unsettled())
+        Ok(self.seqs.get(seq)?.nodes.unsettled())
     }
 }

@@ -30,7 +30,7 @@ impl Cells {
         let mut to = vec![None; self.cells.high_water() as usize];
         let mut used = 0;
         for (_, s) in self.seqs.iter() {
-            for &slot in s.entries.slots().iter().chain(&s.node_slots) {
+            for slot in s.entries.slots().iter().chain(s.node_slots.iter().copied()) {
                 let place = &mut to[slot as usize];
                 if place.is_none() {
                     *place = Some(used);

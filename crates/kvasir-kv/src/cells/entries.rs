@@ -1,8 +1,8 @@
-use crate::{Position, Slot};
+use crate::{LongList, Position, Slot};
 use std::ops::Range;
 
 /// Where a run of consecutive positions begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Break {
     index: u32,
     first: Position,
@@ -12,27 +12,53 @@ struct Break {
 ///
 /// This is the owner set of every cell, kept the other way round: a list per sequence and a count per cell. A decode
 /// step appends to it, a plan copies a slice of it, and any number of sequences may own a cell.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Entries {
-    slots: Vec<Slot>,
-    /// One per run of positions; more than one where a removal or a copy left holes.
-    breaks: Vec<Break>,
+    // What every step looks at comes first and lies together.
+    /// The last of `breaks`, at hand without a look into the list.
+    last: Break,
+    /// The first slot.
+    first: Slot,
     /// How many leading slots are consecutive.
     lead: u32,
+    /// Counts changes other than growth at the end.
+    changes: u32,
+    slots: LongList,
+    /// One per run of positions; more than one where a removal or a copy left holes.
+    breaks: Vec<Break>,
+}
+
+/// Equal are those that own the same.
+impl PartialEq for Entries {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.slots, &self.breaks, self.lead) == (&other.slots, &other.breaks, other.lead)
+    }
 }
 
 impl Entries {
     /// Takes memory for a sequence that may grow to `len`.
     pub(crate) fn expect(&mut self, len: usize) {
-        self.slots.reserve(len.saturating_sub(self.slots.len()));
+        self.slots.reserve(len.saturating_sub(self.slots.len() as usize));
     }
 
     pub(crate) fn len(&self) -> u32 {
-        self.slots.len() as u32
+        self.slots.len()
     }
 
-    pub(crate) fn slots(&self) -> &[Slot] {
+    /// The slots, in the two pieces in which they lie.
+    pub(crate) fn slots(&self) -> &LongList {
         &self.slots
+    }
+
+    /// The first slot.
+    pub(crate) fn first(&self) -> Slot {
+        self.first
+    }
+
+    /// Changes with every change that is not growth at the end.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes
     }
 
     /// Number of leading slots that are consecutive.
@@ -42,17 +68,23 @@ impl Entries {
 
     /// Position above the highest owned.
     pub(crate) fn next_position(&self) -> Position {
-        self.breaks.last().map_or(0, |last| last.first + (self.len() - last.index))
+        self.last.first + (self.len() - self.last.index)
     }
 
     /// Position of entry `index`.
     pub(crate) fn position(&self, index: u32) -> Position {
+        if index >= self.last.index {
+            return self.last.first + (index - self.last.index);
+        }
         let after = self.breaks.partition_point(|b| b.index <= index);
         after.checked_sub(1).map_or(0, |i| self.breaks[i].first + (index - self.breaks[i].index))
     }
 
     /// Number of entries below `position`.
     pub(crate) fn index_of(&self, position: Position) -> u32 {
+        if position >= self.last.first {
+            return self.len().min(self.last.index.saturating_add(position - self.last.first));
+        }
         let after = self.breaks.partition_point(|b| b.first <= position);
         let Some(run) = after.checked_sub(1).map(|i| self.breaks[i]) else { return 0 };
         let end = self.breaks.get(after).map_or(self.len(), |next| next.index);
@@ -61,15 +93,22 @@ impl Entries {
 
     /// The runs of consecutive positions in a range of entries: first position, and entries.
     pub(crate) fn runs(&self, entries: Range<u32>) -> impl Iterator<Item = (Position, Range<u32>)> + '_ {
-        let from = self.breaks.partition_point(|b| b.index <= entries.start).saturating_sub(1);
-        let runs = self.breaks[from.min(self.breaks.len())..].iter().enumerate();
+        let runs = match entries.start >= self.last.index {
+            true => std::slice::from_ref(&self.last),
+            false => {
+                let from = self.breaks.partition_point(|b| b.index <= entries.start);
+                &self.breaks[from.saturating_sub(1)..]
+            }
+        };
         let (start, stop) = (entries.start, entries.end);
-        runs.map(move |(i, run)| {
-            let end = self.breaks.get(from + i + 1).map_or(self.len(), |next| next.index);
-            let range = run.index.max(start)..end.min(stop);
-            (run.first + (range.start - run.index), range)
-        })
-        .take_while(|(_, range)| !range.is_empty())
+        runs.iter()
+            .enumerate()
+            .map(move |(i, run)| {
+                let end = runs.get(i + 1).map_or(self.len(), |next| next.index);
+                let range = run.index.max(start)..end.min(stop);
+                (run.first + (range.start - run.index), range)
+            })
+            .take_while(|(_, range)| !range.is_empty())
     }
 
     /// Appends the next position.
@@ -80,10 +119,14 @@ impl Entries {
     /// Appends a position, which must be above all others.
     pub(crate) fn push_at(&mut self, position: Position, slot: Slot) {
         let len = self.len();
-        if self.breaks.is_empty() || position != self.next_position() {
-            self.breaks.push(Break { index: len, first: position });
+        if len == 0 || position != self.next_position() {
+            self.last = Break { index: len, first: position };
+            self.breaks.push(self.last);
         }
-        if self.lead == len && self.slots.first().is_none_or(|first| first + len == slot) {
+        if len == 0 {
+            self.first = slot;
+        }
+        if self.lead == len && self.first + len == slot {
             self.lead += 1;
         }
         self.slots.push(slot);
@@ -96,8 +139,9 @@ impl Entries {
         }
         let (start, end, len) = (entries.start, entries.end, self.len());
         let removed = end - start;
+        self.changes = self.changes.wrapping_add(1);
         let rest = (end < len).then(|| Break { index: start, first: self.position(end) });
-        self.slots.drain(start as usize..end as usize).for_each(gone);
+        self.slots.edit(|slots| slots.drain(start as usize..end as usize).for_each(gone));
         // Breaks inside the removed entries go, those behind move down, and what follows begins a run of its own.
         let inside = self.breaks.partition_point(|b| b.index < start);
         let behind = self.breaks.partition_point(|b| b.index <= end);
@@ -105,6 +149,7 @@ impl Entries {
             b.index -= removed;
         }
         self.breaks.splice(inside..behind, rest);
+        self.last = self.breaks.last().copied().unwrap_or_default();
         match rest {
             Some(_) if self.lead >= start => self.find_lead(),
             _ => self.lead = self.lead.min(start),
@@ -136,15 +181,13 @@ impl Entries {
 
     /// Positions and slots of a range of entries.
     pub(crate) fn iter(&self, entries: Range<u32>) -> impl Iterator<Item = (Position, Slot)> + '_ {
-        self.runs(entries).flat_map(|(first, run)| {
-            let slots = &self.slots[run.start as usize..run.end as usize];
-            slots.iter().enumerate().map(move |(i, &slot)| (first + i as u32, slot))
-        })
+        self.runs(entries).flat_map(|(first, run)| (first..).zip(self.slots.range(run)))
     }
 
     /// Gives every entry another slot.
     pub(crate) fn relabel(&mut self, to: impl Fn(Slot) -> Slot) {
-        self.slots.iter_mut().for_each(|slot| *slot = to(*slot));
+        self.slots.edit(|slots| slots.iter_mut().for_each(|slot| *slot = to(*slot)));
+        self.changes = self.changes.wrapping_add(1);
         self.find_lead();
     }
 
@@ -156,8 +199,8 @@ impl Entries {
     }
 
     fn find_lead(&mut self) {
-        let first = self.slots.first().copied().unwrap_or(0);
-        let lead = self.slots.iter().zip(first..).take_while(|&(&slot, expected)| slot == expected);
+        self.first = self.slots.get(0).unwrap_or(0);
+        let lead = self.slots.iter().zip(self.first..).take_while(|(slot, expected)| slot == expected);
         self.lead = lead.count() as u32;
     }
 
@@ -176,7 +219,10 @@ impl Entries {
         }
         let mut again = self.clone();
         again.find_lead();
-        match again.lead == self.lead {
+        if self.last != self.breaks.last().copied().unwrap_or_default() {
+            return Err("the last run of positions is not noted".into());
+        }
+        match again.lead == self.lead && (again.first == self.first || self.len() == 0) {
             true => Ok(()),
             false => Err(format!("{} leading slots are consecutive, {} noted", again.lead, self.lead)),
         }

@@ -8,9 +8,10 @@ mod plan;
 mod table;
 mod verbs;
 
+use crate::kept::Identity;
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan,
-    Position, Rewind, Room, SeqId, SeqTable, Sequences, Slot, StepId, Tree,
+    Position, RareNodes, Rewind, Room, SeqId, SeqTable, Sequences, Slot, StepId, Tree,
 };
 use entries::Entries;
 use table::CellTable;
@@ -38,19 +39,21 @@ struct Row {
 
 /// One sequence.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 struct Sequence {
-    entries: Entries,
+    // What every step looks at comes first and lies together.
     /// Entries whose K and V are there; those behind are claimed.
     retired: u32,
-    /// The newest step that names it.
-    last_step: Option<StepId>,
-    /// Sequences of one number were forked off one another.
-    family: u64,
-    nodes: Nodes,
-    /// The cell of each unsettled node.
-    node_slots: Vec<Slot>,
     /// Tells a claim that it named the sequence before.
     seen: u64,
+    /// The newest step that names it.
+    last_step: Option<StepId>,
+    entries: Entries,
+    /// Sequences of one number were forked off one another.
+    family: u64,
+    nodes: RareNodes,
+    /// The cell of each unsettled node.
+    node_slots: Vec<Slot>,
 }
 
 /// A pool of single-token cells, each with a position and any number of owners: batches, forks that copy nothing, rollback,
@@ -60,6 +63,7 @@ struct Sequence {
 /// path; everything else is planned as tables of cells. [`Cache::compact`] brings fragmented cells back together.
 #[derive(Debug)]
 pub struct Cells {
+    identity: Identity,
     capacity: u32,
     window: Option<u32>,
     cells: CellTable,
@@ -69,6 +73,8 @@ pub struct Cells {
     families: u64,
     claims: u64,
     generation: u64,
+    /// Of the claim being made, those whose list grows where it lies far.
+    far: Vec<SeqId>,
 }
 
 impl Cells {
@@ -79,6 +85,7 @@ impl Cells {
             return Err(CacheError::BadConfig("a window must be at least 1"));
         }
         Ok(Self {
+            identity: Identity::default(),
             capacity,
             window,
             cells: CellTable::new(capacity),
@@ -88,6 +95,7 @@ impl Cells {
             families: 0,
             claims: 0,
             generation: 0,
+            far: Vec::new(),
         })
     }
 
@@ -106,6 +114,7 @@ impl Cells {
     fn check_claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         self.inflight.check_claim(step)?;
         self.claims += 1;
+        self.far.clear();
         let mut needed = 0u32;
         for row in rows {
             let seq = self.seqs.get_mut(row.seq)?;
@@ -121,6 +130,9 @@ impl Cells {
                 return Err(CacheError::BadClaim);
             }
             needed = needed.saturating_add(row.tokens);
+            if seq.entries.slots().is_due() {
+                self.far.push(row.seq);
+            }
         }
         let available = self.cells.free();
         match needed {
@@ -152,7 +164,7 @@ impl Cells {
         for slot in s.node_slots.drain(..) {
             Self::let_go(cells, inflight, s.last_step, slot);
         }
-        s.nodes.settle();
+        s.nodes.get_mut().into_iter().for_each(Nodes::settle);
         s.retired = 0;
         s.last_step = None;
         Ok(())
@@ -178,7 +190,7 @@ impl Cells {
         match row.written {
             Written::Nodes => {
                 s.node_slots.drain(row.start as usize..).for_each(|slot| cells.release(slot));
-                s.nodes.unclaim();
+                s.nodes.get_mut().into_iter().for_each(Nodes::unclaim);
             }
             Written::Positions => {
                 let claimed = s.entries.index_of(row.start)..s.entries.index_of(row.end.max(row.start));
@@ -216,7 +228,7 @@ impl Cache for Cells {
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
         let sequence = self.seqs.get(seq)?;
-        into.extend_from_slice(sequence.entries.slots());
+        sequence.entries.slots().copy(0..u32::MAX, into);
         into.extend_from_slice(&sequence.node_slots);
         Ok(())
     }
@@ -263,13 +275,17 @@ impl Cache for Cells {
 
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         self.check_claim(step, rows)?;
+        // One after the other, so that the waiting for all that memory overlaps.
+        for &seq in &self.far {
+            self.seqs.get(seq)?.entries.slots().touch_end();
+        }
         let noted = self.inflight.begin(step)?;
         for row in rows {
             let s = self.seqs.get_mut(row.seq)?;
             let (seq, tokens, before) = (row.seq, row.tokens, s.last_step.replace(step));
             let base = s.entries.next_position();
             if s.nodes.proposed() > 0 {
-                let nodes = s.nodes.claim();
+                let nodes = s.nodes.make().claim();
                 let positions = nodes.clone().map(|node| base + s.nodes.depth(node));
                 s.node_slots.extend(positions.filter_map(|position| self.cells.take(position)));
                 let (start, end) = (nodes.start, nodes.end);

@@ -1,6 +1,6 @@
 use super::{Cells, Row, Sequence, Written};
 use crate::{
-    CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, Slot, Span, StepId,
+    CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, Span, StepId,
     bits::{set_range, words_for},
 };
 use std::ops::Range;
@@ -12,7 +12,11 @@ impl Cells {
     /// Classifies a step and writes its plan.
     pub(super) fn write_plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let flight = self.inflight.get(step)?;
-        plan.reset(step, self.generation);
+        match self.window {
+            None => plan.begin(step, self.generation, &self.identity),
+            // What is read begins later with every step.
+            Some(_) => plan.reset(step, self.generation),
+        }
         plan.kind = PlanKind::Ragged;
         plan.moves.extend_from_slice(self.moves.of(step));
         for row in &flight.rows {
@@ -22,6 +26,7 @@ impl Cells {
                 Written::Nodes => self.plan_nodes(row, seq, plan)?,
             }
         }
+        plan.kept.end();
         let moved = plan.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
         let mut bound = self.cells.high_water();
         if let ([row], [segment]) = (&flight.rows[..], &plan.segments[..])
@@ -44,7 +49,7 @@ impl Cells {
         }
         let queries = Span::new(plan.positions.len(), row.tokens as usize);
         plan.positions.extend(row.start..row.end);
-        plan.write_slots.extend_from_slice(&entries.slots()[start as usize..end as usize]);
+        entries.slots().copy(start..end, &mut plan.write_slots);
         // Each query's first visible entry rises with its position; what the first does not see, none does.
         let from = |position: Position| entries.index_of(self.sees_from(position));
         let read = from(row.start)..end;
@@ -64,7 +69,7 @@ impl Cells {
             Mask::Explicit { at: at as u32, words_per_query: per_query as u32 }
         };
         let first_segment = plan.segments.len();
-        push_entries(seq, read.clone(), plan);
+        self.push_entries(row, seq, read.clone(), plan);
         push_row(row, queries, first_segment, read.end - read.start, mask, plan);
         Ok(())
     }
@@ -86,10 +91,10 @@ impl Cells {
         let read = from(lowest)..entries.len();
         let prefix = read.end - read.start;
         let first_segment = plan.segments.len();
-        push_entries(seq, read.clone(), plan);
-        let (at, sparse) = (plan.table.len() as u32, Some(plan.read_positions.len() as u32));
+        self.push_entries(row, seq, read.clone(), plan);
         let order = seq.nodes.order(row.end);
-        plan.table.extend(order.iter().map(|&node| seq.node_slots[node as usize]));
+        let slots = order.iter().map(|&node| seq.node_slots[node as usize]);
+        let (at, sparse) = (plan.lay_each(slots), Some(plan.read_positions.len() as u32));
         plan.read_positions.extend(order.iter().map(|&node| position(node)));
         let layout = Layout::Table { at, block: 1, offset: 0 };
         plan.segments.push(Segment { pool: PoolId(0), layout, len: row.end, first: base, sparse });
@@ -102,40 +107,45 @@ impl Cells {
         Ok(())
     }
 
+    /// Appends a read of a sequence's entries: a long consecutive beginning as a run, the rest as tables. What of them lies far is
+    /// kept in the plan from step to step, what lies near is laid beside that of all others.
+    fn push_entries(&self, row: &Row, seq: &Sequence, read: Range<u32>, plan: &mut Plan) {
+        let entries = &seq.entries;
+        let (far, near) = (entries.slots().far(), entries.slots().near());
+        let first_near = far.len() as u32;
+        for (first, run) in entries.runs(read) {
+            let lead = entries.lead().clamp(run.start, run.end);
+            let split = match lead - run.start {
+                worth if worth >= LEAD_WORTH || lead == run.end => lead,
+                _ => run.start,
+            };
+            let cut = first_near.clamp(split, run.end);
+            let position = |entry: u32| first + (entry - run.start);
+            if run.start < split {
+                let start = entries.first() + run.start;
+                push_segment(Layout::Run { start }, position(run.start), split - run.start, plan);
+            }
+            if split < cut {
+                let slots = &far[split as usize..cut as usize];
+                let at = plan.kept.place(row.seq, entries.changes(), slots, &mut plan.table);
+                push_segment(Layout::Table { at, block: 1, offset: 0 }, position(split), cut - split, plan);
+            }
+            if cut < run.end {
+                let slots = &near[(cut - first_near) as usize..(run.end - first_near) as usize];
+                let at = plan.lay(slots);
+                push_segment(Layout::Table { at, block: 1, offset: 0 }, position(cut), run.end - cut, plan);
+            }
+        }
+    }
+
     /// The lowest position that a token at `position` sees.
     fn sees_from(&self, position: Position) -> Position {
         self.window.map_or(0, |window| position.saturating_sub(window - 1))
     }
 }
 
-/// Appends a read of a sequence's entries: a long consecutive beginning as a run, the rest as tables.
-fn push_entries(seq: &Sequence, read: Range<u32>, plan: &mut Plan) {
-    let entries = &seq.entries;
-    for (first, run) in entries.runs(read) {
-        let lead = entries.lead().clamp(run.start, run.end);
-        let split = match lead - run.start {
-            worth if worth >= LEAD_WORTH || lead == run.end => lead,
-            _ => run.start,
-        };
-        let slots = &entries.slots()[run.start as usize..run.end as usize];
-        push_run(slots, split - run.start, first, plan);
-        push_table(&slots[(split - run.start) as usize..], first + (split - run.start), plan);
-    }
-}
-
-fn push_run(slots: &[Slot], len: u32, first: Position, plan: &mut Plan) {
-    if let Some(&start) = slots.first().filter(|_| len > 0) {
-        let layout = Layout::Run { start };
-        plan.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse: None });
-    }
-}
-
-fn push_table(slots: &[Slot], first: Position, plan: &mut Plan) {
-    if !slots.is_empty() {
-        let layout = Layout::Table { at: plan.table.len() as u32, block: 1, offset: 0 };
-        plan.table.extend_from_slice(slots);
-        plan.segments.push(Segment { pool: PoolId(0), layout, len: slots.len() as u32, first, sparse: None });
-    }
+fn push_segment(layout: Layout, first: Position, len: u32, plan: &mut Plan) {
+    plan.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse: None });
 }
 
 fn push_row(row: &Row, queries: Span, first_segment: usize, read_len: u32, mask: Mask, plan: &mut Plan) {

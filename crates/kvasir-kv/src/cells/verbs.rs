@@ -1,5 +1,5 @@
 use super::Cells;
-use crate::{Cache, CacheError, Position, Rewind, RowMove, SeqId, Sequences, Tree};
+use crate::{Cache, CacheError, Nodes, Position, Rewind, RowMove, SeqId, Sequences, Tree};
 use std::ops::Range;
 
 impl Cells {
@@ -26,7 +26,7 @@ impl Cells {
         let s = self.seqs.get(src)?;
         list.merge(&s.entries, entries.clone());
         let family = s.family;
-        for &slot in &s.entries.slots()[entries.start as usize..entries.end as usize] {
+        for slot in s.entries.slots().range(entries) {
             self.cells.share(slot);
         }
         let d = self.seqs.get_mut(dst)?;
@@ -111,7 +111,7 @@ impl Tree for Cells {
         if parents.len() as u64 > u64::from(room) {
             return Err(CacheError::BadClaim);
         }
-        s.nodes.propose(parents)?;
+        s.nodes.make().propose(parents)?;
         self.generation += 1;
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Tree for Cells {
         }
         s.retired += accepted.len() as u32;
         s.node_slots.clear();
-        s.nodes.settle();
+        s.nodes.get_mut().into_iter().for_each(Nodes::settle);
         self.generation += 1;
         Ok(&[])
     }

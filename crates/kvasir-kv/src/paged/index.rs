@@ -179,12 +179,12 @@ impl HashIndex {
         }
     }
 
-    fn record_stored(&mut self, blocks: &[BlockId], parent: Option<u64>) {
-        let (Some(mut events), false) = (self.events.take(), blocks.is_empty()) else { return };
+    fn record_stored(&mut self, blocks: impl Iterator<Item = BlockId> + Clone, parent: Option<u64>) {
+        let Some(mut events) = self.events.take() else { return };
         events.push(CacheEvent::Stored {
-            hashes: blocks.iter().map(|&block| self.contents[block as usize].hash).collect(),
+            hashes: blocks.clone().map(|block| self.contents[block as usize].hash).collect(),
             parent,
-            tokens: blocks.iter().flat_map(|&block| self.tokens_of(block)).copied().collect(),
+            tokens: blocks.flat_map(|block| self.tokens_of(block)).copied().collect(),
             block_size: self.block_size as u32,
         });
         self.events = Some(events);
@@ -276,7 +276,7 @@ impl Index for HashIndex {
     }
 
     fn publish(&mut self, offer: Offer<'_>, _canonical: &mut Vec<BlockId>) -> u32 {
-        let from = offer.from as usize;
+        let from = offer.from;
         let mut place = match from.checked_sub(1).map(|before| self.contents[offer.table[before] as usize]) {
             None => Place::root(offer.salt),
             Some(Content { number: UNPUBLISHED, .. }) => return 0,
@@ -284,9 +284,10 @@ impl Index for HashIndex {
         };
         let mut words = std::mem::take(&mut self.words);
         let mut first_new = None;
-        let mut done = offer.table.len();
-        let blocks = offer.table.iter().zip(offer.tokens.chunks_exact(self.block_size));
-        for (at, (&block, tokens)) in blocks.enumerate().skip(from) {
+        let tokens = offer.tokens.chunks_exact(self.block_size);
+        let mut done = offer.table.len().min(tokens.len() as u32);
+        let blocks = (from..done).zip(offer.table.range(from..done)).zip(tokens.skip(from as usize));
+        for ((at, block), tokens) in blocks {
             if self.is_published(block) {
                 let content = self.contents[block as usize];
                 place = Place { number: content.number, hash: Some(content.hash) };
@@ -318,9 +319,9 @@ impl Index for HashIndex {
         }
         self.words = words;
         if let Some((at, parent)) = first_new {
-            self.record_stored(&offer.table[at..done], parent.filter(|_| at > 0));
+            self.record_stored(offer.table.range(at..done), parent.filter(|_| at > 0));
         }
-        done as u32
+        done
     }
 
     fn evict(&mut self, blocks: u32) -> u32 {
@@ -392,6 +393,7 @@ impl Index for HashIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LongList;
 
     /// Everything collides.
     fn weak(_: Option<u64>, _: &[Token], _: &mut Vec<u64>) -> u64 {
@@ -406,7 +408,8 @@ mod tests {
     fn leave(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
         let mut table = Vec::new();
         index.take_all(tokens.len() as u32 / 2, &mut table);
-        index.publish(Offer { table: &table, tokens, salt, from: 0 }, &mut Vec::new());
+        let offered = LongList::new(table.clone());
+        index.publish(Offer { table: &offered, tokens, salt, from: 0 }, &mut Vec::new());
         table
     }
 

@@ -43,8 +43,8 @@ impl Paged {
 
     /// The hash of a sequence's block `at`, if it is published.
     pub fn hash_of(&self, seq: SeqId, at: u32) -> Result<Option<u64>, CacheError> {
-        let block = self.table(seq)?.get(at as usize);
-        Ok(block.and_then(|&block| self.index().hash_of(block)))
+        let block = self.table(seq)?.get(at as usize).copied();
+        Ok(block.and_then(|block| self.index().hash_of(block)))
     }
 
     /// Begins to record what is stored, removed and cleared.

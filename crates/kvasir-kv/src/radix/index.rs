@@ -1,26 +1,25 @@
 use super::tree::{NodeId, RadixTree, Reached};
-use crate::blocks::{BlockConfig, Found, Index, Offer};
+use crate::blocks::{BlockConfig, BlockSize, Found, Index, Offer, indices, leading, runs};
 use crate::{BlockId, CacheError, CacheKind, Token};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 const NONE: NodeId = NodeId::MAX;
-
-/// What the index knows of one page.
-#[derive(Clone, Copy, Debug)]
-struct Page {
-    /// Its node in the tree.
-    node: NodeId,
-    used: bool,
-}
 
 /// The index of `radix`: published pages in a [`RadixTree`], and the rest in a queue of free ones. A page that is used
 /// pins its node.
 #[derive(Clone, Debug)]
 pub struct RadixIndex {
     page: u32,
+    size: BlockSize,
     tree: RadixTree,
-    pages: Vec<Page>,
+    /// The node of each page in the tree.
+    nodes: Vec<NodeId>,
+    /// Whether each page is used.
+    used: Vec<bool>,
     free: VecDeque<BlockId>,
+    /// Memory to reuse.
+    pages: Vec<BlockId>,
 }
 
 impl RadixIndex {
@@ -29,9 +28,12 @@ impl RadixIndex {
         let ids = config.ids()?;
         Ok(Self {
             page: config.block_size,
+            size: BlockSize::new(config.block_size),
             tree: RadixTree::new(config.block_size),
-            pages: vec![Page { node: NONE, used: false }; ids.end as usize],
+            nodes: vec![NONE; ids.end as usize],
+            used: vec![false; ids.end as usize],
             free: ids.collect(),
+            pages: Vec::new(),
         })
     }
 
@@ -52,11 +54,11 @@ impl RadixIndex {
     }
 
     fn walk(&mut self, root: NodeId, tokens: &[Token], found: &mut Vec<BlockId>) -> Reached {
-        let Self { tree, pages, .. } = self;
-        let used = |of: &[BlockId]| of.iter().filter(|&&page| pages[page as usize].used).count() as u32;
-        let reached = tree.walk(root, tokens, used, found);
+        let Self { tree, nodes, used, .. } = self;
+        let pins = |of: &[BlockId]| of.iter().filter(|&&page| used[page as usize]).count() as u32;
+        let reached = tree.walk(root, tokens, pins, found);
         if let Some(upper) = reached.split {
-            tree.pages(upper).iter().for_each(|&page| pages[page as usize].node = upper);
+            tree.pages(upper).iter().for_each(|&page| nodes[page as usize] = upper);
         }
         reached
     }
@@ -72,7 +74,7 @@ impl Index for RadixIndex {
     }
 
     fn idle(&self) -> u32 {
-        self.tree.evictable() / self.page
+        self.size.of(self.tree.evictable())
     }
 
     fn take(&mut self) -> Option<BlockId> {
@@ -80,11 +82,14 @@ impl Index for RadixIndex {
             self.evict(1);
         }
         let page = self.free.pop_front()?;
-        self.pages[page as usize].used = true;
+        self.used[page as usize] = true;
         Some(page)
     }
 
     fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) {
+        if count == 1 {
+            return table.extend(self.take());
+        }
         if self.free() < count {
             self.evict(count - self.free());
         }
@@ -95,33 +100,28 @@ impl Index for RadixIndex {
         table.extend_from_slice(&front[..whole]);
         table.extend_from_slice(&back[..count - whole]);
         self.free.drain(..count);
-        table[first..].iter().for_each(|&page| self.pages[page as usize].used = true);
+        runs(&table[first..]).for_each(|run| self.used[indices(&run)].fill(true));
     }
 
-    fn hold_all(&mut self, blocks: impl Iterator<Item = BlockId>) {
-        // Pages of one node follow each other, and are pinned together.
-        let (mut node, mut pins) = (NONE, 0);
-        for block in blocks {
-            let page = &mut self.pages[block as usize];
-            page.used = true;
-            let of = page.node;
-            if of != node {
-                self.pin(node, pins);
-                (node, pins) = (of, 0);
-            }
-            pins += 1;
+    fn hold_all(&mut self, blocks: Range<BlockId>) {
+        self.used[indices(&blocks)].fill(true);
+        let mut rest = indices(&blocks);
+        while let Some(&node) = self.nodes[rest.clone()].first() {
+            // Pages of one node are pinned together.
+            let pins = leading(&self.nodes[rest.clone()], |_, &of| of == node);
+            self.pin(node, pins as u32);
+            rest.start += pins;
         }
-        self.pin(node, pins);
     }
 
     fn hold(&mut self, block: BlockId) {
-        self.hold_all(std::iter::once(block));
+        self.used[block as usize] = true;
+        self.pin(self.nodes[block as usize], 1);
     }
 
     fn let_go(&mut self, block: BlockId) {
-        let page = &mut self.pages[block as usize];
-        page.used = false;
-        match page.node {
+        self.used[block as usize] = false;
+        match self.nodes[block as usize] {
             NONE => self.free.push_back(block),
             node => {
                 self.tree.unpin(node, 1);
@@ -129,8 +129,27 @@ impl Index for RadixIndex {
         }
     }
 
+    fn let_go_all(&mut self, blocks: Range<BlockId>) {
+        self.used[indices(&blocks)].fill(false);
+        let mut rest = indices(&blocks);
+        while let Some(&node) = self.nodes[rest.clone()].first() {
+            let same = leading(&self.nodes[rest.clone()], |_, &of| of == node);
+            match node {
+                NONE => self.free.extend(rest.start as BlockId..(rest.start + same) as BlockId),
+                node => {
+                    self.tree.unpin(node, same as u32);
+                }
+            }
+            rest.start += same;
+        }
+    }
+
     fn is_published(&self, block: BlockId) -> bool {
-        self.pages.get(block as usize).is_some_and(|page| page.node != NONE)
+        self.nodes.get(block as usize).is_some_and(|&node| node != NONE)
+    }
+
+    fn unpublished(&self, blocks: Range<BlockId>) -> u32 {
+        leading(&self.nodes[indices(&blocks)], |_, &node| node == NONE) as u32
     }
 
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found {
@@ -145,9 +164,10 @@ impl Index for RadixIndex {
         let reached = self.walk(root, offer.tokens, canonical);
         let there = canonical.len();
         // A page is in the tree once. One that is there under other tokens was published with tokens that were not its own.
-        let fresh =
-            offer.table[there..].iter().take_while(|&&page| self.pages[page as usize].node == NONE).count();
-        let pages = &offer.table[there..there + fresh];
+        let pages = offer.table.range(there as u32..offer.tokens.len() as u32 / self.page);
+        self.pages.clear();
+        self.pages.extend(pages.take_while(|&page| self.nodes[page as usize] == NONE));
+        let (pages, fresh) = (&self.pages, self.pages.len());
         let at = there * self.page as usize..(there + fresh) * self.page as usize;
         let Some(leaf) = self.tree.add_leaf(reached.node, &offer.tokens[at], pages) else {
             self.tree.drop_bare_root(offer.salt);
@@ -155,9 +175,8 @@ impl Index for RadixIndex {
         };
         let mut pins = 0;
         for &page in pages {
-            let page = &mut self.pages[page as usize];
-            page.node = leaf;
-            pins += u32::from(page.used);
+            self.nodes[page as usize] = leaf;
+            pins += u32::from(self.used[page as usize]);
         }
         self.tree.pin(leaf, pins);
         (there + fresh) as u32
@@ -171,7 +190,7 @@ impl Index for RadixIndex {
                 break;
             }
             for &page in self.free.range(before..) {
-                self.pages[page as usize].node = NONE;
+                self.nodes[page as usize] = NONE;
             }
             evicted += (self.free.len() - before) as u32;
         }
@@ -180,41 +199,39 @@ impl Index for RadixIndex {
 
     fn forget(&mut self) {
         self.tree = RadixTree::new(self.page);
-        for (id, page) in self.pages.iter_mut().enumerate() {
-            let was_there = std::mem::replace(&mut page.node, NONE) != NONE;
-            if was_there && !page.used {
+        for (id, (node, used)) in self.nodes.iter_mut().zip(&self.used).enumerate() {
+            let was_there = std::mem::replace(node, NONE) != NONE;
+            if was_there && !used {
                 self.free.push_back(id as BlockId);
             }
         }
     }
 
     fn check(&self, used: &dyn Fn(BlockId) -> bool) -> Result<(), String> {
-        let mut is_free = vec![false; self.pages.len()];
+        let mut is_free = vec![false; self.nodes.len()];
         for &page in &self.free {
             if std::mem::replace(&mut is_free[page as usize], true) {
                 return Err(format!("page {page} is free twice"));
             }
         }
-        let first = usize::from(!is_free[0] && !self.pages[0].used && self.pages[0].node == NONE);
-        for (id, page) in self.pages.iter().enumerate().skip(first) {
-            if page.used != used(id as BlockId) {
-                return Err(format!("page {id} is used: {}, its index says {}", !page.used, page.used));
+        let in_tree = |id: usize| self.nodes[id] != NONE;
+        let first = usize::from(!is_free[0] && !self.used[0] && !in_tree(0));
+        for (id, &is_used) in self.used.iter().enumerate().skip(first) {
+            if is_used != used(id as BlockId) {
+                return Err(format!("page {id} is used: {}, its index says {is_used}", !is_used));
             }
-            if is_free[id] == (page.used || page.node != NONE) {
-                return Err(format!("page {id} is neither free nor anywhere else, or both: {page:?}"));
+            if is_free[id] == (is_used || in_tree(id)) {
+                return Err(format!("page {id} is neither free nor anywhere else, or both"));
             }
-        }
-        let in_tree = self.pages.iter().filter(|page| page.node != NONE).count() as u32;
-        if in_tree * self.page != self.tree.evictable() + self.tree.protected() {
-            return Err(format!("{in_tree} pages are in the tree, which counts otherwise"));
-        }
-        for (id, page) in self.pages.iter().enumerate() {
-            if page.node != NONE && !self.tree.pages(page.node).contains(&(id as BlockId)) {
-                return Err(format!("page {id} is not in its node {}", page.node));
+            if in_tree(id) && !self.tree.pages(self.nodes[id]).contains(&(id as BlockId)) {
+                return Err(format!("page {id} is not in its node {}", self.nodes[id]));
             }
         }
-        let count =
-            |_, of: &[BlockId]| of.iter().filter(|&&page| self.pages[page as usize].used).count() as u32;
-        self.tree.check(count)
+        let count = (0..self.nodes.len()).filter(|&id| in_tree(id)).count() as u32;
+        if count * self.page != self.tree.evictable() + self.tree.protected() {
+            return Err(format!("{count} pages are in the tree, which counts otherwise"));
+        }
+        let pins = |_, of: &[BlockId]| of.iter().filter(|&&page| self.used[page as usize]).count() as u32;
+        self.tree.check(pins)
     }
 }

@@ -8,10 +8,12 @@ mod events;
 mod prompt;
 mod report;
 mod talk;
+mod trust;
 mod wire;
 
 pub use prompt::Route;
 pub use report::{Goal, Report};
+pub use trust::Trust;
 pub use wire::Address;
 
 use crate::workload::{At, Job, Workload};
@@ -32,6 +34,8 @@ use tokio::{
 pub struct Target {
     /// The server.
     pub address: Address,
+    /// Who may have signed its certificate, where the address is `https`.
+    pub trust: Option<Trust>,
     /// The route.
     pub route: Route,
     /// The model's name; the first that the server lists unless given.

@@ -64,7 +64,7 @@ impl Talker {
     /// Who was asked.
     pub(super) fn describe(&self) -> Value {
         let Target { address, route, .. } = &self.target;
-        json!({"url": format!("http://{}{}", address.authority, address.path), "route": route.path(), "model": self.model})
+        json!({"url": address.url(), "route": route.path(), "model": self.model})
     }
 
     /// The body for a job.
@@ -93,7 +93,7 @@ impl Talker {
     }
 
     async fn get(&self, path: &str) -> io::Result<(u16, Vec<u8>)> {
-        let mut connection = Connection::open(&self.target.address.authority).await?;
+        let mut connection = self.open().await?;
         let head = connection.request(self.head("GET", path, 0).as_bytes()).await?;
         let text = rest(&mut connection, head).await?;
         Ok((head.status, text))
@@ -117,11 +117,15 @@ impl Talker {
         ended
     }
 
+    async fn open(&self) -> io::Result<Connection> {
+        Connection::open(&self.target.address, self.target.trust.as_ref()).await
+    }
+
     async fn connection(&self) -> io::Result<Connection> {
         let kept = self.idle.borrow_mut().pop();
         match kept {
             Some(connection) => Ok(connection),
-            None => Connection::open(&self.target.address.authority).await,
+            None => self.open().await,
         }
     }
 
@@ -181,7 +185,7 @@ impl Talker {
         match connection.request(request).await {
             Ok(head) => Ok((connection, head)),
             Err(_) => {
-                let mut connection = Connection::open(&self.target.address.authority).await?;
+                let mut connection = self.open().await?;
                 let head = connection.request(request).await?;
                 Ok((connection, head))
             }

@@ -1,9 +1,10 @@
 //! As much HTTP/1.1 as a load generator needs: a request out, a body in, whatever its framing, without a copy more than
 //! the socket makes. A client library would cost more than the server that is measured.
 
+use super::trust::Trust;
 use std::io;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
 };
 
@@ -12,9 +13,11 @@ const LONGEST_HEAD: usize = 64 << 10;
 /// Bytes that one read asks for.
 const READ: usize = 64 << 10;
 
-/// Where requests go: `http://HOST[:PORT][/PATH]`.
+/// Where requests go: `http://HOST[:PORT][/PATH]`, or the same with `https`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
+    /// Whether it is spoken to under TLS.
+    pub secure: bool,
     /// Host and port.
     pub authority: String,
     /// What stands in front of every route, without a slash at its end.
@@ -24,10 +27,13 @@ pub struct Address {
 impl Address {
     /// Reads an address. A path that ends in `/v1` may be given or left out.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let rest = match text.split_once("://") {
-            Some(("http", rest)) => rest,
-            Some((scheme, _)) => return Err(format!("{scheme}:// is not spoken here; http:// is")),
-            None => text,
+        let (secure, rest) = match text.split_once("://") {
+            Some(("http", rest)) => (false, rest),
+            Some(("https", rest)) => (true, rest),
+            Some((scheme, _)) => {
+                return Err(format!("{scheme}:// is not spoken here; http:// and https:// are"));
+            }
+            None => (false, text),
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let path = path.trim_end_matches('/');
@@ -37,8 +43,16 @@ impl Address {
             return Err(format!("`{text}` is not an address like http://127.0.0.1:8000"));
         }
         let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-        let authority = if has_port { authority.to_owned() } else { format!("{authority}:80") };
-        Ok(Self { authority, path: if path.is_empty() { String::new() } else { format!("/{path}") } })
+        let port = if secure { 443 } else { 80 };
+        let authority = if has_port { authority.to_owned() } else { format!("{authority}:{port}") };
+        let path = if path.is_empty() { String::new() } else { format!("/{path}") };
+        Ok(Self { secure, authority, path })
+    }
+
+    /// How it is written.
+    pub(super) fn url(&self) -> String {
+        let scheme = if self.secure { "https" } else { "http" };
+        format!("{scheme}://{}{}", self.authority, self.path)
     }
 }
 
@@ -158,9 +172,14 @@ impl Body {
     }
 }
 
+/// What bytes go through, under TLS or not.
+trait Socket: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Socket for S {}
+
 /// One connection that is used for one request after another.
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Box<dyn Socket>,
     raw: Vec<u8>,
 }
 
@@ -169,9 +188,15 @@ fn broken(why: impl Into<String>) -> io::Error {
 }
 
 impl Connection {
-    pub(super) async fn open(authority: &str) -> io::Result<Self> {
-        let stream = TcpStream::connect(authority).await?;
+    /// Connects; `trust` is needed where the address is spoken to under TLS.
+    pub(super) async fn open(address: &Address, trust: Option<&Trust>) -> io::Result<Self> {
+        let stream = TcpStream::connect(&address.authority).await?;
         stream.set_nodelay(true)?;
+        let stream: Box<dyn Socket> = match trust.filter(|_| address.secure) {
+            Some(trust) => Box::new(trust.over(stream, &address.authority).await?),
+            None if address.secure => return Err(broken("nobody is trusted to sign for this server")),
+            None => Box::new(stream),
+        };
         Ok(Self { stream, raw: Vec::with_capacity(READ) })
     }
 
@@ -179,6 +204,7 @@ impl Connection {
     pub(super) async fn request(&mut self, request: &[u8]) -> io::Result<Head> {
         self.raw.clear();
         self.stream.write_all(request).await?;
+        self.stream.flush().await?;
         loop {
             if let Some(end) = self.raw.windows(4).position(|four| four == b"\r\n\r\n") {
                 let text = String::from_utf8_lossy(self.raw.get(..end).unwrap_or_default()).into_owned();
@@ -261,7 +287,9 @@ mod tests {
         assert_eq!(read("http://127.0.0.1:8000"), Ok(("127.0.0.1:8000".into(), String::new())));
         assert_eq!(read("localhost:8000/v1/"), Ok(("localhost:8000".into(), String::new())));
         assert_eq!(read("http://h/api/v1"), Ok(("h:80".into(), "/api".into())));
-        assert!(read("https://h").unwrap_err().contains("https"));
+        assert_eq!(read("https://h"), Ok(("h:443".into(), String::new())));
+        assert_eq!(Address::parse("https://h/v1").unwrap().url(), "https://h:443");
+        assert!(read("ftp://h").unwrap_err().contains("ftp"));
         assert!(read("http://").is_err() && read("a b:1").is_err() && read("a\r\nb:1").is_err());
     }
 }

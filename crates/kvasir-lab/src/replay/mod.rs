@@ -8,10 +8,12 @@ mod case;
 mod compare;
 mod engine;
 mod kv;
+mod names;
 mod spyre;
 
 pub use case::{Case, CaseError, Suite};
 pub use compare::{Mismatch, compare, expand_ranges};
+use names::BlockNames;
 
 use serde::Serialize;
 

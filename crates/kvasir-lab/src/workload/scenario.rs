@@ -35,14 +35,15 @@ struct Written {
     key: u64,
 }
 
-/// A part of a prompt.
+/// A part of a prompt: the tokens `from .. to` of the text of this number, or the first `tokens` of what another request is answered.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, deny_unknown_fields)]
-enum Segment {
-    /// A passage of the text of this number.
-    Text(Passage),
-    /// The first `tokens` of what another request is answered.
-    Said { output_of: String, tokens: u32 },
+#[serde(deny_unknown_fields)]
+struct Segment {
+    text: Option<u64>,
+    from: Option<u32>,
+    to: Option<u32>,
+    output_of: Option<String>,
+    tokens: Option<u32>,
 }
 
 /// A scenario: requests written down one by one, and the options they are meant for.
@@ -58,10 +59,15 @@ pub struct Scenario {
 /// Longest prompt that a scenario may write down.
 const LONGEST_PROMPT: u64 = 1 << 22;
 
+/// Tokens of all prompts that a scenario may write down.
+const MOST_TOKENS: u64 = 1 << 30;
+
 impl Scenario {
     /// Reads one. The error names what is wrong, in one line.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let file: File = serde_json::from_str(text).map_err(|error| error.to_string().replace('\n', " "))?;
+        let mut json = serde_json::Deserializer::from_str(text);
+        let file: File = serde_path_to_error::deserialize(&mut json).map_err(|error| error.to_string())?;
+        json.end().map_err(|error| error.to_string())?;
         if file.format != "kvasir-scenario/1" {
             return Err(format!("format is `{}`, known is `kvasir-scenario/1`", file.format));
         }
@@ -70,7 +76,7 @@ impl Scenario {
         for (i, written) in file.requests.iter().enumerate() {
             let name = written.id.clone().unwrap_or_else(|| i.to_string());
             if index.insert(name.clone(), i).is_some() {
-                return Err(format!("requests[{i}].id: `{name}` is there twice"));
+                return Err(format!("requests[{i}].id: {name:?} is there twice"));
             }
             names.push(name);
         }
@@ -82,6 +88,10 @@ impl Scenario {
         for (i, written) in file.requests.iter().enumerate() {
             let job = written.job(i, &index, &answer).map_err(|why| format!("requests[{i}].{why}"))?;
             jobs.push(job);
+        }
+        let tokens: u64 = jobs.iter().map(|job| job.prompt.len() as u64).sum();
+        if tokens > MOST_TOKENS {
+            return Err(format!("requests: {tokens} tokens of prompts altogether, at most {MOST_TOKENS}"));
         }
         let timed = jobs.iter().any(|job| matches!(job.at, At::Time(at) if at > 0));
         if timed && jobs.iter().any(|job| matches!(job.at, At::Step(at) if at > 0)) {
@@ -147,15 +157,16 @@ impl Written {
 
 impl Segment {
     fn part(&self, index: &HashMap<String, usize>, answer: &dyn Fn(usize) -> Answer) -> Result<Part, String> {
-        match self {
-            Self::Text(passage) if passage.from > passage.to => {
-                Err(format!("prompt: a passage from {} to {}", passage.from, passage.to))
+        match (self.text, self.from, self.to, &self.output_of, self.tokens) {
+            (Some(_), Some(from), Some(to), None, None) if from > to => {
+                Err(format!("prompt: a passage from {from} to {to}"))
             }
-            Self::Text(passage) => Ok(Part::Text(*passage)),
-            Self::Said { output_of, tokens } => match index.get(output_of) {
-                Some(i) => Ok(Part::Said(answer(*i), *tokens)),
-                None => Err(format!("prompt: output_of names no request `{output_of}`")),
+            (Some(text), Some(from), Some(to), None, None) => Ok(Part::Text(Passage { text, from, to })),
+            (None, None, None, Some(output_of), Some(tokens)) => match index.get(output_of) {
+                Some(i) => Ok(Part::Said(answer(*i), tokens)),
+                None => Err(format!("prompt: output_of names no request {output_of:?}")),
             },
+            _ => Err("prompt: each part has either text, from and to, or output_of and tokens".into()),
         }
     }
 }
@@ -192,12 +203,32 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_by_name() {
         for (requests, named) in [
-            (r#"[{"prompt_len": -1, "max_tokens": 1}]"#, "-1"),
+            (
+                r#"[{"prompt_len": -1, "max_tokens": 1}]"#,
+                "requests[0].prompt_len: invalid value: integer `-1`",
+            ),
+            (
+                r#"[{"prompt_len": 1, "max_tokens": 1}, {"prompt_len": 1, "max_tokens": "x"}]"#,
+                "requests[1].max_tokens",
+            ),
+            (r#"[{"prompt_len": 1, "prompt_len": 2, "max_tokens": 1}]"#, "prompt_len"),
+            (
+                r#"[{"prompt": [{"text": 1, "from": 1, "to": 2, "tokens": 2}], "max_tokens": 1}]"#,
+                "requests[0].prompt",
+            ),
+            (
+                r#"[{"prompt": [{"text": 1, "from": 1, "to": -2}], "max_tokens": 1}]"#,
+                "requests[0].prompt[0].to",
+            ),
+            (
+                "[{\"id\": \"a\\nb\", \"prompt_len\": 1, \"max_tokens\": 1}, {\"id\": \"a\\nb\", \"prompt_len\": 1, \"max_tokens\": 1}]",
+                "requests[1].id",
+            ),
             (r#"[{"prompt_len": 1, "max_tokens": 1, "colour": 2}]"#, "colour"),
             (r#"[{"max_tokens": 1}]"#, "requests[0].prompt"),
             (r#"[{"prompt_len": 1, "prompt": [], "max_tokens": 1}]"#, "requests[0].prompt"),
             (r#"[{"prompt": [{"text": 1, "from": 5, "to": 2}], "max_tokens": 1}]"#, "from 5 to 2"),
-            (r#"[{"prompt": [{"output_of": "x", "tokens": 2}], "max_tokens": 1}]"#, "`x`"),
+            (r#"[{"prompt": [{"output_of": "x", "tokens": 2}], "max_tokens": 1}]"#, "\"x\""),
             (r#"[{"prompt_len": 4000000000, "max_tokens": 1}]"#, "requests[0].prompt"),
             (r#"[{"prompt_len": 1, "max_tokens": 1, "arrival": -2}]"#, "requests[0].arrival"),
             (r#"[{"prompt_len": 1, "max_tokens": 1, "arrival": 1, "arrival_step": 1}]"#, "arrival_step"),

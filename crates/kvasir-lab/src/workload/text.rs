@@ -1,7 +1,6 @@
 use super::dice::scramble;
 use kvasir_kv::Token;
 use kvasir_sim::Answers;
-use serde::{Deserialize, Serialize};
 
 /// The token that ends an answer.
 pub const EOS: Token = 2;
@@ -10,8 +9,7 @@ pub const EOS: Token = 2;
 const VOCABULARY: u64 = 32_000;
 
 /// Tokens `from..to` of an endless text. Texts of the same number are the same, others have nothing in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passage {
     /// Which text.
     pub text: u64,

@@ -2,8 +2,8 @@
 
 use super::llama::layer;
 use crate::{
-    Activation, Role, Routing, Score,
-    blocks::{Attention, Norms, common_window, decoder, named_experts},
+    Role, Routing, Score,
+    blocks::{Attention, Norms, activation, common_window, decoder, named_experts},
     builder::Builder,
     error::Result,
     rope_config::RopeConfig,
@@ -13,6 +13,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (attention, norms, window) = (Attention::read(c)?, Norms::rms(c)?, common_window(c)?);
     let (count, inner) = (c.number("num_local_experts")?, c.size("intermediate_size")?);
+    let activation = activation(c)?;
     let routing = Routing {
         score: Score::Softmax,
         top_k: c.size("num_experts_per_tok")?,
@@ -32,7 +33,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
             let scores = b.linear(h, gate)?;
             let routes = b.route(scores, routing)?;
             let (p, names) = (format!("{p}experts."), ["w1", "w3", "w2"]);
-            let experts = named_experts(b, &p, count, inner, names, Activation::Silu, false)?;
+            let experts = named_experts(b, &p, count, inner, names, activation, false)?;
             b.mixture(h, routes, experts)
         })
     })

@@ -2,7 +2,7 @@
 
 use super::llama::layer;
 use crate::{
-    Activation, Role, Routing, Score,
+    Role, Routing, Score,
     blocks::{Attention, FeedForward, Norms, common_window, decoder, named_experts},
     builder::Builder,
     error::Result,
@@ -39,7 +39,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
             let routes = b.route(scores, routing)?;
             let names = ["gate_proj", "up_proj", "down_proj"];
             let p = format!("{p}experts.");
-            let experts = named_experts(b, &p, count, inner, names, Activation::Silu, false)?;
+            let experts = named_experts(b, &p, count, inner, names, dense.activation, false)?;
             b.mixture(h, routes, experts)
         })
     })

@@ -14,11 +14,8 @@ pub(crate) struct FeedForward {
 
 impl FeedForward {
     pub(crate) fn read(config: Config<'_>) -> Result<Self> {
-        Ok(Self { activation: activation(config)?, ..Self::silu(config.size("intermediate_size")?) })
-    }
-
-    pub(crate) fn silu(intermediate: usize) -> Self {
-        Self { intermediate, bias: false, fused: false, activation: Activation::Silu }
+        let (intermediate, activation) = (config.size("intermediate_size")?, activation(config)?);
+        Ok(Self { intermediate, bias: false, fused: false, activation })
     }
 
     /// The block whose tensors are called `p…`.
@@ -39,12 +36,12 @@ impl FeedForward {
     }
 }
 
-/// `hidden_act`, or `hidden_activation` as Gemma calls it.
-fn activation(config: Config<'_>) -> Result<Activation> {
+/// `hidden_act`, or `hidden_activation` as Gemma calls it; of a model's experts too.
+pub(crate) fn activation(config: Config<'_>) -> Result<Activation> {
     let key = if config.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
     match config.text(key)?.unwrap_or("silu") {
         "silu" | "swish" => Ok(Activation::Silu),
-        "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
         other => Err(config.bad(key, format!("is {other:?}, which is not supported"))),
     }
 }

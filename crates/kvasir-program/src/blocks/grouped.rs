@@ -1,7 +1,5 @@
 use super::{FeedForward, named_experts};
-use crate::{
-    Activation, Groups, Role, Routing, Score, ValueId, builder::Builder, config::Config, error::Result,
-};
+use crate::{Groups, Role, Routing, Score, ValueId, builder::Builder, config::Config, error::Result};
 
 /// Experts as DeepSeek-V3 and GLM-4.5 have them: sigmoid shares, a correction that only the choice sees, groups, shared
 /// experts, and dense layers in front.
@@ -61,12 +59,13 @@ impl Grouped {
         let routes = b.route(scores, routing)?;
         let names = ["gate_proj", "up_proj", "down_proj"];
         let p_experts = format!("{p}experts.");
-        let experts = named_experts(b, &p_experts, self.experts, self.inner, names, Activation::Silu, false)?;
+        let experts =
+            named_experts(b, &p_experts, self.experts, self.inner, names, self.dense.activation, false)?;
         let y = b.mixture(x, routes, experts)?;
         if self.shared == 0 {
             return Ok(y);
         }
-        let shared = FeedForward::silu(self.inner * self.shared);
+        let shared = FeedForward { intermediate: self.inner * self.shared, ..self.dense };
         let z = shared.build(b, &format!("{p}shared_experts."), x)?;
         b.add(y, z)
     }

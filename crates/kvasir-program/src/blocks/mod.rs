@@ -8,7 +8,7 @@ mod latent;
 
 pub(crate) use attention::Attention;
 pub(crate) use decoder::{Norms, decoder, prediction};
-pub(crate) use feed_forward::{FeedForward, named_experts};
+pub(crate) use feed_forward::{FeedForward, activation, named_experts};
 pub(crate) use grouped::Grouped;
 pub(crate) use latent::Latent;
 

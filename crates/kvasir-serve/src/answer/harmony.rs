@@ -1,6 +1,6 @@
 use super::{
     Delta,
-    hold::{possible_start, take},
+    hold::{take, take_to_mark},
 };
 
 /// Reads an answer in channels: `<|channel|>analysis<|message|>…<|end|>` is reasoning, `final` is text, and a message to a
@@ -81,16 +81,9 @@ impl Harmony {
     }
 
     fn message(&mut self, deltas: &mut Vec<Delta>) -> bool {
-        let ends = ENDS.iter().filter_map(|mark| Some((self.held.find(mark)?, *mark)));
-        let Some((at, mark)) = ends.min_by_key(|(at, _)| *at) else {
-            let hold = ENDS.iter().map(|mark| possible_start(&self.held, mark)).max().unwrap_or(0);
-            let sure = self.held.len() - hold;
-            let text = take(&mut self.held, sure);
-            self.say(text, deltas);
-            return false;
-        };
-        let text = take(&mut self.held, at);
+        let (text, mark) = take_to_mark(&mut self.held, ENDS.iter().copied());
         self.say(text, deltas);
+        let Some(mark) = mark else { return false };
         if mark != "<|channel|>" {
             self.held.drain(..mark.len());
         }

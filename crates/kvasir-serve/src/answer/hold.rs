@@ -8,6 +8,23 @@ pub(super) fn possible_start(text: &str, mark: &str) -> usize {
     (1..=most).rev().find(fits).unwrap_or(0)
 }
 
+/// Takes what stands before the first of `marks`, and says which that is: the longest where several begin at one place. The mark
+/// stays. With none there, takes all but an end with which one could begin.
+pub(super) fn take_to_mark<'m>(
+    text: &mut String,
+    marks: impl Iterator<Item = &'m str> + Clone,
+) -> (String, Option<&'m str>) {
+    let found = marks.clone().filter_map(|mark| Some((text.find(mark)?, mark)));
+    match found.min_by_key(|(at, mark)| (*at, std::cmp::Reverse(mark.len()))) {
+        Some((at, mark)) => (take(text, at), Some(mark)),
+        None => {
+            let hold = marks.map(|mark| possible_start(text, mark)).max().unwrap_or(0);
+            let sure = text.len() - hold;
+            (take(text, sure), None)
+        }
+    }
+}
+
 /// Takes the first `n` bytes off `text`.
 pub(super) fn take(text: &mut String, n: usize) -> String {
     let rest = text.split_off(n);

@@ -1,6 +1,6 @@
 use super::{
     CallEvent,
-    hold::{possible_start, take},
+    hold::{take, take_to_mark},
     json_text::{Head, extent, head},
     said::Said,
 };
@@ -142,17 +142,10 @@ impl JsonCalls {
             }
         }
         self.fresh &= self.held.trim_start().is_empty();
-        let all = || self.marks.open.iter().chain(self.marks.beside);
-        let found = all().filter_map(|mark| Some((self.held.find(mark)?, *mark)));
-        let Some((at, mark)) = found.min_by_key(|(at, mark)| (*at, std::cmp::Reverse(mark.len()))) else {
-            let hold = all().map(|mark| possible_start(&self.held, mark)).max().unwrap_or(0);
-            let sure = self.held.len() - hold;
-            let text = take(&mut self.held, sure);
-            self.said.say(&text, events);
-            return false;
-        };
-        let text = take(&mut self.held, at);
+        let marks = self.marks.open.iter().chain(self.marks.beside).copied();
+        let (text, mark) = take_to_mark(&mut self.held, marks);
         self.said.say(&text, events);
+        let Some(mark) = mark else { return false };
         self.held.drain(..mark.len());
         if self.marks.open.contains(&mark) {
             self.place = Place::Before(mark.to_owned());

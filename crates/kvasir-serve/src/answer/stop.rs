@@ -1,4 +1,4 @@
-use super::hold::{possible_start, take};
+use super::hold::take_to_mark;
 
 /// Ends a text at the first of several stop texts, which is not part of it.
 #[derive(Clone, Debug, Default)]
@@ -21,16 +21,13 @@ impl StopFilter {
             return String::new();
         }
         self.held.push_str(text);
-        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str()).map(|at| (at, stop)));
-        if let Some((at, stop)) = first.min_by_key(|(at, stop)| (*at, std::cmp::Reverse(stop.len()))) {
-            self.stopped = Some((self.given + at, stop.clone()));
-            self.held.truncate(at);
-            return self.finish();
+        let (sure, stop) = take_to_mark(&mut self.held, self.stops.iter().map(String::as_str));
+        self.given += sure.len();
+        if let Some(stop) = stop {
+            self.stopped = Some((self.given, stop.to_owned()));
+            self.held.clear();
         }
-        let hold = self.stops.iter().map(|stop| possible_start(&self.held, stop)).max().unwrap_or(0);
-        let sure = self.held.len() - hold;
-        self.given += sure;
-        take(&mut self.held, sure)
+        sure
     }
 
     /// The text has ended: gives out what was held back.

@@ -1,7 +1,7 @@
 use super::{
     CallEvent,
     dialect::is_text,
-    hold::{possible_start, take},
+    hold::{take, take_to_mark},
     said::Said,
 };
 use crate::request::Tool;
@@ -80,17 +80,10 @@ impl TaggedCalls {
     }
 
     fn outside(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        let all = || self.tags.beside.iter().copied().chain([self.tags.open]);
-        let found = all().filter_map(|mark| Some((self.held.find(mark)?, mark)));
-        let Some((at, mark)) = found.min_by_key(|(at, mark)| (*at, std::cmp::Reverse(mark.len()))) else {
-            let hold = all().map(|mark| possible_start(&self.held, mark)).max().unwrap_or(0);
-            let sure = self.held.len() - hold;
-            let text = take(&mut self.held, sure);
-            self.said.say(&text, events);
-            return false;
-        };
-        let text = take(&mut self.held, at);
+        let marks = self.tags.beside.iter().copied().chain([self.tags.open]);
+        let (text, mark) = take_to_mark(&mut self.held, marks);
         self.said.say(&text, events);
+        let Some(mark) = mark else { return false };
         self.held.drain(..mark.len());
         if mark == self.tags.open {
             self.place = Place::Name;

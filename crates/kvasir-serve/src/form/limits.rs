@@ -6,6 +6,10 @@ pub(super) const MAX_BYTES: usize = 256 << 10;
 pub(super) const MAX_PATTERN: usize = 16 << 10;
 /// Deepest nesting of a schema, a grammar or a regular expression.
 pub(super) const MAX_DEPTH: usize = 64;
+/// Most rules of a grammar: what is wrong at the end of a chain of rules is told through all of them.
+const MAX_RULES: usize = 1024;
+/// Most properties of all objects of a schema; optional ones cost the square of their number.
+const MAX_PROPERTIES: usize = 2048;
 /// Most texts to choose from.
 pub(super) const MAX_CHOICES: usize = 4096;
 /// Largest count of repetitions or bound of a length in a schema.
@@ -14,37 +18,60 @@ const MAX_COUNT: f64 = 65_536.0;
 /// Keywords of a schema that count something which the grammar must spell out.
 const COUNTS: &[&str] = &["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 
+/// What a schema comes to.
+#[derive(Default)]
+struct Size {
+    bytes: usize,
+    properties: usize,
+}
+
 /// Refuses a schema that is too large to compile.
 pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
-    let mut bytes = 0;
-    walk(schema, 0, &mut bytes)?;
-    match bytes > MAX_BYTES {
-        true => Err(format!("may have at most {MAX_BYTES} bytes")),
+    let mut size = Size::default();
+    walk(schema, 0, &mut size)?;
+    if size.bytes > MAX_BYTES {
+        return Err(format!("may have at most {MAX_BYTES} bytes"));
+    }
+    match size.properties > MAX_PROPERTIES {
+        true => Err(format!("may have at most {MAX_PROPERTIES} properties, not {}", size.properties)),
         false => Ok(()),
     }
 }
 
-fn walk(value: &Value, depth: usize, bytes: &mut usize) -> Result<(), String> {
+fn walk(value: &Value, depth: usize, size: &mut Size) -> Result<(), String> {
     if depth > MAX_DEPTH {
         return Err(format!("may be nested at most {MAX_DEPTH} deep"));
     }
-    *bytes += 1;
+    size.bytes += 1;
     match value {
-        Value::String(text) => *bytes += text.len(),
-        Value::Array(items) => items.iter().try_for_each(|item| walk(item, depth + 1, bytes))?,
+        Value::String(text) => size.bytes += text.len(),
+        Value::Array(items) => items.iter().try_for_each(|item| walk(item, depth + 1, size))?,
         Value::Object(map) => {
             for (key, item) in map {
-                *bytes += key.len();
+                size.bytes += key.len();
                 let too_much = item.as_f64().is_some_and(|count| count > MAX_COUNT);
                 if COUNTS.contains(&key.as_str()) && too_much {
                     return Err(format!("has `{key}` {item}; at most {MAX_COUNT} can be followed"));
                 }
-                walk(item, depth + 1, bytes)?;
+                if let ("properties", Some(properties)) = (key.as_str(), item.as_object()) {
+                    size.properties += properties.len();
+                }
+                walk(item, depth + 1, size)?;
             }
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) => *bytes += 4,
+        Value::Null | Value::Bool(_) | Value::Number(_) => size.bytes += 4,
     }
     Ok(())
+}
+
+/// Refuses a grammar that is too large to compile.
+pub(super) fn check_grammar(text: &str) -> Result<(), String> {
+    check_text(text, MAX_BYTES)?;
+    // A rule begins a line, and its name ends with a colon; a line of another kind may have one too.
+    match text.lines().filter(|line| line.contains(':')).count() > MAX_RULES {
+        true => Err(format!("may have at most {MAX_RULES} rules")),
+        false => Ok(()),
+    }
 }
 
 /// Refuses a text that is too long, or has brackets nested too deep for a parser that calls itself.

@@ -4,6 +4,8 @@
 //! sequence follows that constraint on its own. What tokens may come next is worked out on a side thread while the step that
 //! needs it runs.
 
+mod budget;
+mod closed;
 mod ebnf;
 mod follow;
 mod helper;
@@ -11,5 +13,6 @@ mod limits;
 mod shape;
 mod vocabulary;
 
+pub use budget::Budget;
 pub use shape::{Calls, Part, Shape};
 pub use vocabulary::{Refused, Vocabulary};

@@ -1,4 +1,4 @@
-use super::{ebnf, limits};
+use super::{closed, ebnf, limits};
 use llguidance::{
     JsonCompileOptions,
     api::{GrammarWithLexer, TopLevelGrammar},
@@ -73,7 +73,7 @@ impl Shape {
                 GrammarWithLexer::from_lark(format!("start: /{}/", regex_to_lark(pattern, "")))
             }
             Self::Grammar(text) => {
-                limits::check_text(text, limits::MAX_BYTES)?;
+                limits::check_grammar(text)?;
                 GrammarWithLexer::from_lark(if ebnf::is_ebnf(text) {
                     ebnf::to_lark(text)?
                 } else {
@@ -112,6 +112,7 @@ fn json_schema(schema: &Value) -> Result<Value, String> {
         Value::Object(_) => schema.clone(),
         _ => return Err("must be an object".into()),
     };
+    closed::close(&mut schema);
     let options =
         JsonCompileOptions { whitespace_pattern: Some(SPACE.into()), ..JsonCompileOptions::default() };
     // Whatever the schema says there of its own is replaced: it could switch off what is checked.

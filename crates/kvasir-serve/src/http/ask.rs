@@ -1,5 +1,5 @@
 use super::{App, reply::Reply, sessions::Note, speaker::Speaker};
-use crate::{ApiError, request::ChatRequest};
+use crate::{ApiError, aside::aside, request::ChatRequest};
 use std::sync::Arc;
 
 /// Hands a conversation to the engine, whichever endpoint it came through; `param` is what that endpoint calls the conversation.
@@ -17,7 +17,8 @@ pub(super) fn ask_noting(
 ) -> Result<Reply, ApiError> {
     let model = app.model.clone();
     app.known_model(request.model.as_deref())?;
-    let prompt = model.chat_prompt(request)?;
+    let render = || model.chat_prompt(request);
+    let prompt = if request.is_long() { aside(render) } else { render() }?;
     let (sampling, prompt_tokens) = (&request.sampling, prompt.len() as u64);
     let constraint = model.chat_constraint(request, &prompt)?;
     let reading = model.reading(request, &prompt);

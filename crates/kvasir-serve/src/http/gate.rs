@@ -1,3 +1,4 @@
+use super::listen::Patience;
 use axum::serve::Listener;
 use std::{
     io,
@@ -9,7 +10,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{sleep, timeout},
 };
@@ -27,12 +28,41 @@ pub struct Gate {
     listener: TcpListener,
     places: Arc<Semaphore>,
     tls: Option<TlsAcceptor>,
+    patience: Patience,
     /// Connections that have agreed on keys.
     ready: mpsc::Receiver<(Connection, SocketAddr)>,
     agreed: mpsc::Sender<(Connection, SocketAddr)>,
 }
 
+/// How long a client may take to go on with a request where nobody says otherwise.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Connections that the system keeps until they are taken. A burst beyond it is dropped, and its clients try again after a second.
+const BACKLOG: u32 = 4096;
+
 impl Gate {
+    /// A gate at this address.
+    pub fn open(address: SocketAddr, places: usize, tls: Option<TlsAcceptor>) -> io::Result<Self> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // A server that is started again need not wait for its old connections to be forgotten.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(Self::new(socket.listen(BACKLOG)?, places, tls))
+    }
+
+    /// The same, which waits so long for a client to go on with a request that it has begun.
+    pub fn waiting(self, patience: Duration) -> Self {
+        Self { patience: Patience(patience), ..self }
+    }
+
+    pub(super) fn patience(&self) -> Patience {
+        self.patience
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
     /// A gate with so many places.
     pub fn new(listener: TcpListener, places: usize, tls: Option<TlsAcceptor>) -> Self {
         let (agreed, ready) = mpsc::channel(64);
@@ -40,6 +70,7 @@ impl Gate {
             listener,
             places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
             tls,
+            patience: Patience(PATIENCE),
             ready,
             agreed,
         }
@@ -176,7 +207,16 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use super::FULL;
+    use super::*;
+    use std::net;
+
+    #[tokio::test]
+    async fn a_burst_of_connections_waits_to_be_taken() {
+        let gate = Gate::open("127.0.0.1:0".parse().unwrap(), 1000, None).unwrap();
+        let address = gate.address().unwrap();
+        let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(10)).is_ok();
+        assert!((0..300).all(connect), "nobody takes them, and the system keeps them");
+    }
 
     #[test]
     fn what_a_connection_too_many_is_told_has_the_length_that_it_says() {

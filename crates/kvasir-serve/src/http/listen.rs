@@ -1,32 +1,42 @@
 use super::{App, Gate};
-use std::{future::Future, io, sync::Arc, time::Duration};
+use axum::{Extension, serve::Listener};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
+};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 use tokio::time::timeout;
 
+/// How long a client may take to go on with a request that it has begun; where nothing is said, for ever.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience(pub(super) Duration);
+
 /// Serves until `stop` is ready, then takes no more requests, lets those under way end for at most `grace`, and leaves.
-pub async fn serve(
-    app: Arc<App>,
-    gate: Gate,
-    stop: impl Future<Output = ()> + Send + 'static,
-    grace: Duration,
-) -> io::Result<()> {
-    let (host, router) = (app.host.clone(), app.router());
-    let (told, heard) = tokio::sync::oneshot::channel();
-    let stopping = async move {
-        stop.await;
-        host.drain();
-        // Nobody listens if the server has failed already.
-        let _ = told.send(());
-    };
-    let mut server = tokio::spawn(async { axum::serve(gate, router).with_graceful_shutdown(stopping).await });
-    tokio::select! {
-        done = &mut server => return done.unwrap_or_else(|gone| Err(io::Error::other(gone))),
-        _ = heard => {}
-    }
-    match timeout(grace, &mut server).await {
-        Ok(done) => done.unwrap_or_else(|gone| Err(io::Error::other(gone))),
-        Err(_) => {
-            server.abort();
-            Ok(())
+pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>, grace: Duration) {
+    let router = app.router().layer(Extension(gate.patience()));
+    let service = TowerToHyperService::new(router);
+    let mut http = http1::Builder::new();
+    // Also bounds how long a connection may lie idle between two requests.
+    http.timer(TokioTimer::new()).header_read_timeout(gate.patience().0);
+    let open = GracefulShutdown::new();
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            (connection, _) = gate.accept() => {
+                let connection = http.serve_connection(TokioIo::new(connection), service.clone());
+                let connection = open.watch(connection);
+                tokio::spawn(async move {
+                    // What ends a connection early is its client's matter.
+                    let _ = connection.await;
+                });
+            }
+            () = &mut stop => break,
         }
     }
+    app.host.drain();
+    drop(gate);
+    // Answers that take longer than they may are cut.
+    let _ = timeout(grace, open.shutdown()).await;
 }

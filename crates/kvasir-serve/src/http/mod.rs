@@ -5,6 +5,7 @@ mod ask;
 mod auth;
 mod chat;
 mod completions;
+mod embeddings;
 mod gate;
 mod listen;
 mod messages;
@@ -29,6 +30,7 @@ pub use tls::tls;
 
 use crate::{
     ApiError, Watch,
+    aside::{LONG, aside},
     host::Host,
     metrics::Names,
     model::Model,
@@ -46,6 +48,7 @@ use axum::{
 };
 use futures_util::{Stream, StreamExt};
 use kvasir_kv::Token;
+use listen::Patience;
 use serde_json::{Map, Value, json};
 use std::{
     convert::Infallible,
@@ -54,8 +57,9 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use tokio::time::timeout;
 
 /// Largest body that is read.
 const MAX_BODY: usize = 32 << 20;
@@ -108,6 +112,7 @@ impl App {
             .route("/v1/models/{id}", get(model))
             .route("/v1/chat/completions", post(chat_completions))
             .route("/v1/completions", post(text_completions))
+            .route("/v1/embeddings", post(embeddings::embeddings))
             .route("/v1/responses", post(responses_create))
             .route(MESSAGES, post(anthropic_messages))
             .route(COUNT_TOKENS, post(count_tokens))
@@ -117,6 +122,7 @@ impl App {
             .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
+            .route("/tokenizer_info", get(tokens::tokenizer_info))
             .route("/v1/engine/steps", get(steps::steps))
             .fallback(async || ApiError::not_found("path", "no such route"))
             .method_not_allowed_fallback(async || ApiError {
@@ -154,6 +160,9 @@ impl App {
             let why = format!("the prompt has {used} tokens; the model takes {longest} with the answer");
             return Err(ApiError::too_long(param, why));
         }
+        if fields.sampling.logprobs.is_some() || fields.prompt_logprobs.is_some() {
+            self.model.computes("probability")?;
+        }
         let left = longest - used;
         if let Some(asked) = fields.length.max_tokens.filter(|asked| *asked > left) {
             let why = format!(
@@ -161,7 +170,8 @@ impl App {
             );
             return Err(ApiError::too_long(param, why));
         }
-        let mut params = fields.params(fields.length.max_tokens.unwrap_or(left));
+        let most = self.model.facts.max_new_tokens.unwrap_or(left).max(fields.length.min_tokens);
+        let mut params = fields.params(fields.length.max_tokens.unwrap_or(left).min(most));
         if fields.seed.is_none() {
             params.sampling.seed = self.noise();
         }
@@ -240,17 +250,19 @@ async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next
 async fn read_body(request: Request) -> Result<(u64, Map<String, Value>), ApiError> {
     let key = request.extensions().get::<Caller>().map_or(0, |caller| caller.0);
     json_type(request.headers())?;
-    let bytes = body_bytes(request.into_body()).await?;
-    Ok((key, parse_body(&bytes)?))
+    let patience = request.extensions().get::<Patience>().map(|patience| patience.0);
+    let bytes = body_bytes(request.into_body(), patience.unwrap_or(Duration::MAX)).await?;
+    let parse = || parse_body(&bytes);
+    Ok((key, if bytes.len() < LONG { parse() } else { aside(parse) }?))
 }
 
 /// The whole body. One that is too long is read to its end and dropped before it is refused: a client that is still writing when
 /// its connection closes never sees the answer.
-async fn body_bytes(body: Body) -> Result<Vec<u8>, ApiError> {
+async fn body_bytes(body: Body, patience: Duration) -> Result<Vec<u8>, ApiError> {
     let mut pieces = body.into_data_stream();
     let mut bytes = Vec::new();
     let mut dropped = 0;
-    while let Some(piece) = pieces.next().await {
+    while let Some(piece) = timeout(patience, pieces.next()).await.map_err(|_| ApiError::too_slow())? {
         let piece = piece.map_err(|error| ApiError::body(format!("the body could not be read: {error}")))?;
         if dropped == 0 && bytes.len() + piece.len() <= MAX_BODY {
             bytes.extend_from_slice(&piece);
@@ -293,12 +305,11 @@ fn event_stream(events: impl Stream<Item = String> + Send + 'static) -> Response
     (headers, body).into_response()
 }
 
-/// Ready to answer: the engine's thread is there and steps.
+/// Ready to answer: the engine's thread is there, and steps while somebody waits.
 async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    match app.host.exit() {
-        None if app.host.is_draining() => Err(ApiError::unavailable("the server is leaving")),
+    match app.host.trouble() {
         None => Ok(Json(json!({"status": "ok"}))),
-        Some(why) => Err(ApiError::unavailable(format!("the engine has stopped: {why}"))),
+        Some(why) => Err(ApiError::unavailable(why)),
     }
 }
 

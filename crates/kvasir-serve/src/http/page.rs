@@ -25,6 +25,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/engine.js", SCRIPT, include_str!("../page/engine.js")),
     ("/page/markdown.js", SCRIPT, include_str!("../page/markdown.js")),
     ("/page/message.js", SCRIPT, include_str!("../page/message.js")),
+    ("/page/sessions.js", SCRIPT, include_str!("../page/sessions.js")),
     ("/page/settings.js", SCRIPT, include_str!("../page/settings.js")),
     ("/page/tools.js", SCRIPT, include_str!("../page/tools.js")),
     ("/page/tree.js", SCRIPT, include_str!("../page/tree.js")),

@@ -9,7 +9,7 @@ use kvasir_engine::{Finish, Summary};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::Token;
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// One answer on its way from tokens to what its client reads. Dropping it before its end aborts the request.
 pub struct Speaker {
@@ -49,6 +49,10 @@ pub struct Ended {
     pub prompt: u32,
     /// Those of them that were in the cache already.
     pub cached: u32,
+    /// Time to its first token, waiting included.
+    pub ttft: Duration,
+    /// From its first token to its last, whenever they were read.
+    pub spoke: Duration,
 }
 
 /// What an answer gained since the last time.
@@ -186,6 +190,8 @@ impl Speaker {
             reasoning: self.reasoning,
             prompt: summary.prompt,
             cached: summary.cached,
+            ttft: Duration::from_nanos(summary.ttft().unwrap_or(0)),
+            spoke: Duration::from_nanos(summary.spoke().unwrap_or(0)),
         });
         if let Some(mut note) = self.note.take() {
             note.deltas(&gain.deltas);

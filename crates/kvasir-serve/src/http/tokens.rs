@@ -37,3 +37,17 @@ pub(super) async fn detokenize(
     let ids = ids.ok_or_else(|| body.error("tokens", format!("must hold token ids below {vocab}")))?;
     Ok(Json(json!({"prompt": app.model.decode(&ids)})))
 }
+
+/// What a client needs to render chats and to count tokens as this server does: `{"tokenizer_class", "eos_token", "bos_token",
+/// "chat_template", …}`, as vLLM's route of this name answers. `lm-eval` asks it.
+pub(super) async fn tokenizer_info(State(app): State<Arc<App>>) -> Json<Value> {
+    let (variables, template) = app.model.template_facts();
+    let mut info = variables.clone();
+    let ends = app.model.facts.eos.first().and_then(|id| app.model.spelling(*id));
+    info.entry("eos_token").or_insert_with(|| ends.into());
+    info.entry("bos_token").or_insert(Value::Null);
+    info.insert("chat_template".into(), template.into());
+    info.insert("model_max_length".into(), app.model.facts.max_len.into());
+    info.insert("tokenizer_class".into(), "kvasir".into());
+    Json(info.into())
+}

@@ -181,7 +181,11 @@ impl Metrics {
 fn family(reason: Reason) -> usize {
     match reason {
         Reason::NoRoom { .. } | Reason::Reserved { .. } | Reason::Lease { .. } | Reason::CacheSequences => 0,
-        Reason::TokenBudget | Reason::SequenceLimit | Reason::CostTarget | Reason::NoPoolRow => 1,
+        Reason::TokenBudget
+        | Reason::SequenceLimit
+        | Reason::CostTarget
+        | Reason::NoPoolRow
+        | Reason::NoStateSlot => 1,
         Reason::Behind | Reason::PrefillFirst | Reason::DecodeFirst | Reason::Sibling => 2,
         _ => 3,
     }

@@ -15,10 +15,10 @@ export class Refused extends Error {
   }
 }
 
-async function request(path, body, signal) {
+async function request(path, body, signal, method = body ? "POST" : "GET") {
   const headers = key.get() ? { Authorization: `Bearer ${key.get()}` } : {};
   if (body) headers["Content-Type"] = "application/json";
-  const response = await fetch(path, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
+  const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
   if (response.ok) return response;
   const said = await response.json().catch(() => null);
   throw new Refused(response.status, said?.error?.message ?? `the server answered ${response.status}`);
@@ -26,6 +26,14 @@ async function request(path, body, signal) {
 
 export async function get(path) {
   return (await request(path)).json();
+}
+
+export async function post(path, body) {
+  return (await request(path, body)).json();
+}
+
+export async function remove(path) {
+  await request(path, null, undefined, "DELETE");
 }
 
 /** Server-sent events as `[event, data]`, data being JSON. Ends with the stream. */

@@ -1,6 +1,7 @@
 // The conversation: asking, streaming, stopping, editing, branching, tools.
 
 import { events } from "/page/api.js";
+import { begin, end, forget, gone } from "/page/sessions.js";
 import { alternatives, answerBody, draw } from "/page/message.js";
 import { OWN } from "/page/tools.js";
 import { Tree } from "/page/tree.js";
@@ -46,6 +47,7 @@ export class Chat {
 
   begin() {
     this.stop();
+    end(this.tree);
     this.tree = new Tree();
     this.keep();
     this.render();
@@ -108,12 +110,34 @@ export class Chat {
   }
 
   /** Fills a node with the answer as it comes. True if nothing came because a key is missing. */
-  async stream(node, signal) {
+  async stream(node, signal, retry = true) {
+    const { meta } = node, path = this.tree.upTo(node.parent), { system } = this.settings;
+    let session = null;
+    try {
+      const how = await begin(this.tree, path, system, written);
+      session = how.session;
+      await this.receive(node, how.fields, signal);
+      if (session) meta.session = session;
+    } catch (error) {
+      if (session) meta.tried = session;
+      if (session && retry && !signal.aborted && gone(error)) {
+        forget(this.tree, session.id);
+        return this.stream(node, signal, false);
+      }
+      if (signal.aborted) meta.stopped = true;
+      else if (this.guard(error)) return true;
+      else meta.error = error.message;
+    }
+    return false;
+  }
+
+  /** Sends a request and takes its answer into a node, with what it took. */
+  async receive(node, fields, signal) {
     const { message, meta } = node;
     const began = performance.now();
     let first = null, last = began;
-    const body = { messages: this.messages(node.parent), stream: true, stream_options: { include_usage: true }, ...this.settings.fields };
     try {
+      const body = { ...fields, stream: true, stream_options: { include_usage: true }, ...this.settings.fields };
       for await (const [, data] of events("/v1/chat/completions", body, signal)) {
         if (data.error) throw new Error(data.error.message);
         if (data.usage) meta.usage = data.usage;
@@ -127,26 +151,14 @@ export class Chat {
         if (choice.finish_reason) meta.finish = choice.finish_reason;
         this.refresh(node);
       }
-    } catch (error) {
-      if (signal.aborted) meta.stopped = true;
-      else if (this.guard(error)) return true;
-      else meta.error = error.message;
+    } finally {
+      if (first !== null) {
+        meta.first = first - began;
+        const made = meta.usage?.completion_tokens ?? 0;
+        // What comes in a lump has no speed.
+        if (made > 1 && last - first > 20) meta.rate = (1000 * (made - 1)) / (last - first);
+      }
     }
-    if (first !== null) {
-      meta.first = first - began;
-      const made = meta.usage?.completion_tokens ?? 0;
-      if (made > 1 && last > first) meta.rate = (1000 * (made - 1)) / (last - first);
-    }
-    return false;
-  }
-
-  /** The request's messages, up to a node. */
-  messages(id) {
-    const said = this.tree.upTo(id).filter(({ message, meta }) => !meta.error || message.content).map(({ message }) => {
-      const { reasoning, ...rest } = message;
-      return rest;
-    });
-    return this.settings.system ? [{ role: "system", content: this.settings.system }, ...said] : said;
   }
 
   /** Runs those calls that the page can run. Gives the node to go on under once every call has its result. */
@@ -274,6 +286,11 @@ export class Chat {
     this.list.setAttribute("aria-busy", this.busy); // who listens to the page hears an answer when it is whole
     if (stays) this.toEnd();
   }
+}
+
+/** Nodes as a request has them: without what was thought, and without answers that never came. */
+function written(nodes) {
+  return nodes.filter(({ message, meta }) => !meta.error || message.content).map(({ message: { reasoning, ...rest } }) => rest);
 }
 
 /** Takes a delta into the message. False if it held nothing to show. */

@@ -1,6 +1,6 @@
 use super::{
     AskedForm, COUNT_TOKENS, ChatRequest, MESSAGES, Message, Reader, Role, SamplingFields, StreamOptions,
-    Tool, ToolChoice, classify, message::AssistantTurn, message::no_text, sampling,
+    ThinkingBudget, Tool, ToolChoice, classify, message::AssistantTurn, message::no_text, sampling,
 };
 use crate::ApiError;
 use kvasir_sample::Sampling;
@@ -42,6 +42,7 @@ impl MessagesRequest {
         let (tool_choice, parallel_tool_calls) = tool_choice(body, &tools)?;
         let mut messages: Vec<Message> = system(body)?.into_iter().collect();
         let goes_on = conversation(body, &mut messages)?;
+        let (template_kwargs, thinking) = thinking(body)?;
         Ok(Self {
             chat: ChatRequest {
                 model: Some(body.text("model")?.ok_or_else(|| body.error("model", "is missing"))?.to_owned()),
@@ -52,7 +53,8 @@ impl MessagesRequest {
                 parallel_tool_calls,
                 form: format(body)?,
                 stream: body.flag("stream", false)?.then(StreamOptions::default),
-                template_kwargs: thinking(body)?,
+                thinking,
+                template_kwargs,
                 add_generation_prompt: !goes_on,
                 continue_final_message: goes_on,
             },
@@ -207,23 +209,25 @@ fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiE
     }
 }
 
-/// `thinking`, as the templates of models that think take it. Its budget is an aim by this API's own contract; what bounds an
-/// answer is `max_tokens`.
-fn thinking(body: &Reader) -> Result<Map<String, Value>, ApiError> {
-    let Some(thinking) = body.object("thinking")? else { return Ok(Map::new()) };
+/// `thinking`, as the templates of models that think take it, and how long they may.
+fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>), ApiError> {
+    let Some(thinking) = body.object("thinking")? else { return Ok((Map::new(), None)) };
     thinking.only(&["type", "budget_tokens", "display"])?;
+    let mut budget = None;
     let enabled = match thinking.text("type")? {
         Some("enabled") => {
-            let most = body.integer("max_tokens", 1..=i64::MAX)?.unwrap_or(i64::MAX);
+            let most = body.integer("max_tokens", 1..=i64::MAX)?.unwrap_or(sampling::MAX_TOKENS);
+            let most = most.saturating_sub(1).clamp(1, sampling::MAX_TOKENS);
             thinking.need("budget_tokens")?;
-            thinking.integer("budget_tokens", 1..=most.saturating_sub(1).max(1))?;
+            let tokens = thinking.integer("budget_tokens", 1..=most)?;
+            budget = tokens.map(|n| ThinkingBudget { tokens: n as u32, param: "thinking.budget_tokens" });
             true
         }
         Some("adaptive") => true,
         Some("disabled") => false,
         _ => return Err(thinking.error("type", "must be enabled, adaptive or disabled")),
     };
-    Ok(Map::from_iter([("enable_thinking".to_owned(), enabled.into())]))
+    Ok((Map::from_iter([("enable_thinking".to_owned(), enabled.into())]), budget))
 }
 
 /// `output_config`: the form of the answer, and an effort that only models trained for it would heed.

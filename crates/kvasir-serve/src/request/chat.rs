@@ -1,7 +1,7 @@
 use super::{
     AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice, classify, message::no_text, sampling,
 };
-use crate::ApiError;
+use crate::{ApiError, aside::LONG};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
@@ -51,6 +51,15 @@ pub struct StreamOptions {
     pub continuous_usage: bool,
 }
 
+/// How long the model may reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThinkingBudget {
+    /// In tokens.
+    pub tokens: u32,
+    /// What its endpoint calls it.
+    pub param: &'static str,
+}
+
 /// A checked `/v1/chat/completions` request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatRequest {
@@ -68,6 +77,8 @@ pub struct ChatRequest {
     pub parallel_tool_calls: bool,
     /// What form the answer must have.
     pub form: Option<AskedForm>,
+    /// Most tokens of reasoning.
+    pub thinking: Option<ThinkingBudget>,
     /// `Some` for a streamed answer.
     pub stream: Option<StreamOptions>,
     /// Variables for the template.
@@ -110,11 +121,23 @@ impl ChatRequest {
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
             form: AskedForm::read(&body)?,
+            thinking: thinking(&body)?,
             stream: stream(&body)?,
             template_kwargs,
             add_generation_prompt,
             continue_final_message,
         })
+    }
+}
+
+impl ChatRequest {
+    /// Whether making its prompt is long work: much is said, or there are tools, whose descriptions may be of any length.
+    pub(crate) fn is_long(&self) -> bool {
+        let said = self.messages.iter().map(|message| match &message.content {
+            Content::Text(text) => text.len(),
+            Content::Empty => 0,
+        });
+        !self.tools.is_empty() || said.sum::<usize>() >= LONG
     }
 }
 
@@ -156,6 +179,12 @@ pub(super) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>
     kwargs.entry("reasoning_effort").or_insert(body.need(field)?.clone());
     kwargs.entry("enable_thinking").or_insert(thinks.into());
     Ok(())
+}
+
+fn thinking(body: &Reader) -> Result<Option<ThinkingBudget>, ApiError> {
+    let param = "thinking_token_budget";
+    let tokens = body.integer(param, 0..=sampling::MAX_TOKENS)?;
+    Ok(tokens.map(|tokens| ThinkingBudget { tokens: tokens as u32, param }))
 }
 
 /// Names that a template gets from the engine; a request may not put its own value in their place.

@@ -51,7 +51,7 @@ impl CompletionRequest {
         }
         Ok(Self {
             model: body.text("model")?.map(str::to_owned),
-            prompts: prompts(&body, vocab)?,
+            prompts: prompts(&body, "prompt", MAX_PROMPTS, vocab)?,
             sampling,
             echo,
             form: AskedForm::read(&body)?,
@@ -60,25 +60,25 @@ impl CompletionRequest {
     }
 }
 
-fn prompts(body: &Reader, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
-    let value = body.need("prompt")?;
+/// At most `most` texts or lists of token ids, or one of them.
+pub(super) fn prompts(body: &Reader, field: &str, most: usize, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
+    let value = body.need(field)?;
     if let Some(text) = value.as_str() {
         return Ok(vec![Prompt::Text(text.to_owned())]);
     }
-    let items = value
-        .as_array()
-        .ok_or_else(|| body.error("prompt", "must be a text, a list of texts, or token ids"))?;
+    let items =
+        value.as_array().ok_or_else(|| body.error(field, "must be a text, a list of texts, or token ids"))?;
     match items.first() {
-        None => Err(body.error("prompt", "must not be empty")),
-        Some(Value::Number(_)) => Ok(vec![ids(body, "prompt", items, vocab)?]),
-        Some(_) if items.len() > MAX_PROMPTS => {
-            Err(body.error("prompt", format!("may have at most {MAX_PROMPTS} prompts, not {}", items.len())))
+        None => Err(body.error(field, "must not be empty")),
+        Some(Value::Number(_)) => Ok(vec![ids(body, field, items, vocab)?]),
+        Some(_) if items.len() > most => {
+            Err(body.error(field, format!("may have at most {most} items, not {}", items.len())))
         }
         Some(_) => {
             let prompt = |(i, item): (usize, &Value)| match item {
                 Value::String(text) => Ok(Prompt::Text(text.clone())),
-                Value::Array(list) => ids(body, &format!("prompt[{i}]"), list, vocab),
-                _ => Err(body.error(&format!("prompt[{i}]"), "must be a text or token ids")),
+                Value::Array(list) => ids(body, &format!("{field}[{i}]"), list, vocab),
+                _ => Err(body.error(&format!("{field}[{i}]"), "must be a text or token ids")),
             };
             items.iter().enumerate().map(prompt).collect()
         }
@@ -87,7 +87,7 @@ fn prompts(body: &Reader, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
 
 /// The prompt of an endpoint that takes one.
 pub(super) fn one_prompt(body: &Reader, vocab: u32) -> Result<Prompt, ApiError> {
-    let mut all = prompts(body, vocab)?;
+    let mut all = prompts(body, "prompt", MAX_PROMPTS, vocab)?;
     match (all.pop(), all.is_empty()) {
         (Some(prompt), true) => Ok(prompt),
         _ => Err(body.error("prompt", "must be one text or one list of token ids")),

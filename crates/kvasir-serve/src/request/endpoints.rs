@@ -1,5 +1,6 @@
 use super::{
-    CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, FORK, Field, MESSAGES, RESPONSES, REWIND, SESSIONS, TOKENIZE,
+    CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, EMBEDDINGS, FORK, Field, MESSAGES, RESPONSES, REWIND,
+    SESSIONS, TOKENIZE,
 };
 
 /// A route as it is described to clients.
@@ -34,6 +35,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     get("/v1/engine/steps", "Every step of the engine as it happens, as server-sent events"),
     post("/v1/chat/completions", "Answers a chat", CHAT),
     post("/v1/completions", "Goes on with texts or token ids", COMPLETIONS),
+    post("/v1/embeddings", "The vectors of texts or token ids", EMBEDDINGS),
     post("/v1/responses", "Answers a list of items", RESPONSES),
     post("/v1/messages", "Answers a chat in Anthropic's form", MESSAGES),
     post("/v1/messages/count_tokens", "Counts the tokens of a chat in Anthropic's form", COUNT_TOKENS),
@@ -45,4 +47,5 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/v1/sessions/{id}/rewind", "Shortens a session", REWIND),
     post("/tokenize", "The token ids of a text", TOKENIZE),
     post("/detokenize", "The text of token ids", DETOKENIZE),
+    get("/tokenizer_info", "Control tokens and the chat template, for clients that render chats"),
 ];

@@ -39,6 +39,7 @@ const ONE_TIER: &str = "there is one tier";
 const FOUND: &str = "prefixes are found by content; no key is needed to find them";
 const AS_SENT: &str = "the conversation is used as it was sent";
 const NOT_KEPT: &str = "responses are not kept; send all items in `input`";
+const MAX_TOKENS: &str = "it is `max_tokens` here";
 const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and run them";
 
 /// Fields of `/v1/chat/completions`.
@@ -50,6 +51,7 @@ pub const CHAT: &[Field] = &[
     yes("stream_options"),
     yes("max_tokens"),
     yes("max_completion_tokens"),
+    no("max_new_tokens", MAX_TOKENS),
     yes("min_tokens"),
     yes("temperature"),
     yes("top_p"),
@@ -72,6 +74,7 @@ pub const CHAT: &[Field] = &[
     yes("prompt_logprobs"),
     yes("response_format"),
     yes("reasoning_effort"),
+    yes("thinking_token_budget"),
     yes("structured_outputs"),
     yes("guided_json"),
     yes("guided_regex"),
@@ -107,6 +110,7 @@ pub const COMPLETIONS: &[Field] = &[
     yes("stream"),
     yes("stream_options"),
     yes("max_tokens"),
+    no("max_new_tokens", MAX_TOKENS),
     yes("min_tokens"),
     yes("temperature"),
     yes("top_p"),
@@ -217,6 +221,17 @@ pub const COUNT_TOKENS: &[Field] = &[
     yes("output_config"),
     no("mcp_servers", NO_TOOLS),
     no("context_management", AS_SENT),
+];
+
+/// Fields of `/v1/embeddings`.
+pub const EMBEDDINGS: &[Field] = &[
+    yes("model"),
+    yes("input"),
+    yes("encoding_format"),
+    yes("dimensions"),
+    yes("priority"),
+    yes("cache_salt"),
+    skip("user", LABEL),
 ];
 
 /// Fields of `POST /v1/sessions`.

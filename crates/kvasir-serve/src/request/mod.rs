@@ -3,6 +3,7 @@
 mod anthropic;
 mod chat;
 mod completion;
+mod embeddings;
 mod endpoints;
 mod fields;
 mod form;
@@ -15,12 +16,13 @@ mod session;
 mod tools;
 
 pub use anthropic::MessagesRequest;
-pub use chat::{ChatRequest, Content, Message, Role, StreamOptions};
+pub use chat::{ChatRequest, Content, Message, Role, StreamOptions, ThinkingBudget};
 pub use completion::{CompletionRequest, Prompt};
+pub use embeddings::{EmbeddingsRequest, Encoding};
 pub use endpoints::{ENDPOINTS, Endpoint};
 pub use fields::{
-    CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, FORK, Field, MESSAGES, RESPONSES, REWIND, SESSIONS,
-    TOKENIZE, classify,
+    CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, FORK, Field, MESSAGES, RESPONSES, REWIND,
+    SESSIONS, TOKENIZE, classify,
 };
 pub use form::AskedForm;
 pub use json::parse_body;

@@ -44,6 +44,7 @@ impl ResponsesRequest {
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
             form: format(&body)?,
+            thinking: None,
             stream: stream(&body)?,
             template_kwargs: template_kwargs(&body)?,
             add_generation_prompt: true,

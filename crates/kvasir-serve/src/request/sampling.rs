@@ -15,7 +15,7 @@ const MAX_BIAS: usize = 1024;
 /// Most ids in `stop_token_ids`.
 const MAX_STOP_IDS: usize = 128;
 /// Most tokens anybody may ask for; the model's own length is checked where it is known.
-const MAX_TOKENS: i64 = 1 << 24;
+pub(super) const MAX_TOKENS: i64 = 1 << 24;
 
 /// How long an answer may get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,6 +9,7 @@ const REASONS = {
   lease: (r) => `${r.slots} slots come back with the step in flight`,
   cache_sequences: "the cache holds as many sequences as it can",
   no_pool_row: "no place in the token pool is free",
+  no_state_slot: "no place for its state is free",
   prefill_first: "prompts go first",
   decode_first: "decodes go first",
   delay: "held for the delay factor",

@@ -114,9 +114,7 @@ impl Chat {
 
     fn greet(&self) {
         self.about();
-        self.screen.note(
-            "/help lists the commands · a line ending in \\ goes on, or Alt-Enter · Ctrl-C stops an answer",
-        );
+        self.screen.note("/help lists the commands · Alt-Enter begins a line · Ctrl-C stops an answer");
         self.screen.space();
     }
 

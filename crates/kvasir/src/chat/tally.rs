@@ -41,7 +41,7 @@ impl Tally {
         };
         self.answers += 1;
         self.made += u64::from(ended.tokens);
-        self.spoke += turn.spoke;
+        self.spoke += ended.spoke;
         self.prompts += u64::from(ended.prompt);
         self.cached += u64::from(ended.cached);
         self.context = ended.prompt + ended.tokens;
@@ -49,8 +49,8 @@ impl Tally {
         format!(
             "{}{} · first after {:.0} ms · {} of {} prompt tokens cached{cut}",
             plural(u64::from(ended.tokens), "token"),
-            say_rate(rate(u64::from(ended.tokens), turn.spoke)),
-            turn.first.as_secs_f64() * 1000.0,
+            say_rate(rate(u64::from(ended.tokens), ended.spoke)),
+            ended.ttft.as_secs_f64() * 1000.0,
             ended.cached,
             ended.prompt,
         )

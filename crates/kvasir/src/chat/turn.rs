@@ -5,11 +5,7 @@ use kvasir_serve::{
     http::{App, Ended},
 };
 use serde_json::{Map, Value, json};
-use std::{
-    io,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, sync::Arc};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// One answer as it stands in the conversation, and what it took.
@@ -20,10 +16,6 @@ pub(super) struct Turn {
     calls: Vec<(String, String)>,
     /// None if it was stopped before its end.
     pub(super) ended: Option<Ended>,
-    /// Time to its first piece of text.
-    pub(super) first: Duration,
-    /// From the first piece to the last.
-    pub(super) spoke: Duration,
 }
 
 /// Why there is no answer.
@@ -54,7 +46,6 @@ impl Turn {
         screen: &mut Screen,
         stoppable: bool,
     ) -> Result<Self, NoTurn> {
-        let began = Instant::now();
         let mut interrupt = if stoppable { signal(SignalKind::interrupt()).ok() } else { None };
         let mut speaker = app.talk(body)?;
         let mut writing = Writing::default();
@@ -64,7 +55,6 @@ impl Turn {
                 () = pressed(&mut interrupt) => None,
             };
             let Some(gain) = gain else { break };
-            writing.first.get_or_insert_with(Instant::now);
             writing.take(gain.deltas, screen)?;
             writing.ended = gain.ended;
             if writing.ended.is_some() {
@@ -72,14 +62,7 @@ impl Turn {
             }
         }
         screen.end_line()?;
-        let first = writing.first.unwrap_or(began);
-        Ok(Self {
-            content: writing.content,
-            calls: writing.calls,
-            ended: writing.ended,
-            first: first - began,
-            spoke: first.elapsed(),
-        })
+        Ok(Self { content: writing.content, calls: writing.calls, ended: writing.ended })
     }
 
     /// Whether nothing was said before it was stopped.
@@ -116,7 +99,6 @@ struct Writing {
     content: String,
     calls: Vec<(String, String)>,
     thinking: bool,
-    first: Option<Instant>,
     ended: Option<Ended>,
 }
 

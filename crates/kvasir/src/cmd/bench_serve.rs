@@ -3,7 +3,7 @@ use super::{
     workload::{Kind, WorkloadArgs},
 };
 use kvasir_lab::{
-    load::{self, Address, Goal, Pressure, Report, Route, Target},
+    load::{self, Address, Goal, Pressure, Report, Route, Target, Trust},
     workload::{Scenario, Workload},
 };
 use serde_json::{Map, Value, json};
@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Shown to the server as a bearer token
     #[arg(long, env = "KVASIR_BENCH_KEY", hide_env_values = true, value_name = "KEY")]
     key: Option<String>,
+    /// Certificates that sign for an https server, as PEM; those whom the system trusts unless given
+    #[arg(long, env = "SSL_CERT_FILE", hide_env_values = true, value_name = "FILE.pem")]
+    ca: Option<PathBuf>,
     /// Let answers end where the model ends them
     #[arg(long)]
     keep_eos: bool,
@@ -76,8 +79,10 @@ impl Args {
             goal: goal.map_err(|why| Failure::usage(format!("--goodput: {why}")))?,
             ignore_eos: !self.keep_eos,
         };
+        let trust = self.address.secure.then(|| Trust::of(self.ca.as_deref())).transpose();
         let target = Target {
             address: self.address.clone(),
+            trust: trust.map_err(Failure::usage)?,
             route: match self.route {
                 RouteArg::Chat => Route::Chat,
                 RouteArg::Completions => Route::Completions,

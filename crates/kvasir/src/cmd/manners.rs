@@ -35,6 +35,14 @@ impl Manners {
         }
     }
 
+    /// Most tokens of an answer.
+    pub(crate) fn max_new_tokens(&self, loaded: &Loaded) -> Result<Option<u32>, Failure> {
+        match self.generation_config {
+            GenerationConfig::Auto => Ok(loaded.opened.max_new_tokens()?),
+            GenerationConfig::None => Ok(None),
+        }
+    }
+
     /// The model, its answers read as was asked for.
     pub(crate) fn teach(&self, model: Model) -> Model {
         let tools = self.tool_parser.as_deref().and_then(ToolDialect::named);

@@ -3,6 +3,7 @@ mod bench_offline;
 mod bench_serve;
 mod chat;
 mod convert;
+mod doctor;
 mod failure;
 mod form;
 mod generate;
@@ -25,7 +26,7 @@ pub(crate) use failure::Failure;
 pub(crate) use started::Started;
 
 use clap::Subcommand;
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 /// What can be asked for; a file each.
 #[derive(Subcommand)]
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Inspect(inspect::Args),
     /// Quantise or re-pack a model to a GGUF file
     Convert(convert::Args),
+    /// Look at this machine, a model and a configuration, and say what is missing
+    Doctor(doctor::Args),
     /// Measure speed, beside its distance from what the machine can do
     Bench(bench::Args),
     /// Run recorded operation sequences against the caches and policies and report every mismatch
@@ -55,13 +58,15 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+    /// `config` is the file of options that was given; its options are in the arguments already.
+    pub(crate) fn run(self, config: Option<PathBuf>) -> Result<ExitCode, Failure> {
         match self {
             Self::Chat(args) => args.run(),
             Self::Generate(args) => args.run(),
             Self::Logits(args) => args.run(),
             Self::Inspect(args) => args.run(),
             Self::Convert(args) => args.run(),
+            Self::Doctor(args) => args.run(config),
             Self::Bench(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Sim(args) => args.run(),

@@ -56,10 +56,13 @@ pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Backend {
+    /// The fastest that there is
     Auto,
+    /// Kernels for this processor
     Cpu,
+    /// f32 and explicit masks only: slow, and what the others are checked against
     Plain,
-    /// Says anything and computes nothing: for load tests
+    /// Says anything and computes nothing, for load tests
     Sim,
 }
 

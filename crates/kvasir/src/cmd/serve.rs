@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{net::TcpListener, signal};
+use tokio::signal;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -73,6 +73,12 @@ struct LimitArgs {
     /// Connections at once; more get 503
     #[arg(long, default_value_t = 4096, env = "KVASIR_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
+    /// Seconds that a client may take to go on with a request that it has begun, and a connection may lie idle
+    #[arg(long, default_value_t = 30, env = "KVASIR_CLIENT_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    client_timeout: u32,
+    /// Seconds that a step may take while answers are waited for; after that /health fails until it comes back
+    #[arg(long, default_value_t = 120, env = "KVASIR_STEP_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    step_timeout: u32,
 }
 
 impl LimitArgs {
@@ -153,10 +159,12 @@ impl Args {
         };
         let limits = self.limits;
         let places = limits.max_connections as usize;
+        let patience = Duration::from_secs(limits.client_timeout.into());
         let service = Service {
             keys: Keys::new(self.api_key),
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: self.reports.start()?,
+            patience: Duration::from_secs(limits.step_timeout.into()),
             allowed: Box::new(move |slots, max_len| limits.allowance(slots, max_len)),
         };
         let options = self.options.for_serving();
@@ -166,19 +174,18 @@ impl Args {
         // The engine has a thread of its own; what is left is reading and writing, which two threads do well.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.map_err(Failure::failed)?.block_on(async {
-            let listener = TcpListener::bind(address).await;
-            let listener =
-                listener.map_err(|e| Failure::failed(format!("cannot listen on {address}: {e}")))?;
-            let address = listener.local_addr().map_err(Failure::failed)?;
             let scheme = if tls.is_some() { "https" } else { "http" };
+            let gate = Gate::open(address, places, tls);
+            let gate = gate.map_err(|e| Failure::failed(format!("cannot listen on {address}: {e}")))?;
+            let address = gate.address().map_err(Failure::failed)?;
             eprintln!(
                 "kvasir: {name} on {backend}, {slots} slots, {scheme}://{address}, ready after {:.2} s",
                 started.elapsed().as_secs_f64()
             );
-            let gate = Gate::new(listener, places, tls);
-            serve(app, gate, told_to_stop(), Duration::from_secs(self.grace)).await.map_err(Failure::failed)
-        })?;
-        Ok(ExitCode::SUCCESS)
+            let gate = gate.waiting(patience);
+            serve(app, gate, told_to_stop(), Duration::from_secs(self.grace)).await;
+            Ok(ExitCode::SUCCESS)
+        })
     }
 }
 

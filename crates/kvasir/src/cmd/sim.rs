@@ -7,6 +7,7 @@ use kvasir_lab::{
 };
 use kvasir_sim::{Clock, CostDevice, Faults, Preset};
 use std::{
+    fmt::Display,
     ops::Range,
     path::PathBuf,
     process::ExitCode,
@@ -29,7 +30,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     requests: WorkloadArgs,
     /// Faults in thousandths, of the steps: refused, failed, out_of_memory, late, lost; of the requests: aborts
-    #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "")]
+    #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "", hide_default_value = true)]
     faults: Trouble,
     /// Machine and model whose time the device takes
     #[arg(long, value_name = "MACHINE:SHAPE", value_parser = Preset::parse, default_value = "h200:qwen3-0.6b", env = "KVASIR_SIM_PRESET")]
@@ -87,16 +88,14 @@ fn parse_steps(text: &str) -> Result<Range<u64>, String> {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let scenario = match &self.scenario {
+        let (scenario, written) = match &self.scenario {
             Some(path) => {
-                let name = |why| Failure::usage(format!("{}: {why}", path.display()));
-                Some(Scenario::parse(&Failure::read(path)?).map_err(name)?)
+                let name = |why: &dyn Display| Failure::usage(format!("{}: {why}", path.display()));
+                let scenario = Scenario::parse(&Failure::read(path)?).map_err(|why| name(&why))?;
+                let written = Options::from_map(scenario.options()).map_err(|why| name(&why))?;
+                (Some(scenario), written)
             }
-            None => None,
-        };
-        let written = match &scenario {
-            Some(scenario) => Options::from_map(scenario.options())?,
-            None => Options::default(),
+            None => (None, Options::default()),
         };
         let options = self.options.over(&written)?;
         let facts = Facts {
@@ -110,6 +109,9 @@ impl Args {
         setup.insert("device".into(), self.sim_preset.to_string().into());
         setup.insert("notes".into(), self.notes().into());
         let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
+        if self.html.is_some() && self.html == self.trace {
+            return Err(Failure::usage("--html and --trace name the same file"));
+        }
         let page = self.html.as_deref().map(whole_file::WholeFile::create).transpose()?;
         let trace = self.trace.as_deref().map(whole_file::WholeFile::create).transpose()?;
         let lines =

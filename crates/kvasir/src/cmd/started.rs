@@ -10,7 +10,7 @@ use kvasir_serve::{
     report::Reports,
 };
 use serde_json::Value;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// Slots of a pool that nobody gave a size: a desk's memory is shared with everything else on it.
 const DESK_SLOTS: u32 = 32768;
@@ -25,6 +25,8 @@ pub(crate) struct Service {
     pub(crate) reports: Arc<Reports>,
     /// Names of the metrics.
     pub(crate) names: Names,
+    /// How long a step may take before it counts as one that hangs.
+    pub(crate) patience: Duration,
 }
 
 impl Service {
@@ -35,6 +37,7 @@ impl Service {
             allowed: Box::new(|_, _| Allowance::default()),
             reports: Arc::default(),
             names: Names::Own,
+            patience: Duration::MAX,
         }
     }
 }
@@ -72,8 +75,9 @@ impl Started {
         let (served, backend) = (served(name.clone(), &loaded, manners, max_len)?, loaded.backend());
         drop(loaded);
         setup.insert("device".into(), backend.into());
-        let Service { keys, allowed, reports, names } = service;
-        let host = Host::start(engine, allowed(slots, max_len), reports).map_err(Failure::failed)?;
+        let Service { keys, allowed, reports, names, patience } = service;
+        let host = Host::start(engine, allowed(slots, max_len), reports, patience);
+        let host = host.map_err(Failure::failed)?;
         let live = Live { watch, setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, keys, live, names);
         Ok(Self { app, name, backend, slots, max_len })
@@ -86,6 +90,8 @@ fn served(name: String, loaded: &Loaded, manners: &Manners, max_len: u32) -> Res
     let facts = model::Facts {
         vocab: program.vocab as u32,
         max_len,
+        max_new_tokens: manners.max_new_tokens(loaded)?,
+        hidden: loaded.tells_hidden().then_some(program.hidden as u32),
         eos: loaded.opened.eos(),
         sampling: manners.sampling(loaded)?,
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),

@@ -16,7 +16,7 @@ use std::{
 
 impl HubName {
     pub(super) fn fetch(&self) -> Result<PathBuf, Error> {
-        let failed = |e: HFError| Error::Failed(format!("{}/{}: {e}", self.owner, self.name));
+        let failed = |e: HFError| Error::Failed(format!("{}/{}: {}: {e}", self.owner, self.name, why(&e)));
         let client = HFClientSync::new().map_err(failed)?;
         let repository = client.model(self.owner.clone(), self.name.clone());
         let listed = repository.list_tree().maybe_revision(self.revision.clone()).recursive(true);
@@ -29,6 +29,21 @@ impl HubName {
         let download = repository.snapshot_download().maybe_revision(self.revision.clone());
         let snapshot = download.allow_patterns(chosen.clone()).progress(Bar::default()).send();
         Ok(model_path(&snapshot.map_err(failed)?, &chosen))
+    }
+}
+
+/// What a failure means to whoever asked.
+fn why(error: &HFError) -> &'static str {
+    let status = match error {
+        HFError::Http { context } => context.status.as_u16(),
+        HFError::AuthRequired { .. } | HFError::Forbidden { .. } => 401,
+        HFError::RepoNotFound { .. } | HFError::RevisionNotFound { .. } => 404,
+        _ => 0,
+    };
+    match status {
+        401 | 403 => "the hub wants a token that may read it (HF_TOKEN)",
+        404 => "the hub has no such model or revision, or wants a token (HF_TOKEN)",
+        _ => "could not be fetched; whole files are kept, and asking again fetches the others",
     }
 }
 

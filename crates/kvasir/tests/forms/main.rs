@@ -13,11 +13,11 @@ use kvasir_kv::{Radix, blocks::BlockConfig};
 use kvasir_sample::{Constrained, Sampling};
 use kvasir_serve::{
     answer::ToolDialect,
-    form::{Part, Shape, Vocabulary},
+    form::{Budget, Part, Shape, Vocabulary},
     request::Tool,
 };
 use schemas::{Dice, misfit, schema};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::{path::PathBuf, sync::Arc};
 
 const EOS: &[u32] = &[505, 503];
@@ -120,6 +120,32 @@ fn two_hundred_schemas_are_kept_to() {
     assert!(preemptions > 0);
     for (a, b) in done.iter().zip(&again) {
         assert_eq!(a.as_ref().unwrap().tokens, b.as_ref().unwrap().tokens);
+    }
+}
+
+#[test]
+fn reasoning_ends_when_its_budget_is_used_up() {
+    let house = House::new();
+    let close = house.tokenizer.encode("</think>", false).unwrap()[0];
+    let budget = |tokens| Budget { tokens, open: 510, close, is_begun: true, vocab: 512 };
+    let shape = Shape::JsonSchema(json!({"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}));
+    let lead = [Part::Until("</think>".into()), Part::Gap];
+    for (seed, tokens) in [(1, 0), (2, 1), (3, 9), (4, 40)] {
+        let form = house.vocabulary.compile(&shape, &lead).unwrap();
+        let requests = vec![
+            house.request(seed, budget(tokens).within(Constrained::default())),
+            house.request(seed, budget(tokens).within(form)),
+        ];
+        let mut engine = house.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 256, true);
+        let mut done = engine.generate(requests).unwrap().into_iter().map(Result::unwrap);
+        let (free, formed) = (done.next().unwrap(), done.next().unwrap());
+        for done in [&free, &formed] {
+            let ends = done.tokens.iter().position(|token| *token == close);
+            assert!(ends.is_some_and(|ends| ends <= tokens), "{tokens}: {:?}", done.tokens);
+        }
+        let text = house.text(&formed);
+        let said = text.split_once("</think>").unwrap().1;
+        assert!(serde_json::from_str::<Vec<String>>(said).is_ok_and(|list| list.len() <= 3), "{text}");
     }
 }
 
@@ -283,6 +309,13 @@ fn what_cannot_be_kept_to_is_refused() {
     ] {
         refused(Shape::Grammar(grammar.into()));
     }
+    let optional = |n: usize| {
+        let properties: Map<String, Value> =
+            (0..n).map(|i| (format!("p{i}"), json!({"type": "null"}))).collect();
+        Shape::JsonSchema(json!({"type": "object", "properties": properties}))
+    };
+    refused(optional(2049));
+    assert!(house.compile(&optional(100)).is_ok());
     // Counts in a regular expression cost nothing until they are reached.
     assert!(house.compile(&Shape::Regex("a{0,2147483648}".into())).is_ok());
     refused(Shape::Choice(Vec::new()));

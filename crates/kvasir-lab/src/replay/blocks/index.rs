@@ -3,7 +3,7 @@
 use super::manager::{list, numbers};
 use crate::replay::{Case, CaseError, Outcome, compare};
 use kvasir_kv::blocks::{BlockConfig, Index, Offer};
-use kvasir_kv::{BlockId, HashIndex, Token, block_hash};
+use kvasir_kv::{BlockId, HashIndex, LongList, Token, block_hash};
 use serde_json::{Map, Value, json};
 
 /// Runs one `atom.hash` case: tables of hashes and of pairs.
@@ -154,7 +154,10 @@ impl Pool {
     fn publish(&mut self, block: BlockId, name: &str) -> Option<()> {
         let tokens = [content(name)?];
         self.owners.get(block as usize).filter(|&&owners| owners > 0)?;
-        self.index.publish(Offer { table: &[block], tokens: &tokens, salt: 0, from: 0 }, &mut Vec::new());
+        self.index.publish(
+            Offer { table: &LongList::new(vec![block]), tokens: &tokens, salt: 0, from: 0 },
+            &mut Vec::new(),
+        );
         Some(())
     }
 }

@@ -1,9 +1,11 @@
 //! `atom.block_manager`: one operation of a block manager after the other, on the `paged` cache.
 
-use super::names::BlockNames;
-use crate::replay::{Case, CaseError, Mismatch, Outcome, compare};
+use crate::replay::{BlockNames, Case, CaseError, Mismatch, Outcome, compare};
+use kvasir_engine::StateSlots;
 use kvasir_kv::blocks::BlockConfig;
-use kvasir_kv::{Cache, CacheError, CacheEvent, ClaimRow, Paged, Prefix, Rewind, SeqId, StepId, Token};
+use kvasir_kv::{
+    Cache, CacheError, CacheEvent, ClaimRow, Lookup, Paged, Prefix, Rewind, SeqId, StepId, Token,
+};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -13,12 +15,12 @@ struct Seq {
     tokens: Vec<Token>,
     prompt: usize,
     cached: u32,
-    /// Leading blocks whose ids must follow those that the case named before.
-    followed: usize,
+    stateful: bool,
 }
 
 struct Manager {
     cache: Paged,
+    states: StateSlots,
     block_size: u32,
     seqs: BTreeMap<String, Seq>,
     hashes: BTreeMap<String, Option<u64>>,
@@ -91,10 +93,13 @@ impl Manager {
         for (name, seq) in given {
             let tokens = numbers(case, seq.get("prompt").unwrap_or(&Value::Null))?;
             let prompt = tokens.len();
-            seqs.insert(name.clone(), Seq { id: None, tokens, prompt, cached: 0, followed: 0 });
+            let stateful = seq.get("stateful") == Some(&Value::Bool(true));
+            seqs.insert(name.clone(), Seq { id: None, tokens, prompt, cached: 0, stateful });
         }
         let (hashes, names) = (BTreeMap::new(), BlockNames::default());
-        Ok(Self { cache, block_size, seqs, hashes, names, step: 0 })
+        let states = self::config(case, "state_slots").is_ok().then(|| config_number(case, "state_slots"));
+        let states = StateSlots::new(states.transpose()?);
+        Ok(Self { cache, states, block_size, seqs, hashes, names, step: 0 })
     }
 
     /// Runs one operation and compares what the case says of it.
@@ -156,7 +161,7 @@ impl Manager {
         let seq = self.seqs.get_mut(name).ok_or_else(|| case.error(format!("no sequence `{name}`")))?;
         let table = match seq.id {
             Some(id) => self.cache.table(id).map_err(|error| case.error(error.to_string()))?,
-            None => &[],
+            None => Default::default(),
         };
         let mut state = json!({
             "cached": seq.cached,
@@ -165,8 +170,8 @@ impl Manager {
         });
         if let Some(wanted) = wanted.get("block_table") {
             let wanted = numbers(case, wanted)?;
-            state["block_table"] = self.names.bind(name, &wanted, table, seq.followed);
-            seq.followed = table.len();
+            let hit = seq.cached / self.block_size;
+            state["block_table"] = self.names.bind(name, &wanted, &table, hit as usize);
         }
         Ok(state)
     }
@@ -282,13 +287,22 @@ impl Manager {
         self.seqs.get(name).map_or(&[], |seq| &seq.tokens)
     }
 
+    fn is_stateful(&self, name: &str) -> bool {
+        self.seqs.get(name).is_some_and(|seq| seq.stateful)
+    }
+
     fn allocate(&mut self, name: &str, use_hits: bool) -> Result<Value, Refused> {
         let tokens = self.tokens(name).to_vec();
         if self.seqs.get(name).is_none_or(|seq| seq.id.is_some()) {
             return Err(Refused("it has blocks already".into()));
         }
+        let stateful = self.is_stateful(name);
+        if stateful && !self.states.has_room() {
+            return Err(Refused("no place for its state is free".into()));
+        }
         let id = self.cache.open()?;
-        let hit = self.cache.attach(id, &tokens, 0, if use_hits { u32::MAX } else { 0 })?;
+        let hit =
+            self.cache.attach(id, &tokens, 0, if use_hits { u32::MAX } else { 0 }, Lookup::default())?;
         let rest = tokens.len() as u32 - hit.tokens;
         if rest > 0
             && let Err(error) = self.claim(id, rest)
@@ -296,8 +310,10 @@ impl Manager {
             self.cache.close(id)?;
             return Err(error.into());
         }
-        let followed = (hit.tokens / self.block_size) as usize;
-        self.with(name, |seq| (seq.id, seq.cached, seq.followed) = (Some(id), hit.tokens, followed))
+        if stateful {
+            self.states.take();
+        }
+        self.with(name, |seq| (seq.id, seq.cached) = (Some(id), hit.tokens))
     }
 
     fn can_allocate(&mut self, name: &str) -> Value {
@@ -305,15 +321,19 @@ impl Manager {
         let hit = self.cache.lookup(&tokens, 0);
         let blocks = (tokens.len() as u32).div_ceil(self.block_size);
         let (hits, idle) = (hit.tokens / self.block_size, hit.idle / self.block_size);
-        json!({ "ok": blocks - hits + idle <= self.free_blocks(), "hit_blocks": hits })
+        let has_state = !self.is_stateful(name) || self.states.has_room();
+        json!({ "ok": has_state && blocks - hits + idle <= self.free_blocks(), "hit_blocks": hits })
     }
 
     fn deallocate(&mut self, name: &str) -> Result<Value, Refused> {
         if let Some(id) = self.seqs.get_mut(name).and_then(|seq| seq.id.take()) {
             self.cache.close(id)?;
+            if self.is_stateful(name) {
+                self.states.give_back();
+            }
         }
         self.names.release(name);
-        self.with(name, |seq| (seq.cached, seq.followed) = (0, 0))
+        self.with(name, |seq| seq.cached = 0)
     }
 
     /// Leading tokens in published blocks.
@@ -358,8 +378,8 @@ impl Manager {
     }
 
     fn ref_counts(&self, id: SeqId) -> Result<Value, Refused> {
-        let table = self.cache.table(id)?.iter();
-        let counts = table.map(|&block| (block.to_string(), json!(self.cache.owners(block))));
+        let table = self.cache.table(id)?;
+        let counts = table.iter().map(|&block| (block.to_string(), json!(self.cache.owners(block))));
         Ok(counts.collect::<Map<_, _>>().into())
     }
 

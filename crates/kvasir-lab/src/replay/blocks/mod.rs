@@ -2,7 +2,6 @@
 
 mod index;
 mod manager;
-mod names;
 mod pages;
 mod radix_tree;
 

@@ -4,7 +4,9 @@ use super::manager::{list, numbers};
 use super::radix_tree::{check_final_tree, page_size};
 use crate::replay::{Case, CaseError, Mismatch, Outcome, compare};
 use kvasir_kv::blocks::{BlockConfig, Index, Offer};
-use kvasir_kv::{BlockId, Cache, CacheError, ClaimRow, Prefix, Radix, RadixIndex, SeqId, StepId, Token};
+use kvasir_kv::{
+    BlockId, Cache, CacheError, ClaimRow, LongList, Lookup, Prefix, Radix, RadixIndex, SeqId, StepId, Token,
+};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -35,7 +37,7 @@ pub(super) fn run_naive(case: &Case) -> Result<Outcome, CaseError> {
     let config = BlockConfig { sharing: false, ..config(case, ids.len() as u64 + 1)? };
     let mut cache = Radix::new(config).map_err(bad)?;
     let seq = cache.open().map_err(bad)?;
-    let hit = cache.attach(seq, &ids, 0, u32::MAX).map_err(bad)?;
+    let hit = cache.attach(seq, &ids, 0, u32::MAX, Lookup::default()).map_err(bad)?;
     let found = cache.table(seq).map_err(bad)?.to_vec();
     cache.claim(StepId(1), &[ClaimRow { seq, redirected: 0, tokens: ids.len() as u32 }]).map_err(bad)?;
     cache.retire(StepId(1)).map_err(bad)?;
@@ -92,8 +94,9 @@ pub(super) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
                 }
                 let tokens: Vec<Token> = (fresh..fresh + pages * page).collect();
                 fresh += pages * page;
+                let table = LongList::new(table);
                 index.publish(Offer { table: &table, tokens: &tokens, salt: 0, from: 0 }, &mut Vec::new());
-                for id in table {
+                for id in table.iter() {
                     index.let_go(id);
                     used[id as usize] = false;
                 }
@@ -224,7 +227,7 @@ impl Manager {
 
     fn admit(&mut self, row: u32, ids: Vec<Token>) -> Result<Value, CacheError> {
         let seq = self.cache.open()?;
-        let hit = self.cache.attach(seq, &ids, 0, u32::MAX)?.tokens;
+        let hit = self.cache.attach(seq, &ids, 0, u32::MAX, Lookup::default())?.tokens;
         let device = ids.len() as u32;
         self.rows.insert(row, Row { seq, ids, cached: hit, device, handle: hit });
         Ok(json!({ "matched": hit }))

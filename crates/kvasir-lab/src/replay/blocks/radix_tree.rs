@@ -63,7 +63,7 @@ impl Tree {
                 let mut pages = Vec::new();
                 let reached = self.tree.walk(root, &ids, |_| 0, &mut pages);
                 self.save(op, reached.node, reached.tokens);
-                Ok(json!({ "matched": reached.tokens, "pages": pages }))
+                Ok(json!({ "matched": reached.tokens, "handle_len": reached.tokens, "pages": pages }))
             }
             Some("insert") => {
                 let ids = numbers(case, op.get("ids").unwrap_or(&Value::Null))?;

@@ -11,7 +11,6 @@ mod tables;
 mod toy_engine;
 
 use super::{CaseError, Runner};
-use blocks::BlockMap;
 use kvasir_engine::Core;
 use serde_json::Value;
 

@@ -14,6 +14,7 @@ pub(super) fn params(case: &Case, config: &Value, given: &Value) -> Result<Param
         max_tokens: of("max_tokens").and_then(Value::as_u64).unwrap_or(64).min(u64::from(u32::MAX)) as u32,
         ignore_eos: of("ignore_eos").and_then(Value::as_bool).unwrap_or(false),
         eos: eos.and_then(Value::as_u64).map(|id| vec![id as u32]).unwrap_or_default(),
+        stateful: given.get("stateful").and_then(Value::as_bool).unwrap_or(false),
         stop_ids: stop_ids.map(tokens).transpose()?.unwrap_or_default(),
         ..Params::default()
     };

@@ -5,7 +5,7 @@ use super::{
     subject::{self, Answer, Op, Subject, small},
 };
 use crate::replay::{Case, CaseError, Outcome};
-use kvasir_kv::{Cache, Contiguous, PoolId, PrefixWatch, SeqId, SharedPrefix};
+use kvasir_kv::{Cache, Contiguous, PoolId, PrefixWatch, Prefixed, SeqId, SharedPrefix};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ struct Pool {
 }
 
 struct Fork {
-    bench: Bench<Contiguous>,
+    bench: Bench<Prefixed<Contiguous>>,
     seq: SeqId,
 }
 

@@ -136,9 +136,11 @@ impl<W: Words> Editor<W> {
         let (width, height) = terminal::size();
         let painting = paint::lay_out(prompt, draft.text(), draft.cursor(), width).clipped(height);
         let room = width.saturating_sub(painting.cursor.1 + 1);
+        // What was there is written over, then erased behind: erasing first flickers, and some terminals take a screen that is erased from its
+        // first place on for one to be remembered.
         let mut out = self.rewind();
         for (i, row) in painting.rows.iter().enumerate() {
-            out.push_str(if i > 0 { "\r\n" } else { "" });
+            out.push_str(if i > 0 { "\x1b[K\r\n" } else { "" });
             match row.strip_prefix(prompt).filter(|_| i == 0) {
                 Some(text) => {
                     let _ = write!(out, "\x1b[1;36m{prompt}\x1b[0m{text}");
@@ -146,7 +148,7 @@ impl<W: Words> Editor<W> {
                 None => out.push_str(row),
             }
         }
-        let _ = write!(out, "\x1b[2m{}\x1b[0m", paint::fitting(hint, room));
+        let _ = write!(out, "\x1b[2m{}\x1b[0m\x1b[J", paint::fitting(hint, room));
         let up = painting.rows.len() - 1 - painting.cursor.0;
         if up > 0 {
             let _ = write!(out, "\x1b[{up}A");
@@ -156,11 +158,11 @@ impl<W: Words> Editor<W> {
         io::stderr().write_all(out.as_bytes())
     }
 
-    /// Back to where the last painting began, with nothing below.
+    /// Back to where the last painting began.
     fn rewind(&self) -> String {
         match self.row {
-            0 => "\r\x1b[J".into(),
-            up => format!("\x1b[{up}A\r\x1b[J"),
+            0 => "\r".into(),
+            up => format!("\x1b[{up}A\r"),
         }
     }
 

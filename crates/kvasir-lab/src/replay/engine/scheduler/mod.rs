@@ -1,7 +1,7 @@
 mod judge;
 
-use super::{BlockMap, about, blocks::blocks_of, free_slots, list, number, sequence, switch, tokens};
-use crate::replay::{Case, CaseError, Mismatch, Outcome};
+use super::{about, blocks::blocks_of, free_slots, list, number, sequence, switch, tokens};
+use crate::replay::{BlockNames, Case, CaseError, Mismatch, Outcome};
 use kvasir_engine::{Chunking, Core, Finish, Limits, Nanos, Order, PrefillFirst, Request, RequestId};
 use kvasir_exec::{Batch, OutputRow, Phase, Step, StepKind};
 use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
@@ -36,7 +36,7 @@ fn replay(case: &Case) -> Result<Outcome, String> {
         if expected.get("not_reached").is_some() {
             break;
         }
-        if let Err(wrong) = bench.judge(&at, expected, &got) {
+        if let Err(wrong) = bench.judge(&at, op, expected, &got) {
             return Ok(Outcome::Failed(wrong));
         }
     }
@@ -69,7 +69,7 @@ struct Bench {
     known: BTreeMap<String, Known>,
     names: Vec<String>,
     steps: VecDeque<Box<Step>>,
-    blocks: BlockMap,
+    blocks: BlockNames,
     last: Option<Value>,
     produces: bool,
 }
@@ -100,6 +100,7 @@ impl Bench {
             max_model_len,
             max_prompt: Some(max_model_len),
             prefix_cache: sharing,
+            state_slots: config.get("state_slots").map(|_| of("state_slots", 0)).transpose()?,
             ..Limits::default()
         };
         let policy = PrefillFirst::new(chunking, delay);
@@ -120,7 +121,7 @@ impl Bench {
             names.push(name.clone());
         }
         let placeholders = drafts > 0 || list(given, "ops")?.iter().any(|op| switch(op, "deferred", false));
-        let (steps, blocks) = (VecDeque::new(), BlockMap::default());
+        let (steps, blocks) = (VecDeque::new(), BlockNames::default());
         let (now, last, produces, refused) = (0, None, false, false);
         Ok(Self {
             core,

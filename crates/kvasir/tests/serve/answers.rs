@@ -1,105 +1,8 @@
-//! `kvasir serve` as a client meets it: a real process, real sockets, a tiny model.
-#![allow(clippy::unwrap_used)] // helpers outside of test functions
+//! What clients get for requests that are right.
 
+use super::server::{Server, chat};
 use serde_json::{Value, json};
-use std::{
-    fs,
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
-
-struct Server {
-    process: Child,
-    address: String,
-    folder: PathBuf,
-}
-
-impl Server {
-    /// Serves the tiny Qwen3 with its tokenizer on a free port.
-    fn start(name: &str, options: &[&str]) -> Self {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let folder = std::env::temp_dir().join(format!("kvasir-serve-{}-{name}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        for from in ["testdata/models/qwen3", "crates/kvasir-formats/tests/data/tokenizers/qwen"] {
-            for file in fs::read_dir(root.join(from)).unwrap().map(Result::unwrap) {
-                fs::copy(file.path(), folder.join(file.file_name())).unwrap();
-            }
-        }
-        let mut process = Command::new(env!("CARGO_BIN_EXE_kvasir"))
-            .args(["serve", folder.to_str().unwrap(), "--port", "0", "--model-name", "tiny"])
-            .args(options)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.split("http://").nth(1).unwrap().split(',').next().unwrap().to_owned();
-        Self { process, address, folder }
-    }
-
-    fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        match head.to_lowercase().contains("transfer-encoding: chunked") {
-            true => (status, unchunked(body)),
-            false => (status, body.to_owned()),
-        }
-    }
-
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let (status, text) = self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string());
-        (status, serde_json::from_str(&text).unwrap())
-    }
-
-    fn events(&self, path: &str, body: &Value) -> Vec<Value> {
-        let (status, text) = self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string());
-        assert_eq!(status, 200, "{text}");
-        let lines = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
-        let (done, events): (Vec<&str>, Vec<&str>) = lines.partition(|line| *line == "[DONE]");
-        assert_eq!(done.len(), 1, "exactly one end");
-        events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-fn unchunked(mut body: &str) -> String {
-    let mut whole = String::new();
-    while let Some((size, rest)) = body.split_once("\r\n") {
-        let size = usize::from_str_radix(size, 16).unwrap();
-        whole.push_str(&rest[..size]);
-        body = rest[size..].trim_start_matches("\r\n");
-        if size == 0 {
-            break;
-        }
-    }
-    whole
-}
-
-fn chat(extra: Value) -> Value {
-    let mut body = json!({"model": "tiny", "max_tokens": 12, "temperature": 0, "messages": [{"role": "user", "content": "hello"}]});
-    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    body
-}
+use std::io::{BufRead, BufReader, Read, Write};
 
 #[test]
 fn a_stream_says_what_the_whole_answer_says() {
@@ -217,8 +120,7 @@ fn the_page_needs_no_key_and_the_steps_do() {
     assert_eq!(server.send("GET", "/page/view.js", "", "").0, 200);
     assert_eq!(server.send("GET", "/v1/engine/steps", "", "").0, 401);
 
-    let mut stream = TcpStream::connect(&server.address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut stream = server.connect();
     write!(stream, "GET /v1/engine/steps HTTP/1.1\r\nHost: x\r\nx-api-key: secret\r\n\r\n").unwrap();
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
     let begin = lines.by_ref().find_map(|line| Some(line.strip_prefix("data: ")?.to_owned())).unwrap();
@@ -241,7 +143,7 @@ fn the_page_needs_no_key_and_the_steps_do() {
     }
     assert_eq!(made, 12);
     // Who watches does not keep a server that leaves.
-    Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
+    server.terminate();
     assert!(lines.all(|line| !line.starts_with("event")));
     assert!(server.process.wait().unwrap().success());
 }
@@ -264,18 +166,8 @@ fn control_tokens_in_a_message_stay_text() {
 #[test]
 fn answers_under_way_end_after_sigterm() {
     let mut server = Server::start("drain", &[]);
-    let mut stream = TcpStream::connect(&server.address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let body = chat(json!({"stream": true, "max_tokens": 60, "ignore_eos": true})).to_string();
-    let length = body.len();
-    write!(
-        stream,
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
-    let mut start = [0; 64];
-    stream.read_exact(&mut start).unwrap();
-    Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
+    let mut stream = server.streaming("", json!({"max_tokens": 60}));
+    server.terminate();
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");

@@ -1,11 +1,8 @@
-//! Sessions as a client meets them: every route and the real engine, on a device whose words depend on all that it has read.
-#![allow(clippy::unwrap_used)] // helpers outside of test functions
+//! Sessions as a client meets them.
 
-mod server;
-
+use super::server::Server;
 use kvasir_kv::CacheKind;
 use serde_json::{Value, json};
-use server::Server;
 
 fn id(session: &Value) -> String {
     assert!(session["id"].is_string(), "no session: {session}");

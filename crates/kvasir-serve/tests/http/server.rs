@@ -4,7 +4,9 @@ use axum::{
     Router,
     body::{Body, to_bytes},
     http::{Request, header},
+    response::Response,
 };
+use futures_util::StreamExt;
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order};
 use kvasir_formats::TextFiles;
 use kvasir_kv::{CacheConfig, CacheKind, build};
@@ -19,8 +21,10 @@ use kvasir_serve::{
 };
 use kvasir_sim::Toy;
 use serde_json::Value;
-use std::{path::Path, sync::Arc};
-use tokio::runtime::Runtime;
+use std::{
+    convert::Infallible, future::poll_fn, path::Path, pin::pin, sync::Arc, task::Poll, time::Duration,
+};
+use tokio::{runtime::Runtime, task::JoinSet};
 use tower_service::Service;
 
 const LONGEST: u32 = 1000;
@@ -33,28 +37,58 @@ pub(crate) struct Server {
 impl Server {
     /// A server over a cache of this kind and size, for those who have one of these keys.
     pub(crate) fn start(kind: CacheKind, slots: u32, keys: &[&str]) -> Self {
+        Self::on(Toy::new(), kind, slots, keys)
+    }
+
+    /// The same on this device.
+    pub(crate) fn on(device: Toy, kind: CacheKind, slots: u32, keys: &[&str]) -> Self {
+        Self::watched(device, kind, slots, keys, Duration::from_secs(3600))
+    }
+
+    /// The same; a step that takes longer than `patience` is one that hangs.
+    pub(crate) fn watched(
+        device: Toy,
+        kind: CacheKind,
+        slots: u32,
+        keys: &[&str],
+        patience: Duration,
+    ) -> Self {
         let blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
         let cache = build(kind, &CacheConfig::new(slots)).unwrap();
         let policy = Box::new(Chunked::new(256, Mixing::Off));
         let (watch, observer) = Watch::new();
         let core = Core::new(limits, Order::Fcfs, policy, cache);
-        let engine = Engine::new(core, Toy::new(), || 0).observe(observer);
+        let engine = Engine::new(core, device, || 0).observe(observer);
         let words =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
         let facts = Facts {
             vocab: 500,
             max_len: LONGEST.min(slots),
+            max_new_tokens: None,
+            hidden: None,
             eos: vec![Toy::EOS],
             sampling: Sampling::default(),
             prefix_salt: Box::new(|_| 0),
         };
         let model = Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap();
         let keys = Keys::new(keys.iter().map(|key| key.to_string()).collect());
-        let host = Host::start(engine, Allowance::default(), Reports::start(None, None).unwrap()).unwrap();
+        let reports = Reports::start(None, None).unwrap();
+        let host = Host::start(engine, Allowance::default(), reports, patience).unwrap();
         let live = Live { watch, setup: Value::Null };
         let app = App::new(Arc::new(model), host, keys, live, Names::Own);
         Self { router: app.router(), runtime: Runtime::new().unwrap() }
+    }
+
+    /// Clients that ask at the same time and leave after so many pieces of their answers; with none, before anything has come.
+    pub(crate) fn leave(&self, path: &str, asks: Vec<(Value, usize)>) {
+        let mut clients = JoinSet::new();
+        for (body, pieces) in asks {
+            let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
+            let asked = self.router.clone().call(request.body(Body::from(body.to_string())).unwrap());
+            clients.spawn_on(leave_after(asked, pieces), self.runtime.handle());
+        }
+        self.runtime.block_on(clients.join_all());
     }
 
     fn ask(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
@@ -87,5 +121,24 @@ impl Server {
         assert_eq!(status, 200, "{text}");
         let lines = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
         lines.filter(|line| *line != "[DONE]").map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+}
+
+/// Reads so many pieces of an answer and drops the rest. Of an answer of no pieces not even the head is waited for.
+async fn leave_after(asked: impl Future<Output = Result<Response, Infallible>>, pieces: usize) {
+    let mut asked = pin!(asked);
+    if pieces == 0 {
+        let once = poll_fn(|context| {
+            let _ = asked.as_mut().poll(context);
+            Poll::Ready(())
+        });
+        return once.await;
+    }
+    let Ok(answer) = asked.await;
+    assert_eq!(answer.status(), 200);
+    let mut events = answer.into_body().into_data_stream();
+    let mut left = pieces;
+    while left > 0 && events.next().await.is_some() {
+        left -= 1;
     }
 }

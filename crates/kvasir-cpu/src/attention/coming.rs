@@ -1,0 +1,127 @@
+use super::lines::Lines;
+use super::scratch::Tile;
+use super::softmax::LANES;
+use super::soon::Soon;
+use super::view::CHUNK;
+use crate::Level;
+use crate::level::per_level;
+
+/// Pairs of rows that become tiles beside one product of those before.
+const TOGETHER: usize = 2;
+/// How far ahead of a row memory is asked for, in bytes: inside a small page, where it also sets the processor's own prefetching going.
+const AHEAD: usize = 2048;
+
+/// One head's values of a chunk on their way into tiles, a few rows at a time while the tile unit works on the head before: memory is waited for
+/// beside the products, not between them.
+pub(super) struct Coming {
+    /// Where the row of each position lies.
+    pub(super) rows: [*const u16; CHUNK],
+    /// Numbers of a row.
+    pub(super) width: usize,
+    pub(super) tiles: Lines<Tile>,
+    /// Pairs of rows that are in tiles.
+    pub(super) done: usize,
+    /// What is asked for meanwhile.
+    pub(super) soon: Soon,
+}
+
+impl Coming {
+    /// No values, only what is asked for.
+    pub(super) fn nothing(tiles: Lines<Tile>, soon: Soon) -> Self {
+        Self { rows: [std::ptr::null(); CHUNK], width: 0, tiles, done: CHUNK / 2, soon }
+    }
+
+    /// Some more rows.
+    ///
+    /// # Safety
+    /// Rows that are not done must point at `width` numbers each.
+    #[inline(always)]
+    pub(super) unsafe fn some(&mut self, level: Level) {
+        self.soon.ask();
+        let pairs = self.rows.as_chunks::<2>().0;
+        let end = pairs.len().min(self.done + TOGETHER);
+        if self.done < end {
+            interleave(level, &pairs[self.done..end], self.done, self.width, &mut self.tiles);
+            self.done = end;
+        }
+    }
+
+    /// The rest.
+    ///
+    /// # Safety
+    /// As for [`some`](Self::some).
+    pub(super) unsafe fn all(&mut self, level: Level) {
+        let pairs = self.rows.as_chunks::<2>().0;
+        interleave(level, &pairs[self.done..], self.done, self.width, &mut self.tiles);
+        self.done = pairs.len();
+    }
+}
+
+/// Numbers of a row that fill two tiles side by side.
+const WIDE: usize = 2 * LANES;
+
+/// Where number `d` of [`WIDE`] goes: in which of two tiles, and to which column. So two vectors of rows become two of pairs without a number
+/// leaving its 128 bits.
+const fn place(d: usize) -> (usize, usize) {
+    (d / 4 % 2, d / 8 * 4 + d % 4)
+}
+
+#[inline(always)]
+fn scaled_body(sums: &[f32], factor: f32, to: &mut [f32]) {
+    for (sums, to) in sums.as_chunks::<WIDE>().0.iter().zip(to.chunks_mut(WIDE)) {
+        let mut wide = [0.0; WIDE];
+        for d in 0..WIDE {
+            let (tile, column) = place(d);
+            wide[d] = sums[tile * LANES + column] * factor;
+        }
+        to.copy_from_slice(&wide[..to.len()]);
+    }
+}
+
+per_level! {
+    /// `to = sums * factor`, sums in the order of the tiles' columns, results in their own.
+    scaled(sums: &[f32], factor: f32, to: &mut [f32]) => scaled_body
+}
+
+/// Puts pairs of rows of values (the first of positions 2 `first` and 2 `first` + 1) into rows of their step's tiles, pairs of numbers to a word.
+fn interleave(level: Level, pairs: &[[*const u16; 2]], first: usize, width: usize, tiles: &mut [Tile]) {
+    for (pair, at) in (first..).zip(pairs) {
+        let (step, row) = (pair / LANES, pair % LANES);
+        let mut done = 0;
+        #[cfg(target_arch = "x86_64")]
+        if level >= Level::Avx512Vnni {
+            // SAFETY: the level was found on this machine; who made the rows vouches for them, and there are two tiles for each part and step.
+            unsafe { interleave_wide(*at, width / WIDE, &mut tiles[step..], row) };
+            done = width / WIDE * WIDE;
+        }
+        // SAFETY: as above.
+        let [a, b] = at.map(|row| unsafe { std::slice::from_raw_parts(row, width) });
+        for d in done..width {
+            let (tile, column) = place(d % WIDE);
+            tiles[(d / WIDE * 2 + tile) * 2 + step][row][column] = u32::from(a[d]) | u32::from(b[d]) << 16;
+        }
+    }
+}
+
+/// `parts` times [`WIDE`] numbers of two rows, into row `row` of every other tile.
+///
+/// # Safety
+/// The machine must have the instructions, each of `at` so many numbers, and there must be a tile for each 16 of them, with one between two.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn interleave_wide(at: [*const u16; 2], parts: usize, tiles: &mut [Tile], row: usize) {
+    use std::arch::x86_64::*;
+    for part in 0..parts {
+        let [a, b] = at.map(|row| row.wrapping_add(part * WIDE));
+        // SAFETY: 64 bytes of each row; hints, whatever the address; rows of tiles.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(a.wrapping_byte_add(AHEAD).cast());
+            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_byte_add(AHEAD).cast());
+            let (a, b) = (_mm512_loadu_si512(a.cast()), _mm512_loadu_si512(b.cast()));
+            let mut put =
+                |tile: usize, v| _mm512_storeu_si512(tiles[part * 4 + tile * 2][row].as_mut_ptr().cast(), v);
+            put(0, _mm512_unpacklo_epi16(a, b));
+            put(1, _mm512_unpackhi_epi16(a, b));
+        }
+    }
+}

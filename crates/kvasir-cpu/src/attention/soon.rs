@@ -1,0 +1,76 @@
+/// Memory that is read soon, to be asked for a little at a time while something else is worked on: asked for at once it would be waited for, and
+/// tiles read across rows, which processors do not foresee.
+#[derive(Clone, Copy)]
+pub(crate) struct Soon {
+    /// What is left, in lines of 64 bytes.
+    places: [(*const u8, u32); 4],
+    /// Lines that are asked for at a time.
+    step: u32,
+}
+
+impl Soon {
+    pub(super) const NOTHING: Self = Self { places: [(std::ptr::null(), 0); 4], step: 0 };
+
+    /// Adds bytes from `at` on. What is in more than four places is left to itself.
+    pub(super) fn add(&mut self, at: *const u8, bytes: usize) {
+        if bytes > 0
+            && let Some(place) = self.places.iter_mut().find(|place| place.1 == 0)
+        {
+            *place = (at, bytes.div_ceil(64) as u32);
+        }
+    }
+
+    /// The second half of this, then the first half of `next`: who is asked for half a step ahead fills the first level, but not more of it.
+    pub(super) fn then(self, next: Self) -> Self {
+        let mut all = Self::NOTHING;
+        let both = self.halves().1.places.into_iter().chain(next.halves().0.places);
+        both.for_each(|(at, lines)| all.add(at, lines as usize * 64));
+        all
+    }
+
+    /// Its first half, and the rest.
+    pub(super) fn halves(self) -> (Self, Self) {
+        let (mut first, mut second) = (Self::NOTHING, Self::NOTHING);
+        let mut left = self.lines() / 2;
+        for (at, lines) in self.places {
+            let n = left.min(lines);
+            first.add(at, n as usize * 64);
+            second.add(at.wrapping_add(n as usize * 64), (lines - n) as usize * 64);
+            left -= n;
+        }
+        (first, second)
+    }
+
+    fn lines(&self) -> u32 {
+        self.places.iter().map(|place| place.1).sum()
+    }
+
+    /// The same, to be asked for in so many parts.
+    pub(super) fn in_parts(mut self, parts: usize) -> Self {
+        self.step = self.lines().div_ceil(parts.max(1) as u32);
+        self
+    }
+
+    /// Asks for the next part.
+    #[inline(always)]
+    pub(super) fn ask(&mut self) {
+        let mut left = self.step;
+        for (at, lines) in &mut self.places {
+            let n = left.min(*lines);
+            for line in 0..n as usize {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: a hint, whatever the address.
+                unsafe {
+                    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line * 64).cast());
+                }
+                #[cfg(not(target_arch = "x86_64"))]
+                let _ = line;
+            }
+            (*at, *lines, left) = (at.wrapping_add(n as usize * 64), *lines - n, left - n);
+            if left == 0 {
+                break;
+            }
+        }
+    }
+}

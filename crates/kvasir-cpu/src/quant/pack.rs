@@ -1,0 +1,107 @@
+//! A panel out of 16 encoded rows.
+
+use super::format::{Format, LANES, SUPER};
+use super::source::Supers;
+use super::transpose::transpose;
+use crate::Level;
+use crate::level::per_level;
+use kvasir_formats::DType;
+
+/// Rows of a panel as they are stored; none where the matrix ends.
+pub(super) type Encoded<'a> = [&'a [u8]; LANES];
+
+per_level! {
+    /// Writes the panel of `rows` into `out`, and asks memory for what lies where the next panel's rows probably are.
+    pack(dtype: DType, format: Format, rows: &Encoded<'_>, own_level: Level, out: &mut [u8]) => pack_body
+}
+
+#[inline(always)]
+fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out: &mut [u8]) {
+    let step = SUPER / dtype.block_len() * dtype.block_bytes();
+    let ahead = (rows[1].as_ptr() as usize).wrapping_sub(rows[0].as_ptr() as usize).wrapping_mul(LANES);
+    let mut supers = Supers::new();
+    let mut lines = [[0u8; 64]; 64];
+    for (s, out) in out.chunks_exact_mut(format.bytes()).enumerate() {
+        let mut parts: Encoded<'_> = [&[]; LANES];
+        for (to, row) in parts.iter_mut().zip(rows) {
+            let end = row.len().min((s + 1) * step);
+            *to = &row[end.min(s * step)..end];
+            fetch(to, ahead);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if dtype == DType::Q8_0 && level >= Level::Avx512Vnni {
+            // SAFETY: the level was found on this machine.
+            if unsafe { super::pack_bytes::pack(&parts, out) } {
+                continue;
+            }
+        }
+        supers.read(dtype, format, &parts);
+        transpose(level, &supers.code, &mut lines);
+        write(format, &supers, &lines, out);
+    }
+}
+
+/// Asks memory for what lies so many bytes ahead of some.
+#[inline(always)]
+fn fetch(bytes: &[u8], ahead: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..bytes.len()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(ahead).wrapping_add(at).cast()) };
+    }
+    let _ = (bytes, ahead);
+}
+
+#[inline(always)]
+fn write(format: Format, supers: &Supers, lines: &[[u8; 64]; 64], out: &mut [u8]) {
+    let (head, codes) = out.split_at_mut(format.codes_at());
+    let (scales, mins) = head.split_at_mut(format.mins_at());
+    let (floats, scales) = scales.split_at_mut(format.scales_at());
+    let floats = floats.as_chunks_mut::<2>().0;
+    for (to, v) in floats.iter_mut().zip(supers.d.iter().chain(&supers.dmin)) {
+        *to = v.to_le_bytes();
+    }
+    let scale = supers.scale.iter().take(format.subs());
+    if format.scale_bytes() == 2 {
+        for (to, from) in scales.as_chunks_mut::<32>().0.iter_mut().zip(scale) {
+            to.as_chunks_mut::<2>().0.iter_mut().zip(from).for_each(|(to, v)| *to = v.to_le_bytes());
+        }
+    } else {
+        for (to, from) in scales.as_chunks_mut::<LANES>().0.iter_mut().zip(scale) {
+            to.iter_mut().zip(from).for_each(|(to, v)| *to = *v as u8);
+        }
+    }
+    for (to, from) in mins.as_chunks_mut::<LANES>().0.iter_mut().zip(&supers.min) {
+        to.iter_mut().zip(from).for_each(|(to, v)| *to = *v as u8);
+    }
+    let (codes, high) = codes.split_at_mut(format.high_at() - format.codes_at());
+    if format.bits == 8 {
+        codes.as_chunks_mut::<64>().0.copy_from_slice(lines);
+        return;
+    }
+    for (vector, pair) in codes.as_chunks_mut::<64>().0.iter_mut().zip(lines.as_chunks::<2>().0) {
+        for (i, v) in vector.iter_mut().enumerate() {
+            *v = pair[0][i] & 15 | pair[1][i] << 4;
+        }
+    }
+    // Five bits: eight lines to a vector, a bit each. Six bits: four lines to a vector, two bits each.
+    let high = high.as_chunks_mut::<64>().0;
+    if format.bits == 5 {
+        together::<8, 1>(lines, high);
+    } else if format.bits == 6 {
+        together::<4, 2>(lines, high);
+    }
+}
+
+/// The bits above the low four of `N` lines, `WIDTH` each, to a vector.
+#[inline(always)]
+fn together<const N: usize, const WIDTH: usize>(lines: &[[u8; 64]; 64], out: &mut [[u8; 64]]) {
+    for (vector, group) in out.iter_mut().zip(lines.as_chunks::<N>().0) {
+        let mut bits = [0u8; 64];
+        for (t, line) in group.iter().enumerate() {
+            bits.iter_mut().zip(line).for_each(|(b, v)| *b |= v >> 4 << (t * WIDTH));
+        }
+        *vector = bits;
+    }
+}

@@ -1,0 +1,74 @@
+//! Checkpoints as the fast arithmetic meets them.
+#![allow(dead_code, clippy::unwrap_used)] // helpers: every test file uses its own part
+
+use kvasir_cpu::{CpuModel, Precision, Stored, Team, WeightSource};
+use kvasir_formats::{Checkpoint, DType, Error, encoding};
+use kvasir_program::{Model, Program, Role};
+use std::{collections::HashMap, path::Path, sync::Arc};
+
+/// A checkpoint whose matrices are q8_0, or bf16 where a row is no whole number of blocks. The recorded ones are mostly f32, which
+/// would keep every model from the fast arithmetic.
+pub(crate) struct Narrow {
+    checkpoint: Checkpoint,
+    narrowed: HashMap<String, (DType, Vec<u8>)>,
+}
+
+impl Narrow {
+    fn new(checkpoint: Checkpoint, program: &Program) -> Self {
+        let wide = |role| matches!(role, Role::Matrix | Role::Experts | Role::Embedding | Role::Head);
+        let mut narrowed = HashMap::new();
+        for weight in program.weights.iter().filter(|w| wide(w.role) && w.tie.is_none()) {
+            let values = WeightSource::dense(&checkpoint, &weight.name, &weight.shape).unwrap();
+            let row = *weight.shape.last().unwrap();
+            let dtype = if row % 32 == 0 { DType::Q8_0 } else { DType::BF16 };
+            let mut bytes = Vec::new();
+            encoding::quantize(dtype, &values, row, &mut bytes).unwrap();
+            narrowed.insert(weight.name.clone(), (dtype, bytes));
+        }
+        Self { checkpoint, narrowed }
+    }
+}
+
+impl WeightSource for Narrow {
+    fn stored<'a>(&'a self, name: &'a str, shape: &'a [usize]) -> Result<Option<Stored<'a>>, Error> {
+        let Some((dtype, bytes)) = self.narrowed.get(name) else {
+            return self.checkpoint.stored(name, shape);
+        };
+        let row_len = *shape.last().unwrap();
+        let len = dtype.row_bytes(row_len)?;
+        let row = move |n: usize| &bytes[n * len..(n + 1) * len];
+        Ok(Some(Stored { dtype: *dtype, row_len, rows: bytes.len() / len, row: Box::new(row) }))
+    }
+
+    fn dense(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        let Some((dtype, bytes)) = self.narrowed.get(name) else {
+            return WeightSource::dense(&self.checkpoint, name, shape);
+        };
+        let mut values = vec![0.0; shape.iter().product()];
+        encoding::dequantize(*dtype, bytes, &mut values)?;
+        Ok(values)
+    }
+}
+
+/// A recorded checkpoint of `testdata/models`, in the fast arithmetic.
+pub(crate) fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
+    let (checkpoint, model) = open(case);
+    let source = Arc::new(Narrow::new(checkpoint, &model.target));
+    let model = CpuModel::load(&model.target, source, Precision::Auto, Arc::new(Team::new(threads))).unwrap();
+    assert_eq!(model.precision(), Precision::Auto, "{case}");
+    Arc::new(model)
+}
+
+/// The same as it is stored, in exact arithmetic.
+pub(crate) fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
+    let (checkpoint, model) = open(case);
+    let team = Arc::new(Team::new(threads));
+    Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Exact, team).unwrap())
+}
+
+fn open(case: &str) -> (Checkpoint, Model) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(case);
+    let checkpoint = Checkpoint::open(&dir).unwrap();
+    let model = Model::build(&checkpoint.source()).unwrap();
+    (checkpoint, model)
+}

@@ -1,0 +1,286 @@
+//! One sequence gets the same bits whatever kind of plan it runs under: alone on a contiguous cache, in a ragged batch, forked, behind a
+//! frozen prefix, as a tree, with redirected writes, through a window's cells, and under an explicit mask in place of any of these.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+mod common;
+
+use common::{exact, narrow};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits};
+use kvasir_exec::{Batch, BatchRow, Drafts, PoolRow, Step, StepError};
+use kvasir_kv::{
+    Cache, Cells, ClaimRow, Contiguous, Lowering, Paged, Plan, PoolId, Rings, SeqId, Span, StepId, Token,
+    TreeCache, blocks::BlockConfig,
+};
+use std::sync::Arc;
+
+/// Latent attention that selects its keys, sinks beside windows, windows beside full layers, windows alone; each in exact arithmetic
+/// over f32, and in the fast one over every kind of pool in turn.
+fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
+    let mut setups = Vec::new();
+    let mut kinds = KvType::ALL.into_iter().cycle();
+    for case in ["deepseek_v32", "gpt_oss", "gemma3", "mistral"] {
+        setups.push((format!("{case}, exact"), exact(case, 2), KvType::F32));
+        let model = narrow(case, 2);
+        for kind in kinds.by_ref().take(2) {
+            setups.push((format!("{case}, {kind}"), Arc::clone(&model), kind));
+        }
+    }
+    setups
+}
+
+fn prompt(n: usize, salt: usize) -> Vec<Token> {
+    (0..n).map(|i| ((i * 37 + salt * 101 + 11) % 500) as Token).collect()
+}
+
+fn executor(model: &Arc<CpuModel>, kv: KvType) -> CpuExecutor {
+    let limits = Limits { slots: 512, tokens: 256, rows: 8, kv, ring: None };
+    CpuExecutor::new(Arc::clone(model), limits).unwrap()
+}
+
+/// One sequence's part of a step.
+#[derive(Clone, Default)]
+struct Part {
+    seq: u64,
+    tokens: Vec<Token>,
+    redirected: u32,
+    parents: Vec<i32>,
+}
+
+fn part(seq: SeqId, tokens: &[Token]) -> Part {
+    Part { seq: seq.0, tokens: tokens.to_vec(), ..Part::default() }
+}
+
+/// Claims and plans a step in which every token's logits are wanted.
+fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
+    let claim = |p: &Part| ClaimRow {
+        seq: SeqId(p.seq),
+        redirected: p.redirected,
+        tokens: p.tokens.len() as u32 - p.redirected,
+    };
+    let mut step = Step::default();
+    cache.claim(StepId(id), &parts.iter().map(claim).collect::<Vec<_>>()).unwrap();
+    cache.plan(StepId(id), &mut step.plan).unwrap();
+    step.batch = Batch { step: StepId(id), logits: true, ..Batch::default() };
+    for (row, p) in (0..).zip(parts) {
+        let tokens = Span::new(step.batch.tokens.len(), p.tokens.len());
+        step.batch.tokens.extend(&p.tokens);
+        let tree = (!p.parents.is_empty()).then(|| Span::new(step.batch.parents.len(), p.parents.len()));
+        step.batch.parents.extend(&p.parents);
+        let drafts = Drafts { count: p.parents.len() as u32, tree };
+        let row =
+            BatchRow { seq: SeqId(p.seq), tokens, pool_row: PoolRow(row), drafts, ..BatchRow::default() };
+        step.batch.rows.push(row);
+    }
+    step
+}
+
+/// Runs a step and, over the same pool, once more under an explicit mask; gives each token's logits.
+fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Vec<Vec<f32>> {
+    let mut step = step(cache, id, parts);
+    executor.execute(&mut step, &[]).unwrap();
+    let logits = step.output.logits.clone();
+    let mut explicit = Plan::default();
+    Lowering::default().lower(&step.plan, &mut explicit);
+    // What has moved has moved.
+    explicit.moves.clear();
+    step.plan = explicit;
+    executor.execute(&mut step, &[]).unwrap();
+    assert!(step.output.logits == logits, "an explicit mask says something else in step {id}");
+    cache.retire(StepId(id)).unwrap();
+    logits.chunks(executor.program().vocab).map(<[f32]>::to_vec).collect()
+}
+
+/// The same tokens alone on a contiguous cache, in one step.
+fn alone(model: &Arc<CpuModel>, kv: KvType, tokens: &[Token]) -> Vec<Vec<f32>> {
+    let mut cache = Contiguous::new(256);
+    let seq = cache.open().unwrap();
+    run(&mut executor(model, kv), &mut cache, 1, &[part(seq, tokens)])
+}
+
+fn same(about: &str, got: &[Vec<f32>], wanted: &[Vec<f32>]) {
+    assert_eq!(got.len(), wanted.len(), "{about}");
+    for (at, (got, wanted)) in got.iter().zip(wanted).enumerate() {
+        assert!(got == wanted, "{about}: row {at}");
+    }
+}
+
+#[test]
+fn ragged_batches_and_forks() {
+    for (about, model, kv) in setups() {
+        let mut executor = executor(&model, kv);
+        let mut cache = Cells::new(256, 8, None).unwrap();
+        let seqs: Vec<SeqId> = (0..3).map(|_| cache.open().unwrap()).collect();
+        let prompts = [prompt(70, 1), prompt(7, 2), prompt(29, 3)];
+        let wanted: Vec<_> = prompts.iter().map(|p| alone(&model, kv, p)).collect();
+        let mut at = [0; 3];
+        for (id, take) in (1..).zip([[9, 1, 4], [1, 1, 1], [45, 3, 2], [15, 2, 22]]) {
+            let parts: Vec<Part> =
+                (0..3).map(|i| part(seqs[i], &prompts[i][at[i]..at[i] + take[i]])).collect();
+            let rows = run(&mut executor, &mut cache, id, &parts);
+            let mut first = 0;
+            for i in 0..3 {
+                same(&about, &rows[first..first + take[i]], &wanted[i][at[i]..at[i] + take[i]]);
+                (first, at[i]) = (first + take[i], at[i] + take[i]);
+            }
+        }
+        // Forks read their trunk together, and go on as it would.
+        let forks = cache.sequences().unwrap().fork(seqs[0], 2).unwrap();
+        let tails: [&[Token]; 3] = [&[5, 6], &[7, 8, 9], &[5]];
+        let parts: Vec<Part> =
+            [seqs[0], forks[0], forks[1]].iter().zip(tails).map(|(seq, tail)| part(*seq, tail)).collect();
+        let rows = run(&mut executor, &mut cache, 9, &parts);
+        let mut first = 0;
+        for tail in tails {
+            let wanted = alone(&model, kv, &[&prompts[0][..], tail].concat());
+            same(&about, &rows[first..first + tail.len()], &wanted[70..]);
+            first += tail.len();
+        }
+    }
+}
+
+#[test]
+fn a_frozen_prefix_in_front() {
+    for (about, model, kv) in setups() {
+        let all = prompt(90, 4);
+        let wanted = alone(&model, kv, &all);
+        let mut first = executor(&model, kv);
+        let mut cache = Contiguous::new(128);
+        let seq = cache.open().unwrap();
+        run(&mut first, &mut cache, 1, &[part(seq, &all[..69])]);
+        let prefix = cache.freeze(PoolId(7)).unwrap();
+        let mut second = executor(&model, kv);
+        let mut fork = prefix.fork(64).unwrap();
+        let seq = fork.open().unwrap();
+        let mut unattached = step(&mut fork, 1, &[part(seq, &all[69..72])]);
+        assert!(matches!(second.execute(&mut unattached, &[]), Err(StepError::Failed(_))));
+        fork.cancel(StepId(1)).unwrap();
+        second.attach(PoolId(7), Arc::clone(first.pool())).unwrap();
+        same(&about, &run(&mut second, &mut fork, 2, &[part(seq, &all[69..72])]), &wanted[69..72]);
+        same(&about, &run(&mut second, &mut fork, 3, &[part(seq, &all[72..])]), &wanted[72..]);
+    }
+}
+
+#[test]
+fn trees_and_the_rows_that_a_commit_moves() {
+    for (about, model, kv) in setups() {
+        for cells in [false, true] {
+            let mut cache: Box<dyn Cache> = if cells {
+                Box::new(Cells::new(128, 4, None).unwrap())
+            } else {
+                Box::new(TreeCache::new(128))
+            };
+            let mut executor = executor(&model, kv);
+            let seq = cache.open().unwrap();
+            let start = prompt(30, 5);
+            run(&mut executor, &mut *cache, 1, &[part(seq, &start)]);
+            // Node 0 is the newest token; 1 and 2 follow it, 3 follows 1, 4 and 5 follow 2.
+            let (tokens, parents) = ([400, 10, 20, 30, 40, 50], [0, 0, 1, 2, 2]);
+            let frontier: Vec<i32> = [-1].into_iter().chain(parents).collect();
+            cache.tree().unwrap().propose(seq, &frontier).unwrap();
+            let drafted = Part { parents: parents.to_vec(), ..part(seq, &tokens) };
+            let rows = run(&mut executor, &mut *cache, 2, &[drafted]);
+            let paths: [&[usize]; 6] = [&[0], &[0, 1], &[0, 2], &[0, 1, 3], &[0, 2, 4], &[0, 2, 5]];
+            for (node, path) in paths.iter().enumerate() {
+                let all: Vec<Token> = start.iter().copied().chain(path.iter().map(|n| tokens[*n])).collect();
+                assert!(Some(&rows[node]) == alone(&model, kv, &all).last(), "{about}: node {node}");
+            }
+            cache.tree().unwrap().commit(seq, &[0, 2, 5]).unwrap();
+            let rows = run(&mut executor, &mut *cache, 3, &[part(seq, &[60, 61])]);
+            let all = [&start[..], &[400, 20, 50, 60, 61]].concat();
+            same(&format!("{about}, after the commit"), &rows, &alone(&model, kv, &all)[33..]);
+        }
+    }
+}
+
+#[test]
+fn redirected_writes_beside_blocks_in_any_place() {
+    for (about, model, kv) in setups() {
+        let mut executor = executor(&model, kv);
+        let config = BlockConfig { block_size: 8, blocks: 32, dummy: true, ..BlockConfig::default() };
+        let mut cache = Paged::new(config).unwrap();
+        // The blocks of one that has left are handed out again, in another order.
+        let left = cache.open().unwrap();
+        run(&mut executor, &mut cache, 1, &[part(left, &prompt(77, 8))]);
+        cache.close(left).unwrap();
+        let (all, seq, other) = (prompt(80, 6), cache.open().unwrap(), cache.open().unwrap());
+        let wanted = alone(&model, kv, &all);
+        run(&mut executor, &mut cache, 2, &[part(seq, &all[..64]), part(other, &[3, 4])]);
+        let mut again = Part { redirected: 5, ..part(seq, &all[59..]) };
+        let rows = run(&mut executor, &mut cache, 3, &[again.clone(), part(other, &[5])]);
+        same(&about, &rows[..21], &wanted[59..]);
+        // Blocks of padding on the left, as the rectangular policy has them, change nothing.
+        again = part(seq, &[1, 2]);
+        let mut padded = step(&mut cache, 4, &[again]);
+        padded.plan.rows[0].left_pad_blocks = 3;
+        executor.execute(&mut padded, &[]).unwrap();
+        let rows: Vec<Vec<f32>> =
+            padded.output.logits.chunks(model.program().vocab).map(<[f32]>::to_vec).collect();
+        same(&about, &rows, &alone(&model, kv, &[&all[..], &[1, 2]].concat())[80..]);
+    }
+}
+
+#[test]
+fn cells_that_a_window_has_left_behind() {
+    for (model, kv) in [(exact("mistral", 2), KvType::F32), (narrow("mistral", 2), KvType::Q8a)] {
+        let window = model.program().layers[0].window;
+        assert!(model.program().layers.iter().all(|layer| layer.window == window && window.is_some()));
+        let mut executor = executor(&model, kv);
+        // Far fewer cells than tokens.
+        let mut cache = Cells::new(64, 2, window).unwrap();
+        let (all, seq) = (prompt(140, 7), cache.open().unwrap());
+        let wanted = alone(&model, kv, &all);
+        let mut at = 0;
+        for (id, take) in (1..).zip([20, 1, 9, 1, 1, 24].into_iter().cycle()) {
+            let end = all.len().min(at + take);
+            same("cells", &run(&mut executor, &mut cache, id, &[part(seq, &all[at..end])]), &wanted[at..end]);
+            at = end;
+            if at == all.len() {
+                break;
+            }
+            // What no later token sees.
+            let behind = (at as u32 + 1).saturating_sub(window.unwrap());
+            cache.sequences().unwrap().remove(seq, 0..behind).unwrap();
+        }
+    }
+}
+
+#[test]
+fn rings_in_place_of_rows_that_a_window_has_left_behind() {
+    for (about, model, kv) in setups() {
+        let windows: Vec<u32> = model.program().layers.iter().filter_map(|layer| layer.window).collect();
+        if windows.is_empty() {
+            continue;
+        }
+        let limits = Limits { slots: 256, tokens: 64, rows: 1, kv, ring: Some(24) };
+        let mut executor = CpuExecutor::new(Arc::clone(&model), limits).unwrap();
+        let mut cache = Contiguous::with_rings(256, Rings::new(windows, 24).unwrap());
+        let (mut all, seq) = (prompt(150, 9), cache.open().unwrap());
+        let wanted = alone(&model, kv, &all);
+        let run = |executor: &mut CpuExecutor, cache: &mut Contiguous, id: u64, tokens: &[Token]| {
+            let mut step = step(cache, id, &[part(seq, tokens)]);
+            executor.execute(&mut step, &[]).unwrap();
+            cache.retire(StepId(id)).unwrap();
+            let logits = step.output.logits.chunks(executor.program().vocab);
+            logits.map(<[f32]>::to_vec).collect::<Vec<_>>()
+        };
+        let mut at = 0;
+        for (id, take) in (1..).zip([24, 1, 3, 24, 24, 1, 1, 17].into_iter().cycle()) {
+            let end = all.len().min(at + take);
+            same(&about, &run(&mut executor, &mut cache, id, &all[at..end]), &wanted[at..end]);
+            at = end;
+            if at == all.len() {
+                break;
+            }
+        }
+        // Back as far as the rings still hold, and on in another way.
+        cache.rewind().unwrap().rewind_to(seq, 126).unwrap();
+        all.truncate(126);
+        all.extend([5, 6, 7]);
+        same(&about, &run(&mut executor, &mut cache, 90, &all[126..]), &alone(&model, kv, &all)[126..]);
+        // More than the rings were made for is refused.
+        let mut other = Contiguous::new(256);
+        let seq = other.open().unwrap();
+        let mut long = step(&mut other, 91, &[part(seq, &all[..25])]);
+        assert!(matches!(executor.execute(&mut long, &[]), Err(StepError::Failed(_))), "{about}");
+    }
+}

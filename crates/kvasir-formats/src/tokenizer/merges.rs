@@ -1,0 +1,88 @@
+use super::spellings::Spellings;
+use crate::{Error, Result, gguf::Array};
+use std::collections::HashMap;
+
+/// Ranked merges as a file lists them: a line per pair, the parts with a space between. A line is looked at when its pair comes up: most of
+/// a list's never do.
+#[derive(Debug)]
+pub(super) struct Merges {
+    lines: Spellings,
+}
+
+impl Merges {
+    pub(super) fn of(list: &Array) -> Result<Self> {
+        let pair = |i: usize, line: &str| match split(line) {
+            Some(_) => Ok(()),
+            None => Err(Error::at("tokenizer.ggml.merges", format!("merge {i} ({line:?}) is no pair"))),
+        };
+        Ok(Self { lines: Spellings::of(list, pair)? })
+    }
+}
+
+/// Where a line's left part ends. It may itself begin with a space.
+fn split(line: &str) -> Option<usize> {
+    line.bytes().skip(1).position(|b| b == b' ').map(|at| at + 1)
+}
+
+/// The merges of one vocabulary by its ids; what came up once is remembered.
+pub(super) struct Pairs<'a> {
+    merges: &'a Merges,
+    tokens: &'a Spellings,
+    known: HashMap<(u32, u32), Option<(u32, u32)>>,
+    room: String,
+}
+
+impl<'a> Pairs<'a> {
+    pub(super) fn new(merges: &'a Merges, tokens: &'a Spellings) -> Self {
+        Self { merges, tokens, known: HashMap::new(), room: String::new() }
+    }
+
+    /// The rank of a pair, and what it becomes. A merge into what is no token never applies.
+    pub(super) fn get(&mut self, left: u32, right: u32) -> Option<(u32, u32)> {
+        let Self { merges, tokens, known, room } = self;
+        *known.entry((left, right)).or_insert_with(|| {
+            let (left, right) = (tokens.get(left)?, tokens.get(right)?);
+            let mut join = |parts: &[&str], list: &Spellings| {
+                room.clear();
+                room.extend(parts.iter().copied());
+                list.find(room).filter(|_| parts.len() < 3 || split(room) == Some(left.len()))
+            };
+            let rank = join(&[left, " ", right], &merges.lines)?;
+            Some((rank, join(&[left, right], tokens)?))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_pair_is_found_by_its_parts_only() {
+        let tokens = ["a", "b", "ab", " ", " a", "a b", "aa b", "aab", "aa"];
+        let tokens = Spellings::of(&Array::of_strings(tokens), |_, _| Ok(())).unwrap();
+        // No token is "ba"; of a pair that is there twice the first counts.
+        let lines = ["b a", "a b", "  a", "a b", "a a b"];
+        let merges = Merges::of(&Array::of_strings(lines)).unwrap();
+        let mut pairs = Pairs::new(&merges, &tokens);
+        let id = |text: &str| tokens.find(text).unwrap();
+        for _ in 0..2 {
+            assert_eq!(pairs.get(id("a"), id("b")), Some((1, id("ab"))));
+            assert_eq!(pairs.get(id("b"), id("a")), None);
+            assert_eq!(pairs.get(id(" "), id("a")), Some((2, id(" a"))));
+            // "a a b" is "a" and "a b", which make "aa b"; not "a a" and "b".
+            assert_eq!(pairs.get(id("a"), id("a b")), Some((4, id("aa b"))));
+            assert_eq!(pairs.get(id("aa"), id("b")), None);
+            assert_eq!(pairs.get(id("a"), 99), None);
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_no_pair_is_refused() {
+        for line in ["ab", "", " ab"] {
+            let refused = Merges::of(&Array::of_strings([line])).unwrap_err();
+            assert!(refused.to_string().contains("merge 0"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! BERT's vocabularies out of GGUF metadata. They are cut and matched as a `tokenizer.json` of that family says, so that is what
+//! is made of them: words are cleaned, cut at white space and punctuation, and matched from the left, the longest piece first.
+
+use super::hf_vocab::HfVocab;
+use crate::{
+    Error, Result,
+    gguf::{Gguf, Value},
+};
+use serde_json::{Map, Value as Json, json};
+
+/// `tokenizer.ggml.model` of such a file.
+pub(super) const MODEL: &str = "bert";
+/// What a GGUF file writes in front of pieces that begin a word; a `tokenizer.json` marks the others, with `##`.
+const BEGINS: char = '\u{2581}';
+const CONTROL: u64 = 3;
+/// Longer words are unknown, as the family's own tokenizer has it.
+const LONGEST_WORD: usize = 100;
+
+/// The vocabulary, run by the library that defines the family.
+pub(super) fn read(gguf: &Gguf) -> Result<HfVocab> {
+    let made = described(gguf).and_then(|described| {
+        let json = serde_json::to_vec(&described);
+        HfVocab::new(&json.map_err(|e| Error::at("tokenizer.ggml.tokens", e))?)
+    });
+    made.map_err(|e| e.in_file(gguf.path()))
+}
+
+fn described(gguf: &Gguf) -> Result<Json> {
+    let list = gguf.array("tokenizer.ggml.tokens");
+    let list = list.ok_or_else(|| Error::at("tokenizer.ggml.tokens", "is missing"))?;
+    let tokens: Vec<&str> = list.strings().collect::<Result<_>>()?;
+    let kinds: Vec<u64> = gguf
+        .array("tokenizer.ggml.token_type")
+        .map_or_else(Vec::new, |list| list.scalars().map(|kind| kind.as_u64().unwrap_or(0)).collect());
+    let is_control = |id: usize| kinds.get(id) == Some(&CONTROL);
+    let spelling = |id: usize, token: &str| match token.strip_prefix(BEGINS) {
+        _ if is_control(id) => token.to_owned(),
+        Some(begins) => begins.to_owned(),
+        None => format!("##{token}"),
+    };
+    let spelled: Vec<String> = tokens.iter().enumerate().map(|(id, token)| spelling(id, token)).collect();
+    let vocab: Map<String, Json> = spelled.iter().cloned().zip((0u32..).map(Json::from)).collect();
+    // Of two tokens with one spelling one could not be written back.
+    if vocab.len() != spelled.len() {
+        return Err(Error::at("tokenizer.ggml.tokens", "two tokens have the same spelling"));
+    }
+    let named = |key: &str, default: &str| {
+        let id = gguf.u64(&format!("tokenizer.ggml.{key}_token_id"));
+        let name = id.and_then(|id| spelled.get(usize::try_from(id).ok()?)).map_or(default, String::as_str);
+        let id = vocab.get(name).and_then(Json::as_u64);
+        let id = id.ok_or_else(|| Error::at("tokenizer.ggml.tokens", format!("there is no {name}")))?;
+        Ok::<_, Error>((name.to_owned(), id))
+    };
+    let (unknown, _) = named("unknown", "[UNK]")?;
+    let (begin, begin_id) = named("cls", "[CLS]")?;
+    // The key is spelled like this in published files.
+    let (end, end_id) = named("seperator", "[SEP]")?;
+    let added: Vec<Json> = (0..spelled.len()).filter(|&id| is_control(id)).map(|id| {
+        json!({"id": id, "content": spelled[id], "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+    }).collect();
+    let is_on = |key: &str| {
+        gguf.get(&format!("tokenizer.ggml.normalizer.{key}")).and_then(Value::as_bool).unwrap_or(true)
+    };
+    Ok(json!({
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": is_on("strip_accents"), "lowercase": is_on("lowercase")},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "BertProcessing", "cls": [begin, begin_id], "sep": [end, end_id]},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": false},
+        "model": {"type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": LONGEST_WORD, "vocab": vocab},
+    }))
+}

@@ -1,0 +1,38 @@
+//! What fuzzing has found worth keeping, run through the entry points that are fuzzed.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+#[path = "../../../fuzz/entry_points.rs"]
+mod entry_points;
+
+use std::path::Path;
+
+fn corpus(name: &str, least: usize, run: fn(&[u8])) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
+    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= least, "{name}: only {} files", files.len());
+    for file in files {
+        println!("{}", file.display());
+        run(&std::fs::read(file).unwrap());
+    }
+}
+
+#[test]
+fn gguf_files() {
+    corpus("gguf", 1, entry_points::gguf);
+}
+
+#[test]
+fn safetensors_files() {
+    corpus("safetensors", 1, entry_points::safetensors);
+}
+
+#[test]
+fn tokenizers() {
+    corpus("tokenizer", 1, entry_points::tokenizer);
+}
+
+#[test]
+fn templates() {
+    corpus("template", 16, entry_points::template);
+}

@@ -1,0 +1,72 @@
+use crate::BlockId;
+use std::ops::Range;
+
+/// How many leading items are as `is` wants them, which is told the place of each. Long stretches are looked at several items at once.
+pub(crate) fn leading<T>(items: &[T], is: impl Fn(usize, &T) -> bool) -> usize {
+    const FIRST: usize = 8;
+    const STRIDE: usize = 64;
+    let all = |from: usize, items: &[T]| {
+        items.iter().enumerate().fold(true, |all, (i, item)| all & is(from + i, item))
+    };
+    let mut len = FIRST.min(items.len());
+    if !all(0, &items[..len]) {
+        len = 0;
+    } else {
+        for stride in items[len..].chunks_exact(STRIDE) {
+            if !all(len, stride) {
+                break;
+            }
+            len += STRIDE;
+        }
+    }
+    len + items[len..].iter().enumerate().take_while(|&(i, item)| is(len + i, item)).count()
+}
+
+/// The stretches of `blocks` whose ids rise by one, each as a range of ids: who has something to do for every block of a long
+/// list mostly finds that it can be done for few ranges.
+pub(crate) fn runs(blocks: &[BlockId]) -> impl Iterator<Item = Range<BlockId>> + '_ {
+    let mut rest = blocks;
+    std::iter::from_fn(move || {
+        let &first = rest.first()?;
+        let len = leading(rest, |i, &block| block == first.wrapping_add(i as u32));
+        rest = &rest[len..];
+        Some(first..first + len as u32)
+    })
+}
+
+/// A range of block ids as a range of indices.
+pub(crate) fn indices(blocks: &Range<BlockId>) -> Range<usize> {
+    blocks.start as usize..blocks.end as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_of_a_stretch_is_found() {
+        for total in [0usize, 1, 7, 8, 9, 71, 72, 73, 200, 500] {
+            for good in 0..=total {
+                let items: Vec<bool> = (0..total).map(|i| i < good || i % 3 > good % 3).collect();
+                let want = items.iter().take_while(|item| **item).count();
+                assert_eq!(leading(&items, |_, item| *item), want, "{good} of {total}");
+            }
+        }
+    }
+
+    #[test]
+    fn runs_put_together_are_the_list() {
+        let mut state = 9u64;
+        for _ in 0..300 {
+            let (mut blocks, mut lens) = (Vec::new(), 0);
+            for _ in 0..5 {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let (first, len) = ((state >> 40) as u32 % 1000, (state >> 33) as u32 % 150);
+                blocks.extend(first..first + len);
+                lens += usize::from(len > 0);
+            }
+            assert!(runs(&blocks).flatten().eq(blocks.iter().copied()));
+            assert!(runs(&blocks).count() <= lens);
+        }
+    }
+}

@@ -1,0 +1,311 @@
+use crate::{
+    BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Contiguous, Hit, Lookup, Mask, Plan, PlanKind,
+    PlanRow, PoolId, Position, Prefix, Rewind, Room, SeqId, Sequences, SharedPrefix, Span, StepId, Token,
+    Tree,
+    bits::{set_range, shift_into, words_for},
+    prefix::Lease,
+};
+use std::ops::Range;
+
+/// A cache of any kind whose every sequence begins with a [`SharedPrefix`].
+///
+/// The cache inside knows nothing of the prefix: its positions are counted from the prefix's end. What goes in is moved
+/// down by so many positions, what comes out is moved up, and every read has the prefix's segments in front. The
+/// prefix's rows take no slots, are never written, and cannot be removed or rewound into.
+#[derive(Debug)]
+pub struct Prefixed<C: Cache + ?Sized> {
+    prefix: Lease,
+    /// Positions of it that are shared: whole blocks of the cache's size.
+    base: u32,
+    inner: Box<C>,
+}
+
+impl<C: Cache + ?Sized> Prefixed<C> {
+    pub(crate) fn new(prefix: Lease, inner: Box<C>) -> Result<Self, CacheError> {
+        if inner.room().held > 0 || inner.base() > 0 {
+            return Err(CacheError::BadConfig("a prefix goes under a new cache only"));
+        }
+        let base = prefix.rows() / inner.block_size() * inner.block_size();
+        match base.checked_add(inner.capacity()) {
+            Some(_) => Ok(Self { prefix, base, inner }),
+            None => Err(CacheError::BadConfig("prefix and capacity together are too long")),
+        }
+    }
+
+    /// Brings a plan of the cache inside up behind the prefix.
+    fn lift(&self, plan: &mut Plan) {
+        if plan.kind == PlanKind::Contiguous {
+            plan.kind = PlanKind::Ragged;
+        }
+        plan.positions.iter_mut().for_each(|position| *position += self.base);
+        plan.read_positions.iter_mut().for_each(|position| *position += self.base);
+        let (segments, words) = (plan.segments.len(), plan.mask_words.len());
+        for i in 0..plan.rows.len() {
+            self.lift_row(plan, i);
+        }
+        // What was built anew stands behind what it was built from.
+        plan.segments.drain(..segments);
+        plan.mask_words.drain(..words);
+        for row in &mut plan.rows {
+            row.segments.start -= segments as u32;
+            if let Mask::Explicit { at, .. } = &mut row.mask {
+                *at -= words as u32;
+            }
+        }
+    }
+
+    /// Writes one row's segments and mask anew, behind all that are there.
+    fn lift_row(&self, plan: &mut Plan, i: usize) {
+        let mut row = plan.rows[i];
+        let start = plan.segments.len();
+        self.prefix.push_segments(self.base, &mut plan.segments);
+        for own in row.segments.range() {
+            let segment = plan.segments[own];
+            plan.segments.push(crate::Segment { first: segment.first + self.base, ..segment });
+        }
+        row.segments = Span::new(start, plan.segments.len() - start);
+        row.read_len += self.base;
+        if let Mask::Explicit { at, words_per_query } = row.mask {
+            row.mask = self.lift_mask(plan, &row, at, words_per_query);
+        }
+        plan.rows[i] = row;
+    }
+
+    /// A mask over all of a row's read that shows each query the whole prefix, and of the rest what the mask of `words`
+    /// words a query shows it that begins at `from`.
+    fn lift_mask(&self, plan: &mut Plan, row: &PlanRow, from: u32, words: u32) -> Mask {
+        let (at, per_query) = (plan.mask_words.len(), words_for(row.read_len));
+        plan.mask_words.resize(at + (per_query * row.queries.len) as usize, 0);
+        let (seen, lifted) = plan.mask_words.split_at_mut(at);
+        for query in 0..row.queries.len {
+            let seen = &seen[(from + query * words) as usize..][..words as usize];
+            let lifted = &mut lifted[(query * per_query) as usize..][..per_query as usize];
+            set_range(lifted, 0, self.base);
+            shift_into(lifted, seen, self.base);
+        }
+        Mask::Explicit { at: at as u32, words_per_query: per_query }
+    }
+
+    /// The part of a range that lies behind the prefix, as the cache inside counts.
+    fn own(&self, range: &Range<Position>) -> Range<Position> {
+        range.start.saturating_sub(self.base)..range.end.saturating_sub(self.base)
+    }
+
+    /// What of a prompt lies behind the prefix; nothing where that is all of it.
+    fn rest<'t>(&self, tokens: &'t [Token]) -> &'t [Token] {
+        tokens.get(self.base as usize..).unwrap_or_default()
+    }
+
+    /// Refuses to touch positions below the prefix's end.
+    fn check_own(&self, seq: SeqId, from: Position) -> Result<(), CacheError> {
+        let length = self.next_position(seq)?;
+        match from < self.base {
+            true => Err(CacheError::RewindOutOfRange { to: from, lowest: self.base, length }),
+            false => Ok(()),
+        }
+    }
+
+    fn above(&self, hit: Hit) -> Hit {
+        Hit { tokens: hit.tokens + self.base, ..hit }
+    }
+}
+
+impl Prefixed<Contiguous> {
+    /// Rows of the sequence in slots of its own.
+    pub fn own_rows(&self) -> u32 {
+        self.inner.rows()
+    }
+
+    /// Makes what it holds, the prefix below included, a longer prefix. Its own rows the backend then keeps as `pool`.
+    /// Refused, and the cache given back, while a step is in flight.
+    pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
+        match self.inner.rows_to_freeze() {
+            Ok(rows) => Ok(SharedPrefix::new(pool, rows, Some(self.prefix))),
+            Err(error) => Err(Box::new((self, error))),
+        }
+    }
+}
+
+impl<C: Cache + ?Sized> Cache for Prefixed<C> {
+    fn kind(&self) -> CacheKind {
+        self.inner.kind()
+    }
+
+    fn capacity(&self) -> u32 {
+        self.inner.capacity()
+    }
+
+    fn block_size(&self) -> u32 {
+        self.inner.block_size()
+    }
+
+    fn base(&self) -> Position {
+        self.base
+    }
+
+    fn room(&self) -> Room {
+        self.inner.room()
+    }
+
+    fn survey(&self, blocks: &mut Vec<BlockUse>) {
+        self.inner.survey(blocks);
+    }
+
+    fn generation(&self) -> u64 {
+        self.inner.generation()
+    }
+
+    fn open(&mut self) -> Result<SeqId, CacheError> {
+        self.inner.open()
+    }
+
+    fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.inner.close(seq)
+    }
+
+    fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
+        self.inner.can_extend(seq, tokens)
+    }
+
+    fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
+        Ok(self.base + self.inner.take_ahead(seq, upto.saturating_sub(self.base))?)
+    }
+
+    fn expect(&mut self, seq: SeqId, tokens: u32) {
+        self.inner.expect(seq, tokens.saturating_sub(self.base));
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.inner.blocks_of(seq, into)
+    }
+
+    fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.base + self.inner.len(seq)?)
+    }
+
+    fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.base + self.inner.claimed_len(seq)?)
+    }
+
+    fn next_position(&self, seq: SeqId) -> Result<Position, CacheError> {
+        Ok(self.base + self.inner.next_position(seq)?)
+    }
+
+    fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+        self.inner.claim(step, rows)
+    }
+
+    fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+        self.inner.plan(step, plan)?;
+        self.lift(plan);
+        Ok(())
+    }
+
+    fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.inner.retire(step)
+    }
+
+    fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
+        self.inner.cancel(step)
+    }
+
+    fn clear(&mut self) -> Result<(), CacheError> {
+        self.inner.clear()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.inner.check()
+    }
+
+    fn compact(&mut self) -> Result<u32, CacheError> {
+        self.inner.compact()
+    }
+
+    fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
+        self.inner.rewind()?;
+        Ok(self)
+    }
+
+    fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
+        self.inner.sequences()?;
+        Ok(self)
+    }
+
+    fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {
+        self.inner.prefix()?;
+        Ok(self)
+    }
+
+    /// Nodes are numbered among themselves, wherever they stand.
+    fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
+        self.inner.tree()
+    }
+}
+
+impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        self.check_own(seq, to)?;
+        let base = self.base;
+        self.inner.rewind()?.rewind_to(seq, to - base).map_err(|error| match error {
+            CacheError::RewindOutOfRange { to, lowest, length } => {
+                CacheError::RewindOutOfRange { to: to + base, lowest: lowest + base, length: length + base }
+            }
+            other => other,
+        })
+    }
+}
+
+impl<C: Cache + ?Sized> Sequences for Prefixed<C> {
+    /// The prefix's positions are every sequence's already; where the source has nothing behind them there is nothing to do.
+    fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        self.inner.len(dst)?;
+        let (has_own, own) = (self.inner.len(src)? > 0, self.own(&range));
+        let sequences = self.inner.sequences()?;
+        if has_own && !own.is_empty() { sequences.copy(src, dst, own) } else { Ok(()) }
+    }
+
+    fn remove(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        self.check_own(seq, range.start)?;
+        let own = self.own(&range);
+        self.inner.sequences()?.remove(seq, own)
+    }
+
+    fn keep(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.inner.sequences()?.keep(seq)
+    }
+
+    fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
+        self.inner.sequences()?.fork(seq, n)
+    }
+}
+
+/// Callers see to it that what they look up and publish begins with the prefix's tokens.
+impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
+    fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
+        let rest = self.rest(tokens);
+        let found = self.inner.prefix().map(|prefix| prefix.lookup(rest, salt)).unwrap_or_default();
+        self.above(found)
+    }
+
+    fn attach(
+        &mut self,
+        seq: SeqId,
+        tokens: &[Token],
+        salt: u64,
+        limit: u32,
+        lookup: Lookup,
+    ) -> Result<Hit, CacheError> {
+        let (rest, limit) = (self.rest(tokens), limit.saturating_sub(self.base));
+        let found = self.inner.prefix()?.attach(seq, rest, salt, limit, lookup)?;
+        Ok(self.above(found))
+    }
+
+    fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {
+        let (rest, computed) = (self.rest(tokens), computed.saturating_sub(self.base));
+        self.inner.prefix()?.publish(seq, rest, computed)
+    }
+
+    fn evict(&mut self, slots: u32) -> Result<u32, CacheError> {
+        self.inner.prefix()?.evict(slots)
+    }
+}

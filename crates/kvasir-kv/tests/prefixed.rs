@@ -1,0 +1,236 @@
+//! A cache on a frozen prefix beside the same cache without one, under the same random verbs: what either answers is the other's, moved by
+//! the prefix, and every read of the one is the prefix's rows and then what the other reads.
+
+#![allow(clippy::unwrap_used)]
+
+use kvasir_kv::{
+    Cache, CacheConfig, CacheError, CacheKind, ClaimRow, Contiguous, Lookup, Plan, PoolId, Prefixed, SeqId,
+    SharedPrefix, StepId, Token, build,
+};
+use proptest::prelude::*;
+
+const ROWS: u32 = 69;
+
+fn fill(cache: &mut dyn Cache, tokens: u32) {
+    let seq = cache.open().unwrap();
+    cache.claim(StepId(1), &[ClaimRow { seq, redirected: 0, tokens }]).unwrap();
+    cache.retire(StepId(1)).unwrap();
+}
+
+/// A prefix of so many rows in two pools, 7 and 8.
+fn prefix() -> SharedPrefix {
+    let mut below = Contiguous::new(64);
+    fill(&mut below, 40);
+    let mut above = below.freeze(PoolId(7)).unwrap().fork(64).unwrap();
+    fill(&mut above, ROWS - 40);
+    above.freeze(PoolId(8)).unwrap()
+}
+
+fn config(kind: CacheKind) -> CacheConfig {
+    let block_size = if matches!(kind, CacheKind::Paged | CacheKind::Radix) { 4 } else { 1 };
+    CacheConfig { block_size, max_sequences: 6, ..CacheConfig::new(96) }
+}
+
+/// The same cache twice, with and without a prefix.
+struct Twins {
+    alone: Box<dyn Cache>,
+    behind: Prefixed<dyn Cache>,
+    base: u32,
+    ids: Vec<SeqId>,
+    step: u64,
+    /// Claimed and neither retired nor cancelled.
+    claimed: Vec<u64>,
+    plans: u32,
+    explicit: u32,
+}
+
+impl Twins {
+    fn new(kind: CacheKind, prefix: &SharedPrefix) -> Self {
+        let make = || build(kind, &config(kind)).unwrap();
+        let behind = prefix.under(make()).unwrap();
+        let base = behind.base();
+        assert_eq!(base, ROWS / config(kind).block_size * config(kind).block_size);
+        Self { alone: make(), behind, base, ids: vec![], step: 0, claimed: vec![], plans: 0, explicit: 0 }
+    }
+
+    /// Does a verb on both, which must agree whether it is refused.
+    fn both<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        what: &str,
+        verb: impl Fn(&mut dyn Cache, u32) -> Result<T, CacheError>,
+    ) -> Option<T> {
+        let (a, b) = (verb(&mut *self.alone, 0), verb(&mut self.behind, self.base));
+        assert_eq!(a.as_ref().ok(), b.as_ref().ok(), "{what}: {a:?} alone, {b:?} behind");
+        a.ok()
+    }
+
+    fn verb(&mut self, (op, a, b, c): (u8, u32, u32, u32)) {
+        // With none alive an id that was never issued.
+        let pick = |n: u32| self.ids.get(n as usize % self.ids.len().max(1)).copied().unwrap_or_default();
+        let (seq, other, range) = (pick(a), pick(b), b % 24..b % 24 + c % 24);
+        match op {
+            0..=2 => {
+                let opened = self.both("open", |cache, _| cache.open());
+                self.ids.extend(opened);
+            }
+            3 if self.both("close", |cache, _| cache.close(seq)).is_some() => {
+                self.ids.retain(|id| *id != seq);
+            }
+            4..=11 => self.claim(seq, other, c),
+            12..=15 if !self.claimed.is_empty() => {
+                let step = StepId(self.claimed.remove(0));
+                self.both("retire", |cache, _| cache.retire(step));
+            }
+            16 => {
+                if let Some(step) = self.claimed.pop() {
+                    self.both("cancel", |cache, _| cache.cancel(StepId(step)));
+                }
+            }
+            17..=18 => {
+                self.both("rewind", |cache, up| cache.rewind()?.rewind_to(seq, b % 24 + up));
+            }
+            // Alone a source without rows is refused; behind a prefix it has that.
+            19..=20 if self.alone.len(seq) == Ok(0) || range.is_empty() => {}
+            19..=20 => drop(self.both("copy", |cache, up| {
+                // With a prefix a copy may begin anywhere in it: that part is everybody's already.
+                let start = if range.start == 0 { c % (up + 1) } else { range.start + up };
+                cache.sequences()?.copy(seq, other, start..range.end + up)
+            })),
+            21 => drop(self.both("remove", |cache, up| {
+                cache.sequences()?.remove(seq, range.start + up..range.end + up)
+            })),
+            22 => {
+                let forks = self.both("fork", |cache, _| cache.sequences()?.fork(seq, c % 3));
+                self.ids.extend(forks.unwrap_or_default());
+            }
+            23 => drop(self.both("ahead", |cache, up| Ok(cache.take_ahead(seq, b % 40 + up)? - up))),
+            24..=26 => {
+                let parents = [-1, 0, 0, 1, -1];
+                let parents = &parents[..1 + c as usize % parents.len()];
+                self.both("propose", |cache, _| cache.tree()?.propose(seq, parents));
+            }
+            27..=28 => drop(self.both("commit", |cache, _| {
+                let chain: &[u32] = if c.is_multiple_of(2) { &[0] } else { &[] };
+                cache.tree()?.commit(seq, chain).map(<[_]>::to_vec)
+            })),
+            29 if self.claimed.is_empty() => drop(self.both("compact", |cache, _| cache.compact())),
+            _ => {}
+        }
+        self.compare();
+    }
+
+    fn claim(&mut self, seq: SeqId, other: SeqId, c: u32) {
+        let rows = |tokens: u32| {
+            let row = |seq| ClaimRow { seq, redirected: 0, tokens };
+            if seq == other || c.is_multiple_of(3) { vec![row(seq)] } else { vec![row(seq), row(other)] }
+        };
+        // A frontier is claimed whole or not at all, so several sizes are tried.
+        for tokens in [1 + c % 9, 1, 2, 3, 4, 5] {
+            self.step += 1;
+            let step = StepId(self.step);
+            if self.both("claim", |cache, _| cache.claim(step, &rows(tokens))).is_some() {
+                self.claimed.push(self.step);
+                return self.compare_plans(step);
+            }
+        }
+    }
+
+    fn compare_plans(&mut self, step: StepId) {
+        let (mut alone, mut behind) = (Plan::default(), Plan::default());
+        self.alone.plan(step, &mut alone).unwrap();
+        self.behind.plan(step, &mut behind).unwrap();
+        self.plans += 1;
+        assert_eq!((&alone.moves, &alone.write_slots), (&behind.moves, &behind.write_slots));
+        assert_eq!((alone.read_bound, alone.rows.len()), (behind.read_bound, behind.rows.len()));
+        let moved: Vec<u32> = alone.positions.iter().map(|position| position + self.base).collect();
+        assert_eq!(moved, behind.positions);
+        for (a, b) in alone.rows.iter().zip(&behind.rows) {
+            assert_eq!((a.queries, a.seq, a.read_len + self.base), (b.queries, b.seq, b.read_len));
+            let frozen =
+                (0..self.base).map(|p| if p < 40 { (PoolId(7), p, p) } else { (PoolId(8), p - 40, p) });
+            let own = alone.entries(a).map(|(pool, slot, position)| (pool, slot, position + self.base));
+            assert!(behind.entries(b).eq(frozen.chain(own)), "{b:?}");
+            for query in 0..a.queries.len {
+                assert!((0..self.base).all(|entry| behind.sees(b, query, entry)), "all of the prefix");
+                let same = |entry| alone.sees(a, query, entry) == behind.sees(b, query, entry + self.base);
+                assert!((0..a.read_len).all(same), "query {query} of {b:?}");
+            }
+            self.explicit += u32::from(matches!(b.mask, kvasir_kv::Mask::Explicit { .. }));
+        }
+    }
+
+    fn compare(&mut self) {
+        assert_eq!(self.alone.room(), self.behind.room());
+        let (a, b) = (&self.alone, &self.behind);
+        for seq in &self.ids {
+            let up = |length: Result<u32, CacheError>| length.map(|length| length + self.base);
+            assert_eq!(up(a.len(*seq)), b.len(*seq));
+            assert_eq!(up(a.claimed_len(*seq)), b.claimed_len(*seq));
+            assert_eq!(up(a.next_position(*seq)), b.next_position(*seq));
+        }
+        b.check().unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn behind_a_prefix_every_cache_does_what_it_does_alone(
+        kind in 0..CacheKind::ALL.len(),
+        verbs in proptest::collection::vec((0u8..30, 0u32..1000, 0u32..1000, 0u32..1000), 20..90),
+    ) {
+        let mut twins = Twins::new(CacheKind::ALL[kind], &prefix());
+        verbs.into_iter().for_each(|verb| twins.verb(verb));
+    }
+}
+
+#[test]
+fn the_random_verbs_meet_trees_and_plans_on_every_kind() {
+    let mut dice = 1u32;
+    let mut roll = |sides: u32| {
+        dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (dice >> 8) % sides
+    };
+    for kind in CacheKind::ALL {
+        let mut twins = Twins::new(*kind, &prefix());
+        (0..600).for_each(|_| twins.verb((roll(30) as u8, roll(1000), roll(1000), roll(1000))));
+        assert!(twins.plans > 20, "{kind}: {} plans", twins.plans);
+        assert!(*kind == CacheKind::Contiguous || twins.explicit > 0, "{kind} ran no tree");
+    }
+}
+
+#[test]
+fn what_lies_behind_a_prefix_is_found_by_content_in_whole_blocks() {
+    let prefix = prefix();
+    for kind in [CacheKind::Paged, CacheKind::Radix] {
+        let mut cache = prefix.under(build(kind, &config(kind)).unwrap()).unwrap();
+        let tokens: Vec<Token> = (0..90).collect();
+        let base = cache.base();
+        assert_eq!((base, cache.prefix().unwrap().lookup(&tokens, 0).tokens), (68, 68));
+        let first = cache.open().unwrap();
+        assert_eq!(
+            cache.prefix().unwrap().attach(first, &tokens, 0, u32::MAX, Lookup::default()).unwrap().tokens,
+            68
+        );
+        cache.claim(StepId(1), &[ClaimRow { seq: first, redirected: 0, tokens: 90 - base }]).unwrap();
+        cache.retire(StepId(1)).unwrap();
+        cache.prefix().unwrap().publish(first, &tokens, 90).unwrap();
+        let second = cache.open().unwrap();
+        let seen = cache.prefix().unwrap().lookup(&tokens, 0);
+        let hit = cache.prefix().unwrap().attach(second, &tokens, 0, u32::MAX, seen.lookup).unwrap();
+        assert_eq!((hit.tokens, cache.len(second)), (88, Ok(88)), "{kind}");
+        // A prompt that ends within the prefix finds the prefix and nothing else.
+        assert_eq!(cache.prefix().unwrap().lookup(&tokens[..50], 0).tokens, 68);
+    }
+}
+
+#[test]
+fn the_prefix_is_out_of_reach_of_every_verb() {
+    let mut cache = prefix().under(build(CacheKind::Cells, &config(CacheKind::Cells)).unwrap()).unwrap();
+    let seq = cache.open().unwrap();
+    let refused = CacheError::RewindOutOfRange { to: 60, lowest: ROWS, length: ROWS };
+    assert_eq!(cache.rewind().unwrap().rewind_to(seq, 60), Err(refused));
+    assert_eq!(cache.sequences().unwrap().remove(seq, 60..80), Err(refused));
+    let used = prefix().under(Box::new(cache)).err();
+    assert!(matches!(used, Some(CacheError::BadConfig(_))), "one prefix under one cache");
+}

@@ -1,0 +1,128 @@
+use std::{io, path::Path, sync::Arc};
+use tokio::net::TcpStream;
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::ring,
+        pki_types::{CertificateDer, ServerName, pem::PemObject},
+    },
+};
+
+/// Where systems keep the certificates that they trust.
+const BUNDLES: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// Who may have signed the certificate of a server under TLS.
+#[derive(Clone, Debug)]
+pub struct Trust(Arc<ClientConfig>);
+
+impl Trust {
+    /// Those in a PEM file; without one, those whom the system trusts.
+    pub fn of(file: Option<&Path>) -> Result<Self, String> {
+        let system = || BUNDLES.iter().map(Path::new).find(|path| path.is_file());
+        let file = file.or_else(system).ok_or("no certificates are found on this system; name a PEM file")?;
+        let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_file_iter(file).map_err(|e| fail(&e))? {
+            // A bundle may hold what this library does not read; the rest counts.
+            let _ = roots.add(certificate.map_err(|e| fail(&e))?);
+        }
+        if roots.is_empty() {
+            return Err(fail(&"holds no certificate that can be used"));
+        }
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|e| fail(&e))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self(Arc::new(config)))
+    }
+
+    /// Speaks TLS over a connection to the server at `authority`.
+    pub(super) async fn over(&self, stream: TcpStream, authority: &str) -> io::Result<TlsStream<TcpStream>> {
+        let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(host).map_err(io::Error::other)?;
+        TlsConnector::from(self.0.clone()).connect(name, stream).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::wire::{Address, Body, Connection};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+    use tokio_rustls::{
+        TlsAcceptor,
+        rustls::{ServerConfig, pki_types::PrivateKeyDer},
+    };
+
+    fn data(name: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-serve/tests/data").join(name)
+    }
+
+    /// Answers one request under TLS.
+    async fn serve_once(listener: TcpListener) {
+        let chain = vec![CertificateDer::from_pem_file(data("test-cert.pem")).unwrap()];
+        let key = PrivateKeyDer::from_pem_file(data("test-key.pem")).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        // Who does not trust the certificate leaves here.
+        let Ok(mut stream) = TlsAcceptor::from(Arc::new(config)).accept(stream).await else { return };
+        let mut request = [0; 1024];
+        let _ = stream.read(&mut request).await;
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nunder").await;
+        let _ = stream.flush().await;
+    }
+
+    async fn ask(trust: &Trust) -> io::Result<Vec<u8>> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let port = listener.local_addr()?.port();
+        let address = Address::parse(&format!("https://localhost:{port}")).map_err(io::Error::other)?;
+        let (answer, ()) = tokio::join!(
+            async {
+                let mut connection = Connection::open(&address, Some(trust)).await?;
+                let head = connection.request(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
+                let (mut body, mut text) = (Body::new(head), Vec::new());
+                while connection.more(&mut body, &mut text).await? {}
+                Ok(text)
+            },
+            serve_once(listener)
+        );
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_server_is_asked_under_tls_if_its_certificate_is_trusted() {
+        let trust = Trust::of(Some(&data("test-cert.pem"))).unwrap();
+        assert_eq!(ask(&trust).await.unwrap(), b"under");
+        let nobody = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let error = ask(&Trust(Arc::new(nobody))).await.unwrap_err();
+        assert!(error.to_string().contains("certificate"), "{error}");
+    }
+
+    #[test]
+    fn a_file_without_certificates_is_named() {
+        let wrong = |name: &str| Trust::of(Some(&data(name))).unwrap_err();
+        assert!(wrong("none.pem").contains("none.pem"));
+        assert!(wrong("test-key.pem").contains("no certificate"));
+    }
+}

@@ -1,0 +1,233 @@
+//! The figures of the document on rectangular scheduling, step by step, from traces of scenarios.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use kvasir_engine::{Core, Limits, Order, Rectangular, RectangularConfig, StepTrace};
+use kvasir_kv::{Paged, blocks::BlockConfig};
+use kvasir_lab::{
+    sim::{Run, run},
+    workload::{Scenario, Speaker},
+};
+use kvasir_sim::{Clock, CostDevice, Preset};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const BLOCK: u32 = 64;
+
+/// A step as the figures draw it: what is prefilled, and id, tkv, padding and decoded tokens of everybody who decodes.
+#[derive(Debug, PartialEq)]
+struct Drawn {
+    waiting: Vec<String>,
+    prefill: Option<Value>,
+    decoding: Vec<(String, u32, u32, u32)>,
+}
+
+fn draw(text: &str) -> Vec<Drawn> {
+    let mut scenario = Scenario::parse(text).unwrap();
+    let option = |name: &str| scenario.options()[name].as_u64().unwrap() as u32;
+    let config = RectangularConfig {
+        chunk_size: option("chunk-size"),
+        max_batch: option("max-batch"),
+        max_batch_tkv: u64::from(option("max-batch-tkv")),
+        ..RectangularConfig::default()
+    };
+    let limits = Limits { max_num_seqs: 4, max_model_len: option("max-model-len"), ..Limits::default() };
+    let blocks = option("kv-capacity") / BLOCK;
+    let blocks = BlockConfig { block_size: BLOCK, blocks, dummy: true, ..BlockConfig::default() };
+    let clock = Clock::default();
+    let device = CostDevice::new(Preset::parse("h200:qwen3-0.6b").unwrap(), clock.clone(), Box::new(Speaker));
+    let cache = Box::new(Paged::new(blocks).unwrap());
+    let finished = run(
+        Run {
+            core: Core::new(limits, Order::Fcfs, Box::new(Rectangular::new(config)), cache),
+            device,
+            clock,
+            overlap: false,
+            workload: &mut scenario,
+            window: 0..10_000,
+            lines: None,
+            aborts: 0,
+            seed: 0,
+        },
+        &mut |_| true,
+    );
+    let names: BTreeMap<u64, String> = finished.names.into_iter().collect();
+    let mut reader = Reader { names, ..Reader::default() };
+    finished.steps.iter().map(|step| reader.step(step)).collect()
+}
+
+/// What somebody who reads a trace knows.
+#[derive(Default)]
+struct Reader {
+    names: BTreeMap<u64, String>,
+    /// Name and prompt by number.
+    known: BTreeMap<u64, (String, u32)>,
+    waiting: Vec<u64>,
+    computed: BTreeMap<u64, u32>,
+    left: BTreeMap<u64, u32>,
+}
+
+impl Reader {
+    fn step(&mut self, step: &StepTrace) -> Drawn {
+        for &(number, prompt, _, tag) in &step.arrived {
+            self.known.insert(number, (self.names[&tag].clone(), prompt));
+            self.waiting.push(number);
+        }
+        for &(number, hit) in &step.admitted {
+            self.waiting.retain(|waiting| *waiting != number);
+            self.computed.insert(number, hit);
+        }
+        let again = step.again.iter().flat_map(|&(first, n)| first..first + u64::from(n));
+        let mut rows = step.rows.clone();
+        rows.extend(again.map(|number| (number, 1, self.computed[&number], 1, 0, self.left[&number], 0)));
+        rows.sort_unstable();
+        let mut drawn = Drawn { waiting: self.names_of(&self.waiting), prefill: None, decoding: Vec::new() };
+        for (number, phase, first, tokens, redirected, left, _) in rows {
+            let (name, prompt) = self.known[&number].clone();
+            let (end, padding) = (first + tokens, left * BLOCK);
+            self.computed.insert(number, end);
+            self.left.insert(number, left);
+            match phase {
+                0 => {
+                    drawn.prefill = Some(json!({
+                        "id": name, "from": first, "redirected": redirected, "to": end, "left_padding": padding,
+                    }));
+                }
+                // The figures count the token that the step makes.
+                _ => drawn.decoding.push((name, padding + end + 1, padding, end + 1 - prompt)),
+            }
+        }
+        drawn
+    }
+
+    fn names_of(&self, numbers: &[u64]) -> Vec<String> {
+        numbers.iter().map(|number| self.known[number].0.clone()).collect()
+    }
+}
+
+fn figure(name: &str) -> Vec<Value> {
+    let figures: Value = serde_json::from_str(include_str!("../figures/spyre.json")).unwrap();
+    figures[name]["steps"].as_array().unwrap().clone()
+}
+
+/// Compares what ran. Where a request enters a block with the token that the step makes, the figures count that block
+/// already and draw it a step early; the recorded steps of the same runs, and ours, do not. Returns how often that was so.
+fn compare(expected: &[Value], drawn: &[Drawn]) -> u32 {
+    assert_eq!(expected.len(), drawn.len());
+    let mut early = 0;
+    for (i, (expected, drawn)) in expected.iter().zip(drawn).enumerate() {
+        if expected["kind"] == "prefill" {
+            let (want, got) = (&expected["prefill"], drawn.prefill.as_ref().unwrap());
+            assert_eq!(
+                (&want["id"], &want["chunk_prompt_token_start"], &want["chunk_prompt_token_end"]),
+                (&got["id"], &got["from"], &got["to"]),
+                "record {i}"
+            );
+            assert_eq!(want["left_padding"], got["left_padding"], "record {i}");
+            continue;
+        }
+        let decoding = expected["decoding"].as_array().unwrap();
+        assert_eq!(decoding.len(), drawn.decoding.len(), "record {i}");
+        let number = |value: &Value| value.as_u64().unwrap() as u32;
+        let widest =
+            |count: u32| drawn.decoding.iter().map(|row| (row.1 - row.2 - count).div_ceil(BLOCK)).max();
+        for (want, got) in decoding.iter().zip(&drawn.decoding) {
+            assert_eq!((&want[0], &want[3]), (&json!(got.0), &json!(got.3)), "record {i}");
+            let own = |count: u32| (got.1 - got.2 - count).div_ceil(BLOCK);
+            let padding = |count: u32| (widest(count).unwrap() - own(count)) * BLOCK;
+            assert_eq!(got.2, padding(1), "record {i}: ours is that of the rows that are there");
+            assert_eq!(number(&want[2]), padding(0), "record {i}: theirs counts the row to come");
+            assert_eq!(number(&want[1]) - number(&want[2]), got.1 - got.2, "record {i}");
+            early += u32::from(padding(0) != padding(1));
+        }
+    }
+    early
+}
+
+#[test]
+fn admission_constraints() {
+    let drawn = draw(include_str!("../scenarios/admission.json"));
+    let expected = figure("scheduling_admission_constraints");
+    assert!(compare(&expected, &drawn) <= 1);
+    for (i, (expected, drawn)) in expected.iter().zip(&drawn).enumerate() {
+        // A figure is the picture after its step: who arrives before the next one waits already.
+        let waiting = expected["waiting"].as_array().unwrap();
+        assert!(drawn.waiting.iter().all(|name| waiting.contains(&json!(name))), "record {i}");
+    }
+}
+
+/// When tokens come, with a decode step of 1 and a chunk of 8. The figure was adjusted by hand: it draws the first token
+/// of everybody but the first one unit late, and its gaps are those of the steps.
+#[test]
+fn timeline() {
+    let text = include_str!("../scenarios/admission.json");
+    let scenario: Value = serde_json::from_str(text).unwrap();
+    let requests = scenario["requests"].as_array().unwrap();
+    let prompts: BTreeMap<&str, &Value> =
+        requests.iter().map(|one| (one["id"].as_str().unwrap(), &one["prompt_len"])).collect();
+    let mut came: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    let mut now = 0;
+    for step in draw(text) {
+        now += if step.prefill.is_some() { 8 } else { 1 };
+        let first = step.prefill.filter(|chunk| chunk["to"] == *prompts[chunk["id"].as_str().unwrap()]);
+        let first = first.map(|chunk| chunk["id"].as_str().unwrap().to_owned());
+        for name in step.decoding.into_iter().map(|row| row.0).chain(first) {
+            came.entry(name).or_default().push(now);
+        }
+    }
+    let figures: Value = serde_json::from_str(include_str!("../figures/spyre.json")).unwrap();
+    let drawn = figures["timeline_admission_constraints"]["requests"].as_array().unwrap();
+    assert_eq!(drawn.len(), came.len());
+    for want in drawn {
+        let name = want["id"].as_str().unwrap();
+        let times = &came[name];
+        let gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(want["itls"], json!(gaps), "request {name}");
+        let first = want["arrival_time"].as_u64().unwrap() + want["ttft"].as_u64().unwrap();
+        assert_eq!(first, times[0] + u64::from(name != "0"), "request {name}");
+    }
+}
+
+#[test]
+fn jumps_of_the_padding() {
+    let drawn = draw(include_str!("../scenarios/padding-jumps.json"));
+    let decodes: Vec<Drawn> = drawn.into_iter().filter(|step| step.prefill.is_none()).skip(2).collect();
+    assert!(compare(&figure("scheduling_padding_tkv_jump"), &decodes) <= 6);
+}
+
+#[test]
+fn prompts_in_chunks() {
+    let drawn = draw(include_str!("../scenarios/prefill.json"));
+    let chunks = drawn.iter().filter_map(|step| step.prefill.as_ref());
+    let expected = figure("prefill_single_chunks").into_iter().chain(figure("prefill_three_chunks"));
+    for (want, got) in expected.zip(chunks) {
+        let want = &want["prefill"];
+        let (from, to) = (&want["chunk_prompt_token_start"], &want["chunk_prompt_token_end"]);
+        assert_eq!((from, to), (&got["from"], &got["to"]));
+        assert_eq!(want["left_padding"], got["left_padding"]);
+    }
+}
+
+/// What was cached, what is fed again with redirected writes, and what is computed.
+#[test]
+fn hits_within_chunks() {
+    let new = |text: &str| -> Vec<Value> {
+        let drawn = draw(text).into_iter();
+        drawn.filter_map(|step| step.prefill.filter(|chunk| chunk["id"] == "new")).collect()
+    };
+    let chunk = |from: u32, redirected: u32, to: u32, left_padding: u32| json!({ "id": "new", "from": from, "redirected": redirected, "to": to, "left_padding": left_padding });
+    let first = new(include_str!("../scenarios/prefix-1.json"));
+    assert_eq!(first, [chunk(832, 64, 1088, 192), chunk(1088, 0, 1319, 192)]);
+    for (want, got) in figure("prefix_caching_1").iter().zip(&first) {
+        let want = &want["prefill"];
+        assert_eq!(
+            (&want["chunk_prompt_token_end"], &want["left_padding"]),
+            (&got["to"], &got["left_padding"])
+        );
+    }
+    // The second figure was made by hand: what the rules come to is three blocks skipped, three redirected, one computed.
+    assert_eq!(new(include_str!("../scenarios/prefix-2.json")), [chunk(192, 192, 448, 64)]);
+    let third = new(include_str!("../scenarios/prefix-3.json"));
+    assert_eq!(third, [chunk(896, 128, 1109, 128)]);
+    let want = &figure("prefix_caching_3")[0]["prefill"];
+    assert_eq!((&want["cached_tokens"], &want["inner_padding"]), (&json!(896), &json!(128)));
+}

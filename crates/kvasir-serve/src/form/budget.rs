@@ -1,0 +1,139 @@
+use kvasir_kv::Token;
+use kvasir_sample::{Constrained, Constraint, Follower};
+use std::sync::Arc;
+
+/// At most so many tokens of reasoning: when they are used up, the mark that ends it is all that may come.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    /// Tokens of reasoning.
+    pub tokens: usize,
+    /// The mark that begins it.
+    pub open: Token,
+    /// The mark that ends it.
+    pub close: Token,
+    /// The prompt ends inside the reasoning.
+    pub is_begun: bool,
+    /// Token ids are below this.
+    pub vocab: u32,
+}
+
+impl Budget {
+    /// The constraint that keeps to it, and to `inner` where that is one.
+    pub fn within(self, inner: Constrained) -> Constrained {
+        let words = self.vocab.div_ceil(32) as usize;
+        let mut closing = vec![0; words];
+        if let Some(word) = closing.get_mut(self.close as usize / 32) {
+            *word = 1 << (self.close % 32);
+        }
+        Constrained(Some(Arc::new(Bounded {
+            budget: self,
+            inner,
+            closing: closing.into(),
+            all: vec![u32::MAX; words].into(),
+        })))
+    }
+
+    /// Whether the reasoning must end now.
+    fn is_spent(&self, output: &[Token]) -> bool {
+        let begin = match self.is_begun {
+            true => Some(0),
+            false => output.iter().position(|token| *token == self.open).map(|at| at + 1),
+        };
+        let thought = begin.and_then(|begin| output.get(begin..)).unwrap_or(&[]);
+        begin.is_some() && thought.len() >= self.tokens && !thought.contains(&self.close)
+    }
+}
+
+#[derive(Debug)]
+struct Bounded {
+    budget: Budget,
+    inner: Constrained,
+    /// Only the mark that ends the reasoning.
+    closing: Arc<[u32]>,
+    all: Arc<[u32]>,
+}
+
+impl Constraint for Bounded {
+    fn follow(&self) -> Box<dyn Follower> {
+        Box::new(Following {
+            budget: self.budget.clone(),
+            inner: self.inner.0.as_ref().map(|inner| inner.follow()),
+            closing: self.closing.clone(),
+            all: self.all.clone(),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Following {
+    budget: Budget,
+    inner: Option<Box<dyn Follower>>,
+    closing: Arc<[u32]>,
+    all: Arc<[u32]>,
+}
+
+impl Follower for Following {
+    fn allowed(&mut self, output: &[Token]) -> Option<&[u32]> {
+        match &mut self.inner {
+            _ if self.budget.is_spent(output) => Some(&self.closing),
+            Some(inner) => inner.allowed(output),
+            None => Some(&self.all),
+        }
+    }
+
+    fn expect(&mut self, output: &[Token]) {
+        if let Some(inner) = &mut self.inner {
+            inner.expect(output);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPEN: Token = 40;
+    const CLOSE: Token = 41;
+
+    fn follower(tokens: usize, is_begun: bool) -> Box<dyn Follower> {
+        let budget = Budget { tokens, open: OPEN, close: CLOSE, is_begun, vocab: 50 };
+        budget.within(Constrained::default()).0.unwrap().follow()
+    }
+
+    /// Whether only the closing mark may come, or else anything.
+    fn must_close(follower: &mut Box<dyn Follower>, output: &[Token]) -> bool {
+        let mask = follower.allowed(output).unwrap();
+        let may = |id: Token| mask[id as usize / 32] >> (id % 32) & 1 == 1;
+        let count = (0..50).filter(|id| may(*id)).count();
+        assert!(count == 50 || count == 1 && may(CLOSE));
+        count == 1
+    }
+
+    #[test]
+    fn reasoning_that_has_used_up_its_tokens_must_end() {
+        let mut begun = follower(2, true);
+        for (output, want) in [
+            (&[][..], false),
+            (&[1], false),
+            (&[1, 2], true),
+            (&[1, CLOSE], false),
+            (&[1, 2, CLOSE], false),
+            (&[1, 2, CLOSE, 3, 4, 5], false),
+            // Asked again about less, as after a draft that was wrong.
+            (&[1], false),
+        ] {
+            assert_eq!(must_close(&mut begun, output), want, "{output:?}");
+        }
+        let mut own = follower(2, false);
+        for (output, want) in [
+            (&[1, 2, 3][..], false),
+            (&[OPEN, 1], false),
+            (&[OPEN, 1, 2], true),
+            (&[1, OPEN, 1, 2], true),
+            (&[OPEN, 1, 2, CLOSE, 3], false),
+        ] {
+            assert_eq!(must_close(&mut own, output), want, "{output:?}");
+        }
+        assert!(must_close(&mut follower(0, true), &[]));
+    }
+}

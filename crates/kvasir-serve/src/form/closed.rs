@@ -1,0 +1,102 @@
+use serde_json::{Map, Value};
+
+/// Places in a schema that hold one schema each.
+const ONE: [&str; 4] = ["items", "additionalProperties", "contains", "propertyNames"];
+/// Places that hold a list of schemas.
+const LISTS: [&str; 3] = ["prefixItems", "anyOf", "oneOf"];
+/// Places that hold schemas under names.
+const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+/// What puts several descriptions of one object together; a property that one of them does not name may be another's.
+const COMBINE: [&str; 8] =
+    ["allOf", "not", "if", "then", "else", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems"];
+
+/// Lets objects have the properties that are named, and no others.
+///
+/// A schema that says nothing of further properties allows any. Who writes one means a form to be filled in, and a model that may
+/// invent properties does. A schema that combines several descriptions of one object is left as it is.
+pub(super) fn close(schema: &mut Value) {
+    if !combines(schema) {
+        close_objects(schema);
+    }
+}
+
+fn combines(schema: &Value) -> bool {
+    let Some(map) = schema.as_object() else { return false };
+    let has = |key: &&str| map.contains_key(*key);
+    let names_properties = ["properties", "required", "patternProperties"].iter().any(has);
+    let refers = ["anyOf", "oneOf", "$ref", "$dynamicRef"].iter().any(has);
+    COMBINE.iter().any(has) || names_properties && refers || children(schema).any(combines)
+}
+
+fn children(schema: &Value) -> impl Iterator<Item = &Value> {
+    let under = |keys: &'static [&str]| keys.iter().filter_map(|key| schema.get(key));
+    let lists = under(&LISTS).filter_map(Value::as_array).flatten();
+    let named = under(&NAMED).filter_map(Value::as_object).flat_map(|map| map.values());
+    under(&ONE).chain(lists).chain(named)
+}
+
+fn close_objects(schema: &mut Value) {
+    let Some(map) = schema.as_object_mut() else { return };
+    let open = needs_others(map);
+    for (key, value) in map.iter_mut() {
+        match value {
+            inner if ONE.contains(&key.as_str()) => close_objects(inner),
+            Value::Array(list) if LISTS.contains(&key.as_str()) => list.iter_mut().for_each(close_objects),
+            Value::Object(named) if NAMED.contains(&key.as_str()) => {
+                named.values_mut().for_each(close_objects)
+            }
+            _ => {}
+        }
+    }
+    if !open {
+        map.insert("additionalProperties".into(), Value::Bool(false));
+    }
+}
+
+/// Whether an object may, or has to, have properties that are not named.
+fn needs_others(map: &Map<String, Value>) -> bool {
+    let Some(named) = map.get("properties").and_then(Value::as_object) else { return true };
+    let required = map.get("required").and_then(Value::as_array);
+    let unnamed = |name: &Value| name.as_str().is_none_or(|name| !named.contains_key(name));
+    required.is_some_and(|required| required.iter().any(unnamed))
+        || ["additionalProperties", "patternProperties", "minProperties"]
+            .iter()
+            .any(|key| map.contains_key(*key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::close;
+    use serde_json::{Value, json};
+
+    fn closed(mut schema: Value) -> Value {
+        close(&mut schema);
+        schema
+    }
+
+    #[test]
+    fn objects_with_named_properties_are_closed_wherever_they_stand() {
+        let inner = json!({"properties": {"properties": {"type": "string"}}});
+        let mut shut = inner.clone();
+        shut["additionalProperties"] = false.into();
+        let around = |inner: &Value| json!({"anyOf": [{"type": "null"}, {"items": inner}], "$defs": {"a": inner}, "default": {"properties": {}}});
+        assert_eq!(closed(inner.clone()), shut);
+        assert_eq!(closed(around(&inner)), around(&shut));
+    }
+
+    #[test]
+    fn what_says_more_of_its_properties_is_left_as_it_is() {
+        for schema in [
+            json!({"type": "object"}),
+            json!({"properties": {"a": {}}, "additionalProperties": true}),
+            json!({"properties": {"a": {}}, "patternProperties": {"^b": {}}}),
+            json!({"properties": {"a": {}}, "required": ["a", "b"]}),
+            json!({"properties": {"a": {}}, "minProperties": 2}),
+            json!({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"properties": {"b": {}}}]}),
+            json!({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}),
+            json!({"items": {"$ref": "#/$defs/a", "required": ["b"]}, "$defs": {"a": {"properties": {"c": {}}}}}),
+        ] {
+            assert_eq!(closed(schema.clone()), schema);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+// Which of the server's sessions holds which branch. A branch that goes on sends only what is new; one that begins beside another
+// forks the session where the two part, so that nothing they share is computed or held twice.
+
+import { post, remove } from "/page/api.js";
+
+const TTL = 3600; // seconds that a session may lie idle
+
+/** The node's session if it was asked under the same system prompt: `{id, at, system}`, `at` being how many messages it then held. */
+const of = (node, system) => (node.meta.session?.system === system ? node.meta.session : null);
+
+/**
+ * Messages that a session may hold: as many as the longest branch that was asked in it. Whether an answer that was stopped or failed has
+ * become part of it, only the server knows: who goes on from before it forks.
+ */
+function length(tree, id) {
+  let most = 0;
+  for (const { meta } of tree.nodes.values()) {
+    for (const session of [meta?.session, meta?.tried]) if (session?.id === id) most = Math.max(most, session.at);
+  }
+  return most;
+}
+
+/**
+ * How to let the model answer under the end of `path`: the fields to send, and the session that the answer then belongs to.
+ * `write(nodes)` gives the messages of nodes. Without a session, for whatever reason, the whole conversation is sent.
+ */
+export async function begin(tree, path, system, write) {
+  const lead = system ? [{ role: "system", content: system }] : [];
+  const last = path.findLastIndex((node) => of(node, system));
+  try {
+    if (last < 0) {
+      const messages = [...lead, ...write(path)];
+      const { id } = await post("/v1/sessions", { ttl: TTL });
+      return { fields: { session: id, messages }, session: { id, at: messages.length + 1, system } };
+    }
+    const messages = write(path.slice(last + 1));
+    let { id, at } = of(path[last], system);
+    if (at < length(tree, id)) id = (await post(`/v1/sessions/${id}/fork`, { at: { message: at } })).data[0].id;
+    return { fields: { session: id, messages }, session: { id, at: at + messages.length + 1, system } };
+  } catch (error) {
+    if (error.status === 401) throw error;
+    return { fields: { messages: [...lead, ...write(path)] }, session: null };
+  }
+}
+
+/** Whether what went wrong is the session's fault: it has ended meanwhile, or another request is in it. */
+export const gone = (error) => error.status === 404 || error.status === 409;
+
+/** Forgets that nodes were answered in a session. */
+export function forget(tree, id) {
+  for (const { meta } of tree.nodes?.values() ?? []) if (meta?.session?.id === id) delete meta.session;
+}
+
+/** Ends the sessions of a conversation that nobody will go on with. */
+export function end(tree) {
+  const ids = new Set([...tree.nodes.values()].map(({ meta }) => meta?.session?.id).filter(Boolean));
+  for (const id of ids) remove(`/v1/sessions/${id}`).catch(() => {});
+}

@@ -1,0 +1,57 @@
+//! `/health` tells whether requests can be answered, and nothing else.
+
+use super::server::Server;
+use kvasir_kv::CacheKind;
+use kvasir_sim::Toy;
+use serde_json::{Value, json};
+use std::{thread, time::Duration};
+
+fn complete(server: &Server) -> (u16, Value) {
+    server.post("/v1/completions", &json!({"prompt": [20, 21, 22], "max_tokens": 4, "ignore_eos": true}))
+}
+
+#[test]
+fn a_step_that_fails_is_its_requests_matter() {
+    let mut device = Toy::new();
+    device.fail_next(false);
+    let server = Server::on(device, CacheKind::Radix, 512, &[]);
+    let (status, answer) = complete(&server);
+    assert_eq!((status, &answer["error"]["code"]), (500, &"internal_error".into()));
+    assert_eq!(server.send("GET", "/health", "", "").0, 200);
+    assert_eq!(complete(&server).0, 200);
+}
+
+#[test]
+fn an_engine_that_cannot_step_is_not_healthy() {
+    let mut device = Toy::new();
+    device.lose_next();
+    let server = Server::on(device, CacheKind::Radix, 512, &[]);
+    assert_eq!(server.send("GET", "/health", "", "").0, 200);
+    assert!(complete(&server).0 >= 500);
+    // Its clients hear of it before it is gone.
+    while server.send("GET", "/health", "", "").0 == 200 {}
+    let (status, answer) = server.send("GET", "/health", "", "");
+    let why = answer["error"]["message"].as_str().unwrap();
+    assert!(status == 503 && why.contains("device lost"), "{why}");
+    assert_eq!(complete(&server).0, 503);
+    assert_eq!(server.send("GET", "/live", "", "").0, 200, "the process is there");
+}
+
+#[test]
+fn an_engine_whose_step_hangs_is_not_healthy_until_it_comes_back() {
+    let mut device = Toy::new();
+    let release = device.hang_next();
+    let server = Server::watched(device, CacheKind::Radix, 512, &[], Duration::ZERO);
+    assert_eq!(server.send("GET", "/health", "", "").0, 200, "nobody waits, however long");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| complete(&server));
+        while server.send("GET", "/health", "", "").0 == 200 {}
+        let (status, answer) = server.send("GET", "/health", "", "");
+        let why = answer["error"]["message"].as_str().unwrap();
+        assert!(status == 503 && why.contains("1 answers are waited for"), "{why}");
+        assert_eq!(server.send("GET", "/live", "", "").0, 200, "the process is there");
+        release.send(()).unwrap();
+        assert_eq!(waits.join().unwrap().0, 200, "it was late, not lost");
+    });
+    assert_eq!(server.send("GET", "/health", "", "").0, 200);
+}

@@ -1,0 +1,53 @@
+//! Clients that leave: whenever they do, nothing of theirs stays.
+
+use super::server::Server;
+use kvasir_kv::CacheKind;
+use serde_json::json;
+
+/// A number below `sides`, by turns that look like chance.
+fn roll(dice: &mut u64, sides: u64) -> u64 {
+    *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*dice >> 33) % sides
+}
+
+#[test]
+fn ten_thousand_clients_leave_each_at_another_point_and_the_pool_is_whole() {
+    const SLOTS: u32 = 160;
+    let server = Server::start(CacheKind::Radix, SLOTS, &[]);
+    let dice = &mut 1;
+    let mut sent = 0;
+    // Eight at a time, so that some wait, some are in prefill and some decode when they leave.
+    for _ in 0..10_000 / 8 {
+        let leavers: Vec<_> = (0..8)
+            .map(|_| {
+                let prompt: Vec<u64> = (0..1 + roll(dice, 48)).map(|_| 10 + roll(dice, 400)).collect();
+                let n = 1 + roll(dice, 2);
+                let body = json!({
+                    "prompt": prompt, "stream": true, "n": n, "max_tokens": 20 + roll(dice, 60), "ignore_eos": true
+                });
+                (body, roll(dice, 3) as usize)
+            })
+            .collect();
+        sent += leavers.len();
+        server.leave("/v1/completions", leavers);
+    }
+    assert_eq!(sent, 10_000);
+    // Whoever is last finds the whole pool: it takes every slot, and what was left behind does not show.
+    let prompt: Vec<u32> = (0..SLOTS - 8).map(|i| 10 + i % 397).collect();
+    let whole = json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true, "cache_salt": "last"});
+    let (status, answer) = server.post("/v1/completions", &whole);
+    assert_eq!(status, 200, "{answer}");
+    let fresh = Server::start(CacheKind::Radix, SLOTS, &[]).post("/v1/completions", &whole).1;
+    assert_eq!(answer["choices"], fresh["choices"]);
+    let (_, page) = server.send("GET", "/metrics", "", "");
+    let page = page.as_str().unwrap();
+    let metric = |name: &str| {
+        let line = page.lines().find(|line| line.starts_with(name)).unwrap();
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    assert_eq!(metric("kvasir:num_requests_open"), 0.0);
+    assert!(
+        metric("kvasir:request_success_total{model_name=\"tiny\",finished_reason=\"abort\"") > 100.0,
+        "{page}"
+    );
+}

@@ -1,0 +1,87 @@
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::fmt;
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    Ok,
+    /// It works, and not as well as it could.
+    Warn,
+    /// Something asked for will not work.
+    Fail,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Check {
+    /// What was looked at.
+    name: &'static str,
+    state: State,
+    /// What was found.
+    found: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+    /// The numbers in it, for programs.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    values: Map<String, Value>,
+}
+
+impl Check {
+    fn new(state: State, name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, state, found: found.into(), advice: None, values: Map::new() }
+    }
+
+    pub(crate) fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self::new(State::Ok, name, found)
+    }
+
+    pub(crate) fn warn(name: &'static str, found: impl Into<String>) -> Self {
+        Self::new(State::Warn, name, found)
+    }
+
+    pub(crate) fn fail(name: &'static str, found: impl Into<String>) -> Self {
+        Self::new(State::Fail, name, found)
+    }
+
+    pub(crate) fn advise(self, advice: impl Into<String>) -> Self {
+        Self { advice: Some(advice.into()), ..self }
+    }
+
+    pub(crate) fn value(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.values.insert(name.to_owned(), value.into());
+        self
+    }
+}
+
+/// All that was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Report {
+    pub(crate) checks: Vec<Check>,
+}
+
+impl Report {
+    /// Whether nothing that was asked for will fail.
+    pub(crate) fn is_well(&self) -> bool {
+        self.checks.iter().all(|check| check.state != State::Fail)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for check in &self.checks {
+            let state = match check.state {
+                State::Ok => "ok",
+                State::Warn => "warn",
+                State::Fail => "FAIL",
+            };
+            writeln!(f, "{state:<4}  {:<10}  {}", check.name, check.found)?;
+            if let Some(advice) = &check.advice {
+                writeln!(f, "{:<18}→ {advice}", "")?;
+            }
+        }
+        Ok(())
+    }
+}

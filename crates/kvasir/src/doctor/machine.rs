@@ -1,0 +1,142 @@
+//! The machine: instructions, threads, memory, speed, limits of the system.
+
+use super::Check;
+use kvasir_cpu::{Level, Peaks, Team};
+use std::{env::consts::ARCH, fs, path::Path, thread};
+
+const GB: f64 = 1e9;
+/// Memory without which speeds are not measured: a gigabyte is read, and as much again stays free.
+const ROOM_TO_MEASURE: u64 = 2 << 30;
+/// Files that a server with its usual limit on connections may have open.
+const FILES: u64 = 4096 + 64;
+
+pub(super) fn processor() -> Check {
+    let level = Level::detect();
+    let found = format!("{level} kernels on {ARCH}");
+    let check = match (level, ARCH) {
+        (Level::Portable, "x86_64") => Check::warn("processor", found)
+            .advise("this processor has no AVX2, or the system hides it; answers will be slow"),
+        _ => Check::ok("processor", found),
+    };
+    check.value("level", level.to_string()).value("architecture", ARCH)
+}
+
+pub(super) fn threads() -> Check {
+    let allowed = thread::available_parallelism().map_or(1, usize::from);
+    let used = Team::of_machine().len();
+    let found = format!("{used} used by the cpu backend, {allowed} that this process may run on");
+    let check = match used > allowed {
+        true => Check::warn("threads", found).advise(format!("give --threads {allowed}")),
+        false => Check::ok("threads", found),
+    };
+    check.value("used", used).value("allowed", allowed)
+}
+
+/// Bytes that can be had without swapping, where the system says so.
+pub(super) fn free_memory(proc: &Path) -> Option<u64> {
+    let text = fs::read_to_string(proc.join("meminfo")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+pub(super) fn memory(free: Option<u64>) -> Check {
+    let Some(free) = free else {
+        return Check::warn("memory", "the system does not say what is free")
+            .advise("give --kv-capacity: the pool cannot be sized by itself");
+    };
+    let check = Check::ok("memory", format!("{:.1} GB free", free as f64 / GB));
+    check.value("free_bytes", free)
+}
+
+/// What the machine reaches at best.
+pub(super) enum Speeds {
+    Measured(Peaks),
+    Not(String),
+}
+
+/// Measures, if there is room for it; none where nothing is known of the memory.
+pub(super) fn speeds(free: Option<u64>) -> Option<Speeds> {
+    if free? < ROOM_TO_MEASURE {
+        return Some(Speeds::Not("not measured: less than 2 GB are free".into()));
+    }
+    let measured = Peaks::measure(&Team::of_machine(), Level::detect());
+    Some(measured.map_or_else(|error| Speeds::Not(format!("not measured: {error}")), Speeds::Measured))
+}
+
+impl Speeds {
+    /// Bytes per second that can be read.
+    pub(super) fn bandwidth(&self) -> Option<f64> {
+        match self {
+            Self::Measured(peaks) => Some(peaks.bandwidth),
+            Self::Not(_) => None,
+        }
+    }
+
+    pub(super) fn check(&self) -> Check {
+        let peaks = match self {
+            Self::Measured(peaks) => peaks,
+            Self::Not(why) => return Check::warn("speed", why.clone()),
+        };
+        let Peaks { bandwidth, int8, bf16, f32 } = *peaks;
+        let found = format!(
+            "reads {:.1} GB/s; {:.2} int8, {:.2} bf16, {:.2} f32 Tops/s",
+            bandwidth / GB,
+            int8 / 1e12,
+            bf16 / 1e12,
+            f32 / 1e12
+        );
+        Check::ok("speed", found)
+            .value("read_bytes_per_second", bandwidth)
+            .value("int8_operations_per_second", int8)
+            .value("bf16_operations_per_second", bf16)
+            .value("f32_operations_per_second", f32)
+    }
+}
+
+/// Whether a server may have as many connections as it would take; none where the system does not say.
+pub(super) fn open_files(proc: &Path) -> Option<Check> {
+    let text = fs::read_to_string(proc.join("self/limits")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    let soft = line.split_whitespace().next()?;
+    let Ok(files) = soft.parse::<u64>() else {
+        return Some(Check::ok("files", format!("{soft} may be open")));
+    };
+    let found = format!("{files} may be open");
+    let check = match files < FILES {
+        true => Check::warn("files", found)
+            .advise(format!("raise it with `ulimit -n {FILES}`, or give a lower --max-connections")),
+        false => Check::ok("files", found),
+    };
+    Some(check.value("limit", files))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_says_is_read_and_what_it_does_not_say_is_no_failure() {
+        let folder = std::env::temp_dir().join(format!("kvasir-doctor-{}", std::process::id()));
+        fs::create_dir_all(folder.join("self")).unwrap();
+        assert_eq!((free_memory(&folder), open_files(&folder)), (None, None));
+        fs::write(folder.join("meminfo"), "MemTotal: 9 kB\nMemAvailable:    2048 kB\n").unwrap();
+        assert_eq!(free_memory(&folder), Some(2 << 20));
+        let limits = |soft: &str| {
+            let text = format!(
+                "Limit  Soft Limit  Hard Limit  Units\nMax open files            {soft}                 8192                 files\n"
+            );
+            fs::write(folder.join("self/limits"), text).unwrap();
+            open_files(&folder).unwrap()
+        };
+        assert_eq!(
+            limits("1024"),
+            Check::warn("files", "1024 may be open")
+                .advise("raise it with `ulimit -n 4160`, or give a lower --max-connections")
+                .value("limit", 1024)
+        );
+        assert_eq!(limits("unlimited"), Check::ok("files", "unlimited may be open"));
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(memory(None), memory(None));
+        assert!(matches!(speeds(Some(1 << 30)), Some(Speeds::Not(_))));
+    }
+}

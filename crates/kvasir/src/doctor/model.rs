@@ -1,0 +1,102 @@
+//! The model: whether it is whole, what it is stored as, whether it fits, and what the machine can make of it.
+
+use super::Check;
+use kvasir::{Inspection, KvType, Opened};
+use std::collections::BTreeMap;
+
+const GB: f64 = 1e9;
+
+pub(super) fn checks(opened: &Opened, name: &str, free: Option<u64>, bandwidth: Option<f64>) -> Vec<Check> {
+    let stored = Inspection::of(opened).memory.stored;
+    let mut checks = vec![weights(opened, name, stored), fits(stored, free), context(opened, stored, free)];
+    checks.extend(bandwidth.map(|bandwidth| reach(stored, bandwidth)));
+    checks.push(words(opened));
+    checks
+}
+
+fn weights(opened: &Opened, name: &str, stored: u64) -> Check {
+    let mut types: BTreeMap<String, u64> = BTreeMap::new();
+    for tensor in opened.checkpoint.tensors() {
+        *types.entry(tensor.dtype.to_string()).or_default() += tensor.bytes.len() as u64;
+    }
+    let most = types.iter().max_by_key(|(_, bytes)| **bytes).map_or("nothing", |(dtype, _)| dtype);
+    let target = &opened.model.target;
+    let found = format!("{name}: {}, {:.2} GB, mostly {most}", target.architecture, stored as f64 / GB);
+    Check::ok("model", found)
+        .value("stored_bytes", stored)
+        .value("dtype", most)
+        .value("architecture", target.architecture.clone())
+}
+
+/// The files are mapped, and matrices are packed beside them, whose pages then go.
+fn fits(stored: u64, free: Option<u64>) -> Check {
+    let size = format!("weights take {:.2} GB", stored as f64 / GB);
+    match free {
+        None => Check::warn("fit", format!("{size}; the system does not say what is free")),
+        Some(free) if stored > free => {
+            Check::fail("fit", format!("{size}, {:.2} GB are free", free as f64 / GB))
+                .advise("end other programs, or take a smaller model or one of fewer bits (`kvasir convert`)")
+        }
+        Some(free) if stored.saturating_mul(5) / 4 > free => {
+            Check::warn("fit", format!("{size}, {:.2} GB are free", free as f64 / GB))
+                .advise("little is left for contexts; take one of fewer bits, or a lower --kv-capacity")
+        }
+        Some(_) => Check::ok("fit", size),
+    }
+}
+
+/// Tokens that a gigabyte holds, and all that is left.
+fn context(opened: &Opened, stored: u64, free: Option<u64>) -> Check {
+    let target = &opened.model.target;
+    let slot = KvType::Bf16.slot_bytes(&target.layers).max(1) as u64;
+    let per_gb = 1_000_000_000 / slot;
+    let mut found = format!("{per_gb} tokens of K/V per GB in bf16");
+    if let Some(left) = free.map(|free| free.saturating_sub(stored)) {
+        found += &format!(
+            ", {} in what weights leave; the model takes {} at once",
+            left / slot,
+            target.max_positions
+        );
+    }
+    Check::ok("context", found).value("kv_bytes_per_token", slot).value("tokens_per_gb", per_gb)
+}
+
+/// A bound and no promise: each token of a single stream reads all weights once.
+fn reach(stored: u64, bandwidth: f64) -> Check {
+    let rate = bandwidth / (stored as f64).max(1.0);
+    let found = format!("one stream gets at most {rate:.0} tokens/s of dense weights from this memory");
+    Check::ok("reach", found).value("tokens_per_second_at_most", rate)
+}
+
+/// Text in and out, and chats.
+fn words(opened: &Opened) -> Check {
+    let files = match opened.text_files().and_then(|files| Ok((files.tokenizer()?, files))) {
+        Ok((_, files)) => files,
+        Err(why) => {
+            return Check::fail("text", why.to_string())
+                .advise("fetch the model's tokenizer.json too; without it prompts can only be token ids");
+        }
+    };
+    match files.template_source(None) {
+        Err(why) => Check::fail("text", format!("the chat template cannot be read: {why}")),
+        Ok(None) => Check::warn("text", "a vocabulary and no chat template")
+            .advise("chats will be refused; completions work"),
+        Ok(Some(_)) => match files.template(None) {
+            Ok(_) => Check::ok("text", "a vocabulary and a chat template"),
+            Err(why) => Check::fail("text", format!("the chat template cannot be used: {why}"))
+                .advise("chats will fail; completions work"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_does_not_fit_is_told_so() {
+        assert_eq!(fits(100, Some(1000)), Check::ok("fit", "weights take 0.00 GB"));
+        let told = |stored, free| serde_json::to_value(fits(stored, Some(free))).unwrap()["state"].clone();
+        assert_eq!([told(1000, 999), told(1000, 1249), told(1000, 1250)], ["fail", "warn", "ok"]);
+    }
+}

@@ -1,0 +1,201 @@
+//! What `-h` and `--help` show: options under headings, and only what most people need where the short help is asked for.
+
+use clap::{Arg, Command};
+
+/// Options that belong together, by their flags, wherever they occur.
+struct Group {
+    heading: &'static str,
+    /// What the short help shows too.
+    common: &'static [&'static str],
+    rest: &'static [&'static str],
+}
+
+const GROUPS: [Group; 14] = [
+    Group {
+        heading: "Model and machine",
+        common: &["threads", "kv-dtype"],
+        rest: &["backend", "precision", "instructions", "sim-preset"],
+    },
+    Group {
+        heading: "Listening",
+        common: &["host", "port", "api-key", "model-name"],
+        rest: &["tls-cert", "tls-key", "grace"],
+    },
+    Group {
+        heading: "Answers",
+        common: &["system", "temperature", "max-tokens", "tools"],
+        rest: &[
+            "ignore-eos",
+            "top-k",
+            "top-p",
+            "min-p",
+            "repetition-penalty",
+            "presence-penalty",
+            "frequency-penalty",
+            "history",
+            "generation-config",
+            "tool-parser",
+            "reasoning-parser",
+        ],
+    },
+    Group { heading: "Form of the answer", common: &["json-schema", "regex", "grammar"], rest: &[] },
+    Group {
+        heading: "Workload",
+        common: &["workload", "requests", "rate", "prompt-tokens", "output-tokens"],
+        rest: &["burstiness", "shared-prefix", "faults"],
+    },
+    Group {
+        heading: "Cache",
+        common: &["kv-capacity", "max-model-len"],
+        rest: &["cache", "memory-utilization", "block-size", "prefix-cache"],
+    },
+    Group {
+        heading: "Scheduling",
+        common: &["policy", "order", "max-num-seqs"],
+        rest: &["max-num-batched-tokens", "watermark", "overlap", "graph-max-batch"],
+    },
+    Group {
+        heading: "Scheduling: --policy chunked",
+        common: &[],
+        rest: &["max-extend-tokens", "mixed", "step-target-ms", "step-target-times"],
+    },
+    Group {
+        heading: "Scheduling: --policy prefill-first",
+        common: &[],
+        rest: &["delay-factor", "chunked-prefill", "long-prefill-cap"],
+    },
+    Group {
+        heading: "Scheduling: --policy rectangular",
+        common: &[],
+        rest: &[
+            "chunk-size",
+            "interleave",
+            "max-batch-tkv",
+            "max-batch",
+            "rules",
+            "pausing",
+            "long-output-first",
+        ],
+    },
+    Group {
+        heading: "Limits",
+        common: &[],
+        rest: &[
+            "max-requests",
+            "max-requests-per-key",
+            "max-request-tokens",
+            "max-connections",
+            "client-timeout",
+            "step-timeout",
+        ],
+    },
+    Group {
+        heading: "Reports",
+        common: &[],
+        rest: &["log-format", "log-level", "otlp-endpoint", "metrics-alias"],
+    },
+    Group { heading: "Output", common: &["json", "html", "trace"], rest: &["html-steps"] },
+    Group { heading: "Options from a file", common: &["config", "print-config"], rest: &[] },
+];
+
+/// Said once, in place of a variable beside every option.
+const VARIABLES: &str = "Options of the model, the cache, the scheduling and the server are read from the environment too \
+                         (--kv-dtype from KVASIR_KV_DTYPE),\nand all from the file that --config names. A flag goes before \
+                         the environment, that before the file.";
+
+/// The command line as people are shown it.
+pub(crate) fn arranged(command: Command) -> Command {
+    let command = command.mut_args(|arg| under_its_heading(arg.hide_env(true)));
+    let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    let command = names.into_iter().fold(command, |command, name| command.mut_subcommand(name, arranged));
+    let reads_variables = command.get_arguments().any(|arg| arg.get_long() == Some("policy"));
+    if reads_variables { command.after_help(VARIABLES) } else { command }
+}
+
+fn under_its_heading(arg: Arg) -> Arg {
+    let Some(name) = arg.get_long() else { return arg };
+    let group = GROUPS.iter().find(|group| group.common.contains(&name) || group.rest.contains(&name));
+    let Some(group) = group else { return arg };
+    let is_rest = group.rest.contains(&name);
+    arg.help_heading(group.heading).hide_short_help(is_rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use std::collections::BTreeSet;
+
+    fn flags(command: &Command, into: &mut BTreeSet<String>) {
+        into.extend(command.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)));
+        command.get_subcommands().for_each(|sub| flags(sub, into));
+    }
+
+    #[test]
+    fn every_name_in_the_groups_is_a_flag_and_stands_once() {
+        let mut known = BTreeSet::new();
+        flags(&crate::Cli::command(), &mut known);
+        let mut seen = BTreeSet::new();
+        for name in GROUPS.iter().flat_map(|group| group.common.iter().chain(group.rest)) {
+            assert!(known.contains(*name), "--{name} is no flag");
+            assert!(seen.insert(name), "--{name} stands twice");
+        }
+    }
+
+    /// The short help of what people start with fits on a screen.
+    #[test]
+    fn short_help_is_short() {
+        for name in ["chat", "serve", "generate"] {
+            let mut cli = arranged(crate::Cli::command());
+            let help = cli.find_subcommand_mut(name).unwrap().render_help().to_string();
+            assert!(help.lines().count() <= 48, "{name}: {} lines\n{help}", help.lines().count());
+            assert!(!help.contains("rectangular:") && !help.contains("[env:"), "{help}");
+        }
+    }
+    /// The commands that a page shows, in code spans and code blocks: what stands behind `kvasir`.
+    fn shown(page: &str) -> Vec<Vec<String>> {
+        let spans = page.split("```").enumerate().flat_map(|(at, part)| match at % 2 {
+            0 => part.split('`').skip(1).step_by(2).collect::<Vec<_>>(),
+            _ => part.lines().collect(),
+        });
+        let words = |span: &str| span.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let behind = |words: Vec<String>| {
+            let at = words.iter().position(|word| word == "kvasir" || word.ends_with("/kvasir"))?;
+            Some(words[at + 1..].to_vec())
+        };
+        spans.filter_map(|span| behind(words(span))).collect()
+    }
+
+    #[test]
+    fn commands_in_the_pages_have_the_flags_that_are_shown() {
+        let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+        let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+        let pages = pages.filter(|path| path.extension().is_some_and(|ext| ext == "md"));
+        let cli = arranged(crate::Cli::command());
+        let mut checked = 0;
+        for path in pages.chain([root.join("README.md")]) {
+            for words in shown(&std::fs::read_to_string(&path).unwrap()) {
+                if words.first().is_none_or(|first| cli.find_subcommand(first).is_none()) {
+                    continue;
+                }
+                let mut command = &cli;
+                let mut known = BTreeSet::new();
+                for word in words.iter().take_while(|word| !["#", "|", "&&"].contains(&word.as_str())) {
+                    if let Some(sub) = command.find_subcommand(word) {
+                        command = sub;
+                        flags(command, &mut known);
+                    }
+                    if let Some(flag) = word.trim_start_matches('[').strip_prefix("--") {
+                        let end = flag.find(|c: char| !c.is_ascii_lowercase() && c != '-');
+                        let flag = &flag[..end.unwrap_or(flag.len())];
+                        let is_global = ["config", "print-config", "help"].contains(&flag);
+                        let is_known = flag.is_empty() || is_global || known.contains(flag);
+                        assert!(is_known, "{}: `kvasir {}` has no --{flag}", path.display(), words.join(" "));
+                        checked += 1;
+                    }
+                }
+            }
+        }
+        assert!(checked > 50, "only {checked} flags were found");
+    }
+}

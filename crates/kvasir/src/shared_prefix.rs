@@ -1,0 +1,155 @@
+use crate::{
+    AnyPool, CacheOptions, Error, KvType, Model, Prompt, Session,
+    feed::{CHUNK, Wanted, feed},
+};
+use kvasir_kv::{CacheError, Contiguous, PoolId, Token};
+use std::sync::Arc;
+
+/// How a [`SharedPrefix`] is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixOptions {
+    /// How K and V are stored; what suits the model unless given. Sessions on the prefix store theirs alike.
+    pub kv: Option<KvType>,
+    /// Tokens that conversations on it may come to. It matters to models that turn the rows of long sequences by other angles, and
+    /// there it is the prefix's own length unless given.
+    pub longest: Option<u32>,
+}
+
+/// Tokens that are computed once and frozen, for any number of sessions to begin with.
+///
+/// Each session has a cache, a size and a thread of its own and reads the same rows; nothing is copied, and nothing can change
+/// them. They go when the last session on them and this handle have gone.
+///
+/// ```
+/// use kvasir::{CacheKind, CacheOptions, Kvasir, Options, Params, PrefixOptions};
+/// # fn main() -> Result<(), kvasir::Error> {
+/// let kvasir = Kvasir::built_in(Options::default())?;
+/// let system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n";
+/// let prefix = kvasir.freeze(system, PrefixOptions::default())?;
+///
+/// // Two conversations that know nothing of each other, each in a cache as it suits it.
+/// let mut one = prefix.session(CacheOptions::new(CacheKind::Contiguous).capacity(512))?;
+/// let mut other = prefix.session(CacheOptions::new(CacheKind::Cells).capacity(2048))?;
+/// for (session, what) in [(&mut one, "2 + 2"), (&mut other, "7 + 8")] {
+///     let main = session.main();
+///     assert_eq!(session.tokens(main)?, prefix.tokens());
+///     session.append(main, format!("<|im_start|>user\nWhat is {what}?<|im_end|>\n<|im_start|>assistant\n").as_str())?;
+///     let answer = session.generate(main, &Params { max_tokens: 20, ..Params::default() })?;
+///     println!("{:?}; {} tokens were there already", answer.text, answer.cached);
+/// #   assert!(answer.cached > 0 && answer.text.is_some_and(|text| text.starts_with(what)));
+/// }
+/// # Ok(()) }
+/// ```
+pub struct SharedPrefix {
+    model: Arc<Model>,
+    frozen: kvasir_kv::SharedPrefix,
+    tokens: Vec<Token>,
+    kv: KvType,
+    extent: Extent,
+    /// Where the rows lie: under number 1 those of the first prefix, under each further one those that were added.
+    pools: Vec<AnyPool>,
+}
+
+impl SharedPrefix {
+    pub(crate) fn new(model: Arc<Model>, prompt: Prompt, options: PrefixOptions) -> Result<Self, Error> {
+        if model.loaded.simulated().is_some() {
+            return Err(Error::Asked("the sim backend keeps no K and V to share".into()));
+        }
+        let tokens = model.ids(prompt, true)?;
+        model.loaded.check_prompt(&tokens)?;
+        let (kv, rows) = (options.kv.unwrap_or(model.loaded.kv()), tokens.len() as u32);
+        let extent = Extent { rows, longest: options.longest.unwrap_or(rows) };
+        if extent.longest < rows {
+            let why = format!("longest {} is less than the prefix's {rows} tokens", extent.longest);
+            return Err(Error::Asked(why));
+        }
+        let mut executor = model.loaded.executor(rows, CHUNK as u32, 1, Some(kv))?;
+        let mut cache = Contiguous::new(rows);
+        feed(&mut executor, &mut cache, &tokens, extent.longest, Wanted::Nothing)?;
+        let frozen = cache.freeze(PoolId(1)).map_err(|refused| broken(refused.1))?;
+        let pools = executor.into_pool().into_iter().collect();
+        Ok(Self { model, frozen, tokens, kv, extent, pools })
+    }
+
+    /// A longer prefix, of which this one's rows are a part: only what is new is computed and held.
+    pub fn extend(&self, prompt: impl Into<Prompt>) -> Result<Self, Error> {
+        let new = self.model.ids(prompt.into(), false)?;
+        let tokens = [&self.tokens[..], &new].concat();
+        self.model.loaded.check_prompt(&tokens)?;
+        self.extent.check(&self.model, tokens.len())?;
+        let rows = new.len() as u32;
+        let mut executor = self.model.loaded.executor(rows, CHUNK as u32, 1, Some(self.kv))?;
+        self.attach(|id, pool| executor.attach(id, pool))?;
+        let mut cache = self.frozen.fork(rows).map_err(broken)?;
+        feed(&mut executor, &mut cache, &new, self.extent.longest, Wanted::Nothing)?;
+        let number = PoolId(self.pools.len() as u32 + 1);
+        let frozen = cache.freeze(number).map_err(|refused| broken(refused.1))?;
+        let pools = self.pools.iter().cloned().chain(executor.into_pool()).collect();
+        let extent = Extent { rows: tokens.len() as u32, ..self.extent };
+        Ok(Self { model: Arc::clone(&self.model), frozen, tokens, kv: self.kv, extent, pools })
+    }
+
+    /// Its tokens.
+    pub fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
+
+    /// How K and V are stored.
+    pub fn kv(&self) -> KvType {
+        self.kv
+    }
+
+    /// A session whose every branch begins with this prefix, and whose cache has room for `options.capacity` tokens behind it.
+    /// Caches with blocks share whole blocks and compute the rest of the prefix themselves.
+    pub fn session(&self, options: CacheOptions) -> Result<Session, Error> {
+        Session::on(self, &options)
+    }
+
+    pub(crate) fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    pub(crate) fn frozen(&self) -> &kvasir_kv::SharedPrefix {
+        &self.frozen
+    }
+
+    pub(crate) fn extent(&self) -> Extent {
+        self.extent
+    }
+
+    /// Hands every pool with its number to `take`.
+    pub(crate) fn attach(
+        &self,
+        mut take: impl FnMut(PoolId, &AnyPool) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        (1..).zip(&self.pools).try_for_each(|(number, pool)| take(PoolId(number), pool))
+    }
+}
+
+/// How long a shared prefix is, and what it was made for.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    /// Its tokens.
+    pub(crate) rows: u32,
+    /// What conversations on it may come to.
+    longest: u32,
+}
+
+impl Extent {
+    /// Refuses conversations of so many tokens if the prefix's rows would have other angles in them.
+    pub(crate) fn check(self, model: &Model, tokens: usize) -> Result<(), Error> {
+        let program = model.loaded.program();
+        let (tokens, longest) = (tokens.min(program.max_positions) as u32, self.longest);
+        match program.prefix_salt(tokens) == program.prefix_salt(longest) {
+            true => Ok(()),
+            false => Err(Error::Asked(format!(
+                "the conversation may come to {tokens} tokens and its shared prefix was made for {longest}: this model \
+                 turns their rows by other angles (PrefixOptions::longest)"
+            ))),
+        }
+    }
+}
+
+fn broken(error: CacheError) -> Error {
+    Error::Failed(error.to_string())
+}

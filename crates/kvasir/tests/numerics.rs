@@ -1,0 +1,418 @@
+//! The numerics contract on the processor: a request's tokens and logits are the same bits alone and in company, whole and in chunks, after
+//! a prefix hit and after a preemption, on each cache under each policy, forked, and on one thread or two.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+#[path = "../../kvasir-cpu/tests/common/mod.rs"]
+mod checkpoints;
+
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as Room, Pool, Precision};
+use kvasir_engine::{
+    Chunked, Chunking, Core, Engine, Finish, Limits, Mixing, Order, Params, Policy, PrefillFirst,
+    Rectangular, RectangularConfig, Request, RequestId, Turn,
+};
+use kvasir_exec::{
+    Abilities, Batch, BatchRow, Executor, Phase, PoolRow, Ran, Refused, SequenceSpec, Step, StepError,
+};
+use kvasir_kv::{
+    Cache, CacheConfig, CacheKind, ClaimRow, Contiguous, PoolId, SharedPrefix, Span, StepId, Token, build,
+};
+use kvasir_sample::Sampling;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// A backend that is listened to: the logits after each position of each request. Positions that are computed again, after a preemption,
+/// must give what they gave.
+struct Listening {
+    inner: CpuExecutor,
+    heard: BTreeMap<(u64, u32), Vec<u32>>,
+    /// Requests that were seen beside others in one step.
+    in_company: BTreeSet<u64>,
+    vocab: usize,
+}
+
+impl Executor for Listening {
+    type Pending = Ran;
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
+        self.inner.bind(row, spec);
+    }
+
+    fn submit(&mut self, mut step: Box<Step>) -> Result<Ran, Refused> {
+        step.batch.logits = true;
+        self.inner.submit(step)
+    }
+
+    fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
+        let (step, result) = self.inner.wait(pending);
+        let mut logits = step.output.logits.chunks_exact(self.vocab);
+        for row in &step.batch.rows {
+            if step.batch.rows.len() > 1 {
+                self.in_company.insert(row.request);
+            }
+            for token in row.tokens.range().skip(row.logits_from() as usize) {
+                let bits: Vec<u32> = logits.next().unwrap().iter().map(|x| x.to_bits()).collect();
+                let before = self.heard.insert((row.request, step.plan.positions[token]), bits.clone());
+                assert!(before.is_none_or(|before| before == bits), "computed again, and other bits");
+            }
+        }
+        (step, result)
+    }
+}
+
+/// What a request said: its tokens, and its logits after each position that it sampled from.
+type Said = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
+
+/// What a run went through, so that a test that covers nothing is noticed.
+#[derive(Debug, Default)]
+struct Seen {
+    hits: u32,
+    preemptions: u32,
+    in_company: usize,
+}
+
+fn load(case: &str, arithmetic: Precision, threads: usize) -> Arc<CpuModel> {
+    match arithmetic {
+        Precision::Exact => checkpoints::exact(case, threads),
+        Precision::Auto => checkpoints::narrow(case, threads),
+    }
+}
+
+fn tokens(n: usize, salt: usize) -> Vec<Token> {
+    (0..n).map(|i| ((i * 37 + salt * 101 + 11) % 500) as Token).collect()
+}
+
+/// Requests of which some begin alike, some are sampled at a temperature, and some become long enough for other angles.
+fn requests(model: &CpuModel) -> Vec<Request> {
+    let trunk = tokens(40, 1);
+    let on = |tail: usize, salt: usize| [&trunk[..], &tokens(tail, salt)].concat();
+    let all = [
+        (on(5, 2), 9, 0.0),
+        (tokens(23, 3), 14, 0.9),
+        (on(9, 4), 12, 0.0),
+        (on(5, 2), 9, 0.8),
+        (tokens(3, 5), 11, 0.0),
+        (on(1, 6), 6, 1.2),
+    ];
+    let request = |(tag, (prompt, max_tokens, temperature)): (usize, (Vec<Token>, u32, f32))| {
+        let sampling = Sampling { temperature, seed: tag as u64 + 7, ..Sampling::default() };
+        let salt = model.program().prefix_salt(prompt.len() as u32 + max_tokens);
+        let params = Params { max_tokens, ignore_eos: true, sampling, salt, ..Params::default() };
+        Request { tag: tag as u64 * 10, prompt, params }
+    };
+    all.into_iter().enumerate().map(request).collect()
+}
+
+/// The first tokens of a request, computed alone and frozen.
+struct Frozen {
+    rows: SharedPrefix,
+    pool: Arc<Pool>,
+}
+
+impl Frozen {
+    fn new(model: &Arc<CpuModel>, tokens: &[Token], final_len: u32, kv: KvType) -> Self {
+        let count = tokens.len() as u32;
+        let room = Room { slots: count, tokens: count, rows: 1, kv, ring: None };
+        let mut executor = CpuExecutor::new(Arc::clone(model), room).unwrap();
+        let mut cache = Contiguous::new(count);
+        let seq = cache.open().unwrap();
+        executor.bind(PoolRow(0), SequenceSpec { final_len, ..SequenceSpec::default() });
+        cache.claim(StepId(1), &[ClaimRow { seq, redirected: 0, tokens: count }]).unwrap();
+        let mut step = Step::default();
+        cache.plan(StepId(1), &mut step.plan).unwrap();
+        let row = BatchRow {
+            seq,
+            phase: Phase::Prefill,
+            tokens: Span::new(0, tokens.len()),
+            context_len: count,
+            sample_from: count,
+            ..BatchRow::default()
+        };
+        step.batch = Batch { step: StepId(1), tokens: tokens.to_vec(), rows: vec![row], ..Batch::default() };
+        executor.execute(&mut step, &[]).unwrap();
+        cache.retire(StepId(1)).unwrap();
+        Self { rows: cache.freeze(PoolId(1)).unwrap(), pool: Arc::clone(executor.pool()) }
+    }
+}
+
+/// One way to run requests.
+struct Way {
+    cache: CacheKind,
+    policy: &'static str,
+    slots: u32,
+    overlap: bool,
+    kv: KvType,
+}
+
+impl Way {
+    fn policy(&self) -> Box<dyn Policy> {
+        match self.policy {
+            "whole" => Box::new(PrefillFirst::new(Chunking::Off, 0.0)),
+            "prefill-first" => Box::new(PrefillFirst::new(Chunking::On { cap: Some(17) }, 0.0)),
+            "chunked" => Box::new(Chunked::new(13, Mixing::Off)),
+            "mixed" => Box::new(Chunked::new(19, Mixing::On { target: None })),
+            "rectangular" => Box::new(Rectangular::new(RectangularConfig {
+                chunk_size: 16,
+                max_batch: 4,
+                ..RectangularConfig::default()
+            })),
+            other => panic!("no policy {other}"),
+        }
+    }
+
+    fn engine(&self, model: &Arc<CpuModel>, prefix: Option<&Frozen>) -> Engine<Listening> {
+        let rectangular = self.policy == "rectangular";
+        let config = CacheConfig {
+            block_size: 8,
+            max_sequences: 16,
+            sharing: true,
+            dummy: rectangular,
+            ..CacheConfig::new(self.slots)
+        };
+        let limits = Limits {
+            max_num_seqs: 5,
+            max_num_batched_tokens: if rectangular || self.policy == "whole" { 400 } else { 24 },
+            max_model_len: 200,
+            ..Limits::default()
+        };
+        let own = build(self.cache, &config).unwrap();
+        let cache = match prefix {
+            Some(prefix) => Box::new(prefix.rows.under(own).unwrap()),
+            None => own,
+        };
+        let room = Room { slots: cache.capacity() + 8, tokens: 400, rows: 16, kv: self.kv, ring: None };
+        let mut inner = CpuExecutor::new(Arc::clone(model), room).unwrap();
+        if let Some(prefix) = prefix {
+            inner.attach(PoolId(1), Arc::clone(&prefix.pool)).unwrap();
+        }
+        let vocab = model.program().vocab;
+        let listening = Listening { inner, heard: BTreeMap::new(), in_company: BTreeSet::new(), vocab };
+        let core = Core::new(limits, Order::Fcfs, self.policy(), cache);
+        Engine::new(core, listening, || 0).overlap(self.overlap)
+    }
+
+    /// Runs requests that come one after the other, `n` of each, and gives what each said, by tag.
+    fn run(
+        &self,
+        model: &Arc<CpuModel>,
+        requests: &[Request],
+        n: u32,
+        seen: &mut Seen,
+    ) -> BTreeMap<u64, Said> {
+        self.run_on(model, None, requests, n, seen)
+    }
+
+    /// The same behind a frozen prefix.
+    fn run_on(
+        &self,
+        model: &Arc<CpuModel>,
+        prefix: Option<&Frozen>,
+        requests: &[Request],
+        n: u32,
+        seen: &mut Seen,
+    ) -> BTreeMap<u64, Said> {
+        let mut engine = self.engine(model, prefix);
+        let mut said: BTreeMap<u64, Said> = BTreeMap::new();
+        let mut ids: BTreeMap<u64, RequestId> = BTreeMap::new();
+        let mut waiting = requests.iter();
+        for turn in 0.. {
+            if turn % 3 == 0
+                && let Some(request) = waiting.next()
+            {
+                let added = engine.core_mut().add_siblings(request.clone(), n, 0).unwrap();
+                ids.extend((request.tag..).zip(added));
+            }
+            let done = engine.step().unwrap();
+            let outbox = engine.core_mut().outbox();
+            for (event, tokens) in outbox.iter() {
+                said.entry(event.tag).or_default().0.extend_from_slice(tokens);
+            }
+            for ended in outbox.ended.drain(..) {
+                assert_eq!(ended.finish, Finish::MaxTokens);
+                seen.hits += u32::from(ended.cached > 0);
+                seen.preemptions += ended.preemptions;
+            }
+            outbox.clear();
+            if done == Turn::Idle && waiting.len() == 0 {
+                break;
+            }
+            assert!(turn < 2000, "no end in sight");
+        }
+        seen.in_company += engine.executor().in_company.len();
+        let heard = &engine.executor().heard;
+        for (tag, said) in &mut said {
+            let id = ids[tag].0;
+            let logits = heard.range((id, 0)..=(id, u32::MAX));
+            said.1 = logits.map(|((_, position), bits)| (*position, bits.clone())).collect();
+        }
+        said
+    }
+}
+
+/// What each request, and its `n` - 1 siblings, say alone: a whole prompt, a cache of one sequence, one thread.
+fn alone(case: &str, arithmetic: Precision, kv: Option<KvType>, n: u64) -> BTreeMap<u64, Said> {
+    let model = load(case, arithmetic, 1);
+    let kv = kv.unwrap_or(model.natural_kv());
+    let way = Way { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
+    let mut said = BTreeMap::new();
+    for request in requests(&model) {
+        for i in 0..n {
+            let mut one = request.clone();
+            one.tag += i;
+            one.params.sampling.seed += i;
+            said.append(&mut way.run(&model, &[one], 1, &mut Seen::default()));
+        }
+        let (tokens, logits) = &said[&request.tag];
+        assert_eq!((tokens.len(), logits.len()), (request.params.max_tokens as usize, tokens.len()));
+    }
+    said
+}
+
+fn compare(about: &str, wanted: &BTreeMap<u64, Said>, got: &BTreeMap<u64, Said>) {
+    assert!(got.keys().eq(wanted.keys()), "{about}");
+    for (tag, (tokens, logits)) in got {
+        assert_eq!(tokens, &wanted[tag].0, "{about}: tokens of request {tag}");
+        assert!(logits == &wanted[tag].1, "{about}: logits of request {tag}");
+    }
+}
+
+const POLICIES: [&str; 5] = ["whole", "prefill-first", "chunked", "mixed", "rectangular"];
+
+/// Every cache under every policy, with and without overlap in turn; in a pool that is too small for all where `tight`.
+fn matrix(case: &str, arithmetic: Precision, kv: Option<KvType>, tight: bool) {
+    let wanted = alone(case, arithmetic, kv, 1);
+    let models = [load(case, arithmetic, 1), load(case, arithmetic, 2)];
+    let requests = requests(&models[0]);
+    let mut seen = Seen::default();
+    let mut runs = 0;
+    for cache in CacheKind::ALL {
+        for policy in POLICIES {
+            let blocks = matches!(cache, CacheKind::Paged | CacheKind::Radix);
+            if policy == "rectangular" && !blocks {
+                continue; // its steps are padded with blocks
+            }
+            let model = &models[runs % 2];
+            let slots = if tight { 104 } else { 800 };
+            let kv = kv.unwrap_or(model.natural_kv());
+            let way = Way { cache: *cache, policy, slots, overlap: runs / 2 % 2 == 0, kv };
+            let about = format!("{case}, {cache}, {policy}, {kv}, {slots} slots");
+            compare(&about, &wanted, &way.run(model, &requests, 1, &mut seen));
+            runs += 1;
+        }
+    }
+    assert!(seen.hits >= 8 && seen.in_company > 50, "{case}: {seen:?}");
+    assert!(!tight || seen.preemptions >= 5, "{case}: {seen:?}");
+}
+
+#[test]
+fn forked_off_a_shared_prefix() {
+    for (case, arithmetic) in [("qwen3_yarn_swa", Precision::Exact), ("gpt_oss", Precision::Auto)] {
+        let models = [load(case, arithmetic, 1), load(case, arithmetic, 2)];
+        let kv = models[0].natural_kv();
+        // Those that begin with the trunk, of which a part is frozen that is no whole number of blocks.
+        let frozen = tokens(37, 1);
+        let mut requests = requests(&models[0]);
+        requests.retain(|request| request.prompt.starts_with(&frozen));
+        let whole = Way { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
+        let mut wanted = BTreeMap::new();
+        for request in &requests {
+            let alone = std::slice::from_ref(request);
+            wanted.append(&mut whole.run(&models[0], alone, 1, &mut Seen::default()));
+        }
+        let prefix = Frozen::new(&models[0], &frozen, 60, kv);
+        let mut seen = Seen::default();
+        for (runs, cache) in CacheKind::ALL.iter().enumerate() {
+            for policy in ["whole", "prefill-first", "chunked", "mixed"] {
+                let blocks = matches!(cache, CacheKind::Paged | CacheKind::Radix);
+                let way = Way {
+                    cache: *cache,
+                    policy,
+                    slots: if blocks { 40 } else { 34 },
+                    overlap: runs % 2 == 0,
+                    kv,
+                };
+                let got = way.run_on(&models[runs % 2], Some(&prefix), &requests, 1, &mut seen);
+                compare(&format!("{case}, {cache}, {policy}, behind a prefix"), &wanted, &got);
+            }
+        }
+        assert!(seen.preemptions > 0 && seen.in_company > 10, "{case}: {seen:?}");
+    }
+}
+
+#[test]
+fn windows_and_yarn() {
+    matrix("qwen3_yarn_swa", Precision::Exact, None, false);
+    matrix("qwen3_yarn_swa", Precision::Auto, Some(KvType::Q8_0), true);
+}
+
+#[test]
+fn sinks_and_experts() {
+    matrix("gpt_oss", Precision::Auto, None, true);
+}
+
+#[test]
+fn latent_attention_that_selects_its_keys() {
+    matrix("deepseek_v32", Precision::Auto, None, true);
+}
+
+#[test]
+fn angles_that_follow_the_length() {
+    matrix("phi3_longrope", Precision::Exact, Some(KvType::F16), true);
+}
+
+#[test]
+fn experts_in_fp8() {
+    matrix("deepseek_v3_fp8", Precision::Exact, None, true);
+}
+
+#[test]
+fn siblings_share_their_prompt() {
+    let wanted = alone("gemma3", Precision::Auto, None, 3);
+    let model = load("gemma3", Precision::Auto, 2);
+    for cache in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix] {
+        let mut seen = Seen::default();
+        let way = Way { cache, policy: "mixed", slots: 800, overlap: true, kv: model.natural_kv() };
+        let got = way.run(&model, &requests(&model), 3, &mut seen);
+        compare(&cache.to_string(), &wanted, &got);
+        assert!(seen.hits > 6, "{cache}: {seen:?}");
+    }
+}
+
+/// The hidden state behind a prompt, preempted after its first chunk or not.
+fn state(way: &Way, model: &Arc<CpuModel>, is_preempted: bool) -> Vec<u32> {
+    let mut engine = way.engine(model, None);
+    let sampling = Sampling { hidden: true, ..Sampling::default() };
+    let params = Params { max_tokens: 1, sampling, ..Params::default() };
+    let id = engine.add_request(Request { tag: 1, prompt: tokens(60, 9), params }).unwrap();
+    let mut state = Vec::new();
+    for turn in 0..100 {
+        let done = engine.step().unwrap();
+        if turn == 1 && is_preempted {
+            assert!(engine.core_mut().preempt(id), "it is in the middle of its prompt");
+        }
+        let outbox = engine.core_mut().outbox();
+        state.extend(outbox.hidden.iter().flat_map(|(_, state)| state.iter().map(|x| x.to_bits())));
+        let preemptions: Vec<u32> = outbox.ended.iter().map(|ended| ended.preemptions).collect();
+        outbox.clear();
+        assert!(preemptions.iter().all(|count| *count == u32::from(is_preempted)));
+        if done == Turn::Idle {
+            break;
+        }
+    }
+    assert_eq!(state.len(), model.program().hidden);
+    state
+}
+
+#[test]
+fn an_embedding_is_the_same_after_a_preemption() {
+    let model = load("qwen3_yarn_swa", Precision::Auto, 2);
+    for cache in CacheKind::ALL {
+        let way = Way { cache: *cache, policy: "chunked", slots: 200, overlap: true, kv: model.natural_kv() };
+        assert_eq!(state(&way, &model, true), state(&way, &model, false), "{cache}");
+    }
+}

@@ -1,0 +1,123 @@
+//! What bounds an answer beside what its request says, and what cannot be asked for.
+
+use super::server::{CHAT, COMPLETIONS, JSON, Server, chat, model};
+use serde_json::{Value, json};
+use std::fs;
+
+#[test]
+fn a_model_may_bound_its_answers() {
+    let folder = model("cap");
+    let path = folder.join("generation_config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["max_new_tokens"] = 5.into();
+    fs::write(&path, config.to_string()).unwrap();
+    let server = Server::of_model(folder, &[], &[]);
+    let tokens = |extra: Value| {
+        let (status, answer) = server.post(CHAT, &chat(extra));
+        assert_eq!(
+            (status, answer["choices"][0]["finish_reason"].as_str()),
+            (200, Some("length")),
+            "{answer}"
+        );
+        answer["usage"]["completion_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(tokens(json!({"ignore_eos": true, "max_tokens": null})), 5);
+    assert_eq!(tokens(json!({"ignore_eos": true, "max_tokens": 12})), 5);
+    assert_eq!(tokens(json!({"ignore_eos": true, "max_tokens": 3})), 3);
+    for path in [CHAT, COMPLETIONS] {
+        let body = json!({"max_new_tokens": 3}).to_string();
+        let answer = server.exchange("POST", path, JSON, &body);
+        assert_eq!((answer.status, answer.param().as_str()), (400, "max_new_tokens"));
+        assert!(answer.body.contains("`max_tokens`"), "{}", answer.body);
+    }
+}
+
+#[test]
+fn a_budget_of_reasoning_is_kept_to_or_refused() {
+    let server = Server::start("budget", &[]);
+    let (status, answer) = server.post(CHAT, &chat(json!({"thinking_token_budget": 3})));
+    assert_eq!(status, 200, "{answer}");
+    let message = json!({"model": "tiny", "max_tokens": 20, "thinking": {"type": "enabled", "budget_tokens": 4},
+        "messages": [{"role": "user", "content": "hi"}]});
+    let (status, answer) = server.post("/v1/messages", &message);
+    assert_eq!(status, 200, "{answer}");
+    // Marks of several tokens cannot be forced one by one.
+    let several = Server::start("budget-several", &["--reasoning-parser", "mistral"]);
+    for (path, body, param) in [
+        (CHAT, chat(json!({"thinking_token_budget": 3})), "thinking_token_budget"),
+        ("/v1/messages", message, "thinking.budget_tokens"),
+    ] {
+        let answer = several.exchange("POST", path, JSON, &body.to_string());
+        assert_eq!((answer.status, answer.param().as_str()), (400, param), "{}", answer.body);
+    }
+}
+
+#[test]
+fn a_device_that_computes_nothing_says_so() {
+    let server = Server::start("computes", &["--backend", "sim"]);
+    for (path, body) in [
+        (CHAT, chat(json!({"logprobs": true}))),
+        (CHAT, chat(json!({"response_format": {"type": "json_object"}}))),
+        (CHAT, chat(json!({"thinking_token_budget": 3}))),
+        (COMPLETIONS, json!({"prompt": "a", "max_tokens": 3, "logprobs": 1})),
+        (COMPLETIONS, json!({"prompt": "a", "max_tokens": 3, "prompt_logprobs": 1})),
+        ("/v1/embeddings", json!({"input": "a"})),
+    ] {
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(
+            (status, answer["error"]["code"].as_str()),
+            (501, Some("not_offered")),
+            "{body}: {answer}"
+        );
+    }
+    assert_eq!(server.post(CHAT, &chat(json!({}))).0, 200);
+}
+
+#[test]
+fn events_of_a_response_come_in_their_order_and_are_numbered() {
+    let server = Server::start("responses", &["--reasoning-parser", "none"]);
+    let body =
+        json!({"input": "hello", "max_output_tokens": 12, "stream": true, "temperature": 0}).to_string();
+    let text = server.exchange("POST", "/v1/responses", JSON, &body).body;
+    let events: Vec<(&str, Value)> = text
+        .split("\n\n")
+        .filter_map(|event| {
+            let (name, data) = event.strip_prefix("event: ")?.split_once("\ndata: ")?;
+            Some((name, serde_json::from_str(data).unwrap()))
+        })
+        .collect();
+    for (number, (name, event)) in events.iter().enumerate() {
+        assert_eq!(
+            (event["type"].as_str(), event["sequence_number"].as_u64()),
+            (Some(*name), Some(number as u64))
+        );
+    }
+    let mut names: Vec<&str> = events.iter().map(|(name, _)| *name).collect();
+    names.dedup();
+    let ended = events.last().unwrap().0;
+    assert!(["response.completed", "response.incomplete"].contains(&ended), "{ended}");
+    let order = [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        ended,
+    ];
+    assert_eq!(names, order);
+    let said: String = events.iter().filter_map(|(_, event)| event["delta"].as_str()).collect();
+    let whole = &events.last().unwrap().1["response"];
+    assert_eq!(whole["output"][0]["content"][0]["text"], said);
+    // Nothing is kept, and whoever relies on it is told.
+    for (field, value) in
+        [("previous_response_id", json!("resp_1")), ("store", json!(true)), ("background", json!(true))]
+    {
+        let mut body = json!({"input": "hello"});
+        body[field] = value;
+        let answer = server.exchange("POST", "/v1/responses", JSON, &body.to_string());
+        assert_eq!((answer.status, answer.param().as_str()), (400, field));
+    }
+}

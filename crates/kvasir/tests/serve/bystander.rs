@@ -1,0 +1,129 @@
+//! Somebody who goes on while others do what they do: streams, one after the other, whose every word and every step are looked at.
+
+use super::server::{Server, streaming};
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead, BufReader, Read},
+    net::{Shutdown, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+/// What the engine says of its steps while this lives.
+pub(crate) struct Steps {
+    stream: TcpStream,
+    reader: JoinHandle<Vec<Value>>,
+}
+
+impl Steps {
+    pub(crate) fn follow(server: &Server) -> Self {
+        let stream = server.connect();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let asked = format!("GET /v1/engine/steps HTTP/1.1\r\nHost: {}\r\n\r\n", server.address);
+        std::io::Write::write_all(&mut &stream, asked.as_bytes()).unwrap();
+        let mut line = String::new();
+        while !line.starts_with("event: begin") {
+            line.clear();
+            assert!(reader.read_line(&mut line).unwrap() > 0, "it has begun");
+        }
+        let reader = thread::spawn(move || {
+            let lines = reader.lines().map_while(Result::ok);
+            let data = lines.filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok());
+            data.collect()
+        });
+        Self { stream, reader }
+    }
+
+    /// All of them, in order; one without a number says that some before it were missed.
+    pub(crate) fn end(self) -> Vec<Value> {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self.reader.join().unwrap()
+    }
+}
+
+/// Streams of one prompt, without a pause, from before the others come until they have gone.
+pub(crate) struct Bystander {
+    over: Arc<AtomicBool>,
+    talk: JoinHandle<usize>,
+    steps: Steps,
+}
+
+impl Bystander {
+    /// Nobody else asks for so many.
+    const TOKENS: u64 = 397;
+    /// Steps that may pass between two of its tokens. With nobody else it is one; a prompt in a step of its own makes it two.
+    const PATIENCE: usize = 8;
+
+    pub(crate) fn begin(server: &Server) -> Self {
+        let alone = said(streaming(&server.address, "", Self::wish()));
+        let steps = Steps::follow(server);
+        let mut stream = streaming(&server.address, "", Self::wish());
+        let over = Arc::new(AtomicBool::new(false));
+        let (seen, address) = (over.clone(), server.address.clone());
+        let talk = thread::spawn(move || {
+            for answers in 1.. {
+                assert_eq!(said(stream), alone, "answer {answers}: whoever else is there");
+                if seen.load(Ordering::Relaxed) {
+                    return answers;
+                }
+                stream = streaming(&address, "", Self::wish());
+            }
+            0
+        });
+        Self { over, talk, steps }
+    }
+
+    fn wish() -> Value {
+        json!({"max_tokens": Self::TOKENS})
+    }
+
+    /// Every answer was what it is alone, and none of them had to wait for its next token.
+    pub(crate) fn went_on(self) {
+        self.over.store(true, Ordering::Relaxed);
+        let answers = self.talk.join().unwrap();
+        let gaps = gaps(&self.steps.end(), Self::TOKENS);
+        assert!(answers > 0 && gaps.len() > 100, "{answers} answers, {} gaps seen", gaps.len());
+        let longest = gaps.iter().max().copied().unwrap_or(0);
+        assert!(longest <= Self::PATIENCE, "{longest} steps between two tokens");
+    }
+}
+
+/// The text of a streamed chat, of which this much has been read.
+fn said((mut stream, mut all): (BufReader<TcpStream>, String)) -> String {
+    stream.read_to_string(&mut all).unwrap();
+    assert!(!all.contains("\"error\""), "{all}");
+    assert!(all.contains("\"finish_reason\":\"length\"") && all.contains("[DONE]"), "{all}");
+    let events = all.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    events.filter_map(|event| Some(event["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect()
+}
+
+/// For each two tokens of one request that may have `most` outputs: how many steps the later one came after the other.
+fn gaps(steps: &[Value], most: u64) -> Vec<usize> {
+    let mut gaps = Vec::new();
+    let (mut id, mut last) = (None, None);
+    for (number, step) in steps.iter().enumerate() {
+        if step["title"].is_string() {
+            // Some were missed.
+            last = None;
+            continue;
+        }
+        let list = |key: &str| step[key].as_array().cloned().unwrap_or_default();
+        if let Some(arrived) = list("arrived").into_iter().find(|arrived| arrived[2] == most) {
+            (id, last) = (arrived[0].as_u64(), None);
+        }
+        let Some(id) = id else { continue };
+        let has = |run: &Value| {
+            run[0].as_u64().zip(run[1].as_u64()).is_some_and(|(from, n)| (from..from + n).contains(&id))
+        };
+        let spoke = list("spoke").iter().any(has) || list("outputs").iter().any(|one| one[0] == id);
+        if spoke {
+            gaps.extend(last.map(|last| number - last));
+            last = Some(number);
+        }
+    }
+    gaps
+}

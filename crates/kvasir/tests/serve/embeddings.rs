@@ -1,0 +1,130 @@
+//! Vectors of texts: what the model itself says of the last token, whatever else runs.
+
+use super::server::{JSON, Server, chat};
+use serde_json::{Value, json};
+use std::{fs, path::Path};
+
+const EMBEDDINGS: &str = "/v1/embeddings";
+
+fn vectors(answer: &Value) -> Vec<Vec<f64>> {
+    let vector =
+        |one: &Value| one["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    answer["data"].as_array().unwrap_or_else(|| panic!("{answer}")).iter().map(vector).collect()
+}
+
+fn length(vector: &[f64]) -> f64 {
+    vector.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// The hidden state of the last token of the recorded prompt of 17, after the final norm, as another engine computed it.
+fn recorded() -> (Vec<u64>, Vec<f64>) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3");
+    let expected: Value = serde_json::from_slice(&fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let prompt: Vec<u64> = serde_json::from_value(expected["prompts"]["p17"].clone()).unwrap();
+    let file = fs::read(folder.join("debug_p17.safetensors")).unwrap();
+    let start = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&file[8..start]).unwrap();
+    let end = start + header["after_final_norm"]["data_offsets"][1].as_u64().unwrap() as usize;
+    let numbers = file[end - 64 * 4..end].chunks_exact(4);
+    (prompt, numbers.map(|x| f32::from_le_bytes(x.try_into().unwrap()).into()).collect())
+}
+
+#[test]
+fn a_vector_is_the_direction_of_the_last_hidden_state() {
+    let (prompt, state) = recorded();
+    let scale = length(&state);
+    for backend in ["cpu", "plain"] {
+        let server = Server::start(&format!("embed-{backend}"), &["--backend", backend]);
+        let (status, answer) = server.post(EMBEDDINGS, &json!({"input": prompt, "model": "tiny"}));
+        assert_eq!(status, 200, "{answer}");
+        let vector = &vectors(&answer)[0];
+        assert!((length(vector) - 1.0).abs() < 1e-5);
+        for (ours, theirs) in vector.iter().zip(&state) {
+            assert!((ours - theirs / scale).abs() < 1e-4, "{backend}: {ours} is not {}", theirs / scale);
+        }
+        assert_eq!(answer["usage"], json!({"prompt_tokens": 17, "total_tokens": 17}));
+    }
+}
+
+#[test]
+fn a_vector_is_the_same_whatever_else_runs() {
+    let server = Server::start("embed-batch", &["--max-num-batched-tokens", "64"]);
+    let inputs: Vec<Vec<u32>> =
+        (0..24).map(|i| (0..5 + i * 4).map(|j| (i * 31 + j * 7) % 500).collect()).collect();
+    let alone: Vec<Vec<f64>> = inputs
+        .iter()
+        .map(|input| vectors(&server.post(EMBEDDINGS, &json!({"input": input})).1).remove(0))
+        .collect();
+    let busy = server.streaming("", json!({"max_tokens": 300}));
+    // In one request, cut into chunks, in steps with each other and with somebody who decodes; then from the cache.
+    for salt in ["other", "other", "third"] {
+        let (status, answer) = server.post(EMBEDDINGS, &json!({"input": inputs, "cache_salt": salt}));
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(vectors(&answer), alone);
+        let tokens: usize = inputs.iter().map(Vec::len).sum();
+        assert_eq!(answer["usage"]["prompt_tokens"], tokens);
+        let indices = answer["data"].as_array().unwrap().iter().map(|one| one["index"].as_u64().unwrap());
+        assert!(indices.eq(0..24));
+    }
+    drop(busy);
+    // A text is what its ids are, and both ways of writing say the same.
+    let (_, ids) = server.post("/tokenize", &json!({"prompt": "hello there"}));
+    let ask = |extra: Value| {
+        let (status, answer) = server.post(EMBEDDINGS, &extra);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    let text =
+        ask(json!({"input": "hello there", "dimensions": 64, "encoding_format": "float", "user": "u"}));
+    assert_eq!(text["data"], ask(json!({"input": ids["tokens"]}))["data"]);
+    let packed = ask(json!({"input": ["hello there"], "encoding_format": "base64"}));
+    let packed = packed["data"][0]["embedding"].as_str().unwrap();
+    let bytes: Vec<u8> = packed.bytes().collect::<Vec<_>>().chunks(4).flat_map(unpacked).collect();
+    let numbers: Vec<f32> =
+        bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
+    let written: Vec<f32> = vectors(&text)[0].iter().map(|x| *x as f32).collect();
+    assert_eq!(numbers, written);
+}
+
+/// The bytes of four digits of base64.
+fn unpacked(digits: &[u8]) -> Vec<u8> {
+    let value = |digit: &u8| match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let filled = digits.iter().filter(|digit| **digit != b'=');
+    let bits = filled.clone().fold(0u32, |bits, digit| bits << 6 | u32::from(value(digit)));
+    let count = filled.count();
+    (bits << (6 * (4 - count))).to_be_bytes()[1..count].to_vec()
+}
+
+#[test]
+fn what_cannot_be_embedded_is_refused_by_name() {
+    let server = Server::start("embed-bad", &["--max-model-len", "64"]);
+    let refused = |body: Value| {
+        let answer = server.exchange("POST", EMBEDDINGS, JSON, &body.to_string());
+        (answer.status, answer.param())
+    };
+    for (body, status, param) in [
+        (json!({}), 400, "input"),
+        (json!({"input": []}), 400, "input"),
+        (json!({"input": ""}), 400, "input"),
+        (json!({"input": [[1], [512]]}), 400, "input[1]"),
+        (json!({"input": ["a", "b ".repeat(200)]}), 400, "input[1]"),
+        (json!({"input": vec![7; 64]}), 400, "input"),
+        (json!({"input": vec!["a"; 2049]}), 400, "input"),
+        (json!({"input": "a", "dimensions": 32}), 400, "dimensions"),
+        (json!({"input": "a", "encoding_format": "int8"}), 400, "encoding_format"),
+        (json!({"input": "a", "temperature": 1}), 400, "temperature"),
+        (json!({"input": "a", "model": "huge"}), 404, "model"),
+    ] {
+        assert_eq!(refused(body.clone()), (status, param.into()), "{body}");
+    }
+    assert_eq!(server.post("/v1/chat/completions", &chat(json!({}))).0, 200);
+    let sim = Server::start("embed-sim", &["--backend", "sim"]);
+    let (status, answer) = sim.post(EMBEDDINGS, &json!({"input": "a"}));
+    assert_eq!((status, answer["error"]["code"].as_str()), (501, Some("not_offered")));
+}

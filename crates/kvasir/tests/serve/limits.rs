@@ -1,0 +1,116 @@
+//! What is turned away, and whose turn it is. The device is a simulated one that takes its time, so that nobody is done too early.
+
+use super::server::{COMPLETIONS, JSON, Server, chat, head};
+use serde_json::json;
+use std::{
+    io::{Read, Write},
+    thread,
+    time::Duration,
+};
+
+/// A step takes 50 ms, an answer of 900 tokens the better part of a minute.
+const SLOW: &[&str] = &["--backend", "sim", "--sim-preset", "fixed:50ms", "--max-model-len", "1024"];
+
+fn slow(name: &str, options: &[&str]) -> Server {
+    Server::start(name, &[SLOW, options].concat())
+}
+
+fn key(key: &str) -> String {
+    format!("Authorization: Bearer {key}\r\n")
+}
+
+/// A chat with this key, turned away: its answer's code.
+fn turned_away(server: &Server, name: &str) -> String {
+    let headers = JSON.to_owned() + &key(name);
+    let answer = server.exchange("POST", "/v1/chat/completions", &headers, &chat(json!({})).to_string());
+    assert_eq!(answer.status, 429, "{}", answer.body);
+    assert!(answer.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok_and(|s| s > 0)));
+    answer.json()["error"]["code"].as_str().unwrap().to_owned()
+}
+
+fn metric(server: &Server, headers: &str, name: &str) -> f64 {
+    let (status, page) = server.send("GET", "/metrics", headers, "");
+    assert_eq!(status, 200);
+    let line = page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {page}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn requests_beyond_the_limits_are_told_when_to_come_again() {
+    let server =
+        slow("limits", &["--api-key", "one,two,three", "--max-requests", "2", "--max-requests-per-key", "1"]);
+    let first = server.streaming(&key("one"), json!({"max_tokens": 900}));
+    assert_eq!(turned_away(&server, "one"), "rate_limit_exceeded");
+    let second = server.streaming(&key("two"), json!({"max_tokens": 900}));
+    assert_eq!(turned_away(&server, "three"), "rate_limit_exceeded");
+    let rejected = |why: &str| {
+        let name = format!("kvasir:admission_rejections_total{{model_name=\"tiny\",reason=\"{why}\"");
+        metric(&server, &key("one"), &name)
+    };
+    assert_eq!((rejected("key_limit"), rejected("queue_full")), (1.0, 1.0));
+    // Who leaves makes room.
+    drop((first, second));
+    while metric(&server, &key("one"), "kvasir:num_requests_open") > 0.0 {
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(server.streaming(&key("three"), json!({"max_tokens": 900})));
+}
+
+#[test]
+fn tokens_under_way_are_bounded_too() {
+    let options = ["--max-request-tokens", "1024", "--metrics-alias", "vllm"];
+    let server = slow("tokens", &options);
+    let _first = server.streaming("", json!({"max_tokens": 900}));
+    let body = json!({"prompt": vec![7; 200], "max_tokens": 5}).to_string();
+    let answer = server.exchange("POST", COMPLETIONS, JSON, &body);
+    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("1")), "{}", answer.body);
+    let rejected = "vllm:admission_rejections_total{model_name=\"tiny\",reason=\"tokens_waiting\"";
+    assert_eq!(metric(&server, "", rejected), 1.0);
+    assert_eq!(metric(&server, "", "vllm:num_requests_running"), 1.0);
+}
+
+#[test]
+fn a_connection_too_many_is_told_so() {
+    let server = slow("connections-limit", &["--max-connections", "1"]);
+    let first = server.streaming("", json!({"max_tokens": 900}));
+    let answer = server.exchange("GET", "/live", "", "");
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+    assert_eq!(answer.json()["error"]["code"], "unavailable");
+    drop(first);
+    while server.exchange("GET", "/live", "", "").status != 200 {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_key_that_asks_for_much_does_not_keep_the_others_waiting() {
+    let server = slow("fair", &["--api-key", "much,little", "--order", "fair", "--max-num-seqs", "1"]);
+    let plug = server.streaming(&key("much"), json!({"max_tokens": 900}));
+    let ask = |name: &str, max_tokens: u32| {
+        let body = json!({"prompt": vec![7; 600], "max_tokens": max_tokens, "ignore_eos": true});
+        server.exchange("POST", COMPLETIONS, &(JSON.to_owned() + &key(name)), &body.to_string()).status
+    };
+    let waiting = |count: f64| {
+        while metric(&server, &key("much"), "kvasir:num_requests_open") < count {
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    thread::scope(|scope| {
+        let short: Vec<_> = (0..4).map(|_| scope.spawn(|| ask("much", 1))).collect();
+        waiting(5.0);
+        // The last of them keeps its place for as long as the test can take.
+        let mut long = server.connect();
+        let body = json!({"prompt": vec![7; 600], "max_tokens": 400, "ignore_eos": true}).to_string();
+        let asked = head(COMPLETIONS, &key("much"), body.len()) + &body;
+        long.write_all(asked.as_bytes()).unwrap();
+        waiting(6.0);
+        let little = scope.spawn(|| ask("little", 1));
+        waiting(7.0);
+        drop(plug);
+        assert_eq!(little.join().unwrap(), 200);
+        // It is not streamed, so its first byte comes with its end.
+        long.set_nonblocking(true).unwrap();
+        assert!(long.read(&mut [0]).is_err(), "the newcomer came last");
+        short.into_iter().for_each(|job| assert_eq!(job.join().unwrap(), 200));
+    });
+}

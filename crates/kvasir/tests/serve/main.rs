@@ -1,0 +1,12 @@
+//! `kvasir serve` as a client meets it: a real process, real sockets, a tiny model.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers outside of test functions
+
+mod answers;
+mod bad_input;
+mod bounds;
+mod bystander;
+mod doctor;
+mod embeddings;
+mod limits;
+mod operations;
+mod server;

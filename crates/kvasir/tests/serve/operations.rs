@@ -1,0 +1,107 @@
+//! How a server is set up, watched and taken down.
+
+use super::server::{Server, model};
+use serde_json::json;
+use std::{
+    fs,
+    io::Read,
+    path::Path,
+    process::{Command, Output},
+};
+
+/// The command alone, with its options and nothing of the caller's.
+pub(crate) fn kvasir(args: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    command.args(args).envs(environment.iter().copied()).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn complaint(output: &Output) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!((output.status.code(), text.lines().count()), (Some(2), 1), "{text}");
+    text
+}
+
+#[test]
+fn flags_go_before_the_environment_and_that_before_the_file() {
+    let folder = std::env::temp_dir().join(format!("kvasir-serve-{}-config", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("kvasir.toml");
+    let path = file.to_str().unwrap();
+    let text = "grace = 3\nmax-requests = 7\nport = 1\nmixed = \"on\"\napi-key = [\"k1\", \"k2\"]\n";
+    fs::write(&file, text).unwrap();
+    let environment = [("KVASIR_MAX_REQUESTS", "8"), ("KVASIR_PORT", "2")];
+    let args = ["serve", "--config", path, "--port", "3", "--print-config"];
+    let printed = kvasir(&args, &environment);
+    assert!(printed.status.success());
+    let printed = out(&printed);
+    for line in ["grace = 3", "max-requests = 8", "port = 3", "mixed = \"on\"", "host = \"127.0.0.1\""] {
+        assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
+    }
+    assert!(printed.contains("# api-key: 2 given") && !printed.contains("k1"), "{printed}");
+    // What is printed can be read back and says the same.
+    fs::write(&file, &printed).unwrap();
+    let again = out(&kvasir(&["serve", "--config", path, "--print-config"], &[]));
+    let told = |text: &str| -> Vec<String> {
+        text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+    };
+    assert_eq!(told(&again), told(&printed));
+    for (text, named) in [("prot = 1", "`prot`"), ("port = {}", "`port`"), ("port = ", "byte")] {
+        fs::write(&file, text).unwrap();
+        let why = complaint(&kvasir(&["serve", "--config", path], &[]));
+        assert!(why.contains(named) && why.contains("kvasir.toml"), "{why}");
+    }
+    let why = complaint(&kvasir(&["serve", "--config", folder.join("none").to_str().unwrap()], &[]));
+    assert!(why.contains("none"), "{why}");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_file_and_the_environment_set_up_a_server() {
+    let folder = model("file");
+    let file = folder.join("kvasir.toml");
+    fs::write(&file, "max-model-len = 96\nmetrics-alias = \"vllm\"\n").unwrap();
+    let options = ["--config", file.to_str().unwrap()];
+    let server = Server::start_with("file", &options, &[("KVASIR_API_KEY", "secret")]);
+    assert_eq!(server.send("GET", "/health", "", "").0, 401);
+    let key = "Authorization: Bearer secret\r\n";
+    assert!(server.send("GET", "/v1/models", key, "").1.contains("\"max_model_len\":96"));
+    assert!(
+        server
+            .send("GET", "/metrics", key, "")
+            .1
+            .contains("vllm:num_requests_waiting{model_name=\"tiny\"} 0\n")
+    );
+}
+
+#[test]
+fn tls_is_spoken_or_refused_at_the_start() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-serve/tests/data");
+    let (cert, secret) = (data.join("test-cert.pem"), data.join("test-key.pem"));
+    let (cert, secret) = (cert.to_str().unwrap(), secret.to_str().unwrap());
+    assert!(complaint(&kvasir(&["serve", "--tls-cert", cert], &[])).contains("--tls-key"));
+    let why = complaint(&kvasir(&["serve", "--tls-cert", cert, "--tls-key", "none.pem"], &[]));
+    assert!(why.contains("none.pem"), "{why}");
+    let server = Server::start("tls", &["--tls-cert", cert, "--tls-key", secret]);
+    // In the clear nothing is answered: what comes back, if anything, is an alert of TLS.
+    let mut stream = server.connect();
+    let _ = std::io::Write::write_all(&mut stream, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n");
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    assert!(!bytes.starts_with(b"HTTP"), "{bytes:?}");
+}
+
+#[test]
+fn an_answer_that_outlasts_the_grace_is_cut() {
+    let slow = ["--backend", "sim", "--sim-preset", "fixed:50ms", "--grace", "1"];
+    let mut server = Server::start("grace", &slow);
+    let mut stream = server.streaming("", json!({"max_tokens": 2000}));
+    server.terminate();
+    assert!(server.process.wait().unwrap().success());
+    let mut rest = String::new();
+    let _ = stream.read_to_string(&mut rest);
+    assert!(!rest.contains("[DONE]"), "it should have taken a minute and a half");
+}

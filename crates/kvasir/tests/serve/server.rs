@@ -1,0 +1,203 @@
+//! A server process, and a client that shows what goes over the wire.
+
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
+/// The header of a JSON body.
+pub(crate) const JSON: &str = "Content-Type: application/json\r\n";
+
+pub(crate) struct Server {
+    pub(crate) process: Child,
+    pub(crate) address: String,
+    pub(crate) folder: PathBuf,
+}
+
+/// An answer as it came.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// Status line and headers, in small letters.
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    /// What is left to read of a connection. One that breaks off has said what it had to.
+    pub(crate) fn read(mut stream: impl Read) -> Self {
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes);
+        let text = String::from_utf8(bytes).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+        let head = head.to_lowercase();
+        let body = match head.contains("transfer-encoding: chunked") {
+            true => unchunked(body),
+            false => body.to_owned(),
+        };
+        Self { status: head.split(' ').nth(1).unwrap().parse().unwrap(), head, body }
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
+    }
+
+    /// The parameter that an error names.
+    pub(crate) fn param(&self) -> String {
+        self.json()["error"]["param"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+impl Server {
+    /// Serves the tiny Qwen3 with its tokenizer on a free port.
+    pub(crate) fn start(name: &str, options: &[&str]) -> Self {
+        Self::start_with(name, options, &[])
+    }
+
+    /// The same with variables of the environment.
+    pub(crate) fn start_with(name: &str, options: &[&str], environment: &[(&str, &str)]) -> Self {
+        Self::of_model(model(name), options, environment)
+    }
+
+    /// Serves the model in this folder, which goes with the server.
+    pub(crate) fn of_model(folder: PathBuf, options: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .args(["serve", folder.to_str().unwrap(), "--port", "0", "--model-name", "tiny"])
+            .args(options)
+            .envs(environment.iter().copied())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.split("://").nth(1).unwrap_or_else(|| panic!("{line}"));
+        let address = address.split(',').next().unwrap().to_owned();
+        Self { process, address, folder }
+    }
+
+    /// A connection that does not wait for ever.
+    pub(crate) fn connect(&self) -> TcpStream {
+        connect(&self.address)
+    }
+
+    pub(crate) fn exchange(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        let mut stream = self.connect();
+        // A server may refuse before it has read everything; what counts is what it says.
+        let _ = write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+            body.len()
+        );
+        Answer::read(stream)
+    }
+
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+        let answer = self.exchange(method, path, headers, body);
+        (answer.status, answer.body)
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let answer = self.exchange("POST", path, JSON, &body.to_string());
+        (answer.status, answer.json())
+    }
+
+    pub(crate) fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let (status, text) = self.send("POST", path, JSON, &body.to_string());
+        assert_eq!(status, 200, "{text}");
+        let lines = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+        let (done, events): (Vec<&str>, Vec<&str>) = lines.partition(|line| *line == "[DONE]");
+        assert_eq!(done.len(), 1, "exactly one end");
+        events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+
+    /// A streamed chat of which the first words have come.
+    pub(crate) fn streaming(&self, headers: &str, extra: Value) -> BufReader<TcpStream> {
+        streaming(&self.address, headers, extra).0
+    }
+
+    /// Asks the process to leave.
+    pub(crate) fn terminate(&self) {
+        Command::new("kill").arg(self.process.id().to_string()).status().unwrap();
+    }
+}
+
+fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    stream
+}
+
+/// A streamed chat of which the first words have come, and what was read until then.
+pub(crate) fn streaming(address: &str, headers: &str, extra: Value) -> (BufReader<TcpStream>, String) {
+    let mut body = chat(json!({"stream": true, "ignore_eos": true, "seed": 1}));
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let mut stream = connect(address);
+    write!(stream, "{}{body}", head(CHAT, headers, body.to_string().len())).unwrap();
+    let mut stream = BufReader::new(stream);
+    let (mut read, mut events) = (String::new(), 0);
+    // The first says who speaks, and comes before anything is computed.
+    while events < 2 {
+        let start = read.len();
+        assert!(stream.read_line(&mut read).unwrap() > 0, "it has begun: {read}");
+        events += usize::from(read[start..].starts_with("data: "));
+    }
+    (stream, read)
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A folder with the tiny Qwen3 and its tokenizer.
+pub(crate) fn model(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = std::env::temp_dir().join(format!("kvasir-serve-{}-{name}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for from in ["testdata/models/qwen3", "crates/kvasir-formats/tests/data/tokenizers/qwen"] {
+        for file in fs::read_dir(root.join(from)).unwrap().map(Result::unwrap) {
+            fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+        }
+    }
+    folder
+}
+
+/// The head of a request with a JSON body.
+pub(crate) fn head(path: &str, headers: &str, length: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{JSON}{headers}Content-Length: {length}\r\n\r\n"
+    )
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut whole = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        whole.push_str(&rest[..size]);
+        body = rest[size..].trim_start_matches("\r\n");
+        if size == 0 {
+            break;
+        }
+    }
+    whole
+}
+
+/// A chat with further fields, or other values of those that every chat here has.
+pub(crate) fn chat(extra: Value) -> Value {
+    let mut body = json!({"model": "tiny", "max_tokens": 12, "temperature": 0, "messages": [{"role": "user", "content": "hello"}]});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
