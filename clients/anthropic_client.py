@@ -66,6 +66,6 @@ check("unknown model", refused(anthropic.NotFoundError, "model", model="claude")
 check("media", refused(anthropic.BadRequestError, "messages[0].content[0].type", messages=[{"role": "user", "content": [image]}]))
 
 # Leaving a stream ends its work, and the next request is served.
-with client.messages.stream(messages=ask, model=MODEL, max_tokens=2000) as stream:
+with client.messages.stream(messages=ask, model=MODEL, max_tokens=3900) as stream:
     next(iter(stream))
 check("cancellation", client.messages.create(messages=ask, **common, **greedy).content)

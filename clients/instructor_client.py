@@ -69,7 +69,7 @@ except instructor.core.InstructorError as error:
 # Whoever does not wait for an answer ends its work.
 before = complete()
 try:
-    by_tool.create(messages=ask, response_model=None, timeout=0.1, extra_body={"ignore_eos": True}, **{**common, "max_tokens": 3000})
+    by_tool.create(messages=ask, response_model=None, timeout=0.1, n=16, extra_body={"ignore_eos": True}, **{**common, "max_tokens": 3000})
     check("a timeout", False)
 except (openai.APITimeoutError, InstructorRetryException):
     check("cancellation", complete() == before)

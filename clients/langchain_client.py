@@ -60,7 +60,7 @@ except openai.BadRequestError as error:
     check("the error names the parameter", error.param == "temperature")
 
 before = complete()
-stream = model.stream(ask, max_tokens=2000, extra_body={"ignore_eos": True})
+stream = model.stream(ask, max_tokens=3900, extra_body={"ignore_eos": True})
 next(stream)
 stream.close()
 check("cancellation", complete() == before)

@@ -42,7 +42,7 @@ except litellm.BadRequestError as error:
     check("the error names the parameter", "temperature" in str(error))
 
 before = complete()
-stream = litellm.completion(messages=ask, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}, **common)
+stream = litellm.completion(messages=ask, max_tokens=3900, stream=True, extra_body={"ignore_eos": True}, **common)
 next(iter(stream))
 stream.completion_stream.close()
 check("cancellation", complete() == before)

@@ -104,7 +104,7 @@ export async function talk({ page, address }) {
   await page.waitForSelector(".welcome");
   assert.deepEqual(await page.evaluate(async () => {
     const headers = { Authorization: `Bearer ${sessionStorage.getItem("kvasir-key")}` };
-    for (let i = 0; i < 50; i++) {
+    for (let i = 0; i < 600; i++) {
       const { data } = await (await fetch("/v1/sessions", { headers })).json();
       if (!data.length) return [];
       await new Promise((done) => setTimeout(done, 100));

@@ -36,8 +36,17 @@ export async function live({ page, address }) {
 export async function looks({ page, address, shot }) {
   await page.goto(`${address}/#engine`);
   await page.waitForSelector("#resting:not([hidden])");
-  const asked = crowd(page, 6, 200);
-  await Promise.all([asked, page.waitForFunction(() => document.querySelectorAll("#live section.decode .chip").length >= 4).then(() => shot("engine"))]);
+  // Again and again, until the page has been seen while several decode: it may be drawn too late for the first ones.
+  let seen = false;
+  const look = async () => {
+    await page.waitForFunction(() => document.querySelectorAll("#live section.decode .chip").length >= 4);
+    seen = true;
+    await shot("engine");
+  };
+  const ask = async () => {
+    while (!seen) await crowd(page, 6, 200);
+  };
+  await Promise.all([look(), ask()]);
   const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   assert.ok(wide <= 0, `the page is ${wide} pixels too wide`);
 }

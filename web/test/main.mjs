@@ -15,7 +15,7 @@ rmSync(SHOTS, { recursive: true, force: true });
 mkdirSync(SHOTS, { recursive: true });
 
 // A container has no sandbox to offer; what is opened is the project's own page.
-const browser = await chromium.launch({ executablePath: process.env.BROWSER, args: ["--no-sandbox", "--disable-gpu"] });
+const browser = await chromium.launch({ executablePath: process.env.BROWSER, args: ["--no-sandbox", "--disable-gpu"], timeout: 120_000 });
 const server = await Server.start(["--api-key", "test-key"]);
 const slow = await Server.start(["--api-key", "test-key", "--backend", "sim", "--sim-preset", "fixed:100ms"]);
 let failed = 0;

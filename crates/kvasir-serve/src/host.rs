@@ -275,6 +275,14 @@ impl Host {
         self.draining.load(Ordering::Relaxed)
     }
 
+    /// Ends the answers that are under way; their clients are told, and so are the reports. How many there were.
+    pub fn cut(&self) -> usize {
+        let open = self.open();
+        // An engine that is gone already has told everybody.
+        let _ = self.inbox.send(Message::Exit);
+        open
+    }
+
     /// Takes no more requests, and lets the engine leave when those it has are done.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);

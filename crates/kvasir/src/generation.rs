@@ -6,13 +6,12 @@ impl Opened {
     /// How to draw where a request leaves it open: as the model's `generation_config.json` says, else as clients of this kind of API
     /// expect, which is at temperature 1 from all tokens. A value that makes no sense is refused.
     pub fn sampling_defaults(&self) -> Result<Sampling, Error> {
-        let config = self.checkpoint.generation_config();
-        config.map_or(Ok(Self::plain_sampling()), defaults)
+        self.generation_config().map_or(Ok(Self::plain_sampling()), defaults)
     }
 
     /// Most tokens of an answer, as the model's `generation_config.json` says.
     pub fn max_new_tokens(&self) -> Result<Option<u32>, Error> {
-        self.checkpoint.generation_config().map_or(Ok(None), max_new_tokens)
+        self.generation_config().map_or(Ok(None), max_new_tokens)
     }
 
     /// The same without looking at the model.

@@ -14,6 +14,8 @@ pub struct Opened {
     pub checkpoint: Checkpoint,
     /// The programs.
     pub model: Model,
+    /// `generation_config.json`, or what stands for it.
+    generation: Option<Json>,
 }
 
 impl Opened {
@@ -33,7 +35,13 @@ impl Opened {
     /// The model that is part of the program: small, and good at small things.
     pub fn built_in() -> Result<Self, Error> {
         let gguf = Gguf::built_in(built_in::NAME, built_in::BYTES)?;
-        Self::of(Checkpoint::of_gguf(Arc::new(gguf))?)
+        let opened = Self::of(Checkpoint::of_gguf(Arc::new(gguf))?)?;
+        Ok(Self { generation: Some(built_in::generation_config()), ..opened })
+    }
+
+    /// `generation_config.json` of the model, if it has one.
+    pub fn generation_config(&self) -> Option<&Json> {
+        self.generation.as_ref()
     }
 
     fn of(checkpoint: Checkpoint) -> Result<Self, Error> {
@@ -43,7 +51,8 @@ impl Opened {
         if let Some(gguf) = checkpoint.gguf() {
             check_kv_facts(gguf, &model.target.layers).map_err(|error| error.in_file(path))?;
         }
-        Ok(Self { checkpoint, model })
+        let generation = checkpoint.generation_config().cloned();
+        Ok(Self { checkpoint, model, generation })
     }
 
     /// Ids that end a sequence: those of `generation_config.json`, else of the config.
@@ -55,7 +64,7 @@ impl Opened {
                 one => one.and_then(id).into_iter().collect::<Vec<Token>>(),
             }
         };
-        let given = self.checkpoint.generation_config().map(ids).unwrap_or_default();
+        let given = self.generation_config().map(ids).unwrap_or_default();
         if given.is_empty() { ids(self.checkpoint.config()) } else { given }
     }
 

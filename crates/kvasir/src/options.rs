@@ -143,7 +143,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_LONG_OUTPUT_FIRST", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     long_output_first: Option<Switch>,
-    /// Make the next step while one runs, on or off [default: on]
+    /// Make the next step while one runs, on or off; shows with --backend sim only: a CPU is busy with the step itself [default: on]
     #[arg(long, env = "KVASIR_OVERLAP", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     overlap: Option<Switch>,

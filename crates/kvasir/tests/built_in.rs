@@ -14,6 +14,23 @@ fn says(prompt: &str) -> String {
     String::from_utf8(out.stdout).unwrap().trim().to_owned()
 }
 
+/// Whoever says nothing of sampling gets its likeliest answer: drawn at temperature 1, a model this small is often wrong.
+#[test]
+fn a_chat_gets_what_it_is_surest_of() {
+    for _ in 0..5 {
+        let mut chat = Command::new(env!("CARGO_BIN_EXE_kvasir"))
+            .arg("chat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        chat.stdin.take().unwrap().write_all(b"Sort 5, 3, 9, 1\nSort these numbers: 17, 3, 25, 8\n").unwrap();
+        let said = String::from_utf8(chat.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(said, "1, 3, 5, 9\n3, 8, 17, 25\n");
+    }
+}
+
 #[test]
 fn it_knows_its_small_world() {
     assert_eq!(says("What is 23 + 58?"), "23 + 58 = 81");

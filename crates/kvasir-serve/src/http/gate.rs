@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{sleep, timeout},
@@ -18,6 +18,8 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 /// How long a client may take to agree on keys.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Clients that are told at once that there is no place; one more is not answered.
+const HEARD: usize = 256;
 /// How long to wait when the system has no more room for sockets.
 const BREATHER: Duration = Duration::from_millis(100);
 /// What one connection too many is told.
@@ -27,6 +29,8 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nCont
 pub struct Gate {
     listener: TcpListener,
     places: Arc<Semaphore>,
+    /// Places of those who are told that there is none.
+    heard: Arc<Semaphore>,
     tls: Option<TlsAcceptor>,
     patience: Patience,
     /// Connections that have agreed on keys.
@@ -69,6 +73,7 @@ impl Gate {
         Self {
             listener,
             places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
+            heard: Arc::new(Semaphore::new(HEARD)),
             tls,
             patience: Patience(PATIENCE),
             ready,
@@ -80,8 +85,8 @@ impl Gate {
     fn receive(&self, stream: TcpStream, from: SocketAddr) -> Option<(Connection, SocketAddr)> {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             // Under TLS nothing can be said before keys are agreed on, which is what there is no room for.
-            if self.tls.is_none() {
-                tokio::spawn(turn_away(stream));
+            if let (None, Ok(heard)) = (&self.tls, self.heard.clone().try_acquire_owned()) {
+                tokio::spawn(timeout(self.patience.0, turn_away(stream, heard)));
             }
             return None;
         };
@@ -102,16 +107,18 @@ impl Gate {
     }
 }
 
-/// Says why, once the client has said what it wants: who closes earlier is not heard.
-async fn turn_away(mut stream: TcpStream) {
+/// Says why, once the client has begun to say what it wants, and reads on until it leaves: who closes earlier is not heard.
+async fn turn_away(mut stream: TcpStream, _heard: OwnedSemaphorePermit) -> io::Result<()> {
     let mut request = [0; 1024];
-    let exchange = async {
-        tokio::io::AsyncReadExt::read(&mut stream, &mut request).await?;
-        stream.write_all(FULL).await?;
-        stream.shutdown().await
-    };
-    // Whoever does not listen misses nothing.
-    let _ = timeout(Duration::from_secs(1), exchange).await;
+    let mut is_told = false;
+    while stream.read(&mut request).await? > 0 {
+        if !is_told {
+            stream.write_all(FULL).await?;
+            stream.shutdown().await?;
+        }
+        is_told = true;
+    }
+    Ok(())
 }
 
 impl Listener for Gate {
@@ -214,7 +221,7 @@ mod tests {
     async fn a_burst_of_connections_waits_to_be_taken() {
         let gate = Gate::open("127.0.0.1:0".parse().unwrap(), 1000, None).unwrap();
         let address = gate.address().unwrap();
-        let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(10)).is_ok();
+        let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(60)).is_ok();
         assert!((0..300).all(connect), "nobody takes them, and the system keeps them");
     }
 

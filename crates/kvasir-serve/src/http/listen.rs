@@ -13,8 +13,14 @@ use tokio::time::timeout;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience(pub(super) Duration);
 
-/// Serves until `stop` is ready, then takes no more requests, lets those under way end for at most `grace`, and leaves.
-pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>, grace: Duration) {
+/// How long clients may take to hear that their answers were cut.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// How long the log and the collector may take to hear the last.
+const LAST_WORDS: Duration = Duration::from_secs(30);
+
+/// Serves until `stop` is ready, then takes no more requests, lets those under way end for at most `grace`, and leaves. How many answers
+/// were cut then.
+pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>, grace: Duration) -> usize {
     let router = app.router().layer(Extension(gate.patience()));
     let service = TowerToHyperService::new(router);
     let mut http = http1::Builder::new();
@@ -37,6 +43,16 @@ pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>
     }
     app.host.drain();
     drop(gate);
-    // Answers that take longer than they may are cut.
-    let _ = timeout(grace, open.shutdown()).await;
+    let mut all_gone = pin!(open.shutdown());
+    let cut = match timeout(grace, &mut all_gone).await {
+        Ok(()) => 0,
+        // Answers that take longer than they may are cut, and whoever still listens hears of it.
+        Err(_) => {
+            let cut = app.host.cut();
+            let _ = timeout(FAREWELL, all_gone).await;
+            cut
+        }
+    };
+    app.host.reports().flush(LAST_WORDS);
+    cut
 }

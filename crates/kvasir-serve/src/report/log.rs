@@ -56,9 +56,8 @@ impl Log {
     pub(super) fn run(self, told: &Receiver<Told>) {
         while let Ok(first) = told.recv() {
             let mut text = String::new();
-            std::iter::once(first)
-                .chain(told.try_iter().take(256))
-                .for_each(|told| self.line(&mut text, &told));
+            let together: Vec<Told> = std::iter::once(first).chain(told.try_iter().take(256)).collect();
+            together.iter().for_each(|told| self.line(&mut text, told));
             // A log that cannot be written has nobody to be told to.
             let _ = io::stderr().lock().write_all(text.as_bytes());
         }
@@ -66,6 +65,7 @@ impl Log {
 
     fn line(self, out: &mut String, told: &Told) {
         let (level, at, fields) = match told {
+            Told::Flush(_) => return,
             Told::Ended { call, summary, at } => (grade(summary.finish), *at, ended(call, summary)),
             Told::Answered { call, status, micros, at } => {
                 let level = match status {

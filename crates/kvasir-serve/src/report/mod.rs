@@ -17,7 +17,7 @@ use std::{
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 /// Reports that wait for a thread at most.
@@ -46,6 +46,8 @@ pub enum Told {
         /// When.
         at: SystemTime,
     },
+    /// Somebody waits until all that was told before is written, which is when this is dropped.
+    Flush(SyncSender<()>),
 }
 
 /// Where reports go. Without a log and a collector they go nowhere and cost nothing.
@@ -84,6 +86,14 @@ impl Reports {
                 self.dropped.fetch_add(1, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Waits until everything told so far is written and sent, but no longer than `patience`.
+    pub fn flush(&self, patience: Duration) {
+        let (held, dropped) = sync_channel(0);
+        self.tell(Told::Flush(held));
+        // Nothing ever comes: that nobody holds the other end any more is what is waited for.
+        let _ = dropped.recv_timeout(patience);
     }
 
     /// Reports that nobody had room for.

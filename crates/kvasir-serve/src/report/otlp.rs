@@ -15,6 +15,8 @@ const TOGETHER: usize = 128;
 const WAIT: Duration = Duration::from_secs(1);
 /// How long a collector may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of a collector's answer that are read at most.
+const LONGEST: u64 = 1 << 16;
 
 /// `--otlp-endpoint`: a collector of traces that takes OTLP as JSON over plain HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,13 +50,14 @@ impl Collector {
         let mut complained = false;
         while let Ok(first) = told.recv() {
             let until = Instant::now() + WAIT;
-            let mut spans = self.of(&first, &mut ids);
-            for _ in 1..TOGETHER {
+            let mut together = vec![first];
+            while together.len() < TOGETHER && !matches!(together.last(), Some(Told::Flush(_))) {
                 match told.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                    Ok(next) => spans.extend(self.of(&next, &mut ids)),
+                    Ok(next) => together.push(next),
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
                 }
             }
+            let spans: Vec<Value> = together.iter().flat_map(|told| self.of(told, &mut ids)).collect();
             if spans.is_empty() {
                 continue;
             }
@@ -63,9 +66,11 @@ impl Collector {
                 Err(_) if complained => {}
                 Err(error) => {
                     // Said once, and again only when it has worked meanwhile.
-                    eprintln!(
+                    let _ = writeln!(
+                        io::stderr(),
                         "kvasir: traces cannot be sent to http://{}{}: {error}",
-                        self.authority, self.path
+                        self.authority,
+                        self.path
                     );
                     complained = true;
                 }
@@ -76,7 +81,7 @@ impl Collector {
     fn of(&self, told: &Told, ids: &mut Ids) -> Vec<Value> {
         match told {
             Told::Ended { call, summary, at } => spans(call, summary, *at, ids),
-            Told::Answered { .. } => Vec::new(),
+            Told::Answered { .. } | Told::Flush(_) => Vec::new(),
         }
     }
 
@@ -105,11 +110,18 @@ impl Collector {
         )?;
         let mut answer = [0; 12];
         stream.read_exact(&mut answer)?;
-        match answer.strip_prefix(b"HTTP/1.1 ") {
-            Some([b'2', ..]) => Ok(()),
-            _ => Err(io::Error::other(format!("it answered `{}`", String::from_utf8_lossy(&answer)))),
+        if !is_thanks(&answer) {
+            return Err(io::Error::other(format!("it answered `{}`", String::from_utf8_lossy(&answer))));
         }
+        // The rest says nothing, but a collector should be able to finish. One that does not has the spans all the same.
+        let _ = io::copy(&mut stream.take(LONGEST), &mut io::sink());
+        Ok(())
     }
+}
+
+/// Whether an answer that begins like this says that the spans have come.
+fn is_thanks(answer: &[u8; 12]) -> bool {
+    matches!(answer, [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0' | b'1', b' ', b'2', ..])
 }
 
 /// Ids that nobody else has.
@@ -251,6 +263,31 @@ mod tests {
         assert_eq!(nanos(2, "endTimeUnixNano") - nanos(2, "startTimeUnixNano"), 7_000);
         assert_eq!(nanos(3, "endTimeUnixNano"), 1_000_000_000);
         assert!(!body.to_string().contains("prompt"), "nothing of a prompt is told");
+    }
+
+    #[test]
+    fn what_was_told_before_a_flush_has_been_sent_after_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let collector = Collector::parse(&format!("http://{address}"), "test").unwrap();
+        let reports = Reports::start(None, Some(collector)).unwrap();
+        reports.tell(ended());
+        // Nobody answers, so that it takes as long as the collector may take.
+        reports.flush(Duration::from_secs(600));
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_ok(), "a connection was there before the flush was over");
+    }
+
+    #[test]
+    fn a_collector_may_speak_the_older_protocol() {
+        for (answer, is_well) in [
+            (b"HTTP/1.1 200", true),
+            (b"HTTP/1.0 202", true),
+            (b"HTTP/1.1 503", false),
+            (b"SSH-2.0-2.00", false),
+        ] {
+            assert_eq!(is_thanks(answer), is_well, "{}", String::from_utf8_lossy(answer));
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use kvasir_serve::{
     report::{Collector, Format, Level, Log, Reports},
 };
 use std::{
+    io::{self, Write},
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
@@ -183,7 +184,15 @@ impl Args {
                 started.elapsed().as_secs_f64()
             );
             let gate = gate.waiting(patience);
-            serve(app, gate, told_to_stop(), Duration::from_secs(self.grace)).await;
+            let cut = serve(app, gate, told_to_stop(), Duration::from_secs(self.grace)).await;
+            if cut > 0 {
+                let grace = self.grace;
+                // Whoever read this may be gone already, which is no failure.
+                let _ = writeln!(
+                    io::stderr(),
+                    "kvasir: {cut} answers were cut after {grace} s; --grace gives them longer"
+                );
+            }
             Ok(ExitCode::SUCCESS)
         })
     }

@@ -165,7 +165,7 @@ fn control_tokens_in_a_message_stay_text() {
 
 #[test]
 fn answers_under_way_end_after_sigterm() {
-    let mut server = Server::start("drain", &[]);
+    let mut server = Server::start("drain", &["--grace", "600"]);
     let mut stream = server.streaming("", json!({"max_tokens": 60}));
     server.terminate();
     let mut rest = String::new();

@@ -29,7 +29,7 @@ fn unharmed(server: &mut Server) {
 }
 
 fn server(name: &str) -> Server {
-    let options = ["--kv-capacity", "1024", "--max-model-len", "1024", "--client-timeout", "2"];
+    let options = ["--kv-capacity", "1024", "--max-model-len", "1024", "--client-timeout", "30"];
     Server::start(name, &options)
 }
 
@@ -105,6 +105,7 @@ fn connections_that_end_badly() {
         }
         let _ = leaver.shutdown(Shutdown::Both);
     }
+    bystander.went_on();
     for (stream, start, status) in open {
         let mut answer = Vec::new();
         // The server closes it by itself.
@@ -113,7 +114,6 @@ fn connections_that_end_badly() {
         let got = answer.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
         assert_eq!(got, status, "{}: {answer}", start.chars().take(60).collect::<String>());
     }
-    bystander.went_on();
     drop(silent);
     unharmed(&mut server);
 }

@@ -1,6 +1,6 @@
 //! What is turned away, and whose turn it is. The device is a simulated one that takes its time, so that nobody is done too early.
 
-use super::server::{COMPLETIONS, JSON, Server, chat, head};
+use super::server::{Answer, COMPLETIONS, JSON, Server, chat, head};
 use serde_json::json;
 use std::{
     io::{Read, Write},
@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-/// A step takes 50 ms, an answer of 900 tokens the better part of a minute.
-const SLOW: &[&str] = &["--backend", "sim", "--sim-preset", "fixed:50ms", "--max-model-len", "1024"];
+/// A step takes 200 ms, an answer of 900 tokens three minutes.
+const SLOW: &[&str] = &["--backend", "sim", "--sim-preset", "fixed:200ms", "--max-model-len", "1024"];
 
 fn slow(name: &str, options: &[&str]) -> Server {
     Server::start(name, &[SLOW, options].concat())
@@ -73,9 +73,14 @@ fn tokens_under_way_are_bounded_too() {
 fn a_connection_too_many_is_told_so() {
     let server = slow("connections-limit", &["--max-connections", "1"]);
     let first = server.streaming("", json!({"max_tokens": 900}));
-    let answer = server.exchange("GET", "/live", "", "");
-    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
-    assert_eq!(answer.json()["error"]["code"], "unavailable");
+    // Also whoever has much to say first: it can write it to the end.
+    for length in [0, 20_000_000] {
+        let mut stream = server.connect();
+        stream.write_all((head(COMPLETIONS, "", length) + &" ".repeat(length)).as_bytes()).unwrap();
+        let answer = Answer::read(stream);
+        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+        assert_eq!(answer.json()["error"]["code"], "unavailable");
+    }
     drop(first);
     while server.exchange("GET", "/live", "", "").status != 200 {
         thread::sleep(Duration::from_millis(10));

@@ -5,6 +5,7 @@ use serde_json::json;
 use std::{
     fs,
     io::Read,
+    net::TcpListener,
     path::Path,
     process::{Command, Output},
 };
@@ -96,12 +97,21 @@ fn tls_is_spoken_or_refused_at_the_start() {
 
 #[test]
 fn an_answer_that_outlasts_the_grace_is_cut() {
-    let slow = ["--backend", "sim", "--sim-preset", "fixed:50ms", "--grace", "1"];
+    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", collector.local_addr().unwrap());
+    let slow =
+        ["--backend", "sim", "--sim-preset", "fixed:50ms", "--grace", "1", "--otlp-endpoint", &endpoint];
     let mut server = Server::start("grace", &slow);
     let mut stream = server.streaming("", json!({"max_tokens": 2000}));
     server.terminate();
     assert!(server.process.wait().unwrap().success());
+    // What became of it was told before the process was gone.
+    collector.set_nonblocking(true).unwrap();
+    let (told, _) = collector.accept().unwrap();
+    let mut traces = String::new();
+    let _ = told.take(200).read_to_string(&mut traces);
+    assert!(traces.starts_with("POST /v1/traces"), "{traces}");
     let mut rest = String::new();
     let _ = stream.read_to_string(&mut rest);
-    assert!(!rest.contains("[DONE]"), "it should have taken a minute and a half");
+    assert!(!rest.contains("\"finish_reason\":\"length\""), "it should have taken a minute and a half");
 }
