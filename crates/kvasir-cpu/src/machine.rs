@@ -73,7 +73,7 @@ fn find() -> Level {
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vnni");
-    match (wide, wide && is_x86_feature_detected!("avx512vbmi") && crate::amx::permitted()) {
+    match (wide, wide && crate::amx::permitted()) {
         (_, true) => Level::Amx,
         (true, _) => Level::Avx512Vnni,
         _ => Level::Avx2,

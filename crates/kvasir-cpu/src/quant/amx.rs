@@ -1,4 +1,4 @@
-//! Many rows on the tile unit. `scale * (code - bias)` is a 16-bit integer: it is split into two planes of signed bytes, v = 256 h + l, whose
+//! Many rows on the tile unit. `scale * (code - bias)` is a 16-bit integer: it is split into two planes of bytes, v = 256 h + l with l not negative, whose
 //! exact 32-bit products are put together per superblock. So no sub-block needs a rescaling of its own, and the result is that of
 //! [`super::portable`] to the bit.
 //!
@@ -10,7 +10,7 @@ use super::activations::{QuantActivations, TILE};
 use super::format::{Format, LANES};
 use super::layouts::Layout;
 use super::vnni::{float_scales, open, sub_scales};
-use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
+use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_dot_low, tile_load, tile_store, tile_zero};
 use crate::matmul::{Output, Place};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -43,7 +43,7 @@ impl Room {
 ///
 /// # Safety
 /// The machine must have the instructions, `block` be a superblock of the layout, and `to` be 64-byte aligned with room for [`OPENED`] bytes.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) {
     let f = L::FORMAT;
     // SAFETY: the caller's superblock and room.
@@ -63,7 +63,7 @@ struct Scaling {
     even: __m512i,
     /// The same in the odd bytes.
     odd: __m512i,
-    /// What is added to each product: what the codes' bias makes, and half a low byte's range, so that the high byte rounds instead of truncating.
+    /// What is added to each product: what the codes' bias makes.
     offset: __m512i,
 }
 
@@ -78,9 +78,7 @@ impl Scaling {
             |d| _mm512_or_si512(_mm512_slli_epi32::<16>(d), _mm512_and_si512(d, _mm512_set1_epi32(0xffff)));
         let wide = both(d);
         let even = if f.scale_bytes() == 2 { wide } else { _mm512_and_si512(wide, _mm512_set1_epi16(0xff)) };
-        let half = _mm512_set1_epi16(128);
-        let bias = if takes_bias_first(f) { 0 } else { f.bias as i16 };
-        let offset = _mm512_sub_epi16(half, _mm512_mullo_epi16(wide, _mm512_set1_epi16(bias)));
+        let offset = _mm512_mullo_epi16(wide, _mm512_set1_epi16(-f.bias as i16));
         Self { even, odd: _mm512_slli_epi16::<8>(even), offset }
     }
 
@@ -101,6 +99,9 @@ impl Scaling {
         } else {
             [_mm512_maddubs_epi16(codes, self.even), _mm512_maddubs_epi16(codes, self.odd)]
         };
+        if f.bias == 0 || takes_bias_first(f) {
+            return [a, b];
+        }
         [_mm512_add_epi16(a, self.offset), _mm512_add_epi16(b, self.offset)]
     }
 }
@@ -111,35 +112,45 @@ const fn takes_bias_first(f: Format) -> bool {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn open_codes<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) {
     let f = L::FORMAT;
-    let lines = f.bytes().div_ceil(64);
-    let sign = _mm512_set1_epi8(-128);
-    // Low bytes of even and odd products in turn, and high bytes.
-    let low: [u8; 64] = std::array::from_fn(|i| (i / 2 * 2 + i % 2 * 64) as u8);
-    // SAFETY: 64 bytes.
-    let low = unsafe { _mm512_loadu_si512(low.as_ptr().cast()) };
-    let high = _mm512_or_si512(low, _mm512_set1_epi8(1));
     // SAFETY: every superblock has a first sub-block.
     let mut scaling = unsafe { Scaling::of::<L>(block, 0) };
     for i in 0..16 {
-        // A part at a time: asked for at once it would be waited for.
-        for line in i * lines / 16..(i + 1) * lines / 16 {
-            _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
-        }
-        // SAFETY: `i` is below 16, the sub-block below their number; the stores stay within eight tiles.
+        // SAFETY: `i` is below 16, the sub-block below their number.
         unsafe {
             if (i * 16) % f.sub == 0 {
                 scaling = Scaling::of::<L>(block, i * 16 / f.sub);
             }
-            for (j, row) in open::<L>(block, i).into_iter().enumerate() {
-                let [a, b] = scaling.products::<L>(row);
-                let at = to.add((i * 4 + j) * 64);
-                _mm512_store_si512(at.cast(), _mm512_permutex2var_epi8(a, high, b));
-                let low = _mm512_xor_si512(_mm512_permutex2var_epi8(a, low, b), sign);
-                _mm512_store_si512(at.add(4096).cast(), low);
-            }
+            open_part::<L>(block, next, i, &scaling, to);
+        }
+    }
+}
+
+/// Opens 16 inputs' codes, the `i`th of 16 parts.
+///
+/// # Safety
+/// As for [`open_super`]; `scaling` must be that of the part's sub-block.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn open_part<L: Layout>(block: *const u8, next: *const u8, i: usize, scaling: &Scaling, to: *mut u8) {
+    let lines = L::FORMAT.bytes().div_ceil(64);
+    let (first, second) = (_mm512_set1_epi16(0xff), _mm512_set1_epi16(0xff00_u16 as i16));
+    // A part at a time: asked for at once it would be waited for.
+    for line in i * lines / 16..(i + 1) * lines / 16 {
+        _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
+    }
+    // SAFETY: the stores stay within eight tiles.
+    unsafe {
+        for (j, row) in open::<L>(block, i).into_iter().enumerate() {
+            let [a, b] = scaling.products::<L>(row);
+            let at = to.add((i * 4 + j) * 64);
+            // The even input's byte, or the odd one's where the mask says so.
+            let high = _mm512_ternarylogic_epi32::<0xf8>(_mm512_srli_epi16::<8>(a), b, second);
+            let low = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi16::<8>(b), a, first);
+            _mm512_store_si512(at.cast(), high);
+            _mm512_store_si512(at.add(4096).cast(), low);
         }
     }
 }
@@ -179,7 +190,7 @@ pub(super) struct Pair<const P: usize> {
 ///
 /// # Safety
 /// Tiles must be configured, the machine have the instructions, the panels have layout `L`, and the rows exist.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn panels<L: Layout, const P: usize>(
     pair: &Pair<P>,
     x: &QuantActivations,
@@ -239,12 +250,12 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                     tile_load!(6, opened[0].add(at), 64);
                     tile_dot_i8!(0, 4, 6);
                     tile_load!(7, opened[0].add(4096 + at), 64);
-                    tile_dot_i8!(1, 4, 7);
+                    tile_dot_low!(1, 4, 7);
                     if P == 2 {
                         tile_load!(5, opened[1].add(at), 64);
                         tile_dot_i8!(2, 4, 5);
                         tile_load!(6, opened[1].add(4096 + at), 64);
-                        tile_dot_i8!(3, 4, 6);
+                        tile_dot_low!(3, 4, 6);
                     }
                     if t > 0 {
                         fold(t - 1, step * 4..step * 4 + 4);

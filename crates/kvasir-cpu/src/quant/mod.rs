@@ -36,7 +36,7 @@ use std::cell::RefCell;
 
 /// Rows from which on the tile unit pays.
 #[cfg(target_arch = "x86_64")]
-const TILE_ROWS: usize = 6;
+const TILE_ROWS: usize = 9;
 
 thread_local! {
     /// Where panels are made that are not packed.

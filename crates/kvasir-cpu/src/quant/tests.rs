@@ -148,8 +148,8 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
         let (gate, up, down) =
             (case(dtype, inner, 256, 70), case(dtype, inner, 256, 71), case(dtype, 35, inner, 70));
         let gated = Gated { gate: &gate.w, up: &up.w, activation: kvasir_program::Activation::Silu };
-        for rows in [5, 6, 16, 17, 40, 70] {
-            assert_eq!(gated.takes(level, rows), level >= Level::Amx && rows > 5);
+        for rows in [8, 9, 16, 17, 40, 70] {
+            assert_eq!(gated.takes(level, rows), level >= Level::Amx && rows > 8);
             if !gated.takes(level, rows) {
                 continue;
             }
