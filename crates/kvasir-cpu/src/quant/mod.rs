@@ -37,6 +37,9 @@ use std::cell::RefCell;
 /// Rows from which on the tile unit pays.
 #[cfg(target_arch = "x86_64")]
 const TILE_ROWS: usize = 9;
+/// Rows up to which panels are taken one by one, so that memory is read in order: it is what few rows wait for.
+#[cfg(target_arch = "x86_64")]
+const ONE_BY_ONE: usize = 64;
 
 thread_local! {
     /// Where panels are made that are not packed.
@@ -66,16 +69,26 @@ fn matmul_of(
     let panels = w.panels.panels();
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx && rows >= TILE_ROWS {
+        if rows <= ONE_BY_ONE {
+            let group = together(&w);
+            team.each_in_order(panels.div_ceil(group), &|_, item| {
+                MADE.with_borrow_mut(|made| {
+                    for panel in item * group..panels.min((item + 1) * group) {
+                        tiles::<1>(w, x, panel, 0..rows, made, out);
+                    }
+                });
+            });
+            return;
+        }
         let block = token_blocks(rows, w.panels.supers * SUPER).min(amx::BLOCK);
         let pairs = panels.div_ceil(2);
         team.each_in_order(pairs * rows.div_ceil(block), &|_, item| {
             let (first, panel) = (item / pairs * block, item % pairs * 2);
-            MADE.with_borrow_mut(|made| tiles(w, x, panel, first..rows.min(first + block), made, out));
+            MADE.with_borrow_mut(|made| tiles::<2>(w, x, panel, first..rows.min(first + block), made, out));
         });
         return;
     }
-    let panel_bytes = w.panels.supers * w.panels.format.bytes();
-    let group = (64 * 1024 / panel_bytes.max(1)).clamp(1, 64);
+    let group = together(&w);
     team.each_in_order(panels.div_ceil(group), &|_, item| {
         MADE.with_borrow_mut(|[made, _]| {
             for n in item * group..panels.min((item + 1) * group) {
@@ -84,6 +97,12 @@ fn matmul_of(
             }
         });
     });
+}
+
+/// Panels that one piece of work takes where each is read once.
+fn together(w: &PanelReader<'_, '_>) -> usize {
+    let panel_bytes = w.panels.supers * w.panels.format.bytes();
+    (64 * 1024 / panel_bytes.max(1)).clamp(1, 64)
 }
 
 /// One panel, and the output that it begins with.
@@ -158,9 +177,9 @@ thread_local! {
     static ROOM: RefCell<Box<amx::Room>> = RefCell::new(Box::new(amx::Room::new()));
 }
 
-/// Panel `panel` and the next one, if there is one, times some rows.
+/// `P` panels from `panel` on, or one if there is only one more, times some rows.
 #[cfg(target_arch = "x86_64")]
-fn tiles(
+fn tiles<const P: usize>(
     w: PanelReader<'_, '_>,
     x: &QuantActivations,
     panel: usize,
@@ -175,11 +194,11 @@ fn tiles(
         let _tiles = unsafe { crate::amx::Tiles::configure() };
         // SAFETY: tiles are configured, the panels have layout `L`, and blocks of rows begin with a tile.
         layouts::with_layout!(w.panels.format, L => unsafe {
-            if panel + 1 < w.panels.panels() {
+            if P == 2 && panel + 1 < w.panels.panels() {
                 let two = [one, w.panel(panel + 1, next_made).as_ptr()];
                 amx::panels::<L, 2>(&amx::Pair { panels: two, step: 2 }, x, rows, room, to);
             } else {
-                amx::panels::<L, 1>(&amx::Pair { panels: [one], step: 2 }, x, rows, room, to);
+                amx::panels::<L, 1>(&amx::Pair { panels: [one], step: 1 }, x, rows, room, to);
             }
         });
     });
