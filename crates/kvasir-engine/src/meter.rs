@@ -13,6 +13,8 @@ pub(crate) struct CostMeter {
 
 /// How much of the past is left after each step.
 const FADE: f64 = 0.98;
+/// How much of earlier prompts is left after each chunk: within one prompt, tokens cost more and more.
+const PROMPT_FADE: f64 = 0.7;
 /// A chunk counts for so many tokens at most.
 const HEAVIEST: usize = 64;
 
@@ -35,8 +37,8 @@ impl CostMeter {
         };
         // A long chunk says no more about the next step than a short one does, and less about short ones.
         let weight = tokens.min(HEAVIEST) as f64 / tokens as f64;
-        self.prompt_ns = self.prompt_ns * FADE + took.saturating_sub(decodes) as f64 * weight;
-        self.prompt_tokens = self.prompt_tokens * FADE + tokens as f64 * weight;
+        self.prompt_ns = self.prompt_ns * PROMPT_FADE + took.saturating_sub(decodes) as f64 * weight;
+        self.prompt_tokens = self.prompt_tokens * PROMPT_FADE + tokens as f64 * weight;
     }
 
     /// What is known so far; zeros where nothing is.
@@ -92,6 +94,16 @@ mod tests {
         meter.see(&batch(4096, 0), 4096 * 10);
         (0..40).for_each(|_| meter.see(&batch(64, 4), 1000 + 64 * 30));
         assert!(meter.costs().token_ns >= 29, "{:?}", meter.costs());
+    }
+
+    #[test]
+    fn a_prompt_whose_tokens_grow_dearer_is_kept_up_with() {
+        let mut meter = CostMeter::default();
+        (0..20).for_each(|_| meter.see(&batch(0, 8), 60_000));
+        let token = |chunk: u64| 10_000 + 400 * chunk;
+        (0..24).for_each(|chunk| meter.see(&batch(176, 8), 60_000 + 176 * token(chunk)));
+        let (known, last) = (meter.costs().token_ns, token(23));
+        assert!(known * 100 > last * 94, "{known} of {last}: chunks would be so much too long");
     }
 
     #[test]

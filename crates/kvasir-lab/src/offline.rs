@@ -1,15 +1,19 @@
 //! `kvasir bench offline`: many prompts, all there from the start, and how long it takes until the last is answered.
 
 use crate::{
-    sim::{Histogram, Percentiles},
+    sim::{Histogram, Percentiles, Sample, Series},
     workload::Workload,
 };
-use kvasir_engine::{Engine, Exit, Params, Refusal, Request, Summary};
-use kvasir_exec::Executor;
+use kvasir_engine::{Core, Engine, Exit, Nanos, Observer, Params, Refusal, Request, Summary};
+use kvasir_exec::{Executor, Step, StepError};
 use kvasir_kv::Token;
 use kvasir_sample::Sampling;
 use serde::Serialize;
-use std::time::Instant;
+use serde_json::{Value, json};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
 
 /// What a run came to.
 #[derive(Clone, Debug, Serialize)]
@@ -36,6 +40,39 @@ pub struct Report {
     pub tpot: Percentiles,
     /// Requests that were preempted.
     pub preempted: u64,
+    /// Drawings of it, as the page takes them.
+    #[serde(skip)]
+    pub plots: Value,
+}
+
+impl Report {
+    /// The figures by name, for people.
+    pub fn numbers(&self) -> Vec<(&'static str, String)> {
+        let times = |p: &Percentiles| format!("{:.1} / {:.1} ms", p.p50, p.p99);
+        vec![
+            ("requests", format!("{} in {:.2} s", self.requests, self.seconds)),
+            ("prompt tokens", format!("{}, {} of them cached", self.prompt_tokens, self.cached_tokens)),
+            ("output tokens", self.output_tokens.to_string()),
+            ("output tokens per second", format!("{:.1}", self.output_rate)),
+            ("all tokens per second", format!("{:.1}", self.total_rate)),
+            ("first token p50 / p99", times(&self.ttft)),
+            ("per token p50 / p99", times(&self.tpot)),
+            ("preempted", self.preempted.to_string()),
+        ]
+    }
+}
+
+/// Sees the steps for the drawings.
+#[derive(Clone, Default)]
+struct Eyes(Arc<Mutex<Series>>);
+
+impl Observer for Eyes {
+    fn scheduled(&mut self, core: &Core, step: &Step) {
+        let record = core.record();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).add(record.at, Sample::of(record, step));
+    }
+
+    fn completed(&mut self, _: &Core, _: &Step, _: &Result<(), StepError>, _: Nanos) {}
 }
 
 /// Why there is no report.
@@ -60,7 +97,7 @@ impl std::error::Error for Failure {}
 
 /// Runs all requests of `workload` that follow nobody's answer, each to its full length.
 pub fn run<E: Executor>(
-    engine: &mut Engine<E>,
+    engine: Engine<E>,
     workload: &mut dyn Workload,
     vocab: Token,
     mut progress: impl FnMut(u64),
@@ -74,6 +111,8 @@ pub fn run<E: Executor>(
         requests.push(Request { tag: job.tag, prompt, params });
     }
     let total = requests.len() as u64;
+    let eyes = Eyes::default();
+    let mut engine = engine.observe(Box::new(eyes.clone()));
     let started = Instant::now();
     for request in requests {
         let tag = request.tag;
@@ -88,10 +127,12 @@ pub fn run<E: Executor>(
         progress(ended.len() as u64);
         turn.map_err(Failure::Stopped)?;
     }
-    Ok(report(workload.title(), &ended, started.elapsed().as_secs_f64()))
+    let seconds = started.elapsed().as_secs_f64();
+    let series = eyes.0.lock().unwrap_or_else(PoisonError::into_inner).drawn();
+    Ok(report(workload.title(), &ended, seconds, series))
 }
 
-fn report(workload: String, ended: &[Summary], seconds: f64) -> Report {
+fn report(workload: String, ended: &[Summary], seconds: f64, series: Vec<Value>) -> Report {
     let sum = |of: fn(&Summary) -> u32| ended.iter().map(|summary| u64::from(of(summary))).sum::<u64>();
     let (prompt_tokens, output_tokens) = (sum(|s| s.prompt), sum(|s| s.outputs));
     let (mut ttft, mut tpot) = (Histogram::default(), Histogram::default());
@@ -99,7 +140,9 @@ fn report(workload: String, ended: &[Summary], seconds: f64) -> Report {
         summary.ttft().into_iter().for_each(|time| ttft.add(time));
         summary.tpot().into_iter().for_each(|time| tpot.add(time));
     }
-    Report {
+    let curve = |name: &str, histogram: &Histogram| json!({"name": name, "values": histogram.curve()});
+    let percentiles = [curve("time to first token", &ttft), curve("per output token", &tpot)];
+    let mut report = Report {
         workload,
         requests: ended.len() as u64,
         prompt_tokens,
@@ -111,5 +154,8 @@ fn report(workload: String, ended: &[Summary], seconds: f64) -> Report {
         ttft: ttft.percentiles(),
         tpot: tpot.percentiles(),
         preempted: ended.iter().filter(|summary| summary.preemptions > 0).count() as u64,
-    }
+        plots: Value::Null,
+    };
+    report.plots = json!({"numbers": report.numbers(), "series": series, "percentiles": percentiles});
+    report
 }

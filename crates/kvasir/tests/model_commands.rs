@@ -53,6 +53,23 @@ fn every_cache_and_policy_gives_the_recorded_tokens() {
 }
 
 #[test]
+fn an_offline_run_is_told_and_drawn() {
+    let page = std::env::temp_dir().join(format!("kvasir-offline-{}.html", std::process::id()));
+    let path = model("qwen3");
+    let args = ["bench", "offline", &path, "--requests", "2", "--kv-capacity", "4096"];
+    let told = json(&[&args[..], &["--json", "--html", page.to_str().unwrap()]].concat());
+    // What the published workload draws first, whatever the model says.
+    assert_eq!((&told["prompt_tokens"], &told["output_tokens"]), (&1688.into(), &671.into()));
+    let drawn = std::fs::read_to_string(&page).unwrap();
+    std::fs::remove_file(&page).unwrap();
+    for what in ["output tokens per second", "requests running", "time to first token", "slots in use"] {
+        assert!(drawn.contains(&format!("\"{what}\"")), "{what}");
+    }
+    let said = String::from_utf8(run(&args).stdout).unwrap();
+    assert!(said.lines().any(|line| line.starts_with("first token p50 / p99 ")), "{said}");
+}
+
+#[test]
 fn noise_depends_on_seed_and_position_alone() {
     let (ids, _) = recorded("qwen3", "p17");
     let path = model("qwen3");

@@ -6,6 +6,7 @@ mod series;
 
 pub use histogram::{Histogram, Percentiles};
 pub use report::{Outcome, Report};
+pub(crate) use series::{Sample, Series};
 
 use crate::{
     trace::{Lines, Recording},

@@ -3,7 +3,7 @@ use super::{
     series::{Sample, Series},
 };
 use kvasir_engine::{Finish, StepRecord, Summary};
-use kvasir_exec::{Phase, Step};
+use kvasir_exec::Step;
 use kvasir_sim::{Preset, Spent};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -159,8 +159,6 @@ impl Count {
     }
 
     pub(crate) fn step(&mut self, record: &StepRecord, step: &Step, block: u32) {
-        let (_, prompts) = step.batch.count(Phase::Prefill);
-        let sampled = step.batch.rows.iter().filter(|row| row.samples()).count();
         let used = record.room.held + record.room.leased;
         self.rows += step.batch.rows.len() as u64;
         self.report.steps += 1;
@@ -170,14 +168,7 @@ impl Count {
             self.padded += u64::from(row.left_pad_blocks * block);
         }
         self.read += step.plan.rows.iter().map(|row| u64::from(row.read_len)).sum::<u64>();
-        let sample = Sample {
-            outputs: sampled as u64,
-            prompts: prompts as u64,
-            running: record.running.into(),
-            waiting: record.waiting.into(),
-            used: used.into(),
-        };
-        self.series.add(record.at, sample);
+        self.series.add(record.at, Sample::of(record, step));
     }
 
     pub(crate) fn report(&self, now: u64, spent: Spent, preset: &Preset, capacity: u32) -> Report {
@@ -205,13 +196,6 @@ impl Count {
 
     /// The plots of the page.
     pub(crate) fn plots(&self, report: &Report) -> serde_json::Value {
-        let mut series = self.series.clone();
-        series.smooth();
-        let series: Vec<_> = series
-            .plots()
-            .into_iter()
-            .map(|(title, unit, points)| serde_json::json!({"title": title, "unit": unit, "points": points}))
-            .collect();
         let percentiles: Vec<_> = [
             ("time to first token", &self.ttft),
             ("between two tokens", &self.itl),
@@ -220,7 +204,7 @@ impl Count {
         .into_iter()
         .map(|(name, histogram)| serde_json::json!({"name": name, "values": histogram.curve()}))
         .collect();
-        serde_json::json!({"numbers": report.numbers(), "series": series, "percentiles": percentiles})
+        serde_json::json!({"numbers": report.numbers(), "series": self.series.drawn(), "percentiles": percentiles})
     }
 }
 

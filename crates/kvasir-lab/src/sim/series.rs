@@ -1,3 +1,7 @@
+use kvasir_engine::StepRecord;
+use kvasir_exec::{Phase, Step};
+use serde_json::{Value, json};
+
 /// What happened in equal stretches of time; when there are too many, two become one.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
@@ -26,6 +30,19 @@ pub(crate) struct Sample {
     pub(crate) used: u64,
 }
 
+impl Sample {
+    pub(crate) fn of(record: &StepRecord, step: &Step) -> Self {
+        let sampled = step.batch.rows.iter().filter(|row| row.samples()).count();
+        Self {
+            outputs: sampled as u64,
+            prompts: step.batch.count(Phase::Prefill).1 as u64,
+            running: record.running.into(),
+            waiting: record.waiting.into(),
+            used: (record.room.held + record.room.leased).into(),
+        }
+    }
+}
+
 const MOST: usize = 480;
 const SMOOTH: u64 = 8;
 
@@ -40,6 +57,14 @@ impl Series {
         self.width *= 2;
         let merged = self.bins.chunks(2).map(|pair| pair.iter().fold(Bin::default(), Bin::and));
         self.bins = merged.collect();
+    }
+
+    /// All plots, as the page takes them.
+    pub(crate) fn drawn(&self) -> Vec<Value> {
+        let mut series = self.clone();
+        series.smooth();
+        let plot = |(title, unit, points): Plot| json!({"title": title, "unit": unit, "points": points});
+        series.plots().into_iter().map(plot).collect()
     }
 
     /// Until a stretch holds so many steps on average: a rate over less is noise.

@@ -1,8 +1,9 @@
-use super::{Failure, model::ModelArgs, progress};
+use super::{Failure, model::ModelArgs, progress, whole_file::WholeFile};
 use crate::options::{Facts, Options};
 use kvasir_kv::Token;
 use kvasir_lab::{offline, workload::Offline};
-use std::process::ExitCode;
+use serde_json::json;
+use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -17,6 +18,9 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Write a page that draws it
+    #[arg(long, value_name = "OUT.html")]
+    html: Option<PathBuf>,
 }
 
 impl Args {
@@ -26,25 +30,26 @@ impl Args {
         let slots = loaded.slots_in_memory(self.options.memory_share()?).unwrap_or(max_model_len);
         let settled = self.options.settle(Facts { max_model_len, slots, is_cpu: true })?;
         let overlap = settled.overlap;
-        let mut engine = loaded.engine(settled.core(), overlap)?;
+        let mut setup = settled.setup.clone();
+        setup.insert("device".into(), loaded.backend().into());
+        let engine = loaded.engine(settled.core(), overlap)?;
+        let page = self.html.as_deref().map(WholeFile::create).transpose()?;
         let mut workload = Offline::new(self.requests);
         let bar = progress::bar(self.requests);
         let vocab = loaded.program().vocab as Token;
-        let report = offline::run(&mut engine, &mut workload, vocab, |ended| bar.set_position(ended));
+        let report = offline::run(engine, &mut workload, vocab, |ended| bar.set_position(ended));
         bar.finish_and_clear();
         let report = report.map_err(Failure::failed)?;
+        if let Some(page) = page {
+            page.write_plots(&report.workload, &json!(setup), &report.plots)?;
+            page.keep()?;
+        }
         if self.json {
             println!("{}", serde_json::to_string(&report).map_err(Failure::failed)?);
         } else {
-            println!(
-                "{} requests, {} + {} tokens in {:.2} s: {:.1} output tok/s, {:.1} tok/s in all",
-                report.requests,
-                report.prompt_tokens,
-                report.output_tokens,
-                report.seconds,
-                report.output_rate,
-                report.total_rate
-            );
+            for (name, value) in report.numbers() {
+                println!("{name:<28}{value}");
+            }
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -99,8 +99,7 @@ impl Args {
         let report =
             report.map_err(|error| Failure::failed(format!("{}: {error}", self.address.authority)))?;
         if let Some(page) = page {
-            let data = json!({"title": report.workload, "setup": setup(&report), "steps": [], "report": report.plots});
-            page.write(kvasir_view::page(&report.workload, &data.to_string()).as_bytes())?;
+            page.write_plots(&report.workload, &setup(&report), &report.plots)?;
             page.keep()?;
         }
         self.print(&report)

@@ -1,4 +1,5 @@
 use super::Failure;
+use serde_json::{Value, json};
 use std::{
     fs::{self, File},
     io::{BufWriter, Write},
@@ -43,6 +44,12 @@ impl WholeFile {
     /// Writes all of it.
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
         fs::write(&self.draft, bytes).map_err(|error| Failure::write(&self.path, &error))
+    }
+
+    /// Writes a page of plots without steps.
+    pub(crate) fn write_plots(&self, title: &str, setup: &Value, plots: &Value) -> Result<(), Failure> {
+        let data = json!({"title": title, "setup": setup, "steps": [], "report": plots});
+        self.write(kvasir_view::page(title, &data.to_string()).as_bytes())
     }
 
     /// Gives it its name.
