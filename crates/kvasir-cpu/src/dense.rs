@@ -1,5 +1,6 @@
 //! Weights that are floats: bf16 pairs for the tile unit, and f32 for exact arithmetic.
 
+use crate::bf16_vectors;
 use crate::buffer::Buffer;
 use crate::level::per_level;
 use crate::matmul::{Output, token_blocks};
@@ -59,7 +60,7 @@ impl Bf16Panels {
         self.bytes.len()
     }
 
-    fn panel(&self, n: usize) -> *const u8 {
+    pub(crate) fn panel(&self, n: usize) -> *const u8 {
         debug_assert!(n < self.panels());
         self.bytes.ptr().wrapping_add(n * self.steps * 1024)
     }
@@ -84,7 +85,7 @@ impl Bf16Activations {
         self.tiles = (self.bytes.len() / 1024 / self.steps.max(1)) & !1;
     }
 
-    fn tile(&self, tile: usize, step: usize) -> *const u8 {
+    pub(crate) fn tile(&self, tile: usize, step: usize) -> *const u8 {
         debug_assert!(tile < self.tiles && step < self.steps);
         self.bytes.ptr().wrapping_add((tile * self.steps + step) * 1024)
     }
@@ -188,6 +189,16 @@ pub(crate) fn matmul_bf16(
     rows: usize,
     out: &Output,
 ) {
+    if level < Level::Amx && rows >= bf16_vectors::MANY {
+        let groups = w.panels().div_ceil(bf16_vectors::PANELS);
+        return team.each_in_order(groups * rows.div_ceil(bf16_vectors::BLOCK), &|_, item| {
+            let panel = item % groups * bf16_vectors::PANELS;
+            let first = item / groups * bf16_vectors::BLOCK;
+            let panels = panel..w.panels().min(panel + bf16_vectors::PANELS);
+            let rows = first..rows.min(first + bf16_vectors::BLOCK);
+            bf16_vectors::panels(level, w, x, panels, rows, out);
+        });
+    }
     let block = if rows > 2 * TILE { token_blocks(rows, w.steps * STEP * 2) } else { rows };
     let group = if rows > 2 * TILE { 4 } else { (64 / w.steps.max(1)).clamp(1, 64).next_multiple_of(2) };
     let groups = w.panels().div_ceil(group);

@@ -4,6 +4,7 @@ use super::scratch::{Products, Tile};
 use super::softmax::{LANES, Scores};
 use super::view::CHUNK;
 use crate::Level;
+use crate::chains::{Columns, Rows, multiply};
 use crate::dense::dot_step;
 use crate::level::per_level;
 
@@ -15,22 +16,23 @@ pub(crate) struct Keys {
     pub(crate) stride: [usize; 4],
 }
 
-#[inline(always)]
-fn scores_body(keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores) {
-    for (r, rows) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        *rows = [[0.0; LANES]; 4];
-        for (head, keys) in keys.iter().enumerate() {
-            let (base, stride) = (keys.base[r / 4], keys.stride[r / 4]);
-            for step in 0..steps {
-                let a = std::array::from_fn(|n| base.wrapping_add((r % 4 * 4 + n) * stride + step * 64));
-                // SAFETY: the caller of `scores` vouches for both.
-                unsafe { dot_step::<4>(a, queries.add((head * steps + step) * 1024), rows) };
+/// # Safety
+/// As for [`scores`].
+unsafe fn scores_by_vectors(level: Level, keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores) {
+    let (mut rows, mut columns) = (Rows::NONE, Columns::NONE);
+    *out = [[0.0; LANES]; CHUNK];
+    for (head, keys) in keys.iter().enumerate() {
+        for step in 0..steps {
+            // SAFETY: as the caller vouches.
+            unsafe { columns.open(level, queries.add((head * steps + step) * 1024)) };
+            for (n, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+                // SAFETY: as the caller vouches.
+                unsafe { rows.open(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
+                multiply(level, &rows, &columns, out);
             }
         }
     }
 }
-
-per_level! { scores_by_vectors(keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores) => scores_body }
 
 /// Products of a chunk's keys with 16 lanes of queries, summed over heads: each head's queries are zeros in the columns of the others' lanes.
 /// `during` is run beside every product, with the head's number.
@@ -80,22 +82,25 @@ pub(crate) unsafe fn scores(
         }
         return;
     }
-    scores_by_vectors(level, keys, queries, steps, out);
+    // SAFETY: as the caller vouches.
+    unsafe { scores_by_vectors(level, keys, queries, steps, out) };
 }
 
+/// Lanes that are not worth the work on all 16.
+const FEW: usize = 4;
+
 #[inline(always)]
-fn values_body(shares: *const u8, lanes: usize, values: *const u8, out: &mut Products) {
-    for (l, lanes) in out.as_chunks_mut::<4>().0.iter_mut().enumerate().take(lanes.div_ceil(4)) {
-        *lanes = [[0.0; LANES]; 4];
-        for step in 0..CHUNK / 32 {
-            let a = std::array::from_fn(|n| shares.wrapping_add(step * 1024 + (l * 4 + n) * 64));
-            // SAFETY: the caller of `values` vouches for both.
-            unsafe { dot_step::<4>(a, values.add(step * 1024), lanes) };
-        }
+fn few_values_body(shares: *const u8, values: *const u8, out: &mut Products) {
+    let Some(lanes) = out.first_chunk_mut::<FEW>() else { return };
+    *lanes = [[0.0; LANES]; FEW];
+    for step in 0..CHUNK / 32 {
+        let a = std::array::from_fn(|n| shares.wrapping_add(step * 1024 + n * 64));
+        // SAFETY: the caller of `values` vouches for both.
+        unsafe { dot_step::<FEW>(a, values.wrapping_add(step * 1024), lanes) };
     }
 }
 
-per_level! { values_by_vectors(shares: *const u8, lanes: usize, values: *const u8, out: &mut Products) => values_body }
+per_level! { few_values(shares: *const u8, values: *const u8, out: &mut Products) => few_values_body }
 
 /// Products of the first `lanes` of 16 lanes of shares with a chunk's values, 16 places of the values to a tile. Hands them to `add` with the
 /// number of the first, as they come: while the tile unit works on the next ones. `during` is run beside every product.
@@ -171,8 +176,25 @@ pub(crate) unsafe fn values(
         let last = (out.len().max(1) - 1) / GROUP * GROUP;
         return add(last, &out[last..]);
     }
+    let (mut rows, mut columns) = ([Rows::NONE; CHUNK / 32], Columns::NONE);
+    if lanes > FEW {
+        for (step, rows) in rows.iter_mut().enumerate() {
+            // SAFETY: as the caller vouches.
+            unsafe { rows.open(level, shares.wrapping_add(step * 1024), 64) };
+        }
+    }
     for (t, out) in out.iter_mut().enumerate() {
-        values_by_vectors(level, shares, lanes, values.wrapping_add(t * 2048), out);
+        let values = values.wrapping_add(t * 2048);
+        if lanes > FEW {
+            *out = [[0.0; LANES]; LANES];
+            for (step, rows) in rows.iter().enumerate() {
+                // SAFETY: as the caller vouches.
+                unsafe { columns.open(level, values.wrapping_add(step * 1024)) };
+                multiply(level, rows, &columns, out);
+            }
+        } else {
+            few_values(level, shares, values, out);
+        }
         add(t, std::slice::from_ref(out));
     }
 }

@@ -9,6 +9,7 @@
 use super::activations::{QuantActivations, TILE};
 use super::format::{Format, LANES};
 use super::layouts::Layout;
+use super::pairs::{self, BLOCK, Pair};
 use super::vnni::{float_scales, open, sub_scales};
 use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_dot_low, tile_load, tile_store, tile_zero};
 use crate::matmul::{Output, Place};
@@ -20,23 +21,16 @@ const OPENED: usize = 8 * 1024 + 1024 + 128;
 const MINS: usize = 8 * 1024;
 const SCALES: usize = MINS + 1024;
 
-/// Rows that pass while a superblock stays open.
-pub(super) const BLOCK: usize = 512;
-
-/// What a thread works in.
+/// What a thread works in, besides the sums.
 #[repr(C, align(64))]
 pub(super) struct Room {
     opened: [[u8; OPENED]; 2],
     /// Products of tiles, waiting to be put together: four, and two of mins.
     products: [[u8; 6 * 1024]; 2],
-    /// Sums of a block's rows, per panel.
-    pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
 }
 
 impl Room {
-    pub(super) const fn new() -> Self {
-        Self { opened: [[0; OPENED]; 2], products: [[0; 6 * 1024]; 2], sums: [[[0.0; LANES]; BLOCK]; 2] }
-    }
+    pub(super) const NONE: Self = Self { opened: [[0; OPENED]; 2], products: [[0; 6 * 1024]; 2] };
 }
 
 /// Opens one superblock of a panel into `to`, and asks memory for the `next` one.
@@ -175,16 +169,7 @@ unsafe fn open_mins(f: Format, block: *const u8, to: *mut u8) {
     }
 }
 
-/// One or two panels that are multiplied together.
-pub(super) struct Pair<const P: usize> {
-    /// Where their superblocks lie; they have one layout and as many inputs.
-    pub(super) panels: [*const u8; P],
-    /// How many panels further those lie that are multiplied next.
-    pub(super) step: usize,
-}
-
-/// A pair of panels times a block of at most [`BLOCK`] rows, which begins with a tile. The sums go to `out`, to its outputs from the given one
-/// on; without, they stay in the room.
+/// A pair of panels times a block of at most [`BLOCK`] rows, as [`super::pairs::panels`] says.
 ///
 /// While the tile unit works on one tile of rows, the vectors put the products of the one before together.
 ///
@@ -195,15 +180,15 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     pair: &Pair<P>,
     x: &QuantActivations,
     rows: Range<usize>,
-    room: &mut Room,
+    room: &mut pairs::Room,
     out: Option<(&Output, usize)>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
     let panels = pair.panels;
     let supers = x.supers;
-    let opened: [*mut u8; P] = std::array::from_fn(|p| room.opened[p].as_mut_ptr());
+    let opened: [*mut u8; P] = std::array::from_fn(|p| room.tiles.opened[p].as_mut_ptr());
     let sums: [*mut [f32; LANES]; P] = std::array::from_fn(|p| room.sums[p].as_mut_ptr());
-    let products = room.products.each_mut().map(|p| p.as_mut_ptr());
+    let products = room.tiles.products.each_mut().map(|p| p.as_mut_ptr());
     let (tile, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
     for s in 0..supers {
         let last = s + 1 == supers;

@@ -12,7 +12,7 @@ use std::arch::x86_64::*;
 /// `block` must point at a superblock of layout `L`; `i` be below 16 and `half` below 2.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn open<L: Layout>(block: *const u8, i: usize, half: usize) -> [__m256i; 4] {
+pub(super) unsafe fn open<L: Layout>(block: *const u8, i: usize, half: usize) -> [__m256i; 4] {
     let f = L::FORMAT;
     // SAFETY: the offsets are those of the layout.
     unsafe {
@@ -60,7 +60,7 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, half: usize) -> [__m256i; 
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn load(p: *const u8) -> __m256i {
+pub(super) unsafe fn load(p: *const u8) -> __m256i {
     // SAFETY: the caller's pointer.
     unsafe { _mm256_loadu_si256(p.cast()) }
 }
@@ -91,7 +91,7 @@ unsafe fn products<L: Layout>(w: [__m256i; 4], x: *const i32) -> __m256i {
 /// The integer scales of sub-block `sub` for a half.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn sub_scales<L: Layout>(block: *const u8, sub: usize, half: usize) -> __m256i {
+pub(super) unsafe fn sub_scales<L: Layout>(block: *const u8, sub: usize, half: usize) -> __m256i {
     let f = L::FORMAT;
     // SAFETY: the offset is that of the layout.
     unsafe {
@@ -107,7 +107,7 @@ unsafe fn sub_scales<L: Layout>(block: *const u8, sub: usize, half: usize) -> __
 /// The float scales of a half, d or dmin.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn float_scales<L: Layout>(at: *const u8) -> __m256 {
+pub(super) unsafe fn float_scales<L: Layout>(at: *const u8) -> __m256 {
     // SAFETY: the caller's pointer.
     let bits = unsafe { _mm_loadu_si128(at.cast()) };
     if L::FORMAT.wide_d {

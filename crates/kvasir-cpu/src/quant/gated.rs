@@ -2,10 +2,10 @@
 //! stored as a value.
 
 use super::activations::QuantActivations;
-use super::amx::{self, BLOCK, Pair, Room};
 use super::format::{LANES, SUPER};
+use super::pairs::{self, BLOCK, Pair, ROOM, Room};
 use super::panels::{PanelReader, QuantPanels};
-use super::{MADE, ROOM, TILE_ROWS, layouts};
+use super::{MADE, layouts};
 use crate::matmul::token_blocks;
 use crate::{Level, Team, rows as arithmetic};
 use kvasir_program::Activation;
@@ -32,8 +32,7 @@ thread_local! {
 impl Gated<'_> {
     /// Whether this pays and works for so many rows.
     pub(crate) fn takes(&self, level: Level, rows: usize) -> bool {
-        level >= Level::Amx
-            && rows >= TILE_ROWS
+        pairs::takes(level, rows)
             && self.gate.format == self.up.format
             && (self.gate.supers, self.gate.outputs) == (self.up.supers, self.up.outputs)
     }
@@ -78,11 +77,9 @@ impl Gated<'_> {
             let mut multiply = |[a, b]: &mut [Vec<u8>; 2], room: &mut Room| {
                 let pair =
                     Pair { panels: [gate.panel(panel, a).as_ptr(), up.panel(panel, b).as_ptr()], step: 1 };
-                // SAFETY: the level says that tiles are permitted.
-                let _tiles = unsafe { crate::amx::Tiles::configure() };
-                // SAFETY: tiles are configured, both panels have layout `L`, and blocks of rows begin with a tile.
+                // SAFETY: the level takes so many rows, both panels have layout `L`, and blocks of rows begin with a tile.
                 layouts::with_layout!(self.gate.format, L => unsafe {
-                    amx::panels::<L, 2>(&pair, x, rows.clone(), room, None);
+                    pairs::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);
                 });
                 let [gate, up] = room.sums.each_ref().map(|sums| &sums.as_flattened()[..rows.len() * LANES]);
                 arithmetic::gate(level, gate, up, self.activation, &mut made.panel[..rows.len() * LANES]);

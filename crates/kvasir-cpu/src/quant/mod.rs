@@ -10,9 +10,15 @@ mod format;
 mod gated;
 #[cfg(target_arch = "x86_64")]
 mod layouts;
+#[cfg(target_arch = "x86_64")]
+mod many_avx2;
+#[cfg(target_arch = "x86_64")]
+mod many_vnni;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pack_bytes;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod panels;
 mod portable;
 mod quantise;
@@ -34,10 +40,7 @@ use crate::matmul::{Output, token_blocks};
 use crate::{Level, Team};
 use std::cell::RefCell;
 
-/// Rows from which on the tile unit pays.
-#[cfg(target_arch = "x86_64")]
-const TILE_ROWS: usize = 9;
-/// Rows up to which panels are taken one by one, so that memory is read in order: it is what few rows wait for.
+/// Rows up to which tiles take panels one by one, so that memory is read in order: it is what few rows wait for.
 #[cfg(target_arch = "x86_64")]
 const ONE_BY_ONE: usize = 64;
 
@@ -68,23 +71,24 @@ fn matmul_of(
 ) {
     let panels = w.panels.panels();
     #[cfg(target_arch = "x86_64")]
-    if level >= Level::Amx && rows >= TILE_ROWS {
-        if rows <= ONE_BY_ONE {
+    if pairs::takes(level, rows) {
+        if level >= Level::Amx && rows <= ONE_BY_ONE {
             let group = together(&w);
             team.each_in_order(panels.div_ceil(group), &|_, item| {
                 MADE.with_borrow_mut(|made| {
                     for panel in item * group..panels.min((item + 1) * group) {
-                        tiles::<1>(w, x, panel, 0..rows, made, out);
+                        many_rows::<1>(level, w, x, panel, 0..rows, made, out);
                     }
                 });
             });
             return;
         }
-        let block = token_blocks(rows, w.panels.supers * SUPER).min(amx::BLOCK);
+        let block = token_blocks(rows, w.panels.supers * SUPER).min(pairs::BLOCK);
         let pairs = panels.div_ceil(2);
         team.each_in_order(pairs * rows.div_ceil(block), &|_, item| {
             let (first, panel) = (item / pairs * block, item % pairs * 2);
-            MADE.with_borrow_mut(|made| tiles::<2>(w, x, panel, first..rows.min(first + block), made, out));
+            let rows = first..rows.min(first + block);
+            MADE.with_borrow_mut(|made| many_rows::<2>(level, w, x, panel, rows, made, out));
         });
         return;
     }
@@ -172,14 +176,10 @@ fn reference(w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-thread_local! {
-    static ROOM: RefCell<Box<amx::Room>> = RefCell::new(Box::new(amx::Room::new()));
-}
-
 /// `P` panels from `panel` on, or one if there is only one more, times some rows.
 #[cfg(target_arch = "x86_64")]
-fn tiles<const P: usize>(
+fn many_rows<const P: usize>(
+    level: Level,
     w: PanelReader<'_, '_>,
     x: &QuantActivations,
     panel: usize,
@@ -189,16 +189,14 @@ fn tiles<const P: usize>(
 ) {
     let to = Some((out, panel * LANES));
     let one = w.panel(panel, made).as_ptr();
-    ROOM.with_borrow_mut(|room| {
-        // SAFETY: the level says that tiles are permitted.
-        let _tiles = unsafe { crate::amx::Tiles::configure() };
-        // SAFETY: tiles are configured, the panels have layout `L`, and blocks of rows begin with a tile.
+    pairs::ROOM.with_borrow_mut(|room| {
+        // SAFETY: the level takes many rows, the panels have layout `L`, and blocks of rows begin with a tile.
         layouts::with_layout!(w.panels.format, L => unsafe {
             if P == 2 && panel + 1 < w.panels.panels() {
                 let two = [one, w.panel(panel + 1, next_made).as_ptr()];
-                amx::panels::<L, 2>(&amx::Pair { panels: two, step: 2 }, x, rows, room, to);
+                pairs::panels::<L, 2>(level, &pairs::Pair { panels: two, step: 2 }, x, rows, room, to);
             } else {
-                amx::panels::<L, 1>(&amx::Pair { panels: [one], step: 1 }, x, rows, room, to);
+                pairs::panels::<L, 1>(level, &pairs::Pair { panels: [one], step: 1 }, x, rows, room, to);
             }
         });
     });

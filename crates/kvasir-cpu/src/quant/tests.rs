@@ -149,7 +149,7 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             (case(dtype, inner, 256, 70), case(dtype, inner, 256, 71), case(dtype, 35, inner, 70));
         let gated = Gated { gate: &gate.w, up: &up.w, activation: kvasir_program::Activation::Silu };
         for rows in [8, 9, 16, 17, 40, 70] {
-            assert_eq!(gated.takes(level, rows), level >= Level::Amx && rows > 8);
+            assert_eq!(gated.takes(level, rows), level >= Level::Avx2 && rows > 8);
             if !gated.takes(level, rows) {
                 continue;
             }

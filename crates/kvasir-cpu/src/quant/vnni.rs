@@ -1,4 +1,4 @@
-//! Few rows with 512-bit byte dot products: codes are opened in registers and multiplied with up to four rows at once.
+//! Few rows with 512-bit byte dot products: codes are opened in registers and multiplied with up to eight rows at once.
 
 use super::activations::{QuantActivations, TILE};
 use super::format::SubScale;
@@ -102,9 +102,6 @@ pub(crate) unsafe fn float_scales<L: Layout>(at: *const u8) -> __m512 {
 /// the panel are the next panel's, which is usually next.
 const AHEAD: usize = 3584;
 
-/// Rows at once from which on nothing is asked for ahead.
-const MANY: usize = 8;
-
 /// One panel times rows `row .. row + N`, which must lie in one tile.
 ///
 /// # Safety
@@ -141,9 +138,8 @@ pub(crate) unsafe fn dot<L: Layout, const N: usize>(
                     }
                 }
                 for i in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
-                    // Many rows go through a panel many times, and find it in the caches.
                     let mut line = i * f.bytes() / 16;
-                    while N < MANY && line < (i + 1) * f.bytes() / 16 {
+                    while line < (i + 1) * f.bytes() / 16 {
                         _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line).cast());
                         line += 64;
                     }

@@ -1,0 +1,208 @@
+//! Many rows with 256-bit vectors. `scale * (code - bias)` is a 16-bit integer: made once for a block of rows and multiplied in pairs with
+//! activations of 16 bits, so that no product needs a sign or a scale of its own.
+
+use super::activations::{QuantActivations, SUMS, TILE};
+use super::avx2::{float_scales, load, open, sub_scales};
+use super::format::{LANES, SUPER};
+use super::layouts::Layout;
+use super::pairs::{Pair, Room};
+use crate::matmul::Output;
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Rows that are multiplied at once.
+const ROWS: usize = 4;
+
+/// Eight numbers of each half of a panel.
+type Halves<T> = [[T; 8]; 2];
+
+/// One superblock of a panel, as the products take it. Of four inputs the first and third make a pair, and the second and fourth.
+#[repr(C, align(64))]
+pub(super) struct Opened {
+    weights: [Halves<i32>; SUPER / 2],
+    /// Mins of two neighbouring sub-blocks.
+    mins: [Halves<i32>; 8],
+    d: Halves<f32>,
+    dmin: Halves<f32>,
+}
+
+impl Opened {
+    pub(super) const NONE: Self = Self {
+        weights: [[[0; 8]; 2]; SUPER / 2],
+        mins: [[[0; 8]; 2]; 8],
+        d: [[0.0; 8]; 2],
+        dmin: [[0.0; 8]; 2],
+    };
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store(to: &mut [i32; 8], v: __m256i) {
+    // SAFETY: 32 bytes.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), v) }
+}
+
+/// Two integers of 16 bits to a word.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pair(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_blend_epi16::<0xaa>(a, _mm256_slli_epi32::<16>(b))
+}
+
+/// # Safety
+/// `block` must be a superblock of the layout.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn open_super<L: Layout>(block: *const u8, to: &mut Opened) {
+    let f = L::FORMAT;
+    // Codes of eight bits come signed.
+    let bias = _mm256_set1_epi16(if f.bits == 8 { 0 } else { f.bias as i16 });
+    for half in 0..2 {
+        for (i, weights) in to.weights.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            // SAFETY: the caller's superblock.
+            let (lines, scale) = unsafe {
+                let scale = sub_scales::<L>(block, i * 16 / f.sub, half);
+                (open::<L>(block, i, half), pair(scale, scale))
+            };
+            for (line, weights) in lines.into_iter().zip(weights.as_chunks_mut::<2>().0) {
+                let odd = match f.bits {
+                    8 => _mm256_srai_epi16::<8>(line),
+                    _ => _mm256_srli_epi16::<8>(line),
+                };
+                let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(line));
+                let scaled = |codes| _mm256_mullo_epi16(_mm256_sub_epi16(codes, bias), scale);
+                store(&mut weights[0][half], scaled(even));
+                store(&mut weights[1][half], scaled(odd));
+            }
+        }
+        // SAFETY: sub-blocks of the layout, and what begins it.
+        unsafe {
+            if f.has_min {
+                let min = |sub: usize| {
+                    let at = block.add(f.mins_at() + sub * 16 + half * 8);
+                    _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))
+                };
+                for two in 0..f.subs() / 2 {
+                    store(&mut to.mins[two][half], pair(min(two * 2), min(two * 2 + 1)));
+                }
+                let dmin = float_scales::<L>(block.add(32 + half * 16));
+                _mm256_storeu_ps(to.dmin[half].as_mut_ptr(), dmin);
+            }
+            _mm256_storeu_ps(to.d[half].as_mut_ptr(), float_scales::<L>(block.add(half * 16)));
+        }
+    }
+}
+
+/// Activations of some rows' superblock, as pairs of 16 bits.
+#[repr(C, align(32))]
+struct Numbers {
+    codes: [[i32; SUPER / 2]; ROWS],
+    sums: [[i32; 8]; ROWS],
+}
+
+impl Numbers {
+    /// # Safety
+    /// [`ROWS`] rows of a tile must be there from row `r` on.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn open<L: Layout>(&mut self, x: &QuantActivations, (tile, s, r): (usize, usize, usize)) {
+        let f = L::FORMAT;
+        for n in 0..ROWS {
+            // SAFETY: the caller's rows.
+            let (codes, sums) = unsafe {
+                let sums = x.sums(tile, s, r + n).cast::<[i32; SUMS]>().read_unaligned();
+                (x.codes(tile, s).add((r + n) * 64).cast::<u8>(), sums)
+            };
+            for (i, to) in self.codes[n].as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                // SAFETY: 32 bytes of the row; 64 of the numbers.
+                unsafe {
+                    let line = load(codes.add(i / 2 * 1024 + i % 2 * 32));
+                    let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(line));
+                    let odd = _mm256_srai_epi16::<8>(line);
+                    let (low, high) = (_mm256_unpacklo_epi32(even, odd), _mm256_unpackhi_epi32(even, odd));
+                    let [a, b] = [to.as_mut_ptr(), to.as_mut_ptr().add(8)];
+                    _mm256_storeu_si256(a.cast(), _mm256_permute2x128_si256::<0x20>(low, high));
+                    _mm256_storeu_si256(b.cast(), _mm256_permute2x128_si256::<0x31>(low, high));
+                }
+            }
+            if f.has_min {
+                let sums = if f.sub == 32 { &sums[16..] } else { &sums[..16] };
+                for (to, pair) in self.sums[n].iter_mut().zip(sums.as_chunks::<2>().0) {
+                    *to = pair[0] & 0xffff | pair[1] << 16;
+                }
+            }
+        }
+    }
+}
+
+/// Sums of pairs of products.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pairs<const N: usize>(w: &[Halves<i32>], x: &[[i32; N]; ROWS]) -> [[__m256i; 2]; ROWS] {
+    let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
+    for (i, w) in w.iter().enumerate().take(N) {
+        // SAFETY: eight integers each.
+        let w = unsafe { [load(w[0].as_ptr().cast()), load(w[1].as_ptr().cast())] };
+        for n in 0..ROWS {
+            let x = _mm256_set1_epi32(x[n][i]);
+            for half in 0..2 {
+                sums[n][half] = _mm256_add_epi32(sums[n][half], _mm256_madd_epi16(w[half], x));
+            }
+        }
+    }
+    sums
+}
+
+/// A pair of panels times a block of rows, as [`super::pairs::panels`] says.
+///
+/// # Safety
+/// The machine must have the instructions, the panels have layout `L`, and the rows exist.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn panels<L: Layout, const P: usize>(
+    panels: &Pair<P>,
+    x: &QuantActivations,
+    rows: Range<usize>,
+    room: &mut Room,
+    out: Option<(&Output, usize)>,
+) {
+    let f = L::FORMAT;
+    let mut numbers = Numbers { codes: [[0; SUPER / 2]; ROWS], sums: [[0; 8]; ROWS] };
+    for s in 0..x.supers {
+        for (panel, opened) in panels.panels.iter().zip(&mut room.halves) {
+            // SAFETY: superblock `s` of the panel.
+            unsafe { open_super::<L>(panel.add(s * f.bytes()), opened) };
+        }
+        for first in (0..rows.len()).step_by(ROWS) {
+            let (tile, r) = ((rows.start + first) / TILE, (rows.start + first) % TILE);
+            // SAFETY: activations are whole tiles.
+            unsafe { numbers.open::<L>(x, (tile, s, r)) };
+            for (opened, sums) in room.halves.iter().zip(&mut room.sums).take(P) {
+                let totals = pairs(&opened.weights, &numbers.codes);
+                let mins = match f.has_min {
+                    true => pairs(&opened.mins[..f.subs() / 2], &numbers.sums),
+                    false => [[_mm256_setzero_si256(); 2]; ROWS],
+                };
+                for n in 0..ROWS {
+                    for half in 0..2 {
+                        // SAFETY: eight floats each; the row's scale.
+                        unsafe {
+                            let d = _mm256_loadu_ps(opened.d[half].as_ptr());
+                            let mut t = _mm256_mul_ps(_mm256_cvtepi32_ps(totals[n][half]), d);
+                            if f.has_min {
+                                let dmin = _mm256_loadu_ps(opened.dmin[half].as_ptr());
+                                t = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins[n][half]), dmin, t);
+                            }
+                            let sum = sums[first + n].as_mut_ptr().add(half * 8);
+                            let before = if s == 0 { _mm256_setzero_ps() } else { _mm256_loadu_ps(sum) };
+                            let scale = _mm256_set1_ps(*x.scales(tile, s).add(r + n));
+                            _mm256_storeu_ps(sum, _mm256_fmadd_ps(t, scale, before));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let Some((out, first)) = out else { return };
+    for r in 0..rows.len() {
+        (0..P).for_each(|p| out.store(rows.start + r, first + p * LANES, &room.sums[p][r]));
+    }
+}

@@ -1,0 +1,74 @@
+//! Many rows: two panels at a time, each superblock opened once for a block of rows.
+
+use super::activations::QuantActivations;
+use super::format::LANES;
+use super::layouts::Layout;
+use super::{amx, many_avx2, many_vnni};
+use crate::Level;
+use crate::matmul::Output;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Rows that pass while a superblock stays open.
+pub(super) const BLOCK: usize = 512;
+
+/// Rows from which on this pays.
+pub(super) const MANY: usize = 9;
+
+/// What a thread works in.
+#[repr(C, align(64))]
+pub(super) struct Room {
+    pub(super) tiles: amx::Room,
+    pub(super) vectors: [many_vnni::Opened; 2],
+    pub(super) halves: [many_avx2::Opened; 2],
+    /// Sums of a block's rows, per panel.
+    pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
+}
+
+thread_local! {
+    pub(super) static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
+        tiles: amx::Room::NONE,
+        vectors: [many_vnni::Opened::NONE; 2],
+        halves: [many_avx2::Opened::NONE; 2],
+        sums: [[[0.0; LANES]; BLOCK]; 2],
+    }));
+}
+
+/// One or two panels that are multiplied together.
+pub(super) struct Pair<const P: usize> {
+    /// Where their superblocks lie; they have one layout and as many inputs.
+    pub(super) panels: [*const u8; P],
+    /// How many panels further those lie that are multiplied next.
+    pub(super) step: usize,
+}
+
+/// Whether so many rows are multiplied like this.
+pub(super) fn takes(level: Level, rows: usize) -> bool {
+    level >= Level::Avx2 && rows >= MANY
+}
+
+/// A pair of panels times a block of at most [`BLOCK`] rows, which begins with a tile. The sums go to `out`, to its outputs from the given one
+/// on; without, they stay in the room.
+///
+/// # Safety
+/// The level must be one that [`takes`] rows, the panels have layout `L`, and the rows exist.
+pub(super) unsafe fn panels<L: Layout, const P: usize>(
+    level: Level,
+    pair: &Pair<P>,
+    x: &QuantActivations,
+    rows: Range<usize>,
+    room: &mut Room,
+    out: Option<(&Output, usize)>,
+) {
+    // SAFETY: as the caller vouches; the level says whether tiles are permitted.
+    unsafe {
+        match level {
+            Level::Amx => {
+                let _tiles = crate::amx::Tiles::configure();
+                amx::panels::<L, P>(pair, x, rows, room, out);
+            }
+            Level::Avx512Vnni => many_vnni::panels::<L, P>(pair, x, rows, room, out),
+            _ => many_avx2::panels::<L, P>(pair, x, rows, room, out),
+        }
+    }
+}
