@@ -311,7 +311,10 @@ impl Desk<'_> {
 
     /// Slots that `tokens` more of a running sequence take.
     pub fn need(&self, entry: u32, tokens: u32) -> u32 {
-        let sequence = &self.world.slab[entry];
+        self.need_of(&self.world.slab[entry], tokens)
+    }
+
+    fn need_of(&self, sequence: &Sequence, tokens: u32) -> u32 {
         let (have, end) = (sequence.claimed.max(sequence.ahead), sequence.claimed + tokens);
         let have = self.world.whole_blocks(have);
         if end <= have { 0 } else { self.world.whole_blocks(end) - have }
@@ -371,14 +374,15 @@ impl Desk<'_> {
         if let Some(reason) = self.must_wait(entry) {
             return Err(reason);
         }
-        let tokens = feed.tokens.min(self.world.slab[entry].to_feed());
+        let sequence = &self.world.slab[entry];
+        let tokens = feed.tokens.min(sequence.to_feed());
         let fed = tokens + feed.redirected + drafts;
         if fed > self.budget() || tokens == 0 {
             return Err(Reason::TokenBudget);
         }
-        let mut slots = self.need(entry, tokens + drafts + feed.ahead);
+        let mut slots = self.need_of(sequence, tokens + drafts + feed.ahead);
         // What it was promised is there.
-        if slots > self.world.slab[entry].promised {
+        if slots > sequence.promised {
             self.find_room(entry, slots)?;
         }
         if feed.ahead > 0 {

@@ -247,7 +247,11 @@ impl Core {
         match stop {
             Some(stop) => world.finish(entry, stop.finish, Some(step.batch.step), first, now),
             None => {
-                let new = sequence.tokens.since(sequence.prompt_len + first);
+                let newest = [sequence.tokens.newest()];
+                let new = match outputs - first {
+                    1 => &newest,
+                    _ => sequence.tokens.since(sequence.prompt_len + first),
+                };
                 world.outbox.push(sequence.id, sequence.tag, Some(step.batch.step), first, new, None);
             }
         }

@@ -84,6 +84,7 @@ impl KeptTables {
     }
 
     /// Finds a place for `count` entries that only this step needs, and says where it begins.
+    #[inline]
     pub(crate) fn lay(&mut self, count: usize, table: &mut Vec<BlockId>) -> u32 {
         let count = count as u32;
         if self.laid.len - self.used < count {
@@ -103,6 +104,7 @@ impl KeptTables {
 
     /// Brings the next row's blocks into `table` and says where they begin. `changes` tells whether those that were
     /// there are the same still.
+    #[inline]
     pub(crate) fn place(
         &mut self,
         seq: SeqId,
@@ -110,6 +112,18 @@ impl KeptTables {
         blocks: &[BlockId],
         table: &mut Vec<BlockId>,
     ) -> u32 {
+        let count = blocks.len() as u32;
+        // Mostly nothing of what is kept has changed.
+        if let Some(kept) = self.tables.get(self.rows)
+            && (kept.seq, kept.changes, kept.blocks) == (seq, changes, count)
+        {
+            self.rows += 1;
+            return kept.at;
+        }
+        self.place_anew(seq, changes, blocks, table)
+    }
+
+    fn place_anew(&mut self, seq: SeqId, changes: u32, blocks: &[BlockId], table: &mut Vec<BlockId>) -> u32 {
         let count = blocks.len() as u32;
         self.find(seq);
         self.rows += 1;

@@ -30,6 +30,7 @@ impl LongList {
     }
 
     /// How many there are.
+    #[inline]
     pub fn len(&self) -> u32 {
         self.far.len() as u32 + self.count
     }
@@ -40,16 +41,19 @@ impl LongList {
     }
 
     /// The last one, without a look into the long part; 0 if there is none.
+    #[inline]
     pub fn newest(&self) -> u32 {
         self.newest
     }
 
     /// The long part.
+    #[inline]
     pub fn far(&self) -> &[u32] {
         &self.far
     }
 
     /// What lies in place: everything behind [`LongList::far`].
+    #[inline]
     pub fn near(&self) -> &[u32] {
         &self.near[..self.count as usize]
     }
@@ -80,16 +84,19 @@ impl LongList {
 
     /// Whether the next one to be added brings all into one piece: at certain lengths, so that lists which began together are
     /// not all brought together in the same step.
+    #[inline]
     pub fn is_due(&self) -> bool {
         self.len().is_multiple_of(Self::NEAR as u32)
     }
 
     /// Looks at the memory where the long part grows. Who does so for several lists one after the other waits for it once.
+    #[inline]
     pub fn touch_end(&self) {
         std::hint::black_box(self.far.last().copied());
     }
 
     /// Adds one.
+    #[inline]
     pub fn push(&mut self, one: u32) {
         if self.is_due() {
             self.gather();
@@ -124,6 +131,7 @@ impl LongList {
     }
 
     /// Those from `from` on, brought into one piece if they are not.
+    #[inline]
     pub fn since(&mut self, from: u32) -> &[u32] {
         let far = self.far.len() as u32;
         if from < far && self.count > 0 {

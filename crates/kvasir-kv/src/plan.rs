@@ -175,6 +175,7 @@ impl Plan {
     }
 
     /// Puts entries into the table that only this step needs, and says where they begin.
+    #[inline]
     pub(crate) fn lay(&mut self, entries: &[u32]) -> u32 {
         let at = self.kept.lay(entries.len(), &mut self.table);
         self.table[at as usize..at as usize + entries.len()].copy_from_slice(entries);

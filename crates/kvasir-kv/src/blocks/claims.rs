@@ -79,7 +79,10 @@ impl Claims {
     #[inline]
     pub(crate) fn of(&self, step: StepId) -> Option<&Pending> {
         // Few steps are in flight, and the one asked for is mostly the newest.
-        self.iter().rev().find(|claim| claim.step == step)
+        match self.near.get(self.count.wrapping_sub(1)) {
+            Some(newest) if newest.step == step => Some(newest),
+            _ => self.iter().find(|claim| claim.step == step),
+        }
     }
 
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Pending> {

@@ -102,6 +102,18 @@ impl<I: Index> Ledger<I> {
         }
     }
 
+    /// An owner for each of `blocks`, which nobody uses. Returns what they all lie below.
+    pub(crate) fn own_all_idle(&mut self, blocks: &[BlockId]) -> BlockId {
+        let mut bound = 0;
+        for run in runs(blocks) {
+            bound = bound.max(run.end);
+            debug_assert!(self.uses[indices(&run)].iter().all(|uses| *uses == Uses::default()));
+            self.uses[indices(&run)].fill(Uses { owners: 1, leases: 0 });
+            self.index.hold_all(run);
+        }
+        bound
+    }
+
     /// One more owner for each of `blocks`. Returns what they all lie below.
     pub(crate) fn own_all(&mut self, blocks: &[BlockId]) -> BlockId {
         self.change_all(blocks, |ledger, was, same| {

@@ -148,7 +148,12 @@ impl<I: Index> BlockCache<I> {
             first_near: far.len() as u32,
         };
         if seq.holes.is_empty() && end > 0 {
-            self.push_segments(&places, 0..end, plan);
+            let cut = (places.first_near * self.size.rows()).min(end);
+            for (part, at) in [(0..cut, places.far), (cut..end, places.near)] {
+                if !part.is_empty() {
+                    plan.segments.push(self.segment(part, at, 0));
+                }
+            }
             return end;
         }
         seq.owned(end).for_each(|owned| self.push_segments(&places, owned, plan));
@@ -165,14 +170,19 @@ impl<I: Index> BlockCache<I> {
             if !part.is_empty() {
                 let at = at + self.size.of(part.start) - first;
                 let offset = self.size.within(part.start);
-                plan.segments.push(Segment {
-                    pool: PoolId::default(),
-                    layout: Layout::Table { at, block: self.size.rows(), offset },
-                    len: part.end - part.start,
-                    first: part.start,
-                    sparse: None,
-                });
+                plan.segments.push(self.segment(part, at, offset));
             }
+        }
+    }
+
+    /// A run of positions whose blocks stand from `at` on.
+    fn segment(&self, part: Range<Position>, at: u32, offset: u32) -> Segment {
+        Segment {
+            pool: PoolId::default(),
+            layout: Layout::Table { at, block: self.size.rows(), offset },
+            len: part.end - part.start,
+            first: part.start,
+            sparse: None,
         }
     }
 }

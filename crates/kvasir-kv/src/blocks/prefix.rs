@@ -31,7 +31,10 @@ impl<I: Index> Prefix for BlockCache<I> {
         let seq = self.seqs.get_mut(id)?;
         seq.next = hit.tokens;
         seq.published = self.found.len() as u32;
-        seq.bound = self.ledger.own_all(&self.found);
+        seq.bound = match hit.idle == hit.tokens {
+            true => self.ledger.own_all_idle(&self.found),
+            false => self.ledger.own_all(&self.found),
+        };
         seq.table.grow(|blocks| blocks.extend_from_slice(&self.found));
         Ok(hit)
     }
@@ -108,8 +111,10 @@ impl<I: Index> BlockCache<I> {
 
     /// Replaces blocks of a sequence by others with the same content, so that its own copies become free.
     fn adopt(&mut self, id: SeqId, canonical: &[u32]) -> Result<(), CacheError> {
+        let own = self.seqs.get(id)?.table.blocks();
+        let same = own.iter().zip(canonical).take_while(|(own, block)| own == *block).count();
         let mut replaced = false;
-        for (at, &block) in canonical.iter().enumerate() {
+        for (at, &block) in canonical.iter().enumerate().skip(same) {
             let seq = self.seqs.get_mut(id)?;
             let last_step = seq.last_step;
             let own = seq.table.block(at as u32);

@@ -23,6 +23,7 @@ impl Table {
     }
 
     /// Adds one block. Where every step adds one to every table, it must not wait for the memory where each of them ends.
+    #[inline]
     pub(crate) fn push(&mut self, block: BlockId) {
         let at = self.blocks.len();
         self.blocks.push(block);
@@ -63,6 +64,7 @@ impl Table {
     }
 
     /// Number of entries.
+    #[inline]
     pub(crate) fn len(&self) -> u32 {
         self.blocks.len()
     }
@@ -73,6 +75,7 @@ impl Table {
     }
 
     /// The block at `at`, which must be there.
+    #[inline]
     pub(crate) fn block(&self, at: u32) -> BlockId {
         match at + 1 == self.blocks.len() {
             true => self.blocks.newest(),
@@ -86,6 +89,7 @@ impl Table {
     }
 
     /// The entries, in the two pieces in which they lie.
+    #[inline]
     pub(crate) fn blocks(&self) -> &LongList {
         &self.blocks
     }

@@ -58,7 +58,7 @@ impl RadixIndex {
         let pins = |of: &[BlockId]| of.iter().filter(|&&page| used[page as usize]).count() as u32;
         let reached = tree.walk(root, tokens, pins, found);
         if let Some(upper) = reached.split {
-            tree.pages(upper).iter().for_each(|&page| nodes[page as usize] = upper);
+            runs(tree.pages(upper)).for_each(|run| nodes[indices(&run)].fill(upper));
         }
         reached
     }
@@ -174,9 +174,9 @@ impl Index for RadixIndex {
             return there as u32;
         };
         let mut pins = 0;
-        for &page in pages {
-            self.nodes[page as usize] = leaf;
-            pins += u32::from(self.used[page as usize]);
+        for run in runs(pages) {
+            self.nodes[indices(&run)].fill(leaf);
+            pins += self.used[indices(&run)].iter().map(|&used| u32::from(used)).sum::<u32>();
         }
         self.tree.pin(leaf, pins);
         (there + fresh) as u32

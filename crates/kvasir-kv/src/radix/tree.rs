@@ -293,7 +293,8 @@ impl RadixTree {
         let cut = at / self.page;
         let node = &mut self.nodes[lower as usize];
         let was_pinned = node.pins > 0;
-        let above = held(&node.pages[..cut]);
+        // Nobody holds a page of what is not pinned.
+        let above = if was_pinned { held(&node.pages[..cut]) } else { 0 };
         node.pins -= above;
         let is_pinned = node.pins > 0;
         let rest = node.key[at..].to_vec();
