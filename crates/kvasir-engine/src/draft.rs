@@ -75,3 +75,26 @@ pub(crate) fn depth(parents: &[i32]) -> usize {
     }
     deepest
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acceptance_is_counted_by_distance() {
+        let mut stats = DraftStats::default();
+        for (depth, accepted) in [(3, 3), (3, 1), (2, 0), (3, 2)] {
+            stats.count(depth, accepted);
+        }
+        assert_eq!((&stats.drafted[..], &stats.accepted[..]), (&[4, 4, 3][..], &[3, 2, 1][..]));
+        assert_eq!((stats.verified, stats.totals()), (4, (6, 11)));
+        assert!((stats.rate() - 6.0 / 11.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_tree_is_as_deep_as_its_deepest_node() {
+        assert_eq!(depth(&[]), 0);
+        assert_eq!(depth(&[0, 0, 0]), 1);
+        assert_eq!(depth(&[0, 1, 0, 2, 3]), 3);
+    }
+}

@@ -304,6 +304,27 @@ fn an_order_says_who_is_next() {
 }
 
 #[test]
+fn the_watermark_is_kept_free_while_somebody_runs() {
+    for (watermark, both) in [(0, true), (200, false)] {
+        // Ten blocks of four; a fifth of them is eight slots.
+        let limits = Limits { watermark, ..Limits::default() };
+        let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.0);
+        let mut core = Core::new(limits, Order::Fcfs, Box::new(policy), paged(10));
+        core.add(request(&[5; 20], 1), 0).unwrap();
+        let second = core.add(request(&[6; 16], 1), 0).unwrap();
+        assert!(turn(&mut core, 30));
+        match both {
+            true => assert!(core.sequence(second).is_none(), "it ran with the first, and has ended"),
+            false => {
+                assert_eq!(core.reason(second), Some(Reason::Reserved { needed: 16, available: 12 }));
+                // Alone it may have all.
+                assert!(turn(&mut core, 31) && core.is_idle());
+            }
+        }
+    }
+}
+
+#[test]
 fn newcomers_wait_for_other_replicas_only_while_somebody_runs() {
     let mut core = core(paged(8));
     core.hold_newcomers(true);
