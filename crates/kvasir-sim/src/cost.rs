@@ -127,10 +127,7 @@ impl CostDevice {
             + shape.attention_operations() * load.seen;
         let recorded =
             step.batch.kind == StepKind::Decode && step.batch.rows.len() <= self.graph_max_batch as usize;
-        let start = match recorded {
-            true => machine.graph.value,
-            false => machine.launch.value * machine.kernels_per_layer.value * f64::from(shape.layers),
-        };
+        let start = machine.start(shape.layers, recorded);
         let seconds = (bytes / machine.bandwidth.value).max(operations / machine.operations.value) + start;
         let ns = (seconds * 1e9) as u64;
         self.spent.bytes += bytes;

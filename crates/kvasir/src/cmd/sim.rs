@@ -171,7 +171,16 @@ impl Args {
     /// What whoever looks at the page must know.
     fn notes(&self) -> Vec<String> {
         let machine = self.sim_preset.machine;
-        let sources = machine.figures().map(|(what, figure)| format!("{what} {}", figure.source)).join("; ");
+        let mut sources: Vec<(String, Vec<&str>)> = Vec::new();
+        for (what, figure) in machine.figures() {
+            let source = figure.source.to_string();
+            match sources.iter_mut().find(|(known, _)| *known == source) {
+                Some((_, figures)) => figures.push(what),
+                None => sources.push((source, vec![what])),
+            }
+        }
+        let sources = sources.into_iter().map(|(source, figures)| format!("{} {source}", figures.join(", ")));
+        let sources = sources.collect::<Vec<_>>().join("; ");
         vec![format!(
             "Simulated on a machine of {:.0} GB/s and {:.0} Top/s ({sources}).",
             machine.bandwidth.value / 1e9,
