@@ -14,6 +14,11 @@ impl CaseError {
     pub fn new(place: impl Into<String>, why: impl Into<String>) -> Self {
         Self { place: place.into(), why: why.into() }
     }
+
+    /// Why, without the place.
+    pub(super) fn why(&self) -> &str {
+        &self.why
+    }
 }
 
 impl fmt::Display for CaseError {

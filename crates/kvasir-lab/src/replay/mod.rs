@@ -25,6 +25,11 @@ pub enum Outcome {
     Passed,
     /// Something differs; the first difference.
     Failed(Box<Mismatch>),
+    /// The case makes no sense: a field is missing, or an operation is not known.
+    Senseless {
+        /// Which.
+        why: String,
+    },
     /// Not run, with the reason: the unit test that covers a table, or a decision record.
     Skipped {
         /// Why.
@@ -50,7 +55,7 @@ pub struct Report {
     pub outcome: Outcome,
 }
 
-/// Runs every case of a suite, or the one named.
+/// Runs every case of a suite, or the one named. One that makes no sense does not keep the others from running.
 pub fn run(suite: &Suite, only: Option<&str>) -> Result<Vec<Report>, CaseError> {
     let mut reports = Vec::new();
     for case in suite.cases.iter().filter(|case| only.is_none_or(|id| id == case.id)) {
@@ -58,7 +63,8 @@ pub fn run(suite: &Suite, only: Option<&str>) -> Result<Vec<Report>, CaseError> 
         else {
             return Err(CaseError::new(&case.id, format!("unknown kind `{}`", case.kind)));
         };
-        reports.push(Report { id: case.id.clone(), kind: case.kind.clone(), outcome: runner(case)? });
+        let outcome = runner(case).unwrap_or_else(|error| Outcome::Senseless { why: error.why().to_owned() });
+        reports.push(Report { id: case.id.clone(), kind: case.kind.clone(), outcome });
     }
     if reports.is_empty()
         && let Some(id) = only

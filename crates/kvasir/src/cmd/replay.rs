@@ -26,7 +26,7 @@ impl Args {
         let count =
             |wanted: fn(&Outcome) -> bool| reports.iter().filter(|report| wanted(&report.outcome)).count();
         let passed = count(|o| matches!(o, Outcome::Passed));
-        let failed = count(|o| matches!(o, Outcome::Failed(_)));
+        let failed = count(|o| matches!(o, Outcome::Failed(_) | Outcome::Senseless { .. }));
         let skipped = count(|o| matches!(o, Outcome::Skipped { .. }));
         if self.json {
             let all = serde_json::json!({
@@ -37,7 +37,15 @@ impl Args {
             reports.iter().for_each(print_line);
             println!("{passed} passed, {failed} failed, {skipped} skipped");
         }
-        Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let senseless = reports.iter().find_map(|report| match &report.outcome {
+            Outcome::Senseless { why } => Some(format!("case {}: {why}", report.id)),
+            _ => None,
+        });
+        match senseless {
+            Some(why) => Err(Failure::usage(why)),
+            None if failed > 0 => Ok(ExitCode::FAILURE),
+            None => Ok(ExitCode::SUCCESS),
+        }
     }
 }
 
@@ -45,6 +53,7 @@ fn print_line(report: &Report) {
     match &report.outcome {
         Outcome::Passed => {}
         Outcome::Failed(m) => println!("FAIL {}: {} expected {} got {}", report.id, m.at, m.expected, m.got),
+        Outcome::Senseless { why } => println!("FAIL {}: {why}", report.id),
         Outcome::Skipped { reason } => println!("skip {}: {reason}", report.id),
     }
 }

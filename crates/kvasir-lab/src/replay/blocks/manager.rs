@@ -28,6 +28,8 @@ struct Manager {
     step: u64,
 }
 
+const MOST_BLOCKS: u32 = 1 << 20;
+
 /// An operation that the manager refuses.
 struct Refused(String);
 
@@ -80,7 +82,12 @@ impl Manager {
         let block_size = config_number(case, "block_size")?;
         let config = BlockConfig {
             block_size,
-            blocks: config_number(case, "num_blocks")?,
+            blocks: match config_number(case, "num_blocks")? {
+                blocks if blocks > MOST_BLOCKS => {
+                    return Err(case.error(format!("`num_blocks` must be at most {MOST_BLOCKS}")));
+                }
+                blocks => blocks,
+            },
             sharing: config(case, "prefix_caching")?.as_bool().unwrap_or(false),
             ..BlockConfig::default()
         };
@@ -267,6 +274,11 @@ impl Manager {
                 let n = needed("value")? as usize;
                 self.with(&seq_name, |seq| seq.tokens.truncate(n))
             }
+            // A prompt that is computed in chunks: from here on the next one is published.
+            "set" if op.get("field").and_then(Value::as_str) == Some("num_cached_tokens") => {
+                let n = needed("value")?;
+                self.with(&seq_name, |seq| seq.cached = n)
+            }
             "block" => {
                 let (start, size) = (needed("i").or(needed("index"))?, self.block_size as usize);
                 let tokens = self.seqs.get(&seq_name).map(|seq| seq.tokens.chunks(size).nth(start as usize));
@@ -400,7 +412,7 @@ impl Manager {
             Some("last_token") => json!(seq.tokens.last()),
             Some("token_ids") => json!(seq.tokens),
             Some("prompt_token_ids") => json!(seq.tokens.get(..seq.prompt)),
-            Some("completion_token_ids") => json!(completion),
+            Some("completion_token_ids" | "output_tokens") => json!(completion),
             _ => return Err(case.error(format!("get: field {field:?} is not known"))),
         })
     }

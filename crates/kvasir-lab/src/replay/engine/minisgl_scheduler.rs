@@ -251,7 +251,9 @@ impl Bench {
                 let uid = sequence.map_or(0, |sequence| sequence.tag());
                 let i = sequence.map_or(0, |sequence| (row.context_len - sequence.prompt_len()) as usize);
                 let scripted = self.outputs.get(&uid).and_then(|outputs| outputs.get(i)).copied();
-                step.output.tokens.push(scripted.unwrap_or(700 + ((31 * uid + i as u64) % 97) as Token));
+                step.output
+                    .tokens
+                    .push(scripted.unwrap_or(700 + ((31 * (uid % 97) + i as u64) % 97) as Token));
             }
             let span = Span::new(start, step.output.tokens.len() - start);
             step.output.rows.push(OutputRow { tokens: span });

@@ -39,13 +39,18 @@ pub(super) const KINDS: &[(&str, Runner)] = &[
     ("minisgl.sampling_args", minisgl_tables::sampling),
 ];
 
+/// What memory is taken for at once, and how much of it at most.
+const SIZES: [&str; 4] = ["num_blocks", "num_pages", "max_num_seqs", "max_running_req"];
+const MOST: u32 = 1 << 20;
+
 /// A whole number in a field, or the default where it is absent.
 fn number(value: &Value, key: &str, default: u32) -> Result<u32, String> {
     match value.get(key) {
         None | Some(Value::Null) => Ok(default),
         Some(found) => {
-            let number = found.as_u64().and_then(|n| u32::try_from(n).ok());
-            number.ok_or_else(|| format!("`{key}` must be a number from 0 to 4294967295, not {found}"))
+            let most = if SIZES.contains(&key) { MOST } else { u32::MAX };
+            let number = found.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n <= most);
+            number.ok_or_else(|| format!("`{key}` must be a number from 0 to {most}, not {found}"))
         }
     }
 }

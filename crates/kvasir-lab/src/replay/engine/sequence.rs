@@ -4,6 +4,26 @@ use kvasir_engine::{Params, Request, Sequence};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
+/// Changes a sampling field of the parameters as the cases name it.
+pub(super) fn set(params: &mut Params, field: &str, value: &Value) -> Result<(), String> {
+    let wrong = || format!("`{field}` cannot be {value}");
+    match field {
+        "max_tokens" => {
+            let tokens = value.as_u64().and_then(|n| u32::try_from(n).ok());
+            params.max_tokens = tokens.ok_or_else(wrong)?;
+        }
+        "ignore_eos" => params.ignore_eos = value.as_bool().ok_or_else(wrong)?,
+        "temperature" => params.sampling.temperature = value.as_f64().ok_or_else(wrong)? as f32,
+        "stop_token_ids" => params.stop_ids = tokens(value)?,
+        "stop_token_sequences" => {
+            let runs = value.as_array().ok_or_else(wrong)?;
+            params.stop_sequences = runs.iter().map(tokens).collect::<Result<_, _>>()?;
+        }
+        _ => return Err(format!("field `{field}` cannot be set")),
+    }
+    Ok(())
+}
+
 /// The parameters of a sequence of a case: its own over the suite's defaults.
 pub(super) fn params(case: &Case, config: &Value, given: &Value) -> Result<Params, String> {
     let defaults = &case.meta["defaults"];
@@ -27,6 +47,7 @@ pub(super) fn params(case: &Case, config: &Value, given: &Value) -> Result<Param
 
 struct Held {
     id: u64,
+    params: Params,
     sequence: Sequence,
 }
 
@@ -46,8 +67,9 @@ fn replay(case: &Case) -> Result<Outcome, String> {
             next += 1;
             next - 1
         });
-        let request = Request { tag: id, prompt: tokens(&of["prompt"])?, params: params(case, config, of)? };
-        held.insert(name.clone(), Held { id, sequence: Sequence::new(request) });
+        let params = params(case, config, of)?;
+        let request = Request { tag: id, prompt: tokens(&of["prompt"])?, params: params.clone() };
+        held.insert(name.clone(), Held { id, params, sequence: Sequence::new(request) });
     }
     let expected = super::list(&Value::Object(case.body.clone()), "expected")?.to_vec();
     for (i, op) in super::list(given, "ops")?.iter().enumerate() {
@@ -73,7 +95,7 @@ fn step(held: &mut BTreeMap<String, Held>, op: &Value, block: u32) -> Result<Val
     let one = held.get_mut(name).ok_or_else(|| format!("no sequence {name}"))?;
     match op["op"].as_str().unwrap_or_default() {
         "get" => Ok(
-            json!({ "returns": field(&one.sequence, one.id, op["field"].as_str().unwrap_or_default(), block)? }),
+            json!({ "returns": field(&one.sequence, &one.params, one.id, op["field"].as_str().unwrap_or_default(), block)? }),
         ),
         "append" => {
             one.sequence.append(&tokens(&op["tokens"])?);
@@ -81,6 +103,10 @@ fn step(held: &mut BTreeMap<String, Held>, op: &Value, block: u32) -> Result<Val
         }
         "set" if op["field"] == "num_tokens" => {
             one.sequence.truncate(number(op, "value", 0)?);
+            Ok(json!({ "returns": null, "state": state(name, &one.sequence) }))
+        }
+        "set" => {
+            set(&mut one.params, op["field"].as_str().unwrap_or_default(), &op["value"])?;
             Ok(json!({ "returns": null, "state": state(name, &one.sequence) }))
         }
         "block" => Ok(match one.sequence.block(number(op, "i", 0)?, block) {
@@ -96,8 +122,13 @@ fn state(name: &str, sequence: &Sequence) -> Value {
 }
 
 /// A field of a sequence under the name that the cases use.
-pub(super) fn field(sequence: &Sequence, id: u64, name: &str, block: u32) -> Result<Value, String> {
-    let params = sequence.params();
+pub(super) fn field(
+    sequence: &Sequence,
+    params: &Params,
+    id: u64,
+    name: &str,
+    block: u32,
+) -> Result<Value, String> {
     Ok(match name {
         "id" => json!(id),
         "token_ids" => json!(sequence.tokens()),
@@ -121,6 +152,7 @@ pub(super) fn field(sequence: &Sequence, id: u64, name: &str, block: u32) -> Res
         "max_tokens" => json!(params.max_tokens),
         "ignore_eos" => json!(params.ignore_eos),
         "stop_token_sequences" => json!(params.stop_sequences),
+        "stop_token_ids" => json!(params.stop_ids),
         "arrive_time" => json!(sequence.timings().arrived as f64 / 1e9),
         other => return Err(format!("unknown field `{other}`")),
     })

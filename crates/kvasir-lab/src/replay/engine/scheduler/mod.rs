@@ -230,15 +230,11 @@ impl Bench {
     }
 
     fn set(&mut self, op: &Value) -> Result<Value, String> {
-        let (field, value) = (op["field"].as_str().unwrap_or_default().to_owned(), op["value"].clone());
         let known = self.named(op)?;
-        let params = &mut known.request.params;
-        match field.as_str() {
-            "max_tokens" => params.max_tokens = number(op, "value", 0)?,
-            "ignore_eos" => params.ignore_eos = value.as_bool().unwrap_or(false),
-            "temperature" => params.sampling.temperature = value.as_f64().unwrap_or(0.0) as f32,
-            other => return Err(format!("field `{other}` cannot be set on a scheduled sequence")),
+        if known.id.is_some() && known.finish.is_none() {
+            return Err("a sequence that is scheduled keeps its fields".into());
         }
+        sequence::set(&mut known.request.params, op["field"].as_str().unwrap_or_default(), &op["value"])?;
         Ok(Value::Null)
     }
 
@@ -250,8 +246,8 @@ impl Bench {
         match name {
             "type" => Ok(json!(kind.unwrap_or("DUMMY"))),
             _ => {
-                let live = id.and_then(|id| self.core.sequence(id));
-                sequence::field(live.unwrap_or(&gone), 0, name, block)
+                let sequence = id.and_then(|id| self.core.sequence(id)).unwrap_or(&gone);
+                sequence::field(sequence, sequence.params(), 0, name, block)
             }
         }
     }

@@ -1,0 +1,196 @@
+//! A case whose givens are changed is run, or refused with a sentence; never a panic, and never without an end.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use kvasir_lab::replay::{Outcome, Suite, run};
+use serde_json::{Value, json};
+
+/// The paths of all values within a value.
+fn places(value: &Value, at: &mut Vec<String>, out: &mut Vec<Vec<String>>) {
+    let keys: Vec<String> = match value {
+        Value::Object(map) => map.keys().cloned().collect(),
+        Value::Array(items) => (0..items.len()).map(|i| i.to_string()).collect(),
+        _ => Vec::new(),
+    };
+    out.push(at.clone());
+    for key in keys {
+        let below = match value {
+            Value::Array(items) => &items[key.parse::<usize>().unwrap()],
+            other => &other[key.as_str()],
+        };
+        at.push(key);
+        places(below, at, out);
+        at.pop();
+    }
+}
+
+fn find<'a>(value: &'a mut Value, path: &[String]) -> &'a mut Value {
+    path.iter().fold(value, |value, key| match value {
+        Value::Array(items) => &mut items[key.parse::<usize>().unwrap()],
+        other => &mut other[key.as_str()],
+    })
+}
+
+/// What a value might be instead: near it, far from it, and of another kind.
+fn others(value: &Value) -> Vec<Value> {
+    let far = || {
+        [json!(null), json!(0), json!(-1), json!(1.5), json!(u64::MAX), json!("something else"), json!([[]])]
+    };
+    match value {
+        Value::Bool(truth) => vec![json!(!truth), json!(7)],
+        Value::Number(n) => {
+            let near = n.as_i64().map_or(Vec::new(), |n| {
+                vec![json!(n.wrapping_add(1)), json!(n.wrapping_sub(1)), json!(n / 2), json!(70_000)]
+            });
+            near.into_iter().chain(far()).collect()
+        }
+        Value::Array(items) => {
+            let mut twice = items.clone();
+            twice.extend(items.iter().take(8).cloned());
+            let mut reversed = items.clone();
+            reversed.reverse();
+            vec![json!([]), json!(twice), json!(reversed), json!(items.get(1..)), json!({}), json!(3)]
+        }
+        Value::Object(map) => {
+            let mut without = Vec::from([json!({}), json!([]), json!(3)]);
+            for key in map.keys() {
+                let mut map = map.clone();
+                map.remove(key);
+                without.push(Value::Object(map));
+            }
+            without
+        }
+        _ => far().to_vec(),
+    }
+}
+
+fn check(text: &str, seed: u64, every: u64) {
+    let suite = Suite::parse(text).unwrap();
+    let mut state = seed;
+    let (mut ran, mut refused) = (0u32, 0u32);
+    for case in &suite.cases {
+        let mut paths = Vec::new();
+        for root in ["given", "config", "requests"] {
+            if let Some(given) = case.body.get(root) {
+                places(given, &mut vec![root.to_owned()], &mut paths);
+            }
+        }
+        for path in paths {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            if (state >> 33) % every != 0 {
+                continue;
+            }
+            let mut other = case.clone();
+            let place = find(&mut other.body[&path[0]], &path[1..]);
+            let mut choices = others(place);
+            *place = choices.swap_remove((state >> 45) as usize % choices.len());
+            let reports = run(&Suite { name: suite.name.clone(), cases: vec![other] }, None).unwrap();
+            match &reports[0].outcome {
+                Outcome::Senseless { why } => {
+                    refused += 1;
+                    assert!(!why.is_empty() && !why.contains('\n'), "{}: {why}", case.id);
+                }
+                _ => ran += 1,
+            }
+        }
+    }
+    assert!(ran > 50 && refused > 10, "{ran} {refused}");
+}
+
+#[test]
+fn kv() {
+    check(include_str!("../cases/kv.json"), 1, 13);
+}
+
+#[test]
+fn atom() {
+    check(include_str!("../cases/atom.json"), 2, 7);
+}
+
+#[test]
+fn minisgl() {
+    check(include_str!("../cases/minisgl.json"), 3, 97);
+}
+
+#[test]
+fn spyre() {
+    // The long workloads take seconds each.
+    let mut suite: Value = serde_json::from_str(include_str!("../cases/spyre.json")).unwrap();
+    suite["cases"].as_array_mut().unwrap().retain(|case| case["kind"] != "spyre.volume_invariant");
+    check(&suite.to_string(), 4, 11);
+}
+
+fn outcomes(cases: Value) -> Vec<Outcome> {
+    let file = json!({
+        "format": "kvasir-conformance/1",
+        "meta": { "defaults": { "block_size": 4, "num_blocks": 10, "prefix_caching": true } },
+        "cases": cases,
+    });
+    let reports = run(&Suite::parse(&file.to_string()).unwrap(), None).unwrap();
+    reports.into_iter().map(|report| report.outcome).collect()
+}
+
+#[test]
+fn a_case_that_makes_no_sense_keeps_no_other_from_running() {
+    let case = |op: &str| {
+        json!({
+            "id": op, "kind": "kv.contiguous", "given": { "config": { "capacity": 4 }, "ops": [{ "op": op }] },
+            "expected": [{ "not_compared": true }],
+        })
+    };
+    let outcomes = outcomes(json!([case("fly"), case("clear")]));
+    assert!(matches!(&outcomes[0], Outcome::Senseless { why } if why.contains("fly")), "{outcomes:?}");
+    assert_eq!(outcomes[1], Outcome::Passed);
+}
+
+#[test]
+fn a_pool_that_no_machine_holds_is_refused() {
+    let seqs = json!({ "A": { "prompt": [1] } });
+    let case = |kind: &str, field: &str| {
+        let config = json!({ field: u32::MAX });
+        json!({ "id": field, "kind": kind, "given": { "config": config, "seqs": seqs, "ops": [] }, "expected": [] })
+    };
+    let cases = [
+        case("atom.block_manager", "num_blocks"),
+        case("atom.scheduler", "num_blocks"),
+        case("atom.scheduler", "max_num_seqs"),
+    ];
+    for outcome in outcomes(json!(cases)) {
+        assert!(matches!(&outcome, Outcome::Senseless { why } if why.contains("1048576")), "{outcome:?}");
+    }
+}
+
+#[test]
+fn sampling_fields_and_computed_tokens_can_be_set() {
+    let set = |field: &str, value: Value| json!({ "op": "set", "seq": "A", "field": field, "value": value });
+    let get = |field: &str| json!({ "op": "get", "seq": "A", "field": field });
+    let seqs = json!({ "A": { "prompt": { "range": [0, 9] }, "max_tokens": 3 } });
+    let fields = [
+        ("max_tokens", json!(7)),
+        ("temperature", json!(0.5)),
+        ("ignore_eos", json!(true)),
+        ("stop_token_ids", json!([4])),
+        ("stop_token_sequences", json!([[1, 2]])),
+    ];
+    let ops: Vec<Value> =
+        fields.iter().flat_map(|(name, value)| [set(name, value.clone()), get(name)]).collect();
+    let expected: Vec<Value> =
+        fields.iter().flat_map(|(_, value)| [json!({}), json!({ "returns": value })]).collect();
+    let sequence = json!({
+        "id": "fields", "kind": "atom.sequence", "given": { "config": {}, "seqs": seqs, "ops": ops }, "expected": expected,
+    });
+    // Two chunks of a prompt: what is published depends on how far the sequence was computed.
+    let ops = json!([
+        { "op": "allocate", "seq": "A" },
+        { "op": "publish", "seq": "A", "n": 4 },
+        { "op": "index_size" },
+        set("num_cached_tokens", json!(4)),
+        { "op": "publish", "seq": "A", "n": 4 },
+        { "op": "index_size" },
+        get("num_cached_tokens"),
+    ]);
+    let expected = json!([{}, {}, { "returns": 1 }, {}, {}, { "returns": 2 }, { "returns": 4 }]);
+    let blocks = json!({
+        "id": "chunks", "kind": "atom.block_manager", "given": { "config": {}, "seqs": seqs, "ops": ops }, "expected": expected,
+    });
+    assert_eq!(outcomes(json!([sequence, blocks])), [Outcome::Passed, Outcome::Passed]);
+}
