@@ -76,7 +76,7 @@ fn check(text: &str, seed: u64, every: u64) {
         }
         for path in paths {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            if (state >> 33) % every != 0 {
+            if !(state >> 33).is_multiple_of(every) {
                 continue;
             }
             let mut other = case.clone();

@@ -64,6 +64,30 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
 }
 
 #[test]
+fn what_cannot_be_written_is_refused_before_anything_runs() {
+    let folder = folder("sim-unwritable");
+    // Neither a file nor a folder, like a device: it must not be replaced by a file.
+    let socket = folder.join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for place in [&socket, &folder, &folder.join("nowhere").join("page.html")] {
+        let out = sim(&["--workload", "chat", "--requests", "2", "--html", place.to_str().unwrap()]);
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(said.contains(place.to_str().unwrap()) && said.trim_end().lines().count() == 1, "{said}");
+        assert!(out.stdout.is_empty());
+    }
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    drop(listener);
+    // A link stays one, and what it points to is written.
+    let (page, link) = (folder.join("page.html"), folder.join("link.html"));
+    fs::write(&page, "").unwrap();
+    std::os::unix::fs::symlink(&page, &link).unwrap();
+    let out = sim(&["--workload", "chat", "--requests", "2", "--html", link.to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && fs::read(&page).unwrap().len() > 1000);
+}
+
+#[test]
 fn a_page_a_trace_and_a_report() {
     let folder = folder("sim-good");
     let (page, trace) = (folder.join("page.html"), folder.join("trace.jsonl"));

@@ -59,6 +59,9 @@ pub struct Scenario {
 /// Longest prompt that a scenario may write down.
 const LONGEST_PROMPT: u64 = 1 << 22;
 
+/// Last step before which a request may come.
+const LAST_STEP: u64 = 1_000_000_000_000;
+
 /// Tokens of all prompts that a scenario may write down.
 const MOST_TOKENS: u64 = 1 << 30;
 
@@ -124,6 +127,9 @@ impl Written {
     ) -> Result<Job, String> {
         let at = match (self.arrival_step, self.arrival) {
             (Some(_), Some(_)) => return Err("arrival: arrival_step is given too".into()),
+            (Some(step), None) if step > LAST_STEP => {
+                return Err(format!("arrival_step: at most {LAST_STEP}"));
+            }
             (Some(step), None) => At::Step(step),
             (None, Some(seconds)) if !(0.0..=1e9).contains(&seconds) => {
                 return Err(format!("arrival: {seconds} is not between 0 and 1e9 seconds"));
@@ -136,7 +142,7 @@ impl Written {
             (None, None) => return Err("prompt: neither it nor prompt_len is given".into()),
             (None, Some(to)) => vec![Part::Text(Passage { text: (1 << 40) + i as u64, from: 0, to })],
             (Some(segments), None) => {
-                segments.iter().map(|segment| segment.part(index, answer)).collect::<Result<_, _>>()?
+                segments.iter().map(|segment| segment.part(i, index, answer)).collect::<Result<_, _>>()?
             }
         };
         let tokens: u64 = parts.iter().map(|part| part.len() as u64).sum();
@@ -156,13 +162,22 @@ impl Written {
 }
 
 impl Segment {
-    fn part(&self, index: &HashMap<String, usize>, answer: &dyn Fn(usize) -> Answer) -> Result<Part, String> {
+    /// A part of the prompt of request `of`.
+    fn part(
+        &self,
+        of: usize,
+        index: &HashMap<String, usize>,
+        answer: &dyn Fn(usize) -> Answer,
+    ) -> Result<Part, String> {
         match (self.text, self.from, self.to, &self.output_of, self.tokens) {
             (Some(_), Some(from), Some(to), None, None) if from > to => {
                 Err(format!("prompt: a passage from {from} to {to}"))
             }
             (Some(text), Some(from), Some(to), None, None) => Ok(Part::Text(Passage { text, from, to })),
             (None, None, None, Some(output_of), Some(tokens)) => match index.get(output_of) {
+                Some(i) if *i >= of => {
+                    Err(format!("prompt: output_of names {output_of:?}, which is not before it"))
+                }
                 Some(i) => Ok(Part::Said(answer(*i), tokens)),
                 None => Err(format!("prompt: output_of names no request {output_of:?}")),
             },
@@ -229,6 +244,14 @@ mod tests {
             (r#"[{"prompt_len": 1, "prompt": [], "max_tokens": 1}]"#, "requests[0].prompt"),
             (r#"[{"prompt": [{"text": 1, "from": 5, "to": 2}], "max_tokens": 1}]"#, "from 5 to 2"),
             (r#"[{"prompt": [{"output_of": "x", "tokens": 2}], "max_tokens": 1}]"#, "\"x\""),
+            (
+                r#"[{"id": "a", "prompt": [{"output_of": "a", "tokens": 2}], "max_tokens": 1}]"#,
+                "\"a\", which is not before it",
+            ),
+            (
+                r#"[{"prompt_len": 1, "max_tokens": 1, "arrival_step": 18446744073709551615}]"#,
+                "arrival_step: at most",
+            ),
             (r#"[{"prompt_len": 4000000000, "max_tokens": 1}]"#, "requests[0].prompt"),
             (r#"[{"prompt_len": 1, "max_tokens": 1, "arrival": -2}]"#, "requests[0].arrival"),
             (r#"[{"prompt_len": 1, "max_tokens": 1, "arrival": 1, "arrival_step": 1}]"#, "arrival_step"),

@@ -17,16 +17,24 @@ pub(crate) struct WholeFile {
 impl WholeFile {
     /// Begins one beside where it will be, so that what cannot be written is known before the work is done.
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
-        let Some(name) = path.file_name() else {
+        // Through a link, so that not the link is replaced.
+        let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let Some(name) = place.file_name() else {
             return Err(Failure::usage(format!("{}: not the name of a file", path.display())));
         };
         let mut draft = name.to_owned();
         draft.push(format!(".{}.part", std::process::id()));
-        let file = Self { path: path.to_owned(), draft: path.with_file_name(draft), kept: false };
-        if path.is_dir() {
-            return Err(Failure::usage(format!("{}: is a directory", path.display())));
+        match fs::metadata(&place) {
+            Ok(there) if there.is_dir() => {
+                return Err(Failure::usage(format!("{}: is a directory", path.display())));
+            }
+            Ok(there) if !there.is_file() => {
+                return Err(Failure::usage(format!("{}: is no file that could be replaced", path.display())));
+            }
+            _ => {}
         }
-        File::create(&file.draft).map_err(|error| Failure::write(path, &error))?;
+        let file = Self { draft: place.with_file_name(draft), path: place, kept: false };
+        File::create(&file.draft).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
         Ok(file)
     }
 
