@@ -191,9 +191,10 @@ impl Core {
         len
     }
 
-    /// Drops what a session left from token `to` on.
+    /// Drops what a session left from token `to` on. What it has then is in the outbox.
     pub fn rewind_session(&mut self, session: SessionId, to: u32) {
         self.world.cut_kept(session, to);
+        self.world.outbox.kept.push((session, self.world.kept.len_of(session)));
     }
 
     /// Ends a session: what it left is given up, and what runs under it leaves nothing.

@@ -14,7 +14,7 @@ pub(crate) struct Kept(Mutex<Told>);
 struct Told {
     /// Tokens whose K and V are there; those of which there are none are absent.
     tokens: HashMap<SessionId, u32>,
-    /// Who waits to be told of a new session.
+    /// Who waits to be told of a session.
     waiting: HashMap<SessionId, oneshot::Sender<()>>,
 }
 
@@ -56,22 +56,27 @@ impl Host {
 
     /// Lets new sessions begin with the first `at` tokens of another's, and waits until they have what there is of them.
     pub async fn fork(&self, from: SessionId, into: &[SessionId], at: u32) -> Result<(), ApiError> {
-        let mut told = Vec::with_capacity(into.len());
-        for session in into {
+        self.tell_and_hear(into, Message::Fork { from, into: into.to_vec(), at }).await
+    }
+
+    /// A session goes on from an earlier token; waits until it has no more than that.
+    pub async fn rewind(&self, session: SessionId, to: u32) -> Result<(), ApiError> {
+        self.tell_and_hear(&[session], Message::Rewind { session, to }).await
+    }
+
+    /// Tells the engine something, and waits until it has said what these sessions have now.
+    async fn tell_and_hear(&self, of: &[SessionId], message: Message) -> Result<(), ApiError> {
+        let mut told = Vec::with_capacity(of.len());
+        for session in of {
             let (send, receive) = oneshot::channel();
             self.kept.told().waiting.insert(*session, send);
             told.push(receive);
         }
-        self.tell(Message::Fork { from, into: into.to_vec(), at })?;
+        self.tell(message)?;
         for one in told {
             one.await.map_err(|_| gone())?;
         }
         Ok(())
-    }
-
-    /// A session goes on from an earlier token.
-    pub fn rewind(&self, session: SessionId, to: u32) -> Result<(), ApiError> {
-        self.tell(Message::Rewind { session, to })
     }
 
     /// A session is over.

@@ -138,7 +138,7 @@ pub(super) async fn rewind(
     app.expire_sessions();
     let (turn, source) = app.sessions.begin(&name, key, |session| Ok(session.clone()))?;
     let (said, tokens) = cut(&app, &source, place, "to")?;
-    app.host.rewind(turn.id(), common(&source.tokens, &tokens))?;
+    app.host.rewind(turn.id(), common(&source.tokens, &tokens)).await?;
     turn.finish(said, tokens);
     one(&app, key, &name)
 }

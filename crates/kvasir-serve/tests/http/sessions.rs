@@ -73,7 +73,10 @@ fn branches_of_a_text_go_on_from_one_trunk_and_say_what_they_say_without_a_sessi
         }
         // The trunk has not moved; it is cut, goes on, and says what it said before.
         let path = format!("/v1/sessions/{trunk_id}/rewind");
-        assert_eq!(number(&server.ok(&path, json!({"to": 40}))["length"]), 40);
+        let cut = server.ok(&path, json!({"to": 40}));
+        assert_eq!(number(&cut["length"]), 40);
+        // What it says it has is what is left, not what there was when it was asked.
+        assert_eq!(cut["cached"], server.show(&trunk_id)["cached"], "{cache}");
         let first = server.text(json!({"session": trunk_id, "prompt": ""})).0;
         assert_eq!(server.text(json!({"prompt": trunk()[..40]})).0, first, "{cache}");
         server.ok(&path, json!({"to": 40}));
