@@ -2,6 +2,8 @@
 
 // Kernels walk several arrays in lockstep; an index says so more plainly than a chain of zips.
 #![allow(clippy::needless_range_loop)]
+// Some parts of what is shared serve only the tile unit and the widest vectors.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports, unused_mut, unused_variables))]
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

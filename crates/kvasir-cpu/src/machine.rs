@@ -10,6 +10,10 @@ static USED: OnceLock<Level> = OnceLock::new();
 pub enum Level {
     /// Whatever the target always has: the reference that the others are tested against.
     Portable,
+    /// 128-bit vectors of Arm.
+    Neon,
+    /// The same with byte dot products.
+    NeonDotprod,
     /// 256-bit vectors with fused multiply-add.
     Avx2,
     /// 512-bit vectors with byte dot products.
@@ -17,6 +21,14 @@ pub enum Level {
     /// Tiles of 8-bit integers and bf16.
     Amx,
 }
+
+/// Those of this kind of processor, the least first.
+#[cfg(target_arch = "x86_64")]
+const LEVELS: [Level; 4] = [Level::Portable, Level::Avx2, Level::Avx512Vnni, Level::Amx];
+#[cfg(target_arch = "aarch64")]
+const LEVELS: [Level; 3] = [Level::Portable, Level::Neon, Level::NeonDotprod];
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const LEVELS: [Level; 1] = [Level::Portable];
 
 impl Level {
     /// The best level of this machine, within the [limit](Self::limit); found once.
@@ -27,13 +39,15 @@ impl Level {
     /// Uses no better level in this process, to measure or to try the paths of lesser machines; returns what is used. It must be said before
     /// anything else asks.
     pub fn limit(self) -> Self {
-        *USED.get_or_init(|| find().min(self))
+        let all = LEVELS.iter().rev().filter(|level| **level <= self);
+        let allowed = all.copied().next().unwrap_or(Self::Portable);
+        *USED.get_or_init(|| find().min(allowed))
     }
 
     /// Every level that this machine has, best first.
     pub fn available() -> impl Iterator<Item = Self> {
         let best = Self::detect();
-        [Self::Amx, Self::Avx512Vnni, Self::Avx2, Self::Portable].into_iter().filter(move |l| *l <= best)
+        LEVELS.iter().rev().copied().filter(move |l| *l <= best)
     }
 }
 
@@ -41,6 +55,8 @@ impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Portable => "portable",
+            Self::Neon => "neon",
+            Self::NeonDotprod => "neon-dotprod",
             Self::Avx2 => "avx2",
             Self::Avx512Vnni => "avx512-vnni",
             Self::Amx => "amx",
@@ -52,9 +68,9 @@ impl FromStr for Level {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let all = [Self::Portable, Self::Avx2, Self::Avx512Vnni, Self::Amx];
-        let names = || all.map(|level| level.to_string()).join(", ");
-        all.into_iter()
+        let names = || LEVELS.map(|level| level.to_string()).join(", ");
+        LEVELS
+            .into_iter()
             .find(|level| level.to_string() == name)
             .ok_or_else(|| format!("{name} is none of {}", names()))
     }
@@ -80,7 +96,12 @@ fn find() -> Level {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn find() -> Level {
+    if std::arch::is_aarch64_feature_detected!("dotprod") { Level::NeonDotprod } else { Level::Neon }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn find() -> Level {
     Level::Portable
 }

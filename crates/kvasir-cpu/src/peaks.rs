@@ -43,6 +43,8 @@ impl Peaks {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Level::Avx2 => unsafe { wide::floats_8() },
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonDotprod => arm::floats(),
             _ => multiply_add(),
         });
         let mut peaks = Self { bandwidth, int8: f32, bf16: f32, f32 };
@@ -51,7 +53,7 @@ impl Peaks {
             let numbers = random_bytes();
             let n = &numbers;
             match level {
-                Level::Portable => {}
+                Level::Portable | Level::Neon | Level::NeonDotprod => {}
                 // SAFETY: the level was found on this machine.
                 Level::Avx2 => peaks.int8 = best(&|| unsafe { wide::pairs_of_bytes(n) }),
                 // SAFETY: as above.
@@ -65,6 +67,15 @@ impl Peaks {
                     // SAFETY: as above.
                     peaks.bf16 = best(&|| unsafe { wide::tiles_bf16(&floats) });
                 }
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            let numbers = random_bytes();
+            match level {
+                Level::Neon => peaks.int8 = best(&|| arm::bytes::<crate::quant::Pairs>(&numbers)),
+                Level::NeonDotprod => peaks.int8 = best(&|| arm::bytes::<crate::quant::Fours>(&numbers)),
+                _ => {}
             }
         }
         Ok(peaks)
@@ -127,6 +138,51 @@ fn multiply_add() -> f64 {
     }
     std::hint::black_box(sums);
     (ROUNDS * CHAINS * 2) as f64
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use crate::quant::Dots;
+    use std::arch::aarch64::*;
+
+    const ROUNDS: usize = 1_000_000;
+    /// Products that do not wait for each other.
+    const CHAINS: usize = 12;
+
+    pub(super) fn floats() -> f64 {
+        // SAFETY: every processor of this architecture has these.
+        unsafe {
+            let (x, y) = (vdupq_n_f32(std::hint::black_box(0.999)), vdupq_n_f32(std::hint::black_box(0.9)));
+            let mut sums = [y; CHAINS];
+            for _ in 0..ROUNDS {
+                for sum in &mut sums {
+                    *sum = vfmaq_f32(y, *sum, x);
+                }
+                std::hint::black_box(());
+            }
+            std::hint::black_box(sums);
+        }
+        (ROUNDS * CHAINS * 4 * 2) as f64
+    }
+
+    pub(super) fn bytes<D: Dots>(numbers: &[u8]) -> f64 {
+        // SAFETY: 4096 bytes; the level says that the processor has the instructions.
+        unsafe {
+            let load = |i: usize| vld1q_s8(numbers.as_ptr().add(i * 16).cast());
+            let (w, x) = ([load(0), load(1)], [load(2), load(3)]);
+            let mut sums = [D::NONE; CHAINS];
+            for _ in 0..ROUNDS {
+                for sum in &mut sums {
+                    // Made anew for each sum: the operand is hidden from the compiler, which would make the product once.
+                    let [mut a, b] = x;
+                    std::arch::asm!("/* {0:v} */", inout(vreg) a, options(nomem, nostack, preserves_flags));
+                    *sum = D::add(*sum, w, [a, b]);
+                }
+            }
+            std::hint::black_box(sums);
+        }
+        (ROUNDS * CHAINS * 32 * 2) as f64
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

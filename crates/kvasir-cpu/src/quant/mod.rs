@@ -8,12 +8,14 @@ mod avx2;
 mod format;
 #[cfg(target_arch = "x86_64")]
 mod gated;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod layouts;
 #[cfg(target_arch = "x86_64")]
 mod many_avx2;
 #[cfg(target_arch = "x86_64")]
 mod many_vnni;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pack_bytes;
@@ -33,6 +35,8 @@ pub(crate) use activations::{QuantActivations, TILE};
 pub(crate) use format::{Format, LANES, SUPER};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use gated::Gated;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::{Dots, Fours, Pairs};
 use panels::PanelReader;
 pub(crate) use panels::{EncodedRows, QuantPanels, RowBytes};
 
@@ -117,10 +121,10 @@ struct Panel<'a> {
 }
 
 /// Defines a function that runs a kernel over `N` rows and stores their sums.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! some_rows {
-    ($name:ident, $kernel:path) => {
-        fn $name<L: layouts::Layout, const N: usize>(
+    ($name:ident, $kernel:path $(, $D:ident: $bound:path)?) => {
+        fn $name<L: layouts::Layout, $($D: $bound,)? const N: usize>(
             w: &Panel<'_>,
             x: &QuantActivations,
             row: usize,
@@ -163,7 +167,30 @@ fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out:
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
+    some_rows!(some, neon::dot::<L, D, N>, D: neon::Dots);
+    let mut row = 0;
+    while row < rows {
+        let n = match rows - row {
+            1 => 1,
+            2 | 3 => 2,
+            _ => 4,
+        };
+        layouts::with_layout!(w.format, L => match (level, n) {
+            (Level::NeonDotprod, 1) => some::<L, neon::Fours, 1>(w, x, row, out),
+            (Level::NeonDotprod, 2) => some::<L, neon::Fours, 2>(w, x, row, out),
+            (Level::NeonDotprod, _) => some::<L, neon::Fours, 4>(w, x, row, out),
+            (Level::Neon, 1) => some::<L, neon::Pairs, 1>(w, x, row, out),
+            (Level::Neon, 2) => some::<L, neon::Pairs, 2>(w, x, row, out),
+            (Level::Neon, _) => some::<L, neon::Pairs, 4>(w, x, row, out),
+            _ => return reference(w, x, rows, out),
+        });
+        row += n;
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn few_rows(_: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
     reference(w, x, rows, out);
 }

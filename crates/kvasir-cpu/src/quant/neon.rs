@@ -1,0 +1,268 @@
+//! Rows with 128-bit vectors: the panel's 16 outputs are four vectors of four. Codes lose their bias when they are opened, which leaves signed bytes.
+
+use super::activations::{QuantActivations, TILE};
+use super::format::SubScale;
+use super::layouts::Layout;
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+/// How products of four inputs and four outputs are summed.
+pub(crate) trait Dots {
+    type Sum: Copy;
+    const NONE: Self::Sum;
+    /// Adds two lines of codes times four activations each, which are there four times.
+    ///
+    /// # Safety
+    /// The processor must have the instructions.
+    unsafe fn add(sum: Self::Sum, w: [int8x16_t; 2], x: [int8x16_t; 2]) -> Self::Sum;
+    /// A sum for each output.
+    fn finish(sum: Self::Sum) -> int32x4_t;
+}
+
+/// By the instruction that sums four products of bytes.
+pub(crate) struct Fours;
+
+impl Dots for Fours {
+    type Sum = int32x4_t;
+    // SAFETY: integers.
+    const NONE: int32x4_t = unsafe { std::mem::zeroed() };
+
+    #[inline(always)]
+    unsafe fn add(mut sum: int32x4_t, w: [int8x16_t; 2], x: [int8x16_t; 2]) -> int32x4_t {
+        for i in 0..2 {
+            // The intrinsic is unstable. SAFETY: the caller says that the processor has it; only registers are touched.
+            unsafe {
+                asm!(".arch_extension dotprod", "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) sum, in(vreg) w[i], in(vreg) x[i],
+                    options(pure, nomem, nostack, preserves_flags))
+            };
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn finish(sum: int32x4_t) -> int32x4_t {
+        sum
+    }
+}
+
+/// By products of 16 bits, of which two fit: 2 times 128 times 127.
+pub(crate) struct Pairs;
+
+impl Dots for Pairs {
+    /// Two sums for each output: of the first two, and of the last two.
+    type Sum = [int32x4_t; 2];
+    const NONE: [int32x4_t; 2] = [Fours::NONE; 2];
+
+    #[inline(always)]
+    unsafe fn add(
+        [low, high]: [int32x4_t; 2],
+        [w0, w1]: [int8x16_t; 2],
+        [x0, x1]: [int8x16_t; 2],
+    ) -> [int32x4_t; 2] {
+        // SAFETY: every processor of this architecture has these.
+        unsafe {
+            let a = vmlal_s8(vmull_s8(vget_low_s8(w0), vget_low_s8(x0)), vget_low_s8(w1), vget_low_s8(x1));
+            let b = vmlal_high_s8(vmull_high_s8(w0, x0), w1, x1);
+            [vpadalq_s16(low, a), vpadalq_s16(high, b)]
+        }
+    }
+
+    #[inline(always)]
+    fn finish([low, high]: [int32x4_t; 2]) -> int32x4_t {
+        // SAFETY: every processor of this architecture has it.
+        unsafe { vpaddq_s32(low, high) }
+    }
+}
+
+/// Codes less their bias of inputs `16 i .. 16 i + 16`: four lines, of which each has four vectors of four outputs.
+///
+/// # Safety
+/// `block` must point at a superblock of layout `L`, and `i` be below 16.
+#[inline(always)]
+unsafe fn open<L: Layout>(block: *const u8, i: usize) -> [[int8x16_t; 4]; 4] {
+    let f = L::FORMAT;
+    let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
+    for v in 0..4 {
+        // SAFETY: the offsets are those of the layout.
+        unsafe {
+            let codes = block.add(f.codes_at() + v * 16);
+            if f.bits == 8 {
+                for (j, line) in lines.iter_mut().enumerate() {
+                    let code = vld1q_u8(codes.add((i * 4 + j) * 64));
+                    line[v] = vreinterpretq_s8_u8(veorq_u8(code, vdupq_n_u8(128)));
+                }
+                continue;
+            }
+            let (a, b) = (vld1q_u8(codes.add(i * 128)), vld1q_u8(codes.add(i * 128 + 64)));
+            let low = vdupq_n_u8(15);
+            let four = [vandq_u8(a, low), vshrq_n_u8::<4>(a), vandq_u8(b, low), vshrq_n_u8::<4>(b)];
+            let high = block.add(f.high_at() + v * 16);
+            // The bits above the low four, and how far apart they are.
+            let (high, step) = match f.bits {
+                5 => (vshlq_u8(vld1q_u8(high.add(i / 2 * 64)), vdupq_n_s8(-((i % 2 * 4) as i8))), 1),
+                6 => (vld1q_u8(high.add(i * 64)), 2),
+                _ => (vdupq_n_u8(0), 0),
+            };
+            let mask = vdupq_n_u8((1 << step) - 1);
+            for (j, line) in lines.iter_mut().enumerate() {
+                let bits = vandq_u8(vshlq_u8(high, vdupq_n_s8(-((j * step) as i8))), mask);
+                let code = vorrq_u8(four[j], vshlq_n_u8::<4>(bits));
+                line[v] = vreinterpretq_s8_u8(vsubq_u8(code, vdupq_n_u8(f.bias as u8)));
+            }
+        }
+    }
+    lines
+}
+
+/// The integer scales of a sub-block.
+#[inline(always)]
+unsafe fn sub_scales<L: Layout>(block: *const u8, sub: usize) -> [int32x4_t; 4] {
+    let f = L::FORMAT;
+    // SAFETY: the offset is that of the layout.
+    unsafe {
+        let at = block.add(f.scales_at() + sub * 16 * f.scale_bytes());
+        let [low, high] = match f.scale {
+            SubScale::U8 => {
+                let v = vld1q_u8(at);
+                [vmovl_u8(vget_low_u8(v)), vmovl_high_u8(v)].map(|v| vreinterpretq_s16_u16(v))
+            }
+            SubScale::I8 => bytes(at),
+            SubScale::I16 => [vld1q_s16(at.cast()), vld1q_s16(at.add(16).cast())],
+        };
+        words([low, high])
+    }
+}
+
+/// 16 signed bytes in 16 bits.
+#[inline(always)]
+unsafe fn bytes(at: *const u8) -> [int16x8_t; 2] {
+    // SAFETY: the caller's bytes.
+    unsafe {
+        let v = vld1q_s8(at.cast());
+        [vmovl_s8(vget_low_s8(v)), vmovl_high_s8(v)]
+    }
+}
+
+/// The same in 32 bits.
+#[inline(always)]
+fn words([low, high]: [int16x8_t; 2]) -> [int32x4_t; 4] {
+    // SAFETY: every processor of this architecture has these.
+    unsafe {
+        [
+            vmovl_s16(vget_low_s16(low)),
+            vmovl_high_s16(low),
+            vmovl_s16(vget_low_s16(high)),
+            vmovl_high_s16(high),
+        ]
+    }
+}
+
+/// The float scales d, or dmin, that begin at `at`.
+#[inline(always)]
+unsafe fn float_scales<L: Layout>(at: *const u8) -> [float32x4_t; 4] {
+    std::array::from_fn(|v| {
+        // SAFETY: the caller's 32 bytes.
+        unsafe {
+            let bits = vld1_u16(at.add(v * 8).cast());
+            if L::FORMAT.wide_d {
+                return vreinterpretq_f32_u32(vshll_n_u16::<16>(bits));
+            }
+            let wide: float32x4_t;
+            // The intrinsic is unstable; the instruction is not.
+            asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
+            wide
+        }
+    })
+}
+
+/// One panel times rows `row .. row + N`, which must lie in one tile.
+///
+/// # Safety
+/// The processor must have the instructions of `D`; `panel` must hold `x.supers` superblocks of layout `L`.
+pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
+    panel: *const u8,
+    x: &QuantActivations,
+    row: usize,
+    out: &mut [[f32; 16]; N],
+) {
+    let f = L::FORMAT;
+    let (tile, r) = (row / TILE, row % TILE);
+    // SAFETY: zero.
+    let mut acc = [[unsafe { vdupq_n_f32(0.0) }; 4]; N];
+    for s in 0..x.supers {
+        // SAFETY: superblock `s` of the panel and of rows `r .. r + N` of the tile.
+        unsafe {
+            let block = panel.add(s * f.bytes());
+            let (total, mins) = superblock::<L, D, N>(block, x, (tile, s, r));
+            let d = float_scales::<L>(block);
+            for n in 0..N {
+                let scale = vdupq_n_f32(*x.scales(tile, s).add(r + n));
+                for v in 0..4 {
+                    let mut t = vmulq_f32(vcvtq_f32_s32(total[n][v]), d[v]);
+                    if f.has_min {
+                        let dmin = float_scales::<L>(block.add(32));
+                        t = vfmsq_f32(t, vcvtq_f32_s32(mins[n][v]), dmin[v]);
+                    }
+                    acc[n][v] = vfmaq_f32(acc[n][v], t, scale);
+                }
+            }
+        }
+    }
+    for n in 0..N {
+        for v in 0..4 {
+            // SAFETY: four floats of 16.
+            unsafe { vst1q_f32(out[n].as_mut_ptr().add(v * 4), acc[n][v]) };
+        }
+    }
+}
+
+/// Four numbers for each of four vectors of outputs and each row.
+type Sums<const N: usize> = [[int32x4_t; 4]; N];
+
+/// The exact sums of one superblock: scaled codes times activations, and mins times sums of activations.
+#[inline(always)]
+unsafe fn superblock<L: Layout, D: Dots, const N: usize>(
+    block: *const u8,
+    x: &QuantActivations,
+    (tile, s, r): (usize, usize, usize),
+) -> (Sums<N>, Sums<N>) {
+    let f = L::FORMAT;
+    let (mut total, mut mins) = ([[Fours::NONE; 4]; N], [[Fours::NONE; 4]; N]);
+    // SAFETY: as the caller says.
+    unsafe {
+        let codes = x.codes(tile, s).add(r * 64);
+        for sub in 0..f.subs() {
+            let mut dots = [[D::NONE; 4]; N];
+            for i in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
+                let w = open::<L>(block, i);
+                for n in 0..N {
+                    let x = vreinterpretq_s32_s8(vld1q_s8(codes.add(i / 4 * 1024 + i % 4 * 16 + n * 64)));
+                    let x = [
+                        vdupq_laneq_s32::<0>(x),
+                        vdupq_laneq_s32::<1>(x),
+                        vdupq_laneq_s32::<2>(x),
+                        vdupq_laneq_s32::<3>(x),
+                    ]
+                    .map(|x| vreinterpretq_s8_s32(x));
+                    for v in 0..4 {
+                        dots[n][v] = D::add(dots[n][v], [w[0][v], w[1][v]], [x[0], x[1]]);
+                        dots[n][v] = D::add(dots[n][v], [w[2][v], w[3][v]], [x[2], x[3]]);
+                    }
+                }
+            }
+            let scale = sub_scales::<L>(block, sub);
+            let min =
+                if f.has_min { words(bytes(block.add(f.mins_at() + sub * 16))) } else { [Fours::NONE; 4] };
+            for n in 0..N {
+                let sum = vdupq_n_s32(*x.sums(tile, s, r + n).add(if f.sub == 32 { 16 + sub } else { sub }));
+                for v in 0..4 {
+                    total[n][v] = vmlaq_s32(total[n][v], D::finish(dots[n][v]), scale[v]);
+                    if f.has_min {
+                        mins[n][v] = vmlaq_s32(mins[n][v], min[v], sum);
+                    }
+                }
+            }
+        }
+    }
+    (total, mins)
+}
