@@ -75,18 +75,9 @@ fn matmul_of(
 ) {
     let panels = w.panels.panels();
     #[cfg(target_arch = "x86_64")]
-    if pairs::takes(level, rows) {
-        if level >= Level::Amx && rows <= ONE_BY_ONE {
-            let group = together(&w);
-            team.each_in_order(panels.div_ceil(group), &|_, item| {
-                MADE.with_borrow_mut(|made| {
-                    for panel in item * group..panels.min((item + 1) * group) {
-                        many_rows::<1>(level, w, x, panel, 0..rows, made, out);
-                    }
-                });
-            });
-            return;
-        }
+    let on_tiles = level >= Level::Amx && pairs::takes(level, rows);
+    #[cfg(target_arch = "x86_64")]
+    if pairs::takes(level, rows) && !(on_tiles && rows <= ONE_BY_ONE) {
         let block = token_blocks(rows, w.panels.supers * SUPER).min(pairs::BLOCK);
         let pairs = panels.div_ceil(2);
         team.each_in_order(pairs * rows.div_ceil(block), &|_, item| {
@@ -98,10 +89,15 @@ fn matmul_of(
     }
     let group = together(&w);
     team.each_in_order(panels.div_ceil(group), &|_, item| {
-        MADE.with_borrow_mut(|[made, _]| {
+        MADE.with_borrow_mut(|made| {
             for n in item * group..panels.min((item + 1) * group) {
-                let panel = Panel { format: w.panels.format, bytes: w.panel(n, made), first: n * LANES };
-                few_rows(level, &panel, x, rows, out);
+                #[cfg(target_arch = "x86_64")]
+                if on_tiles {
+                    many_rows::<1>(level, w, x, n, 0..rows, made, out);
+                    continue;
+                }
+                let bytes = w.panel(n, &mut made[0]);
+                few_rows(level, &Panel { format: w.panels.format, bytes, first: n * LANES }, x, rows, out);
             }
         });
     });
