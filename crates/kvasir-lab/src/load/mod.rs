@@ -13,6 +13,7 @@ mod wire;
 
 pub use prompt::Route;
 pub use report::{Goal, Report};
+pub use talk::Talker;
 pub use trust::Trust;
 pub use wire::Address;
 
@@ -22,7 +23,7 @@ use prompt::Said;
 use report::Count;
 use serde_json::{Map, Value};
 use std::{cell::RefCell, collections::BTreeMap, io, rc::Rc, time::Duration};
-use talk::{Ended, Talker};
+use talk::Ended;
 use tokio::{
     sync::mpsc,
     task::LocalSet,
@@ -51,26 +52,30 @@ pub struct Target {
 pub struct Pressure {
     /// Requests at once; whoever comes when so many are under way waits here.
     pub concurrency: usize,
-    /// An answer that takes longer counts as failed.
-    pub timeout: Duration,
     /// When an answer is good enough.
     pub goal: Goal,
     /// Whether answers go on past their end until they are as long as asked.
     pub ignore_eos: bool,
 }
 
-/// Puts `workload` to `target` to its end. `progress` is told how many requests have ended.
+/// Asks `target` what it serves. No answer of it may take longer than `timeout`.
+pub fn meet(target: Target, timeout: Duration) -> io::Result<Talker> {
+    runtime()?.block_on(Talker::meet(target, timeout))
+}
+
+/// Puts `workload` to a server to its end. `progress` is told how many requests have ended.
 pub fn measure(
-    target: Target,
+    talker: Talker,
     pressure: Pressure,
     workload: &mut dyn Workload,
     progress: &mut dyn FnMut(u64),
 ) -> io::Result<Report> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, async {
-        let talker = Talker::meet(target, pressure).await?;
-        Ok(Driver::new(talker, pressure, workload).drive(progress).await)
-    })
+    let driver = Driver::new(talker, pressure, workload);
+    Ok(LocalSet::new().block_on(&runtime()?, driver.drive(progress)))
+}
+
+fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 struct Driver<'a> {

@@ -326,7 +326,7 @@ mod tests {
         count.ended(&Ended { fault: Some(("429".into(), "full".into())), ..Ended::default() });
         (0..30).for_each(|i| count.event(Duration::from_millis(i * 100)));
         let goal = Goal::default().with("ttft:100").unwrap();
-        let pressure = Pressure { concurrency: 8, timeout: Duration::MAX, goal, ignore_eos: true };
+        let pressure = Pressure { concurrency: 8, goal, ignore_eos: true };
         let report = count.report("w".into(), Value::Null, pressure, Duration::from_secs(2));
         assert_eq!((report.completed, report.failed, report.most_at_once), (2, 1, 3));
         assert_eq!(report.faults["429"], (1, "full".into()));

@@ -1,5 +1,5 @@
 use super::{
-    Pressure, Route, Target,
+    Route, Target,
     events::{Event, take_events},
     prompt::{Said, fields},
     report::Count,
@@ -35,23 +35,29 @@ impl Ended {
     }
 }
 
-/// Speaks to the server over connections that it keeps.
-pub(super) struct Talker {
+/// A server that was met: speaks to it over connections that it keeps.
+pub struct Talker {
     target: Target,
     model: String,
+    context: Option<u32>,
     timeout: Duration,
     idle: RefCell<Vec<Connection>>,
 }
 
 impl Talker {
     /// Asks the server what it serves.
-    pub(super) async fn meet(target: Target, pressure: Pressure) -> io::Result<Self> {
+    pub(super) async fn meet(target: Target, timeout: Duration) -> io::Result<Self> {
         let model = target.model.clone().unwrap_or_default();
-        let mut talker = Self { target, model, timeout: pressure.timeout, idle: RefCell::default() };
-        if talker.target.model.is_none() {
-            let (status, text) = talker.get("/v1/models").await?;
-            let list: Value = serde_json::from_slice(&text).unwrap_or_default();
-            let name = list.pointer("/data/0/id").and_then(Value::as_str);
+        let mut talker = Self { target, model, context: None, timeout, idle: RefCell::default() };
+        let (status, text) = talker.get("/v1/models").await?;
+        let list: Value = serde_json::from_slice(&text).unwrap_or_default();
+        let mut models = list["data"].as_array().into_iter().flatten();
+        let named = talker.target.model.as_deref();
+        let model = models.find(|model| named.is_none_or(|name| model["id"] == name));
+        let context = model.and_then(|model| model["max_model_len"].as_u64());
+        talker.context = context.and_then(|context| u32::try_from(context).ok());
+        if named.is_none() {
+            let name = model.and_then(|model| model["id"].as_str());
             talker.model = name.map(str::to_owned).ok_or_else(|| {
                 io::Error::other(format!(
                     "GET /v1/models gave {status} and no model; name one with --model-name"
@@ -61,10 +67,15 @@ impl Talker {
         Ok(talker)
     }
 
+    /// Longest prompt and answer together that the model takes, where the server says it.
+    pub fn context(&self) -> Option<u32> {
+        self.context
+    }
+
     /// Who was asked.
     pub(super) fn describe(&self) -> Value {
         let Target { address, route, .. } = &self.target;
-        json!({"url": address.url(), "route": route.path(), "model": self.model})
+        json!({"url": address.url(), "route": route.path(), "model": self.model, "context": self.context})
     }
 
     /// The body for a job.

@@ -30,7 +30,8 @@ const BRANCHES: (u32, u32) = (3, 8);
 const CALLS: (u32, u32) = (2, 6);
 /// Mean seconds that a tool takes.
 const TOOL: f64 = 0.8;
-/// Trunks are so many times the median of what a tool returns, and as many tools come in front of all of them.
+/// Trunks are so many times the median of what a tool returns, and half as much, the tools, comes in front of all of them;
+/// a small model's context leaves a quarter for the branches.
 const TRUNK: u32 = 10;
 
 impl Agents {
@@ -50,10 +51,11 @@ impl Agents {
         self.now += self.dice.gamma(self.knobs.burstiness, SECOND * per_task / self.knobs.rate);
         let task = self.tasks;
         self.tasks += 1;
-        let tools = TRUNK * self.knobs.prompt_tokens / 2;
-        let trunk = self.dice.length(TRUNK * self.knobs.prompt_tokens, 0.4);
+        let room = self.knobs.max_model_len;
+        let tools = (TRUNK * self.knobs.prompt_tokens / 2).min(room / 4);
+        let trunk = self.dice.length(TRUNK * self.knobs.prompt_tokens, 0.4).min(room / 2);
         for branch in 0..self.dice.between(BRANCHES.0, BRANCHES.1) {
-            let own = self.dice.between(8, 32);
+            let own = self.dice.between(8, 32).min((room / 8).max(1));
             let text = |number, to| Part::Text(Passage { text: number, from: 0, to });
             let parts = vec![
                 text(self.text(0), tools),
@@ -107,7 +109,8 @@ impl Workload for Agents {
         branch.calls_left = branch.calls_left.saturating_sub(1);
         let answered = matches!(summary.finish, Finish::Eos | Finish::MaxTokens);
         let result = self.dice.length(self.knobs.prompt_tokens, 0.9);
-        let length = branch.length + summary.outputs + result;
+        // A server's template adds to what is asked.
+        let length = branch.length.max(summary.prompt) + summary.outputs + result;
         let fits = length < self.knobs.max_model_len;
         if !answered || branch.calls_left == 0 || !fits || self.made >= self.knobs.requests {
             return;

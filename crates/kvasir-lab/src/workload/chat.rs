@@ -108,7 +108,8 @@ impl Workload for Chat {
             return;
         }
         talk.parts.push(Part::Said(talk.answer, summary.outputs));
-        talk.length += summary.outputs;
+        // A server's template adds to what is asked.
+        talk.length = talk.length.max(summary.prompt) + summary.outputs;
         self.user_turn(&mut talk);
         let at = now + (self.dice.exponential(THINKING) * SECOND) as u64;
         more.extend(self.job(talk, at));

@@ -9,6 +9,9 @@ use kvasir_lab::{
 use serde_json::{Map, Value, json};
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
+/// Longest prompt and answer together where the server's model takes more, or nobody knows what it takes.
+const LONGEST: u32 = 4096;
+
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
@@ -26,9 +29,9 @@ pub(crate) struct Args {
     /// chat or completions, or completions with prompts as ids
     #[arg(long, value_enum, default_value = "chat")]
     route: RouteArg,
-    /// Longest prompt and answer together that the workload may ask for
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(2..=10_000_000))]
-    max_model_len: u32,
+    /// Longest prompt and answer together that the workload may ask for [default: 4096, or what the server's model takes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=10_000_000))]
+    max_model_len: Option<u32>,
     /// The model's name; the first that the server lists unless given
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
@@ -71,11 +74,9 @@ fn object(text: &str) -> Result<Map<String, Value>, String> {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let mut workload = self.requests()?;
         let goal = self.goodput.iter().try_fold(Goal::default(), |goal, bound| goal.with(bound));
         let pressure = Pressure {
             concurrency: self.concurrency as usize,
-            timeout: Duration::from_secs(self.timeout),
             goal: goal.map_err(|why| Failure::usage(format!("--goodput: {why}")))?,
             ignore_eos: !self.keep_eos,
         };
@@ -92,12 +93,14 @@ impl Args {
             key: self.key.clone(),
             extra: self.extra.clone().unwrap_or_default(),
         };
+        let no_answer = |error| Failure::failed(format!("{}: {error}", self.address.authority));
+        let server = load::meet(target, Duration::from_secs(self.timeout)).map_err(no_answer)?;
+        let mut workload = self.requests(server.context())?;
         let page = self.html.as_deref().map(whole_file::WholeFile::create).transpose()?;
         let bar = progress::bar(workload.total());
-        let report = load::measure(target, pressure, &mut *workload, &mut |ended| bar.set_position(ended));
+        let report = load::measure(server, pressure, &mut *workload, &mut |ended| bar.set_position(ended));
         bar.finish_and_clear();
-        let report =
-            report.map_err(|error| Failure::failed(format!("{}: {error}", self.address.authority)))?;
+        let report = report.map_err(no_answer)?;
         if let Some(page) = page {
             page.write_plots(&report.workload, &setup(&report), &report.plots)?;
             page.keep()?;
@@ -105,7 +108,8 @@ impl Args {
         self.print(&report)
     }
 
-    fn requests(&self) -> Result<Box<dyn Workload>, Failure> {
+    /// What is asked of a server whose model takes `context` tokens, if that is known.
+    fn requests(&self, context: Option<u32>) -> Result<Box<dyn Workload>, Failure> {
         if let Some(path) = &self.scenario {
             let name = |why| Failure::usage(format!("{}: {why}", path.display()));
             return Ok(Box::new(Scenario::parse(&Failure::read(path)?).map_err(name)?));
@@ -116,7 +120,7 @@ impl Args {
                 "--route ids cannot be combined with a workload of several turns: answers come as text",
             ));
         }
-        self.workload.build(kind, self.max_model_len)
+        self.workload.build(kind, self.max_model_len.unwrap_or_else(|| longest(context)))
     }
 
     fn print(&self, report: &Report) -> Result<ExitCode, Failure> {
@@ -132,6 +136,11 @@ impl Args {
             _ => Ok(ExitCode::SUCCESS),
         }
     }
+}
+
+/// What a workload may ask for unless told. A server's template adds to every message; a sixteenth is left for it.
+fn longest(context: Option<u32>) -> u32 {
+    context.map_or(LONGEST, |context| LONGEST.min(context - context / 16).max(2))
 }
 
 fn setup(report: &Report) -> Value {
