@@ -81,6 +81,26 @@ impl Default for Allowance {
     }
 }
 
+impl Allowance {
+    /// Refuses what no waiting would make room for.
+    fn ever(&self, n: u64, tokens: u64) -> Result<(), ApiError> {
+        let answers = self.answers.min(self.answers_per_key) as u64;
+        if n > answers {
+            let why = format!("{n} answers are asked for; the server lets {answers} be under way at once");
+            return Err(ApiError::param("n", why));
+        }
+        if tokens > self.tokens {
+            let param = if n > 1 { "n" } else { "max_tokens" };
+            let why = format!(
+                "prompt and answers may come to {tokens} tokens; the server lets {} be under way at once",
+                self.tokens
+            );
+            return Err(ApiError::param(param, why));
+        }
+        Ok(())
+    }
+}
+
 /// Somebody who waits for an answer.
 struct Client {
     mailbox: Arc<Mutex<Mailbox>>,
@@ -212,6 +232,7 @@ impl Host {
         request.tag = first;
         let (call, key) = (Call::current(), request.params.key);
         let tokens = request.prompt.len() as u64 + u64::from(request.params.max_tokens);
+        self.allowed.ever(u64::from(n), tokens * u64::from(n))?;
         let mut clients = locked(&self.clients);
         if let Err((why, text)) = clients.admit(&self.allowed, key, n as usize, tokens * u64::from(n)) {
             drop(clients);
@@ -454,6 +475,9 @@ mod tests {
     #[test]
     fn what_is_allowed_is_counted_in_answers_keys_and_tokens_and_given_back() {
         let allowed = Allowance { answers: 3, answers_per_key: 2, tokens: 100 };
+        let never = |n, tokens| allowed.ever(n, tokens).err().and_then(|error| error.param);
+        assert_eq!((never(2, 100), never(3, 1)), (None, Some("n".into())));
+        assert_eq!((never(1, 101), never(2, 101)), (Some("max_tokens".into()), Some("n".into())));
         let mut clients = Clients::default();
         let refused = |clients: &Clients, key, n, tokens| {
             clients.admit(&allowed, key, n, tokens).err().map(|(why, _)| why)

@@ -284,7 +284,8 @@ impl Model {
         }
         let mut ids = Vec::new();
         for part in text.split(GUARD) {
-            ids.extend(self.encode(part, false)?);
+            let encoded = self.encode(part, false);
+            ids.extend(encoded.map_err(|error| ApiError { param: Some("messages".into()), ..error })?);
         }
         Ok(ids)
     }

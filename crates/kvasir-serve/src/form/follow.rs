@@ -1,4 +1,7 @@
-use super::helper::{Helper, locked};
+use super::{
+    helper::{Helper, locked},
+    warden::{Warden, Watched},
+};
 use kvasir_kv::Token;
 use kvasir_sample::{Constraint, Follower};
 use llguidance::Matcher;
@@ -13,11 +16,12 @@ pub(super) struct Form {
     /// At the beginning of an answer. Locked only to be copied.
     start: Arc<Mutex<Matcher>>,
     helper: Arc<Helper>,
+    warden: Warden,
 }
 
 impl Form {
-    pub(super) fn new(start: Matcher, helper: Arc<Helper>) -> Self {
-        Self { start: Arc::new(Mutex::new(start)), helper }
+    pub(super) fn new(start: Matcher, helper: Arc<Helper>, warden: Warden) -> Self {
+        Self { start: Arc::new(Mutex::new(start)), helper, warden }
     }
 }
 
@@ -31,7 +35,8 @@ impl Constraint for Form {
     fn follow(&self) -> Box<dyn Follower> {
         let state = State {
             start: self.start.clone(),
-            matcher: locked(&self.start).clone(),
+            matcher: self.warden.watch(locked(&self.start).clone()),
+            warden: self.warden.clone(),
             taken: Vec::new(),
             mask: None,
             expected: Vec::new(),
@@ -80,7 +85,8 @@ impl Follower for Following {
 /// Where a sequence stands.
 pub(super) struct State {
     start: Arc<Mutex<Matcher>>,
-    matcher: Matcher,
+    matcher: Watched,
+    warden: Warden,
     /// What `matcher` has taken since the beginning.
     taken: Vec<Token>,
     /// What may come after `taken`, once it was asked for.
@@ -105,7 +111,7 @@ impl State {
         }
         if self.mask.is_none() {
             // A grammar that has become too large to follow fails here; the sequence ends with an error, never without its form.
-            self.mask = self.matcher.compute_mask_or_eos().ok();
+            self.mask = self.matcher.work(Matcher::compute_mask_or_eos).ok();
         }
         self.mask.as_ref().filter(|mask| !mask.is_zero())
     }
@@ -123,8 +129,9 @@ impl State {
     fn go_to(&mut self, output: &[Token]) -> bool {
         let mut same = self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
         let wrong = self.taken.len() - same;
-        if self.matcher.is_error() || wrong > 0 && self.matcher.rollback(wrong).is_err() {
-            self.matcher = locked(&self.start).clone();
+        let is_lost = self.matcher.matcher().is_error();
+        if is_lost || wrong > 0 && self.matcher.work(|matcher| matcher.rollback(wrong)).is_err() {
+            self.matcher = self.warden.watch(locked(&self.start).clone());
             same = 0;
         }
         if same < self.taken.len() || same < output.len() {
@@ -132,7 +139,10 @@ impl State {
         }
         self.taken.truncate(same);
         for token in &output[same..] {
-            if self.matcher.is_stopped() || !matches!(self.matcher.try_consume_tokens(&[*token]), Ok(1)) {
+            let take = |matcher: &mut Matcher| {
+                !matcher.is_stopped() && matches!(matcher.try_consume_tokens(&[*token]), Ok(1))
+            };
+            if !self.matcher.work(take) {
                 return false;
             }
             self.taken.push(*token);

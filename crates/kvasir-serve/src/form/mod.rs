@@ -12,6 +12,7 @@ mod helper;
 mod limits;
 mod shape;
 mod vocabulary;
+mod warden;
 
 pub use budget::Budget;
 pub use shape::{Calls, Part, Shape};

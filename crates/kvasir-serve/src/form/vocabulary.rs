@@ -1,15 +1,16 @@
-use super::{Part, Shape, follow::Form, helper::Helper};
+use super::{Part, Shape, follow::Form, helper::Helper, warden::Warden};
 use kvasir_formats::Tokenizer;
 use kvasir_kv::Token;
 use kvasir_sample::{Constrained, Constraint};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
-use llguidance::{Matcher, ParserFactory, earley::SlicedBiasComputer};
+use llguidance::{Cancelled, Matcher, ParserFactory, api::StopReason, earley::SlicedBiasComputer};
 use std::{fmt, sync::Arc, thread};
 
 /// A model's tokens as forms see them.
 pub struct Vocabulary {
     factory: ParserFactory,
     helper: Arc<Helper>,
+    warden: Warden,
     /// Spellings of control tokens, longest first.
     specials: Vec<(String, Token)>,
 }
@@ -66,7 +67,7 @@ impl Vocabulary {
         factory.limits_mut().verbose_errors = false;
         let threads = thread::available_parallelism().map_or(1, |n| n.get() / 4).clamp(1, 4);
         let helper = Helper::new(threads).map_err(|error| Refused(error.to_string()))?;
-        Ok(Self { factory, helper: Arc::new(helper), specials })
+        Ok(Self { factory, helper: Arc::new(helper), warden: Warden::default(), specials })
     }
 
     /// Compiles a form with what comes in front of it, on a thread of its own: a long chain of rules takes a deep stack. What cannot be kept to, or would allow nothing, is refused.
@@ -82,13 +83,33 @@ impl Vocabulary {
     }
 
     fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, Refused> {
-        let grammar = shape.grammar(lead, |text| self.literal(text)).map_err(Refused)?;
-        let mut start = Matcher::new(self.factory.create_parser(grammar));
-        let mask = start.compute_mask().map_err(|error| Refused(short(&error.to_string())))?;
-        if mask.is_zero() {
-            return Err(Refused("allows nothing that this model can write".into()));
+        if !lead.is_empty() {
+            // What is wrong with a form would show where it begins only, behind what may come in front of it.
+            self.begin(shape, &[])?;
         }
-        Ok(Arc::new(Form::new(start, self.helper.clone())))
+        let start = self.begin(shape, lead)?;
+        Ok(Arc::new(Form::new(start, self.helper.clone(), self.warden.clone())))
+    }
+
+    /// A form at its beginning, which can be followed from there.
+    fn begin(&self, shape: &Shape, lead: &[Part]) -> Result<Matcher, Refused> {
+        let grammar = shape.grammar(lead, |text| self.literal(text)).map_err(Refused)?;
+        let mut start = self.warden.watch(Matcher::new(self.factory.create_parser(grammar)));
+        let mask = start.work(Matcher::compute_mask).map_err(|error| refused(&error.to_string()))?;
+        let start = start.matcher().clone();
+        if start.is_error() || mask.is_zero() {
+            return Err(Refused(NOTHING.into()));
+        }
+        if let (1, Some(forced)) = (mask.num_set(), mask.first_bit_set()) {
+            // Whether what is forced has an end shows at the second token only.
+            let mut second = self.warden.watch(start.clone());
+            let goes_on = second.work(|matcher| {
+                matcher.consume_token(forced as Token)?;
+                matcher.compute_mask_or_eos()
+            });
+            goes_on.map_err(|_| Refused(ENDLESS.into()))?;
+        }
+        Ok(start)
     }
 
     /// A text as a grammar writes it: control tokens by their numbers, what is between them quoted.
@@ -152,6 +173,19 @@ impl TokenizerEnv for Words {
     fn tokenize_is_canonical(&self) -> bool {
         self.is_exact
     }
+}
+
+const NOTHING: &str = "allows nothing that this model can write";
+const ENDLESS: &str = "cannot be followed: what it leaves no choice about is too long, or has no end";
+
+/// Why the library could not begin to follow a form.
+fn refused(error: &str) -> Refused {
+    let is = |reason: StopReason| error == reason.to_string();
+    Refused(match error {
+        _ if is(StopReason::NoExtensionBias) => NOTHING.into(),
+        _ if error == Cancelled.to_string() => ENDLESS.into(),
+        _ => short(error),
+    })
 }
 
 /// The first line of what the library says, at most so long; a defect of it is not quoted.

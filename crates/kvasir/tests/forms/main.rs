@@ -321,3 +321,31 @@ fn what_cannot_be_kept_to_is_refused() {
     refused(Shape::Choice(Vec::new()));
     refused(Shape::Choice(vec![String::new()]));
 }
+
+/// What a form leaves no choice about is worked out to its end where a model's tokens spell every text; that went on for ever.
+#[test]
+fn text_that_is_forced_without_end_is_given_up() {
+    const END: u32 = 3065;
+    let files = TextFiles::open(&root("crates/kvasir/kvasir-mini.gguf")).unwrap();
+    let tokenizer = Arc::new(files.tokenizer().unwrap());
+    let vocabulary = Vocabulary::new(tokenizer.clone(), 3072, &[END]).unwrap();
+    let compile = |shape: Shape| vocabulary.compile(&shape, &[]);
+    for shape in [
+        Shape::Grammar("start: \"a\" start".into()),
+        Shape::Grammar("start: /a+/ start".into()),
+        Shape::Regex("a{100000000}".into()),
+    ] {
+        let why = compile(shape.clone()).unwrap_err().0;
+        assert!(why.contains("no end"), "{shape:?}: {why}");
+    }
+    // Behind a choice it shows when the choice is made.
+    let late = compile(Shape::Grammar("start: (\"b\" | \"c\") a\na: /a+/ a".into())).unwrap();
+    let mut follower = late.0.unwrap().follow();
+    assert!(follower.allowed(&[]).is_some());
+    let chosen = tokenizer.encode("b", false).unwrap();
+    assert!(follower.allowed(&chosen).is_none());
+    // Nobody else is ended, however long it takes in all.
+    let plain = compile(Shape::Regex("ab{1,40}".into())).unwrap();
+    let mut follower = plain.0.unwrap().follow();
+    assert!(follower.allowed(&tokenizer.encode("ab", false).unwrap()).is_some());
+}

@@ -2,7 +2,7 @@
 //! the pool, and somebody else's stream goes on unharmed. The numbers in brackets are those of the list that they come from.
 
 use super::bystander::Bystander;
-use super::server::{CHAT, COMPLETIONS, JSON, Server, chat, head};
+use super::server::{Answer, CHAT, COMPLETIONS, JSON, Server, chat, head};
 use serde_json::{Map, Value, json};
 use std::{
     io::{BufReader, Read, Write},
@@ -40,8 +40,10 @@ fn bodies_that_are_no_requests() {
     let deep = format!("{{\"messages\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
     let keys: Map<String, Value> = (0..1_000_000).map(|i| (i.to_string(), Value::Null)).collect();
     let keys = Value::Object(keys).to_string();
+    let long = |more: usize| format!("{{\"x\": \"{}\"}}", "a".repeat((32 << 20) - 9 + more));
     let cases = [
-        ("(1) too long", format!("{{\"x\": \"{}\"}}", "a".repeat(32 << 20)), 413),
+        ("(1) a byte too long", long(1), 413),
+        ("(1) as long as may be", long(0), 400),
         ("(5) too deep", deep, 400),
         ("(6) a million keys", keys, 400),
         ("(6) a key twice", r#"{"n": 1, "n": 2}"#.into(), 400),
@@ -55,6 +57,13 @@ fn bodies_that_are_no_requests() {
     ];
     for (name, body, status) in cases {
         assert_eq!(refusal(&server, CHAT, &body).0, status, "{name}");
+    }
+    // (8) No UTF-8: a byte that never stands there, a character spelt longer than need be, half of one.
+    for wrong in [&b"\xff"[..], b"\xc0\xaf", b"\xed\xa0\x80"] {
+        let body = [b"{\"model\": \"", wrong, b"\"}"].concat();
+        let mut stream = server.connect();
+        stream.write_all(&[head(CHAT, "", body.len()).as_bytes(), &body].concat()).unwrap();
+        assert_eq!(Answer::read(stream).status, 400, "(8) {wrong:x?}");
     }
     let plain = chat(json!({})).to_string();
     for kind in ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded"] {
@@ -87,6 +96,11 @@ fn connections_that_end_badly() {
         (live.repeat(50), Some(200)),
         (format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "../".repeat(100)), Some(404)),
     ];
+    // (13) Who leaves with answers unread resets the connection.
+    let mut hasty = server.connect();
+    let _ = hasty.write_all(live.repeat(50).as_bytes());
+    assert!(hasty.peek(&mut [0]).is_ok_and(|came| came > 0));
+    drop(hasty);
     let mut open = Vec::new();
     for (start, status) in starts {
         let mut stream = server.connect();
@@ -131,6 +145,8 @@ fn parameters_out_of_bounds() {
         (16, json!({"n": 0}), "n"),
         (16, json!({"n": -1}), "n"),
         (16, json!({"n": 1e9}), "n"),
+        // More than may ever be under way at once.
+        (16, json!({"n": 128, "max_tokens": 900}), "n"),
         (17, json!({"max_tokens": 0}), "max_tokens"),
         (17, json!({"max_tokens": -1}), "max_tokens"),
         (17, json!({"max_tokens": 1u64 << 31}), "max_tokens"),
@@ -150,10 +166,12 @@ fn parameters_out_of_bounds() {
         (21, json!({"repetition_penalty": 0}), "repetition_penalty"),
         (22, json!({"logit_bias": many_bias}), "logit_bias"),
         (22, json!({"logit_bias": {"-1": 1}}), "logit_bias"),
+        (22, json!({"logit_bias": {"512": 1}}), "logit_bias"),
         (22, json!({"logit_bias": {"4294967295": 1}}), "logit_bias"),
         (22, json!({"logit_bias": {"1": 1e300}}), "logit_bias"),
         (23, json!({"stop": ""}), "stop"),
         (23, json!({"stop": vec!["a"; 500_000]}), "stop"),
+        (24, json!({"seed": (1u128 << 64) as f64}), "seed"),
         (24, json!({"seed": 1e30}), "seed"),
         (26, json!({"n_discard": -1}), "n_discard"),
         (26, json!({"n_keep": -1}), "n_keep"),
@@ -171,6 +189,13 @@ fn parameters_out_of_bounds() {
             36,
             json!({"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]}),
             "messages[0].tool_call_id",
+        ),
+        (
+            36,
+            json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "a", "arguments": "{not"}}
+            ]}]}),
+            "messages[1].tool_calls[0].function.arguments",
         ),
         (37, json!({"tools": vec![tool("a"); 10_000]}), "tools"),
         (37, json!({"tools": [tool("a\"b")]}), "tools[0].function.name"),
@@ -209,6 +234,7 @@ fn parameters_out_of_bounds() {
     );
     for (prompt, param) in [
         (json!([-1]), "prompt"),
+        (json!([512]), "prompt"),
         (json!([4294967296u64]), "prompt"),
         (json!([1u64 << 31]), "prompt"),
         (json!([]), "prompt"),
@@ -252,22 +278,34 @@ fn forms_that_cannot_be_kept_to() {
         (41, json!({"guided_grammar": format!("start: r0\n{chain}")}), "guided_grammar"),
         (41, json!({"guided_grammar": "start: nothing"}), "guided_grammar"),
         (42, json!({"guided_regex": "(?<=x)"}), "guided_regex"),
+        (42, json!({"guided_regex": "*a"}), "guided_regex"),
         (42, json!({"guided_regex": "(".repeat(60_000)}), "guided_regex"),
         (43, schema(json!({"$ref": "#/$defs/missing"})), place),
+        (43, schema(json!({"$ref": "#"})), place),
+        (
+            43,
+            schema(
+                json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+            ),
+            place,
+        ),
+        (43, schema(json!({"allOf": [{"$ref": "#"}]})), place),
         (43, schema(json!({"$ref": "http://169.254.169.254/"})), place),
         (43, schema(json!({"enum": values})), place),
         (43, schema(json!({"type": "array", "items": {}, "minItems": 1_000_000_000u64})), place),
         (43, schema(json!({"type": "array", "uniqueItems": true, "items": {"type": "integer"}})), place),
         (43, schema(deep), place),
         (43, schema(json!({"type": "integer", "minimum": 5, "maximum": 3})), place),
+        (45, json!({"guided_grammar": "start: <|nobody|>"}), "guided_grammar"),
     ] {
         let name: String = extra.to_string().chars().take(80).collect();
         let body = chat(extra).to_string();
         assert_eq!(refusal(&server, CHAT, &body), (400, param.into()), "({number}) {name}");
     }
-    // (42) (44) What only looks dangerous is kept to.
+    // (41) (42) (44) What only looks dangerous is kept to.
     let told = |text: &str| schema(json!({"type": "boolean", "description": text}));
     for extra in [
+        json!({"guided_grammar": "start: start \"a\" | \"b\""}),
         json!({"guided_regex": "(a*)*b"}),
         json!({"guided_regex": "a{0,2147483648}b"}),
         told("one"),
