@@ -4,6 +4,7 @@ use crate::{Status, world::World};
 pub(crate) fn check(world: &World) -> Result<(), String> {
     world.cache.check()?;
     let (mut waiting, mut running, mut rows, mut promised, mut states) = (0, 0, 0, 0, 0);
+    let mut prefilling = 0;
     for (entry, sequence) in world.slab.iter() {
         let name = sequence.id.0;
         match sequence.status {
@@ -47,6 +48,7 @@ pub(crate) fn check(world: &World) -> Result<(), String> {
         }
         rows += usize::from(sequence.pool_row.is_some());
         promised += sequence.promised;
+        prefilling += u32::from(sequence.prefilling);
         states += u32::from(sequence.pool_row.is_some() && sequence.rest.params.stateful);
     }
     for (session, kept) in world.kept.iter() {
@@ -64,6 +66,7 @@ pub(crate) fn check(world: &World) -> Result<(), String> {
     rule(waiting == world.queue.len(), "the queue and the waiting requests differ")?;
     rule(running == world.running.len(), "the running list and the running requests differ")?;
     rule(promised == world.promised, "the sum of promises is wrong")?;
+    rule(prefilling == world.prefilling, "the number of prompts under way is wrong")?;
     rule(states == world.state_slots.taken(), "places for state are lost or given twice")?;
     let all = world.limits.max_num_seqs as usize;
     rule(rows + world.free_rows.len() == all, "token-pool rows are lost or given twice")?;

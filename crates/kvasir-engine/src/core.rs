@@ -4,6 +4,7 @@ use crate::{
     kept::KeptSessions, queue::Queue, slab::Slab, stop::Plain, world::World,
 };
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
+use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{Cache, Face, StepId, Token};
 
 /// A policy, a cache, a queue and the sequences: everything that decides, and nothing that runs.
@@ -34,6 +35,7 @@ impl Core {
         let rows = (0..limits.max_num_seqs).rev().map(PoolRow).collect();
         let world = World {
             block: cache.block_size().max(1),
+            size: BlockSize::new(cache.block_size().max(1)),
             base: cache.base(),
             // Where blocks are larger a fork would move the rows of the last one.
             forks: cache.block_size() == 1 && cache.sequences().is_ok() && !policy.redirects(),
@@ -51,6 +53,7 @@ impl Core {
             picks: Vec::new(),
             picked_tokens: 0,
             picked_slots: 0,
+            prefilling: 0,
             promised: 0,
             record: StepRecord::default(),
             arrived: Vec::new(),
@@ -59,6 +62,7 @@ impl Core {
             claim_rows: Vec::new(),
             due: Vec::new(),
             speculates: false,
+            drafted: false,
             coalescing: false,
             in_flight: 0,
             moves_due: false,
@@ -106,6 +110,7 @@ impl Core {
             && sane
             && (parents.is_empty() || parents.len() == drafts.len())
         {
+            self.world.drafted = true;
             let sequence = &mut self.world.slab[entry];
             sequence.drafts.clear();
             sequence.drafts.extend_from_slice(drafts);

@@ -91,6 +91,10 @@ impl Desk<'_> {
     pub fn running(&self) -> usize {
         self.world.running.len()
     }
+    /// Number of running sequences whose prompt is under way.
+    pub fn prefilling(&self) -> usize {
+        self.world.prefilling as usize
+    }
     /// The `i`-th running sequence in order of admission.
     pub fn running_at(&self, i: usize) -> Option<u32> {
         self.world.running.get(i).copied()
@@ -278,6 +282,8 @@ impl Desk<'_> {
             sequence.rest.timings.admitted = Some(self.now);
             sequence.rest.first_hit = attached.tokens;
         }
+        sequence.prefilling = true;
+        world.prefilling += 1;
         world.cache.expect(seq, sequence.longest());
         let more = sequence.longest().saturating_sub(sequence.len()) as usize;
         sequence.tokens.reserve(more.min(1 << 16));
@@ -329,13 +335,12 @@ impl Desk<'_> {
     /// Why a running sequence cannot be fed now whatever the room, if so.
     pub fn must_wait(&self, entry: u32) -> Option<Reason> {
         let sequence = &self.world.slab[entry];
-        if sequence.in_flight > 0 && (sequence.verifying || self.world.speculates) {
-            return Some(Reason::Verifying);
+        match sequence.in_flight > 0 {
+            false => None,
+            true if sequence.verifying || self.world.speculates => Some(Reason::Verifying),
+            true if sequence.outputs_left() == 0 => Some(Reason::LastTokenInFlight),
+            true => sequence.serial.then_some(Reason::TokenInFlight),
         }
-        if sequence.in_flight > 0 && sequence.outputs_left() == 0 {
-            return Some(Reason::LastTokenInFlight);
-        }
-        (sequence.in_flight > 0 && sequence.rest.params.serial).then_some(Reason::TokenInFlight)
     }
 
     /// Puts a chunk of what `entry` has to be fed into the step. The reason if it cannot be; that changes nothing.
@@ -345,11 +350,14 @@ impl Desk<'_> {
 
     /// Puts the newest token of `entry` into the step, and as many of its drafts as fit. The reason if it cannot be;
     /// that changes nothing.
+    #[inline]
     pub fn decode(&mut self, entry: u32, left_pad_blocks: u32) -> Result<(), Reason> {
         let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
-        let drafts = self.drafts_that_fit(entry);
-        if drafts > 0 && self.pick(entry, feed, drafts).is_ok() {
-            return Ok(());
+        if self.world.drafted && !self.world.slab[entry].drafts.is_empty() {
+            let drafts = self.drafts_that_fit(entry);
+            if drafts > 0 && self.pick(entry, feed, drafts).is_ok() {
+                return Ok(());
+            }
         }
         self.pick(entry, feed, 0)
     }
@@ -358,9 +366,6 @@ impl Desk<'_> {
     fn drafts_that_fit(&self, entry: u32) -> u32 {
         let sequence = &self.world.slab[entry];
         let count = sequence.drafts.len() as u32;
-        if count == 0 {
-            return 0;
-        }
         match sequence.in_flight == 0 && sequence.to_feed() == 1 {
             true if sequence.rest.parents.is_empty() => {
                 count.min(sequence.outputs_left().saturating_sub(1)).min(self.budget().saturating_sub(1))
@@ -370,6 +375,7 @@ impl Desk<'_> {
         }
     }
 
+    #[inline]
     fn pick(&mut self, entry: u32, feed: Feed, drafts: u32) -> Result<(), Reason> {
         if let Some(reason) = self.must_wait(entry) {
             return Err(reason);
@@ -391,17 +397,15 @@ impl Desk<'_> {
         }
         let world = &mut *self.world;
         let sequence = &mut world.slab[entry];
+        let (promised, left_pad_blocks) = (sequence.promised, feed.left_pad_blocks);
         let redirected = feed.redirected.min(sequence.claimed);
-        sequence.seen_in = world.round;
         let seq = sequence.cache.unwrap_or(SeqId(u64::MAX));
-        world.picked_tokens += fed;
+        sequence.seen_in = world.round;
         // What was promised is already set aside; only what goes beyond it makes the rest smaller.
-        let promised = sequence.promised;
+        sequence.promised -= promised.min(slots);
+        world.promised -= promised.min(slots);
+        world.picked_tokens += fed;
         world.picked_slots += slots;
-        if promised > 0 && slots > 0 {
-            world.set_promise(entry, promised.saturating_sub(slots));
-        }
-        let left_pad_blocks = feed.left_pad_blocks;
         world.picks.push(Pick { entry, seq, redirected, tokens, drafts, left_pad_blocks, slots, promised });
         Ok(())
     }

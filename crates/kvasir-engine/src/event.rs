@@ -119,6 +119,14 @@ impl Outbox {
         self.events.iter().map(|event| (event, self.tokens.get(event.tokens.range()).unwrap_or(&[])))
     }
 
+    /// One token of a request that goes on.
+    #[inline]
+    pub(crate) fn push_one(&mut self, request: RequestId, tag: u64, step: StepId, first: u32, new: Token) {
+        let tokens = Span::new(self.tokens.len(), 1);
+        self.tokens.push(new);
+        self.events.push(Event { request, tag, step: Some(step), first, tokens, finish: None });
+    }
+
     pub(crate) fn push(
         &mut self,
         request: RequestId,
@@ -129,10 +137,7 @@ impl Outbox {
         finish: Option<Finish>,
     ) {
         let tokens = Span::new(self.tokens.len(), new.len());
-        match new {
-            [one] => self.tokens.push(*one),
-            several => self.tokens.extend_from_slice(several),
-        }
+        self.tokens.extend_from_slice(new);
         self.events.push(Event { request, tag, step, first, tokens, finish });
     }
 }

@@ -1,11 +1,8 @@
 //! From the policy's picks to a step: claim, batch, plan.
 
-use crate::{
-    Core, Fault, Finish, Reason, Sequence,
-    sequence::Moves,
-    world::{Pick, whole_blocks},
-};
-use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
+use crate::{Core, Fault, Finish, Reason, Sequence, sequence::Moves, world::Pick};
+use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};
+use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{CacheError, ClaimRow, Span, StepId, Token};
 
 impl Core {
@@ -112,54 +109,36 @@ impl Core {
         batch.reset(step.plan.step);
         batch.spec_steps = spec_steps;
         step.output.reset();
-        let (mut prefills, mut decodes) = (0, 0);
+        let mut decodes = 0;
         for (i, pick) in world.picks.iter().enumerate() {
             let sequence = &mut world.slab[pick.entry];
-            let start = batch.tokens.len();
-            push_known(sequence, pick, &mut batch.tokens);
-            let mut drafts = Drafts { count: pick.drafts, tree: None };
-            if pick.drafts > 0 {
-                batch.tokens.extend_from_slice(&sequence.drafts[..pick.drafts as usize]);
-                if !sequence.rest.parents.is_empty() {
-                    drafts.tree = Some(Span::new(batch.parents.len(), sequence.rest.parents.len()));
-                    batch.parents.extend_from_slice(&sequence.rest.parents);
-                }
-            }
-            let tokens = Span::new(start, batch.tokens.len() - start);
-            let samples = sequence.claimed + pick.tokens == sequence.len();
-            let phase = if sequence.prefilled { Phase::Decode } else { Phase::Prefill };
-            *if sequence.prefilled { &mut decodes } else { &mut prefills } += 1;
-            let context_len = sequence.claimed + pick.tokens + pick.drafts;
-            let scored = to_score(sequence, pick);
-            batch.rows.push(BatchRow {
-                request: sequence.id.0,
-                seq: pick.seq,
-                phase,
-                tokens,
-                cached: sequence.claimed,
-                context_len,
-                last_block_tokens: context_len + world.block - whole_blocks(context_len, world.block),
-                sample_from: if samples { pick.redirected + pick.tokens - 1 } else { tokens.len },
-                scored,
-                pool_row: sequence.pool_row.unwrap_or_default(),
-                drafts,
-                sampling: sequence.sampling,
-            });
+            let row = match pick.is_one_token() && sequence.to_feed() == 1 && !sequence.prefilling {
+                true => decode_row(sequence, pick, world.size, &mut batch.tokens),
+                false => any_row(sequence, pick, world.size, batch),
+            };
+            let samples = row.samples();
+            decodes += usize::from(!sequence.prefilling);
             sequence.claimed += pick.tokens;
             sequence.in_flight += u32::from(samples);
             sequence.steps_in_flight += 1;
-            sequence.prefilled |= samples;
+            if sequence.prefilling && samples {
+                sequence.prefilling = false;
+                world.prefilling -= 1;
+            }
+            sequence.verifying = pick.drafts > 0;
+            batch.rows.push(row);
             if sequence.tokens.is_due() {
                 world.due.push(pick.entry);
             }
-            sequence.verifying = pick.drafts > 0;
-            if let Some(row) = step.plan.rows.get_mut(i) {
+            if pick.left_pad_blocks > 0
+                && let Some(row) = step.plan.rows.get_mut(i)
+            {
                 row.left_pad_blocks = pick.left_pad_blocks;
             }
         }
-        batch.kind = match (prefills, decodes) {
-            (0, _) => StepKind::Decode,
-            (_, 0) => StepKind::Prefill,
+        batch.kind = match decodes {
+            0 => StepKind::Prefill,
+            _ if decodes == world.picks.len() => StepKind::Decode,
             _ => StepKind::Mixed,
         };
         world.in_flight += 1;
@@ -169,6 +148,58 @@ impl Core {
                 *moves = if *moves == Moves::Due { Moves::In(batch.step) } else { *moves };
             }
         }
+    }
+}
+
+/// What nearly every row of nearly every step is: the newest token of a sequence that decodes.
+#[inline]
+fn decode_row(sequence: &Sequence, pick: &Pick, size: BlockSize, tokens: &mut Vec<Token>) -> BatchRow {
+    let at = tokens.len();
+    tokens.push(if sequence.in_flight == 0 { sequence.tokens.newest() } else { IN_FLIGHT });
+    BatchRow {
+        request: sequence.id.0,
+        seq: pick.seq,
+        phase: Phase::Decode,
+        tokens: Span::new(at, 1),
+        cached: sequence.claimed,
+        context_len: sequence.claimed + 1,
+        last_block_tokens: size.within(sequence.claimed) + 1,
+        sample_from: 0,
+        scored: Span::default(),
+        pool_row: sequence.pool_row.unwrap_or_default(),
+        drafts: Drafts::default(),
+        sampling: sequence.sampling,
+    }
+}
+
+#[inline(never)]
+fn any_row(sequence: &Sequence, pick: &Pick, size: BlockSize, batch: &mut Batch) -> BatchRow {
+    let start = batch.tokens.len();
+    push_known(sequence, pick, &mut batch.tokens);
+    let mut drafts = Drafts { count: pick.drafts, tree: None };
+    if pick.drafts > 0 {
+        batch.tokens.extend_from_slice(&sequence.drafts[..pick.drafts as usize]);
+        if !sequence.rest.parents.is_empty() {
+            drafts.tree = Some(Span::new(batch.parents.len(), sequence.rest.parents.len()));
+            batch.parents.extend_from_slice(&sequence.rest.parents);
+        }
+    }
+    let tokens = Span::new(start, batch.tokens.len() - start);
+    let samples = sequence.claimed + pick.tokens == sequence.len();
+    let context_len = sequence.claimed + pick.tokens + pick.drafts;
+    BatchRow {
+        request: sequence.id.0,
+        seq: pick.seq,
+        phase: if sequence.prefilling { Phase::Prefill } else { Phase::Decode },
+        tokens,
+        cached: sequence.claimed,
+        context_len,
+        last_block_tokens: size.within(context_len - 1) + 1,
+        sample_from: if samples { pick.redirected + pick.tokens - 1 } else { tokens.len },
+        scored: to_score(sequence, pick),
+        pool_row: sequence.pool_row.unwrap_or_default(),
+        drafts,
+        sampling: sequence.sampling,
     }
 }
 
@@ -188,9 +219,6 @@ fn to_score(sequence: &Sequence, pick: &Pick) -> Span {
 fn push_known(sequence: &Sequence, pick: &Pick, tokens: &mut Vec<Token>) {
     let known = sequence.tokens.len();
     let to = sequence.claimed + pick.tokens;
-    if pick.redirected == 0 && pick.tokens == 1 && to >= known {
-        return tokens.push(if to == known { sequence.tokens.newest() } else { IN_FLIGHT });
-    }
     let from = sequence.claimed - pick.redirected;
     sequence.tokens.copy(from..to, tokens);
     tokens.extend(std::iter::repeat_n(IN_FLIGHT, (to - to.min(known).max(from)) as usize));

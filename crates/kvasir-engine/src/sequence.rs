@@ -75,27 +75,29 @@ pub struct Sequence {
     /// Tokens that a step can find by content.
     pub(crate) published: u32,
 
-    pub(crate) tag: u64,
     /// What ends it, in short.
     pub(crate) stops: Plain,
     pub(crate) pool_row: Option<PoolRow>,
     pub(crate) status: Status,
-    /// A step that feeds the end of its known tokens has been scheduled since it was admitted.
-    pub(crate) prefilled: bool,
+    /// It was admitted, and no step that feeds the end of its known tokens has been scheduled since.
+    pub(crate) prefilling: bool,
     /// The step in flight verifies drafts of it.
     pub(crate) verifying: bool,
     /// It wants log-probabilities.
     pub(crate) logprobs: bool,
-    /// Prompt, then outputs that the host has seen. Its end is the next line.
+    /// As in its parameters.
+    pub(crate) serial: bool,
+    /// Prompt, then outputs that the host has seen. The newest of them are the next two lines.
     pub(crate) tokens: LongList,
+    pub(crate) rest: Box<Rest>,
 
+    pub(crate) tag: u64,
     /// When the host saw its newest output; in its timings when it has ended.
     pub(crate) last_token: Option<Nanos>,
     /// Row moves of its accepted drafts that the next step makes, or that a step in flight makes.
     pub(crate) moves: Moves,
     /// Drafts for its next decode.
     pub(crate) drafts: Vec<Token>,
-    pub(crate) rest: Box<Rest>,
 
     /// As in its parameters.
     pub(crate) sampling: Sampling,
@@ -134,6 +136,7 @@ impl Sequence {
             prompt_len: request.prompt.len() as u32,
             tokens: LongList::new(request.prompt),
             logprobs: request.params.sampling.logprobs.is_some(),
+            serial: request.params.serial,
             sampling: request.params.sampling,
             rest: Box::new(Rest { params: request.params, ..Rest::default() }),
             ..Self::default()
@@ -243,7 +246,7 @@ impl Sequence {
     }
     /// Whether its prompt (or everything, after a preemption) is still being fed.
     pub fn is_prefilling(&self) -> bool {
-        !self.prefilled
+        self.prefilling
     }
     /// Whether log-probabilities of its prompt are wanted that are not there yet.
     pub fn wants_scores(&self) -> bool {

@@ -1,7 +1,10 @@
 //! What becomes of a step: its outputs are committed, or it is undone.
 
-use crate::{Core, Fault, Finish, Nanos, Sequence, Status, sequence::Moves, stop};
+use crate::{
+    Core, Fault, Finish, Nanos, PublishAt, RequestId, Sequence, Status, sequence::Moves, stop, world::World,
+};
 use kvasir_exec::{BatchRow, Phase, Step, StepError};
+use kvasir_kv::{StepId, Token};
 use kvasir_sample::accept;
 
 /// What the step says of the prompt of its `i`-th row.
@@ -30,6 +33,29 @@ fn fault(error: &StepError) -> Fault {
     }
 }
 
+impl World {
+    /// Takes in the one token of a row that goes on: all that nearly every row of nearly every step is. False if there is more
+    /// to it; nothing has changed then.
+    fn advance(&mut self, row: &BatchRow, token: Token, step: StepId, now: Nanos) -> bool {
+        let Some(sequence) = self.slab.get_mut(RequestId(row.request)) else { return false };
+        let first = sequence.outputs_len();
+        let goes_on = row.is_one_decode() && sequence.stops.goes_on(token, first + 1);
+        if !goes_on || first == 0 || sequence.logprobs || sequence.cache != Some(row.seq) {
+            return false;
+        }
+        sequence.steps_in_flight -= 1;
+        sequence.in_flight -= 1;
+        sequence.computed = sequence.computed.max(row.context_len);
+        sequence.tokens.push(token);
+        sequence.last_token = Some(now);
+        self.outbox.push_one(sequence.id, sequence.tag, step, first, token);
+        if self.publish_at == PublishAt::EveryBlock && sequence.computed >= sequence.published + self.block {
+            self.publish(RequestId(row.request).index(), false);
+        }
+        true
+    }
+}
+
 impl Core {
     /// Ends the lease of a step that has run: what it wrote is there and may be found. Its tokens may come later, with
     /// [`Core::postprocess`], which does this itself where it was not done.
@@ -38,7 +64,7 @@ impl Core {
             return;
         }
         for row in step.batch.rows.iter().filter(|row| row.drafts.count == 0) {
-            if let Some(entry) = self.world.slab.find(crate::RequestId(row.request))
+            if let Some(entry) = self.world.slab.find(RequestId(row.request))
                 && self.world.slab[entry].cache == Some(row.seq)
             {
                 self.world.slab[entry].computed = row.context_len;
@@ -65,7 +91,10 @@ impl Core {
         // One after the other, so that the waiting for all that memory overlaps.
         self.world.due.drain(..).for_each(|entry| self.world.slab[entry].tokens.touch_end());
         for (i, row) in step.batch.rows.iter().enumerate() {
-            self.take_row(i, row, step, result, now);
+            let token = if result.is_ok() { step.output.only_token(i) } else { None };
+            if !token.is_some_and(|token| self.world.advance(row, token, step.batch.step, now)) {
+                self.take_row(i, row, step, result, now);
+            }
         }
         if let Err(error) = result {
             self.fail_moved(step, error, now);
@@ -81,7 +110,7 @@ impl Core {
         result: &Result<(), StepError>,
         now: Nanos,
     ) {
-        let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) else { return };
+        let Some(entry) = self.world.slab.find(RequestId(row.request)) else { return };
         let sequence = &mut self.world.slab[entry];
         sequence.steps_in_flight -= 1;
         if sequence.status == Status::Finished {
@@ -271,7 +300,7 @@ impl Core {
             }
         }
         for row in step.batch.rows.iter().rev() {
-            let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) else { continue };
+            let Some(entry) = self.world.slab.find(RequestId(row.request)) else { continue };
             let sequence = &mut self.world.slab[entry];
             sequence.steps_in_flight -= 1;
             sequence.in_flight -= u32::from(row.samples());
@@ -281,7 +310,6 @@ impl Core {
                 if sequence.ahead > 0 {
                     sequence.ahead = self.world.cache.take_ahead(row.seq, 0).unwrap_or(0);
                 }
-                sequence.prefilled = row.phase == Phase::Decode;
                 if row.drafts.tree.is_some()
                     && let Ok(tree) = self.world.cache.tree()
                 {
@@ -289,6 +317,7 @@ impl Core {
                     let withdrawn = tree.propose(row.seq, &[]);
                     debug_assert!(withdrawn.is_ok(), "{withdrawn:?}");
                 }
+                self.world.set_prefilling(entry, row.phase == Phase::Prefill);
                 self.world.renew_promise(entry);
             }
             self.world.release_row(entry);
@@ -300,7 +329,7 @@ impl Core {
     pub fn reject(&mut self, step: &Step, error: &StepError, now: Nanos) {
         self.cancel(step);
         for row in &step.batch.rows {
-            if let Some(entry) = self.world.slab.find(crate::RequestId(row.request)) {
+            if let Some(entry) = self.world.slab.find(RequestId(row.request)) {
                 self.fail_row(entry, row, error, now);
             }
         }

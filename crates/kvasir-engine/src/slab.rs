@@ -45,6 +45,11 @@ impl Slab {
         (entry.id == id && id != VACANT).then_some(id.index())
     }
 
+    /// The sequence that `id` names, unless it is gone.
+    pub(crate) fn get_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
+        self.entries.get_mut(id.index() as usize).filter(|entry| entry.id == id && id != VACANT)
+    }
+
     /// Live sequences with their entries.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Sequence)> {
         let live = self.entries.iter().enumerate().filter(|(_, entry)| entry.id != VACANT);

@@ -4,6 +4,7 @@ use crate::{
     StepRecord, Summary, kept::KeptSessions, queue::Queue, slab::Slab,
 };
 use kvasir_exec::{PoolRow, SequenceSpec};
+use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{Cache, ClaimRow, Hit, SeqId, StepId};
 
 /// A row that the policy has put into the step being made.
@@ -22,11 +23,19 @@ pub(crate) struct Pick {
     pub(crate) promised: u32,
 }
 
+impl Pick {
+    /// Whether it feeds one token and nothing else.
+    pub(crate) fn is_one_token(&self) -> bool {
+        self.tokens == 1 && self.redirected == 0 && self.drafts == 0
+    }
+}
+
 /// Everything that a core owns beside its policy.
 pub(crate) struct World {
     pub(crate) limits: Limits,
     pub(crate) cache: Box<dyn Cache>,
     pub(crate) block: u32,
+    pub(crate) size: BlockSize,
     /// Tokens that every sequence begins with, which lie in a frozen prefix: whole blocks.
     pub(crate) base: u32,
     pub(crate) has_prefix: bool,
@@ -44,6 +53,8 @@ pub(crate) struct World {
     pub(crate) picked_tokens: u32,
     /// Slots that `picks` will claim.
     pub(crate) picked_slots: u32,
+    /// Running sequences whose prompt is under way.
+    pub(crate) prefilling: u32,
     /// Slots promised to running sequences and not claimed.
     pub(crate) promised: u32,
     pub(crate) record: StepRecord,
@@ -56,6 +67,8 @@ pub(crate) struct World {
     pub(crate) due: Vec<u32>,
     /// Drafts are made once a token is seen, so nothing is fed before.
     pub(crate) speculates: bool,
+    /// Somebody was given drafts.
+    pub(crate) drafted: bool,
     /// Newcomers wait for the other replicas.
     pub(crate) coalescing: bool,
     /// Steps scheduled and not come back.
@@ -76,19 +89,10 @@ pub(crate) struct World {
     pub(crate) round: u64,
 }
 
-/// Slots of whole blocks of `block` slots that `tokens` take.
-pub(crate) fn whole_blocks(tokens: u32, block: u32) -> u32 {
-    match block.is_power_of_two() {
-        // A division per row and step is what this spares.
-        true => tokens.saturating_add(block - 1) & !(block - 1),
-        false => tokens.div_ceil(block).saturating_mul(block),
-    }
-}
-
 impl World {
     /// Slots of whole blocks that `tokens` take.
     pub(crate) fn whole_blocks(&self, tokens: u32) -> u32 {
-        whole_blocks(tokens, self.block)
+        self.size.whole(tokens)
     }
 
     /// Slots of whole blocks that a sequence of `tokens` takes, those in a frozen prefix not counted.
@@ -113,6 +117,12 @@ impl World {
         let sequence = &mut self.slab[entry];
         self.promised = self.promised + slots - sequence.promised;
         sequence.promised = slots;
+    }
+
+    /// Notes whether the prompt of `entry` is under way; adjusts how many are.
+    pub(crate) fn set_prefilling(&mut self, entry: u32, prefilling: bool) {
+        let was = std::mem::replace(&mut self.slab[entry].prefilling, prefilling);
+        self.prefilling = self.prefilling + u32::from(prefilling) - u32::from(was);
     }
 
     /// Sets the promise to what is missing between what is claimed and what was reserved at admission.
@@ -178,13 +188,13 @@ impl World {
     /// Gives back everything that `entry` holds in the cache; what steps in flight name stays until they are done.
     pub(crate) fn release_cache(&mut self, entry: u32) {
         self.set_promise(entry, 0);
+        self.set_prefilling(entry, false);
         let sequence = &mut self.slab[entry];
         sequence.claimed = 0;
         sequence.computed = 0;
         sequence.ahead = 0;
         sequence.published = 0;
         sequence.rest.hit = 0;
-        sequence.prefilled = false;
         sequence.moves = Moves::None;
         sequence.drafts.clear();
         sequence.rest.parents.clear();

@@ -83,6 +83,11 @@ impl BatchRow {
         self.sample_from < self.tokens.len
     }
 
+    /// Whether it feeds one token to have the next one, and nothing else.
+    pub fn is_one_decode(&self) -> bool {
+        self.phase == Phase::Decode && self.tokens.len == 1 && self.samples() && self.drafts.count == 0
+    }
+
     /// Whether the hidden state behind the row's last token is wanted: with the last row of a prompt whose request asked.
     pub fn wants_hidden(&self) -> bool {
         self.sampling.hidden && self.phase == Phase::Prefill && self.samples()

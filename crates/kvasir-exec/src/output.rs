@@ -52,6 +52,12 @@ impl Output {
         self.device_ns = 0;
     }
 
+    /// The `i`-th row's token, if it yielded just one.
+    pub fn only_token(&self, i: usize) -> Option<Token> {
+        let span = self.rows.get(i)?.tokens;
+        if span.len == 1 { self.tokens.get(span.start as usize).copied() } else { None }
+    }
+
     /// Adds what one row drew; `drawn` keeps its memory.
     pub fn push(&mut self, drawn: &mut Drawn) {
         self.rows.push(OutputRow { tokens: Span::new(self.tokens.len(), drawn.tokens.len()) });

@@ -12,8 +12,9 @@ impl Clone for Identity {
 }
 
 /// What stands where in a plan's table, from the last time that the plan was written: in the next one only what was added
-/// since is copied. Steps of many rows, or of long tables, would otherwise copy all of them every time. What only this step
-/// needs is laid into one stretch that every step uses anew.
+/// since is copied. Steps of many rows, or of long tables, would otherwise copy all of them every time. What lies near of each
+/// table, and what only one step needs, is laid into one stretch that every step uses anew, so that it lies close together; a
+/// row whose part of it is where it was in the step before finds there what it wrote.
 ///
 /// Each table has some room behind it to grow into. One that outgrows it, or that changed, is written anew at the end;
 /// when more than half of the whole is out of use everything is.
@@ -27,10 +28,19 @@ pub struct KeptTables {
     rows: usize,
     /// Entries that belong to no row.
     unused: usize,
-    /// Where things are laid that only one step needs.
+    /// Where near parts are laid, and things that only one step needs.
     laid: Span,
     /// Entries of that stretch which this step has used.
     used: u32,
+    /// A plan was begun and not ended: what lies in the stretch is not known.
+    is_open: bool,
+}
+
+/// Where the two parts of a table stand in a plan's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub(crate) far: u32,
+    pub(crate) near: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +50,9 @@ struct KeptTable {
     at: u32,
     blocks: u32,
     room: u32,
+    /// Where its near part was laid, and how many that were.
+    near_at: u32,
+    near: u32,
 }
 
 /// Two plans are equal if they say the same, whatever they remember.
@@ -60,12 +73,13 @@ impl KeptTables {
         self.unused = 0;
         self.laid = Span::default();
         self.used = 0;
+        self.is_open = false;
     }
 
     /// Begins a plan of `cache` in the memory of an earlier one.
     pub(crate) fn begin(&mut self, cache: &Identity, table: &mut Vec<BlockId>) {
         let is_same = self.cache.as_ref().is_some_and(|of| Arc::ptr_eq(of, &cache.0));
-        if !is_same || self.unused > table.len() / 2 {
+        if !is_same || self.is_open || self.unused > table.len() / 2 {
             let laid = self.laid.len;
             self.clear();
             table.clear();
@@ -74,6 +88,7 @@ impl KeptTables {
         }
         self.rows = 0;
         self.used = 0;
+        self.is_open = true;
     }
 
     fn make_stretch(&mut self, len: u32, table: &mut Vec<BlockId>) {
@@ -83,10 +98,9 @@ impl KeptTables {
         table.resize(table.len() + len as usize, 0);
     }
 
-    /// Finds a place for `count` entries that only this step needs, and says where it begins.
+    /// Finds a place for `count` entries in the stretch, and says where it begins.
     #[inline]
-    pub(crate) fn lay(&mut self, count: usize, table: &mut Vec<BlockId>) -> u32 {
-        let count = count as u32;
+    pub(crate) fn lay(&mut self, count: u32, table: &mut Vec<BlockId>) -> u32 {
         if self.laid.len - self.used < count {
             self.make_stretch((2 * self.laid.len).max(count).max(LEAST_LAID), table);
         }
@@ -102,45 +116,54 @@ impl KeptTables {
         }
     }
 
-    /// Brings the next row's blocks into `table` and says where they begin. `changes` tells whether those that were
-    /// there are the same still.
+    /// Brings the next row's blocks into `table`, those that lie far and those that lie near, and says where they begin. `changes` tells
+    /// whether those that were there are the same still.
     #[inline]
     pub(crate) fn place(
         &mut self,
         seq: SeqId,
         changes: u32,
-        blocks: &[BlockId],
+        far: &[BlockId],
+        near: &[BlockId],
         table: &mut Vec<BlockId>,
-    ) -> u32 {
-        let count = blocks.len() as u32;
+    ) -> Places {
+        let at = self.lay(LongList::NEAR as u32, table);
         // Mostly nothing of what is kept has changed.
-        if let Some(kept) = self.tables.get(self.rows)
-            && (kept.seq, kept.changes, kept.blocks) == (seq, changes, count)
-        {
-            self.rows += 1;
-            return kept.at;
+        let is_same = self
+            .tables
+            .get(self.rows)
+            .is_some_and(|kept| (kept.seq, kept.changes, kept.blocks) == (seq, changes, far.len() as u32));
+        if !is_same {
+            self.place_anew(seq, changes, far, table);
         }
-        self.place_anew(seq, changes, blocks, table)
+        let kept = &mut self.tables[self.rows];
+        self.rows += 1;
+        let known = if kept.near_at == at { kept.near } else { 0 };
+        (kept.near_at, kept.near) = (at, near.len() as u32);
+        let far = kept.at;
+        if let Some(new) = near.get(known as usize..).filter(|new| !new.is_empty()) {
+            let from = (at + known) as usize;
+            table[from..from + new.len()].copy_from_slice(new);
+        }
+        Places { far, near: at }
     }
 
-    fn place_anew(&mut self, seq: SeqId, changes: u32, blocks: &[BlockId], table: &mut Vec<BlockId>) -> u32 {
-        let count = blocks.len() as u32;
+    /// Brings the next row's far blocks in, of which something is new.
+    fn place_anew(&mut self, seq: SeqId, changes: u32, far: &[BlockId], table: &mut Vec<BlockId>) {
+        let count = far.len() as u32;
         self.find(seq);
-        self.rows += 1;
-        let Some(kept) = self.tables.get_mut(self.rows - 1) else {
-            let kept = write(seq, changes, blocks, table);
-            self.tables.push(kept);
-            return kept.at;
+        let Some(kept) = self.tables.get_mut(self.rows) else {
+            return self.tables.push(write(seq, changes, far, table));
         };
+        kept.near = 0;
         if kept.changes != changes || count > kept.room {
             self.unused += kept.room as usize;
-            *kept = write(seq, changes, blocks, table);
+            *kept = write(seq, changes, far, table);
         } else if kept.blocks < count {
             let (from, to) = ((kept.at + kept.blocks) as usize, (kept.at + count) as usize);
-            table[from..to].copy_from_slice(&blocks[kept.blocks as usize..]);
+            table[from..to].copy_from_slice(&far[kept.blocks as usize..]);
             kept.blocks = count;
         }
-        kept.at
     }
 
     /// Drops what is kept for rows that are gone, so that the next one is that of `seq`, or the end is reached.
@@ -157,6 +180,7 @@ impl KeptTables {
     /// Ends a plan: rows that it does not have are dropped.
     pub(crate) fn end(&mut self) {
         self.unused += self.tables.drain(self.rows..).map(|kept| kept.room as usize).sum::<usize>();
+        self.is_open = false;
     }
 
     /// Most entries that the tables of a plan come to, when those in use are `blocks` in `rows` rows.
@@ -169,7 +193,7 @@ impl KeptTables {
 /// Entries that a table may at least grow by before it is written anew.
 const LEAST_ROOM: usize = 4;
 
-/// Least length of the stretch for what only one step needs.
+/// Least length of the stretch.
 const LEAST_LAID: u32 = 64;
 
 fn write(seq: SeqId, changes: u32, blocks: &[BlockId], table: &mut Vec<BlockId>) -> KeptTable {
@@ -177,5 +201,6 @@ fn write(seq: SeqId, changes: u32, blocks: &[BlockId], table: &mut Vec<BlockId>)
     let room = blocks.len() + blocks.len() / 8 + LEAST_ROOM;
     table.extend_from_slice(blocks);
     table.resize(at + room, 0);
-    KeptTable { seq, changes, at: at as u32, blocks: blocks.len() as u32, room: room as u32 }
+    let (at, blocks, room) = (at as u32, blocks.len() as u32, room as u32);
+    KeptTable { seq, changes, at, blocks, room, near_at: 0, near: 0 }
 }

@@ -25,6 +25,7 @@ mod plan;
 mod prefix;
 mod prefixed;
 mod radix;
+mod rare;
 mod registry;
 mod ring;
 mod seqs;
@@ -51,6 +52,7 @@ pub use plan::{Layout, Mask, Plan, PlanKind, PlanRow, PoolId, RowMove, Segment, 
 pub use prefix::{PrefixWatch, SharedPrefix};
 pub use prefixed::Prefixed;
 pub use radix::{NodeId, Radix, RadixIndex, RadixTree, Reached};
+use rare::RareList;
 pub use registry::{Builders, CacheBuilder, CacheConfig, RegistryError, build};
 pub use ring::Rings;
 pub use seqs::SeqTable;

@@ -6,17 +6,19 @@ use std::ops::{Index, Range};
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct LongList {
+    /// How many are near.
+    count: u16,
+    /// At how many near ones the next one brings all into one piece.
+    full: u16,
+    newest: u32,
     /// All but the near ones.
     far: Vec<u32>,
-    /// How many are near.
-    count: u32,
-    newest: u32,
     near: [u32; Self::NEAR],
 }
 
 impl Default for LongList {
     fn default() -> Self {
-        Self { far: Vec::new(), count: 0, newest: 0, near: [0; Self::NEAR] }
+        Self { far: Vec::new(), count: 0, full: Self::NEAR as u16, newest: 0, near: [0; Self::NEAR] }
     }
 }
 
@@ -26,13 +28,15 @@ impl LongList {
 
     /// A list of these.
     pub fn new(list: Vec<u32>) -> Self {
-        Self { newest: list.last().copied().unwrap_or_default(), far: list, ..Self::default() }
+        let mut list = Self { far: list, ..Self::default() };
+        list.note_end();
+        list
     }
 
     /// How many there are.
     #[inline]
     pub fn len(&self) -> u32 {
-        self.far.len() as u32 + self.count
+        self.far.len() as u32 + u32::from(self.count)
     }
 
     /// Whether there are none.
@@ -86,7 +90,7 @@ impl LongList {
     /// not all brought together in the same step.
     #[inline]
     pub fn is_due(&self) -> bool {
-        self.len().is_multiple_of(Self::NEAR as u32)
+        self.count == self.full
     }
 
     /// Looks at the memory where the long part grows. Who does so for several lists one after the other waits for it once.
@@ -110,15 +114,16 @@ impl LongList {
 
     /// Drops what is behind the first `len`.
     pub fn truncate(&mut self, len: u32) {
-        self.count = self.count.min(len.saturating_sub(self.far.len() as u32));
+        self.count = (len as usize).saturating_sub(self.far.len()).min(self.count.into()) as u16;
         self.far.truncate(len as usize);
-        self.note_newest();
+        self.note_end();
     }
 
     /// All of them, brought into one piece.
     pub fn gather(&mut self) -> &[u32] {
         self.far.extend_from_slice(&self.near[..self.count as usize]);
         self.count = 0;
+        self.note_full();
         &self.far
     }
 
@@ -126,7 +131,7 @@ impl LongList {
     pub fn edit<T>(&mut self, edit: impl FnOnce(&mut Vec<u32>) -> T) -> T {
         self.gather();
         let result = edit(&mut self.far);
-        self.note_newest();
+        self.note_end();
         result
     }
 
@@ -172,7 +177,12 @@ impl LongList {
         (self.far.get(range.start as usize..cut as usize).unwrap_or(&[]), near.unwrap_or(&[]))
     }
 
-    fn note_newest(&mut self) {
+    fn note_full(&mut self) {
+        self.full = (Self::NEAR - self.far.len() % Self::NEAR) as u16;
+    }
+
+    fn note_end(&mut self) {
+        self.note_full();
         let newest = self.near().last().or(self.far.last());
         self.newest = newest.copied().unwrap_or_default();
     }

@@ -54,6 +54,11 @@ impl Deref for RareNodes {
 }
 
 impl RareNodes {
+    /// Whether there never were any.
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+
     /// To change, if there ever were any.
     pub(crate) fn get_mut(&mut self) -> Option<&mut Nodes> {
         self.0.as_deref_mut()

@@ -1,4 +1,4 @@
-use crate::kept::{Identity, KeptTables};
+use crate::kept::{Identity, KeptTables, Places};
 use crate::{Position, SeqId, Slot, StepId};
 use serde::{Deserialize, Serialize};
 
@@ -174,17 +174,15 @@ impl Plan {
         self.table.reserve(entries.saturating_sub(self.table.len()));
     }
 
-    /// Puts entries into the table that only this step needs, and says where they begin.
+    /// Brings a sequence's blocks into the table, those that lie far and those that lie near, and says where they begin.
     #[inline]
-    pub(crate) fn lay(&mut self, entries: &[u32]) -> u32 {
-        let at = self.kept.lay(entries.len(), &mut self.table);
-        self.table[at as usize..at as usize + entries.len()].copy_from_slice(entries);
-        at
+    pub(crate) fn place(&mut self, seq: SeqId, changes: u32, far: &[u32], near: &[u32]) -> Places {
+        self.kept.place(seq, changes, far, near, &mut self.table)
     }
 
-    /// The same for entries that are not there yet.
-    pub(crate) fn lay_each(&mut self, entries: impl ExactSizeIterator<Item = u32>) -> u32 {
-        let at = self.kept.lay(entries.len(), &mut self.table);
+    /// Puts entries into the table that only this step needs, and says where they begin.
+    pub(crate) fn lay(&mut self, entries: impl ExactSizeIterator<Item = u32>) -> u32 {
+        let at = self.kept.lay(entries.len() as u32, &mut self.table);
         let places = &mut self.table[at as usize..at as usize + entries.len()];
         places.iter_mut().zip(entries).for_each(|(place, entry)| *place = entry);
         at

@@ -1,6 +1,8 @@
 use crate::{CacheError, SeqId};
 
+/// What names it comes first, beside what every step looks at.
 #[derive(Clone, Debug, Default)]
+#[repr(C, align(64))]
 struct Entry<T> {
     uses: u32,
     live: bool,

@@ -48,7 +48,8 @@ impl Chunked {
     /// Prompts under way first, then newcomers, while the budget lasts.
     fn prefill(&self, desk: &mut Desk<'_>, budget: u32, short: Reason) {
         let mut budget = budget.min(desk.budget());
-        for i in 0..desk.running() {
+        let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
+        for i in 0..looked_at {
             let Some(entry) = desk.running_at(i) else { break };
             if desk.sequence(entry).is_prefilling() && desk.sequence(entry).to_feed() > 0 {
                 self.feed(desk, entry, &mut budget, short);

@@ -105,7 +105,8 @@ impl PrefillFirst {
     /// Feeds prompts that are under way, then newcomers.
     fn prefill(&mut self, desk: &mut Desk<'_>) {
         let open = self.gate_is_open(desk);
-        for i in 0..desk.running() {
+        let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
+        for i in 0..looked_at {
             let Some(entry) = desk.running_at(i) else { break };
             if desk.sequence(entry).is_prefilling() && !self.feed_prompt(desk, entry) {
                 return;

@@ -143,6 +143,14 @@ impl Rectangular {
         self.running.iter().filter(|row| Self::is_live(desk, row)).count()
     }
 
+    /// The row whose prompt is under way.
+    fn ongoing(&self, desk: &Desk<'_>) -> Option<usize> {
+        if desk.prefilling() == 0 {
+            return None;
+        }
+        self.running.iter().position(|row| desk.sequence(row.entry).is_prefilling())
+    }
+
     /// Why no prompt may be prefilled now, whichever it is.
     fn closed(&self, desk: &Desk<'_>) -> Option<Reason> {
         if !self.paused.is_empty() {
@@ -191,8 +199,7 @@ impl Rectangular {
 
     /// Runs a chunk, of the prompt under way or of a new one. False if none runs.
     fn prefill(&mut self, desk: &mut Desk<'_>) -> bool {
-        let ongoing = self.running.iter().position(|row| desk.sequence(row.entry).is_prefilling());
-        match ongoing {
+        match self.ongoing(desk) {
             Some(at) => {
                 desk.hold_rest_waiting(Reason::OnePrefill);
                 let held = self.resume(desk, at).err();
@@ -221,6 +228,9 @@ impl Rectangular {
 
     /// Starts the first prompt of the queue that may; with strict order only the first of all.
     fn start(&mut self, desk: &mut Desk<'_>) -> bool {
+        if desk.waiting() == 0 {
+            return false;
+        }
         let live = self.live(desk);
         if live > 0 {
             let full = (live >= self.config.max_batch as usize).then_some(Reason::DecodeBatch);
@@ -326,6 +336,7 @@ impl Rectangular {
         self.tkv = waiting.fold(shape, Rectangle::with).tkv();
         desk.rectangle().rows = shape.rows();
         desk.rectangle().width = shape.width();
+        let mut gave_up = false;
         for row in &self.running {
             let sequence = desk.sequence(row.entry);
             if sequence.is_prefilling() || desk.is_settled(row.entry) {
@@ -338,16 +349,19 @@ impl Rectangular {
                 // It was promised the whole pool, and may write more than that.
                 Err(Reason::NoRoom { .. }) if desk.running() == 1 && desk.steps_in_flight() == 0 => {
                     desk.give_up(row.entry);
+                    gave_up = true;
                 }
                 Err(reason) => desk.hold(row.entry, reason),
             }
         }
-        self.drop_gone(desk);
+        if gave_up {
+            self.drop_gone(desk);
+        }
         for row in &self.paused {
             desk.hold(row.entry, Reason::Paused);
         }
         // Decoding rows first, then the prompt under way.
-        if let Some(at) = self.running.iter().position(|row| desk.sequence(row.entry).is_prefilling()) {
+        if let Some(at) = self.ongoing(desk) {
             self.running[at..].rotate_left(1);
         }
     }

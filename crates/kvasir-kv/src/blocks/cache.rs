@@ -50,7 +50,7 @@ impl<I: Index> Cache for BlockCache<I> {
 
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.release_from(seq, 0)?;
-        for block in std::mem::take(&mut self.seqs.get_mut(seq)?.ahead) {
+        for block in self.seqs.get_mut(seq)?.ahead.take() {
             self.ledger.disown(block);
         }
         self.seqs.close(seq)?;

@@ -1,5 +1,5 @@
 use super::claims::Pending;
-use super::seq::{ClaimedRow, Seq};
+use super::seq::{ClaimedRow, LONGEST, Seq};
 use super::{BlockCache, BlockSize, Index, Ledger};
 use crate::{BlockId, CacheError, ClaimRow, Nodes, RowMove, SeqId, StepId};
 use std::ops::Range;
@@ -16,6 +16,56 @@ pub(super) fn push_rows(
     moves.extend(within.map(|row| RowMove { from: from * block_size + row, to: to * block_size + row }));
 }
 
+/// What is noted of one token more of a sequence with nothing unusual about it.
+#[inline]
+fn one_token(id: SeqId, seq: &Seq, size: BlockSize) -> ClaimedRow {
+    let grows = u32::from(size.of(seq.next) == seq.table.len());
+    ClaimedRow {
+        seq: id,
+        redirected: 0,
+        tokens: 1,
+        start: seq.next,
+        from_ahead: 0,
+        replaced: None,
+        grows,
+        is_far: grows > 0 && (size.rows() > 1 || seq.table.grows_far(grows)),
+    }
+}
+
+/// Checks any row, and says what is to be noted of it.
+#[inline(never)]
+fn check_row<I: Index>(
+    row: &ClaimRow,
+    seq: &Seq,
+    size: BlockSize,
+    ledger: &Ledger<I>,
+    has_dummy: bool,
+) -> Result<ClaimedRow, CacheError> {
+    let is_empty = row.tokens == 0 && row.redirected == 0;
+    if is_empty || row.redirected > 0 && (!has_dummy || row.redirected > seq.owned_tail()) {
+        return Err(CacheError::BadClaim);
+    }
+    if !seq.nodes.is_idle() {
+        match seq.nodes.proposed() {
+            0 => return Err(CacheError::Unsettled),
+            proposed if proposed == row.tokens && row.redirected == 0 => {}
+            _ => return Err(CacheError::BadClaim),
+        }
+    }
+    let tail = if row.tokens > 0 { shared_tail(seq, size, ledger) } else { None };
+    let (grows, fresh) = growth(seq, row.tokens, size, ledger)?;
+    Ok(ClaimedRow {
+        seq: row.seq,
+        redirected: row.redirected,
+        tokens: row.tokens,
+        start: seq.end(),
+        from_ahead: grows - fresh,
+        replaced: tail.map(|tail| (seq.table.len() - 1, tail)),
+        grows,
+        is_far: grows > 0 && (size.rows() > 1 || !seq.ahead.is_empty() || seq.table.grows_far(grows)),
+    })
+}
+
 /// Blocks that the table grows by, and how many of them were not taken ahead.
 fn growth<I: Index>(
     seq: &Seq,
@@ -23,7 +73,7 @@ fn growth<I: Index>(
     size: BlockSize,
     ledger: &Ledger<I>,
 ) -> Result<(u32, u32), CacheError> {
-    let end = seq.end().checked_add(tokens).filter(|&end| end <= u32::MAX - 256);
+    let end = seq.end().checked_add(tokens).filter(|&end| end <= LONGEST);
     let full = || CacheError::Full { needed: tokens, available: ledger.available() * size.rows() };
     let more = size.holding(end.ok_or_else(full)?).saturating_sub(seq.table.len());
     Ok((more, if more > 0 { more.saturating_sub(seq.ahead.len() as u32) } else { 0 }))
@@ -53,8 +103,11 @@ impl<I: Index> BlockCache<I> {
         let needed = self.check_rows(rows)?;
         self.check_room(needed)?;
         let mut records = std::mem::take(&mut self.records);
-        self.touch_tables(&records);
-        records.iter_mut().try_for_each(|record| self.claim_row(step, record))?;
+        // One after the other, so that the waiting for all that memory overlaps.
+        for &row in &self.far {
+            self.seqs.get(rows[row].seq)?.table.touch_end();
+        }
+        records.iter().try_for_each(|record| self.claim_row(step, record))?;
         // The flight's list is empty; its memory is the next claim's.
         std::mem::swap(self.inflight.begin(step)?, &mut records);
         self.records = records;
@@ -70,72 +123,43 @@ impl<I: Index> BlockCache<I> {
         }
         self.marks += 1;
         self.records.clear();
-        let (mark, in_blocks) = (self.marks, self.size.rows() > 1);
+        self.far.clear();
         let mut needed = 0u32;
         for row in rows {
             let seq = self.seqs.get_mut(row.seq)?;
-            let is_twice = std::mem::replace(&mut seq.mark, mark) == mark;
-            let is_empty = row.tokens == 0 && row.redirected == 0;
-            let redirects = row.redirected > 0 && (!self.config.dummy || row.redirected > seq.owned_tail());
-            if is_twice || is_empty || redirects {
+            if std::mem::replace(&mut seq.mark, self.marks) == self.marks {
                 return Err(CacheError::BadClaim);
             }
-            if !seq.nodes.is_idle() {
-                match seq.nodes.proposed() {
-                    0 => return Err(CacheError::Unsettled),
-                    proposed if proposed == row.tokens && row.redirected == 0 => {}
-                    _ => return Err(CacheError::BadClaim),
-                }
+            let record = match row.redirected == 0 && row.tokens == 1 && seq.is_plain() {
+                true => one_token(row.seq, seq, self.size),
+                false => check_row(row, seq, self.size, &self.ledger, self.config.dummy)?,
+            };
+            needed = needed.saturating_add(record.grows + u32::from(record.replaced.is_some()));
+            needed -= record.from_ahead;
+            if record.is_far {
+                self.far.push(self.records.len());
             }
-            let tail = if row.tokens > 0 { shared_tail(seq, self.size, &self.ledger) } else { None };
-            let (grows, fresh) = growth(seq, row.tokens, self.size, &self.ledger)?;
-            needed = needed.saturating_add(fresh + u32::from(tail.is_some()));
-            self.records.push(ClaimedRow {
-                seq: row.seq,
-                redirected: row.redirected,
-                tokens: row.tokens,
-                start: seq.end(),
-                from_ahead: 0,
-                replaced: tail.map(|tail| (seq.table.len() - 1, tail)),
-                grows,
-                is_far: grows > 0 && (in_blocks || !seq.ahead.is_empty() || seq.table.grows_far(grows)),
-            });
+            self.records.push(record);
         }
         Ok(needed)
     }
 
-    /// Looks at the memory in which tables grow, all at once, so that the waiting for it overlaps.
-    fn touch_tables(&self, records: &[ClaimedRow]) {
-        for record in records.iter().filter(|record| record.is_far) {
-            self.seqs.get(record.seq).into_iter().for_each(|seq| seq.table.touch_end());
-        }
-    }
-
-    fn claim_row(&mut self, step: StepId, row: &mut ClaimedRow) -> Result<(), CacheError> {
+    fn claim_row(&mut self, step: StepId, row: &ClaimedRow) -> Result<(), CacheError> {
         if let Some((at, old)) = row.replaced {
             self.replace_tail(row.seq, at, old)?;
         }
-        let seq = self.seqs.get_mut(row.seq)?;
-        let (start, end) = (row.start, row.start + row.tokens);
-        let blocks = self.size.holding(end);
-        let (ahead, bound, ledger) = (&mut seq.ahead, &mut seq.bound, &mut self.ledger);
-        if !row.is_far {
-            // One block more, or none.
-            for block in (0..row.grows).map_while(|_| ledger.take()) {
-                *bound = (*bound).max(block + 1);
-                seq.table.push(block);
-            }
-        } else if row.grows > 0 {
-            seq.table.grow(|table| {
-                let taken = ahead.len().min(blocks as usize - table.len());
-                row.from_ahead = taken as u32;
-                for block in ahead.drain(ahead.len() - taken..).rev() {
-                    *bound = (*bound).max(block + 1);
-                    table.push(block);
-                }
-                *bound = (*bound).max(ledger.take_all(blocks - table.len() as u32, table));
-            });
+        if row.is_far {
+            self.grow_far(row)?;
         }
+        let seq = self.seqs.get_mut(row.seq)?;
+        if row.grows > 0
+            && !row.is_far
+            && let Some(block) = self.ledger.take()
+        {
+            seq.bound = seq.bound.max(block + 1);
+            seq.table.push(block);
+        }
+        let (start, end) = (row.start, row.start + row.tokens);
         let proposed = seq.nodes.get_mut().filter(|nodes| nodes.proposed() > 0);
         let is_tree = proposed.is_some();
         match proposed {
@@ -146,6 +170,23 @@ impl<I: Index> BlockCache<I> {
         seq.was_cut &= row.tokens == 0;
         seq.last_step = Some(step);
         seq.pending.push(Pending { step, start, end, is_tree });
+        Ok(())
+    }
+
+    /// Lets a table grow by any number of blocks, first by those that were taken ahead.
+    #[inline(never)]
+    fn grow_far(&mut self, row: &ClaimedRow) -> Result<(), CacheError> {
+        let seq = self.seqs.get_mut(row.seq)?;
+        let (ahead, bound, ledger) = (&mut seq.ahead, &mut seq.bound, &mut self.ledger);
+        seq.table.grow(|table| {
+            ahead.edit(|ahead| {
+                for block in ahead.drain(ahead.len() - row.from_ahead as usize..).rev() {
+                    *bound = (*bound).max(block + 1);
+                    table.push(block);
+                }
+            });
+            *bound = (*bound).max(ledger.take_all(row.grows - row.from_ahead, table));
+        });
         Ok(())
     }
 
@@ -160,9 +201,12 @@ impl<I: Index> BlockCache<I> {
         let held = seq.table.len() + seq.ahead.len() as u32;
         let fresh = upto.div_ceil(block_size).saturating_sub(held);
         // The first one taken is the first one used.
-        seq.ahead.reverse();
-        seq.ahead.extend((0..fresh).map_while(|_| self.ledger.take()));
-        seq.ahead.reverse();
+        if fresh > 0 {
+            let ahead = seq.ahead.make();
+            ahead.reverse();
+            ahead.extend((0..fresh).map_while(|_| self.ledger.take()));
+            ahead.reverse();
+        }
         Ok((held + fresh) * block_size)
     }
 

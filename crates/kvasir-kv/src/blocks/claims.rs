@@ -1,4 +1,4 @@
-use crate::StepId;
+use crate::{RareList, StepId};
 
 /// One claim in flight of one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,9 +25,9 @@ const NEAR: usize = 2;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     near: [Pending; NEAR],
-    count: usize,
+    count: u32,
     /// Those behind `near`, when that is full.
-    far: Vec<Pending>,
+    far: RareList<Pending>,
 }
 
 impl Claims {
@@ -37,17 +37,17 @@ impl Claims {
 
     pub(crate) fn clear(&mut self) {
         self.count = 0;
-        self.far.clear();
+        self.far.take();
     }
 
     #[inline]
     pub(crate) fn push(&mut self, claim: Pending) {
-        match self.near.get_mut(self.count) {
+        match self.near.get_mut(self.count as usize) {
             Some(place) => {
                 *place = claim;
                 self.count += 1;
             }
-            None => self.far.push(claim),
+            None => self.far.make().push(claim),
         }
     }
 
@@ -59,9 +59,9 @@ impl Claims {
             return None;
         }
         self.near.copy_within(1.., 0);
-        match self.far.is_empty() {
-            true => self.count -= 1,
-            false => self.near[NEAR - 1] = self.far.remove(0),
+        match self.far.edit(|far| far.remove(0)) {
+            Some(next) => self.near[NEAR - 1] = next,
+            None => self.count -= 1,
         }
         Some(oldest)
     }
@@ -69,7 +69,7 @@ impl Claims {
     /// Takes the newest if it belongs to `step`.
     pub(crate) fn take_newest(&mut self, step: StepId) -> Option<Pending> {
         let newest = *self.iter().next_back().filter(|claim| claim.step == step)?;
-        if self.far.pop().is_none() {
+        if self.far.edit(Vec::pop).is_none() {
             self.count -= 1;
         }
         Some(newest)
@@ -79,18 +79,18 @@ impl Claims {
     #[inline]
     pub(crate) fn of(&self, step: StepId) -> Option<&Pending> {
         // Few steps are in flight, and the one asked for is mostly the newest.
-        match self.near.get(self.count.wrapping_sub(1)) {
+        match self.near.get(self.count.wrapping_sub(1) as usize) {
             Some(newest) if newest.step == step => Some(newest),
             _ => self.iter().find(|claim| claim.step == step),
         }
     }
 
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Pending> {
-        self.near[..self.count].iter().chain(&self.far)
+        self.near[..self.count as usize].iter().chain(self.far.iter())
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pending> {
-        self.near[..self.count].iter_mut().chain(&mut self.far)
+        self.near[..self.count as usize].iter_mut().chain(self.far.iter_mut())
     }
 }
 

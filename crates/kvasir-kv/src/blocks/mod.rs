@@ -29,7 +29,7 @@ use crate::kept::Identity;
 use crate::{BlockId, CacheError, Hit, InFlight, RowMove, SeqTable};
 use leased::LeasedMoves;
 use seq::{ClaimedRow, Seq};
-pub(crate) use size::BlockSize;
+pub use size::BlockSize;
 use std::borrow::Cow;
 
 /// How a block cache is built.
@@ -90,6 +90,8 @@ pub struct BlockCache<I> {
     /// Counts lookups.
     lookups: u64,
     records: Vec<ClaimedRow>,
+    /// Of the newest claim, the rows whose tables grew where they lie far.
+    far: Vec<usize>,
     rows: Vec<RowMove>,
 }
 
@@ -110,6 +112,7 @@ impl<I: Index> BlockCache<I> {
             looked_up: None,
             lookups: 0,
             records: Vec::new(),
+            far: Vec::new(),
             rows: Vec::new(),
         })
     }

@@ -1,6 +1,7 @@
 use super::claims::Pending;
 use super::seq::{ClaimedRow, Seq};
 use super::{BlockCache, Index};
+use crate::kept::Places;
 use crate::{
     CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, SeqId, Span, StepId,
 };
@@ -11,9 +12,7 @@ impl<I: Index> BlockCache<I> {
         let flight = self.inflight.get(step)?;
         plan.begin(step, self.generation, &self.identity);
         plan.kind = PlanKind::Ragged;
-        for (i, _) in flight.rows.iter().enumerate().filter(|(_, row)| row.is_far) {
-            plan.kept.touch_end(i, &plan.table);
-        }
+        self.far.iter().for_each(|&row| plan.kept.touch_end(row, &plan.table));
         flight.rows.iter().try_for_each(|row| self.write_row(step, row, plan))?;
         plan.kept.end();
         self.classify(plan);
@@ -93,7 +92,7 @@ impl<I: Index> BlockCache<I> {
         let prefix = self.write_segments(row.seq, seq, seq.next, plan);
         let order = nodes.order(frontier.end);
         let slots = order.iter().map(|&node| self.slot(seq, seq.next + node));
-        let at = plan.lay_each(slots);
+        let at = plan.lay(slots);
         plan.segments.push(Segment {
             pool: PoolId::default(),
             layout: Layout::Table { at, block: 1, offset: 0 },
@@ -135,38 +134,34 @@ impl<I: Index> BlockCache<I> {
         }
     }
 
-    /// Segments for the owned ranges below `end`; their entries altogether. What of a table lies far is kept in the plan from step
-    /// to step, what lies near is laid beside that of all others.
+    /// Segments for the owned ranges below `end`: what of the table lies far, and what lies near. Their entries altogether.
+    #[inline]
     fn write_segments(&self, id: SeqId, seq: &Seq, end: u32, plan: &mut Plan) -> u32 {
         let count = self.size.holding(end) as usize;
         let (far, near) = (seq.table.blocks().far(), seq.table.blocks().near());
         let far = &far[..count.min(far.len())];
         let near = &near[..count - far.len()];
-        let places = Places {
-            far: plan.kept.place(id, seq.table.changes(), far, &mut plan.table),
-            near: plan.lay(near),
-            first_near: far.len() as u32,
-        };
-        if seq.holes.is_empty() && end > 0 {
-            let cut = (places.first_near * self.size.rows()).min(end);
-            for (part, at) in [(0..cut, places.far), (cut..end, places.near)] {
-                if !part.is_empty() {
-                    plan.segments.push(self.segment(part, at, 0));
-                }
-            }
-            return end;
+        let places = plan.place(id, seq.table.changes(), far, near);
+        let first_near = far.len() as u32;
+        if !seq.holes.is_empty() || end == 0 {
+            seq.owned(end).for_each(|owned| self.push_segments(places, first_near, owned, plan));
+            return seq.owned(end).map(|owned| owned.end - owned.start).sum();
         }
-        seq.owned(end).for_each(|owned| self.push_segments(&places, owned, plan));
-        seq.owned(end).map(|owned| owned.end - owned.start).sum()
+        let cut = (first_near * self.size.rows()).min(end);
+        if cut > 0 {
+            plan.segments.push(self.segment(0..cut, places.far, 0));
+        }
+        if cut < end {
+            plan.segments.push(self.segment(cut..end, places.near, 0));
+        }
+        end
     }
 
     /// One range that a sequence owns: what of it lies far, and what lies near.
-    fn push_segments(&self, places: &Places, owned: Range<Position>, plan: &mut Plan) {
-        let first_near = places.first_near;
+    fn push_segments(&self, places: Places, first_near: u32, owned: Range<Position>, plan: &mut Plan) {
         let cut = (first_near * self.size.rows()).clamp(owned.start, owned.end);
-        for (part, at, first) in
-            [(owned.start..cut, places.far, 0), (cut..owned.end, places.near, first_near)]
-        {
+        let parts = [(owned.start..cut, places.far, 0), (cut..owned.end, places.near, first_near)];
+        for (part, at, first) in parts {
             if !part.is_empty() {
                 let at = at + self.size.of(part.start) - first;
                 let offset = self.size.within(part.start);
@@ -185,12 +180,4 @@ impl<I: Index> BlockCache<I> {
             sparse: None,
         }
     }
-}
-
-/// Where a sequence's table stands in a plan's.
-struct Places {
-    far: u32,
-    near: u32,
-    /// Number of its first block that lies near.
-    first_near: u32,
 }

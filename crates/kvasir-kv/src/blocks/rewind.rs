@@ -23,12 +23,14 @@ impl<I: Index> BlockCache<I> {
     pub(super) fn truncate(&mut self, id: SeqId, to: u32) -> Result<(), CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get_mut(id)?;
-        seq.holes.retain(|hole| hole.start < to);
         // What is left must end with a position that it owns.
         let mut end = to;
-        while let Some(hole) = seq.holes.pop_if(|hole| hole.end >= end) {
-            end = hole.start;
-        }
+        seq.holes.edit(|holes| {
+            holes.retain(|hole| hole.start < to);
+            while let Some(hole) = holes.pop_if(|hole| hole.end >= end) {
+                end = hole.start;
+            }
+        });
         seq.next = end;
         for pending in seq.pending.iter_mut() {
             pending.start = pending.start.min(end);

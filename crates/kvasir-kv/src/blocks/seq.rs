@@ -1,17 +1,20 @@
 use super::claims::{Claims, Pending};
 use super::table::Table;
-use crate::{BlockId, CacheError, Nodes, Position, RareNodes, SeqId, StepId};
+use crate::{BlockId, CacheError, Nodes, Position, RareList, RareNodes, SeqId, StepId};
 use std::ops::Range;
 
 /// Stands in a table where a removed range has freed a whole block.
 pub(crate) const HOLE: BlockId = BlockId::MAX;
+
+/// No sequence is longer, so that whole blocks can be counted.
+pub(crate) const LONGEST: u32 = u32::MAX - 256;
 
 /// One sequence: which block holds which positions. Block `i` of the table holds rows `i * block_size ..`; row and
 /// position are the same but for unsettled tree nodes, which lie behind the last position.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Seq {
-    // What every step looks at comes first and lies together.
+    // What every step looks at comes first and lies together: each paragraph is a cache line.
     /// Position after the last one, claims in flight included.
     pub(crate) next: Position,
     /// Above every block that it owned since it was opened.
@@ -20,18 +23,21 @@ pub(crate) struct Seq {
     pub(crate) mark: u64,
     /// Tree nodes that are not settled.
     pub(crate) nodes: RareNodes,
+    /// Ranges below `next` that it does not own, in order.
+    pub(crate) holes: RareList<Range<Position>>,
+    /// Blocks taken ahead of the claims that will use them, the next one last.
+    pub(crate) ahead: RareList<BlockId>,
     /// The last step that named it.
     pub(crate) last_step: Option<StepId>,
+
+    /// Its claims in flight.
+    pub(crate) pending: Claims,
+
     /// Whether its partly filled last block may be somebody else's too, because it was cut or copied: only then is that
     /// looked up before it is written.
     pub(crate) was_cut: bool,
-    /// Its claims in flight.
-    pub(crate) pending: Claims,
     pub(crate) table: Table,
-    /// Ranges below `next` that it does not own, in order.
-    pub(crate) holes: Vec<Range<Position>>,
-    /// Blocks taken ahead of the claims that will use them, the next one last.
-    pub(crate) ahead: Vec<BlockId>,
+
     /// Leading blocks that are published.
     pub(crate) published: u32,
     /// Rows from here on were computed beside a hole, or came from elsewhere: they are no function of the tokens
@@ -46,9 +52,9 @@ impl Seq {
     /// Makes a closed sequence's entry new again, keeping its memory.
     pub(crate) fn reset(&mut self, family: u64) {
         self.table.edit(Vec::clear);
-        self.ahead.clear();
+        self.ahead.take();
         self.next = 0;
-        self.holes.clear();
+        self.holes.take();
         self.pending.clear();
         self.last_step = None;
         self.published = 0;
@@ -58,6 +64,12 @@ impl Seq {
         self.family = family;
         self.bound = 0;
         self.was_cut = false;
+    }
+
+    /// Whether its next token is its next position, in a block of its own, and nothing was taken ahead for it.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.was_cut && self.nodes.is_none() && self.ahead.is_empty() && self.next < LONGEST
     }
 
     /// Rows up to the last position or unsettled node.
@@ -100,7 +112,7 @@ impl Seq {
     /// Puts `count` blocks of its table, from entry `first` on, back to those that are taken ahead.
     pub(crate) fn put_ahead(&mut self, first: u32, count: u32) {
         let blocks = first as usize..(first + count) as usize;
-        let ahead = &mut self.ahead;
+        let ahead = self.ahead.make();
         self.table.edit(|table| {
             if blocks.end <= table.len() {
                 ahead.extend(table.drain(blocks).rev());
@@ -112,7 +124,7 @@ impl Seq {
     pub(crate) fn add(&mut self, range: Range<Position>) {
         if range.start >= self.next {
             if range.start > self.next {
-                self.holes.push(self.next..range.start);
+                self.holes.make().push(self.next..range.start);
             }
             self.next = range.end;
             return;
@@ -120,7 +132,7 @@ impl Seq {
         let Some(at) = self.holes.iter().position(|hole| hole.end >= range.end) else { return };
         let hole = self.holes[at].clone();
         let rest = [hole.start..range.start, range.end..hole.end];
-        self.holes.splice(at..=at, rest.into_iter().filter(|rest| !rest.is_empty()));
+        self.holes.make().splice(at..=at, rest.into_iter().filter(|rest| !rest.is_empty()));
     }
 
     /// Takes a range out that ends below `next`.
@@ -130,7 +142,7 @@ impl Seq {
         let touched = &self.holes[first..behind];
         let start = touched.first().map_or(range.start, |hole| hole.start.min(range.start));
         let end = touched.last().map_or(range.end, |hole| hole.end.max(range.end));
-        self.holes.splice(first..behind, std::iter::once(start..end));
+        self.holes.make().splice(first..behind, std::iter::once(start..end));
     }
 
     /// The block that holds the rows `at * block_size ..`, if it has one.

@@ -1,21 +1,25 @@
 /// Rows per block. Mostly a power of two, for which a shift does what a division would.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockSize {
+pub struct BlockSize {
     rows: u32,
     shift: Option<u32>,
 }
 
 impl BlockSize {
-    pub(crate) fn new(rows: u32) -> Self {
+    /// Of `rows`, at least one.
+    pub fn new(rows: u32) -> Self {
         Self { rows, shift: rows.is_power_of_two().then(|| rows.trailing_zeros()) }
     }
 
-    pub(crate) fn rows(self) -> u32 {
+    /// How many they are.
+    #[inline]
+    pub fn rows(self) -> u32 {
         self.rows
     }
 
     /// The block that holds row `row`.
-    pub(crate) fn of(self, row: u32) -> u32 {
+    #[inline]
+    pub fn of(self, row: u32) -> u32 {
         match self.shift {
             Some(shift) => row >> shift,
             None => row / self.rows,
@@ -23,14 +27,25 @@ impl BlockSize {
     }
 
     /// Where in its block row `row` lies.
-    pub(crate) fn within(self, row: u32) -> u32 {
-        row - self.of(row) * self.rows
+    #[inline]
+    pub fn within(self, row: u32) -> u32 {
+        match self.shift {
+            Some(_) => row & (self.rows - 1),
+            None => row % self.rows,
+        }
     }
 
     /// Blocks that hold `rows` rows.
-    pub(crate) fn holding(self, rows: u32) -> u32 {
-        let whole = self.of(rows);
-        whole + u32::from(whole * self.rows < rows)
+    #[inline]
+    pub fn holding(self, rows: u32) -> u32 {
+        self.of(rows) + u32::from(self.within(rows) > 0)
+    }
+
+    /// Rows of the blocks that hold `rows` rows.
+    #[inline]
+    pub fn whole(self, rows: u32) -> u32 {
+        let over = self.within(rows);
+        if over == 0 { rows } else { rows.saturating_add(self.rows - over) }
     }
 }
 
@@ -45,6 +60,7 @@ mod tests {
             for row in (0..600).chain(u32::MAX - 300..u32::MAX - 256) {
                 assert_eq!((blocks.of(row), blocks.within(row)), (row / size, row % size));
                 assert_eq!(blocks.holding(row), row.div_ceil(size));
+                assert_eq!(blocks.whole(row), row.next_multiple_of(size));
             }
         }
     }

@@ -48,10 +48,10 @@ struct Sequence {
     seen: u64,
     /// The newest step that names it.
     last_step: Option<StepId>,
+    nodes: RareNodes,
     entries: Entries,
     /// Sequences of one number were forked off one another.
     family: u64,
-    nodes: RareNodes,
     /// The cell of each unsettled node.
     node_slots: Vec<Slot>,
 }

@@ -49,7 +49,10 @@ impl Cells {
         }
         let queries = Span::new(plan.positions.len(), row.tokens as usize);
         plan.positions.extend(row.start..row.end);
-        entries.slots().copy(start..end, &mut plan.write_slots);
+        match end == entries.len() && row.tokens == 1 {
+            true => plan.write_slots.push(entries.slots().newest()),
+            false => entries.slots().copy(start..end, &mut plan.write_slots),
+        }
         // Each query's first visible entry rises with its position; what the first does not see, none does.
         let from = |position: Position| entries.index_of(self.sees_from(position));
         let read = from(row.start)..end;
@@ -94,7 +97,7 @@ impl Cells {
         self.push_entries(row, seq, read.clone(), plan);
         let order = seq.nodes.order(row.end);
         let slots = order.iter().map(|&node| seq.node_slots[node as usize]);
-        let (at, sparse) = (plan.lay_each(slots), Some(plan.read_positions.len() as u32));
+        let (at, sparse) = (plan.lay(slots), Some(plan.read_positions.len() as u32));
         plan.read_positions.extend(order.iter().map(|&node| position(node)));
         let layout = Layout::Table { at, block: 1, offset: 0 };
         plan.segments.push(Segment { pool: PoolId(0), layout, len: row.end, first: base, sparse });
@@ -107,8 +110,8 @@ impl Cells {
         Ok(())
     }
 
-    /// Appends a read of a sequence's entries: a long consecutive beginning as a run, the rest as tables. What of them lies far is
-    /// kept in the plan from step to step, what lies near is laid beside that of all others.
+    /// Appends a read of a sequence's entries: a long consecutive beginning as a run, the rest as tables, what of them lies
+    /// far and what lies near.
     fn push_entries(&self, row: &Row, seq: &Sequence, read: Range<u32>, plan: &mut Plan) {
         let entries = &seq.entries;
         let (far, near) = (entries.slots().far(), entries.slots().near());
@@ -125,15 +128,18 @@ impl Cells {
                 let start = entries.first() + run.start;
                 push_segment(Layout::Run { start }, position(run.start), split - run.start, plan);
             }
+            if split == run.end {
+                continue;
+            }
+            let far = far.get(split as usize..cut as usize).unwrap_or(&[]);
+            let (from, to) = (cut.saturating_sub(first_near), run.end.saturating_sub(first_near));
+            let places = plan.place(row.seq, entries.changes(), far, &near[from as usize..to as usize]);
+            let table = |at| Layout::Table { at, block: 1, offset: 0 };
             if split < cut {
-                let slots = &far[split as usize..cut as usize];
-                let at = plan.kept.place(row.seq, entries.changes(), slots, &mut plan.table);
-                push_segment(Layout::Table { at, block: 1, offset: 0 }, position(split), cut - split, plan);
+                push_segment(table(places.far), position(split), cut - split, plan);
             }
             if cut < run.end {
-                let slots = &near[(cut - first_near) as usize..(run.end - first_near) as usize];
-                let at = plan.lay(slots);
-                push_segment(Layout::Table { at, block: 1, offset: 0 }, position(cut), run.end - cut, plan);
+                push_segment(table(places.near), position(cut), run.end - cut, plan);
             }
         }
     }

@@ -1,0 +1,47 @@
+use std::ops::{Deref, DerefMut};
+
+/// A list of which hardly any sequence ever has anything, so that it takes no room beside what every step looks at.
+#[derive(Clone, Debug)]
+#[allow(clippy::box_collection)] // a pointer, not three words
+pub(crate) struct RareList<T>(Option<Box<Vec<T>>>);
+
+impl<T> Default for RareList<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T> Deref for RareList<T> {
+    type Target = [T];
+    #[inline]
+    fn deref(&self) -> &[T] {
+        self.0.as_deref().map_or(&[], |list| list)
+    }
+}
+
+impl<T> DerefMut for RareList<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.0.as_deref_mut().map_or(&mut [], |list| list)
+    }
+}
+
+impl<T> RareList<T> {
+    /// To change, and to add the first ones.
+    pub(crate) fn make(&mut self) -> &mut Vec<T> {
+        self.0.get_or_insert_default()
+    }
+
+    /// Takes everything out.
+    pub(crate) fn take(&mut self) -> Vec<T> {
+        self.0.take().map_or(Vec::new(), |list| *list)
+    }
+
+    /// Changes what is there, if anything is, and forgets the list when nothing is left.
+    pub(crate) fn edit<R>(&mut self, edit: impl FnOnce(&mut Vec<T>) -> R) -> Option<R> {
+        let result = edit(self.0.as_deref_mut()?);
+        if self.is_empty() {
+            self.0 = None;
+        }
+        Some(result)
+    }
+}
