@@ -178,8 +178,10 @@ pub struct Tracer<S> {
     open: bool,
     now: StepTrace,
     live: HashMap<RequestId, Known>,
+    /// What blocks were used for when that was written last, those behind the last one being free.
     uses: Vec<BlockUse>,
     survey: Vec<BlockUse>,
+    mapped: bool,
     table: Vec<BlockId>,
     /// Numbers of those who do the same again, or speak once, before they are made runs.
     again: Vec<u64>,
@@ -199,6 +201,7 @@ impl<S: TraceSink> Tracer<S> {
             live: HashMap::new(),
             uses: Vec::new(),
             survey: Vec::new(),
+            mapped: false,
             table: Vec::new(),
             again: Vec::new(),
             spoke: Vec::new(),
@@ -347,17 +350,22 @@ impl<S: TraceSink> Tracer<S> {
         }
     }
 
+    /// What blocks are used for now, where that is not what it was; at first, of every block.
     fn map(&mut self, core: &Core) {
         core.cache().survey(&mut self.survey);
-        let is_new = self.uses.len() != self.survey.len();
-        let strides = self.survey.chunks(STRIDE).enumerate();
-        let changed = strides.filter(|(i, stride)| {
-            let before = self.uses.get(i * STRIDE..).unwrap_or(&[]);
-            is_new || stride.iter().zip(before).fold(false, |differs, (new, old)| differs | (new != old))
-        });
-        for (i, stride) in changed {
-            for (at, &used) in (i * STRIDE..).zip(stride) {
-                if self.uses.get(at).is_some_and(|&before| !is_new && before == used) {
+        let is_first = !std::mem::replace(&mut self.mapped, true);
+        let blocks = core.cache().capacity() / core.cache().block_size().max(1);
+        let len = self.uses.len().max(self.survey.len()).max(if is_first { blocks as usize } else { 0 });
+        self.uses.resize(len, BlockUse::Free);
+        self.survey.resize(len, BlockUse::Free);
+        for (i, (new, old)) in self.survey.chunks(STRIDE).zip(self.uses.chunks(STRIDE)).enumerate() {
+            // A fold without a way out early is done for many at once.
+            let differs = new.iter().zip(old).fold(false, |differs, (new, old)| differs | (new != old));
+            if !differs && !is_first {
+                continue;
+            }
+            for (at, (&used, before)) in (i * STRIDE..).zip(new.iter().zip(old)) {
+                if !is_first && used == *before {
                     continue;
                 }
                 match self.now.map.last_mut() {
@@ -369,6 +377,8 @@ impl<S: TraceSink> Tracer<S> {
             }
         }
         std::mem::swap(&mut self.uses, &mut self.survey);
+        let used = self.uses.iter().rposition(|used| *used != BlockUse::Free).map_or(0, |last| last + 1);
+        self.uses.truncate(used);
     }
 
     fn events(&mut self, events: &[Event]) {

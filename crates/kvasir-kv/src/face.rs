@@ -144,8 +144,8 @@ pub trait Cache: Send {
     }
     /// How its slots are spread now.
     fn room(&self) -> Room;
-    /// Writes what each block is used for, by its id; nothing where that is not kept. For pictures: it may take time
-    /// in the size of the pool.
+    /// Writes what each block is used for, by its id; those behind the last one are free. Nothing where that is not kept. For
+    /// pictures: it may take time in the size of what was ever used.
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
     }

@@ -223,7 +223,7 @@ impl Cache for Cells {
 
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
-        blocks.extend((0..self.capacity).map(|slot| self.cells.survey(slot)));
+        blocks.extend((0..self.cells.high_water()).map(|slot| self.cells.survey(slot)));
     }
 
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
