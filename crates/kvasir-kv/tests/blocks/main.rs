@@ -1,0 +1,46 @@
+//! The verbs of `paged` and `radix`, one rule per test.
+
+#![allow(clippy::unwrap_used)]
+
+mod claims;
+mod forks;
+mod plans;
+mod sharing;
+
+use kvasir_kv::blocks::BlockConfig;
+use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Radix, Room, RowMove, SeqId, StepId, Token};
+
+const SMALL: BlockConfig =
+    BlockConfig { block_size: 4, blocks: 8, max_sequences: 8, sharing: true, dummy: false };
+
+/// The same test over both caches.
+fn both(config: BlockConfig, test: impl Fn(&mut dyn Cache)) {
+    test(&mut Paged::new(config).unwrap());
+    test(&mut Radix::new(config).unwrap());
+}
+
+fn row(seq: SeqId, tokens: u32) -> ClaimRow {
+    ClaimRow { seq, redirected: 0, tokens }
+}
+
+fn plan_of(cache: &dyn Cache, step: u64) -> Plan {
+    let mut plan = Plan::default();
+    cache.plan(StepId(step), &mut plan).unwrap();
+    plan
+}
+
+/// Claims and retires `tokens` for one sequence.
+fn run(cache: &mut dyn Cache, step: u64, seq: SeqId, tokens: u32) {
+    cache.claim(StepId(step), &[row(seq, tokens)]).unwrap();
+    cache.retire(StepId(step)).unwrap();
+    cache.check().unwrap();
+}
+
+fn publish(cache: &mut dyn Cache, seq: SeqId, tokens: &[Token]) {
+    cache.prefix().unwrap().publish(seq, tokens, tokens.len() as u32).unwrap();
+    cache.check().unwrap();
+}
+
+fn room(free: u32, evictable: u32, held: u32, leased: u32) -> Room {
+    Room { free, evictable, held, leased }
+}

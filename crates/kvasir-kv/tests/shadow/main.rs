@@ -1,0 +1,250 @@
+//! Random lives on the block caches against a model that knows what every slot holds.
+//!
+//! A device is played: a slot remembers the fold of everything that was visible when it was written, so a read of a
+//! slot that was written for any other history is seen at once. Every verb is drawn at random, refused ones too; the cache's
+//! own walker runs after each.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod steps;
+mod verbs;
+
+use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
+use kvasir_kv::{
+    BlockId, Cache, CacheError, ClaimRow, Lookup, Paged, Plan, Position, Radix, SeqId, Slot, StepId, Token,
+};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, n: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as u32 % n.max(1)
+    }
+    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        (!from.is_empty()).then(|| from[self.roll(from.len() as u32) as usize])
+    }
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    (a ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29)
+}
+
+#[derive(Clone, Default)]
+struct ModelSeq {
+    /// Token and content of every owned position.
+    rows: BTreeMap<Position, (Token, u64)>,
+    nodes: Vec<Node>,
+    proposed: Vec<i32>,
+    salt: u64,
+    family: u64,
+    /// Rows of claims in flight, and nodes.
+    inflight: u32,
+    nodes_inflight: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Node {
+    parent: i32,
+    depth: u32,
+    token: Token,
+    content: u64,
+}
+
+impl ModelSeq {
+    fn next(&self) -> Position {
+        self.rows.last_key_value().map_or(0, |(position, _)| position + 1)
+    }
+    /// Rows whose step has retired: claimed ones are the last.
+    fn retired(&self) -> impl Iterator<Item = (Position, (Token, u64))> + '_ {
+        let rows = self.rows.len() - self.inflight as usize;
+        self.rows.iter().take(rows).map(|(&position, &row)| (position, row))
+    }
+    fn fold(&self) -> u64 {
+        self.rows.values().fold(self.salt, |fold, &(_, content)| mix(fold, content))
+    }
+    fn push(&mut self, token: Token) {
+        let content = mix(self.fold(), u64::from(token));
+        self.rows.insert(self.next(), (token, content));
+    }
+    fn ancestors(&self, node: usize) -> Vec<usize> {
+        let mut chain = vec![node];
+        while let Ok(parent) = usize::try_from(self.nodes[chain[chain.len() - 1]].parent) {
+            chain.push(parent);
+        }
+        chain.reverse();
+        chain
+    }
+    fn push_node(&mut self, parent: i32, token: Token) {
+        let above = usize::try_from(parent).map(|parent| self.ancestors(parent)).unwrap_or_default();
+        let fold = above.iter().fold(self.fold(), |fold, &node| mix(fold, self.nodes[node].content));
+        let depth = above.len() as u32;
+        self.nodes.push(Node { parent, depth, token, content: mix(fold, u64::from(token)) });
+    }
+}
+
+/// One query: its position, its token, and position and content of all that it sees, itself last.
+type Query = (Position, Token, Vec<(Position, u64)>);
+
+/// What one row of a submitted step must do.
+struct Expected {
+    seq: SeqId,
+    salt: u64,
+    queries: Vec<Query>,
+    redirected: u32,
+}
+
+struct Flight {
+    step: StepId,
+    plan: Plan,
+    expected: Vec<Expected>,
+    named: HashSet<Slot>,
+    /// Who owned which block when it was submitted.
+    owned: HashSet<(SeqId, BlockId)>,
+    tree: Vec<(SeqId, u32)>,
+    plain: Vec<(SeqId, u32)>,
+}
+
+struct World<I> {
+    cache: BlockCache<I>,
+    config: BlockConfig,
+    dice: Dice,
+    device: HashMap<Slot, u64>,
+    seqs: BTreeMap<SeqId, ModelSeq>,
+    closed: Vec<SeqId>,
+    flights: VecDeque<Flight>,
+    step: u64,
+    families: u64,
+    hits: u32,
+    looked_up: Option<(Vec<Token>, u64, Lookup)>,
+    refused: u32,
+}
+
+impl<I: Index> World<I> {
+    fn any(&mut self) -> Option<SeqId> {
+        let live: Vec<SeqId> = self.seqs.keys().copied().collect();
+        self.dice.pick(&live)
+    }
+
+    fn prompt(&mut self) -> Vec<Token> {
+        // Few stems and few tokens, so that prompts share prefixes of every length.
+        let (stem, len) = (self.dice.roll(3), 1 + self.dice.roll(5 * self.config.block_size + 6));
+        let cut = self.dice.roll(len + 1);
+        (0..len).map(|i| if i < cut { stem * 7 + i % 5 } else { self.dice.roll(2) + 90 }).collect()
+    }
+
+    /// Everything that can be asked, to show that a refusal changed nothing.
+    fn picture(&self) -> String {
+        let ids = self.seqs.keys();
+        let lens: Vec<_> = ids.map(|&id| (self.cache.len(id), self.cache.claimed_len(id))).collect();
+        format!("{:?} {} {lens:?}", self.cache.room(), self.cache.generation())
+    }
+
+    fn live(&mut self, verbs: u32) {
+        for _ in 0..verbs {
+            let verb = self.dice.roll(100);
+            match verb {
+                0..12 => self.open(),
+                12..18 => self.close(),
+                18..50 => self.claim(),
+                50..68 => self.retire(),
+                68..80 => self.publish(),
+                80..83 => self.rewind(),
+                83..86 => self.remove(),
+                86..89 => self.copy(),
+                89..91 => self.fork(),
+                91 => self.keep(),
+                92..95 => self.propose(),
+                95..98 => self.commit(),
+                _ => {
+                    let slots = self.dice.roll(3 * self.config.block_size);
+                    let before = self.cache.room();
+                    let evicted = self.cache.prefix().unwrap().evict(slots).unwrap();
+                    assert_eq!(self.cache.room().free, before.free + evicted);
+                    assert!(evicted >= slots.min(before.evictable));
+                }
+            }
+            if self.flights.len() > 3 {
+                self.retire();
+            }
+            self.cache.check().unwrap_or_else(|error| panic!("after verb {verb}: {error}"));
+            for (&seq, model) in &self.seqs {
+                assert_eq!(self.cache.next_position(seq), Ok(model.next()));
+                assert_eq!(self.cache.claimed_len(seq), Ok(model.rows.len() as u32));
+                assert_eq!(self.cache.len(seq), Ok(model.rows.len() as u32 - model.inflight));
+                assert_eq!(self.cache.tree().unwrap().unsettled(seq), Ok(model.nodes.len() as u32));
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        while !self.flights.is_empty() {
+            self.retire();
+        }
+        let live: Vec<SeqId> = self.seqs.keys().copied().collect();
+        live.into_iter().for_each(|seq| self.cache.close(seq).unwrap());
+        self.cache.check().unwrap();
+        let room = self.cache.room();
+        assert_eq!((room.free + room.evictable, room.held, room.leased), (self.cache.capacity(), 0, 0));
+        self.cache.prefix().unwrap().evict(u32::MAX).unwrap();
+        assert_eq!(self.cache.room().free, self.cache.capacity());
+        self.cache.clear().unwrap();
+        self.cache.check().unwrap();
+    }
+}
+
+fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheError>, name: &str) {
+    let seeds: u64 = std::env::var("KVASIR_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(150);
+    let (mut hits, mut refused) = (0, 0);
+    for seed in 1..=seeds {
+        for block_size in [1, 2, 4, 16] {
+            let mut dice = Dice(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1);
+            let blocks = [6, 12, 40, 200][dice.roll(4) as usize] * if block_size == 1 { 4 } else { 1 };
+            let config = BlockConfig {
+                block_size,
+                blocks,
+                max_sequences: 12,
+                sharing: dice.roll(8) > 0,
+                dummy: dice.roll(3) == 0,
+            };
+            let mut world = World {
+                cache: make(config).unwrap(),
+                config,
+                dice,
+                device: HashMap::new(),
+                seqs: BTreeMap::new(),
+                closed: Vec::new(),
+                flights: VecDeque::new(),
+                step: 0,
+                families: 0,
+                hits: 0,
+                looked_up: None,
+                refused: 0,
+            };
+            let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                world.live(200);
+                world.end();
+            }));
+            if let Err(cause) = run {
+                eprintln!("{name}: seed {seed}, {config:?}");
+                std::panic::resume_unwind(cause);
+            }
+            hits += world.hits;
+            refused += world.refused;
+        }
+    }
+    assert!(hits > 100 && refused > 10, "{name}: {hits} tokens were hits, {refused} verbs refused");
+}
+
+#[test]
+fn paged_reads_only_what_was_written_for_it() {
+    lives(Paged::new, "paged");
+}
+
+#[test]
+fn radix_reads_only_what_was_written_for_it() {
+    lives(Radix::new, "radix");
+}

@@ -1,0 +1,218 @@
+//! Everything that can be done to a sequence between steps.
+
+use crate::*;
+
+impl<I: Index> World<I> {
+    pub(super) fn open(&mut self) {
+        let Ok(seq) = self.cache.open() else { return };
+        assert!(!self.closed.contains(&seq), "id issued twice");
+        self.families += 1;
+        let mut model = ModelSeq { family: self.families, ..ModelSeq::default() };
+        if self.dice.roll(4) > 0 {
+            let (prompt, salt) = (self.prompt(), u64::from(self.dice.roll(4) / 3));
+            let limit = if self.dice.roll(5) == 0 { self.dice.roll(20) } else { u32::MAX };
+            // Sometimes what was looked up before other verbs is attached only now.
+            if let Some((prompt, salt, lookup)) = self.looked_up.take().filter(|_| self.dice.roll(2) == 0) {
+                let hit = self.cache.prefix().unwrap().attach(seq, &prompt, salt, limit, lookup).unwrap();
+                assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
+                model.salt = salt;
+                prompt[..hit.tokens as usize].iter().for_each(|&token| model.push(token));
+                self.seqs.insert(seq, model);
+                return;
+            }
+            let before = self.cache.room();
+            let found = self.cache.prefix().unwrap().lookup(&prompt, salt);
+            let after = self.cache.room();
+            // A split may show that a part of a prefix is idle that was counted with the part in use.
+            assert_eq!((after.free, after.leased), (before.free, before.leased));
+            assert!(after.evictable >= before.evictable);
+            let before = after;
+            let hit = self.cache.prefix().unwrap().attach(seq, &prompt, salt, limit, found.lookup).unwrap();
+            assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
+            if limit == u32::MAX {
+                assert_eq!(hit, found);
+                assert_eq!(before.evictable - self.cache.room().evictable, hit.idle);
+            }
+            self.hits += hit.tokens;
+            model.salt = salt;
+            prompt[..hit.tokens as usize].iter().for_each(|&token| model.push(token));
+        }
+        self.seqs.insert(seq, model);
+        if self.dice.roll(2) == 0 {
+            let (prompt, salt) = (self.prompt(), u64::from(self.dice.roll(4) / 3));
+            let found = self.cache.prefix().unwrap().lookup(&prompt, salt);
+            self.looked_up = Some((prompt, salt, found.lookup));
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        let Some(seq) = self.any() else { return };
+        self.cache.close(seq).unwrap();
+        self.seqs.remove(&seq);
+        self.closed.push(seq);
+        assert_eq!(self.cache.len(seq), Err(CacheError::UnknownSequence(seq)));
+    }
+
+    pub(super) fn publish(&mut self) {
+        let Some(seq) = self.any() else { return };
+        let model = &self.seqs[&seq];
+        let tokens: Vec<Token> =
+            (0..model.next()).map(|p| model.rows.get(&p).map_or(7, |row| row.0)).collect();
+        let computed = if self.dice.roll(3) == 0 { self.dice.roll(model.next() + 9) } else { model.next() };
+        self.cache.prefix().unwrap().publish(seq, &tokens, computed).unwrap();
+    }
+
+    pub(super) fn rewind(&mut self) {
+        let Some(seq) = self.any() else { return };
+        let model = self.seqs[&seq].clone();
+        let to = self.dice.roll(model.next() + 2);
+        let result = self.cache.rewind().unwrap().rewind_to(seq, to);
+        if !model.nodes.is_empty() || !model.proposed.is_empty() {
+            assert_eq!(result, Err(CacheError::Unsettled));
+        } else if to > model.next() {
+            let length = model.next();
+            assert_eq!(result, Err(CacheError::RewindOutOfRange { to, lowest: 0, length }));
+        } else {
+            result.unwrap();
+            self.cut(seq, to);
+        }
+    }
+
+    pub(super) fn cut(&mut self, seq: SeqId, to: Position) {
+        let model = self.seqs.get_mut(&seq).unwrap();
+        model.rows.split_off(&to);
+        // Claimed rows are the last ones; what is cut of them will not be published.
+        let len = self.cache.len(seq).unwrap();
+        model.inflight = model.rows.len() as u32 - len;
+        self.refresh(seq);
+    }
+
+    pub(super) fn remove(&mut self) {
+        let Some(seq) = self.any() else { return };
+        let model = self.seqs[&seq].clone();
+        let from = self.dice.roll(model.next() + 1);
+        let to = from + self.dice.roll(2 * self.config.block_size + 3);
+        let before = self.picture();
+        match self.cache.sequences().unwrap().remove(seq, from..to) {
+            Ok(()) if to >= model.next() => self.cut(seq, from),
+            Ok(()) => {
+                let model = self.seqs.get_mut(&seq).unwrap();
+                model.rows.retain(|position, _| !(from..to).contains(position));
+            }
+            Err(CacheError::Unsettled) => assert!(!model.nodes.is_empty() || !model.proposed.is_empty()),
+            Err(CacheError::InFlight) => {
+                assert!(model.inflight > 0);
+                assert_eq!(self.picture(), before);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    pub(super) fn copy(&mut self) {
+        let (Some(src), Some(dst)) = (self.any(), self.any()) else { return };
+        let (source, target) = (self.seqs[&src].clone(), self.seqs[&dst].clone());
+        let from = self.dice.roll(source.next() + 1);
+        let to = if self.dice.roll(2) == 0 { u32::MAX } else { from + self.dice.roll(12) };
+        let before = self.picture();
+        let rows: Vec<_> = source.retired().filter(|(p, _)| (from..to).contains(p)).collect();
+        match self.cache.sequences().unwrap().copy(src, dst, from..to) {
+            Ok(()) if rows.is_empty() => {
+                assert!(source.retired().next().is_some());
+                assert_eq!(self.picture(), before, "a copy of nothing changed something");
+            }
+            Ok(()) => {
+                assert!(rows.iter().all(|(p, _)| !target.rows.contains_key(p)));
+                let empty = target.rows.is_empty();
+                self.inherit(src, dst);
+                let target = self.seqs.get_mut(&dst).unwrap();
+                target.rows.extend(rows);
+                if empty {
+                    (target.salt, target.family) = (source.salt, source.family);
+                }
+            }
+            Err(error) => {
+                let reason = match error {
+                    CacheError::NothingToCopy => source.retired().next().is_none(),
+                    CacheError::CopyOverlaps => rows.iter().any(|(p, _)| target.rows.contains_key(p)),
+                    CacheError::NotInFamily => source.family != target.family,
+                    CacheError::Unsettled => {
+                        [&source, &target].iter().any(|seq| !seq.nodes.is_empty() || !seq.proposed.is_empty())
+                    }
+                    CacheError::InFlight => true,
+                    CacheError::Full { needed, available } => needed > available,
+                    _ => false,
+                };
+                assert!(reason, "{error}");
+                assert_eq!(self.picture(), before, "a refused copy changed something");
+            }
+        }
+    }
+
+    pub(super) fn fork(&mut self) {
+        let Some(seq) = self.any() else { return };
+        let n = self.dice.roll(3);
+        match self.cache.sequences().unwrap().fork(seq, n) {
+            Ok(forks) => {
+                assert_eq!(forks.len(), n as usize);
+                let mut model = self.seqs[&seq].clone();
+                model.rows = model.retired().collect();
+                (model.inflight, model.nodes_inflight) = (0, 0);
+                model.nodes.clear();
+                model.proposed.clear();
+                for fork in forks {
+                    self.inherit(seq, fork);
+                    self.seqs.insert(fork, model.clone());
+                }
+            }
+            Err(CacheError::Full { .. }) => self.refused += 1,
+            Err(CacheError::TooManySequences) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    pub(super) fn keep(&mut self) {
+        let Some(seq) = self.any() else { return };
+        self.cache.sequences().unwrap().keep(seq).unwrap();
+        let family = self.seqs[&seq].family;
+        let others: Vec<_> =
+            self.seqs.keys().copied().filter(|id| *id != seq && self.seqs[id].family == family).collect();
+        for id in others {
+            self.seqs.remove(&id);
+            self.closed.push(id);
+        }
+    }
+
+    pub(super) fn propose(&mut self) {
+        let Some(seq) = self.any() else { return };
+        let first = self.seqs[&seq].nodes.len() as i32;
+        let n = self.dice.roll(6) as i32;
+        let parents: Vec<i32> = (0..n).map(|i| self.dice.roll((first + i + 1) as u32) as i32 - 1).collect();
+        self.cache.tree().unwrap().propose(seq, &parents).unwrap();
+        self.seqs.get_mut(&seq).unwrap().proposed = parents;
+    }
+
+    pub(super) fn commit(&mut self) {
+        let Some(seq) = self.any() else { return };
+        let model = self.seqs[&seq].clone();
+        let mut chain = Vec::new();
+        let mut parent = -1;
+        while self.dice.roll(4) > 0 {
+            let children: Vec<usize> =
+                (0..model.nodes.len()).filter(|&n| model.nodes[n].parent == parent).collect();
+            let Some(node) = self.dice.pick(&children) else { break };
+            chain.push(node as u32);
+            parent = node as i32;
+        }
+        match self.cache.tree().unwrap().commit(seq, &chain) {
+            Ok(_) => {
+                assert_eq!(model.nodes_inflight, 0);
+                let target = self.seqs.get_mut(&seq).unwrap();
+                chain.iter().for_each(|&node| target.push(model.nodes[node as usize].token));
+                target.nodes.clear();
+                target.proposed.clear();
+            }
+            Err(CacheError::InFlight) => assert!(model.nodes_inflight > 0),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
