@@ -2,7 +2,7 @@
 //! the file, that before defaults.
 
 use crate::{Cli, cmd::Failure, one_line};
-use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, parser::ValueSource};
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Parser, parser::ValueSource};
 use std::{
     collections::BTreeSet,
     ffi::OsString,
@@ -46,17 +46,28 @@ pub(crate) fn with_file(command: Command, args: Vec<OsString>) -> Result<Vec<OsS
     let (chosen, given) = chosen(&command, &matches);
     let path = given.try_get_one::<PathBuf>("config").ok().flatten().or(matches.get_one("config"));
     let Some(path) = path else { return Ok(args) };
-    if chosen.get_name() == DOCTOR {
+    match added(&command, chosen, given, path) {
+        Ok(added) => Ok(insert(args, added)),
         // Who looks for what is wrong is told of the file's faults among the others.
-        return Ok(args);
+        Err(_) if chosen.get_name() == DOCTOR => Ok(args),
+        Err(why) => Err(why),
     }
+}
+
+/// What a file adds to what `chosen` was given.
+fn added(
+    command: &Command,
+    chosen: &Command,
+    given: &ArgMatches,
+    path: &Path,
+) -> Result<Vec<OsString>, Failure> {
     let named = |why: String| Failure::usage(format!("{}: {why}", path.display()));
     let table: Table = Failure::read(path)?.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map_or(0, |span| span.start);
         named(format!("{} at byte {line}", error.message().trim()))
     })?;
     let mut known = BTreeSet::new();
-    keys(&command, &mut known);
+    keys(command, &mut known);
     if let Some(unknown) = table.keys().find(|key| !known.contains(*key)) {
         return Err(named(format!("unknown option `{unknown}`")));
     }
@@ -69,15 +80,17 @@ pub(crate) fn with_file(command: Command, args: Vec<OsString>) -> Result<Vec<OsS
             added.extend(arguments(arg, &key, value).map_err(named)?);
         }
     }
-    Ok(insert(args, added))
+    Ok(added)
 }
 
 /// Whether a server could be started with the options of a file.
 pub(crate) fn check(path: &Path) -> Result<(), Failure> {
     let args = ["kvasir".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];
     let args = with_file(Cli::command(), args.into())?;
-    let read = Cli::command().try_get_matches_from(args);
-    read.map(drop).map_err(|e| Failure::usage(format!("{}: {}", path.display(), one_line(&e.to_string()))))
+    let read = Cli::try_parse_from(args);
+    let cli =
+        read.map_err(|e| Failure::usage(format!("{}: {}", path.display(), one_line(&e.to_string()))))?;
+    cli.command.check()
 }
 
 /// An option of the file as it would be written on the command line.

@@ -27,6 +27,7 @@ pub use gate::Gate;
 pub use listen::serve;
 pub use speaker::{Ended, Gain, Speaker};
 pub use tls::tls;
+pub use tokio_rustls::TlsAcceptor;
 
 use crate::{
     ApiError, Watch,

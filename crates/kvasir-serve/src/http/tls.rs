@@ -2,7 +2,7 @@ use std::{path::Path, sync::Arc};
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{
-        ServerConfig,
+        self, ServerConfig,
         crypto::ring,
         pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     },
@@ -20,7 +20,16 @@ pub fn tls(certificates: &Path, key: &Path) -> Result<TlsAcceptor, String> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
-        .map_err(|error| format!("{} with {}: {error}", certificates.display(), key.display()))?;
+        .map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => {
+                format!(
+                    "{} is not the key of {}; give the two that were made together",
+                    key.display(),
+                    certificates.display()
+                )
+            }
+            error => format!("{} with {}: {error}", certificates.display(), key.display()),
+        })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

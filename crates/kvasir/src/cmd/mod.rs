@@ -58,6 +58,14 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// What can be said to be wrong without running it.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        match self {
+            Self::Serve(args) => args.check().map(drop),
+            _ => Ok(()),
+        }
+    }
+
     /// `config` is the file of options that was given; its options are in the arguments already.
     pub(crate) fn run(self, config: Option<PathBuf>) -> Result<ExitCode, Failure> {
         match self {

@@ -7,7 +7,7 @@ use super::{
 use crate::options::Options;
 use kvasir_serve::{
     host::Allowance,
-    http::{Gate, Keys, serve, tls},
+    http::{Gate, Keys, TlsAcceptor, serve, tls},
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
 };
@@ -149,15 +149,20 @@ enum Alias {
 }
 
 impl Args {
-    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let started = Instant::now();
+    /// What can be said to be wrong before the model is loaded; the keys of TLS where they are right.
+    pub(super) fn check(&self) -> Result<Option<TlsAcceptor>, Failure> {
         if let Some(empty) = self.api_key.iter().position(|key| key.is_empty()) {
             return Err(Failure::usage(format!("--api-key: key {} is empty", empty + 1)));
         }
-        let tls = match (&self.tls_cert, &self.tls_key) {
-            (Some(cert), Some(key)) => Some(tls(cert, key).map_err(Failure::usage)?),
-            _ => None,
-        };
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => tls(cert, key).map(Some).map_err(Failure::usage),
+            _ => Ok(None),
+        }
+    }
+
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let started = Instant::now();
+        let tls = self.check()?;
         let limits = self.limits;
         let places = limits.max_connections as usize;
         let patience = Duration::from_secs(limits.client_timeout.into());
@@ -177,7 +182,9 @@ impl Args {
         runtime.map_err(Failure::failed)?.block_on(async {
             let scheme = if tls.is_some() { "https" } else { "http" };
             let gate = Gate::open(address, places, tls);
-            let gate = gate.map_err(|e| Failure::failed(format!("cannot listen on {address}: {e}")))?;
+            let why =
+                |error| format!("cannot listen on {address}: {error}; --port and --host take another place");
+            let gate = gate.map_err(|error| Failure::failed(why(error)))?;
             let address = gate.address().map_err(Failure::failed)?;
             eprintln!(
                 "kvasir: {name} on {backend}, {slots} slots, {scheme}://{address}, ready after {:.2} s",

@@ -41,7 +41,7 @@ pub(crate) fn examine(patient: &Patient<'_>) -> Report {
         Ok(opened) => checks.extend(model::checks(opened, &patient.model_name, memory, bandwidth)),
         Err(why) => {
             checks.push(Check::fail("model", why.clone()).advise(
-                "give a GGUF file, a directory in the Hugging Face layout or a name in the hub's cache",
+                "give a whole GGUF file (fetch one that was cut short again), a directory in the Hugging Face layout or a name in the hub's cache",
             ))
         }
     }

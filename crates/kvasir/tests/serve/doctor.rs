@@ -57,6 +57,17 @@ fn what_will_not_work_is_told_with_what_to_do() {
         assert!(config["state"] == want && config["found"].as_str().unwrap().contains(says), "{config}");
         assert_eq!(check(&report, "hub cache")["values"]["models"], 0);
     }
+    // What the file says is looked at as a server would meet it.
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-serve/tests/data");
+    let pair = format!("tls-cert = \"{data}/test-cert.pem\"\ntls-key = \"{data}/KEY.pem\"\nport = {port}");
+    for (key, state) in [("test-key", "ok"), ("test-cert", "fail")] {
+        fs::write(&file, pair.replace("KEY", key)).unwrap();
+        let (report, _) = examine(&["--config", file.to_str().unwrap()], &[]);
+        assert_eq!(
+            (&check(&report, "config")["state"], &check(&report, "port")["state"]),
+            (&state.into(), &"fail".into())
+        );
+    }
     fs::write(folder.join("model.safetensors"), "nothing").unwrap();
     fs::remove_file(&file).unwrap();
     let output = kvasir(&["doctor", cache, "--quick", "--port", "0"], &[]);
