@@ -110,15 +110,6 @@ macro_rules! tile_dot_i8 {
         )
     };
 }
-/// The same with unsigned bytes in `b`.
-macro_rules! tile_dot_low {
-    ($c:literal, $a:literal, $b:literal) => {
-        std::arch::asm!(
-            concat!("tdpbsud tmm", $c, ", tmm", $a, ", tmm", $b),
-            options(nostack, nomem, preserves_flags)
-        )
-    };
-}
 /// `tile_dot_bf16!(c, a, b)`: c += a · b, pairs of bf16.
 macro_rules! tile_dot_bf16 {
     ($c:literal, $a:literal, $b:literal) => {
@@ -128,4 +119,4 @@ macro_rules! tile_dot_bf16 {
         )
     };
 }
-pub(crate) use {tile_dot_bf16, tile_dot_i8, tile_dot_low, tile_load, tile_store, tile_zero};
+pub(crate) use {tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};

@@ -11,7 +11,7 @@ pub(crate) const TILE: usize = 16;
 /// superblock alone, so a row's numbers do not depend on what else is in the batch.
 ///
 /// Per tile and superblock: four kilobytes of integers (four steps of 64 inputs, 16 rows × 64 bytes each), 16 scales, the negated
-/// sums of sub-blocks (16 of 16 inputs, then 8 of 32 inputs, per row), and a bf16 tile whose rows hold the former as two exact parts.
+/// sums of sub-blocks (per row 16 of 16 inputs, 8 of 32 inputs, and that of all), and a bf16 tile whose rows hold the first as two exact parts.
 pub(crate) struct QuantActivations {
     pub(crate) supers: usize,
     tiles: usize,
@@ -21,8 +21,10 @@ pub(crate) struct QuantActivations {
     parts: Buffer,
 }
 
-/// Numbers per row and superblock in `sums`.
-pub(crate) const SUMS: usize = 24;
+/// Numbers per row and superblock in `sums`, of which some are not used.
+pub(crate) const SUMS: usize = 32;
+/// Where the negated sum of all a superblock's integers is.
+pub(crate) const TOTAL: usize = 24;
 
 impl QuantActivations {
     /// Room for `rows` rows of `inputs` numbers.

@@ -1,36 +1,34 @@
-//! Many rows on the tile unit. `scale * (code - bias)` is a 16-bit integer: it is split into two planes of bytes, v = 256 h + l with l not negative, whose
-//! exact 32-bit products are put together per superblock. So no sub-block needs a rescaling of its own, and the result is that of
-//! [`super::portable`] to the bit.
+//! Many rows on the tile unit.
 //!
 //! Superblocks are the outer loop: two panels' opened superblocks stay in the first-level cache while all rows of a block pass, because
-//! tile products outrun the second-level cache. Storing four tiles costs as much as four products, so nothing is stored twice. The last
-//! superblock's sums go straight to their places, two panels' side by side: rows lie pages apart, and a line alone is dear.
+//! tile products outrun the second-level cache. Two tiles of rows meet two panels, so that each tile that is loaded is multiplied twice.
+//! The last superblock's sums go straight to their places, two panels' side by side: rows lie pages apart, and a line alone is dear.
 
 use super::activations::{QuantActivations, TILE};
+use super::few::v512::{float_scales, units};
 use super::format::{Format, LANES};
 use super::layouts::Layout;
 use super::pairs::{self, BLOCK, Pair};
-use super::vnni::{float_scales, open, sub_scales};
-use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_dot_low, tile_load, tile_store, tile_zero};
+use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
 use crate::matmul::{Output, Place};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Bytes of one opened superblock: four tiles of high bytes, four of low bytes, one of mins, then d and dmin as floats.
-const OPENED: usize = 8 * 1024 + 1024 + 128;
-const MINS: usize = 8 * 1024;
+/// Bytes of one opened superblock: four tiles of weights, one of mins, then the units and dmin as floats.
+const OPENED: usize = 4 * 1024 + 1024 + 128;
+const MINS: usize = 4 * 1024;
 const SCALES: usize = MINS + 1024;
 
 /// What a thread works in, besides the sums.
 #[repr(C, align(64))]
 pub(super) struct Room {
     opened: [[u8; OPENED]; 2],
-    /// Products of tiles, waiting to be put together: four, and two of mins.
-    products: [[u8; 6 * 1024]; 2],
+    /// Products of a round, waiting to be put together: of two tiles of rows with two panels, then those of mins.
+    products: [[u8; 8 * 1024]; 2],
 }
 
 impl Room {
-    pub(super) const NONE: Self = Self { opened: [[0; OPENED]; 2], products: [[0; 6 * 1024]; 2] };
+    pub(super) const NONE: Self = Self { opened: [[0; OPENED]; 2], products: [[0; 8 * 1024]; 2] };
 }
 
 /// Opens one superblock of a panel into `to`, and asks memory for the `next` one.
@@ -40,112 +38,23 @@ impl Room {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) {
     let f = L::FORMAT;
+    let lines = f.bytes().div_ceil(64);
     // SAFETY: the caller's superblock and room.
     unsafe {
-        open_codes::<L>(block, next, to);
+        for i in 0..16 {
+            // A part at a time: asked for at once it would be waited for.
+            for line in i * lines / 16..(i + 1) * lines / 16 {
+                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
+            }
+            for (j, line) in pairs::lines::<L>(block, i).into_iter().enumerate() {
+                _mm512_store_si512(to.add((i * 4 + j) * 64).cast(), line);
+            }
+        }
         if f.has_min {
             open_mins(f, block, to.add(MINS));
             _mm512_store_ps(to.add(SCALES + 64).cast(), float_scales::<L>(block.add(32)));
         }
-        _mm512_store_ps(to.add(SCALES).cast(), float_scales::<L>(block));
-    }
-}
-
-/// How codes become 16-bit products with their sub-block's scale, even inputs apart from odd ones.
-struct Scaling {
-    /// The scale in every 16 bits, or, where it is a byte, in every even one of them.
-    even: __m512i,
-    /// The same in the odd bytes.
-    odd: __m512i,
-    /// What is added to each product: what the codes' bias makes.
-    offset: __m512i,
-}
-
-impl Scaling {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn of<L: Layout>(block: *const u8, sub: usize) -> Self {
-        let f = L::FORMAT;
-        // SAFETY: the caller's superblock and sub-block.
-        let d = unsafe { sub_scales::<L>(block, sub) };
-        let both =
-            |d| _mm512_or_si512(_mm512_slli_epi32::<16>(d), _mm512_and_si512(d, _mm512_set1_epi32(0xffff)));
-        let wide = both(d);
-        let even = if f.scale_bytes() == 2 { wide } else { _mm512_and_si512(wide, _mm512_set1_epi16(0xff)) };
-        let offset = _mm512_mullo_epi16(wide, _mm512_set1_epi16(-f.bias as i16));
-        Self { even, odd: _mm512_slli_epi16::<8>(even), offset }
-    }
-
-    /// The products of a vector of codes, even and odd.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    fn products<L: Layout>(&self, codes: __m512i) -> [__m512i; 2] {
-        let f = L::FORMAT;
-        let [a, b] = if f.scale_bytes() == 2 {
-            let even = _mm512_and_si512(codes, _mm512_set1_epi16(0xff));
-            [
-                _mm512_mullo_epi16(even, self.even),
-                _mm512_mullo_epi16(_mm512_srli_epi16::<8>(codes), self.even),
-            ]
-        } else if takes_bias_first(f) {
-            let signed = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
-            [_mm512_maddubs_epi16(self.even, signed), _mm512_maddubs_epi16(self.odd, signed)]
-        } else {
-            [_mm512_maddubs_epi16(codes, self.even), _mm512_maddubs_epi16(codes, self.odd)]
-        };
-        if f.bias == 0 || takes_bias_first(f) {
-            return [a, b];
-        }
-        [_mm512_add_epi16(a, self.offset), _mm512_add_epi16(b, self.offset)]
-    }
-}
-
-/// Whether codes of a byte lose their bias before they are multiplied; their scales are unsigned bytes.
-const fn takes_bias_first(f: Format) -> bool {
-    f.bias == 128 && f.scale_bytes() == 1
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn open_codes<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) {
-    let f = L::FORMAT;
-    // SAFETY: every superblock has a first sub-block.
-    let mut scaling = unsafe { Scaling::of::<L>(block, 0) };
-    for i in 0..16 {
-        // SAFETY: `i` is below 16, the sub-block below their number.
-        unsafe {
-            if (i * 16) % f.sub == 0 {
-                scaling = Scaling::of::<L>(block, i * 16 / f.sub);
-            }
-            open_part::<L>(block, next, i, &scaling, to);
-        }
-    }
-}
-
-/// Opens 16 inputs' codes, the `i`th of 16 parts.
-///
-/// # Safety
-/// As for [`open_super`]; `scaling` must be that of the part's sub-block.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn open_part<L: Layout>(block: *const u8, next: *const u8, i: usize, scaling: &Scaling, to: *mut u8) {
-    let lines = L::FORMAT.bytes().div_ceil(64);
-    let (first, second) = (_mm512_set1_epi16(0xff), _mm512_set1_epi16(0xff00_u16 as i16));
-    // A part at a time: asked for at once it would be waited for.
-    for line in i * lines / 16..(i + 1) * lines / 16 {
-        _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
-    }
-    // SAFETY: the stores stay within eight tiles.
-    unsafe {
-        for (j, row) in open::<L>(block, i).into_iter().enumerate() {
-            let [a, b] = scaling.products::<L>(row);
-            let at = to.add((i * 4 + j) * 64);
-            // The even input's byte, or the odd one's where the mask says so.
-            let high = _mm512_ternarylogic_epi32::<0xf8>(_mm512_srli_epi16::<8>(a), b, second);
-            let low = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi16::<8>(b), a, first);
-            _mm512_store_si512(at.cast(), high);
-            _mm512_store_si512(at.add(4096).cast(), low);
-        }
+        _mm512_store_ps(to.add(SCALES).cast(), units::<L>(block, 0));
     }
 }
 
@@ -171,7 +80,7 @@ unsafe fn open_mins(f: Format, block: *const u8, to: *mut u8) {
 
 /// A pair of panels times a block of at most [`BLOCK`] rows, as [`super::pairs::panels`] says.
 ///
-/// While the tile unit works on one tile of rows, the vectors put the products of the one before together.
+/// While the tile unit works on two tiles of rows, the vectors put the products of the two before together.
 ///
 /// # Safety
 /// Tiles must be configured, the machine have the instructions, the panels have layout `L`, and the rows exist.
@@ -192,23 +101,23 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     let (tile, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
     for s in 0..supers {
         let last = s + 1 == supers;
-        let fold = |t: usize, part: Range<usize>| {
-            let full = (t + 1) * TILE <= rows.len();
-            for p in 0..P {
-                // SAFETY: the products of tile `t` were stored a round ago; the sums are those of its rows, which are all there if they go to
-                // their places.
-                unsafe {
-                    let from = products[t % 2].add(p * 2048);
-                    let scales = opened[p].add(SCALES);
-                    let sums = sums[p].add(t * TILE).cast::<f32>();
-                    let to = match out.filter(|_| last && full) {
-                        Some((out, first)) => out.place(rows.start + t * TILE, first + p * LANES),
-                        None => Place { at: sums, step: LANES, lanes: u16::MAX },
-                    };
-                    let before = (s > 0).then_some(sums.cast_const());
-                    let row_scales = x.scales(tile + t, s);
-                    fold_rows::<L>(from, 4096 - p * 1024, scales, row_scales, before, to, part.clone());
-                }
+        // Puts together the `part`th tile of the products of the two tiles of rows from `t` on.
+        let fold = |t: usize, part: usize| {
+            let (t, p) = (t + part / P, part % P);
+            if part >= 2 * P || t >= tiles {
+                return;
+            }
+            // SAFETY: the products were stored a round ago; the sums are those of the tile's rows, which are all there if they go to
+            // their places.
+            unsafe {
+                let from = products[t / 2 % 2].add((t % 2 * 2 + p) * 1024);
+                let sums = sums[p].add(t * TILE).cast::<f32>();
+                let to = match out.filter(|_| last && (t + 1) * TILE <= rows.len()) {
+                    Some((out, first)) => out.place(rows.start + t * TILE, first + p * LANES),
+                    None => Place { at: sums, step: LANES, lanes: u16::MAX },
+                };
+                let before = (s > 0).then_some(sums.cast_const());
+                fold_tile::<L>(from, opened[p].add(SCALES), x.scales(tile + t, s), before, to);
             }
         };
         // What is opened next: the panels' next superblocks, in the end those of the panels behind them.
@@ -216,40 +125,29 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
             true => panel.wrapping_add(pair.step * supers * L::FORMAT.bytes()),
             false => panel.wrapping_add((s + 1) * L::FORMAT.bytes()),
         });
-        // SAFETY: superblock `s` of panels and rows; products have room for six tiles.
+        // SAFETY: superblock `s` of panels and rows; products have room for a round.
         unsafe {
             for p in 0..P {
                 open_super::<L>(panels[p].add(s * L::FORMAT.bytes()), next[p], opened[p]);
             }
-            for t in 0..tiles {
-                let a = x.codes(tile + t, s);
-                tile_zero!(0);
-                tile_zero!(1);
-                if P == 2 {
-                    tile_zero!(2);
-                    tile_zero!(3);
-                }
-                for step in 0..4 {
-                    let at = step * 1024;
-                    tile_load!(4, a.add(at), 64);
-                    tile_load!(6, opened[0].add(at), 64);
-                    tile_dot_i8!(0, 4, 6);
-                    tile_load!(7, opened[0].add(4096 + at), 64);
-                    tile_dot_low!(1, 4, 7);
-                    if P == 2 {
-                        tile_load!(5, opened[1].add(at), 64);
-                        tile_dot_i8!(2, 4, 5);
-                        tile_load!(6, opened[1].add(4096 + at), 64);
-                        tile_dot_low!(3, 4, 6);
-                    }
+            for t in (0..tiles).step_by(2) {
+                let beside = |step: usize| {
                     if t > 0 {
-                        fold(t - 1, step * 4..step * 4 + 4);
+                        fold(t - 2, step);
                     }
+                };
+                let (one, to) = (tile + t, products[t / 2 % 2]);
+                if t + 1 < tiles {
+                    let parts = [x.parts(one, s), x.parts(one + 1, s)];
+                    multiply::<P, 2>([x.codes(one, s), x.codes(one + 1, s)], opened, to, beside);
+                    multiply_mins::<L, P, 2>(parts, opened, to);
+                } else {
+                    multiply::<P, 1>([x.codes(one, s)], opened, to, beside);
+                    multiply_mins::<L, P, 1>([x.parts(one, s)], opened, to);
                 }
-                store::<L, P>(products[t % 2], opened, x.parts(tile + t, s));
             }
         }
-        fold(tiles - 1, 0..TILE);
+        (0..4).for_each(|part| fold((tiles - 1) & !1, part));
     }
     let Some((out, first)) = out else { return };
     // Rows of a tile that is not full.
@@ -258,61 +156,118 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     }
 }
 
-/// Stores the products of a tile of rows, those with the superblock's mins included.
+/// Multiplies `R` tiles of rows with `P` panels' open superblocks and stores the products, a tile for each; does what is to be done beside.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn store<L: Layout, const P: usize>(to: *mut u8, opened: [*mut u8; P], parts: *const u8) {
-    // SAFETY: `to` has room for six tiles, `parts` and the mins are one each.
+unsafe fn multiply<const P: usize, const R: usize>(
+    x: [*const i8; R],
+    opened: [*mut u8; P],
+    to: *mut u8,
+    beside: impl Fn(usize),
+) {
+    // SAFETY: four tiles of each operand, and room for four of products.
+    unsafe {
+        tile_zero!(0);
+        tile_zero!(1);
+        if R == 2 {
+            tile_zero!(2);
+            tile_zero!(3);
+        }
+        for step in 0..4 {
+            let at = step * 1024;
+            tile_load!(4, x[0].add(at), 64);
+            tile_load!(6, opened[0].add(at), 64);
+            tile_dot_i8!(0, 4, 6);
+            if P == 2 {
+                tile_load!(7, opened[P - 1].add(at), 64);
+                tile_dot_i8!(1, 4, 7);
+            }
+            if R == 2 {
+                tile_load!(5, x[R - 1].add(at), 64);
+                tile_dot_i8!(2, 5, 6);
+                if P == 2 {
+                    tile_dot_i8!(3, 5, 7);
+                }
+            }
+            beside(step);
+        }
+        store::<P, R>(to);
+    }
+}
+
+/// The same for sums of activations and mins, exact in bf16 and f32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn multiply_mins<L: Layout, const P: usize, const R: usize>(
+    parts: [*const u8; R],
+    opened: [*mut u8; P],
+    to: *mut u8,
+) {
+    if !L::FORMAT.has_min {
+        return;
+    }
+    // SAFETY: a tile of each operand, and room for four of products behind the others.
+    unsafe {
+        tile_zero!(0);
+        tile_zero!(1);
+        tile_load!(4, parts[0], 64);
+        tile_load!(6, opened[0].add(MINS), 64);
+        tile_dot_bf16!(0, 4, 6);
+        if P == 2 {
+            tile_load!(7, opened[P - 1].add(MINS), 64);
+            tile_dot_bf16!(1, 4, 7);
+        }
+        if R == 2 {
+            tile_zero!(2);
+            tile_zero!(3);
+            tile_load!(5, parts[R - 1], 64);
+            tile_dot_bf16!(2, 5, 6);
+            if P == 2 {
+                tile_dot_bf16!(3, 5, 7);
+            }
+        }
+        store::<P, R>(to.add(4096));
+    }
+}
+
+/// Stores the tiles of products of a round.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store<const P: usize, const R: usize>(to: *mut u8) {
+    // SAFETY: the caller's room.
     unsafe {
         tile_store!(0, to);
-        tile_store!(1, to.add(1024));
         if P == 2 {
-            tile_store!(2, to.add(2048));
-            tile_store!(3, to.add(3072));
+            tile_store!(1, to.add(1024));
         }
-        if L::FORMAT.has_min {
-            tile_load!(4, parts, 64);
-            tile_load!(6, opened[0].add(MINS), 64);
-            tile_zero!(0);
-            tile_dot_bf16!(0, 4, 6);
+        if R == 2 {
+            tile_store!(2, to.add(2048));
             if P == 2 {
-                tile_load!(7, opened[1].add(MINS), 64);
-                tile_zero!(1);
-                tile_dot_bf16!(1, 4, 7);
-            }
-            tile_store!(0, to.add(4096));
-            if P == 2 {
-                tile_store!(1, to.add(5120));
+                tile_store!(3, to.add(3072));
             }
         }
     }
 }
 
-/// Puts the products of some rows of a tile together, adds the sums `before`, and writes them `to` their place. The mins' products are
-/// `mins` bytes behind the others.
+/// Puts the products of a tile together, adds the sums `before`, and writes them `to` their place.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn fold_rows<L: Layout>(
+unsafe fn fold_tile<L: Layout>(
     from: *const u8,
-    mins: usize,
     scales: *const u8,
     row_scales: *const f32,
     before: Option<*const f32>,
     to: Place,
-    rows: Range<usize>,
 ) {
-    // SAFETY: rows of one tile of products, of the activations' scales, of the sums, and of the place.
+    // SAFETY: one tile of products, and its rows of the activations' scales, of the sums, and of the place.
     unsafe {
-        let d = _mm512_load_ps(scales.cast());
+        let units = _mm512_load_ps(scales.cast());
         let dmin = _mm512_load_ps(scales.add(64).cast());
-        for r in rows {
+        for r in 0..TILE {
             let from = from.add(r * 64);
-            let high = _mm512_load_si512(from.cast());
-            let low = _mm512_load_si512(from.add(1024).cast());
-            let total = _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low);
-            let mut t = _mm512_mul_ps(_mm512_cvtepi32_ps(total), d);
+            let mut t = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(from.cast())), units);
             if L::FORMAT.has_min {
-                t = _mm512_fnmadd_ps(_mm512_load_ps(from.add(mins).cast()), dmin, t);
+                t = _mm512_fnmadd_ps(_mm512_load_ps(from.add(4096).cast()), dmin, t);
             }
             let sum = match before {
                 Some(sums) => _mm512_load_ps(sums.add(r * LANES)),

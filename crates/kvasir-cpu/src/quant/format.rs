@@ -5,26 +5,21 @@ pub(crate) const SUPER: usize = 256;
 /// Outputs of a panel: the lanes of a vector, the columns of a tile.
 pub(crate) const LANES: usize = 16;
 
-/// How a sub-block's integer scale is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SubScale {
-    U8,
-    I8,
-    I16,
-}
-
 /// How superblocks of one encoding are laid out in a panel.
 ///
-/// A weight is `d * scale * (code - bias) + dmin * min`, with d and dmin per superblock, scale and min small integers per sub-block.
+/// A weight is `d * factor * v + dmin * min`, with d and dmin per superblock, scale and min integers of a byte per sub-block, and v one signed byte:
+/// `code * scale * times`, shifted right by `shift` bits and rounded, halves up. Where codes have eight bits, v itself is stored, plus 128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Format {
     /// Bits of a code: 4, 5, 6 or 8.
     pub(crate) bits: usize,
+    /// Whether codes are signed, in two's complement.
+    pub(crate) signed: bool,
     /// Codes that share a sub-block: 16 or 32.
     pub(crate) sub: usize,
-    pub(crate) scale: SubScale,
     pub(crate) has_min: bool,
-    pub(crate) bias: i32,
+    /// What scales are multiplied with, so that v uses its eight bits.
+    pub(crate) times: i16,
     /// d and dmin are bf16 (made while packing), else f16 (as stored).
     pub(crate) wide_d: bool,
 }
@@ -33,29 +28,48 @@ impl Format {
     /// The layout for an encoding, if it is one of integers in blocks.
     pub(crate) fn of(dtype: DType) -> Option<Self> {
         let legacy =
-            |bits, has_min, bias| Self { bits, sub: 32, scale: SubScale::I16, has_min, bias, wide_d: true };
-        let k = |bits, sub, scale, has_min, bias| Self { bits, sub, scale, has_min, bias, wide_d: false };
+            |bits, has_min: bool| Self { bits, signed: !has_min, sub: 32, has_min, times: 1, wide_d: true };
+        let k = |bits, sub, has_min: bool, times| Self {
+            bits,
+            signed: !has_min,
+            sub,
+            has_min,
+            times,
+            wide_d: false,
+        };
         Some(match dtype {
-            DType::Q4_0 => legacy(4, false, 8),
-            DType::Q4_1 => legacy(4, true, 0),
-            DType::Q5_0 => legacy(5, false, 16),
-            DType::Q5_1 => legacy(5, true, 0),
-            DType::Q8_0 => Self { scale: SubScale::U8, ..legacy(8, false, 128) },
-            DType::Q2K => k(4, 16, SubScale::U8, true, 0),
-            DType::Q3K => k(4, 16, SubScale::I8, false, 4),
-            DType::Q4K => k(4, 32, SubScale::U8, true, 0),
-            DType::Q5K => k(5, 32, SubScale::U8, true, 0),
-            DType::Q6K => k(6, 16, SubScale::I8, false, 32),
+            DType::Q4_0 => legacy(4, false),
+            DType::Q4_1 => legacy(4, true),
+            DType::Q5_0 => legacy(5, false),
+            DType::Q5_1 => legacy(5, true),
+            DType::Q8_0 => legacy(8, false),
+            DType::Q2K => k(4, 16, true, 16),
+            // The least code times the least scale is one more than a byte holds: negated it fits.
+            DType::Q3K => k(4, 16, false, -8),
+            DType::Q4K => k(4, 32, true, 2),
+            DType::Q5K => k(5, 32, true, 2),
+            DType::Q6K => k(6, 16, false, -1),
             _ => return None,
         })
     }
 
-    pub(crate) const fn subs(self) -> usize {
-        SUPER / self.sub
+    /// Whether weights are opened when they are packed.
+    pub(crate) const fn is_open(self) -> bool {
+        self.bits == 8
     }
 
-    pub(crate) const fn scale_bytes(self) -> usize {
-        if matches!(self.scale, SubScale::I16) { 2 } else { 1 }
+    /// Bits by which a product is shifted: an unsigned code leaves room for a sign. What is opened early has scales of 16 bits.
+    pub(crate) const fn shift(self) -> usize {
+        if self.is_open() { 15 } else { self.bits - self.signed as usize }
+    }
+
+    /// What makes up for the shift.
+    pub(crate) const fn factor(self) -> f32 {
+        (1 << self.shift()) as f32 / self.times as f32
+    }
+
+    pub(crate) const fn subs(self) -> usize {
+        SUPER / self.sub
     }
 
     /// Where the integer scales begin: after d and dmin.
@@ -64,10 +78,10 @@ impl Format {
     }
 
     pub(crate) const fn mins_at(self) -> usize {
-        self.scales_at() + self.subs() * LANES * self.scale_bytes()
+        self.scales_at() + if self.is_open() { 0 } else { self.subs() * LANES }
     }
 
-    /// Where the codes begin: their low four bits, or all eight.
+    /// Where the codes begin: their low four bits, or all eight of v.
     pub(crate) const fn codes_at(self) -> usize {
         self.mins_at() + if self.has_min { self.subs() * LANES } else { 0 }
     }

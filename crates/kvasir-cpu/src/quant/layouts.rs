@@ -1,6 +1,6 @@
 //! A type per layout, so that kernels are compiled for each.
 
-use super::format::{Format, SubScale};
+use super::format::Format;
 
 /// A [`Format`] known when the kernel is compiled.
 pub(crate) trait Layout {
@@ -58,28 +58,22 @@ macro_rules! with_layout {
 pub(crate) use with_layout;
 
 macro_rules! layout {
-    ($name:ident, $bits:literal, $sub:literal, $scale:ident, $min:literal, $bias:literal, $wide:literal) => {
+    ($name:ident, $bits:literal, $sub:literal, $min:literal, $times:literal, $wide:literal) => {
         pub(crate) struct $name;
         impl Layout for $name {
-            const FORMAT: Format = Format {
-                bits: $bits,
-                sub: $sub,
-                scale: SubScale::$scale,
-                has_min: $min,
-                bias: $bias,
-                wide_d: $wide,
-            };
+            const FORMAT: Format =
+                Format { bits: $bits, signed: !$min, sub: $sub, has_min: $min, times: $times, wide_d: $wide };
         }
     };
 }
 
-layout!(Nibbles, 4, 32, I16, false, 8, true);
-layout!(NibblesMin, 4, 32, I16, true, 0, true);
-layout!(Fives, 5, 32, I16, false, 16, true);
-layout!(FivesMin, 5, 32, I16, true, 0, true);
-layout!(Bytes, 8, 32, U8, false, 128, true);
-layout!(KTwo, 4, 16, U8, true, 0, false);
-layout!(KThree, 4, 16, I8, false, 4, false);
-layout!(KFour, 4, 32, U8, true, 0, false);
-layout!(KFive, 5, 32, U8, true, 0, false);
-layout!(KSix, 6, 16, I8, false, 32, false);
+layout!(Nibbles, 4, 32, false, 1, true);
+layout!(NibblesMin, 4, 32, true, 1, true);
+layout!(Fives, 5, 32, false, 1, true);
+layout!(FivesMin, 5, 32, true, 1, true);
+layout!(Bytes, 8, 32, false, 1, true);
+layout!(KTwo, 4, 16, true, 16, false);
+layout!(KThree, 4, 16, false, -8, false);
+layout!(KFour, 4, 32, true, 2, false);
+layout!(KFive, 5, 32, true, 2, false);
+layout!(KSix, 6, 16, false, -1, false);

@@ -1,11 +1,12 @@
-//! Many rows with 256-bit vectors. `scale * (code - bias)` is a 16-bit integer: made once for a block of rows and multiplied in pairs with
-//! activations of 16 bits, so that no product needs a sign or a scale of its own.
+//! Many rows with 256-bit vectors. Weights are opened once for a block of rows, as integers of 16 bits, and multiplied in pairs with activations
+//! of 16 bits: there is no product of bytes that sums into 32 bits here.
 
-use super::activations::{QuantActivations, SUMS, TILE};
-use super::avx2::{float_scales, load, open, sub_scales};
+use super::activations::{QuantActivations, TILE, TOTAL};
+use super::few::v256::{activations, float_scales, open, scales, units};
 use super::format::{LANES, SUPER};
 use super::layouts::Layout;
 use super::pairs::{Pair, Room};
+use super::vectors::v256::load;
 use crate::matmul::Output;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -16,7 +17,7 @@ const ROWS: usize = 4;
 /// Eight numbers of each half of a panel.
 type Halves<T> = [[T; 8]; 2];
 
-/// One superblock of a panel, as the products take it. Of four inputs the first and third make a pair, and the second and fourth.
+/// One superblock of a panel, as the products take it: of each four inputs the first and third make a pair, then of each the second and fourth.
 #[repr(C, align(64))]
 pub(super) struct Opened {
     weights: [Halves<i32>; SUPER / 2],
@@ -54,24 +55,14 @@ fn pair(a: __m256i, b: __m256i) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn open_super<L: Layout>(block: *const u8, to: &mut Opened) {
     let f = L::FORMAT;
-    // Codes of eight bits come signed.
-    let bias = _mm256_set1_epi16(if f.bits == 8 { 0 } else { f.bias as i16 });
     for half in 0..2 {
-        for (i, weights) in to.weights.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        for i in 0..SUPER / 16 {
             // SAFETY: the caller's superblock.
-            let (lines, scale) = unsafe {
-                let scale = sub_scales::<L>(block, i * 16 / f.sub, half);
-                (open::<L>(block, i, half), pair(scale, scale))
-            };
-            for (line, weights) in lines.into_iter().zip(weights.as_chunks_mut::<2>().0) {
-                let odd = match f.bits {
-                    8 => _mm256_srai_epi16::<8>(line),
-                    _ => _mm256_srli_epi16::<8>(line),
-                };
-                let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(line));
-                let scaled = |codes| _mm256_mullo_epi16(_mm256_sub_epi16(codes, bias), scale);
-                store(&mut weights[0][half], scaled(even));
-                store(&mut weights[1][half], scaled(odd));
+            let lines = unsafe { open::<L>(block, half, i, scales::<L>(block, half, i * 16 / f.sub)) };
+            for (j, line) in lines.into_iter().enumerate() {
+                for (odd, words) in line.into_iter().enumerate() {
+                    store(&mut to.weights[odd * SUPER / 4 + i * 4 + j][half], words);
+                }
             }
         }
         // SAFETY: sub-blocks of the layout, and what begins it.
@@ -87,7 +78,7 @@ unsafe fn open_super<L: Layout>(block: *const u8, to: &mut Opened) {
                 let dmin = float_scales::<L>(block.add(32 + half * 16));
                 _mm256_storeu_ps(to.dmin[half].as_mut_ptr(), dmin);
             }
-            _mm256_storeu_ps(to.d[half].as_mut_ptr(), float_scales::<L>(block.add(half * 16)));
+            _mm256_storeu_ps(to.d[half].as_mut_ptr(), units::<L>(block, half));
         }
     }
 }
@@ -108,22 +99,10 @@ impl Numbers {
         let f = L::FORMAT;
         for n in 0..ROWS {
             // SAFETY: the caller's rows.
-            let (codes, sums) = unsafe {
-                let sums = x.sums(tile, s, r + n).cast::<[i32; SUMS]>().read_unaligned();
-                (x.codes(tile, s).add((r + n) * 64).cast::<u8>(), sums)
+            let sums = unsafe {
+                self.codes[n].copy_from_slice(activations(x.codes(tile, s).add((r + n) * 64)).as_flattened());
+                x.sums(tile, s, r + n).cast::<[i32; TOTAL]>().read_unaligned()
             };
-            for (i, to) in self.codes[n].as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                // SAFETY: 32 bytes of the row; 64 of the numbers.
-                unsafe {
-                    let line = load(codes.add(i / 2 * 1024 + i % 2 * 32));
-                    let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(line));
-                    let odd = _mm256_srai_epi16::<8>(line);
-                    let (low, high) = (_mm256_unpacklo_epi32(even, odd), _mm256_unpackhi_epi32(even, odd));
-                    let [a, b] = [to.as_mut_ptr(), to.as_mut_ptr().add(8)];
-                    _mm256_storeu_si256(a.cast(), _mm256_permute2x128_si256::<0x20>(low, high));
-                    _mm256_storeu_si256(b.cast(), _mm256_permute2x128_si256::<0x31>(low, high));
-                }
-            }
             if f.has_min {
                 let sums = if f.sub == 32 { &sums[16..] } else { &sums[..16] };
                 for (to, pair) in self.sums[n].iter_mut().zip(sums.as_chunks::<2>().0) {
@@ -137,7 +116,7 @@ impl Numbers {
 /// Sums of pairs of products.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn pairs<const N: usize>(w: &[Halves<i32>], x: &[[i32; N]; ROWS]) -> [[__m256i; 2]; ROWS] {
+fn pairs<const N: usize>(w: &[Halves<i32>], x: [&[i32; N]; ROWS]) -> [[__m256i; 2]; ROWS] {
     let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
     for (i, w) in w.iter().enumerate().take(N) {
         // SAFETY: eight integers each.
@@ -176,9 +155,9 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
             // SAFETY: activations are whole tiles.
             unsafe { numbers.open::<L>(x, (tile, s, r)) };
             for (opened, sums) in room.halves.iter().zip(&mut room.sums).take(P) {
-                let totals = pairs(&opened.weights, &numbers.codes);
+                let totals = pairs(&opened.weights, numbers.codes.each_ref());
                 let mins = match f.has_min {
-                    true => pairs(&opened.mins[..f.subs() / 2], &numbers.sums),
+                    true => pairs(&opened.mins[..f.subs() / 2], numbers.sums.each_ref()),
                     false => [[_mm256_setzero_si256(); 2]; ROWS],
                 };
                 for n in 0..ROWS {

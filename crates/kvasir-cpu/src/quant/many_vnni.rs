@@ -1,14 +1,13 @@
 //! Many rows with 512-bit byte dot products. A panel's superblock is opened once for a block of rows, into the first-level cache; eight rows
 //! and two panels are multiplied at once, so that no operand is loaded for one product alone.
 //!
-//! What is not a product of bytes is kept small: sums of a sub-block with 4-bit codes fit 16 bits once the codes are signed, so one product of
-//! pairs scales and adds them; mins, and what the codes' bias makes of the scales, are such products of pairs too.
+//! One operand of a byte product is unsigned: weights are stored with 128 added, which negated sums of activations take out again.
 
-use super::activations::{QuantActivations, SUMS, TILE};
-use super::format::{Format, LANES};
+use super::activations::{QuantActivations, SUMS, TILE, TOTAL};
+use super::few::v512::{float_scales, units};
+use super::format::LANES;
 use super::layouts::Layout;
-use super::pairs::{BLOCK, Pair, Room};
-use super::vnni::{float_scales, open, sub_scales};
+use super::pairs::{self, BLOCK, Pair, Room};
 use crate::matmul::{Output, Place};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -16,37 +15,18 @@ use std::ops::Range;
 /// Rows that are multiplied at once.
 const ROWS: usize = 8;
 
-/// One superblock of a panel, as the products take it. Pairs are of neighbouring sub-blocks.
+/// One superblock of a panel, as the products take it. Mins are those of neighbouring sub-blocks.
 #[repr(C, align(64))]
 pub(super) struct Opened {
-    codes: [[u8; 64]; 64],
-    scales: [[i32; LANES]; 16],
-    /// What a pair's sums of activations are multiplied with, besides the mins.
-    biases: [[i32; LANES]; 8],
+    weights: [[u8; 64]; 64],
     mins: [[i32; LANES]; 8],
     d: [f32; LANES],
     dmin: [f32; LANES],
 }
 
 impl Opened {
-    pub(super) const NONE: Self = Self {
-        codes: [[0; 64]; 64],
-        scales: [[0; LANES]; 16],
-        biases: [[0; LANES]; 8],
-        mins: [[0; LANES]; 8],
-        d: [0.0; LANES],
-        dmin: [0.0; LANES],
-    };
-}
-
-/// Whether a sub-block's sum fits 16 bits, with codes less [`first_bias`]: 32 times 8 times 127.
-const fn is_narrow(f: Format) -> bool {
-    f.bits == 4
-}
-
-/// What codes lose before they are summed.
-const fn first_bias(f: Format) -> i32 {
-    if is_narrow(f) { 8 } else { f.bias }
+    pub(super) const NONE: Self =
+        Self { weights: [[0; 64]; 64], mins: [[0; LANES]; 8], d: [0.0; LANES], dmin: [0.0; LANES] };
 }
 
 #[inline]
@@ -79,41 +59,31 @@ fn pair(a: __m512i, b: __m512i) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: &mut Opened) {
     let f = L::FORMAT;
-    let lines = f.bytes().div_ceil(64);
-    for (i, codes) in to.codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        // A part at a time: asked for at once it would be waited for.
-        for line in i * lines / 16..(i + 1) * lines / 16 {
-            _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
-        }
+    for line in 0..f.bytes().div_ceil(64) {
+        _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
+    }
+    let sign = _mm512_set1_epi8(-128);
+    for (i, lines) in to.weights.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         // SAFETY: the caller's superblock.
-        let rows = unsafe { open::<L>(block, i) };
-        codes.iter_mut().zip(rows).for_each(|(to, row)| store(to, row));
+        for (line, bytes) in lines.iter_mut().zip(unsafe { pairs::lines::<L>(block, i) }) {
+            store(line, _mm512_xor_si512(bytes, sign));
+        }
     }
     // SAFETY: sub-blocks of the layout, and what begins it.
     unsafe {
-        for sub in 0..f.subs() {
-            let scale = sub_scales::<L>(block, sub);
-            let alone = pair(scale, _mm512_setzero_si512());
-            store(&mut to.scales[sub], if is_narrow(f) { alone } else { scale });
-        }
-        for two in 0..f.subs() / 2 {
-            let rest = _mm512_set1_epi32(f.bias - first_bias(f));
-            let bias = |sub| _mm512_mullo_epi32(sub_scales::<L>(block, sub), rest);
-            store(&mut to.biases[two], pair(bias(two * 2), bias(two * 2 + 1)));
-            if f.has_min {
-                let min =
-                    |sub| _mm512_cvtepi8_epi32(_mm_loadu_si128(block.add(f.mins_at() + sub * 16).cast()));
+        _mm512_storeu_ps(to.d.as_mut_ptr(), units::<L>(block, 0));
+        if f.has_min {
+            let min =
+                |sub: usize| _mm512_cvtepi8_epi32(_mm_loadu_si128(block.add(f.mins_at() + sub * 16).cast()));
+            for two in 0..f.subs() / 2 {
                 store(&mut to.mins[two], pair(min(two * 2), min(two * 2 + 1)));
             }
-        }
-        _mm512_storeu_ps(to.d.as_mut_ptr(), float_scales::<L>(block));
-        if f.has_min {
             _mm512_storeu_ps(to.dmin.as_mut_ptr(), float_scales::<L>(block.add(32)));
         }
     }
 }
 
-/// The exact sums of one superblock: scaled codes times activations, and mins times sums of activations.
+/// The exact sums of one superblock: weights times activations, and mins times negated sums of activations.
 struct Sums<const P: usize> {
     totals: [[__m512i; ROWS]; P],
     mins: [[__m512i; ROWS]; P],
@@ -133,75 +103,48 @@ unsafe fn superblock<L: Layout, const P: usize>(
     let f = L::FORMAT;
     let zeros = [[_mm512_setzero_si512(); ROWS]; P];
     let mut all = Sums { totals: zeros, mins: zeros };
-    let first = first_bias(f).trailing_zeros();
-    let sums_at = if f.sub == 32 { 16 } else { 0 };
     // SAFETY: all offsets are those of the superblock and of eight rows.
     unsafe {
-        if first_bias(f) != f.bias || f.has_min {
-            for n in 0..ROWS {
-                let sums = sums.add(n * SUMS + sums_at);
-                let mut pairs = [0i32; 8];
-                match f.sub {
-                    32 => _mm_storeu_si128(
-                        pairs.as_mut_ptr().cast(),
-                        _mm256_cvtepi32_epi16(_mm256_loadu_si256(sums.cast())),
-                    ),
-                    _ => _mm256_storeu_si256(
-                        pairs.as_mut_ptr().cast(),
-                        _mm512_cvtepi32_epi16(_mm512_loadu_si512(sums.cast())),
-                    ),
-                }
-                for (two, &sums) in pairs.iter().enumerate().take(f.subs() / 2) {
-                    let sums = _mm512_set1_epi32(sums);
-                    for p in 0..P {
-                        if first_bias(f) != f.bias {
-                            let to = &mut all.totals[p][n];
-                            *to = _mm512_dpwssd_epi32(*to, load(&opened[p].biases[two]), sums);
-                        }
-                        if f.has_min {
-                            let to = &mut all.mins[p][n];
-                            *to = _mm512_dpwssd_epi32(*to, load(&opened[p].mins[two]), sums);
-                        }
-                    }
+        for n in 0..ROWS {
+            let sums = sums.add(n * SUMS);
+            let total = _mm512_set1_epi32(*sums.add(TOTAL) * 128);
+            (0..P).for_each(|p| all.totals[p][n] = total);
+            if !f.has_min {
+                continue;
+            }
+            let mut pairs = [0i32; 8];
+            match f.sub {
+                32 => _mm_storeu_si128(
+                    pairs.as_mut_ptr().cast(),
+                    _mm256_cvtepi32_epi16(_mm256_loadu_si256(sums.add(16).cast())),
+                ),
+                _ => _mm256_storeu_si256(
+                    pairs.as_mut_ptr().cast(),
+                    _mm512_cvtepi32_epi16(_mm512_loadu_si512(sums.cast())),
+                ),
+            }
+            for (two, &sums) in pairs.iter().enumerate().take(f.subs() / 2) {
+                let sums = _mm512_set1_epi32(sums);
+                for p in 0..P {
+                    let to = &mut all.mins[p][n];
+                    *to = _mm512_dpwssd_epi32(*to, load(&opened[p].mins[two]), sums);
                 }
             }
         }
-        for sub in 0..f.subs() {
-            let mut dots = zeros;
-            if first_bias(f) != 0 {
-                for n in 0..ROWS {
-                    let sum = _mm512_set1_epi32(*sums.add(n * SUMS + sums_at + sub));
-                    let sum = _mm512_sll_epi32(sum, _mm_cvtsi32_si128(first as i32));
-                    (0..P).for_each(|p| dots[p][n] = sum);
-                }
-            }
-            for four in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
-                let at = codes.add(four / 4 * 256 + four % 4 * 4);
-                for line in 0..4 {
-                    let w: [__m512i; P] = std::array::from_fn(|p| load(&opened[p].codes[four * 4 + line]));
-                    for n in 0..ROWS {
-                        let x = _mm512_set1_epi32(*at.add(n * 16 + line));
-                        for p in 0..P {
-                            dots[p][n] = _mm512_dpbusd_epi32(dots[p][n], w[p], x);
-                        }
-                    }
-                }
-            }
-            for p in 0..P {
-                let scale = load(&opened[p].scales[sub]);
-                for n in 0..ROWS {
+        for line in 0..64 {
+            let w: [__m512i; P] = std::array::from_fn(|p| load(&opened[p].weights[line]));
+            let at = codes.add(line / 16 * 256 + line % 16);
+            for n in 0..ROWS {
+                let x = _mm512_set1_epi32(*at.add(n * 16));
+                for p in 0..P {
                     let to = &mut all.totals[p][n];
-                    *to = match is_narrow(f) {
-                        true => _mm512_dpwssd_epi32(*to, dots[p][n], scale),
-                        false => _mm512_add_epi32(*to, _mm512_mullo_epi32(dots[p][n], scale)),
-                    };
+                    *to = _mm512_dpbusd_epi32(*to, w[p], x);
                 }
             }
         }
     }
     all
 }
-
 /// A pair of panels times a block of at most [`BLOCK`] rows, as [`super::pairs::panels`] says.
 ///
 /// # Safety

@@ -4,7 +4,7 @@ mod activations;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+mod few;
 mod format;
 #[cfg(target_arch = "x86_64")]
 mod gated;
@@ -29,7 +29,7 @@ mod source;
 mod tests;
 mod transpose;
 #[cfg(target_arch = "x86_64")]
-mod vnni;
+mod vectors;
 
 pub(crate) use activations::{QuantActivations, TILE};
 pub(crate) use format::{Format, LANES, SUPER};
@@ -136,8 +136,8 @@ macro_rules! some_rows {
 
 #[cfg(target_arch = "x86_64")]
 fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
-    some_rows!(wide, vnni::dot::<L, N>);
-    some_rows!(middle, avx2::dot::<L, N>);
+    some_rows!(wide, few::v512::dot::<L, N>);
+    some_rows!(middle, few::v256::dot::<L, N>);
     if level < Level::Avx2 {
         return reference(w, x, rows, out);
     }

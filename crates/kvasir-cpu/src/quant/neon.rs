@@ -1,7 +1,6 @@
-//! Rows with 128-bit vectors: the panel's 16 outputs are four vectors of four. Codes lose their bias when they are opened, which leaves signed bytes.
+//! Rows with 128-bit vectors: the panel's 16 outputs are four vectors of four. Weights are opened in registers, as signed bytes.
 
 use super::activations::{QuantActivations, TILE};
-use super::format::SubScale;
 use super::layouts::Layout;
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -10,7 +9,7 @@ use std::arch::asm;
 pub(crate) trait Dots {
     type Sum: Copy;
     const NONE: Self::Sum;
-    /// Adds two lines of codes times four activations each, which are there four times.
+    /// Adds two lines of weights times four activations each, which are there four times.
     ///
     /// # Safety
     /// The processor must have the instructions.
@@ -74,62 +73,62 @@ impl Dots for Pairs {
     }
 }
 
-/// Codes less their bias of inputs `16 i .. 16 i + 16`: four lines, of which each has four vectors of four outputs.
+/// Inputs `16 i .. 16 i + 16`: four lines, of which each has four vectors of four outputs. `scales` are those of the sub-block.
 ///
 /// # Safety
 /// `block` must point at a superblock of layout `L`, and `i` be below 16.
 #[inline(always)]
-unsafe fn open<L: Layout>(block: *const u8, i: usize) -> [[int8x16_t; 4]; 4] {
+unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -> [[int8x16_t; 4]; 4] {
     let f = L::FORMAT;
+    // SAFETY: zero.
     let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
-    for v in 0..4 {
-        // SAFETY: the offsets are those of the layout.
-        unsafe {
-            let codes = block.add(f.codes_at() + v * 16);
-            if f.bits == 8 {
-                for (j, line) in lines.iter_mut().enumerate() {
-                    let code = vld1q_u8(codes.add((i * 4 + j) * 64));
-                    line[v] = vreinterpretq_s8_u8(veorq_u8(code, vdupq_n_u8(128)));
+    // Bits `from` to `from + bits` of each 16, moved to `to`.
+    // SAFETY: every processor of this architecture has these.
+    let moved = |v: uint8x16_t, from: usize, to: usize, bits: u32| unsafe {
+        let v = vshlq_u16(vreinterpretq_u16_u8(v), vdupq_n_s16(to as i16 - from as i16));
+        vandq_u16(v, vdupq_n_u16((((1u32 << bits) - 1) << to) as u16))
+    };
+    // Where codes go, so that the high product of their scale is shifted by as much as it should be.
+    let to = 15 - f.shift();
+    for (j, line) in lines.iter_mut().enumerate() {
+        for (v, bytes) in line.iter_mut().enumerate() {
+            // SAFETY: the offsets are those of the layout.
+            *bytes = unsafe {
+                let codes = block.add(f.codes_at() + v * 16);
+                let high = block.add(f.high_at() + v * 16);
+                if f.is_open() {
+                    let stored = vld1q_u8(codes.add((i * 4 + j) * 64));
+                    *bytes = vreinterpretq_s8_u8(veorq_u8(stored, vdupq_n_u8(128)));
+                    continue;
                 }
-                continue;
-            }
-            let (a, b) = (vld1q_u8(codes.add(i * 128)), vld1q_u8(codes.add(i * 128 + 64)));
-            let low = vdupq_n_u8(15);
-            let four = [vandq_u8(a, low), vshrq_n_u8::<4>(a), vandq_u8(b, low), vshrq_n_u8::<4>(b)];
-            let high = block.add(f.high_at() + v * 16);
-            // The bits above the low four, and how far apart they are.
-            let (high, step) = match f.bits {
-                5 => (vshlq_u8(vld1q_u8(high.add(i / 2 * 64)), vdupq_n_s8(-((i % 2 * 4) as i8))), 1),
-                6 => (vld1q_u8(high.add(i * 64)), 2),
-                _ => (vdupq_n_u8(0), 0),
+                let word = |byte: usize| {
+                    let low = moved(vld1q_u8(codes.add((i * 2 + j / 2) * 64)), byte + j % 2 * 4, to, 4);
+                    let more = match f.bits {
+                        5 => moved(vld1q_u8(high.add(i / 2 * 64)), byte + i % 2 * 4 + j, to + 4, 1),
+                        6 => moved(vld1q_u8(high.add(i * 64)), byte + j * 2, to + 4, 2),
+                        _ => return low,
+                    };
+                    vorrq_u16(low, more)
+                };
+                let [even, odd] =
+                    [word(0), word(8)].map(|w| vqrdmulhq_s16(vreinterpretq_s16_u16(w), scales[v]));
+                // The even input's byte, and the odd one's above it.
+                vreinterpretq_s8_s16(vsliq_n_s16::<8>(even, odd))
             };
-            let mask = vdupq_n_u8((1 << step) - 1);
-            for (j, line) in lines.iter_mut().enumerate() {
-                let bits = vandq_u8(vshlq_u8(high, vdupq_n_s8(-((j * step) as i8))), mask);
-                let code = vorrq_u8(four[j], vshlq_n_u8::<4>(bits));
-                line[v] = vreinterpretq_s8_u8(vsubq_u8(code, vdupq_n_u8(f.bias as u8)));
-            }
         }
     }
     lines
 }
 
-/// The integer scales of a sub-block.
+/// The scales of a sub-block, each for two numbers of 16 bits.
 #[inline(always)]
-unsafe fn sub_scales<L: Layout>(block: *const u8, sub: usize) -> [int32x4_t; 4] {
+unsafe fn scales<L: Layout>(block: *const u8, sub: usize) -> [int16x8_t; 4] {
     let f = L::FORMAT;
-    // SAFETY: the offset is that of the layout.
+    // SAFETY: the offset is that of the layout; where weights are stored open, what lies there is not used.
     unsafe {
-        let at = block.add(f.scales_at() + sub * 16 * f.scale_bytes());
-        let [low, high] = match f.scale {
-            SubScale::U8 => {
-                let v = vld1q_u8(at);
-                [vmovl_u8(vget_low_u8(v)), vmovl_high_u8(v)].map(|v| vreinterpretq_s16_u16(v))
-            }
-            SubScale::I8 => bytes(at),
-            SubScale::I16 => [vld1q_s16(at.cast()), vld1q_s16(at.add(16).cast())],
-        };
-        words([low, high])
+        let [low, high] = bytes(block.add(f.scales_at() + sub * 16));
+        [vzip1q_s16(low, low), vzip2q_s16(low, low), vzip1q_s16(high, high), vzip2q_s16(high, high)]
+            .map(|scale| vmulq_n_s16(scale, f.times))
     }
 }
 
@@ -198,7 +197,7 @@ pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
             for n in 0..N {
                 let scale = vdupq_n_f32(*x.scales(tile, s).add(r + n));
                 for v in 0..4 {
-                    let mut t = vmulq_f32(vcvtq_f32_s32(total[n][v]), d[v]);
+                    let mut t = vmulq_f32(vcvtq_f32_s32(total[n][v]), vmulq_n_f32(d[v], f.factor()));
                     if f.has_min {
                         let dmin = float_scales::<L>(block.add(32));
                         t = vfmsq_f32(t, vcvtq_f32_s32(mins[n][v]), dmin[v]);
@@ -219,7 +218,7 @@ pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
 /// Four numbers for each of four vectors of outputs and each row.
 type Sums<const N: usize> = [[int32x4_t; 4]; N];
 
-/// The exact sums of one superblock: scaled codes times activations, and mins times sums of activations.
+/// The exact sums of one superblock: weights times activations, and mins times negated sums of activations.
 #[inline(always)]
 unsafe fn superblock<L: Layout, D: Dots, const N: usize>(
     block: *const u8,
@@ -227,15 +226,15 @@ unsafe fn superblock<L: Layout, D: Dots, const N: usize>(
     (tile, s, r): (usize, usize, usize),
 ) -> (Sums<N>, Sums<N>) {
     let f = L::FORMAT;
-    let (mut total, mut mins) = ([[Fours::NONE; 4]; N], [[Fours::NONE; 4]; N]);
+    let (mut totals, mut mins) = ([[D::NONE; 4]; N], [[Fours::NONE; 4]; N]);
     // SAFETY: as the caller says.
     unsafe {
         let codes = x.codes(tile, s).add(r * 64);
         for sub in 0..f.subs() {
-            let mut dots = [[D::NONE; 4]; N];
+            let scales = scales::<L>(block, sub);
             for i in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
-                let w = open::<L>(block, i);
-                for n in 0..N {
+                let w = open::<L>(block, i, &scales);
+                for (n, totals) in totals.iter_mut().enumerate() {
                     let x = vreinterpretq_s32_s8(vld1q_s8(codes.add(i / 4 * 1024 + i % 4 * 16 + n * 64)));
                     let x = [
                         vdupq_laneq_s32::<0>(x),
@@ -244,25 +243,21 @@ unsafe fn superblock<L: Layout, D: Dots, const N: usize>(
                         vdupq_laneq_s32::<3>(x),
                     ]
                     .map(|x| vreinterpretq_s8_s32(x));
-                    for v in 0..4 {
-                        dots[n][v] = D::add(dots[n][v], [w[0][v], w[1][v]], [x[0], x[1]]);
-                        dots[n][v] = D::add(dots[n][v], [w[2][v], w[3][v]], [x[2], x[3]]);
+                    for (v, total) in totals.iter_mut().enumerate() {
+                        *total = D::add(*total, [w[0][v], w[1][v]], [x[0], x[1]]);
+                        *total = D::add(*total, [w[2][v], w[3][v]], [x[2], x[3]]);
                     }
                 }
             }
-            let scale = sub_scales::<L>(block, sub);
-            let min =
-                if f.has_min { words(bytes(block.add(f.mins_at() + sub * 16))) } else { [Fours::NONE; 4] };
-            for n in 0..N {
+            if !f.has_min {
+                continue;
+            }
+            let min = words(bytes(block.add(f.mins_at() + sub * 16)));
+            for (n, mins) in mins.iter_mut().enumerate() {
                 let sum = vdupq_n_s32(*x.sums(tile, s, r + n).add(if f.sub == 32 { 16 + sub } else { sub }));
-                for v in 0..4 {
-                    total[n][v] = vmlaq_s32(total[n][v], D::finish(dots[n][v]), scale[v]);
-                    if f.has_min {
-                        mins[n][v] = vmlaq_s32(mins[n][v], min[v], sum);
-                    }
-                }
+                mins.iter_mut().zip(min).for_each(|(mins, min)| *mins = vmlaq_s32(*mins, min, sum));
             }
         }
     }
-    (total, mins)
+    (totals.map(|totals| totals.map(D::finish)), mins)
 }

@@ -62,18 +62,10 @@ fn write(format: Format, supers: &Supers, lines: &[[u8; 64]; 64], out: &mut [u8]
     for (to, v) in floats.iter_mut().zip(supers.d.iter().chain(&supers.dmin)) {
         *to = v.to_le_bytes();
     }
-    let scale = supers.scale.iter().take(format.subs());
-    if format.scale_bytes() == 2 {
-        for (to, from) in scales.as_chunks_mut::<32>().0.iter_mut().zip(scale) {
-            to.as_chunks_mut::<2>().0.iter_mut().zip(from).for_each(|(to, v)| *to = v.to_le_bytes());
-        }
-    } else {
-        for (to, from) in scales.as_chunks_mut::<LANES>().0.iter_mut().zip(scale) {
+    for (bytes, of) in [(scales, &supers.scale), (mins, &supers.min)] {
+        for (to, from) in bytes.as_chunks_mut::<LANES>().0.iter_mut().zip(of) {
             to.iter_mut().zip(from).for_each(|(to, v)| *to = *v as u8);
         }
-    }
-    for (to, from) in mins.as_chunks_mut::<LANES>().0.iter_mut().zip(&supers.min) {
-        to.iter_mut().zip(from).for_each(|(to, v)| *to = *v as u8);
     }
     let (codes, high) = codes.split_at_mut(format.high_at() - format.codes_at());
     if format.bits == 8 {
@@ -100,7 +92,7 @@ fn together<const N: usize, const WIDTH: usize>(lines: &[[u8; 64]; 64], out: &mu
     for (vector, group) in out.iter_mut().zip(lines.as_chunks::<N>().0) {
         let mut bits = [0u8; 64];
         for (t, line) in group.iter().enumerate() {
-            bits.iter_mut().zip(line).for_each(|(b, v)| *b |= v >> 4 << (t * WIDTH));
+            bits.iter_mut().zip(line).for_each(|(b, v)| *b |= (v >> 4 & ((1 << WIDTH) - 1)) << (t * WIDTH));
         }
         *vector = bits;
     }

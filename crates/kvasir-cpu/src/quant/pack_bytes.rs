@@ -2,6 +2,7 @@
 
 use super::format::{Format, LANES};
 use super::pack::Encoded;
+use super::source::FINE;
 use super::transpose::square;
 use kvasir_formats::DType;
 use std::arch::x86_64::*;
@@ -10,7 +11,7 @@ use std::arch::x86_64::*;
 const BLOCK: usize = 34;
 const WHOLE: usize = 8 * BLOCK;
 
-/// Writes the superblock of `rows` into `out`, unless it is one of those that come up seldom: with a row that is not there, or a negative scale.
+/// Writes the superblock of `rows` into `out`, unless a row is not there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn pack(rows: &Encoded<'_>, out: &mut [u8]) -> bool {
@@ -24,46 +25,41 @@ pub(super) fn pack(rows: &Encoded<'_>, out: &mut [u8]) -> bool {
         }
         *at = row.as_ptr();
     }
-    let (head, codes) = out.split_at_mut(format.codes_at());
-    let (floats, scales) = head.split_at_mut(format.scales_at());
+    let (floats, codes) = out.split_at_mut(format.codes_at());
     // SAFETY: eight blocks of each row.
-    let Some(blocks) = (unsafe { block_scales(&at) }) else { return false };
+    let blocks = unsafe { block_scales(&at) };
     let (units, whole) = whole_scales(&blocks);
-    for (to, from) in scales.as_chunks_mut::<LANES>().0.iter_mut().zip(whole) {
-        // SAFETY: 16 bytes.
-        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), from) };
-    }
     if let Some(to) = floats.first_chunk_mut::<32>() {
         // SAFETY: 32 bytes.
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), units) };
     }
-    let sign = _mm512_set1_epi8(-128);
     for (pair, lines) in codes.as_chunks_mut::<64>().0.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let mut codes = [sign; LANES];
+        let mut codes = [_mm512_setzero_si512(); LANES];
         for (codes, at) in codes.iter_mut().zip(&at) {
             // SAFETY: two blocks of the row.
             let (one, two) = unsafe {
                 let at = at.add(pair * 2 * BLOCK + 2);
                 (_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(BLOCK).cast()))
             };
-            *codes = _mm512_xor_si512(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(one), two), sign);
+            *codes = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(one), two);
         }
-        for (line, column) in lines.iter_mut().zip(square(codes)) {
+        for (i, (line, column)) in lines.iter_mut().zip(square(codes)).enumerate() {
+            let v = opened(column, whole[pair * 2 + i / 8]);
             // SAFETY: 64 bytes.
-            unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), column) };
+            unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), v) };
         }
     }
     true
 }
 
-/// The scales of eight blocks for all rows, unless one is negative.
+/// The scales of eight blocks for all rows.
 ///
 /// # Safety
 /// Eight blocks must lie at each place.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn block_scales(at: &[*const u8; LANES]) -> Option<[__m512; 8]> {
-    let (mut out, mut negative) = ([_mm512_setzero_ps(); 8], 0);
+unsafe fn block_scales(at: &[*const u8; LANES]) -> [__m512; 8] {
+    let mut out = [_mm512_setzero_ps(); 8];
     // SAFETY: 16 pointers; four bytes of each block.
     unsafe {
         let (low, high) =
@@ -73,23 +69,33 @@ unsafe fn block_scales(at: &[*const u8; LANES]) -> Option<[__m512; 8]> {
             let low = _mm512_i64gather_epi32::<1>(_mm512_add_epi64(low, offset), std::ptr::null());
             let high = _mm512_i64gather_epi32::<1>(_mm512_add_epi64(high, offset), std::ptr::null());
             let bits = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
-            let bits = _mm512_cvtepi32_epi16(bits);
-            negative |= _mm256_cmpgt_epu16_mask(bits, _mm256_set1_epi16(i16::MIN));
-            *out = _mm512_abs_ps(_mm512_cvtph_ps(bits));
+            *out = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits));
         }
     }
-    (negative == 0).then_some(out)
+    out
 }
 
-/// The bf16 unit of each row, and the blocks' scales as multiples of it.
+/// Codes times their scales, shifted right by 15 bits and rounded, plus 128.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn whole_scales(blocks: &[__m512; 8]) -> (__m256i, [__m128i; 8]) {
-    let most = _mm512_set1_ps(255.0);
+fn opened(codes: __m512i, scale: __m512i) -> __m512i {
+    let even = _mm512_mulhrs_epi16(_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(codes)), scale);
+    let odd = _mm512_mulhrs_epi16(_mm512_srai_epi16::<8>(codes), scale);
+    // The even input's byte, and the odd one's above it.
+    let low = _mm512_set1_epi16(0xff);
+    let bytes = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi16::<8>(odd), even, low);
+    _mm512_xor_si512(bytes, _mm512_set1_epi8(-128))
+}
+
+/// The bf16 unit of each row, and the blocks' scales as multiples of it, each for two numbers of 16 bits.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn whole_scales(blocks: &[__m512; 8]) -> (__m256i, [__m512i; 8]) {
+    let most = _mm512_set1_ps(FINE);
     let mut largest = _mm512_setzero_ps();
     for scale in blocks {
         // Of a NaN and a number the second is taken.
-        largest = _mm512_max_ps(*scale, largest);
+        largest = _mm512_max_ps(_mm512_abs_ps(*scale), largest);
     }
     // The least bf16 that is not below, if it is a normal number.
     let exact = _mm512_castps_si512(_mm512_div_ps(largest, most));
@@ -98,12 +104,13 @@ fn whole_scales(blocks: &[__m512; 8]) -> (__m256i, [__m128i; 8]) {
         & _mm512_cmplt_epu32_mask(up, _mm512_set1_epi32(0x7f80));
     let unit = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(up));
     let inverse = _mm512_maskz_div_ps(normal, _mm512_set1_ps(1.0), unit);
-    let mut out = [_mm_setzero_si128(); 8];
+    let mut out = [_mm512_setzero_si512(); 8];
     for (out, scale) in out.iter_mut().zip(blocks) {
         let v = _mm512_max_ps(_mm512_mul_ps(*scale, inverse), _mm512_sub_ps(_mm512_setzero_ps(), most));
         // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
         let v = _mm512_add_ps(_mm512_min_ps(v, most), _mm512_set1_ps(12_582_912.0));
-        *out = _mm512_cvtepi32_epi8(_mm512_castps_si512(v));
+        let v = _mm512_castps_si512(v);
+        *out = _mm512_mask_blend_epi16(0xaaaa_aaaa, v, _mm512_slli_epi32::<16>(v));
     }
     (_mm512_maskz_cvtepi32_epi16(normal, up), out)
 }
@@ -126,13 +133,13 @@ mod tests {
             let mut rows: Vec<Vec<u8>> =
                 (0..LANES).map(|_| (0..2 * WHOLE + BLOCK).map(|_| random() as u8).collect()).collect();
             for block in rows.iter_mut().flat_map(|row| row.chunks_exact_mut(BLOCK)) {
-                // Every kind of scale: zero, subnormal, large, no number, and in some cases negative.
+                // Every kind of scale: zero, subnormal, large, no number, and negative.
                 let bits = match random() % 12 {
                     0 => 0,
                     1 => random() & 0x3ff,
                     2 => 0x7c00 | random() & 0x3ff,
                     3 => 0x7800 | random() & 0x3ff,
-                    4 if case % 4 == 0 => random() | 0x8000,
+                    4 => random() | 0x8000,
                     _ => 0x1800 + (random() & 0x7ff),
                 };
                 block[..2].copy_from_slice(&bits.to_le_bytes());

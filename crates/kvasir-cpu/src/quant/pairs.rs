@@ -1,11 +1,13 @@
 //! Many rows: two panels at a time, each superblock opened once for a block of rows.
 
 use super::activations::QuantActivations;
+use super::few::v512::{open, scales};
 use super::format::LANES;
 use super::layouts::Layout;
 use super::{amx, many_avx2, many_vnni};
 use crate::Level;
 use crate::matmul::Output;
+use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -71,4 +73,31 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
             _ => many_avx2::panels::<L, P>(pair, x, rows, room, out),
         }
     }
+}
+
+/// Inputs `16 i .. 16 i + 16` of a superblock: four lines of signed bytes.
+///
+/// # Safety
+/// The machine must have the instructions, `block` be a superblock of the layout, and `i` below 16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn lines<L: Layout>(block: *const u8, i: usize) -> [__m512i; 4] {
+    let f = L::FORMAT;
+    let mut lines = [_mm512_setzero_si512(); 4];
+    if f.is_open() {
+        for (j, line) in lines.iter_mut().enumerate() {
+            // SAFETY: one of 64 lines.
+            let stored = unsafe { _mm512_loadu_si512(block.add(f.codes_at() + (i * 4 + j) * 64).cast()) };
+            *line = _mm512_xor_si512(stored, _mm512_set1_epi8(-128));
+        }
+        return lines;
+    }
+    // SAFETY: the caller's superblock.
+    let words = unsafe { open::<L>(block, 0, i, scales::<L>(block, 0, i * 16 / f.sub)) };
+    let low = _mm512_set1_epi16(0xff);
+    for (line, [even, odd]) in lines.iter_mut().zip(words) {
+        // The even input's byte, and the odd one's above it.
+        *line = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi16::<8>(odd), even, low);
+    }
+    lines
 }

@@ -1,7 +1,7 @@
 //! The reference: what every faster kernel must yield, to the bit.
 
 use super::activations::{QuantActivations, TILE};
-use super::format::{Format, LANES, SUPER, SubScale};
+use super::format::{Format, LANES, SUPER};
 use half::{bf16, f16};
 
 /// One panel times one row: `out` gets 16 numbers.
@@ -20,26 +20,24 @@ pub(crate) fn dot(format: Format, panel: &[u8], x: &QuantActivations, row: usize
             (codes, x.scales(tile, s).add(r).read(), x.sums(tile, s, r).cast::<[i32; 24]>().read())
         };
         let (mut total, mut mins) = ([0i32; LANES], [0i32; LANES]);
-        for sub in 0..format.subs() {
-            let mut dots = [0i32; LANES];
-            for i in sub * format.sub / 4..(sub + 1) * format.sub / 4 {
-                let four = row_codes(format, block, i);
-                for (lane, dot) in dots.iter_mut().enumerate() {
-                    for j in 0..4 {
-                        *dot += (i32::from(four[lane * 4 + j]) - format.bias) * i32::from(codes[i * 4 + j]);
-                    }
+        for i in 0..SUPER / 4 {
+            let bytes = opened(format, block, i);
+            for (lane, total) in total.iter_mut().enumerate() {
+                for j in 0..4 {
+                    *total += i32::from(bytes[lane * 4 + j]) * i32::from(codes[i * 4 + j]);
                 }
             }
-            let sum = if format.sub == 32 { sums[16 + sub] } else { sums[sub] };
-            for lane in 0..LANES {
-                total[lane] += dots[lane] * sub_scale(format, block, sub, lane);
-                if format.has_min {
-                    mins[lane] += i32::from(block[format.mins_at() + sub * LANES + lane] as i8) * sum;
+        }
+        if format.has_min {
+            for sub in 0..format.subs() {
+                let sum = if format.sub == 32 { sums[16 + sub] } else { sums[sub] };
+                for (lane, mins) in mins.iter_mut().enumerate() {
+                    *mins += i32::from(block[format.mins_at() + sub * LANES + lane] as i8) * sum;
                 }
             }
         }
         for lane in 0..LANES {
-            let mut t = total[lane] as f32 * float_scale(format, block, lane);
+            let mut t = total[lane] as f32 * (float_scale(format, block, lane) * format.factor());
             if format.has_min {
                 t = (-(mins[lane] as f32)).mul_add(float_scale(format, &block[32..], lane), t);
             }
@@ -48,30 +46,27 @@ pub(crate) fn dot(format: Format, panel: &[u8], x: &QuantActivations, row: usize
     }
 }
 
-/// The codes of inputs `4i..4i + 4` of all 16 outputs.
-fn row_codes(format: Format, block: &[u8], i: usize) -> [u8; 64] {
+/// Inputs `4i..4i + 4` of all 16 outputs, each as one byte.
+fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
     let codes = &block[format.codes_at()..];
     let high = &block[format.high_at()..];
-    std::array::from_fn(|j| match format.bits {
-        8 => codes[i * 64 + j],
-        bits => {
-            let low = codes[i / 2 * 64 + j] >> (i % 2 * 4) & 15;
-            low | match bits {
+    std::array::from_fn(|j| {
+        if format.is_open() {
+            return (codes[i * 64 + j] ^ 0x80) as i8;
+        }
+        let low = codes[i / 2 * 64 + j] >> (i % 2 * 4) & 15;
+        let code = low
+            | match format.bits {
                 5 => (high[i / 8 * 64 + j] >> (i % 8) & 1) << 4,
                 6 => (high[i / 4 * 64 + j] >> (i % 4 * 2) & 3) << 4,
                 _ => 0,
-            }
-        }
+            };
+        let unused = 8 - format.bits;
+        let code = if format.signed { i32::from((code << unused) as i8 >> unused) } else { i32::from(code) };
+        let scale = block[format.scales_at() + i * 4 / format.sub * LANES + j / 4] as i8;
+        let product = code * i32::from(scale) * i32::from(format.times);
+        ((product + (1 << (format.shift() - 1))) >> format.shift()) as i8
     })
-}
-
-fn sub_scale(format: Format, block: &[u8], sub: usize, lane: usize) -> i32 {
-    let at = format.scales_at() + (sub * LANES + lane) * format.scale_bytes();
-    match format.scale {
-        SubScale::U8 => i32::from(block[at]),
-        SubScale::I8 => i32::from(block[at] as i8),
-        SubScale::I16 => i32::from(i16::from_le_bytes([block[at], block[at + 1]])),
-    }
 }
 
 fn float_scale(format: Format, block: &[u8], lane: usize) -> f32 {

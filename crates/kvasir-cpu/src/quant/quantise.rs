@@ -1,6 +1,6 @@
 //! A superblock of one row of activations as integers.
 
-use super::activations::SUMS;
+use super::activations::TOTAL;
 use super::format::SUPER;
 use crate::Level;
 
@@ -9,7 +9,7 @@ pub(super) struct Places {
     /// Four lines of 64 integers, a tile (1024 bytes) apart.
     pub(super) codes: *mut i8,
     pub(super) scale: *mut f32,
-    /// [`SUMS`] numbers.
+    /// [`TOTAL`] numbers and one more.
     pub(super) sums: *mut i32,
     /// 32 bf16.
     pub(super) parts: *mut u16,
@@ -45,12 +45,13 @@ unsafe fn portable(x: &[f32; SUPER], to: &Places) {
     let largest = x.iter().fold(0f32, |a, v| if v.abs() > a { v.abs() } else { a });
     let (scale, inverse) = scales(largest);
     let codes: [i8; SUPER] = std::array::from_fn(|i| (x[i] * inverse + ROUND).to_bits() as u8 as i8);
-    let mut sums = [0i32; SUMS];
+    let mut sums = [0i32; TOTAL + 1];
     let mut parts = [0u16; 32];
     for (i, sub) in codes.as_chunks::<16>().0.iter().enumerate() {
         let sum = -sub.iter().map(|&c| i32::from(c)).sum::<i32>();
         sums[i] = sum;
         sums[16 + i / 2] += sum;
+        sums[TOTAL] += sum;
         // Both parts have at most eight significant bits, so bf16 holds them exactly.
         parts[i] = ((sum & !15) as f32).to_bits().wrapping_shr(16) as u16;
         parts[16 + i] = ((sum & 15) as f32).to_bits().wrapping_shr(16) as u16;
@@ -61,14 +62,14 @@ unsafe fn portable(x: &[f32; SUPER], to: &Places) {
             to.codes.add(step * 1024).cast::<[i8; 64]>().write_unaligned(*line);
         }
         to.scale.write(scale);
-        to.sums.cast::<[i32; SUMS]>().write_unaligned(sums);
+        to.sums.cast::<[i32; TOTAL + 1]>().write_unaligned(sums);
         to.parts.cast::<[u16; 32]>().write_unaligned(parts);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod wide {
-    use super::{Places, ROUND, SUPER, scales};
+    use super::{Places, ROUND, SUPER, TOTAL, scales};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -111,6 +112,7 @@ mod wide {
             to.scale.write(scale);
             _mm512_storeu_si512(to.sums.cast(), sums);
             _mm256_storeu_si256(to.sums.add(16).cast(), pairs);
+            to.sums.add(TOTAL).write(_mm512_reduce_add_epi32(sums));
             _mm256_storeu_si256(to.parts.cast(), bits(_mm512_andnot_si512(low, sums)));
             _mm256_storeu_si256(to.parts.add(16).cast(), bits(_mm512_and_si512(low, sums)));
         }
@@ -140,13 +142,13 @@ mod tests {
     struct Made {
         codes: Vec<i8>,
         scale: u32,
-        sums: [i32; SUMS],
+        sums: [i32; TOTAL + 1],
         parts: [u16; 32],
     }
 
     fn make(x: &[f32; SUPER], level: Level) -> Made {
         let (mut codes, mut scale) = (vec![0i8; 4096], f32::NAN);
-        let (mut sums, mut parts) = ([0; SUMS], [0; 32]);
+        let (mut sums, mut parts) = ([0; TOTAL + 1], [0; 32]);
         let places = Places {
             codes: codes.as_mut_ptr(),
             scale: &mut scale,

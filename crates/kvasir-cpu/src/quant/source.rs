@@ -3,12 +3,12 @@
 use super::format::{Format, LANES, SUPER};
 use kvasir_formats::DType;
 
-/// 256 weights of each of 16 rows as integers. Codes are unsigned; their bias is the format's.
+/// 256 weights of each of 16 rows as integers. Signed codes are in two's complement, in the low bits of their bytes.
 pub(super) struct Supers {
     pub(super) code: [[u8; SUPER]; LANES],
     /// Of each sub-block, for all rows.
     pub(super) scale: [[i16; LANES]; 16],
-    pub(super) min: [[i8; LANES]; 16],
+    pub(super) min: [[i16; LANES]; 16],
     pub(super) d: [u16; LANES],
     pub(super) dmin: [u16; LANES],
 }
@@ -40,7 +40,7 @@ impl Supers {
             let mut row = Row { code: &mut self.code[lane], scale: [0; 16], min: [0; 16], d: 0, dmin: 0 };
             // No function is handed over here: it would not be built for the level's instructions.
             if bytes.len() < dtype.block_bytes() {
-                row.code.fill(format.bias as u8);
+                row.code.fill(0);
             } else if dtype == DType::Q2K {
                 q2_k(bytes, &mut row);
             } else if dtype == DType::Q3K {
@@ -68,7 +68,7 @@ impl Supers {
             let codes = self.code[lane].as_chunks_mut::<32>().0;
             for (b, code) in codes.iter_mut().enumerate() {
                 let Some(block) = blocks.get(b) else {
-                    code.fill(format.bias as u8);
+                    code.fill(0);
                     continue;
                 };
                 d[b][lane] = bits_at(block, 0);
@@ -76,26 +76,31 @@ impl Supers {
                     m[b][lane] = bits_at(block, 2);
                 }
                 match format.bits {
-                    8 => bytes_of(block, code),
+                    8 => code.copy_from_slice(&block[2..]),
                     _ => nibbles_of(block, format, code),
                 }
             }
         }
-        // Products of scale and code must stay 16-bit integers.
-        let most = match (format.bits, format.has_min) {
-            (8, _) => 255.0,
-            (4, false) => 4079.0,
-            (4, true) | (5, false) => 2039.0,
-            _ => 1049.0,
-        };
-        // A negative scale of eight-bit codes has moved into them.
-        let bits = if format.bits == 8 { !SIGN } else { !0 };
-        self.d = whole(&d, bits, most, &mut self.scale);
+        if format.is_open() {
+            self.d = whole(&d, FINE, &mut self.scale);
+            self.open();
+        } else {
+            self.d = whole(&d, COARSE, &mut self.scale);
+        }
         if format.has_min {
-            let mut mins = [[0i16; LANES]; 16];
-            self.dmin = whole(&m, !0, 127.0, &mut mins);
-            for (to, from) in self.min.as_flattened_mut().iter_mut().zip(mins.as_flattened()) {
-                *to = *from as i8;
+            self.dmin = whole(&m, COARSE, &mut self.min);
+        }
+    }
+
+    /// Codes of eight bits become what they are multiplied as.
+    #[inline(always)]
+    fn open(&mut self) {
+        for (lane, codes) in self.code.iter_mut().enumerate() {
+            for (codes, scale) in codes.as_chunks_mut::<32>().0.iter_mut().zip(&self.scale) {
+                let scale = i32::from(scale[lane]);
+                for c in codes {
+                    *c = ((i32::from(*c as i8) * scale + (1 << 14)) >> 15) as u8 ^ 0x80;
+                }
             }
         }
     }
@@ -105,20 +110,9 @@ impl Supers {
 struct Row<'a> {
     code: &'a mut [u8; SUPER],
     scale: [i16; 16],
-    min: [i8; 16],
+    min: [i16; 16],
     d: u16,
     dmin: u16,
-}
-
-/// Codes of eight bits; a negative scale moves into them.
-#[inline(always)]
-fn bytes_of<const B: usize>(block: &[u8; B], code: &mut [u8; 32]) {
-    let Some(stored) = block[2..].first_chunk::<32>() else { return };
-    if bits_at(block, 0) > SIGN {
-        code.iter_mut().zip(stored).for_each(|(c, q)| *c = (*q as i8).saturating_neg() as u8 ^ 0x80);
-    } else {
-        code.iter_mut().zip(stored).for_each(|(c, q)| *c = q ^ 0x80);
-    }
 }
 
 /// Codes of four bits, and the fifths where there are some.
@@ -134,12 +128,16 @@ fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 3
         let bits = u32::from_le_bytes(bits);
         code.iter_mut().enumerate().for_each(|(j, c)| *c |= ((bits >> j & 1) << 4) as u8);
     }
+    if format.signed {
+        // Less half of their range, codes are what they were but for the highest bit.
+        code.iter_mut().for_each(|c| *c ^= 1 << (format.bits - 1));
+    }
 }
 
 #[inline(always)]
 fn q2_k(b: &[u8], row: &mut Row<'_>) {
     for (i, &s) in b.iter().enumerate().take(16) {
-        (row.scale[i], row.min[i]) = (i16::from(s & 15), (s >> 4) as i8);
+        (row.scale[i], row.min[i]) = (i16::from(s & 15), i16::from(s >> 4));
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let from = &b[16 + part / 4 * 32..][..32];
@@ -158,7 +156,7 @@ fn q3_k(b: &[u8], row: &mut Row<'_>) {
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let low = &b[32 + part / 4 * 32..][..32];
         for ((c, q), h) in code.iter_mut().zip(low).zip(&b[..32]) {
-            *c = q >> (part % 4 * 2) & 3 | (h >> part & 1) << 2;
+            *c = (q >> (part % 4 * 2) & 3 | (h >> part & 1) << 2).wrapping_sub(4);
         }
     }
     row.d = bits_at(b, 108);
@@ -173,7 +171,7 @@ fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
         } else {
             (s[i + 4] & 15 | s[i - 4] >> 6 << 4, s[i + 4] >> 4 | s[i] >> 6 << 4)
         };
-        (row.scale[i], row.min[i]) = (i16::from(scale), min as i8);
+        (row.scale[i], row.min[i]) = (i16::from(scale), i16::from(min));
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let low = &b[nibbles + part / 2 * 32..][..32];
@@ -192,12 +190,10 @@ fn q6_k(b: &[u8], row: &mut Row<'_>) {
         let low = &b[half * 64 + quarter % 2 * 32..][..32];
         let high = &b[128 + half * 32..][..32];
         for ((c, q), h) in code.iter_mut().zip(low).zip(high) {
-            *c = q >> (quarter / 2 * 4) & 15 | (h >> (quarter * 2) & 3) << 4;
+            *c = (q >> (quarter / 2 * 4) & 15 | (h >> (quarter * 2) & 3) << 4) ^ 32;
         }
     }
-    for (scale, &s) in row.scale.iter_mut().zip(&b[192..208]) {
-        *scale = i16::from(s as i8);
-    }
+    row.scale.iter_mut().zip(&b[192..208]).for_each(|(scale, &s)| *scale = i16::from(s as i8));
     row.d = bits_at(b, 208);
 }
 
@@ -219,13 +215,18 @@ fn half(bits: u16) -> f32 {
     f32::from_bits(value.to_bits() | u32::from(bits & SIGN) << 16)
 }
 
-/// Eight blocks' scales, of whose bits `kept` count, as whole multiples, at most `most`, of a bf16 unit for each row; returns the units.
+/// The largest multiples of a unit that scales are: where they are stored, and where they are only used.
+const COARSE: f32 = 127.0;
+/// 128 times it, shifted by 15 bits, is still less than 128.
+pub(super) const FINE: f32 = 32511.0;
+
+/// Eight blocks' scales as whole multiples, at most `most`, of a bf16 unit for each row; returns the units.
 #[inline(always)]
-fn whole(scales: &[[u16; LANES]; 8], kept: u16, most: f32, out: &mut [[i16; LANES]; 16]) -> [u16; LANES] {
+fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) -> [u16; LANES] {
     let (mut values, mut largest) = ([[0f32; LANES]; 8], [0f32; LANES]);
     for (values, scales) in values.iter_mut().zip(scales) {
         for lane in 0..LANES {
-            values[lane] = half(scales[lane] & kept);
+            values[lane] = half(scales[lane]);
             largest[lane] = largest[lane].max(values[lane].abs());
         }
     }
@@ -237,7 +238,8 @@ fn whole(scales: &[[u16; LANES]; 8], kept: u16, most: f32, out: &mut [[i16; LANE
     }
     for (out, values) in out.iter_mut().zip(&values) {
         for lane in 0..LANES {
-            let whole = (values[lane] * inverse[lane]).max(-most).min(most);
+            // What is no number becomes one.
+            let whole = most.min((values[lane] * inverse[lane]).max(-most));
             // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
             out[lane] = (whole + 12_582_912.0).to_bits() as i16;
         }

@@ -1,0 +1,193 @@
+//! What the kernels need of vectors, under the same names for both widths.
+
+/// A vector of 64 bytes holds four inputs of all 16 outputs of a panel.
+pub(super) mod v512 {
+    use std::arch::x86_64::*;
+
+    pub(in super::super) type Ints = __m512i;
+    pub(in super::super) type Floats = __m512;
+    /// Vectors that a panel's outputs fill.
+    pub(in super::super) const HALVES: usize = 1;
+    /// Sums in turn that keep the multiplier busy with one row.
+    pub(in super::super) const CHAINS: usize = 4;
+
+    macro_rules! operations {
+        ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {
+            $(
+                $(#[$doc])*
+                #[inline]
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+                pub(in super::super) fn $name($($arg: $type),*) -> $result { $body }
+            )*
+        };
+    }
+
+    operations! {
+        fn zero() -> Ints = _mm512_setzero_si512();
+        fn zero_floats() -> Floats = _mm512_setzero_ps();
+        fn all16(v: i16) -> Ints = _mm512_set1_epi16(v);
+        fn all32(v: i32) -> Ints = _mm512_set1_epi32(v);
+        fn all_floats(v: f32) -> Floats = _mm512_set1_ps(v);
+        fn and(a: Ints, b: Ints) -> Ints = _mm512_and_si512(a, b);
+        fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
+        fn left16(v: Ints, by: i32) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by));
+        fn right16(v: Ints, by: i32) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by));
+        fn signed_right16(v: Ints, by: i32) -> Ints = _mm512_sra_epi16(v, _mm_cvtsi32_si128(by));
+        fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
+        fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
+        fn times32(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi32(a, b);
+        fn add32(a: Ints, b: Ints) -> Ints = _mm512_add_epi32(a, b);
+        /// Products of 16 bits, shifted right by 15 and rounded, halves up.
+        fn high_product(a: Ints, b: Ints) -> Ints = _mm512_mulhrs_epi16(a, b);
+        /// Adds the sums of pairs of products of 16 bits.
+        fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpwssd_epi32(sum, a, b);
+        /// Adds the sums of four products of unsigned bytes and signed ones.
+        fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpbusd_epi32(sum, a, b);
+        fn xor(a: Ints, b: Ints) -> Ints = _mm512_xor_si512(a, b);
+        fn all8(v: i8) -> Ints = _mm512_set1_epi8(v);
+        fn floats(v: Ints) -> Floats = _mm512_cvtepi32_ps(v);
+        fn times(a: Floats, b: Floats) -> Floats = _mm512_mul_ps(a, b);
+        /// `a * b + c`
+        fn fused(a: Floats, b: Floats, c: Floats) -> Floats = _mm512_fmadd_ps(a, b, c);
+        /// `c - a * b`
+        fn fused_less(a: Floats, b: Floats, c: Floats) -> Floats = _mm512_fnmadd_ps(a, b, c);
+        fn bf16s(bits: __m256i) -> Floats =
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)));
+        fn f16s(bits: __m256i) -> Floats = _mm512_cvtph_ps(bits);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn load(at: *const u8) -> Ints {
+        // SAFETY: the caller's 64 bytes.
+        unsafe { _mm512_loadu_si512(at.cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn store(at: *mut u8, v: Ints) {
+        // SAFETY: the caller's 64 bytes.
+        unsafe { _mm512_storeu_si512(at.cast(), v) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn store_floats(at: *mut f32, v: Floats) {
+        // SAFETY: the caller's 16 numbers.
+        unsafe { _mm512_storeu_ps(at, v) }
+    }
+
+    /// As many signed bytes as there are outputs, each in 32 bits.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn widen(at: *const u8) -> Ints {
+        // SAFETY: the caller's 16 bytes.
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())) }
+    }
+
+    /// 16 bits for each output.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn load_halves(at: *const u8) -> __m256i {
+        // SAFETY: the caller's 32 bytes.
+        unsafe { _mm256_loadu_si256(at.cast()) }
+    }
+}
+
+/// A vector of 32 bytes holds four inputs of eight of a panel's outputs.
+pub(super) mod v256 {
+    use std::arch::x86_64::*;
+
+    pub(in super::super) type Ints = __m256i;
+    pub(in super::super) type Floats = __m256;
+    /// Vectors that a panel's outputs fill.
+    pub(in super::super) const HALVES: usize = 2;
+    /// Sums in turn that keep the multiplier busy with one row: an addition takes one cycle.
+    pub(in super::super) const CHAINS: usize = 1;
+
+    macro_rules! operations {
+        ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {
+            $(
+                $(#[$doc])*
+                #[inline]
+                #[target_feature(enable = "avx2,fma,f16c")]
+                pub(in super::super) fn $name($($arg: $type),*) -> $result { $body }
+            )*
+        };
+    }
+
+    operations! {
+        fn zero() -> Ints = _mm256_setzero_si256();
+        fn zero_floats() -> Floats = _mm256_setzero_ps();
+        fn all16(v: i16) -> Ints = _mm256_set1_epi16(v);
+        fn all32(v: i32) -> Ints = _mm256_set1_epi32(v);
+        fn all_floats(v: f32) -> Floats = _mm256_set1_ps(v);
+        fn and(a: Ints, b: Ints) -> Ints = _mm256_and_si256(a, b);
+        fn or(a: Ints, b: Ints) -> Ints = _mm256_or_si256(a, b);
+        fn left16(v: Ints, by: i32) -> Ints = _mm256_sll_epi16(v, _mm_cvtsi32_si128(by));
+        fn right16(v: Ints, by: i32) -> Ints = _mm256_srl_epi16(v, _mm_cvtsi32_si128(by));
+        fn signed_right16(v: Ints, by: i32) -> Ints = _mm256_sra_epi16(v, _mm_cvtsi32_si128(by));
+        fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
+        fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
+        fn times32(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi32(a, b);
+        fn add32(a: Ints, b: Ints) -> Ints = _mm256_add_epi32(a, b);
+        /// Products of 16 bits, shifted right by 15 and rounded, halves up.
+        fn high_product(a: Ints, b: Ints) -> Ints = _mm256_mulhrs_epi16(a, b);
+        /// Adds the sums of pairs of products of 16 bits.
+        fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+        /// Adds the sums of four products of unsigned bytes and signed ones: pairs of them do not fit 16 bits.
+        fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = {
+            let even = _mm256_madd_epi16(and(a, all16(0xff)), signed_right16(left16(b, 8), 8));
+            let odd = _mm256_madd_epi16(right16(a, 8), signed_right16(b, 8));
+            add32(sum, add32(even, odd))
+        };
+        fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256(a, b);
+        fn all8(v: i8) -> Ints = _mm256_set1_epi8(v);
+        fn floats(v: Ints) -> Floats = _mm256_cvtepi32_ps(v);
+        fn times(a: Floats, b: Floats) -> Floats = _mm256_mul_ps(a, b);
+        /// `a * b + c`
+        fn fused(a: Floats, b: Floats, c: Floats) -> Floats = _mm256_fmadd_ps(a, b, c);
+        /// `c - a * b`
+        fn fused_less(a: Floats, b: Floats, c: Floats) -> Floats = _mm256_fnmadd_ps(a, b, c);
+        fn bf16s(bits: __m128i) -> Floats =
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)));
+        fn f16s(bits: __m128i) -> Floats = _mm256_cvtph_ps(bits);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn load(at: *const u8) -> Ints {
+        // SAFETY: the caller's 32 bytes.
+        unsafe { _mm256_loadu_si256(at.cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn store(at: *mut u8, v: Ints) {
+        // SAFETY: the caller's 32 bytes.
+        unsafe { _mm256_storeu_si256(at.cast(), v) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn store_floats(at: *mut f32, v: Floats) {
+        // SAFETY: the caller's eight numbers.
+        unsafe { _mm256_storeu_ps(at, v) }
+    }
+
+    /// As many signed bytes as a vector has outputs, each in 32 bits.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn widen(at: *const u8) -> Ints {
+        // SAFETY: the caller's eight bytes.
+        unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())) }
+    }
+
+    /// 16 bits for each output.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn load_halves(at: *const u8) -> __m128i {
+        // SAFETY: the caller's 16 bytes.
+        unsafe { _mm_loadu_si128(at.cast()) }
+    }
+}
