@@ -49,7 +49,10 @@ fn ask_for_tile_state() -> bool {
 }
 
 /// Tiles of this thread, configured as eight of 16 rows × 64 bytes; given back when dropped.
-pub(crate) struct Tiles(());
+pub(crate) struct Tiles {
+    /// Rows of tiles 0 to 5.
+    rows: u8,
+}
 
 impl Tiles {
     /// # Safety
@@ -57,20 +60,19 @@ impl Tiles {
     pub(crate) unsafe fn configure() -> Self {
         // SAFETY: FULL is a valid configuration of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL, options(nostack, preserves_flags, readonly)) };
-        Self(())
+        Self { rows: FULL.rows[0] }
     }
 
-    /// All tiles have 16 rows again.
-    pub(crate) fn full(&mut self) {
-        // SAFETY: tiles were configured, so the instruction exists; FULL is valid.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL, options(nostack, preserves_flags, readonly)) };
-    }
-
-    /// Tiles 0 to 5 (products and first operands) have only so many rows: products of few rows take less time.
+    /// Tiles 0 to 5 (products and first operands) have so many rows from here on, and nothing is in any tile: products of few rows take less time,
+    /// and touch no others.
     pub(crate) fn of_rows(&mut self, rows: usize) {
         let n = rows.clamp(1, 16) as u8;
+        if n == self.rows {
+            return;
+        }
+        self.rows = n;
         let config = Config { rows: [n, n, n, n, n, n, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0], ..FULL };
-        // SAFETY: as above.
+        // SAFETY: tiles were configured, so the instruction exists; the configuration is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags, readonly)) };
     }
 }
@@ -89,8 +91,12 @@ macro_rules! tile_load {
             options(nostack, preserves_flags, readonly))
     };
 }
-/// `tile_store!(n, pointer)`: 16 rows of 64 bytes, one after the other.
+/// `tile_store!(n, pointer)`: 16 rows of 64 bytes, one after the other; `tile_store!(n, pointer, stride)`: `stride` bytes apart.
 macro_rules! tile_store {
+    ($n:literal, $p:expr, $stride:expr) => {
+        std::arch::asm!(concat!("tilestored [{p} + {s}*1], tmm", $n), p = in(reg) $p, s = in(reg) ($stride as usize),
+            options(nostack, preserves_flags))
+    };
     ($n:literal, $p:expr) => {
         std::arch::asm!(concat!("tilestored [{p} + {s}*1], tmm", $n), p = in(reg) $p, s = in(reg) 64usize,
             options(nostack, preserves_flags))

@@ -1,9 +1,9 @@
 use super::coming::Coming;
 use super::lines::Lines;
-use super::scratch::{Products, Scratch, Tile};
+use super::scratch::{Scratch, Tile};
 use super::share::Stretch;
-use super::softmax::{self, LANES, Rule, Running, Sight};
-use super::soon::Soon;
+use super::softmax::{self, LANES, Rule, Sight};
+use super::soon::{Soon, ask};
 use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape, products};
 use crate::Level;
@@ -18,6 +18,8 @@ pub(super) struct Block {
     /// Lanes of each head.
     per_head: usize,
     lanes: [u32; LANES],
+    /// Whether there are 16, and each is the next of the one before.
+    in_line: bool,
     /// First tile of its queries, [`Shape::steps`] for each head.
     queries: usize,
     sight: Sight,
@@ -29,6 +31,27 @@ pub(super) struct Block {
 impl Block {
     fn used(&self) -> usize {
         self.heads.len() * self.per_head
+    }
+
+    /// Its lanes' numbers.
+    fn gather(&self, from: &[f32]) -> [f32; LANES] {
+        let at = self.lanes[0] as usize;
+        match from.get(at..at + LANES).and_then(<[f32]>::first_chunk) {
+            Some(all) if self.in_line => *all,
+            _ => self.lanes.map(|lane| from[lane as usize]),
+        }
+    }
+
+    /// Puts numbers where [`gather`](Self::gather) finds them.
+    fn scatter(&self, numbers: &[f32; LANES], to: &mut [f32]) {
+        let at = self.lanes[0] as usize;
+        match to.get_mut(at..at + LANES).and_then(<[f32]>::first_chunk_mut) {
+            Some(all) if self.in_line => *all = *numbers,
+            _ => {
+                let used = self.lanes.iter().zip(numbers).take(self.used());
+                used.for_each(|(lane, number)| to[*lane as usize] = *number);
+            }
+        }
     }
 
     fn sees(&self, chunk: &Chunk, last: i32) -> bool {
@@ -51,7 +74,7 @@ impl Attend<'_> {
         let last_view = stretch.views.1 - piece.group.views.0;
         let of = |at: usize| at.clamp(piece.tokens.start, piece.tokens.end) - piece.tokens.start;
         let tokens = of(s.starts[first_view])..of(s.starts[last_view]);
-        let together = self.make_blocks(level, piece, tokens, s);
+        self.make_blocks(level, piece, tokens, s);
         let view = &self.views.views[self.views.order[stretch.views.0] as usize];
         let chunks = &self.views.chunks(view)[stretch.chunks.0..stretch.chunks.1];
         #[cfg(target_arch = "x86_64")]
@@ -73,8 +96,8 @@ impl Attend<'_> {
                 let next = at + s.blocks[at..].iter().take_while(|b| b.heads == heads).count();
                 self.stage_keys(level, shape, piece, heads.clone(), chunk, s);
                 #[cfg(target_arch = "x86_64")]
-                if together && let Some(tiles) = &mut tiles {
-                    tiles.full();
+                if let Some(tiles) = &mut tiles {
+                    tiles.of_rows(LANES);
                 }
                 // All blocks' shares, then all blocks' values: keys and values would not fit the first-level cache together. Products of
                 // a block run while the shares of the one before are made.
@@ -86,18 +109,15 @@ impl Attend<'_> {
                 let mut before = None;
                 for b in at..next {
                     if seen(s, &b) {
-                        s.score(level, shape, b, &mut first_values);
-                        if let Some(b) = before.replace(b) {
-                            s.share(level, b, chunk, first, self.rule());
-                        }
+                        let now =
+                            Scored { block: b, place: before.map_or(0, |before: Scored| 1 - before.place) };
+                        s.score(level, shape, now, before, &mut first_values);
+                        s.begin_shares(level, now, chunk, first, self.rule());
+                        before = Some(now);
                     }
                 }
-                if let Some(b) = before {
-                    s.share(level, b, chunk, first, self.rule());
-                }
-                #[cfg(target_arch = "x86_64")]
-                if together && let Some(tiles) = &mut tiles {
-                    tiles.of_rows(s.blocks[at].per_head);
+                if let Some(before) = before {
+                    s.end_shares(level, before);
                 }
                 // SAFETY: the rows are the pool's or staged.
                 unsafe { first_values.all(level) };
@@ -113,6 +133,10 @@ impl Attend<'_> {
                     };
                     for b in at..next {
                         if seen(s, &b) {
+                            #[cfg(target_arch = "x86_64")]
+                            if let Some(tiles) = &mut tiles {
+                                tiles.of_rows(s.blocks[b].per_head);
+                            }
                             s.take_values(level, shape, (b, i), &ready, &mut coming);
                         }
                     }
@@ -126,8 +150,8 @@ impl Attend<'_> {
         }
     }
 
-    /// Blocks of the lanes of these tokens, in order of head; says whether heads share blocks.
-    fn make_blocks(&self, level: Level, piece: &Piece<'_>, tokens: Range<usize>, s: &mut Scratch) -> bool {
+    /// Blocks of the lanes of these tokens, in order of head.
+    fn make_blocks(&self, level: Level, piece: &Piece<'_>, tokens: Range<usize>, s: &mut Scratch) {
         let (group, steps) = (self.per_head(), Shape::of(self.facts).steps());
         let per_head = tokens.len() * group;
         // Zeros in the other heads' columns cost the tile unit nothing; vectors would work on them for nothing.
@@ -164,10 +188,12 @@ impl Attend<'_> {
                 let bounds = |all: &[i32; LANES]| {
                     all.iter().fold((i32::MAX, i32::MIN), |(a, b), &v| (a.min(v), b.max(v)))
                 };
+                let lanes = std::array::from_fn(lane);
                 let block = Block {
                     heads: heads.clone(),
                     per_head: n,
-                    lanes: std::array::from_fn(lane),
+                    lanes,
+                    in_line: lanes.is_sorted_by(|a, b| a + 1 == *b),
                     queries,
                     sight,
                     visible: bounds(&sight.visible),
@@ -180,7 +206,12 @@ impl Attend<'_> {
                         let at = s.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
                         &self.q[at..at + self.facts.key_dim]
                     };
-                    put_queries(level, &mut s.queries[queries + i * steps..][..steps], columns, query);
+                    put_queries(
+                        level,
+                        (&mut s.queries[queries + i * steps..][..steps], &mut s.lying),
+                        columns,
+                        query,
+                    );
                 }
                 s.blocks.push(block);
                 from += n;
@@ -189,66 +220,108 @@ impl Attend<'_> {
         }
         s.shares.grow(2 * s.blocks.len() + 1);
         s.fades.resize(s.blocks.len(), [0.0; LANES]);
-        pack > 1
     }
 }
 
-/// Puts one head's queries into their columns, pairs of numbers to a word.
+/// How many lanes ahead queries are asked for: they lie far apart, and nothing foresees them.
+const AHEAD: usize = 4;
+
+/// Puts one head's queries into their columns, pairs of numbers to a word; `lying` is room for them as rows.
 fn put_queries<'q>(
     level: Level,
-    tiles: &mut [Tile],
+    (tiles, lying): (&mut [Tile], &mut [Tile]),
     columns: Range<usize>,
     query: impl Fn(usize) -> &'q [f32],
 ) {
-    for (step, tile) in tiles.iter_mut().enumerate() {
-        let mut rows: Tile = [[0; LANES]; LANES];
-        for column in columns.clone() {
-            let part = &query(column)[step * STEP..];
-            // SAFETY: a row's bytes; pairs of numbers are words as they lie.
-            let bits = unsafe { &mut *rows[column].as_mut_ptr().cast::<[u16; STEP]>() };
-            let n = part.len().min(STEP);
-            narrow(level, &part[..n], &mut bits[..n]);
+    for column in 0..LANES {
+        if !columns.contains(&column) {
+            lying.iter_mut().for_each(|tile| tile[column] = [0; LANES]);
+            continue;
         }
-        products::transpose(level, &rows, tile);
+        ask(query((column + AHEAD).min(columns.end - 1)));
+        for (part, tile) in query(column).chunks(STEP).zip(&mut *lying) {
+            // SAFETY: a row's bytes; pairs of numbers are words as they lie.
+            let bits = unsafe { &mut *tile[column].as_mut_ptr().cast::<[u16; STEP]>() };
+            narrow(level, part, &mut bits[..part.len()]);
+            bits[part.len()..].fill(0);
+        }
+    }
+    for (rows, tile) in lying.iter().zip(tiles) {
+        products::transpose(level, rows, tile);
     }
 }
 
+/// Pairs of positions that are shared out beside one product of another block.
+const TOGETHER: usize = 2;
+
+/// A block whose scores become shares.
+#[derive(Clone, Copy)]
+struct Scored {
+    block: usize,
+    /// Which of two scores are its own.
+    place: usize,
+}
+
 impl Scratch {
-    /// Products of a chunk's keys with the queries of block `b`.
-    fn score(&mut self, level: Level, shape: Shape, b: usize, coming: &mut Coming) {
-        let queries = self.queries[self.blocks[b].queries..].as_ptr().cast();
+    /// Products of a chunk's keys with the queries of a block, while the scores of the one `before` become shares.
+    fn score(
+        &mut self,
+        level: Level,
+        shape: Shape,
+        now: Scored,
+        before: Option<Scored>,
+        coming: &mut Coming,
+    ) {
+        let queries = self.queries[self.blocks[now.block].queries..].as_ptr().cast();
         let (soon, last) = (&mut self.soon, self.keys.len() - 1);
+        let [first, second] = &mut self.scores[..] else { return };
+        let (out, scores) = if now.place == 0 { (first, second) } else { (second, first) };
+        let (packed, sharing) = (&mut self.packed, &mut self.sharing[1 - now.place]);
+        let mut shares = before.map(|before| &mut self.shares[2 * before.block..]);
         let during = |head: usize| {
             soon[head].ask();
             if head == last {
                 // SAFETY: the rows that come are the pool's or staged.
                 unsafe { coming.some(level) };
             }
+            if let Some(shares) = &mut shares {
+                sharing.some(level, TOGETHER, scores, packed, shares);
+            }
         };
         // SAFETY: the block has tiles of queries for each head, keys are 64 rows each; tiles are configured by the caller.
-        unsafe {
-            products::scores(level, &self.keys, queries, shape.steps(), &mut self.scores[b % 2], during)
-        };
+        unsafe { products::scores(level, &self.keys, queries, shape.steps(), out, during) };
+        if let Some(before) = before {
+            self.end_shares(level, before);
+        }
     }
 
-    /// What has been scored for block `b` becomes shares of the chunk's positions.
-    fn share(&mut self, level: Level, b: usize, chunk: &Chunk, first: i32, rule: Rule) {
-        let block = &self.blocks[b];
-        let at = |lane: usize| block.lanes[lane] as usize;
-        let mut run = Running {
-            most: std::array::from_fn(|lane| self.most[at(lane)]),
-            sum: std::array::from_fn(|lane| self.sum[at(lane)]),
-            fade: [0.0; LANES],
-        };
+    /// What has been scored for a block is to become shares of the chunk's positions.
+    fn begin_shares(
+        &mut self,
+        level: Level,
+        Scored { block, place }: Scored,
+        chunk: &Chunk,
+        first: i32,
+        rule: Rule,
+    ) {
+        let block = &self.blocks[block];
+        let sharing = &mut self.sharing[place];
+        sharing.run.most = block.gather(&self.most);
+        sharing.run.sum = block.gather(&self.sum);
         let sight = (!block.sees_all(chunk, first)).then_some(&block.sight);
-        softmax::shares(level, &mut self.scores[b % 2], &self.rows, sight, rule, &mut run, &mut self.packed);
-        for lane in 0..block.used() {
-            (self.most[at(lane)], self.sum[at(lane)]) = (run.most[lane], run.sum[lane]);
-        }
-        self.fades[b] = run.fade;
-        for (tile, part) in self.shares[2 * b..2 * b + 2].iter_mut().zip(self.packed.as_chunks().0) {
-            products::transpose(level, part, tile);
-        }
+        sharing.begin(level, &mut self.scores[place], &self.rows, sight, rule);
+    }
+
+    /// The rest of a block's shares.
+    fn end_shares(&mut self, level: Level, Scored { block: b, place }: Scored) {
+        let sharing = &mut self.sharing[place];
+        let tiles = &mut self.shares[2 * b..];
+        sharing.some(level, CHUNK / 2, &self.scores[place], &mut self.packed, tiles);
+        sharing.end(level);
+        let block = &self.blocks[b];
+        block.scatter(&sharing.run.most, &mut self.most);
+        block.scatter(&sharing.run.sum, &mut self.sum);
+        self.fades[b] = sharing.run.fade;
     }
 
     /// Adds the `values` of the block's `i`th head, as its lanes share them.
@@ -265,15 +338,20 @@ impl Scratch {
         let shares = self.shares[2 * b..].as_ptr().cast::<u8>().wrapping_add(from * 64);
         let first = block.lanes[from] as usize * shape.value_width;
         let sums = &mut self.sums[first..][..n * shape.value_width];
-        let fade = &self.fades[b][from..from + n];
-        let add = |tile: usize, products: &[Products]| {
-            softmax::fold(level, &mut sums[tile * LANES..], shape.value_width, products, fade);
+        softmax::fade(level, sums, shape.value_width, &self.fades[b][from..from + n]);
+        // The next block's sums lie behind these.
+        let mut next = Soon::NOTHING;
+        next.add(sums.as_ptr_range().end.cast(), size_of_val(sums));
+        let mut next = next.in_parts(values.len());
+        let during = || {
+            next.ask();
+            // SAFETY: the rows that come are the pool's or staged.
+            unsafe { coming.some(level) };
         };
-        // SAFETY: the rows that come are the pool's or staged.
-        let during = || unsafe { coming.some(level) };
-        // SAFETY: two tiles of shares and one behind them, two tiles of values for each of `products`.
+        // SAFETY: two tiles of shares and one behind them, two tiles of values for each 16 of the width; tiles are configured by the caller for so
+        // many lanes.
         unsafe {
-            products::values(level, shares, n, values.as_ptr().cast(), &mut self.products, add, during)
-        };
+            products::values(level, shares, values.as_ptr().cast(), sums, shape.value_width, during);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The two products of attention, on tiles of bf16: keys times queries, shares times values.
 
-use super::scratch::{Products, Tile};
+use super::scratch::Tile;
 use super::softmax::{LANES, Scores};
 use super::view::CHUNK;
 use crate::Level;
@@ -45,43 +45,14 @@ pub(crate) unsafe fn scores(
     queries: *const u8,
     steps: usize,
     out: &mut Scores,
-    mut during: impl FnMut(usize),
+    during: impl FnMut(usize),
 ) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx {
-        use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
-        // SAFETY: as the caller vouches.
-        unsafe {
-            tile_zero!(0);
-            tile_zero!(1);
-            tile_zero!(2);
-            tile_zero!(3);
-            for (head, keys) in keys.iter().enumerate() {
-                for step in 0..steps {
-                    let at = step * 64;
-                    tile_load!(7, queries.add((head * steps + step) * 1024), 64);
-                    tile_load!(4, keys.base[0].wrapping_add(at), keys.stride[0]);
-                    tile_dot_bf16!(0, 4, 7);
-                    during(head);
-                    tile_load!(5, keys.base[1].wrapping_add(at), keys.stride[1]);
-                    tile_dot_bf16!(1, 5, 7);
-                    during(head);
-                    tile_load!(6, keys.base[2].wrapping_add(at), keys.stride[2]);
-                    tile_dot_bf16!(2, 6, 7);
-                    during(head);
-                    tile_load!(4, keys.base[3].wrapping_add(at), keys.stride[3]);
-                    tile_dot_bf16!(3, 4, 7);
-                    during(head);
-                }
-            }
-            let out = out.as_mut_ptr().cast::<u8>();
-            tile_store!(0, out);
-            tile_store!(1, out.add(1024));
-            tile_store!(2, out.add(2048));
-            tile_store!(3, out.add(3072));
-        }
-        return;
+        // SAFETY: as the caller vouches; the level was found on this machine.
+        return unsafe { tiles::scores(keys, queries, steps, out, during) };
     }
+    let _ = during;
     // SAFETY: as the caller vouches.
     unsafe { scores_by_vectors(level, keys, queries, steps, out) };
 }
@@ -90,92 +61,36 @@ pub(crate) unsafe fn scores(
 const FEW: usize = 4;
 
 #[inline(always)]
-fn few_values_body(shares: *const u8, values: *const u8, out: &mut Products) {
-    let Some(lanes) = out.first_chunk_mut::<FEW>() else { return };
-    *lanes = [[0.0; LANES]; FEW];
+fn few_values_body(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) {
     for step in 0..CHUNK / 32 {
         let a = std::array::from_fn(|n| shares.wrapping_add(step * 1024 + n * 64));
         // SAFETY: the caller of `values` vouches for both.
-        unsafe { dot_step::<FEW>(a, values.wrapping_add(step * 1024), lanes) };
+        unsafe { dot_step::<FEW>(a, values.wrapping_add(step * 1024), sums) };
     }
 }
 
-per_level! { few_values(shares: *const u8, values: *const u8, out: &mut Products) => few_values_body }
+per_level! { few_values(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) => few_values_body }
 
-/// Products of the first `lanes` of 16 lanes of shares with a chunk's values, 16 places of the values to a tile. Hands them to `add` with the
-/// number of the first, as they come: while the tile unit works on the next ones. `during` is run beside every product.
+/// Adds the products of some lanes of shares with a chunk's values, 16 places of the values to a tile, to the lanes' `sums` of `width` places each.
+/// `during` is run beside every product.
 ///
 /// # Safety
-/// `shares` must hold two tiles, `values` two per tile of `out`; at level [`Level::Amx`] tiles must be configured, those of shares and products
-/// with at least `lanes` rows.
+/// `shares` must hold two tiles, `values` two for each 16 of `width`; at level [`Level::Amx`] tiles must be configured, those of shares and products
+/// with as many rows as there are lanes.
 pub(crate) unsafe fn values(
     level: Level,
     shares: *const u8,
-    lanes: usize,
     values: *const u8,
-    out: &mut [Products],
-    mut add: impl FnMut(usize, &[Products]),
+    sums: &mut [f32],
+    width: usize,
     mut during: impl FnMut(),
 ) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx {
-        use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
-        const GROUP: usize = 4;
-        /// Shares times one half of up to four tiles of values, 2 KB apart.
-        macro_rules! take {
-            ($shares:literal, $values:expr, $n:expr, $first:expr) => {{
-                let (values, n): (*const u8, usize) = ($values, $n);
-                take!(one 0, $shares, 6, values, $first);
-                if n > 1 {
-                    take!(one 1, $shares, 7, values.add(2048), $first);
-                }
-                if n > 2 {
-                    take!(one 2, $shares, 6, values.add(4096), $first);
-                }
-                if n > 3 {
-                    take!(one 3, $shares, 7, values.add(6144), $first);
-                }
-            }};
-            (one $to:literal, $shares:literal, $b:literal, $at:expr, $first:expr) => {
-                if $first {
-                    tile_zero!($to);
-                }
-                tile_load!($b, $at, 64);
-                tile_dot_bf16!($to, $shares, $b);
-                during();
-            };
-        }
-        // SAFETY: as the caller vouches.
-        unsafe {
-            tile_load!(4, shares, 64);
-            tile_load!(5, shares.add(1024), 64);
-        }
-        // Four at a time: a product takes as long as three others to be there.
-        for first in (0..out.len()).step_by(GROUP) {
-            let (b, n) = (values.wrapping_add(first * 2048), (out.len() - first).min(GROUP));
-            // SAFETY: as the caller vouches.
-            unsafe {
-                take!(4, b, n, true);
-                take!(5, b.add(1024), n, false);
-                let to = out[first..].as_mut_ptr();
-                tile_store!(0, to);
-                if n > 1 {
-                    tile_store!(1, to.add(1));
-                }
-                if n > 2 {
-                    tile_store!(2, to.add(2));
-                }
-                if n > 3 {
-                    tile_store!(3, to.add(3));
-                }
-            }
-            if first > 0 {
-                add(first - GROUP, &out[first - GROUP..first]);
-            }
-        }
-        let last = (out.len().max(1) - 1) / GROUP * GROUP;
-        return add(last, &out[last..]);
+        // SAFETY: as the caller vouches; the level was found on this machine.
+        return unsafe { tiles::values(shares, values, sums, width, during) };
     }
+    let lanes = sums.len() / width;
     let (mut rows, mut columns) = ([Rows::NONE; CHUNK / 32], Columns::NONE);
     if lanes > FEW {
         for (step, rows) in rows.iter_mut().enumerate() {
@@ -183,19 +98,25 @@ pub(crate) unsafe fn values(
             unsafe { rows.open(level, shares.wrapping_add(step * 1024), 64) };
         }
     }
-    for (t, out) in out.iter_mut().enumerate() {
-        let values = values.wrapping_add(t * 2048);
+    let mut part = [[0.0; LANES]; LANES];
+    for tile in 0..width / LANES {
+        let (values, at) = (values.wrapping_add(tile * 2048), tile * LANES);
+        for (part, sums) in part.iter_mut().zip(sums.chunks_exact(width)) {
+            part.copy_from_slice(&sums[at..at + LANES]);
+        }
         if lanes > FEW {
-            *out = [[0.0; LANES]; LANES];
             for (step, rows) in rows.iter().enumerate() {
                 // SAFETY: as the caller vouches.
                 unsafe { columns.open(level, values.wrapping_add(step * 1024)) };
-                multiply(level, rows, &columns, out);
+                multiply(level, rows, &columns, &mut part);
             }
-        } else {
-            few_values(level, shares, values, out);
+        } else if let Some(part) = part.first_chunk_mut() {
+            few_values(level, shares, values, part);
         }
-        add(t, std::slice::from_ref(out));
+        for (part, sums) in part.iter().zip(sums.chunks_exact_mut(width)) {
+            sums[at..at + LANES].copy_from_slice(part);
+        }
+        during();
     }
 }
 
@@ -244,6 +165,125 @@ fn transpose_wide(from: &Tile, to: &mut Tile) {
         for (i, row) in rows {
             // SAFETY: a row of 64 bytes.
             unsafe { _mm512_storeu_si512(to[i].as_mut_ptr().cast(), row) };
+        }
+    }
+}
+
+/// The products on the tile unit. What runs beside them may be made of 512-bit vectors, and becomes part of these functions.
+#[cfg(target_arch = "x86_64")]
+mod tiles {
+    use super::{Keys, LANES, Scores};
+    use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
+
+    /// [`super::scores`].
+    ///
+    /// # Safety
+    /// As there.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(super) unsafe fn scores(
+        keys: &[Keys],
+        queries: *const u8,
+        steps: usize,
+        out: &mut Scores,
+        mut during: impl FnMut(usize),
+    ) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            tile_zero!(0);
+            tile_zero!(1);
+            tile_zero!(2);
+            tile_zero!(3);
+            for (head, keys) in keys.iter().enumerate() {
+                for step in 0..steps {
+                    let at = step * 64;
+                    tile_load!(7, queries.add((head * steps + step) * 1024), 64);
+                    tile_load!(4, keys.base[0].wrapping_add(at), keys.stride[0]);
+                    tile_dot_bf16!(0, 4, 7);
+                    during(head);
+                    tile_load!(5, keys.base[1].wrapping_add(at), keys.stride[1]);
+                    tile_dot_bf16!(1, 5, 7);
+                    during(head);
+                    tile_load!(6, keys.base[2].wrapping_add(at), keys.stride[2]);
+                    tile_dot_bf16!(2, 6, 7);
+                    during(head);
+                    tile_load!(4, keys.base[3].wrapping_add(at), keys.stride[3]);
+                    tile_dot_bf16!(3, 4, 7);
+                    during(head);
+                }
+            }
+            let out = out.as_mut_ptr().cast::<u8>();
+            tile_store!(0, out);
+            tile_store!(1, out.add(1024));
+            tile_store!(2, out.add(2048));
+            tile_store!(3, out.add(3072));
+        }
+    }
+
+    /// Tiles of sums that are added to at a time: a product takes as long as three others to be there.
+    const GROUP: usize = 4;
+
+    /// [`super::values`].
+    ///
+    /// # Safety
+    /// As there.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(super) unsafe fn values(
+        shares: *const u8,
+        values: *const u8,
+        sums: &mut [f32],
+        width: usize,
+        mut during: impl FnMut(),
+    ) {
+        let stride = width * 4;
+        macro_rules! load {
+            ($to:literal, $at:expr, $n:expr) => {
+                if $n > $to {
+                    tile_load!($to, $at.add($to * LANES), stride);
+                }
+            };
+        }
+        macro_rules! take {
+            ($to:literal, $shares:literal, $b:literal, $values:expr, $n:expr) => {
+                if $n > $to {
+                    tile_load!($b, $values.add($to * 2048), 64);
+                    tile_dot_bf16!($to, $shares, $b);
+                    during();
+                }
+            };
+        }
+        macro_rules! store {
+            ($from:literal, $at:expr, $n:expr) => {
+                if $n > $from {
+                    tile_store!($from, $at.add($from * LANES), stride);
+                }
+            };
+        }
+        // SAFETY: as the caller vouches.
+        unsafe {
+            tile_load!(4, shares, 64);
+            tile_load!(5, shares.add(1024), 64);
+            let tiles = width / LANES;
+            for first in (0..tiles).step_by(GROUP) {
+                let n = tiles - first;
+                let (b, to) = (values.add(first * 2048), sums.as_mut_ptr().add(first * LANES));
+                load!(0, to, n);
+                load!(1, to, n);
+                load!(2, to, n);
+                load!(3, to, n);
+                take!(0, 4, 6, b, n);
+                take!(1, 4, 7, b, n);
+                take!(2, 4, 6, b, n);
+                take!(3, 4, 7, b, n);
+                let b = b.add(1024);
+                take!(0, 5, 6, b, n);
+                take!(1, 5, 7, b, n);
+                take!(2, 5, 6, b, n);
+                take!(3, 5, 7, b, n);
+                store!(0, to, n);
+                store!(1, to, n);
+                store!(2, to, n);
+                store!(3, to, n);
+            }
         }
     }
 }

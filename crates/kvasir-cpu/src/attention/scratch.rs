@@ -3,7 +3,7 @@ use super::block::Block;
 use super::coming::scaled;
 use super::lines::Lines;
 use super::products::Keys;
-use super::softmax::{LANES, Rule, Scores, exp2};
+use super::softmax::{LANES, Rule, Scores, Sharing, exp2};
 use super::soon::Soon;
 use super::view::CHUNK;
 use crate::Level;
@@ -15,8 +15,6 @@ thread_local! {
 
 /// A tile: 16 rows of 64 bytes.
 pub(super) type Tile = [[u32; LANES]; LANES];
-/// Sums of products: a row per lane, 16 places of the values in the order of [`super::coming`].
-pub(super) type Products = [[f32; LANES]; LANES];
 
 /// Memory of one thread; grows to the largest piece of work and stays.
 pub(super) struct Scratch {
@@ -28,7 +26,9 @@ pub(super) struct Scratch {
     pub(super) blocks: Vec<Block>,
     /// Per block and head: tiles of queries, a pair of numbers to a word.
     pub(super) queries: Lines<Tile>,
-    /// Per lane: running maximum, sum of shares, and sums of values over the chunks so far.
+    /// One head's queries of 16 lanes, a row per lane.
+    pub(super) lying: Lines<Tile>,
+    /// Per lane: running maximum, sum of shares, and sums of values over the chunks so far, in the order of [`super::coming`].
     pub(super) most: Vec<f32>,
     pub(super) sum: Vec<f32>,
     pub(super) sums: Lines<f32>,
@@ -43,9 +43,9 @@ pub(super) struct Scratch {
     pub(super) wide: Vec<f32>,
     /// Tiles of one head's values and of those of the next.
     pub(super) values: [Lines<Tile>; 2],
-    pub(super) products: Lines<Products>,
     /// Of two blocks: one is scored while the other's shares are made.
     pub(super) scores: Lines<Scores>,
+    pub(super) sharing: [Sharing; 2],
     pub(super) packed: Lines<[u32; LANES]>,
     /// Two tiles per block, and one that may be looked at past them.
     pub(super) shares: Lines<Tile>,
@@ -65,6 +65,7 @@ impl Default for Scratch {
             starts: Vec::new(),
             blocks: Vec::new(),
             queries: Lines::new(),
+            lying: Lines::new(),
             most: Vec::new(),
             sum: Vec::new(),
             sums: Lines::new(),
@@ -75,8 +76,8 @@ impl Default for Scratch {
             nothing: Vec::new(),
             wide: Vec::new(),
             values: [Lines::new(), Lines::new()],
-            products: Lines::new(),
             scores: Lines::new(),
+            sharing: [Sharing::NOTHING; 2],
             packed: Lines::new(),
             shares: Lines::new(),
             fades: Vec::new(),
@@ -104,8 +105,8 @@ impl Scratch {
                 values.clear();
                 values.grow(tiles * 2);
             }
-            self.products.clear();
-            self.products.grow(tiles);
+            self.lying.clear();
+            self.lying.grow(shape.steps());
             self.scores.grow(2);
             self.packed.grow(CHUNK / 2);
         }

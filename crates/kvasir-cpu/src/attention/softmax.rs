@@ -1,6 +1,7 @@
 //! One chunk's scores of 16 lanes (a lane is one query head of one token): from products to shares.
 
-use super::scratch::Products;
+use super::products::transpose;
+use super::scratch::Tile;
 use super::view::CHUNK;
 #[cfg(target_arch = "x86_64")]
 use super::wide;
@@ -60,47 +61,62 @@ pub(crate) fn exp2(x: f32) -> f32 {
     if x < TINY { 0.0 } else { scaled }
 }
 
+/// One block's scores on their way to shares of a chunk, some positions at a time: vectors work on them while the tile unit multiplies
+/// something else.
+pub(super) struct Sharing {
+    /// A score's factor, and what is taken from it: the maximum so far.
+    pub(super) scale: f32,
+    pub(super) base: [f32; LANES],
+    /// Sums of shares of even positions, and of odd ones.
+    pub(super) sums: [[f32; LANES]; 2],
+    /// The block's lanes.
+    pub(super) run: Running,
+    /// Pairs of positions that are done.
+    done: usize,
+}
+
+/// Pairs of positions that fill a tile.
+const PAIRS: usize = LANES;
+
 #[inline(always)]
-fn shares_body(
-    scores: &mut Scores,
-    rows: &[(i32, i32); CHUNK],
-    sight: Option<&Sight>,
-    rule: Rule,
-    run: &mut Running,
-    packed: &mut [[u32; LANES]],
-) {
-    let scale = if rule.soft_cap.is_some() { rule.scale } else { Rule::unit(rule.scale) };
-    for row in scores.iter_mut() {
-        row.iter_mut().for_each(|s| *s *= scale);
-    }
-    if let Some(cap) = rule.soft_cap {
-        scores.as_flattened_mut().iter_mut().for_each(|s| *s = Rule::unit(cap * (*s / cap).tanh()));
-    }
-    if let Some(sight) = sight {
-        for (row, &(entry, position)) in scores.iter_mut().zip(rows) {
-            for lane in 0..LANES {
-                let seen = entry < sight.visible[lane] && position >= sight.from[lane];
-                row[lane] = if seen { row[lane] } else { f32::NEG_INFINITY };
-            }
+fn hide_body(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) {
+    for (row, &(entry, position)) in scores.iter_mut().zip(rows) {
+        for lane in 0..LANES {
+            let seen = entry < sight.visible[lane] && position >= sight.from[lane];
+            row[lane] = if seen { row[lane] } else { f32::NEG_INFINITY };
         }
     }
-    let mut most = run.most;
-    for row in scores.iter() {
+}
+
+per_level! { hide_by_compiler(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) => hide_body }
+
+#[inline(always)]
+fn cap_body(scores: &mut Scores, scale: f32, cap: f32) {
+    let capped = |s: f32| Rule::unit(cap * (s * scale / cap).tanh());
+    scores.as_flattened_mut().iter_mut().for_each(|s| *s = capped(*s));
+}
+
+per_level! { cap_scores(scores: &mut Scores, scale: f32, cap: f32) => cap_body }
+
+#[inline(always)]
+fn most_body(scores: &Scores, most: &mut [f32; LANES]) {
+    *most = scores[0];
+    for row in &scores[1..] {
         for lane in 0..LANES {
             most[lane] = if row[lane] > most[lane] { row[lane] } else { most[lane] };
         }
     }
-    let mut base = [0f32; LANES];
-    for lane in 0..LANES {
-        base[lane] = if most[lane] == f32::NEG_INFINITY { 0.0 } else { most[lane] };
-        run.fade[lane] = exp2(run.most[lane] - base[lane]);
-    }
-    run.most = most;
-    // Even positions are added up apart from odd ones.
-    let (mut even, mut odd) = ([0f32; LANES], [0f32; LANES]);
+}
+
+per_level! { most_by_compiler(scores: &Scores, most: &mut [f32; LANES]) => most_body }
+
+#[inline(always)]
+fn some_body(sharing: &mut Sharing, scores: &[[f32; LANES]], packed: &mut [[u32; LANES]]) {
+    let [even, odd] = &mut sharing.sums;
     for (pair, packed) in scores.as_chunks::<2>().0.iter().zip(packed) {
         for lane in 0..LANES {
-            let (a, b) = (exp2(pair[0][lane] - base[lane]), exp2(pair[1][lane] - base[lane]));
+            let share = |s: f32| exp2(s.mul_add(sharing.scale, -sharing.base[lane]));
+            let (a, b) = (share(pair[0][lane]), share(pair[1][lane]));
             even[lane] += a;
             odd[lane] += b;
             // To the nearest bf16; halves go up.
@@ -108,53 +124,133 @@ fn shares_body(
             packed[lane] = a >> 16 | b & 0xffff_0000;
         }
     }
+}
+
+per_level! { some_by_compiler(sharing: &mut Sharing, scores: &[[f32; LANES]], packed: &mut [[u32; LANES]]) => some_body }
+
+#[inline(always)]
+fn rise_body(largest: &[f32; LANES], scale: f32, run: &mut Running, base: &mut [f32; LANES]) {
+    let before = run.most;
+    for lane in 0..LANES {
+        let score = largest[lane] * scale;
+        run.most[lane] = if score > before[lane] { score } else { before[lane] };
+    }
+    for lane in 0..LANES {
+        base[lane] = if run.most[lane] == f32::NEG_INFINITY { 0.0 } else { run.most[lane] };
+    }
+    for lane in 0..LANES {
+        run.fade[lane] = exp2(before[lane] - base[lane]);
+    }
+}
+
+per_level! {
+    /// Maxima with a chunk's largest products, and what that does to the sums so far.
+    rise(largest: &[f32; LANES], scale: f32, run: &mut Running, base: &mut [f32; LANES]) => rise_body
+}
+
+#[inline(always)]
+fn add_up_body([even, odd]: &[[f32; LANES]; 2], run: &mut Running) {
     for lane in 0..LANES {
         run.sum[lane] = run.sum[lane].mul_add(run.fade[lane], even[lane] + odd[lane]);
     }
 }
 
-per_level! {
-    shares_by_compiler(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: Option<&Sight>, rule: Rule, run: &mut Running, packed: &mut [[u32; LANES]]) => shares_body
-}
+per_level! { add_up(sums: &[[f32; LANES]; 2], run: &mut Running) => add_up_body }
 
-/// Scores become shares (relative to the running maximum) as bf16, pairs of positions to a word. `rows` holds each position's entry number
-/// and position.
-pub(crate) fn shares(
-    level: Level,
-    scores: &mut Scores,
-    rows: &[(i32, i32); CHUNK],
-    sight: Option<&Sight>,
-    rule: Rule,
-    run: &mut Running,
-    packed: &mut [[u32; LANES]],
-) {
-    #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni && rule.soft_cap.is_none() {
-        // SAFETY: the level was found on this machine.
-        return unsafe { wide::shares(scores, rows, sight, rule, run, packed) };
+impl Sharing {
+    pub(super) const NOTHING: Self = Self {
+        scale: 0.0,
+        base: [0.0; LANES],
+        sums: [[0.0; LANES]; 2],
+        run: Running { most: [0.0; LANES], sum: [0.0; LANES], fade: [0.0; LANES] },
+        done: CHUNK / 2,
+    };
+
+    /// Looks at a chunk's products. `rows` holds each position's entry number and position; without `sight` every lane sees all of them.
+    pub(super) fn begin(
+        &mut self,
+        level: Level,
+        scores: &mut Scores,
+        rows: &[(i32, i32); CHUNK],
+        sight: Option<&Sight>,
+        rule: Rule,
+    ) {
+        self.scale = match rule.soft_cap {
+            None => Rule::unit(rule.scale),
+            Some(cap) => {
+                cap_scores(level, scores, rule.scale, cap);
+                1.0
+            }
+        };
+        // The largest score is that of the largest product.
+        debug_assert!(self.scale >= 0.0);
+        let mut largest = [0.0; LANES];
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level was found on this machine.
+            Level::Avx512Vnni | Level::Amx => unsafe {
+                if let Some(sight) = sight {
+                    wide::hide(scores, rows, sight);
+                }
+                wide::most(scores, &mut largest);
+            },
+            _ => {
+                if let Some(sight) = sight {
+                    hide_by_compiler(level, scores, rows, sight);
+                }
+                most_by_compiler(level, scores, &mut largest);
+            }
+        }
+        rise(level, &largest, self.scale, &mut self.run, &mut self.base);
+        (self.sums, self.done) = ([[0.0; LANES]; 2], 0);
     }
-    shares_by_compiler(level, scores, rows, sight, rule, run, packed);
+
+    /// Shares of some more positions, as bf16, pairs of positions to a word of `packed`; each 16 pairs become one of `tiles`.
+    #[inline(always)]
+    pub(super) fn some(
+        &mut self,
+        level: Level,
+        pairs: usize,
+        scores: &Scores,
+        packed: &mut [[u32; LANES]],
+        tiles: &mut [Tile],
+    ) {
+        let end = (self.done + pairs).min(CHUNK / 2);
+        if self.done == end {
+            return;
+        }
+        let (from, to) = (&scores[2 * self.done..2 * end], &mut packed[self.done..end]);
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level was found on this machine.
+            Level::Avx512Vnni | Level::Amx => unsafe { wide::some(self, from, to) },
+            _ => some_by_compiler(level, self, from, to),
+        }
+        for tile in self.done / PAIRS..end / PAIRS {
+            if let Some(part) = packed[tile * PAIRS..].first_chunk() {
+                transpose(level, part, &mut tiles[tile]);
+            }
+        }
+        self.done = end;
+    }
+
+    /// The lanes' sums with this chunk's shares.
+    pub(super) fn end(&mut self, level: Level) {
+        add_up(level, &self.sums, &mut self.run);
+    }
 }
 
 #[inline(always)]
-fn fold_body(sums: &mut [f32], width: usize, tiles: &[Products], fade: &[f32]) {
-    for (lane, (sums, fade)) in sums.chunks_mut(width).zip(fade).enumerate() {
-        for (part, tile) in sums.as_chunks_mut::<LANES>().0.iter_mut().zip(tiles) {
-            for d in 0..LANES {
-                part[d] = part[d].mul_add(*fade, tile[lane][d]);
-            }
+fn fade_body(sums: &mut [f32], width: usize, fade: &[f32]) {
+    for (sums, &fade) in sums.chunks_exact_mut(width).zip(fade) {
+        // Maxima seldom move.
+        if fade != 1.0 {
+            sums.iter_mut().for_each(|s| *s *= fade);
         }
     }
 }
 
-per_level! { fold_by_compiler(sums: &mut [f32], width: usize, tiles: &[Products], fade: &[f32]) => fold_body }
-
-/// `sums[lane] = sums[lane] * fade[lane] + tile[lane]` for tiles of 16 value places each; lanes' sums lie `width` apart.
-pub(crate) fn fold(level: Level, sums: &mut [f32], width: usize, tiles: &[Products], fade: &[f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni {
-        // SAFETY: the level was found on this machine.
-        return unsafe { wide::fold(sums, width, tiles, fade) };
-    }
-    fold_by_compiler(level, sums, width, tiles, fade);
+per_level! {
+    /// `sums[lane] *= fade[lane]`; lanes' sums lie `width` apart.
+    fade(sums: &mut [f32], width: usize, fade: &[f32]) => fade_body
 }

@@ -54,23 +54,39 @@ impl Soon {
     /// Asks for the next part.
     #[inline(always)]
     pub(super) fn ask(&mut self) {
+        if self.step > 0 {
+            self.ask_next();
+        }
+    }
+
+    fn ask_next(&mut self) {
         let mut left = self.step;
         for (at, lines) in &mut self.places {
             let n = left.min(*lines);
-            for line in 0..n as usize {
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: a hint, whatever the address.
-                unsafe {
-                    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line * 64).cast());
-                }
-                #[cfg(not(target_arch = "x86_64"))]
-                let _ = line;
-            }
+            (0..n as usize).for_each(|line| ask_line(at.wrapping_add(line * 64)));
             (*at, *lines, left) = (at.wrapping_add(n as usize * 64), *lines - n, left - n);
             if left == 0 {
-                break;
+                return;
             }
         }
+        // Nothing is left.
+        self.step = 0;
     }
+}
+
+/// Asks for numbers that are read soon.
+pub(super) fn ask(numbers: &[f32]) {
+    numbers.chunks(16).for_each(|line| ask_line(line.as_ptr().cast()));
+}
+
+#[inline(always)]
+fn ask_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }

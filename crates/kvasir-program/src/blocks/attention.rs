@@ -61,16 +61,16 @@ impl Attention {
     ) -> Result<ValueId> {
         let p = format!("model.layers.{layer}.self_attn.");
         let (q, k, v) = self.project(b, &p, x)?;
-        let (q, k) = match self.norms {
-            Some(norms) => (
-                norms.heads(b, q, &format!("{p}q_norm"), self.heads)?,
-                norms.heads(b, k, &format!("{p}k_norm"), self.kv_heads)?,
-            ),
-            None => (q, k),
-        };
         let pairs = if b.source.layout.interleaved_qk { Pairs::Interleaved } else { Pairs::Half };
-        let q = b.rotary(q, self.heads, 0, rope, pairs)?;
-        let k = b.rotary(k, self.kv_heads, 0, rope, pairs)?;
+        // A norm stands right before the rotation that takes it, so that a backend can run both at once.
+        let mut place = |x: ValueId, name: &str, heads: usize| {
+            let x = match self.norms {
+                Some(norms) => norms.heads(b, x, &format!("{p}{name}_norm"), heads)?,
+                None => x,
+            };
+            b.rotary(x, heads, 0, rope, pairs)
+        };
+        let (q, k) = (place(q, "q", self.heads)?, place(k, "k", self.kv_heads)?);
         let sinks = match self.sinks {
             true => Some(b.weight(&format!("{p}sinks"), &[self.heads], Role::Sinks)?),
             false => None,
