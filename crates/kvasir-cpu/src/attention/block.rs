@@ -94,7 +94,7 @@ impl Attend<'_> {
             while at < s.blocks.len() {
                 let heads = s.blocks[at].heads.clone();
                 let next = at + s.blocks[at..].iter().take_while(|b| b.heads == heads).count();
-                self.stage_keys(level, shape, piece, heads.clone(), chunk, s);
+                self.stage_keys(level, shape, piece, (heads.clone(), next > at + 1), chunk, s);
                 #[cfg(target_arch = "x86_64")]
                 if let Some(tiles) = &mut tiles {
                     tiles.of_rows(LANES);
@@ -131,6 +131,9 @@ impl Attend<'_> {
                     } else {
                         Coming::nothing(spare, keys.in_parts(ready.len()))
                     };
+                    if level < Level::Amx && s.blocks[at].per_head > products::FEW {
+                        products::open_values(level, &ready, &mut s.open_values);
+                    }
                     for b in at..next {
                         if seen(s, &b) {
                             #[cfg(target_arch = "x86_64")]
@@ -289,7 +292,9 @@ impl Scratch {
             }
         };
         // SAFETY: the block has tiles of queries for each head, keys are 64 rows each; tiles are configured by the caller.
-        unsafe { products::scores(level, &self.keys, queries, shape.steps(), out, during) };
+        unsafe {
+            products::scores(level, (&self.keys, &self.open_keys), queries, shape.steps(), out, during)
+        };
         if let Some(before) = before {
             self.end_shares(level, before);
         }
@@ -351,7 +356,8 @@ impl Scratch {
         // SAFETY: two tiles of shares and one behind them, two tiles of values for each 16 of the width; tiles are configured by the caller for so
         // many lanes.
         unsafe {
-            products::values(level, shares, values.as_ptr().cast(), sums, shape.value_width, during);
+            let values = (values.as_ptr().cast(), &self.open_values[..]);
+            products::values(level, shares, values, sums, shape.value_width, during);
         }
     }
 }

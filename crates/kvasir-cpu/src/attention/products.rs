@@ -16,32 +16,14 @@ pub(crate) struct Keys {
     pub(crate) stride: [usize; 4],
 }
 
-/// # Safety
-/// As for [`scores`].
-unsafe fn scores_by_vectors(level: Level, keys: &[Keys], queries: *const u8, steps: usize, out: &mut Scores) {
-    let (mut rows, mut columns) = (Rows::NONE, Columns::NONE);
-    *out = [[0.0; LANES]; CHUNK];
-    for (head, keys) in keys.iter().enumerate() {
-        for step in 0..steps {
-            // SAFETY: as the caller vouches.
-            unsafe { columns.open(level, queries.add((head * steps + step) * 1024)) };
-            for (n, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
-                // SAFETY: as the caller vouches.
-                unsafe { rows.open(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
-                multiply(level, &rows, &columns, out);
-            }
-        }
-    }
-}
-
 /// Products of a chunk's keys with 16 lanes of queries, summed over heads: each head's queries are zeros in the columns of the others' lanes.
-/// `during` is run beside every product, with the head's number.
+/// `during` is run beside every product, with the head's number. `open` may have the keys' numbers, per head and step four times 16 rows.
 ///
 /// # Safety
 /// `queries` must hold `steps` tiles for each of `keys`, those 64 rows of as many steps; at level [`Level::Amx`] tiles must be configured.
 pub(crate) unsafe fn scores(
     level: Level,
-    keys: &[Keys],
+    (keys, open): (&[Keys], &[[Rows; 4]]),
     queries: *const u8,
     steps: usize,
     out: &mut Scores,
@@ -53,12 +35,49 @@ pub(crate) unsafe fn scores(
         return unsafe { tiles::scores(keys, queries, steps, out, during) };
     }
     let _ = during;
-    // SAFETY: as the caller vouches.
-    unsafe { scores_by_vectors(level, keys, queries, steps, out) };
+    let (mut columns, mut room) = (Columns::NONE, Rows::NONE);
+    *out = [[0.0; LANES]; CHUNK];
+    for step in 0..keys.len() * steps {
+        // SAFETY: as the caller vouches.
+        unsafe { columns.open(level, queries.wrapping_add(step * 1024)) };
+        for (n, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+            if let Some(rows) = open.get(step) {
+                multiply(level, &rows[n], &columns, out);
+                continue;
+            }
+            let keys = &keys[step / steps];
+            // SAFETY: as the caller vouches.
+            unsafe { room.open(level, keys.base[n].wrapping_add(step % steps * 64), keys.stride[n]) };
+            multiply(level, &room, &columns, out);
+        }
+    }
+}
+
+/// One head's keys of a chunk, `steps` times 32 numbers each, widened for all blocks of lanes.
+///
+/// # Safety
+/// They must be 64 rows of so many steps.
+pub(crate) unsafe fn open_keys(level: Level, keys: &Keys, steps: usize, to: &mut Vec<[Rows; 4]>) {
+    for step in 0..steps {
+        to.push([Rows::NONE; 4]);
+        for (n, rows) in to.iter_mut().next_back().into_iter().flatten().enumerate() {
+            // SAFETY: as the caller vouches.
+            unsafe { rows.open(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
+        }
+    }
+}
+
+/// One head's values of a chunk, widened for all blocks of lanes.
+pub(crate) fn open_values(level: Level, values: &[Tile], to: &mut Vec<Columns>) {
+    to.resize(values.len(), Columns::NONE);
+    for (tile, to) in values.iter().zip(to) {
+        // SAFETY: a tile.
+        unsafe { to.open(level, tile.as_ptr().cast()) };
+    }
 }
 
 /// Lanes that are not worth the work on all 16.
-const FEW: usize = 4;
+pub(crate) const FEW: usize = 4;
 
 #[inline(always)]
 fn few_values_body(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) {
@@ -72,7 +91,7 @@ fn few_values_body(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES
 per_level! { few_values(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) => few_values_body }
 
 /// Adds the products of some lanes of shares with a chunk's values, 16 places of the values to a tile, to the lanes' `sums` of `width` places each.
-/// `during` is run beside every product.
+/// `during` is run beside every product. Without tiles `open` has the values' numbers, if lanes are more than [`FEW`].
 ///
 /// # Safety
 /// `shares` must hold two tiles, `values` two for each 16 of `width`; at level [`Level::Amx`] tiles must be configured, those of shares and products
@@ -80,7 +99,7 @@ per_level! { few_values(shares: *const u8, values: *const u8, sums: &mut [[f32; 
 pub(crate) unsafe fn values(
     level: Level,
     shares: *const u8,
-    values: *const u8,
+    (values, open): (*const u8, &[Columns]),
     sums: &mut [f32],
     width: usize,
     mut during: impl FnMut(),
@@ -91,7 +110,7 @@ pub(crate) unsafe fn values(
         return unsafe { tiles::values(shares, values, sums, width, during) };
     }
     let lanes = sums.len() / width;
-    let (mut rows, mut columns) = ([Rows::NONE; CHUNK / 32], Columns::NONE);
+    let mut rows = [Rows::NONE; CHUNK / 32];
     if lanes > FEW {
         for (step, rows) in rows.iter_mut().enumerate() {
             // SAFETY: as the caller vouches.
@@ -100,18 +119,16 @@ pub(crate) unsafe fn values(
     }
     let mut part = [[0.0; LANES]; LANES];
     for tile in 0..width / LANES {
-        let (values, at) = (values.wrapping_add(tile * 2048), tile * LANES);
+        let at = tile * LANES;
         for (part, sums) in part.iter_mut().zip(sums.chunks_exact(width)) {
             part.copy_from_slice(&sums[at..at + LANES]);
         }
         if lanes > FEW {
-            for (step, rows) in rows.iter().enumerate() {
-                // SAFETY: as the caller vouches.
-                unsafe { columns.open(level, values.wrapping_add(step * 1024)) };
-                multiply(level, rows, &columns, &mut part);
+            for (rows, columns) in rows.iter().zip(&open[2 * tile..]) {
+                multiply(level, rows, columns, &mut part);
             }
         } else if let Some(part) = part.first_chunk_mut() {
-            few_values(level, shares, values, part);
+            few_values(level, shares, values.wrapping_add(tile * 2048), part);
         }
         for (part, sums) in part.iter().zip(sums.chunks_exact_mut(width)) {
             sums[at..at + LANES].copy_from_slice(part);

@@ -7,6 +7,7 @@ use super::softmax::{LANES, Rule, Scores, Sharing, exp2};
 use super::soon::Soon;
 use super::view::CHUNK;
 use crate::Level;
+use crate::chains::{Columns, Rows};
 use std::cell::RefCell;
 
 thread_local! {
@@ -36,6 +37,9 @@ pub(super) struct Scratch {
     pub(super) keys: Vec<Keys>,
     /// Per head of a block: what is asked for while its keys are multiplied.
     pub(super) soon: Vec<Soon>,
+    /// The keys of a head and one head's values, widened, where there are no tiles.
+    pub(super) open_keys: Vec<[Rows; 4]>,
+    pub(super) open_values: Vec<Columns>,
     pub(super) staged_keys: Lines<u16>,
     pub(super) staged_values: Lines<u16>,
     /// A row of zeros.
@@ -71,6 +75,8 @@ impl Default for Scratch {
             sums: Lines::new(),
             keys: Vec::new(),
             soon: Vec::new(),
+            open_keys: Vec::new(),
+            open_values: Vec::new(),
             staged_keys: Lines::new(),
             staged_values: Lines::new(),
             nothing: Vec::new(),

@@ -1,6 +1,6 @@
 use super::coming::Coming;
 use super::lines::Lines;
-use super::products::Keys;
+use super::products::{Keys, open_keys};
 use super::scratch::{Scratch, Tile};
 use super::soon::Soon;
 use super::view::{CHUNK, Chunk, Run};
@@ -44,11 +44,12 @@ impl Attend<'_> {
         level: Level,
         shape: Shape,
         piece: &Piece<'_>,
-        heads: Range<usize>,
+        (heads, many): (Range<usize>, bool),
         chunk: &Chunk,
         s: &mut Scratch,
     ) {
         s.keys.clear();
+        s.open_keys.clear();
         s.soon.clear();
         let runs = self.views.runs(chunk);
         for (i, head) in heads.clone().enumerate() {
@@ -88,6 +89,11 @@ impl Attend<'_> {
                 }
             }
             s.keys.push(keys);
+            // Widened for more than one block.
+            if level < Level::Amx && many {
+                // SAFETY: 64 rows of the pool's or staged, whole steps.
+                unsafe { open_keys(level, &keys, shape.steps(), &mut s.open_keys) };
+            }
             let next = if last { Soon::NOTHING } else { self.soon(chunk, head + 1) };
             s.soon.push(self.soon(chunk, head).then(next).in_parts(shape.steps() * 4));
         }
