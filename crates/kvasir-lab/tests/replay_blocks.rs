@@ -35,3 +35,22 @@ fn atom() {
 fn minisgl_and_nano() {
     replay(include_str!("../cases/minisgl.json"), 49);
 }
+
+/// Fields of a sequence that the blocks do not depend on: the recorded cases of blocks ask for few of them.
+#[test]
+#[allow(clippy::unwrap_used)]
+fn a_sequence_of_blocks_has_every_field() {
+    let text = r#"{"format": "kvasir-conformance/1", "suite": "fields",
+        "meta": {"defaults": {"block_size": 4, "num_blocks": 10, "prefix_caching": true, "sampling": {"max_tokens": 9}}},
+        "cases": [{"id": "fields", "kind": "atom.block_manager",
+          "given": {"config": {}, "seqs": {"A": {"prompt": [1, 2, 3, 4, 5], "temperature": 0.5}}, "ops": [
+            {"op": "allocate", "seq": "A"}, {"op": "get", "seq": "A", "field": "temperature"},
+            {"op": "get", "seq": "A", "field": "max_tokens"}, {"op": "set", "seq": "A", "field": "max_tokens", "value": 3},
+            {"op": "get", "seq": "A", "field": "max_tokens"}, {"op": "append", "seq": "A", "tokens": [6, 7]},
+            {"op": "get", "seq": "A", "field": "completion_token_ids"}, {"op": "get", "seq": "A", "field": "last_block_num_tokens"},
+            {"op": "get", "seq": "A", "field": "num_blocks"}, {"op": "get", "seq": "A", "field": "is_finished"}]},
+          "expected": [{}, {"returns": 0.5}, {"returns": 9}, {"returns": null}, {"returns": 3}, {}, {"returns": [6, 7]},
+            {"returns": 3}, {"returns": 2}, {"returns": false}]}]}"#;
+    let reports = run(&Suite::parse(text).unwrap(), None).unwrap();
+    assert_eq!(reports[0].outcome, Outcome::Passed, "{reports:#?}");
+}

@@ -1,7 +1,8 @@
 //! `atom.block_manager`: one operation of a block manager after the other, on the `paged` cache.
 
+use crate::replay::engine::sequence;
 use crate::replay::{BlockNames, Case, CaseError, Mismatch, Outcome, compare};
-use kvasir_engine::StateSlots;
+use kvasir_engine::{Params, Request, Sequence, StateSlots};
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{
     Cache, CacheError, CacheEvent, ClaimRow, Lookup, Paged, Prefix, Rewind, SeqId, StepId, Token,
@@ -16,6 +17,7 @@ struct Seq {
     prompt: usize,
     cached: u32,
     stateful: bool,
+    params: Params,
 }
 
 struct Manager {
@@ -101,7 +103,9 @@ impl Manager {
             let tokens = numbers(case, seq.get("prompt").unwrap_or(&Value::Null))?;
             let prompt = tokens.len();
             let stateful = seq.get("stateful") == Some(&Value::Bool(true));
-            seqs.insert(name.clone(), Seq { id: None, tokens, prompt, cached: 0, stateful });
+            let params = case.given("config").map_or(&Value::Null, |config| config);
+            let params = sequence::params(case, params, seq).map_err(|why| case.error(why))?;
+            seqs.insert(name.clone(), Seq { id: None, tokens, prompt, cached: 0, stateful, params });
         }
         let (hashes, names) = (BTreeMap::new(), BlockNames::default());
         let states = self::config(case, "state_slots").is_ok().then(|| config_number(case, "state_slots"));
@@ -279,6 +283,14 @@ impl Manager {
                 let n = needed("value")?;
                 self.with(&seq_name, |seq| seq.cached = n)
             }
+            "set" => {
+                let field = op.get("field").and_then(Value::as_str).unwrap_or_default();
+                let value = op.get("value").unwrap_or(&Value::Null);
+                let seq = self.seqs.get_mut(&seq_name).ok_or_else(|| case.error("no such sequence"))?;
+                let set = sequence::set(&mut seq.params, field, value);
+                set.map_err(|why| case.error(format!("set: {why}")))?;
+                Ok(Value::Null)
+            }
             "block" => {
                 let (start, size) = (needed("i").or(needed("index"))?, self.block_size as usize);
                 let tokens = self.seqs.get(&seq_name).map(|seq| seq.tokens.chunks(size).nth(start as usize));
@@ -397,24 +409,18 @@ impl Manager {
 
     fn field(&self, case: &Case, name: &str, field: Option<&str>) -> Result<Value, CaseError> {
         let Some(seq) = self.seqs.get(name) else { return Err(case.error(format!("no sequence `{name}`"))) };
-        let len = seq.tokens.len();
-        let completion = seq.tokens.get(seq.prompt..).unwrap_or_default();
-        Ok(match field {
-            Some("num_hashed_tokens") => json!(self.published(seq.id)),
-            Some("num_cached_tokens") => json!(seq.cached),
-            Some("num_tokens") => json!(len),
-            Some("num_prompt_tokens") => json!(seq.prompt),
-            Some("num_completion_tokens") => json!(completion.len()),
-            Some("num_blocks") => json!(len.div_ceil(self.block_size as usize)),
-            Some("last_block_num_tokens") => {
-                json!(len - (len.div_ceil(self.block_size as usize).max(1) - 1) * self.block_size as usize)
+        let (prompt, completion) = seq.tokens.split_at(seq.prompt.min(seq.tokens.len()));
+        match field.unwrap_or_default() {
+            "num_hashed_tokens" => Ok(json!(self.published(seq.id))),
+            "num_cached_tokens" => Ok(json!(seq.cached)),
+            field => {
+                let params = seq.params.clone();
+                let mut sequence = Sequence::new(Request { tag: 0, prompt: prompt.to_vec(), params });
+                sequence.append(completion);
+                let of = sequence::field(&sequence, &seq.params, 0, field, self.block_size);
+                of.map_err(|why| case.error(format!("get: {why}")))
             }
-            Some("last_token") => json!(seq.tokens.last()),
-            Some("token_ids") => json!(seq.tokens),
-            Some("prompt_token_ids") => json!(seq.tokens.get(..seq.prompt)),
-            Some("completion_token_ids" | "output_tokens") => json!(completion),
-            _ => return Err(case.error(format!("get: field {field:?} is not known"))),
-        })
+        }
     }
 }
 

@@ -6,7 +6,7 @@ mod minisgl_tables;
 mod nano_scheduler;
 mod routing;
 mod scheduler;
-mod sequence;
+pub(super) mod sequence;
 mod tables;
 mod toy_engine;
 

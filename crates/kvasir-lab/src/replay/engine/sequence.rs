@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Changes a sampling field of the parameters as the cases name it.
-pub(super) fn set(params: &mut Params, field: &str, value: &Value) -> Result<(), String> {
+pub(in crate::replay) fn set(params: &mut Params, field: &str, value: &Value) -> Result<(), String> {
     let wrong = || format!("`{field}` cannot be {value}");
     match field {
         "max_tokens" => {
@@ -25,7 +25,7 @@ pub(super) fn set(params: &mut Params, field: &str, value: &Value) -> Result<(),
 }
 
 /// The parameters of a sequence of a case: its own over the suite's defaults.
-pub(super) fn params(case: &Case, config: &Value, given: &Value) -> Result<Params, String> {
+pub(in crate::replay) fn params(case: &Case, config: &Value, given: &Value) -> Result<Params, String> {
     let defaults = &case.meta["defaults"];
     let of = |key: &str| given.get(key).or_else(|| config.get(key)).or_else(|| defaults["sampling"].get(key));
     let eos = config.get("eos").or_else(|| defaults.get("eos"));
@@ -122,7 +122,7 @@ fn state(name: &str, sequence: &Sequence) -> Value {
 }
 
 /// A field of a sequence under the name that the cases use.
-pub(super) fn field(
+pub(in crate::replay) fn field(
     sequence: &Sequence,
     params: &Params,
     id: u64,
