@@ -58,17 +58,18 @@ macro_rules! kernels {
                 let to = 15 - f.shift() as i32;
                 let mut lines = [[zero(); 2]; 4];
                 for (j, line) in lines.iter_mut().enumerate() {
-                    for (odd, words) in line.iter_mut().enumerate() {
+                    if f.is_open() {
+                        // SAFETY: one of the layout's lines.
+                        let v = unsafe { load(block.add(f.codes_at() + (i * 4 + j) * 64 + half * 32)) };
+                        *line = words(xor(v, all8(-128)));
+                        continue;
+                    }
+                    for (odd, word) in line.iter_mut().enumerate() {
                         let byte = odd as i32 * 8;
                         // SAFETY: the offsets are those of the layout.
                         let (low, high) = unsafe {
                             let codes = block.add(f.codes_at() + half * 32);
                             let high = block.add(f.high_at() + half * 32);
-                            if f.is_open() {
-                                let v = xor(load(codes.add((i * 4 + j) * 64)), all8(-128));
-                                *words = signed_right16(left16(v, 8 - byte), 8);
-                                continue;
-                            }
                             let high = match f.bits {
                                 5 => moved(
                                     load(high.add(i / 2 * 64)),
@@ -82,7 +83,7 @@ macro_rules! kernels {
                             (load(codes.add((i * 2 + j / 2) * 64)), high)
                         };
                         let low = moved(low, byte + j as i32 % 2 * 4, to, 4);
-                        *words = high_product(or(low, high), scale);
+                        *word = high_product(or(low, high), scale);
                     }
                 }
                 lines
@@ -118,18 +119,18 @@ macro_rules! kernels {
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn activations(codes: *const i8) -> [[i32; 64]; 2] {
-                let mut words = [[0; 64]; 2];
+                let mut pairs = [[0; 64]; 2];
                 let lanes = 16 / HALVES;
                 for line in (0..64).step_by(lanes) {
                     // SAFETY: some lines of the row, and of the words.
                     unsafe {
                         let bytes = load(codes.add(line / 16 * 1024 + line % 16 * 4).cast());
-                        let even = signed_right16(left16(bytes, 8), 8);
-                        store(words[0].as_mut_ptr().add(line).cast(), even);
-                        store(words[1].as_mut_ptr().add(line).cast(), signed_right16(bytes, 8));
+                        for (pairs, words) in pairs.iter_mut().zip(words(bytes)) {
+                            store(pairs.as_mut_ptr().add(line).cast(), words);
+                        }
                     }
                 }
-                words
+                pairs
             }
 
             /// One panel times rows `row .. row + N`, which must lie in one tile.

@@ -25,30 +25,39 @@ pub(crate) struct Format {
 }
 
 impl Format {
+    pub(crate) const Q4_0: Self = Self::legacy(4, false);
+    pub(crate) const Q4_1: Self = Self::legacy(4, true);
+    pub(crate) const Q5_0: Self = Self::legacy(5, false);
+    pub(crate) const Q5_1: Self = Self::legacy(5, true);
+    pub(crate) const Q8_0: Self = Self::legacy(8, false);
+    pub(crate) const Q2_K: Self = Self::k(4, 16, true, 16);
+    // The least code times the least scale is one more than a byte holds: negated it fits.
+    pub(crate) const Q3_K: Self = Self::k(4, 16, false, -8);
+    pub(crate) const Q4_K: Self = Self::k(4, 32, true, 2);
+    pub(crate) const Q5_K: Self = Self::k(5, 32, true, 2);
+    pub(crate) const Q6_K: Self = Self::k(6, 16, false, -1);
+
+    const fn legacy(bits: usize, has_min: bool) -> Self {
+        Self { wide_d: true, ..Self::k(bits, 32, has_min, 1) }
+    }
+
+    const fn k(bits: usize, sub: usize, has_min: bool, times: i16) -> Self {
+        Self { bits, signed: !has_min, sub, has_min, times, wide_d: false }
+    }
+
     /// The layout for an encoding, if it is one of integers in blocks.
     pub(crate) fn of(dtype: DType) -> Option<Self> {
-        let legacy =
-            |bits, has_min: bool| Self { bits, signed: !has_min, sub: 32, has_min, times: 1, wide_d: true };
-        let k = |bits, sub, has_min: bool, times| Self {
-            bits,
-            signed: !has_min,
-            sub,
-            has_min,
-            times,
-            wide_d: false,
-        };
         Some(match dtype {
-            DType::Q4_0 => legacy(4, false),
-            DType::Q4_1 => legacy(4, true),
-            DType::Q5_0 => legacy(5, false),
-            DType::Q5_1 => legacy(5, true),
-            DType::Q8_0 => legacy(8, false),
-            DType::Q2K => k(4, 16, true, 16),
-            // The least code times the least scale is one more than a byte holds: negated it fits.
-            DType::Q3K => k(4, 16, false, -8),
-            DType::Q4K => k(4, 32, true, 2),
-            DType::Q5K => k(5, 32, true, 2),
-            DType::Q6K => k(6, 16, false, -1),
+            DType::Q4_0 => Self::Q4_0,
+            DType::Q4_1 => Self::Q4_1,
+            DType::Q5_0 => Self::Q5_0,
+            DType::Q5_1 => Self::Q5_1,
+            DType::Q8_0 => Self::Q8_0,
+            DType::Q2K => Self::Q2_K,
+            DType::Q3K => Self::Q3_K,
+            DType::Q4K => Self::Q4_K,
+            DType::Q5K => Self::Q5_K,
+            DType::Q6K => Self::Q6_K,
             _ => return None,
         })
     }

@@ -58,22 +58,21 @@ macro_rules! with_layout {
 pub(crate) use with_layout;
 
 macro_rules! layout {
-    ($name:ident, $bits:literal, $sub:literal, $min:literal, $times:literal, $wide:literal) => {
+    ($name:ident, $format:ident) => {
         pub(crate) struct $name;
         impl Layout for $name {
-            const FORMAT: Format =
-                Format { bits: $bits, signed: !$min, sub: $sub, has_min: $min, times: $times, wide_d: $wide };
+            const FORMAT: Format = Format::$format;
         }
     };
 }
 
-layout!(Nibbles, 4, 32, false, 1, true);
-layout!(NibblesMin, 4, 32, true, 1, true);
-layout!(Fives, 5, 32, false, 1, true);
-layout!(FivesMin, 5, 32, true, 1, true);
-layout!(Bytes, 8, 32, false, 1, true);
-layout!(KTwo, 4, 16, true, 16, false);
-layout!(KThree, 4, 16, false, -8, false);
-layout!(KFour, 4, 32, true, 2, false);
-layout!(KFive, 5, 32, true, 2, false);
-layout!(KSix, 6, 16, false, -1, false);
+layout!(Nibbles, Q4_0);
+layout!(NibblesMin, Q4_1);
+layout!(Fives, Q5_0);
+layout!(FivesMin, Q5_1);
+layout!(Bytes, Q8_0);
+layout!(KTwo, Q2_K);
+layout!(KThree, Q3_K);
+layout!(KFour, Q4_K);
+layout!(KFive, Q5_K);
+layout!(KSix, Q6_K);

@@ -145,6 +145,7 @@ unsafe fn superblock<L: Layout, const P: usize>(
     }
     all
 }
+
 /// A pair of panels times a block of at most [`BLOCK`] rows, as [`super::pairs::panels`] says.
 ///
 /// # Safety

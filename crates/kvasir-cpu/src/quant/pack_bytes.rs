@@ -4,6 +4,7 @@ use super::format::{Format, LANES};
 use super::pack::Encoded;
 use super::source::FINE;
 use super::transpose::square;
+use super::vectors::v512::{bytes, words};
 use kvasir_formats::DType;
 use std::arch::x86_64::*;
 
@@ -79,12 +80,9 @@ unsafe fn block_scales(at: &[*const u8; LANES]) -> [__m512; 8] {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn opened(codes: __m512i, scale: __m512i) -> __m512i {
-    let even = _mm512_mulhrs_epi16(_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(codes)), scale);
-    let odd = _mm512_mulhrs_epi16(_mm512_srai_epi16::<8>(codes), scale);
-    // The even input's byte, and the odd one's above it.
-    let low = _mm512_set1_epi16(0xff);
-    let bytes = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi16::<8>(odd), even, low);
-    _mm512_xor_si512(bytes, _mm512_set1_epi8(-128))
+    let [even, odd] = words(codes);
+    let v = bytes([_mm512_mulhrs_epi16(even, scale), _mm512_mulhrs_epi16(odd, scale)]);
+    _mm512_xor_si512(v, _mm512_set1_epi8(-128))
 }
 
 /// The bf16 unit of each row, and the blocks' scales as multiples of it, each for two numbers of 16 bits.

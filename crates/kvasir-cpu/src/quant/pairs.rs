@@ -4,6 +4,7 @@ use super::activations::QuantActivations;
 use super::few::v512::{open, scales};
 use super::format::LANES;
 use super::layouts::Layout;
+use super::vectors::v512::bytes;
 use super::{amx, many_avx2, many_vnni};
 use crate::Level;
 use crate::matmul::Output;
@@ -94,10 +95,8 @@ pub(super) unsafe fn lines<L: Layout>(block: *const u8, i: usize) -> [__m512i; 4
     }
     // SAFETY: the caller's superblock.
     let words = unsafe { open::<L>(block, 0, i, scales::<L>(block, 0, i * 16 / f.sub)) };
-    let low = _mm512_set1_epi16(0xff);
-    for (line, [even, odd]) in lines.iter_mut().zip(words) {
-        // The even input's byte, and the odd one's above it.
-        *line = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi16::<8>(odd), even, low);
+    for (line, words) in lines.iter_mut().zip(words) {
+        *line = bytes(words);
     }
     lines
 }

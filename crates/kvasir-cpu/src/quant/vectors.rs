@@ -1,5 +1,17 @@
 //! What the kernels need of vectors, under the same names for both widths.
 
+/// Defines safe functions for processors with these instructions.
+macro_rules! operations {
+    ($features:literal: $($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[inline]
+            #[target_feature(enable = $features)]
+            pub(in super::super) fn $name($($arg: $type),*) -> $result { $body }
+        )*
+    };
+}
+
 /// A vector of 64 bytes holds four inputs of all 16 outputs of a panel.
 pub(super) mod v512 {
     use std::arch::x86_64::*;
@@ -11,18 +23,7 @@ pub(super) mod v512 {
     /// Sums in turn that keep the multiplier busy with one row.
     pub(in super::super) const CHAINS: usize = 4;
 
-    macro_rules! operations {
-        ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {
-            $(
-                $(#[$doc])*
-                #[inline]
-                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-                pub(in super::super) fn $name($($arg: $type),*) -> $result { $body }
-            )*
-        };
-    }
-
-    operations! {
+    operations! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni":
         fn zero() -> Ints = _mm512_setzero_si512();
         fn zero_floats() -> Floats = _mm512_setzero_ps();
         fn all16(v: i16) -> Ints = _mm512_set1_epi16(v);
@@ -32,7 +33,6 @@ pub(super) mod v512 {
         fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by));
-        fn signed_right16(v: Ints, by: i32) -> Ints = _mm512_sra_epi16(v, _mm_cvtsi32_si128(by));
         fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
         fn times32(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi32(a, b);
@@ -54,6 +54,17 @@ pub(super) mod v512 {
         fn bf16s(bits: __m256i) -> Floats =
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)));
         fn f16s(bits: __m256i) -> Floats = _mm512_cvtph_ps(bits);
+    }
+
+    operations! { "avx512f,avx512bw":
+        /// Signed bytes in 16 bits: of each two the first, then the second.
+        fn words(bytes: Ints) -> [Ints; 2] =
+            [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)];
+        /// The bytes that [`words`] takes apart.
+        fn bytes(words: [Ints; 2]) -> Ints = {
+            let odd = _mm512_slli_epi16::<8>(words[1]);
+            _mm512_ternarylogic_epi32::<0xf8>(odd, words[0], _mm512_set1_epi16(0xff))
+        };
     }
 
     #[inline]
@@ -105,18 +116,7 @@ pub(super) mod v256 {
     /// Sums in turn that keep the multiplier busy with one row: an addition takes one cycle.
     pub(in super::super) const CHAINS: usize = 1;
 
-    macro_rules! operations {
-        ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {
-            $(
-                $(#[$doc])*
-                #[inline]
-                #[target_feature(enable = "avx2,fma,f16c")]
-                pub(in super::super) fn $name($($arg: $type),*) -> $result { $body }
-            )*
-        };
-    }
-
-    operations! {
+    operations! { "avx2,fma,f16c":
         fn zero() -> Ints = _mm256_setzero_si256();
         fn zero_floats() -> Floats = _mm256_setzero_ps();
         fn all16(v: i16) -> Ints = _mm256_set1_epi16(v);
@@ -126,7 +126,9 @@ pub(super) mod v256 {
         fn or(a: Ints, b: Ints) -> Ints = _mm256_or_si256(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm256_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm256_srl_epi16(v, _mm_cvtsi32_si128(by));
-        fn signed_right16(v: Ints, by: i32) -> Ints = _mm256_sra_epi16(v, _mm_cvtsi32_si128(by));
+        /// Signed bytes in 16 bits: of each two the first, then the second.
+        fn words(bytes: Ints) -> [Ints; 2] =
+            [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)];
         fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
         fn times32(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi32(a, b);
@@ -137,9 +139,9 @@ pub(super) mod v256 {
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
         /// Adds the sums of four products of unsigned bytes and signed ones: pairs of them do not fit 16 bits.
         fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = {
-            let even = _mm256_madd_epi16(and(a, all16(0xff)), signed_right16(left16(b, 8), 8));
-            let odd = _mm256_madd_epi16(right16(a, 8), signed_right16(b, 8));
-            add32(sum, add32(even, odd))
+            let [even, odd] = words(b);
+            let even = _mm256_madd_epi16(and(a, all16(0xff)), even);
+            add32(sum, add32(even, _mm256_madd_epi16(right16(a, 8), odd)))
         };
         fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256(a, b);
         fn all8(v: i8) -> Ints = _mm256_set1_epi8(v);
