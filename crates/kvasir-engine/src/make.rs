@@ -106,16 +106,22 @@ impl Core {
     pub(crate) fn fill(&mut self, step: &mut Step, spec_steps: u32) {
         let world = &mut self.world;
         let batch = &mut step.batch;
+        // Rows are kept, because most are what they were when this memory was used last, but for their lengths.
+        let mut rows = std::mem::take(&mut batch.rows);
         batch.reset(step.plan.step);
         batch.spec_steps = spec_steps;
         step.output.reset();
         let mut decodes = 0;
         for (i, pick) in world.picks.iter().enumerate() {
             let sequence = &mut world.slab[pick.entry];
-            let row = match pick.is_one_token() && sequence.to_feed() == 1 && !sequence.prefilling {
-                true => decode_row(sequence, pick, world.size, &mut batch.tokens),
-                false => any_row(sequence, pick, world.size, batch),
-            };
+            if rows.len() == i {
+                rows.push(BatchRow::default());
+            }
+            let row = &mut rows[i];
+            match pick.is_one_token() && sequence.to_feed() == 1 && !sequence.prefilling {
+                true => decode_row(sequence, pick, world.size, &mut batch.tokens, row),
+                false => *row = any_row(sequence, pick, world.size, batch),
+            }
             let samples = row.samples();
             decodes += usize::from(!sequence.prefilling);
             sequence.claimed += pick.tokens;
@@ -126,7 +132,6 @@ impl Core {
                 world.prefilling -= 1;
             }
             sequence.verifying = pick.drafts > 0;
-            batch.rows.push(row);
             if sequence.tokens.is_due() {
                 world.due.push(pick.entry);
             }
@@ -136,6 +141,8 @@ impl Core {
                 row.left_pad_blocks = pick.left_pad_blocks;
             }
         }
+        rows.truncate(world.picks.len());
+        batch.rows = rows;
         batch.kind = match decodes {
             0 => StepKind::Prefill,
             _ if decodes == world.picks.len() => StepKind::Decode,
@@ -151,25 +158,33 @@ impl Core {
     }
 }
 
-/// What nearly every row of nearly every step is: the newest token of a sequence that decodes.
+/// What nearly every row of nearly every step is: the newest token of a sequence that decodes. `row` is what stood in its place
+/// when the batch was made last. If that was the same sequence's, what lies far from what every step looks at is there already:
+/// nothing of it changes while a sequence runs.
 #[inline]
-fn decode_row(sequence: &Sequence, pick: &Pick, size: BlockSize, tokens: &mut Vec<Token>) -> BatchRow {
-    let at = tokens.len();
-    tokens.push(if sequence.in_flight == 0 { sequence.tokens.newest() } else { IN_FLIGHT });
-    BatchRow {
-        request: sequence.id.0,
-        seq: pick.seq,
-        phase: Phase::Decode,
-        tokens: Span::new(at, 1),
-        cached: sequence.claimed,
-        context_len: sequence.claimed + 1,
-        last_block_tokens: size.within(sequence.claimed) + 1,
-        sample_from: 0,
-        scored: Span::default(),
-        pool_row: sequence.pool_row.unwrap_or_default(),
-        drafts: Drafts::default(),
-        sampling: sequence.sampling,
+fn decode_row(
+    sequence: &Sequence,
+    pick: &Pick,
+    size: BlockSize,
+    tokens: &mut Vec<Token>,
+    row: &mut BatchRow,
+) {
+    if row.seq != pick.seq || row.request != sequence.id.0 || !row.is_one_decode() {
+        *row = BatchRow {
+            request: sequence.id.0,
+            seq: pick.seq,
+            phase: Phase::Decode,
+            pool_row: sequence.pool_row.unwrap_or_default(),
+            sampling: sequence.sampling,
+            ..BatchRow::default()
+        };
     }
+    debug_assert_eq!((Some(row.pool_row), row.sampling), (sequence.pool_row, sequence.sampling));
+    row.tokens = Span::new(tokens.len(), 1);
+    row.cached = sequence.claimed;
+    row.context_len = sequence.claimed + 1;
+    row.last_block_tokens = size.within(sequence.claimed) + 1;
+    tokens.push(if sequence.in_flight == 0 { sequence.tokens.newest() } else { IN_FLIGHT });
 }
 
 #[inline(never)]

@@ -83,6 +83,11 @@ impl<R, D> InFlight<R, D> {
         found.ok_or(CacheError::UnknownStep(step))
     }
 
+    /// The newest step that has retired; all claimed before it have, too.
+    pub fn retired(&self) -> Option<StepId> {
+        self.newest_retired
+    }
+
     /// Whether a step up to `after` is still claimed.
     pub fn is_pending(&self, after: StepId) -> bool {
         self.steps.front().is_some_and(|flight| flight.step <= after)

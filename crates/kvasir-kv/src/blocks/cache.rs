@@ -81,7 +81,7 @@ impl<I: Index> Cache for BlockCache<I> {
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
-        self.seqs.get(seq).map(Seq::len)
+        self.seqs.get(seq).map(|seq| seq.len(self.inflight.retired()))
     }
 
     fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {

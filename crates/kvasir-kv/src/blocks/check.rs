@@ -22,10 +22,8 @@ impl<I: Index> BlockCache<I> {
             let mut blocks = seq.table.blocks().iter().filter(|&block| block != HOLE).chain(ahead);
             blocks.try_for_each(|block| count(block, |uses| uses.owners += 1))?;
         }
-        let kept = self.inflight.iter().flat_map(|flight| {
-            let replaced = flight.rows.iter().filter_map(|row| row.replaced.map(|(_, old)| old));
-            flight.releases.iter().copied().chain(replaced)
-        });
+        let kept = self.inflight.iter().flat_map(|flight| flight.releases.iter().copied());
+        let kept = kept.chain(self.replaced.iter().map(|replaced| replaced.old));
         kept.chain(self.moves.leases()).try_for_each(|block| count(block, |uses| uses.leases += 1))?;
         self.ledger.check(&uses)?;
         let room = crate::Cache::room(self);
@@ -68,16 +66,18 @@ impl<I: Index> BlockCache<I> {
                 return fail(format!("block {at} of its table counts as published"));
             }
         }
-        if seq.pending.iter().rev().map(|pending| pending.is_tree).is_sorted_by(|a, b| a >= b) {
-            let nodes: u32 = seq.pending.iter().filter(|pending| pending.is_tree).map(Pending::tokens).sum();
+        let retired = self.inflight.retired();
+        let claims = || seq.pending.since(retired);
+        if claims().rev().map(|pending| pending.is_tree).is_sorted_by(|a, b| a >= b) {
+            let nodes: u32 = claims().filter(|pending| pending.is_tree).map(Pending::tokens).sum();
             if nodes > seq.nodes.unsettled() {
                 return fail(format!("{nodes} nodes in flight of {} unsettled", seq.nodes.unsettled()));
             }
         } else {
             return fail("a claim was made over unsettled nodes".into());
         }
-        let mut end = seq.retired_next();
-        for pending in seq.pending.iter().filter(|pending| !pending.is_tree) {
+        let mut end = seq.retired_next(retired);
+        for pending in claims().filter(|pending| !pending.is_tree) {
             if pending.start != end || pending.end < pending.start {
                 return fail(format!("claims in flight {:?}", seq.pending));
             }

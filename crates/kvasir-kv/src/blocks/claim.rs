@@ -1,5 +1,5 @@
 use super::claims::Pending;
-use super::seq::{ClaimedRow, LONGEST, Seq};
+use super::seq::{ClaimedRow, LONGEST, Replaced, Seq};
 use super::{BlockCache, BlockSize, Index, Ledger};
 use crate::{BlockId, CacheError, ClaimRow, Nodes, RowMove, SeqId, StepId};
 use std::ops::Range;
@@ -26,9 +26,9 @@ fn one_token(id: SeqId, seq: &Seq, size: BlockSize) -> ClaimedRow {
         tokens: 1,
         start: seq.next,
         from_ahead: 0,
-        replaced: None,
         grows,
         is_far: grows > 0 && (size.rows() > 1 || seq.table.grows_far(grows)),
+        replaces: false,
     }
 }
 
@@ -52,7 +52,6 @@ fn check_row<I: Index>(
             _ => return Err(CacheError::BadClaim),
         }
     }
-    let tail = if row.tokens > 0 { shared_tail(seq, size, ledger) } else { None };
     let (grows, fresh) = growth(seq, row.tokens, size, ledger)?;
     Ok(ClaimedRow {
         seq: row.seq,
@@ -60,9 +59,9 @@ fn check_row<I: Index>(
         tokens: row.tokens,
         start: seq.end(),
         from_ahead: grows - fresh,
-        replaced: tail.map(|tail| (seq.table.len() - 1, tail)),
         grows,
         is_far: grows > 0 && (size.rows() > 1 || !seq.ahead.is_empty() || seq.table.grows_far(grows)),
+        replaces: row.tokens > 0 && shared_tail(seq, size, ledger).is_some(),
     })
 }
 
@@ -134,7 +133,7 @@ impl<I: Index> BlockCache<I> {
                 true => one_token(row.seq, seq, self.size),
                 false => check_row(row, seq, self.size, &self.ledger, self.config.dummy)?,
             };
-            needed = needed.saturating_add(record.grows + u32::from(record.replaced.is_some()));
+            needed = needed.saturating_add(record.grows + u32::from(record.replaces));
             needed -= record.from_ahead;
             if record.is_far {
                 self.far.push(self.records.len());
@@ -145,8 +144,8 @@ impl<I: Index> BlockCache<I> {
     }
 
     fn claim_row(&mut self, step: StepId, row: &ClaimedRow) -> Result<(), CacheError> {
-        if let Some((at, old)) = row.replaced {
-            self.replace_tail(row.seq, at, old)?;
+        if row.replaces {
+            self.replace_tail(step, row.seq)?;
         }
         if row.is_far {
             self.grow_far(row)?;
@@ -169,7 +168,7 @@ impl<I: Index> BlockCache<I> {
         // Nobody else can have the block that it writes next, until it is cut or copied again.
         seq.was_cut &= row.tokens == 0;
         seq.last_step = Some(step);
-        seq.pending.push(Pending { step, start, end, is_tree });
+        seq.pending.push(Pending { step, start, end, is_tree }, self.inflight.retired());
         Ok(())
     }
 
@@ -211,12 +210,14 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Gives a sequence a private copy of its shared last block; the filled rows go over with the step's moves.
-    fn replace_tail(&mut self, id: SeqId, at: u32, old: BlockId) -> Result<(), CacheError> {
+    fn replace_tail(&mut self, step: StepId, id: SeqId) -> Result<(), CacheError> {
         let block_size = self.config.block_size;
         let full = CacheError::Full { needed: block_size, available: 0 };
         let fresh = self.ledger.take().ok_or(full)?;
         let seq = self.seqs.get_mut(id)?;
-        seq.table.edit(|blocks| blocks[at as usize] = fresh);
+        let at = seq.table.len() - 1;
+        let old = seq.table.edit(|blocks| std::mem::replace(&mut blocks[at as usize], fresh));
+        self.replaced.push(Replaced { step, seq: id, at, old });
         seq.bound = seq.bound.max(fresh + 1);
         let first = at * block_size;
         let last_step = seq.last_step;
@@ -239,14 +240,8 @@ impl<I: Index> BlockCache<I> {
         let Some(flight) = self.inflight.take_oldest(step)? else { return Ok(()) };
         // What was in use may be idle now.
         self.looked_up = None;
-        for row in &flight.rows {
-            if let Some((_, old)) = row.replaced {
-                self.ledger.end_lease(old);
-            }
-            // A sequence that was closed meanwhile has nothing to publish.
-            if let Ok(seq) = self.seqs.get_mut(row.seq) {
-                seq.pending.take_oldest(step);
-            }
+        for replaced in self.replaced.extract_if(.., |replaced| replaced.step == step) {
+            self.ledger.end_lease(replaced.old);
         }
         self.ledger.end_leases(&flight.releases);
         if !self.moves.is_empty() {
@@ -288,7 +283,11 @@ impl<I: Index> BlockCache<I> {
                 self.truncate(row.seq, to)?;
             }
         }
-        let Some((at, old)) = row.replaced else { return Ok(()) };
+        if !row.replaces {
+            return Ok(());
+        }
+        let of_row = |replaced: &mut Replaced| (replaced.step, replaced.seq) == (step, row.seq);
+        let Some(Replaced { at, old, .. }) = self.replaced.pop_if(of_row) else { return Ok(()) };
         if let Ok(seq) = self.seqs.get_mut(row.seq)
             && seq.table.len() == at + 1
         {

@@ -17,61 +17,48 @@ impl Pending {
     }
 }
 
-/// Claims that are kept beside their sequence; an overlapped loop has no more.
-const NEAR: usize = 2;
-
-/// A sequence's claims in flight, oldest first. The first ones lie in place, because a step of thousands of sequences would
-/// otherwise wait for memory once more for each.
+/// A sequence's claims in flight, oldest first. The newest two lie in place, because a step of thousands of sequences would
+/// otherwise wait for memory once more for each; an overlapped loop has no more. For the same reason nobody comes to take out those
+/// of a step that has retired: who looks names the newest such step, and passes over all up to it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
-    near: [Pending; NEAR],
-    count: u32,
-    /// Those behind `near`, when that is full.
+    near: [Option<Pending>; 2],
+    /// Which of them is the newest; the other is the one before it.
+    newest: bool,
+    /// Those before them.
     far: RareList<Pending>,
 }
 
 impl Claims {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
     pub(crate) fn clear(&mut self) {
-        self.count = 0;
+        self.near = [None; 2];
         self.far.take();
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, claim: Pending) {
-        match self.near.get_mut(self.count as usize) {
-            Some(place) => {
-                *place = claim;
-                self.count += 1;
-            }
-            None => self.far.make().push(claim),
+    pub(crate) fn push(&mut self, claim: Pending, retired: Option<StepId>) {
+        self.newest = !self.newest;
+        let place = usize::from(self.newest);
+        if self.near[place].is_some_and(|old| Some(old.step) > retired) {
+            self.make_far(place, retired);
         }
+        self.near[place] = Some(claim);
     }
 
-    /// Takes the oldest if it belongs to `step`.
-    #[inline]
-    pub(crate) fn take_oldest(&mut self, step: StepId) -> Option<Pending> {
-        let oldest = self.near[0];
-        if self.count == 0 || oldest.step != step {
-            return None;
-        }
-        self.near.copy_within(1.., 0);
-        match self.far.edit(|far| far.remove(0)) {
-            Some(next) => self.near[NEAR - 1] = next,
-            None => self.count -= 1,
-        }
-        Some(oldest)
+    #[cold]
+    fn make_far(&mut self, place: usize, retired: Option<StepId>) {
+        let far = self.far.make();
+        far.retain(|claim| Some(claim.step) > retired);
+        far.extend(self.near[place]);
     }
 
     /// Takes the newest if it belongs to `step`.
     pub(crate) fn take_newest(&mut self, step: StepId) -> Option<Pending> {
-        let newest = *self.iter().next_back().filter(|claim| claim.step == step)?;
-        if self.far.edit(Vec::pop).is_none() {
-            self.count -= 1;
-        }
+        let place = &mut self.near[usize::from(self.newest)];
+        let newest = place.take_if(|claim| claim.step == step)?;
+        // The one before it is the newest now.
+        *place = self.far.edit(Vec::pop).flatten();
+        self.newest = !self.newest;
         Some(newest)
     }
 
@@ -79,18 +66,25 @@ impl Claims {
     #[inline]
     pub(crate) fn of(&self, step: StepId) -> Option<&Pending> {
         // Few steps are in flight, and the one asked for is mostly the newest.
-        match self.near.get(self.count.wrapping_sub(1) as usize) {
+        match &self.near[usize::from(self.newest)] {
             Some(newest) if newest.step == step => Some(newest),
-            _ => self.iter().find(|claim| claim.step == step),
+            _ => self.all().find(|claim| claim.step == step),
         }
     }
 
-    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Pending> {
-        self.near[..self.count as usize].iter().chain(self.far.iter())
+    /// Those of steps after `retired`.
+    pub(crate) fn since(&self, retired: Option<StepId>) -> impl DoubleEndedIterator<Item = &Pending> {
+        self.all().filter(move |claim| Some(claim.step) > retired)
     }
 
+    /// All that are noted, in no order, to change.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pending> {
-        self.near[..self.count as usize].iter_mut().chain(self.far.iter_mut())
+        self.far.iter_mut().chain(self.near.iter_mut().flatten())
+    }
+
+    fn all(&self) -> impl DoubleEndedIterator<Item = &Pending> {
+        let [newest, other] = [self.newest, !self.newest].map(|which| &self.near[usize::from(which)]);
+        self.far.iter().chain([other, newest].into_iter().flatten())
     }
 }
 
@@ -101,36 +95,39 @@ mod tests {
 
     #[test]
     fn agrees_with_a_queue() {
-        let (mut claims, mut model, mut state) = (Claims::default(), VecDeque::new(), 5u64);
+        let (mut claims, mut model, mut state) = (Claims::default(), VecDeque::<Pending>::new(), 5u64);
+        let mut retired = None;
         for step in 0..4000 {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let claim = Pending { step: StepId(step), ..Pending::default() };
             let named = StepId(step.saturating_sub(state >> 60));
             match state >> 40 & 3 {
                 0 | 1 if model.len() < 6 => {
-                    claims.push(claim);
+                    claims.push(claim, retired);
                     model.push_back(claim);
                 }
+                // One or two retire.
                 0 | 2 => {
-                    assert_eq!(
-                        claims.take_oldest(named),
-                        model.pop_front_if(|claim: &mut Pending| claim.step == named)
-                    );
-                    let oldest = model.front().map(|claim| claim.step).unwrap_or_default();
-                    assert_eq!(claims.take_oldest(oldest), model.pop_front());
+                    for _ in 0..=step % 2 {
+                        retired = model.pop_front().map(|claim| claim.step).or(retired);
+                    }
                 }
-                _ => {
+                // What has retired is not cancelled.
+                _ if Some(named) > retired => {
                     assert_eq!(
                         claims.take_newest(named),
                         model.pop_back_if(|claim: &mut Pending| claim.step == named)
                     );
                 }
+                _ => {}
             }
-            assert!(claims.iter().eq(&model), "{claims:?} {model:?}");
-            assert!(claims.iter().rev().eq(model.iter().rev()));
-            assert_eq!(claims.is_empty(), model.is_empty());
+            assert!(claims.since(retired).eq(&model), "{claims:?} {model:?}");
+            assert!(claims.since(retired).rev().eq(model.iter().rev()));
+            for claim in &model {
+                assert_eq!(claims.of(claim.step), Some(claim));
+            }
         }
         claims.clear();
-        assert_eq!(claims.iter().count(), 0);
+        assert_eq!(claims.since(None).count(), 0);
     }
 }

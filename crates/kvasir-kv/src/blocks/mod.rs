@@ -28,7 +28,7 @@ pub(crate) use runs::{indices, leading, runs};
 use crate::kept::Identity;
 use crate::{BlockId, CacheError, Hit, InFlight, RowMove, SeqTable};
 use leased::LeasedMoves;
-use seq::{ClaimedRow, Seq};
+use seq::{ClaimedRow, Replaced, Seq};
 pub use size::BlockSize;
 use std::borrow::Cow;
 
@@ -77,6 +77,8 @@ pub struct BlockCache<I> {
     ledger: Ledger<I>,
     seqs: SeqTable<Seq>,
     inflight: InFlight<ClaimedRow, BlockId>,
+    /// What claims in flight put private blocks in the place of.
+    replaced: Vec<Replaced>,
     moves: LeasedMoves,
     generation: u64,
     /// Counts claims and refused claims.
@@ -104,6 +106,7 @@ impl<I: Index> BlockCache<I> {
             ledger: Ledger::new(index, config.ids()?.end),
             seqs: SeqTable::new(config.max_sequences),
             inflight: InFlight::default(),
+            replaced: Vec::new(),
             moves: LeasedMoves::new(config.block_size),
             generation: 0,
             marks: 0,

@@ -80,7 +80,8 @@ impl<I: Index> BlockCache<I> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get_mut(id)?;
         let known = tokens.len().min(u32::MAX as usize) as u32;
-        let mut to = to.min(seq.retired_next().min(seq.impure_from).min(known) / block_size);
+        let mut to =
+            to.min(seq.retired_next(self.inflight.retired()).min(seq.impure_from).min(known) / block_size);
         if !self.config.sharing || from > seq.published {
             return Ok(seq.published);
         }

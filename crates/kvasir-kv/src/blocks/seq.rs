@@ -82,9 +82,9 @@ impl Seq {
         self.next - self.holes.last().map_or(0, |hole| hole.end)
     }
 
-    /// Retired length.
-    pub(crate) fn len(&self) -> u32 {
-        let claims = self.pending.iter().filter(|pending| !pending.is_tree);
+    /// Length when the steps up to `retired` have.
+    pub(crate) fn len(&self, retired: Option<StepId>) -> u32 {
+        let claims = self.pending.since(retired).filter(|pending| !pending.is_tree);
         self.claimed_len() - claims.map(Pending::tokens).sum::<u32>()
     }
 
@@ -93,9 +93,9 @@ impl Seq {
         self.next - self.holes.iter().map(|hole| hole.end - hole.start).sum::<u32>()
     }
 
-    /// Position after the last one that has retired.
-    pub(crate) fn retired_next(&self) -> Position {
-        let mut claims = self.pending.iter().filter(|pending| !pending.is_tree);
+    /// Position after the last one that has retired, where the steps up to `retired` have.
+    pub(crate) fn retired_next(&self, retired: Option<StepId>) -> Position {
+        let mut claims = self.pending.since(retired).filter(|pending| !pending.is_tree);
         claims.next().map_or(self.next, |pending| pending.start)
     }
 
@@ -169,10 +169,20 @@ pub(crate) struct ClaimedRow {
     pub(crate) start: u32,
     /// Blocks of its table that it took from those that were taken ahead; they follow the rows before `start`.
     pub(crate) from_ahead: u32,
-    /// A shared last block that the claim replaced by a private one: its place in the table and its id.
-    pub(crate) replaced: Option<(u32, BlockId)>,
     /// Blocks that its table grows by.
     pub(crate) grows: u32,
     /// Its table grows where it lies far.
     pub(crate) is_far: bool,
+    /// The claim replaces its shared last block by a private one.
+    pub(crate) replaces: bool,
+}
+
+/// A shared last block that a claim replaced by a private one, which it leases.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replaced {
+    pub(crate) step: StepId,
+    pub(crate) seq: SeqId,
+    /// Its place in the table.
+    pub(crate) at: u32,
+    pub(crate) old: BlockId,
 }

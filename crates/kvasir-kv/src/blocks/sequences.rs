@@ -1,7 +1,7 @@
 use super::claim::push_rows;
 use super::seq::{HOLE, Seq};
 use super::{BlockCache, Index};
-use crate::{Cache, CacheError, Position, SeqId, Sequences};
+use crate::{Cache, CacheError, Position, SeqId, Sequences, StepId};
 use std::ops::Range;
 
 /// How one block's rows come to the destination of a copy.
@@ -41,7 +41,7 @@ impl<I: Index> Sequences for BlockCache<I> {
             self.changed();
             return Ok(());
         }
-        if range.end > seq.retired_next() {
+        if range.end > seq.retired_next(self.inflight.retired()) {
             return Err(CacheError::InFlight);
         }
         seq.punch(range.clone());
@@ -72,7 +72,7 @@ impl<I: Index> Sequences for BlockCache<I> {
 
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
         let source = self.seqs.get(seq)?;
-        let ranges: Vec<_> = source.owned(source.retired_next()).collect();
+        let ranges: Vec<_> = source.owned(source.retired_next(self.inflight.retired())).collect();
         if n > self.seqs.room() {
             return Err(CacheError::TooManySequences);
         }
@@ -92,8 +92,8 @@ impl<I: Index> Sequences for BlockCache<I> {
 }
 
 /// Whether a sequence's rows are what they will stay: nothing is in flight, nothing unsettled.
-fn check_still(seq: &Seq) -> Result<(), CacheError> {
-    match (seq.nodes.is_idle(), seq.pending.is_empty()) {
+fn check_still(seq: &Seq, retired: Option<StepId>) -> Result<(), CacheError> {
+    match (seq.nodes.is_idle(), seq.pending.since(retired).next().is_none()) {
         (false, _) => Err(CacheError::Unsettled),
         (_, false) => Err(CacheError::InFlight),
         _ => Ok(()),
@@ -116,16 +116,17 @@ impl<I: Index> BlockCache<I> {
         range: Range<Position>,
     ) -> Result<Vec<Range<Position>>, CacheError> {
         let (source, target) = (self.seqs.get(src)?, self.seqs.get(dst)?);
+        let retired = self.inflight.retired();
         // Claimed rows may yet be cancelled, so only what has retired is shared.
-        let retired = range.start..range.end.min(source.retired_next());
-        let ranges: Vec<_> = overlaps(source, &retired).collect();
-        if source.len() == 0 {
+        let shared = range.start..range.end.min(source.retired_next(retired));
+        let ranges: Vec<_> = overlaps(source, &shared).collect();
+        if source.len(retired) == 0 {
             return Err(CacheError::NothingToCopy);
         }
         if ranges.is_empty() {
             return Ok(ranges);
         }
-        check_still(target)?;
+        check_still(target, retired)?;
         if ranges.iter().any(|range| overlaps(target, range).next().is_some()) {
             return Err(CacheError::CopyOverlaps);
         }

@@ -14,7 +14,7 @@ impl<I: Index> Tree for BlockCache<I> {
         let seq = self.seqs.get_mut(id)?;
         let nodes = seq.nodes.make();
         nodes.check_chain(accepted)?;
-        if seq.pending.iter().any(|pending| pending.is_tree) {
+        if seq.pending.since(self.inflight.retired()).any(|pending| pending.is_tree) {
             return Err(CacheError::InFlight);
         }
         let slot = |row: u32| seq.table.block(row / block_size) * block_size + row % block_size;
