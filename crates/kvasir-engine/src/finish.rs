@@ -15,6 +15,7 @@ pub enum Parameter {
     FrequencyPenalty,
     LogitBias,
     Stop,
+    MaxTokens,
     MinTokens,
     N,
 }
@@ -31,6 +32,7 @@ impl Parameter {
             Self::FrequencyPenalty => "frequency_penalty",
             Self::LogitBias => "logit_bias",
             Self::Stop => "stop",
+            Self::MaxTokens => "max_tokens",
             Self::MinTokens => "min_tokens",
             Self::N => "n",
         }

@@ -4,6 +4,7 @@
 //! handed in. An [`Engine`] runs it over an [`Executor`](kvasir_exec::Executor).
 #![forbid(unsafe_code)]
 
+mod amend;
 mod check;
 mod coalesce;
 mod core;

@@ -122,14 +122,20 @@ impl Router {
         }
     }
 
-    /// Routes a group of requests and sends them in order. The first that fails and those after it are rolled back; the
-    /// charges of those sent come back with the error, if there was one.
+    /// Routes a group of requests, each with its tokens and the replica it asks for, and sends them in order. The first that fails
+    /// and those after it are rolled back; the charges of those sent come back with the error, if there was one. If any asks for
+    /// a replica that is not there, none is charged.
     pub fn send_all<E>(
         &mut self,
-        tokens: &[u64],
+        requests: &[(u64, Option<usize>)],
         mut send: impl FnMut(usize, &Charge) -> Result<(), E>,
-    ) -> (Vec<Charge>, Option<E>) {
-        let picked: Vec<Charge> = tokens.iter().filter_map(|tokens| self.pick(*tokens, None).ok()).collect();
+    ) -> Result<(Vec<Charge>, Option<E>), UnknownReplica> {
+        let asked = requests.iter().filter_map(|(_, asked)| *asked);
+        if let Some(unknown) = asked.into_iter().find(|replica| *replica >= self.loads.len()) {
+            return Err(UnknownReplica(unknown));
+        }
+        let picked = requests.iter().map(|(tokens, asked)| self.pick(*tokens, *asked));
+        let picked = picked.collect::<Result<Vec<Charge>, _>>()?;
         let (mut sent, mut failed) = (Vec::new(), None);
         for (i, charge) in picked.into_iter().enumerate() {
             match failed.is_some() {
@@ -143,7 +149,7 @@ impl Router {
                 },
             }
         }
-        (sent, failed)
+        Ok((sent, failed))
     }
 }
 
@@ -174,11 +180,24 @@ mod tests {
     #[test]
     fn a_failed_send_and_those_after_it_are_rolled_back() {
         let mut router = Router::new(Balance::LeastRequests, 3);
-        let (sent, failed) = router.send_all(&[5, 5, 5], |i, _| if i == 1 { Err("gone") } else { Ok(()) });
+        let send = |i: usize, _: &Charge| if i == 1 { Err("gone") } else { Ok(()) };
+        let (sent, failed) = router.send_all(&[(5, None); 3], send).unwrap();
         assert_eq!((sent.len(), failed), (1, Some("gone")));
         let used: Vec<u64> = router.loads().iter().map(|load| load.requests).collect();
         assert_eq!(used, [1, 0, 0]);
         sent.into_iter().for_each(|charge| router.release(charge));
         assert!(router.loads().iter().all(|load| *load == Load::default()));
+    }
+
+    #[test]
+    fn a_group_may_ask_for_replicas_that_are_there() {
+        let mut router = Router::new(Balance::LeastRequests, 3);
+        let send = |_: usize, charge: &Charge| if charge.replica() == 1 { Err(()) } else { Ok(()) };
+        assert_eq!(router.send_all(&[(5, None), (5, Some(3))], send), Err(UnknownReplica(3)));
+        assert!(router.loads().iter().all(|load| *load == Load::default()));
+        let (sent, failed) = router.send_all(&[(5, Some(2)), (6, Some(1)), (7, None)], send).unwrap();
+        assert_eq!((sent.len(), failed), (1, Some(())));
+        let used: Vec<u64> = router.loads().iter().map(|load| load.tokens).collect();
+        assert_eq!(used, [0, 0, 5]);
     }
 }

@@ -204,3 +204,28 @@ fn write(seq: SeqId, changes: u32, blocks: &[BlockId], table: &mut Vec<BlockId>)
     let (at, blocks, room) = (at as u32, blocks.len() as u32, room as u32);
     KeptTable { seq, changes, at, blocks, room, near_at: 0, near: 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A plan that fails half-way has laid other things where rows were.
+    #[test]
+    fn after_a_plan_that_was_not_ended_everything_is_written_anew() {
+        let (cache, mut tables, mut table) = (Identity::default(), KeptTables::default(), Vec::new());
+        let write = |tables: &mut KeptTables, table: &mut Vec<BlockId>| {
+            tables.begin(&cache, table);
+            let places = tables.place(SeqId(1), 0, &[3, 4], &[5, 6], table);
+            tables.end();
+            let part = |at: u32| table[at as usize..at as usize + 2].to_vec();
+            (part(places.far), part(places.near))
+        };
+        let whole = (vec![3, 4], vec![5, 6]);
+        assert_eq!(write(&mut tables, &mut table), whole);
+        assert_eq!(write(&mut tables, &mut table), whole);
+        tables.begin(&cache, &mut table);
+        let at = tables.lay(2, &mut table) as usize;
+        table[at..at + 2].fill(99);
+        assert_eq!(write(&mut tables, &mut table), whole);
+    }
+}

@@ -157,6 +157,13 @@ fn a_pool_that_no_machine_holds_is_refused() {
     for outcome in outcomes(json!(cases)) {
         assert!(matches!(&outcome, Outcome::Senseless { why } if why.contains("1048576")), "{outcome:?}");
     }
+    let config = |rows: u32, blocks: Value| {
+        let config = json!({ "max_num_seqs": rows, "max_model_len": 512, "chunk_size": 128, "block_size": 64, "num_blocks_override": blocks });
+        json!({ "id": "rows", "kind": "spyre.prefix_caching_runner", "config": config, "steps": [] })
+    };
+    let none =
+        outcomes(json!([config(2, json!(0)), config(1 << 31, json!(null)), config(1 << 20, json!(null))]));
+    assert!(none.iter().all(|outcome| matches!(outcome, Outcome::Senseless { .. })), "{none:?}");
 }
 
 #[test]

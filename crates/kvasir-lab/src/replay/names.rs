@@ -13,7 +13,7 @@ pub(super) struct BlockNames {
 
 impl BlockNames {
     /// Takes a sequence's table in both languages: its first `hit` blocks, and those that were in it before, must be those that the
-    /// case's ids stand for already; the others may be bound anew where no other live table has them. Ours may be shorter: blocks
+    /// case's ids stand for already, if they stand for any; the others may be bound anew where no other live table has them. Ours may be shorter: blocks
     /// that are promised and not handed out have no number. Returns our table in the case's ids; a block that stands for nothing
     /// is written as text.
     pub(super) fn bind(&mut self, seq: &str, named: &[u32], table: &[u32], hit: usize) -> Value {
@@ -23,8 +23,10 @@ impl BlockNames {
         let is_bound = |name: u32, block: u32| {
             others.iter().any(|(names, blocks)| names.contains(&name) || blocks.contains(&block))
         };
-        for (&name, &block) in named.iter().zip(table).skip(before.max(hit)) {
-            if self.ours.get(&name) != Some(&block) && !is_bound(name, block) {
+        for (i, (&name, &block)) in named.iter().zip(table).enumerate() {
+            let is_new = !self.ours.contains_key(&name) && self.ours.values().all(|ours| *ours != block);
+            let may_change = i >= before.max(hit) && !is_bound(name, block);
+            if is_new || self.ours.get(&name) != Some(&block) && may_change {
                 self.ours.retain(|_, ours| *ours != block);
                 self.ours.insert(name, block);
             }
@@ -84,5 +86,7 @@ mod tests {
         names.release("b");
         assert!(names.meet("", "f", &json!([2]), &[9], 1).is_ok());
         assert!(names.meet("", "g", &json!([9]), &[9], 0).is_err(), "f has it");
+        assert!(names.meet("", "h", &json!([11]), &[11], 1).is_ok(), "a hit on what was never named");
+        assert!(names.meet("", "i", &json!([11]), &[12], 1).is_err());
     }
 }

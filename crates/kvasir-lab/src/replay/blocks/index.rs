@@ -68,16 +68,18 @@ struct Pool {
     index: HashIndex,
     owners: Vec<u32>,
     pops: Vec<BlockId>,
+    /// Symbolic hashes. The `n`-th stands for a block of the one token `n`.
+    names: Vec<String>,
 }
 
-/// Runs one `atom.block_pool` case. A block's symbolic hash `hX` stands for the one-token content `X`.
+/// Runs one `atom.block_pool` case.
 pub(super) fn run_pool(case: &Case) -> Result<Outcome, CaseError> {
     let blocks = case.given("num_blocks")?.as_u64().and_then(|n| u32::try_from(n).ok());
     let blocks = blocks.filter(|&blocks| blocks <= 1 << 20);
     let blocks = blocks.ok_or_else(|| case.error("`num_blocks` must be a whole number up to 2^20"))?;
     let config = BlockConfig { block_size: 1, blocks, ..BlockConfig::default() };
     let index = HashIndex::new(&config).map_err(|error| case.error(error.to_string()))?;
-    let mut pool = Pool { index, owners: vec![0; blocks as usize], pops: Vec::new() };
+    let mut pool = Pool { index, owners: vec![0; blocks as usize], pops: Vec::new(), names: Vec::new() };
     for op in list(case, case.given("ops")?)? {
         let op = op.as_str().ok_or_else(|| case.error("an operation must be text"))?;
         pool.run(op).ok_or_else(|| case.error(format!("operation `{op}` makes no sense")))?;
@@ -92,16 +94,20 @@ pub(super) fn run_pool(case: &Case) -> Result<Outcome, CaseError> {
     Ok(verdict(compare("expected", expected, &got)))
 }
 
-fn content(name: &str) -> Option<Token> {
-    name.strip_prefix('h')?.parse().ok()
-}
-
 impl Pool {
+    fn content(&mut self, name: &str) -> Token {
+        let known = self.names.iter().position(|known| known == name);
+        let at = known.unwrap_or_else(|| {
+            self.names.push(name.to_owned());
+            self.names.len() - 1
+        });
+        at as Token
+    }
+
     fn lookup(&mut self, name: &str) -> Value {
         let mut found = Vec::new();
-        if let Some(token) = content(name) {
-            self.index.find(&[token], 0, 1, &mut found);
-        }
+        let token = self.content(name);
+        self.index.find(&[token], 0, 1, &mut found);
         found.first().map_or(json!(-1), |block| json!(block))
     }
 
@@ -152,7 +158,7 @@ impl Pool {
     }
 
     fn publish(&mut self, block: BlockId, name: &str) -> Option<()> {
-        let tokens = [content(name)?];
+        let tokens = [self.content(name)];
         self.owners.get(block as usize).filter(|&&owners| owners > 0)?;
         self.index.publish(
             Offer { table: &LongList::new(vec![block]), tokens: &tokens, salt: 0, from: 0 },

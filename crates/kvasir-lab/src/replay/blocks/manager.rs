@@ -413,6 +413,11 @@ impl Manager {
         match field.unwrap_or_default() {
             "num_hashed_tokens" => Ok(json!(self.published(seq.id))),
             "num_cached_tokens" => Ok(json!(seq.cached)),
+            "block_table" => {
+                let table = seq.id.map(|id| self.cache.table(id)).transpose();
+                let table = table.map_err(|error| case.error(error.to_string()))?.unwrap_or_default();
+                Ok(table.iter().map(|&block| self.names.name(Some(block))).collect())
+            }
             field => {
                 let params = seq.params.clone();
                 let mut sequence = Sequence::new(Request { tag: 0, prompt: prompt.to_vec(), params });

@@ -28,24 +28,18 @@ fn balance(case: &Case) -> Result<Outcome, String> {
     let mut router = Router::with_loads(balance, loads.collect());
     let requests = list(given, "requests")?;
     let size = |request: &Value| request.as_u64().or_else(|| request["tokens"].as_u64()).unwrap_or(1);
-    let (mut picks, mut charges, mut error) = (Vec::new(), Vec::<Charge>::new(), false);
-    if let Some(gone) = given["fail_rank"].as_u64() {
-        let sizes: Vec<u64> = requests.iter().map(size).collect();
-        let send = |_: usize, charge: &Charge| if charge.replica() as u64 == gone { Err(()) } else { Ok(()) };
-        let (sent, failed) = router.send_all(&sizes, send);
-        picks.extend(sent.iter().map(Charge::replica));
-        error = failed.is_some();
-        charges = sent;
-    } else {
-        // Requests that name a rank which is not there are found before anything is charged.
-        let asked = |request: &Value| request["rank"].as_u64().map(|rank| rank as usize);
-        error |= requests.iter().filter_map(asked).any(|rank| rank >= ranks as usize);
-        for request in requests.iter().filter(|_| !error) {
-            let charge = router.pick(size(request), asked(request)).map_err(|error| error.to_string())?;
-            picks.push(charge.replica());
-            charges.push(charge);
-        }
-    }
+    let asked = |request: &Value| request["rank"].as_u64().map(|rank| rank as usize);
+    let asked: Vec<_> = requests.iter().map(|request| (size(request), asked(request))).collect();
+    let gone = given["fail_rank"].as_u64();
+    let sent = router.send_all(&asked, |_, charge| match gone == Some(charge.replica() as u64) {
+        true => Err(()),
+        false => Ok(()),
+    });
+    let (charges, error) = match sent {
+        Ok((charges, failed)) => (charges, failed.is_some()),
+        Err(_) => (Vec::new(), true),
+    };
+    let picks: Vec<usize> = charges.iter().map(Charge::replica).collect();
     if given.get("then").is_some() {
         // A charge can be given back only once, and only by whoever has it, so releasing again is not expressible.
         charges.into_iter().for_each(|charge| router.release(charge));

@@ -14,6 +14,12 @@ pub(in crate::replay) fn set(params: &mut Params, field: &str, value: &Value) ->
         }
         "ignore_eos" => params.ignore_eos = value.as_bool().ok_or_else(wrong)?,
         "temperature" => params.sampling.temperature = value.as_f64().ok_or_else(wrong)? as f32,
+        "top_p" => params.sampling.top_p = value.as_f64().ok_or_else(wrong)? as f32,
+        // -1 keeps all.
+        "top_k" => {
+            let k = value.as_i64().ok_or_else(wrong)?.max(0);
+            params.sampling.top_k = u32::try_from(k).map_err(|_| wrong())?;
+        }
         "stop_token_ids" => params.stop_ids = tokens(value)?,
         "stop_token_sequences" => {
             let runs = value.as_array().ok_or_else(wrong)?;
@@ -39,8 +45,10 @@ pub(in crate::replay) fn params(case: &Case, config: &Value, given: &Value) -> R
         ..Params::default()
     };
     params.sampling.temperature = of("temperature").and_then(Value::as_f64).unwrap_or(1.0) as f32;
-    if let Some(runs) = given.get("stop_token_sequences").and_then(Value::as_array) {
-        params.stop_sequences = runs.iter().map(tokens).collect::<Result<_, _>>()?;
+    for field in ["top_k", "top_p", "stop_token_sequences"] {
+        if let Some(value) = given.get(field).filter(|value| !value.is_null()) {
+            set(&mut params, field, value)?;
+        }
     }
     Ok(params)
 }
@@ -102,7 +110,12 @@ fn step(held: &mut BTreeMap<String, Held>, op: &Value, block: u32) -> Result<Val
             Ok(json!({ "returns": null, "state": state(name, &one.sequence) }))
         }
         "set" if op["field"] == "num_tokens" => {
-            one.sequence.truncate(number(op, "value", 0)?);
+            let len = number(op, "value", 0)?;
+            if len < one.sequence.prompt_len() {
+                let prompt = one.sequence.prompt()[..len as usize].to_vec();
+                one.sequence = Sequence::new(Request { tag: one.id, prompt, params: one.params.clone() });
+            }
+            one.sequence.truncate(len);
             Ok(json!({ "returns": null, "state": state(name, &one.sequence) }))
         }
         "set" => {
@@ -119,6 +132,11 @@ fn step(held: &mut BTreeMap<String, Held>, op: &Value, block: u32) -> Result<Val
 
 fn state(name: &str, sequence: &Sequence) -> Value {
     json!({ format!("seq:{name}"): { "num_tokens": sequence.tokens().len(), "completion": sequence.outputs() } })
+}
+
+/// A number as it is written, which has fewer digits than it has in twice the width.
+fn decimal(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, |number| json!(number))
 }
 
 /// A field of a sequence under the name that the cases use.
@@ -148,7 +166,10 @@ pub(in crate::replay) fn field(
         "status" => json!(if sequence.cache_id().is_some() { "RUNNING" } else { "WAITING" }),
         "type" => json!("DUMMY"),
         "block_table" => json!([]),
-        "temperature" => json!(f64::from(params.sampling.temperature)),
+        "temperature" => decimal(params.sampling.temperature),
+        "top_p" => decimal(params.sampling.top_p),
+        "top_k" if params.sampling.top_k == 0 => json!(-1),
+        "top_k" => json!(params.sampling.top_k),
         "max_tokens" => json!(params.max_tokens),
         "ignore_eos" => json!(params.ignore_eos),
         "stop_token_sequences" => json!(params.stop_sequences),

@@ -24,7 +24,8 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
 
 fn facts(config: &Value, metadata: &Value) -> Result<KvFacts, String> {
     let mut read = BTreeMap::new();
-    for (key, value) in metadata.as_object().into_iter().flatten() {
+    let facts = metadata.as_object().into_iter().flatten();
+    for (key, value) in facts.filter(|(key, _)| key.starts_with("kv_cache.")) {
         let int = |value: &Value| value.as_i64().ok_or_else(|| format!("{key} must be a whole number"));
         let fact = match value {
             Value::Array(values) => Fact::PerLayer(values.iter().map(int).collect::<Result<_, _>>()?),

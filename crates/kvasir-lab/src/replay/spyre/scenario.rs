@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// Ends a completion before its cap.
 pub(super) const EOS: Token = 1;
-/// Longest prompt, and most outputs, that a case may ask for.
+/// Longest prompt, most outputs, rows and blocks that a case may ask for.
 const MOST: u32 = 1 << 20;
 
 /// A case's `config`.
@@ -84,13 +84,11 @@ impl Scenario {
             return Err(case.error("field `requests`: more or longer than a replay takes"));
         }
         let Config { max_num_seqs: rows, max_model_len: length, chunk_size, block_size, .. } = config;
-        if rows == 0
-            || length == 0
-            || block_size == 0
-            || !chunk_size.is_multiple_of(block_size)
-            || chunk_size == 0
-        {
-            return Err(case.error("field `config`: sizes must be positive and a chunk whole blocks"));
+        let sizes = [rows, length, block_size, chunk_size];
+        if !sizes.iter().all(|size| (1..=MOST).contains(size)) || !chunk_size.is_multiple_of(block_size) {
+            return Err(
+                case.error(format!("field `config`: sizes must be 1 to {MOST} and a chunk whole blocks"))
+            );
         }
         let volume = config.effective_batch_tkv_limit.or(config.max_batch_tkv_limit);
         let policy = RectangularConfig {
@@ -111,9 +109,13 @@ impl Scenario {
             prefix_cache: sharing,
             ..Limits::default()
         };
-        let round = |blocks: u32| blocks / rows * rows - 1;
-        let default = (rows * (length / block_size) + 1).next_multiple_of(rows) - 1;
-        let usable = config.usable_blocks.or(config.num_blocks_override.map(round)).unwrap_or(default);
+        // As many blocks for every row, the dummy among them.
+        let default = (rows.saturating_mul(length / block_size) + 1).next_multiple_of(rows);
+        let total = config.num_blocks_override.map_or(default, |blocks| blocks / rows * rows);
+        let usable = config.usable_blocks.unwrap_or(total.saturating_sub(1));
+        if usable > MOST {
+            return Err(case.error(format!("field `config`: more than {MOST} blocks")));
+        }
         let blocks = BlockConfig { block_size, blocks: usable, max_sequences: 1 << 12, sharing, dummy: true };
         Ok(Self { config, requests, policy, limits, blocks })
     }

@@ -1,3 +1,4 @@
+mod fields;
 mod judge;
 
 use super::{about, blocks::blocks_of, free_slots, list, number, sequence, switch, tokens};
@@ -55,6 +56,8 @@ struct Known {
     /// Ended, and nobody has been told yet.
     untold: bool,
     table: Vec<u32>,
+    /// As the case gives it, or its place among all.
+    number: u64,
 }
 
 struct Bench {
@@ -68,6 +71,10 @@ struct Bench {
     now: Nanos,
     known: BTreeMap<String, Known>,
     names: Vec<String>,
+    /// In the order in which they were added.
+    added: Vec<String>,
+    /// Who has ended and nobody has been told, in the order in which they ended.
+    ended: Vec<String>,
     steps: VecDeque<Box<Step>>,
     blocks: BlockNames,
     last: Option<Value>,
@@ -117,7 +124,8 @@ impl Bench {
             params.serial = serial;
             let request = Request { tag: names.len() as u64, prompt: tokens(&of["prompt"])?, params };
             let arrived = (of.get("arrive_time").and_then(Value::as_f64).unwrap_or(0.0) * 1e9) as Nanos;
-            known.insert(name.clone(), Known { request, arrived, ..Known::default() });
+            let number = of.get("id").and_then(Value::as_u64).unwrap_or(names.len() as u64);
+            known.insert(name.clone(), Known { request, arrived, number, ..Known::default() });
             names.push(name.clone());
         }
         let placeholders = drafts > 0 || list(given, "ops")?.iter().any(|op| switch(op, "deferred", false));
@@ -132,6 +140,8 @@ impl Bench {
             now,
             known,
             names,
+            added: Vec::new(),
+            ended: Vec::new(),
             steps,
             blocks,
             last,
@@ -165,7 +175,7 @@ impl Bench {
             "abort" => self.abort(op)?,
             "preempt" => {
                 let id = self.named(op)?.id;
-                self.refused = !id.is_some_and(|id| self.core.preempt(id));
+                self.refused = !id.is_some_and(|id| self.preempt(id));
                 Value::Null
             }
             // The step is in flight until its outputs are given; whoever is in it waits for them.
@@ -210,7 +220,13 @@ impl Bench {
             let known = self.named(&json!({ "seq": name }))?;
             known.id = added.ok();
             known.finish = added.err().map(Finish::Refused);
-            known.untold = added.is_err();
+            known.completion.clear();
+            let name = name.as_str().unwrap_or_default();
+            self.added.retain(|other| other != name);
+            self.added.push(name.to_owned());
+            if added.is_err() {
+                self.end(name);
+            }
         }
         self.core.outbox().clear();
         Ok(Value::Null)
@@ -220,45 +236,14 @@ impl Bench {
         let now = self.now;
         let known = self.named(op)?;
         if let Some(id) = known.id.filter(|_| known.finish.is_none()) {
-            (known.finish, known.untold) = (Some(Finish::Aborted), true);
+            known.finish = Some(Finish::Aborted);
+            self.end(op["seq"].as_str().unwrap_or_default());
             self.core.abort(id, now);
             self.core.outbox().clear();
         } else {
             self.refused = true;
         }
         Ok(Value::Null)
-    }
-
-    fn set(&mut self, op: &Value) -> Result<Value, String> {
-        let known = self.named(op)?;
-        if known.id.is_some() && known.finish.is_none() {
-            return Err("a sequence that is scheduled keeps its fields".into());
-        }
-        sequence::set(&mut known.request.params, op["field"].as_str().unwrap_or_default(), &op["value"])?;
-        Ok(Value::Null)
-    }
-
-    fn get(&mut self, op: &Value) -> Result<Value, String> {
-        let (block, name) = (self.block, op["field"].as_str().unwrap_or_default());
-        let known = self.named(op)?;
-        let (id, kind) = (known.id, known.kind);
-        let gone = kvasir_engine::Sequence::new(known.request.clone());
-        match name {
-            "type" => Ok(json!(kind.unwrap_or("DUMMY"))),
-            _ => {
-                let sequence = id.and_then(|id| self.core.sequence(id)).unwrap_or(&gone);
-                sequence::field(sequence, sequence.params(), 0, name, block)
-            }
-        }
-    }
-
-    fn get_block(&mut self, op: &Value) -> Result<Value, String> {
-        let (block, i) = (self.block, number(op, "i", 0)?);
-        let id = self.named(op)?.id;
-        let found = id.and_then(|id| self.core.sequence(id)).and_then(|sequence| sequence.block(i, block));
-        let found = json!(found);
-        self.refused = found.is_null();
-        Ok(found)
     }
 
     fn next_batch_info(&self) -> Value {
@@ -281,6 +266,9 @@ impl Bench {
         let step = self.core.schedule(self.now);
         self.core.take_binds().for_each(drop);
         self.hear();
+        // They are met in the queue, in order.
+        let added = &self.added;
+        self.ended.sort_by_key(|name| added.iter().position(|other| other == name));
         let rejected = self.tell();
         let batch = match &step {
             Some(step) => self.describe(step),
@@ -301,11 +289,20 @@ impl Bench {
         }
     }
 
+    /// Notes that somebody has ended.
+    fn end(&mut self, name: &str) {
+        if let Some(known) = self.known.get_mut(name) {
+            known.untold = true;
+            self.ended.retain(|other| other != name);
+            self.ended.push(name.to_owned());
+        }
+    }
+
     /// Who has ended since somebody was told.
     fn tell(&mut self) -> Vec<Value> {
         let mut told = Vec::new();
-        for name in &self.names {
-            if let Some(known) = self.known.get_mut(name).filter(|known| known.untold) {
+        for name in self.ended.drain(..) {
+            if let Some(known) = self.known.get_mut(&name) {
                 known.untold = false;
                 told.push(json!([name, known.finish.map(finish_name)]));
             }
@@ -363,6 +360,9 @@ impl Bench {
         let due = if deferred { self.steps.len() > 1 } else { !self.steps.is_empty() };
         let mut stream = Vec::new();
         if let Some(mut step) = due.then(|| self.steps.pop_front()).flatten() {
+            if !deferred {
+                self.withhold(&mut step, &op["outputs"]);
+            }
             self.fill_output(&mut step, &op["outputs"])?;
             self.core.postprocess(&step, &Ok(()), self.now);
             stream = self.hear();
@@ -415,6 +415,7 @@ impl Bench {
             known.completion.extend(new);
             if let Some(finish) = event.finish {
                 (known.finish, known.untold) = (Some(finish), true);
+                self.ended.push(name.clone());
             }
             let reason = event.finish.map(finish_name);
             stream.push(
@@ -428,10 +429,10 @@ impl Bench {
     /// Names of those who wait, those included whose refusal or abort nobody has been told of.
     fn waiting(&self) -> Vec<String> {
         let mut waiting: Vec<String> = self.core.waiting().map(|one| self.name_of(one.id())).collect();
-        for (at, name) in self.names.iter().enumerate() {
+        for (at, name) in self.added.iter().enumerate() {
             let known = &self.known[name];
             if known.untold && known.completion.is_empty() && known.kind.is_none() {
-                let after = |other: &String| self.names.iter().position(|name| name == other) > Some(at);
+                let after = |other: &String| self.added.iter().position(|name| name == other) > Some(at);
                 let place = waiting.iter().position(after).unwrap_or(waiting.len());
                 waiting.insert(place, name.clone());
             }

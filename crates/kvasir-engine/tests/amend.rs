@@ -1,0 +1,81 @@
+//! What a caller may change of requests that are here, and tokens that never come.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use kvasir_engine::*;
+use kvasir_exec::{OutputRow, Phase, Step, StepKind};
+use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
+use kvasir_sim::Toy;
+
+fn core(order: Order) -> Core {
+    let cache = Paged::new(BlockConfig { block_size: 4, blocks: 8, ..BlockConfig::default() }).unwrap();
+    let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.0);
+    Core::new(Limits::default(), order, Box::new(policy), Box::new(cache))
+}
+
+fn request(tag: u64, prompt: &[Token]) -> Request {
+    let params = Params { max_tokens: 9, eos: vec![Toy::EOS], ..Params::default() };
+    Request { tag, prompt: prompt.to_vec(), params }
+}
+
+/// Ends a step in which every row yields `token`; the events as (tag, tokens, end).
+fn end(core: &mut Core, mut step: Box<Step>, token: Token) -> Vec<(u64, Vec<Token>, Option<Finish>)> {
+    for i in 0..step.batch.rows.len() {
+        step.output.tokens.push(token);
+        step.output.rows.push(OutputRow { tokens: Span::new(i, 1) });
+    }
+    core.postprocess(&step, &Ok(()), 0);
+    let heard = core.outbox().iter().map(|(event, new)| (event.tag, new.to_vec(), event.finish)).collect();
+    core.outbox().clear();
+    core.recycle(step);
+    core.check_invariants().unwrap();
+    heard
+}
+
+#[test]
+fn what_ends_a_request_can_be_changed_while_it_runs_and_its_room_cannot_grow() {
+    for order in [Order::Fcfs, Order::Fair] {
+        let mut core = core(order);
+        let id = core.add(request(1, &[5, 6, 7]), 0).unwrap();
+        let step = core.schedule(0).unwrap();
+        assert_eq!(core.change(id, |params| params.ignore_eos = true), Ok(true));
+        assert_eq!(end(&mut core, step, Toy::EOS), [(1, vec![Toy::EOS], None)]);
+        let raised = core.change(id, |params| params.max_tokens = 10);
+        assert_eq!(raised, Err(Refusal::BadParameter(Parameter::MaxTokens)));
+        assert!(core.change(id, |params| params.sampling.temperature = -1.0).is_err());
+        core.change(id, |params| (params.max_tokens, params.sampling.temperature) = (2, 0.5)).unwrap();
+        let step = core.schedule(0).unwrap();
+        assert_eq!(step.batch.rows[0].sampling.temperature, 0.5);
+        assert_eq!(end(&mut core, step, 9), [(1, vec![9], Some(Finish::MaxTokens))]);
+        assert_eq!(core.change(id, |_| ()), Ok(false));
+        let waits = core.add(request(2, &[5]), 0).unwrap();
+        assert_eq!(
+            core.change(waits, |params| params.max_tokens = 99),
+            Ok(true),
+            "nothing was promised to it"
+        );
+    }
+}
+
+#[test]
+fn a_request_goes_on_from_its_newest_token_if_the_next_never_comes() {
+    let mut core = core(Order::Fcfs);
+    // The first fills its block, which is findable then.
+    let ids = [[5, 6, 7, 8], [9, 10, 11, 12]].map(|prompt| core.add(request(0, &prompt), 0).unwrap());
+    let mut step = core.schedule(0).unwrap();
+    core.landed(&step);
+    assert!(core.withhold(&mut step, ids[0]) && !core.withhold(&mut step, ids[0]));
+    assert_eq!(end(&mut core, step, 30), [(0, vec![30], None)]);
+    let step = core.schedule(0).unwrap();
+    assert_eq!(step.batch.kind, StepKind::Decode);
+    let fed: Vec<_> =
+        step.batch.rows.iter().map(|row| (row.phase, &step.batch.tokens[row.tokens.range()])).collect();
+    assert_eq!(fed, [(Phase::Decode, &[8][..]), (Phase::Decode, &[30][..])]);
+    assert_eq!(end(&mut core, step, 31), [(0, vec![31], None), (0, vec![31], None)]);
+    // One that is preempted meanwhile is computed again at once: no token is waited for.
+    let mut step = core.schedule(0).unwrap();
+    assert!(core.withhold(&mut step, ids[1]) && core.preempt(ids[1]));
+    end(&mut core, step, 32);
+    let step = core.schedule(0).unwrap();
+    assert_eq!(&step.batch.tokens[..], [30, 31], "found but for the tail");
+    end(&mut core, step, Toy::EOS);
+}

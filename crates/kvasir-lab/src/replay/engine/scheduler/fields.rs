@@ -1,0 +1,109 @@
+//! Fields of sequences, read and set by name; what is done to one beside the schedule.
+
+use super::{Bench, number, sequence};
+use kvasir_engine::{RequestId, Sequence};
+use kvasir_exec::Step;
+use serde_json::{Value, json};
+
+impl Bench {
+    /// A sequence that has ended, or was never added, as it was seen last.
+    fn seen(&self, name: &str) -> Result<Sequence, String> {
+        let known = self.known.get(name).ok_or_else(|| format!("no sequence {name}"))?;
+        Ok(match known.id.and_then(|id| self.core.sequence(id)) {
+            Some(live) if live.finish().is_none() => live.clone(),
+            _ => {
+                let mut sequence = Sequence::new(known.request.clone());
+                sequence.append(&known.completion);
+                sequence
+            }
+        })
+    }
+
+    pub(super) fn get(&mut self, op: &Value) -> Result<Value, String> {
+        let (name, field) =
+            (op["seq"].as_str().unwrap_or_default(), op["field"].as_str().unwrap_or_default());
+        let sequence = self.seen(name)?;
+        let state = self.state();
+        let state = &state[format!("seq:{name}")];
+        let known = self.named(op)?;
+        match field {
+            "type" | "status" => Ok(state[field].clone()),
+            "is_finished" => Ok(json!(state["status"] == "FINISHED")),
+            "arrive_time" => Ok(json!(known.arrived as f64 / 1e9)),
+            "block_table" => {
+                let table = known.table.clone();
+                Ok(table.into_iter().map(|block| self.blocks.name(Some(block))).collect())
+            }
+            _ => sequence::field(&sequence, sequence.params(), known.number, field, self.block),
+        }
+    }
+
+    pub(super) fn get_block(&mut self, op: &Value) -> Result<Value, String> {
+        let i = number(op, "i", 0)?;
+        let found = json!(self.seen(op["seq"].as_str().unwrap_or_default())?.block(i, self.block));
+        self.refused = found.is_null();
+        Ok(found)
+    }
+
+    pub(super) fn set(&mut self, op: &Value) -> Result<Value, String> {
+        let (field, value) = (op["field"].as_str().unwrap_or_default(), &op["value"]);
+        let known = self.named(op)?;
+        let live = known.id.filter(|_| known.finish.is_none());
+        let sequence = live.and_then(|id| self.core.sequence(id));
+        match (live.zip(sequence), field) {
+            // How far it is computed, and so whether a part of it is left, is what has been scheduled: nothing else can be set.
+            (Some((id, sequence)), "num_cached_tokens" | "is_partial_prefill") => {
+                let (claimed, partial) = (sequence.claimed(), sequence.is_prefilling());
+                let is_so = value
+                    == &json!(if field == "num_cached_tokens" { json!(claimed) } else { json!(partial) });
+                if !is_so {
+                    return Err(format!("`{field}` of a sequence that runs is what was scheduled"));
+                }
+                self.land(id);
+            }
+            (Some((id, _)), _) => {
+                let mut set = Ok(());
+                let changed = self.core.change(id, |params| set = sequence::set(params, field, value));
+                set?;
+                changed.map_err(|refusal| refusal.to_string())?;
+            }
+            (None, _) => sequence::set(&mut self.named(op)?.request.params, field, value)?,
+        }
+        Ok(Value::Null)
+    }
+
+    /// What the steps in flight wrote for `id` is there.
+    fn land(&mut self, id: RequestId) {
+        for step in self.steps.iter().filter(|step| step.batch.rows.iter().any(|row| row.request == id.0)) {
+            self.core.landed(step);
+        }
+    }
+
+    /// Sends a sequence back to the queue. The recorded engines have nothing in flight between two operations unless outputs are
+    /// deferred, so a token that it waits for never comes, and its blocks are free at once.
+    pub(super) fn preempt(&mut self, id: RequestId) -> bool {
+        if self.placeholders || self.core.sequence(id).is_none_or(|one| one.cache_id().is_none()) {
+            return self.core.preempt(id);
+        }
+        for step in &mut self.steps {
+            self.core.withhold(step, id);
+        }
+        let done = self.core.preempt(id);
+        self.steps.iter().for_each(|step| self.core.landed(step));
+        done
+    }
+
+    /// A sequence without an entry in the outputs is unchanged.
+    pub(super) fn withhold(&mut self, step: &mut Step, outputs: &Value) {
+        self.core.landed(step);
+        let sampled = step.batch.rows.iter().filter(|row| row.samples());
+        let lacking = sampled.map(|row| RequestId(row.request)).filter(|id| {
+            let alone = self.core.sequence(*id).is_some_and(|one| one.steps_in_flight() == 1);
+            let given = outputs.get(self.name_of(*id)).and_then(Value::as_array);
+            alone && given.is_none_or(Vec::is_empty)
+        });
+        for id in lacking.collect::<Vec<_>>() {
+            self.core.withhold(step, id);
+        }
+    }
+}
