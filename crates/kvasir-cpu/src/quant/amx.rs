@@ -8,7 +8,7 @@ use super::activations::{QuantActivations, TILE};
 use super::few::v512::{float_scales, units};
 use super::format::{Format, LANES};
 use super::layouts::Layout;
-use super::pairs::{self, BLOCK, Pair};
+use super::pairs::{self, BLOCK, Pair, ask};
 use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
 use crate::matmul::{Output, Place};
 use std::arch::x86_64::*;
@@ -31,21 +31,21 @@ impl Room {
     pub(super) const NONE: Self = Self { opened: [[0; OPENED]; 2], products: [[0; 8 * 1024]; 2] };
 }
 
-/// Opens one superblock of a panel into `to`, and asks memory for the `next` one.
+/// Eighths of what is opened next that memory is asked for while something is opened; the rest is asked for beside the first products.
+/// Who asks for more than a core can wait for is held up, so it is spread over all the time there is.
+const ASKED_IN_OPENING: usize = 3;
+
+/// Opens one superblock of a panel into `to`, and asks memory for some of the `next` one.
 ///
 /// # Safety
 /// The machine must have the instructions, `block` be a superblock of the layout, and `to` be 64-byte aligned with room for [`OPENED`] bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) {
     let f = L::FORMAT;
-    let lines = f.bytes().div_ceil(64);
     // SAFETY: the caller's superblock and room.
     unsafe {
         for i in 0..16 {
-            // A part at a time: asked for at once it would be waited for.
-            for line in i * lines / 16..(i + 1) * lines / 16 {
-                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
-            }
+            ask::<L, 1>([next], ASKED_IN_OPENING * i..ASKED_IN_OPENING * (i + 1), 8 * 16);
             for (j, line) in pairs::lines::<L>(block, i).into_iter().enumerate() {
                 _mm512_store_si512(to.add((i * 4 + j) * 64).cast(), line);
             }
@@ -131,10 +131,12 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                 open_super::<L>(panels[p].add(s * L::FORMAT.bytes()), next[p], opened[p]);
             }
             for t in (0..tiles).step_by(2) {
-                let beside = |step: usize| {
-                    if t > 0 {
-                        fold(t - 2, step);
+                let beside = |step: usize| match t {
+                    0 => {
+                        let asked = |step| 4 * ASKED_IN_OPENING + (8 - ASKED_IN_OPENING) * step;
+                        ask::<L, P>(next, asked(step)..asked(step + 1), 8 * 4);
                     }
+                    _ => fold(t - 2, step),
                 };
                 let (one, to) = (tile + t, products[t / 2 % 2]);
                 if t + 1 < tiles {

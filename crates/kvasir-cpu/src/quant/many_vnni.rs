@@ -7,7 +7,7 @@ use super::activations::{QuantActivations, SUMS, TILE, TOTAL};
 use super::few::v512::{float_scales, units};
 use super::format::LANES;
 use super::layouts::Layout;
-use super::pairs::{self, BLOCK, Pair, Room};
+use super::pairs::{self, BLOCK, Pair, Room, ask};
 use crate::matmul::{Output, Place};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -59,11 +59,9 @@ fn pair(a: __m512i, b: __m512i) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: &mut Opened) {
     let f = L::FORMAT;
-    for line in 0..f.bytes().div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * 64).cast());
-    }
     let sign = _mm512_set1_epi8(-128);
     for (i, lines) in to.weights.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        ask::<L, 1>([next], i..i + 1, 16);
         // SAFETY: the caller's superblock.
         for (line, bytes) in lines.iter_mut().zip(unsafe { pairs::lines::<L>(block, i) }) {
             store(line, _mm512_xor_si512(bytes, sign));

@@ -76,6 +76,18 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     }
 }
 
+/// Asks memory for some of the lines of superblocks, cut into `of` parts.
+#[inline]
+pub(super) fn ask<L: Layout, const P: usize>(blocks: [*const u8; P], parts: Range<usize>, of: usize) {
+    let lines = L::FORMAT.bytes().div_ceil(64);
+    for line in parts.start * lines / of..parts.end * lines / of {
+        for block in blocks {
+            // SAFETY: a hint, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(line * 64).cast()) };
+        }
+    }
+}
+
 /// Inputs `16 i .. 16 i + 16` of a superblock: four lines of signed bytes.
 ///
 /// # Safety
