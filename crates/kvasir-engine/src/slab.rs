@@ -69,3 +69,25 @@ impl std::ops::IndexMut<u32> for Slab {
         &mut self.entries[index as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Request;
+
+    #[test]
+    fn an_entry_is_used_again_and_what_named_it_before_finds_nothing() {
+        let mut slab = Slab::default();
+        let one = || Sequence::new(Request::default());
+        let first = slab.insert(one());
+        let old = slab[first].id;
+        slab.insert(one());
+        slab.remove(first);
+        slab.remove(first);
+        assert_eq!((slab.find(old), slab.iter().count()), (None, 1));
+        assert_eq!(slab.insert(one()), first, "nobody else has it");
+        assert_ne!(slab[first].id, old);
+        assert!(slab.find(old).is_none() && slab.get_mut(old).is_none());
+        assert_eq!(slab.insert(one()), 2, "an entry that was freed twice is given once");
+    }
+}

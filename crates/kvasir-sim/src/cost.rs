@@ -234,3 +234,116 @@ impl Executor for CostDevice {
         (step, Ok(()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvasir_exec::{BatchRow, Phase};
+    use kvasir_kv::{Mask, PlanRow, SeqId};
+
+    struct Silent;
+
+    impl Answers for Silent {
+        fn token(&self, _: u64, _: u32) -> Token {
+            0
+        }
+    }
+
+    fn device(preset: &str) -> CostDevice {
+        CostDevice::new(Preset::parse(preset).unwrap(), Clock::default(), Box::new(Silent))
+    }
+
+    /// Rows that feed `fed` tokens each and read `read` afterwards.
+    fn step(kind: StepKind, rows: u32, fed: u32, read: u32) -> Box<Step> {
+        let mut step = Step::default();
+        step.batch.kind = kind;
+        let phase = if kind == StepKind::Decode { Phase::Decode } else { Phase::Prefill };
+        for i in 0..rows {
+            let tokens = Span { start: i * fed, len: fed };
+            step.batch.rows.push(BatchRow {
+                phase,
+                tokens,
+                context_len: read,
+                sample_from: fed - 1,
+                ..BatchRow::default()
+            });
+            step.plan.rows.push(PlanRow {
+                seq: SeqId(i.into()),
+                queries: tokens,
+                segments: Span::default(),
+                read_len: read,
+                mask: Mask::Causal,
+                left_pad_blocks: 0,
+                redirected: 0,
+            });
+        }
+        Box::new(step)
+    }
+
+    /// Nanoseconds from here to the end of a step.
+    fn time(device: &mut CostDevice, step: Box<Step>) -> f64 {
+        let before = device.clock.now();
+        let pending = device.submit(step).unwrap();
+        assert!(device.wait(pending).1.is_ok());
+        (device.clock.now() - before) as f64
+    }
+
+    fn near(a: f64, b: f64) -> bool {
+        (a / b - 1.0).abs() < 1e-3
+    }
+
+    #[test]
+    fn a_step_takes_the_longer_of_its_bytes_and_its_operations_and_its_start() {
+        let mut device = device("h200:qwen3-0.6b");
+        let Preset { machine, shape } = device.preset;
+        let weights = 2.0 * (shape.layer_weights() + shape.head_weights());
+        // Few tokens: the weights once, and what a row reads and writes. 28 layers, 8 heads, 128 wide, K and V, two bytes each.
+        let bytes = weights + 4.0 * 1001.0 * (28 * 8 * 128 * 2 * 2) as f64;
+        let decode = time(&mut device, step(StepKind::Decode, 4, 1, 1000));
+        assert!(near(decode, bytes / 4.8e12 * 1e9 + 2500.0), "{decode}");
+        assert!(near(device.spent().bytes, bytes));
+        // Many tokens: two operations a weight, those of the head for the last token only.
+        let prompt = time(&mut device, step(StepKind::Prefill, 1, 4096, 4096));
+        let operations = device.spent().operations - 4.0 * 2.0 * (weights / 2.0);
+        assert!(operations > 4096.0 * 2.0 * shape.layer_weights());
+        let least = 4096.0 * 2.0 * shape.layer_weights() / machine.operations.value * 1e9;
+        assert!(prompt > least && prompt < 3.0 * least, "{prompt} {least}");
+        assert_eq!(device.spent().steps, 2);
+    }
+
+    #[test]
+    fn recorded_decode_steps_start_at_once_and_all_others_kernel_by_kernel() {
+        let decode = |rows| step(StepKind::Decode, rows, 1, 8);
+        let prompt = || step(StepKind::Prefill, 1, 1, 8);
+        let with = |largest: u32, step: Box<Step>| time(&mut device("h200").with_graphs(largest), step);
+        // 28 layers of 6.25 kernels, 5 µs each, in place of 2.5 µs.
+        let saved = 28.0 * 6.25 * 5000.0 - 2500.0;
+        assert!(near(with(0, decode(2)) - with(2, decode(2)), saved));
+        assert_eq!(with(2, decode(3)), with(0, decode(3)), "more rows than any that was recorded");
+        assert_eq!(with(2, prompt()), with(0, prompt()), "only decode steps are recorded");
+        let on_a_cpu = |largest| time(&mut device("cpu2-amx").with_graphs(largest), decode(2));
+        assert_eq!(on_a_cpu(2), on_a_cpu(0), "nothing is recorded there");
+    }
+
+    #[test]
+    fn steps_run_one_after_the_other_while_the_host_goes_on() {
+        let mut device = device("fixed:2ms");
+        let first = device.submit(step(StepKind::Decode, 1, 1, 8)).unwrap();
+        device.clock.advance(1_500_000);
+        let second = device.submit(step(StepKind::Decode, 1, 1, 8)).unwrap();
+        assert!(device.wait(first).1.is_ok());
+        assert_eq!(device.clock.now(), 2_000_000);
+        assert!(device.wait(second).1.is_ok());
+        assert_eq!(device.clock.now(), 4_000_000);
+        device.clock.advance(9_000_000);
+        assert_eq!(time(&mut device, step(StepKind::Decode, 1, 1, 8)), 2e6);
+    }
+
+    #[test]
+    fn a_step_of_no_static_shape_loses_the_device() {
+        let shape = StaticShape { block: 4, chunk: 8, max_rows: 2, max_volume: 30, max_model_len: 32 };
+        let mut device = device("instant").with_static_shapes(shape);
+        let refused = device.submit(step(StepKind::Decode, 3, 1, 8)).unwrap_err();
+        assert!(matches!(refused.error, StepError::Lost(why) if why.contains("static shape")));
+    }
+}

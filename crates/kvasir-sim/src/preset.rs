@@ -226,6 +226,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_takes_its_share_of_what_the_weights_leave() {
+        let preset = Preset::parse("h200:qwen3-14b").unwrap();
+        // 40 layers of 8 heads, 128 wide, K and V, two bytes each; 14 billion weights of two bytes that a step reads.
+        let all = f64::from(preset.slots(1.0)) * (40 * 8 * 128 * 2 * 2) as f64;
+        assert!((all / (141e9 - 28e9) - 1.0).abs() < 0.01, "{all}");
+        assert_eq!(preset.slots(0.5), preset.slots(1.0) / 2);
+        let mut small = preset;
+        small.machine.memory = given(20e9);
+        assert_eq!(small.slots(0.9), 0, "no room beside the weights");
+    }
+
+    #[test]
     fn a_wrong_name_is_answered_with_the_right_ones() {
         assert!(Preset::parse("h200:qwen3-14b").is_ok());
         assert!(Preset::parse("h100").unwrap_err().contains("cpu2-amx, h200"));

@@ -1,0 +1,71 @@
+//! When what happened to a request: what clients are told of the time that it took.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use kvasir_engine::*;
+use kvasir_exec::{OutputRow, Step};
+use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
+
+fn core(drafts: u32) -> Core {
+    let cache = Paged::new(BlockConfig { block_size: 4, blocks: 8, ..BlockConfig::default() }).unwrap();
+    let policy = PrefillFirst::new(Chunking::On { cap: None }, 0.0);
+    let mut core = Core::new(Limits::default(), Order::Fcfs, Box::new(policy), Box::new(cache));
+    core.set_spec_steps(drafts);
+    core
+}
+
+fn request(max_tokens: u32) -> Request {
+    Request { tag: 0, prompt: vec![5, 6, 7], params: Params { max_tokens, ..Params::default() } }
+}
+
+/// Schedules a step at one time, and takes its tokens in at another.
+fn step(core: &mut Core, scheduled: Nanos, tokens: &[Token], taken: Nanos) {
+    let mut step: Box<Step> = core.schedule(scheduled).unwrap();
+    step.output.tokens.extend(tokens);
+    step.output.rows.push(OutputRow { tokens: Span::new(0, tokens.len()) });
+    core.postprocess(&step, &Ok(()), taken);
+    core.recycle(step);
+}
+
+#[test]
+fn a_request_is_told_when_it_came_was_admitted_spoke_first_and_last_and_ended() {
+    let mut core = core(0);
+    let id = core.add(request(3), 100).unwrap();
+    step(&mut core, 110, &[8], 130);
+    step(&mut core, 131, &[9], 150);
+    // Neither a preemption nor what it computes again changes when it was admitted and spoke first.
+    assert!(core.preempt(id));
+    step(&mut core, 160, &[10], 190);
+    let [summary] = &core.outbox().ended[..] else { panic!("one request has ended") };
+    let timings = Timings {
+        arrived: 100,
+        admitted: Some(110),
+        first_token: Some(130),
+        last_token: Some(190),
+        finished: Some(190),
+    };
+    assert_eq!(summary.timings, timings);
+    assert_eq!((summary.ttft(), summary.spoke(), summary.tpot()), (Some(30), Some(60), Some(30)));
+    assert_eq!((summary.preemptions, summary.outputs), (1, 3));
+}
+
+#[test]
+fn several_tokens_at_once_have_a_first_and_one_token_has_no_time_between() {
+    let mut core = core(1);
+    let id = core.add(request(3), 100).unwrap();
+    step(&mut core, 100, &[8], 130);
+    core.set_drafts(id, &[9], &[]);
+    step(&mut core, 130, &[9, 10], 150);
+    core.add(request(1), 200).unwrap();
+    step(&mut core, 200, &[8], 240);
+    let told: Vec<_> = core.outbox().ended.iter().map(|one| (one.ttft(), one.tpot())).collect();
+    assert_eq!(told, [(Some(30), Some(10)), (Some(40), None)]);
+}
+
+#[test]
+fn who_never_spoke_has_no_first_token() {
+    let mut core = core(0);
+    let id = core.add(request(3), 100).unwrap();
+    assert!(core.abort(id, 140));
+    let summary = &core.outbox().ended[0];
+    assert_eq!((summary.ttft(), summary.tpot(), summary.timings.finished), (None, None, Some(140)));
+}
