@@ -58,9 +58,31 @@ fn main() -> ExitCode {
     }
 }
 
-/// The first paragraph of a longer complaint: what is wrong, and where.
+/// The first paragraph of a longer complaint: what is wrong, and where; and what was meant, if something is spelt much alike.
 fn one_line(text: &str) -> String {
     let first = text.split("\n\n").next().unwrap_or(text);
     let words: Vec<&str> = first.trim_start_matches("error: ").split_whitespace().collect();
-    words.join(" ")
+    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
+    let similar = tips.filter(|tip| tip.contains("similar")).map(|tip| format!("; {tip}"));
+    words.join(" ") + &similar.collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_mistypes_is_told_what_there_is() {
+        let said =
+            |args: &[&str]| one_line(&Cli::command().try_get_matches_from(args).unwrap_err().to_string());
+        assert_eq!(
+            said(&["kvasir", "servee"]),
+            "unrecognized subcommand 'servee'; a similar subcommand exists: 'serve'"
+        );
+        assert_eq!(
+            said(&["kvasir", "serve", "--prot", "1"]),
+            "unexpected argument '--prot' found; a similar argument exists: '--port'"
+        );
+        assert_eq!(said(&["kvasir", "serve", "--port", "x"]).lines().count(), 1);
+    }
 }

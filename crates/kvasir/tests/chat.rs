@@ -107,14 +107,19 @@ fn what_is_saved_can_be_rewound_and_loaded_again() {
 #[test]
 fn what_cannot_be_done_is_said_and_the_chat_goes_on() {
     let folder = Folder::new("wrong");
-    let lines =
-        "/nothing\n/rewind\n/set temperature 9\n/load nowhere.json\n/branch 7\n/set stream true\nhello\n";
+    let lines = "/nothing\n/rewind\n/fork 1\n/save nowhere.json\n/set temperature 9\n/load nowhere.json\n/branch 7\n/set stream true\nhello\n";
     let (code, said, beside) = folder.chat(&[], lines);
     assert_eq!(code, Some(1), "a script learns that something was wrong");
     assert!(!said.trim().is_empty(), "it answers all the same");
-    for wrong in
-        ["/nothing", "only 0 questions", "temperature", "nowhere.json", "no branch 7", "stream is not"]
-    {
+    for wrong in [
+        "/nothing",
+        "nothing has been asked",
+        "nothing has been said",
+        "temperature",
+        "nowhere.json",
+        "no branch 7",
+        "stream is not",
+    ] {
         assert!(beside.contains(wrong), "{wrong}: {beside}");
     }
     let (code, _, beside) = folder.chat(&["--temperature", "9"], "hello\n");

@@ -1,3 +1,4 @@
+use super::tally::plural;
 use kvasir_sample::Sampling;
 use kvasir_serve::request::ChatRequest;
 use serde_json::{Map, Value, json};
@@ -107,7 +108,8 @@ impl Conversation {
         let asked: Vec<usize> = (0..messages.len()).filter(|at| role(&messages[*at]) == "user").collect();
         match asked.len().checked_sub(turns) {
             Some(left) => Ok(asked.get(left).copied().unwrap_or(messages.len())),
-            None => Err(format!("there are only {} questions to take back", asked.len())),
+            None if asked.is_empty() => Err("nothing has been asked yet".into()),
+            None => Err(format!("only {} came so far", plural(asked.len() as u64, "question"))),
         }
     }
 

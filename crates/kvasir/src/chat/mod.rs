@@ -112,6 +112,19 @@ impl Chat {
         }
     }
 
+    /// What a tool gave, as somebody says who knows; none if nobody will.
+    fn result_of(&mut self, name: &str) -> Result<Option<String>, Failure> {
+        loop {
+            match self.input.read(&format!("result of {name}: "))? {
+                Line::Text(text) if text.trim().is_empty() => {
+                    self.screen.note("Ctrl-C takes the question back")
+                }
+                Line::Text(text) => return Ok(Some(text)),
+                Line::Nothing | Line::End => return Ok(None),
+            }
+        }
+    }
+
     fn greet(&self) {
         self.about();
         self.screen.note("/help lists the commands · Alt-Enter begins a line · Ctrl-C stops an answer");
@@ -162,8 +175,8 @@ impl Chat {
                 return Ok(Ok(()));
             }
             for (id, name) in calls {
-                let Some(result) = self.listen(&format!("result of {name}: "))? else {
-                    return Ok(Err(format!("there is no result of {name}")));
+                let Some(result) = self.result_of(&name)? else {
+                    return Ok(Err(format!("no result of {name}: the question is taken back")));
                 };
                 self.conversation.push(json!({"role": "tool", "tool_call_id": id, "content": result}));
             }
@@ -177,7 +190,12 @@ impl Chat {
             Command::System(None) => {
                 self.screen.note(self.conversation.system().unwrap_or("there are no standing instructions"));
             }
-            Command::System(Some(text)) => self.conversation.set_system(if text == "-" { "" } else { &text }),
+            Command::System(Some(text)) => {
+                let text = if text == "-" { "" } else { &text };
+                self.conversation.set_system(text);
+                let what = if text.is_empty() { "taken away" } else { "set" };
+                self.screen.note(&format!("standing instructions {what}, from the next question on"));
+            }
             Command::Fork(back) => return Ok(self.fork(back)),
             Command::Branch(None) => self.list_branches(),
             Command::Branch(Some(number)) => {
@@ -252,24 +270,33 @@ impl Chat {
         let mut fields = self.fields.clone();
         match value {
             "-" => fields.remove(&name),
-            _ => fields.insert(name, serde_json::from_str(value).unwrap_or_else(|_| value.into())),
+            _ => fields.insert(name.clone(), serde_json::from_str(value).unwrap_or_else(|_| value.into())),
         };
         check_fields(&fields)?;
         self.fields = fields;
+        match self.fields.get(&name) {
+            Some(value) => self.screen.entry(&name, &value.to_string()),
+            None => self.screen.note(&format!("{name} is as the model has it")),
+        }
         Ok(())
     }
 
     fn offer(&mut self, file: Option<&Path>) -> Stop {
         let Some(file) = file else {
             self.fields.remove("tools");
+            self.screen.note("no tools are offered");
             return Ok(());
         };
-        let fields = with_tools(&self.fields, file)?;
-        self.fields = fields;
+        self.fields = with_tools(&self.fields, file)?;
+        let tools = self.fields.get("tools").and_then(Value::as_array).map_or(0, Vec::len);
+        self.screen.note(&format!("{} offered", plural(tools as u64, "tool")));
         Ok(())
     }
 
     fn save(&self, file: &Path) -> Stop {
+        if self.conversation.messages().is_empty() {
+            return Err("nothing has been said yet".into());
+        }
         let text = format!("{:#}\n", self.conversation.to_json());
         fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))?;
         self.screen.note(&format!("{} messages in {}", self.conversation.messages().len(), file.display()));

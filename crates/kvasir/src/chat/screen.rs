@@ -1,3 +1,4 @@
+use super::editor::{columns, size};
 use std::io::{self, IsTerminal, Write};
 
 /// Where the chat is written: what the model says on stdout, everything else on stderr, with colours where a terminal shows them.
@@ -90,10 +91,22 @@ impl Screen {
         self.err("\n", Look::Plain);
     }
 
-    /// A line with a name in front.
+    /// A line with a name in front. Where it is wider than the terminal, what is said of the name stands under it.
     pub(super) fn entry(&self, name: &str, text: &str) {
-        self.err(name, Look::Bold);
-        self.note(&format!("  {text}"));
+        let width = if io::stderr().is_terminal() { size().0 } else { usize::MAX };
+        match columns(name) + 2 + columns(text) < width {
+            true => {
+                self.err(name, Look::Bold);
+                self.note(&format!("  {text}"));
+            }
+            false => {
+                self.err(name.trim_end(), Look::Bold);
+                wrapped(text, width.saturating_sub(3))
+                    .iter()
+                    .for_each(|row| self.err(&format!("\n  {row}"), Look::Dim));
+                self.err("\n", Look::Plain);
+            }
+        }
     }
 
     /// Something went wrong.
@@ -107,5 +120,30 @@ impl Screen {
         if io::stderr().is_terminal() {
             self.err("\n", Look::Plain);
         }
+    }
+}
+
+/// The rows of a text that is broken between its words.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut rows: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match rows.last_mut() {
+            Some(row) if columns(row) + 1 + columns(word) <= width => *row += &format!(" {word}"),
+            _ => rows.push(word.to_owned()),
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_narrow_terminal_breaks_between_words() {
+        let text = "go on in a copy that ends before the last N questions";
+        assert_eq!(wrapped(text, 24), ["go on in a copy that", "ends before the last N", "questions"]);
+        assert_eq!(wrapped("overlong one", 4), ["overlong", "one"], "a word stays whole");
+        assert_eq!(wrapped(text, usize::MAX), [text]);
     }
 }

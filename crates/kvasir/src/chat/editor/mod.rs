@@ -6,7 +6,8 @@ mod key;
 mod paint;
 mod terminal;
 
-pub(super) use terminal::Mode;
+pub(super) use paint::columns;
+pub(super) use terminal::{Mode, size};
 
 use draft::Draft;
 use history::History;

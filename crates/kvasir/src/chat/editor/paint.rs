@@ -40,7 +40,7 @@ pub(super) fn lay_out(prompt: &str, text: &str, at: usize, width: usize) -> Pain
 }
 
 /// Columns that a text takes.
-pub(super) fn columns(text: &str) -> usize {
+pub(in super::super) fn columns(text: &str) -> usize {
     text.chars().filter_map(UnicodeWidthChar::width).sum()
 }
 

@@ -47,7 +47,7 @@ impl Drop for Mode {
 }
 
 /// Columns and rows.
-pub(super) fn size() -> (usize, usize) {
+pub(in super::super) fn size() -> (usize, usize) {
     match tcgetwinsize(stderr()) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
         _ => (80, 24),
