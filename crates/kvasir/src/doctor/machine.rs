@@ -93,11 +93,28 @@ impl Speeds {
     }
 }
 
+/// What this process may have of something; none where the system does not say.
+fn limit(proc: &Path, of: &str) -> Option<String> {
+    let text = fs::read_to_string(proc.join("self/limits")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(of))?;
+    line.split_whitespace().next().map(str::to_owned)
+}
+
+/// Bytes of address space, where they are limited.
+pub(super) fn address_space(proc: &Path) -> Option<u64> {
+    limit(proc, "Max address space")?.parse().ok()
+}
+
+/// A limit on addresses is met long before that memory is used.
+pub(super) fn addresses(space: u64) -> Check {
+    Check::warn("addresses", format!("limited to {:.1} GB", space as f64 / GB))
+        .advise("lift it with `ulimit -v unlimited`: files are mapped and the pool's addresses taken at once")
+        .value("limit_bytes", space)
+}
+
 /// Whether a server may have as many connections as it would take; none where the system does not say.
 pub(super) fn open_files(proc: &Path) -> Option<Check> {
-    let text = fs::read_to_string(proc.join("self/limits")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    let soft = line.split_whitespace().next()?;
+    let soft = limit(proc, "Max open files")?;
     let Ok(files) = soft.parse::<u64>() else {
         return Some(Check::ok("files", format!("{soft} may be open")));
     };
@@ -121,11 +138,14 @@ mod tests {
         assert_eq!((free_memory(&folder), open_files(&folder)), (None, None));
         fs::write(folder.join("meminfo"), "MemTotal: 9 kB\nMemAvailable:    2048 kB\n").unwrap();
         assert_eq!(free_memory(&folder), Some(2 << 20));
-        let limits = |soft: &str| {
+        let write = |soft: &str| {
             let text = format!(
-                "Limit  Soft Limit  Hard Limit  Units\nMax open files            {soft}                 8192                 files\n"
+                "Limit  Soft Limit  Hard Limit  Units\nMax open files            {soft}                 8192                 files\nMax address space         {soft}            unlimited            bytes\n"
             );
             fs::write(folder.join("self/limits"), text).unwrap();
+        };
+        let limits = |soft: &str| {
+            write(soft);
             open_files(&folder).unwrap()
         };
         assert_eq!(
@@ -135,6 +155,9 @@ mod tests {
                 .value("limit", 1024)
         );
         assert_eq!(limits("unlimited"), Check::ok("files", "unlimited may be open"));
+        assert_eq!(address_space(&folder), None);
+        write("8192");
+        assert_eq!(address_space(&folder), Some(8192));
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(memory(None), memory(None));
         assert!(matches!(speeds(Some(1 << 30)), Some(Speeds::Not(_))));

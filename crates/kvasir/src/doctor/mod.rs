@@ -32,13 +32,17 @@ pub(crate) struct Patient<'a> {
 /// Looks at everything, one after the other.
 pub(crate) fn examine(patient: &Patient<'_>) -> Report {
     let memory = machine::free_memory(patient.proc);
-    let speeds = if patient.measure { machine::speeds(memory) } else { None };
+    let space = machine::address_space(patient.proc);
+    // What may not be mapped is not there.
+    let room = memory.map(|free| free.min(space.unwrap_or(free)));
+    let speeds = if patient.measure { machine::speeds(room) } else { None };
     let mut checks = vec![machine::processor(), machine::threads(), machine::memory(memory)];
+    checks.extend(space.map(machine::addresses));
     checks.extend(speeds.as_ref().map(machine::Speeds::check));
     checks.extend(machine::open_files(patient.proc));
     let bandwidth = speeds.as_ref().and_then(machine::Speeds::bandwidth);
     match &patient.model {
-        Ok(opened) => checks.extend(model::checks(opened, &patient.model_name, memory, bandwidth)),
+        Ok(opened) => checks.extend(model::checks(opened, &patient.model_name, room, bandwidth)),
         Err(why) => {
             checks.push(Check::fail("model", why.clone()).advise(
                 "give a whole GGUF file (fetch one that was cut short again), a directory in the Hugging Face layout or a name in the hub's cache",
