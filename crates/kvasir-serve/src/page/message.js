@@ -8,7 +8,8 @@ const button = (act, label, title) => `<button type="button" class="quiet" data-
 function under(node, tree, busy) {
   const [at, of] = tree.place(node.id);
   const turn = of > 1 ? `<span class="turn">${button("back", "‹", "the branch before")}<span>${at + 1} / ${of}</span>${button("on", "›", "the next branch")}</span>` : "";
-  if (busy) return `<div class="under">${turn}</div>`;
+  // What failed at once can only be tried again, which its error offers.
+  if (busy || (node.meta.error && !node.message.content)) return `<div class="under">${turn}</div>`;
   const own = node.message.role === "user" ? button("edit", "edit", "edit; the old branch stays") : button("again", "again", "answer again; this answer stays");
   const tokens = node.meta.tokens?.length ? button("tokens", node.meta.showTokens ? "text" : "tokens", "each token with its probability") : "";
   return `<div class="under">${turn}<span class="meta">${escape(measured(node.meta))}</span>${button("copy", "copy", "copy the text")}${own}${tokens}</div>`;
@@ -61,7 +62,7 @@ export function answerBody({ message, meta }, results) {
   const text = meta.showTokens && meta.tokens?.length ? tokens(meta.tokens) : `<div class="text">${markdown(message.content ?? "")}</div>`;
   const calls = (message.tool_calls ?? []).map((one) => call(one, results.get(one.id), meta.streaming)).join("");
   const waits = meta.streaming && !message.content && !message.reasoning && !calls ? `<div class="waits" aria-label="waiting"><i></i><i></i><i></i></div>` : "";
-  const wrong = meta.error ? `<div class="wrong" role="alert">${escape(meta.error)} <button type="button" class="quiet" data-act="again">try again</button></div>` : "";
+  const wrong = meta.error ? `<div class="wrong" role="alert">${escape(meta.error).replace(/`([^`]*)`/g, "<code>$1</code>")} <button type="button" class="quiet" data-act="again">try again</button></div>` : "";
   return thought(message, meta) + text + calls + waits + wrong;
 }
 
