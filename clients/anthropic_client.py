@@ -41,7 +41,7 @@ with client.messages.stream(messages=weather, tools=tools, **common, **greedy) a
 forced = client.messages.create(messages=ask, tools=tools, tool_choice={"type": "tool", "name": function["name"]}, **common, **greedy)
 check("forced tool", forced.stop_reason == "tool_use" and list(forced.content[-1].input) == ["city"])
 result = {"type": "tool_result", "tool_use_id": call.id, "content": '{"temperature": 21, "sky": "sunny"}'}
-turns = [*weather, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+turns = [*weather, {"role": "assistant", "content": [block.model_dump() for block in called.content]}, {"role": "user", "content": [result]}]
 used = client.messages.create(messages=turns, tools=tools, **common, **greedy)
 check("tool result", used.stop_reason == "end_turn" and used.content[0].text)
 

@@ -88,7 +88,7 @@ first = client.responses.create(model=MODEL, input=weather, tools=[flat], temper
 check("responses tool", first.output[0].type == "function_call" and json.loads(first.output[0].arguments) == {"city": "Paris"})
 output = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": result["content"]}
 second = client.responses.create(
-    model=MODEL, input=[*weather, first.output[0].model_dump(exclude_none=True), output], tools=[flat], temperature=0, max_output_tokens=80)
+    model=MODEL, input=[*weather, first.output[0].model_dump(), output], tools=[flat], temperature=0, max_output_tokens=80)
 check("responses result", second.output_text == used.choices[0].message.content)
 
 

@@ -1,8 +1,10 @@
 //! The engine behind the server: its thread, and the way to it and back.
 
+pub use crate::clients::Allowance;
 use crate::{
     ApiError,
     call::Call,
+    clients::{Client, Clients},
     kept::Kept,
     metrics::{Eyes, Metrics, Rejected},
     pulse::{Listener, Pulse},
@@ -12,7 +14,6 @@ use kvasir_engine::{Engine, Exit, Fault, Finish, Message, Outbox, Refusal, Reque
 use kvasir_exec::{Executor, TokenLogprobs};
 use kvasir_kv::Token;
 use std::{
-    collections::HashMap,
     future::poll_fn,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -55,106 +56,13 @@ impl Piece {
 
 /// Where the engine leaves what comes for a request, and whom it wakes.
 #[derive(Default)]
-struct Mailbox {
+pub(crate) struct Mailbox {
     piece: Piece,
     waker: Option<Waker>,
     /// Nothing more comes: the engine is gone.
     closed: bool,
     /// When something was left here last.
     left: Option<Instant>,
-}
-
-/// What may be under way and waited for at once; more is turned away with 429.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allowance {
-    /// Answers.
-    pub answers: usize,
-    /// Answers of one key.
-    pub answers_per_key: usize,
-    /// Tokens of prompts, and those that answers may yet have, together.
-    pub tokens: u64,
-}
-
-impl Default for Allowance {
-    fn default() -> Self {
-        Self { answers: 4096, answers_per_key: 4096, tokens: 1 << 26 }
-    }
-}
-
-impl Allowance {
-    /// Refuses what no waiting would make room for.
-    fn ever(&self, n: u64, tokens: u64) -> Result<(), ApiError> {
-        let answers = self.answers.min(self.answers_per_key) as u64;
-        if n > answers {
-            let why = format!("{n} answers are asked for; the server lets {answers} be under way at once");
-            return Err(ApiError::param("n", why));
-        }
-        if tokens > self.tokens {
-            let param = if n > 1 { "n" } else { "max_tokens" };
-            let why = format!(
-                "prompt and answers may come to {tokens} tokens; the server lets {} be under way at once",
-                self.tokens
-            );
-            return Err(ApiError::param(param, why));
-        }
-        Ok(())
-    }
-}
-
-/// Somebody who waits for an answer.
-struct Client {
-    mailbox: Arc<Mutex<Mailbox>>,
-    call: Arc<Call>,
-    key: u64,
-    tokens: u64,
-}
-
-/// Everybody who waits, and what they come to.
-#[derive(Default)]
-struct Clients {
-    by_tag: HashMap<u64, Client>,
-    by_key: HashMap<u64, usize>,
-    tokens: u64,
-}
-
-impl Clients {
-    fn insert(&mut self, tag: u64, client: Client) {
-        *self.by_key.entry(client.key).or_default() += 1;
-        self.tokens += client.tokens;
-        self.by_tag.insert(tag, client);
-    }
-
-    fn remove(&mut self, tag: u64) -> Option<Client> {
-        let client = self.by_tag.remove(&tag)?;
-        self.tokens -= client.tokens;
-        if let Some(open) = self.by_key.get_mut(&client.key) {
-            *open -= 1;
-            if *open == 0 {
-                self.by_key.remove(&client.key);
-            }
-        }
-        Some(client)
-    }
-
-    /// Whether `n` more of this key, with so many tokens in all, are within the allowance.
-    fn admit(&self, allowed: &Allowance, key: u64, n: usize, tokens: u64) -> Result<(), (Rejected, String)> {
-        if self.by_tag.len() + n > allowed.answers {
-            let why =
-                format!("{} answers are under way already; {} may be", self.by_tag.len(), allowed.answers);
-            return Err((Rejected::QueueFull, why));
-        }
-        let own = self.by_key.get(&key).copied().unwrap_or(0);
-        if own + n > allowed.answers_per_key {
-            let why = format!("{own} answers of this key are under way; {} may be", allowed.answers_per_key);
-            return Err((Rejected::KeyLimit, why));
-        }
-        if self.tokens.saturating_add(tokens) > allowed.tokens {
-            let why =
-                format!("requests under way may come to {} tokens; {} may be", self.tokens, allowed.tokens);
-            return Err((Rejected::TokensWaiting, why));
-        }
-        Ok(())
-    }
 }
 
 /// An engine on a thread of its own, and the way to it and back.
@@ -222,19 +130,25 @@ impl Host {
         Ok(host)
     }
 
-    /// Hands a request over `n` times; one stream for each answer. All of it is taken, or nothing.
-    pub fn submit(self: &Arc<Self>, mut request: Request, n: u32) -> Result<Vec<Answers>, ApiError> {
+    /// As many requests of at most so many tokens as may be under way at once.
+    pub(crate) fn at_once(&self, tokens: u64) -> usize {
+        let Allowance { answers, answers_per_key, tokens: all } = self.allowed;
+        answers.min(answers_per_key).min(usize::try_from(all / tokens.max(1)).unwrap_or(usize::MAX))
+    }
+
+    /// Hands requests of one key over, each `n` times; one stream for each answer, request by request. All of them are taken, or none.
+    pub fn submit(self: &Arc<Self>, requests: Vec<Request>, n: u32) -> Result<Vec<Answers>, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
             self.metrics.reject(Rejected::Draining);
             return Err(ApiError::unavailable("the server is leaving"));
         }
-        let first = self.next_tag.fetch_add(u64::from(n), Ordering::Relaxed);
-        request.tag = first;
-        let (call, key) = (Call::current(), request.params.key);
-        let tokens = request.prompt.len() as u64 + u64::from(request.params.max_tokens);
-        self.allowed.ever(u64::from(n), tokens * u64::from(n))?;
+        let room = |request: &Request| request.prompt.len() as u64 + u64::from(request.params.max_tokens);
+        let (prompts, n) = (requests.len() as u64, u64::from(n));
+        let tokens = requests.iter().map(room).sum::<u64>() * n;
+        self.allowed.ever(prompts, n, tokens)?;
+        let (call, key) = (Call::current(), requests.first().map_or(0, |request| request.params.key));
         let mut clients = locked(&self.clients);
-        if let Err((why, text)) = clients.admit(&self.allowed, key, n as usize, tokens * u64::from(n)) {
+        if let Err((why, text)) = clients.admit(&self.allowed, key, (prompts * n) as usize, tokens) {
             drop(clients);
             self.metrics.reject(why);
             return Err(ApiError::too_many(text));
@@ -242,15 +156,21 @@ impl Host {
         if clients.by_tag.is_empty() {
             self.pulse.beat();
         }
-        let streams = (first..first + u64::from(n)).map(|tag| {
-            let mailbox = Arc::<Mutex<Mailbox>>::default();
-            clients.insert(tag, Client { mailbox: mailbox.clone(), call: call.clone(), key, tokens });
-            Answers { tag, mailbox, host: self.clone(), ended: false }
-        });
-        let streams: Vec<_> = streams.collect();
+        let mut streams = Vec::with_capacity((prompts * n) as usize);
+        let mut messages = Vec::with_capacity(requests.len());
+        for mut request in requests {
+            request.tag = self.next_tag.fetch_add(n, Ordering::Relaxed);
+            let tokens = room(&request);
+            streams.extend((request.tag..request.tag + n).map(|tag| {
+                let mailbox = Arc::<Mutex<Mailbox>>::default();
+                clients.insert(tag, Client { mailbox: mailbox.clone(), call: call.clone(), key, tokens });
+                Answers { tag, mailbox, host: self.clone(), ended: false }
+            }));
+            messages.push(Message::Add { request: Box::new(request), n: n as u32 });
+        }
         drop(clients);
-        let sent = self.inbox.send(Message::Add { request: Box::new(request), n });
-        match sent.is_ok() && self.exit().is_none() {
+        let sent = messages.into_iter().all(|message| self.inbox.send(message).is_ok());
+        match sent && self.exit().is_none() {
             true => Ok(streams),
             false => Err(ApiError::unavailable("the engine has stopped")),
         }
@@ -461,36 +381,5 @@ pub fn failure(finish: Finish) -> Option<ApiError> {
         }
         Finish::Aborted => Some(ApiError::unavailable(message)),
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn client(key: u64, tokens: u64) -> Client {
-        Client { mailbox: Arc::default(), call: Arc::default(), key, tokens }
-    }
-
-    #[test]
-    fn what_is_allowed_is_counted_in_answers_keys_and_tokens_and_given_back() {
-        let allowed = Allowance { answers: 3, answers_per_key: 2, tokens: 100 };
-        let never = |n, tokens| allowed.ever(n, tokens).err().and_then(|error| error.param);
-        assert_eq!((never(2, 100), never(3, 1)), (None, Some("n".into())));
-        assert_eq!((never(1, 101), never(2, 101)), (Some("max_tokens".into()), Some("n".into())));
-        let mut clients = Clients::default();
-        let refused = |clients: &Clients, key, n, tokens| {
-            clients.admit(&allowed, key, n, tokens).err().map(|(why, _)| why)
-        };
-        clients.insert(1, client(7, 40));
-        clients.insert(2, client(7, 40));
-        assert_eq!(refused(&clients, 7, 1, 1), Some(Rejected::KeyLimit));
-        assert_eq!(refused(&clients, 8, 1, 20), None);
-        assert_eq!(refused(&clients, 8, 1, 21), Some(Rejected::TokensWaiting));
-        assert_eq!(refused(&clients, 8, 2, 1), Some(Rejected::QueueFull));
-        assert!(clients.remove(1).is_some() && clients.remove(1).is_none());
-        assert_eq!(refused(&clients, 7, 1, 60), None);
-        assert!(clients.remove(2).is_some());
-        assert_eq!((clients.tokens, clients.by_key.len(), clients.by_tag.len()), (0, 0, 0));
     }
 }

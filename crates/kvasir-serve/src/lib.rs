@@ -6,6 +6,7 @@
 pub mod answer;
 mod aside;
 mod call;
+mod clients;
 mod error;
 pub mod form;
 pub mod host;

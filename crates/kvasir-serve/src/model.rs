@@ -18,6 +18,8 @@ use std::{
 
 /// Put into a control token's spelling where a client wrote it, so that it stays text.
 const GUARD: char = '\u{fdd0}';
+/// Put behind the last message's text where the answer goes on with it.
+const END: char = '\u{fdd1}';
 
 /// What the engine says of a model.
 pub struct Facts {
@@ -174,8 +176,7 @@ impl Model {
             ToolChoice::Required => Some(calls(&all, request.parallel_tool_calls, "tools")),
             ToolChoice::Named(name) => {
                 let at = all.iter().position(|tool| tool.name == *name).unwrap_or_default();
-                let tools = all.get(at..at + 1).unwrap_or_default();
-                Some(calls(tools, false, &format!("tools[{at}].function.parameters")))
+                Some(calls(all.get(at..at + 1).unwrap_or_default(), false, "tool_choice"))
             }
             ToolChoice::Auto | ToolChoice::None => request.form.clone(),
         };
@@ -184,13 +185,23 @@ impl Model {
             Some(asked) => {
                 asked.check_lengths(&request.sampling)?;
                 let is_call = matches!(asked.shape, Shape::Calls(_));
-                self.constraint(&asked, &self.lead(prompt, is_call))?
+                let form = self.constraint(&asked, &self.lead(prompt, is_call));
+                form.map_err(|error| match is_call {
+                    true => all.iter().find_map(|tool| self.fault_of(tool)).unwrap_or(error),
+                    false => error,
+                })?
             }
         };
         match request.thinking {
             None => Ok(form),
             Some(thinking) => self.thinking(thinking, form, prompt),
         }
+    }
+
+    /// What is wrong with the schema of a tool, if anything is.
+    fn fault_of(&self, tool: &Tool) -> Option<ApiError> {
+        let shape = Shape::JsonSchema(tool.parameters.clone()?);
+        self.constraint(&AskedForm { shape, param: tool.schema.clone() }, &[]).err()
     }
 
     /// The same form, with reasoning that ends in time. A model that does not reason keeps to every budget.
@@ -270,8 +281,13 @@ impl Model {
             template.ok_or_else(|| ApiError::param("messages", "this model has no chat template"))?;
         let mut variables = self.variables.clone();
         variables.extend(request.template_kwargs.clone());
-        let messages = request.messages.iter().map(|message| self.guarded(&message.source)).collect();
-        variables.insert("messages".into(), messages);
+        let mut messages: Vec<Value> =
+            request.messages.iter().map(|message| self.guarded(&message.source)).collect();
+        if let Some(last) = messages.last_mut().filter(|_| request.continue_final_message) {
+            let said = last["content"].as_str().unwrap_or_default().trim_end();
+            last["content"] = format!("{said}{END}").into();
+        }
+        variables.insert("messages".into(), messages.into());
         let tools = match request.tools.is_empty() || request.tool_choice == ToolChoice::None {
             true => Value::Null,
             false => request.tools.iter().map(|tool| self.guarded(&tool.source)).collect(),
@@ -279,8 +295,8 @@ impl Model {
         variables.insert("tools".into(), tools);
         variables.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
         let mut text = self.render(template, &variables)?;
-        if request.continue_final_message {
-            text = continued(text, &self.guarded(&request.messages[request.messages.len() - 1].source));
+        if let Some(end) = text.rfind(END).filter(|_| request.continue_final_message) {
+            text.truncate(end);
         }
         let mut ids = Vec::new();
         for part in text.split(GUARD) {
@@ -308,7 +324,7 @@ impl Model {
     }
 
     fn guarded_text(&self, text: &str) -> String {
-        let text = text.replace(GUARD, "\u{fffd}");
+        let text = text.replace([GUARD, END], "\u{fffd}");
         self.specials.iter().fold(text, |text, special| {
             let mut chars = special.chars();
             match chars.next().filter(|_| text.contains(special)) {
@@ -316,15 +332,6 @@ impl Model {
                 None => text,
             }
         })
-    }
-}
-
-/// Cuts what the template put behind the last message's text, so that the answer goes on with it.
-fn continued(text: String, message: &Value) -> String {
-    let last = message["content"].as_str().unwrap_or_default().trim_end();
-    match text.rfind(last) {
-        Some(at) if !last.is_empty() => text[..at + last.len()].to_owned(),
-        _ => text,
     }
 }
 

@@ -163,6 +163,10 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
     })
 }
 
+/// What the expressions give up on: they look ahead from the end of a stretch back to its beginning.
+const TOO_LONG: &str =
+    "the text has a stretch of one kind, such as white space, that is too long to be cut into words";
+
 /// Cuts text with one expression after another; what an expression leaves between its matches is a piece too.
 pub(super) fn cut<'a>(cuts: &[Regex], text: &'a str) -> Result<Vec<&'a str>> {
     let mut pieces = vec![text];
@@ -171,7 +175,7 @@ pub(super) fn cut<'a>(cuts: &[Regex], text: &'a str) -> Result<Vec<&'a str>> {
         for piece in pieces {
             let mut at = 0;
             for found in regex.find_iter(piece) {
-                let found = found.map_err(|e| Error::at("cutting text", e))?;
+                let found = found.map_err(|_| Error::at("", TOO_LONG))?;
                 if found.start() > at {
                     next.push(&piece[at..found.start()]);
                 }

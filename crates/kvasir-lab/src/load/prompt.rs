@@ -24,8 +24,8 @@ impl Route {
     }
 }
 
-/// Ids in prompts are below this, as those of the offline benchmark are: any usual vocabulary has them.
-const IDS: Token = 10_000;
+/// Ids in prompts are below this, as those of the offline benchmark are: most vocabularies have them.
+pub(super) const IDS: Token = 10_000;
 
 /// What servers have answered so far, where a later prompt contains it.
 #[derive(Debug, Default)]
@@ -42,11 +42,11 @@ impl Said {
 }
 
 /// The fields of a body that hold the prompt. A word stands for a token: these are one in most vocabularies, the built-in
-/// model's among them.
-pub(super) fn fields(route: Route, prompt: &Prompt, said: &Said) -> Vec<(&'static str, Value)> {
+/// model's among them. Ids are below `ids`.
+pub(super) fn fields(route: Route, prompt: &Prompt, said: &Said, ids: Token) -> Vec<(&'static str, Value)> {
     match route {
         Route::Ids => {
-            let ids: Vec<Token> = prompt.clone().tokens().into_iter().map(|id| id % IDS).collect();
+            let ids: Vec<Token> = prompt.clone().tokens().into_iter().map(|id| id % ids).collect();
             vec![("prompt", json!(ids))]
         }
         Route::Completions => vec![("prompt", text(prompt, said).into())],
@@ -212,19 +212,20 @@ mod tests {
         let prompt = Prompt::Parts(vec![text(1, 3), text(2, 2), Part::Said(answer, 5), text(3, 1)]);
         let mut said = Said::default();
         said.keep(answer, "as the server put it".into());
-        let body = fields(Route::Chat, &prompt, &said);
+        let body = fields(Route::Chat, &prompt, &said, IDS);
         let roles: Vec<&str> =
             body[0].1.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "user"]);
         assert_eq!(body[0].1[2]["content"], "as the server put it");
         assert_eq!(body[0].1[0]["content"].as_str().unwrap().split(' ').count(), 3);
-        let plain = fields(Route::Completions, &prompt, &said);
+        let plain = fields(Route::Completions, &prompt, &said, IDS);
         assert!(plain[0].1.as_str().unwrap().contains("as the server put it"));
     }
 
     #[test]
-    fn ids_have_the_exact_length() {
+    fn ids_have_the_exact_length_and_are_the_models() {
         let prompt = Prompt::Tokens(vec![1, 20_001, 3]);
-        assert_eq!(fields(Route::Ids, &prompt, &Said::default())[0].1, json!([1, 1, 3]));
+        let ids = |below| fields(Route::Ids, &prompt, &Said::default(), below)[0].1.clone();
+        assert_eq!((ids(IDS), ids(3072)), (json!([1, 1, 3]), json!([1, 1569, 3])));
     }
 }

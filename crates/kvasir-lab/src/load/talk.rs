@@ -1,11 +1,12 @@
 use super::{
     Route, Target,
     events::{Event, take_events},
-    prompt::{Said, fields},
+    prompt::{IDS, Said, fields},
     report::Count,
     wire::{Body, Connection, Head},
 };
 use crate::workload::Job;
+use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
 use std::{cell::RefCell, io, time::Duration};
 use tokio::time::{Instant, timeout};
@@ -40,6 +41,8 @@ pub struct Talker {
     target: Target,
     model: String,
     context: Option<u32>,
+    /// Ids in prompts are below this.
+    ids: Token,
     timeout: Duration,
     idle: RefCell<Vec<Connection>>,
 }
@@ -48,14 +51,16 @@ impl Talker {
     /// Asks the server what it serves.
     pub(super) async fn meet(target: Target, timeout: Duration) -> io::Result<Self> {
         let model = target.model.clone().unwrap_or_default();
-        let mut talker = Self { target, model, context: None, timeout, idle: RefCell::default() };
+        let idle = RefCell::default();
+        let mut talker = Self { target, model, context: None, ids: IDS, timeout, idle };
         let (status, text) = talker.get("/v1/models").await?;
         let list: Value = serde_json::from_slice(&text).unwrap_or_default();
         let mut models = list["data"].as_array().into_iter().flatten();
         let named = talker.target.model.as_deref();
         let model = models.find(|model| named.is_none_or(|name| model["id"] == name));
-        let context = model.and_then(|model| model["max_model_len"].as_u64());
-        talker.context = context.and_then(|context| u32::try_from(context).ok());
+        let fact = |name: &str| u32::try_from(model?[name].as_u64()?).ok();
+        talker.context = fact("max_model_len");
+        talker.ids = fact("vocab_size").map_or(IDS, |size| size.clamp(1, IDS));
         if named.is_none() {
             let name = model.and_then(|model| model["id"].as_str());
             talker.model = name.map(str::to_owned).ok_or_else(|| {
@@ -82,7 +87,8 @@ impl Talker {
     pub(super) fn body(&self, job: &Job, said: &Said, ignore_eos: bool) -> Vec<u8> {
         let mut body = Map::new();
         body.insert("model".into(), self.model.as_str().into());
-        body.extend(fields(self.target.route, &job.prompt, said).into_iter().map(|(k, v)| (k.to_owned(), v)));
+        let prompt = fields(self.target.route, &job.prompt, said, self.ids);
+        body.extend(prompt.into_iter().map(|(k, v)| (k.to_owned(), v)));
         body.insert("max_tokens".into(), job.max_tokens.into());
         body.insert("temperature".into(), 0.into());
         body.insert("stream".into(), true.into());

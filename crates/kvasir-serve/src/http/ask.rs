@@ -28,7 +28,7 @@ pub(super) fn ask_noting(
     if let Some(note) = &mut note {
         note.follow(&mut engine_request);
     }
-    let answers = app.host.submit(engine_request, sampling.n)?;
+    let answers = app.host.submit(vec![engine_request], sampling.n)?;
     let speaker = |answers| {
         let speaker = Speaker::new(model.clone(), answers, reading.clone()).noting(note.take());
         match &scored {

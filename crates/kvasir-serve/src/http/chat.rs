@@ -30,8 +30,8 @@ impl Chat {
         let facts = &app.model.facts;
         let id = app.new_id();
         let ids = CallIds(format!("call_{id}"));
-        let (body, turn) = app.chat_in_session(key, body)?;
-        let request = ChatRequest::read(&body, &facts.sampling, facts.vocab)?;
+        let (body, earlier, turn) = app.chat_in_session(key, body)?;
+        let request = ChatRequest::read_after(earlier, &body, &facts.sampling, facts.vocab)?;
         let note = turn.map(|turn| Note::of_chat(turn, &body, ids.answer(0)));
         let reply = ask_noting(app, key, &request, "messages", note)?;
         Ok(Self {

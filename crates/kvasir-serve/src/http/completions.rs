@@ -12,6 +12,7 @@ use crate::{
     request::{CompletionRequest, Prompt, StreamOptions},
 };
 use futures_util::Stream;
+use kvasir_kv::Token;
 use kvasir_sample::Constrained;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -59,27 +60,28 @@ impl Completion {
             prompts.push(prompt);
         }
         let reading = Reading { stop: request.sampling.stop.clone(), ..Reading::default() };
-        let (mut speakers, mut echoes) = (Vec::new(), Vec::new());
         let scored = request.sampling.prompt_logprobs.is_some();
-        for (prompt, source) in prompts.into_iter().zip(&request.prompts) {
-            let ids = scored.then(|| prompt.prompt.clone());
-            let echo = match (request.echo, source) {
-                (false, _) => String::new(),
-                (true, Prompt::Text(text)) => text.clone(),
-                (true, Prompt::Ids(ids)) => model.decode(ids),
-            };
-            for answers in app.host.submit(prompt, request.sampling.n)? {
-                let speaker = Speaker::new(model.clone(), answers, reading.clone()).noting(note.take());
-                speakers.push(match &ids {
-                    Some(ids) => speaker.scoring(ids.clone()),
-                    None => speaker,
-                });
-                echoes.push(echo.clone());
-            }
+        let ids: Vec<Option<Vec<Token>>> =
+            prompts.iter().map(|prompt| scored.then(|| prompt.prompt.clone())).collect();
+        let echo = |prompt: &Prompt| match (request.echo, prompt) {
+            (false, _) => String::new(),
+            (true, Prompt::Text(text)) => text.clone(),
+            (true, Prompt::Ids(ids)) => model.decode(ids),
+        };
+        let echoed: Vec<String> = request.prompts.iter().map(echo).collect();
+        let n = request.sampling.n as usize;
+        let (mut speakers, mut echoes) = (Vec::new(), Vec::new());
+        for (index, answers) in app.host.submit(prompts, request.sampling.n)?.into_iter().enumerate() {
+            let speaker = Speaker::new(model.clone(), answers, reading.clone()).noting(note.take());
+            speakers.push(match &ids[index / n] {
+                Some(ids) => speaker.scoring(ids.clone()),
+                None => speaker,
+            });
+            echoes.push(echoed[index / n].clone());
         }
         let (id, created) = (format!("cmpl-{}", app.new_id()), app.seconds());
         let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name});
-        let reply = Reply::new(speakers, request.sampling.n as usize, prompt_tokens);
+        let reply = Reply::new(speakers, n, prompt_tokens);
         let scores_echo = request.echo && request.sampling.sampling.logprobs.is_some();
         Ok(Self { head, reply, echoes, scores_echo, stream: request.stream })
     }

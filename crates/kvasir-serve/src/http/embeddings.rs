@@ -9,7 +9,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Inputs of one request that the engine has at once.
+/// Inputs of one request that the engine has at once, at most.
 const AT_ONCE: usize = 64;
 
 /// `{"input", "encoding_format"?}` → a vector of length 1 for each input: the hidden state of its last token.
@@ -27,8 +27,11 @@ pub(super) async fn embeddings(
         return Err(ApiError::param("dimensions", why));
     }
     let prompts = engine_requests(&app, &asked, key)?;
+    // More than may ever be under way would be turned away however often it came.
+    let longest = prompts.iter().map(|prompt| prompt.prompt.len() as u64 + 1).max().unwrap_or(0);
+    let at_once = app.host.at_once(longest).clamp(1, AT_ONCE);
     let vectors: Vec<(Vec<f32>, u32)> =
-        stream::iter(prompts).map(|prompt| embed(&app, prompt)).buffered(AT_ONCE).try_collect().await?;
+        stream::iter(prompts).map(|prompt| embed(&app, prompt)).buffered(at_once).try_collect().await?;
     let tokens: u64 = vectors.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
     let data: Vec<Value> = vectors.into_iter().zip(0..).map(|((vector, _), index)| {
         json!({"object": "embedding", "index": index, "embedding": written(&vector, asked.encoding)})
@@ -63,7 +66,7 @@ fn engine_requests(
 /// The vector of one input, and the tokens that it had.
 async fn embed(app: &Arc<App>, request: kvasir_engine::Request) -> Result<(Vec<f32>, u32), ApiError> {
     let gone = || ApiError::unavailable("the engine has stopped");
-    let mut answer = app.host.submit(request, 1)?.pop().ok_or_else(gone)?;
+    let mut answer = app.host.submit(vec![request], 1)?.pop().ok_or_else(gone)?;
     let (mut piece, mut state) = (Piece::default(), Vec::new());
     let ended = loop {
         answer.next(&mut piece).await?;

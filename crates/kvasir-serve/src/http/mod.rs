@@ -40,7 +40,7 @@ use crate::{
 };
 use axum::{
     Json, Router,
-    body::Body,
+    body::{Body, BodyDataStream, Bytes},
     extract::{Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     middleware::{Next, from_fn_with_state},
@@ -128,6 +128,7 @@ impl App {
             .fallback(async || ApiError::not_found("path", "no such route"))
             .method_not_allowed_fallback(async || ApiError {
                 status: 405,
+                code: Some("method_not_allowed"),
                 ..ApiError::not_found("method", "this route takes another method")
             })
             .layer(from_fn_with_state(self.clone(), authorize))
@@ -249,35 +250,49 @@ async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next
 
 /// The JSON object that a request carries, and who sent it.
 async fn read_body(request: Request) -> Result<(u64, Map<String, Value>), ApiError> {
-    let key = request.extensions().get::<Caller>().map_or(0, |caller| caller.0);
-    json_type(request.headers())?;
-    let patience = request.extensions().get::<Patience>().map(|patience| patience.0);
-    let bytes = body_bytes(request.into_body(), patience.unwrap_or(Duration::MAX)).await?;
+    let (head, body) = request.into_parts();
+    let key = head.extensions.get::<Caller>().map_or(0, |caller| caller.0);
+    json_type(&head.headers)?;
+    let patience = head.extensions.get::<Patience>().map_or(Duration::MAX, |patience| patience.0);
+    let bytes = body_bytes(&head.headers, body, patience).await?;
     let parse = || parse_body(&bytes);
     Ok((key, if bytes.len() < LONG { parse() } else { aside(parse) }?))
 }
 
-/// The whole body. One that is too long is read to its end and dropped before it is refused: a client that is still writing when
-/// its connection closes never sees the answer.
-async fn body_bytes(body: Body, patience: Duration) -> Result<Vec<u8>, ApiError> {
+/// The whole body. One that is too long is refused as soon as that is known.
+async fn body_bytes(headers: &HeaderMap, body: Body, patience: Duration) -> Result<Vec<u8>, ApiError> {
+    let promised = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let mut pieces = body.into_data_stream();
     let mut bytes = Vec::new();
-    let mut dropped = 0;
-    while let Some(piece) = timeout(patience, pieces.next()).await.map_err(|_| ApiError::too_slow())? {
-        let piece = piece.map_err(|error| ApiError::body(format!("the body could not be read: {error}")))?;
-        if dropped == 0 && bytes.len() + piece.len() <= MAX_BODY {
+    if promised.unwrap_or(0) <= MAX_BODY {
+        loop {
+            let Some(piece) = next_piece(&mut pieces, patience).await? else { return Ok(bytes) };
+            if bytes.len() + piece.len() > MAX_BODY {
+                break;
+            }
             bytes.extend_from_slice(&piece);
-            continue;
-        }
-        bytes = Vec::new();
-        dropped += piece.len();
-        if dropped > MAX_DROPPED {
-            break;
         }
     }
-    match dropped {
-        0 => Ok(bytes),
-        _ => Err(ApiError::too_large(MAX_BODY)),
+    // Who asks before it sends gets the answer instead.
+    if !headers.contains_key(header::EXPECT) {
+        tokio::spawn(drop_rest(pieces, patience));
+    }
+    Err(ApiError::too_large(MAX_BODY))
+}
+
+async fn next_piece(pieces: &mut BodyDataStream, patience: Duration) -> Result<Option<Bytes>, ApiError> {
+    let piece = timeout(patience, pieces.next()).await.map_err(|_| ApiError::too_slow())?;
+    piece.transpose().map_err(|error| ApiError::body(format!("the body could not be read: {error}")))
+}
+
+/// Takes the rest of a refused body off the wire: a client that is still writing when its connection closes never sees the answer.
+async fn drop_rest(mut pieces: BodyDataStream, patience: Duration) {
+    let mut dropped = 0;
+    while let Ok(Some(piece)) = next_piece(&mut pieces, patience).await {
+        dropped += piece.len();
+        if dropped > MAX_DROPPED {
+            return;
+        }
     }
 }
 
@@ -321,7 +336,11 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 fn model_object(app: &App) -> Value {
-    json!({"id": app.model.name, "object": "model", "created": 0, "owned_by": "kvasir", "max_model_len": app.model.facts.max_len})
+    let facts = &app.model.facts;
+    json!({
+        "id": app.model.name, "object": "model", "created": 0, "owned_by": "kvasir",
+        "max_model_len": facts.max_len, "vocab_size": facts.vocab,
+    })
 }
 
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {

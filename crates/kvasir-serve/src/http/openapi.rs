@@ -77,7 +77,8 @@ fn kind(name: &str) -> Value {
         | "background"
         | "continue_final_message"
         | "echo"
-        | "add_special_tokens" => json!({"type": ["boolean", "null"]}),
+        | "add_special_tokens"
+        | "return_token_strs" => json!({"type": ["boolean", "null"]}),
         "logprobs" => json!({"type": ["boolean", "integer", "null"]}),
         "temperature" => number(0.0, 2.0),
         "top_p" | "min_p" => number(0.0, 1.0),

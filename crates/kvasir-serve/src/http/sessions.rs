@@ -62,7 +62,7 @@ async fn fill(
         let mut request = app.engine_request(param, tokens.clone(), &fields, key)?;
         request.params.max_tokens = 0;
         request.params.session = Some(turn.id());
-        for mut answer in app.host.submit(request, 1)? {
+        for mut answer in app.host.submit(vec![request], 1)? {
             let mut piece = Piece::default();
             let summary = loop {
                 answer.next(&mut piece).await?;
@@ -179,7 +179,7 @@ fn rendered(app: &App, messages: &[Value]) -> Result<Vec<Token>, ApiError> {
 /// What a session has said up to a place.
 fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said, Vec<Token>), ApiError> {
     let beyond = |what: &str, n: u32, all: usize| {
-        ApiError::param(param, format!("`{param}` is {n}; the session has {all} {what}"))
+        ApiError::param(param, format!("`{param}` counts {n} {what}; of those the session has {all}"))
     };
     let length = session.tokens.len();
     match (place, &session.said) {
@@ -229,14 +229,14 @@ impl App {
         }
     }
 
-    /// A chat's body with the messages of its session in front of its own, and the turn that it takes there.
+    /// A chat's body with the messages of its session in front of its own, how many those are, and the turn that it takes there.
     pub(super) fn chat_in_session<'a>(
         &self,
         key: u64,
         body: &'a Map<String, Value>,
-    ) -> Result<(Body<'a>, Option<Turn>), ApiError> {
+    ) -> Result<(Body<'a>, usize, Option<Turn>), ApiError> {
         let reader = Reader::new(body);
-        let Some(name) = reader.text("session")? else { return Ok((Cow::Borrowed(body), None)) };
+        let Some(name) = reader.text("session")? else { return Ok((Cow::Borrowed(body), 0, None)) };
         alone(&reader)?;
         if reader.flag("continue_final_message", false)? {
             return Err(reader.error("continue_final_message", "cannot be combined with `session`"));
@@ -249,7 +249,7 @@ impl App {
         })?;
         let mut body = body.clone();
         body.insert("messages".into(), earlier.iter().chain(own).cloned().collect());
-        Ok((Cow::Owned(body), Some(turn)))
+        Ok((Cow::Owned(body), earlier.len(), Some(turn)))
     }
 
     /// The tokens of the session that a completion goes on with, and the turn that it takes there.

@@ -1,24 +1,58 @@
 use super::{App, read_body};
 use crate::{
     ApiError,
-    request::{DETOKENIZE, Reader, TOKENIZE, classify},
+    request::{ChatRequest, DETOKENIZE, Reader, TOKENIZE, classify},
 };
 use axum::{Json, extract::Request, extract::State};
-use serde_json::{Value, json};
+use kvasir_kv::Token;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Most ids in one `/detokenize`.
 const MAX_IDS: usize = 1 << 20;
 
-/// `{"prompt": text, "add_special_tokens"?: bool}` → `{"tokens", "count", "max_model_len"}`.
+/// `{"prompt": text, "add_special_tokens"?: bool}`, or `{"messages": [..], "tools"?: [..], ..}` as a chat has them → `{"tokens", "count",
+/// "max_model_len"}`, and `"token_strs"` with `"return_token_strs": true`.
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (_, body) = read_body(request).await?;
-    classify(TOKENIZE, &body)?;
-    let body = Reader::new(&body);
+    let (_, map) = read_body(request).await?;
+    classify(TOKENIZE, &map)?;
+    let body = Reader::new(&map);
     app.known_model(body.text("model")?)?;
+    let spelt = body.flag("return_token_strs", false)?;
+    let tokens = match body.get("messages") {
+        Some(_) => chat(&app, &body, &map)?,
+        None => text(&app, &body)?,
+    };
+    let mut answer = json!({"count": tokens.len(), "max_model_len": app.model.facts.max_len});
+    if spelt {
+        answer["token_strs"] = tokens.iter().map(|id| app.model.spelling(*id)).collect();
+    }
+    answer["tokens"] = tokens.into();
+    Ok(Json(answer))
+}
+
+/// What only a chat has; a text cannot use it.
+const OF_CHATS: &[&str] =
+    &["tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"];
+/// And the other way round.
+const OF_TEXTS: &[&str] = &["prompt", "add_special_tokens"];
+
+fn text(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
+    if let Some(field) = OF_CHATS.iter().find(|field| body.get(field).is_some()) {
+        return Err(body.error(field, "needs `messages`"));
+    }
     let text = body.text("prompt")?.ok_or_else(|| body.error("prompt", "is missing"))?;
-    let tokens = app.model.encode(text, body.flag("add_special_tokens", true)?)?;
-    Ok(Json(json!({"count": tokens.len(), "max_model_len": app.model.facts.max_len, "tokens": tokens})))
+    app.model.encode(text, body.flag("add_special_tokens", true)?)
+}
+
+fn chat(app: &App, body: &Reader, map: &Map<String, Value>) -> Result<Vec<Token>, ApiError> {
+    if let Some(field) = OF_TEXTS.iter().find(|field| body.get(field).is_some()) {
+        return Err(body.error(field, "does not go with `messages`"));
+    }
+    let own = map.iter().filter(|(name, _)| *name == "messages" || OF_CHATS.contains(&name.as_str()));
+    let chat = own.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let facts = &app.model.facts;
+    app.model.chat_prompt(&ChatRequest::read(&chat, &facts.sampling, facts.vocab)?)
 }
 
 /// `{"tokens": [id]}` → `{"prompt": text}`.

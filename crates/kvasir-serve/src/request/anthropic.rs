@@ -42,7 +42,8 @@ impl MessagesRequest {
         let (tool_choice, parallel_tool_calls) = tool_choice(body, &tools)?;
         let mut messages: Vec<Message> = system(body)?.into_iter().collect();
         let goes_on = conversation(body, &mut messages)?;
-        let (template_kwargs, thinking) = thinking(body)?;
+        let (mut template_kwargs, thinking) = thinking(body)?;
+        let form = output_config(body, &mut template_kwargs)?;
         Ok(Self {
             chat: ChatRequest {
                 model: Some(body.text("model")?.ok_or_else(|| body.error("model", "is missing"))?.to_owned()),
@@ -51,7 +52,7 @@ impl MessagesRequest {
                 tools,
                 tool_choice,
                 parallel_tool_calls,
-                form: format(body)?,
+                form,
                 stream: body.flag("stream", false)?.then(StreamOptions::default),
                 thinking,
                 template_kwargs,
@@ -89,6 +90,7 @@ fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiEr
         let own: &[&str] = match block.text("type")? {
             Some("text") => &["text"],
             Some("thinking") => &["thinking", "signature"],
+            Some("redacted_thinking") => &["data"],
             Some("tool_use") => &["id", "name", "input", "caller"],
             Some("tool_result") => &["tool_use_id", "content", "is_error"],
             kind => return Err(no_text(&block, kind)),
@@ -123,7 +125,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
         reader.need("content")?;
         match reader.text("role")? {
             Some("user") => user(&reader, &calls, messages)?,
-            Some("assistant") => messages.extend(assistant(&reader, &mut calls)?),
+            Some("assistant") => messages.push(assistant(&reader, &mut calls)?),
             _ => return Err(reader.error("role", "must be user or assistant")),
         }
     }
@@ -136,8 +138,12 @@ fn user(reader: &Reader, calls: &[String], messages: &mut Vec<Message>) -> Resul
         messages.push(Message::said(Role::User, text.to_owned()));
         return Ok(());
     }
+    let blocks = blocks(reader, "content")?;
+    if blocks.is_empty() {
+        return Err(reader.error("content", "must not be empty"));
+    }
     let mut said: Option<String> = None;
-    for block in blocks(reader, "content")? {
+    for block in blocks {
         match block.text("type")? {
             Some("tool_result") => {
                 let id = needed(&block, "tool_use_id")?;
@@ -157,16 +163,18 @@ fn user(reader: &Reader, calls: &[String], messages: &mut Vec<Message>) -> Resul
     Ok(())
 }
 
-fn assistant(reader: &Reader, calls: &mut Vec<String>) -> Result<Option<Message>, ApiError> {
-    let mut turn = AssistantTurn::default();
+/// What the assistant said; an answer of no token comes back as a message of no block.
+fn assistant(reader: &Reader, calls: &mut Vec<String>) -> Result<Message, ApiError> {
     if let Some(text) = reader.get("content").and_then(Value::as_str) {
-        turn.say(text);
-        return Ok(turn.take());
+        return Ok(Message::said(Role::Assistant, text.to_owned()));
     }
+    let mut turn = AssistantTurn::default();
     for block in blocks(reader, "content")? {
         match block.text("type")? {
             Some("text") => turn.say(needed(&block, "text")?),
             Some("thinking") => turn.think(needed(&block, "thinking")?),
+            // Only its maker can read it.
+            Some("redacted_thinking") => {}
             Some("tool_use") => {
                 let (id, name) = (needed(&block, "id")?, needed(&block, "name")?);
                 let input = block.need("input")?.as_object();
@@ -177,7 +185,7 @@ fn assistant(reader: &Reader, calls: &mut Vec<String>) -> Result<Option<Message>
             _ => return Err(block.error("type", "must not stand in a message of the assistant")),
         }
     }
-    Ok(turn.take())
+    Ok(turn.take().unwrap_or_else(|| Message::said(Role::Assistant, String::new())))
 }
 
 fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
@@ -185,7 +193,9 @@ fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
         if !matches!(tool.text("type")?, None | Some("custom")) {
             return Err(tool.error("type", "must be `custom`; the engine has no tools of its own"));
         }
-        tool.only(&["type", "name", "description", "input_schema", "cache_control", "strict"])?;
+        // Arguments are always streamed as they are made.
+        let own = ["type", "name", "description", "input_schema", "cache_control", "strict"];
+        tool.only(&[&own[..], &["eager_input_streaming"]].concat())?;
         tool.need("input_schema")?;
         Tool::of(tool, "input_schema")
     })
@@ -230,12 +240,16 @@ fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>
     Ok((Map::from_iter([("enable_thinking".to_owned(), enabled.into())]), budget))
 }
 
-/// `output_config`: the form of the answer, and an effort that only models trained for it would heed.
-fn format(body: &Reader) -> Result<Option<AskedForm>, ApiError> {
+/// `output_config`: the form of the answer, and how hard to try, as the templates of models that know of it take it.
+fn output_config(body: &Reader, kwargs: &mut Map<String, Value>) -> Result<Option<AskedForm>, ApiError> {
     let Some(config) = body.object("output_config")? else { return Ok(None) };
     config.only(&["format", "effort"])?;
-    if config.get("effort").is_some() {
-        return Err(ApiError::unsupported(config.name("effort"), "no model here takes one"));
+    match config.text("effort")? {
+        None => {}
+        Some(effort @ ("low" | "medium" | "high" | "xhigh" | "max")) => {
+            kwargs.insert("reasoning_effort".into(), effort.into());
+        }
+        Some(_) => return Err(config.error("effort", "must be low, medium, high, xhigh or max")),
     }
     let Some(format) = config.object("format")? else { return Ok(None) };
     format.only(&["type", "schema"])?;

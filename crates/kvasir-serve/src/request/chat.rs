@@ -92,6 +92,16 @@ pub struct ChatRequest {
 impl ChatRequest {
     /// Reads and checks a body.
     pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        Self::read_after(0, map, defaults, vocab)
+    }
+
+    /// The same of a body whose first messages are a session's: errors count those behind them, as the client does.
+    pub fn read_after(
+        earlier: usize,
+        map: &Map<String, Value>,
+        defaults: &Sampling,
+        vocab: u32,
+    ) -> Result<Self, ApiError> {
         classify(CHAT, map)?;
         let body = Reader::new(map);
         // Which session that is, whoever keeps them finds out; that it is a name at all is seen here.
@@ -108,7 +118,7 @@ impl ChatRequest {
         }
         let mut template_kwargs = template_kwargs(&body)?;
         effort(&body, "reasoning_effort", &mut template_kwargs)?;
-        let messages = messages(&body)?;
+        let messages = messages(&body, earlier)?;
         let last = messages.last().map(|message| message.role);
         if continue_final_message && last != Some(Role::Assistant) {
             return Err(body.error("continue_final_message", "needs a last message of the assistant"));
@@ -173,8 +183,8 @@ pub(super) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>
     let thinks = match body.text(field)? {
         None => return Ok(()),
         Some("none" | "minimal") => false,
-        Some("low" | "medium" | "high" | "xhigh") => true,
-        Some(_) => return Err(body.error(field, "must be none, minimal, low, medium, high or xhigh")),
+        Some("low" | "medium" | "high" | "xhigh" | "max") => true,
+        Some(_) => return Err(body.error(field, "must be none, minimal, low, medium, high, xhigh or max")),
     };
     kwargs.entry("reasoning_effort").or_insert(body.need(field)?.clone());
     kwargs.entry("enable_thinking").or_insert(thinks.into());
@@ -207,7 +217,7 @@ pub(super) fn template_kwargs(body: &Reader) -> Result<Map<String, Value>, ApiEr
     }
 }
 
-fn messages(body: &Reader) -> Result<Vec<Message>, ApiError> {
+fn messages(body: &Reader, earlier: usize) -> Result<Vec<Message>, ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.ok_or_else(|| body.error("messages", "is missing"))?;
     if items.is_empty() {
         return Err(body.error("messages", "must not be empty"));
@@ -215,7 +225,10 @@ fn messages(body: &Reader) -> Result<Vec<Message>, ApiError> {
     let mut open_calls: Vec<String> = Vec::new();
     let mut messages = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {
-        let path = format!("messages[{i}]");
+        let path = match i.checked_sub(earlier) {
+            Some(own) => format!("messages[{own}]"),
+            None => format!("session.messages[{i}]"),
+        };
         let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
         messages.push(message(&Reader::at(map, path), map, &mut open_calls)?);
     }

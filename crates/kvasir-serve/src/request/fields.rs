@@ -40,6 +40,7 @@ const FOUND: &str = "prefixes are found by content; no key is needed to find the
 const AS_SENT: &str = "the conversation is used as it was sent";
 const NOT_KEPT: &str = "responses are not kept; send all items in `input`";
 const MAX_TOKENS: &str = "it is `max_tokens` here";
+const NO_JUDGE: &str = "no model here judges what is said";
 const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and run them";
 
 /// Fields of `/v1/chat/completions`.
@@ -90,6 +91,8 @@ pub const CHAT: &[Field] = &[
     skip("user", LABEL),
     skip("safety_identifier", LABEL),
     skip("prompt_cache_key", FOUND),
+    skip("prompt_cache_options", FOUND),
+    skip("prompt_cache_retention", FOUND),
     skip("metadata", LABEL),
     skip("store", "nothing is stored, which is what the default asks for"),
     skip("service_tier", ONE_TIER),
@@ -97,6 +100,7 @@ pub const CHAT: &[Field] = &[
     no("modalities", MEDIA),
     no("audio", MEDIA),
     no("prediction", "no model here takes a predicted answer"),
+    no("moderation", NO_JUDGE),
     no("web_search_options", "the engine reaches no network"),
     no("functions", "replaced by `tools`"),
     no("function_call", "replaced by `tool_choice`"),
@@ -179,6 +183,7 @@ pub const RESPONSES: &[Field] = &[
     skip("user", LABEL),
     skip("safety_identifier", LABEL),
     skip("prompt_cache_key", FOUND),
+    skip("prompt_cache_options", FOUND),
     skip("prompt_cache_retention", FOUND),
     skip("service_tier", ONE_TIER),
     skip("max_tool_calls", "bounds calls of the provider's own tools, of which there are none"),
@@ -186,6 +191,7 @@ pub const RESPONSES: &[Field] = &[
     no("conversation", NOT_KEPT),
     no("prompt", "no prompts are kept here; send `instructions` and `input`"),
     no("context_management", AS_SENT),
+    no("moderation", NO_JUDGE),
 ];
 
 /// Fields of `/v1/messages`.
@@ -205,6 +211,10 @@ pub const MESSAGES: &[Field] = &[
     yes("output_config"),
     skip("metadata", LABEL),
     skip("service_tier", ONE_TIER),
+    skip("speed", ONE_TIER),
+    skip("cache_control", FOUND),
+    no("diagnostics", "messages are not kept, so none can be compared with an earlier one"),
+    no("inference_geo", "the server runs where it runs"),
     no("container", NO_TOOLS),
     no("mcp_servers", NO_TOOLS),
     no("context_management", AS_SENT),
@@ -219,6 +229,8 @@ pub const COUNT_TOKENS: &[Field] = &[
     yes("tool_choice"),
     yes("thinking"),
     yes("output_config"),
+    skip("speed", ONE_TIER),
+    skip("cache_control", FOUND),
     no("mcp_servers", NO_TOOLS),
     no("context_management", AS_SENT),
 ];
@@ -244,7 +256,17 @@ pub const FORK: &[Field] = &[yes("n"), yes("at")];
 pub const REWIND: &[Field] = &[yes("to")];
 
 /// Fields of `/tokenize`.
-pub const TOKENIZE: &[Field] = &[yes("model"), yes("prompt"), yes("add_special_tokens")];
+pub const TOKENIZE: &[Field] = &[
+    yes("model"),
+    yes("prompt"),
+    yes("add_special_tokens"),
+    yes("messages"),
+    yes("tools"),
+    yes("add_generation_prompt"),
+    yes("continue_final_message"),
+    yes("chat_template_kwargs"),
+    yes("return_token_strs"),
+];
 
 /// Fields of `/detokenize`.
 pub const DETOKENIZE: &[Field] = &[yes("model"), yes("tokens")];

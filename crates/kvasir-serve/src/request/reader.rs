@@ -43,10 +43,11 @@ impl<'a> Reader<'a> {
         self.get(field).ok_or_else(|| self.error(field, "is missing"))
     }
 
-    /// Refuses fields that are not in the list.
+    /// Refuses fields that are not in the list. Those that are null ask for nothing: clients send answers back with all fields that they know.
     pub fn only(&self, fields: &[&str]) -> Result<(), ApiError> {
-        match self.map.keys().find(|key| !fields.contains(&key.as_str())) {
-            Some(key) => Err(ApiError::unknown_field(self.name(key))),
+        let mut set = self.map.iter().filter(|(_, value)| !value.is_null());
+        match set.find(|(key, _)| !fields.contains(&key.as_str())) {
+            Some((key, _)) => Err(ApiError::unknown_field(self.name(key))),
             None => Ok(()),
         }
     }

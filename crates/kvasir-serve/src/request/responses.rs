@@ -4,7 +4,7 @@ use super::{
 };
 use crate::{ApiError, form::Shape};
 use kvasir_sample::Sampling;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Most items of `input`, and most parts in one.
 const MAX_ITEMS: usize = 4096;
@@ -115,6 +115,9 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
         messages.push(Message::said(Role::User, text.to_owned()));
         return Ok(());
     }
+    if !body.need("input")?.is_array() {
+        return Err(body.error("input", "must be a text or a list of items"));
+    }
     let items = body.list("input", MAX_ITEMS)?.unwrap_or(&[]);
     if items.is_empty() {
         return Err(body.error("input", "must not be empty"));
@@ -163,7 +166,10 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
         }
     }
     messages.extend(turn.take());
-    Ok(())
+    match messages.is_empty() {
+        true => Err(body.error("input", "says nothing: there is no message in it")),
+        false => Ok(()),
+    }
 }
 
 fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>) -> Result<(), ApiError> {
@@ -176,6 +182,9 @@ fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>)
     };
     let text = text_of(item, "content", &["input_text", "output_text", "text"])?;
     let text = text.ok_or_else(|| item.error("content", "is missing"))?;
+    if role != Role::Assistant && item.get("content").is_some_and(|content| *content == json!([])) {
+        return Err(item.error("content", "must not be empty"));
+    }
     match role {
         Role::Assistant => turn.say(&text),
         role => {
@@ -214,11 +223,11 @@ fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
     match body.get("tool_choice") {
         Some(Value::Object(map)) => {
             let choice = Reader::at(map, "tool_choice");
-            choice.only(&["type", "name"])?;
             match choice.text("type")? {
-                Some("function") => ToolChoice::named(&choice, tools),
-                _ => Err(choice.error("type", "must be function")),
+                Some("function") => choice.only(&["type", "name"])?,
+                _ => return Err(choice.error("type", "must be function")),
             }
+            ToolChoice::named(&choice, tools)
         }
         _ => ToolChoice::read(body, tools),
     }

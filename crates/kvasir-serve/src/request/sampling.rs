@@ -200,7 +200,8 @@ fn bias(body: &Reader, vocab: u32) -> Result<Vec<(u32, f32)>, ApiError> {
         );
     }
     let entry = |(key, value): (&String, &serde_json::Value)| {
-        let id = key.parse().ok().filter(|id| *id < vocab);
+        // One way to write an id, so that none can stand there twice.
+        let id = key.parse().ok().filter(|id: &u32| *id < vocab && id.to_string() == *key);
         let id = id.ok_or_else(|| {
             body.error(
                 "logit_bias",

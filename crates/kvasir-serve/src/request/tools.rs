@@ -14,6 +14,8 @@ pub struct Tool {
     pub name: String,
     /// JSON schema of its arguments.
     pub parameters: Option<Value>,
+    /// Where the request has that schema, as errors name it.
+    pub schema: String,
     /// The object as it was sent, for the template.
     pub source: Value,
 }
@@ -82,7 +84,7 @@ impl Tool {
                 source["function"][key] = value;
             }
         }
-        Ok(Self { name: name.to_owned(), parameters, source })
+        Ok(Self { name: name.to_owned(), parameters, schema: function.name(schema), source })
     }
 }
 

@@ -163,6 +163,13 @@ fn what_makes_no_sense_is_refused_and_the_session_stays_as_it_was() {
         ),
         ("/v1/chat/completions".into(), json!({"session": text, "messages": [user("x")]}), 400, "session"),
         ("/v1/chat/completions".into(), json!({"session": empty}), 400, "messages"),
+        // Counted as the client does, who did not send what the session holds.
+        (
+            "/v1/chat/completions".into(),
+            json!({"session": chat, "messages": [user("x"), {"role": "king"}]}),
+            400,
+            "messages[1].role",
+        ),
         ("/v1/chat/completions".into(), json!({"session": chat, "n": 2}), 400, "n"),
     ];
     for (path, body, status, param) in cases {

@@ -224,6 +224,7 @@ fn calls_are_read_back(house: &House) {
     let tool = |name: &str, parameters: Value| Tool {
         name: name.into(),
         parameters: Some(parameters),
+        schema: String::new(),
         source: Value::Null,
     };
     let tools = [

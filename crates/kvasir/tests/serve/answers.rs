@@ -163,6 +163,57 @@ fn control_tokens_in_a_message_stay_text() {
     );
 }
 
+/// Also one whose text stands in what the template puts behind it, and one that has not begun.
+#[test]
+fn an_answer_goes_on_with_the_last_message() {
+    let server = Server::start("continued", &[]);
+    for begun in ["The", "end", "|", ""] {
+        let messages = json!([{"role": "user", "content": "hello"}, {"role": "assistant", "content": begun}]);
+        let (status, ids) =
+            server.post("/tokenize", &json!({"messages": messages, "continue_final_message": true}));
+        assert_eq!(status, 200, "{ids}");
+        let (_, text) = server.post("/detokenize", &json!({"tokens": ids["tokens"]}));
+        let text = text["prompt"].as_str().unwrap();
+        assert!(text.ends_with(&format!("<|im_start|>assistant\n{begun}")), "{begun}: {text}");
+        // The same prompt as a chat's.
+        let asked = json!({"messages": messages, "continue_final_message": true, "max_tokens": 1});
+        let (_, answer) = server.post("/v1/chat/completions", &chat(asked));
+        assert_eq!(answer["usage"]["prompt_tokens"], ids["count"], "{answer}");
+    }
+}
+
+#[test]
+fn a_text_and_a_chat_are_tokenized() {
+    let server = Server::start("tokenized", &[]);
+    let ask = |body: Value| server.post("/tokenize", &body);
+    let (_, text) = ask(json!({"prompt": "hello there", "return_token_strs": true}));
+    let spelt: String = text["token_strs"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert_eq!(
+        (text["count"].as_u64(), spelt.as_str()),
+        (Some(text["tokens"].as_array().unwrap().len() as u64), "hello\u{120}there")
+    );
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let count = |extra: Value| {
+        let mut body = json!({"messages": messages});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        ask(body).1["count"].as_u64().unwrap()
+    };
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    assert!(count(json!({})) > count(json!({"add_generation_prompt": false})));
+    assert!(count(json!({"tools": [tool]})) > count(json!({})));
+    for (body, param) in [
+        (json!({}), "prompt"),
+        (json!({"prompt": "x", "tools": []}), "tools"),
+        (json!({"messages": messages, "prompt": "x"}), "prompt"),
+        (json!({"messages": messages, "add_special_tokens": true}), "add_special_tokens"),
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": messages, "temperature": 0}), "temperature"),
+    ] {
+        let (status, answer) = ask(body.clone());
+        assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{body}: {answer}");
+    }
+}
+
 #[test]
 fn answers_under_way_end_after_sigterm() {
     let mut server = Server::start("drain", &["--grace", "600"]);
@@ -242,7 +293,10 @@ fn an_answer_has_the_form_that_was_asked_for() {
     assert_eq!(refused(json!({"guided_regex": "a", "ignore_eos": true})), named("ignore_eos"));
     assert_eq!(refused(json!({"guided_regex": "a", "min_tokens": 3})), named("min_tokens"));
     let broken = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}});
-    assert_eq!(refused(json!({"tools": [broken], "tool_choice": "required"})), named("tools"));
+    assert_eq!(
+        refused(json!({"tools": [broken], "tool_choice": "required"})),
+        named("tools[0].function.parameters")
+    );
 }
 
 #[test]

@@ -65,6 +65,10 @@ fn bodies_that_are_no_requests() {
         stream.write_all(&[head(CHAT, "", body.len()).as_bytes(), &body].concat()).unwrap();
         assert_eq!(Answer::read(stream).status, 400, "(8) {wrong:x?}");
     }
+    // (2) A promise of too much is refused as it stands, with nothing to wait for.
+    let mut stream = server.connect();
+    stream.write_all(head(CHAT, "", (32 << 20) + 1).as_bytes()).unwrap();
+    assert_eq!(Answer::read(stream).status, 413);
     let plain = chat(json!({})).to_string();
     for kind in ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded"] {
         let (status, _) = server.send("POST", CHAT, &format!("Content-Type: {kind}\r\n"), &plain);
@@ -166,6 +170,8 @@ fn parameters_out_of_bounds() {
         (21, json!({"repetition_penalty": 0}), "repetition_penalty"),
         (22, json!({"logit_bias": many_bias}), "logit_bias"),
         (22, json!({"logit_bias": {"-1": 1}}), "logit_bias"),
+        (22, json!({"logit_bias": {"+1": 1}}), "logit_bias"),
+        (22, json!({"logit_bias": {"01": 1}}), "logit_bias"),
         (22, json!({"logit_bias": {"512": 1}}), "logit_bias"),
         (22, json!({"logit_bias": {"4294967295": 1}}), "logit_bias"),
         (22, json!({"logit_bias": {"1": 1e300}}), "logit_bias"),
@@ -248,6 +254,12 @@ fn parameters_out_of_bounds() {
         let body = json!({"prompt": prompt, "max_tokens": 1}).to_string();
         assert_eq!(refusal(&server, COMPLETIONS, &body), (400, param.into()), "(25) (29) {name}");
     }
+    // Together they are more than may ever be under way, so that coming again would not help.
+    for extra in [json!({"max_tokens": 20}), json!({"max_tokens": 1, "n": 2})] {
+        let mut body = json!({"prompt": vec!["x"; 1024]});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        assert_eq!(refusal(&server, COMPLETIONS, &body.to_string()), (400, "prompt".into()), "{extra}");
+    }
     // (32) Names of sessions and of models are looked up and never used as a path.
     for name in ["../../etc/passwd", "%2e%2e%2f", &"s".repeat(1 << 20)] {
         let (status, param) = refusal(&server, CHAT, &chat(json!({"session": name})).to_string());
@@ -302,6 +314,18 @@ fn forms_that_cannot_be_kept_to() {
         let body = chat(extra).to_string();
         assert_eq!(refusal(&server, CHAT, &body), (400, param.into()), "({number}) {name}");
     }
+    // (43) A tool whose arguments have such a schema is named as its endpoint writes it.
+    let wrong = json!({"type": "object", "properties": {"x": {"type": "nothing"}}});
+    let tool = |name: &str, schema: Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let tools = json!([tool("a", json!({"type": "object"})), tool("b", wrong.clone())]);
+    let named = json!({"type": "function", "function": {"name": "b"}});
+    for choice in [json!("required"), named] {
+        let body = chat(json!({"tools": tools, "tool_choice": choice})).to_string();
+        assert_eq!(refusal(&server, CHAT, &body), (400, "tools[1].function.parameters".into()));
+    }
+    let body = chat(json!({"tools": [{"name": "b", "input_schema": wrong}], "tool_choice": {"type": "any"}}));
+    let answer = server.exchange("POST", "/v1/messages", JSON, &body.to_string());
+    assert_eq!((answer.status, answer.param().as_str()), (400, "tools[0].input_schema"), "{}", answer.body);
     // (41) (42) (44) What only looks dangerous is kept to.
     let told = |text: &str| schema(json!({"type": "boolean", "description": text}));
     for extra in [

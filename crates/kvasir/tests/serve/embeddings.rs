@@ -102,6 +102,15 @@ fn unpacked(digits: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn more_inputs_than_may_be_under_way_take_turns() {
+    for limit in [["--max-requests", "3"], ["--max-request-tokens", "64"]] {
+        let server = Server::start("embed-turns", &limit);
+        let (status, answer) = server.post(EMBEDDINGS, &json!({"input": vec!["one two three"; 50]}));
+        assert_eq!((status, answer["data"].as_array().map(Vec::len)), (200, Some(50)), "{limit:?}: {answer}");
+    }
+}
+
+#[test]
 fn what_cannot_be_embedded_is_refused_by_name() {
     let server = Server::start("embed-bad", &["--max-model-len", "64"]);
     let refused = |body: Value| {

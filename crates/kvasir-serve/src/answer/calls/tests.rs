@@ -5,6 +5,7 @@ fn tools() -> Arc<[Tool]> {
     let tool = |name: &str, properties: Value| Tool {
         name: name.into(),
         parameters: Some(json!({"type": "object", "properties": properties})),
+        schema: String::new(),
         source: Value::Null,
     };
     [

@@ -26,11 +26,13 @@ fn blocks_become_the_messages_that_templates_know() {
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
                                      {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": [
+            {"type": "redacted_thinking", "data": "only its maker can read it"},
             {"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "so"},
-            {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}}]},
+            {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}, "toolset_name": null}]},
         {"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "42"}]},
             {"type": "text", "text": "and?"}]},
+        {"role": "assistant", "content": []},
     ]));
     let call = json!({"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}});
     assert_eq!(
@@ -40,6 +42,7 @@ fn blocks_become_the_messages_that_templates_know() {
             json!({"role": "assistant", "content": "so", "reasoning_content": "hm", "tool_calls": [call]}),
             json!({"role": "tool", "tool_call_id": "t1", "content": "42"}),
             json!({"role": "user", "content": "and?"}),
+            json!({"role": "assistant", "content": ""}),
         ]
     );
 }
@@ -48,7 +51,8 @@ fn blocks_become_the_messages_that_templates_know() {
 fn the_rest_of_a_request_is_read() {
     let chat = read(json!({
         "system": [{"type": "text", "text": "be brief"}], "stop_sequences": ["x"], "top_k": 5,
-        "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+        "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "eager_input_streaming": true}],
+        "cache_control": {"type": "ephemeral"}, "output_config": {"effort": "max"},
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": true},
         "thinking": {"type": "disabled"}, "metadata": {"user_id": "u"},
     }))
@@ -58,6 +62,7 @@ fn the_rest_of_a_request_is_read() {
     assert_eq!(chat.tools[0].source["function"]["parameters"], json!({"type": "object"}));
     assert!(!chat.parallel_tool_calls && chat.add_generation_prompt);
     assert_eq!(chat.template_kwargs["enable_thinking"], false);
+    assert_eq!(chat.template_kwargs["reasoning_effort"], "max");
     let prefill = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
     let chat = read(json!({"messages": prefill})).unwrap();
     assert!(chat.continue_final_message && !chat.add_generation_prompt, "the answer goes on with it");
@@ -71,6 +76,8 @@ fn what_is_wrong_is_named() {
         (json!({"messages": []}), "messages"),
         (json!({"messages": [{"role": "king", "content": "x"}]}), "messages[0].role"),
         (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
+        (json!({"messages": [{"role": "user", "content": []}]}), "messages[0].content"),
+        (json!({"output_config": {"effort": "wild"}}), "output_config.effort"),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
             "messages[0].content[0].type",

@@ -18,7 +18,7 @@ fn items_become_the_messages_that_templates_know() {
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
             {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
              "content": [{"type": "output_text", "text": "so", "annotations": []}]},
-            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"x\": 1}"},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"x\": 1}", "namespace": null},
             {"type": "function_call_output", "call_id": "c1", "output": "42"},
         ],
     }))
@@ -42,6 +42,10 @@ fn what_is_wrong_is_named() {
     for (bad, param) in [
         (json!({"input": null}), "input"),
         (json!({"input": []}), "input"),
+        (json!({"input": 5}), "input"),
+        (json!({"input": [{"type": "reasoning", "summary": []}]}), "input"),
+        (json!({"input": [{"role": "user", "content": []}]}), "input[0].content"),
+        (json!({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}), "tool_choice.type"),
         (json!({"input": [{"role": "king", "content": "x"}]}), "input[0].role"),
         (json!({"input": [{"role": "user"}]}), "input[0].content"),
         (
