@@ -87,7 +87,40 @@ fn push_escaped(out: &mut String, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{page, script};
+    use super::{STYLE, page, script};
+
+    /// How bright a colour such as `#5f6875` is, as WCAG counts.
+    fn luminance(colour: &str) -> f64 {
+        let channel = |at: usize| {
+            let value = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
+            if value <= 0.03928 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
+    }
+
+    /// Small text has the contrast that WCAG asks for (4.5) on whatever it stands, in light and dark.
+    #[test]
+    fn text_can_be_read_on_its_ground() {
+        let themes: Vec<&str> = STYLE.split("--paper:").skip(1).collect();
+        assert_eq!(themes.len(), 3);
+        for theme in themes.iter().map(|rest| format!("--paper:{rest}")) {
+            let colour = |name: &str| {
+                let at = theme.find(&format!("--{name}: #")).unwrap() + name.len() + 4;
+                luminance(&theme[at..at + 7])
+            };
+            for (text, ground) in [
+                ("ink", "track"),
+                ("faint", "paper"),
+                ("faint", "card"),
+                ("faint", "track"),
+                ("accent", "paper"),
+            ] {
+                let (a, b) = (colour(text), colour(ground));
+                let contrast = (a.max(b) + 0.05) / (a.min(b) + 0.05);
+                assert!(contrast >= 4.5, "{text} on {ground}: {contrast:.2}");
+            }
+        }
+    }
 
     #[test]
     fn data_cannot_break_out_of_its_element() {
