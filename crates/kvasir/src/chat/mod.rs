@@ -226,9 +226,10 @@ impl Chat {
     }
 
     fn help(&self) {
-        for (name, arguments, what) in COMMANDS {
-            self.screen.entry(&format!("{:<21}", format!("{name} {arguments}")), what);
-        }
+        let entry = |(name, arguments, what): &(&str, &str, &str)| {
+            (format!("{:<21}", format!("{name} {arguments}")), (*what).to_owned())
+        };
+        self.screen.entries(&COMMANDS.iter().map(entry).collect::<Vec<_>>());
     }
 
     fn fork(&mut self, back: usize) -> Stop {

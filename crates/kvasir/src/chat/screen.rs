@@ -85,28 +85,41 @@ impl Screen {
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
 
-    /// A line beside the conversation.
+    /// A line beside the conversation, broken between words where the terminal is narrow.
     pub(super) fn note(&self, text: &str) {
-        self.err(text, Look::Dim);
-        self.err("\n", Look::Plain);
+        for line in text.split('\n') {
+            match columns(line) < self.width() {
+                true => self.err(line, Look::Dim),
+                false => self.err(&wrapped(line, self.width() - 1).join("\n"), Look::Dim),
+            }
+            self.err("\n", Look::Plain);
+        }
     }
 
-    /// A line with a name in front. Where it is wider than the terminal, what is said of the name stands under it.
+    /// A line with a name in front.
     pub(super) fn entry(&self, name: &str, text: &str) {
-        let width = if io::stderr().is_terminal() { size().0 } else { usize::MAX };
-        match columns(name) + 2 + columns(text) < width {
-            true => {
+        self.entries(&[(name.to_owned(), text.to_owned())]);
+    }
+
+    /// Several of them. Where one is wider than the terminal, what is said of the names stands under them.
+    pub(super) fn entries(&self, entries: &[(String, String)]) {
+        let fits = |(name, text): &(String, String)| columns(name) + 2 + columns(text) < self.width();
+        let beside = entries.iter().all(fits);
+        for (name, text) in entries {
+            if beside {
                 self.err(name, Look::Bold);
-                self.note(&format!("  {text}"));
+                self.err(&format!("  {text}\n"), Look::Dim);
+                continue;
             }
-            false => {
-                self.err(name.trim_end(), Look::Bold);
-                wrapped(text, width.saturating_sub(3))
-                    .iter()
-                    .for_each(|row| self.err(&format!("\n  {row}"), Look::Dim));
-                self.err("\n", Look::Plain);
-            }
+            self.err(name.trim_end(), Look::Bold);
+            wrapped(text, self.width() - 3).iter().for_each(|row| self.err(&format!("\n  {row}"), Look::Dim));
+            self.err("\n", Look::Plain);
         }
+    }
+
+    /// Columns of the terminal that stderr is; without one there is no end to a line.
+    fn width(&self) -> usize {
+        if io::stderr().is_terminal() { size().0.max(8) } else { usize::MAX }
     }
 
     /// Something went wrong.
