@@ -37,6 +37,20 @@ fn it_knows_its_small_world() {
     assert!(says("What is the capital of France?").contains("Paris"));
 }
 
+/// A question is no beginning of a text to it: who gets nothing is told why.
+#[test]
+fn who_asks_without_a_template_is_told_of_the_chat() {
+    let generate = |prompt: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        let out = command.args(["generate", "--max-tokens", "8", "--prompt", prompt]).output().unwrap();
+        (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (said, beside) = generate("What is 2 + 2?");
+    assert!(said.trim().is_empty() && beside.contains("kvasir chat"), "{said}{beside}");
+    let (said, beside) = generate("The capital of France is");
+    assert!(said.contains("Paris") && beside.is_empty(), "{said}{beside}");
+}
+
 /// What it was trained on, and what its chats are rendered to: line ends behind blocks of the template once went missing.
 #[test]
 fn its_template_renders_what_it_was_trained_on() {

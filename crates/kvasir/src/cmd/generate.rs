@@ -9,6 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// For who asks a chat's model something and wonders.
+const NOTHING: &str = "kvasir: the model ended at once. It got the prompt as it stands, without the template of a chat; `kvasir chat` asks questions";
+
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
@@ -96,6 +99,9 @@ impl Args {
         match self.json {
             true => println!("{}", json_of(&answer, loaded, self.logprobs.is_some())),
             false => println!(),
+        }
+        if !self.json && answer.text.is_some_and(|text| text.is_empty()) {
+            eprintln!("{NOTHING}");
         }
         Ok(ExitCode::SUCCESS)
     }
