@@ -23,6 +23,9 @@ impl Args {
             let suite = Suite::parse(&Failure::read(path)?).map_err(name)?;
             reports.extend(replay::run(&suite, self.case.as_deref()).map_err(name)?);
         }
+        if let Some(id) = self.case.as_ref().filter(|_| reports.is_empty()) {
+            return Err(Failure::usage(format!("{id}: no such case in any of the files")));
+        }
         let count =
             |wanted: fn(&Outcome) -> bool| reports.iter().filter(|report| wanted(&report.outcome)).count();
         let passed = count(|o| matches!(o, Outcome::Passed));
