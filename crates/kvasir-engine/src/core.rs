@@ -5,7 +5,7 @@ use crate::{
 };
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
 use kvasir_kv::blocks::BlockSize;
-use kvasir_kv::{Cache, Face, StepId, Token};
+use kvasir_kv::{Cache, StepId, Token};
 
 /// A policy, a cache, a queue and the sequences: everything that decides, and nothing that runs.
 ///
@@ -436,16 +436,6 @@ impl Core {
     /// Drafts and how many of them were right.
     pub fn draft_stats(&self) -> &DraftStats {
         &self.stats
-    }
-
-    /// Whether drafts can be verified as trees here.
-    pub fn takes_trees(&mut self) -> Result<(), kvasir_kv::CacheError> {
-        let kind = self.world.cache.kind();
-        self.world
-            .cache
-            .tree()
-            .map(|_| ())
-            .map_err(|_| kvasir_kv::CacheError::NoFace { kind, face: Face::Tree })
     }
 
     /// Ends everybody because the executor is gone.

@@ -3,7 +3,7 @@ use crate::{
     meter::CostMeter,
 };
 use kvasir_exec::{Executor, Step, StepError};
-use kvasir_kv::Token;
+use kvasir_kv::{CacheError, Token};
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
@@ -100,11 +100,14 @@ impl<E: Executor> Engine<E> {
         self
     }
 
-    /// Lets `drafter` guess ahead.
-    pub fn draft(mut self, drafter: Box<dyn Drafter>) -> Self {
+    /// Lets `drafter` guess ahead; refused if it proposes trees and the cache knows none.
+    pub fn draft(mut self, drafter: Box<dyn Drafter>) -> Result<Self, CacheError> {
+        if drafter.proposes_trees() {
+            self.core.cache_mut().tree()?;
+        }
         self.core.set_spec_steps(drafter.width());
         self.drafter = Some(drafter);
-        self
+        Ok(self)
     }
 
     /// Lets one more `observer` see every step.

@@ -3,7 +3,9 @@
 
 use kvasir_engine::*;
 use kvasir_exec::{Executor, OutputRow, Phase, Step};
-use kvasir_kv::{Cache, Cells, Paged, Radix, Span, Token, blocks::BlockConfig};
+use kvasir_kv::{
+    Cache, CacheError, CacheKind, Cells, Contiguous, Face, Paged, Radix, Span, Token, blocks::BlockConfig,
+};
 use kvasir_sim::Toy;
 use std::sync::mpsc::channel;
 
@@ -418,4 +420,38 @@ fn an_engine_leaves_when_asked_and_when_nobody_is_left() {
         let (exit, _) = thread.join().unwrap();
         assert_eq!(exit, if asked { Exit::Asked } else { Exit::Closed });
     }
+}
+
+/// Drafts one token, or says that they are a tree.
+struct Guess {
+    trees: bool,
+}
+
+impl Drafter for Guess {
+    fn width(&self) -> u32 {
+        1
+    }
+
+    fn proposes_trees(&self) -> bool {
+        self.trees
+    }
+
+    fn propose(&mut self, _: &Sequence, proposal: &mut Proposal) {
+        proposal.tokens.push(9);
+    }
+}
+
+#[test]
+fn trees_of_drafts_are_refused_by_name_where_the_cache_knows_none() {
+    let policy = || Box::new(Chunked::new(64, Mixing::Off));
+    let over = |cache: Box<dyn Cache>| {
+        Engine::new(Core::new(Limits::default(), Order::Fcfs, policy(), cache), Toy::new(), || 0)
+    };
+    let line = || Box::new(Contiguous::new(64));
+    let refused = over(line()).draft(Box::new(Guess { trees: true })).err().unwrap();
+    assert_eq!(refused, CacheError::NoFace { kind: CacheKind::Contiguous, face: Face::Tree });
+    let mut chains = over(line()).draft(Box::new(Guess { trees: false })).unwrap();
+    assert!(over(paged(8)).draft(Box::new(Guess { trees: true })).is_ok());
+    let said = chains.generate(vec![request(&[5, 6, 7], 8)]).unwrap();
+    assert_eq!(said[0].as_ref().unwrap().tokens, Toy::alone(&[5, 6, 7], 8, false));
 }

@@ -57,7 +57,7 @@ fn answer(step: &mut Step) {
 /// A cache keeps a table as long as it has ever been full: here as full as it will get.
 fn fill_once(cache: &mut dyn Cache) {
     let seq = cache.open().unwrap();
-    let row = ClaimRow { seq, redirected: 0, tokens: 15_000 };
+    let row = ClaimRow::new(seq, 15_000);
     cache.claim(StepId(0), &[row]).unwrap();
     cache.retire(StepId(0)).unwrap();
     cache.close(seq).unwrap();

@@ -53,7 +53,7 @@ fn leave<I: Index>(cache: &mut BlockCache<I>, step: &mut u64, tokens: &[Token]) 
     let hit = cache.attach(seq, tokens, 0, u32::MAX, Lookup::default()).unwrap();
     *step += 1;
     let tokens_left = tokens.len() as u32 - hit.tokens;
-    cache.claim(StepId(*step), &[ClaimRow { seq, redirected: 0, tokens: tokens_left }]).unwrap();
+    cache.claim(StepId(*step), &[ClaimRow::new(seq, tokens_left)]).unwrap();
     cache.retire(StepId(*step)).unwrap();
     cache.publish(seq, tokens, tokens.len() as u32).unwrap();
     cache.close(seq).unwrap();
@@ -142,8 +142,7 @@ fn evicting() {
 /// A decode step of `batch` sequences of about 1000 tokens: claim, plan and retire.
 fn decoding<I: Index>(name: &str, mut cache: BlockCache<I>, batch: u32, peers: &[(&str, f64)]) {
     let seqs: Vec<SeqId> = (0..batch).map(|_| cache.open().unwrap()).collect();
-    let rows =
-        |tokens| seqs.iter().map(move |&seq| ClaimRow { seq, redirected: 0, tokens }).collect::<Vec<_>>();
+    let rows = |tokens| seqs.iter().map(move |&seq| ClaimRow::new(seq, tokens)).collect::<Vec<_>>();
     cache.claim(StepId(1), &rows(1000)).unwrap();
     cache.retire(StepId(1)).unwrap();
     let (rows, mut plan, mut step) = (rows(1), Plan::default(), 1);
@@ -194,7 +193,7 @@ fn admitting<I: Index>(name: &str, mut cache: BlockCache<I>, hit: bool, peer: Op
         let found = cache.lookup(tokens, 0);
         let seq = cache.open().unwrap();
         cache.attach(seq, tokens, 0, u32::MAX, found.lookup).unwrap();
-        cache.claim(StepId(step), &[ClaimRow { seq, redirected: 0, tokens: 8192 - found.tokens }]).unwrap();
+        cache.claim(StepId(step), &[ClaimRow::new(seq, 8192 - found.tokens)]).unwrap();
         times.push(start.elapsed().as_secs_f64() * 1e6);
         cache.retire(StepId(step)).unwrap();
         cache.close(seq).unwrap();

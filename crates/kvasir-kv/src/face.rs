@@ -77,6 +77,13 @@ pub struct ClaimRow {
     pub tokens: u32,
 }
 
+impl ClaimRow {
+    /// New tokens only.
+    pub fn new(seq: SeqId, tokens: u32) -> Self {
+        Self { seq, redirected: 0, tokens }
+    }
+}
+
 /// How a pool's slots are spread. `free + evictable + held + leased + dummy` is the capacity plus dummy slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {

@@ -208,7 +208,7 @@ mod tests {
         let step = sessions.get(session.key()).unwrap();
         let row = session.cache(|cache| {
             let seq = cache.open().unwrap();
-            let row = ClaimRow { seq, redirected: 0, tokens: 3 };
+            let row = ClaimRow::new(seq, 3);
             cache.claim(StepId(1), &[row]).unwrap();
             cache.plan(StepId(1), &mut Plan::default()).unwrap();
             row

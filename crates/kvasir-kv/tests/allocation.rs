@@ -36,7 +36,7 @@ static ALLOCATOR: Counting = Counting;
 /// now and then, as a vector does; the steps measured cross a block's end but no such doubling.
 fn decode<I: Index>(mut cache: BlockCache<I>) {
     let seqs: Vec<SeqId> = (0..256).map(|_| cache.open().unwrap()).collect();
-    let rows = |tokens| seqs.iter().map(|&seq| ClaimRow { seq, redirected: 0, tokens }).collect::<Vec<_>>();
+    let rows = |tokens| seqs.iter().map(|&seq| ClaimRow::new(seq, tokens)).collect::<Vec<_>>();
     cache.claim(StepId(1), &rows(970)).unwrap();
     cache.retire(StepId(1)).unwrap();
     let (rows, mut plan, mut step) = (rows(1), Plan::default(), 1);

@@ -2,20 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
+use common::plan_of;
 use kvasir_kv::{
     Cache, CacheError, Cells, ClaimRow, Contiguous, Layout, Lowering, Mask, Plan, PlanKind, PoolId, Rings,
     RowMove, SeqId, StepId, TreeCache,
 };
-
-fn row(seq: SeqId, tokens: u32) -> ClaimRow {
-    ClaimRow { seq, redirected: 0, tokens }
-}
-
-fn plan_of(cache: &dyn Cache, step: u64) -> Plan {
-    let mut plan = Plan::default();
-    cache.plan(StepId(step), &mut plan).unwrap();
-    plan
-}
 
 /// One step from claim to retirement.
 fn run(cache: &mut dyn Cache, step: u64, rows: &[ClaimRow]) -> Plan {
@@ -41,9 +34,9 @@ fn goes_stale(make: impl Fn() -> Box<dyn Cache>, prepare: fn(&mut dyn Cache, Seq
             let other = cache.open().unwrap_or(seq);
             prepare(cache, seq, other);
             if in_flight {
-                cache.claim(StepId(50), &[row(other, 1)]).unwrap();
+                cache.claim(StepId(50), &[ClaimRow::new(other, 1)]).unwrap();
             }
-            cache.claim(StepId(51), &[row(other, 1)]).unwrap();
+            cache.claim(StepId(51), &[ClaimRow::new(other, 1)]).unwrap();
             let plan = plan_of(cache, 51);
             cache.check_fresh(&plan).unwrap();
             if in_flight {
@@ -62,7 +55,7 @@ fn goes_stale(make: impl Fn() -> Box<dyn Cache>, prepare: fn(&mut dyn Cache, Seq
 }
 
 const ONE_SEQUENCE: &[Verb] = &[
-    ("claim", |cache, seq, _| cache.claim(StepId(60), &[row(seq, 1)]).unwrap()),
+    ("claim", |cache, seq, _| cache.claim(StepId(60), &[ClaimRow::new(seq, 1)]).unwrap()),
     ("cancel", |cache, _, _| cache.cancel(StepId(51)).unwrap()),
     ("rewind", |cache, seq, _| cache.rewind().unwrap().rewind_to(seq, 2).unwrap()),
     ("close", |cache, seq, _| cache.close(seq).unwrap()),
@@ -77,7 +70,7 @@ const ONE_SEQUENCE: &[Verb] = &[
 fn every_verb_of_contiguous_makes_plans_stale() {
     goes_stale(
         || Box::new(Contiguous::new(32)),
-        |cache, seq, _| drop(run(cache, 1, &[row(seq, 4)])),
+        |cache, seq, _| drop(run(cache, 1, &[ClaimRow::new(seq, 4)])),
         ONE_SEQUENCE,
     );
 }
@@ -85,11 +78,11 @@ fn every_verb_of_contiguous_makes_plans_stale() {
 #[test]
 fn every_verb_of_tree_makes_plans_stale() {
     let make = || -> Box<dyn Cache> { Box::new(TreeCache::new(32)) };
-    goes_stale(make, |cache, seq, _| drop(run(cache, 1, &[row(seq, 4)])), ONE_SEQUENCE);
+    goes_stale(make, |cache, seq, _| drop(run(cache, 1, &[ClaimRow::new(seq, 4)])), ONE_SEQUENCE);
     // On the one sequence of a tree these come between two of its own steps.
     goes_stale(
         make,
-        |cache, seq, _| drop(run(cache, 1, &[row(seq, 4)])),
+        |cache, seq, _| drop(run(cache, 1, &[ClaimRow::new(seq, 4)])),
         &[
             ("propose", |cache, seq, _| cache.tree().unwrap().propose(seq, &[-1]).unwrap()),
             ("commit", |cache, seq, _| assert!(cache.tree().unwrap().commit(seq, &[]).is_ok())),
@@ -100,16 +93,16 @@ fn every_verb_of_tree_makes_plans_stale() {
 #[test]
 fn every_verb_of_cells_makes_plans_stale() {
     let prepare: fn(&mut dyn Cache, SeqId, SeqId) = |cache, seq, other| {
-        run(cache, 1, &[row(other, 3), row(seq, 4)]);
+        run(cache, 1, &[ClaimRow::new(other, 3), ClaimRow::new(seq, 4)]);
         cache.tree().unwrap().propose(seq, &[-1, 0]).unwrap();
-        run(cache, 2, &[row(seq, 2)]);
+        run(cache, 2, &[ClaimRow::new(seq, 2)]);
     };
     let make = || -> Box<dyn Cache> { Box::new(cells(64)) };
     goes_stale(
         make,
         prepare,
         &[
-            ("claim", |cache, _, other| cache.claim(StepId(60), &[row(other, 1)]).unwrap()),
+            ("claim", |cache, _, other| cache.claim(StepId(60), &[ClaimRow::new(other, 1)]).unwrap()),
             ("cancel", |cache, _, _| cache.cancel(StepId(51)).unwrap()),
             ("rewind", |cache, _, other| cache.rewind().unwrap().rewind_to(other, 2).unwrap()),
             ("close", |cache, seq, _| cache.close(seq).unwrap()),
@@ -143,15 +136,18 @@ fn every_verb_of_cells_makes_plans_stale() {
 fn positions_of_a_write_form_a_run_from_the_length() {
     let mut cache = Contiguous::new(8);
     let seq = cache.open().unwrap();
-    run(&mut cache, 1, &[row(seq, 3)]);
+    run(&mut cache, 1, &[ClaimRow::new(seq, 3)]);
     assert_eq!(cache.check_positions(seq, &[3, 4, 5]), Ok(()));
     assert_eq!(cache.check_positions(seq, &[4]), Err(CacheError::StartNotLength { start: 4, length: 3 }));
     assert_eq!(cache.check_positions(seq, &[2, 3]), Err(CacheError::StartNotLength { start: 2, length: 3 }));
     assert_eq!(cache.check_positions(seq, &[3, 5]), Err(CacheError::NotARun));
     let rewind = cache.rewind().unwrap().rewind_to(seq, 4);
     assert_eq!(rewind, Err(CacheError::RewindOutOfRange { to: 4, lowest: 0, length: 3 }));
-    assert_eq!(cache.claim(StepId(2), &[row(seq, 6)]), Err(CacheError::Full { needed: 6, available: 5 }));
-    assert_eq!(cache.claim(StepId(2), &[row(seq, 0)]), Err(CacheError::BadClaim));
+    assert_eq!(
+        cache.claim(StepId(2), &[ClaimRow::new(seq, 6)]),
+        Err(CacheError::Full { needed: 6, available: 5 })
+    );
+    assert_eq!(cache.claim(StepId(2), &[ClaimRow::new(seq, 0)]), Err(CacheError::BadClaim));
     assert_eq!(cache.open(), Err(CacheError::TooManySequences));
 }
 
@@ -159,15 +155,18 @@ fn positions_of_a_write_form_a_run_from_the_length() {
 fn a_line_closed_in_the_middle_of_a_step_lends_nothing_until_the_step_ends() {
     let mut cache = Contiguous::new(8);
     let old = cache.open().unwrap();
-    cache.claim(StepId(1), &[row(old, 3)]).unwrap();
+    cache.claim(StepId(1), &[ClaimRow::new(old, 3)]).unwrap();
     cache.close(old).unwrap();
     let new = cache.open().unwrap();
     assert_eq!(cache.room().leased, 8);
     assert!(!cache.can_extend(new, 1));
-    assert_eq!(cache.claim(StepId(2), &[row(new, 1)]), Err(CacheError::Full { needed: 1, available: 0 }));
+    assert_eq!(
+        cache.claim(StepId(2), &[ClaimRow::new(new, 1)]),
+        Err(CacheError::Full { needed: 1, available: 0 })
+    );
     cache.retire(StepId(1)).unwrap();
     assert_eq!((cache.len(new), cache.room().free), (Ok(0), 8));
-    run(&mut cache, 3, &[row(new, 1)]);
+    run(&mut cache, 3, &[ClaimRow::new(new, 1)]);
 }
 
 #[test]
@@ -175,9 +174,9 @@ fn rings_bound_a_write_and_what_a_rewind_may_reach() {
     let mut cache = Contiguous::with_rings(64, Rings::new(vec![4], 3).unwrap());
     let seq = cache.open().unwrap();
     let too_long = CacheError::WriteTooLong { tokens: 4, longest: 3 };
-    assert_eq!(cache.claim(StepId(1), &[row(seq, 4)]), Err(too_long));
+    assert_eq!(cache.claim(StepId(1), &[ClaimRow::new(seq, 4)]), Err(too_long));
     for step in 1..=3 {
-        run(&mut cache, step, &[row(seq, 3)]);
+        run(&mut cache, step, &[ClaimRow::new(seq, 3)]);
     }
     // Nine rows were written to a ring of six: positions below 3 are lost, and position 6 is the lowest that still finds
     // the three before it.
@@ -192,8 +191,8 @@ fn rings_bound_a_write_and_what_a_rewind_may_reach() {
         "what is lost stays lost"
     );
     // A cancelled claim was never written.
-    run(&mut cache, 4, &[row(seq, 2)]);
-    cache.claim(StepId(5), &[row(seq, 3)]).unwrap();
+    run(&mut cache, 4, &[ClaimRow::new(seq, 2)]);
+    cache.claim(StepId(5), &[ClaimRow::new(seq, 3)]).unwrap();
     assert_eq!(cache.retained_from(), 6);
     cache.cancel(StepId(5)).unwrap();
     assert_eq!(cache.retained_from(), 3);
@@ -206,7 +205,7 @@ fn rings_bound_a_write_and_what_a_rewind_may_reach() {
 fn a_fork_reads_the_frozen_prefix_and_then_its_own_tail() {
     let mut trunk = Contiguous::new(8);
     let seq = trunk.open().unwrap();
-    trunk.claim(StepId(1), &[row(seq, 5)]).unwrap();
+    trunk.claim(StepId(1), &[ClaimRow::new(seq, 5)]).unwrap();
     let (mut trunk, error) = *trunk.freeze(PoolId(1)).unwrap_err();
     assert_eq!(error, CacheError::InFlight);
     trunk.retire(StepId(1)).unwrap();
@@ -216,14 +215,14 @@ fn a_fork_reads_the_frozen_prefix_and_then_its_own_tail() {
     let mut other = prefix.fork(4).unwrap();
     let (seq, second) = (fork.open().unwrap(), other.open().unwrap());
     assert_eq!((fork.len(seq), fork.room().free), (Ok(5), 4));
-    let plan = run(&mut fork, 1, &[row(seq, 2)]);
+    let plan = run(&mut fork, 1, &[ClaimRow::new(seq, 2)]);
     assert_eq!((&plan.positions[..], &plan.write_slots[..]), (&[5, 6][..], &[0, 1][..]));
     assert_eq!(plan.rows[0].mask, Mask::Causal);
     let read: Vec<_> = plan.entries(&plan.rows[0]).collect();
     let (own, shared) = (PoolId(0), PoolId(1));
     let five = (0..5).map(|p| (shared, p, p));
     assert_eq!(read, five.chain([(own, 0, 5), (own, 1, 6)]).collect::<Vec<_>>());
-    assert_eq!(run(&mut other, 1, &[row(second, 1)]).write_slots, [0], "forks are independent");
+    assert_eq!(run(&mut other, 1, &[ClaimRow::new(second, 1)]).write_slots, [0], "forks are independent");
     let into = fork.rewind().unwrap().rewind_to(seq, 4);
     assert_eq!(
         into,
@@ -240,7 +239,7 @@ fn a_fork_reads_the_frozen_prefix_and_then_its_own_tail() {
     let above = fork.freeze(PoolId(2)).unwrap();
     let mut deep = above.fork(4).unwrap();
     let seq = deep.open().unwrap();
-    let plan = run(&mut deep, 1, &[row(seq, 1)]);
+    let plan = run(&mut deep, 1, &[ClaimRow::new(seq, 1)]);
     let pools: Vec<_> =
         plan.segments.iter().map(|segment| (segment.pool, segment.first, segment.len)).collect();
     assert_eq!(pools, [(shared, 0, 5), (PoolId(2), 5, 2), (own, 7, 1)]);
@@ -255,7 +254,7 @@ fn a_fork_reads_the_frozen_prefix_and_then_its_own_tail() {
 
 /// The kind and the segments of one more token of `seq`.
 fn classified(cache: &mut Cells, step: u64, seq: SeqId) -> PlanKind {
-    let plan = run(cache, step, &[row(seq, 1)]);
+    let plan = run(cache, step, &[ClaimRow::new(seq, 1)]);
     plan.kind
 }
 
@@ -263,14 +262,14 @@ fn classified(cache: &mut Cells, step: u64, seq: SeqId) -> PlanKind {
 fn one_sequence_from_the_first_cell_is_the_fused_path() {
     let mut cache = cells(64);
     let seq = cache.open().unwrap();
-    let plan = run(&mut cache, 1, &[row(seq, 9)]);
+    let plan = run(&mut cache, 1, &[ClaimRow::new(seq, 9)]);
     assert_eq!((plan.kind, plan.rows[0].mask, plan.read_bound), (PlanKind::Contiguous, Mask::Causal, 9));
     assert_eq!(plan.segments[0].layout, Layout::Run { start: 0 });
-    let plan = run(&mut cache, 2, &[row(seq, 1)]);
+    let plan = run(&mut cache, 2, &[ClaimRow::new(seq, 1)]);
     assert_eq!((plan.kind, plan.rows[0].mask, plan.table.len()), (PlanKind::Contiguous, Mask::None, 0));
     // With several steps in flight each reads up to its own end.
-    cache.claim(StepId(3), &[row(seq, 2)]).unwrap();
-    cache.claim(StepId(4), &[row(seq, 1)]).unwrap();
+    cache.claim(StepId(3), &[ClaimRow::new(seq, 2)]).unwrap();
+    cache.claim(StepId(4), &[ClaimRow::new(seq, 1)]).unwrap();
     let (third, fourth) = (plan_of(&cache, 3), plan_of(&cache, 4));
     assert_eq!((third.kind, third.rows[0].read_len), (PlanKind::Contiguous, 12));
     assert_eq!((fourth.kind, fourth.rows[0].read_len), (PlanKind::Contiguous, 13));
@@ -281,22 +280,22 @@ fn what_is_not_one_run_from_the_first_cell_is_not_the_fused_path() {
     // Two sequences in one step.
     let mut cache = cells(64);
     let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
-    assert_eq!(run(&mut cache, 1, &[row(a, 3), row(b, 3)]).kind, PlanKind::Ragged);
+    assert_eq!(run(&mut cache, 1, &[ClaimRow::new(a, 3), ClaimRow::new(b, 3)]).kind, PlanKind::Ragged);
     // Alone in the step, but the cells are not its own run: b's begin at 3, a's are split by b's.
     assert_eq!(classified(&mut cache, 2, b), PlanKind::Ragged);
     assert_eq!(classified(&mut cache, 3, a), PlanKind::Ragged);
     // A hole in the positions.
     let mut cache = cells(64);
     let seq = cache.open().unwrap();
-    run(&mut cache, 1, &[row(seq, 8)]);
+    run(&mut cache, 1, &[ClaimRow::new(seq, 8)]);
     cache.sequences().unwrap().remove(seq, 2..4).unwrap();
     assert_eq!(classified(&mut cache, 2, seq), PlanKind::Ragged);
     // The lowest cell is free again, so the run does not begin at cell 0 (and the new token is in it).
     let mut cache = cells(64);
     let seq = cache.open().unwrap();
-    run(&mut cache, 1, &[row(seq, 8)]);
+    run(&mut cache, 1, &[ClaimRow::new(seq, 8)]);
     cache.sequences().unwrap().remove(seq, 0..2).unwrap();
-    let plan = run(&mut cache, 2, &[row(seq, 1)]);
+    let plan = run(&mut cache, 2, &[ClaimRow::new(seq, 1)]);
     assert_eq!((plan.kind, &plan.write_slots[..]), (PlanKind::Ragged, &[0][..]));
 }
 
@@ -304,18 +303,18 @@ fn what_is_not_one_run_from_the_first_cell_is_not_the_fused_path() {
 fn a_window_that_cuts_in_leaves_the_fused_path() {
     let mut cache = Cells::new(64, 4, Some(4)).unwrap();
     let seq = cache.open().unwrap();
-    let first = run(&mut cache, 1, &[row(seq, 4)]);
+    let first = run(&mut cache, 1, &[ClaimRow::new(seq, 4)]);
     assert_eq!(
         (first.kind, first.rows[0].mask),
         (PlanKind::Contiguous, Mask::Causal),
         "it does not cut in yet"
     );
-    let single = run(&mut cache, 2, &[row(seq, 1)]);
+    let single = run(&mut cache, 2, &[ClaimRow::new(seq, 1)]);
     assert_eq!(
         (single.kind, single.rows[0].mask, single.rows[0].read_len),
         (PlanKind::Ragged, Mask::None, 4)
     );
-    let several = run(&mut cache, 3, &[row(seq, 3)]);
+    let several = run(&mut cache, 3, &[ClaimRow::new(seq, 3)]);
     assert_eq!((several.kind, several.rows[0].read_len), (PlanKind::Explicit, 6));
 }
 
@@ -324,13 +323,13 @@ fn compaction_restores_the_fused_path_with_moves_in_the_next_plan() {
     let mut cache = cells(64);
     let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
     for step in 1..=4 {
-        run(&mut cache, step, &[row(b, 2), row(a, 2)]);
+        run(&mut cache, step, &[ClaimRow::new(b, 2), ClaimRow::new(a, 2)]);
     }
     cache.close(b).unwrap();
     assert_eq!(cache.high_water(), 16);
     assert_eq!(cache.compact(), Ok(8));
     assert_eq!((cache.high_water(), cache.room().free), (8, 56));
-    cache.claim(StepId(5), &[row(a, 1)]).unwrap();
+    cache.claim(StepId(5), &[ClaimRow::new(a, 1)]).unwrap();
     let plan = plan_of(&cache, 5);
     let expected = [(2, 0), (3, 1), (6, 2), (7, 3), (10, 4), (11, 5), (14, 6), (15, 7)];
     assert_eq!(plan.moves, expected.map(|(from, to)| RowMove { from, to }));
@@ -341,17 +340,17 @@ fn compaction_restores_the_fused_path_with_moves_in_the_next_plan() {
     );
     cache.retire(StepId(5)).unwrap();
     assert_eq!(cache.compact(), Ok(0), "there is nothing left to do");
-    assert_eq!(run(&mut cache, 6, &[row(a, 1)]).moves, []);
+    assert_eq!(run(&mut cache, 6, &[ClaimRow::new(a, 1)]).moves, []);
 }
 
 #[test]
 fn a_trunk_shared_by_many_forks_is_read_as_one_run() {
     let mut cache = Cells::new(4096, 1000, None).unwrap();
     let trunk = cache.open().unwrap();
-    run(&mut cache, 1, &[row(trunk, 500)]);
+    run(&mut cache, 1, &[ClaimRow::new(trunk, 500)]);
     let forks = cache.sequences().unwrap().fork(trunk, 200).unwrap();
     assert_eq!(cache.room().held, 500, "a fork copies nothing");
-    let rows: Vec<_> = forks.iter().map(|&fork| row(fork, 1)).collect();
+    let rows: Vec<_> = forks.iter().map(|&fork| ClaimRow::new(fork, 1)).collect();
     run(&mut cache, 2, &rows);
     let plan = run(&mut cache, 3, &rows);
     // Two tokens a tail; the first fork's first one lies right behind the trunk and lengthens the run.
@@ -372,11 +371,11 @@ fn a_trunk_shared_by_many_forks_is_read_as_one_run() {
 fn keep_leaves_other_families_alone() {
     let mut cache = cells(64);
     let (ours, theirs) = (cache.open().unwrap(), cache.open().unwrap());
-    run(&mut cache, 1, &[row(ours, 3), row(theirs, 3)]);
+    run(&mut cache, 1, &[ClaimRow::new(ours, 3), ClaimRow::new(theirs, 3)]);
     let fork = cache.sequences().unwrap().fork(ours, 1).unwrap()[0];
     let foreign = cache.sequences().unwrap().copy(ours, theirs, 0..2);
     assert_eq!(foreign, Err(CacheError::CopyOverlaps));
-    run(&mut cache, 2, &[row(ours, 4)]);
+    run(&mut cache, 2, &[ClaimRow::new(ours, 4)]);
     let foreign = cache.sequences().unwrap().copy(ours, theirs, 5..7);
     assert_eq!(foreign, Err(CacheError::NotInFamily));
     cache.sequences().unwrap().keep(fork).unwrap();

@@ -38,7 +38,7 @@ fn check<I: Index>(
         }
         let step = StepId(step as u64 + 1);
         let tokens = prompt.len() as u32 - hit.tokens;
-        cache.claim(step, &[ClaimRow { seq, redirected: 0, tokens }]).unwrap();
+        cache.claim(step, &[ClaimRow::new(seq, tokens)]).unwrap();
         cache.retire(step).unwrap();
         cache.publish(seq, prompt, *computed).unwrap();
         cache.check().unwrap();

@@ -13,7 +13,7 @@ const ROWS: u32 = 69;
 
 fn fill(cache: &mut dyn Cache, tokens: u32) {
     let seq = cache.open().unwrap();
-    cache.claim(StepId(1), &[ClaimRow { seq, redirected: 0, tokens }]).unwrap();
+    cache.claim(StepId(1), &[ClaimRow::new(seq, tokens)]).unwrap();
     cache.retire(StepId(1)).unwrap();
 }
 
@@ -121,7 +121,7 @@ impl Twins {
 
     fn claim(&mut self, seq: SeqId, other: SeqId, c: u32) {
         let rows = |tokens: u32| {
-            let row = |seq| ClaimRow { seq, redirected: 0, tokens };
+            let row = |seq| ClaimRow::new(seq, tokens);
             if seq == other || c.is_multiple_of(3) { vec![row(seq)] } else { vec![row(seq), row(other)] }
         };
         // A frontier is claimed whole or not at all, so several sizes are tried.
@@ -212,7 +212,7 @@ fn what_lies_behind_a_prefix_is_found_by_content_in_whole_blocks() {
             cache.prefix().unwrap().attach(first, &tokens, 0, u32::MAX, Lookup::default()).unwrap().tokens,
             68
         );
-        cache.claim(StepId(1), &[ClaimRow { seq: first, redirected: 0, tokens: 90 - base }]).unwrap();
+        cache.claim(StepId(1), &[ClaimRow::new(first, 90 - base)]).unwrap();
         cache.retire(StepId(1)).unwrap();
         cache.prefix().unwrap().publish(first, &tokens, 90).unwrap();
         let second = cache.open().unwrap();

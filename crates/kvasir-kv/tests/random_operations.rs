@@ -143,7 +143,7 @@ impl Run {
             let seq = self.id(a + i * 16);
             let proposed = self.model.seqs.get(&seq).map_or(0, |seq| seq.proposed.len() as u32);
             let tokens = if proposed > 0 && !c.is_multiple_of(8) { proposed } else { (c + i) % 5 };
-            rows.push(ClaimRow { seq, redirected: 0, tokens });
+            rows.push(ClaimRow::new(seq, tokens));
         }
         let step = self.next_step;
         if self.both("claim", |x| x.claim(StepId(step), &rows), |m| m.claim(step, &rows)) {

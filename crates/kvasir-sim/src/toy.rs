@@ -422,7 +422,7 @@ mod tests {
     fn step(cache: &mut Contiguous, id: u64, seq: SeqId, tokens: &[Token]) -> Box<Step> {
         let mut step = Box::new(Step::default());
         let count = tokens.len() as u32;
-        cache.claim(StepId(id), &[ClaimRow { seq, redirected: 0, tokens: count }]).unwrap();
+        cache.claim(StepId(id), &[ClaimRow::new(seq, count)]).unwrap();
         cache.plan(StepId(id), &mut step.plan).unwrap();
         step.batch.reset(StepId(id));
         step.batch.tokens.extend_from_slice(tokens);

@@ -204,7 +204,8 @@ fn engine(setup: &Setup, dice: &mut Dice) -> Engine<Toy> {
     engine = engine.overlap(setup.overlap);
     if drafting {
         let (width, honesty) = (dice.between(1, 5), dice.between(0, 100));
-        engine = engine.draft(Box::new(Liar { dice: Dice::new(setup.seed ^ 99), width, trees, honesty }));
+        let liar = Liar { dice: Dice::new(setup.seed ^ 99), width, trees, honesty };
+        engine = engine.draft(Box::new(liar)).unwrap();
     }
     engine
 }

@@ -7,7 +7,7 @@ fn a_step_writes_its_positions_and_reads_all_before_them() {
     both(SMALL, |cache| {
         let seq = cache.open().unwrap();
         run(cache, 1, seq, 3);
-        cache.claim(StepId(2), &[row(seq, 3)]).unwrap();
+        cache.claim(StepId(2), &[ClaimRow::new(seq, 3)]).unwrap();
         assert_eq!((cache.len(seq), cache.claimed_len(seq)), (Ok(3), Ok(6)));
         let plan = plan_of(cache, 2);
         assert_eq!(plan.positions, [3, 4, 5]);
@@ -29,14 +29,20 @@ fn a_claim_takes_all_or_nothing() {
         run(cache, 1, a, 20);
         let (before, generation) = (cache.room(), cache.generation());
         let full = CacheError::Full { needed: 16, available: 12 };
-        assert_eq!(cache.claim(StepId(2), &[row(a, 4), row(b, 9)]), Err(full));
-        assert_eq!(cache.claim(StepId(2), &[row(a, 1), row(a, 1)]), Err(CacheError::BadClaim));
+        assert_eq!(cache.claim(StepId(2), &[ClaimRow::new(a, 4), ClaimRow::new(b, 9)]), Err(full));
+        assert_eq!(
+            cache.claim(StepId(2), &[ClaimRow::new(a, 1), ClaimRow::new(a, 1)]),
+            Err(CacheError::BadClaim)
+        );
         assert_eq!(cache.claim(StepId(2), &[]), Err(CacheError::BadClaim));
-        assert_eq!(cache.claim(StepId(2), &[row(b, 0)]), Err(CacheError::BadClaim));
-        assert_eq!(cache.claim(StepId(1), &[row(b, 1)]), Err(CacheError::StepOutOfOrder(StepId(1))));
+        assert_eq!(cache.claim(StepId(2), &[ClaimRow::new(b, 0)]), Err(CacheError::BadClaim));
+        assert_eq!(
+            cache.claim(StepId(1), &[ClaimRow::new(b, 1)]),
+            Err(CacheError::StepOutOfOrder(StepId(1)))
+        );
         assert_eq!((cache.room(), cache.generation()), (before, generation));
         assert!(cache.can_extend(b, 12) && !cache.can_extend(b, 13));
-        cache.claim(StepId(2), &[row(a, 4), row(b, 8)]).unwrap();
+        cache.claim(StepId(2), &[ClaimRow::new(a, 4), ClaimRow::new(b, 8)]).unwrap();
         cache.check().unwrap();
     });
 }
@@ -46,7 +52,7 @@ fn what_a_step_in_flight_names_is_leased_when_its_owner_closes() {
     both(SMALL, |cache| {
         let a = cache.open().unwrap();
         run(cache, 1, a, 5);
-        cache.claim(StepId(2), &[row(a, 1)]).unwrap();
+        cache.claim(StepId(2), &[ClaimRow::new(a, 1)]).unwrap();
         cache.close(a).unwrap();
         assert_eq!(cache.room(), room(24, 0, 0, 8));
         cache.check().unwrap();
@@ -65,7 +71,7 @@ fn blocks_taken_ahead_are_used_first_and_come_back() {
         assert_eq!(cache.room(), room(20, 0, 12, 0));
         cache.check().unwrap();
         run(cache, 1, b, 4);
-        cache.claim(StepId(2), &[row(a, 5)]).unwrap();
+        cache.claim(StepId(2), &[ClaimRow::new(a, 5)]).unwrap();
         assert_eq!(plan_of(cache, 2).write_slots, [0, 1, 2, 3, 4], "the blocks before b's");
         assert_eq!(cache.take_ahead(a, 13), Ok(16));
         assert_eq!(cache.room().free, 12);
@@ -76,7 +82,7 @@ fn blocks_taken_ahead_are_used_first_and_come_back() {
         cache.check().unwrap();
         assert_eq!(cache.take_ahead(a, 0), Ok(16), "a cancelled claim's blocks are ahead again");
         assert_eq!(cache.room().held, 20);
-        cache.claim(StepId(3), &[row(a, 5)]).unwrap();
+        cache.claim(StepId(3), &[ClaimRow::new(a, 5)]).unwrap();
         assert_eq!(plan_of(cache, 3).write_slots, [0, 1, 2, 3, 4], "in the order they had");
         cache.retire(StepId(3)).unwrap();
         cache.close(a).unwrap();
@@ -92,7 +98,7 @@ fn clearing_raises_the_generation_and_waits_for_steps_in_flight() {
         let a = cache.open().unwrap();
         run(cache, 1, a, 4);
         publish(cache, a, &[1, 2, 3, 4]);
-        cache.claim(StepId(2), &[row(a, 1)]).unwrap();
+        cache.claim(StepId(2), &[ClaimRow::new(a, 1)]).unwrap();
         assert_eq!(cache.clear(), Err(CacheError::InFlight));
         let plan = plan_of(cache, 2);
         cache.retire(StepId(2)).unwrap();

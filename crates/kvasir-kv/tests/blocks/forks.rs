@@ -19,7 +19,7 @@ fn a_fork_that_rewinds_leaves_the_moves_of_a_shared_block_alone() {
         let fork = cache.sequences().unwrap().fork(seq, 1).unwrap()[0];
         cache.rewind().unwrap().rewind_to(fork, 3).unwrap();
         cache.check().unwrap();
-        cache.claim(StepId(3), &[row(seq, 1)]).unwrap();
+        cache.claim(StepId(3), &[ClaimRow::new(seq, 1)]).unwrap();
         assert_eq!(plan_of(cache, 3).moves, moves);
         cache.retire(StepId(3)).unwrap();
         cache.check().unwrap();
@@ -35,7 +35,7 @@ fn moves_of_a_cancelled_step_whose_owner_left_are_dropped() {
         cache.tree().unwrap().propose(seq, &[-1, -1, 1]).unwrap();
         run(cache, 2, seq, 3);
         assert!(!cache.tree().unwrap().commit(seq, &[1, 2]).unwrap().is_empty());
-        cache.claim(StepId(3), &[row(seq, 1)]).unwrap();
+        cache.claim(StepId(3), &[ClaimRow::new(seq, 1)]).unwrap();
         cache.close(seq).unwrap();
         cache.cancel(StepId(3)).unwrap();
         cache.check().unwrap();
@@ -50,13 +50,13 @@ fn a_shared_last_block_is_copied_before_it_is_written() {
         run(cache, 1, a, 8);
         publish(cache, a, &[1, 2, 3, 4, 5, 6, 7, 8]);
         cache.rewind().unwrap().rewind_to(a, 6).unwrap();
-        cache.claim(StepId(2), &[row(a, 1)]).unwrap();
+        cache.claim(StepId(2), &[ClaimRow::new(a, 1)]).unwrap();
         let plan = plan_of(cache, 2);
         assert_eq!(plan.moves, [RowMove { from: 4, to: 8 }, RowMove { from: 5, to: 9 }]);
         assert_eq!(plan.write_slots, [10]);
         cache.cancel(StepId(2)).unwrap();
         cache.check().unwrap();
-        cache.claim(StepId(3), &[row(a, 1)]).unwrap();
+        cache.claim(StepId(3), &[ClaimRow::new(a, 1)]).unwrap();
         assert_eq!(plan_of(cache, 3).moves.len(), 2);
         cache.retire(StepId(3)).unwrap();
         cache.check().unwrap();
@@ -78,15 +78,15 @@ fn a_last_block_that_is_shared_again_is_copied_again() {
             if step == 2 {
                 cache.tree().unwrap().propose(fork, &[-1]).unwrap();
             }
-            cache.claim(StepId(step), &[row(fork, 1)]).unwrap();
+            cache.claim(StepId(step), &[ClaimRow::new(fork, 1)]).unwrap();
             cache.cancel(StepId(step)).unwrap();
             cache.check().unwrap();
             if step == 2 {
                 cache.tree().unwrap().commit(fork, &[]).unwrap();
             }
         }
-        cache.claim(StepId(4), &[row(fork, 1)]).unwrap();
-        cache.claim(StepId(5), &[row(a, 1)]).unwrap();
+        cache.claim(StepId(4), &[ClaimRow::new(fork, 1)]).unwrap();
+        cache.claim(StepId(5), &[ClaimRow::new(a, 1)]).unwrap();
         let slots =
             plan_of(cache, 5).entries(&plan_of(cache, 5).rows[0]).map(|entry| entry.1).collect::<Vec<_>>();
         assert!(!slots.contains(&plan_of(cache, 4).write_slots[0]), "what it writes is its own");

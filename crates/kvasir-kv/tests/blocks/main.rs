@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod claims;
+#[path = "../common/mod.rs"]
+mod common;
 mod forks;
 mod plans;
 mod sharing;
 
+use common::plan_of;
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Radix, Room, RowMove, SeqId, StepId, Token};
 
@@ -19,19 +22,9 @@ fn both(config: BlockConfig, test: impl Fn(&mut dyn Cache)) {
     test(&mut Radix::new(config).unwrap());
 }
 
-fn row(seq: SeqId, tokens: u32) -> ClaimRow {
-    ClaimRow { seq, redirected: 0, tokens }
-}
-
-fn plan_of(cache: &dyn Cache, step: u64) -> Plan {
-    let mut plan = Plan::default();
-    cache.plan(StepId(step), &mut plan).unwrap();
-    plan
-}
-
 /// Claims and retires `tokens` for one sequence.
 fn run(cache: &mut dyn Cache, step: u64, seq: SeqId, tokens: u32) {
-    cache.claim(StepId(step), &[row(seq, tokens)]).unwrap();
+    cache.claim(StepId(step), &[ClaimRow::new(seq, tokens)]).unwrap();
     cache.retire(StepId(step)).unwrap();
     cache.check().unwrap();
 }

@@ -28,7 +28,7 @@ fn a_plan_in_used_memory_says_what_a_fresh_one_says() {
                 _ => {}
             }
             let tokens = if dice(5) == 0 { 5 } else { 1 };
-            let rows: Vec<ClaimRow> = live.iter().map(|&seq| row(seq, tokens)).collect();
+            let rows: Vec<ClaimRow> = live.iter().map(|&seq| ClaimRow::new(seq, tokens)).collect();
             step += 1;
             if rows.is_empty() || cache.claim(StepId(step), &rows).is_err() {
                 live.drain(..).for_each(|seq| cache.close(seq).unwrap());
@@ -55,7 +55,7 @@ fn a_plan_in_used_memory_says_what_a_fresh_one_says() {
 type Verb = fn(&mut dyn Cache, [SeqId; 3]);
 
 const STALE: &[(&str, Verb)] = &[
-    ("claim", |cache, [a, _, _]| cache.claim(StepId(9), &[row(a, 1)]).unwrap()),
+    ("claim", |cache, [a, _, _]| cache.claim(StepId(9), &[ClaimRow::new(a, 1)]).unwrap()),
     ("cancel", |cache, _| cache.cancel(StepId(8)).unwrap()),
     ("close", |cache, [a, _, _]| cache.close(a).unwrap()),
     ("rewind", |cache, [_, b, _]| cache.rewind().unwrap().rewind_to(b, 9).unwrap()),
@@ -89,9 +89,9 @@ fn every_verb_that_changes_what_a_plan_may_name_makes_it_stale() {
                 cache.tree().unwrap().propose(c, &[-1, 0]).unwrap();
                 run(cache, 4, c, 2);
                 if in_flight {
-                    cache.claim(StepId(7), &[row(d, 2)]).unwrap();
+                    cache.claim(StepId(7), &[ClaimRow::new(d, 2)]).unwrap();
                 }
-                cache.claim(StepId(8), &[row(d, 1)]).unwrap();
+                cache.claim(StepId(8), &[ClaimRow::new(d, 1)]).unwrap();
                 let plan = plan_of(cache, 8);
                 cache.check_fresh(&plan).unwrap();
                 if in_flight {
@@ -113,12 +113,12 @@ fn a_row_that_was_cut_has_no_plan() {
     both(SMALL, |cache| {
         let a = cache.open().unwrap();
         run(cache, 1, a, 4);
-        cache.claim(StepId(2), &[row(a, 3)]).unwrap();
+        cache.claim(StepId(2), &[ClaimRow::new(a, 3)]).unwrap();
         cache.rewind().unwrap().rewind_to(a, 5).unwrap();
         assert_eq!(cache.plan(StepId(2), &mut Plan::default()), Err(CacheError::RowGone(a)));
         cache.cancel(StepId(2)).unwrap();
         assert_eq!((cache.len(a), cache.claimed_len(a)), (Ok(4), Ok(4)));
-        cache.claim(StepId(3), &[row(a, 3)]).unwrap();
+        cache.claim(StepId(3), &[ClaimRow::new(a, 3)]).unwrap();
         cache.close(a).unwrap();
         assert_eq!(cache.plan(StepId(3), &mut Plan::default()), Err(CacheError::UnknownSequence(a)));
         cache.retire(StepId(3)).unwrap();

@@ -82,10 +82,10 @@ fn two_copies_of_one_prefix_become_one_in_a_radix_cache() {
     let mut cache = Radix::new(SMALL).unwrap();
     let prompt: Vec<Token> = (0..8).collect();
     let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
-    cache.claim(StepId(1), &[row(a, 8), row(b, 8)]).unwrap();
+    cache.claim(StepId(1), &[ClaimRow::new(a, 8), ClaimRow::new(b, 8)]).unwrap();
     cache.retire(StepId(1)).unwrap();
     publish(&mut cache, a, &prompt);
-    cache.claim(StepId(2), &[row(b, 1)]).unwrap();
+    cache.claim(StepId(2), &[ClaimRow::new(b, 1)]).unwrap();
     let generation = cache.generation();
     publish(&mut cache, b, &prompt);
     assert!(cache.generation() > generation);
@@ -106,7 +106,7 @@ fn a_sequence_that_had_a_hole_is_published_only_up_to_it() {
         publish(cache, a, &prompt);
         assert_eq!(cache.prefix().unwrap().lookup(&prompt, 0).tokens, 4);
         let read: Vec<_> = {
-            cache.claim(StepId(2), &[row(a, 1)]).unwrap();
+            cache.claim(StepId(2), &[ClaimRow::new(a, 1)]).unwrap();
             let plan = plan_of(cache, 2);
             plan.entries(&plan.rows[0]).map(|(_, _, position)| position).collect()
         };
@@ -139,7 +139,7 @@ fn only_what_has_retired_is_published() {
         let prompt: Vec<Token> = (0..9).collect();
         let a = cache.open().unwrap();
         run(cache, 1, a, 4);
-        cache.claim(StepId(2), &[row(a, 5)]).unwrap();
+        cache.claim(StepId(2), &[ClaimRow::new(a, 5)]).unwrap();
         publish(cache, a, &prompt);
         assert_eq!(cache.prefix().unwrap().lookup(&prompt, 0).tokens, 4);
         cache.retire(StepId(2)).unwrap();
@@ -159,7 +159,7 @@ fn a_block_is_published_only_when_the_moves_into_it_have_run() {
         cache.tree().unwrap().commit(a, &[1, 2]).unwrap();
         publish(cache, a, &tokens[..4]);
         assert_eq!(cache.prefix().unwrap().lookup(&tokens, 0).tokens, 0, "the moves wait");
-        cache.claim(StepId(3), &[row(a, 1)]).unwrap();
+        cache.claim(StepId(3), &[ClaimRow::new(a, 1)]).unwrap();
         publish(cache, a, &tokens[..4]);
         assert_eq!(cache.prefix().unwrap().lookup(&tokens, 0).tokens, 0, "the moves are in flight");
         cache.retire(StepId(3)).unwrap();

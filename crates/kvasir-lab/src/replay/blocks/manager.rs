@@ -204,7 +204,7 @@ impl Manager {
     fn claim(&mut self, seq: SeqId, tokens: u32) -> Result<(), CacheError> {
         self.step += 1;
         let step = StepId(self.step);
-        self.cache.claim(step, &[ClaimRow { seq, redirected: 0, tokens }])?;
+        self.cache.claim(step, &[ClaimRow::new(seq, tokens)])?;
         self.cache.retire(step)
     }
 

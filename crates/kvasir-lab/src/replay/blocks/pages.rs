@@ -39,7 +39,7 @@ pub(super) fn run_naive(case: &Case) -> Result<Outcome, CaseError> {
     let seq = cache.open().map_err(bad)?;
     let hit = cache.attach(seq, &ids, 0, u32::MAX, Lookup::default()).map_err(bad)?;
     let found = cache.table(seq).map_err(bad)?.to_vec();
-    cache.claim(StepId(1), &[ClaimRow { seq, redirected: 0, tokens: ids.len() as u32 }]).map_err(bad)?;
+    cache.claim(StepId(1), &[ClaimRow::new(seq, ids.len() as u32)]).map_err(bad)?;
     cache.retire(StepId(1)).map_err(bad)?;
     cache.publish(seq, &ids, ids.len() as u32).map_err(bad)?;
     let kept = cache.published_blocks(seq).map_err(bad)? * config.block_size;
@@ -240,7 +240,7 @@ impl Manager {
         let mut claims = Vec::new();
         for row in rows.iter().filter_map(|row| self.rows.get(row)) {
             let tokens = row.device.saturating_sub(self.cache.claimed_len(row.seq)?);
-            claims.push(ClaimRow { seq: row.seq, redirected: 0, tokens });
+            claims.push(ClaimRow::new(row.seq, tokens));
         }
         claims.retain(|claim| claim.tokens > 0);
         if !claims.is_empty() {

@@ -62,7 +62,7 @@ impl<C: Cache> Bench<C> {
         tokens: u32,
         tags: &mut Tags,
     ) -> Result<Vec<u64>, CacheError> {
-        self.run(&[ClaimRow { seq, redirected: 0, tokens }], tags)
+        self.run(&[ClaimRow::new(seq, tokens)], tags)
     }
 
     /// The plan of the last step.

@@ -63,7 +63,7 @@ impl Pool {
         for &(name, n) in rows {
             let tokens = small("n", n)?;
             let seq = self.seq(name).map_err(|error| error.to_string())?;
-            claims.push(ClaimRow { seq, redirected: 0, tokens });
+            claims.push(ClaimRow::new(seq, tokens));
         }
         let ran = self.bench.run(&claims, &mut self.tags);
         ran.map(|_| self.bench.answer()).map_err(|error| error.to_string())

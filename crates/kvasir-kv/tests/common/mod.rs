@@ -1,0 +1,10 @@
+//! What tests of several caches share.
+
+use kvasir_kv::{Cache, Plan, StepId};
+
+/// The plan of a step that is claimed.
+pub(crate) fn plan_of(cache: &dyn Cache, step: u64) -> Plan {
+    let mut plan = Plan::default();
+    cache.plan(StepId(step), &mut plan).unwrap();
+    plan
+}
