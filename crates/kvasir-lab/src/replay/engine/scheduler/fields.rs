@@ -30,10 +30,7 @@ impl Bench {
             "type" | "status" => Ok(state[field].clone()),
             "is_finished" => Ok(json!(state["status"] == "FINISHED")),
             "arrive_time" => Ok(json!(known.arrived as f64 / 1e9)),
-            "block_table" => {
-                let table = known.table.clone();
-                Ok(table.into_iter().map(|block| self.blocks.name(Some(block))).collect())
-            }
+            "block_table" => Ok(json!(known.table)),
             _ => sequence::field(&sequence, sequence.params(), known.number, field, self.block),
         }
     }

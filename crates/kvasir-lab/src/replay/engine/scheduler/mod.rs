@@ -61,7 +61,7 @@ struct Known {
     /// Ended, and nobody has been told yet.
     untold: bool,
     table: Vec<u32>,
-    /// As the case gives it, or its place among all.
+    /// As the case gives it, or its place among those to which it gives none.
     number: u64,
 }
 
@@ -122,7 +122,7 @@ impl Bench {
         let drafts = of("mtp_k", 0)?;
         core.set_spec_steps(drafts);
         let mut known = BTreeMap::new();
-        let mut names = Vec::new();
+        let (mut names, mut unnumbered) = (Vec::new(), 0);
         let has = |wanted: &str| list(given, "ops").is_ok_and(|ops| ops.iter().any(|op| op["op"] == wanted));
         // With a pipeline a sequence is not scheduled again before its output has come back.
         let serial = has("mark_inflight") || of("pipeline_parallel_size", 1)? > 1;
@@ -131,7 +131,8 @@ impl Bench {
             params.serial = serial;
             let request = Request { tag: names.len() as u64, prompt: tokens(&of["prompt"])?, params };
             let arrived = (of.get("arrive_time").and_then(Value::as_f64).unwrap_or(0.0) * 1e9) as Nanos;
-            let number = of.get("id").and_then(Value::as_u64).unwrap_or(names.len() as u64);
+            let number = of.get("id").and_then(Value::as_u64).unwrap_or(unnumbered);
+            unnumbered += u64::from(of.get("id").is_none());
             known.insert(name.clone(), Known { request, arrived, number, ..Known::default() });
             names.push(name.clone());
         }
