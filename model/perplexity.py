@@ -20,9 +20,9 @@ TYPES = ["bf16", "q8_0", "q4_0", "q4_k_m"]
 CHUNK = 512
 
 
-def held_out_text(characters):
+def held_out_text(seed, characters):
     said = []
-    for talk in corpus.stream(seed=5, held_out=True):
+    for talk in corpus.stream(seed=seed, held_out=True):
         if sum(map(len, said)) > characters:
             return "\n".join(said)
         if not talk.tools:
@@ -48,8 +48,10 @@ def main():
     args.add_argument("model", type=pathlib.Path)
     args.add_argument("--kvasir", required=True)
     args.add_argument("--llama", required=True)
+    args.add_argument("--seed", type=int, default=5, help="which conversations the text is taken from")
+    args.add_argument("--characters", type=int, default=24_000, help="length of the text")
     args = args.parse_args()
-    text = held_out_text(24_000)
+    text = held_out_text(args.seed, args.characters)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "text.txt")
         file.write_text(text)
