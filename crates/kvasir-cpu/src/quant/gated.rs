@@ -3,7 +3,7 @@
 
 use super::activations::QuantActivations;
 use super::format::{LANES, SUPER};
-use super::pairs::{self, BLOCK, Pair, ROOM, Room};
+use super::pairs::{self, BLOCK, Pair, Room};
 use super::panels::{PanelReader, QuantPanels};
 use super::{MADE, layouts};
 use crate::matmul::token_blocks;
@@ -73,18 +73,14 @@ impl Gated<'_> {
         made.panel.resize(BLOCK * LANES, 0.0);
         made.rows.resize(BLOCK, [0.0; SUPER]);
         let panels = s * SUPER / LANES..self.gate.panels().min((s + 1) * SUPER / LANES);
-        for panel in panels.clone() {
-            let mut multiply = |[a, b]: &mut [Vec<u8>; 2], room: &mut Room| {
-                let pair =
-                    Pair { panels: [gate.panel(panel, a).as_ptr(), up.panel(panel, b).as_ptr()], step: 1 };
-                // SAFETY: the level takes so many rows, both panels have layout `L`, and blocks of rows begin with a tile.
-                layouts::with_layout!(self.gate.format, L => unsafe {
-                    pairs::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);
-                });
-                let [gate, up] = room.sums.each_ref().map(|sums| &sums.as_flattened()[..rows.len() * LANES]);
-                arithmetic::gate(level, gate, up, self.activation, &mut made.panel[..rows.len() * LANES]);
-            };
-            MADE.with_borrow_mut(|panels| ROOM.with_borrow_mut(|room| multiply(panels, room)));
+        let mut multiply = |panel: usize, [a, b]: &mut [Vec<u8>; 2], room: &mut Room| {
+            let pair = Pair { panels: [gate.panel(panel, a).as_ptr(), up.panel(panel, b).as_ptr()], step: 1 };
+            // SAFETY: the level takes so many rows, both panels have layout `L`, and blocks of rows begin with a tile.
+            layouts::with_layout!(self.gate.format, L => unsafe {
+                pairs::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);
+            });
+            let [gate, up] = room.sums.each_ref().map(|sums| &sums.as_flattened()[..rows.len() * LANES]);
+            arithmetic::gate(level, gate, up, self.activation, &mut made.panel[..rows.len() * LANES]);
             let at = (panel - panels.start) * LANES;
             for (row, y) in made.rows.iter_mut().zip(made.panel[..rows.len() * LANES].as_chunks::<LANES>().0)
             {
@@ -92,7 +88,12 @@ impl Gated<'_> {
                     *part = *y;
                 }
             }
-        }
+        };
+        MADE.with_borrow_mut(|made| {
+            pairs::with_room(level, |room| {
+                panels.clone().for_each(|panel| multiply(panel, made, room));
+            });
+        });
         // Outputs past the last are none: a panel's weights past them are zeros, and so are the panels' that are not there.
         for row in &mut made.rows[..rows.len()] {
             row[panels.len() * LANES..].fill(0.0);

@@ -43,10 +43,12 @@ pub(crate) use panels::{EncodedRows, QuantPanels, RowBytes};
 use crate::matmul::{Output, token_blocks};
 use crate::{Level, Team};
 use std::cell::RefCell;
-
-/// Rows up to which tiles take panels one by one, so that memory is read in order: it is what few rows wait for.
 #[cfg(target_arch = "x86_64")]
-const ONE_BY_ONE: usize = 64;
+use std::ops::Range;
+
+/// Rows up to which a pair of panels takes so little time that several are one piece of work.
+#[cfg(target_arch = "x86_64")]
+const SHORT: usize = 64;
 
 thread_local! {
     /// Where panels are made that are not packed.
@@ -75,15 +77,15 @@ fn matmul_of(
 ) {
     let panels = w.panels.panels();
     #[cfg(target_arch = "x86_64")]
-    let on_tiles = level >= Level::Amx && pairs::takes(level, rows);
-    #[cfg(target_arch = "x86_64")]
-    if pairs::takes(level, rows) && !(on_tiles && rows <= ONE_BY_ONE) {
+    if pairs::takes(level, rows) {
         let block = token_blocks(rows, w.panels.supers * SUPER).min(pairs::BLOCK);
-        let pairs = panels.div_ceil(2);
-        team.each_in_order(pairs * rows.div_ceil(block), &|_, item| {
-            let (first, panel) = (item / pairs * block, item % pairs * 2);
+        let group = if rows <= SHORT { together(&w).next_multiple_of(2) } else { 2 };
+        let groups = panels.div_ceil(group);
+        team.each_in_order(groups * rows.div_ceil(block), &|_, item| {
+            let (first, from) = (item / groups * block, item % groups * group);
             let rows = first..rows.min(first + block);
-            MADE.with_borrow_mut(|made| many_rows::<2>(level, w, x, panel, rows, made, out));
+            let panels = from..panels.min(from + group);
+            MADE.with_borrow_mut(|made| many_rows(level, w, x, panels, rows, made, out));
         });
         return;
     }
@@ -91,11 +93,6 @@ fn matmul_of(
     team.each_in_order(panels.div_ceil(group), &|_, item| {
         MADE.with_borrow_mut(|made| {
             for n in item * group..panels.min((item + 1) * group) {
-                #[cfg(target_arch = "x86_64")]
-                if on_tiles {
-                    many_rows::<1>(level, w, x, n, 0..rows, made, out);
-                    continue;
-                }
                 let bytes = w.panel(n, &mut made[0]);
                 few_rows(level, &Panel { format: w.panels.format, bytes, first: n * LANES }, x, rows, out);
             }
@@ -199,28 +196,30 @@ fn reference(w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
     }
 }
 
-/// `P` panels from `panel` on, or one if there is only one more, times some rows.
+/// Some panels, in pairs as far as there are two, times some rows.
 #[cfg(target_arch = "x86_64")]
-fn many_rows<const P: usize>(
+fn many_rows(
     level: Level,
     w: PanelReader<'_, '_>,
     x: &QuantActivations,
-    panel: usize,
-    rows: std::ops::Range<usize>,
+    panels: Range<usize>,
+    rows: Range<usize>,
     [made, next_made]: &mut [Vec<u8>; 2],
     out: &Output,
 ) {
-    let to = Some((out, panel * LANES));
-    let one = w.panel(panel, made).as_ptr();
-    pairs::ROOM.with_borrow_mut(|room| {
-        // SAFETY: the level takes many rows, the panels have layout `L`, and blocks of rows begin with a tile.
-        layouts::with_layout!(w.panels.format, L => unsafe {
-            if P == 2 && panel + 1 < w.panels.panels() {
-                let two = [one, w.panel(panel + 1, next_made).as_ptr()];
-                pairs::panels::<L, 2>(level, &pairs::Pair { panels: two, step: 2 }, x, rows, room, to);
-            } else {
-                pairs::panels::<L, 1>(level, &pairs::Pair { panels: [one], step: 1 }, x, rows, room, to);
-            }
-        });
+    pairs::with_room(level, |room| {
+        for panel in panels.clone().step_by(2) {
+            let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
+            let one = w.panel(panel, made).as_ptr();
+            // SAFETY: the level takes many rows, the panels have layout `L`, and blocks of rows begin with a tile.
+            layouts::with_layout!(w.panels.format, L => unsafe {
+                if panel + 1 < panels.end {
+                    let two = [one, w.panel(panel + 1, next_made).as_ptr()];
+                    pairs::panels::<L, 2>(level, &pairs::Pair { panels: two, step: 2 }, x, rows, room, to);
+                } else {
+                    pairs::panels::<L, 1>(level, &pairs::Pair { panels: [one], step: 1 }, x, rows, room, to);
+                }
+            });
+        }
     });
 }

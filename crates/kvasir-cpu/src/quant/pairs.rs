@@ -7,6 +7,7 @@ use super::layouts::Layout;
 use super::vectors::v512::bytes;
 use super::{amx, many_avx2, many_vnni};
 use crate::Level;
+use crate::amx::Tiles;
 use crate::matmul::Output;
 use std::arch::x86_64::*;
 use std::cell::RefCell;
@@ -29,12 +30,21 @@ pub(super) struct Room {
 }
 
 thread_local! {
-    pub(super) static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
+    static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
         tiles: amx::Room::NONE,
         vectors: [many_vnni::Opened::NONE; 2],
         halves: [many_avx2::Opened::NONE; 2],
         sums: [[[0.0; LANES]; BLOCK]; 2],
     }));
+}
+
+/// What a thread works in, ready for this level: tiles are configured.
+pub(super) fn with_room(level: Level, work: impl FnOnce(&mut Room)) {
+    ROOM.with_borrow_mut(|room| {
+        // SAFETY: the level says that tiles are permitted.
+        let _tiles = (level >= Level::Amx).then(|| unsafe { Tiles::configure() });
+        work(room);
+    });
 }
 
 /// One or two panels that are multiplied together.
@@ -54,7 +64,7 @@ pub(super) fn takes(level: Level, rows: usize) -> bool {
 /// on; without, they stay in the room.
 ///
 /// # Safety
-/// The level must be one that [`takes`] rows, the panels have layout `L`, and the rows exist.
+/// The level must be one that [`takes`] rows and that the room is [ready for](with_room), the panels have layout `L`, and the rows exist.
 pub(super) unsafe fn panels<L: Layout, const P: usize>(
     level: Level,
     pair: &Pair<P>,
@@ -63,13 +73,10 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     room: &mut Room,
     out: Option<(&Output, usize)>,
 ) {
-    // SAFETY: as the caller vouches; the level says whether tiles are permitted.
+    // SAFETY: as the caller vouches.
     unsafe {
         match level {
-            Level::Amx => {
-                let _tiles = crate::amx::Tiles::configure();
-                amx::panels::<L, P>(pair, x, rows, room, out);
-            }
+            Level::Amx => amx::panels::<L, P>(pair, x, rows, room, out),
             Level::Avx512Vnni => many_vnni::panels::<L, P>(pair, x, rows, room, out),
             _ => many_avx2::panels::<L, P>(pair, x, rows, room, out),
         }
