@@ -35,7 +35,7 @@ impl Chat {
         let note = turn.map(|turn| Note::of_chat(turn, &body, ids.answer(0)));
         let reply = ask_noting(app, key, &request, "messages", note)?;
         Ok(Self {
-            head: json!({"id": format!("chatcmpl-{id}"), "created": app.seconds(), "model": app.model.name}),
+            head: json!({"id": format!("chatcmpl-{id}"), "created": super::seconds(), "model": app.model.name}),
             reply,
             ids,
             stream: request.stream,

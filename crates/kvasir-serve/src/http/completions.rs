@@ -79,7 +79,7 @@ impl Completion {
             });
             echoes.push(echoed[index / n].clone());
         }
-        let (id, created) = (format!("cmpl-{}", app.new_id()), app.seconds());
+        let (id, created) = (format!("cmpl-{}", app.new_id()), super::seconds());
         let head = json!({"id": id, "object": "text_completion", "created": created, "model": model.name});
         let reply = Reply::new(speakers, n, prompt_tokens);
         let scores_echo = request.echo && request.sampling.sampling.logprobs.is_some();

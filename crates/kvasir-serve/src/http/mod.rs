@@ -82,6 +82,8 @@ pub struct App {
     names: Names,
     ids: AtomicU64,
     random: RandomState,
+    /// When it was made, in seconds since 1970: what clients are told of the model's age.
+    since: u64,
 }
 
 /// The engine for those who watch it.
@@ -100,7 +102,8 @@ impl App {
     /// Serves `model` as run by `host` to whoever has one of `keys`.
     pub fn new(model: Arc<Model>, host: Arc<Host>, keys: Keys, live: Live, names: Names) -> Arc<Self> {
         let (sessions, random) = (Arc::default(), RandomState::new());
-        Arc::new(Self { model, host, keys, live, sessions, names, ids: AtomicU64::new(1), random })
+        let (ids, since) = (AtomicU64::new(1), seconds());
+        Arc::new(Self { model, host, keys, live, sessions, names, ids, random, since })
     }
 
     /// The routes.
@@ -200,10 +203,11 @@ impl App {
     fn new_id(&self) -> String {
         format!("{:016x}", self.noise())
     }
+}
 
-    fn seconds(&self) -> u64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-    }
+/// The time, in seconds since 1970.
+fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 impl IntoResponse for ApiError {
@@ -338,7 +342,7 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 fn model_object(app: &App) -> Value {
     let facts = &app.model.facts;
     json!({
-        "id": app.model.name, "object": "model", "created": 0, "owned_by": "kvasir",
+        "id": app.model.name, "object": "model", "created": app.since, "owned_by": "kvasir",
         "max_model_len": facts.max_len, "vocab_size": facts.vocab,
     })
 }

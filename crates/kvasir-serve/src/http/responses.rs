@@ -61,7 +61,7 @@ fn describe(app: &App, request: &ChatRequest, body: &Map<String, Value>) -> Valu
     let sampling = &request.sampling.sampling;
     json!({
         "object": "response",
-        "created_at": app.seconds(),
+        "created_at": super::seconds(),
         "status": "in_progress",
         "background": false,
         "error": null,

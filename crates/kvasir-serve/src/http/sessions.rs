@@ -158,7 +158,7 @@ fn object(app: &App, id: SessionId, session: &Session) -> Value {
         "messages": session.messages().map(<[Value]>::len),
         "cached": (app.host.kept(id) as usize).min(length),
         "ttl": session.ttl.as_secs(),
-        "expires": app.seconds() + session.left().as_secs(),
+        "expires": super::seconds() + session.left().as_secs(),
     })
 }
 
