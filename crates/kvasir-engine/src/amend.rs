@@ -29,6 +29,7 @@ impl Core {
         let Sampling { seed, logprobs, prompt_logprobs, hidden, .. } = old.sampling;
         old.sampling = Sampling { seed, logprobs, prompt_logprobs, hidden, ..new.sampling };
         sequence.sampling = old.sampling;
+        sequence.amended = true;
         sequence.stops = Plain::of(old, sequence.rest.room);
         let key = old.key;
         if runs {

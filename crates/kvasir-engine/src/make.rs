@@ -160,7 +160,7 @@ impl Core {
 
 /// What nearly every row of nearly every step is: the newest token of a sequence that decodes. `row` is what stood in its place
 /// when the batch was made last. If that was the same sequence's, what lies far from what every step looks at is there already:
-/// nothing of it changes while a sequence runs.
+/// nothing of it changes while a sequence runs, unless its parameters are.
 #[inline]
 fn decode_row(
     sequence: &Sequence,
@@ -169,7 +169,8 @@ fn decode_row(
     tokens: &mut Vec<Token>,
     row: &mut BatchRow,
 ) {
-    if row.seq != pick.seq || row.request != sequence.id.0 || !row.is_one_decode() {
+    let is_same = row.seq == pick.seq && row.request == sequence.id.0 && row.is_one_decode();
+    if !is_same || sequence.amended {
         *row = BatchRow {
             request: sequence.id.0,
             seq: pick.seq,

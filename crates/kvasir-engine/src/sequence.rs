@@ -87,6 +87,8 @@ pub struct Sequence {
     pub(crate) logprobs: bool,
     /// As in its parameters.
     pub(crate) serial: bool,
+    /// Its parameters were changed since it was added.
+    pub(crate) amended: bool,
     /// Prompt, then outputs that the host has seen. The newest of them are the next two lines.
     pub(crate) tokens: LongList,
     pub(crate) rest: Box<Rest>,

@@ -57,6 +57,21 @@ fn what_ends_a_request_can_be_changed_while_it_runs_and_its_room_cannot_grow() {
 }
 
 #[test]
+fn every_step_after_a_change_is_drawn_as_it_says() {
+    let mut core = core(Order::Fcfs);
+    let id = core.add(request(1, &[5, 6, 7]), 0).unwrap();
+    for temperature in [0.0, 0.25, 0.5, 0.75] {
+        core.change(id, |params| params.sampling.temperature = temperature).unwrap();
+        // In the second one the row stands where it stood.
+        for _ in 0..2 {
+            let step = core.schedule(0).unwrap();
+            assert_eq!(step.batch.rows[0].sampling.temperature, temperature);
+            end(&mut core, step, 9);
+        }
+    }
+}
+
+#[test]
 fn a_request_goes_on_from_its_newest_token_if_the_next_never_comes() {
     let mut core = core(Order::Fcfs);
     // The first fills its block, which is findable then.
