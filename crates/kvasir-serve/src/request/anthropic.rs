@@ -194,8 +194,15 @@ fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
             return Err(tool.error("type", "must be `custom`; the engine has no tools of its own"));
         }
         // Arguments are always streamed as they are made.
-        let own = ["type", "name", "description", "input_schema", "cache_control", "strict"];
-        tool.only(&[&own[..], &["eager_input_streaming"]].concat())?;
+        tool.only(&[
+            "type",
+            "name",
+            "description",
+            "input_schema",
+            "cache_control",
+            "strict",
+            "eager_input_streaming",
+        ])?;
         tool.need("input_schema")?;
         Tool::of(tool, "input_schema")
     })

@@ -1,7 +1,7 @@
 //! Fields of sequences, read and set by name; what is done to one beside the schedule.
 
-use super::{Bench, number, sequence};
-use kvasir_engine::{RequestId, Sequence};
+use super::{Bench, end, number, sequence};
+use kvasir_engine::{Finish, RequestId, Sequence};
 use kvasir_exec::Step;
 use serde_json::{Value, json};
 
@@ -65,6 +65,44 @@ impl Bench {
                 changed.map_err(|refusal| refusal.to_string())?;
             }
             (None, _) => sequence::set(&mut self.named(op)?.request.params, field, value)?,
+        }
+        Ok(Value::Null)
+    }
+
+    pub(super) fn add(&mut self, names: &[Value]) -> Result<Value, String> {
+        for name in names {
+            let known = self.named(&json!({ "seq": name }))?;
+            if known.id.is_some() && known.finish.is_none() {
+                return Err(format!("{name} is there already"));
+            }
+            let (request, arrived) = (known.request.clone(), known.arrived);
+            let added = self.core.add(request, arrived);
+            self.refused |= added.is_err();
+            let known = self.named(&json!({ "seq": name }))?;
+            known.id = added.ok();
+            known.finish = added.err().map(Finish::Refused);
+            known.completion.clear();
+            let name = name.as_str().unwrap_or_default();
+            self.added.retain(|other| other != name);
+            self.added.push(name.to_owned());
+            if added.is_err() {
+                end(&mut self.ended, name);
+            }
+        }
+        self.core.outbox().clear();
+        Ok(Value::Null)
+    }
+
+    pub(super) fn abort(&mut self, op: &Value) -> Result<Value, String> {
+        let now = self.now;
+        let known = self.named(op)?;
+        if let Some(id) = known.id.filter(|_| known.finish.is_none()) {
+            known.finish = Some(Finish::Aborted);
+            end(&mut self.ended, op["seq"].as_str().unwrap_or_default());
+            self.core.abort(id, now);
+            self.core.outbox().clear();
+        } else {
+            self.refused = true;
         }
         Ok(Value::Null)
     }

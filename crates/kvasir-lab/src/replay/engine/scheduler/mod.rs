@@ -58,8 +58,6 @@ struct Known {
     kind: Option<&'static str>,
     completion: Vec<Token>,
     finish: Option<Finish>,
-    /// Ended, and nobody has been told yet.
-    untold: bool,
     table: Vec<u32>,
     /// As the case gives it, or its place among those to which it gives none.
     number: u64,
@@ -217,44 +215,6 @@ impl Bench {
         self.known.get_mut(name).ok_or_else(|| format!("no sequence {name}"))
     }
 
-    fn add(&mut self, names: &[Value]) -> Result<Value, String> {
-        for name in names {
-            let known = self.named(&json!({ "seq": name }))?;
-            if known.id.is_some() && known.finish.is_none() {
-                return Err(format!("{name} is there already"));
-            }
-            let (request, arrived) = (known.request.clone(), known.arrived);
-            let added = self.core.add(request, arrived);
-            self.refused |= added.is_err();
-            let known = self.named(&json!({ "seq": name }))?;
-            known.id = added.ok();
-            known.finish = added.err().map(Finish::Refused);
-            known.completion.clear();
-            let name = name.as_str().unwrap_or_default();
-            self.added.retain(|other| other != name);
-            self.added.push(name.to_owned());
-            if added.is_err() {
-                self.end(name);
-            }
-        }
-        self.core.outbox().clear();
-        Ok(Value::Null)
-    }
-
-    fn abort(&mut self, op: &Value) -> Result<Value, String> {
-        let now = self.now;
-        let known = self.named(op)?;
-        if let Some(id) = known.id.filter(|_| known.finish.is_none()) {
-            known.finish = Some(Finish::Aborted);
-            self.end(op["seq"].as_str().unwrap_or_default());
-            self.core.abort(id, now);
-            self.core.outbox().clear();
-        } else {
-            self.refused = true;
-        }
-        Ok(Value::Null)
-    }
-
     fn next_batch_info(&self) -> Value {
         let budget = self.core.limits().max_num_batched_tokens;
         let partial = self.core.running().filter(|sequence| sequence.is_prefilling());
@@ -300,25 +260,14 @@ impl Bench {
         }
     }
 
-    /// Notes that somebody has ended.
-    fn end(&mut self, name: &str) {
-        if let Some(known) = self.known.get_mut(name) {
-            known.untold = true;
-            self.ended.retain(|other| other != name);
-            self.ended.push(name.to_owned());
-        }
-    }
-
     /// Who has ended since somebody was told.
     fn tell(&mut self) -> Vec<Value> {
-        let mut told = Vec::new();
-        for name in self.ended.drain(..) {
-            if let Some(known) = self.known.get_mut(&name) {
-                known.untold = false;
-                told.push(json!([name, known.finish.map(finish_name)]));
-            }
-        }
-        told
+        let known = &self.known;
+        let told = self.ended.drain(..).filter_map(|name| {
+            let finish = known.get(&name)?.finish.map(finish_name);
+            Some(json!([name, finish]))
+        });
+        told.collect()
     }
 
     fn describe(&mut self, step: &Step) -> Value {
@@ -425,8 +374,8 @@ impl Bench {
             let Some(known) = self.known.get_mut(name) else { continue };
             known.completion.extend(new);
             if let Some(finish) = event.finish {
-                (known.finish, known.untold) = (Some(finish), true);
-                self.ended.push(name.clone());
+                known.finish = Some(finish);
+                end(&mut self.ended, name);
             }
             let reason = event.finish.map(finish_name);
             stream.push(
@@ -442,7 +391,7 @@ impl Bench {
         let mut waiting: Vec<String> = self.core.waiting().map(|one| self.name_of(one.id())).collect();
         for (at, name) in self.added.iter().enumerate() {
             let known = &self.known[name];
-            if known.untold && known.completion.is_empty() && known.kind.is_none() {
+            if self.ended.contains(name) && known.completion.is_empty() && known.kind.is_none() {
                 let after = |other: &String| self.added.iter().position(|name| name == other) > Some(at);
                 let place = waiting.iter().position(after).unwrap_or(waiting.len());
                 waiting.insert(place, name.clone());
@@ -464,9 +413,10 @@ impl Bench {
                 known.table.clear();
                 self.blocks.release(name);
             }
+            let untold = self.ended.contains(name);
             let status = match known.finish {
-                Some(Finish::Aborted) if known.untold => "ABORTED",
-                Some(_) if known.untold => "WAITING",
+                Some(Finish::Aborted) if untold => "ABORTED",
+                Some(_) if untold => "WAITING",
                 Some(_) => "FINISHED",
                 None if held => "RUNNING",
                 None => "WAITING",
@@ -496,6 +446,12 @@ pub(super) fn draft_rows(batch: &Batch, width: u32) -> Vec<Vec<Token>> {
         drafts
     };
     batch.rows.iter().map(of).collect()
+}
+
+/// Notes that somebody has ended.
+fn end(ended: &mut Vec<String>, name: &str) {
+    ended.retain(|other| other != name);
+    ended.push(name.to_owned());
 }
 
 fn finish_name(finish: Finish) -> String {
