@@ -1,3 +1,4 @@
+use crate::Nanos;
 use kvasir_exec::Abilities;
 use serde::{Deserialize, Serialize};
 
@@ -65,13 +66,52 @@ pub struct Costs {
     pub step_ns: u64,
     /// Nanoseconds that each further decode row adds.
     pub row_ns: u64,
-    /// Nanoseconds that each token of a prompt adds.
+    /// Nanoseconds that a prompt's first token adds.
     pub token_ns: u64,
+    /// Nanoseconds that every thousand positions before a prompt's token add to that.
+    pub depth_ns: u64,
+}
+
+impl Costs {
+    /// Nanoseconds of a prompt's token at position `at`, and what each further position adds.
+    fn token(&self, at: u32) -> (f64, f64) {
+        let grow = self.depth_ns as f64 / 1000.0;
+        (self.token_ns as f64 + grow * f64::from(at), grow)
+    }
+
+    /// What so many of a prompt's tokens from position `at` on take.
+    pub fn tokens_take(&self, tokens: u32, at: u32) -> Nanos {
+        let ((first, grow), n) = (self.token(at), f64::from(tokens));
+        (n * first + n * n * grow / 2.0) as Nanos
+    }
+
+    /// How many of a prompt's tokens from position `at` on fit into `time`; none where it is not known what they cost.
+    pub fn tokens_in(&self, time: Nanos, at: u32) -> Option<u32> {
+        let ((first, grow), time) = (self.token(at), time as f64);
+        (self.token_ns > 0 || self.depth_ns > 0).then(|| {
+            let root = (first * first + 2.0 * grow * time).sqrt();
+            (2.0 * time / (first + root)) as u32
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_that_fit_take_no_longer() {
+        let costs = Costs { token_ns: 600, depth_ns: 270, ..Costs::default() };
+        for (time, at) in [(0, 0), (599, 0), (100_000, 0), (100_000, 4000), (9_000_000, 123)] {
+            let n = costs.tokens_in(time, at).unwrap();
+            assert!(costs.tokens_take(n, at) <= time && costs.tokens_take(n + 1, at) > time, "{n} in {time}");
+        }
+        assert_eq!(costs.tokens_take(1000, 4000), 600_000 + 4 * 270_000 + 135_000);
+        let flat = Costs { token_ns: 7, ..Costs::default() };
+        assert_eq!(flat.tokens_in(71, 1 << 20), Some(10));
+        assert_eq!(Costs { depth_ns: 1000, ..Costs::default() }.tokens_in(0, 0), Some(0));
+        assert_eq!(Costs::default().tokens_in(70, 3), None);
+    }
 
     #[test]
     fn decode_bound() {

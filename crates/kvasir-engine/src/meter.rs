@@ -1,57 +1,104 @@
 use crate::{Costs, Nanos};
 use kvasir_exec::{Batch, Phase};
 
-/// Learns from finished steps what a step, a decode row and a prompt token cost. Old steps fade.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct CostMeter {
-    /// Faded sums over steps without prompts: weight, rows, time, rows², rows · time.
+/// A straight line through what was seen; old points fade.
+#[derive(Clone, Debug)]
+struct Line {
+    /// How much of the past is left after each point.
+    fade: f64,
+    /// Faded sums: weight, x, y, x², x · y.
     sums: [f64; 5],
-    /// Faded sums over steps with prompts: time beyond what their decodes take, prompt tokens.
-    prompt_ns: f64,
-    prompt_tokens: f64,
 }
 
-/// How much of the past is left after each step.
-const FADE: f64 = 0.98;
-/// How much of earlier prompts is left after each chunk: within one prompt, tokens cost more and more.
-const PROMPT_FADE: f64 = 0.7;
-/// A chunk counts for so many tokens at most.
-const HEAVIEST: usize = 64;
+impl Line {
+    const fn new(fade: f64) -> Self {
+        Self { fade, sums: [0.0; 5] }
+    }
+
+    fn see(&mut self, x: f64, y: f64, weight: f64) {
+        let seen = [1.0, x, y, x * x, x * y];
+        self.sums.iter_mut().zip(seen).for_each(|(sum, one)| *sum = *sum * self.fade + one * weight);
+    }
+
+    /// Where it begins and how it rises, neither of them below zero; nothing where nothing was seen.
+    fn fit(&self) -> (f64, f64) {
+        let [n, x, y, xx, xy] = self.sums;
+        if n <= 0.0 {
+            return (0.0, 0.0);
+        }
+        let spread = n * xx - x * x;
+        let slope = if spread > 1e-9 * n * xx { ((n * xy - x * y) / spread).max(0.0) } else { 0.0 };
+        match (y - slope * x) / n {
+            base if base < 0.0 && xx > 0.0 => (0.0, xy / xx),
+            base => (base, slope),
+        }
+    }
+
+    /// The same line, as many times higher as `recent` points lie above it.
+    fn fit_through(&self, recent: &Self) -> (f64, f64) {
+        let ((base, slope), [n, x, y, ..]) = (self.fit(), recent.sums);
+        let expected = base * n + slope * x;
+        let times = if expected > 0.0 { y / expected } else { 1.0 };
+        (base * times, slope * times)
+    }
+}
+
+/// Learns from finished steps what a step, a decode row and a prompt's tokens cost.
+#[derive(Clone, Debug)]
+pub(crate) struct CostMeter {
+    /// Time of a step without prompts, by rows beyond the first.
+    decodes: Line,
+    /// Time of a prompt's token, by thousands of positions before it: how it grows belongs to model and machine, and is remembered for longer
+    /// than one prompt takes.
+    tokens: Line,
+    /// The same, for how high it is just now.
+    tokens_now: Line,
+}
+
+impl Default for CostMeter {
+    fn default() -> Self {
+        Self { decodes: Line::new(0.98), tokens: Line::new(0.98), tokens_now: Line::new(0.8) }
+    }
+}
+
+/// A chunk counts for so many tokens at most: a long one says no more about the next step than a short one does.
+const HEAVIEST: f64 = 64.0;
+/// Steps of a kind after which one of them counts as no more than twice what was expected: who stalls once need not do so again.
+const SETTLED: f64 = 8.0;
 
 impl CostMeter {
     /// Takes in a step that took `took`.
     pub(crate) fn see(&mut self, batch: &Batch, took: Nanos) {
         let (_, tokens) = batch.count(Phase::Prefill);
         let (rows, _) = batch.count(Phase::Decode);
+        // A decode row more is what the slope is about, so the first row belongs to the step.
+        let (more, took) = (rows.saturating_sub(1) as f64, took as f64);
+        let (base, slope) = self.decodes.fit();
+        let decodes = base + slope * more;
         if tokens == 0 {
-            // A decode row more is what the slope is about, so the first row belongs to the step.
-            let (x, y) = (rows.saturating_sub(1) as f64, took as f64);
-            let seen = [1.0, x, y, x * x, x * y];
-            self.sums.iter_mut().zip(seen).for_each(|(sum, one)| *sum = *sum * FADE + one);
-            return;
+            let most = if self.decodes.sums[0] > SETTLED { 2.0 * decodes } else { took };
+            return self.decodes.see(more, took.min(most), 1.0);
         }
-        let costs = self.costs();
-        let decodes = match rows {
-            0 => 0,
-            rows => costs.step_ns + costs.row_ns * (rows as u64 - 1),
-        };
-        // A long chunk says no more about the next step than a short one does, and less about short ones.
-        let weight = tokens.min(HEAVIEST) as f64 / tokens as f64;
-        self.prompt_ns = self.prompt_ns * PROMPT_FADE + took.saturating_sub(decodes) as f64 * weight;
-        self.prompt_tokens = self.prompt_tokens * PROMPT_FADE + tokens as f64 * weight;
+        let prompts = batch.rows.iter().filter(|row| row.phase == Phase::Prefill);
+        let middles = prompts.map(|row| {
+            let n = f64::from(row.tokens.len);
+            n * (f64::from(row.cached) + n / 2.0)
+        });
+        let n = tokens as f64;
+        let (depth, each) = (middles.sum::<f64>() / n / 1000.0, (took - decodes).max(0.0) / n);
+        let (base, slope) = self.tokens.fit_through(&self.tokens_now);
+        let settled = self.tokens.sums[0] > SETTLED * HEAVIEST;
+        let each = each.min(if settled { 2.0 * (base + slope * depth) } else { each });
+        let weight = n.min(HEAVIEST);
+        self.tokens.see(depth, each, weight);
+        self.tokens_now.see(depth, each, weight);
     }
 
     /// What is known so far; zeros where nothing is.
     pub(crate) fn costs(&self) -> Costs {
-        let [n, x, y, xx, xy] = self.sums;
-        let spread = n * xx - x * x;
-        let slope = match spread > 1e-9 * (n * xx).max(1.0) {
-            true => ((n * xy - x * y) / spread).max(0.0),
-            false => 0.0,
-        };
-        let base = if n > 0.0 { ((y - slope * x) / n).max(0.0) } else { 0.0 };
-        let token = if self.prompt_tokens > 0.0 { self.prompt_ns / self.prompt_tokens } else { 0.0 };
-        Costs { step_ns: base as u64, row_ns: slope as u64, token_ns: token as u64 }
+        let (step, row) = self.decodes.fit();
+        let (token, depth) = self.tokens.fit_through(&self.tokens_now);
+        Costs { step_ns: step as u64, row_ns: row as u64, token_ns: token as u64, depth_ns: depth as u64 }
     }
 }
 
@@ -61,11 +108,11 @@ mod tests {
     use kvasir_exec::BatchRow;
     use kvasir_kv::Span;
 
-    fn batch(prompt: usize, decodes: usize) -> Batch {
+    fn batch(prompt: u32, cached: u32, decodes: usize) -> Batch {
         let row = |phase, len| BatchRow { phase, tokens: Span { start: 0, len }, ..BatchRow::default() };
         let mut batch = Batch::default();
         if prompt > 0 {
-            batch.rows.push(row(Phase::Prefill, prompt as u32));
+            batch.rows.push(BatchRow { cached, ..row(Phase::Prefill, prompt) });
         }
         batch.rows.extend((0..decodes).map(|_| row(Phase::Decode, 1)));
         batch
@@ -76,40 +123,68 @@ mod tests {
         let mut meter = CostMeter::default();
         for i in 0..200 {
             let rows = 1 + i % 7;
-            meter.see(&batch(0, rows), 1000 + 50 * (rows as u64 - 1));
+            meter.see(&batch(0, 0, rows), 1000 + 50 * (rows as u64 - 1));
         }
         for i in 1..50 {
-            meter.see(&batch(i * 3, 2), 1050 + 20 * (i as u64 * 3));
+            meter.see(&batch(i * 3, 0, 2), 1050 + 20 * (i as u64 * 3));
         }
         let costs = meter.costs();
         assert!((990..=1010).contains(&costs.step_ns), "{costs:?}");
         assert!((48..=52).contains(&costs.row_ns), "{costs:?}");
-        assert!((19..=21).contains(&costs.token_ns), "{costs:?}");
+        assert!((19..=21).contains(&costs.token_ns) && costs.depth_ns < 3, "{costs:?}");
     }
 
     #[test]
     fn one_long_prompt_does_not_outweigh_the_chunks_after_it() {
         let mut meter = CostMeter::default();
-        (0..20).for_each(|_| meter.see(&batch(0, 4), 1000));
-        meter.see(&batch(4096, 0), 4096 * 10);
-        (0..40).for_each(|_| meter.see(&batch(64, 4), 1000 + 64 * 30));
-        assert!(meter.costs().token_ns >= 29, "{:?}", meter.costs());
+        (0..20).for_each(|_| meter.see(&batch(0, 0, 4), 1000));
+        meter.see(&batch(4096, 0, 0), 4096 * 10);
+        (0..40).for_each(|_| meter.see(&batch(64, 0, 4), 1000 + 64 * 30));
+        assert!(meter.costs().token_ns >= 28, "{:?}", meter.costs());
+    }
+
+    /// What a step of such a prompt's tokens takes beside 8 decodes.
+    const fn dearer(tokens: u64, at: u64) -> u64 {
+        60_000 + tokens * (700 + 300 * (at + tokens / 2) / 1000)
     }
 
     #[test]
-    fn a_prompt_whose_tokens_grow_dearer_is_kept_up_with() {
+    fn tokens_that_grow_dearer_are_foreseen() {
         let mut meter = CostMeter::default();
-        (0..20).for_each(|_| meter.see(&batch(0, 8), 60_000));
-        let token = |chunk: u64| 10_000 + 400 * chunk;
-        (0..24).for_each(|chunk| meter.see(&batch(176, 8), 60_000 + 176 * token(chunk)));
-        let (known, last) = (meter.costs().token_ns, token(23));
-        assert!(known * 100 > last * 94, "{known} of {last}: chunks would be so much too long");
+        (0..20).for_each(|_| meter.see(&batch(0, 0, 8), 60_000));
+        // One prompt alone, in two steps.
+        meter.see(&batch(2048, 0, 0), dearer(2048, 0));
+        meter.see(&batch(1952, 2048, 0), dearer(1952, 2048));
+        for at in [0, 1000, 4000] {
+            let known = meter.costs().tokens_take(100, at as u32) + 60_000;
+            assert!(known.abs_diff(dearer(100, at)) < known / 20, "{known} at {at}");
+        }
+    }
+
+    #[test]
+    fn a_slower_machine_is_noticed_within_a_few_chunks() {
+        let mut meter = CostMeter::default();
+        (0..20).for_each(|_| meter.see(&batch(0, 0, 8), 60_000));
+        (0..40).for_each(|i| meter.see(&batch(100, i * 100, 8), dearer(100, u64::from(i) * 100)));
+        (0..8).for_each(|i| meter.see(&batch(100, i * 100, 8), 2 * dearer(100, u64::from(i) * 100) - 60_000));
+        let (known, now) = (meter.costs().tokens_take(100, 800), 2 * (dearer(100, 800) - 60_000));
+        assert!(known * 10 > now * 8, "{known} of {now}");
+    }
+
+    #[test]
+    fn one_stall_is_not_what_steps_cost() {
+        let mut meter = CostMeter::default();
+        (0..20).for_each(|_| meter.see(&batch(0, 0, 4), 700));
+        meter.see(&batch(0, 0, 4), 1_000_000);
+        assert!(meter.costs().step_ns < 800, "{:?}", meter.costs());
+        (0..200).for_each(|_| meter.see(&batch(0, 0, 4), 7000));
+        assert!(meter.costs().step_ns > 6000, "but what lasts is: {:?}", meter.costs());
     }
 
     #[test]
     fn one_batch_size_alone_gives_no_slope() {
         let mut meter = CostMeter::default();
-        (0..20).for_each(|_| meter.see(&batch(0, 4), 700));
-        assert_eq!(meter.costs(), Costs { step_ns: 700, row_ns: 0, token_ns: 0 });
+        (0..20).for_each(|_| meter.see(&batch(0, 0, 4), 700));
+        assert_eq!(meter.costs(), Costs { step_ns: 700, ..Costs::default() });
     }
 }

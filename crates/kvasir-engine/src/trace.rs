@@ -79,9 +79,10 @@ pub struct StepTrace {
     /// Tokens of prompts, by number, whose chunks a rectangular policy skipped because they were cached.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<(u64, u32)>,
-    /// What the policy was told that steps cost: first row, further rows, prompt tokens, in nanoseconds.
+    /// What the policy was told that steps cost: first row, further rows, a prompt's first token, a thousand positions before it, in
+    /// nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub costs: Option<(u64, u64, u64)>,
+    pub costs: Option<(u64, u64, u64, u64)>,
     /// How many wait.
     pub waiting: u32,
     /// How many run.
@@ -309,7 +310,8 @@ impl<S: TraceSink> Tracer<S> {
         self.now.waiting = record.waiting;
         self.now.running = record.running;
         let costs = record.costs;
-        self.now.costs = (costs.step_ns > 0).then_some((costs.step_ns, costs.row_ns, costs.token_ns));
+        self.now.costs =
+            (costs.step_ns > 0).then_some((costs.step_ns, costs.row_ns, costs.token_ns, costs.depth_ns));
     }
 
     fn rows(&mut self, step: &Step) {

@@ -455,3 +455,27 @@ fn trees_of_drafts_are_refused_by_name_where_the_cache_knows_none() {
     let said = chains.generate(vec![request(&[5, 6, 7], 8)]).unwrap();
     assert_eq!(said[0].as_ref().unwrap().tokens, Toy::alone(&[5, 6, 7], 8, false));
 }
+
+#[test]
+fn chunks_beside_decodes_shrink_as_their_tokens_grow_dearer() {
+    let cache = Paged::new(BlockConfig { block_size: 4, blocks: 1024, ..BlockConfig::default() }).unwrap();
+    let target = Some(StepTarget::Hundredths(400));
+    let policy = Chunked::new(1 << 16, Mixing::On { target });
+    let mut core = Core::new(Limits::default(), Order::Fcfs, Box::new(policy), Box::new(cache));
+    core.set_costs(Costs { step_ns: 10_000, row_ns: 0, token_ns: 100, depth_ns: 100 });
+    let chunks = |core: &mut Core| -> Vec<u32> {
+        let mut step = core.schedule(0).unwrap();
+        core.take_binds().for_each(drop);
+        answer(&mut step, 30);
+        core.postprocess(&step, &Ok(()), 0);
+        let prompts = step.batch.rows.iter().filter(|row| row.phase == Phase::Prefill);
+        prompts.map(|row| row.tokens.len).collect()
+    };
+    core.add(request(&[5], 1000), 0).unwrap();
+    assert_eq!(chunks(&mut core), [1], "nobody decodes");
+    core.add(request(&[6; 1000], 1), 0).unwrap();
+    core.add(request(&[7; 20], 1), 0).unwrap();
+    // 30 µs are left for prompts in each step. What the first prompt leaves of the last is the second's.
+    let all: Vec<_> = (0..6).map(|_| chunks(&mut core)).collect();
+    assert_eq!(all, [vec![264], vec![218], vec![190], vec![170], vec![156], vec![2, 20]]);
+}

@@ -163,7 +163,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_STEP_TARGET_MS", value_name = "MS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_target_ms: Option<f64>,
-    /// With --mixed on: times that a step with decodes may take of what they take alone [default: none; serve 3.8]
+    /// With --mixed on: times that a step with decodes may take of what they take alone [default: none; serve 4]
     #[arg(long, env = "KVASIR_STEP_TARGET_TIMES", value_name = "F")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_target_times: Option<f64>,
@@ -256,7 +256,7 @@ impl Options {
             self.mixed.is_none() && self.step_target_ms.is_none() && self.step_target_times.is_none();
         if is_chunked && is_open {
             self.mixed = Some(Switch::On);
-            self.step_target_times = Some(3.8);
+            self.step_target_times = Some(4.0);
         }
         self
     }

@@ -2,7 +2,7 @@ use super::{
     Policy, PublishAt,
     room::{decode_running, never_fits},
 };
-use crate::{Admit, Desk, Feed, Nanos, Reason};
+use crate::{Admit, Costs, Desk, Feed, Nanos, Reason};
 
 /// Whether a step may hold prompts and decodes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,48 @@ const LEAST_CHUNK: u32 = 16;
 /// A chunk beside decodes while nobody knows what its tokens cost, where that must be learnt without a stall.
 const FIRST_CHUNK: u32 = 64;
 
+/// What is left of a step for prompts.
+#[derive(Clone, Copy)]
+struct Budget {
+    tokens: u32,
+    /// Where the step has a target.
+    time: Option<Spare>,
+}
+
+/// What is left of a step's target.
+#[derive(Clone, Copy)]
+struct Spare {
+    time: Nanos,
+    /// Tokens that may be fed whatever they cost.
+    least: u32,
+}
+
+impl Budget {
+    /// Tokens of a prompt that may be fed from position `at` on.
+    fn tokens(&self, costs: &Costs, at: u32) -> u32 {
+        // Who is fed a token or two makes the step read all that lies before them.
+        let whole = |tokens: u32| if tokens < LEAST_CHUNK { 0 } else { tokens };
+        let fits = |spare: Spare| whole(costs.tokens_in(spare.time, at).unwrap_or(0)).max(spare.least);
+        self.tokens.min(self.time.map_or(u32::MAX, fits))
+    }
+
+    /// Why there is no more of it.
+    fn short(&self) -> Reason {
+        match self.time {
+            Some(_) if self.tokens > 0 => Reason::CostTarget,
+            _ => Reason::TokenBudget,
+        }
+    }
+
+    fn take(&mut self, costs: &Costs, at: u32, tokens: u32) {
+        self.tokens -= tokens;
+        if let Some(spare) = &mut self.time {
+            spare.time = spare.time.saturating_sub(costs.tokens_take(tokens, at));
+            spare.least = spare.least.saturating_sub(tokens);
+        }
+    }
+}
+
 impl Chunked {
     /// The policy; `max_extend_tokens` bounds the prompt tokens of one step.
     pub fn new(max_extend_tokens: u32, mixing: Mixing) -> Self {
@@ -46,13 +88,13 @@ impl Chunked {
     }
 
     /// Prompts under way first, then newcomers, while the budget lasts.
-    fn prefill(&self, desk: &mut Desk<'_>, budget: u32, short: Reason) {
-        let mut budget = budget.min(desk.budget());
+    fn prefill(&self, desk: &mut Desk<'_>, mut budget: Budget) {
+        budget.tokens = budget.tokens.min(desk.budget());
         let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
         for i in 0..looked_at {
             let Some(entry) = desk.running_at(i) else { break };
             if desk.sequence(entry).is_prefilling() && desk.sequence(entry).to_feed() > 0 {
-                self.feed(desk, entry, &mut budget, short);
+                self.feed(desk, entry, &mut budget);
             }
         }
         while let Some(entry) = desk.next_waiting() {
@@ -60,51 +102,54 @@ impl Chunked {
                 desk.give_up(entry);
                 continue;
             }
-            if budget == 0 {
-                return desk.hold(entry, short);
+            if budget.tokens(&desk.costs(), 0) == 0 {
+                return desk.hold(entry, budget.short());
             }
             let reserve_to = desk.sequence(entry).longest().min(desk.capacity());
             if let Err(reason) = desk.admit(entry, Admit { reserve_to, hit_limit: u32::MAX }) {
                 return desk.hold(entry, reason);
             }
-            if !self.feed(desk, entry, &mut budget, short) {
+            if !self.feed(desk, entry, &mut budget) {
                 return;
             }
         }
     }
 
     /// Feeds the next chunk of one prompt. False if it could not be.
-    fn feed(&self, desk: &mut Desk<'_>, entry: u32, budget: &mut u32, short: Reason) -> bool {
-        let tokens = desk.sequence(entry).to_feed().min(*budget).min(desk.at_once(entry));
+    fn feed(&self, desk: &mut Desk<'_>, entry: u32, budget: &mut Budget) -> bool {
+        let (costs, at) = (desk.costs(), desk.sequence(entry).claimed());
+        let tokens = desk.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(desk.at_once(entry));
         let fed = match tokens {
-            0 => Err(short),
+            0 => Err(budget.short()),
             _ => desk.feed(entry, Feed { tokens, ..Feed::default() }),
         };
         match fed {
-            Ok(()) => *budget -= tokens,
+            Ok(()) => budget.take(&costs, at, tokens),
             Err(reason) => desk.hold(entry, reason),
         }
         fed.is_ok()
     }
 
-    /// Prompt tokens that fit beside the decodes already picked.
-    fn beside_decodes(&self, desk: &Desk<'_>, target: Option<StepTarget>) -> u32 {
+    /// What fits beside the decodes already picked.
+    fn beside_decodes(&self, desk: &Desk<'_>, target: Option<StepTarget>) -> Budget {
+        let all = Budget { tokens: self.max_extend_tokens, time: None };
+        let (Some(target), Some(rows)) = (target, desk.picked().checked_sub(1)) else { return all };
         let costs = desk.costs();
-        let (Some(target), Some(rows)) = (target, desk.picked().checked_sub(1)) else {
-            return self.max_extend_tokens;
-        };
         let alone = costs.step_ns + costs.row_ns * rows as u64;
-        let left = match target {
-            StepTarget::Time(target) => target.saturating_sub(alone),
-            StepTarget::Hundredths(share) => alone.saturating_mul(u64::from(share.saturating_sub(100))) / 100,
+        let is_known = costs.tokens_in(0, 0).is_some();
+        let (time, is_known) = match target {
+            StepTarget::Time(target) => (target.saturating_sub(alone), is_known),
+            StepTarget::Hundredths(share) => {
+                (alone.saturating_mul(u64::from(share.saturating_sub(100))) / 100, is_known && alone > 0)
+            }
         };
-        let fits = match (left.checked_div(costs.token_ns), target) {
-            (Some(tokens), _) if alone > 0 => tokens.min(u64::from(u32::MAX)) as u32,
-            (_, StepTarget::Hundredths(_)) => FIRST_CHUNK,
-            (Some(tokens), StepTarget::Time(_)) => tokens.min(u64::from(u32::MAX)) as u32,
-            (None, StepTarget::Time(_)) => self.max_extend_tokens,
-        };
-        fits.max(LEAST_CHUNK).min(self.max_extend_tokens)
+        match (is_known, target) {
+            (true, _) => Budget { time: Some(Spare { time, least: LEAST_CHUNK }), ..all },
+            (false, StepTarget::Time(_)) => all,
+            (false, StepTarget::Hundredths(_)) => {
+                Budget { time: Some(Spare { time: 0, least: FIRST_CHUNK }), ..all }
+            }
+        }
     }
 }
 
@@ -116,7 +161,7 @@ impl Policy for Chunked {
     fn schedule(&mut self, desk: &mut Desk<'_>) {
         match self.mixing {
             Mixing::Off => {
-                self.prefill(desk, self.max_extend_tokens, Reason::TokenBudget);
+                self.prefill(desk, Budget { tokens: self.max_extend_tokens, time: None });
                 match desk.picked() {
                     0 => decode_running(desk),
                     _ => desk.hold_rest_running(Reason::PrefillFirst),
@@ -125,8 +170,7 @@ impl Policy for Chunked {
             Mixing::On { target } => {
                 decode_running(desk);
                 let budget = self.beside_decodes(desk, target);
-                let cut = budget < self.max_extend_tokens;
-                self.prefill(desk, budget, if cut { Reason::CostTarget } else { Reason::TokenBudget });
+                self.prefill(desk, budget);
             }
         }
     }
