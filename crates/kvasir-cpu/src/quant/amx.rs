@@ -94,13 +94,14 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
     let panels = pair.panels;
-    let supers = x.supers;
+    let f = L::FORMAT;
+    let blocks = x.supers * f.planes;
     let opened: [*mut u8; P] = std::array::from_fn(|p| room.tiles.opened[p].as_mut_ptr());
     let sums: [*mut [f32; LANES]; P] = std::array::from_fn(|p| room.sums[p].as_mut_ptr());
     let products = room.tiles.products.each_mut().map(|p| p.as_mut_ptr());
     let (tile, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
-    for s in 0..supers {
-        let last = s + 1 == supers;
+    for block in 0..blocks {
+        let (s, last) = (block / f.planes, block + 1 == blocks);
         // Puts together the `part`th tile of the products of the two tiles of rows from `t` on.
         let fold = |t: usize, part: usize| {
             let (t, p) = (t + part / P, part % P);
@@ -116,19 +117,19 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                     Some((out, first)) => out.place(rows.start + t * TILE, first + p * LANES),
                     None => Place { at: sums, step: LANES, lanes: u16::MAX },
                 };
-                let before = (s > 0).then_some(sums.cast_const());
+                let before = (block > 0).then_some(sums.cast_const());
                 fold_tile::<L>(from, opened[p].add(SCALES), x.scales(tile + t, s), before, to);
             }
         };
         // What is opened next: the panels' next superblocks, in the end those of the panels behind them.
         let next = panels.map(|panel| match last {
-            true => panel.wrapping_add(pair.step * supers * L::FORMAT.bytes()),
-            false => panel.wrapping_add((s + 1) * L::FORMAT.bytes()),
+            true => panel.wrapping_add(pair.step * blocks * f.bytes()),
+            false => panel.wrapping_add((block + 1) * f.bytes()),
         });
-        // SAFETY: superblock `s` of panels and rows; products have room for a round.
+        // SAFETY: superblocks of panels, and `s` of rows; products have room for a round.
         unsafe {
             for p in 0..P {
-                open_super::<L>(panels[p].add(s * L::FORMAT.bytes()), next[p], opened[p]);
+                open_super::<L>(panels[p].add(block * f.bytes()), next[p], opened[p]);
             }
             for t in (0..tiles).step_by(2) {
                 let beside = |step: usize| match t {

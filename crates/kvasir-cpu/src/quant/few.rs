@@ -136,7 +136,7 @@ macro_rules! kernels {
             /// One panel times rows `row .. row + N`, which must lie in one tile.
             ///
             /// # Safety
-            /// The machine must have the instructions; `panel` must hold `x.supers` superblocks of layout `L`.
+            /// The machine must have the instructions; `panel` must hold superblocks of layout `L`.
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn dot<L: Layout, const N: usize>(
                 panel: *const u8,
@@ -147,10 +147,11 @@ macro_rules! kernels {
                 let f = L::FORMAT;
                 let (tile, r) = (row / TILE, row % TILE);
                 let mut sums = [[zero_floats(); N]; HALVES];
-                for s in 0..x.supers {
-                    // SAFETY: superblock `s` of the panel and of rows `r .. r + N` of the tile.
+                for at in 0..x.supers * f.planes {
+                    let s = at / f.planes;
+                    // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.
                     unsafe {
-                        let block = panel.add(s * f.bytes());
+                        let block = panel.add(at * f.bytes());
                         let codes = x.codes(tile, s).add(r * 64);
                         let mut words = [[[0; 64]; 2]; N];
                         for (n, words) in words.iter_mut().enumerate().filter(|_| !f.is_open()) {

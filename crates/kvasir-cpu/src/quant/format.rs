@@ -5,6 +5,9 @@ pub(crate) const SUPER: usize = 256;
 /// Outputs of a panel: the lanes of a vector, the columns of a tile.
 pub(crate) const LANES: usize = 16;
 
+/// Matrices of fewer weights are kept in 16 bits: no step waits for them, and small models mind rounding most.
+const SMALL: usize = 1 << 20;
+
 /// How superblocks of one encoding are laid out in a panel.
 ///
 /// A weight is `d * factor * v + dmin * min`, with d and dmin per superblock, scale and min integers of a byte per sub-block, and v one signed byte:
@@ -22,6 +25,8 @@ pub(crate) struct Format {
     pub(crate) times: i16,
     /// d and dmin are bf16 (made while packing), else f16 (as stored).
     pub(crate) wide_d: bool,
+    /// Superblocks for 256 weights of a row: two where the second has what bytes of the first leave over.
+    pub(crate) planes: usize,
 }
 
 impl Format {
@@ -37,12 +42,15 @@ impl Format {
     pub(crate) const Q5_K: Self = Self::k(5, 32, true, 2);
     pub(crate) const Q6_K: Self = Self::k(6, 16, false, -1);
 
+    /// Weights of any encoding as 16 bits: the high byte rounded, then what that left over, in a 256th of its unit.
+    pub(crate) const FINE: Self = Self { planes: 2, ..Self::Q8_0 };
+
     const fn legacy(bits: usize, has_min: bool) -> Self {
         Self { wide_d: true, ..Self::k(bits, 32, has_min, 1) }
     }
 
     const fn k(bits: usize, sub: usize, has_min: bool, times: i16) -> Self {
-        Self { bits, signed: !has_min, sub, has_min, times, wide_d: false }
+        Self { bits, signed: !has_min, sub, has_min, times, wide_d: false, planes: 1 }
     }
 
     /// The layout for an encoding, if it is one of integers in blocks.
@@ -62,6 +70,12 @@ impl Format {
         })
     }
 
+    /// The layout for a matrix of so many weights in an encoding, if it is one of integers in blocks.
+    pub(crate) fn for_matrix(dtype: DType, weights: usize) -> Option<Self> {
+        let format = Self::of(dtype)?;
+        Some(if weights < SMALL { Self::FINE } else { format })
+    }
+
     /// Whether weights are opened when they are packed.
     pub(crate) const fn is_open(self) -> bool {
         self.bits == 8
@@ -69,7 +83,13 @@ impl Format {
 
     /// Bits by which a product is shifted: an unsigned code leaves room for a sign. What is opened early has scales of 16 bits.
     pub(crate) const fn shift(self) -> usize {
-        if self.is_open() { 15 } else { self.bits - self.signed as usize }
+        if self.planes > 1 {
+            0
+        } else if self.is_open() {
+            15
+        } else {
+            self.bits - self.signed as usize
+        }
     }
 
     /// What makes up for the shift.

@@ -32,6 +32,10 @@ macro_rules! with_layout {
                 type $L = Bytes;
                 $body
             }
+            f if f == Fine::FORMAT => {
+                type $L = Fine;
+                $body
+            }
             f if f == KTwo::FORMAT => {
                 type $L = KTwo;
                 $body
@@ -71,6 +75,7 @@ layout!(NibblesMin, Q4_1);
 layout!(Fives, Q5_0);
 layout!(FivesMin, Q5_1);
 layout!(Bytes, Q8_0);
+layout!(Fine, FINE);
 layout!(KTwo, Q2_K);
 layout!(KThree, Q3_K);
 layout!(KFour, Q4_K);

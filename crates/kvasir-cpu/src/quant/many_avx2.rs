@@ -145,10 +145,11 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
 ) {
     let f = L::FORMAT;
     let mut numbers = Numbers { codes: [[0; SUPER / 2]; ROWS], sums: [[0; 8]; ROWS] };
-    for s in 0..x.supers {
+    for block in 0..x.supers * f.planes {
+        let s = block / f.planes;
         for (panel, opened) in panels.panels.iter().zip(&mut room.halves) {
-            // SAFETY: superblock `s` of the panel.
-            unsafe { open_super::<L>(panel.add(s * f.bytes()), opened) };
+            // SAFETY: a superblock of the panel.
+            unsafe { open_super::<L>(panel.add(block * f.bytes()), opened) };
         }
         for first in (0..rows.len()).step_by(ROWS) {
             let (tile, r) = ((rows.start + first) / TILE, (rows.start + first) % TILE);
@@ -171,7 +172,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                                 t = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins[n][half]), dmin, t);
                             }
                             let sum = sums[first + n].as_mut_ptr().add(half * 8);
-                            let before = if s == 0 { _mm256_setzero_ps() } else { _mm256_loadu_ps(sum) };
+                            let before = if block == 0 { _mm256_setzero_ps() } else { _mm256_loadu_ps(sum) };
                             let scale = _mm256_set1_ps(*x.scales(tile, s).add(r + n));
                             _mm256_storeu_ps(sum, _mm256_fmadd_ps(t, scale, before));
                         }

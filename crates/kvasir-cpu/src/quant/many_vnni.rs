@@ -158,15 +158,16 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
     let f = L::FORMAT;
-    for s in 0..x.supers {
-        let last = s + 1 == x.supers;
+    let blocks = x.supers * f.planes;
+    for block in 0..blocks {
+        let (s, last) = (block / f.planes, block + 1 == blocks);
         for (p, panel) in panels.panels.iter().enumerate() {
             // What is opened next: the panels' next superblocks, in the end those of the panels behind them.
-            let next = if last { panels.step * x.supers } else { s + 1 };
-            // SAFETY: superblock `s` of the panel.
+            let next = if last { panels.step * blocks } else { block + 1 };
+            // SAFETY: a superblock of the panel.
             unsafe {
                 let next = panel.wrapping_add(next * f.bytes());
-                open_super::<L>(panel.add(s * f.bytes()), next, &mut room.vectors[p]);
+                open_super::<L>(panel.add(block * f.bytes()), next, &mut room.vectors[p]);
             }
         }
         for first in (0..rows.len()).step_by(ROWS) {
@@ -189,7 +190,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                         if f.has_min {
                             t = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(all.mins[p][n]), dmin, t);
                         }
-                        let before = match s {
+                        let before = match block {
                             0 => _mm512_setzero_ps(),
                             _ => _mm512_loadu_ps(sums.add(n * LANES)),
                         };

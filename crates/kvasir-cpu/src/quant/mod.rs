@@ -5,6 +5,7 @@ mod activations;
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod few;
+mod fine;
 mod format;
 #[cfg(target_arch = "x86_64")]
 mod gated;
@@ -78,7 +79,7 @@ fn matmul_of(
     let panels = w.panels.panels();
     #[cfg(target_arch = "x86_64")]
     if pairs::takes(level, rows) {
-        let block = token_blocks(rows, w.panels.supers * SUPER).min(pairs::BLOCK);
+        let block = token_blocks(rows, x.supers * SUPER).min(pairs::BLOCK);
         let group = if rows <= SHORT { together(&w).next_multiple_of(2) } else { 2 };
         let groups = panels.div_ceil(group);
         team.each_in_order(groups * rows.div_ceil(block), &|_, item| {

@@ -177,7 +177,7 @@ unsafe fn float_scales<L: Layout>(at: *const u8) -> [float32x4_t; 4] {
 /// One panel times rows `row .. row + N`, which must lie in one tile.
 ///
 /// # Safety
-/// The processor must have the instructions of `D`; `panel` must hold `x.supers` superblocks of layout `L`.
+/// The processor must have the instructions of `D`; `panel` must hold superblocks of layout `L`.
 pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
     panel: *const u8,
     x: &QuantActivations,
@@ -188,10 +188,11 @@ pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
     let (tile, r) = (row / TILE, row % TILE);
     // SAFETY: zero.
     let mut acc = [[unsafe { vdupq_n_f32(0.0) }; 4]; N];
-    for s in 0..x.supers {
-        // SAFETY: superblock `s` of the panel and of rows `r .. r + N` of the tile.
+    for at in 0..x.supers * f.planes {
+        let s = at / f.planes;
+        // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.
         unsafe {
-            let block = panel.add(s * f.bytes());
+            let block = panel.add(at * f.bytes());
             let (total, mins) = superblock::<L, D, N>(block, x, (tile, s, r));
             let d = float_scales::<L>(block);
             for n in 0..N {

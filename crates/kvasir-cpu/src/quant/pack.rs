@@ -1,5 +1,6 @@
 //! A panel out of 16 encoded rows.
 
+use super::fine;
 use super::format::{Format, LANES, SUPER};
 use super::source::Supers;
 use super::transpose::transpose;
@@ -21,12 +22,16 @@ fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out
     let ahead = (rows[1].as_ptr() as usize).wrapping_sub(rows[0].as_ptr() as usize).wrapping_mul(LANES);
     let mut supers = Supers::new();
     let mut lines = [[0u8; 64]; 64];
-    for (s, out) in out.chunks_exact_mut(format.bytes()).enumerate() {
+    for (s, out) in out.chunks_exact_mut(format.bytes() * format.planes).enumerate() {
         let mut parts: Encoded<'_> = [&[]; LANES];
         for (to, row) in parts.iter_mut().zip(rows) {
             let end = row.len().min((s + 1) * step);
             *to = &row[end.min(s * step)..end];
             fetch(to, ahead);
+        }
+        if format == Format::FINE {
+            fine::pack(dtype, &parts, out);
+            continue;
         }
         #[cfg(target_arch = "x86_64")]
         if dtype == DType::Q8_0 && level >= Level::Avx512Vnni {

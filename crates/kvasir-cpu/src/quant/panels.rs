@@ -26,6 +26,7 @@ pub(crate) struct QuantPanels {
     pub(crate) dtype: DType,
     pub(crate) format: Format,
     pub(crate) outputs: usize,
+    /// Superblocks of a panel, of all planes.
     pub(crate) supers: usize,
     rows: Box<dyn EncodedRows>,
     /// Room for all panels, once there is one.
@@ -46,10 +47,21 @@ impl QuantPanels {
         (outputs, inputs): (usize, usize),
         rows: impl EncodedRows + 'static,
     ) -> Option<Self> {
-        let (format, supers) = (Format::of(dtype)?, inputs.div_ceil(SUPER));
+        let format = Format::for_matrix(dtype, outputs * inputs)?;
+        Some(Self::in_format(format, dtype, (outputs, inputs), rows))
+    }
+
+    /// The same in a format that the encoding can have.
+    pub(super) fn in_format(
+        format: Format,
+        dtype: DType,
+        (outputs, inputs): (usize, usize),
+        rows: impl EncodedRows + 'static,
+    ) -> Self {
+        let supers = inputs.div_ceil(SUPER) * format.planes;
         let (rows, packed) = (Box::new(rows), OnceLock::new());
         let (done, packing) = (AtomicUsize::new(0), Mutex::new(()));
-        Some(Self { dtype, format, outputs, supers, rows, packed, done, packing })
+        Self { dtype, format, outputs, supers, rows, packed, done, packing }
     }
 
     /// Packs what is not packed yet.

@@ -10,7 +10,8 @@ use half::{bf16, f16};
 pub(crate) fn dot(format: Format, panel: &[u8], x: &QuantActivations, row: usize, out: &mut [f32; LANES]) {
     let (tile, r) = (row / TILE, row % TILE);
     *out = [0.0; LANES];
-    for (s, block) in panel.chunks_exact(format.bytes()).enumerate().take(x.supers) {
+    for (at, block) in panel.chunks_exact(format.bytes()).enumerate().take(x.supers * format.planes) {
+        let s = at / format.planes;
         // SAFETY: the pointers are those of a superblock and row within `x`, which is only read during a matmul.
         let (codes, scale, sums) = unsafe {
             let mut codes = [0i8; SUPER];

@@ -249,7 +249,7 @@ fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) ->
 
 /// The bits of the least bf16 that is not below a number: zero if it is not normal.
 #[inline(always)]
-fn unit(exact: f32) -> u16 {
+pub(super) fn unit(exact: f32) -> u16 {
     let up = exact.to_bits().wrapping_add(0xffff) >> 16;
     if f32::from_bits(up << 16).is_normal() { up as u16 } else { 0 }
 }

@@ -67,13 +67,19 @@ impl EncodedRows for Lines {
     }
 }
 
-fn case(dtype: DType, outputs: usize, inputs: usize, rows: usize) -> Case {
+/// Every encoding in its own format, and some in the one that small matrices have: it comes of decoded weights.
+fn formats() -> impl Iterator<Item = (DType, Format)> {
+    let own = TYPES.into_iter().filter_map(|dtype| Some((dtype, Format::of(dtype)?)));
+    own.chain([DType::Q8_0, DType::Q4K].map(|dtype| (dtype, Format::FINE)))
+}
+
+fn case(format: Format, dtype: DType, outputs: usize, inputs: usize, rows: usize) -> Case {
     let mut rng = Rng(dtype as u64 * 1000 + (outputs * inputs + rows) as u64);
     let bytes = random_rows(&mut rng, dtype, outputs, inputs);
     let mut dense = vec![0.0; outputs * inputs];
     encoding::dequantize(dtype, &bytes, &mut dense).unwrap();
     let rows_of = Lines { step: bytes.len() / outputs, bytes };
-    let w = QuantPanels::of(dtype, (outputs, inputs), rows_of).unwrap();
+    let w = QuantPanels::in_format(format, dtype, (outputs, inputs), rows_of);
     let values: Vec<f32> = (0..rows * inputs).map(|_| rng.normal()).collect();
     let x = QuantActivations::new(rows, inputs).unwrap();
     for (r, row) in values.chunks_exact(inputs).enumerate() {
@@ -93,9 +99,9 @@ fn run(case: &Case, level: Level, rows: usize, threads: usize) -> Vec<f32> {
 
 #[test]
 fn every_level_and_number_of_rows_gives_the_same_bits() {
-    for dtype in TYPES {
+    for (dtype, format) in formats() {
         for (outputs, inputs) in [(35, 512), (16, 256), (64, 768)] {
-            let case = case(dtype, outputs, inputs, 70);
+            let case = case(format, dtype, outputs, inputs, 70);
             let reference = run(&case, Level::Portable, 70, 1);
             // First where the rows lie, then packed in part, then packed.
             for packed in 0..3 {
@@ -121,9 +127,9 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
 
 #[test]
 fn results_are_those_of_the_decoded_weights() {
-    for dtype in TYPES {
+    for (dtype, format) in formats() {
         let inputs = if dtype.block_len() == 32 { 416 } else { 512 };
-        let case = case(dtype, 40, inputs, 3);
+        let case = case(format, dtype, 40, inputs, 3);
         let got = run(&case, Level::detect(), 3, 2);
         let mut worst = 0f64;
         for (row, x) in case.inputs.chunks_exact(inputs).enumerate() {
@@ -143,10 +149,13 @@ fn results_are_those_of_the_decoded_weights() {
 #[test]
 fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
     let level = Level::detect();
-    for dtype in TYPES {
+    for (dtype, format) in formats() {
         let inner = if dtype.block_len() == 32 { 288 } else { 512 };
-        let (gate, up, down) =
-            (case(dtype, inner, 256, 70), case(dtype, inner, 256, 71), case(dtype, 35, inner, 70));
+        let (gate, up, down) = (
+            case(format, dtype, inner, 256, 70),
+            case(format, dtype, inner, 256, 71),
+            case(format, dtype, 35, inner, 70),
+        );
         let gated = Gated { gate: &gate.w, up: &up.w, activation: kvasir_program::Activation::Silu };
         for rows in [8, 9, 16, 17, 40, 70] {
             assert_eq!(gated.takes(level, rows), level >= Level::Avx2 && rows > 8);
@@ -173,6 +182,44 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             assert_eq!(of(&together), of(&apart), "{dtype} rows {rows}");
+        }
+    }
+}
+
+#[test]
+fn sixteen_bits_are_the_decoded_weights() {
+    for dtype in TYPES {
+        let (outputs, inputs) = (35, if dtype.block_len() == 32 { 416 } else { 512 });
+        let case = case(Format::FINE, dtype, outputs, inputs, 1);
+        assert_eq!(Format::for_matrix(dtype, outputs * inputs), Some(Format::FINE));
+        assert_ne!(Format::for_matrix(dtype, 1 << 20), Some(Format::FINE));
+        // One input at a time is one activation of 127 times its scale: 1.
+        for i in [0, 1, 255, 256, 300, inputs - 1] {
+            let x = QuantActivations::new(1, inputs).unwrap();
+            let mut row = vec![0.0; inputs];
+            row[i] = 1.0;
+            // SAFETY: one thread, the only row.
+            unsafe { x.write_row(Level::detect(), 0, &row) };
+            let mut got = vec![f32::NAN; outputs];
+            matmul(
+                &Team::new(1),
+                Level::detect(),
+                &case.w,
+                &x,
+                1,
+                &Output::new(&mut got, 1, outputs, outputs),
+            );
+            for (o, (w, got)) in case.dense.chunks_exact(inputs).zip(got).enumerate() {
+                let largest = w[i / 256 * 256..inputs.min(i / 256 * 256 + 256)]
+                    .iter()
+                    .fold(0f32, |a, w| a.max(w.abs()));
+                // Half of the unit, which is rounded up to a bf16.
+                assert!(
+                    (w[i] - got).abs() < largest / 32_639.0 * 0.51,
+                    "{dtype} output {o} input {i}: {} {got}",
+                    w[i]
+                );
+            }
         }
     }
 }

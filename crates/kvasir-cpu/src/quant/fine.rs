@@ -1,0 +1,40 @@
+//! Superblocks in two planes, out of any encoding: weights as 16 bits of a unit for 256 of them. A plane is a superblock of bytes like any other,
+//! so the kernels know nothing of it but that two of them meet the same activations.
+
+use super::format::{Format, SUPER};
+use super::pack::Encoded;
+use super::source::unit;
+use kvasir_formats::{DType, encoding};
+
+/// The largest number whose high byte, rounded, is still less than 128.
+const MOST: f32 = 32_639.0;
+
+/// Writes both superblocks of `rows` into `out`. Weights that are not there, or are no numbers, are zero.
+#[inline(always)]
+pub(super) fn pack(dtype: DType, rows: &Encoded<'_>, out: &mut [u8]) {
+    let (high, low) = out.split_at_mut(Format::FINE.bytes());
+    for (lane, row) in rows.iter().enumerate() {
+        let mut weights = [0f32; SUPER];
+        let there = row.len() / dtype.block_bytes() * dtype.block_len();
+        if encoding::dequantize(dtype, row, &mut weights[..there]).is_err() {
+            weights.fill(0.0);
+        }
+        let largest = weights.iter().fold(0f32, |most, w| most.max(w.abs()));
+        let one = f32::from_bits(u32::from(unit(largest / MOST)) << 16);
+        let inverse = if one == 0.0 { 0.0 } else { 1.0 / one };
+        set_unit(high, lane, one * 256.0);
+        set_unit(low, lane, one);
+        for (i, w) in weights.iter().enumerate() {
+            // What is no number is cast to zero.
+            let whole = (w * inverse).round_ties_even() as i32;
+            let rounded = (whole + 128) >> 8;
+            let at = Format::FINE.codes_at() + i / 4 * 64 + lane * 4 + i % 4;
+            (high[at], low[at]) = (rounded as u8 ^ 0x80, (whole - rounded * 256) as u8 ^ 0x80);
+        }
+    }
+}
+
+#[inline(always)]
+fn set_unit(plane: &mut [u8], lane: usize, unit: f32) {
+    plane[lane * 2..lane * 2 + 2].copy_from_slice(&unit.to_bits().to_le_bytes()[2..]);
+}
