@@ -222,3 +222,20 @@ fn a_vocabulary_of_bert_is_cut_into_words_and_matched_from_the_left() {
     assert_eq!(streamed(&tokenizer, &ids, true), "the unaffable , un \u{4e2d}");
     assert_eq!(tokenizer.decode(&ids, true).unwrap(), "the unaffable , un \u{4e2d}");
 }
+
+#[test]
+fn white_space_that_cannot_be_cut_is_refused_and_not_cut_wrongly() {
+    for dir in families() {
+        let t = TextFiles::open(&dir).unwrap().tokenizer().unwrap();
+        let (gap, wide) = (" ".repeat(1_100_000), " ".repeat(20_000));
+        let encode = |gap: &str| t.encode(&format!("a{gap} b c"), false);
+        if let Ok(ids) = encode(&gap) {
+            let end = encode(&wide).unwrap();
+            assert_eq!(ids[ids.len() - 2..], end[end.len() - 2..], "{}: the words behind", dir.display());
+        }
+    }
+    let qwen = families().into_iter().find(|dir| dir.ends_with("qwen")).unwrap();
+    let t = TextFiles::open(&qwen).unwrap().tokenizer().unwrap();
+    let why = t.encode(&" ".repeat(1_100_000), false).unwrap_err().to_string();
+    assert!(why.contains("too long"), "{why}");
+}

@@ -1,4 +1,5 @@
 use super::bytes::{byte_token, decode_spelling};
+use super::pre::TOO_LONG;
 use crate::{Error, Result};
 use serde_json::Value as Json;
 use std::{collections::HashSet, panic::catch_unwind};
@@ -10,7 +11,13 @@ pub(super) struct HfVocab {
     special: HashSet<u32>,
     added: HashSet<u32>,
     spelling: Spelling,
+    /// Text is cut by an expression that looks ahead from the end of white space.
+    looks_ahead: bool,
 }
+
+/// White characters in a row that such an expression is asked to cut: it gives up on a million, and the library then says nothing and
+/// takes all that is left for one word.
+const WHITEST: usize = 900_000;
 
 /// What a token's spelling says about its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +50,10 @@ impl HfVocab {
         let added = inner.get_added_tokens_decoder();
         let special = added.iter().filter(|(_, t)| t.special).map(|(&id, _)| id).collect();
         let added = added.keys().copied().collect();
-        Ok(Self { spelling: spelling(&decoder)?, inner, special, added })
+        let cuts = inner.get_pre_tokenizer().map(serde_json::to_string).transpose();
+        let cuts = cuts.map_err(|e| Error::at("tokenizer.json", e))?.unwrap_or_default();
+        let looks_ahead = cuts.contains("(?!") || cuts.contains(r#""use_regex":true"#);
+        Ok(Self { spelling: spelling(&decoder)?, inner, special, added, looks_ahead })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -84,6 +94,9 @@ impl HfVocab {
     }
 
     pub(super) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        if self.looks_ahead && text.len() > WHITEST && widest_gap(text) > WHITEST {
+            return Err(Error::at("encoding", TOO_LONG));
+        }
         let encoding = self.inner.encode_fast(text, add_special).map_err(|e| Error::at("encoding", e))?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -91,6 +104,11 @@ impl HfVocab {
     pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.inner.decode(ids, skip_special).map_err(|e| Error::at("decoding", e))
     }
+}
+
+/// White characters in a row at most.
+fn widest_gap(text: &str) -> usize {
+    text.split(|c: char| !c.is_whitespace()).map(|gap| gap.chars().count()).max().unwrap_or(0)
 }
 
 /// Tells the spellings apart by the decoder's steps.

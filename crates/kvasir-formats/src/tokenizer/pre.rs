@@ -164,7 +164,7 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
 }
 
 /// What the expressions give up on: they look ahead from the end of a stretch back to its beginning.
-const TOO_LONG: &str =
+pub(super) const TOO_LONG: &str =
     "the text has a stretch of one kind, such as white space, that is too long to be cut into words";
 
 /// Cuts text with one expression after another; what an expression leaves between its matches is a piece too.
