@@ -19,21 +19,23 @@ pub struct Shape {
     pub vocabulary: u32,
     /// Longest sequence it was made for.
     pub max_model_len: u32,
+    /// Whether the head is the table of embeddings.
+    pub tied: bool,
 }
 
 /// The shapes that are known by name, as their published configurations have them.
 pub const SHAPES: [Shape; 6] = [
-    shape("qwen3-0.6b", [28, 1024, 16, 8, 128, 3072, 151_936, 40_960]),
-    shape("qwen3-8b", [36, 4096, 32, 8, 128, 12_288, 151_936, 40_960]),
-    shape("qwen3-14b", [40, 5120, 40, 8, 128, 17_408, 151_936, 40_960]),
-    shape("qwen3-32b", [64, 5120, 64, 8, 128, 25_600, 151_936, 40_960]),
-    shape("llama-3.2-1b", [16, 2048, 32, 8, 64, 8192, 128_256, 131_072]),
-    shape("llama-3-8b", [32, 4096, 32, 8, 128, 14_336, 128_256, 8192]),
+    shape("qwen3-0.6b", [28, 1024, 16, 8, 128, 3072, 151_936, 40_960], true),
+    shape("qwen3-8b", [36, 4096, 32, 8, 128, 12_288, 151_936, 40_960], false),
+    shape("qwen3-14b", [40, 5120, 40, 8, 128, 17_408, 151_936, 40_960], false),
+    shape("qwen3-32b", [64, 5120, 64, 8, 128, 25_600, 151_936, 40_960], false),
+    shape("llama-3.2-1b", [16, 2048, 32, 8, 64, 8192, 128_256, 131_072], true),
+    shape("llama-3-8b", [32, 4096, 32, 8, 128, 14_336, 128_256, 8192], false),
 ];
 
-const fn shape(name: &'static str, n: [u32; 8]) -> Shape {
+const fn shape(name: &'static str, n: [u32; 8], tied: bool) -> Shape {
     let [layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary, max_model_len] = n;
-    Shape { name, layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary, max_model_len }
+    Shape { name, layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary, max_model_len, tied }
 }
 
 impl Shape {
@@ -53,6 +55,11 @@ impl Shape {
     /// Weights of the head, which only sampled tokens are multiplied with.
     pub fn head_weights(&self) -> f64 {
         f64::from(self.hidden) * f64::from(self.vocabulary)
+    }
+
+    /// Weights of the table of embeddings, where it is not the head.
+    pub fn table_weights(&self) -> f64 {
+        if self.tied { 0.0 } else { self.head_weights() }
     }
 
     /// Numbers that one token leaves in the cache.
