@@ -1,6 +1,7 @@
 use super::{
     AskedForm, COUNT_TOKENS, ChatRequest, MESSAGES, Message, Reader, Role, SamplingFields, StreamOptions,
-    ThinkingBudget, Tool, ToolChoice, classify, message::AssistantTurn, message::no_text, sampling,
+    ThinkingBudget, Tool, ToolChoice, chat::effort_word, classify, message::AssistantTurn, message::no_text,
+    sampling,
 };
 use crate::ApiError;
 use kvasir_sample::Sampling;
@@ -116,7 +117,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
     if items.is_empty() {
         return Err(body.error("messages", "must not be empty"));
     }
-    let mut calls: Vec<String> = Vec::new();
+    let mut calls = Calls::default();
     for (i, item) in items.iter().enumerate() {
         let path = format!("messages[{i}]");
         let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
@@ -124,16 +125,36 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
         reader.only(&["role", "content"])?;
         reader.need("content")?;
         match reader.text("role")? {
-            Some("user") => user(&reader, &calls, messages)?,
-            Some("assistant") => messages.push(assistant(&reader, &mut calls)?),
+            Some("user") => user(&reader, &mut calls, messages)?,
+            Some("assistant") => {
+                calls.all_answered(body)?;
+                messages.push(assistant(&reader, &mut calls, i)?);
+            }
             _ => return Err(reader.error("role", "must be user or assistant")),
         }
     }
-    let open = |last: &Message| last.role == Role::Assistant && last.source.get("tool_calls").is_none();
-    Ok(messages.last().is_some_and(open))
+    calls.all_answered(body)?;
+    Ok(messages.last().is_some_and(|last| last.role == Role::Assistant))
 }
 
-fn user(reader: &Reader, calls: &[String], messages: &mut Vec<Message>) -> Result<(), ApiError> {
+/// Calls of the assistant's last message that wait for their results.
+#[derive(Default)]
+struct Calls {
+    ids: Vec<String>,
+    /// Number of that message.
+    message: usize,
+}
+
+impl Calls {
+    fn all_answered(&self, body: &Reader) -> Result<(), ApiError> {
+        let Some(id) = self.ids.first() else { return Ok(()) };
+        let path = format!("messages[{}].content", self.message);
+        Err(body
+            .error(&path, format!("has the call `{id}`, which no `tool_result` of the next message answers")))
+    }
+}
+
+fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     if let Some(text) = reader.get("content").and_then(Value::as_str) {
         messages.push(Message::said(Role::User, text.to_owned()));
         return Ok(());
@@ -147,9 +168,10 @@ fn user(reader: &Reader, calls: &[String], messages: &mut Vec<Message>) -> Resul
         match block.text("type")? {
             Some("tool_result") => {
                 let id = needed(&block, "tool_use_id")?;
-                if !calls.iter().any(|call| call == id) {
-                    return Err(block.error("tool_use_id", "answers no call of an earlier message"));
-                }
+                let Some(at) = calls.ids.iter().position(|call| call == id) else {
+                    return Err(block.error("tool_use_id", "answers no open call of the message before"));
+                };
+                calls.ids.remove(at);
                 // A failed call's text says so itself; templates have no place for the flag.
                 block.flag("is_error", false)?;
                 messages.extend(said.take().map(|text| Message::said(Role::User, text)));
@@ -164,11 +186,12 @@ fn user(reader: &Reader, calls: &[String], messages: &mut Vec<Message>) -> Resul
 }
 
 /// What the assistant said; an answer of no token comes back as a message of no block.
-fn assistant(reader: &Reader, calls: &mut Vec<String>) -> Result<Message, ApiError> {
+fn assistant(reader: &Reader, calls: &mut Calls, message: usize) -> Result<Message, ApiError> {
     if let Some(text) = reader.get("content").and_then(Value::as_str) {
         return Ok(Message::said(Role::Assistant, text.to_owned()));
     }
     let mut turn = AssistantTurn::default();
+    calls.message = message;
     for block in blocks(reader, "content")? {
         match block.text("type")? {
             Some("text") => turn.say(needed(&block, "text")?),
@@ -180,7 +203,7 @@ fn assistant(reader: &Reader, calls: &mut Vec<String>) -> Result<Message, ApiErr
                 let input = block.need("input")?.as_object();
                 let input = input.ok_or_else(|| block.error("input", "must be an object"))?;
                 turn.call(id, name, input.clone());
-                calls.push(id.to_owned());
+                calls.ids.push(id.to_owned());
             }
             _ => return Err(block.error("type", "must not stand in a message of the assistant")),
         }
@@ -251,13 +274,8 @@ fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>
 fn output_config(body: &Reader, kwargs: &mut Map<String, Value>) -> Result<Option<AskedForm>, ApiError> {
     let Some(config) = body.object("output_config")? else { return Ok(None) };
     config.only(&["format", "effort"])?;
-    match config.text("effort")? {
-        None => {}
-        Some(effort @ ("low" | "medium" | "high" | "xhigh" | "max")) => {
-            kwargs.insert("reasoning_effort".into(), effort.into());
-        }
-        Some(_) => return Err(config.error("effort", "must be low, medium, high, xhigh or max")),
-    }
+    // Whether to think is for `thinking` to say.
+    effort_word(&config, "effort", &["low", "medium", "high", "xhigh", "max"], kwargs)?;
     let Some(format) = config.object("format")? else { return Ok(None) };
     format.only(&["type", "schema"])?;
     match format.text("type")? {

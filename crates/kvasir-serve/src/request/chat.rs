@@ -180,15 +180,26 @@ pub(super) fn no_obfuscation(options: &Reader) -> Result<(), ApiError> {
 
 /// How hard to think, as the templates of models that think take it: a word, and a switch that is off for the least of them.
 pub(super) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let thinks = match body.text(field)? {
-        None => return Ok(()),
-        Some("none" | "minimal") => false,
-        Some("low" | "medium" | "high" | "xhigh" | "max") => true,
-        Some(_) => return Err(body.error(field, "must be none, minimal, low, medium, high, xhigh or max")),
-    };
-    kwargs.entry("reasoning_effort").or_insert(body.need(field)?.clone());
-    kwargs.entry("enable_thinking").or_insert(thinks.into());
+    let words = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+    if let Some(word) = effort_word(body, field, &words, kwargs)? {
+        kwargs.entry("enable_thinking").or_insert((!matches!(word, "none" | "minimal")).into());
+    }
     Ok(())
+}
+
+/// The word alone, one of `words`.
+pub(super) fn effort_word<'a>(
+    body: &Reader<'a>,
+    field: &str,
+    words: &[&str],
+    kwargs: &mut Map<String, Value>,
+) -> Result<Option<&'a str>, ApiError> {
+    let Some(word) = body.text(field)? else { return Ok(None) };
+    if !words.contains(&word) {
+        return Err(body.error(field, format!("must be one of {}", words.join(", "))));
+    }
+    kwargs.entry("reasoning_effort").or_insert(word.into());
+    Ok(Some(word))
 }
 
 fn thinking(body: &Reader) -> Result<Option<ThinkingBudget>, ApiError> {

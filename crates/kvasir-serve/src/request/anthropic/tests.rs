@@ -68,6 +68,31 @@ fn the_rest_of_a_request_is_read() {
     assert!(chat.continue_final_message && !chat.add_generation_prompt, "the answer goes on with it");
 }
 
+fn said() -> Value {
+    json!({"role": "user", "content": "hi"})
+}
+
+fn calls(ids: &[&str]) -> Value {
+    let blocks = ids.iter().map(|id| json!({"type": "tool_use", "id": id, "name": "f", "input": {}}));
+    json!({"role": "assistant", "content": blocks.collect::<Value>()})
+}
+
+fn results(ids: &[&str]) -> Value {
+    let blocks = ids.iter().map(|id| json!({"type": "tool_result", "tool_use_id": id, "content": "4"}));
+    json!({"role": "user", "content": blocks.collect::<Value>()})
+}
+
+#[test]
+fn every_call_has_its_result() {
+    let error = read(json!({"messages": [said(), calls(&["t", "u"]), results(&["t"]), said()]})).unwrap_err();
+    assert!(error.message.contains("`u`"), "{}", error.message);
+    // Neighbouring messages of the user are one.
+    for answers in [vec![results(&["u", "t"])], vec![results(&["t"]), results(&["u"]), said()]] {
+        let messages: Vec<_> = [said(), calls(&["t", "u"])].into_iter().chain(answers).collect();
+        assert!(read(json!({"messages": messages})).is_ok());
+    }
+}
+
 #[test]
 fn what_is_wrong_is_named() {
     for (bad, param) in [
@@ -85,6 +110,17 @@ fn what_is_wrong_is_named() {
         (
             json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]}),
             "messages[0].content[0].tool_use_id",
+        ),
+        (json!({"messages": [said(), calls(&["t"])]}), "messages[1].content"),
+        (json!({"messages": [said(), calls(&["t"]), said()]}), "messages[1].content"),
+        (json!({"messages": [said(), calls(&["t", "u"]), results(&["t"])]}), "messages[1].content"),
+        (
+            json!({"messages": [said(), calls(&["t"]), calls(&["u"]), results(&["t", "u"])]}),
+            "messages[1].content",
+        ),
+        (
+            json!({"messages": [said(), calls(&["t"]), results(&["t"]), results(&["t"])]}),
+            "messages[3].content[0].tool_use_id",
         ),
         (json!({"stop_sequences": [""]}), "stop_sequences"),
         (json!({"tool_choice": {"type": "any"}}), "tool_choice"),
