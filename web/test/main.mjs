@@ -4,6 +4,7 @@ import { mkdirSync, rmSync } from "node:fs";
 import { chromium } from "playwright-core";
 import * as chat from "./chat.mjs";
 import * as engine from "./engine.mjs";
+import * as origins from "./origins.mjs";
 import * as parts from "./parts.mjs";
 import * as trace from "./trace.mjs";
 import { Server } from "./server.mjs";
@@ -21,13 +22,13 @@ const slow = await Server.start(["--api-key", "test-key", "--backend", "sim", "-
 let failed = 0;
 
 /** Runs one test on a page of its own, if its name holds what ONLY asks for. */
-async function run(name, test, { size = "desktop", colorScheme = "light", key = "test-key", at = server } = {}) {
+async function run(name, test, { size = "desktop", colorScheme = "light", key = "test-key", at = server, expected = /401/ } = {}) {
   if (!name.includes(process.env.ONLY ?? "")) return;
   const context = await browser.newContext({ viewport: SIZES[size], colorScheme, hasTouch: size === "phone" });
   const page = await context.newPage();
   page.setDefaultTimeout(120_000);
   const errors = [];
-  page.on("console", (message) => { if (message.type() === "error" && !/401/.test(message.text())) errors.push(message.text()); });
+  page.on("console", (message) => { if (message.type() === "error" && !expected.test(message.text())) errors.push(message.text()); });
   page.on("pageerror", (error) => errors.push(error.message));
   if (key) await page.addInitScript((value) => sessionStorage.setItem("kvasir-key", value), key);
   const shot = (what) => page.screenshot({ path: `${SHOTS}${what}-${size}-${colorScheme}.png` });
@@ -50,6 +51,7 @@ try {
   await run("an answer is stopped", chat.stopped, { at: slow });
   await run("reasoning, tools and token probabilities are shown", chat.shown);
   await run("a refused request says why and can be tried again", chat.refused);
+  await run("a page of another origin asks where it may", origins.asked, { expected: /401|CORS|net::ERR_FAILED/ });
   await run("the engine is watched while it answers", engine.live);
   for (const size of ["desktop", "phone"]) {
     for (const colorScheme of ["light", "dark"]) {

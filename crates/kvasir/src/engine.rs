@@ -4,6 +4,9 @@ use kvasir_engine::{Core, Engine, Params, Request};
 use kvasir_kv::Token;
 use std::time::Instant;
 
+/// Most slots of a pool that nobody gave a size.
+const DESK_SLOTS: u32 = 32768;
+
 impl Loaded {
     /// An engine that runs a core over a pool of its own and the shared weights.
     pub fn engine(&self, core: Core, overlap: bool) -> Result<Engine<AnyExecutor>, Error> {
@@ -42,6 +45,12 @@ impl Loaded {
         // The lowest bit tells the two kinds of rows apart, the others keep tenants apart.
         let salt = params.salt.wrapping_shl(1) | self.program().prefix_salt(longest as u32);
         Ok(Request { tag: 0, prompt, params: Params { salt, ..params } })
+    }
+
+    /// Slots of a pool that nobody gave a size: a desk's memory is shared with everything else on it, so at most 32,768, and what fits into a
+    /// share of what is free.
+    pub fn desk_slots(&self, share: f64) -> u32 {
+        self.slots_in_memory(share).map_or(DESK_SLOTS, |slots| slots.min(DESK_SLOTS))
     }
 
     /// Slots that a pool may have in a share of the memory that is free now; none where that is not known.

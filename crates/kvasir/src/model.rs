@@ -6,8 +6,6 @@ use std::sync::Arc;
 
 /// Tokens of one step, and of one step's prompts.
 const STEP_TOKENS: u32 = 2048;
-/// Slots of a pool that nobody gave a size: a desk's memory is shared with everything else on it.
-const DESK_SLOTS: u32 = 32768;
 /// Share of the free memory that such a pool may take.
 const MEMORY_SHARE: f64 = 0.5;
 
@@ -59,9 +57,7 @@ impl Model {
         let in_blocks = matches!(options.kind, CacheKind::Paged | CacheKind::Radix);
         let one_stream = matches!(options.kind, CacheKind::Contiguous | CacheKind::Tree);
         let block_size = if in_blocks { options.block_size } else { 1 };
-        let desk =
-            || self.loaded.slots_in_memory(MEMORY_SHARE).map_or(DESK_SLOTS, |slots| slots.min(DESK_SLOTS));
-        let capacity = options.capacity.unwrap_or_else(desk);
+        let capacity = options.capacity.unwrap_or_else(|| self.loaded.desk_slots(MEMORY_SHARE));
         if capacity < block_size.max(1) {
             return Err(Error::Asked(format!(
                 "capacity {capacity} is less than a block of {block_size} slots"

@@ -33,7 +33,7 @@ fn call(app: &App, request: &Request) -> Call {
     Call {
         id: header("x-request-id").and_then(sane_id).map_or_else(|| app.new_id(), str::to_owned),
         // Whether it is let in is decided elsewhere.
-        key: app.keys.check(request.headers()).unwrap_or(0),
+        key: app.door.keys.check(request.headers()).unwrap_or(0),
         route: request.uri().path().chars().take(256).collect(),
         parent: header("traceparent").and_then(Call::parse_parent),
     }

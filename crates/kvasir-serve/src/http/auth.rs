@@ -1,5 +1,15 @@
+use super::Origins;
 use crate::ApiError;
 use axum::http::{HeaderMap, header::AUTHORIZATION};
+
+/// Who is let in.
+#[derive(Clone, Debug, Default)]
+pub struct Door {
+    /// With which keys.
+    pub keys: Keys,
+    /// On whose pages.
+    pub origins: Origins,
+}
 
 /// The keys that are let in; none lets everybody in.
 #[derive(Clone, Debug, Default)]

@@ -3,6 +3,7 @@
 mod announce;
 mod ask;
 mod auth;
+mod body;
 mod chat;
 mod completions;
 mod embeddings;
@@ -10,6 +11,7 @@ mod gate;
 mod listen;
 mod messages;
 mod openapi;
+mod origins;
 mod page;
 mod reply;
 mod responses;
@@ -22,35 +24,30 @@ mod tls;
 mod tokens;
 mod usage;
 
-pub use auth::Keys;
+pub use auth::{Door, Keys};
 pub use gate::Gate;
 pub use listen::serve;
+pub use origins::Origins;
 pub use speaker::{Ended, Gain, Speaker};
 pub use tls::tls;
 pub use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    ApiError, Watch,
-    aside::{LONG, aside},
-    host::Host,
-    metrics::Names,
-    model::Model,
-    request::{SamplingFields, parse_body},
-    session::Sessions,
+    ApiError, Watch, host::Host, metrics::Names, model::Model, request::SamplingFields, session::Sessions,
 };
 use axum::{
     Json, Router,
-    body::{Body, BodyDataStream, Bytes},
+    body::Body,
     extract::{Request, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderValue, StatusCode, header},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use body::read_body;
 use futures_util::{Stream, StreamExt};
 use kvasir_kv::Token;
-use listen::Patience;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::{
     convert::Infallible,
     hash::{BuildHasher, RandomState},
@@ -58,15 +55,8 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
-use tokio::time::timeout;
-
-/// Largest body that is read.
-const MAX_BODY: usize = 32 << 20;
-
-/// How much of a larger body is taken off the wire before the connection closes on its sender.
-const MAX_DROPPED: usize = 8 * MAX_BODY;
 
 /// Anthropic's endpoints, whose errors have a form of their own.
 const MESSAGES: &str = "/v1/messages";
@@ -76,7 +66,7 @@ const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 pub struct App {
     pub(crate) model: Arc<Model>,
     pub(crate) host: Arc<Host>,
-    keys: Keys,
+    door: Door,
     live: Live,
     sessions: Arc<Sessions>,
     names: Names,
@@ -99,11 +89,11 @@ pub struct Live {
 struct Caller(u64);
 
 impl App {
-    /// Serves `model` as run by `host` to whoever has one of `keys`.
-    pub fn new(model: Arc<Model>, host: Arc<Host>, keys: Keys, live: Live, names: Names) -> Arc<Self> {
+    /// Serves `model` as run by `host` to whoever is let in at `door`.
+    pub fn new(model: Arc<Model>, host: Arc<Host>, door: Door, live: Live, names: Names) -> Arc<Self> {
         let (sessions, random) = (Arc::default(), RandomState::new());
         let (ids, since) = (AtomicU64::new(1), seconds());
-        Arc::new(Self { model, host, keys, live, sessions, names, ids, random, since })
+        Arc::new(Self { model, host, door, live, sessions, names, ids, random, since })
     }
 
     /// The routes.
@@ -138,7 +128,8 @@ impl App {
             .layer(from_fn_with_state(self.clone(), announce::announce))
             .with_state(self.clone());
         // Open to everybody: whoever restarts processes needs no key, and the page asks for one itself.
-        Router::new().route("/live", get(async || "live")).merge(page::routes()).merge(keyed)
+        let open = Router::new().route("/live", get(async || "live")).merge(page::routes());
+        open.merge(keyed).layer(from_fn_with_state(self.clone(), origins::share))
     }
 
     fn known_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
@@ -232,7 +223,7 @@ impl ApiError {
 
 async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let anthropic = matches!(request.uri().path(), MESSAGES | COUNT_TOKENS);
-    let mut response = match app.keys.check(request.headers()) {
+    let mut response = match app.door.keys.check(request.headers()) {
         Ok(key) => {
             request.extensions_mut().insert(Caller(key));
             next.run(request).await
@@ -249,68 +240,6 @@ async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next
             response
         }
         None => response,
-    }
-}
-
-/// The JSON object that a request carries, and who sent it.
-async fn read_body(request: Request) -> Result<(u64, Map<String, Value>), ApiError> {
-    let (head, body) = request.into_parts();
-    let key = head.extensions.get::<Caller>().map_or(0, |caller| caller.0);
-    json_type(&head.headers)?;
-    let patience = head.extensions.get::<Patience>().map_or(Duration::MAX, |patience| patience.0);
-    let bytes = body_bytes(&head.headers, body, patience).await?;
-    let parse = || parse_body(&bytes);
-    Ok((key, if bytes.len() < LONG { parse() } else { aside(parse) }?))
-}
-
-/// The whole body. One that is too long is refused as soon as that is known.
-async fn body_bytes(headers: &HeaderMap, body: Body, patience: Duration) -> Result<Vec<u8>, ApiError> {
-    let promised = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let mut pieces = body.into_data_stream();
-    let mut bytes = Vec::new();
-    if promised.unwrap_or(0) <= MAX_BODY {
-        loop {
-            let Some(piece) = next_piece(&mut pieces, patience).await? else { return Ok(bytes) };
-            if bytes.len() + piece.len() > MAX_BODY {
-                break;
-            }
-            bytes.extend_from_slice(&piece);
-        }
-    }
-    // Who asks before it sends gets the answer instead.
-    if !headers.contains_key(header::EXPECT) {
-        tokio::spawn(drop_rest(pieces, patience));
-    }
-    Err(ApiError::too_large(MAX_BODY))
-}
-
-async fn next_piece(pieces: &mut BodyDataStream, patience: Duration) -> Result<Option<Bytes>, ApiError> {
-    let piece = timeout(patience, pieces.next()).await.map_err(|_| ApiError::too_slow())?;
-    piece.transpose().map_err(|error| ApiError::body(format!("the body could not be read: {error}")))
-}
-
-/// Takes the rest of a refused body off the wire: a client that is still writing when its connection closes never sees the answer.
-async fn drop_rest(mut pieces: BodyDataStream, patience: Duration) {
-    let mut dropped = 0;
-    while let Ok(Some(piece)) = next_piece(&mut pieces, patience).await {
-        dropped += piece.len();
-        if dropped > MAX_DROPPED {
-            return;
-        }
-    }
-}
-
-/// Plain JSON, not packed: what unpacks to more than it weighs would pass by the limit on bodies.
-fn json_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let main = text(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
-    let wrong = |why| Err(ApiError { status: 415, ..ApiError::body(why) });
-    if !matches!(text(header::CONTENT_ENCODING), "" | "identity") {
-        return wrong("the body must not be packed");
-    }
-    match main.eq_ignore_ascii_case("application/json") {
-        true => Ok(()),
-        false => wrong("the content type must be application/json"),
     }
 }
 

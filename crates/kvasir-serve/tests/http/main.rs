@@ -3,5 +3,6 @@
 
 mod health;
 mod leavers;
+mod origins;
 mod server;
 mod sessions;

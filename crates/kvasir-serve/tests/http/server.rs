@@ -3,7 +3,7 @@
 use axum::{
     Router,
     body::{Body, to_bytes},
-    http::{Request, header},
+    http::{HeaderMap, Request, header},
     response::Response,
 };
 use futures_util::StreamExt;
@@ -14,7 +14,7 @@ use kvasir_sample::Sampling;
 use kvasir_serve::{
     Watch,
     host::{Allowance, Host},
-    http::{App, Keys, Live},
+    http::{App, Door, Keys, Live},
     metrics::Names,
     model::{Facts, Model},
     report::Reports,
@@ -53,6 +53,12 @@ impl Server {
         keys: &[&str],
         patience: Duration,
     ) -> Self {
+        let keys = Keys::new(keys.iter().map(|key| key.to_string()).collect());
+        Self::behind(device, kind, slots, Door { keys, ..Door::default() }, patience)
+    }
+
+    /// The same; `door` says who is let in.
+    pub(crate) fn behind(device: Toy, kind: CacheKind, slots: u32, door: Door, patience: Duration) -> Self {
         let blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
         let cache = build(kind, &CacheConfig::new(slots)).unwrap();
@@ -72,11 +78,10 @@ impl Server {
             prefix_salt: Box::new(|_| 0),
         };
         let model = Model::new("tiny".into(), &TextFiles::open(&words).unwrap(), facts).unwrap();
-        let keys = Keys::new(keys.iter().map(|key| key.to_string()).collect());
         let reports = Reports::start(None, None).unwrap();
         let host = Host::start(engine, Allowance::default(), reports, patience).unwrap();
         let live = Live { watch, setup: Value::Null };
-        let app = App::new(Arc::new(model), host, keys, live, Names::Own);
+        let app = App::new(Arc::new(model), host, door, live, Names::Own);
         Self { router: app.router(), runtime: Runtime::new().unwrap() }
     }
 
@@ -89,6 +94,15 @@ impl Server {
             clients.spawn_on(leave_after(asked, pieces), self.runtime.handle());
         }
         self.runtime.block_on(clients.join_all());
+    }
+
+    /// What a request with these headers is told before any body.
+    pub(crate) fn head(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, HeaderMap) {
+        let request = Request::builder().method(method).uri(path);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let asked = self.router.clone().call(request.body(Body::empty()).unwrap());
+        let Ok(answer) = self.runtime.block_on(asked);
+        (answer.status().as_u16(), answer.headers().clone())
     }
 
     fn ask(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {

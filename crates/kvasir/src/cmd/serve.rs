@@ -7,7 +7,7 @@ use super::{
 use crate::options::Options;
 use kvasir_serve::{
     host::Allowance,
-    http::{Gate, Keys, TlsAcceptor, serve, tls},
+    http::{Door, Gate, Keys, Origins, TlsAcceptor, serve, tls},
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
 };
@@ -34,6 +34,9 @@ pub(crate) struct Args {
     /// A key that clients must show, on every route but /live; may be given several times
     #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
     api_key: Vec<String>,
+    /// Origins whose web pages may ask, as https://example.org, or * for all [default: the server's own]
+    #[arg(long, env = "KVASIR_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
+    allowed_origins: Vec<String>,
     /// What clients call the model; its file's or folder's name unless given
     #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME")]
     model_name: Option<String>,
@@ -149,25 +152,29 @@ enum Alias {
 }
 
 impl Args {
-    /// What can be said to be wrong before the model is loaded; the keys of TLS where they are right.
-    pub(super) fn check(&self) -> Result<Option<TlsAcceptor>, Failure> {
+    /// What can be said to be wrong before the model is loaded; where it is right, the keys of TLS and who is let in.
+    pub(super) fn check(&self) -> Result<(Option<TlsAcceptor>, Door), Failure> {
         if let Some(empty) = self.api_key.iter().position(|key| key.is_empty()) {
             return Err(Failure::usage(format!("--api-key: key {} is empty", empty + 1)));
         }
-        match (&self.tls_cert, &self.tls_key) {
-            (Some(cert), Some(key)) => tls(cert, key).map(Some).map_err(Failure::usage),
-            _ => Ok(None),
-        }
+        let origins = Origins::parse(&self.allowed_origins);
+        let origins = origins.map_err(|why| Failure::usage(format!("--allowed-origins: {why}")))?;
+        let door = Door { keys: Keys::new(self.api_key.clone()), origins };
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some(tls(cert, key).map_err(Failure::usage)?),
+            _ => None,
+        };
+        Ok((tls, door))
     }
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let started = Instant::now();
-        let tls = self.check()?;
+        let (tls, door) = self.check()?;
         let limits = self.limits;
         let places = limits.max_connections as usize;
         let patience = Duration::from_secs(limits.client_timeout.into());
         let service = Service {
-            keys: Keys::new(self.api_key),
+            door,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: self.reports.start()?,
             patience: Duration::from_secs(limits.step_timeout.into()),

@@ -4,7 +4,7 @@ use kvasir::Loaded;
 use kvasir_serve::{
     Watch,
     host::{Allowance, Host},
-    http::{App, Keys, Live},
+    http::{App, Door, Live},
     metrics::Names,
     model::{self, Model},
     report::Reports,
@@ -12,13 +12,10 @@ use kvasir_serve::{
 use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 
-/// Slots of a pool that nobody gave a size: a desk's memory is shared with everything else on it.
-const DESK_SLOTS: u32 = 32768;
-
 /// How clients are met.
 pub(crate) struct Service {
     /// Who is let in.
-    pub(crate) keys: Keys,
+    pub(crate) door: Door,
     /// What is turned away, from the pool's slots and the longest sequence.
     pub(crate) allowed: Box<dyn FnOnce(u32, u32) -> Allowance>,
     /// Where it is told how requests went.
@@ -33,7 +30,7 @@ impl Service {
     /// For the one person at this terminal.
     pub(crate) fn at_a_desk() -> Self {
         Self {
-            keys: Keys::default(),
+            door: Door::default(),
             allowed: Box::new(|_, _| Allowance::default()),
             reports: Arc::default(),
             names: Names::Own,
@@ -64,7 +61,7 @@ impl Started {
     ) -> Result<Self, Failure> {
         let loaded = model.load()?;
         let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
-        let slots = loaded.slots_in_memory(options.memory_share()?).map_or(DESK_SLOTS, |s| s.min(DESK_SLOTS));
+        let slots = loaded.desk_slots(options.memory_share()?);
         let settled = options.settle(Facts { max_model_len, slots, is_cpu: true })?;
         let (overlap, mut setup) = (settled.overlap, settled.setup.clone());
         let (watch, observer) = Watch::new();
@@ -75,11 +72,11 @@ impl Started {
         let (served, backend) = (served(name.clone(), &loaded, manners, max_len)?, loaded.backend());
         drop(loaded);
         setup.insert("device".into(), backend.into());
-        let Service { keys, allowed, reports, names, patience } = service;
+        let Service { door, allowed, reports, names, patience } = service;
         let host = Host::start(engine, allowed(slots, max_len), reports, patience);
         let host = host.map_err(Failure::failed)?;
         let live = Live { watch, setup: Value::Object(setup) };
-        let app = App::new(Arc::new(served), host, keys, live, names);
+        let app = App::new(Arc::new(served), host, door, live, names);
         Ok(Self { app, name, backend, slots, max_len })
     }
 }

@@ -64,10 +64,14 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
 fn a_file_and_the_environment_set_up_a_server() {
     let folder = model("file");
     let file = folder.join("kvasir.toml");
-    fs::write(&file, "max-model-len = 96\nmetrics-alias = \"vllm\"\n").unwrap();
+    fs::write(&file, "max-model-len = 96\nmetrics-alias = \"vllm\"\nallowed-origins = [\"http://a.example\", \"http://b.example\"]\n").unwrap();
     let options = ["--config", file.to_str().unwrap()];
     let server = Server::start_with("file", &options, &[("KVASIR_API_KEY", "secret")]);
     assert_eq!(server.send("GET", "/health", "", "").0, 401);
+    let page = |origin: &str| server.exchange("GET", "/live", &format!("Origin: {origin}\r\n"), "");
+    let allowed = |origin| page(origin).header("access-control-allow-origin").map(str::to_owned);
+    assert_eq!(allowed("http://b.example").as_deref(), Some("http://b.example"));
+    assert_eq!(allowed("http://c.example"), None);
     let key = "Authorization: Bearer secret\r\n";
     let models = server.send("GET", "/v1/models", key, "").1;
     assert!(models.contains("\"max_model_len\":96") && !models.contains("\"created\":0"), "{models}");
@@ -77,6 +81,12 @@ fn a_file_and_the_environment_set_up_a_server() {
             .1
             .contains("vllm:num_requests_waiting{model_name=\"tiny\"} 0\n")
     );
+}
+
+#[test]
+fn an_origin_that_no_browser_writes_is_refused_at_the_start() {
+    let why = complaint(&kvasir(&["serve", "--allowed-origins", "*,page.example/"], &[]));
+    assert!(why.contains("--allowed-origins") && why.contains("`page.example/`"), "{why}");
 }
 
 #[test]

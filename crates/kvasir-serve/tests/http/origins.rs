@@ -1,0 +1,74 @@
+//! Pages of other origins: a browser asks before it lets them ask.
+
+use super::server::Server;
+use kvasir_kv::CacheKind;
+use kvasir_serve::http::{Door, Keys, Origins};
+use kvasir_sim::Toy;
+use std::time::Duration;
+
+const PAGE: &str = "https://page.example";
+const ROUTE: &str = "/v1/chat/completions";
+
+fn server(origins: &[&str]) -> Server {
+    let origins: Vec<String> = origins.iter().map(|origin| origin.to_string()).collect();
+    let door = Door { keys: Keys::new(vec!["secret".into()]), origins: Origins::parse(&origins).unwrap() };
+    Server::behind(Toy::new(), CacheKind::Radix, 512, door, Duration::from_secs(3600))
+}
+
+/// Status of an answer to a page of this origin, and what its head says of `name`.
+fn told(server: &Server, origin: &str, (method, path): (&str, &str), name: &str) -> (u16, Option<String>) {
+    let mut headers = vec![("origin", origin)];
+    if method == "OPTIONS" {
+        headers.push(("access-control-request-method", "POST"));
+        headers.push(("access-control-request-headers", "authorization,content-type,x-stainless-os"));
+    } else {
+        headers.push(("authorization", "Bearer secret"));
+    }
+    let (status, answered) = server.head(method, path, &headers);
+    (status, answered.get(name).map(|value| value.to_str().unwrap().to_owned()))
+}
+
+#[test]
+fn a_page_that_may_ask_is_told_so_without_a_key() {
+    for (origins, allowed) in [(["http://other.example", PAGE], PAGE), (["*", "http://other.example"], "*")] {
+        let server = server(&origins);
+        let asked = |name| told(&server, PAGE, ("OPTIONS", ROUTE), name);
+        assert_eq!(asked("access-control-allow-origin"), (204, Some(allowed.into())));
+        assert_eq!(asked("access-control-allow-methods").1.unwrap(), "GET, POST, DELETE");
+        let headers = asked("access-control-allow-headers").1.unwrap();
+        assert_eq!(headers, "authorization,content-type,x-stainless-os");
+        assert_eq!(asked("vary").1.as_deref(), (allowed != "*").then_some("origin"));
+        // The answer itself says it again, whatever it is: a page could not read the error otherwise.
+        for (request, status) in
+            [(("GET", "/v1/models"), 200), (("POST", ROUTE), 415), (("GET", "/none"), 404)]
+        {
+            let answer = told(&server, PAGE, request, "access-control-allow-origin");
+            assert_eq!(answer, (status, Some(allowed.into())));
+            assert!(told(&server, PAGE, request, "access-control-expose-headers").1.is_some());
+        }
+        let (status, head) = server.head("GET", "/v1/models", &[("origin", PAGE)]);
+        assert!(
+            status == 401 && head.contains_key("access-control-allow-origin"),
+            "a key is still asked for"
+        );
+    }
+}
+
+#[test]
+fn a_page_that_may_not_ask_is_told_nothing() {
+    for origins in [&[][..], &["http://page.example", "https://page.example:8443"]] {
+        let server = server(origins);
+        for request in [("OPTIONS", ROUTE), ("GET", "/v1/models"), ("GET", "/live")] {
+            let (status, answer) = told(&server, PAGE, request, "access-control-allow-origin");
+            assert_eq!(answer, None);
+            assert_eq!(status, if request.0 == "OPTIONS" { 401 } else { 200 });
+        }
+    }
+}
+
+#[test]
+fn a_question_that_is_none_of_a_browser_is_answered_as_ever() {
+    let server = server(&["*"]);
+    let (status, head) = server.head("OPTIONS", ROUTE, &[("authorization", "Bearer secret")]);
+    assert!(status == 405 && !head.contains_key("access-control-allow-origin"), "{status}");
+}
