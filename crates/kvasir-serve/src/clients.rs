@@ -1,6 +1,6 @@
 //! Who is being answered, and how much that may be.
 
-use crate::{ApiError, call::Call, host::Mailbox, metrics::Rejected};
+use crate::{ApiError, call::Call, mail::Mailbox, metrics::Rejected};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},

@@ -12,6 +12,7 @@ pub mod form;
 pub mod host;
 pub mod http;
 mod kept;
+mod mail;
 pub mod metrics;
 pub mod model;
 mod pulse;

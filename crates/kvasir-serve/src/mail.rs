@@ -1,0 +1,138 @@
+//! How what the engine says reaches those who wait for it.
+
+use crate::{
+    call::Call,
+    clients::Clients,
+    metrics::Metrics,
+    report::{Reports, Told},
+};
+use kvasir_engine::{Outbox, Summary};
+use kvasir_exec::TokenLogprobs;
+use kvasir_kv::Token;
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Waker,
+    time::{Instant, SystemTime},
+};
+
+/// What has come for one request since it was looked at last. Its memory is used again.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Piece {
+    /// New tokens.
+    pub tokens: Vec<Token>,
+    /// Their log-probabilities, for a request that asked.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Log-probabilities of the prompt's tokens from the second on, with the first piece of a request that asked.
+    pub scores: Vec<TokenLogprobs>,
+    /// The hidden state of the prompt's last token, with the first piece of a request that asked.
+    pub hidden: Vec<f32>,
+    /// Set on the last piece.
+    pub ended: Option<Summary>,
+}
+
+impl Piece {
+    pub(crate) fn clear(&mut self) {
+        self.tokens.clear();
+        self.logprobs.clear();
+        self.scores.clear();
+        self.hidden.clear();
+        self.ended = None;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tokens.is_empty() && self.scores.is_empty() && self.ended.is_none()
+    }
+}
+
+/// Where the engine leaves what comes for a request, and whom it wakes.
+#[derive(Default)]
+pub(crate) struct Mailbox {
+    pub(crate) piece: Piece,
+    pub(crate) waker: Option<Waker>,
+    /// Nothing more comes: the engine is gone.
+    pub(crate) closed: bool,
+    /// When something was left here last.
+    left: Option<Instant>,
+}
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds these locks can leave them half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes the engine's events to their mailboxes.
+pub(crate) struct Post {
+    metrics: Arc<Metrics>,
+    reports: Arc<Reports>,
+    /// Whom to wake once all mail of a step is there: those who are woken share the processor with this thread.
+    wakers: Vec<Waker>,
+}
+
+impl Post {
+    pub(crate) fn new(metrics: Arc<Metrics>, reports: Arc<Reports>) -> Self {
+        Self { metrics, reports, wakers: Vec::new() }
+    }
+
+    pub(crate) fn deliver(&mut self, clients: &Mutex<Clients>, outbox: &Outbox) {
+        let now = Instant::now();
+        let mut clients = locked(clients);
+        let mut ended = outbox.ended.iter().peekable();
+        // Both lists are in the order of the events' tokens.
+        let mut logprobs = outbox.logprobs.iter().peekable();
+        let mut scores = outbox.scores.iter().peekable();
+        let mut hidden = outbox.hidden.iter().peekable();
+        for (index, (event, tokens)) in outbox.iter().enumerate() {
+            let summary = match event.finish {
+                Some(_) => ended.next_if(|summary| summary.tag == event.tag).copied(),
+                None => None,
+            };
+            summary.iter().for_each(|summary| self.metrics.ended(summary));
+            let end = event.tokens.range().end;
+            let own = std::iter::from_fn(|| logprobs.next_if(|(at, _)| (*at as usize) < end));
+            let scored = scores.next_if(|(at, _)| *at as usize == index);
+            let state = hidden.next_if(|(at, _)| *at as usize == index);
+            // A client that left is aborted by the drop of its stream.
+            let Some(client) = clients.by_tag.get(&event.tag) else {
+                own.for_each(drop);
+                continue;
+            };
+            let mut mail = locked(&client.mailbox);
+            mail.piece.tokens.extend_from_slice(tokens);
+            mail.piece.logprobs.extend(own.map(|(_, logprobs)| logprobs.clone()));
+            mail.piece.scores.extend(scored.into_iter().flat_map(|(_, list)| list.iter().cloned()));
+            mail.piece.hidden.extend(state.into_iter().flat_map(|(_, state)| state));
+            mail.piece.ended = summary;
+            if let Some(before) = mail.left.replace(now).filter(|_| !tokens.is_empty()) {
+                let gap = now.saturating_duration_since(before).as_nanos();
+                self.metrics.gap(u64::try_from(gap).unwrap_or(u64::MAX));
+            }
+            self.wakers.extend(mail.waker.take());
+            drop(mail);
+            if event.finish.is_some() {
+                let client = clients.remove(event.tag);
+                if let (Some(client), Some(summary)) = (client, summary) {
+                    self.tell(client.call, summary);
+                }
+            }
+        }
+        drop(clients);
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+
+    fn tell(&self, call: Arc<Call>, summary: Summary) {
+        if self.reports.is_wanted() {
+            self.reports.tell(Told::Ended { call, summary, at: SystemTime::now() });
+        }
+    }
+
+    /// Tells every client that nothing more comes.
+    pub(crate) fn close(&mut self, clients: &Mutex<Clients>) {
+        let all = std::mem::take(&mut *locked(clients));
+        for client in all.by_tag.values() {
+            let mut mail = locked(&client.mailbox);
+            mail.closed = true;
+            self.wakers.extend(mail.waker.take());
+        }
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+}
