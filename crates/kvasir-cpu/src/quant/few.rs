@@ -54,8 +54,8 @@ macro_rules! kernels {
                     let v = if to >= from { left16(v, to - from) } else { right16(v, from - to) };
                     and(v, all16((((1 << bits) - 1) << to) as i16))
                 };
-                // Where codes go, so that the high product of their scale is shifted by as much as it should be.
-                let to = 15 - f.shift() as i32;
+                // Where the high product of codes and their scale is shifted by as much as it should be.
+                let top = 15 - f.shift() as i32;
                 let mut lines = [[zero(); 2]; 4];
                 for (j, line) in lines.iter_mut().enumerate() {
                     if f.is_open() {
@@ -64,25 +64,32 @@ macro_rules! kernels {
                         *line = words(xor(v, all8(-128)));
                         continue;
                     }
+                    // SAFETY: the offsets are those of the layout.
+                    let (codes, more) = unsafe {
+                        let more = match f.bits {
+                            5 => load(block.add(f.high_at() + half * 32 + i / 2 * 64)),
+                            6 => load(block.add(f.high_at() + half * 32 + i * 64)),
+                            _ => zero(),
+                        };
+                        (load(block.add(f.codes_at() + half * 32 + (i * 2 + j / 2) * 64)), more)
+                    };
+                    // Signs must be on top. Others are multiplied in the middle, where they lie or where swapped bytes bring them, by a
+                    // scale that makes up for it: shifts are dear.
+                    let to = if f.signed { top } else { 8 - j as i32 % 2 * 4 };
+                    let scale = left16(scale, top - to);
                     for (odd, word) in line.iter_mut().enumerate() {
                         let byte = odd as i32 * 8;
-                        // SAFETY: the offsets are those of the layout.
-                        let (low, high) = unsafe {
-                            let codes = block.add(f.codes_at() + half * 32);
-                            let high = block.add(f.high_at() + half * 32);
-                            let high = match f.bits {
-                                5 => moved(
-                                    load(high.add(i / 2 * 64)),
-                                    byte + (i % 2 * 4 + j) as i32,
-                                    to + 4,
-                                    1,
-                                ),
-                                6 => moved(load(high.add(i * 64)), byte + j as i32 * 2, to + 4, 2),
-                                _ => zero(),
-                            };
-                            (load(codes.add((i * 2 + j / 2) * 64)), high)
+                        let low = if f.signed {
+                            moved(codes, byte + j as i32 % 2 * 4, to, 4)
+                        } else {
+                            let there = (j % 2 == 0) == (odd == 1);
+                            and(if there { codes } else { swapped(codes) }, all16(15 << to))
                         };
-                        let low = moved(low, byte + j as i32 % 2 * 4, to, 4);
+                        let high = match f.bits {
+                            5 => moved(more, byte + (i % 2 * 4 + j) as i32, to + 4, 1),
+                            6 => moved(more, byte + j as i32 * 2, to + 4, 2),
+                            _ => zero(),
+                        };
                         *word = high_product(or(low, high), scale);
                     }
                 }

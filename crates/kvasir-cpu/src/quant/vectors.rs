@@ -33,6 +33,11 @@ pub(super) mod v512 {
         fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by));
+        /// The two bytes of each 16 bits change places.
+        fn swapped(v: Ints) -> Ints = {
+            let order = _mm_setr_epi8(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+            _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order))
+        };
         fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
         fn times32(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi32(a, b);
@@ -129,6 +134,11 @@ pub(super) mod v256 {
         /// Signed bytes in 16 bits: of each two the first, then the second.
         fn words(bytes: Ints) -> [Ints; 2] =
             [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)];
+        /// The two bytes of each 16 bits change places.
+        fn swapped(v: Ints) -> Ints = {
+            let order = _mm_setr_epi8(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+            _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order))
+        };
         fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
         fn times32(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi32(a, b);
