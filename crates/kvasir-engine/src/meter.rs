@@ -4,9 +4,9 @@ use kvasir_exec::{Batch, Phase};
 /// A straight line through what was seen; old points fade.
 #[derive(Clone, Debug)]
 struct Line {
-    /// How much of the past is left after each point.
+    /// How much of the past is left after a whole point.
     fade: f64,
-    /// Faded sums: weight, x, y, x², x · y.
+    /// Faded sums: share, x, y, x², x · y.
     sums: [f64; 5],
 }
 
@@ -15,9 +15,10 @@ impl Line {
         Self { fade, sums: [0.0; 5] }
     }
 
-    fn see(&mut self, x: f64, y: f64, weight: f64) {
-        let seen = [1.0, x, y, x * x, x * y];
-        self.sums.iter_mut().zip(seen).for_each(|(sum, one)| *sum = *sum * self.fade + one * weight);
+    /// A point that counts for so much of a whole one.
+    fn see(&mut self, x: f64, y: f64, share: f64) {
+        let (seen, left) = ([1.0, x, y, x * x, x * y], self.fade.powf(share));
+        self.sums.iter_mut().zip(seen).for_each(|(sum, one)| *sum = *sum * left + one * share);
     }
 
     /// Where it begins and how it rises, neither of them below zero; nothing where nothing was seen.
@@ -61,8 +62,8 @@ impl Default for CostMeter {
     }
 }
 
-/// A chunk counts for so many tokens at most: a long one says no more about the next step than a short one does.
-const HEAVIEST: f64 = 64.0;
+/// A chunk of so many tokens is a whole point; a longer one says no more about the next step.
+const WHOLE: f64 = 64.0;
 /// Steps of a kind after which one of them counts as no more than twice what was expected: who stalls once need not do so again.
 const SETTLED: f64 = 8.0;
 
@@ -85,13 +86,19 @@ impl CostMeter {
             n * (f64::from(row.cached) + n / 2.0)
         });
         let n = tokens as f64;
+        // Without decodes the weights are read for the prompt, which of a few tokens says nothing about them beside decodes.
+        if rows == 0 && n < WHOLE {
+            return;
+        }
+        let decodes = if rows == 0 { 0.0 } else { decodes };
         let (depth, each) = (middles.sum::<f64>() / n / 1000.0, (took - decodes).max(0.0) / n);
         let (base, slope) = self.tokens.fit_through(&self.tokens_now);
-        let settled = self.tokens.sums[0] > SETTLED * HEAVIEST;
+        let settled = self.tokens.sums[0] > SETTLED;
         let each = each.min(if settled { 2.0 * (base + slope * depth) } else { each });
-        let weight = n.min(HEAVIEST);
-        self.tokens.see(depth, each, weight);
-        self.tokens_now.see(depth, each, weight);
+        // What is not the prompt's is the larger part of a short chunk's time.
+        let share = (n / WHOLE).min(1.0).powi(2);
+        self.tokens.see(depth, each, share);
+        self.tokens_now.see(depth, each, share);
     }
 
     /// What is known so far; zeros where nothing is.
@@ -159,6 +166,19 @@ mod tests {
             let known = meter.costs().tokens_take(100, at as u32) + 60_000;
             assert!(known.abs_diff(dearer(100, at)) < known / 20, "{known} at {at}");
         }
+    }
+
+    #[test]
+    fn prompts_of_a_few_tokens_are_not_what_long_ones_are_judged_by() {
+        let mut meter = CostMeter::default();
+        (0..20).for_each(|_| meter.see(&batch(0, 0, 8), 60_000));
+        meter.see(&batch(2048, 0, 0), dearer(2048, 0));
+        meter.see(&batch(1952, 2048, 0), dearer(1952, 2048));
+        // Rows that a kernel has room for anyway: alone they take less than 8 decodes, beside them nearly nothing.
+        (0..4).for_each(|_| meter.see(&batch(16, 0, 0), 45_000));
+        (0..4).for_each(|_| meter.see(&batch(16, 0, 4), 62_000));
+        let known = meter.costs().tokens_take(200, 0) + 60_000;
+        assert!(known * 10 > dearer(200, 0) * 7, "{known} of {}", dearer(200, 0));
     }
 
     #[test]
