@@ -392,7 +392,7 @@ impl Core {
         (self.world.queue.len(), self.world.running.len())
     }
 
-    /// When the request arrived that has waited longest.
+    /// When the request arrived that has waited longest: what a [`Coalescer`](crate::Coalescer) is told of this replica.
     pub fn oldest_waiting(&self) -> Option<Nanos> {
         self.waiting().map(|sequence| sequence.rest.timings.arrived).min()
     }

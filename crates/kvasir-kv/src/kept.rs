@@ -34,6 +34,17 @@ pub struct KeptTables {
     used: u32,
     /// A plan was begun and not ended: what lies in the stretch is not known.
     is_open: bool,
+    /// Whether the plan's rows and segments are what was written last, too.
+    has_rows: bool,
+    /// Of them, how many this step has written.
+    pub(crate) written: Written,
+}
+
+/// How many of a plan's rows and segments were written so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) rows: usize,
+    pub(crate) segments: usize,
 }
 
 /// Where the two parts of a table stand in a plan's.
@@ -53,6 +64,8 @@ struct KeptTable {
     /// Where its near part was laid, and how many that were.
     near_at: u32,
     near: u32,
+    /// Its row's last segments are its far and its near part, as far as there are such.
+    is_plain: bool,
 }
 
 /// Two plans are equal if they say the same, whatever they remember.
@@ -74,10 +87,12 @@ impl KeptTables {
         self.laid = Span::default();
         self.used = 0;
         self.is_open = false;
+        self.has_rows = false;
+        self.written = Written::default();
     }
 
-    /// Begins a plan of `cache` in the memory of an earlier one.
-    pub(crate) fn begin(&mut self, cache: &Identity, table: &mut Vec<BlockId>) {
+    /// Begins a plan of `cache` in the memory of an earlier one. Whether its rows and segments are still what was written there.
+    pub(crate) fn begin(&mut self, cache: &Identity, table: &mut Vec<BlockId>) -> bool {
         let is_same = self.cache.as_ref().is_some_and(|of| Arc::ptr_eq(of, &cache.0));
         if !is_same || self.is_open || self.unused > table.len() / 2 {
             let laid = self.laid.len;
@@ -89,6 +104,13 @@ impl KeptTables {
         self.rows = 0;
         self.used = 0;
         self.is_open = true;
+        self.written = Written::default();
+        self.has_rows
+    }
+
+    /// The plan's rows or segments were changed since they were written.
+    pub(crate) fn forget_rows(&mut self) {
+        self.has_rows = false;
     }
 
     fn make_stretch(&mut self, len: u32, table: &mut Vec<BlockId>) {
@@ -138,6 +160,7 @@ impl KeptTables {
         }
         let kept = &mut self.tables[self.rows];
         self.rows += 1;
+        kept.is_plain = false;
         let known = if kept.near_at == at { kept.near } else { 0 };
         (kept.near_at, kept.near) = (at, near.len() as u32);
         let far = kept.at;
@@ -146,6 +169,40 @@ impl KeptTables {
             table[from..from + new.len()].copy_from_slice(new);
         }
         Places { far, near: at }
+    }
+
+    /// The last segments of the row just placed are its far and its near part.
+    pub(crate) fn note_plain(&mut self) {
+        if let Some(kept) = self.tables.get_mut(self.rows - 1) {
+            kept.is_plain = true;
+        }
+    }
+
+    /// Places the next row if it is plain and was before, and nothing of it is new but the end of its near part. False if there is more to
+    /// it; nothing has changed then.
+    #[inline]
+    pub(crate) fn go_on(
+        &mut self,
+        seq: SeqId,
+        changes: u32,
+        far: usize,
+        near: &[BlockId],
+        table: &mut [BlockId],
+    ) -> bool {
+        let at = self.laid.start + self.used;
+        let Some(kept) = self.tables.get_mut(self.rows) else { return false };
+        let is_same = (kept.seq, kept.changes, kept.blocks, kept.near_at) == (seq, changes, far as u32, at);
+        let has_same_parts = kept.is_plain && (kept.near > 0) != near.is_empty();
+        if !is_same || !has_same_parts || self.laid.len - self.used < LongList::NEAR as u32 {
+            return false;
+        }
+        let known = std::mem::replace(&mut kept.near, near.len() as u32) as usize;
+        self.rows += 1;
+        self.used += LongList::NEAR as u32;
+        let (new, from) = (near.get(known..).unwrap_or(&[]), at as usize + known);
+        let places = table.get_mut(from..from + new.len()).unwrap_or_default();
+        places.iter_mut().zip(new).for_each(|(place, block)| *place = *block);
+        true
     }
 
     /// Brings the next row's far blocks in, of which something is new.
@@ -181,6 +238,7 @@ impl KeptTables {
     pub(crate) fn end(&mut self) {
         self.unused += self.tables.drain(self.rows..).map(|kept| kept.room as usize).sum::<usize>();
         self.is_open = false;
+        self.has_rows = true;
     }
 
     /// Most entries that the tables of a plan come to, when those in use are `blocks` in `rows` rows.
@@ -202,7 +260,7 @@ fn write(seq: SeqId, changes: u32, blocks: &[BlockId], table: &mut Vec<BlockId>)
     table.extend_from_slice(blocks);
     table.resize(at + room, 0);
     let (at, blocks, room) = (at as u32, blocks.len() as u32, room as u32);
-    KeptTable { seq, changes, at, blocks, room, near_at: 0, near: 0 }
+    KeptTable { seq, changes, at, blocks, room, near_at: 0, near: 0, is_plain: false }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-use crate::kept::{Identity, KeptTables, Places};
+use crate::kept::{Identity, KeptTables, Places, Written};
 use crate::{Position, SeqId, Slot, StepId};
 use serde::{Deserialize, Serialize};
 
@@ -149,7 +149,8 @@ pub struct Plan {
     pub mask_words: Vec<u64>,
     /// Every slot of the session's own pool that is read, written or moved is below this.
     pub read_bound: Slot,
-    /// Whose blocks stand where in `table`, for the next plan in this memory. Whoever changes `table` resets the plan.
+    /// What of it stands where, for the next plan in this memory. Whoever changes its table, segments or rows (a row's `left_pad_blocks`
+    /// apart) resets it.
     #[serde(skip)]
     pub kept: KeptTables,
 }
@@ -158,14 +159,70 @@ impl Plan {
     /// Empties it for the next step, keeping its memory.
     pub fn reset(&mut self, step: StepId, generation: u64) {
         self.empty(step, generation);
+        self.rows.clear();
+        self.segments.clear();
         self.table.clear();
         self.kept.clear();
     }
 
-    /// Empties it for the next step of `cache`, but for what it has of the cache's tables.
+    /// Empties it for the next step of `cache`, but for what it has of the cache's tables, and rows and segments that the next ones
+    /// are written over.
     pub(crate) fn begin(&mut self, step: StepId, generation: u64, cache: &Identity) {
         self.empty(step, generation);
-        self.kept.begin(cache, &mut self.table);
+        if !self.kept.begin(cache, &mut self.table) {
+            self.rows.clear();
+            self.segments.clear();
+        }
+    }
+
+    /// Ends what was begun: rows and segments that were not written over go.
+    pub(crate) fn end(&mut self) {
+        self.rows.truncate(self.kept.written.rows);
+        self.segments.truncate(self.kept.written.segments);
+        self.kept.end();
+    }
+
+    /// Where the next segment is written.
+    pub(crate) fn next_segment(&self) -> usize {
+        self.kept.written.segments
+    }
+
+    pub(crate) fn push_segment(&mut self, segment: Segment) {
+        write_over(&mut self.segments, &mut self.kept.written.segments, segment);
+    }
+
+    pub(crate) fn push_row(&mut self, row: PlanRow) {
+        write_over(&mut self.rows, &mut self.kept.written.rows, row);
+    }
+
+    /// Writes the row of one query, whose position and write slot are there, if it is what it was when this memory was written last
+    /// but for its end: `far` and `near` entries of its table that it reads, `read_len` in all. False, and nothing done, if it is not.
+    #[inline]
+    pub(crate) fn go_on(
+        &mut self,
+        seq: SeqId,
+        changes: u32,
+        far: usize,
+        near: &[u32],
+        read_len: u32,
+    ) -> bool {
+        let written = self.kept.written;
+        let Some(row) = self.rows.get_mut(written.rows) else { return false };
+        let segments = row.segments;
+        if row.seq != seq || segments.start as usize != written.segments {
+            return false;
+        }
+        let end = segments.range().end;
+        let Some(last) = self.segments.get_mut(end - 1) else { return false };
+        if !self.kept.go_on(seq, changes, far, near, &mut self.table) {
+            return false;
+        }
+        last.len = last.len + read_len - row.read_len;
+        let queries = Span::new(self.positions.len() - 1, 1);
+        *row =
+            PlanRow { seq, queries, segments, read_len, mask: Mask::None, left_pad_blocks: 0, redirected: 0 };
+        self.kept.written = Written { rows: written.rows + 1, segments: end };
+        true
     }
 
     /// Takes memory for the tables of steps whose rows own `blocks` together.
@@ -193,10 +250,8 @@ impl Plan {
         self.generation = generation;
         self.kind = PlanKind::Contiguous;
         self.moves.clear();
-        self.rows.clear();
         self.positions.clear();
         self.write_slots.clear();
-        self.segments.clear();
         self.read_positions.clear();
         self.mask_words.clear();
         self.read_bound = 0;
@@ -239,4 +294,13 @@ impl Plan {
             }
         }
     }
+}
+
+/// Writes the next of a list over what stood there from the last time.
+fn write_over<T>(list: &mut Vec<T>, written: &mut usize, one: T) {
+    match list.get_mut(*written) {
+        Some(place) => *place = one,
+        None => list.push(one),
+    }
+    *written += 1;
 }

@@ -198,6 +198,7 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
     fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         self.inner.plan(step, plan)?;
         self.lift(plan);
+        plan.kept.forget_rows();
         Ok(())
     }
 

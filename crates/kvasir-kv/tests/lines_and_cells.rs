@@ -367,6 +367,56 @@ fn a_trunk_shared_by_many_forks_is_read_as_one_run() {
     cache.check().unwrap();
 }
 
+/// A cache keeps what stands in a plan's memory only as long as it is true: reused memory and fresh memory say the same.
+#[test]
+fn a_plan_of_cells_in_used_memory_says_what_a_fresh_one_says() {
+    let mut cache = Cells::new(600, 16, None).unwrap();
+    let (mut used, mut live, mut state) = (Plan::default(), Vec::<SeqId>::new(), 9u64);
+    for step in (1..900).map(StepId) {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let dice = |n: u64| (state >> 33) % n;
+        let any = live.get(dice(live.len().max(1) as u64) as usize).copied();
+        match (dice(40), any) {
+            (0..10, _) | (_, None) if live.len() < 6 => live.push(cache.open().unwrap()),
+            (10, Some(seq)) => {
+                live.retain(|other| *other != seq);
+                cache.close(seq).unwrap();
+            }
+            (11, Some(seq)) => cache.sequences().unwrap().remove(seq, 3..5).unwrap(),
+            (12, Some(seq)) => {
+                let next = cache.next_position(seq).unwrap();
+                cache.rewind().unwrap().rewind_to(seq, next - next / 8).unwrap();
+            }
+            (13, Some(seq)) if live.len() < 6 && cache.len(seq).unwrap() > 0 => {
+                live.extend(cache.sequences().unwrap().fork(seq, 1).unwrap());
+            }
+            (14, _) => drop(cache.compact().unwrap()),
+            _ => {}
+        }
+        let tree = any.filter(|seq| dice(8) == 0 && live.contains(seq));
+        let tokens = if dice(9) == 1 { 40 } else { 1 };
+        let rows = live.iter().map(|&seq| ClaimRow::new(seq, if tree == Some(seq) { 2 } else { tokens }));
+        let rows: Vec<_> = rows.collect();
+        tree.into_iter().for_each(|seq| cache.tree().unwrap().propose(seq, &[-1, 0]).unwrap());
+        if rows.is_empty() || cache.claim(step, &rows).is_err() {
+            live.drain(..).for_each(|seq| cache.close(seq).unwrap());
+            continue;
+        }
+        cache.plan(step, &mut used).unwrap();
+        let mut fresh = Plan::default();
+        cache.plan(step, &mut fresh).unwrap();
+        let said = |plan: &Plan| {
+            let entries = plan.rows.iter().map(|row| plan.entries(row).collect::<Vec<_>>());
+            let slots = (plan.write_slots.clone(), plan.kind, plan.moves.clone(), plan.mask_words.clone());
+            (entries.collect::<Vec<_>>(), plan.rows.clone(), plan.positions.clone(), slots)
+        };
+        assert_eq!(said(&used), said(&fresh));
+        cache.retire(step).unwrap();
+        tree.into_iter().for_each(|seq| drop(cache.tree().unwrap().commit(seq, &[0]).unwrap().to_vec()));
+        cache.check().unwrap();
+    }
+}
+
 #[test]
 fn keep_leaves_other_families_alone() {
     let mut cache = cells(64);

@@ -319,21 +319,19 @@ impl Rectangular {
 
     /// Lets everybody decode who fits, on a rectangle. Ends whoever could not decode even alone.
     fn decode(&mut self, desk: &mut Desk<'_>) {
-        let shape = loop {
-            let shape = self.take_turns(desk);
-            match self.turns.first() {
-                Some(first) if shape.rows() == 0 => {
-                    let who = self.rows.get(first.who).map(|row| row.entry);
-                    who.into_iter().for_each(|entry| desk.give_up(entry));
-                    self.drop_gone(desk);
-                }
-                _ => break shape,
+        let (mut shape, mut all) = self.shapes(desk);
+        // Mostly nobody is paused and all fit.
+        if !self.paused.is_empty() || shape.volume() > self.config.max_batch_tkv {
+            while self.take_turns(desk).rows() == 0
+                && let Some(first) = self.turns.first()
+            {
+                let who = self.rows.get(first.who).map(|row| row.entry);
+                who.into_iter().for_each(|entry| desk.give_up(entry));
+                self.drop_gone(desk);
             }
-        };
-        // Whoever only waits for its token in flight counts: it is as long as ever in the next step.
-        let waiting = |row: &&Row| desk.must_wait(row.entry) == Some(Reason::TokenInFlight);
-        let waiting = self.running.iter().filter(waiting).map(|row| desk.sequence(row.entry).claimed() - 1);
-        self.tkv = waiting.fold(shape, Rectangle::with).tkv();
+            (shape, all) = self.shapes(desk);
+        }
+        self.tkv = all.tkv();
         desk.rectangle().rows = shape.rows();
         desk.rectangle().width = shape.width();
         let mut gave_up = false;
@@ -364,6 +362,19 @@ impl Rectangular {
         if let Some(at) = self.ongoing(desk) {
             self.running[at..].rotate_left(1);
         }
+    }
+
+    /// The shape of all running rows that can decode now; and with those that only wait for their token in flight, which are as long as
+    /// ever in the next step.
+    fn shapes(&self, desk: &Desk<'_>) -> (Rectangle, Rectangle) {
+        let none = Rectangle::new(desk.block_size());
+        let decoding = self.running.iter().map(|row| (row, desk.sequence(row.entry)));
+        let decoding = decoding.filter(|(_, sequence)| !sequence.is_prefilling());
+        decoding.fold((none, none), |(shape, all), (row, sequence)| match desk.must_wait(row.entry) {
+            None => (shape.with(sequence.claimed()), all.with(sequence.claimed())),
+            Some(Reason::TokenInFlight) => (shape, all.with(sequence.claimed() - 1)),
+            Some(_) => (shape, all),
+        })
     }
 
     /// Chooses who decodes and who pauses. Returns the shape of those who decode.
@@ -413,6 +424,10 @@ impl Rectangular {
 
     /// Forgets whoever has ended.
     fn drop_gone(&mut self, desk: &Desk<'_>) {
+        // Everybody who runs is known here.
+        if desk.running() == self.running.len() + self.paused.len() {
+            return;
+        }
         let is_here = |row: &Row| desk.find_running(row.id).is_some();
         self.running.retain(is_here);
         self.paused.retain(is_here);

@@ -1,11 +1,13 @@
+use kvasir_kv::blocks::BlockSize;
+
 /// The shape of a decode step: every row has as many blocks as the longest, shorter ones get dummy blocks on the left.
 ///
 /// A row with `computed` tokens writes its next one, so it needs `computed / block + 1` blocks. Its *tkv* is the padded
 /// position behind the token being written; all rows' tkv lie in the last block. The shape is made anew for every step, so
 /// padding is always minimal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Rectangle {
-    block: u32,
+    block: BlockSize,
     rows: u32,
     width: u32,
     offset: u32,
@@ -14,15 +16,15 @@ pub struct Rectangle {
 impl Rectangle {
     /// Without rows.
     pub fn new(block: u32) -> Self {
-        Self { block: block.max(1), rows: 0, width: 0, offset: 0 }
+        Self { block: BlockSize::new(block.max(1)), rows: 0, width: 0, offset: 0 }
     }
 
     /// With one row more.
     pub fn with(self, computed: u32) -> Self {
         Self {
             rows: self.rows + 1,
-            width: self.width.max(computed / self.block + 1),
-            offset: self.offset.max(computed % self.block + 1),
+            width: self.width.max(self.block.of(computed) + 1),
+            offset: self.offset.max(self.block.within(computed) + 1),
             ..self
         }
     }
@@ -44,17 +46,12 @@ impl Rectangle {
 
     /// Dummy blocks on the left of a row.
     pub fn left_blocks(self, computed: u32) -> u32 {
-        self.width.saturating_sub(computed / self.block + 1)
-    }
-
-    /// A row's tkv.
-    pub fn row_tkv(self, computed: u32) -> u32 {
-        self.left_blocks(computed) * self.block + computed + 1
+        self.width.saturating_sub(self.block.of(computed) + 1)
     }
 
     /// The largest tkv; 0 without rows.
     pub fn tkv(self) -> u32 {
-        self.width.saturating_sub(1) * self.block + self.offset
+        self.width.saturating_sub(1) * self.block.rows() + self.offset
     }
 
     /// Rows times the largest tkv.
@@ -67,15 +64,20 @@ impl Rectangle {
 mod tests {
     use super::*;
 
+    /// A row's tkv.
+    fn row_tkv(shape: Rectangle, computed: u32) -> u32 {
+        shape.left_blocks(computed) * shape.block.rows() + computed + 1
+    }
+
     #[test]
     fn the_largest_tkv_is_the_maximum_over_rows() {
         for block in [1, 4, 64] {
             for seed in 0..500u32 {
                 let rows: Vec<u32> = (0..seed % 7 + 1).map(|i| (seed * 7919 + i * 104_729) % 300).collect();
                 let shape = Rectangle::of(block, rows.iter().copied());
-                assert_eq!(Some(shape.tkv()), rows.iter().map(|k| shape.row_tkv(*k)).max());
+                assert_eq!(Some(shape.tkv()), rows.iter().map(|k| row_tkv(shape, *k)).max());
                 for k in rows {
-                    assert_eq!(shape.row_tkv(k).div_ceil(block), shape.width(), "all in the last block");
+                    assert_eq!(row_tkv(shape, k).div_ceil(block), shape.width(), "all in the last block");
                     assert_eq!(shape.left_blocks(k) + (k + 1).div_ceil(block), shape.width());
                 }
             }
@@ -86,10 +88,10 @@ mod tests {
     #[test]
     fn a_row_that_gains_a_block_jumps() {
         let before = Rectangle::of(64, [63, 116]);
-        assert_eq!((before.row_tkv(63), before.tkv()), (128, 128));
+        assert_eq!((row_tkv(before, 63), before.tkv()), (128, 128));
         let after = Rectangle::of(64, [64, 117]);
-        assert_eq!((after.row_tkv(64), after.left_blocks(64), after.tkv()), (65, 0, 118), "back by a block");
+        assert_eq!((row_tkv(after, 64), after.left_blocks(64), after.tkv()), (65, 0, 118), "back by a block");
         let longest = Rectangle::of(64, [128, 10]);
-        assert_eq!((longest.left_blocks(10), longest.row_tkv(10)), (2, 139), "forward by a block");
+        assert_eq!((longest.left_blocks(10), row_tkv(longest, 10)), (2, 139), "forward by a block");
     }
 }

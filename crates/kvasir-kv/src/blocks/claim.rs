@@ -88,6 +88,22 @@ fn shared_tail<I: Index>(seq: &Seq, size: BlockSize, ledger: &Ledger<I>) -> Opti
     (is_partial && !ledger.is_writable(tail)).then_some(tail)
 }
 
+/// Lets a table grow by any number of blocks, first by those that were taken ahead.
+#[inline(never)]
+fn grow_far(seq: &mut Seq, row: &ClaimedRow, fresh: &mut &[BlockId]) {
+    let (ahead, bound) = (&mut seq.ahead, &mut seq.bound);
+    seq.table.grow(|table| {
+        ahead.edit(|ahead| {
+            for block in ahead.drain(ahead.len() - row.from_ahead as usize..).rev() {
+                *bound = (*bound).max(block + 1);
+                table.push(block);
+            }
+        });
+        let taken = fresh.split_off(..(row.grows - row.from_ahead) as usize);
+        table.extend_from_slice(taken.unwrap_or(&[]));
+    });
+}
+
 impl<I: Index> BlockCache<I> {
     /// Fresh blocks that `tokens` more take: the one rule for every check and every growth. A last block that is partly
     /// filled and shared counts, because it is replaced by a private copy before it is written.
@@ -101,12 +117,17 @@ impl<I: Index> BlockCache<I> {
         self.inflight.check_claim(step)?;
         let needed = self.check_rows(rows)?;
         self.check_room(needed)?;
-        let mut records = std::mem::take(&mut self.records);
+        let (mut records, mut fresh) = (std::mem::take(&mut self.records), std::mem::take(&mut self.fresh));
         // One after the other, so that the waiting for all that memory overlaps.
         for &row in &self.far {
             self.seqs.get(rows[row].seq)?.table.touch_end();
         }
-        records.iter().try_for_each(|record| self.claim_row(step, record))?;
+        fresh.clear();
+        let bound = self.ledger.take_all(needed, &mut fresh);
+        let mut rest = fresh.as_slice();
+        records.iter().try_for_each(|record| self.claim_row(step, record, &mut rest, bound))?;
+        debug_assert_eq!(rest, []);
+        self.fresh = fresh;
         // The flight's list is empty; its memory is the next claim's.
         std::mem::swap(self.inflight.begin(step)?, &mut records);
         self.records = records;
@@ -143,20 +164,27 @@ impl<I: Index> BlockCache<I> {
         Ok(needed)
     }
 
-    fn claim_row(&mut self, step: StepId, row: &ClaimedRow) -> Result<(), CacheError> {
-        if row.replaces {
-            self.replace_tail(step, row.seq)?;
-        }
-        if row.is_far {
-            self.grow_far(row)?;
+    /// Claims one row, for which it takes what it needs from the begin of `fresh`. All of that lies below `bound`.
+    fn claim_row(
+        &mut self,
+        step: StepId,
+        row: &ClaimedRow,
+        fresh: &mut &[BlockId],
+        bound: BlockId,
+    ) -> Result<(), CacheError> {
+        if row.replaces
+            && let Some(block) = fresh.split_off_first()
+        {
+            self.replace_tail(step, row.seq, *block)?;
         }
         let seq = self.seqs.get_mut(row.seq)?;
-        if row.grows > 0
-            && !row.is_far
-            && let Some(block) = self.ledger.take()
-        {
-            seq.bound = seq.bound.max(block + 1);
-            seq.table.push(block);
+        if row.grows > 0 {
+            seq.bound = seq.bound.max(bound);
+            if row.is_far {
+                grow_far(seq, row, fresh);
+            } else if let Some(block) = fresh.split_off_first() {
+                seq.table.push(*block);
+            }
         }
         let (start, end) = (row.start, row.start + row.tokens);
         let proposed = seq.nodes.get_mut().filter(|nodes| nodes.proposed() > 0);
@@ -169,23 +197,6 @@ impl<I: Index> BlockCache<I> {
         seq.was_cut &= row.tokens == 0;
         seq.last_step = Some(step);
         seq.pending.push(Pending { step, start, end, is_tree }, self.inflight.retired());
-        Ok(())
-    }
-
-    /// Lets a table grow by any number of blocks, first by those that were taken ahead.
-    #[inline(never)]
-    fn grow_far(&mut self, row: &ClaimedRow) -> Result<(), CacheError> {
-        let seq = self.seqs.get_mut(row.seq)?;
-        let (ahead, bound, ledger) = (&mut seq.ahead, &mut seq.bound, &mut self.ledger);
-        seq.table.grow(|table| {
-            ahead.edit(|ahead| {
-                for block in ahead.drain(ahead.len() - row.from_ahead as usize..).rev() {
-                    *bound = (*bound).max(block + 1);
-                    table.push(block);
-                }
-            });
-            *bound = (*bound).max(ledger.take_all(row.grows - row.from_ahead, table));
-        });
         Ok(())
     }
 
@@ -210,10 +221,8 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Gives a sequence a private copy of its shared last block; the filled rows go over with the step's moves.
-    fn replace_tail(&mut self, step: StepId, id: SeqId) -> Result<(), CacheError> {
+    fn replace_tail(&mut self, step: StepId, id: SeqId, fresh: BlockId) -> Result<(), CacheError> {
         let block_size = self.config.block_size;
-        let full = CacheError::Full { needed: block_size, available: 0 };
-        let fresh = self.ledger.take().ok_or(full)?;
         let seq = self.seqs.get_mut(id)?;
         let at = seq.table.len() - 1;
         let old = seq.table.edit(|blocks| std::mem::replace(&mut blocks[at as usize], fresh));

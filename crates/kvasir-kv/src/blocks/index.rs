@@ -39,9 +39,9 @@ pub trait Index: Send {
     fn idle(&self) -> u32;
     /// Hands out a block, which is used from now on: a free one, or else an idle one that is forgotten.
     fn take(&mut self) -> Option<BlockId>;
-    /// Hands out `count` blocks, as far as there are so many, to the end of `table`.
-    fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) {
-        table.extend((0..count).map_while(|_| self.take()));
+    /// Hands out `count` blocks, as far as there are so many; `each` is told of them in order.
+    fn take_all(&mut self, count: u32, mut each: impl FnMut(Range<BlockId>)) {
+        (0..count).map_while(|_| self.take()).for_each(|block| each(block..block + 1));
     }
     /// Idle blocks are used again.
     fn hold_all(&mut self, blocks: Range<BlockId>) {

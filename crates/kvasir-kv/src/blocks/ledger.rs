@@ -80,13 +80,12 @@ impl<I: Index> Ledger<I> {
     /// `count` fresh blocks with one owner each, behind those of `table`; the caller has seen that there are so many. Returns what
     /// they all lie below.
     pub(crate) fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) -> BlockId {
-        let first = table.len();
-        self.index.take_all(count, table);
-        let mut bound = 0;
-        for run in runs(&table[first..]) {
+        let (uses, mut bound) = (&mut self.uses, 0);
+        self.index.take_all(count, |run| {
             bound = bound.max(run.end);
-            self.uses[indices(&run)].fill(Uses { owners: 1, leases: 0 });
-        }
+            uses[indices(&run)].fill(Uses { owners: 1, leases: 0 });
+            table.extend(run);
+        });
         bound
     }
 

@@ -92,6 +92,7 @@ pub struct BlockCache<I> {
     /// Counts lookups.
     lookups: u64,
     records: Vec<ClaimedRow>,
+    fresh: Vec<BlockId>,
     /// Of the newest claim, the rows whose tables grew where they lie far.
     far: Vec<usize>,
     rows: Vec<RowMove>,
@@ -115,6 +116,7 @@ impl<I: Index> BlockCache<I> {
             looked_up: None,
             lookups: 0,
             records: Vec::new(),
+            fresh: Vec::new(),
             far: Vec::new(),
             rows: Vec::new(),
         })

@@ -14,7 +14,7 @@ impl<I: Index> BlockCache<I> {
         plan.kind = PlanKind::Ragged;
         self.far.iter().for_each(|&row| plan.kept.touch_end(row, &plan.table));
         flight.rows.iter().try_for_each(|row| self.write_row(step, row, plan))?;
-        plan.kept.end();
+        plan.end();
         self.classify(plan);
         if !self.moves.is_empty() {
             plan.moves.extend_from_slice(self.moves.of(step));
@@ -44,6 +44,7 @@ impl<I: Index> BlockCache<I> {
             });
             row.segments = Span::new(0, 1);
             plan.kind = PlanKind::Contiguous;
+            plan.kept.forget_rows();
         }
     }
 
@@ -54,29 +55,44 @@ impl<I: Index> BlockCache<I> {
             self.write_frontier(row, seq, claimed, plan);
             return Ok(());
         }
+        plan.read_bound = plan.read_bound.max(seq.bound * self.config.block_size);
         let queries = Span::new(plan.positions.len(), (row.redirected + row.tokens) as usize);
         if queries.len == 1 && row.redirected == 0 {
             plan.positions.push(claimed.start);
             plan.write_slots.push(self.slot(seq, claimed.start));
+            if self.goes_on(row.seq, seq, claimed.end, plan) {
+                return Ok(());
+            }
         } else {
             plan.positions.extend(claimed.start - row.redirected..claimed.end);
             let redirected = claimed.start - row.redirected..claimed.start;
             plan.write_slots.extend(redirected.map(|position| self.size.within(position)));
             self.write_slots(seq, claimed.start, claimed.end, plan);
         }
-        let segments = plan.segments.len();
+        let segments = plan.next_segment();
         let read_len = self.write_segments(row.seq, seq, claimed.end, plan);
-        plan.rows.push(PlanRow {
+        if seq.holes.is_empty() && claimed.end > 0 {
+            plan.kept.note_plain();
+        }
+        plan.push_row(PlanRow {
             seq: row.seq,
             queries,
-            segments: Span::new(segments, plan.segments.len() - segments),
+            segments: Span::new(segments, plan.next_segment() - segments),
             read_len,
             mask: if queries.len == 1 { Mask::None } else { Mask::Causal },
             left_pad_blocks: 0,
             redirected: row.redirected,
         });
-        plan.read_bound = plan.read_bound.max(seq.bound * self.config.block_size);
         Ok(())
+    }
+
+    /// Writes the row of one token in the short way, if it goes on from where this memory was written last.
+    #[inline]
+    fn goes_on(&self, id: SeqId, seq: &Seq, end: u32, plan: &mut Plan) -> bool {
+        let blocks = seq.table.blocks();
+        seq.holes.is_empty()
+            && self.size.holding(end) == blocks.len()
+            && plan.go_on(id, seq.table.changes(), blocks.far().len(), blocks.near(), end)
     }
 
     /// A frontier: the committed rows, then the nodes in order of position, under an ancestor mask.
@@ -88,12 +104,12 @@ impl<I: Index> BlockCache<I> {
         let queries = Span::new(plan.positions.len(), row.tokens as usize);
         plan.positions.extend(frontier.clone().map(|node| seq.next + nodes.depth(node)));
         self.write_slots(seq, claimed.start, claimed.end, plan);
-        let segments = plan.segments.len();
+        let segments = plan.next_segment();
         let prefix = self.write_segments(row.seq, seq, seq.next, plan);
         let order = nodes.order(frontier.end);
         let slots = order.iter().map(|&node| self.slot(seq, seq.next + node));
         let at = plan.lay(slots);
-        plan.segments.push(Segment {
+        plan.push_segment(Segment {
             pool: PoolId::default(),
             layout: Layout::Table { at, block: 1, offset: 0 },
             len: frontier.end,
@@ -104,10 +120,10 @@ impl<I: Index> BlockCache<I> {
         let at = plan.mask_words.len() as u32;
         let read_len = prefix + frontier.end;
         let words_per_query = nodes.write_mask(frontier, prefix, None, |_| 0, &mut plan.mask_words);
-        plan.rows.push(PlanRow {
+        plan.push_row(PlanRow {
             seq: row.seq,
             queries,
-            segments: Span::new(segments, plan.segments.len() - segments),
+            segments: Span::new(segments, plan.next_segment() - segments),
             read_len,
             mask: Mask::Explicit { at, words_per_query },
             left_pad_blocks: 0,
@@ -149,10 +165,10 @@ impl<I: Index> BlockCache<I> {
         }
         let cut = (first_near * self.size.rows()).min(end);
         if cut > 0 {
-            plan.segments.push(self.segment(0..cut, places.far, 0));
+            plan.push_segment(self.segment(0..cut, places.far, 0));
         }
         if cut < end {
-            plan.segments.push(self.segment(cut..end, places.near, 0));
+            plan.push_segment(self.segment(cut..end, places.near, 0));
         }
         end
     }
@@ -165,7 +181,7 @@ impl<I: Index> BlockCache<I> {
             if !part.is_empty() {
                 let at = at + self.size.of(part.start) - first;
                 let offset = self.size.within(part.start);
-                plan.segments.push(self.segment(part, at, offset));
+                plan.push_segment(self.segment(part, at, offset));
             }
         }
     }

@@ -66,6 +66,11 @@ impl Entries {
         self.lead
     }
 
+    /// Whether its positions are one run, which begins with the first entry.
+    pub(crate) fn is_one_run(&self) -> bool {
+        self.last.index == 0
+    }
+
     /// Position above the highest owned.
     pub(crate) fn next_position(&self) -> Position {
         self.last.first + (self.len() - self.last.index)
@@ -117,19 +122,26 @@ impl Entries {
     }
 
     /// Appends a position, which must be above all others.
+    #[inline]
     pub(crate) fn push_at(&mut self, position: Position, slot: Slot) {
         let len = self.len();
         if len == 0 || position != self.next_position() {
-            self.last = Break { index: len, first: position };
-            self.breaks.push(self.last);
-        }
-        if len == 0 {
-            self.first = slot;
+            self.begin_run(position, slot);
         }
         if self.lead == len && self.first + len == slot {
             self.lead += 1;
         }
         self.slots.push(slot);
+    }
+
+    /// The next entry begins a run of positions.
+    #[cold]
+    fn begin_run(&mut self, position: Position, slot: Slot) {
+        self.last = Break { index: self.len(), first: position };
+        self.breaks.push(self.last);
+        if self.len() == 0 {
+            self.first = slot;
+        }
     }
 
     /// Takes out a range of entries and gives every slot of it to `gone`.

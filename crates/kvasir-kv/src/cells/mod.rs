@@ -292,9 +292,11 @@ impl Cache for Cells {
                 noted.push(Row { seq, written: Written::Nodes, start, end, tokens, before });
             } else {
                 let (start, end) = (base, base + tokens);
-                (start..end)
-                    .filter_map(|position| self.cells.take(position))
-                    .for_each(|slot| s.entries.push(slot));
+                for position in start..end {
+                    if let Some(slot) = self.cells.take(position) {
+                        s.entries.push_at(position, slot);
+                    }
+                }
                 noted.push(Row { seq, written: Written::Positions, start, end, tokens, before });
             }
         }

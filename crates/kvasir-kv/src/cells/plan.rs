@@ -1,6 +1,7 @@
+use super::entries::Entries;
 use super::{Cells, Row, Sequence, Written};
 use crate::{
-    CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, Span, StepId,
+    CacheError, Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, SeqId, Span, StepId,
     bits::{set_range, words_for},
 };
 use std::ops::Range;
@@ -26,7 +27,7 @@ impl Cells {
                 Written::Nodes => self.plan_nodes(row, seq, plan)?,
             }
         }
-        plan.kept.end();
+        plan.end();
         let moved = plan.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
         let mut bound = self.cells.high_water();
         if let ([row], [segment]) = (&flight.rows[..], &plan.segments[..])
@@ -43,15 +44,22 @@ impl Cells {
 
     fn plan_positions(&self, row: &Row, seq: &Sequence, plan: &mut Plan) -> Result<(), CacheError> {
         let entries = &seq.entries;
+        let queries = Span::new(plan.positions.len(), row.tokens as usize);
+        let is_newest = row.tokens == 1 && row.end == row.start + 1 && row.end == entries.next_position();
+        if is_newest {
+            plan.positions.push(row.start);
+            plan.write_slots.push(entries.slots().newest());
+            if self.goes_on(row.seq, entries, plan) {
+                return Ok(());
+            }
+        }
         let (start, end) = (entries.index_of(row.start), entries.index_of(row.end));
         if row.end.saturating_sub(row.start) != row.tokens || end - start != row.tokens {
             return Err(CacheError::RowGone(row.seq));
         }
-        let queries = Span::new(plan.positions.len(), row.tokens as usize);
-        plan.positions.extend(row.start..row.end);
-        match end == entries.len() && row.tokens == 1 {
-            true => plan.write_slots.push(entries.slots().newest()),
-            false => entries.slots().copy(start..end, &mut plan.write_slots),
+        if !is_newest {
+            plan.positions.extend(row.start..row.end);
+            entries.slots().copy(start..end, &mut plan.write_slots);
         }
         // Each query's first visible entry rises with its position; what the first does not see, none does.
         let from = |position: Position| entries.index_of(self.sees_from(position));
@@ -71,8 +79,12 @@ impl Cells {
             }
             Mask::Explicit { at: at as u32, words_per_query: per_query as u32 }
         };
-        let first_segment = plan.segments.len();
+        let first_segment = plan.next_segment();
         self.push_entries(row, seq, read.clone(), plan);
+        let split = split(entries, &read);
+        if entries.is_one_run() && split < read.end && split as usize <= entries.slots().far().len() {
+            plan.kept.note_plain();
+        }
         push_row(row, queries, first_segment, read.end - read.start, mask, plan);
         Ok(())
     }
@@ -93,14 +105,14 @@ impl Cells {
         let lowest = frontier.clone().map(|node| seq.nodes.depth(node)).min().unwrap_or(0);
         let read = from(lowest)..entries.len();
         let prefix = read.end - read.start;
-        let first_segment = plan.segments.len();
+        let first_segment = plan.next_segment();
         self.push_entries(row, seq, read.clone(), plan);
         let order = seq.nodes.order(row.end);
         let slots = order.iter().map(|&node| seq.node_slots[node as usize]);
         let (at, sparse) = (plan.lay(slots), Some(plan.read_positions.len() as u32));
         plan.read_positions.extend(order.iter().map(|&node| position(node)));
         let layout = Layout::Table { at, block: 1, offset: 0 };
-        plan.segments.push(Segment { pool: PoolId(0), layout, len: row.end, first: base, sparse });
+        plan.push_segment(Segment { pool: PoolId(0), layout, len: row.end, first: base, sparse });
         let at = plan.mask_words.len() as u32;
         let prefix_from = |depth: u32| from(depth) - read.start;
         let words_per_query =
@@ -117,11 +129,7 @@ impl Cells {
         let (far, near) = (entries.slots().far(), entries.slots().near());
         let first_near = far.len() as u32;
         for (first, run) in entries.runs(read) {
-            let lead = entries.lead().clamp(run.start, run.end);
-            let split = match lead - run.start {
-                worth if worth >= LEAD_WORTH || lead == run.end => lead,
-                _ => run.start,
-            };
+            let split = split(entries, &run);
             let cut = first_near.clamp(split, run.end);
             let position = |entry: u32| first + (entry - run.start);
             if run.start < split {
@@ -144,21 +152,41 @@ impl Cells {
         }
     }
 
+    /// Writes the row of one token behind all that a sequence has in the short way, if it goes on from where this memory was written last.
+    #[inline]
+    fn goes_on(&self, seq: SeqId, entries: &Entries, plan: &mut Plan) -> bool {
+        let (far, near) = (entries.slots().far().len(), entries.slots().near());
+        let split = split(entries, &(0..entries.len())) as usize;
+        self.window.is_none()
+            && entries.is_one_run()
+            && split <= far
+            && plan.go_on(seq, entries.changes(), far - split, near, entries.len())
+    }
+
     /// The lowest position that a token at `position` sees.
     fn sees_from(&self, position: Position) -> Position {
         self.window.map_or(0, |window| position.saturating_sub(window - 1))
     }
 }
 
+/// Up to where a run of entries is planned as a run of cells.
+fn split(entries: &Entries, run: &Range<u32>) -> u32 {
+    let lead = entries.lead().clamp(run.start, run.end);
+    match lead - run.start {
+        worth if worth >= LEAD_WORTH || lead == run.end => lead,
+        _ => run.start,
+    }
+}
+
 fn push_segment(layout: Layout, first: Position, len: u32, plan: &mut Plan) {
-    plan.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse: None });
+    plan.push_segment(Segment { pool: PoolId(0), layout, len, first, sparse: None });
 }
 
 fn push_row(row: &Row, queries: Span, first_segment: usize, read_len: u32, mask: Mask, plan: &mut Plan) {
-    plan.rows.push(PlanRow {
+    plan.push_row(PlanRow {
         seq: row.seq,
         queries,
-        segments: Span::new(first_segment, plan.segments.len() - first_segment),
+        segments: Span::new(first_segment, plan.next_segment() - first_segment),
         read_len,
         mask,
         left_pad_blocks: 0,

@@ -57,6 +57,7 @@ impl CellTable {
     }
 
     /// Takes the lowest free cell for one owner.
+    #[inline]
     pub(crate) fn take(&mut self, position: Position) -> Option<Slot> {
         let slot = self.free.take()?;
         let cell = Cell { position, owners: 1, leases: 0 };

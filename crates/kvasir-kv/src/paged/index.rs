@@ -407,7 +407,7 @@ mod tests {
 
     fn leave(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
         let mut table = Vec::new();
-        index.take_all(tokens.len() as u32 / 2, &mut table);
+        index.take_all(tokens.len() as u32 / 2, |run| table.extend(run));
         let offered = LongList::new(table.clone());
         index.publish(Offer { table: &offered, tokens, salt, from: 0 }, &mut Vec::new());
         table

@@ -1,7 +1,7 @@
+use super::free::FreePages;
 use super::tree::{NodeId, RadixTree, Reached};
 use crate::blocks::{BlockConfig, BlockSize, Found, Index, Offer, indices, leading, runs};
 use crate::{BlockId, CacheError, CacheKind, Token};
-use std::collections::VecDeque;
 use std::ops::Range;
 
 const NONE: NodeId = NodeId::MAX;
@@ -17,7 +17,7 @@ pub struct RadixIndex {
     nodes: Vec<NodeId>,
     /// Whether each page is used.
     used: Vec<bool>,
-    free: VecDeque<BlockId>,
+    free: FreePages,
     /// Memory to reuse.
     pages: Vec<BlockId>,
 }
@@ -26,13 +26,16 @@ impl RadixIndex {
     /// An index over the pages of a cache, all of them free.
     pub fn new(config: &BlockConfig) -> Result<Self, CacheError> {
         let ids = config.ids()?;
+        let bound = ids.end as usize;
+        let mut free = FreePages::default();
+        free.push(ids);
         Ok(Self {
             page: config.block_size,
             size: BlockSize::new(config.block_size),
             tree: RadixTree::new(config.block_size),
-            nodes: vec![NONE; ids.end as usize],
-            used: vec![false; ids.end as usize],
-            free: ids.collect(),
+            nodes: vec![NONE; bound],
+            used: vec![false; bound],
+            free,
             pages: Vec::new(),
         })
     }
@@ -44,7 +47,7 @@ impl RadixIndex {
 
     /// The free pages, the next to be handed out first.
     pub fn free_pages(&self) -> impl Iterator<Item = BlockId> {
-        self.free.iter().copied()
+        self.free.iter()
     }
 
     fn pin(&mut self, node: NodeId, pins: u32) {
@@ -70,7 +73,7 @@ impl Index for RadixIndex {
     const FROM_END: bool = false;
 
     fn free(&self) -> u32 {
-        self.free.len() as u32
+        self.free.len()
     }
 
     fn idle(&self) -> u32 {
@@ -78,29 +81,24 @@ impl Index for RadixIndex {
     }
 
     fn take(&mut self) -> Option<BlockId> {
-        if self.free.is_empty() {
+        if self.free.len() == 0 {
             self.evict(1);
         }
-        let page = self.free.pop_front()?;
+        let page = self.free.pop()?;
         self.used[page as usize] = true;
         Some(page)
     }
 
-    fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) {
-        if count == 1 {
-            return table.extend(self.take());
+    fn take_all(&mut self, count: u32, mut each: impl FnMut(Range<BlockId>)) {
+        if self.free.len() < count {
+            self.evict(count - self.free.len());
         }
-        if self.free() < count {
-            self.evict(count - self.free());
+        let mut left = count;
+        while let Some(pages) = self.free.pop_range(left) {
+            left -= pages.len() as u32;
+            self.used[indices(&pages)].fill(true);
+            each(pages);
         }
-        let first = table.len();
-        let count = (count as usize).min(self.free.len());
-        let (front, back) = self.free.as_slices();
-        let whole = count.min(front.len());
-        table.extend_from_slice(&front[..whole]);
-        table.extend_from_slice(&back[..count - whole]);
-        self.free.drain(..count);
-        runs(&table[first..]).for_each(|run| self.used[indices(&run)].fill(true));
     }
 
     fn hold_all(&mut self, blocks: Range<BlockId>) {
@@ -122,7 +120,7 @@ impl Index for RadixIndex {
     fn let_go(&mut self, block: BlockId) {
         self.used[block as usize] = false;
         match self.nodes[block as usize] {
-            NONE => self.free.push_back(block),
+            NONE => self.free.push(block..block + 1),
             node => {
                 self.tree.unpin(node, 1);
             }
@@ -135,7 +133,7 @@ impl Index for RadixIndex {
         while let Some(&node) = self.nodes[rest.clone()].first() {
             let same = leading(&self.nodes[rest.clone()], |_, &of| of == node);
             match node {
-                NONE => self.free.extend(rest.start as BlockId..(rest.start + same) as BlockId),
+                NONE => self.free.push(rest.start as BlockId..(rest.start + same) as BlockId),
                 node => {
                     self.tree.unpin(node, same as u32);
                 }
@@ -185,14 +183,15 @@ impl Index for RadixIndex {
     fn evict(&mut self, blocks: u32) -> u32 {
         let mut evicted = 0;
         while evicted < blocks {
-            let before = self.free.len();
-            if self.tree.evict_leaf(&mut self.free).is_none() {
+            self.pages.clear();
+            if self.tree.evict_leaf(&mut self.pages).is_none() {
                 break;
             }
-            for &page in self.free.range(before..) {
-                self.nodes[page as usize] = NONE;
+            for run in runs(&self.pages) {
+                self.nodes[indices(&run)].fill(NONE);
+                self.free.push(run);
             }
-            evicted += (self.free.len() - before) as u32;
+            evicted += self.pages.len() as u32;
         }
         evicted
     }
@@ -202,14 +201,14 @@ impl Index for RadixIndex {
         for (id, (node, used)) in self.nodes.iter_mut().zip(&self.used).enumerate() {
             let was_there = std::mem::replace(node, NONE) != NONE;
             if was_there && !used {
-                self.free.push_back(id as BlockId);
+                self.free.push(id as BlockId..id as BlockId + 1);
             }
         }
     }
 
     fn check(&self, used: &dyn Fn(BlockId) -> bool) -> Result<(), String> {
         let mut is_free = vec![false; self.nodes.len()];
-        for &page in &self.free {
+        for page in self.free.iter() {
             if std::mem::replace(&mut is_free[page as usize], true) {
                 return Err(format!("page {page} is free twice"));
             }

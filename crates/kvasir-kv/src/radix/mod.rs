@@ -1,5 +1,6 @@
 //! `--cache radix`: pages shared through a radix tree over token ids, evicted by least recent use.
 
+mod free;
 mod index;
 mod oldest;
 mod tree;

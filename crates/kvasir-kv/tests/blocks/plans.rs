@@ -38,7 +38,8 @@ fn a_plan_in_used_memory_says_what_a_fresh_one_says() {
             let fresh = plan_of(cache, step);
             let said = |plan: &Plan| {
                 let entries = plan.rows.iter().map(|row| plan.entries(row).collect::<Vec<_>>());
-                (entries.collect::<Vec<_>>(), plan.write_slots.clone(), plan.kind, plan.moves.clone())
+                let rows = (entries.collect::<Vec<_>>(), plan.rows.clone(), plan.positions.clone());
+                (rows, plan.write_slots.clone(), plan.kind, plan.moves.clone())
             };
             assert_eq!(said(&used), said(&fresh));
             assert!(used.table.len() <= 16 * 64, "what is out of use is given up");

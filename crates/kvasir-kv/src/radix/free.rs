@@ -1,0 +1,81 @@
+use crate::BlockId;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// The free pages in the order in which they are handed out, as ranges of ids: what comes and goes thousands at a time is mostly few of
+/// them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FreePages {
+    ranges: VecDeque<Range<BlockId>>,
+    len: u32,
+}
+
+impl FreePages {
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = BlockId> {
+        self.ranges.iter().flat_map(Range::clone)
+    }
+
+    /// Adds pages behind all others.
+    pub(super) fn push(&mut self, pages: Range<BlockId>) {
+        self.len += pages.len() as u32;
+        match self.ranges.back_mut() {
+            Some(last) if last.end == pages.start => last.end = pages.end,
+            _ if pages.is_empty() => {}
+            _ => self.ranges.push_back(pages),
+        }
+    }
+
+    /// Takes the first one.
+    pub(super) fn pop(&mut self) -> Option<BlockId> {
+        self.pop_range(1).map(|pages| pages.start)
+    }
+
+    /// Takes the first ones, at most `count`, as far as they are consecutive.
+    pub(super) fn pop_range(&mut self, count: u32) -> Option<Range<BlockId>> {
+        let first = self.ranges.front_mut().filter(|_| count > 0)?;
+        let taken = first.start..first.end.min(first.start.saturating_add(count));
+        first.start = taken.end;
+        self.len -= taken.len() as u32;
+        if first.start == first.end {
+            self.ranges.pop_front();
+        }
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agrees_with_a_queue_of_ids() {
+        let (mut free, mut model) = (FreePages::default(), VecDeque::new());
+        let mut state = 3u64;
+        for _ in 0..3000 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (first, count) = ((state >> 40) as u32 % 40, (state >> 33) as u32 % 7);
+            match state >> 20 & 1 {
+                0 => {
+                    free.push(first..first + count);
+                    model.extend(first..first + count);
+                }
+                _ => {
+                    let taken = free.pop_range(count);
+                    let ids: Vec<_> = taken.iter().flat_map(Range::clone).collect();
+                    assert_eq!(ids.is_empty(), count == 0 || model.is_empty());
+                    assert!(ids.len() <= count as usize && ids.iter().eq(model.iter().take(ids.len())));
+                    model.drain(..ids.len());
+                }
+            }
+            if state >> 50 & 3 == 0 {
+                assert_eq!(free.pop(), model.pop_front());
+            }
+            assert_eq!(free.len() as usize, model.len());
+            assert!(free.iter().eq(model.iter().copied()));
+        }
+    }
+}
