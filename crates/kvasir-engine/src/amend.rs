@@ -1,7 +1,8 @@
-//! What the caller changes of a request that is here, and tokens of a step that never come.
+//! What the caller changes of a request that is here, its tokens included, and tokens of a step that never come.
 
-use crate::{Core, Parameter, Params, Refusal, RequestId, Status, stop::Plain};
+use crate::{Core, Parameter, Params, Refusal, RequestId, Status, stop::Plain, world::World};
 use kvasir_exec::Step;
+use kvasir_kv::Token;
 use kvasir_sample::Sampling;
 
 impl Core {
@@ -39,9 +40,57 @@ impl Core {
         Ok(true)
     }
 
+    /// Commits tokens of somebody else's making as outputs of a request that is here, as if it had said them: they are fed before it goes
+    /// on, and end nothing. False if it has ended, or waits for a token of its own.
+    pub fn append(&mut self, id: RequestId, tokens: &[Token]) -> bool {
+        let Some(entry) = self.editable(id) else { return false };
+        let sequence = &mut self.world.slab[entry];
+        sequence.append(tokens);
+        if sequence.status == Status::Running && sequence.to_feed() > 1 {
+            self.world.set_prefilling(entry, true);
+        }
+        true
+    }
+
+    /// Makes a request that is here `len` tokens long, as if it had come no further; below its prompt that becomes shorter. What is left is
+    /// not computed again but for its last token. False if it has ended, waits for a token of its own, or is not so long.
+    pub fn cut(&mut self, id: RequestId, len: u32) -> bool {
+        let fits = |entry: &u32| (1..=self.world.slab[*entry].tokens.len()).contains(&len);
+        let Some(entry) = self.editable(id).filter(fits) else { return false };
+        let sequence = &mut self.world.slab[entry];
+        sequence.prompt_len = sequence.prompt_len.min(len);
+        sequence.truncate(len);
+        sequence.rest.room = self.world.limits.max_model_len.saturating_sub(sequence.prompt_len).max(1);
+        sequence.stops = Plain::of(&sequence.rest.params, sequence.rest.room);
+        if sequence.cache.is_some() && sequence.claimed >= len {
+            self.world.rewind(entry, len - 1);
+        }
+        true
+    }
+
+    /// The entry of a request that is here and waits for no token.
+    fn editable(&self, id: RequestId) -> Option<u32> {
+        let entry = self.world.slab.find(id)?;
+        let sequence = &self.world.slab[entry];
+        (sequence.status != Status::Finished && sequence.in_flight == 0).then_some(entry)
+    }
+
     /// Takes the row of `id` out of a step whose token for it will never come. It goes on from its newest token, which is fed again; it
     /// must not be in a later step. False if the step has no row of it.
     pub fn withhold(&mut self, step: &mut Step, id: RequestId) -> bool {
+        self.take_out(step, id, |world, entry| {
+            let len = world.slab[entry].tokens.len();
+            world.rewind(entry, len.saturating_sub(1));
+        })
+    }
+
+    /// Takes the row of `id` out of a step whose token for it is told otherwise, with [`Core::append`]. False if the step has no row of it.
+    pub fn take_over(&mut self, step: &mut Step, id: RequestId) -> bool {
+        self.take_out(step, id, |_, _| ())
+    }
+
+    /// Takes a row out of a step; `no_token` says what becomes of one that still has its sequence and would have yielded a token.
+    fn take_out(&mut self, step: &mut Step, id: RequestId, no_token: impl FnOnce(&mut World, u32)) -> bool {
         let Some(i) = step.batch.rows.iter().position(|row| row.request == id.0) else { return false };
         let row = step.batch.rows.remove(i);
         let Some(entry) = self.world.slab.find(id) else { return true };
@@ -50,16 +99,25 @@ impl Core {
         sequence.in_flight -= u32::from(row.samples());
         sequence.verifying = false;
         if sequence.cache == Some(row.seq) && row.samples() {
-            let len = sequence.tokens.len().saturating_sub(1);
-            sequence.claimed = len;
-            sequence.computed = sequence.computed.min(len);
-            sequence.published = sequence.published.min(len / self.world.block * self.world.block);
-            let rewound = self.world.cache.rewind().and_then(|face| face.rewind_to(row.seq, len));
-            debug_assert!(rewound.is_ok(), "{rewound:?}");
-            self.world.renew_promise(entry);
+            no_token(&mut self.world, entry);
         }
         self.world.release_row(entry);
         self.world.bury(entry);
         true
+    }
+}
+
+impl World {
+    /// Goes back to `len` computed tokens of a running sequence.
+    fn rewind(&mut self, entry: u32, len: u32) {
+        let sequence = &mut self.slab[entry];
+        sequence.claimed = len;
+        sequence.computed = sequence.computed.min(len);
+        sequence.published = sequence.published.min(len / self.block * self.block);
+        if let Some(seq) = sequence.cache {
+            let rewound = self.cache.rewind().and_then(|face| face.rewind_to(seq, len));
+            debug_assert!(rewound.is_ok(), "{rewound:?}");
+        }
+        self.renew_promise(entry);
     }
 }

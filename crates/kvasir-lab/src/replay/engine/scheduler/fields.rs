@@ -1,7 +1,7 @@
 //! Fields of sequences, read and set by name; what is done to one beside the schedule.
 
-use super::{Bench, end, number, sequence};
-use kvasir_engine::{Finish, RequestId, Sequence};
+use super::{Bench, end, number, sequence, tokens};
+use kvasir_engine::{Core, Finish, RequestId, Sequence};
 use kvasir_exec::Step;
 use serde_json::{Value, json};
 
@@ -58,6 +58,17 @@ impl Bench {
                 }
                 self.land(id);
             }
+            (Some((_, sequence)), "num_tokens")
+                if sequence.tokens().len() <= number(op, "value", 0)? as usize => {}
+            (Some((id, _)), "num_tokens") => {
+                let len = number(op, "value", 0)?;
+                self.clear_flight(id, Core::withhold);
+                self.refused = !self.core.cut(id, len);
+                if !self.refused {
+                    self.named(op)?.truncate(len);
+                }
+            }
+            (None, "num_tokens") => self.named(op)?.truncate(number(op, "value", 0)?),
             (Some((id, _)), _) => {
                 let mut set = Ok(());
                 let changed = self.core.change(id, |params| set = sequence::set(params, field, value));
@@ -69,6 +80,29 @@ impl Bench {
         Ok(Value::Null)
     }
 
+    /// Tokens that no step has sampled. A step in flight that would sample the next one is what they stand for.
+    pub(super) fn append(&mut self, op: &Value) -> Result<Value, String> {
+        let new = tokens(&op["tokens"])?;
+        let known = self.named(op)?;
+        if let Some(id) = known.id.filter(|_| known.finish.is_none()) {
+            self.clear_flight(id, Core::take_over);
+            self.refused = !self.core.append(id, &new);
+        }
+        if !self.refused {
+            self.named(op)?.completion.extend(new);
+        }
+        Ok(Value::Null)
+    }
+
+    /// Takes a sequence out of the steps that are to sample a token of it, which have run.
+    fn clear_flight(&mut self, id: RequestId, take: impl Fn(&mut Core, &mut Step, RequestId) -> bool) {
+        let samples = |step: &Step| step.batch.rows.iter().any(|row| row.request == id.0 && row.samples());
+        for step in self.steps.iter_mut().filter(|step| samples(step)) {
+            self.core.landed(step);
+            take(&mut self.core, step, id);
+        }
+    }
+
     pub(super) fn add(&mut self, names: &[Value]) -> Result<Value, String> {
         for name in names {
             let known = self.named(&json!({ "seq": name }))?;
@@ -76,12 +110,19 @@ impl Bench {
                 return Err(format!("{name} is there already"));
             }
             let (request, arrived) = (known.request.clone(), known.arrived);
+            // One that has ended begins anew.
+            if known.finish.is_some() {
+                known.completion.clear();
+            }
+            let said = known.completion.clone();
             let added = self.core.add(request, arrived);
             self.refused |= added.is_err();
+            if let Ok(id) = added {
+                self.core.append(id, &said);
+            }
             let known = self.named(&json!({ "seq": name }))?;
             known.id = added.ok();
             known.finish = added.err().map(Finish::Refused);
-            known.completion.clear();
             let name = name.as_str().unwrap_or_default();
             self.added.retain(|other| other != name);
             self.added.push(name.to_owned());

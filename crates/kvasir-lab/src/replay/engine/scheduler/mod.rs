@@ -63,6 +63,14 @@ struct Known {
     number: u64,
 }
 
+impl Known {
+    /// Forgets tokens behind the first `len`.
+    fn truncate(&mut self, len: u32) {
+        self.request.prompt.truncate(len as usize);
+        self.completion.truncate((len as usize).saturating_sub(self.request.prompt.len()));
+    }
+}
+
 struct Bench {
     core: Core,
     block: u32,
@@ -191,6 +199,7 @@ impl Bench {
                 Value::Null
             }
             "set" => self.set(op)?,
+            "append" => self.append(op)?,
             "get" => self.get(op)?,
             "block" => self.get_block(op)?,
             "counts" => {
@@ -317,6 +326,11 @@ impl Bench {
 
     fn postprocess(&mut self, op: &Value) -> Result<Value, String> {
         let deferred = switch(op, "deferred", false);
+        // A step all of whose rows were taken out is nobody's batch any more.
+        while let Some(step) = self.steps.pop_front_if(|step| step.batch.rows.is_empty()) {
+            self.core.postprocess(&step, &Ok(()), self.now);
+            self.core.recycle(step);
+        }
         let due = if deferred { self.steps.len() > 1 } else { !self.steps.is_empty() };
         let mut stream = Vec::new();
         if let Some(mut step) = due.then(|| self.steps.pop_front()).flatten() {
