@@ -1,7 +1,7 @@
 //! The figures of the document on rectangular scheduling, step by step, from traces of scenarios.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_engine::{Core, Limits, Order, Rectangular, RectangularConfig, StepTrace};
+use kvasir_engine::{Core, Limits, Order, Reason, Rectangular, RectangularConfig, StepTrace};
 use kvasir_kv::{Paged, blocks::BlockConfig};
 use kvasir_lab::{
     sim::{Run, run},
@@ -13,10 +13,12 @@ use std::collections::BTreeMap;
 
 const BLOCK: u32 = 64;
 
-/// A step as the figures draw it: what is prefilled, and id, tkv, padding and decoded tokens of everybody who decodes.
+/// A step as the figures draw it: what is prefilled, id, tkv, padding and decoded tokens of everybody who decodes, and why who waits
+/// does.
 #[derive(Debug, PartialEq)]
 struct Drawn {
     waiting: Vec<String>,
+    held: Vec<(String, Reason)>,
     prefill: Option<Value>,
     decoding: Vec<(String, u32, u32, u32)>,
 }
@@ -80,7 +82,12 @@ impl Reader {
         let mut rows = step.rows.clone();
         rows.extend(again.map(|number| (number, 1, self.computed[&number], 1, 0, self.left[&number], 0)));
         rows.sort_unstable();
-        let mut drawn = Drawn { waiting: self.names_of(&self.waiting), prefill: None, decoding: Vec::new() };
+        let rest = self.waiting.iter().filter(|waiting| step.held.iter().all(|(held, _)| held != *waiting));
+        let rest = rest.filter_map(|&number| Some((number, step.rest_waiting?)));
+        let held = step.held.iter().copied().chain(rest);
+        let held = held.map(|(number, reason)| (self.known[&number].0.clone(), reason)).collect();
+        let waiting = self.names_of(&self.waiting);
+        let mut drawn = Drawn { waiting, held, prefill: None, decoding: Vec::new() };
         for (number, phase, first, tokens, redirected, left, _) in rows {
             let (name, prompt) = self.known[&number].clone();
             let (end, padding) = (first + tokens, left * BLOCK);
@@ -152,6 +159,26 @@ fn admission_constraints() {
         // A figure is the picture after its step: who arrives before the next one waits already.
         let waiting = expected["waiting"].as_array().unwrap();
         assert!(drawn.waiting.iter().all(|name| waiting.contains(&json!(name))), "record {i}");
+    }
+}
+
+/// Who waits in the figure, and for what.
+#[test]
+fn reasons_of_the_admission_constraints() {
+    let drawn = draw(include_str!("../scenarios/admission.json"));
+    let why = |name: &str, is: fn(&Reason) -> bool| {
+        let waits = |step: &&Drawn| step.held.iter().any(|(who, reason)| who == name && is(reason));
+        drawn.iter().filter(waits).count()
+    };
+    // The third chunk of 1 waits from step 5 until 0 has gone, 4 from step 35 until 2 has. Four would come to lengths of 512 each: whole
+    // blocks at the end of all that they may say, where the document counts 426.
+    assert_eq!(why("1", |reason| *reason == Reason::ModelLength), 16);
+    assert_eq!(why("4", |reason| *reason == Reason::Volume { projected: 2048, limit: 1536 }), 11);
+    for name in ["6", "7"] {
+        assert!(why(name, |reason| *reason == Reason::DecodeBatch) > 0, "{name}");
+    }
+    for name in ["1", "2", "7"] {
+        assert!(why(name, |reason| *reason == Reason::Interleave) > 0, "{name}");
     }
 }
 
