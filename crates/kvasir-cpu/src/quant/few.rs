@@ -56,6 +56,17 @@ macro_rules! kernels {
                 };
                 // Where the high product of codes and their scale is shifted by as much as it should be.
                 let top = 15 - f.shift() as i32;
+                if f.bits == 6 {
+                    // SAFETY: the layout's lines.
+                    let mut lines = sixes(unsafe {
+                        let line = |n: usize| load(block.add(f.codes_at() + half * 32 + (i * 3 + n) * 64));
+                        [line(0), line(1), line(2)]
+                    });
+                    for word in lines.as_flattened_mut() {
+                        *word = high_product(*word, scale);
+                    }
+                    return lines;
+                }
                 let mut lines = [[zero(); 2]; 4];
                 for (j, line) in lines.iter_mut().enumerate() {
                     if f.is_open() {
@@ -65,13 +76,12 @@ macro_rules! kernels {
                         continue;
                     }
                     // SAFETY: the offsets are those of the layout.
-                    let (codes, more) = unsafe {
-                        let more = match f.bits {
+                    let (codes, fifths) = unsafe {
+                        let fifths = match f.bits {
                             5 => load(block.add(f.high_at() + half * 32 + i / 2 * 64)),
-                            6 => load(block.add(f.high_at() + half * 32 + i * 64)),
                             _ => zero(),
                         };
-                        (load(block.add(f.codes_at() + half * 32 + (i * 2 + j / 2) * 64)), more)
+                        (load(block.add(f.codes_at() + half * 32 + (i * 2 + j / 2) * 64)), fifths)
                     };
                     // Signs must be on top. Others are multiplied in the middle, where they lie or where swapped bytes bring them, by a
                     // scale that makes up for it: shifts are dear.
@@ -86,14 +96,24 @@ macro_rules! kernels {
                             and(if there { codes } else { swapped(codes) }, all16(15 << to))
                         };
                         let high = match f.bits {
-                            5 => moved(more, byte + (i % 2 * 4 + j) as i32, to + 4, 1),
-                            6 => moved(more, byte + j as i32 * 2, to + 4, 2),
+                            5 => moved(fifths, byte + (i % 2 * 4 + j) as i32, to + 4, 1),
                             _ => zero(),
                         };
                         *word = high_product(or(low, high), scale);
                     }
                 }
                 lines
+            }
+
+            /// Codes of six bits on top of 16, even and odd: three lines have them in the high bits of bytes, the fourth's are in what is left.
+            #[inline]
+            #[target_feature(enable = $features)]
+            fn sixes(v: [Ints; 3]) -> [[Ints; 2]; 4] {
+                let apart =
+                    |v, mask: u16| [and(left16(v, 8), all16(mask as i16)), and(v, all16(mask as i16))];
+                let two = |n: usize, mask| and(left16(v[n], 2 + 2 * n as i32), all8(mask));
+                let fourth = or(or(two(0, 0x0c), two(1, 0x30)), two(2, 0xc0_u8 as i8));
+                [apart(v[0], 0xfc00), apart(v[1], 0xfc00), apart(v[2], 0xfc00), apart(fourth, 0xff00)]
             }
 
             /// The float scales d, or dmin, that begin at `at`.

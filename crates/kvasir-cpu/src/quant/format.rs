@@ -110,19 +110,19 @@ impl Format {
         self.scales_at() + if self.is_open() { 0 } else { self.subs() * LANES }
     }
 
-    /// Where the codes begin: their low four bits, or all eight of v.
+    /// Where the codes begin: their low four bits, all six, or all eight of v.
     pub(crate) const fn codes_at(self) -> usize {
         self.mins_at() + if self.has_min { self.subs() * LANES } else { 0 }
     }
 
-    /// Where the bits above the low four begin.
+    /// Where the fifth bits begin, if there are some.
     pub(crate) const fn high_at(self) -> usize {
-        self.codes_at() + if self.bits == 8 { SUPER * LANES } else { SUPER * LANES / 2 }
+        let together = if self.bits == 5 { 4 } else { self.bits };
+        self.codes_at() + SUPER * LANES * together / 8
     }
 
     /// Bytes of one superblock of a panel.
     pub(crate) const fn bytes(self) -> usize {
-        let high_bits = if self.bits == 8 { 0 } else { self.bits - 4 };
-        self.high_at() + SUPER * LANES * high_bits / 8
+        self.high_at() + if self.bits == 5 { SUPER * LANES / 8 } else { 0 }
     }
 }

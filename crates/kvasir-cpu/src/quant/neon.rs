@@ -101,14 +101,23 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
                     *bytes = vreinterpretq_s8_u8(veorq_u8(stored, vdupq_n_u8(128)));
                     continue;
                 }
-                let word = |byte: usize| {
-                    let low = moved(vld1q_u8(codes.add((i * 2 + j / 2) * 64)), byte + j % 2 * 4, to, 4);
-                    let more = match f.bits {
-                        5 => moved(vld1q_u8(high.add(i / 2 * 64)), byte + i % 2 * 4 + j, to + 4, 1),
-                        6 => moved(vld1q_u8(high.add(i * 64)), byte + j * 2, to + 4, 2),
-                        _ => return low,
-                    };
-                    vorrq_u16(low, more)
+                let six = |n: usize, byte: usize, from: usize, to: usize, bits: u32| {
+                    moved(vld1q_u8(codes.add((i * 3 + n) * 64)), byte + from, to, bits)
+                };
+                let nibble =
+                    |byte: usize| moved(vld1q_u8(codes.add((i * 2 + j / 2) * 64)), byte + j % 2 * 4, to, 4);
+                let word = |byte: usize| match f.bits {
+                    5 => {
+                        let fifth = moved(vld1q_u8(high.add(i / 2 * 64)), byte + i % 2 * 4 + j, to + 4, 1);
+                        vorrq_u16(nibble(byte), fifth)
+                    }
+                    // Three lines in the high bits of bytes, the fourth in what is left.
+                    6 if j < 3 => six(j, byte, 2, to, 6),
+                    6 => vorrq_u16(
+                        vorrq_u16(six(0, byte, 0, to, 2), six(1, byte, 0, to + 2, 2)),
+                        six(2, byte, 0, to + 4, 2),
+                    ),
+                    _ => nibble(byte),
                 };
                 let [even, odd] =
                     [word(0), word(8)].map(|w| vqrdmulhq_s16(vreinterpretq_s16_u16(w), scales[v]));

@@ -77,27 +77,28 @@ fn write(format: Format, supers: &Supers, lines: &[[u8; 64]; 64], out: &mut [u8]
         codes.as_chunks_mut::<64>().0.copy_from_slice(lines);
         return;
     }
-    for (vector, pair) in codes.as_chunks_mut::<64>().0.iter_mut().zip(lines.as_chunks::<2>().0) {
+    let codes = codes.as_chunks_mut::<64>().0;
+    if format.bits == 6 {
+        // Of four lines three in the high bits of a vector each; of the fourth each has two bits.
+        for (vectors, lines) in codes.as_chunks_mut::<3>().0.iter_mut().zip(lines.as_chunks::<4>().0) {
+            for (n, vector) in vectors.iter_mut().enumerate() {
+                for (i, v) in vector.iter_mut().enumerate() {
+                    *v = lines[n][i] << 2 | lines[3][i] >> (2 * n) & 3;
+                }
+            }
+        }
+        return;
+    }
+    for (vector, pair) in codes.iter_mut().zip(lines.as_chunks::<2>().0) {
         for (i, v) in vector.iter_mut().enumerate() {
             *v = pair[0][i] & 15 | pair[1][i] << 4;
         }
     }
-    // Five bits: eight lines to a vector, a bit each. Six bits: four lines to a vector, two bits each.
-    let high = high.as_chunks_mut::<64>().0;
-    if format.bits == 5 {
-        together::<8, 1>(lines, high);
-    } else if format.bits == 6 {
-        together::<4, 2>(lines, high);
-    }
-}
-
-/// The bits above the low four of `N` lines, `WIDTH` each, to a vector.
-#[inline(always)]
-fn together<const N: usize, const WIDTH: usize>(lines: &[[u8; 64]; 64], out: &mut [[u8; 64]]) {
-    for (vector, group) in out.iter_mut().zip(lines.as_chunks::<N>().0) {
+    // Fifth bits, if there are some: eight lines to a vector.
+    for (vector, group) in high.as_chunks_mut::<64>().0.iter_mut().zip(lines.as_chunks::<8>().0) {
         let mut bits = [0u8; 64];
         for (t, line) in group.iter().enumerate() {
-            bits.iter_mut().zip(line).for_each(|(b, v)| *b |= (v >> 4 & ((1 << WIDTH) - 1)) << (t * WIDTH));
+            bits.iter_mut().zip(line).for_each(|(b, v)| *b |= (v >> 4 & 1) << t);
         }
         *vector = bits;
     }

@@ -55,13 +55,14 @@ fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
         if format.is_open() {
             return (codes[i * 64 + j] ^ 0x80) as i8;
         }
-        let low = codes[i / 2 * 64 + j] >> (i % 2 * 4) & 15;
-        let code = low
-            | match format.bits {
-                5 => (high[i / 8 * 64 + j] >> (i % 8) & 1) << 4,
-                6 => (high[i / 4 * 64 + j] >> (i % 4 * 2) & 3) << 4,
-                _ => 0,
-            };
+        let six = |n: usize| codes[(i / 4 * 3 + n) * 64 + j];
+        let nibble = || codes[i / 2 * 64 + j] >> (i % 2 * 4) & 15;
+        let code = match format.bits {
+            5 => nibble() | (high[i / 8 * 64 + j] >> (i % 8) & 1) << 4,
+            6 if i % 4 < 3 => six(i % 4) >> 2,
+            6 => six(0) & 3 | (six(1) & 3) << 2 | (six(2) & 3) << 4,
+            _ => nibble(),
+        };
         let unused = 8 - format.bits;
         let code = if format.signed { i32::from((code << unused) as i8 >> unused) } else { i32::from(code) };
         let scale = block[format.scales_at() + i * 4 / format.sub * LANES + j / 4] as i8;
