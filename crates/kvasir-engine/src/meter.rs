@@ -155,13 +155,18 @@ mod tests {
         60_000 + tokens * (700 + 300 * (at + tokens / 2) / 1000)
     }
 
-    #[test]
-    fn tokens_that_grow_dearer_are_foreseen() {
+    /// Has seen decodes, and one such prompt alone in two steps.
+    fn after_a_long_prompt() -> CostMeter {
         let mut meter = CostMeter::default();
         (0..20).for_each(|_| meter.see(&batch(0, 0, 8), 60_000));
-        // One prompt alone, in two steps.
         meter.see(&batch(2048, 0, 0), dearer(2048, 0));
         meter.see(&batch(1952, 2048, 0), dearer(1952, 2048));
+        meter
+    }
+
+    #[test]
+    fn tokens_that_grow_dearer_are_foreseen() {
+        let meter = after_a_long_prompt();
         for at in [0, 1000, 4000] {
             let known = meter.costs().tokens_take(100, at as u32) + 60_000;
             assert!(known.abs_diff(dearer(100, at)) < known / 20, "{known} at {at}");
@@ -170,10 +175,7 @@ mod tests {
 
     #[test]
     fn prompts_of_a_few_tokens_are_not_what_long_ones_are_judged_by() {
-        let mut meter = CostMeter::default();
-        (0..20).for_each(|_| meter.see(&batch(0, 0, 8), 60_000));
-        meter.see(&batch(2048, 0, 0), dearer(2048, 0));
-        meter.see(&batch(1952, 2048, 0), dearer(1952, 2048));
+        let mut meter = after_a_long_prompt();
         // Rows that a kernel has room for anyway: alone they take less than 8 decodes, beside them nearly nothing.
         (0..4).for_each(|_| meter.see(&batch(16, 0, 0), 45_000));
         (0..4).for_each(|_| meter.see(&batch(16, 0, 4), 62_000));

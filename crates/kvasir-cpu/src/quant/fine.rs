@@ -3,7 +3,7 @@
 
 use super::format::{Format, SUPER};
 use super::pack::Encoded;
-use super::source::unit;
+use super::source::{high_half, unit};
 use kvasir_formats::{DType, encoding};
 
 /// The largest number whose high byte, rounded, is still less than 128.
@@ -20,8 +20,7 @@ pub(super) fn pack(dtype: DType, rows: &Encoded<'_>, out: &mut [u8]) {
             weights.fill(0.0);
         }
         let largest = weights.iter().fold(0f32, |most, w| most.max(w.abs()));
-        let one = f32::from_bits(u32::from(unit(largest / MOST)) << 16);
-        let inverse = if one == 0.0 { 0.0 } else { 1.0 / one };
+        let (one, inverse) = unit(largest / MOST);
         set_unit(high, lane, one * 256.0);
         set_unit(low, lane, one);
         for (i, w) in weights.iter().enumerate() {
@@ -36,5 +35,5 @@ pub(super) fn pack(dtype: DType, rows: &Encoded<'_>, out: &mut [u8]) {
 
 #[inline(always)]
 fn set_unit(plane: &mut [u8], lane: usize, unit: f32) {
-    plane[lane * 2..lane * 2 + 2].copy_from_slice(&unit.to_bits().to_le_bytes()[2..]);
+    plane[lane * 2..lane * 2 + 2].copy_from_slice(&high_half(unit).to_le_bytes());
 }

@@ -232,9 +232,8 @@ fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) ->
     }
     let (mut units, mut inverse) = ([0u16; LANES], [0f32; LANES]);
     for lane in 0..LANES {
-        units[lane] = unit(largest[lane] / most);
-        let one = f32::from_bits(u32::from(units[lane]) << 16);
-        inverse[lane] = if units[lane] == 0 { 0.0 } else { 1.0 / one };
+        let (one, inverse_of_one) = unit(largest[lane] / most);
+        (units[lane], inverse[lane]) = (high_half(one), inverse_of_one);
     }
     for (out, values) in out.iter_mut().zip(&values) {
         for lane in 0..LANES {
@@ -247,9 +246,15 @@ fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) ->
     units
 }
 
-/// The bits of the least bf16 that is not below a number: zero if it is not normal.
+/// The least bf16 that is not below a number, and its inverse: zeros if it is not normal.
 #[inline(always)]
-pub(super) fn unit(exact: f32) -> u16 {
-    let up = exact.to_bits().wrapping_add(0xffff) >> 16;
-    if f32::from_bits(up << 16).is_normal() { up as u16 } else { 0 }
+pub(super) fn unit(exact: f32) -> (f32, f32) {
+    let one = f32::from_bits(exact.to_bits().wrapping_add(0xffff) & 0xffff_0000);
+    if one.is_normal() { (one, 1.0 / one) } else { (0.0, 0.0) }
+}
+
+/// The bits of a bf16 that is held as a float.
+#[inline(always)]
+pub(super) fn high_half(float: f32) -> u16 {
+    (float.to_bits() >> 16) as u16
 }
