@@ -37,12 +37,12 @@ pub struct KeptTables {
     /// Whether the plan's rows and segments are what was written last, too.
     has_rows: bool,
     /// Of them, how many this step has written.
-    pub(crate) written: Written,
+    pub(crate) written: Progress,
 }
 
 /// How many of a plan's rows and segments were written so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Written {
+pub(crate) struct Progress {
     pub(crate) rows: usize,
     pub(crate) segments: usize,
 }
@@ -88,7 +88,7 @@ impl KeptTables {
         self.used = 0;
         self.is_open = false;
         self.has_rows = false;
-        self.written = Written::default();
+        self.written = Progress::default();
     }
 
     /// Begins a plan of `cache` in the memory of an earlier one. Whether its rows and segments are still what was written there.
@@ -104,7 +104,7 @@ impl KeptTables {
         self.rows = 0;
         self.used = 0;
         self.is_open = true;
-        self.written = Written::default();
+        self.written = Progress::default();
         self.has_rows
     }
 

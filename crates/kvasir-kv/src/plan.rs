@@ -1,4 +1,4 @@
-use crate::kept::{Identity, KeptTables, Places, Written};
+use crate::kept::{Identity, KeptTables, Places, Progress};
 use crate::{Position, SeqId, Slot, StepId};
 use serde::{Deserialize, Serialize};
 
@@ -221,7 +221,7 @@ impl Plan {
         let queries = Span::new(self.positions.len() - 1, 1);
         *row =
             PlanRow { seq, queries, segments, read_len, mask: Mask::None, left_pad_blocks: 0, redirected: 0 };
-        self.kept.written = Written { rows: written.rows + 1, segments: end };
+        self.kept.written = Progress { rows: written.rows + 1, segments: end };
         true
     }
 
