@@ -7,7 +7,7 @@ impl Cells {
         let outside = |slot| format!("cell {slot} is owned and above the high water");
         for (seq, s) in self.seqs.iter() {
             s.entries.check().map_err(|why| format!("sequence {}: {why}", seq.0))?;
-            if s.retired > s.entries.len() || s.node_slots.len() as u32 != s.nodes.unsettled() {
+            if s.node_slots.len() as u32 != s.nodes.unsettled() {
                 return Err(format!("sequence {}: its lengths do not add up", seq.0));
             }
             let base = s.entries.next_position();

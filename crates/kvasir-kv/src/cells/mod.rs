@@ -42,8 +42,6 @@ struct Row {
 #[repr(C)]
 struct Sequence {
     // What every step looks at comes first and lies together.
-    /// Entries whose K and V are there; those behind are claimed.
-    retired: u32,
     /// Tells a claim that it named the sequence before.
     seen: u64,
     /// The newest step that names it.
@@ -73,7 +71,8 @@ pub struct Cells {
     families: u64,
     claims: u64,
     generation: u64,
-    /// Of the claim being made, those whose list grows where it lies far.
+    /// Of the claim being made: its rows, and the sequences whose list grows where it lies far.
+    rows: Vec<Row>,
     far: Vec<SeqId>,
 }
 
@@ -95,6 +94,7 @@ impl Cells {
             families: 0,
             claims: 0,
             generation: 0,
+            rows: Vec::new(),
             far: Vec::new(),
         })
     }
@@ -110,10 +110,25 @@ impl Cells {
         Ok(entries.iter(0..entries.len()))
     }
 
-    /// Checks everything that can fail in a claim; returns the cells that it takes.
+    /// Entries of a sequence whose K and V are there; those behind are claimed. Looked up in the steps in flight, so that no
+    /// step that retires has to come by every sequence.
+    fn retired(&self, id: SeqId) -> Result<u32, CacheError> {
+        let seq = self.seqs.get(id)?;
+        let len = seq.entries.len();
+        if !seq.last_step.is_some_and(|step| self.inflight.is_pending(step)) {
+            return Ok(len);
+        }
+        let rows = self.inflight.iter().flat_map(|flight| &flight.rows);
+        let claimed = rows.filter(|row| row.seq == id && row.written == Written::Positions);
+        let first = claimed.map(|row| row.start).min();
+        Ok(first.map_or(len, |first| seq.entries.index_of(first)))
+    }
+
+    /// Checks everything that can fail in a claim, and notes its rows.
     fn check_claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         self.inflight.check_claim(step)?;
         self.claims += 1;
+        self.rows.clear();
         self.far.clear();
         let mut needed = 0u32;
         for row in rows {
@@ -126,13 +141,15 @@ impl Cells {
             if proposed == 0 && seq.nodes.unsettled() > 0 {
                 return Err(CacheError::Unsettled);
             }
-            if seq.entries.next_position().checked_add(row.tokens).is_none() {
-                return Err(CacheError::BadClaim);
-            }
+            let start = seq.entries.next_position();
+            let end = start.checked_add(row.tokens).ok_or(CacheError::BadClaim)?;
             needed = needed.saturating_add(row.tokens);
             if seq.entries.slots().is_due() {
                 self.far.push(row.seq);
             }
+            let written = if proposed > 0 { Written::Nodes } else { Written::Positions };
+            let (seq, tokens, before) = (row.seq, row.tokens, seq.last_step);
+            self.rows.push(Row { seq, written, start, end, tokens, before });
         }
         let available = self.cells.free();
         match needed {
@@ -165,7 +182,6 @@ impl Cells {
             Self::let_go(cells, inflight, s.last_step, slot);
         }
         s.nodes.get_mut().into_iter().for_each(Nodes::settle);
-        s.retired = 0;
         s.last_step = None;
         Ok(())
     }
@@ -262,7 +278,7 @@ impl Cache for Cells {
     }
 
     fn len(&self, seq: SeqId) -> Result<u32, CacheError> {
-        Ok(self.seqs.get(seq)?.retired)
+        self.retired(seq)
     }
 
     fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError> {
@@ -279,27 +295,27 @@ impl Cache for Cells {
         for &seq in &self.far {
             self.seqs.get(seq)?.entries.slots().touch_end();
         }
-        let noted = self.inflight.begin(step)?;
-        for row in rows {
+        for row in &mut self.rows {
             let s = self.seqs.get_mut(row.seq)?;
-            let (seq, tokens, before) = (row.seq, row.tokens, s.last_step.replace(step));
-            let base = s.entries.next_position();
-            if s.nodes.proposed() > 0 {
-                let nodes = s.nodes.make().claim();
-                let positions = nodes.clone().map(|node| base + s.nodes.depth(node));
-                s.node_slots.extend(positions.filter_map(|position| self.cells.take(position)));
-                let (start, end) = (nodes.start, nodes.end);
-                noted.push(Row { seq, written: Written::Nodes, start, end, tokens, before });
-            } else {
-                let (start, end) = (base, base + tokens);
-                for position in start..end {
-                    if let Some(slot) = self.cells.take(position) {
-                        s.entries.push_at(position, slot);
+            s.last_step = Some(step);
+            match row.written {
+                Written::Positions => {
+                    for position in row.start..row.end {
+                        if let Some(slot) = self.cells.take(position) {
+                            s.entries.push_at(position, slot);
+                        }
                     }
                 }
-                noted.push(Row { seq, written: Written::Positions, start, end, tokens, before });
+                Written::Nodes => {
+                    let (nodes, base) = (s.nodes.make().claim(), row.start);
+                    (row.start, row.end) = (nodes.start, nodes.end);
+                    let positions = nodes.map(|node| base + s.nodes.depth(node));
+                    s.node_slots.extend(positions.filter_map(|position| self.cells.take(position)));
+                }
             }
         }
+        // The flight's list is empty; its memory is the next claim's.
+        std::mem::swap(self.inflight.begin(step)?, &mut self.rows);
         self.moves.claim(step);
         self.generation += 1;
         Ok(())
@@ -311,11 +327,6 @@ impl Cache for Cells {
 
     fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
         let Some(flight) = self.inflight.take_oldest(step)? else { return Ok(()) };
-        for row in flight.rows.iter().filter(|row| row.written == Written::Positions) {
-            if let Ok(s) = self.seqs.get_mut(row.seq) {
-                s.retired = s.retired.max(s.entries.index_of(row.end));
-            }
-        }
         self.moves.retire(step);
         self.end(flight);
         Ok(())

@@ -12,7 +12,6 @@ impl Cells {
         let (from, to) = (s.entries.index_of(range.start), s.entries.index_of(range.end));
         let (cells, inflight) = (&mut self.cells, &mut self.inflight);
         s.entries.remove(from..to.max(from), |slot| Self::let_go(cells, inflight, s.last_step, slot));
-        s.retired -= s.retired.min(to).saturating_sub(from);
         let next = s.entries.next_position();
         Self::cut_rows(inflight, seq, next);
         self.generation += 1;
@@ -30,7 +29,6 @@ impl Cells {
             self.cells.share(slot);
         }
         let d = self.seqs.get_mut(dst)?;
-        d.retired = list.len();
         d.entries = list;
         d.family = family;
         Ok(())
@@ -49,10 +47,11 @@ impl Rewind for Cells {
 
 impl Sequences for Cells {
     fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
-        let (s, d) = (self.seqs.get(src)?, self.seqs.get(dst)?);
         // Claimed rows may yet be cancelled, so only what has retired is shared.
-        let entries = s.entries.index_of(range.start)..s.entries.index_of(range.end).min(s.retired);
-        if s.retired == 0 {
+        let retired = self.retired(src)?;
+        let (s, d) = (self.seqs.get(src)?, self.seqs.get(dst)?);
+        let entries = s.entries.index_of(range.start)..s.entries.index_of(range.end).min(retired);
+        if retired == 0 {
             return Err(CacheError::NothingToCopy);
         }
         if entries.is_empty() {
@@ -67,7 +66,7 @@ impl Sequences for Cells {
         if !d.nodes.is_idle() {
             return Err(CacheError::Unsettled);
         }
-        if d.retired < d.entries.len() {
+        if self.retired(dst)? < d.entries.len() {
             return Err(CacheError::InFlight);
         }
         self.share(src, dst, entries)?;
@@ -89,7 +88,7 @@ impl Sequences for Cells {
     }
 
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
-        let retired = self.seqs.get(seq)?.retired;
+        let retired = self.retired(seq)?;
         if n > self.seqs.room() {
             return Err(CacheError::TooManySequences);
         }
@@ -130,7 +129,6 @@ impl Tree for Cells {
                 None => self.cells.release(slot),
             }
         }
-        s.retired += accepted.len() as u32;
         s.node_slots.clear();
         s.nodes.get_mut().into_iter().for_each(Nodes::settle);
         self.generation += 1;
