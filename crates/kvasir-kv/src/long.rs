@@ -1,3 +1,4 @@
+use crate::blocks::common_prefix;
 use std::borrow::Cow;
 use std::ops::{Index, Range};
 
@@ -67,6 +68,14 @@ impl LongList {
         match at.checked_sub(self.far.len() as u32) {
             Some(at) => self.near().get(at as usize).copied(),
             None => self.far.get(at as usize).copied(),
+        }
+    }
+
+    /// How many leading ones are those of another list.
+    pub fn common_prefix(&self, other: &[u32]) -> usize {
+        match common_prefix(&self.far, other) {
+            same if same == self.far.len() => same + common_prefix(self.near(), &other[same..]),
+            same => same,
         }
     }
 

@@ -1,6 +1,6 @@
 use super::claims::Pending;
 use super::seq::{ClaimedRow, LONGEST, Replaced, Seq};
-use super::{BlockCache, BlockSize, Index, Ledger};
+use super::{BlockCache, BlockQueue, BlockSize, Index, Ledger};
 use crate::{BlockId, CacheError, ClaimRow, Nodes, RowMove, SeqId, StepId};
 use std::ops::Range;
 
@@ -90,18 +90,19 @@ fn shared_tail<I: Index>(seq: &Seq, size: BlockSize, ledger: &Ledger<I>) -> Opti
 
 /// Lets a table grow by any number of blocks, first by those that were taken ahead.
 #[inline(never)]
-fn grow_far(seq: &mut Seq, row: &ClaimedRow, fresh: &mut &[BlockId]) {
-    let (ahead, bound) = (&mut seq.ahead, &mut seq.bound);
-    seq.table.grow(|table| {
-        ahead.edit(|ahead| {
-            for block in ahead.drain(ahead.len() - row.from_ahead as usize..).rev() {
-                *bound = (*bound).max(block + 1);
-                table.push(block);
-            }
-        });
-        let taken = fresh.split_off(..(row.grows - row.from_ahead) as usize);
-        table.extend_from_slice(taken.unwrap_or(&[]));
+fn grow_far(seq: &mut Seq, row: &ClaimedRow, fresh: &mut BlockQueue) {
+    let (ahead, bound, table) = (&mut seq.ahead, &mut seq.bound, &mut seq.table);
+    ahead.edit(|ahead| {
+        for block in ahead.drain(ahead.len() - row.from_ahead as usize..).rev() {
+            *bound = (*bound).max(block + 1);
+            table.extend(block..block + 1);
+        }
     });
+    let mut left = row.grows - row.from_ahead;
+    while let Some(blocks) = fresh.pop_range(left) {
+        left -= blocks.len() as u32;
+        table.extend(blocks);
+    }
 }
 
 impl<I: Index> BlockCache<I> {
@@ -122,11 +123,9 @@ impl<I: Index> BlockCache<I> {
         for &row in &self.far {
             self.seqs.get(rows[row].seq)?.table.touch_end();
         }
-        fresh.clear();
         let bound = self.ledger.take_all(needed, &mut fresh);
-        let mut rest = fresh.as_slice();
-        records.iter().try_for_each(|record| self.claim_row(step, record, &mut rest, bound))?;
-        debug_assert_eq!(rest, []);
+        records.iter().try_for_each(|record| self.claim_row(step, record, &mut fresh, bound))?;
+        debug_assert_eq!(fresh.len(), 0);
         self.fresh = fresh;
         // The flight's list is empty; its memory is the next claim's.
         std::mem::swap(self.inflight.begin(step)?, &mut records);
@@ -169,21 +168,21 @@ impl<I: Index> BlockCache<I> {
         &mut self,
         step: StepId,
         row: &ClaimedRow,
-        fresh: &mut &[BlockId],
+        fresh: &mut BlockQueue,
         bound: BlockId,
     ) -> Result<(), CacheError> {
         if row.replaces
-            && let Some(block) = fresh.split_off_first()
+            && let Some(block) = fresh.pop()
         {
-            self.replace_tail(step, row.seq, *block)?;
+            self.replace_tail(step, row.seq, block)?;
         }
         let seq = self.seqs.get_mut(row.seq)?;
         if row.grows > 0 {
             seq.bound = seq.bound.max(bound);
             if row.is_far {
                 grow_far(seq, row, fresh);
-            } else if let Some(block) = fresh.split_off_first() {
-                seq.table.push(*block);
+            } else if let Some(block) = fresh.pop() {
+                seq.table.push(block);
             }
         }
         let (start, end) = (row.start, row.start + row.tokens);

@@ -1,4 +1,4 @@
-use super::{Index, indices, leading, runs};
+use super::{BlockQueue, Index, indices, leading, runs};
 use crate::{BlockId, BlockUse};
 use std::ops::Range;
 
@@ -13,17 +13,22 @@ pub(crate) struct Uses {
 #[derive(Clone, Debug)]
 pub struct Ledger<I> {
     pub(crate) index: I,
-    uses: Vec<Uses>,
+    /// Of each block, apart from one another: what is taken and given back by thousands changes one of them.
+    owners: Vec<u32>,
+    leases: Vec<u32>,
+    /// Blocks that are only leased.
     leased: u32,
 }
 
 impl<I: Index> Ledger<I> {
     pub(crate) fn new(index: I, bound: u32) -> Self {
-        Self { index, uses: vec![Uses::default(); bound as usize], leased: 0 }
+        let none = vec![0; bound as usize];
+        Self { index, owners: none.clone(), leases: none, leased: 0 }
     }
 
     pub(crate) fn uses(&self, block: BlockId) -> Uses {
-        self.uses.get(block as usize).copied().unwrap_or_default()
+        let of = |counts: &[u32]| counts.get(block as usize).copied().unwrap_or_default();
+        Uses { owners: of(&self.owners), leases: of(&self.leases) }
     }
 
     /// Blocks that are only leased.
@@ -34,12 +39,9 @@ impl<I: Index> Ledger<I> {
     /// Appends what each of `blocks` is used for now.
     pub(crate) fn survey(&self, blocks: Range<BlockId>, to: &mut Vec<BlockUse>) {
         let mut rest = blocks;
-        while let Some(&first) = self.uses[indices(&rest)].first() {
-            // Blocks that nobody uses mostly lie together.
-            let same = leading(&self.uses[indices(&rest)], |_, &uses| uses == first) as u32;
-            let same = rest.start..rest.start + same;
-            rest.start = same.end;
-            match first {
+        // Blocks that nobody uses mostly lie together.
+        while let Some((uses, same)) = self.next_alike(&mut rest) {
+            match uses {
                 Uses { owners: 0, leases: 0 } => self.survey_unused(same, to),
                 Uses { owners: 0, .. } => to.extend(same.map(|_| BlockUse::Leased)),
                 _ => to.extend(same.map(|_| BlockUse::Held)),
@@ -73,49 +75,44 @@ impl<I: Index> Ledger<I> {
     /// A fresh block with one owner.
     pub(crate) fn take(&mut self) -> Option<BlockId> {
         let block = self.index.take()?;
-        self.uses[block as usize].owners = 1;
+        self.owners[block as usize] = 1;
         Some(block)
     }
 
-    /// `count` fresh blocks with one owner each, behind those of `table`; the caller has seen that there are so many. Returns what
+    /// `count` fresh blocks with one owner each, behind those in `queue`; the caller has seen that there are so many. Returns what
     /// they all lie below.
-    pub(crate) fn take_all(&mut self, count: u32, table: &mut Vec<BlockId>) -> BlockId {
-        let (uses, mut bound) = (&mut self.uses, 0);
+    pub(crate) fn take_all(&mut self, count: u32, queue: &mut BlockQueue) -> BlockId {
+        let (owners, mut bound) = (&mut self.owners, 0);
         self.index.take_all(count, |run| {
             bound = bound.max(run.end);
-            uses[indices(&run)].fill(Uses { owners: 1, leases: 0 });
-            table.extend(run);
+            owners[indices(&run)].fill(1);
+            queue.push(run);
         });
         bound
     }
 
     /// One more owner.
     pub(crate) fn own(&mut self, block: BlockId) {
-        let uses = &mut self.uses[block as usize];
-        uses.owners += 1;
-        if uses.owners == 1 {
-            match uses.leases {
+        let owners = &mut self.owners[block as usize];
+        *owners += 1;
+        if *owners == 1 {
+            match self.leases[block as usize] {
                 0 => self.index.hold(block),
                 _ => self.leased -= 1,
             }
         }
     }
 
-    /// An owner for each of `blocks`, which nobody uses. Returns what they all lie below.
-    pub(crate) fn own_all_idle(&mut self, blocks: &[BlockId]) -> BlockId {
-        let mut bound = 0;
-        for run in runs(blocks) {
-            bound = bound.max(run.end);
-            debug_assert!(self.uses[indices(&run)].iter().all(|uses| *uses == Uses::default()));
-            self.uses[indices(&run)].fill(Uses { owners: 1, leases: 0 });
-            self.index.hold_all(run);
-        }
-        bound
+    /// An owner for each of `blocks`, which nobody uses.
+    pub(crate) fn own_idle(&mut self, blocks: Range<BlockId>) {
+        debug_assert!(blocks.clone().all(|block| self.uses(block) == Uses::default()));
+        self.owners[indices(&blocks)].fill(1);
+        self.index.hold_all(blocks);
     }
 
-    /// One more owner for each of `blocks`. Returns what they all lie below.
-    pub(crate) fn own_all(&mut self, blocks: &[BlockId]) -> BlockId {
-        self.change_all(blocks, |ledger, was, same| {
+    /// One more owner for each of `blocks`.
+    pub(crate) fn own_all(&mut self, blocks: Range<BlockId>) {
+        self.change(blocks, |ledger, was, same| {
             match was {
                 Uses { owners: 0, leases: 0 } => ledger.index.hold_all(same.clone()),
                 Uses { owners: 0, .. } => ledger.leased -= same.len() as u32,
@@ -127,7 +124,7 @@ impl<I: Index> Ledger<I> {
 
     /// One owner less for each of `blocks`.
     pub(crate) fn disown_all(&mut self, blocks: &[BlockId]) {
-        self.change_all(blocks, |ledger, was, same| {
+        self.change_runs(blocks, |ledger, was, same| {
             match was {
                 Uses { owners: 1, leases: 0 } => ledger.index.let_go_all(same.clone()),
                 Uses { owners: 1, .. } => ledger.leased += same.len() as u32,
@@ -139,7 +136,7 @@ impl<I: Index> Ledger<I> {
 
     /// An owner's share in each of `blocks` becomes a lease.
     pub(crate) fn disown_all_later(&mut self, blocks: &[BlockId]) {
-        self.change_all(blocks, |ledger, was, same| {
+        self.change_runs(blocks, |ledger, was, same| {
             ledger.leased += if was.owners == 1 { same.len() as u32 } else { 0 };
             Uses { owners: was.owners - 1, leases: was.leases + 1 }
         });
@@ -147,7 +144,7 @@ impl<I: Index> Ledger<I> {
 
     /// One lease less on each of `blocks`.
     pub(crate) fn end_leases(&mut self, blocks: &[BlockId]) {
-        self.change_all(blocks, |ledger, was, same| {
+        self.change_runs(blocks, |ledger, was, same| {
             if was == (Uses { owners: 0, leases: 1 }) {
                 ledger.leased -= same.len() as u32;
                 ledger.index.let_go_all(same.clone());
@@ -157,33 +154,40 @@ impl<I: Index> Ledger<I> {
     }
 
     /// Changes who uses `blocks`: `change` is told a stretch of them that is used alike, and says how it is used from now on.
-    /// Returns what they all lie below.
-    fn change_all(
-        &mut self,
-        blocks: &[BlockId],
-        change: impl Fn(&mut Self, Uses, &Range<BlockId>) -> Uses,
-    ) -> BlockId {
-        let mut bound = 0;
-        for mut rest in runs(blocks) {
-            bound = bound.max(rest.end);
-            while let Some(&was) = self.uses[indices(&rest)].first() {
-                let alike = |uses: &Uses| (uses.owners ^ was.owners) | (uses.leases ^ was.leases) == 0;
-                let same = leading(&self.uses[indices(&rest)], |_, uses| alike(uses)) as u32;
-                let same = rest.start..rest.start + same;
-                rest.start = same.end;
-                let uses = change(self, was, &same);
-                self.uses[indices(&same)].fill(uses);
+    fn change(&mut self, blocks: Range<BlockId>, change: impl Fn(&mut Self, Uses, &Range<BlockId>) -> Uses) {
+        let mut rest = blocks;
+        while let Some((was, same)) = self.next_alike(&mut rest) {
+            let uses = change(self, was, &same);
+            if uses.owners != was.owners {
+                self.owners[indices(&same)].fill(uses.owners);
+            }
+            if uses.leases != was.leases {
+                self.leases[indices(&same)].fill(uses.leases);
             }
         }
-        bound
+    }
+
+    /// Takes the leading blocks that are used alike off a range of them.
+    fn next_alike(&self, rest: &mut Range<BlockId>) -> Option<(Uses, Range<BlockId>)> {
+        let (owners, leases) = (&self.owners[indices(rest)], &self.leases[indices(rest)]);
+        let uses = Uses { owners: *owners.first()?, leases: *leases.first()? };
+        let same = leading(owners, |_, &owners| owners == uses.owners);
+        let same = leading(&leases[..same], |_, &leases| leases == uses.leases) as u32;
+        let alike = rest.start..rest.start + same;
+        rest.start = alike.end;
+        Some((uses, alike))
+    }
+
+    fn change_runs(&mut self, blocks: &[BlockId], change: impl Fn(&mut Self, Uses, &Range<BlockId>) -> Uses) {
+        runs(blocks).for_each(|run| self.change(run, &change));
     }
 
     /// One owner less.
     pub(crate) fn disown(&mut self, block: BlockId) {
-        let uses = &mut self.uses[block as usize];
-        uses.owners -= 1;
-        if uses.owners == 0 {
-            match uses.leases {
+        let owners = &mut self.owners[block as usize];
+        *owners -= 1;
+        if *owners == 0 {
+            match self.leases[block as usize] {
                 0 => self.index.let_go(block),
                 _ => self.leased += 1,
             }
@@ -192,14 +196,13 @@ impl<I: Index> Ledger<I> {
 
     /// One more lease on a block that is used.
     pub(crate) fn lease(&mut self, block: BlockId) {
-        self.uses[block as usize].leases += 1;
+        self.leases[block as usize] += 1;
     }
 
     /// One lease less.
     pub(crate) fn end_lease(&mut self, block: BlockId) {
-        let uses = &mut self.uses[block as usize];
-        uses.leases -= 1;
-        if *uses == Uses::default() {
+        self.leases[block as usize] -= 1;
+        if self.uses(block) == Uses::default() {
             self.leased -= 1;
             self.index.let_go(block);
         }
@@ -212,12 +215,13 @@ impl<I: Index> Ledger<I> {
     }
 
     pub(crate) fn check(&self, expected: &[Uses]) -> Result<(), String> {
-        for (block, (have, want)) in self.uses.iter().zip(expected).enumerate() {
-            if have != want {
+        for (block, want) in (0..self.owners.len() as BlockId).zip(expected) {
+            let have = self.uses(block);
+            if have != *want {
                 return Err(format!("block {block} counts {have:?}, its users are {want:?}"));
             }
         }
-        let leased = self.uses.iter().filter(|uses| uses.owners == 0 && uses.leases > 0).count();
+        let leased = self.owners.iter().zip(&self.leases).filter(|uses| matches!(uses, (0, 1..))).count();
         if leased != self.leased as usize {
             return Err(format!("{leased} blocks are only leased, counted {}", self.leased));
         }

@@ -13,6 +13,7 @@ mod leased;
 mod ledger;
 mod plan;
 mod prefix;
+mod queue;
 mod rewind;
 mod runs;
 mod seq;
@@ -23,7 +24,8 @@ mod tree;
 
 pub use index::{Found, Index, Offer};
 pub use ledger::Ledger;
-pub(crate) use runs::{indices, leading, runs};
+pub(crate) use queue::BlockQueue;
+pub(crate) use runs::{common_prefix, indices, leading, runs};
 
 use crate::kept::Identity;
 use crate::{BlockId, CacheError, Hit, InFlight, RowMove, SeqTable};
@@ -92,7 +94,7 @@ pub struct BlockCache<I> {
     /// Counts lookups.
     lookups: u64,
     records: Vec<ClaimedRow>,
-    fresh: Vec<BlockId>,
+    fresh: BlockQueue,
     /// Of the newest claim, the rows whose tables grew where they lie far.
     far: Vec<usize>,
     rows: Vec<RowMove>,
@@ -116,7 +118,7 @@ impl<I: Index> BlockCache<I> {
             looked_up: None,
             lookups: 0,
             records: Vec::new(),
-            fresh: Vec::new(),
+            fresh: BlockQueue::default(),
             far: Vec::new(),
             rows: Vec::new(),
         })

@@ -1,4 +1,4 @@
-use super::{BlockCache, Index, Offer};
+use super::{BlockCache, Index, Offer, runs};
 use crate::{CacheError, Hit, Lookup, Prefix, SeqId, Token};
 
 impl<I: Index> Prefix for BlockCache<I> {
@@ -31,11 +31,14 @@ impl<I: Index> Prefix for BlockCache<I> {
         let seq = self.seqs.get_mut(id)?;
         seq.next = hit.tokens;
         seq.published = self.found.len() as u32;
-        seq.bound = match hit.idle == hit.tokens {
-            true => self.ledger.own_all_idle(&self.found),
-            false => self.ledger.own_all(&self.found),
-        };
-        seq.table.grow(|blocks| blocks.extend_from_slice(&self.found));
+        for run in runs(&self.found) {
+            seq.bound = seq.bound.max(run.end);
+            seq.table.extend(run.clone());
+            match hit.idle == hit.tokens {
+                true => self.ledger.own_idle(run),
+                false => self.ledger.own_all(run),
+            }
+        }
         Ok(hit)
     }
 
@@ -112,8 +115,7 @@ impl<I: Index> BlockCache<I> {
 
     /// Replaces blocks of a sequence by others with the same content, so that its own copies become free.
     fn adopt(&mut self, id: SeqId, canonical: &[u32]) -> Result<(), CacheError> {
-        let own = self.seqs.get(id)?.table.blocks();
-        let same = own.iter().zip(canonical).take_while(|(own, block)| own == *block).count();
+        let same = self.seqs.get(id)?.table.blocks().common_prefix(canonical);
         let mut replaced = false;
         for (at, &block) in canonical.iter().enumerate().skip(same) {
             let seq = self.seqs.get_mut(id)?;

@@ -34,6 +34,17 @@ pub(crate) fn runs(blocks: &[BlockId]) -> impl Iterator<Item = Range<BlockId>> +
     })
 }
 
+/// How many leading tokens, or blocks, two lists share.
+pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    const STRIDE: usize = 256;
+    let len = a.len().min(b.len());
+    let (a, b) = (&a[..len], &b[..len]);
+    // Whole strides are compared as memory; only the one that differs is looked at one by one.
+    let strides = a.chunks(STRIDE).zip(b.chunks(STRIDE)).take_while(|(a, b)| a == b);
+    let same = (strides.count() * STRIDE).min(len);
+    same + a[same..].iter().zip(&b[same..]).take_while(|(a, b)| a == b).count()
+}
+
 /// A range of block ids as a range of indices.
 pub(crate) fn indices(blocks: &Range<BlockId>) -> Range<usize> {
     blocks.start as usize..blocks.end as usize

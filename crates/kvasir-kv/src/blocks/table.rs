@@ -15,11 +15,12 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Lets the table grow at its end by any number of blocks.
-    pub(crate) fn grow(&mut self, grow: impl FnOnce(&mut Vec<BlockId>)) {
-        let had = self.blocks.len();
-        self.blocks.edit(grow);
-        self.note_growth(had);
+    /// Adds blocks whose ids rise by one.
+    pub(crate) fn extend(&mut self, blocks: Range<BlockId>) {
+        if self.is_in_place(self.blocks.len()) && blocks.start == self.blocks.len() {
+            self.in_place += blocks.len() as u32;
+        }
+        self.blocks.edit(|list| list.extend(blocks));
     }
 
     /// Adds one block. Where every step adds one to every table, it must not wait for the memory where each of them ends.
@@ -34,18 +35,8 @@ impl Table {
     pub(crate) fn edit<T>(&mut self, edit: impl FnOnce(&mut Vec<BlockId>) -> T) -> T {
         let result = self.blocks.edit(edit);
         self.changes = self.changes.wrapping_add(1);
-        self.in_place = 0;
-        self.note_growth(0);
+        self.in_place = leading(self.blocks.far(), |i, &block| block == i as u32) as u32;
         result
-    }
-
-    /// Entries from `new` on are new. A table that is out of place before them is not looked at: its beginning lies elsewhere in
-    /// memory.
-    fn note_growth(&mut self, new: u32) {
-        if self.in_place == new {
-            let blocks = self.blocks.far().get(new as usize..).unwrap_or(&[]);
-            self.in_place += leading(blocks, |i, &block| block == new + i as u32) as u32;
-        }
     }
 
     /// Takes memory for a table of `blocks`.
@@ -123,7 +114,8 @@ mod tests {
     fn growth_is_no_change_and_everything_else_is() {
         let mut table = Table::default();
         assert_eq!(table.last(), None);
-        table.grow(|blocks| blocks.extend([0, 1, 7]));
+        table.extend(0..2);
+        table.extend(7..8);
         assert_eq!((table.changes(), table.last()), (0, Some(7)));
         assert!(table.is_in_place(2) && !table.is_in_place(3));
         table.edit(|blocks| blocks[2] = 2);
@@ -132,7 +124,7 @@ mod tests {
         table.push(3);
         assert!(table.is_in_place(4) && !table.is_in_place(5));
         assert_eq!((table.changes(), table.last(), table.len()), (1, Some(3), 4));
-        table.grow(|blocks| blocks.push(4));
+        table.extend(4..5);
         table.push(9);
         assert!(table.is_in_place(5) && !table.is_in_place(6));
         assert_eq!(

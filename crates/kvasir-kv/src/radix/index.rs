@@ -1,10 +1,8 @@
-use super::free::FreePages;
+use super::places::Places;
 use super::tree::{NodeId, RadixTree, Reached};
-use crate::blocks::{BlockConfig, BlockSize, Found, Index, Offer, indices, leading, runs};
+use crate::blocks::{BlockConfig, BlockQueue, BlockSize, Found, Index, Offer, indices, runs};
 use crate::{BlockId, CacheError, CacheKind, Token};
 use std::ops::Range;
-
-const NONE: NodeId = NodeId::MAX;
 
 /// The index of `radix`: published pages in a [`RadixTree`], and the rest in a queue of free ones. A page that is used
 /// pins its node.
@@ -14,10 +12,10 @@ pub struct RadixIndex {
     size: BlockSize,
     tree: RadixTree,
     /// The node of each page in the tree.
-    nodes: Vec<NodeId>,
+    places: Places,
     /// Whether each page is used.
     used: Vec<bool>,
-    free: FreePages,
+    free: BlockQueue,
     /// Memory to reuse.
     pages: Vec<BlockId>,
 }
@@ -27,13 +25,13 @@ impl RadixIndex {
     pub fn new(config: &BlockConfig) -> Result<Self, CacheError> {
         let ids = config.ids()?;
         let bound = ids.end as usize;
-        let mut free = FreePages::default();
+        let mut free = BlockQueue::default();
         free.push(ids);
         Ok(Self {
             page: config.block_size,
             size: BlockSize::new(config.block_size),
             tree: RadixTree::new(config.block_size),
-            nodes: vec![NONE; bound],
+            places: Places::new(bound),
             used: vec![false; bound],
             free,
             pages: Vec::new(),
@@ -50,20 +48,24 @@ impl RadixIndex {
         self.free.iter()
     }
 
-    fn pin(&mut self, node: NodeId, pins: u32) {
-        if node != NONE {
-            self.tree.pin(node, pins);
-        }
-    }
-
     fn walk(&mut self, root: NodeId, tokens: &[Token], found: &mut Vec<BlockId>) -> Reached {
-        let Self { tree, nodes, used, .. } = self;
+        let Self { tree, places, used, .. } = self;
         let pins = |of: &[BlockId]| of.iter().filter(|&&page| used[page as usize]).count() as u32;
         let reached = tree.walk(root, tokens, pins, found);
-        if let Some(upper) = reached.split {
-            runs(tree.pages(upper)).for_each(|run| nodes[indices(&run)].fill(upper));
+        if let Some(lower) = reached.split {
+            places.split([reached.node, lower].map(|node| (node, tree.pages(node))));
         }
         reached
+    }
+}
+
+impl RadixIndex {
+    /// Pages that are in `node`, or in none, are no longer used.
+    fn let_go_of(&mut self, node: Option<NodeId>, pages: Range<BlockId>) {
+        match node {
+            None => self.free.push(pages),
+            Some(node) => _ = self.tree.unpin(node, pages.len() as u32),
+        }
     }
 }
 
@@ -103,51 +105,37 @@ impl Index for RadixIndex {
 
     fn hold_all(&mut self, blocks: Range<BlockId>) {
         self.used[indices(&blocks)].fill(true);
-        let mut rest = indices(&blocks);
-        while let Some(&node) = self.nodes[rest.clone()].first() {
+        let mut rest = blocks;
+        while let Some((node, pages)) = self.places.next_alike(&mut rest) {
             // Pages of one node are pinned together.
-            let pins = leading(&self.nodes[rest.clone()], |_, &of| of == node);
-            self.pin(node, pins as u32);
-            rest.start += pins;
+            node.into_iter().for_each(|node| self.tree.pin(node, pages.len() as u32));
         }
     }
 
     fn hold(&mut self, block: BlockId) {
         self.used[block as usize] = true;
-        self.pin(self.nodes[block as usize], 1);
+        self.places.node(block).into_iter().for_each(|node| self.tree.pin(node, 1));
     }
 
     fn let_go(&mut self, block: BlockId) {
         self.used[block as usize] = false;
-        match self.nodes[block as usize] {
-            NONE => self.free.push(block..block + 1),
-            node => {
-                self.tree.unpin(node, 1);
-            }
-        }
+        self.let_go_of(self.places.node(block), block..block + 1);
     }
 
     fn let_go_all(&mut self, blocks: Range<BlockId>) {
         self.used[indices(&blocks)].fill(false);
-        let mut rest = indices(&blocks);
-        while let Some(&node) = self.nodes[rest.clone()].first() {
-            let same = leading(&self.nodes[rest.clone()], |_, &of| of == node);
-            match node {
-                NONE => self.free.push(rest.start as BlockId..(rest.start + same) as BlockId),
-                node => {
-                    self.tree.unpin(node, same as u32);
-                }
-            }
-            rest.start += same;
+        let mut rest = blocks;
+        while let Some((node, pages)) = self.places.next_alike(&mut rest) {
+            self.let_go_of(node, pages);
         }
     }
 
     fn is_published(&self, block: BlockId) -> bool {
-        self.nodes.get(block as usize).is_some_and(|&node| node != NONE)
+        self.places.node(block).is_some()
     }
 
     fn unpublished(&self, blocks: Range<BlockId>) -> u32 {
-        leading(&self.nodes[indices(&blocks)], |_, &node| node == NONE) as u32
+        self.places.outside_of(&blocks)
     }
 
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found {
@@ -162,21 +150,18 @@ impl Index for RadixIndex {
         let reached = self.walk(root, offer.tokens, canonical);
         let there = canonical.len();
         // A page is in the tree once. One that is there under other tokens was published with tokens that were not its own.
-        let pages = offer.table.range(there as u32..offer.tokens.len() as u32 / self.page);
         self.pages.clear();
-        self.pages.extend(pages.take_while(|&page| self.nodes[page as usize] == NONE));
-        let (pages, fresh) = (&self.pages, self.pages.len());
+        offer.table.copy(there as u32..offer.tokens.len() as u32 / self.page, &mut self.pages);
+        let fresh = self.places.outside(&self.pages);
+        let pages = &self.pages[..fresh];
         let at = there * self.page as usize..(there + fresh) * self.page as usize;
         let Some(leaf) = self.tree.add_leaf(reached.node, &offer.tokens[at], pages) else {
             self.tree.drop_bare_root(offer.salt);
             return there as u32;
         };
-        let mut pins = 0;
-        for run in runs(pages) {
-            self.nodes[indices(&run)].fill(leaf);
-            pins += self.used[indices(&run)].iter().map(|&used| u32::from(used)).sum::<u32>();
-        }
-        self.tree.pin(leaf, pins);
+        self.places.put(leaf, pages);
+        let used = |run| self.used[indices(&run)].iter().map(|&used| u32::from(used)).sum::<u32>();
+        self.tree.pin(leaf, runs(pages).map(used).sum());
         (there + fresh) as u32
     }
 
@@ -187,10 +172,8 @@ impl Index for RadixIndex {
             if self.tree.evict_leaf(&mut self.pages).is_none() {
                 break;
             }
-            for run in runs(&self.pages) {
-                self.nodes[indices(&run)].fill(NONE);
-                self.free.push(run);
-            }
+            self.places.remove(&self.pages);
+            runs(&self.pages).for_each(|run| self.free.push(run));
             evicted += self.pages.len() as u32;
         }
         evicted
@@ -198,22 +181,21 @@ impl Index for RadixIndex {
 
     fn forget(&mut self) {
         self.tree = RadixTree::new(self.page);
-        for (id, (node, used)) in self.nodes.iter_mut().zip(&self.used).enumerate() {
-            let was_there = std::mem::replace(node, NONE) != NONE;
-            if was_there && !used {
-                self.free.push(id as BlockId..id as BlockId + 1);
+        self.places.clear(|page| {
+            if !self.used[page as usize] {
+                self.free.push(page..page + 1);
             }
-        }
+        });
     }
 
     fn check(&self, used: &dyn Fn(BlockId) -> bool) -> Result<(), String> {
-        let mut is_free = vec![false; self.nodes.len()];
+        let mut is_free = vec![false; self.used.len()];
         for page in self.free.iter() {
             if std::mem::replace(&mut is_free[page as usize], true) {
                 return Err(format!("page {page} is free twice"));
             }
         }
-        let in_tree = |id: usize| self.nodes[id] != NONE;
+        let in_tree = |id: usize| self.places.node(id as BlockId).is_some();
         let first = usize::from(!is_free[0] && !self.used[0] && !in_tree(0));
         for (id, &is_used) in self.used.iter().enumerate().skip(first) {
             if is_used != used(id as BlockId) {
@@ -222,11 +204,13 @@ impl Index for RadixIndex {
             if is_free[id] == (is_used || in_tree(id)) {
                 return Err(format!("page {id} is neither free nor anywhere else, or both"));
             }
-            if in_tree(id) && !self.tree.pages(self.nodes[id]).contains(&(id as BlockId)) {
-                return Err(format!("page {id} is not in its node {}", self.nodes[id]));
+            if let Some(node) = self.places.node(id as BlockId)
+                && !self.tree.pages(node).contains(&(id as BlockId))
+            {
+                return Err(format!("page {id} is not in its node {node}"));
             }
         }
-        let count = (0..self.nodes.len()).filter(|&id| in_tree(id)).count() as u32;
+        let count = (0..self.used.len()).filter(|&id| in_tree(id)).count() as u32;
         if count * self.page != self.tree.evictable() + self.tree.protected() {
             return Err(format!("{count} pages are in the tree, which counts otherwise"));
         }

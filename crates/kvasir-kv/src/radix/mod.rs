@@ -1,8 +1,8 @@
 //! `--cache radix`: pages shared through a radix tree over token ids, evicted by least recent use.
 
-mod free;
 mod index;
 mod oldest;
+mod places;
 mod tree;
 
 pub use index::RadixIndex;

@@ -1,4 +1,5 @@
 use super::oldest::Oldest;
+use crate::blocks::common_prefix;
 use crate::{BlockId, Token};
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -35,7 +36,7 @@ pub struct Reached {
     pub tokens: u32,
     /// How many of them lie in nodes that nothing pins.
     pub idle: u32,
-    /// The node that was made for the upper part of a node that matched in part.
+    /// The node that matched in part and keeps what did not match: the node above it was made for the rest.
     pub split: Option<NodeId>,
 }
 
@@ -171,8 +172,8 @@ impl RadixTree {
         while let Some((child, common)) = self.child(reached.node, rest) {
             let mut child = child;
             if common < self.nodes[child as usize].key.len() {
-                child = self.split(child, common, &held);
                 reached.split = Some(child);
+                child = self.split(child, common, &held);
             } else {
                 self.nodes[child as usize].used_at = self.clock;
                 self.leaves.touch(child, self.clock);
@@ -406,15 +407,4 @@ impl RadixTree {
 
 fn hash_page(tokens: &[Token]) -> u64 {
     xxh64(bytemuck::cast_slice(tokens), 0)
-}
-
-/// How many leading tokens two lists share.
-fn common_prefix(a: &[Token], b: &[Token]) -> usize {
-    const STRIDE: usize = 256;
-    let len = a.len().min(b.len());
-    let (a, b) = (&a[..len], &b[..len]);
-    // Whole strides are compared as memory; only the one that differs is looked at token by token.
-    let strides = a.chunks(STRIDE).zip(b.chunks(STRIDE)).take_while(|(a, b)| a == b);
-    let same = (strides.count() * STRIDE).min(len);
-    same + a[same..].iter().zip(&b[same..]).take_while(|(a, b)| a == b).count()
 }

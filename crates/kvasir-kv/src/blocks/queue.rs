@@ -2,40 +2,40 @@ use crate::BlockId;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// The free pages in the order in which they are handed out, as ranges of ids: what comes and goes thousands at a time is mostly few of
+/// Blocks in the order in which they are handed out, as ranges of ids: what comes and goes thousands at a time is mostly few of
 /// them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct FreePages {
+pub(crate) struct BlockQueue {
     ranges: VecDeque<Range<BlockId>>,
     len: u32,
 }
 
-impl FreePages {
-    pub(super) fn len(&self) -> u32 {
+impl BlockQueue {
+    pub(crate) fn len(&self) -> u32 {
         self.len
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = BlockId> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = BlockId> {
         self.ranges.iter().flat_map(Range::clone)
     }
 
-    /// Adds pages behind all others.
-    pub(super) fn push(&mut self, pages: Range<BlockId>) {
-        self.len += pages.len() as u32;
+    /// Adds blocks behind all others.
+    pub(crate) fn push(&mut self, blocks: Range<BlockId>) {
+        self.len += blocks.len() as u32;
         match self.ranges.back_mut() {
-            Some(last) if last.end == pages.start => last.end = pages.end,
-            _ if pages.is_empty() => {}
-            _ => self.ranges.push_back(pages),
+            Some(last) if last.end == blocks.start => last.end = blocks.end,
+            _ if blocks.is_empty() => {}
+            _ => self.ranges.push_back(blocks),
         }
     }
 
     /// Takes the first one.
-    pub(super) fn pop(&mut self) -> Option<BlockId> {
-        self.pop_range(1).map(|pages| pages.start)
+    pub(crate) fn pop(&mut self) -> Option<BlockId> {
+        self.pop_range(1).map(|blocks| blocks.start)
     }
 
     /// Takes the first ones, at most `count`, as far as they are consecutive.
-    pub(super) fn pop_range(&mut self, count: u32) -> Option<Range<BlockId>> {
+    pub(crate) fn pop_range(&mut self, count: u32) -> Option<Range<BlockId>> {
         let first = self.ranges.front_mut().filter(|_| count > 0)?;
         let taken = first.start..first.end.min(first.start.saturating_add(count));
         first.start = taken.end;
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn agrees_with_a_queue_of_ids() {
-        let (mut free, mut model) = (FreePages::default(), VecDeque::new());
+        let (mut free, mut model) = (BlockQueue::default(), VecDeque::new());
         let mut state = 3u64;
         for _ in 0..3000 {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
