@@ -55,6 +55,15 @@ impl ApiError {
         Self { code: Some("invalid_api_key"), ..Self::new(401, "a valid API key is needed") }
     }
 
+    /// 403: the server is called by a name that is not its own.
+    pub fn unknown_host(host: &str) -> Self {
+        let why = format!(
+            "this server asks for no key and is for this machine alone, and `{host}` may be any page's name; \
+             --allowed-origins http://{host} lets it in, and so does --api-key"
+        );
+        Self { param: Some("host".into()), code: Some("unknown_host"), ..Self::new(403, why) }
+    }
+
     /// 404 about something named in the path or the body.
     pub fn not_found(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(404, message) }
@@ -102,6 +111,7 @@ impl ApiError {
     pub fn kind(&self) -> &'static str {
         match self.status {
             401 => "authentication_error",
+            403 => "permission_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
             500.. => "server_error",
@@ -120,6 +130,7 @@ impl ApiError {
     pub fn to_anthropic(&self) -> Value {
         let kind = match self.status {
             401 => "authentication_error",
+            403 => "permission_error",
             404 => "not_found_error",
             413 => "request_too_large",
             429 => "rate_limit_error",

@@ -1,4 +1,4 @@
-use super::Origins;
+use super::{Hosts, Origins};
 use crate::ApiError;
 use axum::http::{HeaderMap, header::AUTHORIZATION};
 
@@ -9,6 +9,8 @@ pub struct Door {
     pub keys: Keys,
     /// On whose pages.
     pub origins: Origins,
+    /// By which names they may call the server.
+    pub hosts: Hosts,
 }
 
 /// The keys that are let in; none lets everybody in.

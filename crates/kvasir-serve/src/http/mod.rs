@@ -8,6 +8,7 @@ mod chat;
 mod completions;
 mod embeddings;
 mod gate;
+mod hosts;
 mod listen;
 mod messages;
 mod openapi;
@@ -26,6 +27,7 @@ mod usage;
 
 pub use auth::{Door, Keys};
 pub use gate::Gate;
+pub use hosts::Hosts;
 pub use listen::serve;
 pub use origins::Origins;
 pub use speaker::{Ended, Gain, Speaker};
@@ -223,7 +225,9 @@ impl ApiError {
 
 async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let anthropic = matches!(request.uri().path(), MESSAGES | COUNT_TOKENS);
-    let mut response = match app.door.keys.check(request.headers()) {
+    let Door { keys, origins, hosts } = &app.door;
+    let known = hosts.check(request.uri(), request.headers(), origins).map_err(ApiError::unknown_host);
+    let mut response = match known.and_then(|()| keys.check(request.headers())) {
         Ok(key) => {
             request.extensions_mut().insert(Caller(key));
             next.run(request).await

@@ -51,6 +51,14 @@ impl Origins {
         !self.any && self.named.is_empty()
     }
 
+    /// Whether the pages of a host, with its port where that is not the usual one, are among them.
+    pub(super) fn name_host(&self, host: &str) -> bool {
+        let is_of = |origin: &HeaderValue| {
+            origin.to_str().ok().and_then(|origin| origin.split_once("://")).is_some_and(|(_, of)| of == host)
+        };
+        self.any || self.named.iter().any(is_of)
+    }
+
     /// What an answer to a page of this origin says; nothing where it is not allowed.
     fn answer(&self, asked: &HeaderMap) -> Option<HeaderValue> {
         let origin = asked.get(header::ORIGIN)?;

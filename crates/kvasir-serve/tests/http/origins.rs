@@ -2,7 +2,7 @@
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
-use kvasir_serve::http::{Door, Keys, Origins};
+use kvasir_serve::http::{Door, Hosts, Keys, Origins};
 use kvasir_sim::Toy;
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ const ROUTE: &str = "/v1/chat/completions";
 
 fn server(origins: &[&str]) -> Server {
     let origins: Vec<String> = origins.iter().map(|origin| origin.to_string()).collect();
-    let door = Door { keys: Keys::new(vec!["secret".into()]), origins: Origins::parse(&origins).unwrap() };
+    let (keys, origins) = (Keys::new(vec!["secret".into()]), Origins::parse(&origins).unwrap());
+    let door = Door { keys, origins, ..Door::default() };
     Server::behind(Toy::new(), CacheKind::Radix, 512, door, Duration::from_secs(3600))
 }
 
@@ -71,4 +72,19 @@ fn a_question_that_is_none_of_a_browser_is_answered_as_ever() {
     let server = server(&["*"]);
     let (status, head) = server.head("OPTIONS", ROUTE, &[("authorization", "Bearer secret")]);
     assert!(status == 405 && !head.contains_key("access-control-allow-origin"), "{status}");
+}
+
+/// A page whose name was given this machine's address is of the server's origin for a browser.
+#[test]
+fn a_server_without_keys_is_not_called_by_a_public_name() {
+    let origins = Origins::parse(&["http://chat.example:8000".into()]).unwrap();
+    let door = Door { origins, hosts: Hosts::Private, ..Door::default() };
+    let server = Server::behind(Toy::new(), CacheKind::Radix, 512, door, Duration::from_secs(3600));
+    let called = |host| server.head("GET", "/v1/models", &[("host", host)]).0;
+    assert_eq!(called("127.0.0.1:8000"), 200);
+    assert_eq!(called("localhost:8000"), 200);
+    assert_eq!(called("chat.example:8000"), 200);
+    assert_eq!(called("evil.example:8000"), 403);
+    assert_eq!(server.head("GET", "/live", &[("host", "evil.example:8000")]).0, 200);
+    assert_eq!(server.head("GET", "http://evil.example:8000/v1/models", &[("host", "localhost")]).0, 403);
 }

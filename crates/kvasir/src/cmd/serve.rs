@@ -7,7 +7,7 @@ use super::{
 use crate::options::Options;
 use kvasir_serve::{
     host::Allowance,
-    http::{Door, Gate, Keys, Origins, TlsAcceptor, serve, tls},
+    http::{Door, Gate, Hosts, Keys, Origins, TlsAcceptor, serve, tls},
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
 };
@@ -159,7 +159,10 @@ impl Args {
         }
         let origins = Origins::parse(&self.allowed_origins);
         let origins = origins.map_err(|why| Failure::usage(format!("--allowed-origins: {why}")))?;
-        let door = Door { keys: Keys::new(self.api_key.clone()), origins };
+        // Who opens a server to a network, or asks for keys, has said who may use it.
+        let is_private = self.host.is_loopback() && self.api_key.is_empty();
+        let hosts = if is_private { Hosts::Private } else { Hosts::Any };
+        let door = Door { keys: Keys::new(self.api_key.clone()), origins, hosts };
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(tls(cert, key).map_err(Failure::usage)?),
             _ => None,
