@@ -27,8 +27,14 @@ pub(super) struct Coming {
 
 impl Coming {
     /// No values, only what is asked for.
-    pub(super) fn nothing(tiles: Lines<Tile>, soon: Soon) -> Self {
-        Self { rows: [std::ptr::null(); CHUNK], width: 0, tiles, done: CHUNK / 2, soon }
+    pub(super) fn nothing(soon: Soon) -> Self {
+        Self { rows: [std::ptr::null(); CHUNK], width: 0, tiles: Lines::new(), done: CHUNK / 2, soon }
+    }
+
+    /// Whether rows are still to come.
+    #[inline(always)]
+    pub(super) fn is_coming(&self) -> bool {
+        self.done < CHUNK / 2
     }
 
     /// Some more rows.

@@ -14,6 +14,7 @@ mod share;
 mod softmax;
 mod soon;
 mod stage;
+mod stretch;
 #[cfg(test)]
 mod tests;
 mod view;

@@ -16,25 +16,37 @@ pub(crate) struct Keys {
     pub(crate) stride: [usize; 4],
 }
 
+/// Something to do while a product of keys is made.
+pub(crate) trait Beside {
+    /// Some of it, beside a product.
+    ///
+    /// # Safety
+    /// The machine must have the instructions of [`Level::Amx`].
+    unsafe fn some(&mut self);
+    /// What is done less often: before `products` products of a head's keys.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn before(&mut self, head: usize, products: usize);
+}
+
+/// How often [`Beside::before`] is called for each of so many heads' keys of `steps` times 32 numbers.
+pub(crate) fn asks(heads: usize, steps: usize) -> usize {
+    if heads == 1 { 2 * steps } else { 4 * steps }
+}
+
 /// Products of a chunk's keys with 16 lanes of queries, summed over heads: each head's queries are zeros in the columns of the others' lanes.
-/// `during` is run beside every product, with the head's number. `open` may have the keys' numbers, per head and step four times 16 rows.
+/// This is how levels below [`Level::Amx`] do it; `open` may have the keys' numbers, per head and step four times 16 rows.
 ///
 /// # Safety
-/// `queries` must hold `steps` tiles for each of `keys`, those 64 rows of as many steps; at level [`Level::Amx`] tiles must be configured.
+/// `queries` must hold `steps` tiles for each of `keys`, those 64 rows of as many steps.
 pub(crate) unsafe fn scores(
     level: Level,
     (keys, open): (&[Keys], &[[Rows; 4]]),
     queries: *const u8,
     steps: usize,
     out: &mut Scores,
-    during: impl FnMut(usize),
 ) {
-    #[cfg(target_arch = "x86_64")]
-    if level >= Level::Amx {
-        // SAFETY: as the caller vouches; the level was found on this machine.
-        return unsafe { tiles::scores(keys, queries, steps, out, during) };
-    }
-    let _ = during;
     let (mut columns, mut room) = (Columns::NONE, Rows::NONE);
     *out = [[0.0; LANES]; CHUNK];
     for step in 0..keys.len() * steps {
@@ -90,16 +102,18 @@ fn few_values_body(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES
 
 per_level! { few_values(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) => few_values_body }
 
-/// Adds the products of some lanes of shares with a chunk's values, 16 places of the values to a tile, to the lanes' `sums` of `width` places each.
-/// `during` is run beside every product. Without tiles `open` has the values' numbers, if lanes are more than [`FEW`].
+/// What is multiplied of one chunk: two tiles of shares, and two tiles of values for each 16 places.
+pub(crate) type Shared = (*const u8, *const u8);
+
+/// Adds the products of some lanes of shares with the values of `chunks`, 16 places of the values to a tile, to the lanes' `sums` of `width` places
+/// each. `during` is run beside every product. Without tiles `open` has the values' numbers of the only chunk, if lanes are more than [`FEW`].
 ///
 /// # Safety
-/// `shares` must hold two tiles, `values` two for each 16 of `width`; at level [`Level::Amx`] tiles must be configured, those of shares and products
-/// with as many rows as there are lanes.
+/// The chunks' tiles must be there; at level [`Level::Amx`] tiles must be configured, those of shares and products with as many rows as there are
+/// lanes.
 pub(crate) unsafe fn values(
     level: Level,
-    shares: *const u8,
-    (values, open): (*const u8, &[Columns]),
+    (chunks, open): (&[Shared], &[Columns]),
     sums: &mut [f32],
     width: usize,
     mut during: impl FnMut(),
@@ -107,33 +121,35 @@ pub(crate) unsafe fn values(
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx {
         // SAFETY: as the caller vouches; the level was found on this machine.
-        return unsafe { tiles::values(shares, values, sums, width, during) };
+        return unsafe { tiles::values(chunks, sums, width, during) };
     }
     let lanes = sums.len() / width;
-    let mut rows = [Rows::NONE; CHUNK / 32];
-    if lanes > FEW {
-        for (step, rows) in rows.iter_mut().enumerate() {
-            // SAFETY: as the caller vouches.
-            unsafe { rows.open(level, shares.wrapping_add(step * 1024), 64) };
-        }
-    }
-    let mut part = [[0.0; LANES]; LANES];
-    for tile in 0..width / LANES {
-        let at = tile * LANES;
-        for (part, sums) in part.iter_mut().zip(sums.chunks_exact(width)) {
-            part.copy_from_slice(&sums[at..at + LANES]);
-        }
+    for (shares, values) in chunks {
+        let mut rows = [Rows::NONE; CHUNK / 32];
         if lanes > FEW {
-            for (rows, columns) in rows.iter().zip(&open[2 * tile..]) {
-                multiply(level, rows, columns, &mut part);
+            for (step, rows) in rows.iter_mut().enumerate() {
+                // SAFETY: as the caller vouches.
+                unsafe { rows.open(level, shares.wrapping_add(step * 1024), 64) };
             }
-        } else if let Some(part) = part.first_chunk_mut() {
-            few_values(level, shares, values.wrapping_add(tile * 2048), part);
         }
-        for (part, sums) in part.iter().zip(sums.chunks_exact_mut(width)) {
-            sums[at..at + LANES].copy_from_slice(part);
+        let mut part = [[0.0; LANES]; LANES];
+        for tile in 0..width / LANES {
+            let at = tile * LANES;
+            for (part, sums) in part.iter_mut().zip(sums.chunks_exact(width)) {
+                part.copy_from_slice(&sums[at..at + LANES]);
+            }
+            if lanes > FEW {
+                for (rows, columns) in rows.iter().zip(&open[2 * tile..]) {
+                    multiply(level, rows, columns, &mut part);
+                }
+            } else if let Some(part) = part.first_chunk_mut() {
+                few_values(level, *shares, values.wrapping_add(tile * 2048), part);
+            }
+            for (part, sums) in part.iter().zip(sums.chunks_exact_mut(width)) {
+                sums[at..at + LANES].copy_from_slice(part);
+            }
+            during();
         }
-        during();
     }
 }
 
@@ -187,119 +203,107 @@ fn transpose_wide(from: &Tile, to: &mut Tile) {
 }
 
 /// The products on the tile unit. What runs beside them may be made of 512-bit vectors, and becomes part of these functions.
+///
+/// No more tiles are touched than it takes: where a core's other thread is at work, few results can be on their way besides what the tiles
+/// hold, and with all eight in use a product waits for the one before.
 #[cfg(target_arch = "x86_64")]
-mod tiles {
-    use super::{Keys, LANES, Scores};
+pub(crate) mod tiles {
+    use super::{Beside, Keys, LANES, Scores, Shared};
     use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
 
-    /// [`super::scores`].
+    /// [`super::scores`], with something `beside` every product.
     ///
     /// # Safety
-    /// As there.
+    /// As there; tiles must be configured.
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) unsafe fn scores(
+    pub(crate) unsafe fn scores(
         keys: &[Keys],
         queries: *const u8,
         steps: usize,
         out: &mut Scores,
-        mut during: impl FnMut(usize),
+        beside: &mut impl Beside,
     ) {
+        let out = out.as_mut_ptr().cast::<u8>();
+        macro_rules! take {
+            ($to:literal, $keys:expr, $quarter:expr, $step:expr) => {
+                tile_load!(2, $keys.base[$quarter].wrapping_add($step * 64), $keys.stride[$quarter]);
+                tile_dot_bf16!($to, 2, 6);
+                beside.some();
+            };
+        }
         // SAFETY: as the caller vouches.
         unsafe {
+            if let [keys] = keys {
+                for half in [0, 2] {
+                    tile_zero!(0);
+                    tile_zero!(1);
+                    for step in 0..steps {
+                        beside.before(0, 2);
+                        tile_load!(6, queries.add(step * 1024), 64);
+                        take!(0, keys, half, step);
+                        take!(1, keys, half + 1, step);
+                    }
+                    tile_store!(0, out.add(half * 1024));
+                    tile_store!(1, out.add(half * 1024 + 1024));
+                }
+                return;
+            }
+            // Many heads' keys come from memory: in the order in which they lie there.
             tile_zero!(0);
             tile_zero!(1);
-            tile_zero!(2);
             tile_zero!(3);
+            tile_zero!(4);
             for (head, keys) in keys.iter().enumerate() {
                 for step in 0..steps {
-                    let at = step * 64;
-                    tile_load!(7, queries.add((head * steps + step) * 1024), 64);
-                    tile_load!(4, keys.base[0].wrapping_add(at), keys.stride[0]);
-                    tile_dot_bf16!(0, 4, 7);
-                    during(head);
-                    tile_load!(5, keys.base[1].wrapping_add(at), keys.stride[1]);
-                    tile_dot_bf16!(1, 5, 7);
-                    during(head);
-                    tile_load!(6, keys.base[2].wrapping_add(at), keys.stride[2]);
-                    tile_dot_bf16!(2, 6, 7);
-                    during(head);
-                    tile_load!(4, keys.base[3].wrapping_add(at), keys.stride[3]);
-                    tile_dot_bf16!(3, 4, 7);
-                    during(head);
+                    tile_load!(6, queries.add((head * steps + step) * 1024), 64);
+                    beside.before(head, 1);
+                    take!(0, keys, 0, step);
+                    beside.before(head, 1);
+                    take!(1, keys, 1, step);
+                    beside.before(head, 1);
+                    take!(3, keys, 2, step);
+                    beside.before(head, 1);
+                    take!(4, keys, 3, step);
                 }
             }
-            let out = out.as_mut_ptr().cast::<u8>();
             tile_store!(0, out);
             tile_store!(1, out.add(1024));
-            tile_store!(2, out.add(2048));
-            tile_store!(3, out.add(3072));
+            tile_store!(3, out.add(2048));
+            tile_store!(4, out.add(3072));
         }
     }
-
-    /// Tiles of sums that are added to at a time: a product takes as long as three others to be there.
-    const GROUP: usize = 4;
 
     /// [`super::values`].
     ///
     /// # Safety
     /// As there.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) unsafe fn values(
-        shares: *const u8,
-        values: *const u8,
-        sums: &mut [f32],
-        width: usize,
-        mut during: impl FnMut(),
-    ) {
+    pub(super) unsafe fn values(chunks: &[Shared], sums: &mut [f32], width: usize, mut during: impl FnMut()) {
         let stride = width * 4;
-        macro_rules! load {
-            ($to:literal, $at:expr, $n:expr) => {
-                if $n > $to {
-                    tile_load!($to, $at.add($to * LANES), stride);
-                }
-            };
-        }
         macro_rules! take {
-            ($to:literal, $shares:literal, $b:literal, $values:expr, $n:expr) => {
-                if $n > $to {
-                    tile_load!($b, $values.add($to * 2048), 64);
-                    tile_dot_bf16!($to, $shares, $b);
-                    during();
-                }
+            ($to:literal, $values:expr) => {
+                tile_load!(6, $values, 64);
+                tile_dot_bf16!($to, 2, 6);
+                during();
             };
         }
-        macro_rules! store {
-            ($from:literal, $at:expr, $n:expr) => {
-                if $n > $from {
-                    tile_store!($from, $at.add($from * LANES), stride);
-                }
-            };
-        }
-        // SAFETY: as the caller vouches.
+        // SAFETY: as the caller vouches; the width is a multiple of two tiles'.
         unsafe {
-            tile_load!(4, shares, 64);
-            tile_load!(5, shares.add(1024), 64);
-            let tiles = width / LANES;
-            for first in (0..tiles).step_by(GROUP) {
-                let n = tiles - first;
-                let (b, to) = (values.add(first * 2048), sums.as_mut_ptr().add(first * LANES));
-                load!(0, to, n);
-                load!(1, to, n);
-                load!(2, to, n);
-                load!(3, to, n);
-                take!(0, 4, 6, b, n);
-                take!(1, 4, 7, b, n);
-                take!(2, 4, 6, b, n);
-                take!(3, 4, 7, b, n);
-                let b = b.add(1024);
-                take!(0, 5, 6, b, n);
-                take!(1, 5, 7, b, n);
-                take!(2, 5, 6, b, n);
-                take!(3, 5, 7, b, n);
-                store!(0, to, n);
-                store!(1, to, n);
-                store!(2, to, n);
-                store!(3, to, n);
+            for pair in 0..width / (2 * LANES) {
+                let to = sums.as_mut_ptr().add(pair * 2 * LANES);
+                tile_load!(0, to, stride);
+                tile_load!(1, to.add(LANES), stride);
+                for (shares, values) in chunks {
+                    let values = values.add(pair * 4096);
+                    for step in [0, 1024] {
+                        tile_load!(2, shares.add(step), 64);
+                        take!(0, values.add(step));
+                        take!(1, values.add(2048 + step));
+                    }
+                }
+                tile_store!(0, to, stride);
+                tile_store!(1, to.add(LANES), stride);
             }
         }
     }

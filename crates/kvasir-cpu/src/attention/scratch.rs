@@ -3,8 +3,9 @@ use super::block::Block;
 use super::coming::scaled;
 use super::lines::Lines;
 use super::products::Keys;
-use super::softmax::{LANES, Rule, Scores, Sharing, exp2};
+use super::softmax::{LANES, Packed, Rule, Scores, Sharing, exp2};
 use super::soon::Soon;
+use super::stretch::TAKEN;
 use super::view::CHUNK;
 use crate::Level;
 use crate::chains::{Columns, Rows};
@@ -45,15 +46,15 @@ pub(super) struct Scratch {
     /// A row of zeros.
     pub(super) nothing: Vec<u16>,
     pub(super) wide: Vec<f32>,
-    /// Tiles of one head's values and of those of the next.
-    pub(super) values: [Lines<Tile>; 2],
+    /// Tiles of one head's values and of those of the next, or of the next chunk's.
+    pub(super) values: [Lines<Tile>; TAKEN],
     /// Of two blocks: one is scored while the other's shares are made.
     pub(super) scores: Lines<Scores>,
     pub(super) sharing: [Sharing; 2],
-    pub(super) packed: Lines<[u32; LANES]>,
-    /// Two tiles per block, and one that may be looked at past them.
-    pub(super) shares: Lines<Tile>,
-    /// Per block what its lanes' sums must be multiplied with.
+    pub(super) packed: Lines<Packed>,
+    /// Per block and chunk that is taken, and one that may be looked at past them.
+    pub(super) shares: Lines<[Tile; 2]>,
+    /// Per block and chunk what its lanes' sums must be multiplied with before.
     pub(super) fades: Vec<[f32; LANES]>,
     /// Number of the entry at each position of the chunk, and the position.
     pub(super) rows: [(i32, i32); CHUNK],
@@ -114,7 +115,7 @@ impl Scratch {
             self.lying.clear();
             self.lying.grow(shape.steps());
             self.scores.grow(2);
-            self.packed.grow(CHUNK / 2);
+            self.packed.grow(1);
         }
         // Places past the end of a key are never written, and stay zero.
         self.staged_keys.grow(heads * CHUNK * shape.key_width);

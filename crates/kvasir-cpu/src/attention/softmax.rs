@@ -13,6 +13,9 @@ pub(crate) const LANES: usize = 16;
 /// Scores of a chunk: a row per position, a column per lane.
 pub(crate) type Scores = [[f32; LANES]; CHUNK];
 
+/// Shares of a chunk: pairs of positions to a word, a column per lane.
+pub(crate) type Packed = [[u32; LANES]; CHUNK / 2];
+
 /// What turns products into scores, the same for all lanes. Scores are kept in units of which two make a factor of four.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
@@ -72,11 +75,8 @@ pub(super) struct Sharing {
     /// The block's lanes.
     pub(super) run: Running,
     /// Pairs of positions that are done.
-    done: usize,
+    pub(super) done: usize,
 }
-
-/// Pairs of positions that fill a tile.
-const PAIRS: usize = LANES;
 
 #[inline(always)]
 fn hide_body(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) {
@@ -145,7 +145,7 @@ fn rise_body(largest: &[f32; LANES], scale: f32, run: &mut Running, base: &mut [
 
 per_level! {
     /// Maxima with a chunk's largest products, and what that does to the sums so far.
-    rise(largest: &[f32; LANES], scale: f32, run: &mut Running, base: &mut [f32; LANES]) => rise_body
+    rise_by_compiler(largest: &[f32; LANES], scale: f32, run: &mut Running, base: &mut [f32; LANES]) => rise_body
 }
 
 #[inline(always)]
@@ -184,54 +184,32 @@ impl Sharing {
         };
         // The largest score is that of the largest product.
         debug_assert!(self.scale >= 0.0);
-        let mut largest = [0.0; LANES];
-        match level {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was found on this machine.
-            Level::Avx512Vnni | Level::Amx => unsafe {
-                if let Some(sight) = sight {
-                    wide::hide(scores, rows, sight);
-                }
-                wide::most(scores, &mut largest);
-            },
-            _ => {
-                if let Some(sight) = sight {
-                    hide_by_compiler(level, scores, rows, sight);
-                }
-                most_by_compiler(level, scores, &mut largest);
-            }
-        }
-        rise(level, &largest, self.scale, &mut self.run, &mut self.base);
         (self.sums, self.done) = ([[0.0; LANES]; 2], 0);
+        #[cfg(target_arch = "x86_64")]
+        if level >= Level::Avx512Vnni {
+            // SAFETY: the level was found on this machine.
+            return unsafe { wide::rise(self, scores, rows, sight) };
+        }
+        if let Some(sight) = sight {
+            hide_by_compiler(level, scores, rows, sight);
+        }
+        let mut largest = [0.0; LANES];
+        most_by_compiler(level, scores, &mut largest);
+        rise_by_compiler(level, &largest, self.scale, &mut self.run, &mut self.base);
     }
 
-    /// Shares of some more positions, as bf16, pairs of positions to a word of `packed`; each 16 pairs become one of `tiles`.
-    #[inline(always)]
-    pub(super) fn some(
-        &mut self,
-        level: Level,
-        pairs: usize,
-        scores: &Scores,
-        packed: &mut [[u32; LANES]],
-        tiles: &mut [Tile],
-    ) {
-        let end = (self.done + pairs).min(CHUNK / 2);
-        if self.done == end {
-            return;
-        }
-        let (from, to) = (&scores[2 * self.done..2 * end], &mut packed[self.done..end]);
-        match level {
-            #[cfg(target_arch = "x86_64")]
+    /// Shares of the positions that are left, as bf16, pairs of positions to a word of `packed`; each 16 pairs become one of `tiles`.
+    pub(super) fn rest(&mut self, level: Level, scores: &Scores, packed: &mut Packed, tiles: &mut [Tile; 2]) {
+        #[cfg(target_arch = "x86_64")]
+        if level >= Level::Avx512Vnni {
             // SAFETY: the level was found on this machine.
-            Level::Avx512Vnni | Level::Amx => unsafe { wide::some(self, from, to) },
-            _ => some_by_compiler(level, self, from, to),
+            return unsafe { wide::rest(self, scores, packed, tiles) };
         }
-        for tile in self.done / PAIRS..end / PAIRS {
-            if let Some(part) = packed[tile * PAIRS..].first_chunk() {
-                transpose(level, part, &mut tiles[tile]);
-            }
+        some_by_compiler(level, self, &scores[2 * self.done..], &mut packed[self.done..]);
+        for (part, tile) in packed.as_chunks().0.iter().zip(tiles) {
+            transpose(level, part, tile);
         }
-        self.done = end;
+        self.done = CHUNK / 2;
     }
 
     /// The lanes' sums with this chunk's shares.

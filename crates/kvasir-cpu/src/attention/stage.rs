@@ -4,7 +4,7 @@ use super::products::{Keys, open_keys};
 use super::scratch::{Scratch, Tile};
 use super::soon::Soon;
 use super::view::{CHUNK, Chunk, Run};
-use super::{Attend, Piece, Shape};
+use super::{Attend, Piece, Shape, products};
 use crate::Level;
 use crate::pool::{KvType, Rows, TOGETHER};
 use std::ops::Range;
@@ -35,6 +35,17 @@ impl Attend<'_> {
             self.pool(run.pool).keys.stretches(run.slot, run.len, head, |at, bytes| soon.add(at, bytes));
         }
         soon
+    }
+
+    /// One head's keys and values of a chunk, to be asked for long before.
+    pub(super) fn soon_both(&self, chunk: &Chunk, head: usize) -> Soon {
+        let mut soon = self.soon(chunk, head);
+        for run in self.views.runs(chunk) {
+            if let Some(values) = &self.pool(run.pool).values {
+                values.stretches(run.slot, run.len, head, |at, bytes| soon.add(at, bytes));
+            }
+        }
+        soon.far()
     }
 
     /// Brings a chunk's keys of these heads into the form that the products take. 16 positions are used where they are if they are bf16 and
@@ -95,7 +106,8 @@ impl Attend<'_> {
                 unsafe { open_keys(level, &keys, shape.steps(), &mut s.open_keys) };
             }
             let next = if last { Soon::NOTHING } else { self.soon(chunk, head + 1) };
-            s.soon.push(self.soon(chunk, head).then(next).in_parts(shape.steps() * 4));
+            s.soon
+                .push(self.soon(chunk, head).then(next).in_parts(products::asks(heads.len(), shape.steps())));
         }
     }
 

@@ -1,8 +1,11 @@
 //! The hot ones of [`super::softmax`] in 512-bit vectors: compilers gather across the lanes instead of working along them. The arithmetic is that of the plain
 //! functions, operation by operation.
 
-use super::softmax::{self, LANES, Scores, Sharing, Sight};
+use super::products::transpose;
+use super::scratch::Tile;
+use super::softmax::{self, LANES, Packed, Scores, Sharing, Sight};
 use super::view::CHUNK;
+use crate::Level;
 use std::arch::x86_64::*;
 
 #[inline]
@@ -29,13 +32,13 @@ fn exp2(x: __m512) -> __m512 {
     let [first, rest @ ..] = softmax::TERMS;
     let p = rest.iter().fold(_mm512_set1_ps(first), |p, &c| _mm512_fmadd_ps(p, f, _mm512_set1_ps(c)));
     let scaled = _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32::<23>(_mm512_castps_si512(t)));
-    let tiny = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, _mm512_set1_ps(softmax::TINY));
-    _mm512_castsi512_ps(_mm512_maskz_mov_epi32(!tiny, scaled))
+    let some = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(softmax::TINY));
+    _mm512_castsi512_ps(_mm512_maskz_mov_epi32(some, scaled))
 }
 
 /// What a lane does not see is less than anything.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn hide(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) {
+fn hide(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) {
     // SAFETY: 16 integers each.
     let (visible, from) = unsafe {
         (_mm512_loadu_si512(sight.visible.as_ptr().cast()), _mm512_loadu_si512(sight.from.as_ptr().cast()))
@@ -48,9 +51,17 @@ pub(super) fn hide(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sigh
     }
 }
 
-/// The largest of each lane.
+/// Maxima with a chunk's products, and what that does to the sums so far.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn most(scores: &Scores, largest: &mut [f32; LANES]) {
+pub(super) fn rise(
+    sharing: &mut Sharing,
+    scores: &mut Scores,
+    rows: &[(i32, i32); CHUNK],
+    sight: Option<&Sight>,
+) {
+    if let Some(sight) = sight {
+        hide(scores, rows, sight);
+    }
     let (first, rest) = scores.as_chunks::<4>().0.split_at(1);
     let mut most = first[0].each_ref().map(|row| load(row));
     for rows in rest {
@@ -59,27 +70,93 @@ pub(super) fn most(scores: &Scores, largest: &mut [f32; LANES]) {
         }
     }
     let [a, b, c, d] = most;
-    store(largest, _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
+    let largest = _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d));
+    let before = load(&sharing.run.most);
+    let most = _mm512_max_ps(_mm512_mul_ps(largest, _mm512_set1_ps(sharing.scale)), before);
+    let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(most, _mm512_set1_ps(f32::NEG_INFINITY));
+    let base = _mm512_maskz_mov_ps(some, most);
+    store(&mut sharing.run.most, most);
+    store(&mut sharing.base, base);
+    store(&mut sharing.run.fade, exp2(_mm512_sub_ps(before, base)));
 }
 
-/// Shares of pairs of positions.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn some(sharing: &mut Sharing, scores: &[[f32; LANES]], packed: &mut [[u32; LANES]]) {
-    let [mut even, mut odd] = sharing.sums.each_ref().map(|sums| load(sums));
-    let (scale, base) = (_mm512_set1_ps(sharing.scale), load(&sharing.base));
-    let (half, high) = (_mm512_set1_epi32(0x8000), _mm512_set1_epi32(0xffff_0000_u32 as i32));
-    for ([a, b], packed) in scores.as_chunks::<2>().0.iter().zip(packed) {
-        let a = exp2(_mm512_fmsub_ps(load(a), scale, base));
-        let b = exp2(_mm512_fmsub_ps(load(b), scale, base));
-        even = _mm512_add_ps(even, a);
-        odd = _mm512_add_ps(odd, b);
-        let a = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(a), half));
-        let b = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), high);
-        // SAFETY: 16 words.
-        unsafe { _mm512_storeu_si512(packed.as_mut_ptr().cast(), _mm512_or_si512(a, b)) };
+/// A block's shares in the making: what each pair of positions needs stays in registers.
+pub(super) struct Making<'a> {
+    scale: __m512,
+    base: __m512,
+    even: __m512,
+    odd: __m512,
+    /// The upper half of a word. Compilers that know it put two words together by a permutation, which costs more than what it stands for.
+    high: __m512i,
+    done: usize,
+    sharing: &'a mut Sharing,
+    scores: &'a Scores,
+    packed: &'a mut Packed,
+    tiles: &'a mut [Tile; 2],
+}
+
+impl<'a> Making<'a> {
+    /// Goes on where `sharing` is.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(super) fn go_on(
+        sharing: &'a mut Sharing,
+        scores: &'a Scores,
+        packed: &'a mut Packed,
+        tiles: &'a mut [Tile; 2],
+    ) -> Self {
+        let [even, odd] = sharing.sums.each_ref().map(|sums| load(sums));
+        let (scale, base) = (_mm512_set1_ps(sharing.scale), load(&sharing.base));
+        let high = _mm512_set1_epi32(std::hint::black_box(0xffff_0000_u32) as i32);
+        Self { scale, base, even, odd, high, done: sharing.done, sharing, scores, packed, tiles }
     }
-    let [to_even, to_odd] = &mut sharing.sums;
-    store(to_even, even);
-    store(to_odd, odd);
+
+    /// Shares of so many more pairs of positions, as far as there are any.
+    ///
+    /// # Safety
+    /// The machine must have the instructions.
+    #[inline(always)]
+    pub(super) unsafe fn some(&mut self, pairs: usize) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            for _ in 0..pairs.min(CHUNK / 2 - self.done) {
+                let rows = self.scores.as_ptr().add(2 * self.done).cast::<f32>();
+                let a = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(rows), self.scale, self.base));
+                let b = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(rows.add(LANES)), self.scale, self.base));
+                self.even = _mm512_add_ps(self.even, a);
+                self.odd = _mm512_add_ps(self.odd, b);
+                let half = _mm512_set1_epi32(0x8000);
+                let a = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(a), half));
+                let b = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), self.high);
+                let to = self.packed.as_mut_ptr().add(self.done);
+                _mm512_storeu_si512(to.cast(), _mm512_or_si512(a, b));
+                self.done += 1;
+                if self.done.is_multiple_of(LANES) {
+                    let tile = self.done / LANES - 1;
+                    if let Some(part) = self.packed[tile * LANES..].first_chunk() {
+                        transpose(Level::Amx, part, &mut self.tiles[tile]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Leaves the rest to be made later.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(super) fn leave(self) {
+        let [even, odd] = &mut self.sharing.sums;
+        store(even, self.even);
+        store(odd, self.odd);
+        self.sharing.done = self.done;
+    }
+}
+
+/// All that are left of a block's shares.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed, tiles: &mut [Tile; 2]) {
+    let mut making = Making::go_on(sharing, scores, packed, tiles);
+    // SAFETY: this function has the instructions.
+    unsafe { making.some(CHUNK / 2) };
+    making.leave();
 }
