@@ -65,6 +65,10 @@ impl Cache for Contiguous {
         1
     }
 
+    fn rings(&self) -> Option<&Rings> {
+        self.rings.as_ref()
+    }
+
     fn room(&self) -> Room {
         self.line.room(0)
     }

@@ -1,4 +1,4 @@
-use crate::{BlockId, CacheError, Plan, Position, RowMove, SeqId, StepId, Token};
+use crate::{BlockId, CacheError, Plan, Position, Rings, RowMove, SeqId, StepId, Token};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -148,6 +148,10 @@ pub trait Cache: Send {
     /// Positions at the start of every sequence that lie in a [`SharedPrefix`](crate::SharedPrefix) and take no slots here.
     fn base(&self) -> Position {
         0
+    }
+    /// The rings that layers with a window keep, where they keep them.
+    fn rings(&self) -> Option<&Rings> {
+        None
     }
     /// How its slots are spread now.
     fn room(&self) -> Room;

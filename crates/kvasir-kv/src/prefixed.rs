@@ -25,6 +25,11 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         if inner.room().held > 0 || inner.base() > 0 {
             return Err(CacheError::BadConfig("a prefix goes under a new cache only"));
         }
+        if inner.rings().is_some() {
+            return Err(CacheError::BadConfig(
+                "a cache with rings takes no prefix: it does not keep every position",
+            ));
+        }
         let base = prefix.rows() / inner.block_size() * inner.block_size();
         match base.checked_add(inner.capacity()) {
             Some(_) => Ok(Self { prefix, base, inner }),

@@ -63,6 +63,12 @@ impl Program {
     /// Version of the op list; a serialised program of another version is not understood.
     pub const SCHEMA: u32 = 1;
 
+    /// Windows of the layers that may keep a ring in place of a row per position.
+    pub fn windows(&self) -> Vec<u32> {
+        let layers = self.layers.iter().filter(|layer| layer.index_dim == 0);
+        layers.filter_map(|layer| layer.window).collect()
+    }
+
     /// The weight of this id.
     pub fn weight(&self, id: WeightId) -> &Weight {
         &self.weights[id.0 as usize]

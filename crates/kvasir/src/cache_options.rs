@@ -15,11 +15,14 @@ pub struct CacheOptions {
     pub block_size: u32,
     /// Sequences that run at once, for kinds that hold several.
     pub sequences: u32,
+    /// For `contiguous`: layers with a window keep so much and no more, a *ring*, and a step takes at most so many tokens of a prompt.
+    /// A branch that is rewound further than a ring reaches is computed again.
+    pub rings: Option<u32>,
 }
 
 impl Default for CacheOptions {
     fn default() -> Self {
-        Self { kind: CacheKind::Radix, kv: None, capacity: None, block_size: 16, sequences: 64 }
+        Self { kind: CacheKind::Radix, kv: None, capacity: None, block_size: 16, sequences: 64, rings: None }
     }
 }
 
@@ -32,6 +35,11 @@ impl CacheOptions {
     /// Stored like this.
     pub fn kv(self, kv: KvType) -> Self {
         Self { kv: Some(kv), ..self }
+    }
+
+    /// With rings, for steps of at most so many tokens of a prompt.
+    pub fn rings(self, longest: u32) -> Self {
+        Self { rings: Some(longest), ..self }
     }
 
     /// With room for so many tokens.

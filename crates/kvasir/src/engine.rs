@@ -1,7 +1,7 @@
 use crate::{AnyExecutor, Error, Loaded};
 use kvasir_cpu::KvType;
 use kvasir_engine::{Core, Engine, Params, Request};
-use kvasir_kv::Token;
+use kvasir_kv::{Rings, Token};
 use std::time::Instant;
 
 /// Most slots of a pool that nobody gave a size.
@@ -24,7 +24,9 @@ impl Loaded {
         // Some caches keep a dummy block beside those that they hand out.
         let slots = cache.capacity().saturating_add(cache.block_size());
         let limits = core.limits();
-        let executor = self.executor(slots, limits.max_num_batched_tokens, limits.max_num_seqs, kv)?;
+        let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
+        let ring = cache.rings().map(Rings::longest_write);
+        let executor = self.executor_with(slots, tokens, rows, kv, ring)?;
         // Only a simulated device runs beside the host. The others run a step while it is handed over: a next one before its tokens are taken in
         // would make everybody wait for two.
         let overlap = overlap && self.simulated().is_some();

@@ -1,7 +1,7 @@
 use crate::{AnyExecutor, CacheOptions, Error, Loaded, Prompt, SharedPrefix};
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order};
 use kvasir_formats::Tokenizer;
-use kvasir_kv::{Builders, CacheConfig, CacheKind, Token};
+use kvasir_kv::{Builders, CacheConfig, CacheKind, Rings, Token};
 use std::sync::Arc;
 
 /// Tokens of one step, and of one step's prompts.
@@ -47,6 +47,18 @@ impl Model {
         self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(ids, true).ok())
     }
 
+    /// The rings of this model's layers with a window.
+    fn rings(&self, kind: CacheKind, longest: u32) -> Result<Rings, Error> {
+        let windows = self.loaded.program().windows();
+        if kind != CacheKind::Contiguous {
+            return Err(Error::Asked(format!("rings: {kind} keeps none, contiguous does")));
+        }
+        if windows.is_empty() {
+            return Err(Error::Asked("rings: no layer of the model has a window".into()));
+        }
+        Rings::new(windows, longest).map_err(|e| Error::Asked(format!("rings: {e}")))
+    }
+
     /// An engine with a cache and a pool of its own, behind a shared prefix if there is one.
     pub(crate) fn engine(
         &self,
@@ -69,7 +81,9 @@ impl Model {
         let sequences = if one_stream { 1 } else { options.sequences };
         // Beside those that run: what has ended and is kept, or still named by a step.
         let max_sequences = sequences.saturating_mul(4).saturating_add(64);
-        let config = CacheConfig { max_sequences, block_size, ..CacheConfig::new(capacity) };
+        let rings = options.rings.map(|longest| self.rings(options.kind, longest)).transpose()?;
+        let step_tokens = rings.as_ref().map_or(STEP_TOKENS, |rings| rings.longest_write().min(STEP_TOKENS));
+        let config = CacheConfig { max_sequences, block_size, rings, ..CacheConfig::new(capacity) };
         let own = self.builders.build(self.loaded.backend(), options.kind, &config).map_err(|e| asked(&e))?;
         let cache = match prefix {
             Some(prefix) => Box::new(prefix.frozen().under(own).map_err(|e| asked(&e))?),
@@ -77,7 +91,7 @@ impl Model {
         };
         let limits = Limits {
             max_num_seqs: sequences,
-            max_num_batched_tokens: STEP_TOKENS,
+            max_num_batched_tokens: step_tokens,
             max_model_len: u32::try_from(self.loaded.program().max_positions).unwrap_or(u32::MAX),
             prefix_cache: in_blocks,
             ..Limits::default()

@@ -180,10 +180,22 @@ impl Loaded {
         rows: u32,
         kv: Option<KvType>,
     ) -> Result<AnyExecutor, Error> {
+        self.executor_with(slots, tokens, rows, kv, None)
+    }
+
+    /// The same; where `ring` says how long a write may be, layers with a window keep rings.
+    pub(crate) fn executor_with(
+        &self,
+        slots: u32,
+        tokens: u32,
+        rows: u32,
+        kv: Option<KvType>,
+        ring: Option<u32>,
+    ) -> Result<AnyExecutor, Error> {
         Ok(match &self.weights {
             Weights::Cpu(model) => {
                 let kv = kv.unwrap_or(self.kv);
-                let limits = kvasir_cpu::Limits { slots, tokens, rows, kv, ring: None };
+                let limits = kvasir_cpu::Limits { slots, tokens, rows, kv, ring };
                 let executor = CpuExecutor::new(Arc::clone(model), limits);
                 let executor =
                     executor.map_err(|e| Error::Asked(format!("no memory for {slots} slots: {e}")))?;

@@ -6,7 +6,7 @@ use kvasir_engine::{
     Chunked, Chunking, Core, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular, RectangularConfig,
     StepTarget, rectangular::Rules,
 };
-use kvasir_kv::{Cache, CacheConfig, CacheKind};
+use kvasir_kv::{Cache, CacheConfig, CacheKind, Rings};
 use kvasir_sim::StaticShape;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
@@ -83,6 +83,10 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_BLOCK_SIZE", value_name = "SLOTS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     block_size: Option<u32>,
+    /// With --cache contiguous: layers with a window keep no more than it and a step reach, on or off [default: off]
+    #[arg(long, env = "KVASIR_RINGS", value_parser = word::<Switch>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rings: Option<Switch>,
     /// Whether prompts find what earlier requests left, on or off [default: on where the cache can]
     #[arg(long, env = "KVASIR_PREFIX_CACHE", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -176,12 +180,14 @@ const MOST_SEQUENCES: u32 = 1 << 16;
 const MOST_BLOCKS: u32 = 1 << 24;
 
 /// What the options depend on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// The model's longest sequence.
     pub(crate) max_model_len: u32,
     /// Slots that a share of the memory holds.
     pub(crate) slots: u32,
+    /// Windows of the model's layers.
+    pub(crate) windows: Vec<u32>,
     /// Whether the backend is a CPU.
     pub(crate) is_cpu: bool,
 }
@@ -275,7 +281,7 @@ impl Options {
     }
 
     /// Puts everything together, or says which two things do not go together.
-    pub(crate) fn settle(&self, facts: Facts) -> Result<Settled, Failure> {
+    pub(crate) fn settle(&self, facts: &Facts) -> Result<Settled, Failure> {
         let policy = self.policy.unwrap_or(PolicyKind::Chunked);
         self.check_policy(policy)?;
         let kind = self.cache.unwrap_or(match policy {
@@ -299,6 +305,7 @@ impl Options {
             format!("--max-num-seqs cannot be combined with --cache {kind}: it holds one sequence")
         })?;
         let limits = self.limits(facts, one_stream, in_blocks)?;
+        let rings = self.rings(kind, facts, limits.max_num_batched_tokens)?;
         let block = match in_blocks {
             true if policy == PolicyKind::Rectangular => positive("block-size", self.block_size, 64)?,
             true => positive("block-size", self.block_size, 16)?,
@@ -307,7 +314,18 @@ impl Options {
         rule(block <= 256, || format!("--block-size {block} is not 1 to 256"))?;
         let capacity = self.capacity(facts, block)?;
         let dummy = policy == PolicyKind::Rectangular;
-        let cache = build_cache(kind, block, capacity, dummy, &limits)?;
+        // Sequences that have ended may still be named by steps in flight.
+        let max_sequences = limits.max_num_seqs.saturating_mul(2).saturating_add(64);
+        let sharing = limits.prefix_cache;
+        let config = CacheConfig {
+            max_sequences,
+            block_size: block,
+            sharing,
+            dummy,
+            rings,
+            ..CacheConfig::new(capacity)
+        };
+        let cache = kvasir_kv::build(kind, &config).map_err(Failure::usage)?;
         let rectangular = self.rectangular();
         if dummy {
             rectangular.check(block, &limits).map_err(Failure::usage)?;
@@ -344,7 +362,19 @@ impl Options {
         })
     }
 
-    fn capacity(&self, facts: Facts, block: u32) -> Result<u32, Failure> {
+    fn rings(&self, kind: CacheKind, facts: &Facts, longest: u32) -> Result<Option<Rings>, Failure> {
+        if !self.rings.is_some_and(Switch::is_on) {
+            return Ok(None);
+        }
+        rule(kind == CacheKind::Contiguous, || {
+            format!("--rings on cannot be combined with --cache {kind}: contiguous has them")
+        })?;
+        rule(!facts.windows.is_empty(), || "--rings on: no layer of the model has a window".into())?;
+        let rings = Rings::new(facts.windows.clone(), longest);
+        rings.map(Some).map_err(|why| Failure::usage(format!("--rings on: {why}")))
+    }
+
+    fn capacity(&self, facts: &Facts, block: u32) -> Result<u32, Failure> {
         let most = MOST_BLOCKS.saturating_mul(block);
         rule(self.kv_capacity.is_some() || facts.slots >= block, || match self.memory_utilization {
             Some(share) => {
@@ -364,7 +394,7 @@ impl Options {
         Ok(capacity)
     }
 
-    fn limits(&self, facts: Facts, one_stream: bool, in_blocks: bool) -> Result<Limits, Failure> {
+    fn limits(&self, facts: &Facts, one_stream: bool, in_blocks: bool) -> Result<Limits, Failure> {
         let max_model_len = positive("max-model-len", self.max_model_len, facts.max_model_len)?;
         let budget = if facts.is_cpu { 2048 } else { 16384 };
         let max_num_seqs = positive("max-num-seqs", self.max_num_seqs, if one_stream { 1 } else { 512 })?;
@@ -471,23 +501,4 @@ impl Options {
             PolicyKind::Rectangular => Box::new(Rectangular::new(rectangular)),
         })
     }
-}
-
-fn build_cache(
-    kind: CacheKind,
-    block: u32,
-    capacity: u32,
-    dummy: bool,
-    limits: &Limits,
-) -> Result<Box<dyn Cache>, Failure> {
-    // Sequences that have ended may still be named by steps in flight.
-    let max_sequences = limits.max_num_seqs.saturating_mul(2).saturating_add(64);
-    let config = CacheConfig {
-        max_sequences,
-        block_size: block,
-        sharing: limits.prefix_cache,
-        dummy,
-        ..CacheConfig::new(capacity)
-    };
-    kvasir_kv::build(kind, &config).map_err(Failure::usage)
 }

@@ -364,3 +364,38 @@ fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
     session.close(main).unwrap();
     assert!(asked(session.generate(main, &params(1))).contains("no branch 0"));
 }
+
+/// Layers with a window of 16 keep 16 + 5 rows; the conversation has many times as many.
+#[test]
+fn rings_do_not_show_but_in_what_is_computed_again() {
+    let options = Options { threads: Some(2), ..Options::default() };
+    let kvasir = Kvasir::load(root().join("testdata/models/gemma3"), options).unwrap();
+    let contiguous = CacheOptions::new(CacheKind::Contiguous).capacity(256);
+    let [mut whole, mut ringed] =
+        [contiguous.clone(), contiguous.clone().rings(6)].map(|options| kvasir.session(options).unwrap());
+    let main = whole.main();
+    let turn = |session: &mut Session, prompt: Vec<Token>| {
+        session.append(main, prompt).unwrap();
+        session.generate(main, &params(24)).unwrap()
+    };
+    let both = |[whole, ringed]: [&mut Session; 2], prompt: std::ops::Range<Token>| {
+        let [a, b] = [whole, ringed].map(|session| turn(session, prompt.clone().collect()));
+        assert_eq!((a.ids, a.logprobs), (b.ids, b.logprobs));
+        [a.cached, b.cached]
+    };
+    assert_eq!(both([&mut whole, &mut ringed], 5..45), [0, 0]);
+    let [kept, in_rings] = both([&mut whole, &mut ringed], 50..60);
+    assert!(kept == in_rings && kept > 60, "{kept} and {in_rings}");
+    // A little way back a ring still holds what the next token sees; further back it does not.
+    for (back, is_kept) in [(3, true), (60, false)] {
+        let to = whole.len(main).unwrap() - back;
+        whole.rewind(main, to).unwrap();
+        ringed.rewind(main, to).unwrap();
+        let [kept, in_rings] = both([&mut whole, &mut ringed], 70..74);
+        assert_eq!((kept > 0, in_rings > 0), (true, is_kept), "{back} back: {kept} and {in_rings}");
+    }
+    let refused = |kvasir: &Kvasir, options: CacheOptions| asked(kvasir.session(options).map(|_| ()));
+    assert!(refused(&kvasir, CacheOptions::default().rings(6)).contains("rings: radix keeps none"));
+    assert!(refused(&kvasir, contiguous.clone().rings(0)).contains("longest write"));
+    assert!(refused(&tiny(), contiguous.rings(6)).contains("no layer of the model has a window"));
+}

@@ -53,6 +53,17 @@ fn every_cache_and_policy_gives_the_recorded_tokens() {
 }
 
 #[test]
+fn rings_give_the_recorded_tokens() {
+    for case in ["gemma3", "gpt_oss", "mistral", "qwen2_swa"] {
+        let (ids, tokens) = recorded(case, "p64");
+        let (path, step) = (model(case), "--max-num-batched-tokens");
+        let args = ["generate", &path, "--prompt-ids", &ids, "--max-tokens", "32", "--json"];
+        let answer = json(&[&args[..], &["--rings", "on", step, "24"]].concat());
+        assert_eq!(answer["token_ids"], tokens, "{case}");
+    }
+}
+
+#[test]
 fn an_offline_run_is_told_and_drawn() {
     let page = std::env::temp_dir().join(format!("kvasir-offline-{}.html", std::process::id()));
     let path = model("qwen3");
@@ -148,6 +159,8 @@ fn mistakes_are_one_line_and_say_which() {
     said(&["generate", &path, "--prompt-ids", "1", "--cache", "radix", "--block-size", "0"], 2, "block-size");
     said(&["generate", &path, "--prompt-ids", "1", "--block-size", "16"], 2, "--cache contiguous");
     said(&["generate", &path, "--prompt-ids", "1", "--prompt", "x"], 2, "--prompt");
+    said(&["generate", &path, "--prompt-ids", "1", "--rings", "on"], 2, "no layer of the model has a window");
+    said(&["generate", &path, "--prompt-ids", "1", "--rings", "on", "--cache", "radix"], 2, "--cache radix");
     said(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");
     said(&["logits", &path, "--json"], 2, "--prompt-ids");
 }

@@ -28,7 +28,8 @@ impl Args {
         let loaded = self.model.load()?;
         let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
         let slots = loaded.slots_in_memory(self.options.memory_share()?).unwrap_or(max_model_len);
-        let settled = self.options.settle(Facts { max_model_len, slots, is_cpu: true })?;
+        let windows = loaded.program().windows();
+        let settled = self.options.settle(&Facts { max_model_len, slots, windows, is_cpu: true })?;
         let overlap = settled.overlap;
         let mut setup = settled.setup.clone();
         setup.insert("device".into(), loaded.backend().into());

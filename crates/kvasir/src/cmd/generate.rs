@@ -153,7 +153,7 @@ impl Args {
             base.insert("cache".into(), "contiguous".into());
         }
         let options = self.options.over(&Options::from_map(&base)?)?;
-        options.settle(Facts { max_model_len, slots, is_cpu: true })
+        options.settle(&Facts { max_model_len, slots, windows: model.program().windows(), is_cpu: true })
     }
 }
 

@@ -101,9 +101,10 @@ impl Args {
         let facts = Facts {
             max_model_len: self.sim_preset.shape.max_model_len,
             slots: self.sim_preset.slots(options.memory_share()?),
+            windows: Vec::new(),
             is_cpu: self.sim_preset.machine.name.starts_with("cpu"),
         };
-        let settled = options.settle(facts)?;
+        let settled = options.settle(&facts)?;
         let mut workload = self.workload(scenario, settled.limits.max_model_len)?;
         let mut setup = settled.setup.clone();
         setup.insert("device".into(), self.sim_preset.to_string().into());

@@ -62,7 +62,8 @@ impl Started {
         let loaded = model.load()?;
         let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
         let slots = loaded.desk_slots(options.memory_share()?);
-        let settled = options.settle(Facts { max_model_len, slots, is_cpu: true })?;
+        let windows = loaded.program().windows();
+        let settled = options.settle(&Facts { max_model_len, slots, windows, is_cpu: true })?;
         let (overlap, mut setup) = (settled.overlap, settled.setup.clone());
         let (watch, observer) = Watch::new();
         let engine = loaded.engine(settled.core(), overlap)?.observe(observer);
