@@ -5,7 +5,8 @@ use super::stretch::TAKEN;
 use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape, products};
 use crate::Level;
-use crate::dense::{STEP, narrow};
+use crate::dense::{STEP, round_bf16};
+use crate::level::per_level;
 use std::ops::Range;
 
 /// Up to 16 lanes that are worked on together: some of one head, or all of several heads.
@@ -141,6 +142,16 @@ impl Attend<'_> {
 /// How many lanes ahead queries are asked for: they lie far apart, and nothing foresees them.
 const AHEAD: usize = 4;
 
+#[inline(always)]
+fn narrow_step_body(x: &[f32; STEP], bits: &mut [u16; STEP]) {
+    bits.iter_mut().zip(x).for_each(|(b, &v)| *b = round_bf16(v));
+}
+
+per_level! {
+    /// Rounds a step's numbers to bf16.
+    narrow_step(x: &[f32; STEP], bits: &mut [u16; STEP]) => narrow_step_body
+}
+
 /// Puts one head's queries into their columns, pairs of numbers to a word; `lying` is room for them as rows.
 fn put_queries<'q>(
     level: Level,
@@ -154,11 +165,12 @@ fn put_queries<'q>(
             continue;
         }
         ask(query((column + AHEAD).min(columns.end - 1)));
-        for (part, tile) in query(column).chunks(STEP).zip(&mut *lying) {
+        let (whole, rest) = query(column).as_chunks::<STEP>();
+        let mut last = [0.0; STEP];
+        last[..rest.len()].copy_from_slice(rest);
+        for (part, tile) in whole.iter().chain([&last]).zip(&mut *lying) {
             // SAFETY: a row's bytes; pairs of numbers are words as they lie.
-            let bits = unsafe { &mut *tile[column].as_mut_ptr().cast::<[u16; STEP]>() };
-            narrow(level, part, &mut bits[..part.len()]);
-            bits[part.len()..].fill(0);
+            narrow_step(level, part, unsafe { &mut *tile[column].as_mut_ptr().cast::<[u16; STEP]>() });
         }
     }
     for (rows, tile) in lying.iter().zip(tiles) {

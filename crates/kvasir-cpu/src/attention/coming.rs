@@ -74,13 +74,19 @@ const fn place(d: usize) -> (usize, usize) {
 
 #[inline(always)]
 fn scaled_body(sums: &[f32], factor: f32, to: &mut [f32]) {
-    for (sums, to) in sums.as_chunks::<WIDE>().0.iter().zip(to.chunks_mut(WIDE)) {
-        let mut wide = [0.0; WIDE];
+    let number = |sums: &[f32; WIDE], d: usize| {
+        let (tile, column) = place(d);
+        sums[tile * LANES + column] * factor
+    };
+    let (whole, rest) = to.as_chunks_mut::<WIDE>();
+    let (sums, last) = sums.as_chunks::<WIDE>().0.split_at(whole.len());
+    for (sums, to) in sums.iter().zip(whole) {
         for d in 0..WIDE {
-            let (tile, column) = place(d);
-            wide[d] = sums[tile * LANES + column] * factor;
+            to[d] = number(sums, d);
         }
-        to.copy_from_slice(&wide[..to.len()]);
+    }
+    for (sums, to) in last.iter().zip([rest]) {
+        to.iter_mut().enumerate().for_each(|(d, to)| *to = number(sums, d));
     }
 }
 

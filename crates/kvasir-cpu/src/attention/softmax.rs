@@ -200,16 +200,16 @@ impl Sharing {
 
     /// Shares of the positions that are left, as bf16, pairs of positions to a word of `packed`; each 16 pairs become one of `tiles`.
     pub(super) fn rest(&mut self, level: Level, scores: &Scores, packed: &mut Packed, tiles: &mut [Tile; 2]) {
-        #[cfg(target_arch = "x86_64")]
-        if level >= Level::Avx512Vnni {
+        match level {
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: the level was found on this machine.
-            return unsafe { wide::rest(self, scores, packed, tiles) };
+            Level::Avx512Vnni | Level::Amx => unsafe { wide::rest(self, scores, packed) },
+            _ => some_by_compiler(level, self, &scores[2 * self.done..], &mut packed[self.done..]),
         }
-        some_by_compiler(level, self, &scores[2 * self.done..], &mut packed[self.done..]);
+        self.done = CHUNK / 2;
         for (part, tile) in packed.as_chunks().0.iter().zip(tiles) {
             transpose(level, part, tile);
         }
-        self.done = CHUNK / 2;
     }
 
     /// The lanes' sums with this chunk's shares.

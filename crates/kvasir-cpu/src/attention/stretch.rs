@@ -187,9 +187,6 @@ impl Attend<'_> {
     }
 }
 
-/// Pairs of positions that are shared out beside one product of another block.
-const TOGETHER: usize = 2;
-
 /// A block whose scores become shares.
 #[derive(Clone, Copy)]
 struct Scored {
@@ -221,7 +218,7 @@ impl products::Beside for Meanwhile<'_> {
     #[inline(always)]
     unsafe fn some(&mut self) {
         // SAFETY: the caller's instructions.
-        unsafe { self.making.some(TOGETHER) };
+        unsafe { self.making.some() };
     }
 
     #[inline(always)]
@@ -249,7 +246,7 @@ impl Scratch {
         if level >= Level::Amx {
             // SAFETY: the level was found on this machine; the block has tiles of queries for each head, keys are 64 rows each; tiles are configured by
             // the caller.
-            unsafe { self.score_beside(shape, queries, now, before, coming) };
+            unsafe { self.score_beside(shape, queries, now, coming) };
         }
         if level < Level::Amx {
             let keys = (&self.keys[..], &self.open_keys[..]);
@@ -268,20 +265,12 @@ impl Scratch {
     /// The machine must have the instructions, the block's queries and the keys must be there and tiles configured.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn score_beside(
-        &mut self,
-        shape: Shape,
-        queries: *const u8,
-        now: Scored,
-        before: Option<Scored>,
-        coming: &mut Coming,
-    ) {
-        let number = before.map_or(0, |before| before.number(self.blocks.len()));
+    unsafe fn score_beside(&mut self, shape: Shape, queries: *const u8, now: Scored, coming: &mut Coming) {
         let [first, second] = &mut self.scores[..] else { return };
         let (out, scores) = if now.place == 0 { (first, second) } else { (second, first) };
         // Nothing is left of it where there was no block before.
         let sharing = &mut self.sharing[1 - now.place];
-        let making = Making::go_on(sharing, scores, &mut self.packed[0], &mut self.shares[number]);
+        let making = Making::go_on(sharing, scores, &mut self.packed[0]);
         let mut meanwhile = Meanwhile { making, soon: &mut self.soon, coming };
         // SAFETY: as the caller vouches.
         unsafe { products::tiles::scores(&self.keys, queries, shape.steps(), out, &mut meanwhile) };

@@ -1,11 +1,8 @@
 //! The hot ones of [`super::softmax`] in 512-bit vectors: compilers gather across the lanes instead of working along them. The arithmetic is that of the plain
 //! functions, operation by operation.
 
-use super::products::transpose;
-use super::scratch::Tile;
 use super::softmax::{self, LANES, Packed, Scores, Sharing, Sight};
 use super::view::CHUNK;
-use crate::Level;
 use std::arch::x86_64::*;
 
 #[inline]
@@ -92,52 +89,50 @@ pub(super) struct Making<'a> {
     sharing: &'a mut Sharing,
     scores: &'a Scores,
     packed: &'a mut Packed,
-    tiles: &'a mut [Tile; 2],
 }
 
 impl<'a> Making<'a> {
     /// Goes on where `sharing` is.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) fn go_on(
-        sharing: &'a mut Sharing,
-        scores: &'a Scores,
-        packed: &'a mut Packed,
-        tiles: &'a mut [Tile; 2],
-    ) -> Self {
+    pub(super) fn go_on(sharing: &'a mut Sharing, scores: &'a Scores, packed: &'a mut Packed) -> Self {
         let [even, odd] = sharing.sums.each_ref().map(|sums| load(sums));
         let (scale, base) = (_mm512_set1_ps(sharing.scale), load(&sharing.base));
         let high = _mm512_set1_epi32(std::hint::black_box(0xffff_0000_u32) as i32);
-        Self { scale, base, even, odd, high, done: sharing.done, sharing, scores, packed, tiles }
+        Self { scale, base, even, odd, high, done: sharing.done, sharing, scores, packed }
     }
 
-    /// Shares of so many more pairs of positions, as far as there are any.
+    /// Shares of two more pairs of positions, if there are any.
     ///
     /// # Safety
     /// The machine must have the instructions.
     #[inline(always)]
-    pub(super) unsafe fn some(&mut self, pairs: usize) {
+    pub(super) unsafe fn some(&mut self) {
+        if self.done < CHUNK / 2 {
+            // SAFETY: as the caller vouches; pairs are made by twos.
+            unsafe {
+                self.pair(self.done);
+                self.pair(self.done + 1);
+            }
+            self.done += 2;
+        }
+    }
+
+    /// # Safety
+    /// As for [`some`](Self::some), and there must be such a pair.
+    #[inline(always)]
+    unsafe fn pair(&mut self, pair: usize) {
         // SAFETY: as the caller vouches.
         unsafe {
-            for _ in 0..pairs.min(CHUNK / 2 - self.done) {
-                let rows = self.scores.as_ptr().add(2 * self.done).cast::<f32>();
-                let a = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(rows), self.scale, self.base));
-                let b = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(rows.add(LANES)), self.scale, self.base));
-                self.even = _mm512_add_ps(self.even, a);
-                self.odd = _mm512_add_ps(self.odd, b);
-                let half = _mm512_set1_epi32(0x8000);
-                let a = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(a), half));
-                let b = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), self.high);
-                let to = self.packed.as_mut_ptr().add(self.done);
-                _mm512_storeu_si512(to.cast(), _mm512_or_si512(a, b));
-                self.done += 1;
-                if self.done.is_multiple_of(LANES) {
-                    let tile = self.done / LANES - 1;
-                    if let Some(part) = self.packed[tile * LANES..].first_chunk() {
-                        transpose(Level::Amx, part, &mut self.tiles[tile]);
-                    }
-                }
-            }
+            let rows = self.scores.as_ptr().add(2 * pair).cast::<f32>();
+            let a = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(rows), self.scale, self.base));
+            let b = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(rows.add(LANES)), self.scale, self.base));
+            self.even = _mm512_add_ps(self.even, a);
+            self.odd = _mm512_add_ps(self.odd, b);
+            let half = _mm512_set1_epi32(0x8000);
+            let a = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(a), half));
+            let b = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), self.high);
+            _mm512_storeu_si512(self.packed.as_mut_ptr().add(pair).cast(), _mm512_or_si512(a, b));
         }
     }
 
@@ -154,9 +149,11 @@ impl<'a> Making<'a> {
 
 /// All that are left of a block's shares.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed, tiles: &mut [Tile; 2]) {
-    let mut making = Making::go_on(sharing, scores, packed, tiles);
-    // SAFETY: this function has the instructions.
-    unsafe { making.some(CHUNK / 2) };
+pub(super) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
+    let mut making = Making::go_on(sharing, scores, packed);
+    while making.done < CHUNK / 2 {
+        // SAFETY: this function has the instructions.
+        unsafe { making.some() };
+    }
     making.leave();
 }
