@@ -1,40 +1,13 @@
 use crate::{
-    Faults, Preset, StaticShape,
+    Answers, Clock, Faults, Preset, StaticShape,
     fault::{Fate, Injector},
+    load::Load,
 };
 use kvasir_exec::{
     Abilities, Executor, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError, StepKind,
 };
-use kvasir_kv::{Span, Token};
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
-
-/// What the simulated model says.
-pub trait Answers: Send {
-    /// Output `index` of the request with this seed.
-    fn token(&self, seed: u64, index: u32) -> Token;
-}
-
-/// Nanoseconds of simulated time, moved on by the device and by whoever waits for something to happen.
-#[derive(Clone, Debug, Default)]
-pub struct Clock(Arc<AtomicU64>);
-
-impl Clock {
-    /// Now.
-    pub fn now(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Moves on to `to`; never back.
-    pub fn advance(&self, to: u64) {
-        self.0.fetch_max(to, Ordering::Relaxed);
-    }
-}
+use kvasir_kv::Span;
+use std::collections::VecDeque;
 
 /// What the steps so far added up to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -155,37 +128,6 @@ impl CostDevice {
     }
 }
 
-/// What a step amounts to.
-#[derive(Debug, Default)]
-struct Load {
-    tokens: f64,
-    sampled: f64,
-    /// Entries read, written, and pairs of a query and an entry that it sees.
-    read: f64,
-    written: f64,
-    seen: f64,
-}
-
-impl Load {
-    fn of(step: &Step, shape: Option<StaticShape>) -> Self {
-        let mut load = Self::default();
-        for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
-            let (mut fed, mut read) = (row.tokens.len, planned.read_len);
-            if let Some(StaticShape { block, chunk, .. }) = shape {
-                read = (read.div_ceil(block.max(1)) + planned.left_pad_blocks) * block;
-                fed = if fed > 1 { chunk } else { fed };
-            }
-            let (fed, read) = (f64::from(fed), f64::from(read));
-            load.tokens += fed;
-            load.sampled += f64::from(row.tokens.len.saturating_sub(row.sample_from));
-            load.read += read;
-            load.written += fed;
-            load.seen += fed * (read - (fed - 1.0) / 2.0).max(1.0);
-        }
-        load
-    }
-}
-
 impl Executor for CostDevice {
     type Pending = u64;
 
@@ -239,7 +181,7 @@ impl Executor for CostDevice {
 mod tests {
     use super::*;
     use kvasir_exec::{BatchRow, Phase};
-    use kvasir_kv::{Mask, PlanRow, SeqId};
+    use kvasir_kv::{Mask, PlanRow, SeqId, Token};
 
     struct Silent;
 

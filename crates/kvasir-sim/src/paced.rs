@@ -1,6 +1,5 @@
-use crate::{Answers, Clock, CostDevice, Preset};
+use crate::{Clock, CostDevice, Preset, Words};
 use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
-use kvasir_kv::Token;
 use std::{
     thread,
     time::{Duration, Instant},
@@ -57,39 +56,9 @@ impl Executor for Paced {
     }
 }
 
-/// Says tokens of a list, any of them, which follow from the seed and the place in the answer alone.
-#[derive(Clone, Debug)]
-pub struct Words(Vec<Token>);
-
-impl Words {
-    /// These tokens; of none it says token 0.
-    pub fn new(tokens: Vec<Token>) -> Self {
-        Self(tokens)
-    }
-}
-
-impl Answers for Words {
-    fn token(&self, seed: u64, index: u32) -> Token {
-        let mixed =
-            (seed ^ u64::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ mixed >> 31).wrapping_mul(0x94D0_49BB_1331_11EB) >> 32;
-        let at = mixed.checked_rem(self.0.len() as u64).unwrap_or(0);
-        self.0.get(at as usize).copied().unwrap_or(0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn words_follow_from_seed_and_place() {
-        let words = Words::new((10..20).collect());
-        let said = |seed| (0..50).map(|i| words.token(seed, i)).collect::<Vec<_>>();
-        assert_eq!(said(7), said(7));
-        assert_ne!(said(7), said(8));
-        assert!((10..20).all(|word| (0..50).any(|seed| said(seed).contains(&word))));
-    }
 
     #[test]
     fn a_step_takes_its_time_for_real() {

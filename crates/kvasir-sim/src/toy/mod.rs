@@ -1,3 +1,6 @@
+mod model;
+mod shadow;
+
 use crate::{
     Faults,
     fault::{Fate, Injector},
@@ -6,6 +9,8 @@ use kvasir_exec::{
     Abilities, BatchRow, Executor, IN_FLIGHT, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot, Span, Token};
+use model::{START, mix, sample};
+use shadow::{Cell, PoolState, digest};
 use std::{collections::VecDeque, sync::mpsc};
 
 /// A device whose every output depends on every slot that is read.
@@ -29,53 +34,6 @@ pub struct Toy {
     moved: Vec<Cell>,
     /// What the next step that is waited for waits for itself.
     hang: Option<mpsc::Receiver<()>>,
-}
-
-/// One slot: its value, and what it was written for.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cell {
-    value: u64,
-    token: Token,
-    /// Digest of the prefix that ends with this token; 0 in a slot that was never written.
-    tag: u64,
-    /// Digest of the prefix before it.
-    before: u64,
-    /// A step that failed did not write it. Reading it is no breach, but whatever comes of that must not be delivered.
-    spoiled: bool,
-}
-
-/// What the device keeps for a place in the token pool.
-#[derive(Clone, Debug, Default)]
-struct PoolState {
-    /// Tokens that are known for sure, by position.
-    known: Vec<Token>,
-    /// Digests of the prefixes that end with them.
-    tags: Vec<u64>,
-    /// Newest sampled token.
-    newest: Token,
-}
-
-const PRIME: u128 = (1 << 61) - 1;
-/// Value of F before anything is folded in.
-const START: u64 = 1;
-/// End of sequence of the toy model.
-const EOS: Token = 2;
-
-fn mix(a: u64, b: u64) -> u64 {
-    ((u128::from(a) * 1_000_003 + u128::from(b) * 7919 + 12345) % PRIME) as u64
-}
-
-fn digest(before: u64, token: Token) -> u64 {
-    let z =
-        (before ^ 0x9E37_79B9_7F4A_7C15).wrapping_add(u64::from(token)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    (z ^ z >> 29).wrapping_mul(0x94D0_49BB_1331_11EB) | 1
-}
-
-fn sample(f: u64) -> Token {
-    match f % 29 {
-        0 => EOS,
-        _ => 10 + (f % 40) as Token,
-    }
 }
 
 impl Toy {
@@ -110,31 +68,6 @@ impl Toy {
         let (sender, receiver) = mpsc::channel();
         self.hang = Some(receiver);
         sender
-    }
-
-    /// The end-of-sequence token of its model.
-    pub const EOS: Token = EOS;
-
-    /// What its model says after `prompt`, alone: up to `max_tokens` tokens, or unless ignored to [`Toy::EOS`], which is
-    /// included.
-    pub fn alone(prompt: &[Token], max_tokens: u32, ignore_eos: bool) -> Vec<Token> {
-        // A step starts from 1 and folds in everything that is stored; that is the same as carrying F on.
-        let mut f = START;
-        let mut feed = |token: Token| {
-            f = mix(f, mix(f, token.into()));
-            f
-        };
-        let mut outputs = Vec::new();
-        let mut last = prompt.iter().map(|token| feed(*token)).last().unwrap_or(START);
-        while outputs.len() < max_tokens as usize {
-            let token = sample(last);
-            outputs.push(token);
-            if token == EOS && !ignore_eos {
-                break;
-            }
-            last = feed(token);
-        }
-        outputs
     }
 
     /// Reads of slots that were written for something else, tokens fed differently at one position, and other breaches of
@@ -275,75 +208,6 @@ impl Toy {
         self.entries = entries;
         mix(f, value)
     }
-
-    /// Checks that what a query sees before itself was written for one and the same prefix, this row's own as far as it is
-    /// known; returns the digest of that prefix.
-    fn check_prefix(
-        &mut self,
-        row: &BatchRow,
-        plan: &Plan,
-        entries: &[(Slot, Position)],
-        position: Position,
-    ) -> u64 {
-        let mut before = 0;
-        let mut wrong = None;
-        for (i, (slot, at)) in entries.iter().enumerate() {
-            let cell = self.slots.get(*slot as usize).copied().unwrap_or_default();
-            let own = self.rows.get(row.pool_row.0 as usize).and_then(|state| state.tags.get(*at as usize));
-            let holds = cell.tag != 0 && cell.before == before && own.is_none_or(|tag| *tag == cell.tag);
-            if cell.spoiled {
-                return cell.tag;
-            }
-            if *at != i as u32 || !holds {
-                wrong = wrong.or(Some((*slot, *at)));
-            }
-            before = cell.tag;
-        }
-        if entries.len() != position as usize {
-            self.note(format!("step {}: position {position} sees {} before it", plan.step.0, entries.len()));
-        }
-        if let Some((slot, at)) = wrong {
-            self.note(format!(
-                "step {}: request {} reads slot {slot} for position {at}, which was written for another prefix",
-                plan.step.0, row.request
-            ));
-        }
-        before
-    }
-
-    /// Takes note of a token that is certain, and complains if it was another one before. Accepted drafts were fed as
-    /// drafts; they are certain now that something is fed after them.
-    fn learn(
-        &mut self,
-        row: &BatchRow,
-        plan: &Plan,
-        entries: &[(Slot, Position)],
-        token: Token,
-        before: u64,
-    ) {
-        let Some(state) = self.rows.get_mut(row.pool_row.0 as usize) else {
-            return self.note(format!("step {}: pool row {} was never bound", plan.step.0, row.pool_row.0));
-        };
-        for (slot, _) in entries.iter().skip(state.known.len()) {
-            let cell = self.slots.get(*slot as usize).copied().unwrap_or_default();
-            state.known.push(cell.token);
-            state.tags.push(cell.tag);
-        }
-        match state.known.get(entries.len()).copied() {
-            None => {
-                state.known.push(token);
-                state.tags.push(digest(before, token));
-            }
-            Some(other) if other != token => {
-                let (request, at) = (row.request, entries.len());
-                self.note(format!(
-                    "step {}: request {request} is fed {token} at {at}, it has {other}",
-                    plan.step.0
-                ));
-            }
-            Some(_) => {}
-        }
-    }
 }
 
 impl Executor for Toy {
@@ -358,16 +222,7 @@ impl Executor for Toy {
         if self.rows.len() <= at {
             self.rows.resize(at + 1, PoolState::default());
         }
-        let state = &mut self.rows[at];
-        state.known = spec.prompt;
-        state.known.extend(spec.output);
-        state.tags.clear();
-        let mut before = 0;
-        for token in &state.known {
-            before = digest(before, *token);
-            state.tags.push(before);
-        }
-        state.newest = Token::MAX;
+        self.rows[at] = PoolState::of(spec);
     }
 
     fn submit(&mut self, step: Box<Step>) -> Result<u64, Refused> {
@@ -479,16 +334,5 @@ mod tests {
         assert_eq!(yields(&mut cost, 1, StepKind::Dummy), [0]);
         assert!(clock.now() > 0, "it takes its time");
         assert_eq!(yields(&mut cost, 2, StepKind::Prefill), [1]);
-    }
-
-    #[test]
-    fn alone_is_the_recorded_model() {
-        // Completions of recorded case toy-roomy-200001.
-        assert_eq!(Toy::alone(&[103], 11, false), [33, 44, 30, 10, 15, 27, 37, 19, 19, 28, 33]);
-        assert_eq!(Toy::alone(&[100; 6], 3, false), [14, 47, 28]);
-        assert_eq!(
-            Toy::alone(&[102, 100, 101, 100, 102, 103, 101, 102, 103, 102], 6, false),
-            [48, 39, 30, 44, 16, 2]
-        );
     }
 }

@@ -1,0 +1,33 @@
+use crate::StaticShape;
+use kvasir_exec::Step;
+
+/// What a step amounts to.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    pub(crate) tokens: f64,
+    pub(crate) sampled: f64,
+    /// Entries read, written, and pairs of a query and an entry that it sees.
+    pub(crate) read: f64,
+    pub(crate) written: f64,
+    pub(crate) seen: f64,
+}
+
+impl Load {
+    pub(crate) fn of(step: &Step, shape: Option<StaticShape>) -> Self {
+        let mut load = Self::default();
+        for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
+            let (mut fed, mut read) = (row.tokens.len, planned.read_len);
+            if let Some(StaticShape { block, chunk, .. }) = shape {
+                read = (read.div_ceil(block.max(1)) + planned.left_pad_blocks) * block;
+                fed = if fed > 1 { chunk } else { fed };
+            }
+            let (fed, read) = (f64::from(fed), f64::from(read));
+            load.tokens += fed;
+            load.sampled += f64::from(row.tokens.len.saturating_sub(row.sample_from));
+            load.read += read;
+            load.written += fed;
+            load.seen += fed * (read - (fed - 1.0) / 2.0).max(1.0);
+        }
+        load
+    }
+}

@@ -1,0 +1,64 @@
+//! The model that the toy device runs: arithmetic on numbers in slots.
+
+use super::Toy;
+use kvasir_kv::Token;
+
+const PRIME: u128 = (1 << 61) - 1;
+/// Value of F before anything is folded in.
+pub(super) const START: u64 = 1;
+/// End of sequence of the toy model.
+const EOS: Token = 2;
+
+pub(super) fn mix(a: u64, b: u64) -> u64 {
+    ((u128::from(a) * 1_000_003 + u128::from(b) * 7919 + 12345) % PRIME) as u64
+}
+
+pub(super) fn sample(f: u64) -> Token {
+    match f % 29 {
+        0 => EOS,
+        _ => 10 + (f % 40) as Token,
+    }
+}
+
+impl Toy {
+    /// The end-of-sequence token of its model.
+    pub const EOS: Token = EOS;
+
+    /// What its model says after `prompt`, alone: up to `max_tokens` tokens, or unless ignored to [`Toy::EOS`], which is
+    /// included.
+    pub fn alone(prompt: &[Token], max_tokens: u32, ignore_eos: bool) -> Vec<Token> {
+        // A step starts from 1 and folds in everything that is stored; that is the same as carrying F on.
+        let mut f = START;
+        let mut feed = |token: Token| {
+            f = mix(f, mix(f, token.into()));
+            f
+        };
+        let mut outputs = Vec::new();
+        let mut last = prompt.iter().map(|token| feed(*token)).last().unwrap_or(START);
+        while outputs.len() < max_tokens as usize {
+            let token = sample(last);
+            outputs.push(token);
+            if token == EOS && !ignore_eos {
+                break;
+            }
+            last = feed(token);
+        }
+        outputs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alone_is_the_recorded_model() {
+        // Completions of recorded case toy-roomy-200001.
+        assert_eq!(Toy::alone(&[103], 11, false), [33, 44, 30, 10, 15, 27, 37, 19, 19, 28, 33]);
+        assert_eq!(Toy::alone(&[100; 6], 3, false), [14, 47, 28]);
+        assert_eq!(
+            Toy::alone(&[102, 100, 101, 100, 102, 103, 101, 102, 103, 102], 6, false),
+            [48, 39, 30, 44, 16, 2]
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! What each slot was written for, beside its value: every read and every token that is fed is checked against it.
+
+use super::Toy;
+use kvasir_exec::{BatchRow, SequenceSpec};
+use kvasir_kv::{Plan, Position, Slot, Token};
+
+/// One slot: its value, and what it was written for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cell {
+    pub(super) value: u64,
+    pub(super) token: Token,
+    /// Digest of the prefix that ends with this token; 0 in a slot that was never written.
+    pub(super) tag: u64,
+    /// Digest of the prefix before it.
+    pub(super) before: u64,
+    /// A step that failed did not write it. Reading it is no breach, but whatever comes of that must not be delivered.
+    pub(super) spoiled: bool,
+}
+
+/// What the device keeps for a place in the token pool.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PoolState {
+    /// Tokens that are known for sure, by position.
+    known: Vec<Token>,
+    /// Digests of the prefixes that end with them.
+    tags: Vec<u64>,
+    /// Newest sampled token.
+    pub(super) newest: Token,
+}
+
+impl PoolState {
+    /// Of a sequence that is bound to the place.
+    pub(super) fn of(spec: SequenceSpec) -> Self {
+        let mut known = spec.prompt;
+        known.extend(spec.output);
+        let mut before = 0;
+        let tags = known.iter().map(|token| {
+            before = digest(before, *token);
+            before
+        });
+        Self { tags: tags.collect(), known, newest: Token::MAX }
+    }
+}
+
+/// Of the prefix that ends with `token`, by that of the prefix before it.
+pub(super) fn digest(before: u64, token: Token) -> u64 {
+    let z =
+        (before ^ 0x9E37_79B9_7F4A_7C15).wrapping_add(u64::from(token)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    (z ^ z >> 29).wrapping_mul(0x94D0_49BB_1331_11EB) | 1
+}
+
+impl Toy {
+    /// Checks that what a query sees before itself was written for one and the same prefix, this row's own as far as it is
+    /// known; returns the digest of that prefix.
+    pub(super) fn check_prefix(
+        &mut self,
+        row: &BatchRow,
+        plan: &Plan,
+        entries: &[(Slot, Position)],
+        position: Position,
+    ) -> u64 {
+        let mut before = 0;
+        let mut wrong = None;
+        for (i, (slot, at)) in entries.iter().enumerate() {
+            let cell = self.slots.get(*slot as usize).copied().unwrap_or_default();
+            let own = self.rows.get(row.pool_row.0 as usize).and_then(|state| state.tags.get(*at as usize));
+            let holds = cell.tag != 0 && cell.before == before && own.is_none_or(|tag| *tag == cell.tag);
+            if cell.spoiled {
+                return cell.tag;
+            }
+            if *at != i as u32 || !holds {
+                wrong = wrong.or(Some((*slot, *at)));
+            }
+            before = cell.tag;
+        }
+        if entries.len() != position as usize {
+            self.note(format!("step {}: position {position} sees {} before it", plan.step.0, entries.len()));
+        }
+        if let Some((slot, at)) = wrong {
+            self.note(format!(
+                "step {}: request {} reads slot {slot} for position {at}, which was written for another prefix",
+                plan.step.0, row.request
+            ));
+        }
+        before
+    }
+
+    /// Takes note of a token that is certain, and complains if it was another one before. Accepted drafts were fed as
+    /// drafts; they are certain now that something is fed after them.
+    pub(super) fn learn(
+        &mut self,
+        row: &BatchRow,
+        plan: &Plan,
+        entries: &[(Slot, Position)],
+        token: Token,
+        before: u64,
+    ) {
+        let Some(state) = self.rows.get_mut(row.pool_row.0 as usize) else {
+            return self.note(format!("step {}: pool row {} was never bound", plan.step.0, row.pool_row.0));
+        };
+        for (slot, _) in entries.iter().skip(state.known.len()) {
+            let cell = self.slots.get(*slot as usize).copied().unwrap_or_default();
+            state.known.push(cell.token);
+            state.tags.push(cell.tag);
+        }
+        match state.known.get(entries.len()).copied() {
+            None => {
+                state.known.push(token);
+                state.tags.push(digest(before, token));
+            }
+            Some(other) if other != token => {
+                let (request, at) = (row.request, entries.len());
+                self.note(format!(
+                    "step {}: request {request} is fed {token} at {at}, it has {other}",
+                    plan.step.0
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+}
