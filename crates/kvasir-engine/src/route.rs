@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// `--dp-load-balance`: how a replica is picked.
+/// How a replica is picked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Balance {
@@ -92,8 +92,8 @@ impl Router {
             None => self.best(),
         };
         let load = &mut self.loads[replica];
-        load.requests += 1;
-        load.tokens += tokens;
+        load.requests = load.requests.saturating_add(1);
+        load.tokens = load.tokens.saturating_add(tokens);
         Ok(Charge { replica, tokens })
     }
 

@@ -33,7 +33,16 @@ fn find<'a>(value: &'a mut Value, path: &[String]) -> &'a mut Value {
 /// What a value might be instead: near it, far from it, and of another kind.
 fn others(value: &Value) -> Vec<Value> {
     let far = || {
-        [json!(null), json!(0), json!(-1), json!(1.5), json!(u64::MAX), json!("something else"), json!([[]])]
+        [
+            json!(null),
+            json!(0),
+            json!(-1),
+            json!(1.5),
+            json!(u32::MAX),
+            json!(u64::MAX),
+            json!("something else"),
+            json!([[]]),
+        ]
     };
     match value {
         Value::Bool(truth) => vec![json!(!truth), json!(7)],
@@ -69,7 +78,7 @@ fn check(text: &str, seed: u64, every: u64) {
     let (mut ran, mut refused) = (0u32, 0u32);
     for case in &suite.cases {
         let mut paths = Vec::new();
-        for root in ["given", "config", "requests"] {
+        for root in ["given", "config", "requests", "steps", "workload", "expected"] {
             if let Some(given) = case.body.get(root) {
                 places(given, &mut vec![root.to_owned()], &mut paths);
             }
@@ -98,7 +107,7 @@ fn check(text: &str, seed: u64, every: u64) {
 
 #[test]
 fn kv() {
-    check(include_str!("../cases/kv.json"), 1, 13);
+    check(include_str!("../cases/kv.json"), 1, 131);
 }
 
 #[test]
@@ -164,6 +173,41 @@ fn a_pool_that_no_machine_holds_is_refused() {
     let none =
         outcomes(json!([config(2, json!(0)), config(1 << 31, json!(null)), config(1 << 20, json!(null))]));
     assert!(none.iter().all(|outcome| matches!(outcome, Outcome::Senseless { .. })), "{none:?}");
+}
+
+/// A small file may not ask for more than a machine has.
+#[test]
+fn what_would_take_all_memory_or_time_is_refused() {
+    let parse = |cases: Value| {
+        Suite::parse(&json!({ "format": "kvasir-conformance/1", "cases": cases }).to_string())
+            .map_err(|error| error.to_string())
+    };
+    let ranges = |ranges: Value| parse(json!([{ "id": "r", "kind": "kv.tree", "x": ranges }])).unwrap_err();
+    let range = json!({ "range": [0, 1 << 24] });
+    assert!(ranges(json!([range, range])).contains("case 0: a range of 16777216 numbers is more"));
+    assert!(ranges(json!({ "range": [5, 2] })).contains("from 5 to 2"));
+    assert!(ranges(json!({ "range": [1, 2, 3] })).contains("two numbers"));
+    let lines = parse(json!([{ "id": "a\nb", "kind": "kv.tree" }])).unwrap_err();
+    assert_eq!(lines, "case 0: field `id` must be a line of text");
+
+    let wide = json!({
+        "id": "wide", "kind": "kv.contiguous",
+        "given": { "config": { "capacity": 1 << 20 }, "ops": [{ "op": "step", "start": 0, "n": 1 << 20 }] },
+        "expected": [{ "visible": [] }],
+    });
+    let workload = |field: &str| {
+        let mut workload = json!({ "prompt_lengths": [u32::MAX] });
+        workload[field] = json!(u32::MAX);
+        let config = json!({ "max_num_seqs": 2, "max_model_len": 512, "chunk_size": 128, "block_size": 64 });
+        json!({ "id": field, "kind": "spyre.volume_invariant", "config": config, "workload": workload, "invariant": "" })
+    };
+    let outcomes = outcomes(json!([wide, workload("max_tokens"), workload("target_generated_tokens")]));
+    assert!(
+        matches!(&outcomes[0], Outcome::Failed(mismatch) if mismatch.got.to_string().contains("pairs")),
+        "{:?}",
+        outcomes[0]
+    );
+    assert!(outcomes[1..].iter().all(|outcome| matches!(outcome, Outcome::Senseless { .. })), "{outcomes:?}");
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Rules {
             Self::Later => hit < full - shape.left(),
         };
         let skipped = if padded_first { shape.left() } else { 0 };
-        (hit + full.saturating_mul(run) - skipped).min(shape.prompt())
+        (hit.saturating_add(full.saturating_mul(run)) - skipped).min(shape.prompt())
     }
 
     /// The tkv that a prefill step reports. `last` is that of the step before; `alone`: nobody was decoding

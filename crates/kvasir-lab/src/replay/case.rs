@@ -2,20 +2,20 @@ use super::expand_ranges;
 use serde_json::{Map, Value};
 use std::{fmt, sync::Arc};
 
-/// A case or a file that makes no sense; one line that says which and why.
+/// A case or a file that makes no sense; one line that says why, and of a case which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaseError {
-    place: String,
+    case: Option<String>,
     why: String,
 }
 
 impl CaseError {
-    /// `place` is a case id or a part of the file.
-    pub fn new(place: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { place: place.into(), why: why.into() }
+    /// Of a whole file.
+    fn of_file(why: impl Into<String>) -> Self {
+        Self { case: None, why: why.into() }
     }
 
-    /// Why, without the place.
+    /// Why, without the case.
     pub(super) fn why(&self) -> &str {
         &self.why
     }
@@ -23,7 +23,10 @@ impl CaseError {
 
 impl fmt::Display for CaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.why)
+        match &self.case {
+            Some(id) => write!(f, "case {id}: {}", self.why),
+            None => f.write_str(&self.why),
+        }
     }
 }
 
@@ -56,9 +59,12 @@ impl Case {
 
     /// An error about this case.
     pub fn error(&self, why: impl Into<String>) -> CaseError {
-        CaseError::new(&self.id, why)
+        CaseError { case: Some(self.id.clone()), why: why.into() }
     }
 }
+
+/// Numbers that all ranges of a file may stand for.
+const MOST_NUMBERS: u64 = 1 << 24;
 
 /// A file of cases.
 #[derive(Clone, Debug)]
@@ -72,12 +78,12 @@ pub struct Suite {
 impl Suite {
     /// Reads `{"format": "kvasir-conformance/1", ..}`.
     pub fn parse(text: &str) -> Result<Self, CaseError> {
-        let bad = |why: String| CaseError::new("file", why);
+        let bad = |why: String| CaseError::of_file(why);
         let mut file: Value = serde_json::from_str(text).map_err(|e| bad(format!("not JSON: {e}")))?;
-        match file.get("format").and_then(Value::as_str) {
-            Some("kvasir-conformance/1") => {}
+        match file.get("format") {
+            Some(format) if format == "kvasir-conformance/1" => {}
             Some(other) => {
-                return Err(bad(format!("format `{other}` is not known, only kvasir-conformance/1")));
+                return Err(bad(format!("format {other} is not known, only \"kvasir-conformance/1\"")));
             }
             None => return Err(bad("field `format` is missing".into())),
         }
@@ -86,15 +92,16 @@ impl Suite {
         let Some(Value::Array(cases)) = file.get_mut("cases").map(Value::take) else {
             return Err(bad("field `cases` must be a list".into()));
         };
+        let mut numbers = MOST_NUMBERS;
         let cases = cases.into_iter().enumerate().map(|(i, case)| {
             let Value::Object(mut body) =
-                expand_ranges(case).map_err(|why| bad(format!("case {i}: {why}")))?
+                expand_ranges(case, &mut numbers).map_err(|why| bad(format!("case {i}: {why}")))?
             else {
                 return Err(bad(format!("case {i} is not an object")));
             };
             let mut text = |key: &str| match body.remove(key) {
-                Some(Value::String(text)) => Ok(text),
-                _ => Err(bad(format!("case {i}: field `{key}` must be text"))),
+                Some(Value::String(text)) if !text.contains(char::is_control) => Ok(text),
+                _ => Err(bad(format!("case {i}: field `{key}` must be a line of text"))),
             };
             Ok(Case { id: text("id")?, kind: text("kind")?, body, meta: meta.clone() })
         });

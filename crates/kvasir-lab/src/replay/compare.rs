@@ -12,27 +12,23 @@ pub struct Mismatch {
     pub got: Value,
 }
 
-/// Longest range that a case may write as two numbers.
-const MAX_RANGE: u64 = 1 << 24;
-
-/// Replaces every `{"range": [a, b]}` by the integers `a .. b`.
-pub fn expand_ranges(value: Value) -> Result<Value, String> {
+/// Replaces every `{"range": [a, b]}` by the integers `a .. b`, of which `left` may be written out.
+pub(super) fn expand_ranges(value: Value, left: &mut u64) -> Result<Value, String> {
     match value {
         Value::Object(map) => {
             if let (1, Some(Value::Array(ends))) = (map.len(), map.get("range")) {
-                let (Some(from), Some(to)) =
-                    (ends.first().and_then(Value::as_u64), ends.get(1).and_then(Value::as_u64))
-                else {
+                let [Some(from), Some(to)] = ends.iter().map(Value::as_u64).collect::<Vec<_>>()[..] else {
                     return Err("a range needs two numbers".into());
                 };
-                if to.saturating_sub(from) > MAX_RANGE {
-                    return Err(format!("a range of {} numbers is too long", to - from));
-                }
+                let numbers = to.checked_sub(from).ok_or_else(|| format!("a range from {from} to {to}"))?;
+                *left = left.checked_sub(numbers).ok_or_else(|| {
+                    format!("a range of {numbers} numbers is more than a file may have altogether")
+                })?;
                 return Ok((from..to).map(Value::from).collect());
             }
-            map.into_iter().map(|(key, value)| Ok((key, expand_ranges(value)?))).collect()
+            map.into_iter().map(|(key, value)| Ok((key, expand_ranges(value, left)?))).collect()
         }
-        Value::Array(items) => items.into_iter().map(expand_ranges).collect(),
+        Value::Array(items) => items.into_iter().map(|item| expand_ranges(item, left)).collect(),
         other => Ok(other),
     }
 }

@@ -12,7 +12,8 @@ mod names;
 mod spyre;
 
 pub use case::{Case, CaseError, Suite};
-pub use compare::{Mismatch, compare, expand_ranges};
+use compare::expand_ranges;
+pub use compare::{Mismatch, compare};
 use names::BlockNames;
 
 use serde::Serialize;
@@ -61,7 +62,7 @@ pub fn run(suite: &Suite, only: Option<&str>) -> Result<Vec<Report>, CaseError> 
     for case in suite.cases.iter().filter(|case| only.is_none_or(|id| id == case.id)) {
         let Some((_, runner)) = FAMILIES.iter().copied().flatten().find(|(kind, _)| *kind == case.kind)
         else {
-            return Err(CaseError::new(&case.id, format!("unknown kind `{}`", case.kind)));
+            return Err(case.error(format!("unknown kind `{}`", case.kind)));
         };
         let outcome = runner(case).unwrap_or_else(|error| Outcome::Senseless { why: error.why().to_owned() });
         reports.push(Report { id: case.id.clone(), kind: case.kind.clone(), outcome });

@@ -17,11 +17,20 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let mut reports = Vec::new();
+        let (mut reports, mut senseless) = (Vec::new(), None);
         for path in &self.files {
             let name = |e| Failure::usage(format!("{}: {e}", path.display()));
             let suite = Suite::parse(&Failure::read(path)?).map_err(name)?;
-            reports.extend(replay::run(&suite, self.case.as_deref()).map_err(name)?);
+            let ran = replay::run(&suite, self.case.as_deref()).map_err(name)?;
+            senseless = senseless.or_else(|| {
+                ran.iter().find_map(|report| match &report.outcome {
+                    Outcome::Senseless { why } => {
+                        Some(format!("{}: case {}: {why}", path.display(), report.id))
+                    }
+                    _ => None,
+                })
+            });
+            reports.extend(ran);
         }
         if let Some(id) = self.case.as_ref().filter(|_| reports.is_empty()) {
             return Err(Failure::usage(format!("{id}: no such case in any of the files")));
@@ -40,10 +49,6 @@ impl Args {
             reports.iter().for_each(print_line);
             println!("{passed} passed, {failed} failed, {skipped} skipped");
         }
-        let senseless = reports.iter().find_map(|report| match &report.outcome {
-            Outcome::Senseless { why } => Some(format!("case {}: {why}", report.id)),
-            _ => None,
-        });
         match senseless {
             Some(why) => Err(Failure::usage(why)),
             None if failed > 0 => Ok(ExitCode::FAILURE),

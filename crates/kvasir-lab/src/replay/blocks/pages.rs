@@ -86,17 +86,20 @@ pub(super) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
                 got["allocated"] = taken.iter().map(|id| id * page).collect();
             }
             "insert" => {
+                let none = || case.error(format!("{place}: a page is inserted that was not taken"));
                 let pages = number(case, op, "tokens")? / page;
+                let end = fresh.checked_add(pages * page).filter(|_| pages as usize <= used.len());
+                let end = end.ok_or_else(none)?;
                 let from_last = op.get("indices").and_then(Value::as_str) == Some("of_last_take");
                 let table: Vec<BlockId> = match from_last {
                     true => taken.iter().copied().take(pages as usize).collect(),
                     false => (0..pages).collect(),
                 };
                 if table.iter().any(|&id| used.get(id as usize) != Some(&true)) {
-                    return Err(case.error(format!("{place}: a page is inserted that was not taken")));
+                    return Err(none());
                 }
-                let tokens: Vec<Token> = (fresh..fresh + pages * page).collect();
-                fresh += pages * page;
+                let tokens: Vec<Token> = (fresh..end).collect();
+                fresh = end;
                 let table = LongList::new(table);
                 index.publish(Offer { table: &table, tokens: &tokens, salt: 0, from: 0 }, &mut Vec::new());
                 for id in table.iter() {

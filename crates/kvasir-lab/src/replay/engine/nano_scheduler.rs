@@ -141,7 +141,9 @@ impl Bench {
             {
                 let (seq, i) = (one.tag(), one.outputs().len());
                 let scripted = self.outputs.get(&seq).and_then(|outputs| outputs.get(i)).copied();
-                step.output.tokens.push(scripted.unwrap_or(700 + ((31 * seq + i as u64) % 97) as Token));
+                step.output
+                    .tokens
+                    .push(scripted.unwrap_or(700 + ((31 * (seq % 97) + i as u64) % 97) as Token));
             }
             let tokens = Span::new(start, step.output.tokens.len() - start);
             step.output.rows.push(OutputRow { tokens });

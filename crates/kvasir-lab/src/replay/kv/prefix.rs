@@ -2,15 +2,12 @@
 
 use super::{
     bench::{Bench, Tags},
-    subject::{self, Answer, Op, Subject, small},
+    subject::{self, Answer, MOST_ROWS, Op, Subject, small},
 };
 use crate::replay::{Case, CaseError, Outcome};
 use kvasir_kv::{Cache, Contiguous, PoolId, PrefixWatch, Prefixed, SeqId, SharedPrefix};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-
-/// Rows that a case may freeze.
-const MAX_ROWS: u32 = 1 << 20;
 
 /// A frozen prefix as its backend sees it, and its handle until that is dropped.
 struct Pool {
@@ -37,10 +34,14 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     subject::run(case, &mut World::default())
 }
 
+/// So many rows, if a cache may have them.
+fn rows(field: &str, n: i64) -> Result<u32, String> {
+    small(field, n).ok().filter(|&n| n <= MOST_ROWS).ok_or_else(|| format!("{field} {n} is out of range"))
+}
+
 impl World {
     fn freeze(&mut self, name: &str, n: i64) -> Answer {
-        let rows = small("n", n).ok().filter(|&rows| rows <= MAX_ROWS);
-        let rows = rows.ok_or_else(|| format!("n {n} is out of range"))?;
+        let rows = rows("n", n)?;
         if self.pools.get(name).is_some_and(|pool| !pool.watch.is_gone()) {
             return Err(format!("prefix {name} is there already"));
         }
@@ -59,7 +60,7 @@ impl World {
     }
 
     fn fork(&mut self, prefix: &str, name: &str, capacity: i64) -> Answer {
-        let capacity = small("capacity", capacity)?;
+        let capacity = rows("capacity", capacity)?;
         if self.forks.contains_key(name) {
             return Err(format!("fork {name} is there already"));
         }

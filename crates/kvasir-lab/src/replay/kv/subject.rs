@@ -72,11 +72,14 @@ pub(super) fn small(field: &str, value: i64) -> Result<u32, String> {
     u32::try_from(value).map_err(|_| format!("{field} {value} is out of range"))
 }
 
+/// Rows that a case's caches may have.
+pub(super) const MOST_ROWS: u32 = 1 << 20;
+
 /// `given.config.capacity`, bounded so that no case makes us allocate without end.
 pub(super) fn capacity(case: &Case) -> Result<u32, CaseError> {
     let capacity = case.given("config")?.get("capacity").and_then(Value::as_u64);
-    let capacity = capacity.and_then(|n| u32::try_from(n).ok()).filter(|&n| n <= 1 << 24);
-    capacity.ok_or_else(|| case.error("`config.capacity` must be a whole number up to 2^24"))
+    let capacity = capacity.and_then(|n| u32::try_from(n).ok()).filter(|&n| n <= MOST_ROWS);
+    capacity.ok_or_else(|| case.error(format!("`config.capacity` must be a whole number up to {MOST_ROWS}")))
 }
 
 /// Runs all operations of a case and compares answer and state after each.

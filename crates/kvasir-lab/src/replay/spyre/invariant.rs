@@ -1,6 +1,6 @@
 use super::super::{Case, CaseError, Mismatch, Outcome};
 use super::bench::Bench;
-use super::scenario::{Scenario, stream};
+use super::scenario::{MOST, MOST_REQUESTS, Scenario, stream};
 use kvasir_engine::RectangularConfig;
 use kvasir_engine::rectangular::Rules;
 use serde::Deserialize;
@@ -18,11 +18,22 @@ struct Workload {
     target_generated_tokens: Option<u32>,
 }
 
+impl Workload {
+    fn is_sane(&self) -> bool {
+        let lengths = [self.max_tokens, self.max_tokens_1, self.max_tokens_2, self.target_generated_tokens];
+        let mut lengths = lengths.iter().flatten().chain(&self.prompt_lengths);
+        self.prompt_lengths.len() <= MOST_REQUESTS && lengths.all(|&length| length <= MOST)
+    }
+}
+
 /// Runs a long workload to its end under every rule set, paused and not: no decode step may exceed the volume limit.
 pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let scenario = Scenario::read(case, Rules::Later, true)?;
     let workload: Workload = serde_json::from_value(case.field("workload")?.clone())
         .map_err(|error| case.error(format!("field `workload`: {error}")))?;
+    if !workload.is_sane() {
+        return Err(case.error("field `workload`: more or longer than a replay takes"));
+    }
     for (rules, pausing) in
         [(Rules::Later, true), (Rules::Later, false), (Rules::Document, true), (Rules::Document, false)]
     {

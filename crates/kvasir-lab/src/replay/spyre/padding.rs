@@ -1,5 +1,5 @@
 use super::super::{Case, CaseError, Outcome, compare};
-use super::scenario::Scenario;
+use super::scenario::{MOST, Scenario};
 use kvasir_engine::rectangular::{PrefillShape, Rectangle, Rules};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -47,6 +47,9 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
                 return Err(case.error(format!("step {i}: request {} is not known", row.id)));
             };
             rows.push((prompt, row.num_computed_tokens));
+        }
+        if rows.iter().any(|(prompt, computed)| *prompt.max(computed) > MOST) {
+            return Err(case.error(format!("step {i}: longer than a replay takes")));
         }
         let (mut tkv, mut sampled) = (0, 0);
         for &(prompt, computed) in rows.iter().filter(|(prompt, computed)| computed < prompt) {

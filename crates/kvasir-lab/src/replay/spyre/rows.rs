@@ -44,7 +44,7 @@ impl Rows {
             (row.step..end).map(move |step| {
                 let mut fields = row.fields.clone();
                 if let Some(tkv) = fields.get("tkv").and_then(Value::as_u64) {
-                    fields.insert("tkv".into(), json!(tkv + step - row.step));
+                    fields.insert("tkv".into(), json!(tkv.saturating_add(step - row.step)));
                 }
                 StepRow { step, fields }
             })

@@ -9,7 +9,9 @@ use serde_json::Value;
 /// Ends a completion before its cap.
 pub(super) const EOS: Token = 1;
 /// Longest prompt, most outputs, rows and blocks that a case may ask for.
-const MOST: u32 = 1 << 20;
+pub(super) const MOST: u32 = 1 << 20;
+/// Requests that it may ask for.
+pub(super) const MOST_REQUESTS: usize = 64;
 
 /// A case's `config`.
 #[derive(Clone, Debug, Deserialize)]
@@ -78,9 +80,13 @@ impl Scenario {
             serde_json::from_value(case.field("config")?.clone()).map_err(|e| bad("config", e))?;
         let requests: Vec<RequestSpec> =
             serde_json::from_value(part("requests")).map_err(|e| bad("requests", e))?;
-        let too_long =
-            |r: &RequestSpec| r.max_tokens > MOST || r.prompt.iter().any(|s| s.to > MOST || s.from > s.to);
-        if requests.len() > 64 || requests.iter().any(too_long) {
+        let too_long = |r: &RequestSpec| {
+            let tokens = |s: &Segment| u64::from(s.to.saturating_sub(s.from));
+            r.max_tokens > MOST
+                || r.prompt.iter().any(|s| s.to > MOST || s.from > s.to)
+                || r.prompt.iter().map(tokens).sum::<u64>() > u64::from(MOST)
+        };
+        if requests.len() > MOST_REQUESTS || requests.iter().any(too_long) {
             return Err(case.error("field `requests`: more or longer than a replay takes"));
         }
         let Config { max_num_seqs: rows, max_model_len: length, chunk_size, block_size, .. } = config;

@@ -46,6 +46,9 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     Ok(Outcome::Passed)
 }
 
+/// Draft tokens that a row may have room for.
+const MOST_DRAFTS: u32 = 1 << 10;
+
 /// Where a case schedules somebody whose drafts cannot be known yet.
 const WAITED: &str = "outside the design: a token fed before it was seen, together with drafts; docs/decisions/0302-tokens-in-flight.md";
 
@@ -126,6 +129,9 @@ impl Bench {
         let policy = PrefillFirst::new(chunking, delay);
         let mut core = Core::new(limits, Order::Fcfs, Box::new(policy), Box::new(cache));
         let drafts = of("mtp_k", 0)?;
+        if drafts > MOST_DRAFTS {
+            return Err(format!("`mtp_k` {drafts} is more than {MOST_DRAFTS}"));
+        }
         core.set_spec_steps(drafts);
         let mut known = BTreeMap::new();
         let (mut names, mut unnumbered) = (Vec::new(), 0);
