@@ -13,6 +13,14 @@ pub(crate) struct Flaky {
     pub(crate) inner: Box<dyn Cache>,
     /// Asked each time something is to be taken.
     pub(crate) refuses: Box<dyn FnMut(Taking) -> bool + Send>,
+    /// Every plan is stale as soon as it is made.
+    pub(crate) stale: bool,
+}
+
+impl Flaky {
+    pub(crate) fn new(inner: Box<dyn Cache>, refuses: impl FnMut(Taking) -> bool + Send + 'static) -> Self {
+        Self { inner, refuses: Box::new(refuses), stale: false }
+    }
 }
 
 impl Cache for Flaky {
@@ -32,7 +40,7 @@ impl Cache for Flaky {
         self.inner.blocks_of(seq, into)
     }
     fn generation(&self) -> u64 {
-        self.inner.generation()
+        self.inner.generation() + u64::from(self.stale)
     }
     fn open(&mut self) -> Result<SeqId, CacheError> {
         match (self.refuses)(Taking::Sequence) {

@@ -12,6 +12,10 @@ mod flaky;
 mod points;
 mod workload;
 
+use kvasir_engine::{Chunked, Core, Engine, Exit, Limits, Mixing, Order, Request};
+use kvasir_kv::Contiguous;
+use kvasir_sim::Toy;
+
 #[test]
 fn every_completion_equals_that_of_its_request_alone() {
     let count: u64 = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
@@ -47,6 +51,19 @@ fn every_completion_equals_that_of_its_request_alone() {
         let all = [completed, preemptions, hits, accepted, aborted, failed, capacity, refused, lost];
         assert!(all.iter().all(|count| *count > 0), "something was never met");
     }
+}
+
+/// Nothing makes a plan stale between its making and its step; were it so, the engine must notice.
+#[test]
+fn a_stale_plan_is_not_handed_over() {
+    let cache = flaky::Flaky { stale: true, ..flaky::Flaky::new(Box::new(Contiguous::new(16)), |_| false) };
+    let policy = Box::new(Chunked::new(64, Mixing::Off));
+    let core = Core::new(Limits::default(), Order::Fcfs, policy, Box::new(cache));
+    let mut engine = Engine::new(core, Toy::new(), || 0);
+    let request = Request { prompt: vec![100, 101], ..Request::default() };
+    assert!(engine.add_request(request).is_ok());
+    let exit = engine.step();
+    assert!(matches!(&exit, Err(Exit::Broken(why)) if why.contains("generation")), "{exit:?}");
 }
 
 #[test]

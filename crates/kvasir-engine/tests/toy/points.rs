@@ -218,7 +218,7 @@ impl<'a> Run<'a> {
         };
         let asked = Arc::clone(&script);
         let refuses = move |taking| asked.pass(Site::Take(taking)) == Wrong::NoRoom;
-        let cache = Box::new(Flaky { inner, refuses: Box::new(refuses) });
+        let cache = Box::new(Flaky::new(inner, refuses));
         let limits =
             Limits { max_num_seqs: 3, max_num_batched_tokens: 16, max_model_len: 64, ..Limits::default() };
         let mut core = Core::new(limits, Order::Fcfs, policy, cache);

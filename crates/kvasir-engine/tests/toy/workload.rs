@@ -190,7 +190,7 @@ fn engine(setup: &Setup, dice: &mut Dice) -> Engine<Toy> {
     let mut cache = setup.cache();
     if setup.flaky > 0 {
         let (mut dice, percent) = (Dice::new(setup.seed ^ 77), setup.flaky);
-        cache = Box::new(Flaky { inner: cache, refuses: Box::new(move |_| dice.chance(percent)) });
+        cache = Box::new(Flaky::new(cache, move |_| dice.chance(percent)));
     }
     let trees = setup.drafts == "tree";
     let drafting = setup.drafts != "off" && (!trees || cache.tree().is_ok());
