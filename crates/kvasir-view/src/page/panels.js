@@ -33,7 +33,7 @@ function grid(setup, axis) {
 function ruler(axis) {
   const marks = [];
   const step = niceStep(axis / 6);
-  for (let at = 0; at < axis * 0.88; at += step) marks.push(`<b style="left:${(100 * at) / axis}%">${count(at)}</b>`);
+  for (let at = 0; at < axis * 0.86; at += step) marks.push(`<b style="left:${(100 * at) / axis}%">${count(at)}</b>`);
   return `<div class="ruler">${marks.join("")}<b class="end" style="left:100%">${count(axis)}</b></div>`;
 }
 
