@@ -214,9 +214,9 @@ fn equal_runs_are_equal_and_overlap_changes_times_only() {
     assert_eq!(first.finished, 300);
     assert!(first.hit_rate > 0.3, "{}", first.hit_rate);
     let outputs = |report: &kvasir_lab::sim::Report| {
-        let mut list: Vec<_> = report.outcomes.iter().map(|o| (o.id.clone(), o.finish)).collect();
+        let mut list: Vec<_> = report.outcomes.iter().map(|o| (o.id.clone(), o.finish, o.outputs)).collect();
         list.sort_by(|a, b| a.0.cmp(&b.0));
-        list.len()
+        list
     };
     assert_eq!(outputs(&first), outputs(&serial));
 }
@@ -235,6 +235,17 @@ fn faults_and_aborts_leave_nothing_behind() {
     let faults = Faults { seed: 3, lost: 20, ..Faults::default() };
     let report = simulate(Setting { faults, ..chunked(true, 2000) }, &mut Poisson::new(KNOBS)).report;
     assert!(report.broke_off.unwrap().contains("device lost"));
+}
+
+/// However many come at once, nobody is refused for want of a place in the queue.
+#[test]
+fn who_finds_the_queue_full_waits_in_front_of_it() {
+    let limits = Limits { max_num_seqs: 64, max_model_len: 4096, max_waiting: 8, ..Limits::default() };
+    let knobs = Knobs { rate: f64::INFINITY, ..KNOBS };
+    for overlap in [true, false] {
+        let report = simulate(Setting { limits, ..chunked(overlap, 2000) }, &mut Poisson::new(knobs)).report;
+        assert_eq!((report.broke_off, report.finished, report.refused), (None, 300, 0));
+    }
 }
 
 #[test]

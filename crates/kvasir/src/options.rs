@@ -87,7 +87,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_RINGS", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     rings: Option<Switch>,
-    /// Whether prompts find what earlier requests left, on or off [default: on where the cache can]
+    /// Whether prompts find what earlier requests left in paged or radix, on or off [default: on]
     #[arg(long, env = "KVASIR_PREFIX_CACHE", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     prefix_cache: Option<Switch>,
@@ -175,6 +175,9 @@ pub(crate) struct Options {
 
 /// Sequences that one engine may run at once.
 const MOST_SEQUENCES: u32 = 1 << 16;
+
+/// Tokens that a sequence or a step may have.
+const MOST_TOKENS: u32 = 1 << 30;
 
 /// Blocks that one pool may have.
 const MOST_BLOCKS: u32 = 1 << 24;
@@ -298,8 +301,8 @@ impl Options {
         rule(in_blocks || self.block_size.is_none_or(|size| size == 1), || {
             format!("--block-size cannot be combined with --cache {kind}: it hands out single slots")
         })?;
-        rule(in_blocks || self.prefix_cache != Some(Switch::On), || {
-            format!("--prefix-cache on cannot be combined with --cache {kind}: it keeps no prefixes")
+        rule(in_blocks || self.prefix_cache.is_none(), || {
+            format!("--prefix-cache cannot be combined with --cache {kind}: it keeps no prefixes")
         })?;
         rule(!one_stream || self.max_num_seqs.is_none_or(|n| n == 1), || {
             format!("--max-num-seqs cannot be combined with --cache {kind}: it holds one sequence")
@@ -398,12 +401,17 @@ impl Options {
         let max_model_len = positive("max-model-len", self.max_model_len, facts.max_model_len)?;
         let budget = if facts.is_cpu { 2048 } else { 16384 };
         let max_num_seqs = positive("max-num-seqs", self.max_num_seqs, if one_stream { 1 } else { 512 })?;
-        rule(max_num_seqs <= MOST_SEQUENCES, || {
-            format!("--max-num-seqs {max_num_seqs} is more than {MOST_SEQUENCES}")
-        })?;
+        let max_num_batched_tokens = positive("max-num-batched-tokens", self.max_num_batched_tokens, budget)?;
+        for (name, value, most) in [
+            ("max-num-seqs", max_num_seqs, MOST_SEQUENCES),
+            ("max-model-len", max_model_len, MOST_TOKENS),
+            ("max-num-batched-tokens", max_num_batched_tokens, MOST_TOKENS),
+        ] {
+            rule(value <= most, || format!("--{name} {value} is more than {most}"))?;
+        }
         Ok(Limits {
             max_num_seqs,
-            max_num_batched_tokens: positive("max-num-batched-tokens", self.max_num_batched_tokens, budget)?,
+            max_num_batched_tokens,
             max_model_len,
             watermark: (share("watermark", self.watermark, 0.0)? * 1000.0).round() as u32,
             prefix_cache: in_blocks && self.prefix_cache.is_none_or(Switch::is_on),

@@ -27,6 +27,11 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
     let scenario = scenario.to_str().unwrap();
     let page = folder.join("page.html");
     let page = page.to_str().unwrap();
+    let other_name = folder.join("../sim-bad/page.html");
+    let other_name = other_name.to_str().unwrap();
+    let fine = folder.join("fine.json");
+    fs::write(&fine, r#"{"format": "kvasir-scenario/1", "requests": []}"#).unwrap();
+    let fine = fine.to_str().unwrap();
     for (args, named) in [
         (vec![scenario], "colour"),
         (vec!["--workload", "chat", "--requests", "-5"], "--requests"),
@@ -36,6 +41,16 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
         (vec!["--workload", "chat", "--delay-factor", "2"], "--policy prefill-first"),
         (vec!["--workload", "chat", "--cache", "cells", "--block-size", "16"], "--cache cells"),
         (vec!["--workload", "chat", "--cache", "foo"], "foo"),
+        (vec!["--workload", "chat", "--cache", "tree", "--prefix-cache", "off"], "--cache tree"),
+        (vec!["--workload", "chat", "--cache", "cells", "--prefix-cache", "on"], "--cache cells"),
+        (vec!["--workload", "steady", "--shared-prefix", "600"], "--prompt-tokens 512"),
+        (vec!["--workload", "offline", "--requests", "100000000"], "--workload offline"),
+        (vec!["--workload", "chat", "--faults", "lost=1,lost=2"], "`lost` is there twice"),
+        (vec!["--workload", "chat", "--trace", other_name], "--html and --trace"),
+        (vec![fine, "--trace", fine], "--trace and SCENARIO.json"),
+        (vec![fine, "--rate", "3"], "--rate cannot be combined with SCENARIO.json"),
+        (vec![fine, "--requests", "3"], "--requests cannot be combined with SCENARIO.json"),
+        (vec!["no\nsuch.json"], "no\\nsuch.json"),
         (vec!["--workload", "chat", "--policy", "rectangular", "--chunk-size", "100"], "--block-size 64"),
         (vec!["--workload", "chat", "--sim-preset", "abacus"], "abacus"),
         (vec!["--workload", "chat", "--faults", "rain=1"], "rain"),
@@ -48,6 +63,8 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
         (vec!["--workload", "chat", "--max-num-seqs", "2147483648"], "--max-num-seqs 2147483648"),
         (vec!["--workload", "chat", "--policy", "prefill-first", "--delay-factor", "nan"], "--delay-factor"),
         (vec!["--workload", "chat", "--watermark", "inf"], "--watermark"),
+        (vec!["--workload", "chat", "--max-model-len", "4294967295"], "--max-model-len 4294967295"),
+        (vec!["--workload", "chat", "--max-num-batched-tokens", "4294967295"], "--max-num-batched-tokens"),
         (vec!["--workload", "chat", "--trace", page], "--trace"),
         (vec!["--workload", "chat", scenario], "--workload"),
         (vec![], "SCENARIO.json"),
@@ -60,7 +77,7 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
         assert!(said.contains(named) && said.trim_end().lines().count() == 1, "{args:?}: {said}");
         assert!(out.stdout.is_empty());
     }
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
 }
 
 #[test]

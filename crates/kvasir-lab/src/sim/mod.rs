@@ -128,6 +128,9 @@ impl Ord for Coming {
 const PATIENCE: u32 = 1_000_000;
 /// Time that passes when somebody waits whom time alone may let in.
 const NAP: u64 = 1_000_000;
+/// Requests that come in between two steps at most, and wait in the engine at once; further ones wait in front of it, so that however many
+/// are sent at once, they take little memory and the run can be interrupted.
+const MOST_WAITING: u32 = 1 << 17;
 
 struct Driver<'a> {
     engine: Engine<CostDevice>,
@@ -209,9 +212,11 @@ impl Driver<'_> {
                     // Without a step no number of steps goes by: whoever comes before a later step comes now.
                     (Some(At::Step(step)), _) => self.steps = self.steps.max(step),
                     (Some(At::Time(at)), Turn::Idle) => self.clock.advance(at),
-                    (Some(At::Time(at)), _) => self.clock.advance(at.min(self.clock.now() + NAP)),
+                    (Some(At::Time(at)), _) if at > self.clock.now() => {
+                        self.clock.advance(at.min(self.clock.now() + NAP));
+                    }
                     (None, Turn::Idle) => return self.engine.core().check_invariants().err(),
-                    (None, _) => self.clock.advance(self.clock.now() + NAP),
+                    (_, _) => self.clock.advance(self.clock.now() + NAP),
                 },
             }
             held += 1;
@@ -231,10 +236,14 @@ impl Driver<'_> {
         }
     }
 
-    /// Lets in whoever has come by now.
+    /// Lets in whoever has come by now, as far as there is room.
     fn let_in(&mut self) -> bool {
         let mut came = false;
-        loop {
+        let most = self.engine.core().limits().max_waiting.min(MOST_WAITING);
+        for _ in 0..most {
+            if self.engine.core().counts().0 >= most as usize {
+                break;
+            }
             let now = self.clock.now();
             let follow = self.coming.peek().map(|Reverse(coming)| coming.at).filter(|at| *at <= now);
             let first = match self.ahead.as_ref().map(|job| job.at) {
@@ -248,11 +257,12 @@ impl Driver<'_> {
                     std::mem::replace(&mut self.ahead, next)
                 }
                 (false, Some(_)) => self.coming.pop().map(|Reverse(coming)| coming.job),
-                (false, None) => return came,
+                (false, None) => break,
             };
             came = true;
             job.into_iter().for_each(|job| self.add(job));
         }
+        came
     }
 
     fn add(&mut self, job: Job) {

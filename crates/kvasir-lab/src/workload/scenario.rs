@@ -1,17 +1,45 @@
 use super::{Answer, At, Job, Part, Passage, Prompt, SECOND, Workload};
 use kvasir_engine::Summary;
-use serde::Deserialize;
-use std::collections::HashMap;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, MapAccess, Visitor},
+};
+use serde_json::{Map, Value};
+use std::{collections::HashMap, fmt};
 
 /// `kvasir-scenario/1`: requests written down one by one.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with `format` and `requests`")]
 struct File {
     format: String,
     title: Option<String>,
-    #[serde(default)]
-    options: serde_json::Map<String, serde_json::Value>,
+    #[serde(default, deserialize_with = "distinct")]
+    options: Map<String, Value>,
     requests: Vec<Written>,
+}
+
+/// An object none of whose fields is there twice.
+fn distinct<'de, D: Deserializer<'de>>(from: D) -> Result<Map<String, Value>, D::Error> {
+    struct Fields;
+    impl<'de> Visitor<'de> for Fields {
+        type Value = Map<String, Value>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
+            let mut map = Map::new();
+            while let Some((name, value)) = from.next_entry::<String, Value>()? {
+                if map.contains_key(&name) {
+                    return Err(de::Error::custom(format_args!("`{name}` is there twice")));
+                }
+                map.insert(name, value);
+            }
+            Ok(map)
+        }
+    }
+    from.deserialize_map(Fields)
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -50,7 +78,7 @@ struct Segment {
 #[derive(Debug)]
 pub struct Scenario {
     title: String,
-    options: serde_json::Map<String, serde_json::Value>,
+    options: Map<String, Value>,
     names: Vec<String>,
     jobs: std::vec::IntoIter<Job>,
     total: u64,
@@ -83,13 +111,10 @@ impl Scenario {
             }
             names.push(name);
         }
-        let answer = |i: usize| {
-            let length = file.requests.get(i).and_then(|written| written.output_len).unwrap_or(0);
-            Answer::new(i as u64, length)
-        };
+        let said = |i: usize| file.requests.get(i).map(|written| (written.answer(i), written.outputs()));
         let mut jobs = Vec::with_capacity(file.requests.len());
         for (i, written) in file.requests.iter().enumerate() {
-            let job = written.job(i, &index, &answer).map_err(|why| format!("requests[{i}].{why}"))?;
+            let job = written.job(i, &index, &said).map_err(|why| format!("requests[{i}].{why}"))?;
             jobs.push(job);
         }
         let tokens: u64 = jobs.iter().map(|job| job.prompt.len() as u64).sum();
@@ -113,17 +138,26 @@ impl Scenario {
     }
 
     /// The options it is meant for, by the names of the command line without dashes.
-    pub fn options(&self) -> &serde_json::Map<String, serde_json::Value> {
+    pub fn options(&self) -> &Map<String, Value> {
         &self.options
     }
 }
 
 impl Written {
+    fn answer(&self, i: usize) -> Answer {
+        Answer::new(i as u64, self.output_len.unwrap_or(0))
+    }
+
+    /// Tokens of its answer at most.
+    fn outputs(&self) -> u32 {
+        self.output_len.unwrap_or(self.max_tokens).min(self.max_tokens)
+    }
+
     fn job(
         &self,
         i: usize,
         index: &HashMap<String, usize>,
-        answer: &dyn Fn(usize) -> Answer,
+        said: &dyn Fn(usize) -> Option<(Answer, u32)>,
     ) -> Result<Job, String> {
         let at = match (self.arrival_step, self.arrival) {
             (Some(_), Some(_)) => return Err("arrival: arrival_step is given too".into()),
@@ -132,7 +166,7 @@ impl Written {
             }
             (Some(step), None) => At::Step(step),
             (None, Some(seconds)) if !(0.0..=1e9).contains(&seconds) => {
-                return Err(format!("arrival: {seconds} is not between 0 and 1e9 seconds"));
+                return Err(format!("arrival: {seconds:?} is not between 0 and 1e9 seconds"));
             }
             (None, Some(seconds)) => At::Time((seconds * SECOND) as u64),
             (None, None) => At::Step(0),
@@ -142,7 +176,7 @@ impl Written {
             (None, None) => return Err("prompt: neither it nor prompt_len is given".into()),
             (None, Some(to)) => vec![Part::Text(Passage { text: (1 << 40) + i as u64, from: 0, to })],
             (Some(segments), None) => {
-                segments.iter().map(|segment| segment.part(i, index, answer)).collect::<Result<_, _>>()?
+                segments.iter().map(|segment| segment.part(i, index, said)).collect::<Result<_, _>>()?
             }
         };
         let tokens: u64 = parts.iter().map(|part| part.len() as u64).sum();
@@ -156,7 +190,7 @@ impl Written {
             priority: self.priority,
             key: self.key,
             abort_after: self.abort_after,
-            ..Job::new(at, Prompt::Parts(parts), answer(i), self.max_tokens, i as u64)
+            ..Job::new(at, Prompt::Parts(parts), self.answer(i), self.max_tokens, i as u64)
         })
     }
 }
@@ -167,20 +201,26 @@ impl Segment {
         &self,
         of: usize,
         index: &HashMap<String, usize>,
-        answer: &dyn Fn(usize) -> Answer,
+        said: &dyn Fn(usize) -> Option<(Answer, u32)>,
     ) -> Result<Part, String> {
         match (self.text, self.from, self.to, &self.output_of, self.tokens) {
             (Some(_), Some(from), Some(to), None, None) if from > to => {
                 Err(format!("prompt: a passage from {from} to {to}"))
             }
             (Some(text), Some(from), Some(to), None, None) => Ok(Part::Text(Passage { text, from, to })),
-            (None, None, None, Some(output_of), Some(tokens)) => match index.get(output_of) {
-                Some(i) if *i >= of => {
-                    Err(format!("prompt: output_of names {output_of:?}, which is not before it"))
+            (None, None, None, Some(output_of), Some(tokens)) => {
+                let at = index.get(output_of).copied();
+                match at.and_then(|i| Some((i, said(i)?))) {
+                    Some((i, _)) if i >= of => {
+                        Err(format!("prompt: output_of names {output_of:?}, which is not before it"))
+                    }
+                    Some((_, (_, most))) if tokens > most => {
+                        Err(format!("prompt: {output_of:?} is answered with {most} tokens, not {tokens}"))
+                    }
+                    Some((_, (answer, _))) => Ok(Part::Said(answer, tokens)),
+                    None => Err(format!("prompt: output_of names no request {output_of:?}")),
                 }
-                Some(i) => Ok(Part::Said(answer(*i), tokens)),
-                None => Err(format!("prompt: output_of names no request {output_of:?}")),
-            },
+            }
             _ => Err("prompt: each part has either text, from and to, or output_of and tokens".into()),
         }
     }
@@ -216,6 +256,14 @@ mod tests {
     }
 
     #[test]
+    fn an_option_that_is_there_twice_is_refused() {
+        let text = r#"{"format": "kvasir-scenario/1", "options": {"policy": "chunked", "policy": "rectangular"}, "requests": []}"#;
+        let why = Scenario::parse(text).unwrap_err();
+        assert!(why.contains("`policy` is there twice"), "{why}");
+        assert!(Scenario::parse("[]").unwrap_err().contains("an object with `format` and `requests`"));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_by_name() {
         for (requests, named) in [
             (
@@ -247,6 +295,10 @@ mod tests {
             (
                 r#"[{"id": "a", "prompt": [{"output_of": "a", "tokens": 2}], "max_tokens": 1}]"#,
                 "\"a\", which is not before it",
+            ),
+            (
+                r#"[{"id": "a", "prompt_len": 1, "max_tokens": 9, "output_len": 5}, {"prompt": [{"output_of": "a", "tokens": 6}], "max_tokens": 1}]"#,
+                "requests[1].prompt: \"a\" is answered with 5 tokens, not 6",
             ),
             (
                 r#"[{"prompt_len": 1, "max_tokens": 1, "arrival_step": 18446744073709551615}]"#,

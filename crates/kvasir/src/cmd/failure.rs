@@ -1,4 +1,9 @@
-use std::{fmt, io::Read, path::Path, process::ExitCode};
+use std::{
+    fmt::{self, Write},
+    io::Read,
+    path::Path,
+    process::ExitCode,
+};
 
 /// Why a command ended early: one line that says what, where, and what to do.
 #[derive(Debug)]
@@ -46,7 +51,11 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(why) | Self::Failed(why) => f.write_str(why),
+            // One line, whatever the name of a file or a value in it holds.
+            Self::Usage(why) | Self::Failed(why) => why.chars().try_for_each(|c| match c.is_control() {
+                true => write!(f, "{}", c.escape_default()),
+                false => f.write_char(c),
+            }),
         }
     }
 }

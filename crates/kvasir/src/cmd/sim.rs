@@ -25,7 +25,7 @@ struct Trouble {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     /// Requests written down (`{"format": "kvasir-scenario/1", ..}`), instead of a workload
-    #[arg(value_name = "SCENARIO.json", required_unless_present = "workload", conflicts_with = "workload")]
+    #[arg(value_name = "SCENARIO.json", conflicts_with = "workload")]
     scenario: Option<PathBuf>,
     #[command(flatten)]
     requests: WorkloadArgs,
@@ -53,10 +53,15 @@ pub(crate) struct Args {
 
 fn parse_trouble(text: &str) -> Result<Trouble, String> {
     let mut trouble = Trouble::default();
+    let mut kinds = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (kind, number) = part.split_once('=').ok_or_else(|| format!("`{part}` is not KIND=N"))?;
         let number = number.parse().ok().filter(|n| *n <= 1000);
         let number: u32 = number.ok_or_else(|| format!("`{part}`: thousandths are 0 to 1000"))?;
+        if kinds.contains(&kind) {
+            return Err(format!("`{kind}` is there twice"));
+        }
+        kinds.push(kind);
         let faults = &mut trouble.faults;
         *match kind {
             "refused" => &mut faults.refused,
@@ -110,9 +115,7 @@ impl Args {
         setup.insert("device".into(), self.sim_preset.to_string().into());
         setup.insert("notes".into(), self.notes().into());
         let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
-        if self.html.is_some() && self.html == self.trace {
-            return Err(Failure::usage("--html and --trace name the same file"));
-        }
+        self.check_files()?;
         let page = self.html.as_deref().map(whole_file::WholeFile::create).transpose()?;
         let trace = self.trace.as_deref().map(whole_file::WholeFile::create).transpose()?;
         let lines =
@@ -161,11 +164,30 @@ impl Args {
         self.print(&finished.report, began.elapsed())
     }
 
+    /// Refuses to write one file twice, or over what is read.
+    fn check_files(&self) -> Result<(), Failure> {
+        let place = |path: &Option<PathBuf>| path.as_deref().map(whole_file::place);
+        let (read, html, trace) = (place(&self.scenario), place(&self.html), place(&self.trace));
+        let same = |a: &Option<PathBuf>, b: &Option<PathBuf>| a.is_some() && a == b;
+        let pairs = [
+            ("--html and --trace", same(&html, &trace)),
+            ("--html and SCENARIO.json", same(&html, &read)),
+            ("--trace and SCENARIO.json", same(&trace, &read)),
+        ];
+        match pairs.iter().find(|(_, is_same)| *is_same) {
+            Some((names, _)) => Err(Failure::usage(format!("{names} name the same file"))),
+            None => Ok(()),
+        }
+    }
+
     fn workload(&self, scenario: Option<Scenario>, max_model_len: u32) -> Result<Box<dyn Workload>, Failure> {
         match (self.requests.workload, scenario) {
             (Some(kind), _) => self.requests.build(kind, max_model_len),
-            (None, Some(scenario)) => Ok(Box::new(scenario)),
-            (None, None) => Err(Failure::usage("neither a scenario nor --workload is given")),
+            (None, Some(scenario)) => {
+                self.requests.check_none()?;
+                Ok(Box::new(scenario))
+            }
+            (None, None) => Err(Failure::usage("neither SCENARIO.json nor --workload is given")),
         }
     }
 
@@ -199,12 +221,12 @@ impl Args {
         header.first = finished.first;
         let shown = finished.steps.len() as u64;
         if shown < end.total {
-            let note = format!(
-                "Steps {} to {} of {}; plots and figures are of the whole run.",
-                header.first + 1,
-                header.first + shown,
-                end.total
-            );
+            let (first, total) = (header.first + 1, end.total);
+            let steps = match shown {
+                0 => format!("The run ended with step {total}, before step {first}"),
+                _ => format!("Steps {first} to {} of {total}", header.first + shown),
+            };
+            let note = format!("{steps}; plots and figures are of the whole run.");
             if let Some(notes) = header.setup.get_mut("notes").and_then(|notes| notes.as_array_mut()) {
                 notes.push(note.into());
             }

@@ -6,6 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The place that a path leads to, however it is written: through links, so that not the link is replaced.
+pub(crate) fn place(path: &Path) -> PathBuf {
+    let beside = || {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = fs::canonicalize(folder.unwrap_or(Path::new("."))).ok()?;
+        Some(folder.join(path.file_name()?))
+    };
+    fs::canonicalize(path).ok().or_else(beside).unwrap_or_else(|| path.to_owned())
+}
+
 /// A file that appears under its name when it is complete, or not at all.
 #[derive(Debug)]
 pub(crate) struct WholeFile {
@@ -17,8 +27,7 @@ pub(crate) struct WholeFile {
 impl WholeFile {
     /// Begins one beside where it will be, so that what cannot be written is known before the work is done.
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
-        // Through a link, so that not the link is replaced.
-        let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let place = place(path);
         let Some(name) = place.file_name() else {
             return Err(Failure::usage(format!("{}: not the name of a file", path.display())));
         };

@@ -16,6 +16,9 @@ pub(crate) enum Kind {
     Steady,
 }
 
+/// Requests of the offline workload, which are all drawn before the first runs.
+const MOST_OFFLINE: u64 = 100_000;
+
 /// Which requests come, and when.
 #[derive(clap::Args)]
 pub(crate) struct WorkloadArgs {
@@ -69,7 +72,16 @@ impl WorkloadArgs {
             Kind::Chat => Box::new(Chat::new(knobs)),
             Kind::Agents => Box::new(Agents::new(knobs)),
             Kind::Poisson => Box::new(Poisson::new(knobs)),
-            Kind::Steady => Box::new(Steady::new(knobs, self.shared_prefix.unwrap_or(0))),
+            Kind::Steady => {
+                let shared = self.shared_prefix.unwrap_or(0);
+                if shared > knobs.prompt_tokens {
+                    return Err(Failure::usage(format!(
+                        "--shared-prefix {shared} is more than --prompt-tokens {}",
+                        knobs.prompt_tokens
+                    )));
+                }
+                Box::new(Steady::new(knobs, shared))
+            }
             Kind::Offline => Box::new(Offline::new(requests)),
         })
     }
@@ -79,18 +91,40 @@ impl WorkloadArgs {
         if self.shared_prefix.is_some() && kind != Kind::Steady {
             return Err(Failure::usage("--shared-prefix needs --workload steady"));
         }
+        if let Some(requests) = self.requests.filter(|n| *n > MOST_OFFLINE && kind == Kind::Offline) {
+            return Err(Failure::usage(format!(
+                "--requests {requests} is more than {MOST_OFFLINE}, which --workload offline has at once"
+            )));
+        }
+        match self.shapes().next().filter(|_| kind == Kind::Offline) {
+            Some(name) => Err(Failure::usage(format!(
+                "--{name} cannot be combined with --workload offline: its requests are fixed"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses what would shape a workload, where requests are written down.
+    pub(crate) fn check_none(&self) -> Result<(), Failure> {
+        let others = [("requests", self.requests.is_some()), ("shared-prefix", self.shared_prefix.is_some())];
+        let others = others.into_iter().filter_map(|(name, is_given)| is_given.then_some(name));
+        match self.shapes().chain(others).next() {
+            Some(name) => Err(Failure::usage(format!(
+                "--{name} cannot be combined with SCENARIO.json: its requests are written down"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Which options are given that most workloads are shaped by.
+    fn shapes(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             ("rate", self.rate.is_some()),
             ("burstiness", self.burstiness.is_some()),
             ("prompt-tokens", self.prompt_tokens.is_some()),
             ("output-tokens", self.output_tokens.is_some()),
         ];
-        match given.iter().find(|(_, is_given)| *is_given && kind == Kind::Offline) {
-            Some((name, _)) => Err(Failure::usage(format!(
-                "--{name} cannot be combined with --workload offline: its requests are fixed"
-            ))),
-            None => Ok(()),
-        }
+        given.into_iter().filter_map(|(name, is_given)| is_given.then_some(name))
     }
 }
 
