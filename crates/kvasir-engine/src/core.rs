@@ -121,7 +121,12 @@ impl Core {
 
     /// Queues a request. One that can never run is refused, here and with an event.
     pub fn add(&mut self, request: Request, now: Nanos) -> Result<RequestId, Refusal> {
-        let refused = self.check(&request).err();
+        self.add_first(request, 1, now)
+    }
+
+    /// Queues a request if there is a place for it and so many in all that are like it.
+    fn add_first(&mut self, request: Request, n: u32, now: Nanos) -> Result<RequestId, Refusal> {
+        let refused = self.check(&request, n).err();
         let id = self.enter(request, now);
         let entry = id.index();
         match refused {
@@ -135,12 +140,12 @@ impl Core {
     }
 
     /// Queues `n` requests with one prompt, noise of their own each and consecutive tags. The first computes the prompt; where the cache
-    /// shares prefixes or can fork, the others wait for it.
+    /// shares prefixes or can fork, the others wait for it. All are queued or none; a refusal is the first one's.
     pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
         if n == 0 {
             return Err(Refusal::BadParameter(crate::Parameter::N));
         }
-        let leader = self.add(request.clone(), now)?;
+        let leader = self.add_first(request.clone(), n, now)?;
         let mut ids = vec![leader];
         for i in 1..n {
             let mut sibling = request.clone();
@@ -179,7 +184,7 @@ impl Core {
         sequence.id
     }
 
-    fn check(&self, request: &Request) -> Result<(), Refusal> {
+    fn check(&self, request: &Request, n: u32) -> Result<(), Refusal> {
         let limits = &self.world.limits;
         let tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         if tokens == 0 {
@@ -198,7 +203,7 @@ impl Core {
         if request.params.stateful && limits.state_slots == Some(0) {
             return Err(Refusal::NoState);
         }
-        if self.world.queue.len() >= limits.max_waiting as usize {
+        if self.world.queue.len() + n as usize > limits.max_waiting as usize {
             return Err(Refusal::QueueFull { limit: limits.max_waiting });
         }
         request.params.check()?;

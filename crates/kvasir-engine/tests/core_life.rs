@@ -217,6 +217,17 @@ fn a_refusal_is_delivered_and_changes_nothing_else() {
 }
 
 #[test]
+fn siblings_are_all_queued_or_none() {
+    let limits = Limits { max_waiting: 3, ..Limits::default() };
+    let mut core = Core::new(limits, Order::Fcfs, Box::new(PrefillFirst::new(Chunking::Off, 0.0)), paged(8));
+    let refused = core.add_siblings(request(&[1, 2, 3], 4), 4, 0);
+    assert_eq!(refused, Err(Refusal::QueueFull { limit: 3 }));
+    assert_eq!((core.counts(), core.events().len()), ((0, 0), 1));
+    assert_eq!(core.add_siblings(request(&[1, 2, 3], 4), 3, 0).map(|ids| ids.len()), Ok(3));
+    core.check_invariants().unwrap();
+}
+
+#[test]
 fn nothing_is_lost_or_repeated_by_a_preemption_at_any_moment() {
     for at in 0..6 {
         let mut core = core(paged(8));
@@ -417,7 +428,8 @@ fn an_engine_leaves_when_asked_and_when_nobody_is_left() {
             send.send(Message::Exit).unwrap();
         }
         drop(send);
-        let (exit, _) = thread.join().unwrap();
+        let (exit, ends) = thread.join().unwrap();
+        assert_eq!(ends.len(), 1, "who still ran is told");
         assert_eq!(exit, if asked { Exit::Asked } else { Exit::Closed });
     }
 }
