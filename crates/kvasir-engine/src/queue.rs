@@ -120,7 +120,8 @@ impl Queue {
 
     /// Who is next.
     pub(crate) fn front(&self) -> Option<u32> {
-        self.iter().next()
+        let lane = || self.round.iter().find_map(|key| self.lanes.get(key)?.line.front());
+        self.line.front().or_else(lane).map(|ticket| ticket.entry)
     }
 
     /// Everybody, in the order in which they would be looked at if nobody were admitted.

@@ -10,6 +10,7 @@ mod dice;
 mod drafter;
 mod flaky;
 mod points;
+mod reasons;
 mod workload;
 
 use kvasir_engine::{Chunked, Core, Engine, Exit, Limits, Mixing, Order, Request};

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a harness of tests
-use crate::{dice::Dice, drafter::Liar, flaky::Flaky};
+use crate::{dice::Dice, drafter::Liar, flaky::Flaky, reasons::Reasons};
 use kvasir_engine::rectangular::Rules;
 use kvasir_engine::*;
 use kvasir_kv::{Cache, Cells, Contiguous, Paged, Radix, Token, TreeCache, blocks::BlockConfig};
@@ -217,7 +217,8 @@ struct Heard {
 }
 
 fn drive(setup: &Setup, dice: &mut Dice, seen: &mut Seen) -> Result<(), String> {
-    let mut engine = engine(setup, dice);
+    let reasons = Reasons::default();
+    let mut engine = engine(setup, dice).observe(Box::new(reasons.clone()));
     let asked = requests(dice, setup);
     let mut heard: BTreeMap<u64, Heard> = BTreeMap::new();
     let mut ids: BTreeMap<u64, RequestId> = BTreeMap::new();
@@ -251,6 +252,12 @@ fn drive(setup: &Setup, dice: &mut Dice, seen: &mut Seen) -> Result<(), String> 
         };
         if let Some(broken) = engine.executor().violations().first() {
             return Err(format!("turn {turn}: {broken}"));
+        }
+        if turn_done == Turn::Held {
+            reasons.ask(engine.core(), None);
+        }
+        if let Some(missing) = reasons.missing() {
+            return Err(format!("turn {turn}: {missing}"));
         }
         engine.core().check_invariants().map_err(|why| format!("turn {turn}: {why}"))?;
         listen(&mut engine, &mut heard, seen)?;

@@ -1,0 +1,33 @@
+use kvasir_engine::{Core, Nanos, Observer};
+use kvasir_exec::{Step, StepError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Asks of everybody who is not in a step why. Keeps the first who has no reason.
+#[derive(Clone, Default)]
+pub(crate) struct Reasons(Arc<Mutex<Option<String>>>);
+
+impl Reasons {
+    pub(crate) fn missing(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Looks at everybody who is not among the rows of the step that was made last.
+    pub(crate) fn ask(&self, core: &Core, step: Option<&Step>) {
+        let rows = step.map_or(&[][..], |step| &step.batch.rows);
+        for sequence in core.running().chain(core.waiting()) {
+            let id = sequence.id();
+            if rows.iter().all(|row| row.request != id.0) && core.reason(id).is_none() {
+                let why = format!("request {} is left out for no reason", sequence.tag());
+                self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+            }
+        }
+    }
+}
+
+impl Observer for Reasons {
+    fn scheduled(&mut self, core: &Core, step: &Step) {
+        self.ask(core, Some(step));
+    }
+
+    fn completed(&mut self, _: &Core, _: &Step, _: &Result<(), StepError>, _: Nanos) {}
+}
