@@ -328,7 +328,8 @@ impl Options {
             rings,
             ..CacheConfig::new(capacity)
         };
-        let cache = kvasir_kv::build(kind, &config).map_err(Failure::usage)?;
+        let named = |error| Failure::usage(format!("--cache {kind} --kv-capacity {capacity}: {error}"));
+        let cache = kvasir_kv::build(kind, &config).map_err(named)?;
         let rectangular = self.rectangular();
         if dummy {
             rectangular.check(block, &limits).map_err(Failure::usage)?;
