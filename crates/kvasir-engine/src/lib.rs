@@ -47,12 +47,12 @@ pub use kept::SessionId;
 pub use limits::{Costs, Limits};
 pub use observer::Observer;
 pub use policy::{
-    Chunked, Chunking, Mixing, Policy, PrefillFirst, PublishAt, Rectangular, RectangularConfig, StepTarget,
-    prefill_chunk,
+    Chunked, Chunking, Mixing, Policy, PrefillFirst, PublishAt, Rectangular, StepTarget, prefill_chunk,
 };
 pub use queue::Order;
 pub use reason::Reason;
 pub use record::{Admission, Arrival, Held, Nanos, StepRecord};
+pub use rectangular::RectangularConfig;
 pub use request::{Params, Request, RequestId};
 pub use route::{Balance, Charge, Load, Router, UnknownReplica};
 pub use sequence::{Sequence, Status, Timings};

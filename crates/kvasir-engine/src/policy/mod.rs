@@ -7,7 +7,7 @@ mod room;
 
 pub use chunked::{Chunked, Mixing, StepTarget};
 pub use prefill_first::{Chunking, PrefillFirst, prefill_chunk};
-pub use rectangular::{Rectangular, RectangularConfig};
+pub use rectangular::Rectangular;
 
 use crate::{Desk, Limits, Refusal};
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,9 @@
 //! The arithmetic of static-shape scheduling: prompts padded to chunks, decode batches padded to rectangles, and the
-//! tests that keep a rectangle's volume below a limit. Pure functions; the policy that uses them is a file of its own.
+//! tests that keep a rectangle's volume below a limit; what all that is set to. Pure functions; the policy that uses them is a file of its own.
 //!
 //! **tkv** is a row's padded position behind its last token; **volume** is rows times the largest tkv.
 
+mod config;
 mod hit;
 mod length;
 mod prefill;
@@ -12,6 +13,7 @@ mod rotation;
 mod rules;
 mod volume;
 
+pub use config::RectangularConfig;
 pub use hit::HitPlan;
 pub use length::length_allows;
 pub use prefill::PrefillShape;
