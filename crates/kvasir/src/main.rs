@@ -7,6 +7,7 @@ mod config;
 mod doctor;
 mod help;
 mod options;
+mod switch;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::{path::PathBuf, process::ExitCode};

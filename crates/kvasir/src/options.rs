@@ -1,35 +1,19 @@
 //! The options that `serve`, `chat`, `generate`, `bench` and `sim` have in common, defined once: on the command line,
 //! as `KVASIR_…` in the environment, and by the same names in files.
 
-use crate::cmd::Failure;
+use crate::{
+    cmd::Failure,
+    switch::{Switch, word},
+};
 use kvasir_engine::{
     Chunked, Chunking, Core, Limits, Mixing, Order, Policy, PrefillFirst, Rectangular, RectangularConfig,
     StepTarget, rectangular::Rules,
 };
 use kvasir_kv::{Cache, CacheConfig, CacheKind, Rings};
 use kvasir_sim::StaticShape;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::fmt::Display;
-
-/// A switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Switch {
-    On,
-    Off,
-}
-
-impl Switch {
-    pub(crate) fn is_on(self) -> bool {
-        self == Self::On
-    }
-
-    /// `on` or `off`.
-    pub(crate) fn read(text: &str) -> Result<Self, String> {
-        word(text)
-    }
-}
 
 /// `--policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,11 +32,6 @@ impl Display for PolicyKind {
             Self::Rectangular => "rectangular",
         })
     }
-}
-
-/// A word as files have it.
-fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    serde_json::from_value(Value::String(text.to_owned())).map_err(|error| error.to_string())
 }
 
 /// What was asked for; what is absent has a default that depends on the rest.

@@ -1,7 +1,8 @@
 use super::{Failure, Started, manners::Manners, model::ModelArgs, started::Service};
 use crate::{
     chat::{Beginning, Chat, with_tools},
-    options::{Options, Switch},
+    options::Options,
+    switch::Switch,
 };
 use serde_json::Map;
 use std::{path::PathBuf, process::ExitCode};
