@@ -1,6 +1,9 @@
 //! The command line: a file per command in `cmd`, and no logic.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod said;
+
 mod chat;
 mod cmd;
 mod config;

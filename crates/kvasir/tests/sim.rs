@@ -105,6 +105,19 @@ fn what_cannot_be_written_is_refused_before_anything_runs() {
 }
 
 #[test]
+fn who_stops_reading_sees_no_panic() {
+    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-lab/scenarios/prefix-1.json");
+    let cases = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-lab/cases/own.json");
+    for args in [["sim", scenario], ["replay", cases]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let kvasir = Command::new(env!("CARGO_BIN_EXE_kvasir")).args(args).stdout(writer).output().unwrap();
+        let said = String::from_utf8(kvasir.stderr).unwrap();
+        assert_eq!((kvasir.status.code(), said.as_str()), (Some(1), ""), "{args:?}");
+    }
+}
+
+#[test]
 fn a_page_a_trace_and_a_report() {
     let folder = folder("sim-good");
     let (page, trace) = (folder.join("page.html"), folder.join("trace.jsonl"));
