@@ -1,7 +1,8 @@
 //! Many rows on the tile unit.
 //!
 //! Superblocks are the outer loop: two panels' opened superblocks stay in the first-level cache while all rows of a block pass, because
-//! tile products outrun the second-level cache. Two tiles of rows meet two panels, so that each tile that is loaded is multiplied twice.
+//! tile products outrun the second-level cache. A tile of rows meets two panels, in four tile registers: those that are not used are room for
+//! results on their way, of which there is little while the core's other thread is at work.
 //! The last superblock's sums go straight to their places, two panels' side by side: rows lie pages apart, and a line alone is dear.
 
 use super::activations::{QuantActivations, TILE};
@@ -19,16 +20,19 @@ const OPENED: usize = 4 * 1024 + 1024 + 128;
 const MINS: usize = 4 * 1024;
 const SCALES: usize = MINS + 1024;
 
+/// Bytes of a tile of rows' products with two panels.
+const PRODUCTS: usize = 2 * 1024;
+
 /// What a thread works in, besides the sums.
 #[repr(C, align(64))]
 pub(super) struct Room {
     opened: [[u8; OPENED]; 2],
-    /// Products of a round, waiting to be put together: of two tiles of rows with two panels, then those of mins.
-    products: [[u8; 8 * 1024]; 2],
+    /// Products of a tile of rows with two panels, waiting to be put together, then those of mins.
+    products: [[u8; 4 * 1024]; 2],
 }
 
 impl Room {
-    pub(super) const NONE: Self = Self { opened: [[0; OPENED]; 2], products: [[0; 8 * 1024]; 2] };
+    pub(super) const NONE: Self = Self { opened: [[0; OPENED]; 2], products: [[0; 4 * 1024]; 2] };
 }
 
 /// Eighths of what is opened next that memory is asked for while something is opened; the rest is asked for beside the first products.
@@ -80,7 +84,7 @@ unsafe fn open_mins(f: Format, block: *const u8, to: *mut u8) {
 
 /// A pair of panels times a block of at most [`BLOCK`] rows, as [`super::pairs::panels`] says.
 ///
-/// While the tile unit works on two tiles of rows, the vectors put the products of the two before together.
+/// While the tile unit works on a tile of rows, the vectors put the products of the one before together.
 ///
 /// # Safety
 /// Tiles must be configured, the machine have the instructions, the panels have layout `L`, and the rows exist.
@@ -102,16 +106,12 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     let (tile, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
     for block in 0..blocks {
         let (s, last) = (block / f.planes, block + 1 == blocks);
-        // Puts together the `part`th tile of the products of the two tiles of rows from `t` on.
-        let fold = |t: usize, part: usize| {
-            let (t, p) = (t + part / P, part % P);
-            if part >= 2 * P || t >= tiles {
-                return;
-            }
-            // SAFETY: the products were stored a round ago; the sums are those of the tile's rows, which are all there if they go to
+        // Puts together the products of tile `t` of the rows with panel `p`.
+        let fold = |t: usize, p: usize| {
+            // SAFETY: the products were stored a tile ago; the sums are those of the tile's rows, which are all there if they go to
             // their places.
             unsafe {
-                let from = products[t / 2 % 2].add((t % 2 * 2 + p) * 1024);
+                let from = products[t % 2].add(p * 1024);
                 let sums = sums[p].add(t * TILE).cast::<f32>();
                 let to = match out.filter(|_| last && (t + 1) * TILE <= rows.len()) {
                     Some((out, first)) => out.place(rows.start + t * TILE, first + p * LANES),
@@ -126,31 +126,29 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
             true => panel.wrapping_add(pair.step * blocks * f.bytes()),
             false => panel.wrapping_add((block + 1) * f.bytes()),
         });
-        // SAFETY: superblocks of panels, and `s` of rows; products have room for a round.
+        // SAFETY: superblocks of panels, and `s` of rows; products have room for a tile of rows.
         unsafe {
             for p in 0..P {
                 open_super::<L>(panels[p].add(block * f.bytes()), next[p], opened[p]);
             }
-            for t in (0..tiles).step_by(2) {
-                let beside = |step: usize| match t {
-                    0 => {
-                        let asked = |step| 4 * ASKED_IN_OPENING + (8 - ASKED_IN_OPENING) * step;
-                        ask::<L, P>(next, asked(step)..asked(step + 1), 8 * 4);
+            for t in 0..tiles {
+                let beside = |step: usize| {
+                    // Beside the first two tiles, where there are two.
+                    let at = if tiles == 1 { step * 2..step * 2 + 2 } else { t * 4 + step..t * 4 + step + 1 };
+                    if at.end <= 8 {
+                        let asked = |at| 8 * ASKED_IN_OPENING + (8 - ASKED_IN_OPENING) * at;
+                        ask::<L, P>(next, asked(at.start)..asked(at.end), 8 * 8);
                     }
-                    _ => fold(t - 2, step),
+                    if t > 0 && step.is_multiple_of(2) && step / 2 < P {
+                        fold(t - 1, step / 2);
+                    }
                 };
-                let (one, to) = (tile + t, products[t / 2 % 2]);
-                if t + 1 < tiles {
-                    let parts = [x.parts(one, s), x.parts(one + 1, s)];
-                    multiply::<P, 2>([x.codes(one, s), x.codes(one + 1, s)], opened, to, beside);
-                    multiply_mins::<L, P, 2>(parts, opened, to);
-                } else {
-                    multiply::<P, 1>([x.codes(one, s)], opened, to, beside);
-                    multiply_mins::<L, P, 1>([x.parts(one, s)], opened, to);
-                }
+                let (one, to) = (tile + t, products[t % 2]);
+                multiply::<P>(x.codes(one, s), opened, to, beside);
+                multiply_mins::<L, P>(x.parts(one, s), opened, to);
             }
         }
-        (0..4).for_each(|part| fold((tiles - 1) & !1, part));
+        (0..P).for_each(|p| fold(tiles - 1, p));
     }
     let Some((out, first)) = out else { return };
     // Rows of a tile that is not full.
@@ -159,95 +157,64 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     }
 }
 
-/// Multiplies `R` tiles of rows with `P` panels' open superblocks and stores the products, a tile for each; does what is to be done beside.
+/// Multiplies a tile of rows with `P` panels' open superblocks and stores the products, a tile for each; does what is to be done beside.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn multiply<const P: usize, const R: usize>(
-    x: [*const i8; R],
-    opened: [*mut u8; P],
-    to: *mut u8,
-    beside: impl Fn(usize),
-) {
-    // SAFETY: four tiles of each operand, and room for four of products.
+unsafe fn multiply<const P: usize>(x: *const i8, opened: [*mut u8; P], to: *mut u8, beside: impl Fn(usize)) {
+    // SAFETY: four tiles of each operand, and room for two of products.
     unsafe {
         tile_zero!(0);
-        tile_zero!(1);
-        if R == 2 {
-            tile_zero!(2);
-            tile_zero!(3);
+        if P == 2 {
+            tile_zero!(1);
         }
         for step in 0..4 {
             let at = step * 1024;
-            tile_load!(4, x[0].add(at), 64);
-            tile_load!(6, opened[0].add(at), 64);
-            tile_dot_i8!(0, 4, 6);
+            tile_load!(2, x.add(at), 64);
+            tile_load!(3, opened[0].add(at), 64);
+            tile_dot_i8!(0, 2, 3);
             if P == 2 {
-                tile_load!(7, opened[P - 1].add(at), 64);
-                tile_dot_i8!(1, 4, 7);
-            }
-            if R == 2 {
-                tile_load!(5, x[R - 1].add(at), 64);
-                tile_dot_i8!(2, 5, 6);
-                if P == 2 {
-                    tile_dot_i8!(3, 5, 7);
-                }
+                tile_load!(3, opened[P - 1].add(at), 64);
+                tile_dot_i8!(1, 2, 3);
             }
             beside(step);
         }
-        store::<P, R>(to);
+        store::<P>(to);
     }
 }
 
 /// The same for sums of activations and mins, exact in bf16 and f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn multiply_mins<L: Layout, const P: usize, const R: usize>(
-    parts: [*const u8; R],
-    opened: [*mut u8; P],
-    to: *mut u8,
-) {
+unsafe fn multiply_mins<L: Layout, const P: usize>(parts: *const u8, opened: [*mut u8; P], to: *mut u8) {
     if !L::FORMAT.has_min {
         return;
     }
-    // SAFETY: a tile of each operand, and room for four of products behind the others.
+    // SAFETY: a tile of each operand, and room for two of products behind the others.
     unsafe {
         tile_zero!(0);
-        tile_zero!(1);
-        tile_load!(4, parts[0], 64);
-        tile_load!(6, opened[0].add(MINS), 64);
-        tile_dot_bf16!(0, 4, 6);
         if P == 2 {
-            tile_load!(7, opened[P - 1].add(MINS), 64);
-            tile_dot_bf16!(1, 4, 7);
+            tile_zero!(1);
         }
-        if R == 2 {
-            tile_zero!(2);
-            tile_zero!(3);
-            tile_load!(5, parts[R - 1], 64);
-            tile_dot_bf16!(2, 5, 6);
-            if P == 2 {
-                tile_dot_bf16!(3, 5, 7);
-            }
+        tile_load!(2, parts, 64);
+        tile_load!(3, opened[0].add(MINS), 64);
+        tile_dot_bf16!(0, 2, 3);
+        if P == 2 {
+            tile_load!(3, opened[P - 1].add(MINS), 64);
+            tile_dot_bf16!(1, 2, 3);
         }
-        store::<P, R>(to.add(4096));
+        store::<P>(to.add(PRODUCTS));
     }
 }
 
-/// Stores the tiles of products of a round.
+/// Stores the tiles of products of a tile of rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn store<const P: usize, const R: usize>(to: *mut u8) {
+unsafe fn store<const P: usize>(to: *mut u8) {
     // SAFETY: the caller's room.
     unsafe {
         tile_store!(0, to);
         if P == 2 {
             tile_store!(1, to.add(1024));
-        }
-        if R == 2 {
-            tile_store!(2, to.add(2048));
-            if P == 2 {
-                tile_store!(3, to.add(3072));
-            }
         }
     }
 }
@@ -270,7 +237,7 @@ unsafe fn fold_tile<L: Layout>(
             let from = from.add(r * 64);
             let mut t = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(from.cast())), units);
             if L::FORMAT.has_min {
-                t = _mm512_fnmadd_ps(_mm512_load_ps(from.add(4096).cast()), dmin, t);
+                t = _mm512_fnmadd_ps(_mm512_load_ps(from.add(PRODUCTS).cast()), dmin, t);
             }
             let sum = match before {
                 Some(sums) => _mm512_load_ps(sums.add(r * LANES)),
