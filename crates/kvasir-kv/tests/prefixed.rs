@@ -42,6 +42,10 @@ struct Twins {
     claimed: Vec<u64>,
     plans: u32,
     explicit: u32,
+    /// How often the last plan went stale.
+    staled: u32,
+    /// The last plan of either.
+    last: [Plan; 2],
 }
 
 impl Twins {
@@ -50,7 +54,8 @@ impl Twins {
         let behind = prefix.under(make()).unwrap();
         let base = behind.base();
         assert_eq!(base, ROWS / config(kind).block_size * config(kind).block_size);
-        Self { alone: make(), behind, base, ids: vec![], step: 0, claimed: vec![], plans: 0, explicit: 0 }
+        let (ids, claimed, last) = (vec![], vec![], [Plan::default(), Plan::default()]);
+        Self { alone: make(), behind, base, ids, step: 0, claimed, plans: 0, explicit: 0, staled: 0, last }
     }
 
     /// Does a verb on both, which must agree whether it is refused.
@@ -61,6 +66,9 @@ impl Twins {
     ) -> Option<T> {
         let (a, b) = (verb(&mut *self.alone, 0), verb(&mut self.behind, self.base));
         assert_eq!(a.as_ref().ok(), b.as_ref().ok(), "{what}: {a:?} alone, {b:?} behind");
+        let stale = [self.alone.check_fresh(&self.last[0]), self.behind.check_fresh(&self.last[1])];
+        assert_eq!(stale[0], stale[1], "{what} makes plans stale behind a prefix as it does alone");
+        self.staled += u32::from(stale[1].is_err());
         a.ok()
     }
 
@@ -157,6 +165,7 @@ impl Twins {
             }
             self.explicit += u32::from(matches!(b.mask, kvasir_kv::Mask::Explicit { .. }));
         }
+        self.last = [alone, behind];
     }
 
     fn compare(&mut self) {
@@ -195,6 +204,7 @@ fn the_random_verbs_meet_trees_and_plans_on_every_kind() {
         let mut twins = Twins::new(*kind, &prefix());
         (0..600).for_each(|_| twins.verb((roll(30) as u8, roll(1000), roll(1000), roll(1000))));
         assert!(twins.plans > 20, "{kind}: {} plans", twins.plans);
+        assert!(twins.staled > 20, "{kind}: {} looks at a stale plan", twins.staled);
         assert!(*kind == CacheKind::Contiguous || twins.explicit > 0, "{kind} ran no tree");
     }
 }
