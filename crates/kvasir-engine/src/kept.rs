@@ -49,11 +49,6 @@ impl KeptSessions {
     }
 }
 
-/// Tokens at the start that both have.
-fn common(a: &[Token], b: &[Token]) -> u32 {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count() as u32
-}
-
 impl World {
     /// Slots of whole blocks within `tokens`.
     fn blocks_within(&self, tokens: u32) -> u32 {
@@ -94,7 +89,8 @@ impl World {
         let kept = sequence.rest.params.session.and_then(|session| self.kept.entries.get(&session));
         let Some(kept) = kept.filter(|kept| kept.salt == sequence.rest.params.salt) else { return 0 };
         let most = sequence.tokens.len().saturating_sub(1);
-        self.blocks_within(common(&kept.tokens, &sequence.tokens()).min(most))
+        let same = sequence.tokens.common_prefix(&kept.tokens) as u32;
+        self.blocks_within(same.min(most))
     }
 
     /// Makes what a waiting request's session left fit the request: cut where the two part, given up where the request

@@ -14,7 +14,10 @@ pub struct Rings {
 impl Rings {
     /// Rings for layers with these windows, in a session whose steps write at most `longest_write` tokens.
     pub fn new(windows: Vec<u32>, longest_write: u32) -> Result<Self, CacheError> {
-        if windows.is_empty() || windows.contains(&0) {
+        if windows.is_empty() {
+            return Err(CacheError::BadConfig("no layer of the model has a window"));
+        }
+        if windows.contains(&0) {
             return Err(CacheError::BadConfig("a ring's window must be at least 1"));
         }
         if longest_write == 0 {

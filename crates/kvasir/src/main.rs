@@ -8,6 +8,7 @@ mod chat;
 mod cmd;
 mod config;
 mod doctor;
+mod facts;
 mod help;
 mod options;
 mod switch;

@@ -49,14 +49,10 @@ impl Model {
 
     /// The rings of this model's layers with a window.
     fn rings(&self, kind: CacheKind, longest: u32) -> Result<Rings, Error> {
-        let windows = self.loaded.program().windows();
         if kind != CacheKind::Contiguous {
             return Err(Error::Asked(format!("rings: {kind} keeps none, contiguous does")));
         }
-        if windows.is_empty() {
-            return Err(Error::Asked("rings: no layer of the model has a window".into()));
-        }
-        Rings::new(windows, longest).map_err(|e| Error::Asked(format!("rings: {e}")))
+        Rings::new(self.loaded.program().windows(), longest).map_err(|e| Error::Asked(format!("rings: {e}")))
     }
 
     /// An engine with a cache and a pool of its own, behind a shared prefix if there is one.

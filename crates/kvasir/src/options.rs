@@ -3,6 +3,7 @@
 
 use crate::{
     cmd::Failure,
+    facts::Facts,
     switch::{Switch, word},
 };
 use kvasir_engine::{
@@ -160,19 +161,6 @@ const MOST_TOKENS: u32 = 1 << 30;
 
 /// Blocks that one pool may have.
 const MOST_BLOCKS: u32 = 1 << 24;
-
-/// What the options depend on.
-#[derive(Clone, Debug)]
-pub(crate) struct Facts {
-    /// The model's longest sequence.
-    pub(crate) max_model_len: u32,
-    /// Slots that a share of the memory holds.
-    pub(crate) slots: u32,
-    /// Windows of the model's layers.
-    pub(crate) windows: Vec<u32>,
-    /// Whether the backend is a CPU.
-    pub(crate) is_cpu: bool,
-}
 
 /// Options that fit together.
 pub(crate) struct Settled {
@@ -352,7 +340,6 @@ impl Options {
         rule(kind == CacheKind::Contiguous, || {
             format!("--rings on cannot be combined with --cache {kind}: contiguous has them")
         })?;
-        rule(!facts.windows.is_empty(), || "--rings on: no layer of the model has a window".into())?;
         let rings = Rings::new(facts.windows.clone(), longest);
         rings.map(Some).map_err(|why| Failure::usage(format!("--rings on: {why}")))
     }

@@ -1,5 +1,5 @@
 use super::{Failure, model::ModelArgs, progress, whole_file::WholeFile};
-use crate::options::{Facts, Options};
+use crate::{facts::Facts, options::Options};
 use kvasir_kv::Token;
 use kvasir_lab::{offline, workload::Offline};
 use serde_json::json;
@@ -28,8 +28,7 @@ impl Args {
         let loaded = self.model.load()?;
         let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
         let slots = loaded.slots_in_memory(self.options.memory_share()?).unwrap_or(max_model_len);
-        let windows = loaded.program().windows();
-        let settled = self.options.settle(&Facts { max_model_len, slots, windows, is_cpu: true })?;
+        let settled = self.options.settle(&Facts::of(&loaded, slots))?;
         let overlap = settled.overlap;
         let mut setup = settled.setup.clone();
         setup.insert("device".into(), loaded.backend().into());

@@ -1,5 +1,8 @@
 use super::{Failure, form::FormArgs, model::ModelArgs};
-use crate::options::{Facts, Options, Settled};
+use crate::{
+    facts::Facts,
+    options::{Options, Settled},
+};
 use kvasir::{Answer, Finish, Kvasir, Loaded, Model, Params, Piece, Prompt, Sampling, Token};
 use kvasir_exec::TokenLogprobs;
 use serde_json::{Map, Value as Json, json};
@@ -143,7 +146,6 @@ impl Args {
     /// Everything that decides, for one request. Unless told otherwise: the cache of a single stream, as long as prompt and
     /// limit together.
     fn settle(&self, model: &Loaded, prompt: usize) -> Result<Settled, Failure> {
-        let max_model_len = model.program().max_positions as u32;
         let longest = prompt.saturating_add(self.max_tokens as usize).min(model.program().max_positions);
         // Whole blocks of any size.
         let wanted = (longest as u32).next_multiple_of(256);
@@ -153,7 +155,7 @@ impl Args {
             base.insert("cache".into(), "contiguous".into());
         }
         let options = self.options.over(&Options::from_map(&base)?)?;
-        options.settle(&Facts { max_model_len, slots, windows: model.program().windows(), is_cpu: true })
+        options.settle(&Facts::of(model, slots))
     }
 }
 

@@ -1,5 +1,5 @@
 use super::{Failure, interruption::Interruption, progress, whole_file, workload::WorkloadArgs};
-use crate::options::{Facts, Options};
+use crate::{facts::Facts, options::Options};
 use kvasir_lab::{
     sim::{self, Finished, Report, Run},
     trace::{self, End, Header, Lines},

@@ -1,5 +1,5 @@
 use super::{Failure, manners::Manners, model::ModelArgs};
-use crate::options::{Facts, Options};
+use crate::{facts::Facts, options::Options};
 use kvasir::Loaded;
 use kvasir_serve::{
     Watch,
@@ -60,10 +60,8 @@ impl Started {
         service: Service,
     ) -> Result<Self, Failure> {
         let loaded = model.load()?;
-        let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
         let slots = loaded.desk_slots(options.memory_share()?);
-        let windows = loaded.program().windows();
-        let settled = options.settle(&Facts { max_model_len, slots, windows, is_cpu: true })?;
+        let settled = options.settle(&Facts::of(&loaded, slots))?;
         let (overlap, mut setup) = (settled.overlap, settled.setup.clone());
         let (watch, observer) = Watch::new();
         let engine = loaded.engine(settled.core(), overlap)?.observe(observer);
