@@ -34,6 +34,13 @@ impl Rows {
 impl Columns {
     pub(crate) const NONE: Self = Self([[[0.0; LANES]; TILE]; 2]);
 
+    /// A column's even or odd input of a pair.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) fn number(&self, odd: usize, pair: usize, column: usize) -> f32 {
+        self.0[odd][pair][column]
+    }
+
     /// Widens a tile of pairs of inputs.
     ///
     /// # Safety

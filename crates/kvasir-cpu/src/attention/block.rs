@@ -1,3 +1,5 @@
+#[cfg(target_arch = "x86_64")]
+use super::few;
 use super::scratch::{Scratch, Tile};
 use super::softmax::{LANES, Sight};
 use super::soon::ask;
@@ -5,6 +7,7 @@ use super::stretch::TAKEN;
 use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape, products};
 use crate::Level;
+use crate::chains::Columns;
 use crate::dense::{STEP, round_bf16};
 use crate::level::per_level;
 use std::ops::Range;
@@ -66,14 +69,29 @@ impl Block {
 }
 
 impl Attend<'_> {
+    /// Whether values are multiplied as they lie by so many lanes of a head.
+    pub(super) fn is_few(&self, level: Level, lanes: usize) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return level >= Level::Avx512Vnni
+            && lanes <= few::FEW
+            && self.facts.value_dim.is_multiple_of(few::LINE);
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = (level, lanes);
+            false
+        }
+    }
+
     /// Blocks of the lanes of these tokens, in order of head.
     pub(super) fn make_blocks(&self, level: Level, piece: &Piece<'_>, tokens: Range<usize>, s: &mut Scratch) {
         let (group, steps) = (self.per_head(), Shape::of(self.facts).steps());
         let per_head = tokens.len() * group;
         // Zeros in the other heads' columns cost the tile unit nothing; vectors would work on them for nothing.
-        let pack = if level >= Level::Amx { (LANES / per_head.max(1)).max(1) } else { 1 };
+        let few = self.is_few(level, per_head);
+        let pack = if level >= Level::Amx || few { (LANES / per_head.max(1)).max(1) } else { 1 };
         s.blocks.clear();
         s.queries.clear();
+        s.open_queries.clear();
         let mut head = 0;
         while head < piece.heads.len() {
             let heads = head..piece.heads.len().min(head + pack);
@@ -133,6 +151,13 @@ impl Attend<'_> {
                 from += n;
             }
             head = heads.end;
+        }
+        if few && level < Level::Amx {
+            s.open_queries.resize(s.queries.len(), Columns::NONE);
+            for (tile, open) in s.queries.iter().zip(&mut s.open_queries) {
+                // SAFETY: a tile.
+                unsafe { open.open(level, tile.as_ptr().cast()) };
+            }
         }
         s.shares.grow(TAKEN * s.blocks.len() + 1);
         s.fades.resize(TAKEN * s.blocks.len(), [0.0; LANES]);

@@ -7,6 +7,8 @@
 mod block;
 mod coming;
 mod exact;
+#[cfg(target_arch = "x86_64")]
+mod few;
 mod lines;
 mod products;
 mod scratch;

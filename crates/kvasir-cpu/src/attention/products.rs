@@ -169,9 +169,21 @@ pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 fn transpose_wide(from: &Tile, to: &mut Tile) {
-    use std::arch::x86_64::*;
+    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
     // SAFETY: 16 rows of 64 bytes.
-    let r: [__m512i; 16] = std::array::from_fn(|i| unsafe { _mm512_loadu_si512(from[i].as_ptr().cast()) });
+    let rows = transposed(std::array::from_fn(|i| unsafe { _mm512_loadu_si512(from[i].as_ptr().cast()) }));
+    for (to, row) in to.iter_mut().zip(rows) {
+        // SAFETY: a row of 64 bytes.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), row) };
+    }
+}
+
+/// Rows of 16 words become columns.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn transposed(r: [std::arch::x86_64::__m512i; 16]) -> [std::arch::x86_64::__m512i; 16] {
+    use std::arch::x86_64::*;
     let mut t = r;
     for i in 0..8 {
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
@@ -184,22 +196,18 @@ fn transpose_wide(from: &Tile, to: &mut Tile) {
         q[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
         q[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
     }
+    let mut to = q;
     for j in 0..4 {
         let a = _mm512_shuffle_i32x4::<0x88>(q[j], q[4 + j]);
         let b = _mm512_shuffle_i32x4::<0xdd>(q[j], q[4 + j]);
         let c = _mm512_shuffle_i32x4::<0x88>(q[8 + j], q[12 + j]);
         let d = _mm512_shuffle_i32x4::<0xdd>(q[8 + j], q[12 + j]);
-        let rows = [
-            (j, _mm512_shuffle_i32x4::<0x88>(a, c)),
-            (j + 4, _mm512_shuffle_i32x4::<0x88>(b, d)),
-            (j + 8, _mm512_shuffle_i32x4::<0xdd>(a, c)),
-            (j + 12, _mm512_shuffle_i32x4::<0xdd>(b, d)),
-        ];
-        for (i, row) in rows {
-            // SAFETY: a row of 64 bytes.
-            unsafe { _mm512_storeu_si512(to[i].as_mut_ptr().cast(), row) };
-        }
+        to[j] = _mm512_shuffle_i32x4::<0x88>(a, c);
+        to[j + 4] = _mm512_shuffle_i32x4::<0x88>(b, d);
+        to[j + 8] = _mm512_shuffle_i32x4::<0xdd>(a, c);
+        to[j + 12] = _mm512_shuffle_i32x4::<0xdd>(b, d);
     }
+    to
 }
 
 /// The products on the tile unit. What runs beside them may be made of 512-bit vectors, and becomes part of these functions.

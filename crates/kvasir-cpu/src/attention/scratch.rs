@@ -28,6 +28,9 @@ pub(super) struct Scratch {
     pub(super) blocks: Vec<Block>,
     /// Per block and head: tiles of queries, a pair of numbers to a word.
     pub(super) queries: Lines<Tile>,
+    /// The same as numbers, where heads have few lanes and there are no tiles; and what comes of them, a row per lane.
+    pub(super) open_queries: Vec<Columns>,
+    pub(super) lying_scores: Lines<[f32; CHUNK]>,
     /// One head's queries of 16 lanes, a row per lane.
     pub(super) lying: Lines<Tile>,
     /// Per lane: running maximum, sum of shares, and sums of values over the chunks so far, in the order of [`super::coming`].
@@ -54,6 +57,8 @@ pub(super) struct Scratch {
     pub(super) packed: Lines<Packed>,
     /// Per block and chunk that is taken, and one that may be looked at past them.
     pub(super) shares: Lines<[Tile; 2]>,
+    /// A block's shares as numbers, where its heads have few lanes.
+    pub(super) open_shares: Lines<Scores>,
     /// Per block and chunk what its lanes' sums must be multiplied with before.
     pub(super) fades: Vec<[f32; LANES]>,
     /// Number of the entry at each position of the chunk, and the position.
@@ -70,6 +75,8 @@ impl Default for Scratch {
             starts: Vec::new(),
             blocks: Vec::new(),
             queries: Lines::new(),
+            open_queries: Vec::new(),
+            lying_scores: Lines::new(),
             lying: Lines::new(),
             most: Vec::new(),
             sum: Vec::new(),
@@ -87,6 +94,7 @@ impl Default for Scratch {
             sharing: [Sharing::NOTHING; 2],
             packed: Lines::new(),
             shares: Lines::new(),
+            open_shares: Lines::new(),
             fades: Vec::new(),
             rows: [(0, 0); CHUNK],
             runs_of_quarter: [0; 4],
@@ -116,6 +124,8 @@ impl Scratch {
             self.lying.grow(shape.steps());
             self.scores.grow(2);
             self.packed.grow(1);
+            self.open_shares.grow(1);
+            self.lying_scores.grow(LANES);
         }
         // Places past the end of a key are never written, and stay zero.
         self.staged_keys.grow(heads * CHUNK * shape.key_width);

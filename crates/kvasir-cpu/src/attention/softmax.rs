@@ -1,7 +1,5 @@
 //! One chunk's scores of 16 lanes (a lane is one query head of one token): from products to shares.
 
-use super::products::transpose;
-use super::scratch::Tile;
 use super::view::CHUNK;
 #[cfg(target_arch = "x86_64")]
 use super::wide;
@@ -50,10 +48,11 @@ pub(crate) struct Running {
 pub(super) const ROUND: f32 = 12_582_912.0;
 /// 2^f for |f| <= 1/2, highest power first.
 pub(super) const TERMS: [f32; 5] = [9.582_853e-3, 5.590_643e-2, 2.402_41e-1, 6.931_242e-1, 1.0];
-/// Below this a share is nothing.
-pub(super) const TINY: f32 = -126.0;
+/// Below this a share is nothing: no sum has room for it, and its products stay clear of the numbers that the tile unit takes for zeros and vectors
+/// do not.
+pub(super) const TINY: f32 = -64.0;
 
-/// 2^x for x <= 0, the same on every level, good to 2⁻¹⁸; exactly 1 at 0 and exactly 0 below -126.
+/// 2^x for x <= 0, the same on every level, good to 2⁻¹⁸; exactly 1 at 0 and exactly 0 below [`TINY`].
 #[inline(always)]
 pub(crate) fn exp2(x: f32) -> f32 {
     let t = x + ROUND;
@@ -198,8 +197,8 @@ impl Sharing {
         rise_by_compiler(level, &largest, self.scale, &mut self.run, &mut self.base);
     }
 
-    /// Shares of the positions that are left, as bf16, pairs of positions to a word of `packed`; each 16 pairs become one of `tiles`.
-    pub(super) fn rest(&mut self, level: Level, scores: &Scores, packed: &mut Packed, tiles: &mut [Tile; 2]) {
+    /// Shares of the positions that are left, as bf16, pairs of positions to a word of `packed`.
+    pub(super) fn rest(&mut self, level: Level, scores: &Scores, packed: &mut Packed) {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level was found on this machine.
@@ -207,9 +206,6 @@ impl Sharing {
             _ => some_by_compiler(level, self, &scores[2 * self.done..], &mut packed[self.done..]),
         }
         self.done = CHUNK / 2;
-        for (part, tile) in packed.as_chunks().0.iter().zip(tiles) {
-            transpose(level, part, tile);
-        }
     }
 
     /// The lanes' sums with this chunk's shares.

@@ -5,8 +5,10 @@ const PLACES: usize = 8;
 /// tiles read across rows, which processors do not foresee.
 #[derive(Clone, Copy)]
 pub(crate) struct Soon {
-    /// What is left, in lines of 64 bytes.
+    /// What is left, in lines of 64 bytes: places `first .. end`.
     places: [(*const u8, u32); PLACES],
+    first: u8,
+    end: u8,
     /// Lines that are asked for at a time.
     step: u32,
     /// Whether they are to come no closer than the second-level cache.
@@ -14,36 +16,48 @@ pub(crate) struct Soon {
 }
 
 impl Soon {
-    pub(super) const NOTHING: Self = Self { places: [(std::ptr::null(), 0); PLACES], step: 0, far: false };
+    pub(super) const NOTHING: Self =
+        Self { places: [(std::ptr::null(), 0); PLACES], first: 0, end: 0, step: 0, far: false };
 
     /// Adds bytes from `at` on. What is in more places is left to itself.
     pub(super) fn add(&mut self, at: *const u8, bytes: usize) {
-        if bytes > 0
-            && let Some(place) = self.places.iter_mut().find(|place| place.1 == 0)
+        let lines = bytes.div_ceil(64) as u32;
+        if let Some((before, n)) = self.places[..self.end as usize].last_mut()
+            && before.wrapping_add(*n as usize * 64) == at
         {
-            *place = (at, bytes.div_ceil(64) as u32);
+            *n += lines;
+        } else if lines > 0 && (self.end as usize) < PLACES {
+            self.places[self.end as usize] = (at, lines);
+            self.end += 1;
         }
     }
 
     /// The second half of this, then the first half of `next`: who is asked for half a step ahead fills the first level, but not more of it.
-    pub(super) fn then(self, next: Self) -> Self {
+    pub(super) fn then(&self, next: &Self) -> Self {
         let mut all = Self::NOTHING;
-        let both = self.halves().1.places.into_iter().chain(next.halves().0.places);
-        both.for_each(|(at, lines)| all.add(at, lines as usize * 64));
+        self.part(self.lines() / 2, u32::MAX, &mut all);
+        next.part(0, next.lines() / 2, &mut all);
         all
     }
 
-    /// Its first half, and the rest.
-    pub(super) fn halves(self) -> (Self, Self) {
-        let (mut first, mut second) = (Self::NOTHING, Self::NOTHING);
-        let mut left = self.lines() / 2;
-        for (at, lines) in self.places {
-            let n = left.min(lines);
-            first.add(at, n as usize * 64);
-            second.add(at.wrapping_add(n as usize * 64), (lines - n) as usize * 64);
-            left -= n;
+    /// Its first half.
+    pub(super) fn first_half(&self) -> Self {
+        let mut half = Self::NOTHING;
+        self.part(0, self.lines() / 2, &mut half);
+        half
+    }
+
+    /// Adds lines `from .. to` of this to another.
+    fn part(&self, from: u32, to: u32, all: &mut Self) {
+        let mut before = 0;
+        for &(at, lines) in self.left() {
+            let (start, end) = (from.saturating_sub(before).min(lines), (to - before).min(lines));
+            all.add(at.wrapping_add(start as usize * 64), end.saturating_sub(start) as usize * 64);
+            before += end;
+            if before == to {
+                break;
+            }
         }
-        (first, second)
     }
 
     /// The same, for the second-level cache.
@@ -51,8 +65,12 @@ impl Soon {
         Self { far: true, ..self }
     }
 
+    fn left(&self) -> &[(*const u8, u32)] {
+        &self.places[self.first as usize..self.end as usize]
+    }
+
     fn lines(&self) -> u32 {
-        self.places.iter().map(|place| place.1).sum()
+        self.left().iter().map(|place| place.1).sum()
     }
 
     /// The same, to be asked for in so many parts.
@@ -63,39 +81,19 @@ impl Soon {
 
     /// Whether there is anything left.
     pub(super) fn is_left(&self) -> bool {
-        self.step > 0
+        self.first < self.end
     }
 
     /// Asks for the next part.
     #[inline(always)]
     pub(super) fn ask(&mut self) {
-        let (at, lines) = &mut self.places[0];
-        if *lines < self.step {
-            return self.ask_across();
-        }
-        for line in 0..self.step as usize {
-            ask_line(at.wrapping_add(line * 64), self.far);
-        }
-        (*at, *lines) = (at.wrapping_add(self.step as usize * 64), *lines - self.step);
-    }
-
-    /// The same from the end of one place to the next.
-    #[cold]
-    fn ask_across(&mut self) {
-        let mut left = self.step;
-        while left > 0 {
-            let (at, lines) = &mut self.places[0];
-            let n = left.min(*lines);
+        let mut wanted = self.step;
+        while wanted > 0 && self.first < self.end {
+            let (at, lines) = &mut self.places[self.first as usize % PLACES];
+            let n = wanted.min(*lines);
             (0..n as usize).for_each(|line| ask_line(at.wrapping_add(line * 64), self.far));
-            (*at, *lines, left) = (at.wrapping_add(n as usize * 64), *lines - n, left - n);
-            if *lines == 0 {
-                self.places.rotate_left(1);
-                if self.places[0].1 == 0 {
-                    // Nothing is left.
-                    self.step = 0;
-                    return;
-                }
-            }
+            (*at, *lines, wanted) = (at.wrapping_add(n as usize * 64), *lines - n, wanted - n);
+            self.first += u8::from(*lines == 0);
         }
     }
 }

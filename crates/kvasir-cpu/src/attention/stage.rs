@@ -37,32 +37,32 @@ impl Attend<'_> {
         soon
     }
 
-    /// One head's keys and values of a chunk, to be asked for long before.
-    pub(super) fn soon_both(&self, chunk: &Chunk, head: usize) -> Soon {
-        let mut soon = self.soon(chunk, head);
+    /// One head's values of a chunk, if they are not part of the keys, behind what is there to be asked for already.
+    pub(super) fn soon_values(&self, chunk: &Chunk, head: usize, mut soon: Soon) -> Soon {
         for run in self.views.runs(chunk) {
             if let Some(values) = &self.pool(run.pool).values {
                 values.stretches(run.slot, run.len, head, |at, bytes| soon.add(at, bytes));
             }
         }
-        soon.far()
+        soon
     }
 
     /// Brings a chunk's keys of these heads into the form that the products take. 16 positions are used where they are if they are bf16 and
-    /// lie as they would in a run; what is there at positions that nobody sees does not matter.
+    /// lie as they would in a run; what is there at positions that nobody sees does not matter. What is read `behind` them is asked for with the last.
     pub(super) fn stage_keys(
         &self,
         level: Level,
         shape: Shape,
         piece: &Piece<'_>,
         (heads, many): (Range<usize>, bool),
-        chunk: &Chunk,
+        (chunk, behind): (&Chunk, Soon),
         s: &mut Scratch,
     ) {
         s.keys.clear();
         s.open_keys.clear();
         s.soon.clear();
         let runs = self.views.runs(chunk);
+        let mut soon = self.soon(chunk, piece.heads.start + heads.start);
         for (i, head) in heads.clone().enumerate() {
             let last = head + 1 == heads.end;
             let head = piece.heads.start + head;
@@ -105,9 +105,9 @@ impl Attend<'_> {
                 // SAFETY: 64 rows of the pool's or staged, whole steps.
                 unsafe { open_keys(level, &keys, shape.steps(), &mut s.open_keys) };
             }
-            let next = if last { Soon::NOTHING } else { self.soon(chunk, head + 1) };
-            s.soon
-                .push(self.soon(chunk, head).then(next).in_parts(products::asks(heads.len(), shape.steps())));
+            let next = if last { behind } else { self.soon(chunk, head + 1) };
+            s.soon.push(soon.then(&next).in_parts(products::asks(heads.len(), shape.steps())));
+            soon = next;
         }
     }
 
@@ -122,7 +122,7 @@ impl Attend<'_> {
         fits.then_some(slot)
     }
 
-    /// One head's values of a chunk, to be brought into `tiles`. Values of bf16 rows are read where they are; rows of no entry are zeros.
+    /// One head's values of a chunk, to be brought into `tiles`.
     pub(super) fn coming(
         &self,
         level: Level,
@@ -131,6 +131,18 @@ impl Attend<'_> {
         (tiles, soon): (Lines<Tile>, Soon),
         s: &mut Scratch,
     ) -> Coming {
+        let rows = self.value_rows(level, head, chunk, s);
+        Coming { rows, width: self.facts.value_dim, tiles, done: 0, soon }
+    }
+
+    /// Where one head's values of a chunk lie as bf16: those of bf16 rows where they are; rows of no entry are zeros.
+    pub(super) fn value_rows(
+        &self,
+        level: Level,
+        head: usize,
+        chunk: &Chunk,
+        s: &mut Scratch,
+    ) -> [*const u16; CHUNK] {
         let vd = self.facts.value_dim;
         let mut at: [*const u16; CHUNK] = [s.nothing.as_ptr(); CHUNK];
         for run in self.views.runs(chunk) {
@@ -139,10 +151,10 @@ impl Attend<'_> {
             let mut row = run.position as usize % CHUNK;
             if rows.kind() == KvType::Bf16 {
                 rows.stretches(run.slot, run.len, head, |first, bytes| {
-                    for offset in (0..bytes).step_by(rows.part_bytes()) {
-                        at[row] = first.wrapping_add(offset).cast();
-                        row += 1;
-                    }
+                    let part = rows.part_bytes();
+                    let to = &mut at[row..][..bytes / part];
+                    row += to.len();
+                    to.iter_mut().enumerate().for_each(|(n, to)| *to = first.wrapping_add(n * part).cast());
                 });
                 continue;
             }
@@ -154,6 +166,6 @@ impl Attend<'_> {
                 row += 1;
             }
         }
-        Coming { rows: at, width: vd, tiles, done: 0, soon }
+        at
     }
 }

@@ -1,5 +1,7 @@
 use super::block::Block;
 use super::coming::Coming;
+#[cfg(target_arch = "x86_64")]
+use super::few;
 use super::lines::Lines;
 use super::scratch::Scratch;
 use super::share::Stretch;
@@ -18,21 +20,23 @@ pub(super) const TAKEN: usize = 2;
 
 /// A chunk that some lane sees some of.
 #[derive(Clone, Copy)]
-struct Seen<'c> {
-    chunk: &'c Chunk,
+pub(super) struct Seen<'c> {
+    pub(super) chunk: &'c Chunk,
     /// The chunk behind it.
-    next: Option<&'c Chunk>,
+    pub(super) next: Option<&'c Chunk>,
     /// Its first position and its last.
     first: i32,
     last: i32,
 }
 
 /// Chunks that are taken together by blocks which read the same heads.
-struct Work<'c> {
-    chunks: &'c [Seen<'c>],
-    blocks: Range<usize>,
+pub(super) struct Work<'c> {
+    pub(super) chunks: &'c [Seen<'c>],
+    pub(super) blocks: Range<usize>,
     /// Heads, counted within the piece.
-    heads: Range<usize>,
+    pub(super) heads: Range<usize>,
+    /// Whether values are multiplied as they lie, because each head has few lanes.
+    few: bool,
 }
 
 /// The tile unit, where the level has one.
@@ -89,10 +93,15 @@ impl Attend<'_> {
             while at < s.blocks.len() {
                 let heads = s.blocks[at].heads.clone();
                 let next = at + s.blocks[at..].iter().take_while(|b| b.heads == heads).count();
-                let work = Work { chunks: &taken[..n], blocks: at..next, heads };
+                let few = next - at == 1 && self.is_few(level, s.blocks[at].per_head);
+                let work = Work { chunks: &taken[..n], blocks: at..next, heads, few };
                 unit.of_rows(LANES);
                 self.make_shares(level, piece, &work, s);
-                self.take_values(level, piece, &work, &mut unit, s);
+                match few {
+                    #[cfg(target_arch = "x86_64")]
+                    true => self.take_rows(level, piece, &work, s),
+                    _ => self.take_values(level, piece, &work, &mut unit, s),
+                }
                 at = next;
             }
         }
@@ -123,30 +132,40 @@ impl Attend<'_> {
         let mut before: Option<Scored> = None;
         for (n, seen) in work.chunks.iter().enumerate() {
             self.number_rows(seen.chunk, s);
-            self.stage_keys(level, shape, piece, (work.heads.clone(), many), seen.chunk, s);
+            let behind =
+                if work.few { self.soon_values(seen.chunk, head, Soon::NOTHING) } else { Soon::NOTHING };
+            self.stage_keys(level, shape, piece, (work.heads.clone(), many), (seen.chunk, behind), s);
             if many {
                 let meeting = s.blocks[work.blocks.clone()].iter().filter(|b| b.meets(seen)).count();
-                let soon = seen.next.map_or(Soon::NOTHING, |next| self.soon_both(next, head));
+                let soon = seen
+                    .next
+                    .map_or(Soon::NOTHING, |next| self.soon_values(next, head, self.soon(next, head)).far());
                 s.soon[0] = soon.in_parts(meeting * products::asks(1, shape.steps()));
             }
-            let tiles = std::mem::replace(&mut s.values[n], Lines::new());
-            let mut coming = self.coming(level, head, seen.chunk, (tiles, Soon::NOTHING), s);
+            let mut coming = if work.few {
+                Coming::nothing(Soon::NOTHING)
+            } else {
+                let tiles = std::mem::replace(&mut s.values[n], Lines::new());
+                self.coming(level, head, seen.chunk, (tiles, Soon::NOTHING), s)
+            };
             for block in work.blocks.clone() {
                 if !s.blocks[block].meets(seen) {
                     continue;
                 }
                 let place = before.map_or(0, |before| 1 - before.place);
                 let now = Scored { block, chunk: n, place };
-                s.score(level, shape, now, before, &mut coming);
+                s.score(level, shape, now, (before, work.few), &mut coming);
                 s.begin_shares(level, now, seen, self.rule());
                 before = Some(now);
             }
-            // SAFETY: the rows are the pool's or staged.
-            unsafe { coming.all(level) };
-            s.values[n] = coming.tiles;
+            if !work.few {
+                // SAFETY: the rows are the pool's or staged.
+                unsafe { coming.all(level) };
+                s.values[n] = coming.tiles;
+            }
         }
         if let Some(before) = before {
-            s.end_shares(level, before);
+            s.end_shares(level, before, work.few);
         }
     }
 
@@ -168,7 +187,7 @@ impl Attend<'_> {
             } else {
                 let first = piece.heads.start + work.heads.start;
                 let next = last.next.filter(|_| work.blocks.len() == 1);
-                let keys = next.map_or(Soon::NOTHING, |next| self.soon(next, first).halves().0);
+                let keys = next.map_or(Soon::NOTHING, |next| self.soon(next, first).first_half());
                 Coming::nothing(keys.in_parts(s.values[0].len()))
             };
             if level < Level::Amx && s.blocks[work.blocks.start].per_head > products::FEW {
@@ -189,12 +208,12 @@ impl Attend<'_> {
 
 /// A block whose scores become shares.
 #[derive(Clone, Copy)]
-struct Scored {
-    block: usize,
+pub(super) struct Scored {
+    pub(super) block: usize,
     /// Which of the chunks that are taken together.
     chunk: usize,
     /// Which of two scores are its own.
-    place: usize,
+    pub(super) place: usize,
 }
 
 impl Scored {
@@ -238,7 +257,7 @@ impl Scratch {
         level: Level,
         shape: Shape,
         now: Scored,
-        before: Option<Scored>,
+        (before, few): (Option<Scored>, bool),
         coming: &mut Coming,
     ) {
         let queries = self.queries[self.blocks[now.block].queries..].as_ptr().cast();
@@ -248,6 +267,11 @@ impl Scratch {
             // the caller.
             unsafe { self.score_beside(shape, queries, now, coming) };
         }
+        #[cfg(target_arch = "x86_64")]
+        if level < Level::Amx && few {
+            // SAFETY: as above; the lanes are those of the block's heads.
+            return unsafe { self.score_few(shape, now) };
+        }
         if level < Level::Amx {
             let keys = (&self.keys[..], &self.open_keys[..]);
             // SAFETY: as above.
@@ -255,7 +279,7 @@ impl Scratch {
         }
         let _ = coming;
         if let Some(before) = before {
-            self.end_shares(level, before);
+            self.end_shares(level, before, false);
         }
     }
 
@@ -294,11 +318,22 @@ impl Scratch {
     }
 
     /// The rest of a block's shares.
-    fn end_shares(&mut self, level: Level, scored: Scored) {
+    fn end_shares(&mut self, level: Level, scored: Scored, few: bool) {
         let number = scored.number(self.blocks.len());
         let sharing = &mut self.sharing[scored.place];
-        let (packed, tiles) = (&mut self.packed[0], &mut self.shares[number]);
-        sharing.rest(level, &self.scores[scored.place], packed, tiles);
+        let packed = &mut self.packed[0];
+        sharing.rest(level, &self.scores[scored.place], packed);
+        if few {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level has the instructions.
+            unsafe {
+                few::open(packed, &mut self.open_shares[0])
+            };
+        } else {
+            for (part, tile) in packed.as_chunks().0.iter().zip(&mut self.shares[number]) {
+                products::transpose(level, part, tile);
+            }
+        }
         sharing.end(level);
         let block = &self.blocks[scored.block];
         block.scatter(&sharing.run.most, &mut self.most);

@@ -88,8 +88,9 @@ fn attend_with(level: Option<Level>, setup: &Setup<'_>, plan: &Plan, threads: us
         soft_cap: None,
         sinks: setup.sinks,
     };
-    let mut out = vec![f32::NAN; plan.positions.len() * HEADS * 48];
-    let results = Results::new(&mut out, HEADS * 48);
+    let row = HEADS * setup.facts.value_dim;
+    let mut out = vec![f32::NAN; plan.positions.len() * row];
+    let results = Results::new(&mut out, row);
     match level {
         Some(level) => a.run(&Team::new(threads), level, &results),
         None => attend_exact(&a, &Team::new(threads), Level::detect(), &results),
@@ -161,6 +162,28 @@ fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
         let mask = Mask::Explicit { at: 0, words_per_query: words as u32 };
         let explicit = plan(Layout::Run { start: 0 }, vec![], 150, 50, mask, bits);
         assert_eq!(attend(Some(level), &setup, &explicit, 2), all[150 * row..]);
+    }
+}
+
+#[test]
+fn a_token_alone_gets_the_bits_it_gets_in_a_prompt_whatever_the_lanes_of_a_head() {
+    for kv_heads in [6, 3, 2, 1] {
+        for (value_dim, kind) in
+            [(128, KvType::Bf16), (96, KvType::Bf16), (64, KvType::Q8_0), (40, KvType::F16)]
+        {
+            let facts = LayerFacts { kv_heads, value_dim, ..facts((kv_heads == 2).then_some(70), 64) };
+            let pool = pool(&facts, kind, &|p| p as u32);
+            let setup = Setup { facts: &facts, pool: &pool, sinks: None };
+            let reference = attend(Some(Level::Portable), &setup, &contiguous(0, HISTORY), 1);
+            let row = HEADS * value_dim;
+            for level in Level::available() {
+                for (first, n) in [(0, 1), (63, 1), (130, 1), (199, 1), (150, 2)] {
+                    let got = attend(Some(level), &setup, &contiguous(first, n), 2);
+                    let wanted = &reference[first * row..(first + n) * row];
+                    assert_eq!(got, wanted, "{first} + {n}, {kv_heads} heads of {value_dim}, {level} {kind}");
+                }
+            }
+        }
     }
 }
 
