@@ -232,7 +232,7 @@ impl Options {
             self.mixed.is_none() && self.step_target_ms.is_none() && self.step_target_times.is_none();
         if is_chunked && is_open {
             self.mixed = Some(Switch::On);
-            self.step_target_times = Some(4.0);
+            self.step_target_times = Some(3.5);
         }
         self
     }

@@ -33,8 +33,11 @@ impl Attend<'_> {
     pub(super) fn take_rows(&self, level: Level, piece: &Piece<'_>, work: &Work<'_>, s: &mut Scratch) {
         let width = self.facts.value_dim;
         let seen = &work.chunks[0];
+        let mut rows = [std::ptr::null(); CHUNK];
         for (i, head) in work.heads.clone().enumerate() {
-            let rows = self.value_rows(level, piece.heads.start + head, seen.chunk, s);
+            self.value_rows(level, piece.heads.start + head, seen.chunk, &mut rows, s);
+            // Nobody sees what is behind, and its shares are zeros.
+            let rows = &rows[..seen.len().next_multiple_of(2)];
             let block = &s.blocks[work.blocks.start];
             let (from, lanes) = (i * block.per_head, block.per_head);
             let next = seen.next.filter(|_| head + 1 == work.heads.end);
@@ -45,7 +48,7 @@ impl Attend<'_> {
             let sums = &mut s.sums[first..][..lanes * width];
             softmax::fade(level, sums, width, &s.fades[work.blocks.start][from..from + lanes]);
             // SAFETY: the level has the instructions; the rows are the pool's or staged.
-            unsafe { add(&s.open_shares[0], (from, lanes), &rows, width, sums, &mut soon) };
+            unsafe { add(&s.open_shares[0], (from, lanes), rows, width, sums, &mut soon) };
         }
     }
 }
@@ -174,14 +177,14 @@ pub(super) fn open(packed: &Packed, shares: &mut Scores) {
     }
 }
 
-/// Adds the values of a chunk, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order of [`super::coming`].
+/// Adds the values of an even number of a chunk's positions, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order of [`super::coming`].
 ///
 /// # Safety
 /// The machine must have the instructions, and each of `rows` point at `width` numbers, which are whole lines.
 unsafe fn add(
     shares: &Scores,
     (from, lanes): (usize, usize),
-    rows: &[*const u16; CHUNK],
+    rows: &[*const u16],
     width: usize,
     sums: &mut [f32],
     soon: &mut Soon,
@@ -207,29 +210,32 @@ unsafe fn add(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn steps<const N: usize, const W: usize>(
     shares: *const f32,
-    rows: &[*const u16; CHUNK],
+    rows: &[*const u16],
     width: usize,
     sums: &mut [f32],
     soon: &mut Soon,
 ) {
     let zero = _mm512_setzero_si512();
-    for (step, rows) in rows.as_chunks::<LINE>().0.iter().enumerate() {
+    for (step, rows) in rows.chunks(LINE).enumerate() {
         for at in (0..width).step_by(W * LINE) {
             // Per parity of positions, lane, line and half of a line.
             let mut chains = [[[[_mm512_setzero_ps(); 2]; W]; N]; 2];
-            for (position, row) in rows.iter().enumerate() {
-                let lines: [_; W] = from_fn(|w| {
-                    // SAFETY: the caller's rows.
-                    let v = unsafe { line(row.wrapping_add(at + w * LINE).cast()) };
-                    [_mm512_unpacklo_epi16(zero, v), _mm512_unpackhi_epi16(zero, v)]
-                });
-                for n in 0..N {
-                    // SAFETY: shares of 64 positions.
-                    let x = _mm512_set1_ps(unsafe { *shares.add((step * LINE + position) * LANES + n) });
-                    for w in 0..W {
-                        for half in 0..2 {
-                            let chain = &mut chains[position % 2][n][w][half];
-                            *chain = _mm512_fmadd_ps(_mm512_castsi512_ps(lines[w][half]), x, *chain);
+            for (pair, rows) in rows.as_chunks::<2>().0.iter().enumerate() {
+                for odd in 0..2 {
+                    let lines: [_; W] = from_fn(|w| {
+                        // SAFETY: the caller's rows.
+                        let v = unsafe { line(rows[odd].wrapping_add(at + w * LINE).cast()) };
+                        [_mm512_unpacklo_epi16(zero, v), _mm512_unpackhi_epi16(zero, v)]
+                    });
+                    let shares = shares.wrapping_add((step * LINE + 2 * pair + odd) * LANES);
+                    for n in 0..N {
+                        // SAFETY: shares of 64 positions.
+                        let x = _mm512_set1_ps(unsafe { *shares.add(n) });
+                        for w in 0..W {
+                            for half in 0..2 {
+                                let chain = &mut chains[odd][n][w][half];
+                                *chain = _mm512_fmadd_ps(_mm512_castsi512_ps(lines[w][half]), x, *chain);
+                            }
                         }
                     }
                 }

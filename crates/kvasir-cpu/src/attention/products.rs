@@ -219,19 +219,20 @@ pub(crate) mod tiles {
     use super::{Beside, Keys, LANES, Scores, Shared};
     use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
 
-    /// [`super::scores`], with something `beside` every product.
+    /// [`super::scores`], with something `beside` every product. Of positions from `seen` on there may be anything, if heads are many.
     ///
     /// # Safety
     /// As there; tiles must be configured.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(crate) unsafe fn scores(
-        keys: &[Keys],
+        (keys, seen): (&[Keys], usize),
         queries: *const u8,
         steps: usize,
         out: &mut Scores,
         beside: &mut impl Beside,
     ) {
+        let quarters = seen.div_ceil(LANES);
         let out = out.as_mut_ptr().cast::<u8>();
         macro_rules! take {
             ($to:literal, $keys:expr, $quarter:expr, $step:expr) => {
@@ -268,11 +269,17 @@ pub(crate) mod tiles {
                     beside.before(head, 1);
                     take!(0, keys, 0, step);
                     beside.before(head, 1);
-                    take!(1, keys, 1, step);
+                    if quarters > 1 {
+                        take!(1, keys, 1, step);
+                    }
                     beside.before(head, 1);
-                    take!(3, keys, 2, step);
+                    if quarters > 2 {
+                        take!(3, keys, 2, step);
+                    }
                     beside.before(head, 1);
-                    take!(4, keys, 3, step);
+                    if quarters > 3 {
+                        take!(4, keys, 3, step);
+                    }
                 }
             }
             tile_store!(0, out);

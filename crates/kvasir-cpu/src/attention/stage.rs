@@ -131,7 +131,8 @@ impl Attend<'_> {
         (tiles, soon): (Lines<Tile>, Soon),
         s: &mut Scratch,
     ) -> Coming {
-        let rows = self.value_rows(level, head, chunk, s);
+        let mut rows = [std::ptr::null(); CHUNK];
+        self.value_rows(level, head, chunk, &mut rows, s);
         Coming { rows, width: self.facts.value_dim, tiles, done: 0, soon }
     }
 
@@ -141,10 +142,11 @@ impl Attend<'_> {
         level: Level,
         head: usize,
         chunk: &Chunk,
+        at: &mut [*const u16; CHUNK],
         s: &mut Scratch,
-    ) -> [*const u16; CHUNK] {
+    ) {
         let vd = self.facts.value_dim;
-        let mut at: [*const u16; CHUNK] = [s.nothing.as_ptr(); CHUNK];
+        *at = [s.nothing.as_ptr(); CHUNK];
         for run in self.views.runs(chunk) {
             let pool = self.pool(run.pool);
             let rows = pool.values.as_ref().unwrap_or(&pool.keys);
@@ -166,6 +168,5 @@ impl Attend<'_> {
                 row += 1;
             }
         }
-        at
     }
 }

@@ -7,7 +7,7 @@ use super::scratch::Scratch;
 use super::share::Stretch;
 use super::softmax::{self, LANES, Rule};
 use super::soon::Soon;
-use super::view::Chunk;
+use super::view::{CHUNK, Chunk};
 #[cfg(target_arch = "x86_64")]
 use super::wide::Making;
 use super::{Attend, Piece, Shape, products};
@@ -62,6 +62,13 @@ impl Unit {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = rows;
+    }
+}
+
+impl Seen<'_> {
+    /// Positions up to the last one.
+    pub(super) fn len(&self) -> usize {
+        self.last as usize % CHUNK + 1
     }
 }
 
@@ -142,23 +149,21 @@ impl Attend<'_> {
                     .map_or(Soon::NOTHING, |next| self.soon_values(next, head, self.soon(next, head)).far());
                 s.soon[0] = soon.in_parts(meeting * products::asks(1, shape.steps()));
             }
-            let mut coming = if work.few {
-                Coming::nothing(Soon::NOTHING)
-            } else {
+            let mut coming = (!work.few).then(|| {
                 let tiles = std::mem::replace(&mut s.values[n], Lines::new());
                 self.coming(level, head, seen.chunk, (tiles, Soon::NOTHING), s)
-            };
+            });
             for block in work.blocks.clone() {
                 if !s.blocks[block].meets(seen) {
                     continue;
                 }
                 let place = before.map_or(0, |before| 1 - before.place);
-                let now = Scored { block, chunk: n, place };
-                s.score(level, shape, now, (before, work.few), &mut coming);
+                let now = Scored { block, chunk: n, seen: seen.len(), place };
+                s.score(level, shape, now, before, coming.as_mut());
                 s.begin_shares(level, now, seen, self.rule());
                 before = Some(now);
             }
-            if !work.few {
+            if let Some(mut coming) = coming {
                 // SAFETY: the rows are the pool's or staged.
                 unsafe { coming.all(level) };
                 s.values[n] = coming.tiles;
@@ -212,6 +217,8 @@ pub(super) struct Scored {
     pub(super) block: usize,
     /// Which of the chunks that are taken together.
     chunk: usize,
+    /// Positions up to the last that is seen.
+    seen: usize,
     /// Which of two scores are its own.
     pub(super) place: usize,
 }
@@ -229,7 +236,8 @@ struct Meanwhile<'a> {
     /// The block before.
     making: Making<'a>,
     soon: &'a mut [Soon],
-    coming: &'a mut Coming,
+    /// The first head's values.
+    coming: Option<&'a mut Coming>,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -243,41 +251,41 @@ impl products::Beside for Meanwhile<'_> {
     #[inline(always)]
     unsafe fn before(&mut self, head: usize, products: usize) {
         self.soon[head].ask();
-        if head + 1 == self.soon.len() && self.coming.is_coming() {
+        if head + 1 == self.soon.len()
+            && let Some(coming) = self.coming.as_mut().filter(|coming| coming.is_coming())
+        {
             // SAFETY: the rows that come are the pool's or staged.
-            (0..products).for_each(|_| unsafe { self.coming.some(Level::Amx) });
+            (0..products).for_each(|_| unsafe { coming.some(Level::Amx) });
         }
     }
 }
 
 impl Scratch {
-    /// Products of a chunk's keys with the queries of a block, while the scores of the one `before` become shares.
+    /// Products of a chunk's keys with the queries of a block, while the scores of the one `before` become shares. Values are `coming` but where
+    /// heads have few lanes.
     fn score(
         &mut self,
         level: Level,
         shape: Shape,
         now: Scored,
-        (before, few): (Option<Scored>, bool),
-        coming: &mut Coming,
+        before: Option<Scored>,
+        coming: Option<&mut Coming>,
     ) {
         let queries = self.queries[self.blocks[now.block].queries..].as_ptr().cast();
-        #[cfg(target_arch = "x86_64")]
-        if level >= Level::Amx {
+        match level {
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: the level was found on this machine; the block has tiles of queries for each head, keys are 64 rows each; tiles are configured by
             // the caller.
-            unsafe { self.score_beside(shape, queries, now, coming) };
-        }
-        #[cfg(target_arch = "x86_64")]
-        if level < Level::Amx && few {
-            // SAFETY: as above; the lanes are those of the block's heads.
-            return unsafe { self.score_few(shape, now) };
-        }
-        if level < Level::Amx {
-            let keys = (&self.keys[..], &self.open_keys[..]);
+            Level::Amx => unsafe { self.score_beside(shape, queries, now, coming) },
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            unsafe { products::scores(level, keys, queries, shape.steps(), &mut self.scores[now.place]) };
+            Level::Avx512Vnni if coming.is_none() => unsafe { self.score_few(shape, now) },
+            _ => {
+                let keys = (&self.keys[..], &self.open_keys[..]);
+                // SAFETY: as above.
+                unsafe { products::scores(level, keys, queries, shape.steps(), &mut self.scores[now.place]) };
+            }
         }
-        let _ = coming;
         if let Some(before) = before {
             self.end_shares(level, before, false);
         }
@@ -289,7 +297,13 @@ impl Scratch {
     /// The machine must have the instructions, the block's queries and the keys must be there and tiles configured.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn score_beside(&mut self, shape: Shape, queries: *const u8, now: Scored, coming: &mut Coming) {
+    unsafe fn score_beside(
+        &mut self,
+        shape: Shape,
+        queries: *const u8,
+        now: Scored,
+        coming: Option<&mut Coming>,
+    ) {
         let [first, second] = &mut self.scores[..] else { return };
         let (out, scores) = if now.place == 0 { (first, second) } else { (second, first) };
         // Nothing is left of it where there was no block before.
@@ -297,7 +311,9 @@ impl Scratch {
         let making = Making::go_on(sharing, scores, &mut self.packed[0]);
         let mut meanwhile = Meanwhile { making, soon: &mut self.soon, coming };
         // SAFETY: as the caller vouches.
-        unsafe { products::tiles::scores(&self.keys, queries, shape.steps(), out, &mut meanwhile) };
+        unsafe {
+            products::tiles::scores((&self.keys, now.seen), queries, shape.steps(), out, &mut meanwhile)
+        };
         meanwhile.making.leave();
     }
 
