@@ -73,7 +73,7 @@ impl Attend<'_> {
     pub(super) fn is_few(&self, level: Level, lanes: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
         return level >= Level::Avx512Vnni
-            && lanes <= few::FEW
+            && lanes <= products::FEW
             && self.facts.value_dim.is_multiple_of(few::LINE);
         #[cfg(not(target_arch = "x86_64"))]
         {

@@ -6,7 +6,7 @@
 //! The order of summation is the tile unit's: per 32 numbers one chain of fused multiply-adds over the even ones and one over the odd, the two
 //! added, that added to the sum.
 
-use super::products::{Keys, transposed};
+use super::products::{FEW, Keys, transposed};
 use super::scratch::Scratch;
 use super::softmax::{self, LANES, Packed, Scores};
 use super::soon::Soon;
@@ -18,8 +18,6 @@ use crate::chains::Columns;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
-/// Lanes of a head at most.
-pub(super) const FEW: usize = 4;
 /// Numbers of a row in a line of memory, and positions of a step.
 pub(super) const LINE: usize = 32;
 /// How far ahead of a row memory is asked for, in bytes: inside a small page, where it also sets the processor's own prefetching going.
