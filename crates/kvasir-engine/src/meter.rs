@@ -62,7 +62,7 @@ impl Default for CostMeter {
     }
 }
 
-/// A chunk of so many tokens is a whole point; a longer one says no more about the next step.
+/// A chunk of so many tokens of one prompt is a whole point; a longer one says no more about the next step.
 const WHOLE: f64 = 64.0;
 /// Steps of a kind after which one of them counts as no more than twice what was expected: who stalls once need not do so again.
 const SETTLED: f64 = 8.0;
@@ -81,13 +81,14 @@ impl CostMeter {
             return self.decodes.see(more, took.min(most), 1.0);
         }
         let prompts = batch.rows.iter().filter(|row| row.phase == Phase::Prefill);
+        let longest = prompts.clone().map(|row| row.tokens.len).max().map_or(0.0, f64::from);
         let middles = prompts.map(|row| {
             let n = f64::from(row.tokens.len);
             n * (f64::from(row.cached) + n / 2.0)
         });
         let n = tokens as f64;
         // Without decodes the weights are read for the prompt, which of a few tokens says nothing about them beside decodes.
-        if rows == 0 && n < WHOLE {
+        if rows == 0 && longest < WHOLE {
             return;
         }
         let decodes = if rows == 0 { 0.0 } else { decodes };
@@ -95,8 +96,9 @@ impl CostMeter {
         let (base, slope) = self.tokens.fit_through(&self.tokens_now);
         let settled = self.tokens.sums[0] > SETTLED;
         let each = each.min(if settled { 2.0 * (base + slope * depth) } else { each });
-        // What is not the prompt's is the larger part of a short chunk's time.
-        let share = (n / WHOLE).min(1.0).powi(2);
+        // What is not the prompt's is the larger part of a short chunk's time, and short prompts that come together hide behind the weights
+        // that decodes read anyway: by them a long prompt's first chunk would be far too long.
+        let share = (longest / WHOLE).min(1.0).powi(2);
         self.tokens.see(depth, each, share);
         self.tokens_now.see(depth, each, share);
     }
@@ -181,6 +183,20 @@ mod tests {
         (0..4).for_each(|_| meter.see(&batch(16, 0, 4), 62_000));
         let known = meter.costs().tokens_take(200, 0) + 60_000;
         assert!(known * 10 > dearer(200, 0) * 7, "{known} of {}", dearer(200, 0));
+    }
+
+    #[test]
+    fn short_prompts_that_come_together_are_not_what_long_ones_are_judged_by() {
+        let mut meter = after_a_long_prompt();
+        let together = |decodes| {
+            let mut batch = batch(16, 0, decodes);
+            (0..6).for_each(|_| batch.rows.push(batch.rows[0]));
+            batch
+        };
+        // 112 tokens beside a decode or two take little more than the weights that are read for these.
+        (0..4).for_each(|i| meter.see(&together(1 + i % 2), 85_000));
+        let known = meter.costs().tokens_take(200, 0) + 60_000;
+        assert!(known * 10 > dearer(200, 0) * 8, "{known} of {}", dearer(200, 0));
     }
 
     #[test]
