@@ -1,6 +1,7 @@
 //! Speed of the CPU backend, always beside its distance from what the machine can do.
 
 use crate::shapes::{SHAPES, shape};
+use crate::stolen::Watch;
 use kvasir_cpu::{
     CpuExecutor, CpuModel, Form, KvType, Limits, Peaks, Precision, RandomWeights, Team, WeightSource,
 };
@@ -84,6 +85,8 @@ pub struct Measured {
     pub samples: Vec<f64>,
     /// Their median.
     pub median: f64,
+    /// Of each repetition, the share of the processors' time that went to other guests of the same hardware; none where the system does not say.
+    pub stolen: Vec<Option<f64>>,
     /// Tokens per second if the machine's measured limits were reached.
     pub limit: f64,
     /// Median ÷ limit.
@@ -98,6 +101,13 @@ pub struct Measured {
     pub level: String,
     /// Threads.
     pub threads: usize,
+}
+
+impl Measured {
+    /// The share of the processors' time that others took in the worst of the repetitions, where the system says so.
+    pub fn most_stolen(&self) -> Option<f64> {
+        self.stolen.iter().copied().flatten().max_by(f64::total_cmp)
+    }
 }
 
 /// Measured peaks in operations per second.
@@ -119,12 +129,14 @@ const BLOCK: u32 = 16;
 /// Measures `reps` repetitions after one that is not counted.
 pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Result<Measured, String> {
     let peaks = Peaks::measure(model.team(), model.level()).map_err(|e| e.to_string())?;
-    let mut samples = Vec::with_capacity(reps);
+    let (mut samples, mut stolen) = (Vec::with_capacity(reps), Vec::with_capacity(reps));
     let mut bench = Bench::new(model, kv, work)?;
     for rep in 0..=reps {
+        let watch = Watch::start();
         let seconds = bench.once(work)?;
         if rep > 0 {
             samples.push(f64::from(counted(work)) / seconds);
+            stolen.push(watch.share());
         }
     }
     let mut sorted = samples.clone();
@@ -137,6 +149,7 @@ pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Resu
     Ok(Measured {
         samples,
         median,
+        stolen,
         limit,
         share: median / limit,
         bound: if arithmetic > reading { "arithmetic" } else { "bandwidth" },

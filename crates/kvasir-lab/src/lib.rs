@@ -7,5 +7,6 @@ pub mod offline;
 pub mod replay;
 mod shapes;
 pub mod sim;
+mod stolen;
 pub mod trace;
 pub mod workload;

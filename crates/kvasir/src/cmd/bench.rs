@@ -53,6 +53,9 @@ enum What {
     Serve(Box<bench_serve::Args>),
 }
 
+/// Shares of the processors' time that others took are told from here on.
+const NOTABLE: f64 = 0.01;
+
 #[derive(clap::Args)]
 struct Common {
     /// A GGUF file or a directory in the Hugging Face layout
@@ -129,6 +132,12 @@ impl Args {
                 measured.peaks.int8 / 1e12,
                 measured.peaks.bf16 / 1e12,
             );
+            if let Some(stolen) = measured.most_stolen().filter(|share| *share >= NOTABLE) {
+                println!(
+                    "others on this hardware took up to {:.0} % of the processors' time",
+                    stolen * 100.0
+                );
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
