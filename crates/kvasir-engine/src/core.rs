@@ -121,45 +121,49 @@ impl Core {
 
     /// Queues a request. One that can never run is refused, here and with an event.
     pub fn add(&mut self, request: Request, now: Nanos) -> Result<RequestId, Refusal> {
-        self.add_first(request, 1, now)
-    }
-
-    /// Queues a request if there is a place for it and so many in all that are like it.
-    fn add_first(&mut self, request: Request, n: u32, now: Nanos) -> Result<RequestId, Refusal> {
-        let refused = self.check(&request, n).err();
-        let id = self.enter(request, now);
-        let entry = id.index();
-        match refused {
-            None => self.world.queue.push(entry, &self.world.slab[entry]),
-            Some(refusal) => {
-                self.world.refuse(entry, refusal, now);
-                return Err(refusal);
-            }
-        }
-        Ok(id)
+        let refused = self.check(&request, 1).err();
+        self.admit(request, refused, now)
     }
 
     /// Queues `n` requests with one prompt, noise of their own each and consecutive tags. The first computes the prompt; where the cache
-    /// shares prefixes or can fork, the others wait for it. All are queued or none; a refusal is the first one's.
+    /// shares prefixes or can fork, the others wait for it. All are queued, or all are refused, each with an event.
     pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
         if n == 0 {
             return Err(Refusal::BadParameter(crate::Parameter::N));
         }
-        let leader = self.add_first(request.clone(), n, now)?;
-        let mut ids = vec![leader];
-        for i in 1..n {
-            let mut sibling = request.clone();
-            sibling.tag = sibling.tag.wrapping_add(u64::from(i));
-            // They share a prompt, which is scored once.
-            sibling.params.sampling.prompt_logprobs = None;
-            sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(u64::from(i));
-            let id = self.add(sibling, now)?;
-            if self.world.has_prefix || self.world.forks {
-                self.world.slab[id.index()].rest.leader = Some(leader);
+        let refused = self.check(&request, n).err();
+        let mut ids: Vec<RequestId> = Vec::new();
+        for (i, mut sibling) in std::iter::repeat_n(request, n as usize).enumerate() {
+            if i > 0 {
+                sibling.tag = sibling.tag.wrapping_add(i as u64);
+                // They share a prompt, which is scored once.
+                sibling.params.sampling.prompt_logprobs = None;
+                sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(i as u64);
+            }
+            let Ok(id) = self.admit(sibling, refused, now) else { continue };
+            if i > 0 && (self.world.has_prefix || self.world.forks) {
+                self.world.slab[id.index()].rest.leader = Some(ids[0]);
             }
             ids.push(id);
         }
-        Ok(ids)
+        refused.map_or(Ok(ids), Err)
+    }
+
+    /// Queues a request, or refuses it.
+    fn admit(
+        &mut self,
+        request: Request,
+        refused: Option<Refusal>,
+        now: Nanos,
+    ) -> Result<RequestId, Refusal> {
+        let id = self.enter(request, now);
+        let entry = id.index();
+        if let Some(refusal) = refused {
+            self.world.refuse(entry, refusal, now);
+            return Err(refusal);
+        }
+        self.world.queue.push(entry, &self.world.slab[entry]);
+        Ok(id)
     }
 
     fn enter(&mut self, request: Request, now: Nanos) -> RequestId {

@@ -220,9 +220,12 @@ fn a_refusal_is_delivered_and_changes_nothing_else() {
 fn siblings_are_all_queued_or_none() {
     let limits = Limits { max_waiting: 3, ..Limits::default() };
     let mut core = Core::new(limits, Order::Fcfs, Box::new(PrefillFirst::new(Chunking::Off, 0.0)), paged(8));
-    let refused = core.add_siblings(request(&[1, 2, 3], 4), 4, 0);
+    let refused = core.add_siblings(Request { tag: 70, ..request(&[1, 2, 3], 4) }, 4, 0);
     assert_eq!(refused, Err(Refusal::QueueFull { limit: 3 }));
-    assert_eq!((core.counts(), core.events().len()), ((0, 0), 1));
+    // Whoever waits for one of them hears of it.
+    let told: Vec<_> = core.events().iter().map(|event| (event.tag, event.finish)).collect();
+    let refusal = Some(Finish::Refused(Refusal::QueueFull { limit: 3 }));
+    assert_eq!((core.counts(), told), ((0, 0), (70..74).map(|tag| (tag, refusal)).collect()));
     assert_eq!(core.add_siblings(request(&[1, 2, 3], 4), 3, 0).map(|ids| ids.len()), Ok(3));
     core.check_invariants().unwrap();
 }
