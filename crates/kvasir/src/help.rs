@@ -152,6 +152,14 @@ mod tests {
             assert!(!help.contains("rectangular:") && !help.contains("[env:"), "{help}");
         }
     }
+
+    #[test]
+    fn the_server_s_own_pace_is_told_as_it_is() {
+        let mut cli = arranged(crate::Cli::command());
+        let help = cli.find_subcommand_mut("serve").unwrap().render_long_help().to_string();
+        assert!(help.contains(&format!("serve {}]", crate::options::SERVING_TIMES)), "{help}");
+    }
+
     /// The commands that a page shows, in code spans and code blocks: what stands behind `kvasir`.
     fn shown(page: &str) -> Vec<Vec<String>> {
         let spans = page.split("```").enumerate().flat_map(|(at, part)| match at % 2 {
