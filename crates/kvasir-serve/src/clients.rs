@@ -13,7 +13,7 @@ pub struct Allowance {
     pub answers: usize,
     /// Answers of one key.
     pub answers_per_key: usize,
-    /// Tokens of prompts, and those that answers may yet have, together.
+    /// Tokens of prompts, and those that answers may be expected to have, together.
     pub tokens: u64,
 }
 

@@ -91,17 +91,16 @@ impl Host {
         answers.min(answers_per_key).min(usize::try_from(all / tokens.max(1)).unwrap_or(usize::MAX))
     }
 
-    /// Hands requests of one key over, each `n` times; one stream for each answer, request by request. All of them are taken, or none.
-    pub fn submit(self: &Arc<Self>, requests: Vec<Request>, n: u32) -> Result<Vec<Answers>, ApiError> {
+    /// Hands orders of one key over, each `n` times; one stream for each answer, order by order. All of them are taken, or none.
+    pub fn submit(self: &Arc<Self>, orders: Vec<Order>, n: u32) -> Result<Vec<Answers>, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
             self.metrics.reject(Rejected::Draining);
             return Err(ApiError::unavailable("the server is leaving"));
         }
-        let room = |request: &Request| request.prompt.len() as u64 + u64::from(request.params.max_tokens);
-        let (prompts, n) = (requests.len() as u64, u64::from(n));
-        let tokens = requests.iter().map(room).sum::<u64>() * n;
+        let (prompts, n) = (orders.len() as u64, u64::from(n));
+        let tokens = orders.iter().map(|order| order.tokens).sum::<u64>() * n;
         self.allowed.ever(prompts, n, tokens)?;
-        let (call, key) = (Call::current(), requests.first().map_or(0, |request| request.params.key));
+        let (call, key) = (Call::current(), orders.first().map_or(0, |order| order.request.params.key));
         let mut clients = locked(&self.clients);
         if let Err((why, text)) = clients.admit(&self.allowed, key, (prompts * n) as usize, tokens) {
             drop(clients);
@@ -112,10 +111,9 @@ impl Host {
             self.pulse.beat();
         }
         let mut streams = Vec::with_capacity((prompts * n) as usize);
-        let mut messages = Vec::with_capacity(requests.len());
-        for mut request in requests {
+        let mut messages = Vec::with_capacity(orders.len());
+        for Order { mut request, tokens } in orders {
             request.tag = self.next_tag.fetch_add(n, Ordering::Relaxed);
-            let tokens = room(&request);
             streams.extend((request.tag..request.tag + n).map(|tag| {
                 let mailbox = Arc::<Mutex<Mailbox>>::default();
                 clients.insert(tag, Client { mailbox: mailbox.clone(), call: call.clone(), key, tokens });
@@ -185,6 +183,15 @@ impl Host {
         // An engine that is gone already has nothing to drain.
         let _ = self.inbox.send(Message::Drain);
     }
+}
+
+/// A request for the engine, and what it counts for here.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The request.
+    pub request: Request,
+    /// Tokens of its prompt, and those that its answer may be expected to have.
+    pub tokens: u64,
 }
 
 /// The answer to one prompt, piece by piece. Dropping it before its end aborts the request.

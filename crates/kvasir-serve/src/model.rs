@@ -159,6 +159,7 @@ impl Model {
         let offers_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
         Reading {
             stop: request.sampling.stop.clone(),
+            unstopped: request.sampling.length.min_tokens,
             calls: offers_tools.then(|| (self.tool_dialect, request.tools.clone().into())),
             reasoning: self.reasoning.map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
             one_call: !request.parallel_tool_calls,
@@ -276,11 +277,19 @@ impl Model {
 
     /// The ids of a chat as the template renders it.
     pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
+        match request.is_long() {
+            true => aside(|| self.rendered(request)),
+            false => self.rendered(request),
+        }
+    }
+
+    fn rendered(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
         let template = self.template.as_ref();
         let template =
             template.ok_or_else(|| ApiError::param("messages", "this model has no chat template"))?;
         let mut variables = self.variables.clone();
-        variables.extend(request.template_kwargs.clone());
+        let own = request.template_kwargs.iter();
+        variables.extend(own.map(|(name, value)| (name.clone(), self.guarded(value))));
         let mut messages: Vec<Value> =
             request.messages.iter().map(|message| self.guarded(&message.source)).collect();
         if let Some(last) = messages.last_mut().filter(|_| request.continue_final_message) {

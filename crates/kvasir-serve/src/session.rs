@@ -6,12 +6,20 @@ use kvasir_kv::Token;
 use serde_json::Value;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    ops::Deref,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 /// Most sessions at once, of all keys together.
 pub const MAX_SESSIONS: usize = 4096;
+/// Most of one key: nobody else is locked out by it.
+const MAX_OF_KEY: usize = MAX_SESSIONS / 2;
+/// Bytes that the messages of all sessions may take before nothing more is appended.
+const MAX_BYTES: usize = 1 << 30;
 
 /// What a session is made of. It is one or the other from its first turn on.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,8 +29,52 @@ pub enum Said {
     Nothing,
     /// Tokens that completions append to.
     Text,
-    /// Messages that chats append to, as clients write them.
-    Messages(Vec<Value>),
+    /// Messages that chats append to. Forks share them until they go on.
+    Messages(Arc<Messages>),
+}
+
+/// What a session has as tokens. Forks share them until they go on.
+pub type Tokens = Arc<[Token]>;
+
+/// Messages as clients write them, counted for as long as they are held.
+#[derive(Debug)]
+pub struct Messages {
+    list: Vec<Value>,
+    bytes: usize,
+    held: Arc<AtomicUsize>,
+}
+
+impl Deref for Messages {
+    type Target = [Value];
+
+    fn deref(&self) -> &[Value] {
+        &self.list
+    }
+}
+
+impl PartialEq for Messages {
+    fn eq(&self, other: &Self) -> bool {
+        self.list == other.list
+    }
+}
+
+impl Drop for Messages {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Memory that a value takes, about.
+fn bytes_of(value: &Value) -> usize {
+    /// What a map keeps beside each key and value.
+    const ENTRY: usize = 48;
+    let inside = match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(bytes_of).sum(),
+        Value::Object(map) => map.iter().map(|(key, item)| key.len() + ENTRY + bytes_of(item)).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    size_of::<Value>() + inside
 }
 
 /// One conversation.
@@ -31,7 +83,7 @@ pub struct Session {
     /// What it is made of.
     pub said: Said,
     /// All of it as tokens, as they were run last.
-    pub tokens: Vec<Token>,
+    pub tokens: Tokens,
     /// How long it may lie idle.
     pub ttl: Duration,
     owner: u64,
@@ -43,11 +95,11 @@ pub struct Session {
 impl Session {
     /// A session of nothing, which belongs to this key.
     pub fn new(owner: u64, ttl: Duration) -> Self {
-        Self { said: Said::Nothing, tokens: Vec::new(), ttl, owner, used: Instant::now(), busy: false }
+        Self { said: Said::Nothing, tokens: Tokens::default(), ttl, owner, used: Instant::now(), busy: false }
     }
 
     /// Another one that has said the same until here.
-    pub fn branch(&self, said: Said, tokens: Vec<Token>) -> Self {
+    pub fn branch(&self, said: Said, tokens: Tokens) -> Self {
         Self { said, tokens, used: Instant::now(), busy: false, ..*self }
     }
 
@@ -79,12 +131,33 @@ fn id_of(name: &str) -> Option<SessionId> {
 
 /// All sessions.
 #[derive(Debug, Default)]
-pub struct Sessions(Mutex<HashMap<SessionId, Session>>);
+pub struct Sessions {
+    table: Mutex<HashMap<SessionId, Session>>,
+    /// Bytes of all messages that are held.
+    held: Arc<AtomicUsize>,
+}
 
 impl Sessions {
     fn table(&self) -> MutexGuard<'_, HashMap<SessionId, Session>> {
         // Nothing that holds the lock can leave it half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Messages to be held.
+    pub fn messages(&self, list: Vec<Value>) -> Said {
+        let (bytes, held) = (list.iter().map(bytes_of).sum(), self.held.clone());
+        held.fetch_add(bytes, Ordering::Relaxed);
+        Said::Messages(Arc::new(Messages { list, bytes, held }))
+    }
+
+    /// Refuses that more is appended while what is held takes too much memory.
+    pub fn room(&self) -> Result<(), ApiError> {
+        match self.held.load(Ordering::Relaxed) {
+            held if held > MAX_BYTES => Err(ApiError::too_many(format!(
+                "the messages of all sessions take {held} bytes and may take {MAX_BYTES}: delete some sessions"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Takes out those whose time is over; their ids come back.
@@ -97,7 +170,7 @@ impl Sessions {
         gone
     }
 
-    /// Puts sessions in under these ids, all or none.
+    /// Puts sessions of one key in under these ids, all or none.
     pub fn insert(&self, sessions: Vec<(SessionId, Session)>) -> Result<(), ApiError> {
         let mut table = self.table();
         if table.len() + sessions.len() > MAX_SESSIONS {
@@ -106,8 +179,19 @@ impl Sessions {
                 table.len()
             )));
         }
+        let owner = sessions.first().map(|(_, session)| session.owner);
+        let own = table.values().filter(|session| Some(session.owner) == owner).count();
+        if own + sessions.len() > MAX_OF_KEY {
+            return Err(ApiError::too_many(format!("this key has {own} sessions and may have {MAX_OF_KEY}")));
+        }
         table.extend(sessions);
         Ok(())
+    }
+
+    /// Takes sessions out, whatever they do and whosever they are.
+    pub fn forget(&self, ids: &[SessionId]) {
+        let mut table = self.table();
+        ids.iter().for_each(|id| drop(table.remove(id)));
     }
 
     /// Whether there is one of this id.
@@ -201,8 +285,13 @@ impl Turn {
         self.id
     }
 
+    /// Messages for the session to hold.
+    pub fn messages(&self, list: Vec<Value>) -> Said {
+        self.sessions.messages(list)
+    }
+
     /// The session is this from now on.
-    pub fn finish(self, said: Said, tokens: Vec<Token>) {
+    pub fn finish(self, said: Said, tokens: Tokens) {
         if let Some(session) = self.sessions.table().get_mut(&self.id) {
             (session.said, session.tokens) = (said, tokens);
         }
@@ -256,13 +345,13 @@ mod tests {
         drop(turn);
         assert_eq!(sessions.get(&name, 0).unwrap().1.said, Said::Nothing);
         let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
-        turn.finish(Said::Text, vec![1, 2]);
-        assert_eq!(sessions.get(&name, 0).unwrap().1.tokens, [1, 2]);
+        turn.finish(Said::Text, [1, 2].into());
+        assert_eq!(*sessions.get(&name, 0).unwrap().1.tokens, [1, 2]);
         let refused = sessions.begin(&name, 0, |_| Err::<(), _>(ApiError::param("x", "y")));
         assert_eq!(status(refused), 400);
         let (turn, ()) = sessions.begin(&name, 0, |_| Ok(())).unwrap();
         sessions.remove(&name, 0).unwrap();
-        turn.finish(Said::Text, vec![1]);
+        turn.finish(Said::Text, [1].into());
         assert!(sessions.of(0).is_empty(), "what was ended meanwhile does not come back");
     }
 
@@ -279,9 +368,32 @@ mod tests {
     #[test]
     fn there_may_be_so_many_and_no_more() {
         let sessions = Sessions::default();
-        let new = |id| (SessionId(id), Session::new(0, Duration::from_secs(9)));
-        sessions.insert((0..MAX_SESSIONS as u64 - 1).map(new).collect()).unwrap();
-        assert_eq!(status(sessions.insert(vec![new(9_000), new(9_001)])), 429);
-        assert_eq!(status(sessions.insert(vec![new(9_000)])), 200);
+        let new = |owner, id| (SessionId(id), Session::new(owner, Duration::from_secs(9)));
+        let some = |owner, ids: std::ops::Range<u64>| {
+            status(sessions.insert(ids.map(|id| new(owner, id)).collect()))
+        };
+        let most = MAX_OF_KEY as u64;
+        assert_eq!((some(0, 0..most + 1), some(0, 0..most), some(0, 9_000..9_001)), (429, 200, 429));
+        assert_eq!((some(1, most..2 * most - 1), some(2, 9_000..9_002)), (200, 429));
+        assert_eq!((some(2, 9_000..9_001), some(3, 9_002..9_003)), (200, 429));
+    }
+
+    #[test]
+    fn messages_count_once_however_many_forks_hold_them_and_until_the_last_goes() {
+        let sessions = Arc::new(Sessions::default());
+        let said = sessions.messages(vec![serde_json::json!({"content": "x".repeat(MAX_BYTES / 2)})]);
+        let held = || sessions.held.load(Ordering::Relaxed);
+        let one = held();
+        assert!(one > MAX_BYTES / 2 && one < MAX_BYTES / 2 + 1000);
+        let trunk = Session::new(0, Duration::from_secs(9));
+        let forks = (0..100).map(|id| (SessionId(id), trunk.branch(said.clone(), Tokens::default())));
+        sessions.insert(forks.collect()).unwrap();
+        assert_eq!((held(), status(sessions.room())), (one, 200));
+        let other = sessions.messages(vec![serde_json::json!(["y".repeat(MAX_BYTES / 2)])]);
+        assert_eq!(status(sessions.room()), 429);
+        drop((said, other));
+        assert_eq!((held(), status(sessions.room())), (one, 200));
+        sessions.forget(&(0..100).map(SessionId).collect::<Vec<_>>());
+        assert_eq!(held(), 0);
     }
 }

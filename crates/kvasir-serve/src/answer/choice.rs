@@ -30,6 +30,8 @@ pub enum Delta {
 pub struct Reading {
     /// Texts that end it.
     pub stop: Vec<String>,
+    /// Tokens before those in which they are looked for.
+    pub unstopped: u32,
     /// It may hold calls of these tools, written in this dialect.
     pub calls: Option<(ToolDialect, Arc<[Tool]>)>,
     /// It may begin with reasoning, in this dialect; true when the prompt ends inside it.
@@ -44,6 +46,8 @@ pub struct Choice {
     stop: StopFilter,
     parts: Parts,
     one_call: bool,
+    /// Tokens that are yet to come before stop texts count.
+    unstopped: u32,
 }
 
 /// How the parts of an answer are told apart.
@@ -57,18 +61,23 @@ impl Choice {
     /// An empty answer.
     pub fn new(reading: Reading) -> Self {
         let parts = match reading.reasoning {
-            Some((ReasoningDialect::Harmony, _)) => Parts::Channels(Harmony::default()),
+            Some((ReasoningDialect::Harmony, _)) => Parts::Channels(Harmony::new(reading.calls.is_some())),
             reasoning => Parts::Marked {
                 reasoning: reasoning.map(|(dialect, begun)| Reasoning::new(dialect, begun)),
                 calls: reading.calls.and_then(|(dialect, tools)| Calls::new(dialect, tools)),
             },
         };
-        Self { stop: StopFilter::new(reading.stop), parts, one_call: reading.one_call }
+        let (one_call, unstopped) = (reading.one_call, reading.unstopped);
+        Self { stop: StopFilter::new(reading.stop), parts, one_call, unstopped }
     }
 
-    /// Takes more text and returns what is certain.
+    /// Takes the text of one more token and returns what is certain.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
-        let sure = self.stop.push(text);
+        let sure = match self.unstopped {
+            0 => self.stop.push(text),
+            _ => self.stop.pass(text),
+        };
+        self.unstopped = self.unstopped.saturating_sub(1);
         match sure.is_empty() {
             true => Vec::new(),
             false => self.read(&sure),
@@ -91,6 +100,11 @@ impl Choice {
         };
         deltas.extend(self.kept(last));
         deltas
+    }
+
+    /// Bytes of the whole text that certainly belong to it, so far.
+    pub fn sure(&self) -> usize {
+        self.stop.given()
     }
 
     /// Where a stop text cut it, in bytes of the whole text.
@@ -173,6 +187,7 @@ mod tests {
                     <tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>STOPmore";
         let reading = Reading {
             stop: vec!["STOP".into()],
+            unstopped: 0,
             calls: Some((ToolDialect::Hermes, Arc::new([]))),
             reasoning: Some((ReasoningDialect::Think, false)),
             one_call: true,
@@ -184,8 +199,29 @@ mod tests {
     }
 
     #[test]
-    fn channels() {
+    fn no_stop_counts_before_the_least_length() {
+        let reading = Reading { stop: vec!["ab".into()], unstopped: 2, ..Reading::default() };
+        let mut choice = Choice::new(reading);
+        let said: Vec<Vec<Delta>> = ["ab", "xa", "b", "ab."].map(|text| choice.push(text)).into();
+        let text = |text: &str| vec![Delta::Content(text.into())];
+        // What stands on both sides of the line is no stop either.
+        assert_eq!(said, [text("ab"), text("xa"), text("b"), vec![]]);
+        assert_eq!((choice.finish(), choice.stopped(), choice.sure()), (vec![], Some((5, "ab")), 5));
+    }
+
+    #[test]
+    fn who_may_not_call_makes_no_call() {
         let reading = Reading { reasoning: Some((ReasoningDialect::Harmony, false)), ..Reading::default() };
+        let text = "<|channel|>commentary to=functions.f<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Hm.";
+        let want = ("{}".into(), "Hm.".into(), vec![], false);
+        assert_eq!(cut(&reading, text, 9), want);
+    }
+
+    #[test]
+    fn channels() {
+        let calls = Some((ToolDialect::Harmony, Arc::from([])));
+        let reading =
+            Reading { calls, reasoning: Some((ReasoningDialect::Harmony, false)), ..Reading::default() };
         let text = "<|channel|>analysis<|message|>a < b<|end|><|start|>assistant<|channel|>commentary<|message|>Look.<|end|>\
                     <|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{\"a\": \"<|\"}<|call|>";
         for at in 0..text.len() {

@@ -5,11 +5,13 @@ use super::{
 
 /// Reads an answer in channels: `<|channel|>analysis<|message|>…<|end|>` is reasoning, `final` is text, and a message to a
 /// function is a call.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Harmony {
     held: String,
     place: Place,
     count: usize,
+    /// Whether it may call functions.
+    calls: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +32,11 @@ impl Harmony {
     /// Control tokens that must stay in the text.
     pub(super) const MARKS: &[&str] =
         &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"];
+
+    /// An empty answer, which may hold calls or not.
+    pub(super) fn new(calls: bool) -> Self {
+        Self { held: String::new(), place: Place::default(), count: 0, calls }
+    }
 
     pub(super) fn count(&self) -> usize {
         self.count
@@ -67,7 +74,7 @@ impl Harmony {
         let function = header.split("to=functions.").nth(1);
         let name = function
             .map(|rest| rest.split(|c: char| c.is_whitespace() || c == '<').next().unwrap_or_default());
-        self.place = match name.filter(|name| !name.is_empty()) {
+        self.place = match name.filter(|name| self.calls && !name.is_empty()) {
             Some(name) => {
                 deltas.push(Delta::CallBegin { index: self.count, name: name.to_owned() });
                 Place::Call

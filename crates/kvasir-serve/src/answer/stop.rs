@@ -30,6 +30,17 @@ impl StopFilter {
         sure
     }
 
+    /// Takes text in which no stop is looked for; nothing else has been taken before.
+    pub fn pass(&mut self, text: &str) -> String {
+        self.given += text.len();
+        text.to_owned()
+    }
+
+    /// How much has been given out, in bytes.
+    pub fn given(&self) -> usize {
+        self.given
+    }
+
     /// The text has ended: gives out what was held back.
     pub fn finish(&mut self) -> String {
         self.given += self.held.len();

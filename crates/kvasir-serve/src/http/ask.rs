@@ -1,5 +1,5 @@
 use super::{App, reply::Reply, sessions::Note, speaker::Speaker};
-use crate::{ApiError, aside::aside, request::ChatRequest};
+use crate::{ApiError, request::ChatRequest};
 use std::sync::Arc;
 
 /// Hands a conversation to the engine, whichever endpoint it came through; `param` is what that endpoint calls the conversation.
@@ -17,18 +17,17 @@ pub(super) fn ask_noting(
 ) -> Result<Reply, ApiError> {
     let model = app.model.clone();
     app.known_model(request.model.as_deref())?;
-    let render = || model.chat_prompt(request);
-    let prompt = if request.is_long() { aside(render) } else { render() }?;
+    let prompt = model.chat_prompt(request)?;
     let (sampling, prompt_tokens) = (&request.sampling, prompt.len() as u64);
     let constraint = model.chat_constraint(request, &prompt)?;
     let reading = model.reading(request, &prompt);
     let scored = sampling.prompt_logprobs.map(|_| prompt.clone());
-    let mut engine_request = app.engine_request(param, prompt, sampling, key)?;
-    engine_request.params.constraint = constraint;
+    let mut order = app.order(param, prompt, sampling, key)?;
+    order.request.params.constraint = constraint;
     if let Some(note) = &mut note {
-        note.follow(&mut engine_request);
+        note.follow(&mut order.request);
     }
-    let answers = app.host.submit(vec![engine_request], sampling.n)?;
+    let answers = app.submit(vec![order], sampling.n)?;
     let speaker = |answers| {
         let speaker = Speaker::new(model.clone(), answers, reading.clone()).noting(note.take());
         match &scored {

@@ -12,10 +12,22 @@ use axum::{
 use futures_util::StreamExt;
 use serde_json::{Map, Value};
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
 
 /// Largest body that is read.
 const MAX_BODY: usize = 32 << 20;
+
+/// Bytes of bodies that are held at once, whoever sends them; what comes beyond is turned away.
+const MAX_HELD: usize = 512 << 20;
+/// Bytes that they are counted in.
+const UNIT: usize = 64 << 10;
+static HELD: Semaphore = Semaphore::const_new(MAX_HELD / UNIT);
+
+/// Times that a client may take as long for a whole body as for its next piece.
+const PIECES: u32 = 10;
 
 /// How much of a larger body is taken off the wire before the connection closes on its sender.
 const MAX_DROPPED: usize = 8 * MAX_BODY;
@@ -26,22 +38,44 @@ pub(super) async fn read_body(request: Request) -> Result<(u64, Map<String, Valu
     let key = head.extensions.get::<Caller>().map_or(0, |caller| caller.0);
     json_type(&head.headers)?;
     let patience = head.extensions.get::<Patience>().map_or(Duration::MAX, |patience| patience.0);
-    let bytes = body_bytes(&head.headers, body, patience).await?;
+    let whole = timeout(patience.saturating_mul(PIECES), body_bytes(&head.headers, body, patience));
+    let (bytes, _room) = whole.await.map_err(|_| ApiError::too_slow())??;
     let parse = || parse_body(&bytes);
     Ok((key, if bytes.len() < LONG { parse() } else { aside(parse) }?))
 }
 
+/// Room that a body takes while it is read.
+type Room = Option<SemaphorePermit<'static>>;
+
+/// Makes the room as large as `bytes` take.
+fn make_room(room: &mut Room, bytes: usize) -> Result<(), ApiError> {
+    let have = room.as_ref().map_or(0, SemaphorePermit::num_permits);
+    let more = bytes.div_ceil(UNIT).saturating_sub(have) as u32;
+    let full = |_| ApiError::unavailable("too many large requests are being read; try again");
+    let more = HELD.try_acquire_many(more).map_err(full)?;
+    match room {
+        Some(room) => room.merge(more),
+        None => *room = Some(more),
+    }
+    Ok(())
+}
+
 /// The whole body. One that is too long is refused as soon as that is known.
-async fn body_bytes(headers: &HeaderMap, body: Body, patience: Duration) -> Result<Vec<u8>, ApiError> {
+async fn body_bytes(
+    headers: &HeaderMap,
+    body: Body,
+    patience: Duration,
+) -> Result<(Vec<u8>, Room), ApiError> {
     let promised = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let mut pieces = body.into_data_stream();
-    let mut bytes = Vec::new();
+    let (mut bytes, mut room) = (Vec::new(), None);
     if promised.unwrap_or(0) <= MAX_BODY {
         loop {
-            let Some(piece) = next_piece(&mut pieces, patience).await? else { return Ok(bytes) };
+            let Some(piece) = next_piece(&mut pieces, patience).await? else { return Ok((bytes, room)) };
             if bytes.len() + piece.len() > MAX_BODY {
                 break;
             }
+            make_room(&mut room, bytes.len() + piece.len())?;
             bytes.extend_from_slice(&piece);
         }
     }
@@ -79,5 +113,25 @@ fn json_type(headers: &HeaderMap) -> Result<(), ApiError> {
     match main.eq_ignore_ascii_case("application/json") {
         true => Ok(()),
         false => wrong("the content type must be application/json"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_take_room_together_and_give_it_back() {
+        let all = MAX_HELD / UNIT;
+        let (mut one, mut other) = (None, None);
+        make_room(&mut one, 1).unwrap();
+        make_room(&mut one, UNIT).unwrap();
+        assert_eq!(HELD.available_permits(), all - 1);
+        make_room(&mut one, MAX_HELD - UNIT).unwrap();
+        assert_eq!(make_room(&mut other, UNIT + 1).unwrap_err().status, 503);
+        make_room(&mut other, UNIT).unwrap();
+        assert_eq!(HELD.available_permits(), 0);
+        drop((one, other));
+        assert_eq!(HELD.available_permits(), all);
     }
 }

@@ -47,22 +47,23 @@ impl Completion {
             None => (None, Vec::new()),
         };
         let mut prompt_tokens = 0;
-        let mut prompts = Vec::with_capacity(request.prompts.len());
+        let mut orders = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
             let mut ids = earlier.clone();
             ids.extend(app.ids(prompt, earlier.is_empty())?);
             prompt_tokens += ids.len() as u64;
-            let mut prompt = app.engine_request("prompt", ids, &request.sampling, key)?;
-            prompt.params.constraint = constraint.clone();
+            let mut order = app.order("prompt", ids, &request.sampling, key)?;
+            order.request.params.constraint = constraint.clone();
             if let Some(note) = &mut note {
-                note.follow(&mut prompt);
+                note.follow(&mut order.request);
             }
-            prompts.push(prompt);
+            orders.push(order);
         }
-        let reading = Reading { stop: request.sampling.stop.clone(), ..Reading::default() };
+        let (stop, unstopped) = (request.sampling.stop.clone(), request.sampling.length.min_tokens);
+        let reading = Reading { stop, unstopped, ..Reading::default() };
         let scored = request.sampling.prompt_logprobs.is_some();
         let ids: Vec<Option<Vec<Token>>> =
-            prompts.iter().map(|prompt| scored.then(|| prompt.prompt.clone())).collect();
+            orders.iter().map(|order| scored.then(|| order.request.prompt.clone())).collect();
         let echo = |prompt: &Prompt| match (request.echo, prompt) {
             (false, _) => String::new(),
             (true, Prompt::Text(text)) => text.clone(),
@@ -71,7 +72,7 @@ impl Completion {
         let echoed: Vec<String> = request.prompts.iter().map(echo).collect();
         let n = request.sampling.n as usize;
         let (mut speakers, mut echoes) = (Vec::new(), Vec::new());
-        for (index, answers) in app.host.submit(prompts, request.sampling.n)?.into_iter().enumerate() {
+        for (index, answers) in app.submit(orders, request.sampling.n)?.into_iter().enumerate() {
             let speaker = Speaker::new(model.clone(), answers, reading.clone()).noting(note.take());
             speakers.push(match &ids[index / n] {
                 Some(ids) => speaker.scoring(ids.clone()),

@@ -1,7 +1,7 @@
 use super::{App, read_body};
 use crate::{
     ApiError,
-    host::{Piece, failure},
+    host::{Order, Piece, failure},
     request::{EmbeddingsRequest, Encoding, Length, SamplingFields},
 };
 use axum::{Json, extract::Request, extract::State};
@@ -26,12 +26,12 @@ pub(super) async fn embeddings(
         let why = format!("`dimensions` must be {width}, the length of this model's vectors, not {other}");
         return Err(ApiError::param("dimensions", why));
     }
-    let prompts = engine_requests(&app, &asked, key)?;
+    let orders = orders(&app, &asked, key)?;
     // More than may ever be under way would be turned away however often it came.
-    let longest = prompts.iter().map(|prompt| prompt.prompt.len() as u64 + 1).max().unwrap_or(0);
+    let longest = orders.iter().map(|order| order.tokens).max().unwrap_or(0);
     let at_once = app.host.at_once(longest).clamp(1, AT_ONCE);
     let vectors: Vec<(Vec<f32>, u32)> =
-        stream::iter(prompts).map(|prompt| embed(&app, prompt)).buffered(at_once).try_collect().await?;
+        stream::iter(orders).map(|order| embed(&app, order)).buffered(at_once).try_collect().await?;
     let tokens: u64 = vectors.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
     let data: Vec<Value> = vectors.into_iter().zip(0..).map(|((vector, _), index)| {
         json!({"object": "embedding", "index": index, "embedding": written(&vector, asked.encoding)})
@@ -41,11 +41,7 @@ pub(super) async fn embeddings(
 }
 
 /// All inputs as the engine takes them, so that a wrong one is refused before anything is computed.
-fn engine_requests(
-    app: &App,
-    asked: &EmbeddingsRequest,
-    key: u64,
-) -> Result<Vec<kvasir_engine::Request>, ApiError> {
+fn orders(app: &App, asked: &EmbeddingsRequest, key: u64) -> Result<Vec<Order>, ApiError> {
     let mut fields = SamplingFields {
         length: Length { max_tokens: Some(1), min_tokens: 0 },
         ignore_eos: true,
@@ -58,15 +54,15 @@ fn engine_requests(
         if ids.is_empty() {
             return Err(ApiError::param(&name, format!("`{name}` has no token")));
         }
-        app.engine_request(&name, ids, &fields, key)
+        app.order(&name, ids, &fields, key)
     };
     asked.inputs.iter().enumerate().map(one).collect()
 }
 
 /// The vector of one input, and the tokens that it had.
-async fn embed(app: &Arc<App>, request: kvasir_engine::Request) -> Result<(Vec<f32>, u32), ApiError> {
+async fn embed(app: &Arc<App>, order: Order) -> Result<(Vec<f32>, u32), ApiError> {
     let gone = || ApiError::unavailable("the engine has stopped");
-    let mut answer = app.host.submit(vec![request], 1)?.pop().ok_or_else(gone)?;
+    let mut answer = app.submit(vec![order], 1)?.pop().ok_or_else(gone)?;
     let (mut piece, mut state) = (Piece::default(), Vec::new());
     let ended = loop {
         answer.next(&mut piece).await?;

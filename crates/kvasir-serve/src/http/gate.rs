@@ -1,6 +1,7 @@
 use super::listen::Patience;
 use axum::serve::Listener;
 use std::{
+    future::Future,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -12,7 +13,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::{sleep, timeout},
+    time::{Sleep, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
@@ -20,6 +21,8 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Clients that are told at once that there is no place; one more is not answered.
 const HEARD: usize = 256;
+/// Times that a client may take as long to take an answer as to go on with a request: people look at a stream in a pager.
+const STALLED: u32 = 4;
 /// How long to wait when the system has no more room for sockets.
 const BREATHER: Duration = Duration::from_millis(100);
 /// What one connection too many is told.
@@ -93,12 +96,12 @@ impl Gate {
         // Pieces of an answer must not wait for each other. Where it cannot be set they do.
         let _ = stream.set_nodelay(true);
         let Some(acceptor) = self.tls.clone() else {
-            return Some((Connection { stream: Stream::Plain(stream), _place: place }, from));
+            return Some((Connection::new(Stream::Plain(stream), self.patience.0, place), from));
         };
-        let agreed = self.agreed.clone();
+        let (agreed, patience) = (self.agreed.clone(), self.patience.0);
         tokio::spawn(async move {
             if let Ok(Ok(stream)) = timeout(HANDSHAKE, acceptor.accept(stream)).await {
-                let connection = Connection { stream: Stream::Tls(Box::new(stream)), _place: place };
+                let connection = Connection::new(Stream::Tls(Box::new(stream)), patience, place);
                 // The server is leaving if nobody takes it.
                 let _ = agreed.send((connection, from)).await;
             }
@@ -155,7 +158,27 @@ enum Stream {
 /// A client's connection; its place is free again when it is dropped.
 pub struct Connection {
     stream: Stream,
+    patience: Duration,
+    /// When its client will have left what was said to it lying too long.
+    stalled: Option<Pin<Box<Sleep>>>,
     _place: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    fn new(stream: Stream, patience: Duration, place: OwnedSemaphorePermit) -> Self {
+        Self { stream, patience, stalled: None, _place: place }
+    }
+
+    /// What came of a try to say something; an error when none has come to anything for too long.
+    fn said<T>(&mut self, cx: &mut Context<'_>, tried: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if tried.is_ready() {
+            self.stalled = None;
+            return tried;
+        }
+        let limit = self.patience.saturating_mul(STALLED);
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(limit)));
+        stalled.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
 }
 
 impl AsyncRead for Connection {
@@ -173,10 +196,11 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.stream {
+        let tried = match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
+        };
+        self.said(cx, tried)
     }
 
     fn poll_write_vectored(
@@ -184,10 +208,11 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.stream {
+        let tried = match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
             Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
-        }
+        };
+        self.said(cx, tried)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -198,17 +223,19 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.stream {
+        let tried = match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
             Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
+        };
+        self.said(cx, tried)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.stream {
+        let tried = match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
+        };
+        self.said(cx, tried)
     }
 }
 
@@ -223,6 +250,33 @@ mod tests {
         let address = gate.address().unwrap();
         let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(60)).is_ok();
         assert!((0..300).all(connect), "nobody takes them, and the system keeps them");
+    }
+
+    #[tokio::test]
+    async fn who_does_not_take_what_it_is_told_is_left() {
+        let gate = Gate::open("127.0.0.1:0".parse().unwrap(), 1, None).unwrap();
+        let mut gate = gate.waiting(Duration::from_millis(20));
+        let mut client = TcpStream::connect(gate.address().unwrap()).await.unwrap();
+        let (mut connection, _) = gate.accept().await;
+        let piece = vec![b'x'; 1 << 20];
+        // As much as the system keeps for it, read at times, does no harm; then nobody reads.
+        for _ in 0..3 {
+            connection.write_all(b"hello").await.unwrap();
+            client.read_exact(&mut [0; 5]).await.unwrap();
+            sleep(Duration::from_millis(100)).await;
+        }
+        let error = async {
+            loop {
+                if let Err(error) = connection.write_all(&piece).await {
+                    return error;
+                }
+            }
+        };
+        let error = timeout(Duration::from_secs(60), error).await.unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(gate.places.try_acquire().is_err());
+        drop(connection);
+        assert!(gate.places.try_acquire().is_ok(), "its place is free again");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
-use tokio::time::timeout;
+use tokio::time::{interval, timeout};
 
 /// How long a client may take to go on with a request that it has begun; where nothing is said, for ever.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,7 @@ pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>
     http.timer(TokioTimer::new()).header_read_timeout(gate.patience().0);
     let open = GracefulShutdown::new();
     let mut stop = pin!(stop);
+    let mut seconds = interval(Duration::from_secs(1));
     loop {
         tokio::select! {
             (connection, _) = gate.accept() => {
@@ -38,6 +39,8 @@ pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>
                     let _ = connection.await;
                 });
             }
+            // Whether or not anybody asks: what they hold is wanted by others.
+            _ = seconds.tick() => app.expire_sessions(),
             () = &mut stop => break,
         }
     }

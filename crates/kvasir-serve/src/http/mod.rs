@@ -35,7 +35,12 @@ pub use tls::tls;
 pub use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    ApiError, Watch, host::Host, metrics::Names, model::Model, request::SamplingFields, session::Sessions,
+    ApiError, Watch,
+    host::{Answers, Host, Order, failure},
+    metrics::Names,
+    model::Model,
+    request::SamplingFields,
+    session::Sessions,
 };
 use axum::{
     Json, Router,
@@ -48,6 +53,7 @@ use axum::{
 };
 use body::read_body;
 use futures_util::{Stream, StreamExt};
+use kvasir_engine::Finish;
 use kvasir_kv::Token;
 use serde_json::{Value, json};
 use std::{
@@ -63,6 +69,9 @@ use std::{
 /// Anthropic's endpoints, whose errors have a form of their own.
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
+
+/// Tokens that an answer without a limit of its own counts for: few are as long as the model allows.
+const OPEN_ANSWER: u32 = 1024;
 
 /// What all handlers share.
 pub struct App {
@@ -145,15 +154,18 @@ impl App {
     }
 
     /// The request as the engine takes it, its length checked against the model's.
-    fn engine_request(
+    fn order(
         &self,
         param: &str,
         prompt: Vec<Token>,
         fields: &SamplingFields,
         key: u64,
-    ) -> Result<kvasir_engine::Request, ApiError> {
+    ) -> Result<Order, ApiError> {
         let longest = self.model.facts.max_len;
         let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        if used == 0 {
+            return Err(ApiError::param(param, format!("`{param}` has no token")));
+        }
         if used >= longest {
             let why = format!("the prompt has {used} tokens; the model takes {longest} with the answer");
             return Err(ApiError::too_long(param, why));
@@ -179,7 +191,23 @@ impl App {
         let final_len = used.saturating_add(params.max_tokens).min(longest);
         params.salt =
             self.salt(key, fields.cache_salt.as_deref()) << 1 | (self.model.facts.prefix_salt)(final_len);
-        Ok(kvasir_engine::Request { tag: 0, prompt, params })
+        // Before anything is streamed, so that it is told by the status.
+        if let Err(refusal) = params.check() {
+            return Err(failure(Finish::Refused(refusal)).unwrap_or_else(|| ApiError::failed("refused")));
+        }
+        let expected = fields.length.max_tokens.unwrap_or(params.max_tokens.min(OPEN_ANSWER));
+        let tokens = u64::from(used) + u64::from(expected);
+        Ok(Order { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
+    }
+
+    /// Hands orders of one key to the engine, each `n` times.
+    fn submit(&self, orders: Vec<Order>, n: u32) -> Result<Vec<Answers>, ApiError> {
+        let sessions: Vec<_> = orders.iter().filter_map(|order| order.request.params.session).collect();
+        let answers = self.host.submit(orders, n)?;
+        // Of one that was deleted while its turn was prepared the engine heard too early.
+        let deleted = sessions.into_iter().filter(|id| !self.sessions.holds(*id));
+        deleted.for_each(|id| self.host.end_session(id));
+        Ok(answers)
     }
 
     fn salt(&self, key: u64, text: Option<&str>) -> u64 {

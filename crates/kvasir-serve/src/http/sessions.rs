@@ -8,13 +8,13 @@ use crate::{
     request::{
         Begin, ChatRequest, ForkRequest, Place, Prompt, Reader, SamplingFields, SessionRequest, read_rewind,
     },
-    session::{self, Said, Session, Turn},
+    session::{self, Said, Session, Tokens, Turn},
 };
 use axum::{
     Extension, Json,
     extract::{Path, Request, State},
 };
-use kvasir_engine::{Finish, SessionId};
+use kvasir_engine::SessionId;
 use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
 use std::{borrow::Cow, sync::Arc};
@@ -27,23 +27,47 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
     let request = SessionRequest::read(&body, app.model.facts.vocab)?;
     app.known_model(request.model.as_deref())?;
     app.expire_sessions();
+    app.sessions.room()?;
     let (said, tokens, param) = match request.begin {
-        Begin::Empty => (Said::Nothing, Vec::new(), "prompt"),
-        Begin::Prompt(prompt) => (Said::Text, app.ids(&prompt, true)?, "prompt"),
+        Begin::Empty => (Said::Nothing, Tokens::default(), "prompt"),
+        Begin::Prompt(prompt) => (Said::Text, app.ids(&prompt, true)?.into(), "prompt"),
         Begin::Messages(messages) => {
             let tokens = rendered(&app, &messages)?;
-            (Said::Messages(messages), tokens, "messages")
+            (app.sessions.messages(messages), tokens, "messages")
         }
     };
     let id = app.new_session();
     let name = session::name(id);
-    app.sessions.insert(vec![(id, Session::new(key, request.ttl))])?;
-    let filled = fill(&app, key, &name, param, said, tokens).await;
-    if filled.is_err() {
-        app.sessions.remove(&name, key)?;
-    }
-    filled?;
+    let new = Fresh::insert(&app, vec![(id, Session::new(key, request.ttl))])?;
+    fill(&app, key, &name, param, said, tokens).await?;
+    new.keep();
     one(&app, key, &name)
+}
+
+/// Sessions that nobody has been told of yet. They go with their request if that fails or its client leaves.
+struct Fresh<'a> {
+    app: &'a App,
+    ids: Vec<SessionId>,
+}
+
+impl<'a> Fresh<'a> {
+    fn insert(app: &'a App, sessions: Vec<(SessionId, Session)>) -> Result<Self, ApiError> {
+        let ids = sessions.iter().map(|(id, _)| *id).collect();
+        app.sessions.insert(sessions)?;
+        Ok(Self { app, ids })
+    }
+
+    /// Their client is told of them now.
+    fn keep(mut self) {
+        self.ids.clear();
+    }
+}
+
+impl Drop for Fresh<'_> {
+    fn drop(&mut self) {
+        self.app.sessions.forget(&self.ids);
+        self.ids.iter().for_each(|id| self.app.host.end_session(*id));
+    }
 }
 
 /// Computes what a new session begins with.
@@ -53,16 +77,16 @@ async fn fill(
     name: &str,
     param: &str,
     said: Said,
-    tokens: Vec<Token>,
+    tokens: Tokens,
 ) -> Result<(), ApiError> {
     let (turn, ()) = app.sessions.begin(name, key, |_| Ok(()))?;
     if !tokens.is_empty() {
         let facts = &app.model.facts;
-        let fields = SamplingFields::read(&Reader::new(&Map::new()), &facts.sampling, facts.vocab)?;
-        let mut request = app.engine_request(param, tokens.clone(), &fields, key)?;
-        request.params.max_tokens = 0;
-        request.params.session = Some(turn.id());
-        for mut answer in app.host.submit(vec![request], 1)? {
+        let mut fields = SamplingFields::read(&Reader::new(&Map::new()), &facts.sampling, facts.vocab)?;
+        fields.length.max_tokens = Some(0);
+        let mut order = app.order(param, tokens.to_vec(), &fields, key)?;
+        order.request.params.session = Some(turn.id());
+        for mut answer in app.submit(vec![order], 1)? {
             let mut piece = Piece::default();
             let summary = loop {
                 answer.next(&mut piece).await?;
@@ -118,8 +142,9 @@ pub(super) async fn fork(State(app): State<Arc<App>>, Path(name): Path<String>, 
     };
     let forks: Vec<SessionId> = (0..request.n).map(|_| app.new_session()).collect();
     let branch = |id: &SessionId| (*id, source.branch(said.clone(), tokens.clone()));
-    app.sessions.insert(forks.iter().map(branch).collect())?;
+    let new = Fresh::insert(&app, forks.iter().map(branch).collect())?;
     app.host.fork(from, &forks, common(&source.tokens, &tokens)).await?;
+    new.keep();
     let data: Result<Vec<Value>, ApiError> = forks
         .iter()
         .map(|id| app.sessions.get(&session::name(*id), key).map(|(id, session)| object(&app, id, &session)))
@@ -168,26 +193,26 @@ fn common(a: &[Token], b: &[Token]) -> u32 {
 }
 
 /// A conversation up to its last message, no answer begun.
-fn rendered(app: &App, messages: &[Value]) -> Result<Vec<Token>, ApiError> {
+fn rendered(app: &App, messages: &[Value]) -> Result<Tokens, ApiError> {
     let mut body = Map::new();
     body.insert("messages".into(), messages.into());
     body.insert("add_generation_prompt".into(), false.into());
     let facts = &app.model.facts;
-    app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)
+    Ok(app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)?.into())
 }
 
 /// What a session has said up to a place.
-fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said, Vec<Token>), ApiError> {
+fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said, Tokens), ApiError> {
     let beyond = |what: &str, n: u32, all: usize| {
         ApiError::param(param, format!("`{param}` counts {n} {what}; of those the session has {all}"))
     };
     let length = session.tokens.len();
     match (place, &session.said) {
         (Place::Token(n), _) if n as usize > length => Err(beyond("tokens", n, length)),
-        (Place::Token(0) | Place::Message(0), _) => Ok((Said::Nothing, Vec::new())),
+        (Place::Token(0) | Place::Message(0), _) => Ok((Said::Nothing, Tokens::default())),
         (Place::Token(n), _) if n as usize == length => Ok((session.said.clone(), session.tokens.clone())),
         (Place::Token(n), Said::Text | Said::Nothing) => {
-            Ok((Said::Text, session.tokens.iter().take(n as usize).copied().collect()))
+            Ok((Said::Text, session.tokens[..n as usize].into()))
         }
         (Place::Token(_), Said::Messages(_)) => Err(ApiError::param(
             param,
@@ -196,7 +221,7 @@ fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said,
         (Place::Message(k), Said::Messages(messages)) => match messages.get(..k as usize) {
             None => Err(beyond("messages", k, messages.len())),
             Some(all) if all.len() == messages.len() => Ok((session.said.clone(), session.tokens.clone())),
-            Some(kept) => Ok((Said::Messages(kept.to_vec()), rendered(app, kept)?)),
+            Some(kept) => Ok((app.sessions.messages(kept.to_vec()), rendered(app, kept)?)),
         },
         (Place::Message(_), Said::Text | Said::Nothing) => {
             Err(ApiError::param(param, format!("`{param}` counts messages, and this session has none")))
@@ -242,6 +267,7 @@ impl App {
             return Err(reader.error("continue_final_message", "cannot be combined with `session`"));
         }
         self.expire_sessions();
+        self.sessions.room()?;
         let own = reader.list("messages", usize::MAX)?.unwrap_or_default();
         let (turn, earlier) = self.sessions.begin(name, key, |session| {
             let earlier = session.messages().map(<[Value]>::to_vec);
@@ -267,7 +293,7 @@ impl App {
         self.expire_sessions();
         let begun = self.sessions.begin(name, key, |session| match session.said {
             Said::Messages(_) => Err(reader.error("session", "holds messages, to which chats append")),
-            Said::Text | Said::Nothing => Ok(session.tokens.clone()),
+            Said::Text | Said::Nothing => Ok(session.tokens.to_vec()),
         })?;
         Ok(Some(begun))
     }
@@ -332,14 +358,14 @@ impl Note {
         }
     }
 
-    /// The answer has ended: the session goes on behind it.
-    pub(super) fn end(mut self, finish: Finish) {
+    /// The answer has ended, by one of its own tokens or otherwise: the session goes on behind it.
+    pub(super) fn end(mut self, by_token: bool) {
         let Some(mut messages) = self.messages.take() else {
             // A token that only says that the text ends is no part of a text that goes on.
-            if matches!(finish, Finish::Eos | Finish::StopId(_)) {
+            if by_token {
                 self.tokens.pop();
             }
-            return self.turn.finish(Said::Text, self.tokens);
+            return self.turn.finish(Said::Text, self.tokens.into());
         };
         let call = |(i, (name, arguments)): (usize, (String, String))| {
             let id = format!("{}_{i}", self.call_ids);
@@ -360,6 +386,7 @@ impl Note {
             message["tool_calls"] = calls.into();
         }
         messages.push(message);
-        self.turn.finish(Said::Messages(messages), self.tokens);
+        let said = self.turn.messages(messages);
+        self.turn.finish(said, self.tokens.into());
     }
 }

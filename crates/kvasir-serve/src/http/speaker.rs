@@ -23,8 +23,10 @@ pub struct Speaker {
     tokens: u32,
     /// Of those, how many had come when the last bit of reasoning did.
     reasoning: u32,
-    /// Log-probabilities whose text is not out yet.
-    logprobs: Vec<Value>,
+    /// Log-probabilities whose text is not out yet, and where that begins.
+    logprobs: Vec<(usize, Value)>,
+    /// Bytes of the text of all tokens.
+    text: usize,
     /// The prompt, if log-probabilities of it are wanted and not out yet.
     prompt: Option<Vec<Token>>,
     /// Log-probabilities of the prompt's tokens from the second on, as far as they have come.
@@ -103,6 +105,7 @@ impl Speaker {
             tokens: 0,
             reasoning: 0,
             logprobs: Vec::new(),
+            text: 0,
             prompt: None,
             scores: Vec::new(),
             note: None,
@@ -136,7 +139,8 @@ impl Speaker {
                     note.token(token);
                 }
                 let text = self.detokenizer.push(token);
-                self.logprobs.extend(logprobs.next().map(|l| self.logprob(token, &l)));
+                self.logprobs.extend(logprobs.next().map(|l| (self.text, self.logprob(token, &l))));
+                self.text += text.len();
                 let deltas = self.choice.push(&text);
                 if deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))) {
                     self.reasoning = self.tokens;
@@ -160,7 +164,7 @@ impl Speaker {
                     note.deltas(&gain.deltas);
                 }
                 gain.tokens = self.tokens;
-                gain.logprobs = std::mem::take(&mut self.logprobs);
+                gain.logprobs = self.sure_logprobs();
                 gain.prompt = self.prompt_scores();
                 return Ok(Some(gain));
             }
@@ -175,7 +179,10 @@ impl Speaker {
             gain.deltas.extend(self.choice.push(&rest));
         }
         gain.deltas.extend(self.choice.finish());
-        gain.logprobs = std::mem::take(&mut self.logprobs);
+        gain.logprobs = self.sure_logprobs();
+        if !cut {
+            gain.logprobs.extend(self.logprobs.drain(..).map(|(_, logprob)| logprob));
+        }
         gain.prompt = self.prompt_scores();
         let reason = match summary.finish {
             Finish::MaxTokens | Finish::ModelLength | Finish::Capacity if !cut => "length",
@@ -195,10 +202,18 @@ impl Speaker {
         });
         if let Some(mut note) = self.note.take() {
             note.deltas(&gain.deltas);
-            note.end(summary.finish);
+            // What came behind a stop text was not noted.
+            note.end(!cut && matches!(summary.finish, Finish::Eos | Finish::StopId(_)));
         }
         self.over = true;
         gain
+    }
+
+    /// Those of tokens of which some text is certainly part of the answer: nothing of a stop text.
+    fn sure_logprobs(&mut self) -> Vec<Value> {
+        let sure = self.choice.sure();
+        let n = self.logprobs.partition_point(|(start, _)| *start < sure);
+        self.logprobs.drain(..n).map(|(_, logprob)| logprob).collect()
     }
 
     /// The same answer, which has log-probabilities of its prompt in front.

@@ -1,5 +1,6 @@
 use super::{
-    AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice, classify, message::no_text, sampling,
+    AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice, classify, json::Budget, message::no_text,
+    sampling,
 };
 use crate::{ApiError, aside::LONG};
 use kvasir_sample::Sampling;
@@ -234,6 +235,7 @@ fn messages(body: &Reader, earlier: usize) -> Result<Vec<Message>, ApiError> {
         return Err(body.error("messages", "must not be empty"));
     }
     let mut open_calls: Vec<String> = Vec::new();
+    let budget = Budget::default();
     let mut messages = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {
         let path = match i.checked_sub(earlier) {
@@ -241,7 +243,7 @@ fn messages(body: &Reader, earlier: usize) -> Result<Vec<Message>, ApiError> {
             None => format!("session.messages[{i}]"),
         };
         let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-        messages.push(message(&Reader::at(map, path), map, &mut open_calls)?);
+        messages.push(message(&Reader::at(map, path), map, &mut open_calls, &budget)?);
     }
     Ok(messages)
 }
@@ -250,6 +252,7 @@ fn message(
     reader: &Reader,
     map: &Map<String, Value>,
     open_calls: &mut Vec<String>,
+    budget: &Budget,
 ) -> Result<Message, ApiError> {
     let role = match reader.text("role")?.ok_or_else(|| reader.error("role", "is missing"))? {
         "system" | "developer" => Role::System,
@@ -272,7 +275,7 @@ fn message(
     );
     match role {
         Role::Assistant => {
-            let calls = calls(reader)?;
+            let calls = calls(reader, budget)?;
             if content == Content::Empty && calls.is_empty() && reader.get("reasoning_content").is_none() {
                 return Err(reader.error("content", "is missing, and there are no `tool_calls`"));
             }
@@ -320,7 +323,7 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
 }
 
 /// The calls of an assistant's message with their arguments as objects, which is what templates expect.
-fn calls(reader: &Reader) -> Result<Vec<Value>, ApiError> {
+fn calls(reader: &Reader, budget: &Budget) -> Result<Vec<Value>, ApiError> {
     let items = reader.list("tool_calls", 1024)?.unwrap_or(&[]).iter().enumerate();
     let read = |(i, item): (usize, &Value)| {
         let path = format!("tool_calls[{i}]");
@@ -331,7 +334,8 @@ fn calls(reader: &Reader) -> Result<Vec<Value>, ApiError> {
         let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
         let arguments = match function.get("arguments") {
             None => json!({}),
-            Some(Value::String(text)) => serde_json::from_str::<Value>(text)
+            Some(Value::String(text)) => budget
+                .parse(text.as_bytes())
                 .ok()
                 .filter(Value::is_object)
                 .ok_or_else(|| function.error("arguments", "must be the text of a JSON object"))?,

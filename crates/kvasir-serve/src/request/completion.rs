@@ -5,6 +5,8 @@ use serde_json::{Map, Value};
 
 /// Most prompts in one request.
 const MAX_PROMPTS: usize = 1024;
+/// Most tokens of an answer unless the request says otherwise: the endpoint's own rule.
+const MAX_TOKENS: u32 = 16;
 /// Most log-probabilities per token: the endpoint's own limit.
 const MAX_LOGPROBS: i64 = 20;
 
@@ -42,6 +44,7 @@ impl CompletionRequest {
         // Which session that is, whoever keeps them finds out; that it is a name at all is seen here.
         body.text("session")?;
         let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
+        sampling.length.max_tokens.get_or_insert(MAX_TOKENS.max(sampling.length.min_tokens));
         sampling.sampling.logprobs = body.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as u32);
         let echo = body.flag("echo", false)?;
         let wanted = sampling.sampling.logprobs.filter(|_| echo);

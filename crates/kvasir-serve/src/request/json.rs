@@ -9,15 +9,29 @@ const MAX_NODES: u32 = 2_000_000;
 /// Parses a JSON object. Refused are bodies that are not JSON, too deep (serde_json's 128 levels), that have too many
 /// values, or name a key twice: with two values for one name nobody can tell which one was meant.
 pub fn parse_body(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    let budget = Cell::new(MAX_NODES);
-    let mut source = serde_json::Deserializer::from_slice(bytes);
-    let value = Node(&budget)
-        .deserialize(&mut source)
-        .map_err(|e| ApiError::body(format!("the body is no valid JSON: {e}")))?;
-    source.end().map_err(|e| ApiError::body(format!("the body is no valid JSON: {e}")))?;
-    match value {
+    let value = Budget::default().parse(bytes);
+    match value.map_err(|e| ApiError::body(format!("the body is no valid JSON: {e}")))? {
         Value::Object(map) => Ok(map),
         _ => Err(ApiError::body("the body must be a JSON object")),
+    }
+}
+
+/// Values and keys that may yet come, in one text or in several of one body.
+pub(super) struct Budget(Cell<u32>);
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self(Cell::new(MAX_NODES))
+    }
+}
+
+impl Budget {
+    /// Parses a JSON text as strictly as a body.
+    pub(super) fn parse(&self, bytes: &[u8]) -> serde_json::Result<Value> {
+        let mut source = serde_json::Deserializer::from_slice(bytes);
+        let value = Node(&self.0).deserialize(&mut source)?;
+        source.end()?;
+        Ok(value)
     }
 }
 

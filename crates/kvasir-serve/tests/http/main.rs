@@ -6,3 +6,4 @@ mod leavers;
 mod origins;
 mod server;
 mod sessions;
+mod stops;

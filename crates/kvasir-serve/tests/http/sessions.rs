@@ -2,6 +2,7 @@
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
+use kvasir_sim::Toy;
 use serde_json::{Value, json};
 
 fn id(session: &Value) -> String {
@@ -212,4 +213,15 @@ fn a_key_sees_its_own_sessions_only() {
     }
     assert_eq!(server.send("DELETE", &format!("/v1/sessions/{session}"), "two", "").0, 404);
     assert_eq!(server.send("GET", "/v1/sessions", "", "").0, 401);
+}
+
+#[test]
+fn a_session_whose_client_leaves_before_it_is_told_of_it_goes_too() {
+    let mut device = Toy::new();
+    let release = device.hang_next();
+    let server = Server::on(device, CacheKind::Radix, 512, &[]);
+    server.leave("/v1/sessions", vec![(json!({"prompt": trunk()}), 0)]);
+    release.send(()).unwrap();
+    let (_, list) = server.send("GET", "/v1/sessions", "", "");
+    assert_eq!(list["data"], json!([]));
 }

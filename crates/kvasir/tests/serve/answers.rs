@@ -1,6 +1,6 @@
 //! What clients get for requests that are right.
 
-use super::server::{Server, chat};
+use super::server::{CHAT, Server, chat};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 
@@ -334,5 +334,46 @@ fn a_prompt_can_be_scored() {
         (json!({"max_tokens": 0}), "max_tokens"),
     ] {
         assert_eq!(ask(extra).1["error"]["param"], param);
+    }
+}
+
+#[test]
+fn nothing_of_a_stop_text_is_told_in_log_probabilities_either() {
+    let server = Server::start("stops", &[]);
+    let asked = |extra: Value| {
+        let mut body = chat(json!({"logprobs": true, "ignore_eos": true, "max_tokens": 24}));
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body
+    };
+    // The text, and that of the tokens whose log-probabilities came with it.
+    let read = |part: &Value, logprobs: &Value| -> (String, Vec<u8>) {
+        let entries = logprobs["content"].as_array().into_iter().flatten();
+        let bytes = entries.flat_map(|entry| entry["bytes"].as_array().unwrap().clone());
+        let bytes = bytes.map(|byte| byte.as_u64().unwrap() as u8).collect();
+        (part["content"].as_str().unwrap_or_default().to_owned(), bytes)
+    };
+    let whole = |extra: Value| {
+        let (_, answer) = server.post(CHAT, &asked(extra));
+        read(&answer["choices"][0]["message"], &answer["choices"][0]["logprobs"])
+    };
+    let (text, tokens) = whole(json!({}));
+    let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(text, lossy(&tokens));
+    let chars: Vec<char> = text.chars().collect();
+    for three in chars.windows(3).skip(1).step_by(3) {
+        let stop: String = three.iter().collect();
+        let want = text.split(&stop).next().unwrap();
+        let (said, told) = whole(json!({"stop": &stop}));
+        assert_eq!(said, want, "{stop:?}");
+        // A token of which the answer has some is told whole, and none behind it.
+        assert!(tokens.starts_with(&told) && lossy(&told).starts_with(want), "{stop:?}: {told:?}");
+        assert!(lossy(&told).len() < want.len() + 8, "{stop:?}: {told:?}");
+        let mut streamed = (String::new(), Vec::new());
+        for event in server.events(CHAT, &asked(json!({"stop": &stop, "stream": true}))) {
+            let (text, bytes) = read(&event["choices"][0]["delta"], &event["choices"][0]["logprobs"]);
+            streamed.0 += &text;
+            streamed.1.extend(bytes);
+        }
+        assert_eq!(streamed, (said, told), "{stop:?}");
     }
 }

@@ -1,0 +1,27 @@
+//! Stop texts, as a client meets them.
+
+use super::server::Server;
+use kvasir_kv::CacheKind;
+use serde_json::{Value, json};
+
+fn asked(extra: Value) -> Value {
+    let mut body = json!({"prompt": [20, 21, 22], "temperature": 0, "ignore_eos": true, "max_tokens": 24});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn no_stop_text_ends_an_answer_before_its_least_length() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let count = |answer: &Value| answer["usage"]["completion_tokens"].as_u64().unwrap();
+    let (_, answer) = server.post("/v1/completions", &asked(json!({})));
+    let stop: String = answer["choices"][0]["text"].as_str().unwrap().chars().take(1).collect();
+    let least = |n: u32| {
+        let answer = server.post("/v1/completions", &asked(json!({"stop": [&stop], "min_tokens": n}))).1;
+        (count(&answer), answer["choices"][0]["finish_reason"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(least(0), (1, "stop".into()));
+    let (tokens, _) = least(6);
+    assert!((7..=24).contains(&tokens), "{tokens}");
+    assert_eq!(least(24), (24, "length".into()));
+}
