@@ -40,11 +40,11 @@ enum Kind {
 }
 
 impl Calls {
-    /// For this dialect; none for one whose calls are messages of their own. `tools` tell which arguments are texts where
-    /// the dialect does not.
+    /// For this dialect; none for one whose calls are messages of their own. `tools` tell which arguments are texts, and
+    /// what is a call, where the dialect does not.
     pub fn new(dialect: ToolDialect, tools: Arc<[Tool]>) -> Option<Self> {
         Some(Self(match dialect.reading() {
-            Reading::Json(marks) => Kind::Json(JsonCalls::new(marks)),
+            Reading::Json(marks) => Kind::Json(JsonCalls::new(marks, tools)),
             Reading::Tagged(tags) => Kind::Tagged(TaggedCalls::new(tags, tools)),
             Reading::Pythonic => Kind::Pythonic(PythonicCalls::default()),
             Reading::Harmony => return None,

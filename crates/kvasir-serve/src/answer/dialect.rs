@@ -91,6 +91,7 @@ const GLM: Tags = Tags {
     value_end: "</arg_value>",
     close: "</tool_call>",
     beside: &[],
+    padded: false,
 };
 const QWEN3_CODER: Tags = Tags {
     open: "<function=",
@@ -101,6 +102,7 @@ const QWEN3_CODER: Tags = Tags {
     value_end: "</parameter>",
     close: "</function>",
     beside: &["<tool_call>", "</tool_call>"],
+    padded: true,
 };
 const DSML: Tags = Tags {
     open: "<｜DSML｜invoke name=\"",
@@ -111,6 +113,7 @@ const DSML: Tags = Tags {
     value_end: "</｜DSML｜parameter>",
     close: "</｜DSML｜invoke>",
     beside: &["<｜DSML｜function_calls>", "</｜DSML｜function_calls>"],
+    padded: false,
 };
 
 /// How a dialect is read.
@@ -146,6 +149,10 @@ impl ToolDialect {
             () if has("[TOOL_CALLS]") => Self::Mistral,
             () if has("<|tool_call|>") || has("functools") => Self::Phi4,
             () if has("<|python_tag|>") => Self::Llama3Json,
+            // Those of Llama 3.2 and 4 show the object and name no mark.
+            () if (has("<|start_header_id|>") || has("<|header_start|>")) && has("\"parameters\"") => {
+                Self::Llama3Json
+            }
             () if has("<start_of_turn>") || has("pythonic") => Self::Pythonic,
             () => Self::Hermes,
         }
@@ -230,20 +237,19 @@ impl ToolDialect {
                 Part::Text(format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")),
                 Part::Json(schema),
             ],
-            Self::Glm45 => tagged(&format!("<tool_call>{name}\n"), "</tool_call>", &schema, |key, _| {
-                (format!("<arg_key>{key}</arg_key>\n<arg_value>"), "</arg_value>\n".into())
+            Self::Glm45 => tagged(&GLM, &format!("<tool_call>{name}"), "</tool_call>", &schema, |key, _| {
+                vec![Part::Text(format!("<arg_key>{key}</arg_key>")), Part::Gap, Part::Text(GLM.value.into())]
             }),
             Self::Qwen3Coder => {
-                let open = format!("<tool_call>\n<function={name}>\n");
-                tagged(&open, "</function>\n</tool_call>", &schema, |key, _| {
-                    (format!("<parameter={key}>\n"), "\n</parameter>\n".into())
+                let open = format!("<tool_call>\n<function={name}>");
+                tagged(&QWEN3_CODER, &open, "</function>\n</tool_call>", &schema, |key, _| {
+                    vec![Part::Text(format!("<parameter={key}>\n"))]
                 })
             }
             Self::DeepSeekV32 => {
-                let open = format!("<｜DSML｜invoke name=\"{name}\">\n");
-                tagged(&open, "</｜DSML｜invoke>", &schema, |key, is_text| {
-                    let open = format!("<｜DSML｜parameter name=\"{key}\" string=\"{is_text}\">");
-                    (open, "</｜DSML｜parameter>\n".into())
+                let open = format!("<｜DSML｜invoke name=\"{name}\">");
+                tagged(&DSML, &open, "</｜DSML｜invoke>", &schema, |key, is_text| {
+                    vec![Part::Text(format!("<｜DSML｜parameter name=\"{key}\" string=\"{is_text}\">"))]
                 })
             }
             Self::Pythonic => pythonic(name, &schema),
@@ -278,26 +284,30 @@ fn listed(schema: &Value) -> Option<Vec<String>> {
 }
 
 /// Whether values that fit a schema are texts, which tags hold without quotes.
-pub(super) fn is_text(schema: &Value) -> bool {
+fn is_text(schema: &Value) -> bool {
     schema["type"] == "string" || listed(schema).is_some()
 }
 
-/// A call whose arguments stand in tags: texts as they are, everything else as JSON.
+/// A call whose arguments stand in tags: texts as they are, everything else as JSON. Models of one family differ in the line ends between tags.
 fn tagged(
+    tags: &Tags,
     open: &str,
     close: &str,
     schema: &Value,
-    tags: impl Fn(&str, bool) -> (String, String),
+    before: impl Fn(&str, bool) -> Vec<Part>,
 ) -> Vec<Part> {
-    let mut parts = vec![Part::Text(open.into())];
+    let mut parts = vec![Part::Text(open.into()), Part::Gap];
+    let end = format!("{}{}", if tags.padded { "\n" } else { "" }, tags.value_end);
     for (key, property, required) in properties(schema) {
         let is_text = is_text(&property);
-        let (before, after) = tags(key, is_text);
-        let pair = match (is_text, listed(&property)) {
-            (true, Some(texts)) => vec![Part::Text(before), Part::OneOf(texts), Part::Text(after)],
-            (true, None) => vec![Part::Text(before), Part::Until(after)],
-            (false, _) => vec![Part::Text(before), Part::Json(property), Part::Text(after)],
-        };
+        let mut pair = before(key, is_text);
+        match (is_text, listed(&property)) {
+            (true, Some(texts)) => pair.extend([Part::OneOf(texts), Part::Text(end.clone())]),
+            // Whatever the reader takes for the end ends it, on a line of its own or not.
+            (true, None) => pair.push(Part::Until(tags.value_end.into())),
+            (false, _) => pair.extend([Part::Json(property), Part::Text(end.clone())]),
+        }
+        pair.push(Part::Gap);
         match required {
             true => parts.extend(pair),
             false => parts.push(Part::Optional(pair)),

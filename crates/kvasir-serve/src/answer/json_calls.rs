@@ -4,7 +4,9 @@ use super::{
     json_text::{Head, extent, head},
     said::Said,
 };
+use crate::request::Tool;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// How calls with arguments in JSON are marked.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub(super) enum Body {
 const BEFORE: &[char] = &['[', ' ', '\n', '\r', '\t'];
 const BETWEEN: &[char] = &[']', ',', ';', ' ', '\n', '\r', '\t'];
 const SPACE: &[char] = &[' ', '\n', '\r', '\t'];
+/// What may be left of a call that never ended.
+const TAIL: &[char] = &['}', ']', ',', ';', '`', ' ', '\n', '\r', '\t'];
 /// Longest text that can be a name.
 const LONGEST_NAME: usize = 128;
 
@@ -49,6 +53,7 @@ const LONGEST_NAME: usize = 128;
 #[derive(Clone, Debug)]
 pub(super) struct JsonCalls {
     marks: &'static Marks,
+    tools: Arc<[Tool]>,
     held: String,
     place: Place,
     said: Said,
@@ -81,9 +86,11 @@ enum Place {
 }
 
 impl JsonCalls {
-    pub(super) fn new(marks: &'static Marks) -> Self {
+    /// What stands without a mark is a call of one of these tools, or none.
+    pub(super) fn new(marks: &'static Marks, tools: Arc<[Tool]>) -> Self {
         Self {
             marks,
+            tools,
             held: String::new(),
             place: Place::Outside,
             said: Said::default(),
@@ -111,9 +118,20 @@ impl JsonCalls {
             Place::Outside => self.said.say(&held, &mut events),
             Place::Before(taken) => self.said.say(&(taken + &held), &mut events),
             // Once its name is out, a broken call cannot be taken back.
-            Place::Arguments { .. } | Place::Behind { .. } | Place::After { .. } => self.end_call(),
+            Place::Arguments { .. } => self.end_call(),
+            Place::Behind { from, .. } => self.end_open_call(&held[from..], &mut events),
+            Place::After { .. } => self.end_open_call(&held, &mut events),
         }
         events
+    }
+
+    /// Ends a call that has all its arguments and no end; what stands behind it is text.
+    fn end_open_call(&mut self, behind: &str, events: &mut Vec<CallEvent>) {
+        self.end_call();
+        let text = behind.trim_start_matches(TAIL);
+        if !self.marks.close.is_some_and(|close| close.starts_with(text)) {
+            self.said.say(text, events);
+        }
     }
 
     /// One move; false if it takes more text. With `over` none will come.
@@ -123,7 +141,7 @@ impl JsonCalls {
             Place::Before(taken) => self.before(taken, events, over),
             Place::Arguments { start, sent, inside } => self.arguments(start, sent, inside, events),
             Place::Behind { from, inside } => self.behind(from, inside),
-            Place::After { object } => self.after(object),
+            Place::After { object } => self.after(object, events),
         }
     }
 
@@ -179,21 +197,25 @@ impl JsonCalls {
 
     /// An object with name and arguments.
     fn object(&mut self, events: &mut Vec<CallEvent>, over: bool) -> bool {
+        let unmarked = matches!(&self.place, Place::Before(taken) if taken.trim().is_empty());
+        let bare = self.marks.bare && unmarked;
+        let is_offered = |name: &str| !bare || self.tools.iter().any(|tool| tool.name == name);
         match head(&self.held) {
-            Head::Call(name, start) => {
+            Head::Call(name, start) if is_offered(&name) => {
                 events.push(CallEvent::Begin { index: self.count, name });
                 self.place = Place::Arguments { start, sent: 0, inside: true };
                 return true;
             }
             Head::Perhaps if !over => return false,
-            Head::Perhaps | Head::Other => {}
+            Head::Call(..) | Head::Perhaps | Head::Other => {}
         }
         // Keys in another order, or no arguments at all: only the whole object tells.
         let (len, whole) = extent(&self.held);
         if !whole {
             return false;
         }
-        match serde_json::from_str(&self.held[..len]).ok().and_then(whole_call) {
+        let call = serde_json::from_str(&self.held[..len]).ok().and_then(|object| whole_call(object, bare));
+        match call.filter(|(name, _)| is_offered(name)) {
             Some((name, text)) => {
                 events.push(CallEvent::Begin { index: self.count, name });
                 events.push(CallEvent::Arguments { index: self.count, text });
@@ -251,18 +273,20 @@ impl JsonCalls {
         whole
     }
 
-    /// Takes the rest of the object that the arguments are part of.
+    /// Takes the rest of the object that the arguments are part of. The mark that ends the call ends it too, where its brace was forgotten.
     fn behind(&mut self, from: usize, inside: bool) -> bool {
         let (len, whole) = if inside { extent(&self.held) } else { (from, true) };
-        if whole {
-            self.held.drain(..len);
-            self.place = Place::After { object: inside };
-        }
-        whole
+        let close = self.marks.close.filter(|_| inside).and_then(|close| self.held[from..].find(close));
+        let Some(end) = close.map(|at| from + at).into_iter().chain(whole.then_some(len)).min() else {
+            return false;
+        };
+        self.held.drain(..end);
+        self.place = Place::After { object: inside };
+        true
     }
 
     /// After a call comes the mark that ends it, or the next call of a run.
-    fn after(&mut self, object: bool) -> bool {
+    fn after(&mut self, object: bool, events: &mut Vec<CallEvent>) -> bool {
         let next = self.held.trim_start_matches(if object { BETWEEN } else { SPACE });
         if object && next.starts_with('{') {
             self.held = next.to_owned();
@@ -272,8 +296,17 @@ impl JsonCalls {
         }
         match self.marks.close {
             Some(close) => {
-                let Some(at) = self.held.find(close) else { return false };
-                self.held.drain(..at + close.len());
+                let end = self.held.find(close);
+                let next = self.marks.open.iter().filter_map(|open| self.held.find(open)).min();
+                match (end, next) {
+                    (end, Some(next)) if end.is_none_or(|end| next < end) => {
+                        let between = take(&mut self.held, next);
+                        self.end_open_call(&between, events);
+                        return true;
+                    }
+                    (Some(end), _) => drop(self.held.drain(..end + close.len())),
+                    (None, _) => return false,
+                }
             }
             None if next.is_empty() => return false,
             None => self.held = next.to_owned(),
@@ -308,12 +341,13 @@ impl JsonCalls {
     }
 }
 
-/// Name and arguments of a whole object that is a call.
-fn whole_call(object: Value) -> Option<(String, String)> {
+/// Name and arguments of a whole object that is a call. A `bare` one says that it has arguments.
+fn whole_call(object: Value, bare: bool) -> Option<(String, String)> {
     let function = object.get("function").filter(|inner| inner.is_object()).unwrap_or(&object);
     let name = function.get("name")?.as_str()?.to_owned();
     let arguments = function.get("arguments").or_else(|| function.get("parameters"));
     let text = match arguments {
+        None if bare => return None,
         None | Some(Value::Null) => "{}".into(),
         // Arguments as a text of JSON, as the wire has them.
         Some(Value::String(text)) => text.clone(),

@@ -14,6 +14,7 @@ mod python;
 mod pythonic_calls;
 mod reasoning;
 mod said;
+mod schema;
 mod stop;
 mod tagged_calls;
 

@@ -1,8 +1,8 @@
 use super::{
     CallEvent,
-    dialect::is_text,
     hold::{take, take_to_mark},
     said::Said,
+    schema::admits,
 };
 use crate::request::Tool;
 use serde_json::Value;
@@ -27,6 +27,8 @@ pub(super) struct Tags {
     pub(super) close: &'static str,
     /// Marks beside calls that say nothing.
     pub(super) beside: &'static [&'static str],
+    /// A value stands on lines of its own: the line ends around it are none of its.
+    pub(super) padded: bool,
 }
 
 /// Reads calls whose arguments stand in tags out of an answer, and puts their JSON together.
@@ -73,8 +75,12 @@ impl TaggedCalls {
         match std::mem::replace(&mut self.place, Place::Outside) {
             Place::Outside => self.said.say(&held, &mut events),
             Place::Name => self.said.say(&format!("{}{held}", self.tags.open), &mut events),
-            // Once its name is out, a broken call cannot be taken back.
-            Place::Arguments { .. } => self.count += 1,
+            // Once its name is out, a broken call cannot be taken back. What was cut off stays visibly so.
+            Place::Arguments { first, .. } => {
+                let begun = self.begun(&held, first);
+                events.extend(begun.map(|text| CallEvent::Arguments { index: self.count, text }));
+                self.count += 1;
+            }
         }
         events
     }
@@ -112,21 +118,18 @@ impl TaggedCalls {
     }
 
     fn argument(&mut self, name: &str, first: bool, events: &mut Vec<CallEvent>) -> bool {
-        let tags = self.tags;
-        let (key, close) = (self.held.find(tags.key), self.held.find(tags.close));
-        match (key, close) {
-            (Some(key), close) if close.is_none_or(|close| key < close) => {
+        match (self.held.find(self.tags.key), self.call_end(&self.held)) {
+            (Some(key), end) if end.is_none_or(|(end, _)| key < end) => {
                 let Some((key, value, len)) = self.pair(key) else { return false };
-                let separator = if first { "" } else { ", " };
-                let text = format!("{separator}{}: {value}", Value::from(key));
+                let text = format!("{}{}: {value}", separator(first), Value::from(key));
                 events.push(CallEvent::Arguments { index: self.count, text });
                 self.held.drain(..len);
                 self.place = Place::Arguments { name: name.to_owned(), first: false };
                 true
             }
-            (_, Some(close)) => {
+            (_, Some((_, behind))) => {
                 events.push(CallEvent::Arguments { index: self.count, text: "}".into() });
-                self.held.drain(..close + tags.close.len());
+                self.held.drain(..behind);
                 self.count += 1;
                 self.said.call();
                 self.place = Place::Outside;
@@ -136,38 +139,94 @@ impl TaggedCalls {
         }
     }
 
-    /// The argument whose key's tag begins at `at`, its value as JSON, and where it ends in what is held.
-    fn pair(&self, at: usize) -> Option<(String, String, usize)> {
-        let (tags, held) = (self.tags, &self.held);
+    /// Where a call ends, and what follows begins: at its own mark, or where that was forgotten at the next that cannot be part of it.
+    fn call_end(&self, text: &str) -> Option<(usize, usize)> {
+        let tags = self.tags;
+        let others = tags.beside.iter().filter(|mark| mark.starts_with("</")).chain([&tags.open]);
+        let others = others.filter_map(|mark| text.find(mark).map(|at| (at, at)));
+        let own = text.find(tags.close).map(|at| (at, at + tags.close.len()));
+        own.into_iter().chain(others).min()
+    }
+
+    /// Key and tag of the argument whose key's tag begins at `at`, and where its value does.
+    fn head<'h>(&self, held: &'h str, at: usize) -> Option<(&'h str, &'h str, usize)> {
+        let tags = self.tags;
         let key_from = at + tags.key.len();
         let key_to = key_from + held[key_from..].find(tags.key_end)?;
         let after = key_to + tags.key_end.len();
-        let value_at = after + held[after..].find(tags.value)?;
-        let value_from = value_at + tags.value.len();
-        let value_to = value_from + held[value_from..].find(tags.value_end)?;
+        let rest = held[after..].trim_start();
         let key = held[key_from..key_to].trim();
-        let value = self.json(key, &held[after..value_at], &held[value_from..value_to]);
-        Some((key.to_owned(), value, value_to + tags.value_end.len()))
+        if tags.value.starts_with('<') && !rest.starts_with(tags.value) {
+            // Some leave the value's own tag out.
+            return (!tags.value.starts_with(rest)).then(|| (key, "", held.len() - rest.len()));
+        }
+        let value_at = after + held[after..].find(tags.value)?;
+        Some((key, &held[after..value_at], value_at + tags.value.len()))
+    }
+
+    /// The argument whose key's tag begins at `at`, its value as JSON, and where it ends in what is held.
+    fn pair(&self, at: usize) -> Option<(String, String, usize)> {
+        let (tags, held) = (self.tags, &self.held);
+        let (key, attributes, from) = self.head(held, at)?;
+        let value = &held[from..];
+        let own = value.find(tags.value_end).map(|at| (at, at + tags.value_end.len()));
+        // Where its end was forgotten, the next argument or the call's end is it.
+        let next = value.find(tags.key).map(|at| (at, at));
+        let end = self.call_end(value).map(|(at, _)| (at, at));
+        let (to, behind) = own.into_iter().chain(next).chain(end).min()?;
+        Some((key.to_owned(), self.json(key, attributes, &value[..to]), from + behind))
+    }
+
+    /// What there is of an argument that was cut off.
+    fn begun(&self, held: &str, first: bool) -> Option<String> {
+        let (key, attributes, from) = self.head(held, held.find(self.tags.key)?)?;
+        let value = self.json(key, attributes, &held[from..]);
+        Some(format!(
+            "{}{}: {}",
+            separator(first),
+            Value::from(key),
+            value.strip_suffix('"').unwrap_or(&value)
+        ))
     }
 
     /// A value as JSON: as its tag says, else as the tool's schema does, else whatever it can be read as.
     fn json(&self, key: &str, attributes: &str, text: &str) -> String {
-        let is_text = match attributes {
-            a if a.contains("string=\"true\"") => true,
-            a if a.contains("string=\"false\"") => false,
-            _ => self.is_text(key),
-        };
-        let text = text.strip_prefix('\n').unwrap_or(text);
-        let text = text.strip_suffix('\n').unwrap_or(text);
-        let value = (!is_text).then(|| serde_json::from_str::<Value>(text.trim()).ok()).flatten();
+        let text = if self.tags.padded { unpadded(text) } else { text };
+        let value = serde_json::from_str::<Value>(text.trim()).ok().filter(|value| match attributes {
+            a if a.contains("string=\"true\"") => false,
+            a if a.contains("string=\"false\"") => true,
+            _ => self.reads_as(key, value),
+        });
         value.map_or_else(|| Value::from(text).to_string(), |_| text.trim().to_owned())
     }
 
-    /// Whether the running call's schema has this argument as a text.
-    fn is_text(&self, key: &str) -> bool {
-        let Place::Arguments { name, .. } = &self.place else { return false };
-        let tool = self.tools.iter().find(|tool| tool.name == *name);
-        let schema = tool.and_then(|tool| tool.parameters.as_ref()?.get("properties")?.get(key));
-        schema.is_some_and(is_text)
+    /// Whether a text that can be read as this value is that value, as far as the running call's schema tells.
+    fn reads_as(&self, key: &str, value: &Value) -> bool {
+        let tool = |name: &str| self.tools.iter().find(|tool| tool.name == name)?.parameters.as_ref();
+        let parameters = match &self.place {
+            Place::Arguments { name, .. } => tool(name),
+            _ => None,
+        };
+        let schema = parameters.and_then(|root| Some((root, root.get("properties")?.get(key)?)));
+        let Some((root, schema)) =
+            schema.filter(|(_, schema)| KINDS.iter().any(|key| schema.get(key).is_some()))
+        else {
+            return true;
+        };
+        let takes = |value: &Value| admits(root, schema, value);
+        !takes(&Value::from("")) || !value.is_string() && takes(value)
     }
+}
+
+/// Keys of a schema that say which kinds of values it takes.
+const KINDS: &[&str] = &["type", "enum", "const", "anyOf", "oneOf", "$ref"];
+
+fn separator(first: bool) -> &'static str {
+    if first { "" } else { ", " }
+}
+
+/// Without the line end before it and the one behind it.
+fn unpadded(text: &str) -> &str {
+    let text = text.strip_prefix('\n').unwrap_or(text);
+    text.strip_suffix('\n').unwrap_or(text)
 }

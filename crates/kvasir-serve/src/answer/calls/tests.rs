@@ -14,6 +14,7 @@ fn tools() -> Arc<[Tool]> {
             json!({"city": {"type": "string"}, "n": {"type": "integer"}, "deep": {"type": "object"}}),
         ),
         tool("now", json!({})),
+        tool("send", json!({"zip": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "any": {}})),
     ]
     .into()
 }
@@ -97,6 +98,21 @@ fn hermes() {
 }
 
 #[test]
+fn a_call_that_was_not_ended_takes_nothing_along() {
+    let d = ToolDialect::Hermes;
+    let (get, now) = (("get", json!({"n": 1})), ("now", json!({})));
+    let open = "<tool_call>{\"name\": \"get\", \"arguments\": {\"n\": 1}";
+    let second = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+    check(d, &format!("{open}}}\n{second}"), "", &[get.clone(), now.clone()]);
+    check(d, &format!("{open}}}\nand {second}"), "and", &[get.clone(), now.clone()]);
+    check(d, &format!("{open}}}\nHere it is."), "Here it is.", &[get.clone()]);
+    check(d, &format!("{open}}}\n</tool_c"), "", &[get.clone()]);
+    // Without the outer brace.
+    check(d, &format!("{open}\n</tool_call>\nSo }} {second}"), "So }", &[get.clone(), now]);
+    check(d, open, "", &[get]);
+}
+
+#[test]
 fn llama() {
     let d = ToolDialect::Llama3Json;
     let one = "{\"name\": \"get\", \"parameters\": {\"city\": \"Par}\\\"{is\", \"n\": 2}}";
@@ -105,6 +121,10 @@ fn llama() {
     check(d, &format!("{one}\nThat is it."), "That is it.", &[("get", paris())]);
     for text in [
         "{\"answer\": 4} it is",
+        // The answer is JSON, and no call of anything that is offered.
+        "{\"name\": \"Ada\", \"age\": 36}",
+        "{\"name\": \"get\"}",
+        "{\"name\": \"other\", \"parameters\": {\"a\": 1}} it is",
         "No {\"name\": \"get\", \"parameters\": {}} here",
         "{\"name\": \"x\"",
         "<|python_tag|>print(1)",
@@ -169,6 +189,44 @@ fn tags() {
 }
 
 #[test]
+fn values_in_tags_are_what_the_schema_says_and_none_of_their_lines_is_lost() {
+    let glm = |key: &str, value: &str| {
+        format!("<tool_call>send\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>")
+    };
+    let zip = |text: &str| [("send", json!({"zip": text}))];
+    check(ToolDialect::Glm45, &glm("zip", "10001"), "", &zip("10001"));
+    check(ToolDialect::Glm45, &glm("zip", "true"), "", &zip("true"));
+    check(ToolDialect::Glm45, &glm("zip", "null"), "", &[("send", json!({"zip": null}))]);
+    check(ToolDialect::Glm45, &glm("any", "10001"), "", &[("send", json!({"any": 10001}))]);
+    check(ToolDialect::Glm45, &glm("zip", "\na\nb\n"), "", &zip("\na\nb\n"));
+    let dsml = "<｜DSML｜invoke name=\"send\">\n<｜DSML｜parameter name=\"zip\" string=\"true\">a\nb\n</｜DSML｜parameter>\n</｜DSML｜invoke>";
+    check(ToolDialect::DeepSeekV32, dsml, "", &zip("a\nb\n"));
+    let qwen = "<tool_call>\n<function=send>\n<parameter=zip>\na\nb\n</parameter>\n</function>\n</tool_call>";
+    check(ToolDialect::Qwen3Coder, qwen, "", &zip("a\nb"));
+}
+
+#[test]
+fn tags_that_were_forgotten_take_nothing_along() {
+    let get = |more: Value| [("get", more)];
+    for text in [
+        "<function=get>\n<parameter=city>\n1\n<parameter=n>\n2\n</parameter>\n</function>",
+        "<function=get>\n<parameter=city>\n1\n</parameter>\n<parameter=n>\n2\n</function>",
+        "<tool_call><function=get>\n<parameter=city>\n1\n</parameter>\n<parameter=n>\n2\n</parameter>\n</tool_call>",
+    ] {
+        check(ToolDialect::Qwen3Coder, text, "", &get(json!({"city": "1", "n": 2})));
+        check(ToolDialect::Qwen3Coder, &format!("{text} So."), " So.", &get(json!({"city": "1", "n": 2})));
+    }
+    let glm =
+        "<tool_call>get<arg_key>city</arg_key>1</arg_value><arg_key>n</arg_key><arg_value>2</tool_call> So.";
+    check(ToolDialect::Glm45, glm, " So.", &get(json!({"city": "1", "n": 2})));
+    // What was cut off is told, and can be seen to be cut off.
+    let cut = "<function=get>\n<parameter=n>\n2\n</parameter>\n<parameter=city>\nPar\"is";
+    let whole = in_pieces(ToolDialect::Qwen3Coder, cut, &[]);
+    assert_eq!(whole, (String::new(), vec![("get".into(), "{\"n\": 2, \"city\": \"Par\\\"is".into())]));
+    every_split(ToolDialect::Qwen3Coder, cut, &whole);
+}
+
+#[test]
 fn pythonic() {
     let d = ToolDialect::Pythonic;
     check(d, "[get(city='Par}\"{is', n=2), now()]", "", &[("get", paris()), ("now", json!({}))]);
@@ -214,6 +272,9 @@ fn templates_tell_the_dialect() {
         ("<｜tool▁calls▁begin｜>```json", ToolDialect::DeepSeekV3),
         ("<｜tool▁calls▁begin｜>", ToolDialect::DeepSeekV31),
         ("<|python_tag|>", ToolDialect::Llama3Json),
+        ("<|start_header_id|>{\"name\": function name, \"parameters\": dict}", ToolDialect::Llama3Json),
+        ("<|header_start|>{\"name\": function name, \"parameters\": dict}", ToolDialect::Llama3Json),
+        ("<|start_header_id|>", ToolDialect::Hermes),
         ("<|channel|>analysis<|message|>", ToolDialect::Harmony),
         ("", ToolDialect::Hermes),
     ] {
