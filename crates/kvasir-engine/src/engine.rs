@@ -165,11 +165,16 @@ impl<E: Executor> Engine<E> {
             self.take_in()?;
             ran = true;
         }
-        Ok(match ran {
-            true => Turn::Ran,
-            false if self.core.is_idle() => Turn::Idle,
-            false => Turn::Held,
-        })
+        if ran {
+            return Ok(Turn::Ran);
+        }
+        if !self.core.is_idle() {
+            return Ok(Turn::Held);
+        }
+        for observer in &mut self.observers {
+            observer.idle(&self.core);
+        }
+        Ok(Turn::Idle)
     }
 
     /// Makes the next step and hands it over, or keeps it until the executor can take it.

@@ -7,4 +7,6 @@ pub trait Observer: Send {
     fn scheduled(&mut self, core: &Core, step: &Step);
     /// A step came back and was taken in: its events are in [`Core::events`], those not yet delivered before it included.
     fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, now: Nanos);
+    /// Nobody waits or runs any more: who left between two steps is gone too.
+    fn idle(&mut self, _core: &Core) {}
 }

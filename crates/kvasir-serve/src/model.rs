@@ -149,9 +149,11 @@ impl Model {
         self.tokenizer.bytes(token).unwrap_or_default()
     }
 
-    /// Tokens of an answer to text, as they come. `marked` keeps the control tokens that mark calls and reasoning.
-    pub fn detokenizer(self: &Arc<Self>, marked: bool) -> Detokenizer {
-        Detokenizer { model: self.clone(), text: TextStream::new(true), marked }
+    /// Tokens of an answer to text, as they come. `marked` keeps the control tokens that mark calls and reasoning; `goes_on` says that
+    /// the answer goes on with a text.
+    pub fn detokenizer(self: &Arc<Self>, marked: bool, goes_on: bool) -> Detokenizer {
+        let text = if goes_on { TextStream::going_on(true) } else { TextStream::new(true) };
+        Detokenizer { model: self.clone(), text, marked }
     }
 
     /// What is told apart in the answer to a chat.
@@ -160,6 +162,7 @@ impl Model {
         Reading {
             stop: request.sampling.stop.clone(),
             unstopped: request.sampling.length.min_tokens,
+            goes_on: request.continue_final_message,
             calls: offers_tools.then(|| (self.tool_dialect, request.tools.clone().into())),
             reasoning: self.reasoning.map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
             one_call: !request.parallel_tool_calls,

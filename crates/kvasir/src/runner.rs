@@ -44,7 +44,7 @@ impl Runner {
             self.collect();
         }
         let id = added.map_err(|refusal| Error::Asked(refusal.to_string()))?;
-        let stream = TextStream::new(true);
+        let stream = TextStream::going_on(true);
         self.running
             .insert(id, Running { ids: Vec::new(), logprobs: Vec::new(), text: String::new(), stream });
         Ok(id)

@@ -15,6 +15,11 @@ impl TextStream {
         Self { skip_special, ..Self::default() }
     }
 
+    /// A text that goes on behind another: a space that it begins with stays.
+    pub fn going_on(skip_special: bool) -> Self {
+        Self { started: true, ..Self::new(skip_special) }
+    }
+
     /// The text that this token completes; empty if it only begins a character.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         if self.skip_special && tokenizer.is_special(id) {

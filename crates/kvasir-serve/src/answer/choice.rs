@@ -32,6 +32,8 @@ pub struct Reading {
     pub stop: Vec<String>,
     /// Tokens before those in which they are looked for.
     pub unstopped: u32,
+    /// It goes on with a text instead of beginning one.
+    pub goes_on: bool,
     /// It may hold calls of these tools, written in this dialect.
     pub calls: Option<(ToolDialect, Arc<[Tool]>)>,
     /// It may begin with reasoning, in this dialect; true when the prompt ends inside it.
@@ -188,6 +190,7 @@ mod tests {
         let reading = Reading {
             stop: vec!["STOP".into()],
             unstopped: 0,
+            goes_on: false,
             calls: Some((ToolDialect::Hermes, Arc::new([]))),
             reasoning: Some((ReasoningDialect::Think, false)),
             one_call: true,

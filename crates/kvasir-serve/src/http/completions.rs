@@ -60,7 +60,7 @@ impl Completion {
             orders.push(order);
         }
         let (stop, unstopped) = (request.sampling.stop.clone(), request.sampling.length.min_tokens);
-        let reading = Reading { stop, unstopped, ..Reading::default() };
+        let reading = Reading { stop, unstopped, goes_on: true, ..Reading::default() };
         let scored = request.sampling.prompt_logprobs.is_some();
         let ids: Vec<Option<Vec<Token>>> =
             orders.iter().map(|order| scored.then(|| order.request.prompt.clone())).collect();

@@ -95,7 +95,7 @@ impl Gain {
 impl Speaker {
     pub(super) fn new(model: Arc<Model>, answers: Answers, reading: Reading) -> Self {
         let marked = reading.calls.is_some() || reading.reasoning.is_some();
-        let detokenizer = model.detokenizer(marked);
+        let detokenizer = model.detokenizer(marked, reading.goes_on);
         Self {
             model,
             answers,

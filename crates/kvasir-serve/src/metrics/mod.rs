@@ -150,14 +150,21 @@ impl Metrics {
         self.prompt_tokens.add(summary.prompt.into());
     }
 
+    /// What stands where, now.
+    fn levels(&self, core: &Core) {
+        let ((waiting, running), cache) = (core.counts(), core.cache());
+        let room = cache.room();
+        self.waiting.set(waiting as u64);
+        self.running.set(running as u64);
+        self.capacity.set(cache.capacity().into());
+        self.block.set(cache.block_size().into());
+        self.slots_held.set(u64::from(room.held) + u64::from(room.leased));
+        self.slots_cached.set(room.evictable.into());
+    }
+
     fn scheduled(&self, core: &Core, step: &Step) {
         let record = core.record();
-        self.running.set(record.running.into());
-        self.waiting.set(record.waiting.into());
-        self.capacity.set(core.cache().capacity().into());
-        self.block.set(core.cache().block_size().into());
-        self.slots_held.set(u64::from(record.room.held) + u64::from(record.room.leased));
-        self.slots_cached.set(record.room.evictable.into());
+        self.levels(core);
         self.steps.add(1);
         self.preemptions.add(record.preempted.len() as u64);
         for admission in &record.admitted {
@@ -207,8 +214,10 @@ impl Observer for Eyes {
             }
             Err(_) => self.0.failed_steps.add(1),
         }
-        let (waiting, running) = core.counts();
-        self.0.waiting.set(waiting as u64);
-        self.0.running.set(running as u64);
+        self.0.levels(core);
+    }
+
+    fn idle(&mut self, core: &Core) {
+        self.0.levels(core);
     }
 }

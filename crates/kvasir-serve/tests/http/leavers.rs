@@ -3,6 +3,7 @@
 use super::server::Server;
 use kvasir_kv::CacheKind;
 use serde_json::json;
+use std::time::{Duration, Instant};
 
 /// A number below `sides`, by turns that look like chance.
 fn roll(dice: &mut u64, sides: u64) -> u64 {
@@ -39,15 +40,26 @@ fn ten_thousand_clients_leave_each_at_another_point_and_the_pool_is_whole() {
     assert_eq!(status, 200, "{answer}");
     let fresh = Server::start(CacheKind::Radix, SLOTS, &[]).post("/v1/completions", &whole).1;
     assert_eq!(answer["choices"], fresh["choices"]);
+    assert_eq!(metric(&server, "kvasir:num_requests_open"), 0.0);
+    let aborted =
+        metric(&server, "kvasir:request_success_total{model_name=\"tiny\",finished_reason=\"abort\"");
+    assert!(aborted > 100.0, "{aborted}");
+}
+
+fn metric(server: &Server, name: &str) -> f64 {
     let (_, page) = server.send("GET", "/metrics", "", "");
-    let page = page.as_str().unwrap();
-    let metric = |name: &str| {
-        let line = page.lines().find(|line| line.starts_with(name)).unwrap();
-        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
-    };
-    assert_eq!(metric("kvasir:num_requests_open"), 0.0);
-    assert!(
-        metric("kvasir:request_success_total{model_name=\"tiny\",finished_reason=\"abort\"") > 100.0,
-        "{page}"
-    );
+    let line = page.as_str().unwrap().lines().find(|line| line.starts_with(name)).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_server_that_its_last_client_has_left_does_not_look_busy() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let body = json!({"prompt": [20, 21, 22], "stream": true, "max_tokens": 400, "ignore_eos": true});
+    server.leave("/v1/completions", vec![(body, 2)]);
+    let busy = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"];
+    let soon = Instant::now() + Duration::from_secs(60);
+    while busy.iter().any(|name| metric(&server, &format!("kvasir:{name}")) > 0.0) {
+        assert!(Instant::now() < soon, "it still looks busy");
+    }
 }

@@ -51,6 +51,7 @@ impl Input {
             Self::Person(editor) => {
                 let written = editor.read(prompt);
                 Ok(match written.map_err(|error| Failure::failed(format!("terminal: {error}")))? {
+                    // Its backslashes are its own: those that asked for a line have gone.
                     Written::Text(text) => Line::Text(unfenced(&text)),
                     Written::Interrupted => Line::Nothing,
                     Written::End => Line::End,
@@ -75,18 +76,17 @@ fn read_lines(stdin: &mut impl BufRead) -> Result<Line, Failure> {
             return Ok(if text.is_empty() { Line::End } else { Line::Text(unfenced(&text)) });
         }
         text.push_str(line.trim_end_matches(['\n', '\r']));
-        if !is_open(&text) {
-            return Ok(Line::Text(unfenced(&text)));
-        }
+        let Some(kept) = continued(&text) else { return Ok(Line::Text(unfenced(&text))) };
+        text.truncate(kept.len());
         text.push('\n');
     }
 }
 
-/// Whether more lines belong to it: after a backslash at the end, or inside a fence.
-fn is_open(text: &str) -> bool {
+/// What there is of a text that more lines belong to: inside a fence, or before a backslash at its end.
+fn continued(text: &str) -> Option<&str> {
     match text.trim_start().strip_prefix(FENCE) {
-        Some(rest) => !rest.trim_end().ends_with(FENCE),
-        None => text.ends_with('\\'),
+        Some(rest) => (!rest.trim_end().ends_with(FENCE)).then_some(text),
+        None => text.strip_suffix('\\'),
     }
 }
 
@@ -97,7 +97,7 @@ fn unfenced(text: &str) -> String {
             let rest = rest.trim_end();
             rest.strip_suffix(FENCE).unwrap_or(rest).trim_matches('\n').to_owned()
         }
-        None => text.replace("\\\n", "\n").trim().to_owned(),
+        None => text.trim().to_owned(),
     }
 }
 
@@ -119,8 +119,8 @@ impl Words for Slash {
         (!names.is_empty()).then(|| format!("   {}", names.join(" ")))
     }
 
-    fn is_open(&self, text: &str) -> bool {
-        is_open(text)
+    fn continued<'t>(&self, text: &'t str) -> Option<&'t str> {
+        continued(text)
     }
 }
 
@@ -142,6 +142,7 @@ mod tests {
         assert_eq!(all("one\r\ntwo"), ["one", "two"]);
         assert_eq!(all("one \\\ntwo\\\nthree\nfour\n"), ["one \ntwo\nthree", "four"]);
         assert_eq!(all("\"\"\"\n a\n\n b\n\"\"\"\nc\n"), [" a\n\n b", "c"]);
+        assert_eq!(all("\"\"\"\na \\\nb\\\n\"\"\"\n"), ["a \\\nb\\"]);
         assert_eq!(all("\"\"\"open\nto the end"), ["open\nto the end"]);
     }
 }

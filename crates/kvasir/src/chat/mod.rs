@@ -4,6 +4,7 @@ mod command;
 mod conversation;
 mod editor;
 mod input;
+mod interrupt;
 mod screen;
 mod tally;
 mod turn;
@@ -80,6 +81,7 @@ impl Chat {
     pub(crate) fn run(mut self) -> Result<ExitCode, Failure> {
         if self.input.is_person() {
             self.greet();
+            interrupt::watch();
         }
         while let Some(text) = self.listen("› ")? {
             let done = match text.strip_prefix('/').is_some_and(|rest| rest.starts_with(char::is_alphabetic))

@@ -1,4 +1,4 @@
-use super::screen::Screen;
+use super::{interrupt::Answering, screen::Screen};
 use kvasir_serve::{
     ApiError,
     answer::Delta,
@@ -6,7 +6,6 @@ use kvasir_serve::{
 };
 use serde_json::{Map, Value, json};
 use std::{io, sync::Arc};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// One answer as it stands in the conversation, and what it took.
 pub(super) struct Turn {
@@ -46,13 +45,13 @@ impl Turn {
         screen: &mut Screen,
         stoppable: bool,
     ) -> Result<Self, NoTurn> {
-        let mut interrupt = if stoppable { signal(SignalKind::interrupt()).ok() } else { None };
+        let mut answering = if stoppable { Answering::begin() } else { None };
         let mut speaker = app.talk(body)?;
         let mut writing = Writing::default();
         loop {
             let gain = tokio::select! {
                 gain = speaker.next() => gain?,
-                () = pressed(&mut interrupt) => None,
+                () = stopped(&mut answering) => None,
             };
             let Some(gain) = gain else { break };
             writing.take(gain.deltas, screen)?;
@@ -60,6 +59,9 @@ impl Turn {
             if writing.ended.is_some() {
                 break;
             }
+        }
+        if writing.thinking {
+            screen.thought("\n");
         }
         screen.end_line()?;
         Ok(Self { content: writing.content, calls: writing.calls, ended: writing.ended })
@@ -85,11 +87,9 @@ impl Turn {
     }
 }
 
-async fn pressed(interrupt: &mut Option<Signal>) {
-    match interrupt {
-        Some(signal) => {
-            signal.recv().await;
-        }
+async fn stopped(answering: &mut Option<Answering>) {
+    match answering {
+        Some(answering) => answering.is_over().await,
         None => std::future::pending().await,
     }
 }

@@ -105,8 +105,8 @@ fn a_call_that_was_not_ended_takes_nothing_along() {
     let second = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
     check(d, &format!("{open}}}\n{second}"), "", &[get.clone(), now.clone()]);
     check(d, &format!("{open}}}\nand {second}"), "and", &[get.clone(), now.clone()]);
-    check(d, &format!("{open}}}\nHere it is."), "Here it is.", &[get.clone()]);
-    check(d, &format!("{open}}}\n</tool_c"), "", &[get.clone()]);
+    check(d, &format!("{open}}}\nHere it is."), "Here it is.", std::slice::from_ref(&get));
+    check(d, &format!("{open}}}\n</tool_c"), "", std::slice::from_ref(&get));
     // Without the outer brace.
     check(d, &format!("{open}\n</tool_call>\nSo }} {second}"), "So }", &[get.clone(), now]);
     check(d, open, "", &[get]);

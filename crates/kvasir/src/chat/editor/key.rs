@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 /// What somebody did at the keyboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Key {
@@ -35,8 +37,20 @@ const PASTE_END: &[u8] = b"\x1b[201~";
 /// Bytes of a paste that are taken at most.
 const MAX_PASTE: usize = 1 << 20;
 
-/// Reads one key that begins with `first`. `more` gives the next byte, or none if none comes soon.
-pub(super) fn decode(first: u8, more: &mut dyn FnMut() -> Option<u8>) -> Key {
+/// How long the next byte may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// It belongs to the same key.
+    Soon,
+    /// It belongs to a paste, which may stop on its way.
+    Long,
+}
+
+/// Gives the next byte; none if none comes in time.
+type More<'a> = &'a mut dyn FnMut(Wait) -> Option<u8>;
+
+/// Reads one key that begins with `first`.
+pub(super) fn decode(first: u8, more: More<'_>) -> Key {
     match first {
         b'\r' => Key::Enter,
         b'\n' => Key::NewLine,
@@ -60,7 +74,7 @@ pub(super) fn decode(first: u8, more: &mut dyn FnMut() -> Option<u8>) -> Key {
     }
 }
 
-fn character(first: u8, more: &mut dyn FnMut() -> Option<u8>) -> Key {
+fn character(first: u8, more: More<'_>) -> Key {
     let length = match first {
         0xc0..=0xdf => 2,
         0xe0..=0xef => 3,
@@ -68,28 +82,28 @@ fn character(first: u8, more: &mut dyn FnMut() -> Option<u8>) -> Key {
         _ => 1,
     };
     let mut bytes = vec![first];
-    bytes.extend((1..length).map_while(|_| more()));
+    bytes.extend((1..length).map_while(|_| more(Wait::Soon)));
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
     text.chars().next().map_or(Key::Other, Key::Char)
 }
 
-fn escaped(more: &mut dyn FnMut() -> Option<u8>) -> Key {
-    match more() {
+fn escaped(more: More<'_>) -> Key {
+    match more(Wait::Soon) {
         Some(b'\r' | b'\n') => Key::NewLine,
         Some(b'b') => Key::WordLeft,
         Some(b'f') => Key::WordRight,
         Some(0x7f) => Key::DeleteWord,
         Some(b'[') => sequence(more),
-        Some(b'O') => more().map_or(Key::Other, |letter| arrow(letter, false)),
+        Some(b'O') => more(Wait::Soon).map_or(Key::Other, |letter| arrow(letter, false)),
         _ => Key::Other,
     }
 }
 
 /// What follows `ESC [`: numbers, then a letter or `~`.
-fn sequence(more: &mut dyn FnMut() -> Option<u8>) -> Key {
+fn sequence(more: More<'_>) -> Key {
     let mut numbers = String::new();
     loop {
-        match more() {
+        match more(Wait::Soon) {
             Some(byte @ (b'0'..=b'9' | b';')) if numbers.len() < 16 => numbers.push(char::from(byte)),
             Some(b'~') => return numbered(&numbers, more),
             // Terminals that tell modified keys apart say 13;2u for Shift-Enter.
@@ -114,7 +128,7 @@ fn arrow(letter: u8, modified: bool) -> Key {
     }
 }
 
-fn numbered(numbers: &str, more: &mut dyn FnMut() -> Option<u8>) -> Key {
+fn numbered(numbers: &str, more: More<'_>) -> Key {
     match numbers {
         "1" | "7" => Key::Home,
         "4" | "8" => Key::End,
@@ -125,15 +139,21 @@ fn numbered(numbers: &str, more: &mut dyn FnMut() -> Option<u8>) -> Key {
     }
 }
 
-fn pasted(more: &mut dyn FnMut() -> Option<u8>) -> Key {
+fn pasted(more: More<'_>) -> Key {
     let mut bytes = Vec::new();
-    while !bytes.ends_with(PASTE_END) && bytes.len() < MAX_PASTE {
-        let Some(byte) = more() else { break };
-        bytes.push(byte);
+    let mut last = VecDeque::with_capacity(PASTE_END.len());
+    // Whatever is too much is taken off the line all the same: as keys it would be sent.
+    while !last.iter().eq(PASTE_END) {
+        let Some(byte) = more(Wait::Long) else {
+            bytes.extend(last);
+            break;
+        };
+        let before = if last.len() == PASTE_END.len() { last.pop_front() } else { None };
+        bytes.extend(before.filter(|_| bytes.len() < MAX_PASTE));
+        last.push_back(byte);
     }
-    let text = bytes.strip_suffix(PASTE_END).unwrap_or(&bytes);
-    let text = String::from_utf8_lossy(text).replace("\r\n", "\n").replace('\r', "\n");
-    Key::Paste(text.chars().filter(|c| *c == '\n' || !c.is_control()).collect())
+    let text = String::from_utf8_lossy(&bytes).replace("\r\n", "\n").replace('\r', "\n");
+    Key::Paste(text.chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()).collect())
 }
 
 #[cfg(test)]
@@ -144,7 +164,7 @@ mod tests {
         let mut bytes = bytes.iter().copied();
         let mut keys = Vec::new();
         while let Some(first) = bytes.next() {
-            keys.push(decode(first, &mut || bytes.next()));
+            keys.push(decode(first, &mut |_| bytes.next()));
         }
         keys
     }
@@ -156,9 +176,29 @@ mod tests {
             keys(b"\x1b[A\x1b[1;5D\x1bOC\x1b[3~\x1b\r\x1b[13;2u\r"),
             [Key::Up, Key::WordLeft, Key::Right, Key::Delete, Key::NewLine, Key::NewLine, Key::Enter]
         );
-        assert_eq!(keys(b"\x1b[200~a\r\nb\x1b[31m\x1b[201~\r"), [Key::Paste("a\nb[31m".into()), Key::Enter]);
+        assert_eq!(
+            keys(b"\x1b[200~a\r\n\tb\x1b[31m\x1b[201~\r"),
+            [Key::Paste("a\n\tb[31m".into()), Key::Enter]
+        );
+        assert_eq!(keys(b"\x1b[200~a\x1b[20"), [Key::Paste("a[20".into())]);
         assert_eq!(keys(b"\x1b"), [Key::Other]);
         assert_eq!(keys(b"\x1b[999"), [Key::Other]);
         assert_eq!(keys(b"\xff\xc3"), [Key::Other, Key::Other]);
+    }
+
+    #[test]
+    fn a_paste_is_one_however_long_it_is_and_takes_as_long_as_it_takes() {
+        let mut long = b"\x1b[200~".to_vec();
+        long.extend(vec![b'x'; MAX_PASTE + 1000]);
+        long.extend(b"\ry\x1b[201~z");
+        let [Key::Paste(text), Key::Char('z')] = &keys(&long)[..] else { panic!("its end is its own") };
+        assert_eq!(text.len(), MAX_PASTE);
+        let mut bytes = b"[200~ab\x1b[201~".iter().copied();
+        let mut waits = Vec::new();
+        decode(ESCAPE, &mut |wait| {
+            waits.push(wait);
+            bytes.next()
+        });
+        assert_eq!(waits, [vec![Wait::Soon; 5], vec![Wait::Long; 8]].concat());
     }
 }

@@ -24,8 +24,8 @@ pub(super) trait Words {
     fn completions(&self, text: &str) -> Vec<String>;
     /// What to show beside this text.
     fn hint(&self, text: &str) -> Option<String>;
-    /// Whether Enter begins another line of this text.
-    fn is_open(&self, text: &str) -> bool;
+    /// What is kept of this text where Enter begins another line: all of it, or all but a character that asks for the line.
+    fn continued<'t>(&self, text: &'t str) -> Option<&'t str>;
 }
 
 /// What somebody has written.
@@ -61,9 +61,15 @@ impl<W: Words> Editor<W> {
             let hint = self.hint(&draft);
             self.paint(prompt, &draft, &hint)?;
             let Some(first) = terminal::byte()? else { return self.leave(prompt, &draft, Written::End) };
-            match decode(first, &mut terminal::byte_soon) {
-                Key::Enter if self.words.is_open(draft.text()) => draft.insert("\n"),
+            match decode(first, &mut terminal::byte_in) {
                 Key::Enter => {
+                    if let Some(kept) = self.words.continued(draft.text()).map(str::len) {
+                        if kept < draft.text().len() && draft.cursor() == draft.text().len() {
+                            draft.backspace();
+                        }
+                        draft.insert("\n");
+                        continue;
+                    }
                     if !draft.text().trim().is_empty() {
                         self.history.push(draft.text());
                     }

@@ -1,5 +1,8 @@
 use unicode_width::UnicodeWidthChar;
 
+/// How a tab is shown.
+const TAB: &str = "    ";
+
 /// A draft as it stands on the terminal.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Painting {
@@ -19,7 +22,7 @@ pub(super) fn lay_out(prompt: &str, text: &str, at: usize, width: usize) -> Pain
     let mut turn = |row: &mut String| rows.push(std::mem::replace(row, " ".repeat(indent)));
     let mut count = 0;
     for (i, c) in text.char_indices() {
-        let wide = c.width().unwrap_or(0);
+        let wide = if c == '\t' { TAB.len() } else { c.width().unwrap_or(0) };
         if c != '\n' && column + wide > width {
             turn(&mut row);
             (count, column) = (count + 1, indent);
@@ -31,7 +34,10 @@ pub(super) fn lay_out(prompt: &str, text: &str, at: usize, width: usize) -> Pain
             turn(&mut row);
             (count, column) = (count + 1, indent);
         } else {
-            row.push(c);
+            match c {
+                '\t' => row.push_str(TAB),
+                _ => row.push(c),
+            }
             column += wide;
         }
     }

@@ -1,3 +1,4 @@
+use super::key::Wait;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     stdio::{stderr, stdin},
@@ -67,8 +68,15 @@ pub(super) fn byte() -> io::Result<Option<u8>> {
     }
 }
 
-/// The next byte if it comes soon.
-pub(super) fn byte_soon() -> Option<u8> {
+/// The next byte if it comes in time.
+pub(super) fn byte_in(time: Wait) -> Option<u8> {
+    match time {
+        Wait::Soon => byte_soon(),
+        Wait::Long => byte().ok().flatten(),
+    }
+}
+
+fn byte_soon() -> Option<u8> {
     let input = stdin();
     let mut wait = [PollFd::new(&input, PollFlags::IN)];
     match poll(&mut wait, Some(&REST_OF_KEY)) {
