@@ -19,7 +19,7 @@ const GROUPS: [Group; 14] = [
     Group {
         heading: "Listening",
         common: &["host", "port", "api-key", "model-name"],
-        rest: &["tls-cert", "tls-key", "grace"],
+        rest: &["allowed-origins", "tls-cert", "tls-key", "grace"],
     },
     Group {
         heading: "Answers",
@@ -47,7 +47,7 @@ const GROUPS: [Group; 14] = [
     Group {
         heading: "Cache",
         common: &["kv-capacity", "max-model-len"],
-        rest: &["cache", "memory-utilization", "block-size", "prefix-cache"],
+        rest: &["cache", "memory-utilization", "block-size", "rings", "prefix-cache"],
     },
     Group {
         heading: "Scheduling",

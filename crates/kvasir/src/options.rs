@@ -39,7 +39,7 @@ impl Display for PolicyKind {
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Options {
-    /// Bookkeeping of K and V: contiguous, cells, tree, paged or radix [default: radix; paged with rectangular]
+    /// Bookkeeping of K and V: contiguous, cells, tree, paged or radix [default: radix; paged with rectangular; generate contiguous]
     #[arg(long, env = "KVASIR_CACHE", value_parser = word::<CacheKind>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<CacheKind>,
@@ -51,7 +51,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_ORDER", value_parser = word::<Order>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     order: Option<Order>,
-    /// Slots of the pool, a token each [default: what memory holds]
+    /// Slots of the pool, a token each [default: what memory holds; chat and serve at most 32768; generate as many as it needs]
     #[arg(long, env = "KVASIR_KV_CAPACITY", value_name = "SLOTS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_capacity: Option<u32>,
@@ -71,15 +71,15 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_PREFIX_CACHE", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     prefix_cache: Option<Switch>,
-    /// Sequences that run at once [default: 512]
+    /// Sequences that run at once [default: 512; 1 with contiguous and tree]
     #[arg(long, env = "KVASIR_MAX_NUM_SEQS", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_num_seqs: Option<u32>,
-    /// Tokens of one step [default: 16384; 2048 on a CPU]
+    /// Tokens of one step [default: 2048; sim 16384 unless its machine is a CPU]
     #[arg(long, env = "KVASIR_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_num_batched_tokens: Option<u32>,
-    /// Prompt and answer together [default: the model's]
+    /// Prompt and answer together [default: the model's, at most the pool]
     #[arg(long, env = "KVASIR_MAX_MODEL_LEN", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<u32>,
@@ -231,11 +231,9 @@ impl Options {
     /// from taking more than a few times as long.
     pub(crate) fn for_serving(mut self) -> Self {
         let is_chunked = self.policy.is_none_or(|policy| policy == PolicyKind::Chunked);
-        let is_open =
-            self.mixed.is_none() && self.step_target_ms.is_none() && self.step_target_times.is_none();
-        if is_chunked && is_open {
-            self.mixed = Some(Switch::On);
-            self.step_target_times = Some(SERVING_TIMES);
+        if is_chunked && *self.mixed.get_or_insert(Switch::On) == Switch::On && self.step_target_ms.is_none()
+        {
+            self.step_target_times.get_or_insert(SERVING_TIMES);
         }
         self
     }
@@ -478,5 +476,27 @@ impl Options {
             }
             PolicyKind::Rectangular => Box::new(Rectangular::new(rectangular)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_fills_in_what_was_not_said_and_nothing_else() {
+        let served = |mixed, ms, times, policy| {
+            let options =
+                Options { mixed, step_target_ms: ms, step_target_times: times, policy, ..Options::default() };
+            let served = options.for_serving();
+            (served.mixed, served.step_target_ms, served.step_target_times)
+        };
+        let on = Some(Switch::On);
+        assert_eq!(served(None, None, None, None), (on, None, Some(SERVING_TIMES)));
+        assert_eq!(served(on, None, None, None), (on, None, Some(SERVING_TIMES)));
+        assert_eq!(served(None, Some(50.0), None, None), (on, Some(50.0), None));
+        assert_eq!(served(None, None, Some(2.0), None), (on, None, Some(2.0)));
+        assert_eq!(served(Some(Switch::Off), None, None, None), (Some(Switch::Off), None, None));
+        assert_eq!(served(None, None, None, Some(PolicyKind::Rectangular)), (None, None, None));
     }
 }

@@ -31,10 +31,10 @@ pub(crate) struct Args {
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000, env = "KVASIR_PORT")]
     port: u16,
-    /// A key that clients must show, on every route but /live; may be given several times
+    /// A key that clients must show, on every route but /live and the page; may be given several times
     #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
     api_key: Vec<String>,
-    /// Origins whose web pages may ask, as https://example.org, or * for all [default: the server's own]
+    /// Origins whose web pages may ask, as https://example.org, or * for all; their names are also those by which a server without keys may be called [default: the server's own]
     #[arg(long, env = "KVASIR_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     allowed_origins: Vec<String>,
     /// What clients call the model; its file's or folder's name unless given

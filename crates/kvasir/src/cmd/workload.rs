@@ -22,7 +22,7 @@ const MOST_OFFLINE: u64 = 100_000;
 /// Which requests come, and when.
 #[derive(clap::Args)]
 pub(crate) struct WorkloadArgs {
-    /// Requests made from a seed
+    /// Requests made from a seed [default: bench serve steady; sim none]
     #[arg(long, value_enum)]
     pub(crate) workload: Option<Kind>,
     /// How many requests the workload has [default: 256]
