@@ -319,21 +319,20 @@ fn tagged(
 
 /// A call as Python writes it, with the arguments that must be there and then those that may; values as JSON.
 fn pythonic(name: &str, schema: &Value) -> Vec<Part> {
-    let mut all: Vec<_> = properties(schema).collect();
-    all.sort_by_key(|(_, _, required)| !required);
+    let argument = |(key, property, _): (&String, Value, bool)| {
+        vec![Part::Text(format!("{key}=")), Part::Json(property)]
+    };
+    let (needed, free): (Vec<_>, Vec<_>) = properties(schema).partition(|(_, _, required)| *required);
+    let comma = || Part::Text(", ".into());
     let mut parts = vec![Part::Text(format!("{name}("))];
-    let mut first = true;
-    let any_required = all.iter().any(|(_, _, required)| *required);
-    for (key, property, required) in all {
-        let comma = if first { "" } else { ", " };
-        let pair = vec![Part::Text(format!("{comma}{key}=")), Part::Json(property)];
-        match required {
-            true => parts.extend(pair),
-            // Without any before it an optional one has no comma, and only the first can be told to be first.
-            false if any_required || first => parts.push(Part::Optional(pair)),
-            false => {}
+    if needed.is_empty() {
+        parts.push(Part::Some(", ".into(), free.into_iter().map(argument).collect()));
+    } else {
+        for (n, one) in needed.into_iter().map(argument).enumerate() {
+            parts.extend((n > 0).then(comma).into_iter().chain(one));
         }
-        first = false;
+        let free = free.into_iter().map(argument);
+        parts.extend(free.map(|one| Part::Optional([comma()].into_iter().chain(one).collect())));
     }
     parts.push(Part::Text(")".into()));
     parts

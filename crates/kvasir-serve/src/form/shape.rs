@@ -50,6 +50,8 @@ pub enum Part {
     Until(String),
     /// This, or nothing.
     Optional(Vec<Part>),
+    /// Some of these in their order, or none, with the text between two.
+    Some(String, Vec<Vec<Part>>),
     /// A few line ends, or none.
     Gap,
 }
@@ -180,8 +182,33 @@ fn parts(
                 parts(inner, &name, literal, &mut optional, rules)?;
                 let _ = write!(body, "({optional})? ");
             }
+            Part::Some(separator, items) => {
+                let mut written = Vec::with_capacity(items.len());
+                for (n, item) in items.iter().enumerate() {
+                    let mut one = String::new();
+                    parts(item, &format!("{name}_{n}"), literal, &mut one, rules)?;
+                    written.push(one);
+                }
+                some(&name, &literal(separator), &written, rules);
+                if !written.is_empty() {
+                    let _ = write!(body, "({name}_any_0)? ");
+                }
+            }
             Part::Gap => *body += "/\\n{0,4}/ ",
         }
     }
     Ok(())
+}
+
+/// Rules for some of these: `_any_n` begins with one from `n` on, `_more_n` goes on with them.
+fn some(name: &str, separator: &str, items: &[String], rules: &mut String) {
+    for (n, item) in items.iter().enumerate() {
+        let (more, later) = match n + 1 == items.len() {
+            true => (String::new(), String::new()),
+            false => (format!("{name}_more_{}", n + 1), format!(" | {name}_any_{}", n + 1)),
+        };
+        let _ = writeln!(rules, "{name}_item_{n}: {item}");
+        let _ = writeln!(rules, "{name}_any_{n}: {name}_item_{n} {more}{later}");
+        let _ = writeln!(rules, "{name}_more_{n}: ({separator} {name}_item_{n})? {more}");
+    }
 }

@@ -238,6 +238,11 @@ fn calls_are_read_back(house: &House) {
             "now",
             json!({"type": "object", "properties": {"utc": {"type": "boolean"}}, "required": ["utc"], "additionalProperties": false}),
         ),
+        tool(
+            "look",
+            json!({"type": "object", "properties": {"deep": {"type": "boolean"}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "additionalProperties": false}),
+        ),
     ];
     let all: Vec<&Tool> = tools.iter().collect();
     for name in ToolDialect::names() {
@@ -267,6 +272,27 @@ fn calls_are_read_back(house: &House) {
             assert_eq!(misfit(schema, schema, &arguments), None, "{name}: {answer}");
         }
     }
+}
+
+#[test]
+fn of_arguments_that_need_not_be_there_any_may() {
+    let house = House::new();
+    let properties = json!({"a": {"type": "boolean"}, "b": {"type": "boolean"}, "c": {"type": "boolean"}});
+    let schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+    let look =
+        Tool { name: "look".into(), parameters: Some(schema), schema: String::new(), source: Value::Null };
+    let shape = Shape::Calls(ToolDialect::Pythonic.form(&[&look], false));
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..60 {
+        let answer = house.answer(&shape, &[], seed);
+        let inside = answer.strip_prefix("[look(").and_then(|rest| rest.strip_suffix(")]")).unwrap();
+        let keys: String = inside.split(", ").filter_map(|pair| pair.split('=').next()).collect();
+        seen.insert(keys);
+    }
+    for keys in ["", "a", "b", "c"] {
+        assert!(seen.contains(keys), "{seen:?}");
+    }
+    assert!(seen.iter().all(|keys| ["", "a", "b", "c", "ab", "ac", "bc", "abc"].contains(&keys.as_str())));
 }
 
 #[test]
