@@ -248,20 +248,26 @@ impl Drop for Answers {
     }
 }
 
+/// The error that a client gets for a request that the engine does not take.
+pub(crate) fn refused(refusal: Refusal) -> ApiError {
+    let why = refusal.to_string();
+    match refusal {
+        Refusal::EmptyPrompt => ApiError::param("prompt", "the prompt has no token"),
+        Refusal::WithinPrefix { .. } => ApiError::param("prompt", why),
+        Refusal::TooLong { .. } | Refusal::NeverFits { .. } | Refusal::OverBudget { .. } => {
+            ApiError::too_long("messages", why)
+        }
+        Refusal::NoState => ApiError::param("model", why),
+        Refusal::QueueFull { .. } => ApiError::too_many(why),
+        Refusal::BadParameter(which) => ApiError::param(which.name(), why),
+    }
+}
+
 /// The error that a client gets for a request that ended like this, if it is one.
 pub fn failure(finish: Finish) -> Option<ApiError> {
     let message = finish.to_string();
     match finish {
-        Finish::Refused(refusal) => Some(match refusal {
-            Refusal::EmptyPrompt => ApiError::param("prompt", "the prompt has no token"),
-            Refusal::WithinPrefix { .. } => ApiError::param("prompt", refusal.to_string()),
-            Refusal::TooLong { .. } | Refusal::NeverFits { .. } | Refusal::OverBudget { .. } => {
-                ApiError::too_long("messages", refusal.to_string())
-            }
-            Refusal::NoState => ApiError::param("model", refusal.to_string()),
-            Refusal::QueueFull { .. } => ApiError::too_many(refusal.to_string()),
-            Refusal::BadParameter(which) => ApiError::param(which.name(), refusal.to_string()),
-        }),
+        Finish::Refused(refusal) => Some(refused(refusal)),
         Finish::Failed(Fault::Constraint) => Some(ApiError::failed(
             "the answer came to a place from which the form asked for cannot be followed within the engine's limits",
         )),

@@ -36,7 +36,7 @@ pub use tokio_rustls::TlsAcceptor;
 
 use crate::{
     ApiError, Watch,
-    host::{Answers, Host, Order, failure},
+    host::{Answers, Host, Order, refused},
     metrics::Names,
     model::Model,
     request::SamplingFields,
@@ -53,7 +53,6 @@ use axum::{
 };
 use body::read_body;
 use futures_util::{Stream, StreamExt};
-use kvasir_engine::Finish;
 use kvasir_kv::Token;
 use serde_json::{Value, json};
 use std::{
@@ -192,9 +191,7 @@ impl App {
         params.salt =
             self.salt(key, fields.cache_salt.as_deref()) << 1 | (self.model.facts.prefix_salt)(final_len);
         // Before anything is streamed, so that it is told by the status.
-        if let Err(refusal) = params.check() {
-            return Err(failure(Finish::Refused(refusal)).unwrap_or_else(|| ApiError::failed("refused")));
-        }
+        params.check().map_err(refused)?;
         let expected = fields.length.max_tokens.unwrap_or(params.max_tokens.min(OPEN_ANSWER));
         let tokens = u64::from(used) + u64::from(expected);
         Ok(Order { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
