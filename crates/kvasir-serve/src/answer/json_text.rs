@@ -2,23 +2,42 @@
 
 /// How much of `text`, which begins with `{` or `[`, belongs to that value; and whether its end is there.
 pub(super) fn extent(text: &str) -> (usize, bool) {
-    let (mut depth, mut quoted, mut escaped) = (0usize, false, false);
-    for (i, byte) in text.bytes().enumerate() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if quoted => escaped = true,
-            b'"' => quoted = !quoted,
-            b'{' | b'[' if !quoted => depth += 1,
-            b'}' | b']' if !quoted => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    return (i + 1, true);
+    let mut extent = Extent::default();
+    let whole = extent.read(text);
+    (extent.len, whole)
+}
+
+/// How far a text, which begins with `{` or `[`, is known to belong to that value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Bytes that do.
+    pub(super) len: usize,
+    depth: usize,
+    quoted: bool,
+    escaped: bool,
+}
+
+impl Extent {
+    /// Reads what has come since: `text` begins with what was read before. Says whether the value's end is there.
+    pub(super) fn read(&mut self, text: &str) -> bool {
+        for byte in text.bytes().skip(self.len) {
+            self.len += 1;
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.quoted => self.escaped = true,
+                b'"' => self.quoted = !self.quoted,
+                b'{' | b'[' if !self.quoted => self.depth += 1,
+                b'}' | b']' if !self.quoted => {
+                    self.depth = self.depth.saturating_sub(1);
+                    if self.depth == 0 {
+                        return true;
+                    }
                 }
+                _ => {}
             }
-            _ => {}
         }
+        false
     }
-    (text.len(), false)
 }
 
 /// What the beginning of an object says.
@@ -141,5 +160,13 @@ mod tests {
     fn an_extent_minds_strings() {
         assert_eq!(extent(r#"{"a": "}\"}", "b": [1]} x"#), (23, true));
         assert_eq!(extent(r#"{"a": "}"#), (8, false));
+    }
+
+    #[test]
+    fn an_extent_is_the_same_however_its_text_comes() {
+        let text = r#"{"a\\\"": "}\"", "b": [1, {}]} x"#;
+        let mut read = Extent::default();
+        let ends: Vec<_> = (1..text.len()).take_while(|end| !read.read(&text[..*end])).collect();
+        assert_eq!((read.len, ends.len() + 1), (extent(text).0, extent(text).0), "{text}");
     }
 }
