@@ -147,14 +147,14 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_STEP_TARGET_MS", value_name = "MS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_target_ms: Option<f64>,
-    /// With --mixed on: times that a step with decodes may take of what they take alone [default: none; serve 3.5]
+    /// With --mixed on: times that a step with decodes may take of what they take alone [default: none; serve 4]
     #[arg(long, env = "KVASIR_STEP_TARGET_TIMES", value_name = "F")]
     #[serde(skip_serializing_if = "Option::is_none")]
     step_target_times: Option<f64>,
 }
 
 /// What a server's steps take at most of what their decodes take alone, unless told otherwise.
-pub(crate) const SERVING_TIMES: f64 = 3.5;
+pub(crate) const SERVING_TIMES: f64 = 4.0;
 
 /// Sequences that one engine may run at once.
 const MOST_SEQUENCES: u32 = 1 << 16;
