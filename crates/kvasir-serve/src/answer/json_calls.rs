@@ -67,11 +67,11 @@ enum Place {
     Outside,
     /// Where a call may begin. What was taken since the mark, should none come.
     Before(String),
-    /// In arguments that begin at `start` of what is held and are out as far as they were read. `inside`: they are part of an object
-    /// that begins what is held.
+    /// In arguments that begin at `start` of what is held and of which `sent` is out. `inside`: they are part of an object that begins
+    /// what is held.
     Arguments {
         start: usize,
-        read: Extent,
+        sent: Extent,
         inside: bool,
     },
     /// Behind the arguments, which end at `from` of what is held.
@@ -139,7 +139,7 @@ impl JsonCalls {
         match self.place.clone() {
             Place::Outside => self.outside(events),
             Place::Before(taken) => self.before(taken, events, over),
-            Place::Arguments { start, read, inside } => self.arguments(start, read, inside, events),
+            Place::Arguments { start, sent, inside } => self.arguments(start, sent, inside, events),
             Place::Behind { from, inside } => self.behind(from, inside),
             Place::After { object } => self.after(object, events),
         }
@@ -203,7 +203,7 @@ impl JsonCalls {
         match head(&self.held) {
             Head::Call(name, start) if is_offered(&name) => {
                 events.push(CallEvent::Begin { index: self.count, name });
-                self.place = Place::Arguments { start, read: Extent::default(), inside: true };
+                self.place = Place::Arguments { start, sent: Extent::default(), inside: true };
                 return true;
             }
             Head::Perhaps if !over => return false,
@@ -255,7 +255,7 @@ impl JsonCalls {
             Some(gap) if gap > LONGEST_NAME => self.something_else(events),
             Some(gap) => {
                 events.push(CallEvent::Begin { index: self.count, name });
-                self.place = Place::Arguments { start: start + gap, read: Extent::default(), inside: false };
+                self.place = Place::Arguments { start: start + gap, sent: Extent::default(), inside: false };
                 true
             }
         }
@@ -264,19 +264,19 @@ impl JsonCalls {
     fn arguments(
         &mut self,
         start: usize,
-        mut read: Extent,
+        mut sent: Extent,
         inside: bool,
         events: &mut Vec<CallEvent>,
     ) -> bool {
-        let sent = read.len;
-        let whole = read.read(&self.held[start..]);
-        let have = read.len;
-        if let Some(text) = self.held.get(start + sent..start + have).filter(|text| !text.is_empty()) {
+        let from = start + sent.len;
+        let whole = sent.read(&self.held[start..]);
+        let end = start + sent.len;
+        if let Some(text) = self.held.get(from..end).filter(|text| !text.is_empty()) {
             events.push(CallEvent::Arguments { index: self.count, text: text.to_owned() });
         }
         self.place = match whole {
-            true => Place::Behind { from: start + have, inside },
-            false => Place::Arguments { start, read, inside },
+            true => Place::Behind { from: end, inside },
+            false => Place::Arguments { start, sent, inside },
         };
         whole
     }

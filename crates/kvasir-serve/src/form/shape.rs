@@ -209,6 +209,9 @@ fn some(name: &str, separator: &str, items: &[String], rules: &mut String) {
         };
         let _ = writeln!(rules, "{name}_item_{n}: {item}");
         let _ = writeln!(rules, "{name}_any_{n}: {name}_item_{n} {more}{later}");
-        let _ = writeln!(rules, "{name}_more_{n}: ({separator} {name}_item_{n})? {more}");
+        // Nothing goes on with the first.
+        if n > 0 {
+            let _ = writeln!(rules, "{name}_more_{n}: ({separator} {name}_item_{n})? {more}");
+        }
     }
 }
