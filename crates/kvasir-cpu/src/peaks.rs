@@ -39,7 +39,7 @@ impl Peaks {
         let f32 = best(&|| match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level was found on this machine.
-            Level::Avx512Vnni | Level::Amx => unsafe { wide::floats_16() },
+            Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => unsafe { wide::floats_16() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Level::Avx2 => unsafe { wide::floats_8() },
@@ -57,16 +57,19 @@ impl Peaks {
                 // SAFETY: the level was found on this machine.
                 Level::Avx2 => peaks.int8 = best(&|| unsafe { wide::pairs_of_bytes(n) }),
                 // SAFETY: as above.
-                Level::Avx512Vnni => peaks.int8 = best(&|| unsafe { wide::bytes(n) }),
-                Level::Amx => {
-                    // SAFETY: as above.
-                    peaks.int8 = best(&|| unsafe { wide::tiles_i8(n) });
-                    let mut floats = random_bytes();
-                    // Between one and two: numbers of no special kind.
-                    floats.chunks_exact_mut(2).for_each(|v| (v[0], v[1]) = (v[0] & 0x7f | 0x80, 0x3f));
-                    // SAFETY: as above.
-                    peaks.bf16 = best(&|| unsafe { wide::tiles_bf16(&floats) });
-                }
+                Level::Avx512Vnni | Level::Avx512Bf16 => peaks.int8 = best(&|| unsafe { wide::bytes(n) }),
+                // SAFETY: as above.
+                Level::Amx => peaks.int8 = best(&|| unsafe { wide::tiles_i8(n) }),
+            }
+            let mut floats = random_bytes();
+            // Between one and two: numbers of no special kind.
+            floats.chunks_exact_mut(2).for_each(|v| (v[0], v[1]) = (v[0] & 0x7f | 0x80, 0x3f));
+            match level {
+                // SAFETY: as above.
+                Level::Avx512Bf16 => peaks.bf16 = best(&|| unsafe { wide::pairs_bf16(&floats) }),
+                // SAFETY: as above.
+                Level::Amx => peaks.bf16 = best(&|| unsafe { wide::tiles_bf16(&floats) }),
+                _ => {}
             }
         }
         #[cfg(target_arch = "aarch64")]
@@ -188,6 +191,7 @@ mod arm {
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use crate::amx::{Tiles, tile_dot_bf16, tile_dot_i8, tile_load, tile_zero};
+    use crate::chains::add_pairs;
     use std::arch::x86_64::*;
 
     const ROUNDS: usize = 2_000_000;
@@ -261,6 +265,22 @@ mod wide {
         }
         std::hint::black_box(sums);
         (ROUNDS * CHAINS * 64 * 2) as f64
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    pub(super) fn pairs_bf16(numbers: &[u8]) -> f64 {
+        // SAFETY: 4096 bytes.
+        let load = |i: usize| unsafe { _mm512_loadu_si512(numbers.as_ptr().add(i * 64).cast()) };
+        let (w, x) = (std::hint::black_box(load(0)), std::hint::black_box(load(1)));
+        let mut sums = [_mm512_setzero_ps(); CHAINS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = add_pairs(*sum, w, x);
+            }
+            std::hint::black_box(());
+        }
+        std::hint::black_box(sums);
+        (ROUNDS * CHAINS * 32 * 2) as f64
     }
 
     /// Numbers in the two tiles that are multiplied, zeros in those that are added to. No more of them: while the core's other thread is at

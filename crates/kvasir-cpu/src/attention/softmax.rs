@@ -202,7 +202,7 @@ impl Sharing {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level was found on this machine.
-            Level::Avx512Vnni | Level::Amx => unsafe { wide::rest(self, scores, packed) },
+            Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => unsafe { wide::rest(self, scores, packed) },
             _ => some_by_compiler(level, self, &scores[2 * self.done..], &mut packed[self.done..]),
         }
         self.done = CHUNK / 2;

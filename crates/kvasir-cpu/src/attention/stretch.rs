@@ -279,7 +279,9 @@ impl Scratch {
             Level::Amx => unsafe { self.score_beside(shape, queries, now, coming) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Level::Avx512Vnni if coming.is_none() => unsafe { self.score_few(shape, now) },
+            Level::Avx512Vnni | Level::Avx512Bf16 if coming.is_none() => unsafe {
+                self.score_few(level, shape, now)
+            },
             _ => {
                 let keys = (&self.keys[..], &self.open_keys[..]);
                 // SAFETY: as above.
@@ -341,10 +343,7 @@ impl Scratch {
         sharing.rest(level, &self.scores[scored.place], packed);
         if few {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level has the instructions.
-            unsafe {
-                few::open(packed, &mut self.open_shares[0])
-            };
+            few::open(level, packed, &mut self.open_shares[0]);
         } else {
             for (part, tile) in packed.as_chunks().0.iter().zip(&mut self.shares[number]) {
                 products::transpose(level, part, tile);

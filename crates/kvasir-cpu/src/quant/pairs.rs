@@ -77,7 +77,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     unsafe {
         match level {
             Level::Amx => amx::panels::<L, P>(pair, x, rows, room, out),
-            Level::Avx512Vnni => many_vnni::panels::<L, P>(pair, x, rows, room, out),
+            Level::Avx512Vnni | Level::Avx512Bf16 => many_vnni::panels::<L, P>(pair, x, rows, room, out),
             _ => many_avx2::panels::<L, P>(pair, x, rows, room, out),
         }
     }

@@ -6,6 +6,9 @@
 //! The order of summation is the tile unit's: per 32 numbers one chain of fused multiply-adds over the even ones and one over the odd, the two
 //! added, that added to the sum.
 
+mod dots;
+mod numbers;
+
 use super::products::{FEW, Keys, transposed};
 use super::scratch::Scratch;
 use super::softmax::{self, LANES, Packed, Scores};
@@ -35,7 +38,7 @@ impl Attend<'_> {
         for (i, head) in work.heads.clone().enumerate() {
             self.value_rows(level, piece.heads.start + head, seen.chunk, &mut rows, s);
             // Nobody sees what is behind, and its shares are zeros.
-            let rows = &rows[..seen.len().next_multiple_of(2)];
+            let rows = &rows[..seen.len().next_multiple_of(4)];
             let block = &s.blocks[work.blocks.start];
             let (from, lanes) = (i * block.per_head, block.per_head);
             let next = seen.next.filter(|_| head + 1 == work.heads.end);
@@ -46,7 +49,7 @@ impl Attend<'_> {
             let sums = &mut s.sums[first..][..lanes * width];
             softmax::fade(level, sums, width, &s.fades[work.blocks.start][from..from + lanes]);
             // SAFETY: the level has the instructions; the rows are the pool's or staged.
-            unsafe { add(&s.open_shares[0], (from, lanes), rows, width, sums, &mut soon) };
+            unsafe { add(level, &s.open_shares[0], (from, lanes), rows, width, sums, &mut soon) };
         }
     }
 }
@@ -56,13 +59,13 @@ impl Scratch {
     ///
     /// # Safety
     /// The machine must have the instructions, the block's queries and the keys must be there.
-    pub(super) unsafe fn score_few(&mut self, shape: Shape, now: Scored) {
+    pub(super) unsafe fn score_few(&mut self, level: Level, shape: Shape, now: Scored) {
         let block = &self.blocks[now.block];
         let queries = self.open_queries[block.queries..].chunks_exact(shape.steps());
         let Some(lying) = self.lying_scores.first_chunk_mut() else { return };
         for ((keys, queries), from) in self.keys.iter().zip(queries).zip((0..).step_by(block.per_head)) {
             // SAFETY: as the caller vouches.
-            unsafe { scores(keys, queries, (from, block.per_head), lying) };
+            unsafe { scores(level, keys, queries, (from, block.per_head), lying) };
         }
         // SAFETY: as above.
         unsafe { stand(lying, &mut self.scores[now.place]) };
@@ -101,48 +104,30 @@ unsafe fn line(at: *const u8) -> __m512i {
 ///
 /// # Safety
 /// The machine must have the instructions, and `keys` be 64 rows of as many steps.
-unsafe fn scores(keys: &Keys, queries: &[Columns], (from, lanes): (usize, usize), out: &mut Lying) {
+unsafe fn scores(
+    level: Level,
+    keys: &Keys,
+    queries: &[Columns],
+    (from, lanes): (usize, usize),
+    out: &mut Lying,
+) {
     assert!(from + lanes <= LANES);
+    macro_rules! positions {
+        ($n:expr) => {
+            match level {
+                Level::Avx512Bf16 => dots::positions::<{ $n }>(keys, queries, from, out),
+                _ => numbers::positions::<{ $n }>(keys, queries, from, out),
+            }
+        };
+    }
     // SAFETY: as the caller vouches.
     unsafe {
         match lanes {
-            1 => positions::<1>(keys, queries, from, out),
-            2 => positions::<2>(keys, queries, from, out),
-            3 => positions::<3>(keys, queries, from, out),
-            FEW => positions::<FEW>(keys, queries, from, out),
+            1 => positions!(1),
+            2 => positions!(2),
+            3 => positions!(3),
+            FEW => positions!(FEW),
             _ => unreachable!("more lanes than few"),
-        }
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn positions<const N: usize>(keys: &Keys, queries: &[Columns], from: usize, out: &mut Lying) {
-    let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-    for quarter in 0..4 {
-        let mut sums = [_mm512_setzero_ps(); N];
-        for (step, queries) in queries.iter().enumerate() {
-            let row = |row: usize| keys.base[quarter].wrapping_add(row * keys.stride[quarter] + step * 64);
-            // SAFETY: as the caller vouches.
-            let pairs = transposed(from_fn(|n| unsafe { line(row(n)) }));
-            let mut chains = [[_mm512_setzero_ps(); 2]; N];
-            for (pair, keys) in pairs.into_iter().enumerate() {
-                let keys = [_mm512_slli_epi32::<16>(keys), _mm512_and_si512(keys, high)];
-                for n in 0..N {
-                    for odd in 0..2 {
-                        let query = _mm512_set1_ps(queries.number(odd, pair, from + n));
-                        chains[n][odd] =
-                            _mm512_fmadd_ps(_mm512_castsi512_ps(keys[odd]), query, chains[n][odd]);
-                    }
-                }
-            }
-            for n in 0..N {
-                sums[n] = _mm512_add_ps(sums[n], _mm512_add_ps(chains[n][0], chains[n][1]));
-            }
-        }
-        for n in 0..N {
-            let to = out[from + n][quarter * LANES..][..LANES].as_mut_ptr();
-            // SAFETY: 16 numbers.
-            unsafe { _mm512_storeu_ps(to, sums[n]) };
         }
     }
 }
@@ -161,25 +146,23 @@ fn stand(lying: &Lying, scores: &mut Scores) {
     }
 }
 
-/// Shares as numbers, a row per position.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn open(packed: &Packed, shares: &mut Scores) {
-    let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-    for (pair, to) in packed.iter().zip(shares.as_chunks_mut::<2>().0) {
-        // SAFETY: 16 words; two rows of 16 numbers.
-        unsafe {
-            let pair = _mm512_loadu_si512(pair.as_ptr().cast());
-            _mm512_storeu_si512(to[0].as_mut_ptr().cast(), _mm512_slli_epi32::<16>(pair));
-            _mm512_storeu_si512(to[1].as_mut_ptr().cast(), _mm512_and_si512(pair, high));
+/// Shares in the form that values are multiplied with.
+pub(super) fn open(level: Level, packed: &Packed, shares: &mut Scores) {
+    // SAFETY: whoever multiplies like this has the instructions.
+    unsafe {
+        match level {
+            Level::Avx512Bf16 => dots::open(packed, shares),
+            _ => numbers::open(packed, shares),
         }
     }
 }
 
-/// Adds the values of an even number of a chunk's positions, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order of [`super::coming`].
+/// Adds the values of four times so many of a chunk's positions, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order of [`super::coming`].
 ///
 /// # Safety
 /// The machine must have the instructions, and each of `rows` point at `width` numbers, which are whole lines.
 unsafe fn add(
+    level: Level,
     shares: &Scores,
     (from, lanes): (usize, usize),
     rows: &[*const u16],
@@ -189,67 +172,25 @@ unsafe fn add(
 ) {
     assert!(from + lanes <= LANES && sums.len() == lanes * width && width.is_multiple_of(LINE));
     let shares = shares.as_ptr().cast::<f32>().wrapping_add(from);
+    macro_rules! steps {
+        ($n:expr, $w:literal) => {
+            match level {
+                Level::Avx512Bf16 => dots::steps::<{ $n }, $w>(shares, rows, width, sums, soon),
+                _ => numbers::steps::<{ $n }, $w>(shares, rows, width, sums, soon),
+            }
+        };
+    }
     // SAFETY: as the caller vouches.
     unsafe {
         match (lanes, lines_at_once(width, lanes)) {
-            (1, 4) => steps::<1, 4>(shares, rows, width, sums, soon),
-            (1, 2) => steps::<1, 2>(shares, rows, width, sums, soon),
-            (1, _) => steps::<1, 1>(shares, rows, width, sums, soon),
-            (2, 2) => steps::<2, 2>(shares, rows, width, sums, soon),
-            (2, _) => steps::<2, 1>(shares, rows, width, sums, soon),
-            (3, _) => steps::<3, 1>(shares, rows, width, sums, soon),
-            (FEW, _) => steps::<FEW, 1>(shares, rows, width, sums, soon),
+            (1, 4) => steps!(1, 4),
+            (1, 2) => steps!(1, 2),
+            (1, _) => steps!(1, 1),
+            (2, 2) => steps!(2, 2),
+            (2, _) => steps!(2, 1),
+            (3, _) => steps!(3, 1),
+            (FEW, _) => steps!(FEW, 1),
             _ => unreachable!("more lanes than few"),
-        }
-    }
-}
-
-/// The same for `N` lanes, `W` lines of a row at a time.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn steps<const N: usize, const W: usize>(
-    shares: *const f32,
-    rows: &[*const u16],
-    width: usize,
-    sums: &mut [f32],
-    soon: &mut Soon,
-) {
-    let zero = _mm512_setzero_si512();
-    for (step, rows) in rows.chunks(LINE).enumerate() {
-        for at in (0..width).step_by(W * LINE) {
-            // Per parity of positions, lane, line and half of a line.
-            let mut chains = [[[[_mm512_setzero_ps(); 2]; W]; N]; 2];
-            for (pair, rows) in rows.as_chunks::<2>().0.iter().enumerate() {
-                for odd in 0..2 {
-                    let lines: [_; W] = from_fn(|w| {
-                        // SAFETY: the caller's rows.
-                        let v = unsafe { line(rows[odd].wrapping_add(at + w * LINE).cast()) };
-                        [_mm512_unpacklo_epi16(zero, v), _mm512_unpackhi_epi16(zero, v)]
-                    });
-                    let shares = shares.wrapping_add((step * LINE + 2 * pair + odd) * LANES);
-                    for n in 0..N {
-                        // SAFETY: shares of 64 positions.
-                        let x = _mm512_set1_ps(unsafe { *shares.add(n) });
-                        for w in 0..W {
-                            for half in 0..2 {
-                                let chain = &mut chains[odd][n][w][half];
-                                *chain = _mm512_fmadd_ps(_mm512_castsi512_ps(lines[w][half]), x, *chain);
-                            }
-                        }
-                    }
-                }
-            }
-            soon.ask();
-            let [even, odd] = chains;
-            for n in 0..N {
-                for w in 0..W {
-                    for half in 0..2 {
-                        let to = sums[n * width + at + w * LINE + half * LANES..][..LANES].as_mut_ptr();
-                        let sum = _mm512_add_ps(even[n][w][half], odd[n][w][half]);
-                        // SAFETY: 16 numbers.
-                        unsafe { _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum)) };
-                    }
-                }
-            }
         }
     }
 }

@@ -1,17 +1,25 @@
 //! Tiles of bf16 multiplied with vectors of f32, in the tile unit's order: per tile of 32 inputs one chain of fused multiply-adds over the even
 //! inputs and one over the odd, the two added, that added to the sum. Numbers are widened once and multiplied often.
 
+#[cfg(target_arch = "x86_64")]
+mod dots;
+#[cfg(target_arch = "x86_64")]
+mod wide;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use dots::{add_pairs, apart, row_apart};
+
 use crate::Level;
 use crate::dense::STEP;
 use crate::level::per_level;
 use crate::quant::{LANES, TILE};
 
-/// 16 rows of 32 inputs.
+/// 16 rows of 32 inputs, in the form that the level multiplies.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Rows([[f32; STEP]; TILE]);
 
-/// 32 inputs of 16 columns: the even ones, then the odd ones.
+/// 32 inputs of 16 columns, in the form that the level multiplies: the even ones, then the odd ones.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Columns([[[f32; LANES]; TILE]; 2]);
@@ -22,11 +30,16 @@ pub(crate) type Sums = [[f32; LANES]; TILE];
 impl Rows {
     pub(crate) const NONE: Self = Self([[0.0; STEP]; TILE]);
 
-    /// Widens rows that lie `stride` bytes apart.
+    /// Takes rows that lie `stride` bytes apart.
     ///
     /// # Safety
     /// There must be 16 rows of 64 bytes.
     pub(crate) unsafe fn open(&mut self, level: Level, base: *const u8, stride: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Avx512Bf16 {
+            // SAFETY: the level was found on this machine; the caller's rows.
+            return unsafe { dots::open_rows(self, base, stride) };
+        }
         open_rows(level, &mut self.0, base, stride);
     }
 }
@@ -41,15 +54,26 @@ impl Columns {
         self.0[odd][pair][column]
     }
 
-    /// Widens a tile of pairs of inputs.
+    /// Two of a column's even or odd inputs, where pairs are multiplied.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) fn word(&self, odd: usize, word: usize, column: usize) -> i32 {
+        self.0[0][odd * dots::WORDS + word][column].to_bits() as i32
+    }
+
+    /// Takes a tile of pairs of inputs.
     ///
     /// # Safety
     /// There must be 1024 bytes.
     pub(crate) unsafe fn open(&mut self, level: Level, tile: *const u8) {
         #[cfg(target_arch = "x86_64")]
-        if level >= Level::Avx512Vnni {
-            // SAFETY: the level was found on this machine; the caller's tile.
-            return unsafe { wide::open(self, tile) };
+        // SAFETY: the level was found on this machine; the caller's tile.
+        unsafe {
+            match level {
+                Level::Avx512Bf16 => return dots::open_columns(self, tile),
+                Level::Avx512Vnni | Level::Amx => return wide::open(self, tile),
+                _ => {}
+            }
         }
         open_columns(level, &mut self.0, tile);
     }
@@ -58,9 +82,13 @@ impl Columns {
 /// Adds the products of 16 rows and 16 columns to their sums.
 pub(crate) fn multiply(level: Level, rows: &Rows, columns: &Columns, sums: &mut Sums) {
     #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni {
-        // SAFETY: the level was found on this machine.
-        return unsafe { wide::multiply(rows, columns, sums) };
+    // SAFETY: the level was found on this machine.
+    unsafe {
+        match level {
+            Level::Avx512Bf16 => return dots::multiply(rows, columns, sums),
+            Level::Avx512Vnni | Level::Amx => return wide::multiply(rows, columns, sums),
+            _ => {}
+        }
     }
     multiply_by_compiler(level, rows, columns, sums);
 }
@@ -128,59 +156,3 @@ fn multiply_body(rows: &Rows, columns: &Columns, sums: &mut Sums) {
 }
 
 per_level! { multiply_by_compiler(rows: &Rows, columns: &Columns, sums: &mut Sums) => multiply_body }
-
-/// The same in 512-bit vectors: compilers gather across the lanes instead of working along them.
-#[cfg(target_arch = "x86_64")]
-mod wide {
-    use super::{Columns, LANES, Rows, Sums, TILE};
-    use std::arch::x86_64::*;
-
-    /// [`Columns::open`].
-    ///
-    /// # Safety
-    /// As there.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) unsafe fn open(columns: &mut Columns, tile: *const u8) {
-        let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-        let [even, odd] = &mut columns.0;
-        for (i, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
-            // SAFETY: a row of the caller's tile; rows of columns.
-            unsafe {
-                let pairs = _mm512_loadu_si512(tile.wrapping_add(i * 64).cast());
-                _mm512_storeu_si512(even.as_mut_ptr().cast(), _mm512_slli_epi32::<16>(pairs));
-                _mm512_storeu_si512(odd.as_mut_ptr().cast(), _mm512_and_si512(pairs, high));
-            }
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    fn chains(rows: &Rows, columns: &[[f32; LANES]; TILE], odd: usize) -> [__m512; TILE] {
-        let mut sums = [_mm512_setzero_ps(); TILE];
-        for (i, column) in columns.iter().enumerate() {
-            // SAFETY: 16 floats.
-            let w = unsafe { _mm512_loadu_ps(column.as_ptr()) };
-            for n in 0..TILE {
-                sums[n] = _mm512_fmadd_ps(w, _mm512_set1_ps(rows.0[n][2 * i + odd]), sums[n]);
-            }
-        }
-        sums
-    }
-
-    /// [`super::multiply`], all rows at once.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut Sums) {
-        let even = chains(rows, &columns.0[0], 0);
-        let odd = chains(rows, &columns.0[1], 1);
-        for n in 0..TILE {
-            // SAFETY: 16 floats.
-            unsafe {
-                let sum = _mm512_loadu_ps(sums[n].as_ptr());
-                let sum = _mm512_add_ps(sum, _mm512_add_ps(even[n], odd[n]));
-                _mm512_storeu_ps(sums[n].as_mut_ptr(), sum);
-            }
-        }
-    }
-}

@@ -1,0 +1,104 @@
+//! The same with dot products of pairs of bf16, which processors make in one instruction: it adds the product of the upper halves, rounds, adds
+//! that of the lower halves and rounds again. So a chain's numbers, two to a word with the earlier one on top, are added up in the chain's order,
+//! two at a time. Nothing is widened: two words of neighbours become one of even inputs and one of odd ones.
+
+use super::{Columns, LANES, Rows, Sums, TILE};
+use std::arch::x86_64::*;
+
+/// Words of each chain.
+pub(super) const WORDS: usize = 8;
+
+/// Adds the products of both halves of each word.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(crate) fn add_pairs(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
+    // SAFETY: vectors of 512 bits.
+    unsafe { _mm512_dpbf16_ps(sum, std::mem::transmute(a), std::mem::transmute(b)) }
+}
+
+/// Two vectors of pairs, the second behind the first, as one of even numbers and one of odd ones.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(crate) fn apart(first: __m512i, second: __m512i) -> [__m512i; 2] {
+    const UPPER: __mmask32 = 0xaaaa_aaaa;
+    [
+        _mm512_mask_mov_epi16(second, UPPER, _mm512_slli_epi32::<16>(first)),
+        _mm512_mask_mov_epi16(_mm512_srli_epi32::<16>(second), UPPER, first),
+    ]
+}
+
+/// A row's numbers by fours: the even two, then the odd two.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(crate) fn row_apart(row: __m512i) -> __m512i {
+    let fours = _mm512_set1_epi64(0x0302_0706_0100_0504);
+    let order = _mm512_or_si512(fours, _mm512_set4_epi32(0x0808_0808, 0x0808_0808, 0, 0));
+    _mm512_shuffle_epi8(row, order)
+}
+
+/// [`Rows::open`]: words of even and odd inputs in turns, a line per row.
+///
+/// # Safety
+/// As there, and the machine must have the instructions.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn open_rows(rows: &mut Rows, base: *const u8, stride: usize) {
+    for n in 0..TILE {
+        // SAFETY: the caller's rows; a line each in a room of two.
+        unsafe {
+            let row = _mm512_loadu_si512(base.wrapping_add(n * stride).cast());
+            _mm512_store_si512(rows.0.as_mut_ptr().cast::<__m512i>().add(n), row_apart(row));
+        }
+    }
+}
+
+/// [`Columns::open`]: the words of the even chain, then those of the odd one.
+///
+/// # Safety
+/// As there, and the machine must have the instructions.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn open_columns(columns: &mut Columns, tile: *const u8) {
+    for word in 0..WORDS {
+        // SAFETY: two rows of the caller's tile; rows of columns.
+        unsafe {
+            let pairs = |row: usize| _mm512_loadu_si512(tile.wrapping_add(row * 64).cast());
+            let [even, odd] = apart(pairs(2 * word), pairs(2 * word + 1));
+            let to = columns.0.as_mut_ptr().cast::<__m512i>();
+            _mm512_store_si512(to.add(word), even);
+            _mm512_store_si512(to.add(WORDS + word), odd);
+        }
+    }
+}
+
+/// Rows that are multiplied at once: both chains of each have a register, and no product waits for the one before.
+const AT_ONCE: usize = 8;
+
+/// [`super::multiply`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut Sums) {
+    let (rows, columns) = (rows.0.as_ptr().cast::<i32>(), columns.0.as_ptr().cast::<__m512i>());
+    for (part, sums) in sums.as_chunks_mut::<AT_ONCE>().0.iter_mut().enumerate() {
+        let mut chains = [[_mm512_setzero_ps(); 2]; AT_ONCE];
+        for word in 0..WORDS {
+            // SAFETY: what the functions above have written.
+            unsafe {
+                let w = [0, 1].map(|odd| _mm512_load_si512(columns.add(odd * WORDS + word)));
+                for (n, chains) in chains.iter_mut().enumerate() {
+                    let row = rows.add((part * AT_ONCE + n) * LANES + 2 * word);
+                    for odd in 0..2 {
+                        chains[odd] = add_pairs(chains[odd], w[odd], _mm512_set1_epi32(*row.add(odd)));
+                    }
+                }
+            }
+        }
+        for (sums, [even, odd]) in sums.iter_mut().zip(chains) {
+            // SAFETY: 16 floats.
+            unsafe {
+                let sum = _mm512_loadu_ps(sums.as_ptr());
+                _mm512_storeu_ps(sums.as_mut_ptr(), _mm512_add_ps(sum, _mm512_add_ps(even, odd)));
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! The same in 512-bit vectors: compilers gather across the lanes instead of working along them.
+
+use super::{Columns, LANES, Rows, Sums, TILE};
+use std::arch::x86_64::*;
+
+/// [`Columns::open`].
+///
+/// # Safety
+/// As there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) unsafe fn open(columns: &mut Columns, tile: *const u8) {
+    let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+    let [even, odd] = &mut columns.0;
+    for (i, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
+        // SAFETY: a row of the caller's tile; rows of columns.
+        unsafe {
+            let pairs = _mm512_loadu_si512(tile.wrapping_add(i * 64).cast());
+            _mm512_storeu_si512(even.as_mut_ptr().cast(), _mm512_slli_epi32::<16>(pairs));
+            _mm512_storeu_si512(odd.as_mut_ptr().cast(), _mm512_and_si512(pairs, high));
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn chains(rows: &Rows, columns: &[[f32; LANES]; TILE], odd: usize) -> [__m512; TILE] {
+    let mut sums = [_mm512_setzero_ps(); TILE];
+    for (i, column) in columns.iter().enumerate() {
+        // SAFETY: 16 floats.
+        let w = unsafe { _mm512_loadu_ps(column.as_ptr()) };
+        for n in 0..TILE {
+            sums[n] = _mm512_fmadd_ps(w, _mm512_set1_ps(rows.0[n][2 * i + odd]), sums[n]);
+        }
+    }
+    sums
+}
+
+/// [`super::multiply`], all rows at once.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut Sums) {
+    let even = chains(rows, &columns.0[0], 0);
+    let odd = chains(rows, &columns.0[1], 1);
+    for n in 0..TILE {
+        // SAFETY: 16 floats.
+        unsafe {
+            let sum = _mm512_loadu_ps(sums[n].as_ptr());
+            let sum = _mm512_add_ps(sum, _mm512_add_ps(even[n], odd[n]));
+            _mm512_storeu_ps(sums[n].as_mut_ptr(), sum);
+        }
+    }
+}
