@@ -88,6 +88,10 @@ impl Attend<'_> {
         let per_head = tokens.len() * group;
         // Zeros in the other heads' columns cost the tile unit nothing; vectors would work on them for nothing.
         let few = self.is_few(level, per_head);
+        #[cfg(target_arch = "x86_64")]
+        let in_turns = few && few::in_turns(level, Shape::of(self.facts));
+        #[cfg(not(target_arch = "x86_64"))]
+        let in_turns = false;
         let pack = if level >= Level::Amx || few { (LANES / per_head.max(1)).max(1) } else { 1 };
         s.blocks.clear();
         s.queries.clear();
@@ -140,23 +144,29 @@ impl Attend<'_> {
                         let at = s.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
                         &self.q[at..at + self.facts.key_dim]
                     };
-                    put_queries(
-                        level,
-                        (&mut s.queries[queries + i * steps..][..steps], &mut s.lying),
-                        columns,
-                        query,
-                    );
+                    lay_queries(level, &mut s.lying, columns.clone(), query);
+                    #[cfg(target_arch = "x86_64")]
+                    if in_turns {
+                        let first = s.blocks.len() * LANES;
+                        s.turned.grow(first + LANES);
+                        few::turn(&s.lying, columns, &mut s.turned[first..]);
+                        continue;
+                    }
+                    for (rows, tile) in s.lying.iter().zip(&mut s.queries[queries + i * steps..]) {
+                        products::transpose(level, rows, tile);
+                    }
                 }
                 s.blocks.push(block);
                 from += n;
             }
             head = heads.end;
         }
-        if few && level < Level::Amx {
+        if few && !in_turns && level < Level::Amx {
+            // As numbers, which is how vectors take few lanes.
             s.open_queries.resize(s.queries.len(), Columns::NONE);
             for (tile, open) in s.queries.iter().zip(&mut s.open_queries) {
                 // SAFETY: a tile.
-                unsafe { open.open(level, tile.as_ptr().cast()) };
+                unsafe { open.open(Level::Avx512Vnni, tile.as_ptr().cast()) };
             }
         }
         s.shares.grow(TAKEN * s.blocks.len() + 1);
@@ -177,10 +187,10 @@ per_level! {
     narrow_step(x: &[f32; STEP], bits: &mut [u16; STEP]) => narrow_step_body
 }
 
-/// Puts one head's queries into their columns, pairs of numbers to a word; `lying` is room for them as rows.
-fn put_queries<'q>(
+/// Puts one head's queries into their rows, of a tile per step.
+fn lay_queries<'q>(
     level: Level,
-    (tiles, lying): (&mut [Tile], &mut [Tile]),
+    lying: &mut [Tile],
     columns: Range<usize>,
     query: impl Fn(usize) -> &'q [f32],
 ) {
@@ -197,8 +207,5 @@ fn put_queries<'q>(
             // SAFETY: a row's bytes; pairs of numbers are words as they lie.
             narrow_step(level, part, unsafe { &mut *tile[column].as_mut_ptr().cast::<[u16; STEP]>() });
         }
-    }
-    for (rows, tile) in lying.iter().zip(tiles) {
-        products::transpose(level, rows, tile);
     }
 }

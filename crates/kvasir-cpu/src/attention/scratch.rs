@@ -30,6 +30,8 @@ pub(super) struct Scratch {
     pub(super) queries: Lines<Tile>,
     /// The same as numbers, where heads have few lanes and there are no tiles; and what comes of them, a row per lane.
     pub(super) open_queries: Vec<Columns>,
+    /// Or, in the same case, per block and lane as [`super::few`] has it.
+    pub(super) turned: Lines<Tile>,
     pub(super) lying_scores: Lines<[f32; CHUNK]>,
     /// One head's queries of 16 lanes, a row per lane.
     pub(super) lying: Lines<Tile>,
@@ -39,6 +41,8 @@ pub(super) struct Scratch {
     pub(super) sums: Lines<f32>,
     /// Per head of a block: a chunk's keys.
     pub(super) keys: Vec<Keys>,
+    /// Where the first head's values of each 16 positions lie, where heads have few lanes.
+    pub(super) first_values: [*const u8; 4],
     /// Per head of a block: what is asked for while its keys are multiplied.
     pub(super) soon: Vec<Soon>,
     /// The keys of a head and one head's values, widened, where there are no tiles.
@@ -76,12 +80,14 @@ impl Default for Scratch {
             blocks: Vec::new(),
             queries: Lines::new(),
             open_queries: Vec::new(),
+            turned: Lines::new(),
             lying_scores: Lines::new(),
             lying: Lines::new(),
             most: Vec::new(),
             sum: Vec::new(),
             sums: Lines::new(),
             keys: Vec::new(),
+            first_values: [std::ptr::null(); 4],
             soon: Vec::new(),
             open_keys: Vec::new(),
             open_values: Vec::new(),

@@ -149,6 +149,10 @@ impl Attend<'_> {
                     .map_or(Soon::NOTHING, |next| self.soon_values(next, head, self.soon(next, head)).far());
                 s.soon[0] = soon.in_parts(meeting * products::asks(1, shape.steps()));
             }
+            #[cfg(target_arch = "x86_64")]
+            if work.few {
+                s.first_values = self.later_values(seen.chunk, head);
+            }
             let mut coming = (!work.few).then(|| {
                 let tiles = std::mem::replace(&mut s.values[n], Lines::new());
                 self.coming(level, head, seen.chunk, (tiles, Soon::NOTHING), s)

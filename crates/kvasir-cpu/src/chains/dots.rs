@@ -13,7 +13,8 @@ pub(super) const WORDS: usize = 8;
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(crate) fn add_pairs(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
     // SAFETY: vectors of 512 bits.
-    unsafe { _mm512_dpbf16_ps(sum, std::mem::transmute(a), std::mem::transmute(b)) }
+    let [a, b] = [a, b].map(|v| unsafe { std::mem::transmute::<__m512i, __m512bh>(v) });
+    _mm512_dpbf16_ps(sum, a, b)
 }
 
 /// Two vectors of pairs, the second behind the first, as one of even numbers and one of odd ones.

@@ -54,13 +54,6 @@ impl Columns {
         self.0[odd][pair][column]
     }
 
-    /// Two of a column's even or odd inputs, where pairs are multiplied.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(crate) fn word(&self, odd: usize, word: usize, column: usize) -> i32 {
-        self.0[0][odd * dots::WORDS + word][column].to_bits() as i32
-    }
-
     /// Takes a tile of pairs of inputs.
     ///
     /// # Safety

@@ -1,49 +1,129 @@
 //! Dot products of pairs of bf16: lines are put in order, not widened.
 
-use super::{LINE, Lying, line};
-use crate::attention::products::{Keys, transposed};
+use super::{LINE, Later};
+use crate::attention::products::{FEW, Keys, transposed};
+use crate::attention::scratch::Tile;
 use crate::attention::softmax::{LANES, Packed, Scores};
-use crate::attention::soon::Soon;
-use crate::chains::{Columns, add_pairs, apart, row_apart};
+use crate::attention::view::CHUNK;
+use crate::chains::{add_pairs, apart, row_apart};
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
-/// Products of a head's keys with the queries of the `N` lanes from `from` on.
+/// Reads a line, and asks for another one that is read a head later. What is asked for into the first level, or little ahead, comes half as fast.
+///
+/// # Safety
+/// The machine must have the instructions, and there must be 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn line(at: *const u8, later: isize) -> __m512i {
+    // SAFETY: a hint, whatever the address; the caller's bytes.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T1>(at.wrapping_offset(later).cast());
+        _mm512_loadu_si512(at.cast())
+    }
+}
+
+/// How far behind `now` something lies.
+fn behind(now: *const u8, then: *const u8) -> isize {
+    (then as isize).wrapping_sub(now as isize)
+}
+
+/// Heads whose rows have so many steps of 32 numbers are scored like this.
+pub(super) fn takes(steps: usize) -> bool {
+    matches!(steps, 2 | 4)
+}
+
+/// A lane's query, a row of each of `steps`, as [`scores`] multiplies it: the words of each place of all steps, over and over.
+///
+/// # Safety
+/// The machine must have the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) unsafe fn turn(steps: &[Tile], row: usize, to: &mut Tile) {
+    let line = |n: usize| {
+        // SAFETY: a row of 64 bytes.
+        row_apart(unsafe { _mm512_loadu_si512(steps[n % steps.len()][row].as_ptr().cast()) })
+    };
+    for (to, words) in to.iter_mut().zip(transposed(from_fn(line))) {
+        // SAFETY: a row of 64 bytes.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
+    }
+}
+
+/// Products of a head's keys with the queries of `lanes` lanes, which go to the rows of `out`.
 ///
 /// # Safety
 /// As for [`super::scores`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(super) unsafe fn positions<const N: usize>(
+pub(super) unsafe fn scores(
     keys: &Keys,
-    queries: &[Columns],
-    from: usize,
-    out: &mut Lying,
+    later: &Later,
+    steps: usize,
+    lanes: &[Tile],
+    out: &mut [[f32; CHUNK]],
 ) {
-    for quarter in 0..4 {
-        let mut sums = [_mm512_setzero_ps(); N];
-        for (step, queries) in queries.iter().enumerate() {
-            let row = |row: usize| keys.base[quarter].wrapping_add(row * keys.stride[quarter] + step * 64);
-            // SAFETY: as the caller vouches.
-            let words = transposed(from_fn(|n| unsafe { row_apart(line(row(n))) }));
-            let mut chains = [[_mm512_setzero_ps(); 2]; N];
-            for (word, keys) in words.as_chunks::<2>().0.iter().enumerate() {
-                for n in 0..N {
-                    for odd in 0..2 {
-                        let query = _mm512_set1_epi32(queries.word(odd, word, from + n));
-                        chains[n][odd] = add_pairs(chains[n][odd], keys[odd], query);
-                    }
-                }
-            }
-            for n in 0..N {
-                sums[n] = _mm512_add_ps(sums[n], _mm512_add_ps(chains[n][0], chains[n][1]));
-            }
-        }
-        for n in 0..N {
-            let to = out[from + n][quarter * LANES..][..LANES].as_mut_ptr();
-            // SAFETY: 16 numbers.
-            unsafe { _mm512_storeu_ps(to, sums[n]) };
+    // SAFETY: as the caller vouches.
+    unsafe {
+        match steps {
+            2 => positions::<2>(keys, later, lanes, out),
+            4 => positions::<4>(keys, later, lanes, out),
+            _ => unreachable!("steps that it does not take"),
         }
     }
+}
+
+/// The same where rows have `S` steps. Steps have chains of their own, so 16 lines in the order of memory are worked on together, whose rows they are
+/// or whose steps: where lines are read in another order, memory gives half as much.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn positions<const S: usize>(keys: &Keys, later: &Later, lanes: &[Tile], out: &mut [[f32; CHUNK]]) {
+    for quarter in 0..4 {
+        let (base, stride) = (keys.base[quarter], keys.stride[quarter]);
+        let later = behind(base, later[quarter]);
+        let mut parts = [[_mm512_setzero_ps(); S]; FEW];
+        for block in 0..S {
+            let first = base.wrapping_add(block * (LANES / S) * stride);
+            let rows: [_; LANES] = from_fn(|n| first.wrapping_add(n / S * stride));
+            // SAFETY: as the caller vouches.
+            let words =
+                transposed(from_fn(|n| unsafe { row_apart(line(rows[n].wrapping_add(n % S * 64), later)) }));
+            for (query, parts) in lanes.iter().zip(&mut parts) {
+                let mut chains = [_mm512_setzero_ps(); 2];
+                for (query, words) in query.as_chunks::<2>().0.iter().zip(words.as_chunks::<2>().0) {
+                    for odd in 0..2 {
+                        // SAFETY: 16 words.
+                        let query = unsafe { _mm512_loadu_si512(query[odd].as_ptr().cast()) };
+                        chains[odd] = add_pairs(chains[odd], words[odd], query);
+                    }
+                }
+                parts[block] = _mm512_add_ps(chains[0], chains[1]);
+            }
+        }
+        for (parts, out) in parts.iter().zip(&mut *out) {
+            // SAFETY: 16 numbers.
+            unsafe { _mm512_storeu_ps(out[quarter * LANES..][..LANES].as_mut_ptr(), add_steps(parts)) };
+        }
+    }
+}
+
+/// Sums of steps, in order, of 16 rows: each of `parts` has some rows' steps, row by row.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_steps<const S: usize>(parts: &[__m512; S]) -> __m512 {
+    let zero = _mm512_setzero_ps();
+    if S == 2 {
+        let first = _mm512_shuffle_ps::<0x88>(parts[0], parts[1]);
+        let second = _mm512_shuffle_ps::<0xdd>(parts[0], parts[1]);
+        let rows = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+        return _mm512_permutexvar_ps(rows, _mm512_add_ps(_mm512_add_ps(zero, first), second));
+    }
+    let (a, b) = (_mm512_unpacklo_ps(parts[0], parts[1]), _mm512_unpacklo_ps(parts[2], parts[3]));
+    let (c, d) = (_mm512_unpackhi_ps(parts[0], parts[1]), _mm512_unpackhi_ps(parts[2], parts[3]));
+    let steps = [
+        _mm512_shuffle_ps::<0x44>(a, b),
+        _mm512_shuffle_ps::<0xee>(a, b),
+        _mm512_shuffle_ps::<0x44>(c, d),
+        _mm512_shuffle_ps::<0xee>(c, d),
+    ];
+    let rows = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_permutexvar_ps(rows, steps.into_iter().fold(zero, |sum, step| _mm512_add_ps(sum, step)))
 }
 
 /// Shares of four positions as two rows: those of the even ones, then those of the odd ones.
@@ -60,52 +140,57 @@ pub(super) fn open(packed: &Packed, shares: &mut Scores) {
     }
 }
 
-/// Adds the values of positions to the sums of `N` lanes, `W` lines of a row at a time.
+/// Adds the values of positions to the sums of some lanes, `N` at a time, `W` lines of a row at a time.
 ///
 /// # Safety
-/// As for [`super::add`]; positions must come by fours.
+/// As for [`super::add`]; positions must come by fours, and lanes by `N`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn steps<const N: usize, const W: usize>(
     shares: *const f32,
     rows: &[*const u16],
+    later: &Later,
     width: usize,
     sums: &mut [f32],
-    soon: &mut Soon,
 ) {
+    let first: [_; 4] = from_fn(|quarter| rows.get(quarter * LANES).copied().unwrap_or(std::ptr::null()));
     for (step, rows) in rows.chunks(LINE).enumerate() {
         for at in (0..width).step_by(W * LINE) {
-            // Per parity of positions, lane, line and half of a line.
-            let mut chains = [[[[_mm512_setzero_ps(); 2]; W]; N]; 2];
-            for (four, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
-                for odd in 0..2 {
-                    let words: [_; W] = from_fn(|w| {
-                        // SAFETY: the caller's rows.
-                        let [first, second] = [rows[odd], rows[2 + odd]]
-                            .map(|row| unsafe { line(row.wrapping_add(at + w * LINE).cast()) });
-                        [_mm512_unpacklo_epi16(second, first), _mm512_unpackhi_epi16(second, first)]
-                    });
-                    let shares = shares.wrapping_add((step * LINE / 2 + 2 * four + odd) * LANES);
-                    for n in 0..N {
-                        // SAFETY: shares of 64 positions.
-                        let x = _mm512_set1_epi32(unsafe { *shares.add(n).cast() });
+            for (group, sums) in sums.chunks_exact_mut(N * width).enumerate() {
+                // Per parity of positions, lane, line and half of a line.
+                let mut chains = [[[[_mm512_setzero_ps(); 2]; W]; N]; 2];
+                for (four, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
+                    let quarter = (step * LINE + 4 * four) / LANES;
+                    let later = behind(first[quarter].cast(), later[quarter]);
+                    let shares = shares.wrapping_add((step * LINE / 2 + 2 * four) * LANES + group * N);
+                    let mut lines = [[_mm512_setzero_si512(); W]; 4];
+                    for (row, lines) in rows.iter().zip(&mut lines) {
                         for w in 0..W {
-                            for half in 0..2 {
-                                let chain = &mut chains[odd][n][w][half];
-                                *chain = add_pairs(*chain, words[w][half], x);
+                            // SAFETY: the caller's rows.
+                            lines[w] = unsafe { line(row.wrapping_add(at + w * LINE).cast(), later) };
+                        }
+                    }
+                    for odd in 0..2 {
+                        for n in 0..N {
+                            // SAFETY: shares of 64 positions.
+                            let x = _mm512_set1_epi32(unsafe { *shares.add(odd * LANES + n).cast() });
+                            for w in 0..W {
+                                let (first, second) = (lines[odd][w], lines[2 + odd][w]);
+                                let [low, high] = &mut chains[odd][n][w];
+                                *low = add_pairs(*low, _mm512_unpacklo_epi16(second, first), x);
+                                *high = add_pairs(*high, _mm512_unpackhi_epi16(second, first), x);
                             }
                         }
                     }
                 }
-            }
-            soon.ask();
-            let [even, odd] = chains;
-            for n in 0..N {
-                for w in 0..W {
-                    for half in 0..2 {
-                        let to = sums[n * width + at + w * LINE + half * LANES..][..LANES].as_mut_ptr();
-                        let sum = _mm512_add_ps(even[n][w][half], odd[n][w][half]);
-                        // SAFETY: 16 numbers.
-                        unsafe { _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum)) };
+                let [even, odd] = chains;
+                for n in 0..N {
+                    for w in 0..W {
+                        for half in 0..2 {
+                            let to = sums[n * width + at + w * LINE + half * LANES..][..LANES].as_mut_ptr();
+                            let sum = _mm512_add_ps(even[n][w][half], odd[n][w][half]);
+                            // SAFETY: 16 numbers.
+                            unsafe { _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum)) };
+                        }
                     }
                 }
             }

@@ -10,21 +10,24 @@ mod dots;
 mod numbers;
 
 use super::products::{FEW, Keys, transposed};
-use super::scratch::Scratch;
+use super::scratch::{Scratch, Tile};
 use super::softmax::{self, LANES, Packed, Scores};
 use super::soon::Soon;
 use super::stretch::{Scored, Work};
-use super::view::CHUNK;
+use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
 use std::arch::x86_64::*;
 use std::array::from_fn;
+use std::ops::Range;
 
 /// Numbers of a row in a line of memory, and positions of a step.
 pub(super) const LINE: usize = 32;
-/// How far ahead of a row memory is asked for, in bytes: inside a small page, where it also sets the processor's own prefetching going.
-const AHEAD: usize = 3072;
+/// Where the rows of each 16 positions lie that are read a head later.
+pub(super) type Later = [*const u8; 4];
+/// Nowhere.
+const NOTHING: Later = [std::ptr::null(); 4];
 
 /// Scores of 16 lanes that are not yet a row per position.
 type Lying = [[f32; CHUNK]; LANES];
@@ -45,12 +48,44 @@ impl Attend<'_> {
             let first = piece.heads.start + work.heads.start;
             let keys = next.map_or(Soon::NOTHING, |next| self.soon(next, first).first_half());
             let mut soon = keys.in_parts(asks(width, lanes));
+            let later = match next {
+                Some(next) => self.later_keys(next, first),
+                None if head + 1 < work.heads.end => {
+                    self.later_values(seen.chunk, piece.heads.start + head + 1)
+                }
+                None => NOTHING,
+            };
             let first = block.lanes[from] as usize * width;
             let sums = &mut s.sums[first..][..lanes * width];
             softmax::fade(level, sums, width, &s.fades[work.blocks.start][from..from + lanes]);
             // SAFETY: the level has the instructions; the rows are the pool's or staged.
-            unsafe { add(level, &s.open_shares[0], (from, lanes), rows, width, sums, &mut soon) };
+            unsafe { add(level, &s.open_shares[0], (from, lanes), rows, (&mut soon, &later), width, sums) };
         }
+    }
+
+    /// One head's keys of a chunk.
+    fn later_keys(&self, chunk: &Chunk, head: usize) -> Later {
+        self.later(chunk, |run| self.pool(run.pool).keys.part(run.slot, head))
+    }
+
+    /// One head's values of a chunk.
+    pub(super) fn later_values(&self, chunk: &Chunk, head: usize) -> Later {
+        self.later(chunk, |run| {
+            let pool = self.pool(run.pool);
+            pool.values.as_ref().unwrap_or(&pool.keys).part(run.slot, head)
+        })
+    }
+
+    fn later(&self, chunk: &Chunk, at: impl Fn(&Run) -> *const u8) -> Later {
+        let mut later = NOTHING;
+        for run in self.views.runs(chunk) {
+            let first = run.position as usize % CHUNK;
+            for quarter in first / LANES..=(first + run.len as usize - 1) / LANES {
+                let skipped = (quarter * LANES).saturating_sub(first) as u32;
+                later[quarter] = at(&Run { slot: run.slot + skipped, ..*run });
+            }
+        }
+        later
     }
 }
 
@@ -61,14 +96,39 @@ impl Scratch {
     /// The machine must have the instructions, the block's queries and the keys must be there.
     pub(super) unsafe fn score_few(&mut self, level: Level, shape: Shape, now: Scored) {
         let block = &self.blocks[now.block];
-        let queries = self.open_queries[block.queries..].chunks_exact(shape.steps());
-        let Some(lying) = self.lying_scores.first_chunk_mut() else { return };
-        for ((keys, queries), from) in self.keys.iter().zip(queries).zip((0..).step_by(block.per_head)) {
-            // SAFETY: as the caller vouches.
-            unsafe { scores(level, keys, queries, (from, block.per_head), lying) };
+        let lanes = block.per_head;
+        let Some(lying) = self.lying_scores.first_chunk_mut::<LANES>() else { return };
+        if in_turns(level, shape) {
+            let queries = self.turned[now.block * LANES..].chunks_exact(lanes);
+            for (i, ((keys, queries), out)) in
+                self.keys.iter().zip(queries).zip(lying.chunks_exact_mut(lanes)).enumerate()
+            {
+                let later = self.keys.get(i + 1).map_or(self.first_values, |keys| keys.base);
+                // SAFETY: as the caller vouches.
+                unsafe { dots::scores(keys, &later, shape.steps(), queries, out) };
+            }
+        } else {
+            let queries = self.open_queries[block.queries..].chunks_exact(shape.steps());
+            for (i, (keys, queries)) in self.keys.iter().zip(queries).enumerate() {
+                // SAFETY: as the caller vouches.
+                unsafe { scores(keys, queries, (i * lanes, lanes), lying) };
+            }
         }
         // SAFETY: as above.
         unsafe { stand(lying, &mut self.scores[now.place]) };
+    }
+}
+
+/// Whether queries of few lanes are multiplied as [`dots`] has them: see [`turn`].
+pub(super) fn in_turns(level: Level, shape: Shape) -> bool {
+    level == Level::Avx512Bf16 && dots::takes(shape.steps())
+}
+
+/// Brings lanes' queries, a row of each step's tile, into that form.
+pub(super) fn turn(steps: &[Tile], lanes: Range<usize>, to: &mut [Tile]) {
+    for lane in lanes {
+        // SAFETY: the level of [`in_turns`] has the instructions.
+        unsafe { dots::turn(steps, lane, &mut to[lane]) };
     }
 }
 
@@ -86,47 +146,19 @@ fn lines_at_once(width: usize, lanes: usize) -> usize {
     }
 }
 
-/// Asks for what is read soon, and reads a line.
-///
-/// # Safety
-/// The machine must have the instructions, and there must be 64 bytes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn line(at: *const u8) -> __m512i {
-    // SAFETY: a hint, whatever the address; the caller's bytes.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
-        _mm512_loadu_si512(at.cast())
-    }
-}
-
 /// Products of a head's keys with the queries of the `lanes` lanes from `from` on. `queries` has a step's numbers of all lanes each.
 ///
 /// # Safety
 /// The machine must have the instructions, and `keys` be 64 rows of as many steps.
-unsafe fn scores(
-    level: Level,
-    keys: &Keys,
-    queries: &[Columns],
-    (from, lanes): (usize, usize),
-    out: &mut Lying,
-) {
+unsafe fn scores(keys: &Keys, queries: &[Columns], (from, lanes): (usize, usize), out: &mut Lying) {
     assert!(from + lanes <= LANES);
-    macro_rules! positions {
-        ($n:expr) => {
-            match level {
-                Level::Avx512Bf16 => dots::positions::<{ $n }>(keys, queries, from, out),
-                _ => numbers::positions::<{ $n }>(keys, queries, from, out),
-            }
-        };
-    }
     // SAFETY: as the caller vouches.
     unsafe {
         match lanes {
-            1 => positions!(1),
-            2 => positions!(2),
-            3 => positions!(3),
-            FEW => positions!(FEW),
+            1 => numbers::positions::<1>(keys, queries, from, out),
+            2 => numbers::positions::<2>(keys, queries, from, out),
+            3 => numbers::positions::<3>(keys, queries, from, out),
+            FEW => numbers::positions::<FEW>(keys, queries, from, out),
             _ => unreachable!("more lanes than few"),
         }
     }
@@ -166,30 +198,33 @@ unsafe fn add(
     shares: &Scores,
     (from, lanes): (usize, usize),
     rows: &[*const u16],
+    (soon, later): (&mut Soon, &Later),
     width: usize,
     sums: &mut [f32],
-    soon: &mut Soon,
 ) {
     assert!(from + lanes <= LANES && sums.len() == lanes * width && width.is_multiple_of(LINE));
     let shares = shares.as_ptr().cast::<f32>().wrapping_add(from);
-    macro_rules! steps {
-        ($n:expr, $w:literal) => {
-            match level {
-                Level::Avx512Bf16 => dots::steps::<{ $n }, $w>(shares, rows, width, sums, soon),
-                _ => numbers::steps::<{ $n }, $w>(shares, rows, width, sums, soon),
-            }
-        };
-    }
     // SAFETY: as the caller vouches.
     unsafe {
+        if level == Level::Avx512Bf16 {
+            return match (lanes, width / LINE) {
+                (_, lines) if lines.is_multiple_of(4) => {
+                    dots::steps::<1, 4>(shares, rows, later, width, sums)
+                }
+                (2 | FEW, lines) if lines.is_multiple_of(2) => {
+                    dots::steps::<2, 2>(shares, rows, later, width, sums)
+                }
+                _ => dots::steps::<1, 1>(shares, rows, later, width, sums),
+            };
+        }
         match (lanes, lines_at_once(width, lanes)) {
-            (1, 4) => steps!(1, 4),
-            (1, 2) => steps!(1, 2),
-            (1, _) => steps!(1, 1),
-            (2, 2) => steps!(2, 2),
-            (2, _) => steps!(2, 1),
-            (3, _) => steps!(3, 1),
-            (FEW, _) => steps!(FEW, 1),
+            (1, 4) => numbers::steps::<1, 4>(shares, rows, width, sums, soon),
+            (1, 2) => numbers::steps::<1, 2>(shares, rows, width, sums, soon),
+            (1, _) => numbers::steps::<1, 1>(shares, rows, width, sums, soon),
+            (2, 2) => numbers::steps::<2, 2>(shares, rows, width, sums, soon),
+            (2, _) => numbers::steps::<2, 1>(shares, rows, width, sums, soon),
+            (3, _) => numbers::steps::<3, 1>(shares, rows, width, sums, soon),
+            (FEW, _) => numbers::steps::<FEW, 1>(shares, rows, width, sums, soon),
             _ => unreachable!("more lanes than few"),
         }
     }

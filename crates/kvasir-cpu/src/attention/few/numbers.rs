@@ -1,12 +1,29 @@
 //! Numbers of 32 bits: each line is widened once for all lanes.
 
-use super::{LINE, Lying, line};
+use super::{LINE, Lying};
 use crate::attention::products::{Keys, transposed};
 use crate::attention::softmax::{LANES, Packed, Scores};
 use crate::attention::soon::Soon;
 use crate::chains::Columns;
 use std::arch::x86_64::*;
 use std::array::from_fn;
+
+/// How far ahead of a row memory is asked for, in bytes: inside a small page, where it also sets the processor's own prefetching going.
+const AHEAD: usize = 3072;
+
+/// Asks for what is read soon, and reads a line.
+///
+/// # Safety
+/// The machine must have the instructions, and there must be 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn line(at: *const u8) -> __m512i {
+    // SAFETY: a hint, whatever the address; the caller's bytes.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+        _mm512_loadu_si512(at.cast())
+    }
+}
 
 /// Products of a head's keys with the queries of the `N` lanes from `from` on.
 ///
