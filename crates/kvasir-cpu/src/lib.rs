@@ -33,7 +33,7 @@ mod weights;
 pub use executor::{CpuExecutor, Limits};
 pub use machine::Level;
 pub use model::CpuModel;
-pub use peaks::Peaks;
+pub use peaks::{PeakMeter, Peaks};
 pub use pool::{KvType, Pool};
 pub use source::{RandomWeights, Stored, WeightSource};
 pub use team::Team;

@@ -21,10 +21,29 @@ pub struct Peaks {
 /// Repetitions; the best one counts, because everything that disturbs makes it slower.
 const TRIES: usize = 7;
 
-impl Peaks {
-    /// Measures for about a second, with a gigabyte of memory.
-    pub fn measure(team: &Team, level: Level) -> io::Result<Self> {
-        let bandwidth = bandwidth(team, level)?;
+/// What peaks are measured with: a team, and a gigabyte of memory.
+pub struct PeakMeter<'t> {
+    team: &'t Team,
+    level: Level,
+    memory: Buffer,
+}
+
+impl<'t> PeakMeter<'t> {
+    /// Takes the memory and writes to all of it.
+    pub fn new(team: &'t Team, level: Level) -> io::Result<Self> {
+        const BYTES: usize = 1 << 30;
+        let mut memory = Buffer::in_large_pages(BYTES)?;
+        let numbers = random_bytes();
+        for part in memory.bytes_mut().chunks_mut(numbers.len()) {
+            part.copy_from_slice(&numbers[..part.len()]);
+        }
+        Ok(Self { team, level, memory })
+    }
+
+    /// Measures for about half a second.
+    pub fn measure(&self) -> Peaks {
+        let Self { team, level, .. } = *self;
+        let bandwidth = self.bandwidth();
         let best = |job: &(dyn Fn() -> f64 + Sync)| {
             let all = (0..TRIES).map(|_| {
                 let started = Instant::now();
@@ -47,7 +66,7 @@ impl Peaks {
             Level::Neon | Level::NeonDotprod => arm::floats(),
             _ => multiply_add(),
         });
-        let mut peaks = Self { bandwidth, int8: f32, bf16: f32, f32 };
+        let mut peaks = Peaks { bandwidth, int8: f32, bf16: f32, f32 };
         #[cfg(target_arch = "x86_64")]
         {
             let numbers = random_bytes();
@@ -81,7 +100,23 @@ impl Peaks {
                 _ => {}
             }
         }
-        Ok(peaks)
+        peaks
+    }
+
+    fn bandwidth(&self) -> f64 {
+        let bytes = self.memory.bytes();
+        let part = (bytes.len() / self.team.len()) & !4095;
+        let mut best = 0f64;
+        for _ in 0..TRIES {
+            let started = Instant::now();
+            self.team.each(self.team.len(), &|_, thread| {
+                let mut sink = 0;
+                read(self.level, &bytes[thread * part..(thread + 1) * part], &mut sink);
+                std::hint::black_box(sink);
+            });
+            best = best.max((part * self.team.len()) as f64 / started.elapsed().as_secs_f64());
+        }
+        best
     }
 }
 
@@ -93,28 +128,6 @@ fn random_bytes() -> Vec<u8> {
         (seed >> 56) as u8
     };
     (0..4096).map(|_| next()).collect()
-}
-
-fn bandwidth(team: &Team, level: Level) -> io::Result<f64> {
-    const BYTES: usize = 1 << 30;
-    let mut buffer = Buffer::in_large_pages(BYTES)?;
-    let numbers = random_bytes();
-    buffer
-        .bytes_mut()
-        .chunks_mut(numbers.len())
-        .for_each(|part| part.copy_from_slice(&numbers[..part.len()]));
-    let part = (BYTES / team.len()) & !4095;
-    let mut best = 0f64;
-    for _ in 0..TRIES {
-        let started = Instant::now();
-        team.each(team.len(), &|_, thread| {
-            let mut sink = 0;
-            read(level, &buffer.bytes()[thread * part..(thread + 1) * part], &mut sink);
-            std::hint::black_box(sink);
-        });
-        best = best.max((part * team.len()) as f64 / started.elapsed().as_secs_f64());
-    }
-    Ok(best)
 }
 
 #[inline(always)]

@@ -3,7 +3,8 @@
 use crate::shapes::{SHAPES, shape};
 use crate::stolen::Watch;
 use kvasir_cpu::{
-    CpuExecutor, CpuModel, Form, KvType, Limits, Peaks, Precision, RandomWeights, Team, WeightSource,
+    CpuExecutor, CpuModel, Form, KvType, Limits, PeakMeter, Peaks, Precision, RandomWeights, Team,
+    WeightSource,
 };
 use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, Phase, PoolRow, SequenceSpec, Step};
 use kvasir_formats::{Checkpoint, DType};
@@ -87,9 +88,9 @@ pub struct Measured {
     pub median: f64,
     /// Of each repetition, the share of the processors' time that went to other guests of the same hardware; none where the system does not say.
     pub stolen: Vec<Option<f64>>,
-    /// Tokens per second if the machine's measured limits were reached.
+    /// Tokens per second if the machine's limits were reached, which are measured before and after each repetition: the median.
     pub limit: f64,
-    /// Median ÷ limit.
+    /// The median of what each repetition reached of its own limit.
     pub share: f64,
     /// Which limit binds: `arithmetic` or `bandwidth`.
     pub bound: &'static str,
@@ -128,36 +129,57 @@ const BLOCK: u32 = 16;
 
 /// Measures `reps` repetitions after one that is not counted.
 pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Result<Measured, String> {
-    let peaks = Peaks::measure(model.team(), model.level()).map_err(|e| e.to_string())?;
-    let (mut samples, mut stolen) = (Vec::with_capacity(reps), Vec::with_capacity(reps));
+    let meter = PeakMeter::new(model.team(), model.level()).map_err(|e| e.to_string())?;
     let mut bench = Bench::new(model, kv, work)?;
-    for rep in 0..=reps {
+    bench.once(work)?;
+    let (mut samples, mut stolen) = (Vec::with_capacity(reps), Vec::with_capacity(reps));
+    // Machines that are shared are not the same from one second to the next.
+    let mut peaks = vec![meter.measure()];
+    for _ in 0..reps {
         let watch = Watch::start();
         let seconds = bench.once(work)?;
-        if rep > 0 {
-            samples.push(f64::from(counted(work)) / seconds);
-            stolen.push(watch.share());
-        }
+        stolen.push(watch.share());
+        samples.push(f64::from(counted(work)) / seconds);
+        peaks.push(meter.measure());
     }
-    let mut sorted = samples.clone();
-    sorted.sort_by(f64::total_cmp);
-    let middle = |at: usize| sorted.get(at).copied().unwrap_or_default();
-    let median = (middle(sorted.len() / 2) + middle((sorted.len().max(1) - 1) / 2)) / 2.0;
     let ideal = Ideal::of(model, work, bench.token_bytes);
-    let (arithmetic, reading) = (ideal.arithmetic(&peaks, model.precision()), ideal.bytes / peaks.bandwidth);
-    let limit = f64::from(counted(work)) / arithmetic.max(reading);
+    let limit = |peaks: &Peaks| {
+        f64::from(counted(work))
+            / ideal.arithmetic(peaks, model.precision()).max(ideal.bytes / peaks.bandwidth)
+    };
+    let limits: Vec<f64> = peaks.windows(2).map(|around| mean(around.iter().map(limit))).collect();
+    let usual = |of: fn(&Peaks) -> f64| median(peaks.iter().map(of));
+    let usual = Peaks {
+        bandwidth: usual(|p| p.bandwidth),
+        int8: usual(|p| p.int8),
+        bf16: usual(|p| p.bf16),
+        f32: usual(|p| p.f32),
+    };
+    let arithmetic = ideal.arithmetic(&usual, model.precision());
     Ok(Measured {
-        samples,
-        median,
+        median: median(samples.iter().copied()),
         stolen,
-        limit,
-        share: median / limit,
-        bound: if arithmetic > reading { "arithmetic" } else { "bandwidth" },
-        bandwidth: peaks.bandwidth,
-        peaks: Arithmetic { int8: peaks.int8, bf16: peaks.bf16, f32: peaks.f32 },
+        limit: median(limits.iter().copied()),
+        share: median(samples.iter().zip(&limits).map(|(sample, limit)| sample / limit)),
+        samples,
+        bound: if arithmetic > ideal.bytes / usual.bandwidth { "arithmetic" } else { "bandwidth" },
+        bandwidth: usual.bandwidth,
+        peaks: Arithmetic { int8: usual.int8, bf16: usual.bf16, f32: usual.f32 },
         level: model.level().to_string(),
         threads: model.team().len(),
     })
+}
+
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let n = values.len() as f64;
+    values.sum::<f64>() / n
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    let middle = |at: usize| sorted.get(at).copied().unwrap_or_default();
+    (middle(sorted.len() / 2) + middle((sorted.len().max(1) - 1) / 2)) / 2.0
 }
 
 fn counted(work: Work) -> u32 {

@@ -1,7 +1,7 @@
 //! The machine: instructions, threads, memory, speed, limits of the system.
 
 use super::Check;
-use kvasir_cpu::{Level, Peaks, Team};
+use kvasir_cpu::{Level, PeakMeter, Peaks, Team};
 use std::{env::consts::ARCH, fs, path::Path, thread};
 
 const GB: f64 = 1e9;
@@ -59,8 +59,11 @@ pub(super) fn speeds(free: Option<u64>) -> Option<Speeds> {
     if free? < ROOM_TO_MEASURE {
         return Some(Speeds::Not("not measured: less than 2 GB are free".into()));
     }
-    let measured = Peaks::measure(&Team::of_machine(), Level::detect());
-    Some(measured.map_or_else(|error| Speeds::Not(format!("not measured: {error}")), Speeds::Measured))
+    let team = Team::of_machine();
+    Some(match PeakMeter::new(&team, Level::detect()) {
+        Ok(meter) => Speeds::Measured(meter.measure()),
+        Err(error) => Speeds::Not(format!("not measured: {error}")),
+    })
 }
 
 impl Speeds {
