@@ -1,5 +1,5 @@
-//! Many rows of bf16 without a tile unit: a few steps of rows and of a panel are widened at a time, and stay in the first-level cache while
-//! they are multiplied.
+//! Many rows of bf16 without a tile unit: some steps of rows are brought into the form that is multiplied and stay in the caches while panels pass by,
+//! of which one step is brought into it at a time.
 
 use crate::Level;
 use crate::chains::{Columns, Rows, Sums, multiply};
@@ -15,20 +15,19 @@ pub(crate) const MANY: usize = 9;
 pub(crate) const BLOCK: usize = 128;
 /// Panels that take the same widened rows.
 pub(crate) const PANELS: usize = 8;
-/// Steps that are widened at a time.
-const STEPS: usize = 4;
+/// Steps of tiles of rows that there is room for: the fewer the rows, the more of a panel is read in one go.
+const ROWS: usize = 32;
 
 /// What a thread works in.
 struct Room {
-    rows: [[Rows; STEPS]; BLOCK / TILE],
-    columns: [Columns; STEPS],
+    /// The rows of a step one after the other.
+    rows: [Rows; ROWS],
     sums: [[Sums; BLOCK / TILE]; PANELS],
 }
 
 thread_local! {
     static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
-        rows: [[Rows::NONE; STEPS]; BLOCK / TILE],
-        columns: [Columns::NONE; STEPS],
+        rows: [Rows::NONE; ROWS],
         sums: [[[[0.0; LANES]; TILE]; BLOCK / TILE]; PANELS],
     }));
 }
@@ -48,22 +47,25 @@ pub(crate) fn panels(
         for sums in &mut room.sums[..panels.len()] {
             sums[..tiles].fill([[0.0; LANES]; TILE]);
         }
-        for from in (0..w.steps).step_by(STEPS) {
-            let steps = from..w.steps.min(from + STEPS);
-            for (t, rows) in room.rows[..tiles].iter_mut().enumerate() {
-                for (step, rows) in steps.clone().zip(rows) {
+        let mut columns = Columns::NONE;
+        let at_once = ROWS / tiles.max(1);
+        for from in (0..w.steps).step_by(at_once) {
+            let steps = from..w.steps.min(from + at_once);
+            for (step, rows) in steps.clone().zip(room.rows.chunks_exact_mut(tiles)) {
+                for (t, rows) in rows.iter_mut().enumerate() {
                     // SAFETY: activations are whole tiles.
                     unsafe { rows.open(level, x.tile(first + t, step), 64) };
                 }
             }
             for (panel, sums) in panels.clone().zip(&mut room.sums) {
-                for (step, columns) in steps.clone().zip(&mut room.columns) {
+                for (step, rows) in steps.clone().zip(room.rows.chunks_exact(tiles)) {
+                    let tile = w.panel(panel).wrapping_add(step * 1024);
+                    // The next panel's.
+                    ask(tile.wrapping_add(w.steps * 1024));
                     // SAFETY: a tile of the panel.
-                    unsafe { columns.open(level, w.panel(panel).wrapping_add(step * 1024)) };
-                }
-                for (rows, sums) in room.rows[..tiles].iter().zip(sums) {
-                    for (rows, columns) in rows.iter().zip(&room.columns).take(steps.len()) {
-                        multiply(level, rows, columns, sums);
+                    unsafe { columns.open(level, tile) };
+                    for (rows, sums) in rows.iter().zip(&mut *sums) {
+                        multiply(level, rows, &columns, sums);
                     }
                 }
             }
@@ -74,4 +76,16 @@ pub(crate) fn panels(
             }
         }
     });
+}
+
+/// Asks for a tile's worth of memory.
+fn ask(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..16 {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(line * 64).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }

@@ -32,7 +32,7 @@ thread_local! {
 impl Gated<'_> {
     /// Whether this pays and works for so many rows.
     pub(crate) fn takes(&self, level: Level, rows: usize) -> bool {
-        pairs::takes(level, rows)
+        pairs::takes(level, self.gate.format, rows)
             && self.gate.format == self.up.format
             && (self.gate.supers, self.gate.outputs) == (self.up.supers, self.up.outputs)
     }

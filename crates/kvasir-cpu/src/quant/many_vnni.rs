@@ -14,6 +14,8 @@ use std::ops::Range;
 
 /// Rows that are multiplied at once.
 const ROWS: usize = 8;
+/// Parts that a superblock is opened in: four lines each.
+const PARTS: usize = 16;
 
 /// One superblock of a panel, as the products take it. Mins are those of neighbouring sub-blocks.
 #[repr(C, align(64))]
@@ -52,31 +54,69 @@ fn pair(a: __m512i, b: __m512i) -> __m512i {
     _mm512_or_si512(_mm512_and_si512(a, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32::<16>(b))
 }
 
-/// Opens a superblock, and asks memory for the `next` one.
-///
-/// # Safety
-/// `block` must be a superblock of the layout.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: &mut Opened) {
-    let f = L::FORMAT;
-    let sign = _mm512_set1_epi8(-128);
-    for (i, lines) in to.weights.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        ask::<L, 1>([next], i..i + 1, 16);
+/// A superblock that is opened a part at a time, while another one is multiplied: products leave half of the units for vectors idle.
+struct Opening<'o> {
+    block: *const u8,
+    /// What comes behind it, which is asked for meanwhile.
+    next: *const u8,
+    to: &'o mut Opened,
+}
+
+impl Opening<'_> {
+    /// Opens part `i` of [`PARTS`].
+    ///
+    /// # Safety
+    /// `block` must be a superblock of the layout.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn part<L: Layout>(&mut self, i: usize) {
+        ask::<L, 1>([self.next], i..i + 1, PARTS);
+        // Those that are stored open are multiplied where they lie.
+        if L::FORMAT.is_open() {
+            return;
+        }
+        let sign = _mm512_set1_epi8(-128);
         // SAFETY: the caller's superblock.
-        for (line, bytes) in lines.iter_mut().zip(unsafe { pairs::lines::<L>(block, i) }) {
+        let lines = unsafe { pairs::lines::<L>(self.block, i) };
+        for (line, bytes) in self.to.weights[i * 4..].iter_mut().zip(lines) {
             store(line, _mm512_xor_si512(bytes, sign));
         }
     }
-    // SAFETY: sub-blocks of the layout, and what begins it.
-    unsafe {
-        _mm512_storeu_ps(to.d.as_mut_ptr(), units::<L>(block, 0));
-        if f.has_min {
-            let min =
-                |sub: usize| _mm512_cvtepi8_epi32(_mm_loadu_si128(block.add(f.mins_at() + sub * 16).cast()));
-            for two in 0..f.subs() / 2 {
-                store(&mut to.mins[two], pair(min(two * 2), min(two * 2 + 1)));
+
+    /// Opens the rest: what belongs to all of it.
+    ///
+    /// # Safety
+    /// As for [`part`](Self::part).
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn end<L: Layout>(self) {
+        let Self { block, to, .. } = self;
+        let f = L::FORMAT;
+        // SAFETY: sub-blocks of the layout, and what begins it.
+        unsafe {
+            _mm512_storeu_ps(to.d.as_mut_ptr(), units::<L>(block, 0));
+            if f.has_min {
+                let min = |sub: usize| {
+                    _mm512_cvtepi8_epi32(_mm_loadu_si128(block.add(f.mins_at() + sub * 16).cast()))
+                };
+                for two in 0..f.subs() / 2 {
+                    store(&mut to.mins[two], pair(min(two * 2), min(two * 2 + 1)));
+                }
+                _mm512_storeu_ps(to.dmin.as_mut_ptr(), float_scales::<L>(block.add(32)));
             }
-            _mm512_storeu_ps(to.dmin.as_mut_ptr(), float_scales::<L>(block.add(32)));
+        }
+    }
+
+    /// Opens all of it.
+    ///
+    /// # Safety
+    /// As for [`part`](Self::part).
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn all<L: Layout>(mut self) {
+        // SAFETY: the caller's superblock.
+        unsafe {
+            (0..PARTS).for_each(|i| self.part::<L>(i));
+            self.end::<L>();
         }
     }
 }
@@ -87,16 +127,18 @@ struct Sums<const P: usize> {
     mins: [[__m512i; ROWS]; P],
 }
 
-/// Rows whose activations are at `codes` and `sums`, times superblocks that are open.
+/// Rows whose activations are at `codes` and `sums`, times superblocks that are open, whose weights are at `weights`. Another one is opened beside
+/// the products.
 ///
 /// # Safety
 /// Eight rows of a tile must be there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn superblock<L: Layout, const P: usize>(
-    opened: &[Opened; 2],
+unsafe fn superblock<L: Layout, const P: usize, const OPENING: bool>(
+    (opened, weights): (&[Opened; 2], [*const u8; P]),
     codes: *const i32,
     sums: *const i32,
+    mut opening: Option<Opening<'_>>,
 ) -> Sums<P> {
     let f = L::FORMAT;
     let zeros = [[_mm512_setzero_si512(); ROWS]; P];
@@ -129,16 +171,25 @@ unsafe fn superblock<L: Layout, const P: usize>(
                 }
             }
         }
-        for line in 0..64 {
-            let w: [__m512i; P] = std::array::from_fn(|p| load(&opened[p].weights[line]));
-            let at = codes.add(line / 16 * 256 + line % 16);
-            for n in 0..ROWS {
-                let x = _mm512_set1_epi32(*at.add(n * 16));
-                for p in 0..P {
-                    let to = &mut all.totals[p][n];
-                    *to = _mm512_dpbusd_epi32(*to, w[p], x);
+        for part in 0..PARTS {
+            if OPENING && let Some(opening) = &mut opening {
+                opening.part::<L>(part);
+            }
+            for line in part * 4..part * 4 + 4 {
+                let w: [__m512i; P] =
+                    std::array::from_fn(|p| _mm512_loadu_si512(weights[p].add(line * 64).cast()));
+                let at = codes.add(line / 16 * 256 + line % 16);
+                for n in 0..ROWS {
+                    let x = _mm512_set1_epi32(*at.add(n * 16));
+                    for p in 0..P {
+                        let to = &mut all.totals[p][n];
+                        *to = _mm512_dpbusd_epi32(*to, w[p], x);
+                    }
                 }
             }
+        }
+        if let Some(opening) = opening {
+            opening.end::<L>();
         }
     }
     all
@@ -159,25 +210,39 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
     let f = L::FORMAT;
     let blocks = x.supers * f.planes;
+    // Behind the last superblock come those of the panels that are multiplied next.
+    let at = |p: usize, block: usize| {
+        let block = if block < blocks { block } else { panels.step * blocks + block - blocks };
+        panels.panels[p].wrapping_add(block * f.bytes())
+    };
+    let groups = rows.len().div_ceil(ROWS);
+    let [mut now, mut then] = room.vectors.each_mut();
+    for p in 0..P {
+        // SAFETY: a superblock of the panel.
+        unsafe { Opening { block: at(p, 0), next: at(p, 1), to: &mut now[p] }.all::<L>() };
+    }
     for block in 0..blocks {
         let (s, last) = (block / f.planes, block + 1 == blocks);
-        for (p, panel) in panels.panels.iter().enumerate() {
-            // What is opened next: the panels' next superblocks, in the end those of the panels behind them.
-            let next = if last { panels.step * blocks } else { block + 1 };
-            // SAFETY: a superblock of the panel.
-            unsafe {
-                let next = panel.wrapping_add(next * f.bytes());
-                open_super::<L>(panel.add(block * f.bytes()), next, &mut room.vectors[p]);
-            }
-        }
+        let weights: [_; P] = std::array::from_fn(|p| match f.is_open() {
+            true => at(p, block).wrapping_add(f.codes_at()),
+            false => now[p].weights.as_ptr().cast(),
+        });
         for first in (0..rows.len()).step_by(ROWS) {
             let (tile, r) = ((rows.start + first) / TILE, (rows.start + first) % TILE);
             // SAFETY: activations are whole tiles; sums are there for a block, and places for rows that all are.
             unsafe {
                 let codes = x.codes(tile, s).add(r * 64).cast();
-                let all = superblock::<L, P>(&room.vectors, codes, x.sums(tile, s, r));
+                let sums = x.sums(tile, s, r);
+                // The first rows open a panel's next superblock each.
+                let p = first / ROWS;
+                let all = if p < P && !last {
+                    let next = Opening { block: at(p, block + 1), next: at(p, block + 2), to: &mut then[p] };
+                    superblock::<L, P, true>((now, weights), codes, sums, Some(next))
+                } else {
+                    superblock::<L, P, false>((now, weights), codes, sums, None)
+                };
                 for p in 0..P {
-                    let opened = &room.vectors[p];
+                    let opened = &now[p];
                     let (d, dmin) =
                         (_mm512_loadu_ps(opened.d.as_ptr()), _mm512_loadu_ps(opened.dmin.as_ptr()));
                     let sums = room.sums[p][first..].as_mut_ptr().cast::<f32>();
@@ -201,6 +266,13 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                 }
             }
         }
+        for p in if last { P..P } else { groups..P } {
+            // SAFETY: a superblock of the panel.
+            unsafe {
+                Opening { block: at(p, block + 1), next: at(p, block + 2), to: &mut then[p] }.all::<L>()
+            };
+        }
+        std::mem::swap(&mut now, &mut then);
     }
     let Some((out, first)) = out else { return };
     // Rows that are not eight.

@@ -78,7 +78,7 @@ fn matmul_of(
 ) {
     let panels = w.panels.panels();
     #[cfg(target_arch = "x86_64")]
-    if pairs::takes(level, rows) {
+    if pairs::takes(level, w.panels.format, rows) {
         let block = token_blocks(rows, x.supers * SUPER).min(pairs::BLOCK);
         let group = if rows <= SHORT { together(&w).next_multiple_of(2) } else { 2 };
         let groups = panels.div_ceil(group);

@@ -2,7 +2,7 @@
 
 use super::activations::QuantActivations;
 use super::few::v512::{open, scales};
-use super::format::LANES;
+use super::format::{Format, LANES};
 use super::layouts::Layout;
 use super::vectors::v512::bytes;
 use super::{amx, many_avx2, many_vnni};
@@ -16,14 +16,12 @@ use std::ops::Range;
 /// Rows that pass while a superblock stays open.
 pub(super) const BLOCK: usize = 512;
 
-/// Rows from which on this pays.
-pub(super) const MANY: usize = 9;
-
 /// What a thread works in.
 #[repr(C, align(64))]
 pub(super) struct Room {
     pub(super) tiles: amx::Room,
-    pub(super) vectors: [many_vnni::Opened; 2],
+    /// Superblocks that are multiplied, and those behind them.
+    pub(super) vectors: [[many_vnni::Opened; 2]; 2],
     pub(super) halves: [many_avx2::Opened; 2],
     /// Sums of a block's rows, per panel.
     pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
@@ -32,7 +30,7 @@ pub(super) struct Room {
 thread_local! {
     static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
         tiles: amx::Room::NONE,
-        vectors: [many_vnni::Opened::NONE; 2],
+        vectors: [const { [many_vnni::Opened::NONE; 2] }; 2],
         halves: [many_avx2::Opened::NONE; 2],
         sums: [[[0.0; LANES]; BLOCK]; 2],
     }));
@@ -55,9 +53,16 @@ pub(super) struct Pair<const P: usize> {
     pub(super) step: usize,
 }
 
-/// Whether so many rows are multiplied like this.
-pub(super) fn takes(level: Level, rows: usize) -> bool {
-    level >= Level::Avx2 && rows >= MANY
+/// Whether so many rows are multiplied like this. Without tiles, weights that are stored open are as well multiplied where they lie, eight rows at a time,
+/// as long as few such rounds read them from the caches; what must be opened for each round is sooner opened once.
+pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
+    let from = match level {
+        Level::Avx512Vnni | Level::Avx512Bf16 if format.is_open() => 33,
+        Level::Avx512Vnni | Level::Avx512Bf16 => 4,
+        Level::Amx | Level::Avx2 => 9,
+        _ => return false,
+    };
+    rows >= from
 }
 
 /// A pair of panels times a block of at most [`BLOCK`] rows, which begins with a tile. The sums go to `out`, to its outputs from the given one
