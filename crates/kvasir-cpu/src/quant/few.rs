@@ -3,10 +3,13 @@
 
 use super::activations::{QuantActivations, SUMS, TILE, TOTAL};
 use super::layouts::Layout;
+use crate::Level;
 
-/// How far ahead of the codes memory is asked for: inside a small page, where it also sets the processor's own prefetching going. Bytes past
-/// the panel are the next panel's, which is usually next.
-const AHEAD: usize = 3584;
+/// How far ahead of the codes memory is asked for. On Intel's processors inside a small page, where that also sets their own prefetching going; AMD's
+/// want it further ahead. Bytes past the panel are the next panel's, which is usually next.
+fn distance() -> usize {
+    if Level::detect() == Level::Avx512Bf16 { 8192 } else { 3584 }
+}
 
 macro_rules! kernels {
     ($vectors:ident, $features:literal) => {
@@ -174,6 +177,7 @@ macro_rules! kernels {
                 let f = L::FORMAT;
                 let (tile, r) = (row / TILE, row % TILE);
                 let mut sums = [[zero_floats(); N]; HALVES];
+                let distance = distance();
                 for at in 0..x.supers * f.planes {
                     let s = at / f.planes;
                     // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.
@@ -186,8 +190,8 @@ macro_rules! kernels {
                         }
                         for (half, sums) in sums.iter_mut().enumerate() {
                             let totals = match f.is_open() {
-                                true => fours::<L, N>(block, half, codes, x.sums(tile, s, r)),
-                                false => pairs::<L, N>(block, half, &words),
+                                true => fours::<L, N>(block, (half, distance), codes, x.sums(tile, s, r)),
+                                false => pairs::<L, N>(block, (half, distance), &words),
                             };
                             let mins = match f.has_min {
                                 true => mins::<L, N>(block, half, x.sums(tile, s, r)),
@@ -217,7 +221,7 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn pairs<L: Layout, const N: usize>(
                 block: *const u8,
-                half: usize,
+                (half, distance): (usize, usize),
                 words: &[[[i32; 64]; 2]; N],
             ) -> [Ints; N] {
                 let f = L::FORMAT;
@@ -226,7 +230,7 @@ macro_rules! kernels {
                     // SAFETY: the caller's superblock.
                     let scale = unsafe { scales::<L>(block, half, sub) };
                     for i in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
-                        ahead::<L>(block, half, i);
+                        ahead::<L>(block, half, i, distance);
                         // SAFETY: the same, and `i` is below 16.
                         let weights = unsafe { open::<L>(block, half, i, scale) };
                         for (j, line) in weights.into_iter().enumerate() {
@@ -247,7 +251,7 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn fours<L: Layout, const N: usize>(
                 block: *const u8,
-                half: usize,
+                (half, distance): (usize, usize),
                 codes: *const i8,
                 sums: *const i32,
             ) -> [Ints; N] {
@@ -257,7 +261,7 @@ macro_rules! kernels {
                     *total = all32(unsafe { *sums.add(n * SUMS + TOTAL) } * 128);
                 }
                 for i in 0..16 {
-                    ahead::<L>(block, half, i);
+                    ahead::<L>(block, half, i, distance);
                     for j in 0..4 {
                         // SAFETY: line `4 i + j` of the superblock, and of rows that are there.
                         unsafe {
@@ -290,11 +294,11 @@ macro_rules! kernels {
 
             /// Asks memory for what lies ahead of part `i` of 16.
             #[inline]
-            fn ahead<L: Layout>(block: *const u8, half: usize, i: usize) {
+            fn ahead<L: Layout>(block: *const u8, half: usize, i: usize, distance: usize) {
                 let bytes = L::FORMAT.bytes();
                 for at in (i * bytes / 16..(i + 1) * bytes / 16).step_by(64).filter(|_| half == 0) {
                     // SAFETY: a hint, whatever the address.
-                    unsafe { _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(AHEAD + at).cast()) };
+                    unsafe { _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(distance + at).cast()) };
                 }
             }
 
