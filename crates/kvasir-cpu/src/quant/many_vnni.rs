@@ -1,5 +1,5 @@
-//! Many rows with 512-bit byte dot products. A panel's superblock is opened once for a block of rows, into the first-level cache; eight rows
-//! and two panels are multiplied at once, so that no operand is loaded for one product alone.
+//! Many rows with 512-bit byte dot products. A panel's superblock is opened once for a block of rows, into the first-level cache, beside the products
+//! of the one before; eight rows and two panels are multiplied at once, so that no operand is loaded for one product alone.
 //!
 //! One operand of a byte product is unsigned: weights are stored with 128 added, which negated sums of activations take out again.
 
@@ -128,7 +128,7 @@ struct Sums<const P: usize> {
 }
 
 /// Rows whose activations are at `codes` and `sums`, times superblocks that are open, whose weights are at `weights`. Another one is opened beside
-/// the products.
+/// the products if there is one, as `OPENING` says to the compiler.
 ///
 /// # Safety
 /// Eight rows of a tile must be there.

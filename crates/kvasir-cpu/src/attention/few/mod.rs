@@ -4,7 +4,7 @@
 //! than multiplying them. Where there is no tile unit, scores are made for 16 positions at a time instead of 16 lanes.
 //!
 //! The order of summation is the tile unit's: per 32 numbers one chain of fused multiply-adds over the even ones and one over the odd, the two
-//! added, that added to the sum.
+//! added, that added to the sum. [`numbers`] widens what it multiplies, [`dots`] multiplies pairs.
 
 mod dots;
 mod numbers;
@@ -189,7 +189,9 @@ pub(super) fn open(level: Level, packed: &Packed, shares: &mut Scores) {
     }
 }
 
-/// Adds the values of four times so many of a chunk's positions, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order of [`super::coming`].
+/// Adds the values of a chunk's positions, which come by fours, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order
+/// of [`super::coming`]. What is read behind them is asked for: `soon` where vectors are of numbers, `later` where they are of pairs, which is where other
+/// processors are.
 ///
 /// # Safety
 /// The machine must have the instructions, and each of `rows` point at `width` numbers, which are whole lines.
