@@ -12,8 +12,6 @@ use crate::matmul::{Output, Place};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Rows that are multiplied at once.
-const ROWS: usize = 8;
 /// Parts that a superblock is opened in: four lines each.
 const PARTS: usize = 16;
 
@@ -121,78 +119,66 @@ impl Opening<'_> {
     }
 }
 
-/// The exact sums of one superblock: weights times activations, and mins times negated sums of activations.
-struct Sums<const P: usize> {
-    totals: [[__m512i; ROWS]; P],
-    mins: [[__m512i; ROWS]; P],
-}
-
-/// Rows whose activations are at `codes` and `sums`, times superblocks that are open, whose weights are at `weights`. Another one is opened beside
-/// the products if there is one, as `OPENING` says to the compiler.
+/// The exact sums of `R` rows, whose activations are at `codes` and `sums`, times a superblock's weights. Another superblock is opened beside the products.
 ///
 /// # Safety
-/// Eight rows of a tile must be there.
+/// So many rows of a tile must be there, and 64 lines of weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn superblock<L: Layout, const P: usize, const OPENING: bool>(
-    (opened, weights): (&[Opened; 2], [*const u8; P]),
+unsafe fn superblock<L: Layout, const R: usize>(
+    weights: *const u8,
     codes: *const i32,
     sums: *const i32,
     mut opening: Option<Opening<'_>>,
-) -> Sums<P> {
-    let f = L::FORMAT;
-    let zeros = [[_mm512_setzero_si512(); ROWS]; P];
-    let mut all = Sums { totals: zeros, mins: zeros };
-    // SAFETY: all offsets are those of the superblock and of eight rows.
+) -> [__m512i; R] {
+    // SAFETY: all offsets are those of the superblock and of rows that are there.
     unsafe {
-        for n in 0..ROWS {
-            let sums = sums.add(n * SUMS);
-            let total = _mm512_set1_epi32(*sums.add(TOTAL) * 128);
-            (0..P).for_each(|p| all.totals[p][n] = total);
-            if !f.has_min {
-                continue;
-            }
-            let mut pairs = [0i32; 8];
-            match f.sub {
-                32 => _mm_storeu_si128(
-                    pairs.as_mut_ptr().cast(),
-                    _mm256_cvtepi32_epi16(_mm256_loadu_si256(sums.add(16).cast())),
-                ),
-                _ => _mm256_storeu_si256(
-                    pairs.as_mut_ptr().cast(),
-                    _mm512_cvtepi32_epi16(_mm512_loadu_si512(sums.cast())),
-                ),
-            }
-            for (two, &sums) in pairs.iter().enumerate().take(f.subs() / 2) {
-                let sums = _mm512_set1_epi32(sums);
-                for p in 0..P {
-                    let to = &mut all.mins[p][n];
-                    *to = _mm512_dpwssd_epi32(*to, load(&opened[p].mins[two]), sums);
-                }
-            }
-        }
+        let mut totals = std::array::from_fn(|n| _mm512_set1_epi32(*sums.add(n * SUMS + TOTAL) * 128));
         for part in 0..PARTS {
-            if OPENING && let Some(opening) = &mut opening {
+            if let Some(opening) = &mut opening {
                 opening.part::<L>(part);
             }
             for line in part * 4..part * 4 + 4 {
-                let w: [__m512i; P] =
-                    std::array::from_fn(|p| _mm512_loadu_si512(weights[p].add(line * 64).cast()));
+                let w = _mm512_loadu_si512(weights.add(line * 64).cast());
                 let at = codes.add(line / 16 * 256 + line % 16);
-                for n in 0..ROWS {
-                    let x = _mm512_set1_epi32(*at.add(n * 16));
-                    for p in 0..P {
-                        let to = &mut all.totals[p][n];
-                        *to = _mm512_dpbusd_epi32(*to, w[p], x);
-                    }
+                for n in 0..R {
+                    totals[n] = _mm512_dpbusd_epi32(totals[n], w, _mm512_set1_epi32(*at.add(n * 16)));
                 }
             }
         }
         if let Some(opening) = opening {
             opening.end::<L>();
         }
+        totals
     }
-    all
+}
+
+/// The exact sum of a row's negated sums of activations, at `sums`, times mins.
+///
+/// # Safety
+/// They must be there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn mins<L: Layout>(opened: &Opened, sums: *const i32) -> __m512i {
+    let f = L::FORMAT;
+    let mut pairs = [0i32; 8];
+    // SAFETY: the sums of 8 or 16 sub-blocks; 16 or 32 bytes.
+    unsafe {
+        match f.sub {
+            32 => _mm_storeu_si128(
+                pairs.as_mut_ptr().cast(),
+                _mm256_cvtepi32_epi16(_mm256_loadu_si256(sums.add(16).cast())),
+            ),
+            _ => _mm256_storeu_si256(
+                pairs.as_mut_ptr().cast(),
+                _mm512_cvtepi32_epi16(_mm512_loadu_si512(sums.cast())),
+            ),
+        }
+    }
+    let mins = opened.mins.iter().zip(pairs).take(f.subs() / 2);
+    mins.fold(_mm512_setzero_si512(), |all, (mins, sums)| {
+        _mm512_dpwssd_epi32(all, load(mins), _mm512_set1_epi32(sums))
+    })
 }
 
 /// A pair of panels times a block of at most [`BLOCK`] rows, as [`super::pairs::panels`] says.
@@ -215,68 +201,104 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
         let block = if block < blocks { block } else { panels.step * blocks + block - blocks };
         panels.panels[p].wrapping_add(block * f.bytes())
     };
-    let groups = rows.len().div_ceil(ROWS);
     let [mut now, mut then] = room.vectors.each_mut();
     for p in 0..P {
         // SAFETY: a superblock of the panel.
         unsafe { Opening { block: at(p, 0), next: at(p, 1), to: &mut now[p] }.all::<L>() };
     }
     for block in 0..blocks {
-        let (s, last) = (block / f.planes, block + 1 == blocks);
-        let weights: [_; P] = std::array::from_fn(|p| match f.is_open() {
-            true => at(p, block).wrapping_add(f.codes_at()),
-            false => now[p].weights.as_ptr().cast(),
-        });
-        for first in (0..rows.len()).step_by(ROWS) {
-            let (tile, r) = ((rows.start + first) / TILE, (rows.start + first) % TILE);
-            // SAFETY: activations are whole tiles; sums are there for a block, and places for rows that all are.
-            unsafe {
-                let codes = x.codes(tile, s).add(r * 64).cast();
-                let sums = x.sums(tile, s, r);
-                // The first rows open a panel's next superblock each.
-                let p = first / ROWS;
-                let all = if p < P && !last {
-                    let next = Opening { block: at(p, block + 1), next: at(p, block + 2), to: &mut then[p] };
-                    superblock::<L, P, true>((now, weights), codes, sums, Some(next))
-                } else {
-                    superblock::<L, P, false>((now, weights), codes, sums, None)
+        let last = block + 1 == blocks;
+        let super_of_rows = block / f.planes;
+        for first in (0..rows.len()).step_by(TILE) {
+            for p in 0..P {
+                let weights = match f.is_open() {
+                    true => at(p, block).wrapping_add(f.codes_at()),
+                    false => now[p].weights.as_ptr().cast(),
                 };
-                for p in 0..P {
-                    let opened = &now[p];
-                    let (d, dmin) =
-                        (_mm512_loadu_ps(opened.d.as_ptr()), _mm512_loadu_ps(opened.dmin.as_ptr()));
-                    let sums = room.sums[p][first..].as_mut_ptr().cast::<f32>();
-                    let to = match out.filter(|_| last && first + ROWS <= rows.len()) {
-                        Some((out, at)) => out.place(rows.start + first, at + p * LANES),
-                        None => Place { at: sums, step: LANES, lanes: u16::MAX },
-                    };
-                    for n in 0..ROWS {
-                        let mut t = _mm512_mul_ps(_mm512_cvtepi32_ps(all.totals[p][n]), d);
-                        if f.has_min {
-                            t = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(all.mins[p][n]), dmin, t);
+                let work = Work { opened: &now[p], weights, rows: rows.start + first, block: super_of_rows };
+                let sums = &mut room.sums[p][first..];
+                let n = rows.len() - first;
+                let to = out.filter(|_| last && (n >= TILE || n == TILE / 2));
+                let to = to.map(|(out, at)| out.place(rows.start + first, at + p * LANES));
+                // The first rows open the next superblock.
+                let next = (first == 0 && !last).then(|| Opening {
+                    block: at(p, block + 1),
+                    next: at(p, block + 2),
+                    to: &mut then[p],
+                });
+                // SAFETY: activations are whole tiles; sums are there for a block, and places for rows that all are.
+                unsafe {
+                    match (n > TILE / 2, next) {
+                        (true, Some(next)) => work.add::<L, TILE>(x, block == 0, sums, to, Some(next)),
+                        (true, None) => work.add::<L, TILE>(x, block == 0, sums, to, None),
+                        (false, Some(next)) => {
+                            work.add::<L, { TILE / 2 }>(x, block == 0, sums, to, Some(next))
                         }
-                        let before = match block {
-                            0 => _mm512_setzero_ps(),
-                            _ => _mm512_loadu_ps(sums.add(n * LANES)),
-                        };
-                        let scale = _mm512_set1_ps(*x.scales(tile, s).add(r + n));
-                        let sum = _mm512_fmadd_ps(t, scale, before);
-                        _mm512_mask_storeu_ps(to.at.add(n * to.step), to.lanes, sum);
+                        (false, None) => work.add::<L, { TILE / 2 }>(x, block == 0, sums, to, None),
                     }
                 }
             }
         }
-        for p in if last { P..P } else { groups..P } {
-            // SAFETY: a superblock of the panel.
-            unsafe {
-                Opening { block: at(p, block + 1), next: at(p, block + 2), to: &mut then[p] }.all::<L>()
-            };
-        }
         std::mem::swap(&mut now, &mut then);
     }
     let Some((out, first)) = out else { return };
-    // Rows that are not eight.
-    for r in rows.len() / ROWS * ROWS..rows.len() {
+    // Rows that are no tile, nor half a one.
+    let rest = rows.len() % TILE;
+    for r in rows.len() - if rest == TILE / 2 { 0 } else { rest }..rows.len() {
         (0..P).for_each(|p| out.store(rows.start + r, first + p * LANES, &room.sums[p][r]));
+    }
+}
+
+/// Some rows of a tile and one superblock of a panel.
+struct Work<'w> {
+    opened: &'w Opened,
+    weights: *const u8,
+    /// The first row, which begins a tile.
+    rows: usize,
+    /// The superblock of their activations.
+    block: usize,
+}
+
+impl Work<'_> {
+    /// Adds the products of `R` rows to their `sums`, or puts what comes of it at a place.
+    ///
+    /// # Safety
+    /// As for [`panels`]; there must be so many rows, sums, and rows at the place.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn add<L: Layout, const R: usize>(
+        &self,
+        x: &QuantActivations,
+        is_first: bool,
+        sums: &mut [[f32; LANES]],
+        to: Option<Place>,
+        next: Option<Opening<'_>>,
+    ) {
+        let f = L::FORMAT;
+        let (tile, s) = (self.rows / TILE, self.block);
+        let before = sums.as_mut_ptr().cast::<f32>();
+        let to = to.unwrap_or(Place { at: before, step: LANES, lanes: u16::MAX });
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let codes = x.codes(tile, s).cast();
+            let rows = x.sums(tile, s, 0);
+            let totals = superblock::<L, R>(self.weights, codes, rows, next);
+            let d = _mm512_loadu_ps(self.opened.d.as_ptr());
+            let dmin = _mm512_loadu_ps(self.opened.dmin.as_ptr());
+            for n in 0..R {
+                let mut t = _mm512_mul_ps(_mm512_cvtepi32_ps(totals[n]), d);
+                if f.has_min {
+                    let mins = mins::<L>(self.opened, rows.add(n * SUMS));
+                    t = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), dmin, t);
+                }
+                let before = match is_first {
+                    true => _mm512_setzero_ps(),
+                    false => _mm512_loadu_ps(before.add(n * LANES)),
+                };
+                let scale = _mm512_set1_ps(*x.scales(tile, s).add(n));
+                let sum = _mm512_fmadd_ps(t, scale, before);
+                _mm512_mask_storeu_ps(to.at.add(n * to.step), to.lanes, sum);
+            }
+        }
     }
 }
