@@ -119,18 +119,19 @@ struct Row<'a> {
 #[inline(always)]
 fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 32]) {
     let Some(stored) = block.last_chunk::<16>() else { return };
+    // As one number: compilers gather bytes one by one.
+    const ONES: u128 = u128::MAX / 255;
+    let stored = u128::from_le_bytes(*stored);
+    // Less half of their range, codes are what they were but for the highest bit.
+    let highest = if format.signed { ONES << (format.bits - 1) } else { 0 };
     let (low, high) = code.split_at_mut(16);
-    low.iter_mut().zip(stored).for_each(|(c, q)| *c = q & 15);
-    high.iter_mut().zip(stored).for_each(|(c, q)| *c = q >> 4);
+    low.copy_from_slice(&(stored & (ONES * 15) ^ highest).to_le_bytes());
+    high.copy_from_slice(&(stored >> 4 & (ONES * 15) ^ highest).to_le_bytes());
     if format.bits == 5 {
         let at = if format.has_min { 4 } else { 2 };
         let Some(&bits) = block[at..].first_chunk::<4>() else { return };
         let bits = u32::from_le_bytes(bits);
-        code.iter_mut().enumerate().for_each(|(j, c)| *c |= ((bits >> j & 1) << 4) as u8);
-    }
-    if format.signed {
-        // Less half of their range, codes are what they were but for the highest bit.
-        code.iter_mut().for_each(|c| *c ^= 1 << (format.bits - 1));
+        code.iter_mut().enumerate().for_each(|(j, c)| *c ^= ((bits >> j & 1) << 4) as u8);
     }
 }
 
