@@ -6,7 +6,7 @@ use super::{Columns, LANES, Rows, Sums, TILE};
 use std::arch::x86_64::*;
 
 /// Words of each chain.
-pub(super) const WORDS: usize = 8;
+const WORDS: usize = 8;
 
 /// Adds the products of both halves of each word.
 #[inline]

@@ -1,6 +1,6 @@
 //! Dot products of pairs of bf16: lines are put in order, not widened.
 
-use super::{LINE, Later};
+use super::{LINE, Later, settle};
 use crate::attention::products::{FEW, Keys, transposed};
 use crate::attention::scratch::Tile;
 use crate::attention::softmax::{LANES, Packed, Scores};
@@ -182,17 +182,7 @@ pub(super) unsafe fn steps<const N: usize, const W: usize>(
                         }
                     }
                 }
-                let [even, odd] = chains;
-                for n in 0..N {
-                    for w in 0..W {
-                        for half in 0..2 {
-                            let to = sums[n * width + at + w * LINE + half * LANES..][..LANES].as_mut_ptr();
-                            let sum = _mm512_add_ps(even[n][w][half], odd[n][w][half]);
-                            // SAFETY: 16 numbers.
-                            unsafe { _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum)) };
-                        }
-                    }
-                }
+                settle(chains, at, width, sums);
             }
         }
     }

@@ -231,3 +231,24 @@ unsafe fn add(
         }
     }
 }
+
+/// Adds chains (per parity of positions, lane, line and half of a line) to the `sums` of their lanes, from number `at` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn settle<const N: usize, const W: usize>(
+    [even, odd]: [[[[__m512; 2]; W]; N]; 2],
+    at: usize,
+    width: usize,
+    sums: &mut [f32],
+) {
+    for n in 0..N {
+        for w in 0..W {
+            for half in 0..2 {
+                let to = sums[n * width + at + w * LINE + half * LANES..][..LANES].as_mut_ptr();
+                let sum = _mm512_add_ps(even[n][w][half], odd[n][w][half]);
+                // SAFETY: 16 numbers.
+                unsafe { _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum)) };
+            }
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Numbers of 32 bits: each line is widened once for all lanes.
 
-use super::{LINE, Lying};
+use super::{LINE, Lying, settle};
 use crate::attention::products::{Keys, transposed};
 use crate::attention::softmax::{LANES, Packed, Scores};
 use crate::attention::soon::Soon;
@@ -118,17 +118,7 @@ pub(super) unsafe fn steps<const N: usize, const W: usize>(
                 }
             }
             soon.ask();
-            let [even, odd] = chains;
-            for n in 0..N {
-                for w in 0..W {
-                    for half in 0..2 {
-                        let to = sums[n * width + at + w * LINE + half * LANES..][..LANES].as_mut_ptr();
-                        let sum = _mm512_add_ps(even[n][w][half], odd[n][w][half]);
-                        // SAFETY: 16 numbers.
-                        unsafe { _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum)) };
-                    }
-                }
-            }
+            settle(chains, at, width, sums);
         }
     }
 }
