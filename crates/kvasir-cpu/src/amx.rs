@@ -50,8 +50,8 @@ fn ask_for_tile_state() -> bool {
 
 /// Tiles of this thread, configured as eight of 16 rows × 64 bytes; given back when dropped.
 pub(crate) struct Tiles {
-    /// Rows of tiles 0 to 5.
-    rows: u8,
+    /// Rows of first operands and products, and columns of second operands and products, if those are fewer.
+    shape: (u8, u8),
 }
 
 impl Tiles {
@@ -60,18 +60,28 @@ impl Tiles {
     pub(crate) unsafe fn configure() -> Self {
         // SAFETY: FULL is a valid configuration of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL, options(nostack, preserves_flags, readonly)) };
-        Self { rows: FULL.rows[0] }
+        Self { shape: (16, 16) }
     }
 
     /// Tiles 0 to 5 (products and first operands) have so many rows from here on, and nothing is in any tile: products of few rows take less time,
     /// and touch no others.
     pub(crate) fn of_rows(&mut self, rows: usize) {
-        let n = rows.clamp(1, 16) as u8;
-        if n == self.rows {
+        self.of_shape(rows, 16);
+    }
+
+    /// Tiles 0, 1, 3 and 4 (products) and 6 (second operands) have so many columns of 32 bits from here on, and nothing is in any tile.
+    pub(crate) fn of_columns(&mut self, columns: usize) {
+        self.of_shape(16, columns);
+    }
+
+    fn of_shape(&mut self, rows: usize, columns: usize) {
+        let shape @ (n, columns) = (rows.clamp(1, 16) as u8, columns.clamp(1, 16) as u8);
+        if shape == self.shape {
             return;
         }
-        self.rows = n;
-        let config = Config { rows: [n, n, n, n, n, n, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0], ..FULL };
+        self.shape = shape;
+        let mut config = Config { rows: [n, n, n, n, n, n, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0], ..FULL };
+        [0, 1, 3, 4, 6].iter().for_each(|&tile| config.bytes_per_row[tile] = 4 * u16::from(columns));
         // SAFETY: tiles were configured, so the instruction exists; the configuration is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags, readonly)) };
     }

@@ -22,7 +22,7 @@ pub(super) struct Block {
     pub(super) lanes: [u32; LANES],
     /// Whether there are 16, and each is the next of the one before.
     in_line: bool,
-    /// First tile of its queries, [`Shape::steps`] for each head.
+    /// First tile of its queries, one for each of [`Shape::steps`].
     pub(super) queries: usize,
     pub(super) sight: Sight,
     /// Bounds of what its lanes see: entries that the least and the most seeing one sees, first positions of the widest and the narrowest.
@@ -86,7 +86,7 @@ impl Attend<'_> {
     pub(super) fn make_blocks(&self, level: Level, piece: &Piece<'_>, tokens: Range<usize>, s: &mut Scratch) {
         let (group, steps) = (self.per_head(), Shape::of(self.facts).steps());
         let per_head = tokens.len() * group;
-        // Zeros in the other heads' columns cost the tile unit nothing; vectors would work on them for nothing.
+        // Several heads share a block where each one's products have columns of their own.
         let few = self.is_few(level, per_head);
         #[cfg(target_arch = "x86_64")]
         let in_turns = few && few::in_turns(level, Shape::of(self.facts));
@@ -103,7 +103,7 @@ impl Attend<'_> {
             while from < per_head {
                 let n = (per_head - from).min(LANES);
                 let queries = s.queries.len();
-                s.queries.grow(queries + heads.len() * steps);
+                s.queries.grow(queries + steps);
                 let used = heads.len() * n;
                 // Lanes past the end repeat the last one, so that they never stand in the way of the fast case.
                 let place = |lane: usize| {
@@ -137,22 +137,22 @@ impl Attend<'_> {
                     visible: bounds(&sight.visible),
                     from: bounds(&sight.from),
                 };
-                for (i, columns) in (0..used).step_by(n).map(|first| first..first + n).enumerate() {
-                    let query = |column: usize| {
-                        let (head, token, g) = place(column);
-                        let q_head = (piece.heads.start + head) * group + g;
-                        let at = s.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
-                        &self.q[at..at + self.facts.key_dim]
-                    };
-                    lay_queries(level, &mut s.lying, columns.clone(), query);
+                let query = |column: usize| {
+                    let (head, token, g) = place(column);
+                    let q_head = (piece.heads.start + head) * group + g;
+                    let at = s.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
+                    &self.q[at..at + self.facts.key_dim]
+                };
+                lay_queries(level, &mut s.lying, used, query);
+                if in_turns {
                     #[cfg(target_arch = "x86_64")]
-                    if in_turns {
+                    {
                         let first = s.blocks.len() * LANES;
                         s.turned.grow(first + LANES);
-                        few::turn(&s.lying, columns, &mut s.turned[first..]);
-                        continue;
+                        few::turn(&s.lying, 0..used, &mut s.turned[first..]);
                     }
-                    for (rows, tile) in s.lying.iter().zip(&mut s.queries[queries + i * steps..]) {
+                } else {
+                    for (rows, tile) in s.lying.iter().zip(&mut s.queries[queries..]) {
                         products::transpose(level, rows, tile);
                     }
                 }
@@ -187,25 +187,20 @@ per_level! {
     narrow_step(x: &[f32; STEP], bits: &mut [u16; STEP]) => narrow_step_body
 }
 
-/// Puts one head's queries into their rows, of a tile per step.
-fn lay_queries<'q>(
-    level: Level,
-    lying: &mut [Tile],
-    columns: Range<usize>,
-    query: impl Fn(usize) -> &'q [f32],
-) {
-    for column in 0..LANES {
-        if !columns.contains(&column) {
-            lying.iter_mut().for_each(|tile| tile[column] = [0; LANES]);
+/// Puts the queries of `used` lanes into their rows, of a tile per step.
+fn lay_queries<'q>(level: Level, lying: &mut [Tile], used: usize, query: impl Fn(usize) -> &'q [f32]) {
+    for lane in 0..LANES {
+        if lane >= used {
+            lying.iter_mut().for_each(|tile| tile[lane] = [0; LANES]);
             continue;
         }
-        ask(query((column + AHEAD).min(columns.end - 1)));
-        let (whole, rest) = query(column).as_chunks::<STEP>();
+        ask(query((lane + AHEAD).min(used - 1)));
+        let (whole, rest) = query(lane).as_chunks::<STEP>();
         let mut last = [0.0; STEP];
         last[..rest.len()].copy_from_slice(rest);
         for (part, tile) in whole.iter().chain([&last]).zip(&mut *lying) {
             // SAFETY: a row's bytes; pairs of numbers are words as they lie.
-            narrow_step(level, part, unsafe { &mut *tile[column].as_mut_ptr().cast::<[u16; STEP]>() });
+            narrow_step(level, part, unsafe { &mut *tile[lane].as_mut_ptr().cast::<[u16; STEP]>() });
         }
     }
 }

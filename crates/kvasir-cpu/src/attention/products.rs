@@ -23,33 +23,33 @@ pub(crate) trait Beside {
     /// # Safety
     /// The machine must have the instructions of [`Level::Amx`].
     unsafe fn some(&mut self);
-    /// What is done less often: before `products` products of a head's keys.
+    /// What is done less often: before `products` products, of the last head's keys or not.
     ///
     /// # Safety
     /// As above.
-    unsafe fn before(&mut self, head: usize, products: usize);
+    unsafe fn before(&mut self, last: bool, products: usize);
 }
 
-/// How often [`Beside::before`] is called for each of so many heads' keys of `steps` times 32 numbers.
-pub(crate) fn asks(heads: usize, steps: usize) -> usize {
-    if heads == 1 { 2 * steps } else { 4 * steps }
+/// How often [`Beside::before`] is called for one head's keys of `steps` times 32 numbers.
+pub(crate) fn asks(steps: usize) -> usize {
+    2 * steps
 }
 
-/// Products of a chunk's keys with 16 lanes of queries, summed over heads: each head's queries are zeros in the columns of the others' lanes.
-/// This is how levels below [`Level::Amx`] do it; `open` may have the keys' numbers, per head and step four times 16 rows.
+/// Products of one head's keys of a chunk with 16 lanes of queries, a tile for each of `steps`. This is how levels below [`Level::Amx`] do it; `open`
+/// may have the keys' numbers, per step four times 16 rows.
 ///
 /// # Safety
-/// `queries` must hold `steps` tiles for each of `keys`, those 64 rows of as many steps.
+/// `queries` must be `steps` tiles, the keys 64 rows of as many steps.
 pub(crate) unsafe fn scores(
     level: Level,
-    (keys, open): (&[Keys], &[[Rows; 4]]),
+    (keys, open): (&Keys, &[[Rows; 4]]),
     queries: *const u8,
     steps: usize,
     out: &mut Scores,
 ) {
     let (mut columns, mut room) = (Columns::NONE, Rows::NONE);
     *out = [[0.0; LANES]; CHUNK];
-    for step in 0..keys.len() * steps {
+    for step in 0..steps {
         // SAFETY: as the caller vouches.
         unsafe { columns.open(level, queries.wrapping_add(step * 1024)) };
         for (n, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
@@ -57,9 +57,8 @@ pub(crate) unsafe fn scores(
                 multiply(level, &rows[n], &columns, out);
                 continue;
             }
-            let keys = &keys[step / steps];
             // SAFETY: as the caller vouches.
-            unsafe { room.open(level, keys.base[n].wrapping_add(step % steps * 64), keys.stride[n]) };
+            unsafe { room.open(level, keys.base[n].wrapping_add(step * 64), keys.stride[n]) };
             multiply(level, &room, &columns, out);
         }
     }
@@ -218,21 +217,35 @@ pub(super) fn transposed(r: [std::arch::x86_64::__m512i; 16]) -> [std::arch::x86
 pub(crate) mod tiles {
     use super::{Beside, Keys, LANES, Scores, Shared};
     use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
-    /// [`super::scores`], with something `beside` every product. Of positions from `seen` on there may be anything, if heads are many.
+    /// Asks for 16 lines that are read soon.
     ///
     /// # Safety
-    /// As there; tiles must be configured.
+    /// The machine must have the instruction.
+    #[inline(always)]
+    pub(crate) unsafe fn ask(at: *const u8) {
+        for line in 0..16 {
+            // SAFETY: a hint, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line * 64).cast()) };
+        }
+    }
+
+    /// Products of a chunk's keys with the queries of a block, with something `beside` every product. A tile of queries has the numbers of `lanes` lanes
+    /// of each head in as many columns, one head's behind the other's. If heads are many, there may be anything of positions from `seen` on, and what is
+    /// read `behind` their keys is asked for.
+    ///
+    /// # Safety
+    /// As for [`super::scores`], for all heads; tiles must be configured for so many columns, or for 16 if there is one head.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(crate) unsafe fn scores(
-        (keys, seen): (&[Keys], usize),
-        queries: *const u8,
+        (keys, seen, behind): (&[Keys], usize, *const u8),
+        (queries, lanes): (*const u8, usize),
         steps: usize,
         out: &mut Scores,
         beside: &mut impl Beside,
     ) {
-        let quarters = seen.div_ceil(LANES);
         let out = out.as_mut_ptr().cast::<u8>();
         macro_rules! take {
             ($to:literal, $keys:expr, $quarter:expr, $step:expr) => {
@@ -248,7 +261,7 @@ pub(crate) mod tiles {
                     tile_zero!(0);
                     tile_zero!(1);
                     for step in 0..steps {
-                        beside.before(0, 2);
+                        beside.before(true, 2);
                         tile_load!(6, queries.add(step * 1024), 64);
                         take!(0, keys, half, step);
                         take!(1, keys, half + 1, step);
@@ -258,34 +271,45 @@ pub(crate) mod tiles {
                 }
                 return;
             }
-            // Many heads' keys come from memory: in the order in which they lie there.
-            tile_zero!(0);
-            tile_zero!(1);
-            tile_zero!(3);
-            tile_zero!(4);
-            for (head, keys) in keys.iter().enumerate() {
-                for step in 0..steps {
-                    tile_load!(6, queries.add((head * steps + step) * 1024), 64);
-                    beside.before(head, 1);
-                    take!(0, keys, 0, step);
-                    beside.before(head, 1);
-                    if quarters > 1 {
-                        take!(1, keys, 1, step);
+            // Many heads' keys come from memory: in the order in which they lie there, 16 positions ahead. The products of 16 positions are stored when those of
+            // the next have been asked of the unit.
+            let quarters = seen.div_ceil(LANES);
+            let mut ready: Option<*mut u8> = None;
+            let mut odd = false;
+            macro_rules! quarter {
+                ($to:literal, $other:literal, $keys:expr, $quarter:expr, $head:expr, $next:expr) => {
+                    tile_zero!($to);
+                    for step in 0..steps {
+                        beside.before($head + 1 == keys.len(), 1);
+                        ask($next.wrapping_add(step * 1024));
+                        tile_load!(6, queries.add(step * 1024 + $head * lanes * 4), 64);
+                        take!($to, $keys, $quarter, step);
                     }
-                    beside.before(head, 1);
-                    if quarters > 2 {
-                        take!(3, keys, 2, step);
+                    if let Some(ready) = ready {
+                        tile_store!($other, ready);
                     }
-                    beside.before(head, 1);
-                    if quarters > 3 {
-                        take!(4, keys, 3, step);
+                };
+            }
+            for (head, these) in keys.iter().enumerate() {
+                let next_head = keys.get(head + 1).map_or(behind, |keys| keys.base[0]);
+                for quarter in 0..quarters {
+                    let next = if quarter + 1 < quarters { these.base[quarter + 1] } else { next_head };
+                    if odd {
+                        quarter!(1, 0, these, quarter, head, next);
+                    } else {
+                        quarter!(0, 1, these, quarter, head, next);
                     }
+                    ready = Some(out.add(quarter * 1024 + head * lanes * 4));
+                    odd = !odd;
                 }
             }
-            tile_store!(0, out);
-            tile_store!(1, out.add(1024));
-            tile_store!(3, out.add(2048));
-            tile_store!(4, out.add(3072));
+            if let Some(ready) = ready {
+                if odd {
+                    tile_store!(0, ready);
+                } else {
+                    tile_store!(1, ready);
+                }
+            }
         }
     }
 

@@ -1,6 +1,8 @@
 use super::Shape;
 use super::block::Block;
 use super::coming::scaled;
+#[cfg(target_arch = "x86_64")]
+use super::few::Later;
 use super::lines::Lines;
 use super::products::Keys;
 use super::softmax::{LANES, Packed, Rule, Scores, Sharing, exp2};
@@ -26,14 +28,14 @@ pub(super) struct Scratch {
     /// Per view of the piece's group its first token, counted over the group; then their number.
     pub(super) starts: Vec<usize>,
     pub(super) blocks: Vec<Block>,
-    /// Per block and head: tiles of queries, a pair of numbers to a word.
+    /// Per block: a tile of queries for each step, a pair of numbers to a word and a column per lane.
     pub(super) queries: Lines<Tile>,
     /// The same as numbers, where heads have few lanes and there are no tiles; and what comes of them, a row per lane.
     pub(super) open_queries: Vec<Columns>,
     /// Or, in the same case, per block and lane as [`super::few`] has it.
     pub(super) turned: Lines<Tile>,
     pub(super) lying_scores: Lines<[f32; CHUNK]>,
-    /// One head's queries of 16 lanes, a row per lane.
+    /// A block's queries, a row per lane.
     pub(super) lying: Lines<Tile>,
     /// Per lane: running maximum, sum of shares, and sums of values over the chunks so far, in the order of [`super::coming`].
     pub(super) most: Vec<f32>,
@@ -41,10 +43,11 @@ pub(super) struct Scratch {
     pub(super) sums: Lines<f32>,
     /// Per head of a block: a chunk's keys.
     pub(super) keys: Vec<Keys>,
-    /// Where the first head's values of each 16 positions lie, where heads have few lanes.
-    pub(super) first_values: [*const u8; 4],
-    /// Per head of a block: what is asked for while its keys are multiplied.
-    pub(super) soon: Vec<Soon>,
+    /// The first head's keys of the chunk and its values.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) later: [Later; 2],
+    /// What is asked for while the keys of a lone head are multiplied.
+    pub(super) soon: Soon,
     /// The keys of a head and one head's values, widened, where there are no tiles.
     pub(super) open_keys: Vec<[Rows; 4]>,
     pub(super) open_values: Vec<Columns>,
@@ -87,8 +90,9 @@ impl Default for Scratch {
             sum: Vec::new(),
             sums: Lines::new(),
             keys: Vec::new(),
-            first_values: [std::ptr::null(); 4],
-            soon: Vec::new(),
+            #[cfg(target_arch = "x86_64")]
+            later: [Later::NOTHING; 2],
+            soon: Soon::NOTHING,
             open_keys: Vec::new(),
             open_values: Vec::new(),
             staged_keys: Lines::new(),

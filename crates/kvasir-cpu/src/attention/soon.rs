@@ -32,12 +32,11 @@ impl Soon {
         }
     }
 
-    /// The second half of this, then the first half of `next`: who is asked for half a step ahead fills the first level, but not more of it.
-    pub(super) fn then(&self, next: &Self) -> Self {
-        let mut all = Self::NOTHING;
-        self.part(self.lines() / 2, u32::MAX, &mut all);
-        next.part(0, next.lines() / 2, &mut all);
-        all
+    /// Its second half: who is asked for half a step ahead fills the first level, but not more of it.
+    pub(super) fn second_half(&self) -> Self {
+        let mut half = Self::NOTHING;
+        self.part(self.lines() / 2, u32::MAX, &mut half);
+        half
     }
 
     /// Its first half.

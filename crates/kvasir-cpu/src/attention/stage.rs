@@ -4,7 +4,7 @@ use super::products::{Keys, open_keys};
 use super::scratch::{Scratch, Tile};
 use super::soon::Soon;
 use super::view::{CHUNK, Chunk, Run};
-use super::{Attend, Piece, Shape, products};
+use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::pool::{KvType, Rows, TOGETHER};
 use std::ops::Range;
@@ -48,66 +48,57 @@ impl Attend<'_> {
     }
 
     /// Brings a chunk's keys of these heads into the form that the products take. 16 positions are used where they are if they are bf16 and
-    /// lie as they would in a run; what is there at positions that nobody sees does not matter. What is read `behind` them is asked for with the last.
+    /// lie as they would in a run; what is there at positions that nobody sees does not matter.
     pub(super) fn stage_keys(
         &self,
         level: Level,
         shape: Shape,
         piece: &Piece<'_>,
         (heads, many): (Range<usize>, bool),
-        (chunk, behind): (&Chunk, Soon),
+        chunk: &Chunk,
         s: &mut Scratch,
     ) {
         s.keys.clear();
         s.open_keys.clear();
-        s.soon.clear();
-        let runs = self.views.runs(chunk);
-        let mut soon = self.soon(chunk, piece.heads.start + heads.start);
-        for (i, head) in heads.clone().enumerate() {
-            let last = head + 1 == heads.end;
-            let head = piece.heads.start + head;
-            let staged = &mut s.staged_keys[i * CHUNK * shape.key_width..][..CHUNK * shape.key_width];
-            let base = staged.as_ptr().cast::<u8>();
-            let mut keys = Keys {
+        let size = CHUNK * shape.key_width;
+        for i in 0..heads.len() {
+            let base = s.staged_keys[i * size..].as_ptr().cast::<u8>();
+            s.keys.push(Keys {
                 base: std::array::from_fn(|q| base.wrapping_add(q * TILE * shape.key_width * 2)),
                 stride: [shape.key_width * 2; 4],
-            };
-            for run in runs {
-                let rows = &self.pool(run.pool).keys;
-                let mut at = 0;
-                while at < run.len {
-                    let row = (run.position + at) as usize % CHUNK;
-                    let n = (TILE - row % TILE).min((run.len - at) as usize);
-                    let part =
-                        Run { position: run.position + at, slot: run.slot + at, len: n as u32, ..*run };
-                    match self.in_place(rows, shape, &part, &s.runs_of_quarter) {
-                        Some(slot) => {
-                            keys.base[row / TILE] = rows.part(slot, head);
-                            keys.stride[row / TILE] = rows.part_bytes();
-                        }
-                        None => {
-                            let to = &mut staged[row * shape.key_width..][..n * shape.key_width];
-                            let wide = &mut s.wide[..self.facts.key_dim];
-                            for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
-                                // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-                                unsafe {
-                                    rows.narrow(level, slot, head, wide, &mut to[..self.facts.key_dim])
-                                };
-                            }
-                        }
+            });
+        }
+        for run in self.views.runs(chunk) {
+            let rows = &self.pool(run.pool).keys;
+            let mut at = 0;
+            while at < run.len {
+                let row = (run.position + at) as usize % CHUNK;
+                let n = (TILE - row % TILE).min((run.len - at) as usize);
+                let part = Run { position: run.position + at, slot: run.slot + at, len: n as u32, ..*run };
+                let in_place = self.in_place(rows, shape, &part, &s.runs_of_quarter);
+                for (i, head) in heads.clone().enumerate() {
+                    let head = piece.heads.start + head;
+                    if let Some(slot) = in_place {
+                        s.keys[i].base[row / TILE] = rows.part(slot, head);
+                        s.keys[i].stride[row / TILE] = rows.part_bytes();
+                        continue;
                     }
-                    at += n as u32;
+                    let to = &mut s.staged_keys[i * size + row * shape.key_width..][..n * shape.key_width];
+                    let wide = &mut s.wide[..self.facts.key_dim];
+                    for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
+                        // SAFETY: the executor has checked the plan's slots, and writes come before reads.
+                        unsafe { rows.narrow(level, slot, head, wide, &mut to[..self.facts.key_dim]) };
+                    }
                 }
+                at += n as u32;
             }
-            s.keys.push(keys);
-            // Widened for more than one block.
-            if level < Level::Amx && many {
+        }
+        // Widened for more than one block.
+        if level < Level::Amx && many {
+            for keys in &s.keys {
                 // SAFETY: 64 rows of the pool's or staged, whole steps.
-                unsafe { open_keys(level, &keys, shape.steps(), &mut s.open_keys) };
+                unsafe { open_keys(level, keys, shape.steps(), &mut s.open_keys) };
             }
-            let next = if last { behind } else { self.soon(chunk, head + 1) };
-            s.soon.push(soon.then(&next).in_parts(products::asks(heads.len(), shape.steps())));
-            soon = next;
         }
     }
 
@@ -142,11 +133,11 @@ impl Attend<'_> {
         level: Level,
         head: usize,
         chunk: &Chunk,
-        at: &mut [*const u16; CHUNK],
+        at: &mut [*const u16],
         s: &mut Scratch,
     ) {
         let vd = self.facts.value_dim;
-        *at = [s.nothing.as_ptr(); CHUNK];
+        at.fill(s.nothing.as_ptr());
         for run in self.views.runs(chunk) {
             let pool = self.pool(run.pool);
             let rows = pool.values.as_ref().unwrap_or(&pool.keys);

@@ -54,7 +54,17 @@ impl Unit {
         }
     }
 
-    /// Products have so many rows from here on.
+    /// Queries and their products have so many columns from here on.
+    fn of_columns(&mut self, columns: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = &mut self.0 {
+            tiles.of_columns(columns);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = columns;
+    }
+
+    /// Products of values have so many rows from here on.
     fn of_rows(&mut self, rows: usize) {
         #[cfg(target_arch = "x86_64")]
         if let Some(tiles) = &mut self.0 {
@@ -85,9 +95,9 @@ impl Attend<'_> {
         let last_view = stretch.views.1 - piece.group.views.0;
         let of = |at: usize| at.clamp(piece.tokens.start, piece.tokens.end) - piece.tokens.start;
         let tokens = of(s.starts[first_view])..of(s.starts[last_view]);
-        self.make_blocks(level, piece, tokens, s);
         let view = &self.views.views[self.views.order[stretch.views.0] as usize];
         let mut chunks = &self.views.chunks(view)[stretch.chunks.0..stretch.chunks.1];
+        self.make_blocks(level, piece, tokens, s);
         let mut unit = Unit::of(level);
         // Where many lanes share a head it is their sums that cost; heads of few lanes wait for memory, which is read in order.
         let most =
@@ -102,7 +112,7 @@ impl Attend<'_> {
                 let next = at + s.blocks[at..].iter().take_while(|b| b.heads == heads).count();
                 let few = next - at == 1 && self.is_few(level, s.blocks[at].per_head);
                 let work = Work { chunks: &taken[..n], blocks: at..next, heads, few };
-                unit.of_rows(LANES);
+                unit.of_columns(if work.heads.len() > 1 { s.blocks[at].per_head } else { LANES });
                 self.make_shares(level, piece, &work, s);
                 match few {
                     #[cfg(target_arch = "x86_64")]
@@ -139,19 +149,19 @@ impl Attend<'_> {
         let mut before: Option<Scored> = None;
         for (n, seen) in work.chunks.iter().enumerate() {
             self.number_rows(seen.chunk, s);
-            let behind =
-                if work.few { self.soon_values(seen.chunk, head, Soon::NOTHING) } else { Soon::NOTHING };
-            self.stage_keys(level, shape, piece, (work.heads.clone(), many), (seen.chunk, behind), s);
-            if many {
-                let meeting = s.blocks[work.blocks.clone()].iter().filter(|b| b.meets(seen)).count();
-                let soon = seen
-                    .next
-                    .map_or(Soon::NOTHING, |next| self.soon_values(next, head, self.soon(next, head)).far());
-                s.soon[0] = soon.in_parts(meeting * products::asks(1, shape.steps()));
-            }
+            self.stage_keys(level, shape, piece, (work.heads.clone(), many), seen.chunk, s);
             #[cfg(target_arch = "x86_64")]
-            if work.few {
-                s.first_values = self.later_values(seen.chunk, head);
+            (s.later = [self.later_keys(seen.chunk, head), self.later_values(seen.chunk, head)]);
+            s.soon = Soon::NOTHING;
+            if work.heads.len() == 1 {
+                let meeting = s.blocks[work.blocks.clone()].iter().filter(|b| b.meets(seen)).count();
+                let soon = match seen.next {
+                    Some(next) if many => self.soon_values(next, head, self.soon(next, head)).far(),
+                    _ if many => Soon::NOTHING,
+                    // The first half has been asked for.
+                    _ => self.soon(seen.chunk, head).second_half(),
+                };
+                s.soon = soon.in_parts(meeting * products::asks(shape.steps()));
             }
             let mut coming = (!work.few).then(|| {
                 let tiles = std::mem::replace(&mut s.values[n], Lines::new());
@@ -239,7 +249,7 @@ impl Scored {
 struct Meanwhile<'a> {
     /// The block before.
     making: Making<'a>,
-    soon: &'a mut [Soon],
+    soon: &'a mut Soon,
     /// The first head's values.
     coming: Option<&'a mut Coming>,
 }
@@ -253,12 +263,10 @@ impl products::Beside for Meanwhile<'_> {
     }
 
     #[inline(always)]
-    unsafe fn before(&mut self, head: usize, products: usize) {
-        self.soon[head].ask();
-        if head + 1 == self.soon.len()
-            && let Some(coming) = self.coming.as_mut().filter(|coming| coming.is_coming())
-        {
-            // SAFETY: the rows that come are the pool's or staged.
+    unsafe fn before(&mut self, last: bool, products: usize) {
+        self.soon.ask();
+        if last && let Some(coming) = self.coming.as_mut().filter(|coming| coming.is_coming()) {
+            // SAFETY: the caller's instructions; the rows that come are the pool's or staged.
             (0..products).for_each(|_| unsafe { coming.some(Level::Amx) });
         }
     }
@@ -278,7 +286,7 @@ impl Scratch {
         let queries = self.queries[self.blocks[now.block].queries..].as_ptr().cast();
         match level {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was found on this machine; the block has tiles of queries for each head, keys are 64 rows each; tiles are configured by
+            // SAFETY: the level was found on this machine; the block has a tile of queries for each step, keys are 64 rows each; tiles are configured by
             // the caller.
             Level::Amx => unsafe { self.score_beside(shape, queries, now, coming) },
             #[cfg(target_arch = "x86_64")]
@@ -287,7 +295,7 @@ impl Scratch {
                 self.score_few(level, shape, now)
             },
             _ => {
-                let keys = (&self.keys[..], &self.open_keys[..]);
+                let keys = (&self.keys[0], &self.open_keys[..]);
                 // SAFETY: as above.
                 unsafe { products::scores(level, keys, queries, shape.steps(), &mut self.scores[now.place]) };
             }
@@ -310,16 +318,16 @@ impl Scratch {
         now: Scored,
         coming: Option<&mut Coming>,
     ) {
+        let queries = (queries, self.blocks[now.block].per_head);
         let [first, second] = &mut self.scores[..] else { return };
         let (out, scores) = if now.place == 0 { (first, second) } else { (second, first) };
         // Nothing is left of it where there was no block before.
         let sharing = &mut self.sharing[1 - now.place];
         let making = Making::go_on(sharing, scores, &mut self.packed[0]);
+        let keys = (&self.keys[..], now.seen, self.later[1].at[0]);
         let mut meanwhile = Meanwhile { making, soon: &mut self.soon, coming };
         // SAFETY: as the caller vouches.
-        unsafe {
-            products::tiles::scores((&self.keys, now.seen), queries, shape.steps(), out, &mut meanwhile)
-        };
+        unsafe { products::tiles::scores(keys, queries, shape.steps(), out, &mut meanwhile) };
         meanwhile.making.leave();
     }
 

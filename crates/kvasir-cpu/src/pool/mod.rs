@@ -4,15 +4,17 @@ mod kind;
 mod rows;
 
 pub use kind::KvType;
+use rows::{Field, GROUP, Place};
 pub(crate) use rows::{Rows, TOGETHER};
 
 use kvasir_kv::{RowMove, Slot};
 use kvasir_program::LayerFacts;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Slots that a pool has at first; from there on it doubles.
-const FIRST: usize = 512;
+const FIRST: usize = GROUP;
 
 /// What one layer keeps.
 pub(crate) struct LayerPool {
@@ -34,6 +36,8 @@ impl LayerPool {
 /// The bytes behind a session's slots.
 pub struct Pool {
     pub(crate) layers: Vec<LayerPool>,
+    /// Where the layers' rows lie.
+    fields: Vec<Arc<Field>>,
     pub(crate) slots: usize,
     kind: KvType,
     /// Slots below this may have been used.
@@ -54,24 +58,45 @@ impl Pool {
         longest_write: Option<u32>,
     ) -> io::Result<Self> {
         let slots = slots.max(1);
-        let layer = |facts: &LayerFacts| {
-            let window = facts.window.filter(|_| facts.index_dim == 0);
-            let ring =
-                window.zip(longest_write).map(|(w, longest)| w.saturating_add(longest).saturating_sub(1));
-            let ring = ring.filter(|ring| (*ring as usize) < slots);
-            let slots = ring.map_or(slots, |ring| ring as usize);
-            let rows = |heads: usize, width: usize| {
-                (heads * width > 0).then(|| Rows::new(kind, heads, width, slots)).transpose()
-            };
-            Ok(LayerPool {
-                keys: Rows::new(kind, facts.kv_heads, facts.key_dim, slots)?,
-                values: rows(facts.kv_heads, if facts.value_in_key { 0 } else { facts.value_dim })?,
-                index: rows(1, facts.index_dim)?,
-                ring,
-            })
+        let ring = |facts: &LayerFacts| {
+            let window = facts.window.filter(|_| facts.index_dim == 0)?;
+            let ring = window.saturating_add(longest_write?).saturating_sub(1);
+            Some(ring).filter(|ring| (*ring as usize) < slots)
         };
-        let layers = layers.iter().map(layer).collect::<io::Result<_>>()?;
-        Ok(Self { layers, slots, kind, grown: AtomicUsize::new(0) })
+        // Layers with as many slots share a field, in which each has its place.
+        let mut fields = Vec::<(Option<Slot>, Arc<Field>, usize)>::new();
+        let mut made = Vec::with_capacity(layers.len());
+        for facts in layers {
+            let wanted = ring(facts);
+            let at = match fields.iter().position(|(ring, ..)| *ring == wanted) {
+                Some(at) => at,
+                None => {
+                    let alike = layers.iter().filter(|facts| ring(facts) == wanted);
+                    let row = alike.map(|facts| kind.slot_bytes(std::slice::from_ref(facts))).sum();
+                    let field = Field::new(wanted.map_or(slots, |ring| ring as usize), row)?;
+                    fields.push((wanted, Arc::new(field), 0));
+                    fields.len() - 1
+                }
+            };
+            let (_, field, taken) = &mut fields[at];
+            let layer = kind.slot_bytes(std::slice::from_ref(facts));
+            let mut place = Place { layers: *taken, layer, before: 0 };
+            *taken += layer;
+            let mut rows = |heads: usize, width: usize| {
+                let rows = Rows::new(kind, heads, width, place, field);
+                place.before += rows.row_bytes();
+                rows
+            };
+            made.push(LayerPool {
+                keys: rows(facts.kv_heads, facts.key_dim),
+                values: (!facts.value_in_key && facts.value_dim > 0)
+                    .then(|| rows(facts.kv_heads, facts.value_dim)),
+                index: (facts.index_dim > 0).then(|| rows(1, facts.index_dim)),
+                ring: wanted,
+            });
+        }
+        let fields = fields.into_iter().map(|(_, field, _)| field).collect();
+        Ok(Self { layers: made, fields, slots, kind, grown: AtomicUsize::new(0) })
     }
 
     /// How rows are stored.
@@ -97,10 +122,7 @@ impl Pool {
         }
         let want = (bound as usize).max(FIRST).checked_next_power_of_two().unwrap_or(self.slots);
         let want = want.min(self.slots);
-        for layer in &self.layers {
-            let most = layer.ring.map_or(want, |ring| ring as usize);
-            layer.all().for_each(|rows| rows.grow(have.min(most)..want.min(most)));
-        }
+        self.fields.iter().for_each(|field| field.grow(have..want));
         self.grown.store(want, Ordering::Relaxed);
     }
 

@@ -4,13 +4,49 @@ use crate::buffer::Buffer;
 use kvasir_kv::{RowMove, Slot};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Slots whose rows of one head follow each other, so that a chunk of a history is read as one stretch per head.
 pub(crate) const TOGETHER: usize = 64;
 
-/// Rows of one kind (keys, values or indexer keys) of one layer, a row per slot, in parts: one per head.
+/// Slots of which a layer's rows lie together: what a history reads of a layer is long stretches, whatever else is kept. Pools grow by no less.
+pub(super) const GROUP: usize = 8 * TOGETHER;
+
+/// Memory of all rows that have as many slots: of [`GROUP`] slots those of the first layer, those of the second and so on, then those of the next so many
+/// slots. A layer's are keys and values of [`TOGETHER`] slots, then those of the next.
 ///
 /// Address space for the capacity is taken at once, memory when a row is first written. A row never moves but by a plan's moves.
+pub(super) struct Field {
+    pub(super) slots: usize,
+    /// Bytes of a slot in all layers.
+    row: usize,
+    bytes: Buffer,
+}
+
+impl Field {
+    /// Room for `slots` slots of `row` bytes.
+    pub(super) fn new(slots: usize, row: usize) -> io::Result<Self> {
+        let len = slots.checked_next_multiple_of(GROUP).and_then(|slots| slots.checked_mul(row));
+        let len = len.ok_or_else(|| io::Error::other("the pool's size overflows"))?;
+        Ok(Self { slots, row, bytes: Buffer::new(len)? })
+    }
+
+    /// Slots `slots` are about to be used for the first time.
+    pub(super) fn grow(&self, slots: Range<usize>) {
+        let at = |slot: usize| slot.min(self.slots).next_multiple_of(GROUP) * self.row;
+        self.bytes.expect(at(slots.start)..at(slots.end));
+    }
+}
+
+/// Where rows lie in a field: what the layers before take of each slot, what this one takes, and what comes before the rows in it.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) layers: usize,
+    pub(super) layer: usize,
+    pub(super) before: usize,
+}
+
+/// Rows of one kind (keys, values or indexer keys) of one layer, a row per slot, in parts: one per head.
 pub(crate) struct Rows {
     kind: KvType,
     heads: usize,
@@ -18,23 +54,25 @@ pub(crate) struct Rows {
     width: usize,
     /// Bytes of a head's part of a row.
     part: usize,
-    slots: usize,
-    bytes: Buffer,
+    place: Place,
+    field: Arc<Field>,
 }
 
 impl Rows {
-    pub(super) fn new(kind: KvType, heads: usize, width: usize, slots: usize) -> io::Result<Self> {
+    pub(super) fn new(kind: KvType, heads: usize, width: usize, place: Place, field: &Arc<Field>) -> Self {
         let part = kind.bytes(width);
-        let len = slots.checked_next_multiple_of(TOGETHER).and_then(|slots| slots.checked_mul(part * heads));
-        let len = len.ok_or_else(|| io::Error::other("the pool's size overflows"))?;
-        Ok(Self { kind, heads, width, part, slots, bytes: Buffer::new(len)? })
+        debug_assert!(place.before + part * heads <= place.layer && place.layers + place.layer <= field.row);
+        Self { kind, heads, width, part, place, field: Arc::clone(field) }
     }
 
     /// One head's part of a stored row.
     pub(crate) fn part(&self, slot: Slot, head: usize) -> *const u8 {
-        debug_assert!((slot as usize) < self.slots && head < self.heads);
-        let (group, row) = (slot as usize / TOGETHER, slot as usize % TOGETHER);
-        self.bytes.ptr().wrapping_add(((group * self.heads + head) * TOGETHER + row) * self.part)
+        debug_assert!((slot as usize) < self.field.slots && head < self.heads);
+        let Place { layers, layer, before } = self.place;
+        let (slot, row) = (slot as usize / TOGETHER * TOGETHER, slot as usize % TOGETHER);
+        let group = slot / GROUP * GROUP * self.field.row + layers * GROUP;
+        let at = group + slot % GROUP * layer + before * TOGETHER + (head * TOGETHER + row) * self.part;
+        self.field.bytes.ptr().wrapping_add(at)
     }
 
     /// Bytes of a part: what lies between the rows of neighbouring slots, unless a multiple of [`TOGETHER`] is between them.
@@ -104,12 +142,6 @@ impl Rows {
             take(self.part(at as Slot, head), (next - at) * self.part);
             at = next;
         }
-    }
-
-    /// Slots `slots` are about to be used for the first time.
-    pub(super) fn grow(&self, slots: Range<usize>) {
-        let at = |slot: usize| (slot.next_multiple_of(TOGETHER) * self.row_bytes()).min(self.bytes.len());
-        self.bytes.expect(at(slots.start)..at(slots.end));
     }
 
     /// Copies rows byte for byte; all are read before any is written.

@@ -76,7 +76,7 @@ pub(super) unsafe fn scores(
 unsafe fn positions<const S: usize>(keys: &Keys, later: &Later, lanes: &[Tile], out: &mut [[f32; CHUNK]]) {
     for quarter in 0..4 {
         let (base, stride) = (keys.base[quarter], keys.stride[quarter]);
-        let later = behind(base, later[quarter]);
+        let later = behind(base, later.at[quarter]);
         let mut parts = [[_mm512_setzero_ps(); S]; FEW];
         for block in 0..S {
             let first = base.wrapping_add(block * (LANES / S) * stride);
@@ -160,7 +160,7 @@ pub(super) unsafe fn steps<const N: usize, const W: usize>(
                 let mut chains = [[[[_mm512_setzero_ps(); 2]; W]; N]; 2];
                 for (four, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
                     let quarter = (step * LINE + 4 * four) / LANES;
-                    let later = behind(first[quarter].cast(), later[quarter]);
+                    let later = behind(first[quarter].cast(), later.at[quarter]);
                     let shares = shares.wrapping_add((step * LINE / 2 + 2 * four) * LANES + group * N);
                     let mut lines = [[_mm512_setzero_si512(); W]; 4];
                     for (row, lines) in rows.iter().zip(&mut lines) {

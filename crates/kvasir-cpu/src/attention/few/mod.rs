@@ -7,27 +7,26 @@
 //! added, that added to the sum. [`numbers`] widens what it multiplies, [`dots`] multiplies pairs.
 
 mod dots;
+mod later;
 mod numbers;
+
+pub(super) use later::Later;
 
 use super::products::{FEW, Keys, transposed};
 use super::scratch::{Scratch, Tile};
 use super::softmax::{self, LANES, Packed, Scores};
-use super::soon::Soon;
 use super::stretch::{Scored, Work};
 use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
+use crate::pool::{KvType, TOGETHER};
 use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::ops::Range;
 
 /// Numbers of a row in a line of memory, and positions of a step.
 pub(super) const LINE: usize = 32;
-/// Where the rows of each 16 positions lie that are read a head later.
-pub(super) type Later = [*const u8; 4];
-/// Nowhere.
-const NOTHING: Later = [std::ptr::null(); 4];
 
 /// Scores of 16 lanes that are not yet a row per position.
 type Lying = [[f32; CHUNK]; LANES];
@@ -38,54 +37,47 @@ impl Attend<'_> {
         let width = self.facts.value_dim;
         let seen = &work.chunks[0];
         let mut rows = [std::ptr::null(); CHUNK];
+        let first = piece.heads.start + work.heads.start;
+        let step = self.values_step(seen.chunk);
+        let [_, mut later] = s.later;
         for (i, head) in work.heads.clone().enumerate() {
-            self.value_rows(level, piece.heads.start + head, seen.chunk, &mut rows, s);
-            // Nobody sees what is behind, and its shares are zeros.
-            let rows = &rows[..seen.len().next_multiple_of(4)];
+            match step {
+                Some(step) if i > 0 => {
+                    let next = |row: *const u16| {
+                        if row == s.nothing.as_ptr() { row } else { row.wrapping_byte_add(step) }
+                    };
+                    rows.iter_mut().for_each(|row| *row = next(*row));
+                }
+                _ => self.value_rows(level, piece.heads.start + head, seen.chunk, &mut rows, s),
+            }
+            let last = head + 1 == work.heads.end;
+            later = match seen.next {
+                Some(next) if last => self.later_keys(next, first),
+                // Where nothing comes it is the same once more.
+                None if last => later,
+                _ => later.next_head(),
+            };
             let block = &s.blocks[work.blocks.start];
             let (from, lanes) = (i * block.per_head, block.per_head);
-            let next = seen.next.filter(|_| head + 1 == work.heads.end);
-            let first = piece.heads.start + work.heads.start;
-            let keys = next.map_or(Soon::NOTHING, |next| self.soon(next, first).first_half());
-            let mut soon = keys.in_parts(asks(width, lanes));
-            let later = match next {
-                Some(next) => self.later_keys(next, first),
-                None if head + 1 < work.heads.end => {
-                    self.later_values(seen.chunk, piece.heads.start + head + 1)
-                }
-                None => NOTHING,
-            };
-            let first = block.lanes[from] as usize * width;
-            let sums = &mut s.sums[first..][..lanes * width];
+            let at = block.lanes[from] as usize * width;
+            let sums = &mut s.sums[at..][..lanes * width];
             softmax::fade(level, sums, width, &s.fades[work.blocks.start][from..from + lanes]);
+            // Nobody sees what is behind, and its shares are zeros.
+            let rows = &rows[..seen.len().next_multiple_of(4)];
             // SAFETY: the level has the instructions; the rows are the pool's or staged.
-            unsafe { add(level, &s.open_shares[0], (from, lanes), rows, (&mut soon, &later), width, sums) };
+            unsafe { add(level, &s.open_shares[0], (from, lanes), rows, &later, width, sums) };
         }
     }
 
-    /// One head's keys of a chunk.
-    fn later_keys(&self, chunk: &Chunk, head: usize) -> Later {
-        self.later(chunk, |run| self.pool(run.pool).keys.part(run.slot, head))
-    }
-
-    /// One head's values of a chunk.
-    pub(super) fn later_values(&self, chunk: &Chunk, head: usize) -> Later {
-        self.later(chunk, |run| {
+    /// Bytes from a head's values to the next one's, if that is all it takes to find those of a chunk.
+    fn values_step(&self, chunk: &Chunk) -> Option<usize> {
+        let runs = self.views.runs(chunk);
+        let rows = |run: &Run| {
             let pool = self.pool(run.pool);
-            pool.values.as_ref().unwrap_or(&pool.keys).part(run.slot, head)
-        })
-    }
-
-    fn later(&self, chunk: &Chunk, at: impl Fn(&Run) -> *const u8) -> Later {
-        let mut later = NOTHING;
-        for run in self.views.runs(chunk) {
-            let first = run.position as usize % CHUNK;
-            for quarter in first / LANES..=(first + run.len as usize - 1) / LANES {
-                let skipped = (quarter * LANES).saturating_sub(first) as u32;
-                later[quarter] = at(&Run { slot: run.slot + skipped, ..*run });
-            }
-        }
-        later
+            pool.values.as_ref().unwrap_or(&pool.keys)
+        };
+        let lie = runs.iter().all(|run| rows(run).kind() == KvType::Bf16);
+        runs.first().filter(|_| lie).map(|run| TOGETHER * rows(run).part_bytes())
     }
 }
 
@@ -98,20 +90,19 @@ impl Scratch {
         let block = &self.blocks[now.block];
         let lanes = block.per_head;
         let Some(lying) = self.lying_scores.first_chunk_mut::<LANES>() else { return };
-        if in_turns(level, shape) {
-            let queries = self.turned[now.block * LANES..].chunks_exact(lanes);
-            for (i, ((keys, queries), out)) in
-                self.keys.iter().zip(queries).zip(lying.chunks_exact_mut(lanes)).enumerate()
-            {
-                let later = self.keys.get(i + 1).map_or(self.first_values, |keys| keys.base);
-                // SAFETY: as the caller vouches.
-                unsafe { dots::scores(keys, &later, shape.steps(), queries, out) };
-            }
-        } else {
-            let queries = self.open_queries[block.queries..].chunks_exact(shape.steps());
-            for (i, (keys, queries)) in self.keys.iter().zip(queries).enumerate() {
-                // SAFETY: as the caller vouches.
-                unsafe { scores(keys, queries, (i * lanes, lanes), lying) };
+        let [mut next, values] = self.later;
+        let last = self.keys.len() - 1;
+        for (i, keys) in self.keys.iter().enumerate() {
+            next = if i < last { next.next_head() } else { values };
+            // SAFETY: as the caller vouches.
+            unsafe {
+                if in_turns(level, shape) {
+                    let queries = &self.turned[now.block * LANES + i * lanes..][..lanes];
+                    dots::scores(keys, &next, shape.steps(), queries, &mut lying[i * lanes..][..lanes]);
+                } else {
+                    let queries = &self.open_queries[block.queries..][..shape.steps()];
+                    scores(keys, &next, queries, (i * lanes, lanes), lying);
+                }
             }
         }
         // SAFETY: as above.
@@ -132,33 +123,25 @@ pub(super) fn turn(steps: &[Tile], lanes: Range<usize>, to: &mut [Tile]) {
     }
 }
 
-/// How often [`add`] asks for what comes later.
-fn asks(width: usize, lanes: usize) -> usize {
-    CHUNK / LINE * width / LINE / lines_at_once(width, lanes)
-}
-
-/// Lines of a row that are multiplied at once: as many as there are registers for.
-fn lines_at_once(width: usize, lanes: usize) -> usize {
-    match (lanes, width / LINE) {
-        (1, lines) if lines.is_multiple_of(4) => 4,
-        (1 | 2, lines) if lines.is_multiple_of(2) => 2,
-        _ => 1,
-    }
-}
-
 /// Products of a head's keys with the queries of the `lanes` lanes from `from` on. `queries` has a step's numbers of all lanes each.
 ///
 /// # Safety
 /// The machine must have the instructions, and `keys` be 64 rows of as many steps.
-unsafe fn scores(keys: &Keys, queries: &[Columns], (from, lanes): (usize, usize), out: &mut Lying) {
+unsafe fn scores(
+    keys: &Keys,
+    later: &Later,
+    queries: &[Columns],
+    (from, lanes): (usize, usize),
+    out: &mut Lying,
+) {
     assert!(from + lanes <= LANES);
     // SAFETY: as the caller vouches.
     unsafe {
         match lanes {
-            1 => numbers::positions::<1>(keys, queries, from, out),
-            2 => numbers::positions::<2>(keys, queries, from, out),
-            3 => numbers::positions::<3>(keys, queries, from, out),
-            FEW => numbers::positions::<FEW>(keys, queries, from, out),
+            1 => numbers::positions::<1>(keys, later, queries, from, out),
+            2 => numbers::positions::<2>(keys, later, queries, from, out),
+            3 => numbers::positions::<3>(keys, later, queries, from, out),
+            FEW => numbers::positions::<FEW>(keys, later, queries, from, out),
             _ => unreachable!("more lanes than few"),
         }
     }
@@ -190,8 +173,7 @@ pub(super) fn open(level: Level, packed: &Packed, shares: &mut Scores) {
 }
 
 /// Adds the values of a chunk's positions, which come by fours, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order
-/// of [`super::coming`]. What is read behind them is asked for: `soon` where vectors are of numbers, `later` where they are of pairs, which is where other
-/// processors are.
+/// of [`super::coming`]. What is read `later` is asked for.
 ///
 /// # Safety
 /// The machine must have the instructions, and each of `rows` point at `width` numbers, which are whole lines.
@@ -200,7 +182,7 @@ unsafe fn add(
     shares: &Scores,
     (from, lanes): (usize, usize),
     rows: &[*const u16],
-    (soon, later): (&mut Soon, &Later),
+    later: &Later,
     width: usize,
     sums: &mut [f32],
 ) {
@@ -219,14 +201,15 @@ unsafe fn add(
                 _ => dots::steps::<1, 1>(shares, rows, later, width, sums),
             };
         }
-        match (lanes, lines_at_once(width, lanes)) {
-            (1, 4) => numbers::steps::<1, 4>(shares, rows, width, sums, soon),
-            (1, 2) => numbers::steps::<1, 2>(shares, rows, width, sums, soon),
-            (1, _) => numbers::steps::<1, 1>(shares, rows, width, sums, soon),
-            (2, 2) => numbers::steps::<2, 2>(shares, rows, width, sums, soon),
-            (2, _) => numbers::steps::<2, 1>(shares, rows, width, sums, soon),
-            (3, _) => numbers::steps::<3, 1>(shares, rows, width, sums, soon),
-            (FEW, _) => numbers::steps::<FEW, 1>(shares, rows, width, sums, soon),
+        // As many lines of a row at once as there are registers for.
+        match (lanes, width / LINE) {
+            (1, lines) if lines.is_multiple_of(4) => numbers::steps::<1, 4>(shares, rows, later, width, sums),
+            (1, lines) if lines.is_multiple_of(2) => numbers::steps::<1, 2>(shares, rows, later, width, sums),
+            (2, lines) if lines.is_multiple_of(2) => numbers::steps::<2, 2>(shares, rows, later, width, sums),
+            (1, _) => numbers::steps::<1, 1>(shares, rows, later, width, sums),
+            (2, _) => numbers::steps::<2, 1>(shares, rows, later, width, sums),
+            (3, _) => numbers::steps::<3, 1>(shares, rows, later, width, sums),
+            (FEW, _) => numbers::steps::<FEW, 1>(shares, rows, later, width, sums),
             _ => unreachable!("more lanes than few"),
         }
     }
