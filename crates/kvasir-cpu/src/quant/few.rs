@@ -5,10 +5,22 @@ use super::activations::{QuantActivations, SUMS, TILE, TOTAL};
 use super::layouts::Layout;
 use crate::Level;
 
-/// How far ahead of the codes memory is asked for. On Intel's processors inside a small page, where that also sets their own prefetching going; AMD's
-/// want it further ahead. Bytes past the panel are the next panel's, which is usually next.
-fn distance() -> usize {
-    if Level::detect() == Level::Avx512Bf16 { 8192 } else { 3584 }
+/// How far ahead of the codes memory is asked for, into the second level, and into the first. On Intel's processors inside a small page, where that also
+/// sets their own prefetching going, and once more just before use; AMD's want it further ahead, and once. Bytes past the panel are the next panel's,
+/// which is usually next.
+#[derive(Clone, Copy)]
+struct Ahead {
+    far: usize,
+    near: Option<usize>,
+}
+
+impl Ahead {
+    fn of_this_machine() -> Self {
+        match Level::detect() {
+            Level::Avx512Bf16 => Self { far: 8192, near: None },
+            _ => Self { far: 3584, near: Some(256) },
+        }
+    }
 }
 
 macro_rules! kernels {
@@ -16,7 +28,7 @@ macro_rules! kernels {
         pub(super) mod $vectors {
             use super::super::vectors::$vectors::*;
             use super::*;
-            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
             /// The scales of a sub-block, each for two numbers of 16 bits; none where weights are stored open.
             ///
@@ -177,7 +189,7 @@ macro_rules! kernels {
                 let f = L::FORMAT;
                 let (tile, r) = (row / TILE, row % TILE);
                 let mut sums = [[zero_floats(); N]; HALVES];
-                let distance = distance();
+                let ahead = Ahead::of_this_machine();
                 for at in 0..x.supers * f.planes {
                     let s = at / f.planes;
                     // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.
@@ -190,8 +202,8 @@ macro_rules! kernels {
                         }
                         for (half, sums) in sums.iter_mut().enumerate() {
                             let totals = match f.is_open() {
-                                true => fours::<L, N>(block, (half, distance), codes, x.sums(tile, s, r)),
-                                false => pairs::<L, N>(block, (half, distance), &words),
+                                true => fours::<L, N>(block, (half, ahead), codes, x.sums(tile, s, r)),
+                                false => pairs::<L, N>(block, (half, ahead), &words),
                             };
                             let mins = match f.has_min {
                                 true => mins::<L, N>(block, half, x.sums(tile, s, r)),
@@ -221,7 +233,7 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn pairs<L: Layout, const N: usize>(
                 block: *const u8,
-                (half, distance): (usize, usize),
+                (half, ahead): (usize, Ahead),
                 words: &[[[i32; 64]; 2]; N],
             ) -> [Ints; N] {
                 let f = L::FORMAT;
@@ -230,7 +242,7 @@ macro_rules! kernels {
                     // SAFETY: the caller's superblock.
                     let scale = unsafe { scales::<L>(block, half, sub) };
                     for i in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
-                        ahead::<L>(block, half, i, distance);
+                        ask::<L>(block, half, i, ahead);
                         // SAFETY: the same, and `i` is below 16.
                         let weights = unsafe { open::<L>(block, half, i, scale) };
                         for (j, line) in weights.into_iter().enumerate() {
@@ -251,7 +263,7 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn fours<L: Layout, const N: usize>(
                 block: *const u8,
-                (half, distance): (usize, usize),
+                (half, ahead): (usize, Ahead),
                 codes: *const i8,
                 sums: *const i32,
             ) -> [Ints; N] {
@@ -261,7 +273,7 @@ macro_rules! kernels {
                     *total = all32(unsafe { *sums.add(n * SUMS + TOTAL) } * 128);
                 }
                 for i in 0..16 {
-                    ahead::<L>(block, half, i, distance);
+                    ask::<L>(block, half, i, ahead);
                     for j in 0..4 {
                         // SAFETY: line `4 i + j` of the superblock, and of rows that are there.
                         unsafe {
@@ -294,11 +306,16 @@ macro_rules! kernels {
 
             /// Asks memory for what lies ahead of part `i` of 16.
             #[inline]
-            fn ahead<L: Layout>(block: *const u8, half: usize, i: usize, distance: usize) {
+            fn ask<L: Layout>(block: *const u8, half: usize, i: usize, ahead: Ahead) {
                 let bytes = L::FORMAT.bytes();
                 for at in (i * bytes / 16..(i + 1) * bytes / 16).step_by(64).filter(|_| half == 0) {
-                    // SAFETY: a hint, whatever the address.
-                    unsafe { _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(distance + at).cast()) };
+                    // SAFETY: hints, whatever the address.
+                    unsafe {
+                        _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(ahead.far + at).cast());
+                        if let Some(near) = ahead.near {
+                            _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(near + at).cast());
+                        }
+                    }
                 }
             }
 
