@@ -215,32 +215,32 @@ pub(super) fn transposed(r: [std::arch::x86_64::__m512i; 16]) -> [std::arch::x86
 /// hold, and with all eight in use a product waits for the one before.
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod tiles {
-    use super::{Beside, Keys, LANES, Scores, Shared};
+    use super::{Beside, CHUNK, Keys, LANES, Scores, Shared};
     use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
     /// Asks for 16 lines that are read soon.
     ///
     /// # Safety
     /// The machine must have the instruction.
     #[inline(always)]
-    pub(crate) unsafe fn ask(at: *const u8) {
+    pub(crate) unsafe fn ask<const HINT: i32>(at: *const u8) {
         for line in 0..16 {
             // SAFETY: a hint, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line * 64).cast()) };
+            unsafe { _mm_prefetch::<HINT>(at.wrapping_add(line * 64).cast()) };
         }
     }
 
     /// Products of a chunk's keys with the queries of a block, with something `beside` every product. A tile of queries has the numbers of `lanes` lanes
     /// of each head in as many columns, one head's behind the other's. If heads are many, there may be anything of positions from `seen` on, and what is
-    /// read `behind` their keys is asked for.
+    /// read `behind` them, for each 16 positions, is asked for beside the last one's if it lies elsewhere.
     ///
     /// # Safety
     /// As for [`super::scores`], for all heads; tiles must be configured for so many columns, or for 16 if there is one head.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(crate) unsafe fn scores(
-        (keys, seen, behind): (&[Keys], usize, *const u8),
+        (keys, seen, behind): (&[Keys], usize, &[*const u8; 4]),
         (queries, lanes): (*const u8, usize),
         steps: usize,
         out: &mut Scores,
@@ -274,14 +274,20 @@ pub(crate) mod tiles {
             // Many heads' keys come from memory: in the order in which they lie there, 16 positions ahead. The products of 16 positions are stored when those of
             // the next have been asked of the unit.
             let quarters = seen.div_ceil(LANES);
+            let elsewhere =
+                keys.last().is_some_and(|keys| keys.base[0].wrapping_add(CHUNK * steps * 64) != behind[0]);
             let mut ready: Option<*mut u8> = None;
             let mut odd = false;
             macro_rules! quarter {
                 ($to:literal, $other:literal, $keys:expr, $quarter:expr, $head:expr, $next:expr) => {
                     tile_zero!($to);
                     for step in 0..steps {
-                        beside.before($head + 1 == keys.len(), 1);
-                        ask($next.wrapping_add(step * 1024));
+                        let last = $head + 1 == keys.len();
+                        beside.before(last, 1);
+                        ask::<_MM_HINT_T0>($next.wrapping_add(step * 1024));
+                        if last && elsewhere {
+                            ask::<_MM_HINT_T1>(behind[$quarter].wrapping_add(step * 1024));
+                        }
                         tile_load!(6, queries.add(step * 1024 + $head * lanes * 4), 64);
                         take!($to, $keys, $quarter, step);
                     }
@@ -291,7 +297,7 @@ pub(crate) mod tiles {
                 };
             }
             for (head, these) in keys.iter().enumerate() {
-                let next_head = keys.get(head + 1).map_or(behind, |keys| keys.base[0]);
+                let next_head = keys.get(head + 1).map_or(behind[0], |keys| keys.base[0]);
                 for quarter in 0..quarters {
                     let next = if quarter + 1 < quarters { these.base[quarter + 1] } else { next_head };
                     if odd {

@@ -158,6 +158,7 @@ impl Attend<'_> {
                 let soon = match seen.next {
                     Some(next) if many => self.soon_values(next, head, self.soon(next, head)).far(),
                     _ if many => Soon::NOTHING,
+                    _ if work.few => self.soon_values(seen.chunk, head, Soon::NOTHING).far(),
                     // The first half has been asked for.
                     _ => self.soon(seen.chunk, head).second_half(),
                 };
@@ -324,7 +325,7 @@ impl Scratch {
         // Nothing is left of it where there was no block before.
         let sharing = &mut self.sharing[1 - now.place];
         let making = Making::go_on(sharing, scores, &mut self.packed[0]);
-        let keys = (&self.keys[..], now.seen, self.later[1].at[0]);
+        let keys = (&self.keys[..], now.seen, &self.later[1].at);
         let mut meanwhile = Meanwhile { making, soon: &mut self.soon, coming };
         // SAFETY: as the caller vouches.
         unsafe { products::tiles::scores(keys, queries, shape.steps(), out, &mut meanwhile) };

@@ -31,10 +31,13 @@ impl Field {
         Ok(Self { slots, row, bytes: Buffer::new(len)? })
     }
 
-    /// Slots `slots` are about to be used for the first time.
+    /// Slots `slots` are about to be used for the first time. The first [`GROUP`] stay in small pages until there are more: large ones for every layer
+    /// would be many times what a short history takes, and take time to find.
     pub(super) fn grow(&self, slots: Range<usize>) {
         let at = |slot: usize| slot.min(self.slots).next_multiple_of(GROUP) * self.row;
-        self.bytes.expect(at(slots.start)..at(slots.end));
+        if slots.end > GROUP {
+            self.bytes.expect(if slots.start > GROUP { at(slots.start) } else { 0 }..at(slots.end));
+        }
     }
 }
 

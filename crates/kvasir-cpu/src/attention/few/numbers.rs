@@ -28,7 +28,7 @@ pub(super) unsafe fn positions<const N: usize>(
             let next = keys.base.get(quarter + 1).copied().unwrap_or(later.at[0]);
             // SAFETY: as the caller vouches.
             let pairs = unsafe {
-                ask(next.wrapping_add(step * 1024));
+                ask::<_MM_HINT_T0>(next.wrapping_add(step * 1024));
                 transposed(from_fn(|n| _mm512_loadu_si512(row(n).cast())))
             };
             let mut chains = [[_mm512_setzero_ps(); 2]; N];
