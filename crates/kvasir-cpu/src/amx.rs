@@ -69,7 +69,7 @@ impl Tiles {
         self.of_shape(rows, 16);
     }
 
-    /// Tiles 0, 1, 3 and 4 (products) and 6 (second operands) have so many columns of 32 bits from here on, and nothing is in any tile.
+    /// Tiles 0 and 1 (products) and 6 (second operands) have so many columns of 32 bits from here on, and nothing is in any tile.
     pub(crate) fn of_columns(&mut self, columns: usize) {
         self.of_shape(16, columns);
     }
@@ -81,7 +81,7 @@ impl Tiles {
         }
         self.shape = shape;
         let mut config = Config { rows: [n, n, n, n, n, n, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0], ..FULL };
-        [0, 1, 3, 4, 6].iter().for_each(|&tile| config.bytes_per_row[tile] = 4 * u16::from(columns));
+        [0, 1, 6].iter().for_each(|&tile| config.bytes_per_row[tile] = 4 * u16::from(columns));
         // SAFETY: tiles were configured, so the instruction exists; the configuration is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags, readonly)) };
     }

@@ -41,8 +41,7 @@ pub(crate) fn attend_exact(a: &Attend<'_>, team: &Team, level: Level, out: &Resu
                 for ((pool, slot, _), score) in seen().zip(&*scores) {
                     let share = (score - most).exp();
                     total += share;
-                    let pool = a.pool(pool);
-                    let rows = pool.values.as_ref().unwrap_or(&pool.keys);
+                    let rows = a.pool(pool).read_as_values();
                     // SAFETY: as above.
                     unsafe { rows.read(level, slot, kv_head, &mut row[..vd]) };
                     sums.iter_mut().zip(&*row).for_each(|(s, &v)| *s += share * f64::from(v));

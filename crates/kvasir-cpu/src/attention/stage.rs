@@ -133,14 +133,13 @@ impl Attend<'_> {
         level: Level,
         head: usize,
         chunk: &Chunk,
-        at: &mut [*const u16],
+        at: &mut [*const u16; CHUNK],
         s: &mut Scratch,
     ) {
         let vd = self.facts.value_dim;
-        at.fill(s.nothing.as_ptr());
+        *at = [s.nothing.as_ptr(); CHUNK];
         for run in self.views.runs(chunk) {
-            let pool = self.pool(run.pool);
-            let rows = pool.values.as_ref().unwrap_or(&pool.keys);
+            let rows = self.pool(run.pool).read_as_values();
             let mut row = run.position as usize % CHUNK;
             if rows.kind() == KvType::Bf16 {
                 rows.stretches(run.slot, run.len, head, |first, bytes| {

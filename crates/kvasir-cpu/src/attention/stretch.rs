@@ -95,9 +95,9 @@ impl Attend<'_> {
         let last_view = stretch.views.1 - piece.group.views.0;
         let of = |at: usize| at.clamp(piece.tokens.start, piece.tokens.end) - piece.tokens.start;
         let tokens = of(s.starts[first_view])..of(s.starts[last_view]);
+        self.make_blocks(level, piece, tokens, s);
         let view = &self.views.views[self.views.order[stretch.views.0] as usize];
         let mut chunks = &self.views.chunks(view)[stretch.chunks.0..stretch.chunks.1];
-        self.make_blocks(level, piece, tokens, s);
         let mut unit = Unit::of(level);
         // Where many lanes share a head it is their sums that cost; heads of few lanes wait for memory, which is read in order.
         let most =

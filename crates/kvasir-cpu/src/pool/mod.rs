@@ -28,6 +28,11 @@ pub(crate) struct LayerPool {
 }
 
 impl LayerPool {
+    /// The values, or the keys that they are part of.
+    pub(crate) fn read_as_values(&self) -> &Rows {
+        self.values.as_ref().unwrap_or(&self.keys)
+    }
+
     fn all(&self) -> impl Iterator<Item = &Rows> {
         [Some(&self.keys), self.values.as_ref(), self.index.as_ref()].into_iter().flatten()
     }

@@ -34,10 +34,7 @@ impl Attend<'_> {
 
     /// One head's values of a chunk.
     pub(crate) fn later_values(&self, chunk: &Chunk, head: usize) -> Later {
-        self.later(chunk, head, |run| {
-            let pool = self.pool(run.pool);
-            pool.values.as_ref().unwrap_or(&pool.keys)
-        })
+        self.later(chunk, head, |run| self.pool(run.pool).read_as_values())
     }
 
     fn later<'a>(&'a self, chunk: &Chunk, head: usize, rows: impl Fn(&Run) -> &'a Rows) -> Later {

@@ -72,10 +72,7 @@ impl Attend<'_> {
     /// Bytes from a head's values to the next one's, if that is all it takes to find those of a chunk.
     fn values_step(&self, chunk: &Chunk) -> Option<usize> {
         let runs = self.views.runs(chunk);
-        let rows = |run: &Run| {
-            let pool = self.pool(run.pool);
-            pool.values.as_ref().unwrap_or(&pool.keys)
-        };
+        let rows = |run: &Run| self.pool(run.pool).read_as_values();
         let lie = runs.iter().all(|run| rows(run).kind() == KvType::Bf16);
         runs.first().filter(|_| lie).map(|run| TOGETHER * rows(run).part_bytes())
     }
