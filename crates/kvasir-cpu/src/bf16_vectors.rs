@@ -57,7 +57,11 @@ pub(crate) fn panels(
                     unsafe { rows.open(level, x.tile(first + t, step), 64) };
                 }
             }
+            let last = from + at_once >= w.steps;
             for (panel, sums) in panels.clone().zip(&mut room.sums) {
+                if last {
+                    rows.clone().for_each(|row| out.fetch(row, panel * LANES));
+                }
                 for (step, rows) in steps.clone().zip(room.rows.chunks_exact(tiles)) {
                     let tile = w.panel(panel).wrapping_add(step * 1024);
                     // The next panel's.
@@ -68,11 +72,11 @@ pub(crate) fn panels(
                         multiply(level, rows, &columns, sums);
                     }
                 }
-            }
-        }
-        for (panel, sums) in panels.zip(&room.sums) {
-            for (row, sums) in rows.clone().zip(sums.as_flattened()) {
-                out.store(row, panel * LANES, sums);
+                if last {
+                    for (row, sums) in rows.clone().zip(sums.as_flattened()) {
+                        out.store(row, panel * LANES, sums);
+                    }
+                }
             }
         }
     });

@@ -50,6 +50,12 @@ fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     for (lane, v) in lanes.iter_mut().zip(rest) {
         *lane += f(*v);
     }
+    by_halves(lanes)
+}
+
+/// Apart from the loop before it, which compilers would otherwise cut into as many pieces as this one wants.
+#[inline(never)]
+fn by_halves(mut lanes: [f32; 16]) -> f32 {
     for n in [8, 4, 2, 1] {
         let (low, high) = lanes.split_at_mut(n);
         low.iter_mut().zip(high).for_each(|(a, b)| *a += *b);
