@@ -133,7 +133,7 @@ impl Checkpoint {
             files: gguf.files().to_vec(),
             tensors,
             config,
-            generation: None,
+            generation: gguf::generation_config(&gguf)?,
             quantization: None,
             facts,
             gguf: Some(gguf),
@@ -150,7 +150,7 @@ impl Checkpoint {
         &self.config
     }
 
-    /// `generation_config.json`, if there is one.
+    /// `generation_config.json`, if there is one; of a GGUF file the one it was converted with.
     pub fn generation_config(&self) -> Option<&Json> {
         self.generation.as_ref()
     }
@@ -229,6 +229,9 @@ impl Checkpoint {
         let scales = self.tensor(&format!("{}_scale_inv", weight.name));
         let scales = scales.ok_or_else(|| fail("has no tensor of scales (…_scale_inv)".into()))?;
         let [r, c] = weight.shape else { return Err(fail("is no matrix".into())) };
+        // Without a type of their own, powers of two are stored as bytes.
+        let dtype = if scales.dtype == DType::U8 { DType::F8E8M0 } else { scales.dtype };
+        let scales = TensorView { dtype, ..scales };
         if scales.shape != [r.div_ceil(rows), c.div_ceil(cols)] {
             return Err(fail(format!("shape {:?} does not fit scales {:?}", weight.shape, scales.shape)));
         }
@@ -263,7 +266,8 @@ impl Checkpoint {
         let scales = self.tensor(&format!("{name}_scales"));
         let scales = scales.ok_or_else(|| fail("has no tensor of scales (…_scales)".into()))?;
         let fits = blocks.shape.split_last().is_some_and(|(&n, outer)| n == 16 && outer == scales.shape);
-        if !fits || scales.shape.is_empty() || blocks.dtype != DType::U8 || scales.dtype != DType::U8 {
+        let powers = matches!(scales.dtype, DType::U8 | DType::F8E8M0);
+        if !fits || scales.shape.is_empty() || blocks.dtype != DType::U8 || !powers {
             return Err(fail(format!("shape {:?} does not fit scales {:?}", blocks.shape, scales.shape)));
         }
         Ok(Some((blocks, scales)))

@@ -59,9 +59,10 @@ impl Quantization {
                 if format != "e4m3" {
                     return Err(fail("fmt", format!("{format:?} is not supported, only e4m3")));
                 }
-                let block = q.get("weight_block_size").and_then(Json::as_array);
+                // Configs that say nothing mean these blocks; null is one scale for all of a matrix, which is something else.
+                let block = q.get("weight_block_size").cloned().unwrap_or_else(|| Json::from(vec![128, 128]));
                 let size = |i: usize| {
-                    let n = block?.get(i)?.as_u64()?;
+                    let n = block.get(i)?.as_u64()?;
                     usize::try_from(n).ok().filter(|&n| n > 0 && n <= 1 << 20)
                 };
                 let (Some(rows), Some(cols)) = (size(0), size(1)) else {

@@ -11,6 +11,8 @@ pub enum DType {
     F64,
     /// 8-bit float, 4 exponent bits; a block-scaled matrix keeps its scales in a tensor of its own.
     F8E4M3,
+    /// A power of two, as scales are stored.
+    F8E8M0,
     U8,
     I8,
     I16,
@@ -34,12 +36,13 @@ pub enum DType {
 /// Name, GGUF type id if it has one, elements per block, bytes per block.
 type Row = (DType, &'static str, Option<u32>, usize, usize);
 
-const TABLE: [Row; 22] = [
+const TABLE: [Row; 23] = [
     (DType::F32, "f32", Some(0), 1, 4),
     (DType::F16, "f16", Some(1), 1, 2),
     (DType::BF16, "bf16", Some(30), 1, 2),
     (DType::F64, "f64", Some(28), 1, 8),
     (DType::F8E4M3, "f8_e4m3", None, 1, 1),
+    (DType::F8E8M0, "f8_e8m0", None, 1, 1),
     (DType::U8, "u8", None, 1, 1),
     (DType::I8, "i8", Some(24), 1, 1),
     (DType::I16, "i16", Some(25), 1, 2),

@@ -88,6 +88,8 @@ fn tiny(dir: &Path, poisoned: bool) {
 fn a_directory_becomes_a_file_that_reads_the_same() {
     let scratch = Scratch::new("convert");
     tiny(&scratch.0, false);
+    let generation = r#"{"eos_token_id":[3,5],"temperature":0.6}"#;
+    std::fs::write(scratch.0.join("generation_config.json"), generation).unwrap();
     let (first, second) = (scratch.0.join("a.gguf"), scratch.0.join("b.gguf"));
     convert(&scratch.0, &first, &Rules::parse("f32", &[]).unwrap()).unwrap();
     let (hf, gguf) = (Checkpoint::open(&scratch.0).unwrap(), Checkpoint::open(&first).unwrap());
@@ -99,6 +101,8 @@ fn a_directory_becomes_a_file_that_reads_the_same() {
     // The config comes back word for word, what GGUF has no keys for included.
     assert_eq!(hf.config(), gguf.config());
     assert_eq!(gguf.config()["use_sliding_window"], true);
+    assert_eq!(hf.generation_config(), gguf.generation_config());
+    assert_eq!(gguf.generation_config().unwrap()["eos_token_id"][1], 5);
     let meta = gguf.gguf().unwrap();
     for (key, n) in [("schema_version", 1), ("n_layers", 2), ("n_kv_heads", 2), ("head_dim", 32)] {
         assert_eq!(meta.u64(&format!("kv_cache.{key}")), Some(n), "{key}");

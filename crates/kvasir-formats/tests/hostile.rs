@@ -354,6 +354,29 @@ fn scales_must_fit_their_weights() {
 }
 
 #[test]
+fn scales_are_powers_of_two_with_or_without_a_type_of_their_own() {
+    let scratch = Scratch::new("powers");
+    let config = r#"{"quantization_config":{"quant_method":"fp8"}}"#;
+    for kind in ["F8_E8M0", "U8"] {
+        let header = format!(
+            r#"{{"w":{{"dtype":"F8_E4M3","shape":[1,200],"data_offsets":[0,200]}},"w_scale_inv":{{"dtype":"{kind}","shape":[1,2],"data_offsets":[200,202]}}}}"#
+        );
+        let mut bytes = safetensors(&header, 202);
+        let data = bytes.len() - 202;
+        bytes[data..data + 200].fill(0x38); // 1.0
+        bytes[data + 200..].copy_from_slice(&[129, 120]);
+        scratch.safetensors(&bytes).unwrap();
+        std::fs::write(scratch.0.join("config.json"), config).unwrap();
+        // Blocks of 128 where the config says nothing.
+        let (_, values) = Checkpoint::open(&scratch.0).unwrap().dense("w").unwrap();
+        assert!(
+            values[..128].iter().all(|v| *v == 4.0) && values[128..].iter().all(|v| *v == 1.0 / 128.0),
+            "{kind}"
+        );
+    }
+}
+
+#[test]
 fn tokenizers_that_lie() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokenizers/qwen/tokenizer.json");
     let text = std::fs::read_to_string(dir).unwrap();

@@ -3,6 +3,7 @@ use crate::{
     Program, ProgramError, Purpose, Role, Rope, RopeId, Routing, Rows, Source, Tap, Value, ValueId, Weight,
     WeightId, config::Config, error::Result,
 };
+use serde_json::Value as Json;
 use std::collections::HashMap;
 
 /// Puts a program together, op by op. Widths are checked as they meet, weights as they are named.
@@ -25,8 +26,14 @@ pub(crate) struct Attend {
 }
 
 impl<'a> Builder<'a> {
-    pub(crate) fn new(source: &'a Source, architecture: &str, purpose: Purpose) -> Result<Self> {
-        let config = Config::new(&source.config);
+    /// `config` is the source's, spelled out.
+    pub(crate) fn new(
+        source: &'a Source,
+        config: &'a Json,
+        architecture: &str,
+        purpose: Purpose,
+    ) -> Result<Self> {
+        let config = Config::new(config);
         let program = Program {
             schema_version: Program::SCHEMA,
             architecture: architecture.to_owned(),

@@ -17,17 +17,18 @@ impl Model {
     /// Builds the programs and checks the checkpoint against them: what is missing, misshapen or unused is an error that
     /// names it. Prediction layers that the config promises but of which no tensor is there are left out.
     pub fn build(source: &Source) -> Result<Self> {
-        let architecture = Architecture::of(source)?;
-        let mut b = Builder::new(source, architecture.name, Purpose::Target)?;
+        let architecture = Architecture::of(&source.config)?;
+        let config = &architecture.spelled_out(&source.config);
+        let mut b = Builder::new(source, config, architecture.name, Purpose::Target)?;
         (architecture.target)(&mut b)?;
         let target = b.program;
         let mut predictions = Vec::new();
         if let Some(build) = architecture.prediction {
-            let config = Config::new(&source.config);
-            let layers = config.number("num_hidden_layers")?;
-            let promised = config.count("num_nextn_predict_layers")?;
+            let facts = Config::new(config);
+            let layers = facts.number("num_hidden_layers")?;
+            let promised = facts.count("num_nextn_predict_layers")?;
             if promised > 64 {
-                return Err(config.bad("num_nextn_predict_layers", format!("is {promised}, more than 64")));
+                return Err(facts.bad("num_nextn_predict_layers", format!("is {promised}, more than 64")));
             }
             for index in 0..promised {
                 let there = source.has_prefix(&format!("model.layers.{}.", layers + index));
@@ -35,7 +36,7 @@ impl Model {
                     continue;
                 }
                 let purpose = Purpose::Prediction { index: index as u32 };
-                let mut b = Builder::new(source, architecture.name, purpose)?;
+                let mut b = Builder::new(source, config, architecture.name, purpose)?;
                 build(&mut b)?;
                 predictions.push(b.program);
             }

@@ -8,17 +8,17 @@ use std::f64::consts::TAU;
 #[derive(Clone, Copy)]
 pub(crate) struct RopeConfig<'a> {
     top: Config<'a>,
+    /// Older spelling. Where both are there, which happens when somebody adds it to a config of the newer one, it wins.
+    scaling: Option<Config<'a>>,
     /// Newer spelling.
     parameters: Option<Config<'a>>,
-    /// Older spelling.
-    scaling: Option<Config<'a>>,
     theta: f64,
 }
 
 impl<'a> RopeConfig<'a> {
     pub(crate) fn read(top: Config<'a>) -> Result<Self> {
         let (parameters, scaling) = (top.object("rope_parameters")?, top.object("rope_scaling")?);
-        Self { top, parameters, scaling, theta: 0.0 }.with_theta("rope_theta", 10_000.0)
+        Self { top, scaling, parameters, theta: 0.0 }.with_theta("rope_theta", 10_000.0)
     }
 
     /// As the layers of one kind see it, where layers differ: `rope_parameters` has an object per kind.
@@ -28,9 +28,8 @@ impl<'a> RopeConfig<'a> {
             None => None,
         };
         // In the older spelling only the layers with the common base are scaled.
-        let scaled = parameters.is_none() && theta_key == "rope_theta";
-        let scaling = if scaled { top.object("rope_scaling")? } else { None };
-        Self { top, parameters, scaling, theta: 0.0 }.with_theta(theta_key, theta)
+        let scaling = if theta_key == "rope_theta" { top.object("rope_scaling")? } else { None };
+        Self { top, scaling, parameters, theta: 0.0 }.with_theta(theta_key, theta)
     }
 
     fn with_theta(self, key: &str, default: f64) -> Result<Self> {
@@ -44,8 +43,12 @@ impl<'a> RopeConfig<'a> {
         Ok(Self { theta, ..self })
     }
 
+    fn places(&self) -> impl Iterator<Item = Config<'a>> {
+        [self.scaling, self.parameters].into_iter().flatten()
+    }
+
     fn float(&self, key: &str) -> Result<Option<f64>> {
-        for place in [self.parameters, self.scaling].into_iter().flatten() {
+        for place in self.places() {
             if let Some(value) = place.opt_float(key)? {
                 return Ok(Some(value));
             }
@@ -54,19 +57,18 @@ impl<'a> RopeConfig<'a> {
     }
 
     fn required(&self, key: &str) -> Result<f64> {
-        let place = self.parameters.or(self.scaling).unwrap_or(self.top);
+        let place = self.scaling.or(self.parameters).unwrap_or(self.top);
         let value = self.float(key)?.ok_or_else(|| place.bad(key, "is missing"))?;
         if value > 0.0 { Ok(value) } else { Err(place.bad(key, format!("is {value}, not above 0"))) }
     }
 
     fn floats(&self, key: &str) -> Result<Vec<f64>> {
-        let places = [self.parameters, self.scaling].into_iter().flatten();
-        let place = places.into_iter().find(|p| p.get(key).is_some());
-        place.or(self.parameters).or(self.scaling).unwrap_or(self.top).floats(key)
+        let place = self.places().find(|p| p.get(key).is_some());
+        place.or(self.scaling).or(self.parameters).unwrap_or(self.top).floats(key)
     }
 
     fn kind(&self) -> Result<&'a str> {
-        for place in [self.parameters, self.scaling].into_iter().flatten() {
+        for place in self.places() {
             for key in ["rope_type", "type"] {
                 if let Some(kind) = place.text(key)? {
                     return Ok(kind);
@@ -126,7 +128,7 @@ impl<'a> RopeConfig<'a> {
             }
             "longrope" | "su" => self.longrope(&inv),
             other => {
-                let place = self.parameters.or(self.scaling).unwrap_or(self.top);
+                let place = self.scaling.or(self.parameters).unwrap_or(self.top);
                 Err(place.bad("rope_type", format!("is {other:?}, which is not supported")))
             }
         }
@@ -201,7 +203,7 @@ impl<'a> RopeConfig<'a> {
             let divisors = self.floats(key)?;
             if divisors.len() != inv.len() {
                 let why = format!("has {} numbers, not one for each of {} pairs", divisors.len(), inv.len());
-                return Err(self.parameters.or(self.scaling).unwrap_or(self.top).bad(key, why));
+                return Err(self.scaling.or(self.parameters).unwrap_or(self.top).bad(key, why));
             }
             Ok(inv.iter().zip(divisors).map(|(f, d)| (f / d) as f32).collect::<Vec<f32>>())
         };
@@ -219,7 +221,7 @@ impl<'a> RopeConfig<'a> {
     }
 
     fn flag(&self, key: &str, default: bool) -> Result<bool> {
-        match [self.parameters, self.scaling].into_iter().flatten().find(|p| p.get(key).is_some()) {
+        match self.places().find(|p| p.get(key).is_some()) {
             Some(place) => place.flag_or(key, default),
             None => Ok(default),
         }

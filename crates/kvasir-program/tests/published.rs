@@ -1,7 +1,7 @@
 //! Configs as published with well-known models: the programs have the published number of weights.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_program::{Activation, Model, Op, Program, Source};
+use kvasir_program::{Model, Op, Program, Source};
 use serde_json::{Value as Json, json};
 
 fn model(config: Json) -> Model {
@@ -124,54 +124,4 @@ fn what_is_not_supported_is_refused_by_name() {
     assert!(with("num_hidden_layers", json!(1 << 20)).contains("num_hidden_layers"));
     assert!(with("head_dim", json!(7)).contains("7"));
     assert!(with("dtype", json!("int8")).contains("\"int8\""));
-}
-
-/// A small config of an architecture, with `more` beside or in place of what is common.
-fn small(architecture: &str, more: Json) -> Result<Model, String> {
-    let mut config = json!({
-        "architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 1024,
-        "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32, "rope_theta": 10000.0});
-    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    Model::build(&Source::of_config(config)).map_err(|e| e.to_string())
-}
-
-#[test]
-fn spellings_of_a_rope_mean_the_same() {
-    let rope = |more: Json| small("LlamaForCausalLM", more).unwrap().target.ropes.remove(0);
-    let scaled = |scaling: Json| rope(json!({"rope_scaling": scaling}));
-    // Nothing changes within the length that the model was made for.
-    assert_eq!(scaled(json!({"type": "dynamic", "factor": 4.0})), rope(json!({})));
-    // A stretch that is not said follows from the lengths; lengths that are not said are the model's.
-    let said = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256});
-    assert_eq!(
-        scaled(json!({"rope_type": "yarn", "original_max_position_embeddings": 256})),
-        scaled(said.clone())
-    );
-    let newer = json!({"rope_theta": null, "rope_parameters": said, "rope_scaling": null});
-    assert_eq!(rope(newer), scaled(said));
-    let llama3 =
-        json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
-    let mut whole = llama3.clone();
-    whole["original_max_position_embeddings"] = 1024.into();
-    assert_eq!(scaled(llama3), scaled(whole));
-}
-
-#[test]
-fn experts_have_the_activation_of_the_config() {
-    for architecture in ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "Glm4MoeForCausalLM"] {
-        let activation = |name: &str| {
-            let model = small(architecture, json!({"hidden_act": name, "n_shared_experts": 1}))?;
-            let of = |op: &Op| match op {
-                Op::Mixture { experts, .. } => Some(experts.activation),
-                Op::Gate { activation, .. } => Some(*activation),
-                _ => None,
-            };
-            Ok::<_, String>(model.target.ops.iter().filter_map(of).collect::<Vec<_>>())
-        };
-        let all = activation("gelu_new").unwrap();
-        assert!(!all.is_empty() && all.iter().all(|a| *a == Activation::GeluTanh), "{architecture}: {all:?}");
-        assert!(activation("relu").unwrap_err().contains("relu"), "{architecture}");
-    }
 }

@@ -11,6 +11,8 @@ pub(crate) struct Facts {
     pub(crate) windows: Vec<u32>,
     /// Whether the backend is a CPU.
     pub(crate) is_cpu: bool,
+    /// Whether nothing is computed, so that sequences may go where the model has no positions.
+    pub(crate) is_simulated: bool,
 }
 
 impl Facts {
@@ -18,6 +20,12 @@ impl Facts {
     pub(crate) fn of(model: &Loaded, slots: u32) -> Self {
         let program = model.program();
         let max_model_len = u32::try_from(program.max_positions).unwrap_or(u32::MAX);
-        Self { max_model_len, slots, windows: program.windows(), is_cpu: true }
+        Self {
+            max_model_len,
+            slots,
+            windows: program.windows(),
+            is_cpu: true,
+            is_simulated: model.backend() == "sim",
+        }
     }
 }

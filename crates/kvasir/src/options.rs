@@ -367,6 +367,12 @@ impl Options {
 
     fn limits(&self, facts: &Facts, one_stream: bool, in_blocks: bool) -> Result<Limits, Failure> {
         let max_model_len = positive("max-model-len", self.max_model_len, facts.max_model_len)?;
+        rule(max_model_len <= facts.max_model_len || facts.is_simulated, || {
+            format!(
+                "--max-model-len {max_model_len} is more than the {} positions that the model has",
+                facts.max_model_len
+            )
+        })?;
         let budget = if facts.is_cpu { 2048 } else { 16384 };
         let max_num_seqs = positive("max-num-seqs", self.max_num_seqs, if one_stream { 1 } else { 512 })?;
         let max_num_batched_tokens = positive("max-num-batched-tokens", self.max_num_batched_tokens, budget)?;

@@ -161,6 +161,8 @@ fn mistakes_are_one_line_and_say_which() {
     said(&["generate", &path, "--prompt-ids", "1", "--prompt", "x"], 2, "--prompt");
     said(&["generate", &path, "--prompt-ids", "1", "--rings", "on"], 2, "no layer of the model has a window");
     said(&["generate", &path, "--prompt-ids", "1", "--rings", "on", "--cache", "radix"], 2, "--cache radix");
+    let far = ["generate", &path, "--prompt-ids", "1", "--max-model-len", "100000"];
+    said(&far, 2, "--max-model-len 100000 is more than the");
     said(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");
     said(&["logits", &path, "--json"], 2, "--prompt-ids");
 }

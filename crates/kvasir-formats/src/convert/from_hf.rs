@@ -90,8 +90,12 @@ fn placed(
     if name.ends_with("_scale_inv") || name.ends_with("_scales") {
         return Ok(Vec::new());
     }
+    // A copy of the embedding stands for it.
     if name == "lm_head.weight"
         && model.config().get("tie_word_embeddings").and_then(Json::as_bool) == Some(true)
+        && model
+            .tensor("model.embed_tokens.weight")
+            .is_some_and(|e| (e.dtype, e.bytes) == (view.dtype, view.bytes))
     {
         return Ok(Vec::new());
     }

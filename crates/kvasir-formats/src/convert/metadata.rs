@@ -6,7 +6,7 @@ use crate::{
     gguf::{self, Value, Writer},
     kv_facts::write_kv_facts,
 };
-use kvasir_program::Model;
+use kvasir_program::{Architecture, Model};
 use serde_json::Value as Json;
 
 struct Meta<'a> {
@@ -19,6 +19,8 @@ struct Meta<'a> {
 pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'static str, Vec<f32>)>> {
     let config = model.config();
     let arch = architecture(config)?;
+    let spelled_out =
+        Architecture::of(config).map_err(|e| Error::at(model.path().display(), e))?.spelled_out(config);
     out.set("general.architecture", Value::Str(arch.into()));
     out.set("general.alignment", Value::U32(32));
     let name = model.path().file_name().and_then(|n| n.to_str()).unwrap_or("model");
@@ -28,7 +30,10 @@ pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'stati
         map.remove("quantization_config"); // the file's own encodings hold
     }
     out.set(gguf::ORIGINAL, Value::Str(original.to_string()));
-    let mut meta = Meta { config, arch, out };
+    if let Some(generation) = model.generation_config() {
+        out.set(gguf::GENERATION, Value::Str(generation.to_string()));
+    }
+    let mut meta = Meta { config: &spelled_out, arch, out };
     meta.dimensions()?;
     meta.experts(model)?;
     meta.rope()

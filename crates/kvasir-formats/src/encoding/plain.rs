@@ -9,6 +9,7 @@ pub(super) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::BF16 => each(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
         DType::F64 => each(bytes, out, |b| f64::from_le_bytes(b) as f32),
         DType::F8E4M3 => each(bytes, out, |[b]| f8_e4m3(b)),
+        DType::F8E8M0 => each(bytes, out, |[b]| f8_e8m0(b)),
         DType::I8 => each(bytes, out, |b| i8::from_le_bytes(b).into()),
         DType::I16 => each(bytes, out, |b| i16::from_le_bytes(b).into()),
         DType::I32 => each(bytes, out, |b| i32::from_le_bytes(b) as f32),
@@ -46,9 +47,26 @@ pub fn f8_e4m3(byte: u8) -> f32 {
     }
 }
 
+/// A power of two from 2^-127 on; 0xff is NaN.
+fn f8_e8m0(byte: u8) -> f32 {
+    match byte {
+        0 => f32::from_bits(1 << 22),
+        0xff => f32::NAN,
+        _ => f32::from_bits(u32::from(byte) << 23),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::f8_e4m3;
+    use super::{f8_e4m3, f8_e8m0};
+
+    #[test]
+    fn e8m0_is_powers_of_two() {
+        for byte in 0..255u8 {
+            assert_eq!(f64::from(f8_e8m0(byte)), 2f64.powi(i32::from(byte) - 127), "{byte}");
+        }
+        assert!(f8_e8m0(0xff).is_nan());
+    }
 
     #[test]
     fn e4m3_has_its_published_landmarks() {

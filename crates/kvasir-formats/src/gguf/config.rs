@@ -1,16 +1,24 @@
 //! A config in Hugging Face spelling from GGUF metadata.
 
 use super::{Gguf, Kind, Value};
-use crate::{DType, Error, Facts, Result};
+use crate::{DType, Error, Facts, Result, tokenizer::ends};
 use serde_json::{Map, Value as Json, json};
 
 /// The key of a config that conversion keeps.
 pub(crate) const ORIGINAL: &str = "kvasir.config";
+/// The key of its `generation_config.json`.
+pub(crate) const GENERATION: &str = "kvasir.generation_config";
 
 /// The config and what the converter did to the weights; refuses architectures that have no program.
 pub(crate) fn hf_config(gguf: &Gguf) -> Result<(Json, Facts)> {
     let reader = Reader { gguf, out: Map::new() };
     reader.build().map_err(|e| e.in_file(gguf.path()))
+}
+
+/// The `generation_config.json` that conversion kept.
+pub(crate) fn generation_config(gguf: &Gguf) -> Result<Option<Json>> {
+    let Some(text) = gguf.str(GENERATION) else { return Ok(None) };
+    serde_json::from_str(text).map(Some).map_err(|e| Error::at(GENERATION, e).in_file(gguf.path()))
 }
 
 struct Reader<'a> {
@@ -112,10 +120,15 @@ impl Reader<'_> {
             .ok_or_else(|| Error::at("token_embd.weight", "is missing"))?;
         self.set("vocab_size", *vocab);
         self.set("tie_word_embeddings", !self.has("output.weight"));
-        for (hf, key) in [("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")] {
+        for (hf, key) in [("bos_token_id", "bos"), ("pad_token_id", "padding")] {
             if let Some(id) = self.gguf.u64(&format!("tokenizer.ggml.{key}_token_id")) {
                 self.set(hf, id);
             }
+        }
+        match ends(self.gguf)[..] {
+            [] => {}
+            [end] => self.set("eos_token_id", end),
+            ref ends => self.set("eos_token_id", json!(ends)),
         }
         Ok(())
     }
@@ -210,16 +223,15 @@ impl Reader<'_> {
         self.copy("intermediate_size", "expert_feed_forward_length");
         self.copy("sliding_window", "attention.sliding_window");
         self.set("attention_bias", true);
-        let layers = self.uint("block_count").unwrap_or(0).min(100_000);
-        let kinds: Vec<&str> =
-            (0..layers).map(|n| if n % 2 == 0 { "sliding_attention" } else { "full_attention" }).collect();
-        self.set("layer_types", kinds);
+        self.windows(2);
         self.set("swiglu_limit", 7.0);
     }
 
     fn gemma3(&mut self) {
-        self.copy("sliding_window", "attention.sliding_window");
-        self.set("sliding_window_pattern", 6);
+        let window = self.number("attention.sliding_window");
+        self.set("sliding_window", window.unwrap_or(Json::Null));
+        self.windows(6);
+        self.copy("final_logit_softcapping", "final_logit_softcapping");
         self.set("rope_local_base_freq", self.number("rope.freq_base_swa").unwrap_or(json!(10_000.0)));
         self.set("hidden_activation", "gelu_pytorch_tanh");
         // Not stored; 27B differs: there it is hidden size over heads.
@@ -236,6 +248,26 @@ impl Reader<'_> {
             "query_pre_attn_scalar",
             self.number("attention.query_pre_attn_scalar").unwrap_or(json!(scalar)),
         );
+    }
+
+    /// Which layers have a window: all but every n-th, or as a list of flags says; `every` where the file is silent.
+    fn windows(&mut self, every: u64) {
+        let layers = self.uint("block_count").unwrap_or(0).min(100_000);
+        let key = "attention.sliding_window_pattern";
+        let listed = match self.gguf.arch(key) {
+            Some(Value::Array(flags)) => {
+                flags.scalars().map(|f| f.as_bool().unwrap_or(f.as_u64() != Some(0))).collect()
+            }
+            _ => Vec::new(),
+        };
+        let every = self.gguf.arch(key).and_then(Value::as_u64).unwrap_or(every);
+        let slides = |n: u64| match listed.get(n as usize) {
+            Some(flag) => *flag,
+            None => !(n + 1).is_multiple_of(every),
+        };
+        let kinds: Vec<&str> =
+            (0..layers).map(|n| if slides(n) { "sliding_attention" } else { "full_attention" }).collect();
+        self.set("layer_types", kinds);
     }
 
     /// Rotary base and scaling; true if the file brings divisors of its own.
@@ -269,8 +301,9 @@ impl Reader<'_> {
             }));
             return Ok(true);
         }
-        let factor = self.number("rope.scaling.factor");
-        match self.gguf.arch("rope.scaling.type").and_then(Value::as_str) {
+        let factor = self.number("rope.scaling.factor").or_else(|| self.number("rope.scale_linear"));
+        let scales = factor.as_ref().and_then(Json::as_f64).is_some_and(|f| f != 0.0 && f != 1.0);
+        match self.gguf.arch("rope.scaling.type").and_then(Value::as_str).or(scales.then_some("linear")) {
             Some("linear") => {
                 self.set("rope_scaling", json!({"rope_type": "linear", "type": "linear", "factor": factor}));
             }

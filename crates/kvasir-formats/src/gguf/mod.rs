@@ -7,7 +7,7 @@ mod reader;
 mod value;
 mod writer;
 
-pub(crate) use config::{ORIGINAL, hf_config};
+pub(crate) use config::{GENERATION, ORIGINAL, generation_config, hf_config};
 pub(crate) use names::{HfName, Naming};
 pub use reader::{Gguf, TensorInfo};
 pub use value::{Array, Kind, Value};

@@ -1,6 +1,7 @@
 use super::{
     bpe::{NONE, merge},
     bytes::{byte_chars, byte_token, decode_spelling},
+    ends,
     merges::{Merges, Pairs},
     pre::{self, Family},
     specials::{Piece, Special, Specials},
@@ -18,36 +19,12 @@ const MAX_TOKENS: usize = 4 << 20;
 const SPACE: &str = "\u{2581}";
 
 // Kinds of tokens in `tokenizer.ggml.token_type`.
+const NORMAL: u8 = 1;
 const UNKNOWN: u8 = 2;
 const CONTROL: u8 = 3;
 const USER: u8 = 4;
 const BYTE: u8 = 6;
 
-/// Spellings that end a turn or a text. Files that were converted long ago, or wrongly, list them as ordinary tokens.
-const ENDS: [&str; 22] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<｜end▁of▁sentence｜>",
-    "[e~[",
-];
 /// Special tokens of Phi-3 that keep the white space after them; its others drop it.
 const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
@@ -91,8 +68,11 @@ impl GgufVocab {
             return Err(Error::at("tokenizer.ggml.tokens", "is no list of strings"));
         }
         let mut kinds = kinds(gguf, tokens.len())?;
-        for id in ENDS.iter().filter_map(|end| tokens.find(end)) {
-            kinds[id as usize] = CONTROL;
+        for end in ends::SPELLINGS {
+            if let Some(id) = tokens.find(end) {
+                let is_text = ends::is_text(end, |other| tokens.find(other).is_some());
+                kinds[id as usize] = if is_text { NORMAL } else { CONTROL };
+            }
         }
         let specials = specials(gguf, &tokens, &kinds);
         let (algorithm, adds_bos) = algorithm(gguf, &tokens)?;

@@ -2,6 +2,7 @@
 
 mod bpe;
 mod bytes;
+mod ends;
 mod gguf_vocab;
 mod hf_vocab;
 mod merges;
@@ -12,6 +13,7 @@ mod stream;
 mod wordpiece;
 
 use crate::{Error, Result, gguf::Gguf};
+pub(crate) use ends::ends;
 use gguf_vocab::GgufVocab;
 use hf_vocab::HfVocab;
 pub use stream::TextStream;

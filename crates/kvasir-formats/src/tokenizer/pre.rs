@@ -54,7 +54,14 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
             "[0-9][0-9][0-9]".into(),
         ],
         "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" | "dbrx"
-        | "smaug-bpe" | "chatglm-bpe" | "glm4" | "glm5" => vec![llama3("{1,3}")],
+        | "smaug-bpe" | "chatglm-bpe" | "glm4" | "glm5" | "jina-v5-nano" => vec![llama3("{1,3}")],
+        // White space in pieces of powers of two.
+        "jais-2" => {
+            let wide = [512, 256, 128, 64, 32, 16, 8, 4].map(|n| format!(r"\s{{{n}}}(?!\S)|")).concat();
+            vec![llama3("{1,3}").replace(r"\s+(?!\S)|\s+", &format!(r"{wide}\s{{1,2}}(?!\S)|\s"))]
+        }
+        // Digits by threes from the right, and no words.
+        "superbpe" => vec![r"\p{N}+".into(), r"(?=(\d{3})+(?!\d))".into()],
         "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "stablelm2" | "megrez" | "hunyuan" | "solar-open"
         | "grok-2" => vec![llama3("")],
         "qwen35" => vec![format!(
@@ -64,7 +71,7 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
         "laguna" => vec![r"[^\n]+|[\n]+".into(), llama3("")],
         "gpt-2" | "phi-2" | "gigachat" | "a.x-4.0" | "mellum" | "modern-bert" | "mpt" | "olmo" | "jais" | "trillion"
         | "granite-docling" | "exaone4" | "jina-es" | "jina-de" | "jina-v2-es" | "jina-v2-de" | "jina-v2-code"
-        | "roberta-bpe" => one(GPT2),
+        | "jina-v1-en" | "roberta-bpe" => one(GPT2),
         "starcoder" | "refact" | "command-r" | "smollm" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
             vec![r"\p{N}".into(), GPT2.into()]
         }
@@ -93,7 +100,7 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
         "gpt-4o" | "llama4" | "kanana2" | "talkie" | "minimax-m2" | "granite-embed-multi-97m" => {
             vec![cased(&optional, "{1,3}", "/")]
         }
-        "tiny_aya" | "cohere2moe" => vec![r"\d{1,3}(?=(?:\d{3})*\b)".into(), cased(&optional, "", "/")],
+        "tiny_aya" | "cohere2moe" => vec![r"\d{1,3}(?=(?:\d{3})*\b)".into(), cased(&optional, "{1,3}", "/")],
         "tekken" => vec![cased("", "", "/")],
         "kimi-k2" => {
             let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]";
@@ -141,6 +148,7 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
                 | "pixtral"
                 | "midm-2.0"
                 | "lfm2"
+                | "jina-v5-nano"
                 | "glm4"
                 | "glm5"
                 | "tekken"
@@ -158,6 +166,7 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
                 | "pixtral"
                 | "midm-2.0"
                 | "lfm2"
+                | "jina-v5-nano"
                 | "tekken"
         ),
     })

@@ -16,7 +16,8 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let windows = listed_windows(c, |layer| layer.is_multiple_of(2))?;
     let (count, inner) = (c.number("num_local_experts")?, c.size("intermediate_size")?);
     let limit = c.float_or("swiglu_limit", 7.0)? as f32;
-    let activation = Activation::ClampedSwiglu { alpha: 1.702, limit };
+    let alpha = c.float_or("swiglu_alpha", 1.702)? as f32;
+    let activation = Activation::ClampedSwiglu { alpha, limit };
     let top_k = match c.opt_size("num_experts_per_tok")? {
         Some(k) => k,
         None => c.size("experts_per_token")?,

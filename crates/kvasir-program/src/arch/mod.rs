@@ -9,8 +9,10 @@ mod mixtral;
 mod phi3;
 mod qwen;
 mod qwen3_moe;
+mod silent;
 
-use crate::{ProgramError, Source, builder::Builder, config::Config, error::Result};
+use crate::{ProgramError, builder::Builder, config::Config, error::Result};
+use serde_json::Value as Json;
 
 /// One architecture that programs can be made for.
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +58,8 @@ impl Architecture {
     }
 
     /// The one that a config names.
-    pub fn of(source: &Source) -> Result<Self> {
-        let config = Config::new(&source.config);
+    pub fn of(config: &Json) -> Result<Self> {
+        let config = Config::new(config);
         let names = config.texts("architectures")?.unwrap_or_default();
         let name = names.first().ok_or_else(|| config.bad("architectures", "names none"))?;
         let found = Self::all().find(|a| a.name == *name);

@@ -96,11 +96,12 @@ fn embedding_weight(b: &mut Builder<'_>) -> Result<WeightId> {
     b.weight("model.embed_tokens.weight", &shape, Role::Embedding)
 }
 
-/// `lm_head.weight`, or the embedding in its place. Configs that leave the flag out mean what the file has.
+/// `lm_head.weight`, or the embedding in its place. What a file has counts, whatever the config says of tying: a head that was
+/// trained apart is stored by itself.
 fn output_weight(b: &mut Builder<'_>) -> Result<WeightId> {
     let name = "lm_head.weight";
     let shape = [b.program.vocab, b.program.hidden];
-    if b.config.flag_or("tie_word_embeddings", !b.source.has(name))? {
+    if !b.source.has(name) && b.config.flag_or("tie_word_embeddings", true)? {
         let table = embedding_weight(b)?;
         return b.tied(name, table);
     }

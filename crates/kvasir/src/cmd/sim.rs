@@ -108,6 +108,7 @@ impl Args {
             slots: self.sim_preset.slots(options.memory_share()?),
             windows: Vec::new(),
             is_cpu: self.sim_preset.machine.name.starts_with("cpu"),
+            is_simulated: true,
         };
         let settled = options.settle(&facts)?;
         let mut workload = self.workload(scenario, settled.limits.max_model_len)?;

@@ -1,0 +1,109 @@
+//! Tokens that end an answer. A GGUF file names one or a few of them; most that chat models were taught are known by their spelling alone.
+
+use crate::gguf::Gguf;
+
+/// Spellings that end a turn or a text. Files that were converted long ago, or wrongly, list them as ordinary tokens.
+pub(super) const SPELLINGS: [&str; 22] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+
+/// What else a file may name: the ends of texts, turns and messages, and where filling in stops.
+const KEYS: [&str; 6] = ["eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"];
+
+/// Where all of one of these are, an answer has several messages, and the end of a message is not that of the answer.
+const MESSAGES: [[&str; 2]; 3] =
+    [["<|return|>", "<|call|>"], ["<|return|>", "<|calls|>"], ["<|flush|>", "<|calls|>"]];
+
+/// Whether a spelling is that of ordinary text in a vocabulary that has such others.
+pub(super) fn is_text(spelling: &str, has: impl Fn(&str) -> bool) -> bool {
+    spelling == "</s>" && (has("<|tool_response>") || has("<|plamo:eos|>"))
+}
+
+/// All ids that end an answer, the one that the file calls the end of a text first.
+pub(crate) fn ends(gguf: &Gguf) -> Vec<u32> {
+    let Some(tokens) = gguf.array("tokenizer.ggml.tokens") else {
+        return named(gguf, u32::MAX);
+    };
+    let mut ends = named(gguf, u32::try_from(tokens.len()).unwrap_or(u32::MAX));
+    // One pass that looks at a few bytes of each: vocabularies are long.
+    let longest = SPELLINGS.iter().map(|s| s.len()).max().unwrap_or(0);
+    let spelled = |bytes: &[u8]| SPELLINGS.iter().find(|s| s.as_bytes() == bytes).copied();
+    let found: Vec<(u32, &str)> = (0u32..)
+        .zip(tokens.string_bytes())
+        .filter(|(_, bytes)| bytes.len() <= longest && matches!(bytes.first(), Some(b'<' | b'[' | b'_')))
+        .filter_map(|(id, bytes)| Some((id, spelled(bytes)?)))
+        .collect();
+    let has = |spelling: &str| found.iter().any(|(_, other)| *other == spelling);
+    let in_answers = MESSAGES.iter().any(|both| both.iter().all(|one| has(one)));
+    let goes_on = |spelling: &str| (spelling == "<|end|>" && in_answers) || is_text(spelling, has);
+    for (id, _) in found.iter().filter(|(_, spelling)| !goes_on(spelling)) {
+        if !ends.contains(id) {
+            ends.push(*id);
+        }
+    }
+    ends
+}
+
+fn named(gguf: &Gguf, tokens: u32) -> Vec<u32> {
+    let id = |key: &str| gguf.u64(&format!("tokenizer.ggml.{key}_token_id"));
+    let mut ids: Vec<u32> = Vec::new();
+    for id in KEYS.iter().filter_map(|key| u32::try_from(id(key)?).ok()).filter(|id| *id < tokens) {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::{Array, Value, Writer};
+
+    fn ends_of(name: &str, tokens: &[&str], named: &[(&str, u32)]) -> Vec<u32> {
+        let to = std::env::temp_dir().join(format!("kvasir-{name}-{}.gguf", std::process::id()));
+        let mut writer = Writer::new();
+        writer.set("general.architecture", Value::Str("test".into()));
+        writer.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(tokens.iter().copied())));
+        for (key, id) in named {
+            writer.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(*id));
+        }
+        writer.write(std::fs::File::create(&to).unwrap(), |_, _| Ok(())).unwrap();
+        let ends = ends(&Gguf::open(&to).unwrap());
+        std::fs::remove_file(&to).unwrap();
+        ends
+    }
+
+    #[test]
+    fn turns_end_with_what_is_named_and_with_what_is_spelled_so() {
+        let chat = ["<|endoftext|>", "a", "<|im_start|>", "<|im_end|>", "<turn", "b"];
+        assert_eq!(ends_of("chat", &chat, &[("eos", 3), ("eot", 5)]), [3, 5, 0]);
+        assert_eq!(ends_of("few", &["a", "b"], &[("eos", 1), ("eom", 7)]), [1]);
+        // An answer there has several messages, each with this behind it.
+        let harmony = ["<|end|>", "<|return|>", "<|call|>", "a"];
+        assert_eq!(ends_of("harmony", &harmony, &[("eos", 1)]), [1, 2]);
+        assert_eq!(ends_of("phi", &["<|end|>", "a"], &[]), [0]);
+        assert_eq!(ends_of("text", &["</s>", "<|tool_response>", "<eos>"], &[("eos", 2)]), [2, 1]);
+    }
+}

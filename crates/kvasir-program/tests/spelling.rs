@@ -1,0 +1,151 @@
+//! Configs that say the same in other words, or leave it out.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use kvasir_program::{Activation, Model, Op, Role, Source};
+use serde_json::{Value as Json, json};
+use std::collections::BTreeMap;
+
+/// A small config of an architecture, with `more` beside or in place of what is common.
+fn small(architecture: &str, more: Json) -> Result<Model, String> {
+    let mut config = json!({
+        "architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 1024,
+        "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "rope_theta": 10000.0});
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Model::build(&Source::of_config(config)).map_err(|e| e.to_string())
+}
+
+#[test]
+fn spellings_of_a_rope_mean_the_same() {
+    let rope = |more: Json| small("LlamaForCausalLM", more).unwrap().target.ropes.remove(0);
+    let scaled = |scaling: Json| rope(json!({"rope_scaling": scaling}));
+    // Nothing changes within the length that the model was made for.
+    assert_eq!(scaled(json!({"type": "dynamic", "factor": 4.0})), rope(json!({})));
+    // A stretch that is not said follows from the lengths; lengths that are not said are the model's.
+    let said = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256});
+    assert_eq!(
+        scaled(json!({"rope_type": "yarn", "original_max_position_embeddings": 256})),
+        scaled(said.clone())
+    );
+    let newer = json!({"rope_theta": null, "rope_parameters": said, "rope_scaling": null});
+    assert_eq!(rope(newer), scaled(said));
+    let llama3 =
+        json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+    let mut whole = llama3.clone();
+    whole["original_max_position_embeddings"] = 1024.into();
+    assert_eq!(scaled(llama3), scaled(whole));
+}
+
+#[test]
+fn experts_have_the_activation_of_the_config() {
+    for architecture in ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "Glm4MoeForCausalLM"] {
+        let activation = |name: &str| {
+            let model = small(architecture, json!({"hidden_act": name, "n_shared_experts": 1}))?;
+            let of = |op: &Op| match op {
+                Op::Mixture { experts, .. } => Some(experts.activation),
+                Op::Gate { activation, .. } => Some(*activation),
+                _ => None,
+            };
+            Ok::<_, String>(model.target.ops.iter().filter_map(of).collect::<Vec<_>>())
+        };
+        let all = activation("gelu_new").unwrap();
+        assert!(!all.is_empty() && all.iter().all(|a| *a == Activation::GeluTanh), "{architecture}: {all:?}");
+        assert!(activation("relu").unwrap_err().contains("relu"), "{architecture}");
+    }
+}
+
+/// A small config without a key, and with one added.
+fn without(architecture: &str, key: &str, more: Json) -> Model {
+    let mut config = json!({
+        "architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 30,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 1024,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+        "head_dim": 16, "use_sliding_window": true, "n_group": 8, "topk_group": 4, "rope_local_base_freq": 1e4,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 16,
+        "num_nextn_predict_layers": 1});
+    let map = config.as_object_mut().unwrap();
+    map.remove(key);
+    map.extend(more.as_object().unwrap().clone());
+    if map.contains_key("n_routed_experts") || architecture.starts_with("Deepseek") {
+        map.remove("num_local_experts");
+        map.entry("n_routed_experts").or_insert(16.into());
+    }
+    Model::build(&Source::of_config(config)).unwrap()
+}
+
+#[test]
+fn silence_means_what_the_architecture_means_by_it() {
+    for (architecture, key, means) in [
+        ("MistralForCausalLM", "sliding_window", json!(4096)),
+        ("Qwen2ForCausalLM", "max_window_layers", json!(28)),
+        ("Qwen3ForCausalLM", "sliding_window", json!(4096)),
+        ("MixtralForCausalLM", "rope_theta", json!(1e6)),
+        ("MixtralForCausalLM", "rms_norm_eps", json!(1e-5)),
+        ("GptOssForCausalLM", "rope_theta", json!(150_000)),
+        ("GptOssForCausalLM", "sliding_window", json!(128)),
+        ("GptOssForCausalLM", "swiglu_alpha", json!(1.702)),
+        ("Phi3ForCausalLM", "rms_norm_eps", json!(1e-5)),
+        ("Gemma3ForCausalLM", "hidden_activation", json!("gelu_pytorch_tanh")),
+        ("Gemma3ForCausalLM", "query_pre_attn_scalar", json!(256)),
+        ("Gemma3ForCausalLM", "sliding_window", json!(4096)),
+        ("DeepseekV3ForCausalLM", "routed_scaling_factor", json!(2.5)),
+        ("DeepseekV3ForCausalLM", "n_group", json!(8)),
+        ("LlamaForCausalLM", "rms_norm_eps", json!(1e-6)),
+    ] {
+        let silent = without(architecture, key, json!({}));
+        assert_eq!(silent, without(architecture, key, json!({ key: means })), "{architecture} {key}");
+        let other = match &means {
+            Json::String(_) => json!("silu"),
+            number if number.is_u64() => json!(number.as_u64().unwrap() / 2),
+            number => json!(number.as_f64().unwrap() * 2.0),
+        };
+        assert_ne!(silent, without(architecture, key, json!({ key: other })), "{architecture} {key}");
+    }
+    // Null is not silence.
+    let null = without("MistralForCausalLM", "sliding_window", json!({"sliding_window": null}));
+    assert!(null.target.layers.iter().all(|layer| layer.window.is_none()));
+}
+
+#[test]
+fn experts_are_counted_under_any_of_their_names() {
+    for architecture in ["Qwen3MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM"] {
+        let named = |name: &str| without(architecture, "num_local_experts", json!({ name: 4 }));
+        assert_eq!(named("num_experts"), named("num_local_experts"), "{architecture}");
+    }
+    let layers =
+        |name: &str| without("DeepseekV3ForCausalLM", "num_nextn_predict_layers", json!({ name: 2 }));
+    assert_eq!(layers("num_mtp_layers"), layers("num_nextn_predict_layers"));
+    assert_eq!(layers("num_mtp_layers").predictions.len(), 2);
+}
+
+#[test]
+fn a_rope_that_somebody_scales_by_hand_is_scaled() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256});
+    let plain = json!({"rope_type": "default", "rope_theta": 1e6});
+    let rope = |more: Json| small("LlamaForCausalLM", more).unwrap().target.ropes.remove(0);
+    let both = rope(json!({"rope_theta": null, "rope_parameters": plain, "rope_scaling": yarn}));
+    assert_eq!(both, rope(json!({"rope_theta": 1e6, "rope_scaling": yarn})));
+    assert_ne!(both, rope(json!({"rope_theta": 1e6})));
+}
+
+#[test]
+fn a_head_that_is_stored_is_used_though_the_config_ties_it() {
+    let build = |stored: bool, tie: bool| {
+        let config = json!({
+            "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 1024, "tie_word_embeddings": tie});
+        let asked = Model::build(&Source::of_config(config.clone())).unwrap().target;
+        let shapes = asked.weights.iter().filter(|w| w.role != Role::Head && w.tie.is_none());
+        let mut tensors: BTreeMap<_, _> = shapes.map(|w| (w.name.clone(), w.shape.clone())).collect();
+        if stored {
+            tensors.insert("lm_head.weight".to_owned(), vec![512, 64]);
+        }
+        let model = Model::build(&Source { tensors: Some(tensors), ..Source::of_config(config) });
+        model.map(|model| model.target.weights.iter().any(|w| w.tie.is_some())).map_err(|e| e.to_string())
+    };
+    assert_eq!(build(true, true), Ok(false));
+    assert_eq!(build(true, false), Ok(false));
+    assert_eq!(build(false, true), Ok(true));
+    assert!(build(false, false).unwrap_err().contains("lm_head.weight"));
+}
