@@ -1,0 +1,213 @@
+//! The options that `serve`, `chat`, `generate`, `bench` and `sim` have in common, defined once: on the command line,
+//! as `KVASIR_…` in the environment, and by the same names in files.
+
+mod policy;
+mod settle;
+
+use crate::{
+    cmd::Failure,
+    switch::{Switch, word},
+};
+use kvasir_engine::{Order, rectangular::Rules};
+use kvasir_kv::CacheKind;
+use policy::PolicyKind;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+pub(crate) use settle::Settled;
+use settle::{rule, share};
+
+/// What was asked for; what is absent has a default that depends on the rest.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Options {
+    /// Bookkeeping of K and V: contiguous, cells, tree, paged or radix [default: radix; paged with rectangular; generate contiguous]
+    #[arg(long, env = "KVASIR_CACHE", value_parser = word::<CacheKind>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: Option<CacheKind>,
+    /// Who runs next: prefill-first, chunked or rectangular [default: chunked]
+    #[arg(long, env = "KVASIR_POLICY", value_parser = word::<PolicyKind>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<PolicyKind>,
+    /// Order of the queue: fcfs, priority or fair [default: fcfs]
+    #[arg(long, env = "KVASIR_ORDER", value_parser = word::<Order>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    order: Option<Order>,
+    /// Slots of the pool, a token each [default: what memory holds; chat and serve at most 32768; generate as many as it needs]
+    #[arg(long, env = "KVASIR_KV_CAPACITY", value_name = "SLOTS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_capacity: Option<u32>,
+    /// Share of the memory that weights leave which the pool may take [default: 0.9]
+    #[arg(long, env = "KVASIR_MEMORY_UTILIZATION", value_name = "SHARE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_utilization: Option<f64>,
+    /// Slots that are handed out together, 1 to 256 [default: 16; 64 with rectangular]
+    #[arg(long, env = "KVASIR_BLOCK_SIZE", value_name = "SLOTS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_size: Option<u32>,
+    /// With --cache contiguous: layers with a window keep no more than it and a step reach, on or off [default: off]
+    #[arg(long, env = "KVASIR_RINGS", value_parser = word::<Switch>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rings: Option<Switch>,
+    /// Whether prompts find what earlier requests left in paged or radix, on or off [default: on]
+    #[arg(long, env = "KVASIR_PREFIX_CACHE", value_parser = word::<Switch>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefix_cache: Option<Switch>,
+    /// Sequences that run at once [default: 512; 1 with contiguous and tree]
+    #[arg(long, env = "KVASIR_MAX_NUM_SEQS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_num_seqs: Option<u32>,
+    /// Tokens of one step [default: 2048; sim 16384 unless its machine is a CPU]
+    #[arg(long, env = "KVASIR_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_num_batched_tokens: Option<u32>,
+    /// Prompt and answer together [default: the model's, at most the pool]
+    #[arg(long, env = "KVASIR_MAX_MODEL_LEN", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<u32>,
+    /// Newcomers wait until the oldest has waited so many times the last prefill's time [default: 0]
+    #[arg(long, env = "KVASIR_DELAY_FACTOR", value_name = "F")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_factor: Option<f64>,
+    /// Cut prompts that do not fit a step, on or off [default: on]
+    #[arg(long, env = "KVASIR_CHUNKED_PREFILL", value_parser = word::<Switch>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunked_prefill: Option<Switch>,
+    /// Tokens of one prompt per step at most [default: none]
+    #[arg(long, env = "KVASIR_LONG_PREFILL_CAP", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    long_prefill_cap: Option<u32>,
+    /// Share of the pool that admission leaves free [default: 0]
+    #[arg(long, env = "KVASIR_WATERMARK", value_name = "SHARE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    watermark: Option<f64>,
+    /// Positions of a prefill step, whole blocks [default: 512]
+    #[arg(long, env = "KVASIR_CHUNK_SIZE", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk_size: Option<u32>,
+    /// No two prefill steps in a row while somebody decodes, on or off [default: on]
+    #[arg(long, env = "KVASIR_INTERLEAVE", value_parser = word::<Switch>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interleave: Option<Switch>,
+    /// Rows times largest tkv at most [default: 131072]
+    #[arg(long, env = "KVASIR_MAX_BATCH_TKV", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_batch_tkv: Option<u64>,
+    /// Rows of a decode step at most [default: 32]
+    #[arg(long, env = "KVASIR_MAX_BATCH", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_batch: Option<u32>,
+    /// The document's rules or the later code's [default: document]
+    #[arg(long, env = "KVASIR_RULES", value_parser = word::<Rules>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rules: Option<Rules>,
+    /// Admit without looking ahead and let decodes take turns, on or off [default: off]
+    #[arg(long, env = "KVASIR_PAUSING", value_parser = word::<Switch>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pausing: Option<Switch>,
+    /// With --pausing on: who has decoded most goes first, on or off [default: off]
+    #[arg(long, env = "KVASIR_LONG_OUTPUT_FIRST", value_parser = word::<Switch>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    long_output_first: Option<Switch>,
+    /// Make the next step while one runs, on or off; shows with --backend sim only: a CPU is busy with the step itself [default: on]
+    #[arg(long, env = "KVASIR_OVERLAP", value_parser = word::<Switch>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlap: Option<Switch>,
+    /// Rows of the largest recorded decode step [default: 256]
+    #[arg(long, env = "KVASIR_GRAPH_MAX_BATCH", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    graph_max_batch: Option<u32>,
+    /// Prompt tokens of one step at most [default: 8192]
+    #[arg(long, env = "KVASIR_MAX_EXTEND_TOKENS", value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_extend_tokens: Option<u32>,
+    /// Prompts and decodes in one step, on or off [default: off; serve on]
+    #[arg(long, env = "KVASIR_MIXED", value_parser = word::<Switch>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mixed: Option<Switch>,
+    /// With --mixed on: milliseconds that a step with decodes should take at most [default: none]
+    #[arg(long, env = "KVASIR_STEP_TARGET_MS", value_name = "MS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_target_ms: Option<f64>,
+    /// With --mixed on: times that a step with decodes may take of what they take alone [default: none; serve 4]
+    #[arg(long, env = "KVASIR_STEP_TARGET_TIMES", value_name = "F")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_target_times: Option<f64>,
+}
+
+/// What a server's steps take at most of what their decodes take alone, unless told otherwise.
+pub(crate) const SERVING_TIMES: f64 = 4.0;
+
+impl Options {
+    /// Options by the names of the command line, from a file.
+    pub(crate) fn from_map(map: &Map<String, Value>) -> Result<Self, Failure> {
+        for (name, value) in map {
+            // One by one first, so that the error can name it.
+            let alone = Value::Object(Map::from_iter([(name.clone(), value.clone())]));
+            let read = serde_json::from_value::<Self>(alone);
+            read.map_err(|error| Failure::usage(format!("options.{name}: {error}")))?;
+        }
+        let read = serde_json::from_value(Value::Object(map.clone()));
+        read.map_err(|error| Failure::usage(format!("options: {error}")))
+    }
+
+    /// These where they are given, else those of `base`.
+    pub(crate) fn over(&self, base: &Self) -> Result<Self, Failure> {
+        let map = |options: &Self| match serde_json::to_value(options) {
+            Ok(Value::Object(map)) => Ok(map),
+            _ => Err(Failure::usage("options: not a finite number")),
+        };
+        let mut merged = map(base)?;
+        merged.extend(map(self)?);
+        // What is not given is not written, so a null was a number that is none.
+        if let Some((name, _)) = merged.iter().find(|(_, value)| value.is_null()) {
+            return Err(Failure::usage(format!("--{name} is not a finite number")));
+        }
+        Self::from_map(&merged)
+    }
+
+    /// With what a server of many wants where nothing was said: prompts beside decodes, in chunks that keep a decode step
+    /// from taking more than a few times as long.
+    pub(crate) fn for_serving(mut self) -> Self {
+        let is_chunked = self.policy.is_none_or(|policy| policy == PolicyKind::Chunked);
+        if is_chunked && *self.mixed.get_or_insert(Switch::On) == Switch::On && self.step_target_ms.is_none()
+        {
+            self.step_target_times.get_or_insert(SERVING_TIMES);
+        }
+        self
+    }
+
+    /// Whether a policy was asked for that needs a cache with blocks.
+    pub(crate) fn needs_blocks(&self) -> bool {
+        self.policy == Some(PolicyKind::Rectangular)
+    }
+
+    /// Share of the memory for the pool.
+    pub(crate) fn memory_share(&self) -> Result<f64, Failure> {
+        rule(self.memory_utilization.is_none() || self.kv_capacity.is_none(), || {
+            "--memory-utilization cannot be combined with --kv-capacity".into()
+        })?;
+        share("memory-utilization", self.memory_utilization, 0.9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_fills_in_what_was_not_said_and_nothing_else() {
+        let served = |mixed, ms, times, policy| {
+            let options =
+                Options { mixed, step_target_ms: ms, step_target_times: times, policy, ..Options::default() };
+            let served = options.for_serving();
+            (served.mixed, served.step_target_ms, served.step_target_times)
+        };
+        let on = Some(Switch::On);
+        assert_eq!(served(None, None, None, None), (on, None, Some(SERVING_TIMES)));
+        assert_eq!(served(on, None, None, None), (on, None, Some(SERVING_TIMES)));
+        assert_eq!(served(None, Some(50.0), None, None), (on, Some(50.0), None));
+        assert_eq!(served(None, None, Some(2.0), None), (on, None, Some(2.0)));
+        assert_eq!(served(Some(Switch::Off), None, None, None), (Some(Switch::Off), None, None));
+        assert_eq!(served(None, None, None, Some(PolicyKind::Rectangular)), (None, None, None));
+    }
+}
