@@ -8,7 +8,6 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod attention;
-mod bf16_vectors;
 mod buffer;
 mod chains;
 mod dense;

@@ -1,9 +1,9 @@
 //! Many rows of bf16 without a tile unit: some steps of rows are brought into the form that is multiplied and stay in the caches while panels pass by,
 //! of which one step is brought into it at a time.
 
+use super::{Bf16Activations, Bf16Panels};
 use crate::Level;
 use crate::chains::{Columns, Rows, Sums, multiply};
-use crate::dense::{Bf16Activations, Bf16Panels};
 use crate::matmul::Output;
 use crate::quant::{LANES, TILE};
 use std::cell::RefCell;

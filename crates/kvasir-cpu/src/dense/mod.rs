@@ -1,11 +1,16 @@
-//! Weights that are floats: bf16 pairs for the tile unit, and f32 for exact arithmetic.
+//! Weights that are floats: bf16 in pairs of inputs, and f32 for exact arithmetic.
 
-use crate::bf16_vectors;
+mod f32_panels;
+mod many;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
 use crate::buffer::Buffer;
 use crate::level::per_level;
 use crate::matmul::{Output, token_blocks};
 use crate::quant::{LANES, TILE};
 use crate::{Level, Team};
+pub(crate) use f32_panels::{F32Panels, matmul_f32};
 use half::bf16;
 use std::io;
 
@@ -189,14 +194,14 @@ pub(crate) fn matmul_bf16(
     rows: usize,
     out: &Output,
 ) {
-    if level < Level::Amx && rows >= bf16_vectors::MANY {
-        let groups = w.panels().div_ceil(bf16_vectors::PANELS);
-        return team.each_in_order(groups * rows.div_ceil(bf16_vectors::BLOCK), &|_, item| {
-            let panel = item % groups * bf16_vectors::PANELS;
-            let first = item / groups * bf16_vectors::BLOCK;
-            let panels = panel..w.panels().min(panel + bf16_vectors::PANELS);
-            let rows = first..rows.min(first + bf16_vectors::BLOCK);
-            bf16_vectors::panels(level, w, x, panels, rows, out);
+    if level < Level::Amx && rows >= many::MANY {
+        let groups = w.panels().div_ceil(many::PANELS);
+        return team.each_in_order(groups * rows.div_ceil(many::BLOCK), &|_, item| {
+            let panel = item % groups * many::PANELS;
+            let first = item / groups * many::BLOCK;
+            let panels = panel..w.panels().min(panel + many::PANELS);
+            let rows = first..rows.min(first + many::BLOCK);
+            many::panels(level, w, x, panels, rows, out);
         });
     }
     let block = if rows > 2 * TILE { token_blocks(rows, w.steps * STEP * 2) } else { rows };
@@ -207,227 +212,12 @@ pub(crate) fn matmul_bf16(
         let first = item / groups * block;
         #[cfg(target_arch = "x86_64")]
         if level >= Level::Amx {
-            return tiled::panels(w, x, panels, first..rows.min(first + block), out);
+            return tiles::panels(w, x, panels, first..rows.min(first + block), out);
         }
         if first == 0 {
             panels.for_each(|panel| vector_panel(level, w, x, panel, rows, out));
         }
     });
-}
-
-#[cfg(target_arch = "x86_64")]
-mod tiled {
-    use super::{Bf16Activations, Bf16Panels, LANES, Output, TILE};
-    use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    use std::ops::Range;
-
-    #[repr(C, align(64))]
-    struct Sums([[[f32; LANES]; TILE]; 4]);
-
-    pub(super) fn panels(
-        w: &Bf16Panels,
-        x: &Bf16Activations,
-        panels: Range<usize>,
-        rows: Range<usize>,
-        out: &Output,
-    ) {
-        // SAFETY: the level says that tiles are permitted.
-        let _tiles = unsafe { Tiles::configure() };
-        let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
-        let mut panel = panels.start;
-        while panel < panels.end {
-            let two_panels = panel + 1 < panels.end;
-            let mut row = rows.start;
-            while row < rows.end {
-                let two_tiles = rows.end - row > TILE;
-                for r in row..rows.end.min(row + 2 * TILE) {
-                    (panel..panels.end.min(panel + 2)).for_each(|panel| out.fetch(r, panel * LANES));
-                }
-                // SAFETY: tiles are configured, the panels exist, activations come in pairs of tiles.
-                unsafe {
-                    match (two_tiles, two_panels) {
-                        (true, true) => dot::<2, 2>(w, x, panel, row / TILE, &mut sums),
-                        (true, false) => dot::<2, 1>(w, x, panel, row / TILE, &mut sums),
-                        (false, true) => dot::<1, 2>(w, x, panel, row / TILE, &mut sums),
-                        (false, false) => dot::<1, 1>(w, x, panel, row / TILE, &mut sums),
-                    }
-                }
-                for t in 0..1 + usize::from(two_tiles) {
-                    for p in 0..1 + usize::from(two_panels) {
-                        let first = row + t * TILE;
-                        let n = rows.end.min(first + TILE) - first;
-                        for (i, s) in sums.0[t * 2 + p].iter().enumerate().take(n) {
-                            out.store(first + i, (panel + p) * LANES, s);
-                        }
-                    }
-                }
-                row += TILE * (1 + usize::from(two_tiles));
-            }
-            panel += 1 + usize::from(two_panels);
-        }
-    }
-
-    /// How far ahead of a tile memory is asked for, in bytes: the half of it that is read last, and half of the next.
-    const AHEAD: usize = 512;
-
-    /// Asks for a tile's worth.
-    fn ask(at: *const u8) {
-        for line in 0..16 {
-            // SAFETY: a hint, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(AHEAD + line * 64).cast()) };
-        }
-    }
-
-    unsafe fn dot<const T: usize, const P: usize>(
-        w: &Bf16Panels,
-        x: &Bf16Activations,
-        panel: usize,
-        tile: usize,
-        sums: &mut Sums,
-    ) {
-        let b = [w.panel(panel), w.panel(panel + P - 1)];
-        // SAFETY: all tiles lie within the panels, the activations and the sums.
-        unsafe {
-            // As few registers as it takes: see `docs/kernels.md`.
-            tile_zero!(0);
-            if P == 2 {
-                tile_zero!(1);
-            }
-            if T == 2 {
-                tile_zero!(2);
-                if P == 2 {
-                    tile_zero!(3);
-                }
-            }
-            for step in 0..w.steps {
-                let at = step * 1024;
-                if T == 1 {
-                    // Few rows wait for memory, not for the tiles.
-                    b.iter().take(P).for_each(|b| ask(b.wrapping_add(at)));
-                }
-                tile_load!(4, x.tile(tile, step), 64);
-                tile_load!(5, b[0].add(at), 64);
-                tile_dot_bf16!(0, 4, 5);
-                if P == 2 {
-                    tile_load!(5, b[1].add(at), 64);
-                    tile_dot_bf16!(1, 4, 5);
-                }
-                if T == 2 {
-                    tile_load!(4, x.tile(tile + 1, step), 64);
-                    if P == 2 {
-                        tile_dot_bf16!(3, 4, 5);
-                        tile_load!(5, b[0].add(at), 64);
-                    }
-                    tile_dot_bf16!(2, 4, 5);
-                }
-            }
-            tile_store!(0, sums.0[0].as_mut_ptr());
-            if P == 2 {
-                tile_store!(1, sums.0[1].as_mut_ptr());
-            }
-            if T == 2 {
-                tile_store!(2, sums.0[2].as_mut_ptr());
-                if P == 2 {
-                    tile_store!(3, sums.0[3].as_mut_ptr());
-                }
-            }
-        }
-    }
-}
-
-/// An f32 matrix as panels of 16 outputs, a vector per input. One chain of fused multiply-adds per output.
-pub(crate) struct F32Panels {
-    pub(crate) outputs: usize,
-    inputs: usize,
-    bytes: Buffer,
-}
-
-impl F32Panels {
-    /// Packs rows that `row(n, values)` fills.
-    pub(crate) fn pack(
-        team: &Team,
-        (outputs, inputs): (usize, usize),
-        row: &(dyn Fn(usize, &mut [f32]) + Sync),
-    ) -> io::Result<Self> {
-        let panels = outputs.div_ceil(LANES);
-        let bytes = Buffer::in_large_pages(panels * inputs * 64)?;
-        let base = bytes.ptr() as usize;
-        team.each(panels, &|_, panel| {
-            // SAFETY: the panel lies in the buffer, and each panel is written by one thread.
-            let dest = unsafe {
-                std::slice::from_raw_parts_mut((base + panel * inputs * 64) as *mut [f32; LANES], inputs)
-            };
-            let mut values = vec![0f32; inputs];
-            for lane in 0..LANES.min(outputs - panel * LANES) {
-                row(panel * LANES + lane, &mut values);
-                dest.iter_mut().zip(&values).for_each(|(d, &v)| d[lane] = v);
-            }
-        });
-        Ok(Self { outputs, inputs, bytes })
-    }
-
-    pub(crate) fn panels(&self) -> usize {
-        self.outputs.div_ceil(LANES)
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes.len()
-    }
-
-    fn panel(&self, n: usize) -> &[[f32; LANES]] {
-        debug_assert!(n < self.panels());
-        // SAFETY: the panel lies in the buffer, which is aligned to a page; every bit pattern is a float.
-        unsafe { std::slice::from_raw_parts(self.bytes.ptr().add(n * self.inputs * 64).cast(), self.inputs) }
-    }
-}
-
-#[inline(always)]
-fn f32_panel_body(w: &F32Panels, x: &[f32], stride: usize, panel: usize, rows: usize, out: &Output) {
-    #[inline(always)]
-    fn some<const N: usize>(w: &[[f32; LANES]], x: [&[f32]; N]) -> [[f32; LANES]; N] {
-        let mut sums = [[0f32; LANES]; N];
-        for (i, w) in w.iter().enumerate() {
-            for n in 0..N {
-                let v = x[n][i];
-                for lane in 0..LANES {
-                    sums[n][lane] = w[lane].mul_add(v, sums[n][lane]);
-                }
-            }
-        }
-        sums
-    }
-    let weights = w.panel(panel);
-    let at = |row: usize| &x[row * stride..row * stride + w.inputs];
-    let mut row = 0;
-    while row < rows {
-        if rows - row >= 4 {
-            let sums = some::<4>(weights, std::array::from_fn(|n| at(row + n)));
-            sums.iter().enumerate().for_each(|(n, s)| out.store(row + n, panel * LANES, s));
-            row += 4;
-        } else {
-            let [sums] = some::<1>(weights, [at(row)]);
-            out.store(row, panel * LANES, &sums);
-            row += 1;
-        }
-    }
-}
-
-per_level! {
-    /// One panel times all rows.
-    f32_panel(w: &F32Panels, x: &[f32], stride: usize, panel: usize, rows: usize, out: &Output) => f32_panel_body
-}
-
-/// `out[row] = w · x[row]`, rows of `x` `stride` apart.
-pub(crate) fn matmul_f32(
-    team: &Team,
-    level: Level,
-    w: &F32Panels,
-    (x, stride): (&[f32], usize),
-    rows: usize,
-    out: &Output,
-) {
-    team.each(w.panels(), &|_, panel| f32_panel(level, w, x, stride, panel, rows, out));
 }
 
 #[cfg(test)]

@@ -1,0 +1,119 @@
+//! bf16 on the tile unit: two tiles of rows times two panels, or one of each where there are no more.
+
+use super::{Bf16Activations, Bf16Panels, LANES, Output, TILE};
+use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use std::ops::Range;
+
+#[repr(C, align(64))]
+struct Sums([[[f32; LANES]; TILE]; 4]);
+
+pub(super) fn panels(
+    w: &Bf16Panels,
+    x: &Bf16Activations,
+    panels: Range<usize>,
+    rows: Range<usize>,
+    out: &Output,
+) {
+    // SAFETY: the level says that tiles are permitted.
+    let _tiles = unsafe { Tiles::configure() };
+    let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
+    let mut panel = panels.start;
+    while panel < panels.end {
+        let two_panels = panel + 1 < panels.end;
+        let mut row = rows.start;
+        while row < rows.end {
+            let two_tiles = rows.end - row > TILE;
+            for r in row..rows.end.min(row + 2 * TILE) {
+                (panel..panels.end.min(panel + 2)).for_each(|panel| out.fetch(r, panel * LANES));
+            }
+            // SAFETY: tiles are configured, the panels exist, activations come in pairs of tiles.
+            unsafe {
+                match (two_tiles, two_panels) {
+                    (true, true) => dot::<2, 2>(w, x, panel, row / TILE, &mut sums),
+                    (true, false) => dot::<2, 1>(w, x, panel, row / TILE, &mut sums),
+                    (false, true) => dot::<1, 2>(w, x, panel, row / TILE, &mut sums),
+                    (false, false) => dot::<1, 1>(w, x, panel, row / TILE, &mut sums),
+                }
+            }
+            for t in 0..1 + usize::from(two_tiles) {
+                for p in 0..1 + usize::from(two_panels) {
+                    let first = row + t * TILE;
+                    let n = rows.end.min(first + TILE) - first;
+                    for (i, s) in sums.0[t * 2 + p].iter().enumerate().take(n) {
+                        out.store(first + i, (panel + p) * LANES, s);
+                    }
+                }
+            }
+            row += TILE * (1 + usize::from(two_tiles));
+        }
+        panel += 1 + usize::from(two_panels);
+    }
+}
+
+/// How far ahead of a tile memory is asked for, in bytes: the half of it that is read last, and half of the next.
+const AHEAD: usize = 512;
+
+/// Asks for a tile's worth.
+fn ask(at: *const u8) {
+    for line in 0..16 {
+        // SAFETY: a hint, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(AHEAD + line * 64).cast()) };
+    }
+}
+
+unsafe fn dot<const T: usize, const P: usize>(
+    w: &Bf16Panels,
+    x: &Bf16Activations,
+    panel: usize,
+    tile: usize,
+    sums: &mut Sums,
+) {
+    let b = [w.panel(panel), w.panel(panel + P - 1)];
+    // SAFETY: all tiles lie within the panels, the activations and the sums.
+    unsafe {
+        // As few registers as it takes: see `docs/kernels.md`.
+        tile_zero!(0);
+        if P == 2 {
+            tile_zero!(1);
+        }
+        if T == 2 {
+            tile_zero!(2);
+            if P == 2 {
+                tile_zero!(3);
+            }
+        }
+        for step in 0..w.steps {
+            let at = step * 1024;
+            if T == 1 {
+                // Few rows wait for memory, not for the tiles.
+                b.iter().take(P).for_each(|b| ask(b.wrapping_add(at)));
+            }
+            tile_load!(4, x.tile(tile, step), 64);
+            tile_load!(5, b[0].add(at), 64);
+            tile_dot_bf16!(0, 4, 5);
+            if P == 2 {
+                tile_load!(5, b[1].add(at), 64);
+                tile_dot_bf16!(1, 4, 5);
+            }
+            if T == 2 {
+                tile_load!(4, x.tile(tile + 1, step), 64);
+                if P == 2 {
+                    tile_dot_bf16!(3, 4, 5);
+                    tile_load!(5, b[0].add(at), 64);
+                }
+                tile_dot_bf16!(2, 4, 5);
+            }
+        }
+        tile_store!(0, sums.0[0].as_mut_ptr());
+        if P == 2 {
+            tile_store!(1, sums.0[1].as_mut_ptr());
+        }
+        if T == 2 {
+            tile_store!(2, sums.0[2].as_mut_ptr());
+            if P == 2 {
+                tile_store!(3, sums.0[3].as_mut_ptr());
+            }
+        }
+    }
+}
