@@ -33,8 +33,14 @@ use kvasir_program::LayerFacts;
 use scratch::{SCRATCH, Scratch};
 use share::Group;
 use softmax::{LANES, Rule};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
+
+thread_local! {
+    /// Where each group's pieces end, counted through all groups.
+    static ENDS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Blocks of lanes that one piece of work takes at most: their sums stay in the second-level cache.
 const BLOCKS: usize = 32;
@@ -149,21 +155,25 @@ impl Attend<'_> {
             let (tokens, heads) = self.size(group, all, &cut);
             (all, tokens, heads, all.div_ceil(tokens.max(1)) * kv_heads.div_ceil(heads))
         };
-        team.each(self.views.groups.iter().map(|g| pieces(g).3).sum(), &|_, item| {
-            let mut item = item;
-            for group in &self.views.groups {
-                let (all, tokens, heads, count) = pieces(group);
-                if item >= count {
-                    item -= count;
-                    continue;
-                }
+        ENDS.with_borrow_mut(|ends| {
+            let groups = &self.views.groups;
+            let mut end = 0;
+            ends.clear();
+            ends.extend(groups.iter().map(|group| {
+                end += pieces(group).3;
+                end
+            }));
+            let ends = &*ends;
+            team.each(end, &|_, item| {
+                let at = ends.partition_point(|end| *end <= item);
+                let (all, tokens, heads, count) = pieces(&groups[at]);
+                let item = item + count - ends[at];
                 let by_heads = kv_heads.div_ceil(heads);
                 let (t, h) = (item / by_heads * tokens, item % by_heads * heads);
-                let piece =
-                    Piece { group, heads: h..kv_heads.min(h + heads), tokens: t..all.min(t + tokens) };
+                let heads = h..kv_heads.min(h + heads);
+                let piece = Piece { group: &groups[at], heads, tokens: t..all.min(t + tokens) };
                 SCRATCH.with_borrow_mut(|scratch| self.piece(level, &piece, scratch, out));
-                break;
-            }
+            });
         });
     }
 
