@@ -31,10 +31,36 @@ fn snippets_render_as_recorded() {
     assert!(wrong.is_empty(), "{}\n{} differ", wrong.join("\n"), wrong.len());
 }
 
+const SMALL: Limits = Limits { fuel: 200_000, value_bytes: 1 << 20, total_bytes: 8 << 20, depth: 300 };
+
+/// What a long chat takes grows by the square of its length in many templates: bytes where the text is put together
+/// in one variable, steps where each message looks through all others. Neither is held at once.
+#[test]
+fn long_chats_render() {
+    let chat = |n: usize| {
+        let messages: Vec<Json> = (0..n)
+            .map(|i| json!({"role": "user", "content": format!("question {i} {}", "x".repeat(50)), "parts": vec![0; 60]}))
+            .collect();
+        json!({ "messages": messages }).as_object().unwrap().clone()
+    };
+    let rendered = |source: &str, n: usize| {
+        let template = ChatTemplate::new(source).unwrap().with_limits(SMALL);
+        template.render(&chat(n), 0).map(|text| text.len()).map_err(|e| e.to_string())
+    };
+    let grown = "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s ~ '<' ~ m.role ~ '>' %}\
+                 {% set ns.s = ns.s ~ m.content %}{% endfor %}{{ ns.s }}";
+    assert_eq!(rendered(grown, 1_000), Ok(68_890));
+    let with_macro = "{% macro add(s, m) %}{{ s }}{{ m.content }}{% endmacro %}{% set ns = namespace(s='') %}\
+                      {% for m in messages %}{% set ns.s = add(ns.s, m) %}{% endfor %}{{ ns.s }}";
+    assert_eq!(rendered(with_macro, 1_000), Ok(62_890));
+    let looked_through = "{% for m in messages %}{% for n in messages %}{% if n.role == 'system' %}{{ n }}{% endif %}\
+                          {% endfor %}x{% endfor %}";
+    assert_eq!(rendered(looked_through, 300), Ok(300));
+}
+
 /// Each must end soon, with an error that names a line, and without taking much memory.
 #[test]
 fn endless_templates_end() {
-    let small = Limits { fuel: 200_000, value_bytes: 1 << 20, total_bytes: 8 << 20, depth: 300 };
     for source in [
         "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
@@ -66,13 +92,22 @@ fn endless_templates_end() {
         "{% set ns = namespace(s={}) %}{% for i in range(64) %}{% set ns.s = {'a': ns.s, 'b': ns.s} %}{% endfor %}{{ ns.s == ns.s }}",
         "{% set ns = namespace(s=[1]) %}{% for i in range(15) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}\
          {% for i in range(100000) %}{{ '' if ns.s == ns.s }}{% endfor %}",
+        // Values that are all held at once: by variables, by calls, by an expression that is not done.
+        "{% for i in range(1000) %}{% set n = namespace(s='x' * 100000 ~ i) %}{% endfor %}",
+        "{% macro m(s) %}{{ m('x' * 100000 ~ s | length) }}{% endmacro %}{{ m('') }}",
+        "{% macro m(s) %}{{ 'x' * 100000 }}{{ m(s) }}{% endmacro %}{{ m('') }}",
+        "{% for i in range(1000) %}{% set s = 'x' * 100000 ~ i %}{% macro m() %}{% endmacro %}{% endfor %}",
+        "{% set n = namespace(s=0) %}{% macro f() %}{% set n.s = 'x' * 100000 ~ 'y' %}{% endmacro %}\
+         {% macro g() %}{{ f() ~ (n.s if n.s ~ g() else 1) }}{% endmacro %}{{ g() }}",
+        // Values that are let go again are work.
+        "{% for i in range(100000) %}{% set s = 'x' * 1000000 %}{% endfor %}",
         // Texts that say little and grow much.
         "{{ ('%(a)4096s' * 20000) % {'a': 1} }}",
         "{{ ('{0:4096}' * 20000).format(1) }}",
         "{{ range(10000) | list | tojson(indent='x' * 1000) }}",
         "{{ range(10000) | list | tojson(separators=['x' * 1000, '']) }}",
     ] {
-        let got = ChatTemplate::new(source).and_then(|t| t.with_limits(small).render(&Map::new(), 0));
+        let got = ChatTemplate::new(source).and_then(|t| t.with_limits(SMALL).render(&Map::new(), 0));
         let error = got.map(|text| text.len()).expect_err(source);
         assert!(error.place().starts_with("template line 1"), "{source}: {error}");
     }

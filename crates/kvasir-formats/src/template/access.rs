@@ -40,8 +40,10 @@ impl Interp {
                 let found = self
                     .namespaces
                     .get(*id)
-                    .and_then(|n| n.get(&super::value::Key(Value::Str(name.clone()))));
-                Ok(found.cloned().unwrap_or_else(|| self.nothing(object, name)))
+                    .and_then(|n| n.get(&super::value::Key(Value::Str(name.clone()))))
+                    .cloned();
+                found.iter().for_each(|value| self.held_while_read(value));
+                Ok(found.unwrap_or_else(|| self.nothing(object, name)))
             }
             Value::Loop(id) => self.loop_attr(*id, name),
             Value::Tuple(t) if t.items.len() == 2 && matches!(&**name, "grouper" | "list") => {
@@ -58,6 +60,8 @@ impl Interp {
     }
 
     fn nothing(&self, object: &Value, name: &str) -> Value {
+        // A key may be as long as any text; its message keeps the beginning.
+        let name: String = name.chars().take(200).collect();
         Value::undefined(&format!("'{} object' has no attribute '{name}', which", object.type_name()))
     }
 
@@ -76,6 +80,7 @@ impl Interp {
             }
             Value::Str(s) => match key.as_int() {
                 Some(i) => {
+                    self.work(s.len())?;
                     let count = s.chars().count();
                     index(i, count).and_then(|i| s.chars().nth(i)).map(|c| Value::str(c.to_string()))
                 }
@@ -93,7 +98,7 @@ impl Interp {
                     return Ok(Value::Method(Arc::new((object.clone(), name.clone()))));
                 }
                 match object {
-                    Value::Namespace(_) | Value::Loop(_) => self.attr(object, name),
+                    Value::Namespace(_) | Value::Loop(_) | Value::Tuple(_) => self.attr(object, name),
                     _ => Ok(self.nothing(object, name)),
                 }
             }
@@ -150,6 +155,7 @@ impl Interp {
         match object {
             Value::Str(s) => {
                 self.room(s.len())?;
+                self.work(s.len())?;
                 if step == 1 && start.unwrap_or(0) >= 0 && stop.is_none_or(|s| s >= 0) {
                     // The common case without a list of all characters.
                     let skip = usize::try_from(start.unwrap_or(0)).unwrap_or(usize::MAX);
@@ -166,7 +172,7 @@ impl Interp {
                 let items = picked(l.items.len(), start, stop, step).map(|i| l.items[i].clone()).collect();
                 if matches!(object, Value::List(_)) { Value::list(items) } else { Value::tuple(items) }
             }
-            other => Ok(Value::undefined(&format!("a slice of '{}'", other.type_name()))),
+            other => Err(Fault::new(format!("'{}' object cannot be sliced", other.type_name()))),
         }
     }
 }

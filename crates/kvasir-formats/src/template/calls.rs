@@ -15,8 +15,9 @@ use std::sync::Arc;
 /// The sandbox's own limit.
 const MAX_RANGE: i128 = 100_000;
 
-const GLOBALS: [&str; 7] =
-    ["range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"];
+/// `self` has no blocks to offer: what is asked of it is undefined.
+const GLOBALS: [&str; 8] =
+    ["self", "range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"];
 
 /// The value of a global name.
 pub(super) fn global(name: &str) -> Option<Value> {
@@ -53,6 +54,7 @@ impl Interp {
 
     fn call_global(&mut self, name: &str, given: Given) -> Run<Value> {
         match name {
+            "self" => Err(Fault::new("'TemplateReference' object is not callable")),
             "range" => self.range(&given),
             "dict" => self.make_dict(&given).and_then(Value::dict),
             "namespace" => {
@@ -148,6 +150,7 @@ impl Interp {
         let scope = self.open_scope(defined_in)?;
         let Given { positional, mut named } = given;
         let mut rest = positional.into_iter();
+        let mut defaults = Vec::new();
         for (name, default) in &node.params {
             let by_name = named.iter().position(|(n, _)| n == name).map(|i| named.remove(i).1);
             let value = match (rest.next(), by_name, default) {
@@ -156,19 +159,26 @@ impl Interp {
                     return Err(Fault::new(why));
                 }
                 (Some(value), None, _) | (None, Some(value), _) => value,
-                (None, None, Some(default)) => self.eval(default, scope)?,
-                (None, None, None) => Value::undefined(&format!("parameter '{name}' was not provided and")),
+                (None, None, default) => {
+                    defaults.extend(default.as_ref().map(|d| (name, d)));
+                    Value::undefined(&format!("parameter '{name}' was not provided and"))
+                }
             };
-            self.assign_name(scope, name.clone(), value);
+            self.assign_name(scope, name.clone(), value)?;
+        }
+        // A default sees the parameters, and those not given as undefined, not the variables outside of these names.
+        for (name, default) in defaults {
+            let value = self.eval(default, scope)?;
+            self.assign_name(scope, name.clone(), value)?;
         }
         if let Some(at) = named.iter().position(|(n, _)| &**n == "caller") {
             let (name, caller) = named.remove(at);
-            self.assign_name(scope, name, caller);
+            self.assign_name(scope, name, caller)?;
         }
         let extra: Vec<Value> = rest.collect();
         if node.takes_varargs {
             let extra = Value::tuple(extra)?;
-            self.assign_name(scope, "varargs".into(), extra);
+            self.assign_name(scope, "varargs".into(), extra)?;
         } else if !extra.is_empty() {
             let why = format!("macro '{}' takes not more than {} argument(s)", node.name, node.params.len());
             return Err(Fault::new(why));
@@ -176,7 +186,7 @@ impl Interp {
         if node.takes_kwargs {
             let map = named.into_iter().map(|(n, v)| (Key(Value::Str(n)), v)).collect();
             let kwargs = Value::dict(map)?;
-            self.assign_name(scope, "kwargs".into(), kwargs);
+            self.assign_name(scope, "kwargs".into(), kwargs)?;
         } else if let Some((name, _)) = named.first() {
             return Err(Fault::new(format!("macro '{}' takes no keyword argument '{name}'", node.name)));
         }
@@ -193,7 +203,8 @@ impl Interp {
         }
         let over = given.positional.first().cloned().unwrap_or(Value::None);
         let mut out = String::new();
-        self.run_loop(&node, over, scope, depth, &mut out)?;
+        self.finishing(|i| i.run_loop(&node, over, scope, depth, &mut out))?;
+        self.written -= out.len();
         self.text(out)
     }
 }

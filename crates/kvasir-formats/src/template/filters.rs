@@ -6,10 +6,10 @@ use super::{
     format,
     json::{self, Style},
     lexer::python_space,
-    methods,
+    methods, numbers,
     repr::{str_of, write_repr},
     run::{Given, Interp},
-    sequences, text_methods,
+    sequences, signatures, text_methods,
     value::{Key, Value, View},
 };
 use std::sync::Arc;
@@ -75,6 +75,7 @@ pub(super) fn known(name: &str) -> bool {
 }
 
 pub(super) fn apply(interp: &mut Interp, name: &str, value: Value, given: &Given) -> Run<Value> {
+    signatures::filter(name, given)?;
     if let Value::Safe(s) = value {
         return on_safe(interp, name, s, given);
     }
@@ -98,7 +99,7 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: Value, given: &Given
         }
         "upper" | "lower" | "title" | "capitalize" | "trim" | "replace" | "indent" | "center"
         | "truncate" | "wordcount" | "striptags" | "urlencode" => text(interp, name, &value, given),
-        "length" | "count" => length(&value),
+        "length" | "count" => length(interp, &value),
         "list" => iterate(interp, &value).and_then(Value::list),
         "items" => match &value {
             Value::Undefined(_) => Value::generator(Vec::new()),
@@ -136,7 +137,9 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: Value, given: &Given
             write_repr(&value, &mut out);
             interp.text(out)
         }
-        "abs" | "int" | "float" | "round" | "sum" | "filesizeformat" => number(interp, name, &value, given),
+        "abs" | "int" | "float" | "round" | "sum" | "filesizeformat" => {
+            numbers::apply(interp, name, &value, given)
+        }
         "xmlattr" => xmlattr(interp, &value, given),
         "random" => Err(Fault::new("random: a rendering must be repeatable")),
         _ if known(name) => sequences::apply(interp, name, &value, given),
@@ -158,9 +161,12 @@ fn on_safe(interp: &mut Interp, name: &str, text: Arc<str>, given: &Given) -> Ru
     })
 }
 
-fn length(value: &Value) -> Run<Value> {
+fn length(interp: &mut Interp, value: &Value) -> Run<Value> {
     let n = match value {
-        Value::Str(s) => s.chars().count(),
+        Value::Str(s) => {
+            interp.work(s.len() / 16)?;
+            s.chars().count()
+        }
         Value::List(l) | Value::Tuple(l) => l.items.len(),
         Value::View(l, view) if *view != View::Generator => l.items.len(),
         Value::Dict(d) => d.map.len(),
@@ -214,11 +220,21 @@ fn tojson(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
         longest: interp.value_bytes(),
     };
     let text = json::dumps(value, &style)?;
+    interp.work(text.len())?;
     interp.text(text)
 }
 
 fn text(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
+    // These two take strings as they are; the others make one of anything.
+    if value.as_str().is_none() && name == "indent" {
+        let why = || Fault::new(format!("indent takes a string, not '{}'", value.type_name()));
+        return Err(value.missing().unwrap_or_else(why));
+    }
+    if value.as_str().is_none() && name == "truncate" {
+        return truncate_other(interp, value, given);
+    }
     let s = interp.str_of(value)?;
+    interp.work(s.len())?;
     match name {
         "upper" => interp.text(s.to_uppercase()),
         "lower" => interp.text(s.to_lowercase()),
@@ -324,11 +340,25 @@ fn indent(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
     Ok(Value::str(out))
 }
 
-fn truncate(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
+/// The length to cut to, and by how much a text may be longer.
+fn cut_length(given: &Given) -> (usize, usize) {
     let size = |i: usize, name: &str, default: usize| {
         given.get(i, name).and_then(Value::as_int).map_or(default, |n| usize::try_from(n).unwrap_or(0))
     };
-    let (length, leeway) = (size(0, "length", 255), size(3, "leeway", 5));
+    (size(0, "length", 255), size(3, "leeway", 5))
+}
+
+/// What has a length is left as it is if it is short enough; nothing but text can be cut.
+fn truncate_other(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
+    let (length, leeway) = cut_length(given);
+    match self::length(interp, value)?.as_int().and_then(|n| usize::try_from(n).ok()) {
+        Some(n) if n <= length.saturating_add(leeway) => Ok(value.clone()),
+        _ => Err(Fault::new(format!("truncate takes a string, not '{}'", value.type_name()))),
+    }
+}
+
+fn truncate(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
+    let (length, leeway) = cut_length(given);
     let end = given.get(2, "end").map_or_else(|| "...".to_owned(), str_of);
     let count = s.chars().count();
     if count <= length.saturating_add(leeway) {
@@ -343,136 +373,6 @@ fn truncate(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
     }
     let words = cut.rsplit_once(' ').map_or(cut.as_str(), |(left, _)| left);
     interp.text(format!("{words}{end}"))
-}
-
-fn number(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
-    let wrong = || {
-        value
-            .missing()
-            .unwrap_or_else(|| Fault::new(format!("{name} takes a number, not '{}'", value.type_name())))
-    };
-    match name {
-        "abs" => match (value.as_int(), value.number()) {
-            (Some(n), _) => n.checked_abs().map(Value::Int).ok_or_else(wrong),
-            (None, Some(f)) => Ok(Value::Float(f.abs())),
-            _ => Err(wrong()),
-        },
-        "int" => {
-            if let Some(fault) = value.missing() {
-                return Err(fault);
-            }
-            let base = given
-                .get(1, "base")
-                .and_then(Value::as_int)
-                .and_then(|b| u32::try_from(b).ok())
-                .unwrap_or(10);
-            let parsed = match value {
-                Value::Str(s) => parse_int(s, base).or_else(|| parse_float(s).and_then(truncated)),
-                Value::Float(f) => truncated(*f),
-                other => other.as_int(),
-            };
-            Ok(parsed.map_or_else(|| given.get(0, "default").cloned().unwrap_or(Value::Int(0)), Value::Int))
-        }
-        "float" => {
-            if let Some(fault) = value.missing() {
-                return Err(fault);
-            }
-            let parsed = match value {
-                Value::Str(s) => parse_float(s),
-                other => other.number(),
-            };
-            Ok(parsed
-                .map_or_else(|| given.get(0, "default").cloned().unwrap_or(Value::Float(0.0)), Value::Float))
-        }
-        "round" => {
-            let precision =
-                given.get(0, "precision").and_then(Value::as_int).unwrap_or(0).clamp(-30, 30) as i32;
-            let method = given.get(1, "method").and_then(Value::as_str).unwrap_or("common").to_owned();
-            let f = value.number().ok_or_else(wrong)?;
-            match method.as_str() {
-                "common" if value.as_int().is_some() && precision >= 0 => Ok(value.clone()),
-                "common" if precision >= 0 => {
-                    Ok(Value::Float(format!("{f:.*}", precision as usize).parse().unwrap_or(f)))
-                }
-                "common" => {
-                    Ok(Value::Float((f / 10f64.powi(-precision)).round_ties_even() * 10f64.powi(-precision)))
-                }
-                "ceil" => Ok(Value::Float((f * 10f64.powi(precision)).ceil() / 10f64.powi(precision))),
-                "floor" => Ok(Value::Float((f * 10f64.powi(precision)).floor() / 10f64.powi(precision))),
-                _ => Err(Fault::new("method must be common, ceil or floor")),
-            }
-        }
-        "sum" => {
-            let mut total = given.get(1, "start").cloned().unwrap_or(Value::Int(0));
-            for item in iterate(interp, value)? {
-                let item = match given.get(0, "attribute") {
-                    Some(path) if !matches!(path, Value::None) => sequences::walk(interp, &item, path)?,
-                    _ => item,
-                };
-                total = super::ops::binary(interp, super::ast::Binary::Add, &total, &item)?;
-            }
-            Ok(total)
-        }
-        _ => {
-            let binary = given.get(0, "binary").is_some_and(Value::truth);
-            let bytes = value.number().or_else(|| value.as_str().and_then(parse_float)).ok_or_else(wrong)?;
-            interp.text(file_size(bytes, binary))
-        }
-    }
-}
-
-fn truncated(f: f64) -> Option<i128> {
-    (f.is_finite() && f.abs() < 1e38).then_some(f.trunc() as i128)
-}
-
-fn parse_int(s: &str, base: u32) -> Option<i128> {
-    let s = s.trim_matches(python_space);
-    let valid = !s.starts_with('_') && !s.ends_with('_') && !s.contains("__");
-    let (sign, digits) = match s.strip_prefix('-') {
-        Some(rest) => ("-", rest),
-        None => ("", s.strip_prefix('+').unwrap_or(s)),
-    };
-    let prefix = match base {
-        16 => "0x",
-        8 => "0o",
-        2 => "0b",
-        _ => "",
-    };
-    let lower = digits.to_ascii_lowercase();
-    let digits = if prefix.is_empty() { &lower } else { lower.strip_prefix(prefix).unwrap_or(&lower) };
-    let digits = digits.replace('_', "");
-    if !valid || !(2..=36).contains(&base) || digits.starts_with(['+', '-']) {
-        return None;
-    }
-    i128::from_str_radix(&format!("{sign}{digits}"), base).ok()
-}
-
-fn parse_float(s: &str) -> Option<f64> {
-    let s = s.trim_matches(python_space);
-    if s.starts_with('_') || s.ends_with('_') || s.contains("__") {
-        None
-    } else {
-        s.replace('_', "").parse().ok()
-    }
-}
-
-fn file_size(bytes: f64, binary: bool) -> String {
-    let base = if binary { 1024.0 } else { 1000.0 };
-    let units = if binary { ["KiB", "MiB", "GiB", "TiB", "PiB"] } else { ["kB", "MB", "GB", "TB", "PB"] };
-    if bytes == 1.0 {
-        return "1 Byte".into();
-    }
-    if bytes < base {
-        return format!("{} Bytes", bytes as i64);
-    }
-    let mut scaled = bytes / base;
-    for (i, unit) in units.iter().enumerate() {
-        if scaled < base || i + 1 == units.len() {
-            return format!("{scaled:.1} {unit}");
-        }
-        scaled /= base;
-    }
-    String::new()
 }
 
 fn xmlattr(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {

@@ -1,9 +1,9 @@
-//! Python's two ways of formatting strings: `%` and `str.format`.
+//! Python's formatting of strings by `%`, and of numbers, padding and widths for `str.format` too.
 
 use super::{
     fault::{Fault, Run},
-    repr::{float, str_of, write_repr},
-    run::{Given, Interp},
+    repr::{ascii, float, str_of, write_repr},
+    run::Interp,
     value::Value,
 };
 
@@ -11,15 +11,15 @@ use super::{
 const MAX_WIDTH: usize = 4096;
 
 #[derive(Default, Clone)]
-struct Spec {
-    fill: char,
-    align: Option<char>,
-    sign: Option<char>,
-    alternate: bool,
-    width: usize,
-    grouping: Option<char>,
-    precision: Option<usize>,
-    kind: Option<char>,
+pub(super) struct Spec {
+    pub(super) fill: char,
+    pub(super) align: Option<char>,
+    pub(super) sign: Option<char>,
+    pub(super) alternate: bool,
+    pub(super) width: usize,
+    pub(super) grouping: Option<char>,
+    pub(super) precision: Option<usize>,
+    pub(super) kind: Option<char>,
 }
 
 /// `text % values`.
@@ -28,6 +28,7 @@ pub(super) fn percent(interp: &mut Interp, text: &str, values: &Value) -> Run<Va
     let all: &[Value] = if let Value::Tuple(t) = values { &t.items } else { &single };
     let (mut out, mut next) = (String::new(), 0);
     let mut named = false;
+    interp.work(text.len())?;
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
         if c != '%' {
@@ -75,13 +76,16 @@ pub(super) fn percent(interp: &mut Interp, text: &str, values: &Value) -> Run<Va
     if !named && matches!(values, Value::Tuple(_)) && next < all.len() {
         return Err(Fault::new("not all arguments converted during string formatting"));
     }
-    if !named && next == 0 && !matches!(values, Value::Tuple(_) | Value::Dict(_) | Value::List(_)) {
+    if !named
+        && next == 0
+        && !matches!(values, Value::Tuple(_) | Value::Dict(_) | Value::List(_) | Value::Undefined(_))
+    {
         return Err(Fault::new("not all arguments converted during string formatting"));
     }
     interp.text(out)
 }
 
-fn digits(
+pub(super) fn digits(
     chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
     take: &mut dyn FnMut() -> Run<Value>,
 ) -> Run<Option<usize>> {
@@ -105,10 +109,10 @@ fn one_percent(value: &Value, kind: char, mut spec: Spec, out: &mut String) -> R
     let text = match kind {
         's' | 'r' | 'a' => {
             let mut text = String::new();
-            if kind == 's' {
-                text = str_of(value)
-            } else {
-                write_repr(value, &mut text)
+            match kind {
+                's' => text = str_of(value),
+                'r' => write_repr(value, &mut text),
+                _ => text = ascii(value),
             }
             if spec.fill == '0' {
                 (spec.fill, spec.align) = (' ', Some('>'));
@@ -154,7 +158,7 @@ fn number_wanted(kind: char, value: &Value) -> Fault {
 }
 
 /// Pads to the width; `sign` bytes at the front stay there when the fill goes between sign and digits.
-fn pad(text: &str, sign: usize, spec: &Spec, out: &mut String) {
+pub(super) fn pad(text: &str, sign: usize, spec: &Spec, out: &mut String) {
     let missing = spec.width.saturating_sub(text.chars().count());
     let fill = |n: usize, out: &mut String| out.extend(std::iter::repeat_n(spec.fill, n));
     match spec.align {
@@ -180,7 +184,7 @@ fn pad(text: &str, sign: usize, spec: &Spec, out: &mut String) {
 }
 
 /// A number in a spec's style.
-fn number(value: &Value, spec: &Spec, out: &mut String) -> Run<()> {
+pub(super) fn number(value: &Value, spec: &Spec, out: &mut String) -> Run<()> {
     let (negative, mut digits) = match (value.as_int(), spec.kind) {
         (Some(n), None | Some('d' | 'n')) => (n < 0, n.unsigned_abs().to_string()),
         (Some(n), Some('x')) => {
@@ -204,15 +208,23 @@ fn number(value: &Value, spec: &Spec, out: &mut String) -> Run<()> {
             (f.is_sign_negative() && !f.is_nan(), float_digits(f.abs(), spec)?)
         }
     };
-    if let Some(mark) = spec.grouping {
-        digits = grouped(&digits, mark);
-    }
     let sign = match (negative, spec.sign) {
         (true, _) => "-",
         (false, Some('+')) => "+",
         (false, Some(' ')) => " ",
         _ => "",
     };
+    if let Some(mark) = spec.grouping {
+        let mut zeros = String::new();
+        // Zeros that fill the width are grouped too.
+        while spec.fill == '0'
+            && spec.align == Some('=')
+            && sign.len() + grouped(&(zeros.clone() + &digits), mark).len() < spec.width
+        {
+            zeros.push('0');
+        }
+        digits = grouped(&(zeros + &digits), mark);
+    }
     pad(&format!("{sign}{digits}"), sign.len(), spec, out);
     Ok(())
 }
@@ -278,119 +290,4 @@ fn grouped(digits: &str, mark: char) -> String {
         out.push(c);
     }
     out + &digits[whole..]
-}
-
-/// `text.format(…)`.
-pub(super) fn braces(interp: &mut Interp, text: &str, given: &Given) -> Run<Value> {
-    let (mut out, mut auto) = (String::new(), 0);
-    let mut rest = text;
-    while let Some(at) = rest.find(['{', '}']) {
-        out.push_str(&rest[..at]);
-        let brace = &rest[at..at + 1];
-        rest = &rest[at + 1..];
-        if rest.starts_with(brace) {
-            out.push_str(brace);
-            rest = &rest[1..];
-            continue;
-        }
-        let end = rest.find('}').filter(|_| brace == "{");
-        let end = end.ok_or_else(|| Fault::new(format!("single '{brace}' encountered in format string")))?;
-        let (field, spec) = rest[..end].split_once(':').unwrap_or((&rest[..end], ""));
-        rest = &rest[end + 1..];
-        let (field, conversion) = match field.split_once('!') {
-            Some((field, conversion)) => (field, Some(conversion)),
-            None => (field, None),
-        };
-        let value = lookup(interp, field, &mut auto, given)?;
-        let value = match conversion {
-            None => value,
-            Some("s") => Value::str(str_of(&value)),
-            Some("r") => {
-                let mut text = String::new();
-                write_repr(&value, &mut text);
-                Value::str(text)
-            }
-            Some(other) => return Err(Fault::new(format!("unknown conversion specifier '{other}'"))),
-        };
-        one_brace(&value, spec, &mut out)?;
-        interp.fits(out.len())?;
-    }
-    out.push_str(rest);
-    interp.text(out)
-}
-
-fn lookup(interp: &mut Interp, field: &str, auto: &mut usize, given: &Given) -> Run<Value> {
-    let end = field.find(['.', '[']).unwrap_or(field.len());
-    let (name, mut path) = field.split_at(end);
-    let mut value = if name.is_empty() {
-        *auto += 1;
-        given.positional.get(*auto - 1).cloned()
-    } else if let Ok(place) = name.parse::<usize>() {
-        given.positional.get(place).cloned()
-    } else {
-        given.named(name).cloned()
-    }
-    .ok_or_else(|| Fault::new(format!("replacement {name:?} is not given")))?;
-    while !path.is_empty() {
-        if let Some(after) = path.strip_prefix('.') {
-            let end = after.find(['.', '[']).unwrap_or(after.len());
-            value = interp.attr(&value, &after[..end].into())?;
-            path = &after[end..];
-        } else {
-            let inner = path.strip_prefix('[').and_then(|p| p.split_once(']'));
-            let (key, after) = inner.ok_or_else(|| Fault::new("expected '}' before end of string"))?;
-            let key = key.parse().map_or_else(|_| Value::str(key), Value::Int);
-            value = interp.item(&value, &key)?;
-            path = after;
-        }
-    }
-    Ok(value)
-}
-
-fn one_brace(value: &Value, text: &str, out: &mut String) -> Run<()> {
-    let mut spec = Spec { fill: ' ', ..Spec::default() };
-    let mut chars = text.chars().peekable();
-    let mut ahead = text.chars();
-    let (first, second) = (ahead.next(), ahead.next());
-    if let (Some(fill), Some(align @ ('<' | '>' | '^' | '='))) = (first, second) {
-        (spec.fill, spec.align) = (fill, Some(align));
-        chars.nth(1);
-    } else if let Some(align @ ('<' | '>' | '^' | '=')) = first {
-        spec.align = Some(align);
-        chars.next();
-    }
-    spec.sign = chars.next_if(|c| "+- ".contains(*c));
-    spec.alternate = chars.next_if_eq(&'#').is_some();
-    if chars.next_if_eq(&'0').is_some() && spec.align.is_none() {
-        (spec.fill, spec.align) = ('0', Some('='));
-    }
-    let mut none = || Err(Fault::new("invalid format specifier"));
-    spec.width = digits(&mut chars, &mut none)?.unwrap_or(0);
-    spec.grouping = chars.next_if(|c| ",_".contains(*c));
-    if chars.next_if_eq(&'.').is_some() {
-        spec.precision = digits(&mut chars, &mut none)?;
-    }
-    spec.kind = chars.next();
-    if chars.next().is_some() {
-        return Err(Fault::new("invalid format specifier"));
-    }
-    let is_number = matches!(value, Value::Int(_) | Value::Float(_))
-        || (matches!(value, Value::Bool(_)) && spec.kind.is_some_and(|k| k != 's'));
-    if is_number && spec.kind != Some('s') {
-        return number(value, &spec, out);
-    }
-    if let Some(fault) = value.missing() {
-        return Err(fault);
-    }
-    if spec.kind.is_some_and(|k| k != 's') {
-        let why = format!("unknown format code for object of type '{}'", value.type_name());
-        return Err(Fault::new(why));
-    }
-    let mut text = str_of(value);
-    if let Some(p) = spec.precision {
-        text = text.chars().take(p).collect();
-    }
-    spec.align = spec.align.filter(|&a| a != '=').or(Some('<'));
-    pad(&text, 0, &spec, out);
-    Ok(())
 }

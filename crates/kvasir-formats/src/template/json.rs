@@ -127,7 +127,7 @@ fn string(text: &str, ascii: bool, out: &mut String) {
             '\x08' => out.push_str("\\b"),
             '\x0c' => out.push_str("\\f"),
             c if (c as u32) < 0x20 => out.push_str(&format!("\\u{:04x}", c as u32)),
-            c if ascii && !(' '..='~').contains(&c) && c != '\x7f' => {
+            c if ascii && !(' '..='~').contains(&c) => {
                 let mut units = [0; 2];
                 c.encode_utf16(&mut units).iter().for_each(|u| out.push_str(&format!("\\u{u:04x}")));
             }

@@ -3,7 +3,7 @@
 use super::{
     fault::{Fault, Run},
     run::{Given, Interp},
-    text_methods,
+    signatures, text_methods,
     value::{Value, View},
 };
 
@@ -81,8 +81,9 @@ pub(super) fn call(interp: &mut Interp, object: &Value, name: &str, given: &Give
             let wanted =
                 || given.get(0, "value").ok_or_else(|| Fault::new(format!("{name}() takes one argument")));
             match name {
-                "copy" => Ok(object.clone()),
+                "copy" => signatures::unnamed(name, 0, given).map(|()| object.clone()),
                 "count" => {
+                    signatures::unnamed(name, 1, given)?;
                     let wanted = wanted()?;
                     Ok(Value::Int(l.items.iter().filter(|v| v.equals(wanted)).count() as i128))
                 }
@@ -95,6 +96,7 @@ pub(super) fn call(interp: &mut Interp, object: &Value, name: &str, given: &Give
             }
         }
         Value::Dict(d) => {
+            signatures::unnamed(name, if name == "get" { 2 } else { 0 }, given)?;
             let all = |interp: &mut Interp| interp.room_for(d.map.len());
             match name {
                 "copy" => Ok(object.clone()),

@@ -1,11 +1,13 @@
 //! Chat templates: the Jinja that Transformers renders, as an interpreter of our own.
 //!
-//! Templates come with models and are not trusted. A run has fuel, a limit on every value and on all of them
-//! together, and a limit on depth; it reads no file and no clock. Semantics are those of the reference renderer's
+//! Templates come with models and are not trusted. A run has fuel, a limit on every value and on all that are there
+//! at once, and a limit on depth; it reads no file and no clock. Semantics are those of the reference renderer's
 //! sandbox: undefined values, Python's printing, and the refusal to change a list or mapping in place.
 
 mod access;
+mod alive;
 mod ast;
+mod braces;
 mod budget;
 mod calls;
 mod evaluate;
@@ -16,11 +18,13 @@ mod format;
 mod json;
 mod lexer;
 mod methods;
+mod numbers;
 mod ops;
 mod parser;
 mod repr;
 mod run;
 mod sequences;
+mod signatures;
 mod sorting;
 mod tests;
 mod text_methods;
@@ -39,11 +43,12 @@ const STACK: usize = 64 << 20;
 /// What a run may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Steps: expressions and statements.
+    /// Steps: expressions and statements. Large variables give more of them: see `VALUES_PER_FUEL`.
     pub fuel: u64,
     /// Bytes of one value, and of the output.
     pub value_bytes: usize,
-    /// Bytes of all values that a run makes, one after another.
+    /// Bytes that a run may hold at once. What it made and let go again counts as work only: a chat that is put
+    /// together in one variable, message after message, makes bytes by the square of its length.
     pub total_bytes: usize,
     /// Depth of calls and expressions in each other.
     pub depth: usize,

@@ -100,12 +100,29 @@ fn quote(text: &str, out: &mut String) {
             '\t' => out.push_str("\\t"),
             c if c == mark => out.extend(['\\', c]),
             c if printable(c) => out.push(c),
-            c if (c as u32) < 0x100 => out.push_str(&format!("\\x{:02x}", c as u32)),
-            c if (c as u32) < 0x10000 => out.push_str(&format!("\\u{:04x}", c as u32)),
-            c => out.push_str(&format!("\\U{:08x}", c as u32)),
+            c => escape(c, out),
         }
     }
     out.push(mark);
+}
+
+/// `ascii(value)`: its `repr` with everything beyond ASCII as escapes.
+pub(super) fn ascii(value: &Value) -> String {
+    let (mut text, mut out) = (String::new(), String::new());
+    write_repr(value, &mut text);
+    for c in text.chars() {
+        if c.is_ascii() { out.push(c) } else { escape(c, &mut out) }
+    }
+    out
+}
+
+fn escape(c: char, out: &mut String) {
+    let code = c as u32;
+    out.push_str(&match code {
+        0..0x100 => format!("\\x{code:02x}"),
+        0x100..0x10000 => format!("\\u{code:04x}"),
+        _ => format!("\\U{code:08x}"),
+    });
 }
 
 /// Close to `str.isprintable`: no control, format, private or separator character but the space.

@@ -3,7 +3,9 @@
 use super::{
     Limits,
     access::iterate,
+    alive,
     ast::{Args, ExprKind, For, Stmt, StmtKind, Target},
+    budget::{SCOPE, VALUES_PER_FUEL, VARIABLE},
     fault::{Fault, Run},
     filters,
     repr::write_str,
@@ -11,25 +13,35 @@ use super::{
 };
 use indexmap::IndexMap;
 use serde_json::{Map, Value as Json};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 /// The state of one rendering. Scopes, namespaces and loops are rows of tables, so that no value can hold itself.
 pub(super) struct Interp {
-    scopes: Vec<Scope>,
+    pub(super) scopes: Vec<Scope>,
     pub(super) namespaces: Vec<IndexMap<Key, Value>>,
     pub(super) loops: Vec<LoopState>,
     pub(super) cyclers: Vec<(Vec<Value>, usize)>,
     pub(super) joiners: Vec<(String, bool)>,
     pub(super) limits: Limits,
     pub(super) fuel: u64,
+    /// What may be there, from above: found at the last count, and all that was made since.
     pub(super) bytes: usize,
+    /// Bytes made by the statements that run, without those of statements in them that have ended.
+    pub(super) unfinished: usize,
+    /// Bytes of output, and of the texts that blocks and macros are still writing.
+    pub(super) written: usize,
+    /// Where the values lie that were given from outside.
+    pub(super) inputs: HashSet<usize>,
     pub(super) depth: usize,
     pub(super) now: i64,
 }
 
 #[derive(Default)]
-struct Scope {
-    vars: HashMap<Arc<str>, Value>,
+pub(super) struct Scope {
+    pub(super) vars: HashMap<Arc<str>, Value>,
     parent: Option<usize>,
     /// A macro was defined here: it must outlive its block.
     captured: bool,
@@ -41,7 +53,7 @@ pub(super) struct LoopState {
     /// What passed the filter so far.
     pub(super) items: Vec<Value>,
     /// What has not been looked at.
-    rest: std::vec::IntoIter<Value>,
+    pub(super) rest: std::vec::IntoIter<Value>,
     pub(super) index: usize,
     pub(super) depth: usize,
     pub(super) changed: Option<Vec<Value>>,
@@ -73,7 +85,14 @@ enum Flow {
     Continue,
 }
 
-pub(super) fn render(body: &[Stmt], variables: &Map<String, Json>, now: i64, limits: Limits) -> Run<String> {
+pub(super) fn render(
+    body: &[Stmt],
+    variables: &Map<String, Json>,
+    now: i64,
+    mut limits: Limits,
+) -> Run<String> {
+    let each = limits.fuel / VALUES_PER_FUEL;
+    limits.fuel = limits.fuel.saturating_add(each.saturating_mul(alive::count(variables.values())));
     let mut interp = Interp {
         scopes: vec![Scope::default()],
         namespaces: Vec::new(),
@@ -83,11 +102,14 @@ pub(super) fn render(body: &[Stmt], variables: &Map<String, Json>, now: i64, lim
         limits,
         fuel: limits.fuel,
         bytes: 0,
+        unfinished: 0,
+        written: 0,
+        inputs: HashSet::new(),
         depth: 0,
         now,
     };
     for (name, value) in variables {
-        interp.assign_name(0, name.as_str().into(), Value::from_json(value)?);
+        interp.assign_name(0, name.as_str().into(), Value::from_json(value)?)?;
     }
     let scope = interp.open_scope(0)?;
     let mut out = String::new();
@@ -97,7 +119,7 @@ pub(super) fn render(body: &[Stmt], variables: &Map<String, Json>, now: i64, lim
 
 impl Interp {
     pub(super) fn open_scope(&mut self, parent: usize) -> Run<usize> {
-        self.room(64)?;
+        self.room(SCOPE)?;
         self.scopes.push(Scope { parent: Some(parent), ..Scope::default() });
         Ok(self.scopes.len() - 1)
     }
@@ -114,10 +136,12 @@ impl Interp {
         }
     }
 
-    pub(super) fn assign_name(&mut self, scope: usize, name: Arc<str>, value: Value) {
+    pub(super) fn assign_name(&mut self, scope: usize, name: Arc<str>, value: Value) -> Run<()> {
+        self.room(VARIABLE)?;
         if let Some(scope) = self.scopes.get_mut(scope) {
             scope.vars.insert(name, value);
         }
+        Ok(())
     }
 
     pub(super) fn lookup(&self, mut scope: usize, name: &str) -> Value {
@@ -143,18 +167,23 @@ impl Interp {
         if out.len() > self.limits.value_bytes {
             return Err(Fault::new(format!("the output is longer than {} bytes", self.limits.value_bytes)));
         }
+        self.written += out.len() - before;
         self.room(out.len() - before)
     }
 
     pub(super) fn run_body(&mut self, body: &[Stmt], scope: usize) -> Run<String> {
-        let mut out = String::new();
-        self.exec(body, scope, &mut out)?;
-        Ok(out)
+        self.finishing(|i| {
+            let mut out = String::new();
+            i.exec(body, scope, &mut out)?;
+            i.written -= out.len();
+            Ok(out)
+        })
     }
 
     fn exec(&mut self, body: &[Stmt], scope: usize, out: &mut String) -> Run<Flow> {
         for stmt in body {
-            let flow = self.deeper(|i| i.statement(stmt, scope, out)).map_err(|e| e.on(stmt.line))?;
+            let run = |i: &mut Self| i.finishing(|i| i.statement(stmt, scope, out));
+            let flow = self.deeper(run).map_err(|e| e.on(stmt.line))?;
             if !matches!(flow, Flow::Next) {
                 return Ok(flow);
             }
@@ -205,7 +234,7 @@ impl Interp {
             }
             StmtKind::Macro(node) => {
                 self.capture(scope);
-                self.assign_name(scope, node.name.clone(), Value::Macro(node.clone(), scope));
+                self.assign_name(scope, node.name.clone(), Value::Macro(node.clone(), scope))?;
             }
             StmtKind::CallBlock(caller, call) => {
                 self.capture(scope);
@@ -259,29 +288,37 @@ impl Interp {
         let state =
             LoopState { items: Vec::new(), rest, index: 0, depth, changed: None, node: node.clone(), scope };
         self.loops.push(state);
-        let mut index = 0;
+        let (mut index, mut reached_end) = (0, false);
         while self.look_ahead(id, index)? {
             self.burn()?;
-            let Some(state) = self.loops.get_mut(id) else { break };
-            state.index = index;
-            let item = state.items.get(index).cloned().unwrap_or(Value::None);
-            let inner = self.open_scope(scope)?;
-            self.assign_name(inner, "loop".into(), Value::Loop(id));
-            self.assign(&node.target, item, inner)?;
-            let flow = self.exec(&node.body, inner, out)?;
-            self.close_scope(inner);
+            let flow = self.finishing(|i| i.round(id, index, scope, out))?;
             index += 1;
+            reached_end |= matches!(flow, Flow::Next);
             if matches!(flow, Flow::Break) {
                 break;
             }
         }
         self.loops.truncate(id);
-        if index == 0 {
+        if !reached_end {
+            // Also after rounds that all ended early, by `continue` or `break`.
             let inner = self.open_scope(scope)?;
             self.exec(&node.otherwise, inner, out)?;
             self.close_scope(inner);
         }
         Ok(())
+    }
+
+    /// One round of a loop.
+    fn round(&mut self, id: usize, index: usize, scope: usize, out: &mut String) -> Run<Flow> {
+        let Some(state) = self.loops.get_mut(id) else { return Ok(Flow::Break) };
+        state.index = index;
+        let (node, item) = (state.node.clone(), state.items.get(index).cloned().unwrap_or(Value::None));
+        let inner = self.open_scope(scope)?;
+        self.assign_name(inner, "loop".into(), Value::Loop(id))?;
+        self.assign(&node.target, item, inner)?;
+        let flow = self.exec(&node.body, inner, out)?;
+        self.close_scope(inner);
+        Ok(flow)
     }
 
     /// Whether the loop has an item at this index.
@@ -295,13 +332,13 @@ impl Interp {
             let (node, scope) = (state.node.clone(), state.scope);
             let keep = match &node.filter {
                 None => true,
-                Some(filter) => {
-                    let inner = self.open_scope(scope)?;
-                    self.assign(&node.target, item.clone(), inner)?;
-                    let keep = self.eval(filter, inner)?.truth();
-                    self.close_scope(inner);
-                    keep
-                }
+                Some(filter) => self.finishing(|i| {
+                    let inner = i.open_scope(scope)?;
+                    i.assign(&node.target, item.clone(), inner)?;
+                    let keep = i.eval(filter, inner)?.truth();
+                    i.close_scope(inner);
+                    Ok(keep)
+                })?,
             };
             if let Some(state) = self.loops.get_mut(id).filter(|_| keep) {
                 state.items.push(item);
@@ -311,9 +348,10 @@ impl Interp {
 
     fn assign(&mut self, target: &Target, value: Value, scope: usize) -> Run<()> {
         match target {
-            Target::Name(name) => self.assign_name(scope, name.clone(), value),
+            Target::Name(name) => self.assign_name(scope, name.clone(), value)?,
             Target::Attr(object, name) => match self.lookup(scope, object) {
                 Value::Namespace(id) => {
+                    self.room(VARIABLE)?;
                     if let Some(namespace) = self.namespaces.get_mut(id) {
                         namespace.insert(Key(Value::Str(name.clone())), value);
                     }

@@ -8,23 +8,33 @@ use super::{
     run::{Given, Interp},
     sorting::sorted,
     tests,
-    value::{Key, Value},
+    value::Value,
 };
-use indexmap::{IndexMap, IndexSet};
+use indexmap::IndexSet;
 use std::cmp::Ordering;
 
 /// `a.b.0` step by step: items before attributes.
 pub(super) fn walk(interp: &mut Interp, value: &Value, path: &Value) -> Run<Value> {
+    walk_or(interp, value, path, None)
+}
+
+/// The same with a value for each step that finds nothing.
+fn walk_or(interp: &mut Interp, value: &Value, path: &Value, default: Option<&Value>) -> Run<Value> {
+    let default = default.filter(|d| !matches!(d, Value::None));
+    let found = |value: Value| match default {
+        Some(default) if value.is_undefined() => default.clone(),
+        _ => value,
+    };
     match path {
         Value::Str(path) => {
             let mut value = value.clone();
             for part in path.split('.') {
                 let key = part.parse().map_or_else(|_| Value::str(part), Value::Int);
-                value = interp.item(&value, &key)?;
+                value = found(interp.item(&value, &key)?);
             }
             Ok(value)
         }
-        other => interp.item(value, other),
+        other => interp.item(value, other).map(found),
     }
 }
 
@@ -77,8 +87,12 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Give
             Value::generator(out)
         }
         "min" | "max" => {
-            let sorted =
-                sort(interp, items, given.get(1, "attribute"), flag(0, "case_sensitive"), name == "max")?;
+            let path = given.get(1, "attribute").filter(|_| items.len() > 1);
+            for item in items.iter().filter(|_| path.is_some()) {
+                let key = sort_key(interp, item, path, true)?;
+                key.missing().map_or(Ok(()), Err)?;
+            }
+            let sorted = sort(interp, items, path, flag(0, "case_sensitive"), name == "max")?;
             Ok(sorted.into_iter().next().unwrap_or_else(|| Value::undefined("the least of nothing")))
         }
         "groupby" => groupby(interp, items, given),
@@ -109,6 +123,9 @@ fn sort(
     }
     let keyed = sorted(keyed, &mut |(a, _), (b, _)| {
         for (a, b) in a.iter().zip(b) {
+            if a.equals(b) {
+                continue; // also where both are missing
+            }
             if let Some(fault) = a.missing().or_else(|| b.missing()) {
                 return Err(fault);
             }
@@ -138,22 +155,24 @@ fn dictsort(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
 fn groupby(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> {
     let path = given.get(0, "attribute").ok_or_else(|| Fault::new("groupby takes an attribute"))?;
     let case = given.get(2, "case_sensitive").is_some_and(Value::truth);
-    let mut groups: IndexMap<Key, (Value, Vec<Value>)> = IndexMap::new();
+    let mut keyed = Vec::new();
     for item in items {
-        let mut own = walk(interp, &item, path)?;
-        if own.is_undefined()
-            && let Some(default) = given.get(1, "default")
-        {
-            own = default.clone();
-        }
+        let own = walk_or(interp, &item, path, given.get(1, "default"))?;
         let key = match &own {
             Value::Str(s) if !case => interp.text(s.to_lowercase())?,
             _ => own.clone(),
         };
-        groups.entry(key.key()?).or_insert_with(|| (own, Vec::new())).1.push(item);
+        interp.walks(&key)?;
+        keyed.push((key, own, item));
     }
-    let groups = sorted(groups.into_values().collect(), &mut |(a, _), (b, _)| a.order(b))?;
-    let pairs = groups.into_iter().map(|(key, items)| Value::tuple(vec![key, Value::list(items)?]));
+    let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
+    for (key, own, item) in sorted(keyed, &mut |(a, ..), (b, ..)| a.order(b))? {
+        match groups.last_mut() {
+            Some(group) if group.0.equals(&key) => group.2.push(item),
+            _ => groups.push((key, own, vec![item])),
+        }
+    }
+    let pairs = groups.into_iter().map(|(_, own, items)| Value::tuple(vec![own, Value::list(items)?]));
     Value::list(pairs.collect::<Run<_>>()?)
 }
 
@@ -168,11 +187,7 @@ fn map(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> {
         && let Some(path) = given.named("attribute")
     {
         for item in items {
-            let found = walk(interp, &item, path)?;
-            out.push(match given.named("default") {
-                Some(default) if found.is_undefined() => default.clone(),
-                _ => found,
-            });
+            out.push(walk_or(interp, &item, path, given.named("default"))?);
         }
         return Value::generator(out);
     }
@@ -217,8 +232,7 @@ fn select(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> 
 
 fn chunks(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> Run<Value> {
     let n = given
-        .positional
-        .first()
+        .get(0, if name == "batch" { "linecount" } else { "slices" })
         .and_then(Value::as_int)
         .and_then(|n| usize::try_from(n).ok())
         .filter(|&n| n > 0);
@@ -242,7 +256,6 @@ fn chunks(interp: &mut Interp, name: &str, items: Vec<Value>, given: &Given) -> 
         let mut part: Vec<Value> = rest.by_ref().take(each + usize::from(i < more)).collect();
         if let Some(fill) = fill
             && i >= more
-            && more > 0
         {
             part.push(fill.clone());
         }

@@ -1,12 +1,13 @@
 //! Jinja's tests: what follows `is`.
 
 use super::{
-    ast::Compare,
+    ast::{Binary, Compare},
     fault::{Fault, Run},
     filters, ops,
     run::{Given, Interp},
     value::Value,
 };
+use std::sync::Arc;
 
 const NAMES: [&str; 39] = [
     "odd",
@@ -60,20 +61,13 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Give
     }
     let argument =
         || given.positional.first().ok_or_else(|| Fault::new(format!("test {name} needs an argument")));
-    let remainder = |by: i128| match value.as_int() {
-        Some(_) if by == 0 => Err(Fault::new("division by zero")),
-        Some(n) => Ok(n.rem_euclid(by)),
-        None => Err(value.missing().unwrap_or_else(|| {
-            Fault::new(format!("test {name} takes an integer, not '{}'", value.type_name()))
-        })),
+    let leaves = |interp: &mut Interp, by: &Value, rest: i128| {
+        ops::binary(interp, Binary::Mod, value, by).map(|left| left.equals(&Value::Int(rest)))
     };
     Ok(match name {
-        "odd" => remainder(2)? == 1,
-        "even" => remainder(2)? == 0,
-        "divisibleby" => {
-            let by = argument()?.as_int().ok_or_else(|| Fault::new("divisibleby takes an integer"))?;
-            remainder(by.checked_abs().unwrap_or(0))? == 0
-        }
+        "odd" => leaves(interp, &Value::Int(2), 1)?,
+        "even" => leaves(interp, &Value::Int(2), 0)?,
+        "divisibleby" => leaves(interp, argument()?, 0)?,
         "defined" => !value.is_undefined(),
         "undefined" => value.is_undefined(),
         "filter" => value.as_str().is_some_and(filters::known),
@@ -137,6 +131,8 @@ fn same(a: &Value, b: &Value) -> bool {
         (Value::Bool(a), Value::Bool(b)) => a == b,
         (Value::Bool(_), _) | (_, Value::Bool(_)) => false,
         (Value::Int(_), Value::Float(_)) | (Value::Float(_), Value::Int(_)) => false,
+        (Value::List(a), Value::List(b)) => Arc::ptr_eq(a, b),
+        (Value::Dict(a), Value::Dict(b)) => Arc::ptr_eq(a, b),
         _ => a.equals(b),
     }
 }

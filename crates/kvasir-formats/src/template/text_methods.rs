@@ -2,14 +2,16 @@
 
 use super::{
     access::iterate,
+    braces,
     fault::{Fault, Run},
-    format,
     lexer::python_space,
     repr::printable,
     run::{Given, Interp},
+    signatures,
     tests::cased,
     value::Value,
 };
+use std::ops::Range;
 
 const MAX_WIDTH: usize = 4096;
 
@@ -36,6 +38,7 @@ fn optional<'a>(given: &'a Given, place: usize, key: &str, name: &str) -> Run<Op
 
 /// Calls a method of a string.
 pub(super) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Run<Value> {
+    signatures::text_method(name, given)?;
     interp.work(s.len())?;
     match name {
         "upper" => interp.text(s.to_uppercase()),
@@ -92,7 +95,7 @@ pub(super) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> R
             interp.room(s.len().saturating_mul(size.max(1)))?;
             Ok(Value::str(expand_tabs(s, size)))
         }
-        "format" => format::braces(interp, s, given),
+        "format" => braces::format(interp, s, given),
         "format_map" => {
             let Some(Value::Dict(map)) = given.positional.first() else {
                 return Err(Fault::new("format_map() takes a mapping"));
@@ -102,7 +105,7 @@ pub(super) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> R
                 _ => None,
             });
             let given = Given { positional: Vec::new(), named: named.collect() };
-            format::braces(interp, s, &given)
+            braces::format(interp, s, &given)
         }
         _ => match search(interp, s, name, given) {
             Some(found) => found,
@@ -116,10 +119,7 @@ fn search(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Option<Run
     Some(match name {
         "partition" | "rpartition" => partition(interp, s, name, given),
         "startswith" | "endswith" => begins_or_ends(s, name, given),
-        "count" => wanted(given, 0, name).map(|part| {
-            let n = if part.is_empty() { s.chars().count() + 1 } else { s.matches(part).count() };
-            Value::Int(n as i128)
-        }),
+        "count" => count(s, name, given),
         "find" | "rfind" | "index" | "rindex" => find(s, name, given),
         _ => return None,
     })
@@ -141,9 +141,10 @@ fn partition(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Run<Val
 }
 
 fn begins_or_ends(s: &str, name: &str, given: &Given) -> Run<Value> {
-    let (tail, from) = ranged(s, given)?;
-    let test =
-        |part: &str| from && if name == "startswith" { tail.starts_with(part) } else { tail.ends_with(part) };
+    let within = ranged(s, given)?.map(|range| &s[range]);
+    let test = |part: &str| {
+        within.is_some_and(|w| if name == "startswith" { w.starts_with(part) } else { w.ends_with(part) })
+    };
     match given.positional.first() {
         Some(Value::Tuple(parts)) => {
             Ok(Value::Bool(parts.items.iter().any(|p| p.as_str().is_some_and(test))))
@@ -152,9 +153,22 @@ fn begins_or_ends(s: &str, name: &str, given: &Given) -> Run<Value> {
     }
 }
 
+fn count(s: &str, name: &str, given: &Given) -> Run<Value> {
+    let part = wanted(given, 0, name)?;
+    let n = ranged(s, given)?.map_or(0, |range| match &s[range] {
+        within if part.is_empty() => within.chars().count() + 1,
+        within => within.matches(part).count(),
+    });
+    Ok(Value::Int(n as i128))
+}
+
 fn find(s: &str, name: &str, given: &Given) -> Run<Value> {
     let part = wanted(given, 0, name)?;
-    let at = if name.starts_with('r') { s.rfind(part) } else { s.find(part) };
+    let at = ranged(s, given)?.and_then(|range| {
+        let (from, within) = (range.start, &s[range]);
+        let at = if name.starts_with('r') { within.rfind(part) } else { within.find(part) };
+        at.map(|at| from + at)
+    });
     match at {
         Some(at) => Ok(Value::Int(s[..at].chars().count() as i128)),
         None if name.ends_with("find") => Ok(Value::Int(-1)),
@@ -185,9 +199,11 @@ fn asks(s: &str, name: &str) -> Run<Value> {
     }
 }
 
-/// The part from `start` to `end`, and whether `start` is inside at all.
-fn ranged<'a>(s: &'a str, given: &Given) -> Run<(&'a str, bool)> {
-    let (Some(start), end) = (given.positional.get(1), given.positional.get(2)) else { return Ok((s, true)) };
+/// The bytes from `start` to `end`; none if `start` is behind `end` or the text.
+fn ranged(s: &str, given: &Given) -> Run<Option<Range<usize>>> {
+    let (Some(start), end) = (given.positional.get(1), given.positional.get(2)) else {
+        return Ok(Some(0..s.len()));
+    };
     let count = s.chars().count() as i128;
     let place = |v: &Value, default: i128| match v {
         Value::None => Ok(default),
@@ -199,10 +215,7 @@ fn ranged<'a>(s: &'a str, given: &Given) -> Run<(&'a str, bool)> {
     let start = place(start, 0)?;
     let end = end.map_or(Ok(count), |e| place(e, count))?.min(count);
     let byte = |n: i128| s.char_indices().nth(n as usize).map_or(s.len(), |(i, _)| i);
-    if start > count || start > end {
-        return Ok(("", start <= count && start <= end));
-    }
-    Ok((&s[byte(start)..byte(end)], true))
+    Ok((start <= end).then(|| byte(start)..byte(end)))
 }
 
 pub(super) fn replace(interp: &mut Interp, s: &str, old: &str, new: &str, count: i128) -> Run<Value> {
@@ -259,11 +272,6 @@ fn split(interp: &mut Interp, s: &str, from_right: bool, given: &Given) -> Run<V
                     rest = right.trim_start_matches(python_space);
                 }
             }
-            let rest = if from_right {
-                rest.trim_start_matches(python_space)
-            } else {
-                rest.trim_end_matches(python_space)
-            };
             if !rest.is_empty() {
                 parts.push(rest);
             }
@@ -298,8 +306,23 @@ pub(super) fn split_lines(s: &str, keep: bool) -> Vec<&str> {
 pub(super) fn capitalize(s: &str) -> String {
     let mut chars = s.chars();
     match chars.next() {
-        Some(first) => first.to_uppercase().collect::<String>() + &chars.as_str().to_lowercase(),
+        Some(first) => title_case(first) + &chars.as_str().to_lowercase(),
         None => String::new(),
+    }
+}
+
+/// A letter as a word begins with it: of a letter that becomes several, only the first is a capital.
+fn title_case(c: char) -> String {
+    match c {
+        'Ǆ'..='ǆ' => "ǅ".into(),
+        'Ǉ'..='ǉ' => "ǈ".into(),
+        'Ǌ'..='ǌ' => "ǋ".into(),
+        'Ǳ'..='ǳ' => "ǲ".into(),
+        'ŉ' => "ʼN".into(),
+        _ => {
+            let mut capitals = c.to_uppercase();
+            capitals.next().into_iter().chain(capitals.flat_map(char::to_lowercase)).collect()
+        }
     }
 }
 
@@ -311,7 +334,7 @@ fn title(s: &str) -> String {
         if inside {
             out.extend(c.to_lowercase())
         } else {
-            out.extend(c.to_uppercase())
+            out += &title_case(c)
         }
         inside = c.is_alphabetic();
     }
