@@ -88,9 +88,20 @@ pub(super) fn call(interp: &mut Interp, object: &Value, name: &str, given: &Give
                     Ok(Value::Int(l.items.iter().filter(|v| v.equals(wanted)).count() as i128))
                 }
                 _ => {
-                    let wanted = wanted()?;
-                    let at = l.items.iter().position(|v| v.equals(wanted));
-                    at.map(|i| Value::Int(i as i128))
+                    signatures::unnamed(name, 3, given)?;
+                    let (wanted, len) = (wanted()?, l.items.len());
+                    let place = |i: usize, default: usize| match given.positional.get(i) {
+                        None => Ok(default),
+                        Some(v) => v
+                            .as_int()
+                            .map(|n| if n < 0 { n.saturating_add(len as i128).max(0) } else { n })
+                            .map(|n| usize::try_from(n).unwrap_or(len))
+                            .ok_or_else(|| Fault::new("slice indices must be integers")),
+                    };
+                    let (start, stop) = (place(1, 0)?, place(2, len)?);
+                    let mut within = l.items.iter().enumerate().take(stop).skip(start);
+                    let at = within.find(|(_, v)| v.equals(wanted));
+                    at.map(|(i, _)| Value::Int(i as i128))
                         .ok_or_else(|| Fault::new("the value is not in the list"))
                 }
             }

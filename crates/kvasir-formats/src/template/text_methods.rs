@@ -36,6 +36,14 @@ fn optional<'a>(given: &'a Given, place: usize, key: &str, name: &str) -> Run<Op
     }
 }
 
+/// An optional integer; `None` is not one.
+fn integer(given: &Given, place: usize, key: &str) -> Run<Option<i128>> {
+    let wrong = |v: &Value| {
+        Fault::new(format!("{key}: '{}' object cannot be interpreted as an integer", v.type_name()))
+    };
+    given.get(place, key).map(|v| v.as_int().ok_or_else(|| wrong(v))).transpose()
+}
+
 /// Calls a method of a string.
 pub(super) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Run<Value> {
     signatures::text_method(name, given)?;
@@ -67,12 +75,12 @@ pub(super) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> R
         "removeprefix" => interp.text(s.strip_prefix(wanted(given, 0, name)?).unwrap_or(s)),
         "removesuffix" => interp.text(s.strip_suffix(wanted(given, 0, name)?).unwrap_or(s)),
         "replace" => {
-            let count = given.get(2, "count").and_then(Value::as_int).unwrap_or(-1);
+            let count = integer(given, 2, "count")?.unwrap_or(-1);
             replace(interp, s, wanted(given, 0, name)?, wanted(given, 1, name)?, count)
         }
         "split" | "rsplit" => split(interp, s, name == "rsplit", given),
         "splitlines" => {
-            let keep = given.get(0, "keepends").is_some_and(Value::truth);
+            let keep = integer(given, 0, "keepends")?.is_some_and(|keep| keep != 0);
             let lines = split_lines(s, keep);
             interp.room_for(lines.len())?;
             Value::list(lines.into_iter().map(Value::str).collect())
@@ -91,7 +99,7 @@ pub(super) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> R
         }
         "center" | "ljust" | "rjust" | "zfill" => justify(interp, s, name, given),
         "expandtabs" => {
-            let size = given.get(0, "tabsize").and_then(Value::as_int).unwrap_or(8).clamp(0, 64) as usize;
+            let size = integer(given, 0, "tabsize")?.unwrap_or(8).clamp(0, 64) as usize;
             interp.room(s.len().saturating_mul(size.max(1)))?;
             Ok(Value::str(expand_tabs(s, size)))
         }
@@ -243,7 +251,7 @@ pub(super) fn join(interp: &mut Interp, parts: &[Value], between: &str) -> Run<V
 
 fn split(interp: &mut Interp, s: &str, from_right: bool, given: &Given) -> Run<Value> {
     let sep = optional(given, 0, "sep", "split()")?;
-    let max = given.get(1, "maxsplit").and_then(Value::as_int).unwrap_or(-1);
+    let max = integer(given, 1, "maxsplit")?.unwrap_or(-1);
     let max = usize::try_from(max).unwrap_or(usize::MAX);
     let mut parts: Vec<&str> = Vec::new();
     match sep {
