@@ -1,3 +1,5 @@
+use crate::mix::{STRIDE, mix};
+
 /// The randomness of one draw: a function of the request's seed, the position of the token that is drawn, and the id.
 /// There is no state, so it does not matter what else was drawn, or when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -5,17 +7,15 @@ pub struct Noise {
     key: u64,
 }
 
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
 impl Noise {
     /// For the token at `position` (0 is the first of the prompt).
     pub fn at(seed: u64, position: u32) -> Self {
-        let key = mix(seed.wrapping_add(STEP));
-        Self { key: mix(key ^ u64::from(position).wrapping_mul(STEP)) }
+        let key = mix(seed.wrapping_add(STRIDE));
+        Self { key: mix(key ^ u64::from(position).wrapping_mul(STRIDE)) }
     }
 
     fn bits(self, id: u32) -> u64 {
-        mix(self.key.wrapping_add(u64::from(id).wrapping_add(1).wrapping_mul(STEP)))
+        mix(self.key.wrapping_add(u64::from(id).wrapping_add(1).wrapping_mul(STRIDE)))
     }
 
     /// Evenly spread over (0, 1), ends excluded.
@@ -34,13 +34,6 @@ impl Noise {
     pub fn at_most(self, id: u32) -> f64 {
         f64::from(self.bits(id).leading_ones().min(53) + 1) * (std::f64::consts::LN_2 + 1e-9)
     }
-}
-
-/// The finishing rounds of a well-known 64-bit mixer: every input bit moves every output bit.
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

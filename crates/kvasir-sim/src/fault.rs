@@ -1,4 +1,5 @@
 use kvasir_exec::StepError;
+use kvasir_sample::{STRIDE, mix};
 
 /// Seeded faults of a simulated device, each in thousandths of the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub struct Faults {
     pub lost: u32,
 }
 
-/// A small generator with a good spread (splitmix64).
+/// Numbers from a seed, one after the other.
 #[derive(Clone, Debug)]
 struct Dice(u64);
 
@@ -27,10 +28,8 @@ impl Dice {
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
+        self.0 = self.0.wrapping_add(STRIDE);
+        mix(self.0)
     }
 
     /// True in `thousandths` of the throws.

@@ -1,24 +1,19 @@
-/// A seeded generator with the distributions that workloads need (splitmix64).
+use kvasir_sample::{STRIDE, mix};
+
+/// A seeded generator with the distributions that workloads need.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
-
-/// Scrambles a number so that neighbours have nothing in common.
-pub(crate) fn scramble(z: u64) -> u64 {
-    let z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ z >> 31
-}
 
 impl Dice {
     /// The sequence of a seed.
     pub fn new(seed: u64) -> Self {
-        Self(scramble(seed ^ 0x6B76_6173_6972))
+        Self(mix(seed ^ 0x6B76_6173_6972))
     }
 
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        scramble(self.0)
+        self.0 = self.0.wrapping_add(STRIDE);
+        mix(self.0)
     }
 
     /// Evenly from 0 to below 1.

@@ -1,5 +1,5 @@
-use super::dice::scramble;
 use kvasir_kv::Token;
+use kvasir_sample::{STRIDE, mix};
 use kvasir_sim::Answers;
 
 /// The token that ends an answer.
@@ -27,7 +27,7 @@ impl Passage {
 }
 
 fn token(text: u64, i: u32) -> Token {
-    (3 + scramble(text.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(i)) % (VOCABULARY - 3)) as Token
+    (3 + mix(text.wrapping_mul(STRIDE) ^ u64::from(i)) % (VOCABULARY - 3)) as Token
 }
 
 const LENGTH_AT: u32 = 44;
