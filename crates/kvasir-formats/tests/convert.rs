@@ -1,7 +1,10 @@
 //! Conversions there and back: what is written reads the same, and rules hold.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use kvasir_formats::{Checkpoint, DType, Rules, TextFiles, check_kv_facts, convert};
+use kvasir_formats::{
+    Checkpoint, DType, Rules, TextFiles, check_kv_facts, convert,
+    gguf::{Gguf, Writer},
+};
 use kvasir_program::Model;
 use std::path::{Path, PathBuf};
 
@@ -132,6 +135,40 @@ fn a_directory_becomes_a_file_that_reads_the_same() {
     // A second pass with the same rules changes nothing.
     convert(&second, &first, &rules).unwrap();
     assert_eq!(std::fs::read(&first).unwrap(), std::fs::read(&second).unwrap());
+}
+
+/// The same file without what only we read.
+fn as_others_write_it(from: &Path, to: &Path) {
+    let gguf = Gguf::open(from).unwrap();
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("kvasir.")) {
+        writer.set(key.as_str(), value.clone());
+    }
+    let tensors = gguf.tensors();
+    tensors.iter().for_each(|t| writer.describe(t.name.as_str(), t.dtype, &t.shape).unwrap());
+    let bytes = |name: &str, out: &mut Vec<u8>| {
+        out.extend(gguf.bytes(tensors.iter().find(|t| t.name == name).unwrap()));
+        Ok(())
+    };
+    writer.write(std::fs::File::create(to).unwrap(), bytes).unwrap();
+}
+
+#[test]
+fn metadata_alone_tells_the_same_model() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
+    let scratch = Scratch::new("metadata");
+    let (ours, theirs) = (scratch.0.join("a.gguf"), scratch.0.join("b.gguf"));
+    for case in
+        ["deepseek_v3", "deepseek_v32", "gpt_oss", "glm4_moe", "llama", "mixtral", "phi3", "qwen3_moe"]
+    {
+        convert(&models.join(case), &ours, &Rules::parse("f32", &[]).unwrap()).unwrap();
+        as_others_write_it(&ours, &theirs);
+        let [said, read] = [&ours, &theirs].map(|path| Checkpoint::open(path).unwrap());
+        let [said, read] = [said, read].map(|model| Model::build(&model.source()).unwrap());
+        assert_eq!(said.target.layers, read.target.layers, "{case}");
+        assert_eq!(said.target.ops.len(), read.target.ops.len(), "{case}");
+        assert_eq!(said.predictions.len(), read.predictions.len(), "{case}");
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ pub(super) fn architecture(config: &Json) -> Result<&'static str> {
         "Qwen3ForCausalLM" => "qwen3",
         "Qwen3MoeForCausalLM" => "qwen3moe",
         "DeepseekV3ForCausalLM" => "deepseek2",
+        "DeepseekV32ForCausalLM" => "deepseek32",
         "GptOssForCausalLM" => "gpt-oss",
         "Glm4MoeForCausalLM" => "glm4moe",
         "Gemma3ForCausalLM" => "gemma3",

@@ -90,7 +90,7 @@ impl Meta<'_> {
         }
         self.copy_uint("feed_forward_length", "intermediate_size")?;
         self.copy_float("attention.layer_norm_rms_epsilon", "rms_norm_eps");
-        if self.arch == "deepseek2" {
+        if self.is_latent() {
             return self.latent();
         }
         let kv = size(self.config, "num_key_value_heads").unwrap_or(heads);
@@ -105,6 +105,10 @@ impl Meta<'_> {
             self.copy_uint("attention.sliding_window", "sliding_window")?;
         }
         Ok(())
+    }
+
+    fn is_latent(&self) -> bool {
+        matches!(self.arch, "deepseek2" | "deepseek32")
     }
 
     fn latent(&mut self) -> Result<()> {
@@ -123,6 +127,11 @@ impl Meta<'_> {
         ] {
             self.uint(key, n)?;
         }
+        if self.arch == "deepseek32" {
+            self.uint("attention.indexer.head_count", size(self.config, "index_n_heads")?)?;
+            self.uint("attention.indexer.key_length", size(self.config, "index_head_dim")?)?;
+            self.uint("attention.indexer.top_k", size(self.config, "index_topk")?)?;
+        }
         Ok(())
     }
 
@@ -135,7 +144,7 @@ impl Meta<'_> {
         if self.arch == "gpt-oss" {
             self.copy_uint("expert_feed_forward_length", "intermediate_size")?;
         }
-        if !matches!(self.arch, "deepseek2" | "glm4moe") {
+        if !self.is_latent() && self.arch != "glm4moe" {
             return Ok(());
         }
         self.copy_uint("expert_shared_count", "n_shared_experts")?;
@@ -156,9 +165,9 @@ impl Meta<'_> {
         Ok(())
     }
 
-    /// A rotary setting: newer configs have them all in `rope_parameters`, older ones beside and in `rope_scaling`.
+    /// A rotary setting: newer configs have them all in `rope_parameters`, older ones beside and in `rope_scaling`, which wins.
     fn rope_value(&self, key: &str) -> Option<Json> {
-        let found = ["/rope_parameters/full_attention/", "/rope_parameters/", "/", "/rope_scaling/"]
+        let found = ["/rope_scaling/", "/rope_parameters/full_attention/", "/rope_parameters/", "/"]
             .into_iter()
             .find_map(|place| self.config.pointer(&format!("{place}{key}")));
         found.filter(|v| !v.is_null()).cloned()
@@ -228,7 +237,7 @@ impl Meta<'_> {
             }
         }
         let all = self.rope_value("mscale_all_dim").and_then(|v| v.as_f64());
-        if let (Some(all), "deepseek2") = (all, self.arch) {
+        if let Some(all) = all.filter(|_| self.is_latent()) {
             self.set("rope.scaling.yarn_log_multiplier", Value::F32((0.1 * all) as f32));
         }
     }

@@ -53,10 +53,15 @@ impl Reader<'_> {
                 self.qwen3_moe();
                 ("Qwen3MoeForCausalLM", "qwen3_moe")
             }
-            "deepseek2" => {
+            latent @ ("deepseek2" | "deepseek32") => {
                 facts.split_kv_b = self.has("blk.0.attn_k_b.weight");
                 self.deepseek()?;
-                ("DeepseekV3ForCausalLM", "deepseek_v3")
+                if latent == "deepseek2" {
+                    ("DeepseekV3ForCausalLM", "deepseek_v3")
+                } else {
+                    self.indexer()?;
+                    ("DeepseekV32ForCausalLM", "deepseek_v32")
+                }
             }
             "gpt-oss" => {
                 facts.split_gate_up = true;
@@ -175,10 +180,7 @@ impl Reader<'_> {
         self.grouped_routing();
         self.set("moe_layer_freq", 1);
         if self.uint("expert_gating_func") == Some(1) {
-            return Err(Error::at(
-                "deepseek2.expert_gating_func",
-                "softmax routing (DeepSeek-V2) is not supported",
-            ));
+            return Err(Error::at("expert_gating_func", "softmax routing (DeepSeek-V2) is not supported"));
         }
         self.set("scoring_func", "sigmoid");
         self.set("topk_method", "noaux_tc");
@@ -196,6 +198,17 @@ impl Reader<'_> {
         self.out.remove("head_dim");
         // Latent attention is written there as one key head.
         self.copy("num_key_value_heads", "attention.head_count");
+        Ok(())
+    }
+
+    fn indexer(&mut self) -> Result<()> {
+        for (hf, key) in
+            [("index_n_heads", "head_count"), ("index_head_dim", "key_length"), ("index_topk", "top_k")]
+        {
+            let key = format!("attention.indexer.{key}");
+            let value = self.number(&key).ok_or_else(|| self.missing(&key))?;
+            self.set(hf, value);
+        }
         Ok(())
     }
 
@@ -332,7 +345,7 @@ impl Reader<'_> {
                 map.insert("truncate".into(), json!(false));
             }
             // DeepSeek: the file keeps a tenth of mscale_all_dim; mscale is the same number in every such model.
-            if self.gguf.architecture() == "deepseek2"
+            if matches!(self.gguf.architecture(), "deepseek2" | "deepseek32")
                 && let Some(mul) = self.gguf.arch("rope.scaling.yarn_log_multiplier").and_then(Value::as_f64)
             {
                 let all = (mul * 10.0 * 1e6).round() / 1e6;

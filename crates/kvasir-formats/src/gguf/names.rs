@@ -56,6 +56,14 @@ const POST_ATTENTION: &[(&str, &str)] = &[("post_attention_norm", "post_attentio
 const GPT_OSS: &[(&str, &str)] =
     &[("post_attention_norm", "post_attention_layernorm"), ("ffn_gate_inp", "mlp.router")];
 
+/// The indexer of sparse attention.
+const DEEPSEEK32: &[(&str, &str)] = &[
+    ("indexer.attn_q_b", "self_attn.indexer.wq_b"),
+    ("indexer.attn_k", "self_attn.indexer.wk"),
+    ("indexer.k_norm", "self_attn.indexer.k_norm"),
+    ("indexer.proj", "self_attn.indexer.weights_proj"),
+];
+
 const PHI3: &[(&str, &str)] = &[("ffn_up", "mlp.gate_up_proj")];
 
 /// Whole names that follow no stem.
@@ -95,6 +103,7 @@ impl Naming {
         let own: &[_] = match architecture {
             "llama" if experts => MIXTRAL,
             "llama" | "qwen2" | "qwen3" | "qwen3moe" | "deepseek2" => &[],
+            "deepseek32" => DEEPSEEK32,
             "gemma3" => GEMMA3,
             "gpt-oss" => GPT_OSS,
             "glm4moe" => POST_ATTENTION,
