@@ -115,8 +115,11 @@ fn sort(
         Some(Value::Str(s)) => s.split(',').map(|p| Some(Value::str(p))).collect(),
         other => vec![other.cloned()],
     };
+    // Where there are many, each is compared with some others.
+    let compared = items.len().checked_ilog2().unwrap_or(0) as usize / 4;
     let mut keyed = Vec::new();
     for item in items {
+        interp.work(64 * compared)?;
         let keys: Run<Vec<Value>> = paths.iter().map(|p| sort_key(interp, &item, p.as_ref(), case)).collect();
         interp.walks(&item)?;
         keyed.push((keys?, item));
