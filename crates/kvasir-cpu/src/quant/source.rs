@@ -115,12 +115,25 @@ struct Row<'a> {
     dmin: u16,
 }
 
+/// A one in every byte of a number of 16: bytes are worked on together in such numbers, which compilers would gather one by one.
+const ONES: u128 = u128::MAX / 255;
+
+/// 32 bytes as two numbers.
+#[inline(always)]
+fn numbers(bytes: &[u8], at: usize) -> [u128; 2] {
+    let part = bytes[at..at + 32].as_chunks::<16>().0;
+    [u128::from_le_bytes(part[0]), u128::from_le_bytes(part[1])]
+}
+
+#[inline(always)]
+fn put(code: &mut [u8; 32], numbers: [u128; 2]) {
+    code.as_chunks_mut::<16>().0.iter_mut().zip(numbers).for_each(|(c, n)| *c = n.to_le_bytes());
+}
+
 /// Codes of four bits, and the fifths where there are some.
 #[inline(always)]
 fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 32]) {
     let Some(stored) = block.last_chunk::<16>() else { return };
-    // As one number: compilers gather bytes one by one.
-    const ONES: u128 = u128::MAX / 255;
     let stored = u128::from_le_bytes(*stored);
     // Less half of their range, codes are what they were but for the highest bit.
     let highest = if format.signed { ONES << (format.bits - 1) } else { 0 };
@@ -141,8 +154,8 @@ fn q2_k(b: &[u8], row: &mut Row<'_>) {
         (row.scale[i], row.min[i]) = (i16::from(s & 15), i16::from(s >> 4));
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let from = &b[16 + part / 4 * 32..][..32];
-        code.iter_mut().zip(from).for_each(|(c, q)| *c = q >> (part % 4 * 2) & 3);
+        let from = numbers(b, 16 + part / 4 * 32);
+        put(code, from.map(|q| q >> (part % 4 * 2) & (ONES * 3)));
     }
     (row.d, row.dmin) = (bits_at(b, 80), bits_at(b, 82) ^ SIGN);
 }
@@ -155,10 +168,10 @@ fn q3_k(b: &[u8], row: &mut Row<'_>) {
         row.scale[i] = i16::from(low | (s[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32;
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let low = &b[32 + part / 4 * 32..][..32];
-        for ((c, q), h) in code.iter_mut().zip(low).zip(&b[..32]) {
-            *c = (q >> (part % 4 * 2) & 3 | (h >> part & 1) << 2).wrapping_sub(4);
-        }
+        let (low, high) = (numbers(b, 32 + part / 4 * 32), numbers(b, 0));
+        let codes = |i: usize| low[i] >> (part % 4 * 2) & (ONES * 3) | (high[i] >> part & ONES) << 2;
+        // Less four; the highest bit lends, so that no byte takes from the next.
+        put(code, [0, 1].map(|i| ((codes(i) | (ONES * 128)) - ONES * 4) ^ (ONES * 128)));
     }
     row.d = bits_at(b, 108);
 }
@@ -175,11 +188,11 @@ fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
         (row.scale[i], row.min[i]) = (i16::from(scale), i16::from(min));
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let low = &b[nibbles + part / 2 * 32..][..32];
-        code.iter_mut().zip(low).for_each(|(c, q)| *c = q >> (part % 2 * 4) & 15);
+        let mut codes = numbers(b, nibbles + part / 2 * 32).map(|q| q >> (part % 2 * 4) & (ONES * 15));
         if let Some(high) = high {
-            code.iter_mut().zip(high).for_each(|(c, h)| *c |= (h >> part & 1) << 4);
+            codes.iter_mut().zip(numbers(high, 0)).for_each(|(c, h)| *c |= (h >> part & ONES) << 4);
         }
+        put(code, codes);
     }
     (row.d, row.dmin) = (bits_at(b, 0), bits_at(b, 2) ^ SIGN);
 }
@@ -188,11 +201,10 @@ fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
 fn q6_k(b: &[u8], row: &mut Row<'_>) {
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let (half, quarter) = (part / 4, part % 4);
-        let low = &b[half * 64 + quarter % 2 * 32..][..32];
-        let high = &b[128 + half * 32..][..32];
-        for ((c, q), h) in code.iter_mut().zip(low).zip(high) {
-            *c = (q >> (quarter / 2 * 4) & 15 | (h >> (quarter * 2) & 3) << 4) ^ 32;
-        }
+        let (low, high) = (numbers(b, half * 64 + quarter % 2 * 32), numbers(b, 128 + half * 32));
+        let low = low.map(|q| q >> (quarter / 2 * 4) & (ONES * 15));
+        let high = high.map(|h| (h >> (quarter * 2) & (ONES * 3)) << 4);
+        put(code, [0, 1].map(|i| (low[i] | high[i]) ^ (ONES * 32)));
     }
     row.scale.iter_mut().zip(&b[192..208]).for_each(|(scale, &s)| *scale = i16::from(s as i8));
     row.d = bits_at(b, 208);
