@@ -101,6 +101,7 @@ fn endless_templates_end() {
          {% macro g() %}{{ f() ~ (n.s if n.s ~ g() else 1) }}{% endmacro %}{{ g() }}",
         // Values that are let go again are work.
         "{% for i in range(100000) %}{% set s = 'x' * 1000000 %}{% endfor %}",
+        "{% for i in range(100000) %}{% set s = '{:04096,}'.format(1) %}{% endfor %}",
         // Texts that say little and grow much.
         "{{ ('%(a)4096s' * 20000) % {'a': 1} }}",
         "{{ ('{0:4096}' * 20000).format(1) }}",

@@ -215,15 +215,16 @@ pub(super) fn number(value: &Value, spec: &Spec, out: &mut String) -> Run<()> {
         _ => "",
     };
     if let Some(mark) = spec.grouping {
-        let mut zeros = String::new();
+        let whole = whole_digits(&digits);
+        let beside = sign.len() + digits.len() - whole;
+        let mut filled = whole;
         // Zeros that fill the width are grouped too.
-        while spec.fill == '0'
-            && spec.align == Some('=')
-            && sign.len() + grouped(&(zeros.clone() + &digits), mark).len() < spec.width
+        while (spec.fill, spec.align) == ('0', Some('='))
+            && beside + filled + filled.saturating_sub(1) / 3 < spec.width
         {
-            zeros.push('0');
+            filled += 1;
         }
-        digits = grouped(&(zeros + &digits), mark);
+        digits = grouped(&("0".repeat(filled - whole) + &digits), mark);
     }
     pad(&format!("{sign}{digits}"), sign.len(), spec, out);
     Ok(())
@@ -280,8 +281,13 @@ fn general(f: f64, precision: usize, keep_zeros: bool) -> String {
     }
 }
 
+/// Digits before a point, or whatever comes first that is none.
+fn whole_digits(digits: &str) -> usize {
+    digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())
+}
+
 fn grouped(digits: &str, mark: char) -> String {
-    let whole = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    let whole = whole_digits(digits);
     let mut out = String::new();
     for (i, c) in digits[..whole].chars().enumerate() {
         if i > 0 && (whole - i).is_multiple_of(3) {
