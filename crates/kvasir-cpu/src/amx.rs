@@ -63,18 +63,9 @@ impl Tiles {
         Self { shape: (16, 16) }
     }
 
-    /// Tiles 0 to 5 (products and first operands) have so many rows from here on, and nothing is in any tile: products of few rows take less time,
-    /// and touch no others.
-    pub(crate) fn of_rows(&mut self, rows: usize) {
-        self.of_shape(rows, 16);
-    }
-
-    /// Tiles 0 and 1 (products) and 6 (second operands) have so many columns of 32 bits from here on, and nothing is in any tile.
-    pub(crate) fn of_columns(&mut self, columns: usize) {
-        self.of_shape(16, columns);
-    }
-
-    fn of_shape(&mut self, rows: usize, columns: usize) {
+    /// Tiles 0 to 5 (products and first operands) have so many rows from here on, tiles 0 and 1 (products) and 6 (second operands) so many columns of
+    /// 32 bits, and nothing is in any tile: products of few rows or columns take less time, and touch no others.
+    pub(crate) fn of_shape(&mut self, rows: usize, columns: usize) {
         let shape @ (n, columns) = (rows.clamp(1, 16) as u8, columns.clamp(1, 16) as u8);
         if shape == self.shape {
             return;

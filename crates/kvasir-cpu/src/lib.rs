@@ -7,6 +7,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod ask;
 mod attention;
 mod buffer;
 mod chains;

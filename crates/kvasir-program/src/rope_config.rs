@@ -47,6 +47,11 @@ impl<'a> RopeConfig<'a> {
         [self.scaling, self.parameters].into_iter().flatten()
     }
 
+    /// The one that counts, which errors name.
+    fn place(&self) -> Config<'a> {
+        self.places().next().unwrap_or(self.top)
+    }
+
     fn float(&self, key: &str) -> Result<Option<f64>> {
         for place in self.places() {
             if let Some(value) = place.opt_float(key)? {
@@ -57,14 +62,14 @@ impl<'a> RopeConfig<'a> {
     }
 
     fn required(&self, key: &str) -> Result<f64> {
-        let place = self.scaling.or(self.parameters).unwrap_or(self.top);
+        let place = self.place();
         let value = self.float(key)?.ok_or_else(|| place.bad(key, "is missing"))?;
         if value > 0.0 { Ok(value) } else { Err(place.bad(key, format!("is {value}, not above 0"))) }
     }
 
     fn floats(&self, key: &str) -> Result<Vec<f64>> {
         let place = self.places().find(|p| p.get(key).is_some());
-        place.or(self.scaling).or(self.parameters).unwrap_or(self.top).floats(key)
+        place.unwrap_or_else(|| self.place()).floats(key)
     }
 
     fn kind(&self) -> Result<&'a str> {
@@ -128,7 +133,7 @@ impl<'a> RopeConfig<'a> {
             }
             "longrope" | "su" => self.longrope(&inv),
             other => {
-                let place = self.scaling.or(self.parameters).unwrap_or(self.top);
+                let place = self.place();
                 Err(place.bad("rope_type", format!("is {other:?}, which is not supported")))
             }
         }
@@ -203,7 +208,7 @@ impl<'a> RopeConfig<'a> {
             let divisors = self.floats(key)?;
             if divisors.len() != inv.len() {
                 let why = format!("has {} numbers, not one for each of {} pairs", divisors.len(), inv.len());
-                return Err(self.scaling.or(self.parameters).unwrap_or(self.top).bad(key, why));
+                return Err(self.place().bad(key, why));
             }
             Ok(inv.iter().zip(divisors).map(|(f, d)| (f / d) as f32).collect::<Vec<f32>>())
         };

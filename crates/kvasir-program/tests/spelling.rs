@@ -60,17 +60,13 @@ fn without(architecture: &str, key: &str, more: Json) -> Model {
     let mut config = json!({
         "architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 30,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 1024,
-        "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+        "num_local_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
         "head_dim": 16, "use_sliding_window": true, "n_group": 8, "topk_group": 4, "rope_local_base_freq": 1e4,
         "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 16,
         "num_nextn_predict_layers": 1});
     let map = config.as_object_mut().unwrap();
     map.remove(key);
     map.extend(more.as_object().unwrap().clone());
-    if map.contains_key("n_routed_experts") || architecture.starts_with("Deepseek") {
-        map.remove("num_local_experts");
-        map.entry("n_routed_experts").or_insert(16.into());
-    }
     Model::build(&Source::of_config(config)).unwrap()
 }
 
@@ -113,6 +109,8 @@ fn experts_are_counted_under_any_of_their_names() {
         let named = |name: &str| without(architecture, "num_local_experts", json!({ name: 4 }));
         assert_eq!(named("num_experts"), named("num_local_experts"), "{architecture}");
     }
+    let chosen = |name: &str| without("GptOssForCausalLM", "num_experts_per_tok", json!({ name: 2 }));
+    assert_eq!(chosen("experts_per_token"), chosen("num_experts_per_tok"));
     let layers =
         |name: &str| without("DeepseekV3ForCausalLM", "num_nextn_predict_layers", json!({ name: 2 }));
     assert_eq!(layers("num_mtp_layers"), layers("num_nextn_predict_layers"));

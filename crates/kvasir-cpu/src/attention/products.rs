@@ -217,19 +217,7 @@ pub(super) fn transposed(r: [std::arch::x86_64::__m512i; 16]) -> [std::arch::x86
 pub(crate) mod tiles {
     use super::{Beside, CHUNK, Keys, LANES, Scores, Shared};
     use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
-    use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-
-    /// Asks for 16 lines that are read soon.
-    ///
-    /// # Safety
-    /// The machine must have the instruction.
-    #[inline(always)]
-    pub(crate) unsafe fn ask<const HINT: i32>(at: *const u8) {
-        for line in 0..16 {
-            // SAFETY: a hint, whatever the address.
-            unsafe { _mm_prefetch::<HINT>(at.wrapping_add(line * 64).cast()) };
-        }
-    }
+    use crate::ask::{Near, ask_tile};
 
     /// Products of a chunk's keys with the queries of a block, with something `beside` every product. A tile of queries has the numbers of `lanes` lanes
     /// of each head in as many columns, one head's behind the other's. If heads are many, there may be anything of positions from `seen` on, and what is
@@ -284,9 +272,9 @@ pub(crate) mod tiles {
                     for step in 0..steps {
                         let last = $head + 1 == keys.len();
                         beside.before(last, 1);
-                        ask::<_MM_HINT_T0>($next.wrapping_add(step * 1024));
+                        ask_tile(Near::First, $next.wrapping_add(step * 1024));
                         if last && elsewhere {
-                            ask::<_MM_HINT_T1>(behind[$quarter].wrapping_add(step * 1024));
+                            ask_tile(Near::Second, behind[$quarter].wrapping_add(step * 1024));
                         }
                         tile_load!(6, queries.add(step * 1024 + $head * lanes * 4), 64);
                         take!($to, $keys, $quarter, step);

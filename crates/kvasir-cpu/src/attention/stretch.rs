@@ -54,24 +54,14 @@ impl Unit {
         }
     }
 
-    /// Queries and their products have so many columns from here on.
-    fn of_columns(&mut self, columns: usize) {
+    /// Products have so many rows from here on, of values with few shares, or columns, of keys with few queries.
+    fn of_shape(&mut self, rows: usize, columns: usize) {
         #[cfg(target_arch = "x86_64")]
         if let Some(tiles) = &mut self.0 {
-            tiles.of_columns(columns);
+            tiles.of_shape(rows, columns);
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = columns;
-    }
-
-    /// Products of values have so many rows from here on.
-    fn of_rows(&mut self, rows: usize) {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(tiles) = &mut self.0 {
-            tiles.of_rows(rows);
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = rows;
+        let _ = (rows, columns);
     }
 }
 
@@ -112,7 +102,7 @@ impl Attend<'_> {
                 let next = at + s.blocks[at..].iter().take_while(|b| b.heads == heads).count();
                 let few = next - at == 1 && self.is_few(level, s.blocks[at].per_head);
                 let work = Work { chunks: &taken[..n], blocks: at..next, heads, few };
-                unit.of_columns(if work.heads.len() > 1 { s.blocks[at].per_head } else { LANES });
+                unit.of_shape(LANES, if work.heads.len() > 1 { s.blocks[at].per_head } else { LANES });
                 self.make_shares(level, piece, &work, s);
                 match few {
                     #[cfg(target_arch = "x86_64")]
@@ -214,7 +204,7 @@ impl Attend<'_> {
                 products::open_values(level, &s.values[0], &mut s.open_values);
             }
             for block in work.blocks.clone() {
-                unit.of_rows(s.blocks[block].per_head);
+                unit.of_shape(s.blocks[block].per_head, LANES);
                 s.take_values(level, shape, (block, i), work.chunks, &mut coming);
             }
             // SAFETY: the rows are the pool's or staged.

@@ -3,6 +3,7 @@
 
 use super::{Bf16Activations, Bf16Panels};
 use crate::Level;
+use crate::ask::{Near, ask_tile};
 use crate::chains::{Columns, Rows, Sums, multiply};
 use crate::matmul::Output;
 use crate::quant::{LANES, TILE};
@@ -65,7 +66,7 @@ pub(crate) fn panels(
                 for (step, rows) in steps.clone().zip(room.rows.chunks_exact(tiles)) {
                     let tile = w.panel(panel).wrapping_add(step * 1024);
                     // The next panel's.
-                    ask(tile.wrapping_add(w.steps * 1024));
+                    ask_tile(Near::Second, tile.wrapping_add(w.steps * 1024));
                     // SAFETY: a tile of the panel.
                     unsafe { columns.open(level, tile) };
                     for (rows, sums) in rows.iter().zip(&mut *sums) {
@@ -80,16 +81,4 @@ pub(crate) fn panels(
             }
         }
     });
-}
-
-/// Asks for a tile's worth of memory.
-fn ask(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    for line in 0..16 {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(line * 64).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }

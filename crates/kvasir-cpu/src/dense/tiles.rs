@@ -2,7 +2,7 @@
 
 use super::{Bf16Activations, Bf16Panels, LANES, Output, TILE};
 use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use crate::ask::{Near, ask_tile};
 use std::ops::Range;
 
 #[repr(C, align(64))]
@@ -54,14 +54,6 @@ pub(super) fn panels(
 /// How far ahead of a tile memory is asked for, in bytes: the half of it that is read last, and half of the next.
 const AHEAD: usize = 512;
 
-/// Asks for a tile's worth.
-fn ask(at: *const u8) {
-    for line in 0..16 {
-        // SAFETY: a hint, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(AHEAD + line * 64).cast()) };
-    }
-}
-
 unsafe fn dot<const T: usize, const P: usize>(
     w: &Bf16Panels,
     x: &Bf16Activations,
@@ -87,7 +79,7 @@ unsafe fn dot<const T: usize, const P: usize>(
             let at = step * 1024;
             if T == 1 {
                 // Few rows wait for memory, not for the tiles.
-                b.iter().take(P).for_each(|b| ask(b.wrapping_add(at)));
+                b.iter().take(P).for_each(|b| ask_tile(Near::Second, b.wrapping_add(at + AHEAD)));
             }
             tile_load!(4, x.tile(tile, step), 64);
             tile_load!(5, b[0].add(at), 64);

@@ -137,9 +137,7 @@ fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 3
     let stored = u128::from_le_bytes(*stored);
     // Less half of their range, codes are what they were but for the highest bit.
     let highest = if format.signed { ONES << (format.bits - 1) } else { 0 };
-    let (low, high) = code.split_at_mut(16);
-    low.copy_from_slice(&(stored & (ONES * 15) ^ highest).to_le_bytes());
-    high.copy_from_slice(&(stored >> 4 & (ONES * 15) ^ highest).to_le_bytes());
+    put(code, [stored, stored >> 4].map(|q| q & (ONES * 15) ^ highest));
     if format.bits == 5 {
         let at = if format.has_min { 4 } else { 2 };
         let Some(&bits) = block[at..].first_chunk::<4>() else { return };

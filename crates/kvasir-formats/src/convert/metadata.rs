@@ -90,7 +90,7 @@ impl Meta<'_> {
         }
         self.copy_uint("feed_forward_length", "intermediate_size")?;
         self.copy_float("attention.layer_norm_rms_epsilon", "rms_norm_eps");
-        if self.is_latent() {
+        if gguf::is_latent(self.arch) {
             return self.latent();
         }
         let kv = size(self.config, "num_key_value_heads").unwrap_or(heads);
@@ -105,10 +105,6 @@ impl Meta<'_> {
             self.copy_uint("attention.sliding_window", "sliding_window")?;
         }
         Ok(())
-    }
-
-    fn is_latent(&self) -> bool {
-        matches!(self.arch, "deepseek2" | "deepseek32")
     }
 
     fn latent(&mut self) -> Result<()> {
@@ -128,23 +124,24 @@ impl Meta<'_> {
             self.uint(key, n)?;
         }
         if self.arch == "deepseek32" {
-            self.uint("attention.indexer.head_count", size(self.config, "index_n_heads")?)?;
-            self.uint("attention.indexer.key_length", size(self.config, "index_head_dim")?)?;
-            self.uint("attention.indexer.top_k", size(self.config, "index_topk")?)?;
+            for (key, from) in
+                [("head_count", "index_n_heads"), ("key_length", "index_head_dim"), ("top_k", "index_topk")]
+            {
+                let n = size(self.config, from)?;
+                self.uint(&format!("attention.indexer.{key}"), n)?;
+            }
         }
         Ok(())
     }
 
     fn experts(&mut self, model: &Checkpoint) -> Result<()> {
-        for from in ["num_local_experts", "num_experts", "n_routed_experts"] {
-            self.copy_uint("expert_count", from)?;
-        }
+        self.copy_uint("expert_count", "num_experts")?;
         self.copy_uint("expert_used_count", "num_experts_per_tok")?;
         self.copy_uint("expert_feed_forward_length", "moe_intermediate_size")?;
         if self.arch == "gpt-oss" {
             self.copy_uint("expert_feed_forward_length", "intermediate_size")?;
         }
-        if !self.is_latent() && self.arch != "glm4moe" {
+        if !gguf::is_latent(self.arch) && self.arch != "glm4moe" {
             return Ok(());
         }
         self.copy_uint("expert_shared_count", "n_shared_experts")?;
@@ -237,7 +234,7 @@ impl Meta<'_> {
             }
         }
         let all = self.rope_value("mscale_all_dim").and_then(|v| v.as_f64());
-        if let Some(all) = all.filter(|_| self.is_latent()) {
+        if let Some(all) = all.filter(|_| gguf::is_latent(self.arch)) {
             self.set("rope.scaling.yarn_log_multiplier", Value::F32((0.1 * all) as f32));
         }
     }

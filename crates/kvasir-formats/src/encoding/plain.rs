@@ -1,3 +1,4 @@
+use super::e8m0_half;
 use crate::DType;
 use half::{bf16, f16};
 
@@ -49,11 +50,7 @@ pub fn f8_e4m3(byte: u8) -> f32 {
 
 /// A power of two from 2^-127 on; 0xff is NaN.
 fn f8_e8m0(byte: u8) -> f32 {
-    match byte {
-        0 => f32::from_bits(1 << 22),
-        0xff => f32::NAN,
-        _ => f32::from_bits(u32::from(byte) << 23),
-    }
+    if byte == 0xff { f32::NAN } else { 2.0 * e8m0_half(byte) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A config in Hugging Face spelling from GGUF metadata.
 
-use super::{Gguf, Kind, Value};
+use super::{Gguf, Kind, Value, is_latent};
 use crate::{DType, Error, Facts, Result, tokenizer::ends};
 use serde_json::{Map, Value as Json, json};
 
@@ -85,6 +85,11 @@ impl Reader<'_> {
         if let Some(config) = self.original(architecture.0)? {
             return Ok((config, facts));
         }
+        match ends(self.gguf)[..] {
+            [] => {}
+            [end] => self.set("eos_token_id", end),
+            ref ends => self.set("eos_token_id", json!(ends)),
+        }
         facts.rope_divisors = self.rope()?;
         self.set("architectures", json!([architecture.0]));
         self.set("model_type", json!(architecture.1));
@@ -129,11 +134,6 @@ impl Reader<'_> {
             if let Some(id) = self.gguf.u64(&format!("tokenizer.ggml.{key}_token_id")) {
                 self.set(hf, id);
             }
-        }
-        match ends(self.gguf)[..] {
-            [] => {}
-            [end] => self.set("eos_token_id", end),
-            ref ends => self.set("eos_token_id", json!(ends)),
         }
         Ok(())
     }
@@ -180,7 +180,8 @@ impl Reader<'_> {
         self.grouped_routing();
         self.set("moe_layer_freq", 1);
         if self.uint("expert_gating_func") == Some(1) {
-            return Err(Error::at("expert_gating_func", "softmax routing (DeepSeek-V2) is not supported"));
+            let place = format!("{}.expert_gating_func", self.gguf.architecture());
+            return Err(Error::at(place, "softmax routing (DeepSeek-V2) is not supported"));
         }
         self.set("scoring_func", "sigmoid");
         self.set("topk_method", "noaux_tc");
@@ -345,7 +346,7 @@ impl Reader<'_> {
                 map.insert("truncate".into(), json!(false));
             }
             // DeepSeek: the file keeps a tenth of mscale_all_dim; mscale is the same number in every such model.
-            if matches!(self.gguf.architecture(), "deepseek2" | "deepseek32")
+            if is_latent(self.gguf.architecture())
                 && let Some(mul) = self.gguf.arch("rope.scaling.yarn_log_multiplier").and_then(Value::as_f64)
             {
                 let all = (mul * 10.0 * 1e6).round() / 1e6;

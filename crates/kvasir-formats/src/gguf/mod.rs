@@ -8,7 +8,7 @@ mod value;
 mod writer;
 
 pub(crate) use config::{GENERATION, ORIGINAL, generation_config, hf_config};
-pub(crate) use names::{HfName, Naming};
+pub(crate) use names::{HfName, Naming, is_latent};
 pub use reader::{Gguf, TensorInfo};
 pub use value::{Array, Kind, Value};
 pub use writer::Writer;

@@ -80,6 +80,11 @@ const IN_CONFIG: &[&str] = &["rope_freqs.weight", "rope_factors_long.weight", "r
 const IRREGULAR: &[(&str, &str)] =
     &[("attn_sinks.weight", "self_attn.sinks"), ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")];
 
+/// Whether files of this `general.architecture` describe latent attention.
+pub(crate) fn is_latent(architecture: &str) -> bool {
+    matches!(architecture, "deepseek2" | "deepseek32")
+}
+
 /// What a GGUF tensor is called here.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HfName {

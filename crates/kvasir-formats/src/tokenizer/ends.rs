@@ -42,38 +42,28 @@ pub(super) fn is_text(spelling: &str, has: impl Fn(&str) -> bool) -> bool {
 
 /// All ids that end an answer, the one that the file calls the end of a text first.
 pub(crate) fn ends(gguf: &Gguf) -> Vec<u32> {
-    let Some(tokens) = gguf.array("tokenizer.ggml.tokens") else {
-        return named(gguf, u32::MAX);
-    };
-    let mut ends = named(gguf, u32::try_from(tokens.len()).unwrap_or(u32::MAX));
+    let tokens = gguf.array("tokenizer.ggml.tokens");
+    let count = tokens.map_or(u64::MAX, |tokens| tokens.len() as u64);
+    let named = |key| gguf.u64(&format!("tokenizer.ggml.{key}_token_id")).filter(|id| *id < count);
+    let named = KEYS.into_iter().filter_map(|key| u32::try_from(named(key)?).ok());
     // One pass that looks at a few bytes of each: vocabularies are long.
     let longest = SPELLINGS.iter().map(|s| s.len()).max().unwrap_or(0);
     let spelled = |bytes: &[u8]| SPELLINGS.iter().find(|s| s.as_bytes() == bytes).copied();
     let found: Vec<(u32, &str)> = (0u32..)
-        .zip(tokens.string_bytes())
+        .zip(tokens.into_iter().flat_map(|tokens| tokens.string_bytes()))
         .filter(|(_, bytes)| bytes.len() <= longest && matches!(bytes.first(), Some(b'<' | b'[' | b'_')))
         .filter_map(|(id, bytes)| Some((id, spelled(bytes)?)))
         .collect();
     let has = |spelling: &str| found.iter().any(|(_, other)| *other == spelling);
     let in_answers = MESSAGES.iter().any(|both| both.iter().all(|one| has(one)));
     let goes_on = |spelling: &str| (spelling == "<|end|>" && in_answers) || is_text(spelling, has);
-    for (id, _) in found.iter().filter(|(_, spelling)| !goes_on(spelling)) {
-        if !ends.contains(id) {
-            ends.push(*id);
+    let mut ends = Vec::new();
+    for id in named.chain(found.iter().filter(|(_, spelling)| !goes_on(spelling)).map(|(id, _)| *id)) {
+        if !ends.contains(&id) {
+            ends.push(id);
         }
     }
     ends
-}
-
-fn named(gguf: &Gguf, tokens: u32) -> Vec<u32> {
-    let id = |key: &str| gguf.u64(&format!("tokenizer.ggml.{key}_token_id"));
-    let mut ids: Vec<u32> = Vec::new();
-    for id in KEYS.iter().filter_map(|key| u32::try_from(id(key)?).ok()).filter(|id| *id < tokens) {
-        if !ids.contains(&id) {
-            ids.push(id);
-        }
-    }
-    ids
 }
 
 #[cfg(test)]

@@ -18,14 +18,10 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let limit = c.float_or("swiglu_limit", 7.0)? as f32;
     let alpha = c.float_or("swiglu_alpha", 1.702)? as f32;
     let activation = Activation::ClampedSwiglu { alpha, limit };
-    let top_k = match c.opt_size("num_experts_per_tok")? {
-        Some(k) => k,
-        None => c.size("experts_per_token")?,
-    };
     // The softmax of the chosen scores alone: the same as choosing by softmax and renormalising.
     let routing = Routing {
         score: Score::Softmax,
-        top_k,
+        top_k: c.size("num_experts_per_tok")?,
         correction: None,
         groups: None,
         renormalise: Some(0.0),

@@ -1,32 +1,29 @@
 //! What a config leaves unsaid: keys under another name, and values that its architecture then has.
 
 use super::Architecture;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
-/// Names of the same number of experts or prediction layers.
-const NAMES: [&[&str]; 2] = [
+/// Names of the same number of experts or prediction layers. A null under one of them says nothing.
+const NAMES: [&[&str]; 3] = [
     &["num_experts", "num_local_experts", "n_routed_experts"],
+    &["num_experts_per_tok", "experts_per_token"],
     &["num_nextn_predict_layers", "num_mtp_layers"],
 ];
 
-fn say(config: &mut Map<String, Json>, key: &str, value: &Json) {
-    if !config.contains_key(key) {
-        config.insert(key.to_owned(), value.clone());
-    }
-}
-
 impl Architecture {
-    /// A config with everything said that its architecture means by silence. Keys that are there stay, null included.
+    /// A config with everything said that its architecture means by silence. Values that are there stay, and null is one of them.
     pub fn spelled_out(&self, config: &Json) -> Json {
         let Some(map) = config.as_object() else { return config.clone() };
         let mut all = map.clone();
         for names in NAMES {
-            if let Some(said) = names.iter().find_map(|name| map.get(*name)) {
-                names.iter().for_each(|name| say(&mut all, name, said));
+            let unsaid = |name: &&&str| map.get(**name).is_none_or(Json::is_null);
+            if let Some(name) = names.iter().find(|name| !unsaid(name)) {
+                let said = &map[*name];
+                all.extend(names.iter().filter(unsaid).map(|name| ((*name).to_owned(), said.clone())));
             }
         }
         for (key, value) in self.meant().as_object().into_iter().flatten() {
-            say(&mut all, key, value);
+            all.entry(key).or_insert_with(|| value.clone());
         }
         Json::Object(all)
     }

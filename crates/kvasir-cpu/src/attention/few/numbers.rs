@@ -1,7 +1,7 @@
 //! Numbers of 32 bits: each line is widened once for all lanes.
 
 use super::{LINE, Later, Lying, settle};
-use crate::attention::products::tiles::ask;
+use crate::ask::{Near, ask_tile};
 use crate::attention::products::{Keys, transposed};
 use crate::attention::softmax::{LANES, Packed, Scores};
 use crate::chains::Columns;
@@ -28,7 +28,7 @@ pub(super) unsafe fn positions<const N: usize>(
             let next = keys.base.get(quarter + 1).copied().unwrap_or(later.at[0]);
             // SAFETY: as the caller vouches.
             let pairs = unsafe {
-                ask::<_MM_HINT_T0>(next.wrapping_add(step * 1024));
+                ask_tile(Near::First, next.wrapping_add(step * 1024));
                 transposed(from_fn(|n| _mm512_loadu_si512(row(n).cast())))
             };
             let mut chains = [[_mm512_setzero_ps(); 2]; N];
