@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 /// The level that is used; set once.
 static USED: OnceLock<Level> = OnceLock::new();
 
-/// The best set of instructions that the kernels may use. Each level includes the ones before it.
+/// The best set of instructions that the kernels may use. Each level includes the ones before it, but 512-bit vectors not the byte products of 256 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Whatever the target always has: the reference that the others are tested against.
@@ -16,6 +16,8 @@ pub enum Level {
     NeonDotprod,
     /// 256-bit vectors with fused multiply-add.
     Avx2,
+    /// The same with byte dot products.
+    AvxVnni,
     /// 512-bit vectors with byte dot products.
     Avx512Vnni,
     /// The same with dot products of bf16 pairs.
@@ -26,7 +28,8 @@ pub enum Level {
 
 /// Those of this kind of processor, the least first.
 #[cfg(target_arch = "x86_64")]
-const LEVELS: [Level; 5] = [Level::Portable, Level::Avx2, Level::Avx512Vnni, Level::Avx512Bf16, Level::Amx];
+const LEVELS: [Level; 6] =
+    [Level::Portable, Level::Avx2, Level::AvxVnni, Level::Avx512Vnni, Level::Avx512Bf16, Level::Amx];
 #[cfg(target_arch = "aarch64")]
 const LEVELS: [Level; 3] = [Level::Portable, Level::Neon, Level::NeonDotprod];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -64,6 +67,7 @@ impl fmt::Display for Level {
             Self::Neon => "neon",
             Self::NeonDotprod => "neon-dotprod",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx-vnni",
             Self::Avx512Vnni => "avx512-vnni",
             Self::Avx512Bf16 => "avx512-bf16",
             Self::Amx => "amx",
@@ -94,6 +98,7 @@ impl Level {
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
+            Self::AvxVnni => Self::Avx2.is_here() && is_x86_feature_detected!("avxvnni"),
             Self::Avx512Vnni => {
                 Self::Avx2.is_here()
                     && is_x86_feature_detected!("avx512f")

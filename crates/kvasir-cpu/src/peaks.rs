@@ -61,7 +61,7 @@ impl<'t> PeakMeter<'t> {
             Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => unsafe { wide::floats_16() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Level::Avx2 => unsafe { wide::floats_8() },
+            Level::Avx2 | Level::AvxVnni => unsafe { wide::floats_8() },
             #[cfg(target_arch = "aarch64")]
             Level::Neon | Level::NeonDotprod => arm::floats(),
             _ => multiply_add(),
@@ -75,6 +75,8 @@ impl<'t> PeakMeter<'t> {
                 Level::Portable | Level::Neon | Level::NeonDotprod => {}
                 // SAFETY: the level was found on this machine.
                 Level::Avx2 => peaks.int8 = best(&|| unsafe { wide::pairs_of_bytes(n) }),
+                // SAFETY: as above.
+                Level::AvxVnni => peaks.int8 = best(&|| unsafe { wide::bytes_32(n) }),
                 // SAFETY: as above.
                 Level::Avx512Vnni | Level::Avx512Bf16 => peaks.int8 = best(&|| unsafe { wide::bytes(n) }),
                 // SAFETY: as above.
@@ -278,6 +280,22 @@ mod wide {
         }
         std::hint::black_box(sums);
         (ROUNDS * CHAINS * 64 * 2) as f64
+    }
+
+    #[target_feature(enable = "avx2,avxvnni")]
+    pub(super) fn bytes_32(numbers: &[u8]) -> f64 {
+        // SAFETY: 4096 bytes.
+        let load = |i: usize| unsafe { _mm256_loadu_si256(numbers.as_ptr().add(i * 32).cast()) };
+        let (w, x) = (std::hint::black_box(load(0)), std::hint::black_box(load(1)));
+        let mut sums: [__m256i; CHAINS] = std::array::from_fn(load);
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm256_dpbusd_avx_epi32(*sum, w, x);
+            }
+            std::hint::black_box(());
+        }
+        std::hint::black_box(sums);
+        (ROUNDS * CHAINS * 32 * 2) as f64
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]

@@ -28,7 +28,7 @@ struct Cli {
     /// Print the options as such a file instead of running
     #[arg(long, global = true)]
     print_config: bool,
-    /// Use no better instructions than these: portable, avx2, avx512-vnni, avx512-bf16 or amx, on Arm neon or neon-dotprod [default: the machine's best]
+    /// Use no better instructions than these: portable, avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx, on Arm neon or neon-dotprod [default: the machine's best]
     #[arg(long, global = true, env = "KVASIR_INSTRUCTIONS", value_name = "LEVEL")]
     instructions: Option<kvasir_cpu::Level>,
 }

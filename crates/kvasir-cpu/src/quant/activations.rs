@@ -1,4 +1,4 @@
-use super::format::SUPER;
+use super::format::{Format, SUPER};
 use super::quantise::{Places, quantise};
 use crate::Level;
 use crate::buffer::Buffer;
@@ -10,8 +10,8 @@ pub(crate) const TILE: usize = 16;
 /// Rows of activations as 8-bit integers, one scale per row and superblock, in tiles of 16 rows. The rule is fixed and looks at one row's
 /// superblock alone, so a row's numbers do not depend on what else is in the batch.
 ///
-/// Per tile and superblock: four kilobytes of integers (four steps of 64 inputs, 16 rows × 64 bytes each), 16 scales, the negated
-/// sums of sub-blocks (per row 16 of 16 inputs, 8 of 32 inputs, and that of all), and a bf16 tile whose rows hold the first as two exact parts.
+/// Per tile and superblock: four kilobytes of integers (four steps of 64 inputs, 16 rows × 64 bytes each), 16 scales, each row's
+/// [sums](Sums), and a bf16 tile whose rows hold those of 16 inputs as two exact parts.
 pub(crate) struct QuantActivations {
     pub(crate) supers: usize,
     tiles: usize,
@@ -21,10 +21,32 @@ pub(crate) struct QuantActivations {
     parts: Buffer,
 }
 
-/// Numbers per row and superblock in `sums`, of which some are not used.
-pub(crate) const SUMS: usize = 32;
-/// Where the negated sum of all a superblock's integers is.
-pub(crate) const TOTAL: usize = 24;
+/// The negated sums of a row's superblock of integers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(64))]
+pub(crate) struct Sums {
+    /// Of 16 inputs each.
+    pub(super) of_16: [i16; SUPER / 16],
+    /// Of 32 inputs each.
+    pub(super) of_32: [i16; SUPER / 32],
+    /// Of all inputs.
+    pub(super) all: i32,
+}
+
+impl Sums {
+    /// Those of the format's sub-blocks.
+    #[inline(always)]
+    pub(super) fn of_subs(&self, f: Format) -> &[i16] {
+        if f.sub == 32 { &self.of_32 } else { &self.of_16 }
+    }
+
+    /// Those of two neighbouring sub-blocks in one word, the first in the low half.
+    #[inline(always)]
+    pub(super) fn pair(&self, f: Format, two: usize) -> i32 {
+        let sums = self.of_subs(f);
+        i32::from(sums[2 * two] as u16) | i32::from(sums[2 * two + 1]) << 16
+    }
+}
 
 impl QuantActivations {
     /// Room for `rows` rows of `inputs` numbers.
@@ -36,7 +58,7 @@ impl QuantActivations {
             tiles,
             codes: Buffer::in_large_pages(n * 4096)?,
             scales: Buffer::in_large_pages(n * 64)?,
-            sums: Buffer::in_large_pages(n * TILE * SUMS * 4)?,
+            sums: Buffer::in_large_pages(n * TILE * size_of::<Sums>())?,
             parts: Buffer::in_large_pages(n * 1024)?,
         })
     }
@@ -63,9 +85,9 @@ impl QuantActivations {
         self.scales.ptr().wrapping_add(self.at(tile, s) * 64).cast()
     }
 
-    /// Negated sums of row `r` of the tile.
-    pub(crate) fn sums(&self, tile: usize, s: usize, r: usize) -> *const i32 {
-        self.sums.ptr().wrapping_add((self.at(tile, s) * TILE + r) * SUMS * 4).cast()
+    /// Those of 16 rows.
+    pub(crate) fn sums(&self, tile: usize, s: usize) -> *const Sums {
+        self.sums.ptr().cast::<Sums>().wrapping_add(self.at(tile, s) * TILE)
     }
 
     /// One tile: 16 rows of 32 bf16.
@@ -99,7 +121,7 @@ impl QuantActivations {
             let places = Places {
                 codes: self.codes(tile, s).add(r * 64).cast_mut(),
                 scale: self.scales(tile, s).add(r).cast_mut(),
-                sums: self.sums(tile, s, r).cast_mut(),
+                sums: self.sums(tile, s).add(r).cast_mut(),
                 parts: self.parts(tile, s).add(r * 64).cast_mut().cast(),
             };
             quantise(level, x, &places);

@@ -6,9 +6,9 @@
 //! The last superblock's sums go straight to their places, two panels' side by side: rows lie pages apart, and a line alone is dear.
 
 use super::activations::{QuantActivations, TILE};
-use super::few::v512::{float_scales, units};
 use super::format::{Format, LANES};
 use super::layouts::Layout;
+use super::opening::v512::{float_scales, lines, units};
 use super::pairs::{self, BLOCK, Pair, ask};
 use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
 use crate::matmul::{Output, Place};
@@ -50,7 +50,7 @@ unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) 
     unsafe {
         for i in 0..16 {
             ask::<L, 1>([next], ASKED_IN_OPENING * i..ASKED_IN_OPENING * (i + 1), 8 * 16);
-            for (j, line) in pairs::lines::<L>(block, i).into_iter().enumerate() {
+            for (j, line) in lines::<L>(block, 0, i).into_iter().enumerate() {
                 _mm512_store_si512(to.add((i * 4 + j) * 64).cast(), line);
             }
         }

@@ -1,7 +1,7 @@
 //! Few rows: weights are opened in registers, as integers of 16 bits, and multiplied with up to eight rows at once. Those that are stored open are
 //! multiplied as bytes.
 
-use super::activations::{QuantActivations, SUMS, TILE, TOTAL};
+use super::activations::{QuantActivations, Sums, TILE};
 use super::layouts::Layout;
 use crate::Level;
 
@@ -24,135 +24,12 @@ impl Ahead {
 }
 
 macro_rules! kernels {
-    ($vectors:ident, $features:literal) => {
+    ($vectors:ident, $opening:ident, $features:literal) => {
         pub(super) mod $vectors {
+            use super::super::opening::$opening::*;
             use super::super::vectors::$vectors::*;
             use super::*;
             use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-
-            /// The scales of a sub-block, each for two numbers of 16 bits; none where weights are stored open.
-            ///
-            /// # Safety
-            /// `block` must point at a superblock of layout `L`, from `half` a vector's outputs on.
-            #[inline]
-            #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn scales<L: Layout>(
-                block: *const u8,
-                half: usize,
-                sub: usize,
-            ) -> Ints {
-                let f = L::FORMAT;
-                if f.is_open() {
-                    return zero();
-                }
-                // SAFETY: the offset is that of the layout.
-                let scale = unsafe { widen(block.add(f.scales_at() + sub * 16 + half * 8)) };
-                let both = or(left32(scale, 16), and(scale, all32(0xffff)));
-                if f.times == 1 { both } else { times16(both, all16(f.times)) }
-            }
-
-            /// Inputs `16 i .. 16 i + 16`: of each line of four the first and the third, then the second and the fourth, in 16 bits.
-            ///
-            /// # Safety
-            /// As for [`scales`]; `i` must be below 16, and `scale` that of its sub-block.
-            #[inline]
-            #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn open<L: Layout>(
-                block: *const u8,
-                half: usize,
-                i: usize,
-                scale: Ints,
-            ) -> [[Ints; 2]; 4] {
-                let f = L::FORMAT;
-                // Bits `from` to `from + bits` of each 16, moved to `to`.
-                let moved = |v, from: i32, to: i32, bits: i32| {
-                    let v = if to >= from { left16(v, to - from) } else { right16(v, from - to) };
-                    and(v, all16((((1 << bits) - 1) << to) as i16))
-                };
-                // Where the high product of codes and their scale is shifted by as much as it should be.
-                let top = 15 - f.shift() as i32;
-                if f.bits == 6 {
-                    // SAFETY: the layout's lines.
-                    let mut lines = sixes(unsafe {
-                        let line = |n: usize| load(block.add(f.codes_at() + half * 32 + (i * 3 + n) * 64));
-                        [line(0), line(1), line(2)]
-                    });
-                    for word in lines.as_flattened_mut() {
-                        *word = high_product(*word, scale);
-                    }
-                    return lines;
-                }
-                let mut lines = [[zero(); 2]; 4];
-                for (j, line) in lines.iter_mut().enumerate() {
-                    if f.is_open() {
-                        // SAFETY: one of the layout's lines.
-                        let v = unsafe { load(block.add(f.codes_at() + (i * 4 + j) * 64 + half * 32)) };
-                        *line = words(xor(v, all8(-128)));
-                        continue;
-                    }
-                    // SAFETY: the offsets are those of the layout.
-                    let (codes, fifths) = unsafe {
-                        let fifths = match f.bits {
-                            5 => load(block.add(f.high_at() + half * 32 + i / 2 * 64)),
-                            _ => zero(),
-                        };
-                        (load(block.add(f.codes_at() + half * 32 + (i * 2 + j / 2) * 64)), fifths)
-                    };
-                    // Signs must be on top. Others are multiplied in the middle, where they lie or where swapped bytes bring them, by a
-                    // scale that makes up for it: shifts are dear.
-                    let to = if f.signed { top } else { 8 - j as i32 % 2 * 4 };
-                    let scale = left16(scale, top - to);
-                    for (odd, word) in line.iter_mut().enumerate() {
-                        let byte = odd as i32 * 8;
-                        let low = if f.signed {
-                            moved(codes, byte + j as i32 % 2 * 4, to, 4)
-                        } else {
-                            let there = (j % 2 == 0) == (odd == 1);
-                            and(if there { codes } else { swapped(codes) }, all16(15 << to))
-                        };
-                        let high = match f.bits {
-                            5 => moved(fifths, byte + (i % 2 * 4 + j) as i32, to + 4, 1),
-                            _ => zero(),
-                        };
-                        *word = high_product(or(low, high), scale);
-                    }
-                }
-                lines
-            }
-
-            /// Codes of six bits on top of 16, even and odd: three lines have them in the high bits of bytes, the fourth's are in what is left.
-            #[inline]
-            #[target_feature(enable = $features)]
-            fn sixes(v: [Ints; 3]) -> [[Ints; 2]; 4] {
-                let apart =
-                    |v, mask: u16| [and(left16(v, 8), all16(mask as i16)), and(v, all16(mask as i16))];
-                let two = |n: usize, mask| and(left16(v[n], 2 + 2 * n as i32), all8(mask));
-                let fourth = or(or(two(0, 0x0c), two(1, 0x30)), two(2, 0xc0_u8 as i8));
-                [apart(v[0], 0xfc00), apart(v[1], 0xfc00), apart(v[2], 0xfc00), apart(fourth, 0xff00)]
-            }
-
-            /// The float scales d, or dmin, that begin at `at`.
-            ///
-            /// # Safety
-            /// 16 bits for each output must be readable.
-            #[inline]
-            #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn float_scales<L: Layout>(at: *const u8) -> Floats {
-                // SAFETY: the caller's bytes.
-                let bits = unsafe { load_halves(at) };
-                if L::FORMAT.wide_d { bf16s(bits) } else { f16s(bits) }
-            }
-
-            /// What the integer sums are multiplied with.
-            ///
-            /// # Safety
-            /// As for [`scales`].
-            #[inline]
-            #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn units<L: Layout>(block: *const u8, half: usize) -> Floats {
-                // SAFETY: they begin the superblock.
-                times(unsafe { float_scales::<L>(block.add(half * 16)) }, all_floats(L::FORMAT.factor()))
-            }
 
             /// Activations of a superblock as the weights are: `[odd][line]`, pairs of 16 bits.
             ///
@@ -196,17 +73,18 @@ macro_rules! kernels {
                     unsafe {
                         let block = panel.add(at * f.bytes());
                         let codes = x.codes(tile, s).add(r * 64);
+                        let all = &*x.sums(tile, s).add(r).cast::<[Sums; N]>();
                         let mut words = [[[0; 64]; 2]; N];
                         for (n, words) in words.iter_mut().enumerate().filter(|_| !f.is_open()) {
                             *words = activations(codes.add(n * 64));
                         }
                         for (half, sums) in sums.iter_mut().enumerate() {
                             let totals = match f.is_open() {
-                                true => fours::<L, N>(block, (half, ahead), codes, x.sums(tile, s, r)),
+                                true => fours::<L, N>(block, (half, ahead), codes, all),
                                 false => pairs::<L, N>(block, (half, ahead), &words),
                             };
                             let mins = match f.has_min {
-                                true => mins::<L, N>(block, half, x.sums(tile, s, r)),
+                                true => of_mins::<L, N>(block, half, all),
                                 false => [zero(); N],
                             };
                             for (n, sum) in sums.iter_mut().enumerate() {
@@ -265,12 +143,11 @@ macro_rules! kernels {
                 block: *const u8,
                 (half, ahead): (usize, Ahead),
                 codes: *const i8,
-                sums: *const i32,
+                sums: &[Sums; N],
             ) -> [Ints; N] {
                 let mut totals = [[zero(); N]; CHAINS];
-                for (n, total) in totals[0].iter_mut().enumerate() {
-                    // SAFETY: a row that is there.
-                    *total = all32(unsafe { *sums.add(n * SUMS + TOTAL) } * 128);
+                for (total, sums) in totals[0].iter_mut().zip(sums) {
+                    *total = all32(sums.all * 128);
                 }
                 for i in 0..16 {
                     ask::<L>(block, half, i, ahead);
@@ -322,29 +199,25 @@ macro_rules! kernels {
             /// A superblock's exact sums of mins times negated sums of activations.
             #[inline]
             #[target_feature(enable = $features)]
-            unsafe fn mins<L: Layout, const N: usize>(
+            unsafe fn of_mins<L: Layout, const N: usize>(
                 block: *const u8,
                 half: usize,
-                sums: *const i32,
+                sums: &[Sums; N],
             ) -> [Ints; N] {
-                let f = L::FORMAT;
-                let mut mins = [zero(); N];
-                for sub in 0..f.subs() {
-                    // SAFETY: sub-blocks of the layout, and of rows that are there.
-                    unsafe {
-                        let min = widen(block.add(f.mins_at() + sub * 16 + half * 8));
-                        let sums = sums.add(if f.sub == 32 { 16 + sub } else { sub });
-                        for (n, mins) in mins.iter_mut().enumerate() {
-                            let sum = all32(*sums.add(n * SUMS));
-                            *mins = add32(*mins, times32(min, sum));
-                        }
+                let mut totals = [zero(); N];
+                for two in 0..L::FORMAT.subs() / 2 {
+                    // SAFETY: sub-blocks of the caller's superblock.
+                    let mins = unsafe { mins::<L>(block, half, two) };
+                    for (total, sums) in totals.iter_mut().zip(sums) {
+                        *total = add_pairs(*total, mins, all32(sums.pair(L::FORMAT, two)));
                     }
                 }
-                mins
+                totals
             }
         }
     };
 }
 
-kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
-kernels!(v256, "avx2,fma,f16c");
+kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+kernels!(v256, v256, "avx2,fma,f16c");
+kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni");

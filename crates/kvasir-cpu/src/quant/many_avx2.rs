@@ -1,10 +1,11 @@
 //! Many rows with 256-bit vectors. Weights are opened once for a block of rows, as integers of 16 bits, and multiplied in pairs with activations
 //! of 16 bits: there is no product of bytes that sums into 32 bits here.
 
-use super::activations::{QuantActivations, TILE, TOTAL};
-use super::few::v256::{activations, float_scales, open, scales, units};
+use super::activations::{QuantActivations, TILE};
+use super::few::v256::activations;
 use super::format::{LANES, SUPER};
 use super::layouts::Layout;
+use super::opening::v256::{float_scales, mins, open, scales, units};
 use super::pairs::{Pair, Room};
 use super::vectors::v256::load;
 use crate::matmul::Output;
@@ -43,13 +44,6 @@ fn store(to: &mut [i32; 8], v: __m256i) {
     unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), v) }
 }
 
-/// Two integers of 16 bits to a word.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn pair(a: __m256i, b: __m256i) -> __m256i {
-    _mm256_blend_epi16::<0xaa>(a, _mm256_slli_epi32::<16>(b))
-}
-
 /// # Safety
 /// `block` must be a superblock of the layout.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -68,12 +62,8 @@ unsafe fn open_super<L: Layout>(block: *const u8, to: &mut Opened) {
         // SAFETY: sub-blocks of the layout, and what begins it.
         unsafe {
             if f.has_min {
-                let min = |sub: usize| {
-                    let at = block.add(f.mins_at() + sub * 16 + half * 8);
-                    _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))
-                };
                 for two in 0..f.subs() / 2 {
-                    store(&mut to.mins[two][half], pair(min(two * 2), min(two * 2 + 1)));
+                    store(&mut to.mins[two][half], mins::<L>(block, half, two));
                 }
                 let dmin = float_scales::<L>(block.add(32 + half * 16));
                 _mm256_storeu_ps(to.dmin[half].as_mut_ptr(), dmin);
@@ -101,12 +91,11 @@ impl Numbers {
             // SAFETY: the caller's rows.
             let sums = unsafe {
                 self.codes[n].copy_from_slice(activations(x.codes(tile, s).add((r + n) * 64)).as_flattened());
-                x.sums(tile, s, r + n).cast::<[i32; TOTAL]>().read_unaligned()
+                &*x.sums(tile, s).add(r + n)
             };
             if f.has_min {
-                let sums = if f.sub == 32 { &sums[16..] } else { &sums[..16] };
-                for (to, pair) in self.sums[n].iter_mut().zip(sums.as_chunks::<2>().0) {
-                    *to = pair[0] & 0xffff | pair[1] << 16;
+                for (two, to) in self.sums[n].iter_mut().enumerate().take(f.subs() / 2) {
+                    *to = sums.pair(f, two);
                 }
             }
         }

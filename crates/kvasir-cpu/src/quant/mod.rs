@@ -14,9 +14,11 @@ mod layouts;
 #[cfg(target_arch = "x86_64")]
 mod many_avx2;
 #[cfg(target_arch = "x86_64")]
-mod many_vnni;
+mod many_dots;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "x86_64")]
+mod opening;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pack_bytes;
@@ -136,6 +138,7 @@ macro_rules! some_rows {
 fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
     some_rows!(wide, few::v512::dot::<L, N>);
     some_rows!(middle, few::v256::dot::<L, N>);
+    some_rows!(middle_dots, few::v256_dots::dot::<L, N>);
     if level < Level::Avx2 {
         return reference(w, x, rows, out);
     }
@@ -149,13 +152,15 @@ fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out:
         };
         // Half as wide vectors, of which there are half as many.
         let n = if level < Level::Avx512Vnni { n.min(2) } else { n };
-        layouts::with_layout!(w.format, L => match (level >= Level::Avx512Vnni, n) {
-            (true, 1) => wide::<L, 1>(w, x, row, out),
-            (true, 2) => wide::<L, 2>(w, x, row, out),
-            (true, 4) => wide::<L, 4>(w, x, row, out),
-            (true, _) => wide::<L, 8>(w, x, row, out),
-            (false, 1) => middle::<L, 1>(w, x, row, out),
-            (false, _) => middle::<L, 2>(w, x, row, out),
+        layouts::with_layout!(w.format, L => match (level, n) {
+            (Level::Avx2, 1) => middle::<L, 1>(w, x, row, out),
+            (Level::Avx2, _) => middle::<L, 2>(w, x, row, out),
+            (Level::AvxVnni, 1) => middle_dots::<L, 1>(w, x, row, out),
+            (Level::AvxVnni, _) => middle_dots::<L, 2>(w, x, row, out),
+            (_, 1) => wide::<L, 1>(w, x, row, out),
+            (_, 2) => wide::<L, 2>(w, x, row, out),
+            (_, 4) => wide::<L, 4>(w, x, row, out),
+            _ => wide::<L, 8>(w, x, row, out),
         });
         row += n;
     }

@@ -264,7 +264,7 @@ unsafe fn superblock<L: Layout, D: Dots, const N: usize>(
             }
             let min = words(bytes(block.add(f.mins_at() + sub * 16)));
             for (n, mins) in mins.iter_mut().enumerate() {
-                let sum = vdupq_n_s32(*x.sums(tile, s, r + n).add(if f.sub == 32 { 16 + sub } else { sub }));
+                let sum = vdupq_n_s32(i32::from((*x.sums(tile, s).add(r + n)).of_subs(f)[sub]));
                 mins.iter_mut().zip(min).for_each(|(mins, min)| *mins = vmlaq_s32(*mins, min, sum));
             }
         }

@@ -1,11 +1,9 @@
 //! Many rows: two panels at a time, each superblock opened once for a block of rows.
 
 use super::activations::QuantActivations;
-use super::few::v512::{open, scales};
 use super::format::{Format, LANES};
 use super::layouts::Layout;
-use super::vectors::v512::bytes;
-use super::{amx, many_avx2, many_vnni};
+use super::{amx, many_avx2, many_dots};
 use crate::Level;
 use crate::amx::Tiles;
 use crate::matmul::Output;
@@ -21,7 +19,7 @@ pub(super) const BLOCK: usize = 512;
 pub(super) struct Room {
     pub(super) tiles: amx::Room,
     /// Superblocks that are multiplied, and those behind them.
-    pub(super) vectors: [[many_vnni::Opened; 2]; 2],
+    pub(super) vectors: [[many_dots::Opened; 2]; 2],
     pub(super) halves: [many_avx2::Opened; 2],
     /// Sums of a block's rows, per panel.
     pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
@@ -30,7 +28,7 @@ pub(super) struct Room {
 thread_local! {
     static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
         tiles: amx::Room::NONE,
-        vectors: [const { [many_vnni::Opened::NONE; 2] }; 2],
+        vectors: [const { [many_dots::Opened::NONE; 2] }; 2],
         halves: [many_avx2::Opened::NONE; 2],
         sums: [[[0.0; LANES]; BLOCK]; 2],
     }));
@@ -58,7 +56,7 @@ pub(super) struct Pair<const P: usize> {
 pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
     let from = match level {
         Level::Avx512Vnni | Level::Avx512Bf16 if format.is_open() => 33,
-        Level::Avx512Vnni | Level::Avx512Bf16 => 4,
+        Level::Avx512Vnni | Level::Avx512Bf16 | Level::AvxVnni => 4,
         Level::Amx | Level::Avx2 => 9,
         _ => return false,
     };
@@ -82,7 +80,10 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     unsafe {
         match level {
             Level::Amx => amx::panels::<L, P>(pair, x, rows, room, out),
-            Level::Avx512Vnni | Level::Avx512Bf16 => many_vnni::panels::<L, P>(pair, x, rows, room, out),
+            Level::Avx512Vnni | Level::Avx512Bf16 => {
+                many_dots::v512::panels::<L, P>(pair, x, rows, room, out)
+            }
+            Level::AvxVnni => many_dots::v256_dots::panels::<L, P>(pair, x, rows, room, out),
             _ => many_avx2::panels::<L, P>(pair, x, rows, room, out),
         }
     }
@@ -98,29 +99,4 @@ pub(super) fn ask<L: Layout, const P: usize>(blocks: [*const u8; P], parts: Rang
             unsafe { _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(line * 64).cast()) };
         }
     }
-}
-
-/// Inputs `16 i .. 16 i + 16` of a superblock: four lines of signed bytes.
-///
-/// # Safety
-/// The machine must have the instructions, `block` be a superblock of the layout, and `i` below 16.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn lines<L: Layout>(block: *const u8, i: usize) -> [__m512i; 4] {
-    let f = L::FORMAT;
-    let mut lines = [_mm512_setzero_si512(); 4];
-    if f.is_open() {
-        for (j, line) in lines.iter_mut().enumerate() {
-            // SAFETY: one of 64 lines.
-            let stored = unsafe { _mm512_loadu_si512(block.add(f.codes_at() + (i * 4 + j) * 64).cast()) };
-            *line = _mm512_xor_si512(stored, _mm512_set1_epi8(-128));
-        }
-        return lines;
-    }
-    // SAFETY: the caller's superblock.
-    let words = unsafe { open::<L>(block, 0, i, scales::<L>(block, 0, i * 16 / f.sub)) };
-    for (line, words) in lines.iter_mut().zip(words) {
-        *line = bytes(words);
-    }
-    lines
 }

@@ -18,7 +18,7 @@ pub(crate) fn dot(format: Format, panel: &[u8], x: &QuantActivations, row: usize
             for (step, part) in codes.as_chunks_mut::<64>().0.iter_mut().enumerate() {
                 *part = x.codes(tile, s).add(step * 1024 + r * 64).cast::<[i8; 64]>().read();
             }
-            (codes, x.scales(tile, s).add(r).read(), x.sums(tile, s, r).cast::<[i32; 24]>().read())
+            (codes, x.scales(tile, s).add(r).read(), x.sums(tile, s).add(r).read())
         };
         let (mut total, mut mins) = ([0i32; LANES], [0i32; LANES]);
         for i in 0..SUPER / 4 {
@@ -30,10 +30,9 @@ pub(crate) fn dot(format: Format, panel: &[u8], x: &QuantActivations, row: usize
             }
         }
         if format.has_min {
-            for sub in 0..format.subs() {
-                let sum = if format.sub == 32 { sums[16 + sub] } else { sums[sub] };
+            for (sub, &sum) in sums.of_subs(format).iter().enumerate() {
                 for (lane, mins) in mins.iter_mut().enumerate() {
-                    *mins += i32::from(block[format.mins_at() + sub * LANES + lane] as i8) * sum;
+                    *mins += i32::from(block[format.mins_at() + sub * LANES + lane] as i8) * i32::from(sum);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! A superblock of one row of activations as integers.
 
-use super::activations::TOTAL;
+use super::activations::Sums;
 use super::format::SUPER;
 use crate::Level;
 
@@ -9,8 +9,7 @@ pub(super) struct Places {
     /// Four lines of 64 integers, a tile (1024 bytes) apart.
     pub(super) codes: *mut i8,
     pub(super) scale: *mut f32,
-    /// [`TOTAL`] numbers and one more.
-    pub(super) sums: *mut i32,
+    pub(super) sums: *mut Sums,
     /// 32 bf16.
     pub(super) parts: *mut u16,
 }
@@ -21,7 +20,7 @@ const ROUND: f32 = 12_582_912.0;
 /// Integers in -127..=127, their scale, and what kernels need of their sums. Ties round to even.
 ///
 /// # Safety
-/// The places must be valid for writes and nobody else's meanwhile; sums and parts may have any alignment.
+/// The places must be valid for writes and nobody else's meanwhile; codes and parts may have any alignment.
 pub(super) unsafe fn quantise(level: Level, x: &[f32; SUPER], to: &Places) {
     // SAFETY: the caller's places; the level was found on this machine.
     unsafe {
@@ -45,16 +44,16 @@ unsafe fn portable(x: &[f32; SUPER], to: &Places) {
     let largest = x.iter().fold(0f32, |a, v| if v.abs() > a { v.abs() } else { a });
     let (scale, inverse) = scales(largest);
     let codes: [i8; SUPER] = std::array::from_fn(|i| (x[i] * inverse + ROUND).to_bits() as u8 as i8);
-    let mut sums = [0i32; TOTAL + 1];
+    let mut sums = Sums { of_16: [0; 16], of_32: [0; 8], all: 0 };
     let mut parts = [0u16; 32];
     for (i, sub) in codes.as_chunks::<16>().0.iter().enumerate() {
-        let sum = -sub.iter().map(|&c| i32::from(c)).sum::<i32>();
-        sums[i] = sum;
-        sums[16 + i / 2] += sum;
-        sums[TOTAL] += sum;
+        let sum = -sub.iter().map(|&c| i16::from(c)).sum::<i16>();
+        sums.of_16[i] = sum;
+        sums.of_32[i / 2] += sum;
+        sums.all += i32::from(sum);
         // Both parts have at most eight significant bits, so bf16 holds them exactly.
-        parts[i] = ((sum & !15) as f32).to_bits().wrapping_shr(16) as u16;
-        parts[16 + i] = ((sum & 15) as f32).to_bits().wrapping_shr(16) as u16;
+        parts[i] = f32::from(sum & !15).to_bits().wrapping_shr(16) as u16;
+        parts[16 + i] = f32::from(sum & 15).to_bits().wrapping_shr(16) as u16;
     }
     // SAFETY: the caller's places.
     unsafe {
@@ -62,14 +61,14 @@ unsafe fn portable(x: &[f32; SUPER], to: &Places) {
             to.codes.add(step * 1024).cast::<[i8; 64]>().write_unaligned(*line);
         }
         to.scale.write(scale);
-        to.sums.cast::<[i32; TOTAL + 1]>().write_unaligned(sums);
+        to.sums.write(sums);
         to.parts.cast::<[u16; 32]>().write_unaligned(parts);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod wide {
-    use super::{Places, ROUND, SUPER, TOTAL, scales};
+    use super::{Places, ROUND, SUPER, scales};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -110,9 +109,9 @@ mod wide {
                 _mm512_storeu_si512(to.codes.add(step * 1024).cast(), line);
             }
             to.scale.write(scale);
-            _mm512_storeu_si512(to.sums.cast(), sums);
-            _mm256_storeu_si256(to.sums.add(16).cast(), pairs);
-            to.sums.add(TOTAL).write(_mm512_reduce_add_epi32(sums));
+            _mm256_storeu_si256((&raw mut (*to.sums).of_16).cast(), _mm512_cvtepi32_epi16(sums));
+            _mm_storeu_si128((&raw mut (*to.sums).of_32).cast(), _mm256_cvtepi32_epi16(pairs));
+            (*to.sums).all = _mm512_reduce_add_epi32(sums);
             _mm256_storeu_si256(to.parts.cast(), bits(_mm512_andnot_si512(low, sums)));
             _mm256_storeu_si256(to.parts.add(16).cast(), bits(_mm512_and_si512(low, sums)));
         }
@@ -142,17 +141,17 @@ mod tests {
     struct Made {
         codes: Vec<i8>,
         scale: u32,
-        sums: [i32; TOTAL + 1],
+        sums: Sums,
         parts: [u16; 32],
     }
 
     fn make(x: &[f32; SUPER], level: Level) -> Made {
         let (mut codes, mut scale) = (vec![0i8; 4096], f32::NAN);
-        let (mut sums, mut parts) = ([0; TOTAL + 1], [0; 32]);
+        let (mut sums, mut parts) = (Sums { of_16: [0; 16], of_32: [0; 8], all: 0 }, [0; 32]);
         let places = Places {
             codes: codes.as_mut_ptr(),
             scale: &mut scale,
-            sums: sums.as_mut_ptr(),
+            sums: &mut sums,
             parts: parts.as_mut_ptr(),
         };
         // SAFETY: all places are this function's own.
@@ -183,6 +182,7 @@ mod tests {
                 assert_eq!(make(x, level), reference, "{level}");
             }
         }
-        assert_eq!(make(&[127.0; SUPER], Level::Portable).sums[0], -127 * 16);
+        let sums = make(&[127.0; SUPER], Level::Portable).sums;
+        assert_eq!((sums.of_16[3], sums.of_32[3], sums.all), (-127 * 16, -127 * 32, -127 * 256));
     }
 }

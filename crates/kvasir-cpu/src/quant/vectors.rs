@@ -40,7 +40,6 @@ pub(super) mod v512 {
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
-        fn times32(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi32(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm512_add_epi32(a, b);
         /// Products of 16 bits, shifted right by 15 and rounded, halves up.
         fn high_product(a: Ints, b: Ints) -> Ints = _mm512_mulhrs_epi16(a, b);
@@ -93,6 +92,21 @@ pub(super) mod v512 {
         unsafe { _mm512_storeu_ps(at, v) }
     }
 
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn load_floats(at: *const f32) -> Floats {
+        // SAFETY: the caller's 16 numbers.
+        unsafe { _mm512_loadu_ps(at) }
+    }
+
+    /// Stores those numbers that `lanes` has a bit for.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn store_some(at: *mut f32, lanes: u16, v: Floats) {
+        // SAFETY: the caller has room for them.
+        unsafe { _mm512_mask_storeu_ps(at, lanes, v) }
+    }
+
     /// As many signed bytes as there are outputs, each in 32 bits.
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -134,6 +148,9 @@ pub(super) mod v256 {
         /// Signed bytes in 16 bits: of each two the first, then the second.
         fn words(bytes: Ints) -> [Ints; 2] =
             [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)];
+        /// The bytes that [`words`] takes apart.
+        fn bytes(words: [Ints; 2]) -> Ints =
+            _mm256_or_si256(_mm256_slli_epi16::<8>(words[1]), and(words[0], all16(0xff)));
         /// The two bytes of each 16 bits change places.
         fn swapped(v: Ints) -> Ints = {
             let order = _mm_setr_epi8(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
@@ -141,7 +158,6 @@ pub(super) mod v256 {
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
-        fn times32(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi32(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm256_add_epi32(a, b);
         /// Products of 16 bits, shifted right by 15 and rounded, halves up.
         fn high_product(a: Ints, b: Ints) -> Ints = _mm256_mulhrs_epi16(a, b);
@@ -187,6 +203,28 @@ pub(super) mod v256 {
         unsafe { _mm256_storeu_ps(at, v) }
     }
 
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn load_floats(at: *const f32) -> Floats {
+        // SAFETY: the caller's eight numbers.
+        unsafe { _mm256_loadu_ps(at) }
+    }
+
+    /// Stores those numbers that the low eight of `lanes` have a bit for.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn store_some(at: *mut f32, lanes: u16, v: Floats) {
+        // SAFETY: the caller has room for them.
+        unsafe {
+            if lanes as u8 == u8::MAX {
+                return _mm256_storeu_ps(at, v);
+            }
+            let bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let there = _mm256_cmpeq_epi32(_mm256_and_si256(all32(i32::from(lanes)), bits), bits);
+            _mm256_maskstore_ps(at, there, v);
+        }
+    }
+
     /// As many signed bytes as a vector has outputs, each in 32 bits.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -201,5 +239,21 @@ pub(super) mod v256 {
     pub(in super::super) unsafe fn load_halves(at: *const u8) -> __m128i {
         // SAFETY: the caller's 16 bytes.
         unsafe { _mm_loadu_si128(at.cast()) }
+    }
+}
+
+/// The same with dot products of bytes and of 16 bits.
+pub(super) mod v256_dots {
+    use std::arch::x86_64::*;
+
+    pub(in super::super) use super::v256::*;
+    /// Sums in turn that keep the multiplier busy with one row.
+    pub(in super::super) const CHAINS: usize = 4;
+
+    operations! { "avx2,fma,f16c,avxvnni":
+        /// Adds the sums of pairs of products of 16 bits.
+        fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpwssd_avx_epi32(sum, a, b);
+        /// Adds the sums of four products of unsigned bytes and signed ones.
+        fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpbusd_avx_epi32(sum, a, b);
     }
 }

@@ -22,7 +22,7 @@ fn a_machine_that_is_well_is_told_what_it_can_do() {
     let (report, is_well) = examine(&[folder.to_str().unwrap(), "--port", "0"], &[]);
     assert!(is_well, "{report}");
     assert!(
-        ["amx", "avx512-bf16", "avx512-vnni", "avx2", "portable"]
+        ["amx", "avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "portable"]
             .contains(&check(&report, "processor")["values"]["level"].as_str().unwrap())
     );
     assert!(check(&report, "threads")["values"]["used"].as_u64().unwrap() > 0);

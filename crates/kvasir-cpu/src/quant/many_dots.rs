@@ -1,0 +1,298 @@
+//! Many rows with byte dot products, of 512 or 256 bits. A panel's superblock is opened once for a block of rows, into the first-level cache, beside
+//! the products of the one before; as many rows are multiplied at once as there are registers for their sums.
+//!
+//! One operand of a byte product is unsigned: weights are stored with 128 added, which negated sums of activations take out again.
+
+use super::activations::{QuantActivations, Sums, TILE};
+use super::format::LANES;
+use super::layouts::Layout;
+use super::pairs::{BLOCK, Pair, Room, ask};
+use crate::matmul::{Output, Place};
+use std::ops::Range;
+
+/// Parts that a superblock is opened in: four lines each.
+const PARTS: usize = 16;
+
+/// One superblock of a panel, as the products take it. Mins are those of neighbouring sub-blocks.
+#[repr(C, align(64))]
+pub(super) struct Opened {
+    weights: [[u8; 64]; 64],
+    mins: [[i32; LANES]; 8],
+    d: [f32; LANES],
+    dmin: [f32; LANES],
+}
+
+impl Opened {
+    pub(super) const NONE: Self =
+        Self { weights: [[0; 64]; 64], mins: [[0; LANES]; 8], d: [0.0; LANES], dmin: [0.0; LANES] };
+}
+
+macro_rules! kernels {
+    ($vectors:ident, $opening:ident, $features:literal, $most:literal rows and then $less:literal) => {
+        pub(super) mod $vectors {
+            use super::super::opening::$opening::*;
+            use super::super::vectors::$vectors::*;
+            use super::*;
+
+            /// Rows of a tile that are multiplied at once: the first, and those behind them.
+            const MOST: usize = $most;
+            const LESS: usize = $less;
+
+            /// How many rows are multiplied at once from row `first` of a tile on, if `left` are left.
+            fn at_once(first: usize, left: usize) -> usize {
+                if first == 0 && left > LESS { MOST } else { LESS }
+            }
+
+            /// A superblock that is opened a part at a time, while another one is multiplied: products leave half of the units for vectors idle.
+            struct Opening<'o> {
+                block: *const u8,
+                /// What comes behind it, which is asked for meanwhile.
+                next: *const u8,
+                to: &'o mut Opened,
+            }
+
+            impl Opening<'_> {
+                /// Opens part `i` of [`PARTS`].
+                ///
+                /// # Safety
+                /// `block` must be a superblock of the layout.
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn part<L: Layout>(&mut self, i: usize) {
+                    ask::<L, 1>([self.next], i..i + 1, PARTS);
+                    // Those that are stored open are multiplied where they lie.
+                    if L::FORMAT.is_open() {
+                        return;
+                    }
+                    for half in 0..HALVES {
+                        // SAFETY: the caller's superblock; half a line is there to be written.
+                        unsafe {
+                            let lines = lines::<L>(self.block, half, i);
+                            for (to, bytes) in self.to.weights[i * 4..].iter_mut().zip(lines) {
+                                store(to.as_mut_ptr().add(half * 32), xor(bytes, all8(-128)));
+                            }
+                        }
+                    }
+                }
+
+                /// Opens the rest: what belongs to all of it.
+                ///
+                /// # Safety
+                /// As for [`part`](Self::part).
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn end<L: Layout>(self) {
+                    let Self { block, to, .. } = self;
+                    let f = L::FORMAT;
+                    for half in 0..HALVES {
+                        let at = half * LANES / HALVES;
+                        // SAFETY: sub-blocks of the layout, and what begins it; as many numbers as a vector has.
+                        unsafe {
+                            store_floats(to.d.as_mut_ptr().add(at), units::<L>(block, half));
+                            if f.has_min {
+                                for two in 0..f.subs() / 2 {
+                                    let mins = mins::<L>(block, half, two);
+                                    store(to.mins[two].as_mut_ptr().add(at).cast(), mins);
+                                }
+                                let dmin = float_scales::<L>(block.add(32 + half * 16));
+                                store_floats(to.dmin.as_mut_ptr().add(at), dmin);
+                            }
+                        }
+                    }
+                }
+
+                /// Opens all of it.
+                ///
+                /// # Safety
+                /// As for [`part`](Self::part).
+                #[target_feature(enable = $features)]
+                unsafe fn all<L: Layout>(mut self) {
+                    // SAFETY: the caller's superblock.
+                    unsafe {
+                        (0..PARTS).for_each(|i| self.part::<L>(i));
+                        self.end::<L>();
+                    }
+                }
+            }
+
+            /// The exact sums of `R` rows, whose activations are at `codes`, times a superblock's weights. Another superblock is opened beside the products.
+            ///
+            /// # Safety
+            /// So many rows of a tile must be there, and 64 lines of weights.
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn superblock<L: Layout, const R: usize>(
+                weights: *const u8,
+                codes: *const i32,
+                sums: &[Sums; R],
+                mut opening: Option<Opening<'_>>,
+            ) -> [[Ints; R]; HALVES] {
+                let mut totals = [[zero(); R]; HALVES];
+                for n in 0..R {
+                    let total = all32(sums[n].all * 128);
+                    totals.iter_mut().for_each(|totals| totals[n] = total);
+                }
+                // SAFETY: all offsets are those of the superblock and of rows that are there.
+                unsafe {
+                    for part in 0..PARTS {
+                        if let Some(opening) = &mut opening {
+                            opening.part::<L>(part);
+                        }
+                        for line in part * 4..part * 4 + 4 {
+                            let w: [Ints; HALVES] =
+                                std::array::from_fn(|half| load(weights.add(line * 64 + half * 32)));
+                            let at = codes.add(line / 16 * 256 + line % 16);
+                            for n in 0..R {
+                                let x = all32(*at.add(n * 16));
+                                for half in 0..HALVES {
+                                    totals[half][n] = add_fours(totals[half][n], w[half], x);
+                                }
+                            }
+                        }
+                    }
+                    if let Some(opening) = opening {
+                        opening.end::<L>();
+                    }
+                }
+                totals
+            }
+
+            /// A pair of panels times a block of at most [`BLOCK`] rows, as [`super::pairs::panels`] says.
+            ///
+            /// # Safety
+            /// The machine must have the instructions, the panels have layout `L`, and the rows exist.
+            #[target_feature(enable = $features)]
+            pub(in super::super) unsafe fn panels<L: Layout, const P: usize>(
+                panels: &Pair<P>,
+                x: &QuantActivations,
+                rows: Range<usize>,
+                room: &mut Room,
+                out: Option<(&Output, usize)>,
+            ) {
+                debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
+                let f = L::FORMAT;
+                let blocks = x.supers * f.planes;
+                // Behind the last superblock come those of the panels that are multiplied next.
+                let at = |p: usize, block: usize| {
+                    let block = if block < blocks { block } else { panels.step * blocks + block - blocks };
+                    panels.panels[p].wrapping_add(block * f.bytes())
+                };
+                let [mut now, mut then] = room.vectors.each_mut();
+                for p in 0..P {
+                    // SAFETY: a superblock of the panel.
+                    unsafe { Opening { block: at(p, 0), next: at(p, 1), to: &mut now[p] }.all::<L>() };
+                }
+                // Rows whose sums are where they belong.
+                let mut done = 0;
+                for block in 0..blocks {
+                    let last = block + 1 == blocks;
+                    let mut first = 0;
+                    while first < rows.len() {
+                        let (tile, r) = ((rows.start + first) / TILE, first % TILE);
+                        let n = at_once(r, rows.len() - first);
+                        let to = out.filter(|_| last && first + n <= rows.len());
+                        for p in 0..P {
+                            let weights = match f.is_open() {
+                                true => at(p, block).wrapping_add(f.codes_at()),
+                                false => now[p].weights.as_ptr().cast(),
+                            };
+                            let work =
+                                Work { opened: &now[p], weights, rows: (tile, r), block: block / f.planes };
+                            let sums = &mut room.sums[p][first..];
+                            let to = to.map(|(out, at)| out.place(rows.start + first, at + p * LANES));
+                            // The first rows open the next superblock.
+                            let next = (first == 0 && !last).then(|| Opening {
+                                block: at(p, block + 1),
+                                next: at(p, block + 2),
+                                to: &mut then[p],
+                            });
+                            // SAFETY: activations are whole tiles; sums are there for a block, and places for rows that all are.
+                            unsafe {
+                                match (n == MOST, next) {
+                                    (true, Some(next)) => {
+                                        work.add::<L, MOST>(x, block == 0, sums, to, Some(next))
+                                    }
+                                    (true, None) => work.add::<L, MOST>(x, block == 0, sums, to, None),
+                                    (false, Some(next)) => {
+                                        work.add::<L, LESS>(x, block == 0, sums, to, Some(next))
+                                    }
+                                    (false, None) => work.add::<L, LESS>(x, block == 0, sums, to, None),
+                                }
+                            }
+                        }
+                        first += n;
+                        done = if to.is_some() { first } else { done };
+                    }
+                    std::mem::swap(&mut now, &mut then);
+                }
+                let Some((out, first)) = out else { return };
+                for r in done..rows.len() {
+                    (0..P).for_each(|p| out.store(rows.start + r, first + p * LANES, &room.sums[p][r]));
+                }
+            }
+
+            /// Some rows of a tile and one superblock of a panel.
+            struct Work<'w> {
+                opened: &'w Opened,
+                weights: *const u8,
+                /// The tile, and the first of its rows.
+                rows: (usize, usize),
+                /// The superblock of their activations.
+                block: usize,
+            }
+
+            impl Work<'_> {
+                /// Adds the products of `R` rows to their `sums`, or puts what comes of it at a place.
+                ///
+                /// # Safety
+                /// As for [`panels`]; there must be so many rows, sums, and rows at the place.
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn add<L: Layout, const R: usize>(
+                    &self,
+                    x: &QuantActivations,
+                    is_first: bool,
+                    sums: &mut [[f32; LANES]],
+                    to: Option<Place>,
+                    next: Option<Opening<'_>>,
+                ) {
+                    let f = L::FORMAT;
+                    let ((tile, r), s) = (self.rows, self.block);
+                    let before = sums.as_mut_ptr().cast::<f32>();
+                    let to = to.unwrap_or(Place { at: before, step: LANES, lanes: u16::MAX });
+                    // SAFETY: as the caller vouches.
+                    unsafe {
+                        let codes = x.codes(tile, s).add(r * 64).cast();
+                        let of_rows = &*x.sums(tile, s).add(r).cast::<[Sums; R]>();
+                        let totals = superblock::<L, R>(self.weights, codes, of_rows, next);
+                        for half in 0..HALVES {
+                            let at = half * LANES / HALVES;
+                            let d = load_floats(self.opened.d.as_ptr().add(at));
+                            let dmin = load_floats(self.opened.dmin.as_ptr().add(at));
+                            for n in 0..R {
+                                let mut t = times(floats(totals[half][n]), d);
+                                if f.has_min {
+                                    let mut mins = zero();
+                                    for two in 0..f.subs() / 2 {
+                                        let min = load(self.opened.mins[two].as_ptr().add(at).cast());
+                                        mins = add_pairs(mins, min, all32(of_rows[n].pair(f, two)));
+                                    }
+                                    t = fused_less(floats(mins), dmin, t);
+                                }
+                                let before = match is_first {
+                                    true => zero_floats(),
+                                    false => load_floats(before.add(n * LANES + at)),
+                                };
+                                let sum = fused(t, all_floats(*x.scales(tile, s).add(r + n)), before);
+                                store_some(to.at.add(n * to.step + at), to.lanes >> at, sum);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    };
+}
+
+kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8);
+kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni", 6 rows and then 5);
