@@ -72,7 +72,7 @@ impl Attend<'_> {
     /// Whether values are multiplied as they lie by so many lanes of a head.
     pub(super) fn is_few(&self, level: Level, lanes: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return level >= Level::Avx512Vnni
+        return level >= Level::Avx2
             && lanes <= products::FEW
             && self.facts.value_dim.is_multiple_of(few::LINE);
         #[cfg(not(target_arch = "x86_64"))]
@@ -166,7 +166,7 @@ impl Attend<'_> {
             s.open_queries.resize(s.queries.len(), Columns::NONE);
             for (tile, open) in s.queries.iter().zip(&mut s.open_queries) {
                 // SAFETY: a tile.
-                unsafe { open.open(Level::Avx512Vnni, tile.as_ptr().cast()) };
+                unsafe { open.open(level.min(Level::Avx512Vnni), tile.as_ptr().cast()) };
             }
         }
         s.shares.grow(TAKEN * s.blocks.len() + 1);

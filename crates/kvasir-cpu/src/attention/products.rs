@@ -155,9 +155,13 @@ pub(crate) unsafe fn values(
 /// Rows become columns.
 pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
     #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni {
-        // SAFETY: the level was found on this machine.
-        return unsafe { transpose_wide(from, to) };
+    // SAFETY: the level was found on this machine.
+    unsafe {
+        match level {
+            Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => return columns::v512(from, to),
+            Level::Avx2 | Level::AvxVnni => return columns::v256(from, to),
+            _ => {}
+        }
     }
     let _ = level;
     for (i, row) in from.iter().enumerate() {
@@ -165,48 +169,35 @@ pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
     }
 }
 
+/// The same in vectors, a square of as many words as they have at a time.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn transpose_wide(from: &Tile, to: &mut Tile) {
-    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
-    // SAFETY: 16 rows of 64 bytes.
-    let rows = transposed(std::array::from_fn(|i| unsafe { _mm512_loadu_si512(from[i].as_ptr().cast()) }));
-    for (to, row) in to.iter_mut().zip(rows) {
-        // SAFETY: a row of 64 bytes.
-        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), row) };
-    }
-}
+mod columns {
+    use super::{LANES, Tile};
 
-/// Rows of 16 words become columns.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn transposed(r: [std::arch::x86_64::__m512i; 16]) -> [std::arch::x86_64::__m512i; 16] {
-    use std::arch::x86_64::*;
-    let mut t = r;
-    for i in 0..8 {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    macro_rules! transpose {
+        ($vectors:ident, $features:literal) => {
+            #[target_feature(enable = $features)]
+            pub(super) fn $vectors(from: &Tile, to: &mut Tile) {
+                use crate::attention::vectors::$vectors::*;
+                for i in (0..LANES).step_by(WORDS) {
+                    for j in (0..LANES).step_by(WORDS) {
+                        let mut rows = [zero(); WORDS];
+                        for (n, row) in rows.iter_mut().enumerate() {
+                            // SAFETY: as many words as a vector has, of 16.
+                            *row = unsafe { load(from[i + n][j..].as_ptr().cast()) };
+                        }
+                        for (row, to) in transposed(rows).into_iter().zip(&mut to[j..]) {
+                            // SAFETY: as above.
+                            unsafe { store(to[i..].as_mut_ptr().cast(), row) };
+                        }
+                    }
+                }
+            }
+        };
     }
-    let mut q = t;
-    for i in 0..4 {
-        q[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        q[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        q[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        q[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    let mut to = q;
-    for j in 0..4 {
-        let a = _mm512_shuffle_i32x4::<0x88>(q[j], q[4 + j]);
-        let b = _mm512_shuffle_i32x4::<0xdd>(q[j], q[4 + j]);
-        let c = _mm512_shuffle_i32x4::<0x88>(q[8 + j], q[12 + j]);
-        let d = _mm512_shuffle_i32x4::<0xdd>(q[8 + j], q[12 + j]);
-        to[j] = _mm512_shuffle_i32x4::<0x88>(a, c);
-        to[j + 4] = _mm512_shuffle_i32x4::<0x88>(b, d);
-        to[j + 8] = _mm512_shuffle_i32x4::<0xdd>(a, c);
-        to[j + 12] = _mm512_shuffle_i32x4::<0xdd>(b, d);
-    }
-    to
+
+    transpose!(v512, "avx512f,avx512bw,avx512vl,avx512dq");
+    transpose!(v256, "avx2,fma,f16c");
 }
 
 /// The products on the tile unit. What runs beside them may be made of 512-bit vectors, and becomes part of these functions.

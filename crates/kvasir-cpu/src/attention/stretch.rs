@@ -282,7 +282,7 @@ impl Scratch {
             Level::Amx => unsafe { self.score_beside(shape, queries, now, coming) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Level::Avx512Vnni | Level::Avx512Bf16 if coming.is_none() => unsafe {
+            Level::Avx2 | Level::AvxVnni | Level::Avx512Vnni | Level::Avx512Bf16 if coming.is_none() => unsafe {
                 self.score_few(level, shape, now)
             },
             _ => {

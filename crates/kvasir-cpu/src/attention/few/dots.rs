@@ -1,9 +1,11 @@
 //! Dot products of pairs of bf16: lines are put in order, not widened.
 
-use super::{LINE, Later, settle};
-use crate::attention::products::{FEW, Keys, transposed};
+use super::numbers::v512::settle;
+use super::{LINE, Later};
+use crate::attention::products::{FEW, Keys};
 use crate::attention::scratch::Tile;
 use crate::attention::softmax::{LANES, Packed, Scores};
+use crate::attention::vectors::v512::transposed;
 use crate::attention::view::CHUNK;
 use crate::chains::{add_pairs, apart, row_apart};
 use std::arch::x86_64::*;

@@ -1,4 +1,4 @@
-//! A few lanes of a head, in 512-bit vectors that take rows as they lie.
+//! A few lanes of a head, in vectors that take rows as they lie.
 //!
 //! Values never become tiles: a tile of so few rows of shares costs the unit nearly as much as a whole one, and putting values into tiles costs more
 //! than multiplying them. Where there is no tile unit, scores are made for 16 positions at a time instead of 16 lanes.
@@ -12,7 +12,7 @@ mod numbers;
 
 pub(super) use later::Later;
 
-use super::products::{FEW, Keys, transposed};
+use super::products::{FEW, Keys};
 use super::scratch::{Scratch, Tile};
 use super::softmax::{self, LANES, Packed, Scores};
 use super::stretch::{Scored, Work};
@@ -20,9 +20,8 @@ use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
+use crate::level::per_level;
 use crate::pool::{KvType, TOGETHER};
-use std::arch::x86_64::*;
-use std::array::from_fn;
 use std::ops::Range;
 
 /// Numbers of a row in a line of memory, and positions of a step.
@@ -98,12 +97,17 @@ impl Scratch {
                     dots::scores(keys, &next, shape.steps(), queries, &mut lying[i * lanes..][..lanes]);
                 } else {
                     let queries = &self.open_queries[block.queries..][..shape.steps()];
-                    scores(keys, &next, queries, (i * lanes, lanes), lying);
+                    scores(level, keys, &next, queries, (i * lanes, lanes), lying);
                 }
             }
         }
         // SAFETY: as above.
-        unsafe { stand(lying, &mut self.scores[now.place]) };
+        unsafe {
+            match level {
+                Level::Avx2 | Level::AvxVnni => numbers::v256::stand(lying, &mut self.scores[now.place]),
+                _ => numbers::v512::stand(lying, &mut self.scores[now.place]),
+            }
+        }
     }
 }
 
@@ -125,6 +129,7 @@ pub(super) fn turn(steps: &[Tile], lanes: Range<usize>, to: &mut [Tile]) {
 /// # Safety
 /// The machine must have the instructions, and `keys` be 64 rows of as many steps.
 unsafe fn scores(
+    level: Level,
     keys: &Keys,
     later: &Later,
     queries: &[Columns],
@@ -132,41 +137,48 @@ unsafe fn scores(
     out: &mut Lying,
 ) {
     assert!(from + lanes <= LANES);
+    macro_rules! positions {
+        ($vectors:ident) => {
+            match lanes {
+                1 => numbers::$vectors::positions::<1>(keys, later, queries, from, out),
+                2 => numbers::$vectors::positions::<2>(keys, later, queries, from, out),
+                3 => numbers::$vectors::positions::<3>(keys, later, queries, from, out),
+                FEW => numbers::$vectors::positions::<FEW>(keys, later, queries, from, out),
+                _ => unreachable!("more lanes than few"),
+            }
+        };
+    }
     // SAFETY: as the caller vouches.
     unsafe {
-        match lanes {
-            1 => numbers::positions::<1>(keys, later, queries, from, out),
-            2 => numbers::positions::<2>(keys, later, queries, from, out),
-            3 => numbers::positions::<3>(keys, later, queries, from, out),
-            FEW => numbers::positions::<FEW>(keys, later, queries, from, out),
-            _ => unreachable!("more lanes than few"),
+        match level {
+            Level::Avx2 | Level::AvxVnni => positions!(v256),
+            _ => positions!(v512),
         }
     }
 }
 
-/// Gives every position its row.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn stand(lying: &Lying, scores: &mut Scores) {
-    for (quarter, rows) in scores.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-        // SAFETY: 16 numbers each.
-        let columns =
-            from_fn(|lane| unsafe { _mm512_loadu_si512(lying[lane][quarter * LANES..].as_ptr().cast()) });
-        for (row, to) in transposed(columns).into_iter().zip(rows) {
-            // SAFETY: 16 numbers.
-            unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), row) };
+#[inline(always)]
+fn open_body(packed: &Packed, shares: &mut Scores) {
+    for (pair, to) in packed.iter().zip(shares.as_chunks_mut::<2>().0) {
+        for lane in 0..LANES {
+            to[0][lane] = f32::from_bits(pair[lane] << 16);
+            to[1][lane] = f32::from_bits(pair[lane] & 0xffff_0000);
         }
     }
+}
+
+per_level! {
+    /// Shares as numbers, a row per position.
+    open_numbers(packed: &Packed, shares: &mut Scores) => open_body
 }
 
 /// Shares in the form that values are multiplied with.
 pub(super) fn open(level: Level, packed: &Packed, shares: &mut Scores) {
-    // SAFETY: whoever multiplies like this has the instructions.
-    unsafe {
-        match level {
-            Level::Avx512Bf16 => dots::open(packed, shares),
-            _ => numbers::open(packed, shares),
-        }
+    if level == Level::Avx512Bf16 {
+        // SAFETY: the level was found on this machine.
+        return unsafe { dots::open(packed, shares) };
     }
+    open_numbers(level, packed, shares);
 }
 
 /// Adds the values of a chunk's positions, which come by fours, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order
@@ -198,37 +210,26 @@ unsafe fn add(
                 _ => dots::steps::<1, 1>(shares, rows, later, width, sums),
             };
         }
-        // As many lines of a row at once as there are registers for.
-        match (lanes, width / LINE) {
-            (1, lines) if lines.is_multiple_of(4) => numbers::steps::<1, 4>(shares, rows, later, width, sums),
-            (1, lines) if lines.is_multiple_of(2) => numbers::steps::<1, 2>(shares, rows, later, width, sums),
-            (2, lines) if lines.is_multiple_of(2) => numbers::steps::<2, 2>(shares, rows, later, width, sums),
-            (1, _) => numbers::steps::<1, 1>(shares, rows, later, width, sums),
-            (2, _) => numbers::steps::<2, 1>(shares, rows, later, width, sums),
-            (3, _) => numbers::steps::<3, 1>(shares, rows, later, width, sums),
-            (FEW, _) => numbers::steps::<FEW, 1>(shares, rows, later, width, sums),
-            _ => unreachable!("more lanes than few"),
+        // As much of a row at once as there are registers for.
+        macro_rules! steps {
+            ($vectors:ident, $lanes:expr, $vectors_of_row:expr) => {
+                numbers::$vectors::steps::<{ $lanes }, { $vectors_of_row }>(shares, rows, later, width, sums)
+            };
         }
-    }
-}
-
-/// Adds chains (per parity of positions, lane, line and half of a line) to the `sums` of their lanes, from number `at` on.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn settle<const N: usize, const W: usize>(
-    [even, odd]: [[[[__m512; 2]; W]; N]; 2],
-    at: usize,
-    width: usize,
-    sums: &mut [f32],
-) {
-    for n in 0..N {
-        for w in 0..W {
-            for half in 0..2 {
-                let to = sums[n * width + at + w * LINE + half * LANES..][..LANES].as_mut_ptr();
-                let sum = _mm512_add_ps(even[n][w][half], odd[n][w][half]);
-                // SAFETY: 16 numbers.
-                unsafe { _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum)) };
-            }
+        match (level, lanes, width / LINE) {
+            (Level::Avx2 | Level::AvxVnni, 1, lines) if lines.is_multiple_of(2) => steps!(v256, 1, 4),
+            (Level::Avx2 | Level::AvxVnni, 1, _) => steps!(v256, 1, 2),
+            (Level::Avx2 | Level::AvxVnni, 2, _) => steps!(v256, 2, 2),
+            (Level::Avx2 | Level::AvxVnni, 3, _) => steps!(v256, 3, 1),
+            (Level::Avx2 | Level::AvxVnni, FEW, _) => steps!(v256, FEW, 1),
+            (_, 1, lines) if lines.is_multiple_of(4) => steps!(v512, 1, 4),
+            (_, 1, lines) if lines.is_multiple_of(2) => steps!(v512, 1, 2),
+            (_, 2, lines) if lines.is_multiple_of(2) => steps!(v512, 2, 2),
+            (_, 1, _) => steps!(v512, 1, 1),
+            (_, 2, _) => steps!(v512, 2, 1),
+            (_, 3, _) => steps!(v512, 3, 1),
+            (_, FEW, _) => steps!(v512, FEW, 1),
+            _ => unreachable!("more lanes than few"),
         }
     }
 }

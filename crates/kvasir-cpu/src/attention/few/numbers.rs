@@ -1,121 +1,178 @@
 //! Numbers of 32 bits: each line is widened once for all lanes.
 
-use super::{LINE, Later, Lying, settle};
-use crate::ask::{Near, ask_tile};
-use crate::attention::products::{Keys, transposed};
-use crate::attention::softmax::{LANES, Packed, Scores};
+use super::{LINE, Later, Lying};
+use crate::attention::products::Keys;
+use crate::attention::softmax::{LANES, Scores};
+use crate::attention::view::CHUNK;
 use crate::chains::Columns;
-use std::arch::x86_64::*;
-use std::array::from_fn;
+use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
-/// Products of a head's keys with the queries of the `N` lanes from `from` on.
-///
-/// # Safety
-/// As for [`super::scores`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn positions<const N: usize>(
-    keys: &Keys,
-    later: &Later,
-    queries: &[Columns],
-    from: usize,
-    out: &mut Lying,
-) {
-    let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-    for quarter in 0..4 {
-        let mut sums = [_mm512_setzero_ps(); N];
-        for (step, queries) in queries.iter().enumerate() {
-            let row = |row: usize| keys.base[quarter].wrapping_add(row * keys.stride[quarter] + step * 64);
-            let next = keys.base.get(quarter + 1).copied().unwrap_or(later.at[0]);
-            // SAFETY: as the caller vouches.
-            let pairs = unsafe {
-                ask_tile(Near::First, next.wrapping_add(step * 1024));
-                transposed(from_fn(|n| _mm512_loadu_si512(row(n).cast())))
-            };
-            let mut chains = [[_mm512_setzero_ps(); 2]; N];
-            for (pair, keys) in pairs.into_iter().enumerate() {
-                let keys = [_mm512_slli_epi32::<16>(keys), _mm512_and_si512(keys, high)];
-                for n in 0..N {
-                    for odd in 0..2 {
-                        let query = _mm512_set1_ps(queries.number(odd, pair, from + n));
-                        chains[n][odd] =
-                            _mm512_fmadd_ps(_mm512_castsi512_ps(keys[odd]), query, chains[n][odd]);
+macro_rules! kernels {
+    ($vectors:ident, $features:literal) => {
+        pub(in super::super) mod $vectors {
+            use super::*;
+            use crate::attention::vectors::$vectors::*;
+
+            /// Bf16 of a vector.
+            pub(in super::super) const HALVES: usize = 2 * WORDS;
+
+            /// Products of a head's keys with the queries of the `N` lanes from `from` on.
+            ///
+            /// # Safety
+            /// As for [`super::super::scores`].
+            #[target_feature(enable = $features)]
+            pub(in super::super) unsafe fn positions<const N: usize>(
+                keys: &Keys,
+                later: &Later,
+                queries: &[Columns],
+                from: usize,
+                out: &mut Lying,
+            ) {
+                for first in (0..CHUNK).step_by(WORDS) {
+                    let (quarter, at) = (first / LANES, first % LANES);
+                    let next = keys.base.get(quarter + 1).copied().unwrap_or(later.at[0]);
+                    let mut sums = [none(); N];
+                    for (step, queries) in queries.iter().enumerate() {
+                        // A line for each of the rows that are read.
+                        for n in at..at + WORDS {
+                            let line = next.wrapping_add(step * 1024 + n * 64);
+                            _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                        }
+                        let mut chains = [[none(); 2]; N];
+                        for part in 0..LANES / WORDS {
+                            let mut rows = [zero(); WORDS];
+                            for (n, row) in rows.iter_mut().enumerate() {
+                                let line = keys.base[quarter]
+                                    .wrapping_add((at + n) * keys.stride[quarter] + step * 64);
+                                // SAFETY: as the caller vouches.
+                                *row = unsafe { load(line.wrapping_add(part * WORDS * 4)) };
+                            }
+                            for (pair, keys) in transposed(rows).into_iter().enumerate() {
+                                for (odd, keys) in widened(keys).into_iter().enumerate() {
+                                    for n in 0..N {
+                                        let query = all(queries.number(odd, part * WORDS + pair, from + n));
+                                        chains[n][odd] = fused(keys, query, chains[n][odd]);
+                                    }
+                                }
+                            }
+                        }
+                        for n in 0..N {
+                            sums[n] = plus(sums[n], plus(chains[n][0], chains[n][1]));
+                        }
+                    }
+                    for n in 0..N {
+                        // SAFETY: as many numbers as a vector has, of 64.
+                        unsafe { store_numbers(out[from + n][first..].as_mut_ptr(), sums[n]) };
                     }
                 }
             }
-            for n in 0..N {
-                sums[n] = _mm512_add_ps(sums[n], _mm512_add_ps(chains[n][0], chains[n][1]));
-            }
-        }
-        for n in 0..N {
-            let to = out[from + n][quarter * LANES..][..LANES].as_mut_ptr();
-            // SAFETY: 16 numbers.
-            unsafe { _mm512_storeu_ps(to, sums[n]) };
-        }
-    }
-}
 
-/// Shares as numbers, a row per position.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn open(packed: &Packed, shares: &mut Scores) {
-    let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-    for (pair, to) in packed.iter().zip(shares.as_chunks_mut::<2>().0) {
-        // SAFETY: 16 words; two rows of 16 numbers.
-        unsafe {
-            let pair = _mm512_loadu_si512(pair.as_ptr().cast());
-            _mm512_storeu_si512(to[0].as_mut_ptr().cast(), _mm512_slli_epi32::<16>(pair));
-            _mm512_storeu_si512(to[1].as_mut_ptr().cast(), _mm512_and_si512(pair, high));
-        }
-    }
-}
-
-/// Adds the values of positions to the sums of `N` lanes, `W` lines of a row at a time. What is read a head later is asked for into the second level.
-///
-/// # Safety
-/// As for [`super::add`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn steps<const N: usize, const W: usize>(
-    shares: *const f32,
-    rows: &[*const u16],
-    later: &Later,
-    width: usize,
-    sums: &mut [f32],
-) {
-    let zero = _mm512_setzero_si512();
-    // In the order of memory, whatever the order of what is worked on.
-    let mut asked = later.parts(width / (W * LINE));
-    for (step, rows) in rows.chunks(LINE).enumerate() {
-        for at in (0..width).step_by(W * LINE) {
-            // Per parity of positions, lane, line and half of a line.
-            let mut chains = [[[[_mm512_setzero_ps(); 2]; W]; N]; 2];
-            for (half, rows) in rows.chunks(LANES).enumerate() {
-                let mut ask = asked.next().unwrap_or(later.at[0]);
-                for (pair, rows) in rows.as_chunks::<2>().0.iter().enumerate() {
-                    for odd in 0..2 {
-                        let lines: [_; W] = from_fn(|w| {
-                            // SAFETY: a hint, whatever the address; the caller's rows.
-                            let v = unsafe {
-                                _mm_prefetch::<_MM_HINT_T1>(ask.wrapping_add(w * 64).cast());
-                                _mm512_loadu_si512(rows[odd].wrapping_add(at + w * LINE).cast())
-                            };
-                            [_mm512_unpacklo_epi16(zero, v), _mm512_unpackhi_epi16(zero, v)]
-                        });
-                        ask = ask.wrapping_add(W * 64);
-                        let row = step * LINE + half * LANES + 2 * pair + odd;
-                        let shares = shares.wrapping_add(row * LANES);
-                        for n in 0..N {
-                            // SAFETY: shares of 64 positions.
-                            let x = _mm512_set1_ps(unsafe { *shares.add(n) });
-                            for w in 0..W {
-                                for half in 0..2 {
-                                    let chain = &mut chains[odd][n][w][half];
-                                    *chain = _mm512_fmadd_ps(_mm512_castsi512_ps(lines[w][half]), x, *chain);
+            /// Adds the values of positions to the sums of `N` lanes, `W` vectors of a row at a time. What is read a head later is asked for into the second
+            /// level.
+            ///
+            /// # Safety
+            /// As for [`super::super::add`].
+            #[target_feature(enable = $features)]
+            pub(in super::super) unsafe fn steps<const N: usize, const W: usize>(
+                shares: *const f32,
+                rows: &[*const u16],
+                later: &Later,
+                width: usize,
+                sums: &mut [f32],
+            ) {
+                let lines = W * HALVES * PHASES / LINE;
+                // In the order of memory, whatever the order of what is worked on.
+                let mut asked = later.parts(width / (W * HALVES));
+                for (step, rows) in rows.chunks(LINE).enumerate() {
+                    for at in (0..width).step_by(W * HALVES) {
+                        // Per parity of positions, lane, vector and half of a vector.
+                        let mut chains = [[[[none(); 2]; W]; N]; 2];
+                        for phase in 0..PHASES {
+                            for (half, rows) in rows.chunks(LANES).enumerate() {
+                                let mut ask = match phase {
+                                    0 => asked.next().unwrap_or(later.at[0]),
+                                    _ => std::ptr::null(),
+                                };
+                                for (pair, rows) in rows.as_chunks::<2>().0.iter().enumerate() {
+                                    for odd in phase..phase + 2 / PHASES {
+                                        if phase == 0 {
+                                            for line in 0..lines {
+                                                let line = ask.wrapping_add(line * 64);
+                                                _mm_prefetch::<_MM_HINT_T1>(line.cast());
+                                            }
+                                            ask = ask.wrapping_add(lines * 64);
+                                        }
+                                        let mut values = [[none(); 2]; W];
+                                        for (w, values) in values.iter_mut().enumerate() {
+                                            let v = rows[odd].wrapping_add(at + w * HALVES);
+                                            // SAFETY: the caller's rows.
+                                            *values = fours(unsafe { load(v.cast()) });
+                                        }
+                                        let row = step * LINE + half * LANES + 2 * pair + odd;
+                                        let shares = shares.wrapping_add(row * LANES);
+                                        for n in 0..N {
+                                            // SAFETY: shares of 64 positions.
+                                            let x = all(unsafe { *shares.add(n) });
+                                            for w in 0..W {
+                                                for half in 0..2 {
+                                                    let chain = &mut chains[odd][n][w][half];
+                                                    *chain = fused(values[w][half], x, *chain);
+                                                }
+                                            }
+                                        }
+                                    }
                                 }
                             }
+                        }
+                        settle(chains, at, width, sums);
+                    }
+                }
+            }
+
+            /// Adds chains (per parity of positions, lane, vector of values and half of it) to the `sums` of their lanes, from number `at` on.
+            #[inline]
+            #[target_feature(enable = $features)]
+            pub(in super::super) fn settle<const N: usize, const W: usize>(
+                [even, odd]: [[[[Numbers; 2]; W]; N]; 2],
+                at: usize,
+                width: usize,
+                sums: &mut [f32],
+            ) {
+                for n in 0..N {
+                    for w in 0..W {
+                        for half in 0..2 {
+                            // Of each line the first halves come first.
+                            let at = at + w * HALVES;
+                            let place = at / LINE * LINE + half * LANES + at % LINE / 2;
+                            let to = sums[n * width + place..][..WORDS].as_mut_ptr();
+                            let sum = plus(even[n][w][half], odd[n][w][half]);
+                            // SAFETY: as many numbers as a vector has.
+                            unsafe { store_numbers(to, plus(load_numbers(to), sum)) };
                         }
                     }
                 }
             }
-            settle(chains, at, width, sums);
+
+            /// Gives every position its row.
+            #[target_feature(enable = $features)]
+            pub(in super::super) fn stand(lying: &Lying, scores: &mut Scores) {
+                for lane in (0..LANES).step_by(WORDS) {
+                    for first in (0..CHUNK).step_by(WORDS) {
+                        let mut columns = [zero(); WORDS];
+                        for (n, column) in columns.iter_mut().enumerate() {
+                            // SAFETY: as many words as a vector has, of 64.
+                            *column = unsafe { load(lying[lane + n][first..].as_ptr().cast()) };
+                        }
+                        for (row, to) in transposed(columns).into_iter().zip(&mut scores[first..]) {
+                            // SAFETY: as many words as a vector has, of 16.
+                            unsafe { store(to[lane..].as_mut_ptr().cast(), row) };
+                        }
+                    }
+                }
+            }
         }
-    }
+    };
 }
+
+kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq");
+kernels!(v256, "avx2,fma,f16c");

@@ -1,0 +1,177 @@
+//! What attention needs of vectors, under the same names for both widths.
+
+/// Defines safe functions for processors with these instructions.
+macro_rules! operations {
+    ($features:literal: $($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[inline]
+            #[target_feature(enable = $features)]
+            pub(in super::super) fn $name($($arg: $type),*) -> $result { $body }
+        )*
+    };
+}
+
+pub(super) mod v512 {
+    use std::arch::x86_64::*;
+
+    pub(in super::super) type Words = __m512i;
+    pub(in super::super) type Numbers = __m512;
+    /// Words of a vector: pairs of bf16, or numbers.
+    pub(in super::super) const WORDS: usize = 16;
+    /// Even and odd positions have chains of their own, for which there are registers at the same time.
+    pub(in super::super) const PHASES: usize = 1;
+
+    operations! { "avx512f,avx512bw,avx512vl,avx512dq":
+        fn zero() -> Words = _mm512_setzero_si512();
+        fn none() -> Numbers = _mm512_setzero_ps();
+        fn all(v: f32) -> Numbers = _mm512_set1_ps(v);
+        fn plus(a: Numbers, b: Numbers) -> Numbers = _mm512_add_ps(a, b);
+        /// `a * b + c`
+        fn fused(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm512_fmadd_ps(a, b, c);
+        /// The even bf16 of each pair, and the odd ones.
+        fn widened(pairs: Words) -> [Numbers; 2] = [
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
+            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32))),
+        ];
+        /// Of each eight bf16 the first four, and the last four.
+        fn fours(v: Words) -> [Numbers; 2] = [
+            _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), v)),
+            _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), v)),
+        ];
+        /// Rows become columns.
+        fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
+            let mut t = r;
+            for i in 0..8 {
+                t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+            }
+            let mut q = t;
+            for i in 0..4 {
+                q[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+                q[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+                q[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+                q[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+            }
+            let mut to = q;
+            for j in 0..4 {
+                let a = _mm512_shuffle_i32x4::<0x88>(q[j], q[4 + j]);
+                let b = _mm512_shuffle_i32x4::<0xdd>(q[j], q[4 + j]);
+                let c = _mm512_shuffle_i32x4::<0x88>(q[8 + j], q[12 + j]);
+                let d = _mm512_shuffle_i32x4::<0xdd>(q[8 + j], q[12 + j]);
+                to[j] = _mm512_shuffle_i32x4::<0x88>(a, c);
+                to[j + 4] = _mm512_shuffle_i32x4::<0x88>(b, d);
+                to[j + 8] = _mm512_shuffle_i32x4::<0xdd>(a, c);
+                to[j + 12] = _mm512_shuffle_i32x4::<0xdd>(b, d);
+            }
+            to
+        };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn load(at: *const u8) -> Words {
+        // SAFETY: the caller's 64 bytes.
+        unsafe { _mm512_loadu_si512(at.cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn store(at: *mut u8, v: Words) {
+        // SAFETY: the caller's 64 bytes.
+        unsafe { _mm512_storeu_si512(at.cast(), v) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn load_numbers(at: *const f32) -> Numbers {
+        // SAFETY: the caller's 16 numbers.
+        unsafe { _mm512_loadu_ps(at) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
+        // SAFETY: the caller's 16 numbers.
+        unsafe { _mm512_storeu_ps(at, v) }
+    }
+}
+
+pub(super) mod v256 {
+    use std::arch::x86_64::*;
+
+    pub(in super::super) type Words = __m256i;
+    pub(in super::super) type Numbers = __m256;
+    /// Words of a vector: pairs of bf16, or numbers.
+    pub(in super::super) const WORDS: usize = 8;
+    /// Even and odd positions have chains of their own, for which there are registers one after the other.
+    pub(in super::super) const PHASES: usize = 2;
+
+    operations! { "avx2,fma,f16c":
+        fn zero() -> Words = _mm256_setzero_si256();
+        fn none() -> Numbers = _mm256_setzero_ps();
+        fn all(v: f32) -> Numbers = _mm256_set1_ps(v);
+        fn plus(a: Numbers, b: Numbers) -> Numbers = _mm256_add_ps(a, b);
+        /// `a * b + c`
+        fn fused(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm256_fmadd_ps(a, b, c);
+        /// The even bf16 of each pair, and the odd ones.
+        fn widened(pairs: Words) -> [Numbers; 2] = [
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
+            _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32))),
+        ];
+        /// Of each eight bf16 the first four, and the last four.
+        fn fours(v: Words) -> [Numbers; 2] = [
+            _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), v)),
+            _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), v)),
+        ];
+        /// Rows become columns.
+        fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
+            let mut t = r;
+            for i in 0..4 {
+                t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+            }
+            let mut q = t;
+            for i in 0..2 {
+                q[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+                q[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+                q[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+                q[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+            }
+            let mut to = q;
+            for j in 0..4 {
+                to[j] = _mm256_permute2x128_si256::<0x20>(q[j], q[4 + j]);
+                to[j + 4] = _mm256_permute2x128_si256::<0x31>(q[j], q[4 + j]);
+            }
+            to
+        };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn load(at: *const u8) -> Words {
+        // SAFETY: the caller's 32 bytes.
+        unsafe { _mm256_loadu_si256(at.cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn store(at: *mut u8, v: Words) {
+        // SAFETY: the caller's 32 bytes.
+        unsafe { _mm256_storeu_si256(at.cast(), v) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn load_numbers(at: *const f32) -> Numbers {
+        // SAFETY: the caller's eight numbers.
+        unsafe { _mm256_loadu_ps(at) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
+        // SAFETY: the caller's eight numbers.
+        unsafe { _mm256_storeu_ps(at, v) }
+    }
+}
