@@ -138,12 +138,15 @@ macro_rules! kernels {
                         if let Some(opening) = &mut opening {
                             opening.part::<L>(part);
                         }
-                        for line in part * 4..part * 4 + 4 {
-                            let w: [Ints; HALVES] =
-                                std::array::from_fn(|half| load(weights.add(line * 64 + half * 32)));
-                            let at = codes.add(line / 16 * 256 + line % 16);
+                        let (weights, codes) =
+                            (weights.add(part * 256), codes.add(part / 4 * 256 + part % 4 * 4));
+                        for line in 0..4 {
+                            let mut w = [zero(); HALVES];
+                            for (half, w) in w.iter_mut().enumerate() {
+                                *w = load(weights.add(line * 64 + half * 32));
+                            }
                             for n in 0..R {
-                                let x = all32(*at.add(n * 16));
+                                let x = all32(*codes.add(line + n * 16));
                                 for half in 0..HALVES {
                                     totals[half][n] = add_fours(totals[half][n], w[half], x);
                                 }

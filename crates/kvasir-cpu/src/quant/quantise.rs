@@ -3,6 +3,7 @@
 use super::activations::Sums;
 use super::format::SUPER;
 use crate::Level;
+use crate::level::per_level;
 
 /// Where the numbers of a superblock of one row go.
 pub(super) struct Places {
@@ -28,8 +29,7 @@ pub(super) unsafe fn quantise(level: Level, x: &[f32; SUPER], to: &Places) {
         if level >= Level::Avx512Vnni {
             return wide::quantise(x, to);
         }
-        let _ = level;
-        portable(x, to);
+        by_compiler(level, x, to);
     }
 }
 
@@ -40,9 +40,14 @@ fn scales(largest: f32) -> (f32, f32) {
     if scale.is_normal() { (scale, 1.0 / scale) } else { (0.0, 0.0) }
 }
 
-unsafe fn portable(x: &[f32; SUPER], to: &Places) {
-    let largest = x.iter().fold(0f32, |a, v| if v.abs() > a { v.abs() } else { a });
-    let (scale, inverse) = scales(largest);
+#[inline(always)]
+fn body(x: &[f32; SUPER], to: &Places) {
+    // Sixteen at a time, so that compilers find vectors.
+    let mut most = [0f32; 16];
+    for x in x.as_chunks::<16>().0 {
+        most.iter_mut().zip(x).for_each(|(most, v)| *most = if v.abs() > *most { v.abs() } else { *most });
+    }
+    let (scale, inverse) = scales(most.into_iter().fold(0f32, f32::max));
     let codes: [i8; SUPER] = std::array::from_fn(|i| (x[i] * inverse + ROUND).to_bits() as u8 as i8);
     let mut sums = Sums { of_16: [0; 16], of_32: [0; 8], all: 0 };
     let mut parts = [0u16; 32];
@@ -55,7 +60,7 @@ unsafe fn portable(x: &[f32; SUPER], to: &Places) {
         parts[i] = f32::from(sum & !15).to_bits().wrapping_shr(16) as u16;
         parts[16 + i] = f32::from(sum & 15).to_bits().wrapping_shr(16) as u16;
     }
-    // SAFETY: the caller's places.
+    // SAFETY: the places that the caller of `quantise` vouches for.
     unsafe {
         for (step, line) in codes.as_chunks::<64>().0.iter().enumerate() {
             to.codes.add(step * 1024).cast::<[i8; 64]>().write_unaligned(*line);
@@ -65,6 +70,8 @@ unsafe fn portable(x: &[f32; SUPER], to: &Places) {
         to.parts.cast::<[u16; 32]>().write_unaligned(parts);
     }
 }
+
+per_level! { by_compiler(x: &[f32; SUPER], to: &Places) => body }
 
 #[cfg(target_arch = "x86_64")]
 mod wide {

@@ -20,7 +20,6 @@ use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
-use crate::level::per_level;
 use crate::pool::{KvType, TOGETHER};
 use std::ops::Range;
 
@@ -157,28 +156,16 @@ unsafe fn scores(
     }
 }
 
-#[inline(always)]
-fn open_body(packed: &Packed, shares: &mut Scores) {
-    for (pair, to) in packed.iter().zip(shares.as_chunks_mut::<2>().0) {
-        for lane in 0..LANES {
-            to[0][lane] = f32::from_bits(pair[lane] << 16);
-            to[1][lane] = f32::from_bits(pair[lane] & 0xffff_0000);
-        }
-    }
-}
-
-per_level! {
-    /// Shares as numbers, a row per position.
-    open_numbers(packed: &Packed, shares: &mut Scores) => open_body
-}
-
 /// Shares in the form that values are multiplied with.
 pub(super) fn open(level: Level, packed: &Packed, shares: &mut Scores) {
-    if level == Level::Avx512Bf16 {
-        // SAFETY: the level was found on this machine.
-        return unsafe { dots::open(packed, shares) };
+    // SAFETY: whoever multiplies like this has the instructions.
+    unsafe {
+        match level {
+            Level::Avx2 | Level::AvxVnni => numbers::v256::open(packed, shares),
+            Level::Avx512Bf16 => dots::open(packed, shares),
+            _ => numbers::v512::open(packed, shares),
+        }
     }
-    open_numbers(level, packed, shares);
 }
 
 /// Adds the values of a chunk's positions, which come by fours, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order

@@ -2,7 +2,7 @@
 
 use super::{LINE, Later, Lying};
 use crate::attention::products::Keys;
-use crate::attention::softmax::{LANES, Scores};
+use crate::attention::softmax::{LANES, Packed, Scores};
 use crate::attention::view::CHUNK;
 use crate::chains::Columns;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
@@ -63,6 +63,22 @@ macro_rules! kernels {
                     for n in 0..N {
                         // SAFETY: as many numbers as a vector has, of 64.
                         unsafe { store_numbers(out[from + n][first..].as_mut_ptr(), sums[n]) };
+                    }
+                }
+            }
+
+            /// Shares as numbers, a row per position.
+            #[target_feature(enable = $features)]
+            pub(in super::super) fn open(packed: &Packed, shares: &mut Scores) {
+                for (pair, to) in packed.iter().zip(shares.as_chunks_mut::<2>().0) {
+                    for lane in (0..LANES).step_by(WORDS) {
+                        // SAFETY: as many words, or numbers, as a vector has, of 16.
+                        unsafe {
+                            let both = widened(load(pair[lane..].as_ptr().cast()));
+                            for (to, numbers) in to.iter_mut().zip(both) {
+                                store_numbers(to[lane..].as_mut_ptr(), numbers);
+                            }
+                        }
                     }
                 }
             }
