@@ -56,8 +56,8 @@ pub(super) struct Pair<const P: usize> {
 pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
     let from = match level {
         Level::Avx512Vnni | Level::Avx512Bf16 if format.is_open() => 33,
-        Level::Avx512Vnni | Level::Avx512Bf16 | Level::AvxVnni => 4,
-        Level::Amx | Level::Avx2 => 9,
+        Level::Avx512Vnni | Level::Avx512Bf16 | Level::AvxVnni | Level::Avx2 => 4,
+        Level::Amx => 9,
         _ => return false,
     };
     rows >= from
