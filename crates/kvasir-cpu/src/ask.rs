@@ -26,3 +26,15 @@ pub(crate) fn ask_tile(near: Near, at: *const u8) {
     }
     let _ = (near, at);
 }
+
+/// Asks for one line, into the second level.
+#[inline(always)]
+pub(crate) fn ask_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    let _ = at;
+}

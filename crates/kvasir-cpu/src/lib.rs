@@ -19,6 +19,7 @@ mod machine;
 mod matmul;
 mod mixture;
 mod model;
+mod panels;
 mod peaks;
 mod pool;
 mod prepared;
@@ -28,6 +29,9 @@ mod run;
 mod select;
 mod source;
 mod team;
+mod tile;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
 mod weights;
 
 pub use executor::{CpuExecutor, Limits};

@@ -50,8 +50,8 @@ const PACKED_PER_STEP: usize = 4;
 const LEAST_PACKED: usize = 16 << 20;
 
 impl CpuModel {
-    /// Makes the weights of `program` ready. Those that are integers in blocks are read where they lie, if their source lets that, and packed
-    /// while steps run; [`pack`](Self::pack) does it at once.
+    /// Makes the weights of `program` ready. Matrices are read where they lie, if their source lets that, and packed while steps run, but those that
+    /// are computed in f32; [`pack`](Self::pack) does it at once.
     pub fn load(
         program: &Program,
         source: Arc<dyn WeightSource + Send + Sync>,
@@ -128,12 +128,11 @@ impl CpuModel {
     fn pack_some(&self, bytes: usize) -> io::Result<bool> {
         let mut left = bytes;
         for l in self.linears() {
-            let Packed::Quant(panels) = &l.packed else { continue };
-            while !panels.is_packed() {
+            while !l.packed.is_packed() {
                 if left == 0 {
                     return Ok(false);
                 }
-                left = left.saturating_sub(panels.pack_some(&self.team, left)?);
+                left = left.saturating_sub(l.packed.pack_some(&self.team, left)?);
             }
         }
         Ok(true)

@@ -2,7 +2,8 @@
 
 use crate::Team;
 use crate::dense::{Bf16Panels, F32Panels};
-use crate::quant::{EncodedRows, QuantPanels, RowBytes};
+use crate::panels::{EncodedRows, RowBytes};
+use crate::quant::QuantPanels;
 use crate::source::{Source, Stored};
 use kvasir_formats::{DType, Error, encoding};
 use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
@@ -28,6 +29,23 @@ pub(crate) enum Packed {
 }
 
 impl Packed {
+    /// Packs some more of what is read where it lies, about so many bytes, and returns how many it took; none if all is packed.
+    pub(crate) fn pack_some(&self, team: &Team, bytes: usize) -> std::io::Result<usize> {
+        match self {
+            Self::Quant(w) => w.pack_some(team, bytes),
+            Self::Bf16(w) => w.pack_some(team, bytes),
+            Self::F32(_) => Ok(0),
+        }
+    }
+
+    pub(crate) fn is_packed(&self) -> bool {
+        match self {
+            Self::Quant(w) => w.is_packed(),
+            Self::Bf16(w) => w.is_packed(),
+            Self::F32(_) => true,
+        }
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Quant(w) => w.bytes(),
@@ -143,11 +161,10 @@ impl<'a> Packer<'a> {
                 if first + step * m.outputs.saturating_sub(1) >= stored.rows {
                     return Err(Error::at(format!("tensor {}", weight.name), "has too few rows"));
                 }
-                let packed = match exact {
-                    false => self.quantised(stored.dtype, m, (first, step))?,
-                    true => None,
+                let packed = match exact || stored.dtype == DType::F32 {
+                    true => self.pack_rows(stored, (first, step), size)?,
+                    false => self.where_they_lie(stored.dtype, m, (first, step))?,
                 };
-                let packed = packed.map_or_else(|| self.pack_rows(stored, (first, step), size, exact), Ok)?;
                 (packed, bytes)
             }
             None => {
@@ -159,21 +176,25 @@ impl<'a> Packer<'a> {
         Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
     }
 
-    /// A matrix of integers in blocks: read where it lies until it is packed, unless its source is better read once.
-    fn quantised(
+    /// A matrix that is read where it lies until it is packed, unless its source is better read once.
+    fn where_they_lie(
         &self,
         dtype: DType,
         m: &Matrix,
         (first, step): (usize, usize),
-    ) -> Result<Option<Packed>, Error> {
+    ) -> Result<Packed, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let (name, shape, source) = (weight.name.clone(), weight.shape.clone(), Arc::clone(self.source));
         let rows = FileRows { source, name, shape, first, step };
-        let Some(panels) = QuantPanels::of(dtype, (m.outputs, m.inputs), rows) else { return Ok(None) };
-        if !self.source.stays() {
-            panels.pack(self.team).map_err(out_of_memory)?;
+        let size = (m.outputs, m.inputs);
+        let packed = match QuantPanels::quantised(dtype, size, rows) {
+            Ok(panels) => Packed::Quant(panels),
+            Err(rows) => Packed::Bf16(Bf16Panels::floats(dtype, size, rows)),
+        };
+        while !self.source.stays() && !packed.is_packed() {
+            packed.pack_some(self.team, usize::MAX).map_err(out_of_memory)?;
         }
-        Ok(Some(Packed::Quant(panels)))
+        Ok(packed)
     }
 
     fn pack_rows(
@@ -181,7 +202,6 @@ impl<'a> Packer<'a> {
         s: &Stored<'_>,
         (first, step): (usize, usize),
         size: (usize, usize),
-        exact: bool,
     ) -> Result<Packed, Error> {
         let row = |n: usize| (s.row)(first + n * step);
         let fill = |n: usize, out: &mut [f32]| {
@@ -190,7 +210,7 @@ impl<'a> Packer<'a> {
                 out.fill(f32::NAN);
             }
         };
-        self.pack_values(size, exact || s.dtype == DType::F32, &fill)
+        self.pack_values(size, true, &fill)
     }
 
     fn pack_dense(&mut self, m: &Matrix, exact: bool) -> Result<Packed, Error> {
@@ -227,7 +247,7 @@ impl<'a> Packer<'a> {
         if wide {
             F32Panels::pack(self.team, size, fill).map(Packed::F32).map_err(out_of_memory)
         } else {
-            Bf16Panels::pack(self.team, size, fill).map(Packed::Bf16).map_err(out_of_memory)
+            Bf16Panels::rounded(self.team, size, fill).map(Packed::Bf16).map_err(out_of_memory)
         }
     }
 }

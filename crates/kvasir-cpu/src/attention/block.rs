@@ -1,6 +1,6 @@
 #[cfg(target_arch = "x86_64")]
 use super::few;
-use super::scratch::{Scratch, Tile};
+use super::scratch::Scratch;
 use super::softmax::{LANES, Sight};
 use super::soon::ask;
 use super::stretch::TAKEN;
@@ -10,6 +10,7 @@ use crate::Level;
 use crate::chains::Columns;
 use crate::dense::{STEP, round_bf16};
 use crate::level::per_level;
+use crate::tile::{Tile, transpose};
 use std::ops::Range;
 
 /// Up to 16 lanes that are worked on together: some of one head, or all of several heads.
@@ -153,7 +154,7 @@ impl Attend<'_> {
                     }
                 } else {
                     for (rows, tile) in s.lying.iter().zip(&mut s.queries[queries..]) {
-                        products::transpose(level, rows, tile);
+                        transpose(level, rows, tile);
                     }
                 }
                 s.blocks.push(block);

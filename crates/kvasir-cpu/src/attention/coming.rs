@@ -1,10 +1,10 @@
 use super::lines::Lines;
-use super::scratch::Tile;
 use super::softmax::LANES;
 use super::soon::Soon;
 use super::view::CHUNK;
 use crate::Level;
 use crate::level::per_level;
+use crate::tile::Tile;
 
 /// Pairs of rows that become tiles beside one product of those before.
 const TOGETHER: usize = 2;

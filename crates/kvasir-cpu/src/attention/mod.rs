@@ -19,8 +19,7 @@ mod stage;
 mod stretch;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
-mod vectors;
+
 mod view;
 #[cfg(target_arch = "x86_64")]
 mod wide;

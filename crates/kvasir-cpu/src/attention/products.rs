@@ -1,12 +1,12 @@
 //! The two products of attention, on tiles of bf16: keys times queries, shares times values.
 
-use super::scratch::Tile;
 use super::softmax::{LANES, Scores};
 use super::view::CHUNK;
 use crate::Level;
 use crate::chains::{Columns, Rows, multiply};
 use crate::dense::dot_step;
 use crate::level::per_level;
+use crate::tile::Tile;
 
 /// Keys of a chunk: four times 16 rows of bf16, each padded to whole steps of 32.
 #[derive(Clone, Copy)]
@@ -150,54 +150,6 @@ pub(crate) unsafe fn values(
             during();
         }
     }
-}
-
-/// Rows become columns.
-pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the level was found on this machine.
-    unsafe {
-        match level {
-            Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => return columns::v512(from, to),
-            Level::Avx2 | Level::AvxVnni => return columns::v256(from, to),
-            _ => {}
-        }
-    }
-    let _ = level;
-    for (i, row) in from.iter().enumerate() {
-        row.iter().enumerate().for_each(|(lane, &v)| to[lane][i] = v);
-    }
-}
-
-/// The same in vectors, a square of as many words as they have at a time.
-#[cfg(target_arch = "x86_64")]
-mod columns {
-    use super::{LANES, Tile};
-
-    macro_rules! transpose {
-        ($vectors:ident, $features:literal) => {
-            #[target_feature(enable = $features)]
-            pub(super) fn $vectors(from: &Tile, to: &mut Tile) {
-                use crate::attention::vectors::$vectors::*;
-                for i in (0..LANES).step_by(WORDS) {
-                    for j in (0..LANES).step_by(WORDS) {
-                        let mut rows = [zero(); WORDS];
-                        for (n, row) in rows.iter_mut().enumerate() {
-                            // SAFETY: as many words as a vector has, of 16.
-                            *row = unsafe { load(from[i + n][j..].as_ptr().cast()) };
-                        }
-                        for (row, to) in transposed(rows).into_iter().zip(&mut to[j..]) {
-                            // SAFETY: as above.
-                            unsafe { store(to[i..].as_mut_ptr().cast(), row) };
-                        }
-                    }
-                }
-            }
-        };
-    }
-
-    transpose!(v512, "avx512f,avx512bw,avx512vl,avx512dq");
-    transpose!(v256, "avx2,fma,f16c");
 }
 
 /// The products on the tile unit. What runs beside them may be made of 512-bit vectors, and becomes part of these functions.

@@ -11,14 +11,12 @@ use super::stretch::TAKEN;
 use super::view::CHUNK;
 use crate::Level;
 use crate::chains::{Columns, Rows};
+use crate::tile::Tile;
 use std::cell::RefCell;
 
 thread_local! {
     pub(super) static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
-
-/// A tile: 16 rows of 64 bytes.
-pub(super) type Tile = [[u32; LANES]; LANES];
 
 /// Memory of one thread; grows to the largest piece of work and stays.
 pub(super) struct Scratch {

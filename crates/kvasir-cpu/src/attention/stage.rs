@@ -1,12 +1,13 @@
 use super::coming::Coming;
 use super::lines::Lines;
 use super::products::{Keys, open_keys};
-use super::scratch::{Scratch, Tile};
+use super::scratch::Scratch;
 use super::soon::Soon;
 use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::pool::{KvType, Rows, TOGETHER};
+use crate::tile::Tile;
 use std::ops::Range;
 
 /// Rows of a tile.

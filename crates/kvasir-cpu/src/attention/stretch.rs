@@ -12,6 +12,7 @@ use super::view::{CHUNK, Chunk};
 use super::wide::Making;
 use super::{Attend, Piece, Shape, products};
 use crate::Level;
+use crate::tile::transpose;
 use std::ops::Range;
 
 /// Chunks that are taken together at most: shares of all of them are made first, then sums are read and written once. Two chunks' values
@@ -349,7 +350,7 @@ impl Scratch {
             few::open(level, packed, &mut self.open_shares[0]);
         } else {
             for (part, tile) in packed.as_chunks().0.iter().zip(&mut self.shares[number]) {
-                products::transpose(level, part, tile);
+                transpose(level, part, tile);
             }
         }
         sharing.end(level);

@@ -1,7 +1,7 @@
 //! Many rows of bf16 without a tile unit: some steps of rows are brought into the form that is multiplied and stay in the caches while panels pass by,
 //! of which one step is brought into it at a time.
 
-use super::{Bf16Activations, Bf16Panels};
+use super::Bf16Activations;
 use crate::Level;
 use crate::ask::{Near, ask_tile};
 use crate::chains::{Columns, Rows, Sums, multiply};
@@ -33,12 +33,12 @@ thread_local! {
     }));
 }
 
-/// At most [`PANELS`] panels times at most [`BLOCK`] rows, which begin with a tile.
+/// At most [`PANELS`] panels of so many steps, from panel `first` of the matrix on, times at most [`BLOCK`] rows, which begin with a tile.
 pub(crate) fn panels(
     level: Level,
-    w: &Bf16Panels,
+    (panels, steps): (&[*const u8], usize),
     x: &Bf16Activations,
-    panels: Range<usize>,
+    first_panel: usize,
     rows: Range<usize>,
     out: &Output,
 ) {
@@ -50,23 +50,24 @@ pub(crate) fn panels(
         }
         let mut columns = Columns::NONE;
         let at_once = ROWS / tiles.max(1);
-        for from in (0..w.steps).step_by(at_once) {
-            let steps = from..w.steps.min(from + at_once);
-            for (step, rows) in steps.clone().zip(room.rows.chunks_exact_mut(tiles)) {
+        for from in (0..steps).step_by(at_once) {
+            let some = from..steps.min(from + at_once);
+            for (step, rows) in some.clone().zip(room.rows.chunks_exact_mut(tiles)) {
                 for (t, rows) in rows.iter_mut().enumerate() {
                     // SAFETY: activations are whole tiles.
                     unsafe { rows.open(level, x.tile(first + t, step), 64) };
                 }
             }
-            let last = from + at_once >= w.steps;
-            for (panel, sums) in panels.clone().zip(&mut room.sums) {
+            let last = from + at_once >= steps;
+            for (n, (panel, sums)) in panels.iter().zip(&mut room.sums).enumerate() {
+                let first_output = (first_panel + n) * LANES;
                 if last {
-                    rows.clone().for_each(|row| out.fetch(row, panel * LANES));
+                    rows.clone().for_each(|row| out.fetch(row, first_output));
                 }
-                for (step, rows) in steps.clone().zip(room.rows.chunks_exact(tiles)) {
-                    let tile = w.panel(panel).wrapping_add(step * 1024);
+                for (step, rows) in some.clone().zip(room.rows.chunks_exact(tiles)) {
+                    let tile = panel.wrapping_add(step * 1024);
                     // The next panel's.
-                    ask_tile(Near::Second, tile.wrapping_add(w.steps * 1024));
+                    ask_tile(Near::Second, tile.wrapping_add(steps * 1024));
                     // SAFETY: a tile of the panel.
                     unsafe { columns.open(level, tile) };
                     for (rows, sums) in rows.iter().zip(&mut *sums) {
@@ -75,7 +76,7 @@ pub(crate) fn panels(
                 }
                 if last {
                     for (row, sums) in rows.clone().zip(sums.as_flattened()) {
-                        out.store(row, panel * LANES, sums);
+                        out.store(row, first_output, sums);
                     }
                 }
             }

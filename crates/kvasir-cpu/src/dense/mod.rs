@@ -2,74 +2,24 @@
 
 mod f32_panels;
 mod many;
+mod panels;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
 use crate::buffer::Buffer;
 use crate::level::per_level;
 use crate::matmul::{Output, token_blocks};
+use crate::panels::PanelReader;
 use crate::quant::{LANES, TILE};
 use crate::{Level, Team};
 pub(crate) use f32_panels::{F32Panels, matmul_f32};
-use half::bf16;
+pub(crate) use panels::Bf16Panels;
+use panels::Floats;
+use std::cell::RefCell;
 use std::io;
 
 /// Inputs of one tile of bf16.
 pub(crate) const STEP: usize = 32;
-
-/// A bf16 matrix as panels of 16 outputs: tiles of 32 inputs, 16 rows of pairs of inputs × 16 outputs each.
-///
-/// Order of summation, which all levels keep: per tile one chain of fused multiply-adds over the even inputs and one over the odd, the
-/// two added, that added to the sum of the tiles before. It is the tile unit's own.
-pub(crate) struct Bf16Panels {
-    pub(crate) outputs: usize,
-    pub(crate) steps: usize,
-    bytes: Buffer,
-}
-
-impl Bf16Panels {
-    /// Packs rows that `row(n, values)` fills.
-    pub(crate) fn pack(
-        team: &Team,
-        (outputs, inputs): (usize, usize),
-        row: &(dyn Fn(usize, &mut [f32]) + Sync),
-    ) -> io::Result<Self> {
-        let steps = inputs.div_ceil(STEP);
-        let panels = outputs.div_ceil(LANES);
-        let bytes = Buffer::in_large_pages(panels * steps * 1024)?;
-        let base = bytes.ptr() as usize;
-        team.each(panels, &|_, panel| {
-            // SAFETY: the panel lies in the buffer, and each panel is written by one thread.
-            let dest = unsafe {
-                std::slice::from_raw_parts_mut(
-                    (base + panel * steps * 1024) as *mut [[u16; 2]; LANES],
-                    steps * 16,
-                )
-            };
-            let mut values = vec![0f32; steps * STEP];
-            for lane in 0..LANES.min(outputs - panel * LANES) {
-                row(panel * LANES + lane, &mut values[..inputs]);
-                for (dest, pair) in dest.iter_mut().zip(values.as_chunks::<2>().0) {
-                    dest[lane] = pair.map(|v| bf16::from_f32(v).to_bits());
-                }
-            }
-        });
-        Ok(Self { outputs, steps, bytes })
-    }
-
-    pub(crate) fn panels(&self) -> usize {
-        self.outputs.div_ceil(LANES)
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes.len()
-    }
-
-    pub(crate) fn panel(&self, n: usize) -> *const u8 {
-        debug_assert!(n < self.panels());
-        self.bytes.ptr().wrapping_add(n * self.steps * 1024)
-    }
-}
 
 /// Rows of activations as bf16 in tiles of 16 rows × 32 inputs.
 pub(crate) struct Bf16Activations {
@@ -156,33 +106,38 @@ pub(crate) unsafe fn dot_step<const N: usize>(a: [*const u8; N], b: *const u8, c
 }
 
 #[inline(always)]
-fn vector_panel_body(w: &Bf16Panels, x: &Bf16Activations, panel: usize, rows: usize, out: &Output) {
+fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usize, out: &Output) {
     #[inline(always)]
-    fn some<const N: usize>(w: &Bf16Panels, x: &Bf16Activations, panel: usize, row: usize, out: &Output) {
+    fn some<const N: usize>(tiles: &[u8], x: &Bf16Activations, first: usize, row: usize, out: &Output) {
         let mut sums = [[0.0; LANES]; N];
-        for step in 0..w.steps {
+        for (step, tile) in tiles.chunks_exact(1024).enumerate() {
             let a =
                 std::array::from_fn(|n| x.tile((row + n) / TILE, step).wrapping_add((row + n) % TILE * 64));
-            // SAFETY: tiles of the panel and rows of the activations.
-            unsafe { dot_step::<N>(a, w.panel(panel).add(step * 1024), &mut sums) };
+            // SAFETY: a tile of the panel and rows of the activations.
+            unsafe { dot_step::<N>(a, tile.as_ptr(), &mut sums) };
         }
-        sums.iter().enumerate().for_each(|(n, s)| out.store(row + n, panel * LANES, s));
+        sums.iter().enumerate().for_each(|(n, s)| out.store(row + n, first, s));
     }
     let mut row = 0;
     while row < rows {
         if rows - row >= 4 {
-            some::<4>(w, x, panel, row, out);
+            some::<4>(tiles, x, first, row, out);
             row += 4;
         } else {
-            some::<1>(w, x, panel, row, out);
+            some::<1>(tiles, x, first, row, out);
             row += 1;
         }
     }
 }
 
 per_level! {
-    /// One panel times all rows with vectors.
-    vector_panel(w: &Bf16Panels, x: &Bf16Activations, panel: usize, rows: usize, out: &Output) => vector_panel_body
+    /// One panel times all rows with vectors; its outputs begin with `first`.
+    vector_panel(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usize, out: &Output) => vector_panel_body
+}
+
+thread_local! {
+    /// Where panels are made that are not packed.
+    static MADE: RefCell<[Vec<u8>; many::PANELS]> = const { RefCell::new([const { Vec::new() }; many::PANELS]) };
 }
 
 /// `out[row] = w · x[row]` for the first `rows` rows.
@@ -194,35 +149,57 @@ pub(crate) fn matmul_bf16(
     rows: usize,
     out: &Output,
 ) {
+    w.read(|reader| matmul_of(team, level, reader, x, rows, out));
+}
+
+fn matmul_of(
+    team: &Team,
+    level: Level,
+    w: PanelReader<'_, '_, Floats>,
+    x: &Bf16Activations,
+    rows: usize,
+    out: &Output,
+) {
+    let (panels, steps) = (w.panels.panels(), w.panels.kind.steps);
     if level < Level::Amx && rows >= many::MANY {
-        let groups = w.panels().div_ceil(many::PANELS);
+        let groups = panels.div_ceil(many::PANELS);
         return team.each_in_order(groups * rows.div_ceil(many::BLOCK), &|_, item| {
-            let panel = item % groups * many::PANELS;
-            let first = item / groups * many::BLOCK;
-            let panels = panel..w.panels().min(panel + many::PANELS);
-            let rows = first..rows.min(first + many::BLOCK);
-            many::panels(level, w, x, panels, rows, out);
+            let first = item % groups * many::PANELS;
+            let row = item / groups * many::BLOCK;
+            let rows = row..rows.min(row + many::BLOCK);
+            MADE.with_borrow_mut(|made| {
+                let mut at = [std::ptr::null(); many::PANELS];
+                let some = at.iter_mut().zip(made).zip(first..panels.min(first + many::PANELS));
+                let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
+                many::panels(level, (&at[..n], steps), x, first, rows.clone(), out);
+            });
         });
     }
-    let block = if rows > 2 * TILE { token_blocks(rows, w.steps * STEP * 2) } else { rows };
-    let group = if rows > 2 * TILE { 4 } else { (64 / w.steps.max(1)).clamp(1, 64).next_multiple_of(2) };
-    let groups = w.panels().div_ceil(group);
+    let block = if rows > 2 * TILE { token_blocks(rows, steps * STEP * 2) } else { rows };
+    let group = if rows > 2 * TILE { 4 } else { (64 / steps.max(1)).clamp(1, 64).next_multiple_of(2) };
+    let groups = panels.div_ceil(group);
     team.each_in_order(groups * rows.div_ceil(block.max(1)), &|_, item| {
-        let panels = item % groups * group..w.panels().min((item % groups + 1) * group);
+        let panels = item % groups * group..panels.min((item % groups + 1) * group);
         let first = item / groups * block;
-        #[cfg(target_arch = "x86_64")]
-        if level >= Level::Amx {
-            return tiles::panels(w, x, panels, first..rows.min(first + block), out);
-        }
-        if first == 0 {
-            panels.for_each(|panel| vector_panel(level, w, x, panel, rows, out));
-        }
+        MADE.with_borrow_mut(|made| {
+            #[cfg(target_arch = "x86_64")]
+            if level >= Level::Amx {
+                return tiles::panels(&w, made, x, panels, first..rows.min(first + block), out);
+            }
+            if first == 0 {
+                for panel in panels {
+                    vector_panel(level, w.panel(panel, &mut made[0]), x, panel * LANES, rows, out);
+                }
+            }
+        });
     });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::panels::tests::Lines;
+    use kvasir_formats::{DType, encoding};
 
     fn value(i: usize) -> f32 {
         let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -238,7 +215,7 @@ mod tests {
             let row = |n: usize, out: &mut [f32]| {
                 out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i))
             };
-            let w = Bf16Panels::pack(&team, (outputs, inputs), &row).unwrap();
+            let w = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
             let wide = F32Panels::pack(&team, (outputs, inputs), &row).unwrap();
             let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
             let x = Bf16Activations::new(70, inputs).unwrap();
@@ -279,6 +256,55 @@ mod tests {
                 let want = exact(i / outputs, i % outputs);
                 assert!((f64::from(*a) - want).abs() < 0.15, "bf16: {a} {want}");
                 assert!((f64::from(*b) - want).abs() < 1e-4, "f32: {b} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_where_they_lie_give_the_bits_of_packed_ones() {
+        let (outputs, team) = (77, Team::new(2));
+        for (dtype, inputs) in [(DType::BF16, 200), (DType::BF16, 96), (DType::F16, 200), (DType::Mxfp4, 96)]
+        {
+            let values: Vec<f32> = (0..outputs * inputs).map(value).collect();
+            let mut bytes = Vec::new();
+            for row in values.chunks_exact(inputs) {
+                encoding::quantize(dtype, row, inputs, &mut bytes).unwrap();
+            }
+            let mut stored = vec![0.0; values.len()];
+            encoding::dequantize(dtype, &bytes, &mut stored).unwrap();
+            let row = |n: usize, out: &mut [f32]| out.copy_from_slice(&stored[n * inputs..][..inputs]);
+            let packed = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
+            let w =
+                Bf16Panels::floats(dtype, (outputs, inputs), Lines { step: bytes.len() / outputs, bytes });
+            let x = Bf16Activations::new(70, inputs).unwrap();
+            for r in 0..70 {
+                let row: Vec<f32> = (0..inputs).map(|i| value(r * inputs + i + 1_000_000)).collect();
+                // SAFETY: one thread, rows below the number asked for.
+                unsafe { x.write_row(Level::detect(), r, &row) };
+            }
+            for part in 0..3 {
+                for level in Level::available() {
+                    for rows in [1, 5, 16, 40, 70] {
+                        let run = |w: &Bf16Panels| {
+                            let mut out = vec![f32::NAN; rows * outputs];
+                            matmul_bf16(
+                                &team,
+                                level,
+                                w,
+                                &x,
+                                rows,
+                                &Output::new(&mut out, rows, outputs, outputs),
+                            );
+                            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                        };
+                        assert!(run(&w) == run(&packed), "{dtype} {level} {rows} rows, part {part}");
+                    }
+                }
+                assert_eq!(w.is_packed(), part == 2);
+                match part {
+                    0 => assert!(w.pack_some(&team, 1).unwrap() > 0),
+                    _ => while w.pack_some(&team, usize::MAX).unwrap() > 0 {},
+                }
             }
         }
     }

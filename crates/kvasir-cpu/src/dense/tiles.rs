@@ -1,15 +1,18 @@
 //! bf16 on the tile unit: two tiles of rows times two panels, or one of each where there are no more.
 
-use super::{Bf16Activations, Bf16Panels, LANES, Output, TILE};
+use super::panels::Floats;
+use super::{Bf16Activations, LANES, Output, TILE};
 use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
 use crate::ask::{Near, ask_tile};
+use crate::panels::PanelReader;
 use std::ops::Range;
 
 #[repr(C, align(64))]
 struct Sums([[[f32; LANES]; TILE]; 4]);
 
 pub(super) fn panels(
-    w: &Bf16Panels,
+    w: &PanelReader<'_, '_, Floats>,
+    made: &mut [Vec<u8>],
     x: &Bf16Activations,
     panels: Range<usize>,
     rows: Range<usize>,
@@ -18,9 +21,13 @@ pub(super) fn panels(
     // SAFETY: the level says that tiles are permitted.
     let _tiles = unsafe { Tiles::configure() };
     let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
+    let [one, two, ..] = made else { return };
+    let steps = w.panels.kind.steps;
     let mut panel = panels.start;
     while panel < panels.end {
         let two_panels = panel + 1 < panels.end;
+        let first = w.panel(panel, one).as_ptr();
+        let b = [first, if two_panels { w.panel(panel + 1, two).as_ptr() } else { first }];
         let mut row = rows.start;
         while row < rows.end {
             let two_tiles = rows.end - row > TILE;
@@ -30,10 +37,10 @@ pub(super) fn panels(
             // SAFETY: tiles are configured, the panels exist, activations come in pairs of tiles.
             unsafe {
                 match (two_tiles, two_panels) {
-                    (true, true) => dot::<2, 2>(w, x, panel, row / TILE, &mut sums),
-                    (true, false) => dot::<2, 1>(w, x, panel, row / TILE, &mut sums),
-                    (false, true) => dot::<1, 2>(w, x, panel, row / TILE, &mut sums),
-                    (false, false) => dot::<1, 1>(w, x, panel, row / TILE, &mut sums),
+                    (true, true) => dot::<2, 2>((b, steps), x, row / TILE, &mut sums),
+                    (true, false) => dot::<2, 1>((b, steps), x, row / TILE, &mut sums),
+                    (false, true) => dot::<1, 2>((b, steps), x, row / TILE, &mut sums),
+                    (false, false) => dot::<1, 1>((b, steps), x, row / TILE, &mut sums),
                 }
             }
             for t in 0..1 + usize::from(two_tiles) {
@@ -55,13 +62,11 @@ pub(super) fn panels(
 const AHEAD: usize = 512;
 
 unsafe fn dot<const T: usize, const P: usize>(
-    w: &Bf16Panels,
+    (b, steps): ([*const u8; 2], usize),
     x: &Bf16Activations,
-    panel: usize,
     tile: usize,
     sums: &mut Sums,
 ) {
-    let b = [w.panel(panel), w.panel(panel + P - 1)];
     // SAFETY: all tiles lie within the panels, the activations and the sums.
     unsafe {
         // As few registers as it takes: see `docs/kernels.md`.
@@ -75,7 +80,7 @@ unsafe fn dot<const T: usize, const P: usize>(
                 tile_zero!(3);
             }
         }
-        for step in 0..w.steps {
+        for step in 0..steps {
             let at = step * 1024;
             if T == 1 {
                 // Few rows wait for memory, not for the tiles.

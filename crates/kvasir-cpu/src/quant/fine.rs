@@ -2,8 +2,8 @@
 //! so the kernels know nothing of it but that two of them meet the same activations.
 
 use super::format::{Format, SUPER};
-use super::pack::Encoded;
 use super::source::{high_half, unit};
+use crate::panels::Encoded;
 use kvasir_formats::{DType, encoding};
 
 /// The largest number whose high byte, rounded, is still less than 128.

@@ -4,7 +4,7 @@
 use super::activations::QuantActivations;
 use super::format::{LANES, SUPER};
 use super::pairs::{self, BLOCK, Pair, Room};
-use super::panels::{PanelReader, QuantPanels};
+use super::panels::{QuantPanels, QuantReader};
 use super::{MADE, layouts};
 use crate::matmul::token_blocks;
 use crate::{Level, Team, rows as arithmetic};
@@ -32,9 +32,9 @@ thread_local! {
 impl Gated<'_> {
     /// Whether this pays and works for so many rows.
     pub(crate) fn takes(&self, level: Level, rows: usize) -> bool {
-        pairs::takes(level, self.gate.format, rows)
-            && self.gate.format == self.up.format
-            && (self.gate.supers, self.gate.outputs) == (self.up.supers, self.up.outputs)
+        pairs::takes(level, self.gate.kind.format, rows)
+            && self.gate.kind.format == self.up.kind.format
+            && (self.gate.kind.supers, self.gate.outputs) == (self.up.kind.supers, self.up.outputs)
     }
 
     /// `to[row]` = the activation of both matrices times `x[row]`, as integers, for the first `rows` rows. The bits are those of the products, the
@@ -64,7 +64,7 @@ impl Gated<'_> {
     fn superblock(
         &self,
         level: Level,
-        (gate, up): (PanelReader<'_, '_>, PanelReader<'_, '_>),
+        (gate, up): (QuantReader<'_, '_>, QuantReader<'_, '_>),
         (s, rows): (usize, Range<usize>),
         x: &QuantActivations,
         made: &mut Results,
@@ -76,7 +76,7 @@ impl Gated<'_> {
         let mut multiply = |panel: usize, [a, b]: &mut [Vec<u8>; 2], room: &mut Room| {
             let pair = Pair { panels: [gate.panel(panel, a).as_ptr(), up.panel(panel, b).as_ptr()], step: 1 };
             // SAFETY: the level takes so many rows, both panels have layout `L`, and blocks of rows begin with a tile.
-            layouts::with_layout!(self.gate.format, L => unsafe {
+            layouts::with_layout!(self.gate.kind.format, L => unsafe {
                 pairs::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);
             });
             let [gate, up] = room.sums.each_ref().map(|sums| &sums.as_flattened()[..rows.len() * LANES]);

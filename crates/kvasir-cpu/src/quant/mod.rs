@@ -40,10 +40,11 @@ pub(crate) use format::{Format, LANES, SUPER};
 pub(crate) use gated::Gated;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::{Dots, Fours, Pairs};
-use panels::PanelReader;
-pub(crate) use panels::{EncodedRows, QuantPanels, RowBytes};
+pub(crate) use panels::QuantPanels;
+use panels::QuantReader;
 
 use crate::matmul::{Output, token_blocks};
+use crate::panels::Kind;
 use crate::{Level, Team};
 use std::cell::RefCell;
 #[cfg(target_arch = "x86_64")]
@@ -73,14 +74,14 @@ pub(crate) fn matmul(
 fn matmul_of(
     team: &Team,
     level: Level,
-    w: PanelReader<'_, '_>,
+    w: QuantReader<'_, '_>,
     x: &QuantActivations,
     rows: usize,
     out: &Output,
 ) {
     let panels = w.panels.panels();
     #[cfg(target_arch = "x86_64")]
-    if pairs::takes(level, w.panels.format, rows) {
+    if pairs::takes(level, w.panels.kind.format, rows) {
         let block = token_blocks(rows, x.supers * SUPER).min(pairs::BLOCK);
         let group = if rows <= SHORT { together(&w).next_multiple_of(2) } else { 2 };
         let groups = panels.div_ceil(group);
@@ -97,15 +98,21 @@ fn matmul_of(
         MADE.with_borrow_mut(|made| {
             for n in item * group..panels.min((item + 1) * group) {
                 let bytes = w.panel(n, &mut made[0]);
-                few_rows(level, &Panel { format: w.panels.format, bytes, first: n * LANES }, x, rows, out);
+                few_rows(
+                    level,
+                    &Panel { format: w.panels.kind.format, bytes, first: n * LANES },
+                    x,
+                    rows,
+                    out,
+                );
             }
         });
     });
 }
 
 /// Panels that one piece of work takes where each is read once.
-fn together(w: &PanelReader<'_, '_>) -> usize {
-    let panel_bytes = w.panels.supers * w.panels.format.bytes();
+fn together(w: &QuantReader<'_, '_>) -> usize {
+    let panel_bytes = w.panels.kind.panel_bytes();
     (64 * 1024 / panel_bytes.max(1)).clamp(1, 64)
 }
 
@@ -206,7 +213,7 @@ fn reference(w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
 #[cfg(target_arch = "x86_64")]
 fn many_rows(
     level: Level,
-    w: PanelReader<'_, '_>,
+    w: QuantReader<'_, '_>,
     x: &QuantActivations,
     panels: Range<usize>,
     rows: Range<usize>,
@@ -218,7 +225,7 @@ fn many_rows(
             let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
             let one = w.panel(panel, made).as_ptr();
             // SAFETY: the level takes many rows, the panels have layout `L`, and blocks of rows begin with a tile.
-            layouts::with_layout!(w.panels.format, L => unsafe {
+            layouts::with_layout!(w.panels.kind.format, L => unsafe {
                 if panel + 1 < panels.end {
                     let two = [one, w.panel(panel + 1, next_made).as_ptr()];
                     pairs::panels::<L, 2>(level, &pairs::Pair { panels: two, step: 2 }, x, rows, room, to);

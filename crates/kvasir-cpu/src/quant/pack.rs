@@ -6,10 +6,8 @@ use super::source::Supers;
 use super::transpose::transpose;
 use crate::Level;
 use crate::level::per_level;
+use crate::panels::Encoded;
 use kvasir_formats::DType;
-
-/// Rows of a panel as they are stored; none where the matrix ends.
-pub(super) type Encoded<'a> = [&'a [u8]; LANES];
 
 per_level! {
     /// Writes the panel of `rows` into `out`, and asks memory for what lies where the next panel's rows probably are.

@@ -1,10 +1,10 @@
 //! Superblocks of eight-bit codes with vectors: what [`super::source`] and [`super::transpose`] make, without the way through memory.
 
 use super::format::{Format, LANES};
-use super::pack::Encoded;
 use super::source::FINE;
 use super::transpose::square;
 use super::vectors::v512::{bytes, words};
+use crate::panels::Encoded;
 use kvasir_formats::DType;
 use std::arch::x86_64::*;
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::panels::tests::Lines;
 use kvasir_formats::{DType, encoding};
 
 /// A small generator, so that cases are the same everywhere.
@@ -55,18 +56,6 @@ struct Case {
     inputs: Vec<f32>,
 }
 
-/// Encoded rows in memory.
-struct Lines {
-    bytes: Vec<u8>,
-    step: usize,
-}
-
-impl EncodedRows for Lines {
-    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
-        to(&|n| &self.bytes[n * self.step..(n + 1) * self.step]);
-    }
-}
-
 /// Every encoding in its own format, and some in the one that small matrices have: it comes of decoded weights.
 fn formats() -> impl Iterator<Item = (DType, Format)> {
     let own = TYPES.into_iter().filter_map(|dtype| Some((dtype, Format::of(dtype)?)));
@@ -118,7 +107,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
                 let team = Team::new(2);
                 match packed {
                     0 => assert!(case.w.pack_some(&team, 1).unwrap() > 0),
-                    _ => case.w.pack(&team).unwrap(),
+                    _ => while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {},
                 }
             }
         }

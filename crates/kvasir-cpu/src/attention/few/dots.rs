@@ -3,11 +3,11 @@
 use super::numbers::v512::settle;
 use super::{LINE, Later};
 use crate::attention::products::{FEW, Keys};
-use crate::attention::scratch::Tile;
 use crate::attention::softmax::{LANES, Packed, Scores};
-use crate::attention::vectors::v512::transposed;
 use crate::attention::view::CHUNK;
 use crate::chains::{add_pairs, apart, row_apart};
+use crate::tile::Tile;
+use crate::vectors::v512::transposed;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 

@@ -13,7 +13,7 @@ mod numbers;
 pub(super) use later::Later;
 
 use super::products::{FEW, Keys};
-use super::scratch::{Scratch, Tile};
+use super::scratch::Scratch;
 use super::softmax::{self, LANES, Packed, Scores};
 use super::stretch::{Scored, Work};
 use super::view::{CHUNK, Chunk, Run};
@@ -21,6 +21,7 @@ use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
 use crate::pool::{KvType, TOGETHER};
+use crate::tile::Tile;
 use std::ops::Range;
 
 /// Numbers of a row in a line of memory, and positions of a step.

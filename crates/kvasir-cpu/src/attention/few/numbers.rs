@@ -11,7 +11,7 @@ macro_rules! kernels {
     ($vectors:ident, $features:literal) => {
         pub(in super::super) mod $vectors {
             use super::*;
-            use crate::attention::vectors::$vectors::*;
+            use crate::vectors::$vectors::*;
 
             /// Bf16 of a vector.
             pub(in super::super) const HALVES: usize = 2 * WORDS;

@@ -1,4 +1,4 @@
-//! What attention needs of vectors, under the same names for both widths.
+//! Vectors of words and of numbers, under the same names for both widths.
 
 /// Defines safe functions for processors with these instructions.
 macro_rules! operations {
@@ -7,20 +7,20 @@ macro_rules! operations {
             $(#[$doc])*
             #[inline]
             #[target_feature(enable = $features)]
-            pub(in super::super) fn $name($($arg: $type),*) -> $result { $body }
+            pub(crate) fn $name($($arg: $type),*) -> $result { $body }
         )*
     };
 }
 
-pub(super) mod v512 {
+pub(crate) mod v512 {
     use std::arch::x86_64::*;
 
-    pub(in super::super) type Words = __m512i;
-    pub(in super::super) type Numbers = __m512;
+    pub(crate) type Words = __m512i;
+    pub(crate) type Numbers = __m512;
     /// Words of a vector: pairs of bf16, or numbers.
-    pub(in super::super) const WORDS: usize = 16;
+    pub(crate) const WORDS: usize = 16;
     /// Even and odd positions have chains of their own, for which there are registers at the same time.
-    pub(in super::super) const PHASES: usize = 1;
+    pub(crate) const PHASES: usize = 1;
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq":
         fn zero() -> Words = _mm512_setzero_si512();
@@ -70,42 +70,42 @@ pub(super) mod v512 {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(in super::super) unsafe fn load(at: *const u8) -> Words {
+    pub(crate) unsafe fn load(at: *const u8) -> Words {
         // SAFETY: the caller's 64 bytes.
         unsafe { _mm512_loadu_si512(at.cast()) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(in super::super) unsafe fn store(at: *mut u8, v: Words) {
+    pub(crate) unsafe fn store(at: *mut u8, v: Words) {
         // SAFETY: the caller's 64 bytes.
         unsafe { _mm512_storeu_si512(at.cast(), v) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(in super::super) unsafe fn load_numbers(at: *const f32) -> Numbers {
+    pub(crate) unsafe fn load_numbers(at: *const f32) -> Numbers {
         // SAFETY: the caller's 16 numbers.
         unsafe { _mm512_loadu_ps(at) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(in super::super) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
+    pub(crate) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
         // SAFETY: the caller's 16 numbers.
         unsafe { _mm512_storeu_ps(at, v) }
     }
 }
 
-pub(super) mod v256 {
+pub(crate) mod v256 {
     use std::arch::x86_64::*;
 
-    pub(in super::super) type Words = __m256i;
-    pub(in super::super) type Numbers = __m256;
+    pub(crate) type Words = __m256i;
+    pub(crate) type Numbers = __m256;
     /// Words of a vector: pairs of bf16, or numbers.
-    pub(in super::super) const WORDS: usize = 8;
+    pub(crate) const WORDS: usize = 8;
     /// Even and odd positions have chains of their own, for which there are registers one after the other.
-    pub(in super::super) const PHASES: usize = 2;
+    pub(crate) const PHASES: usize = 2;
 
     operations! { "avx2,fma,f16c":
         fn zero() -> Words = _mm256_setzero_si256();
@@ -149,28 +149,28 @@ pub(super) mod v256 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(in super::super) unsafe fn load(at: *const u8) -> Words {
+    pub(crate) unsafe fn load(at: *const u8) -> Words {
         // SAFETY: the caller's 32 bytes.
         unsafe { _mm256_loadu_si256(at.cast()) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(in super::super) unsafe fn store(at: *mut u8, v: Words) {
+    pub(crate) unsafe fn store(at: *mut u8, v: Words) {
         // SAFETY: the caller's 32 bytes.
         unsafe { _mm256_storeu_si256(at.cast(), v) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(in super::super) unsafe fn load_numbers(at: *const f32) -> Numbers {
+    pub(crate) unsafe fn load_numbers(at: *const f32) -> Numbers {
         // SAFETY: the caller's eight numbers.
         unsafe { _mm256_loadu_ps(at) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(in super::super) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
+    pub(crate) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
         // SAFETY: the caller's eight numbers.
         unsafe { _mm256_storeu_ps(at, v) }
     }

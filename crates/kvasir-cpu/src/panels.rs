@@ -1,0 +1,205 @@
+//! Matrices as panels of 16 outputs, read once and in order by every kernel. Until a matrix is packed each panel is made when it is wanted, out of the
+//! rows as they are stored: the same bytes.
+
+use crate::quant::LANES;
+use crate::{Team, buffer::Buffer};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// The bytes of a row, by its number.
+pub(crate) type RowBytes<'a> = dyn Fn(usize) -> &'a [u8] + Sync + 'a;
+
+/// Rows of a panel as they are stored; none where the matrix ends.
+pub(crate) type Encoded<'a> = [&'a [u8]; LANES];
+
+/// A matrix's rows where they are stored.
+pub(crate) trait EncodedRows: Send + Sync {
+    /// Hands them to `to`, once. A row that is not there is empty.
+    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>));
+    /// Some of them are not needed any more.
+    fn let_go(&self, _rows: Range<usize>) {}
+}
+
+/// No rows: everything is packed.
+struct Nothing;
+
+impl EncodedRows for Nothing {
+    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
+        to(&|_| &[]);
+    }
+}
+
+/// What a panel is made of and how.
+pub(crate) trait Kind: Send + Sync {
+    /// Bytes of a panel.
+    fn panel_bytes(&self) -> usize;
+    /// Makes the panel of some rows.
+    fn make(&self, rows: &Encoded<'_>, out: &mut [u8]);
+}
+
+/// The panels of a matrix.
+pub(crate) struct Panels<K> {
+    pub(crate) kind: K,
+    pub(crate) outputs: usize,
+    rows: Box<dyn EncodedRows>,
+    /// Room for all panels, once there is one.
+    packed: OnceLock<Buffer>,
+    /// How many of the first panels lie there; they are not written any more.
+    done: AtomicUsize,
+    /// Held by whoever packs.
+    packing: Mutex<()>,
+}
+
+/// Bytes that are packed before what they were made of is let go.
+const AT_ONCE: usize = 16 << 20;
+
+impl<K: Kind> Panels<K> {
+    /// A matrix that is not packed yet.
+    pub(crate) fn of(kind: K, outputs: usize, rows: impl EncodedRows + 'static) -> Self {
+        let (rows, packed) = (Box::new(rows), OnceLock::new());
+        let (done, packing) = (AtomicUsize::new(0), Mutex::new(()));
+        Self { kind, outputs, rows, packed, done, packing }
+    }
+
+    /// A matrix that is packed at once: `make` fills panel by panel.
+    pub(crate) fn packed(
+        kind: K,
+        outputs: usize,
+        team: &Team,
+        make: impl Fn(&K, usize, &mut [u8]) + Sync,
+    ) -> io::Result<Self> {
+        let all = Self::of(kind, outputs, Nothing);
+        let buffer = Buffer::in_large_pages(all.bytes())?;
+        all.fill(&buffer, team, 0..all.panels(), &|panel, out| make(&all.kind, panel, out));
+        // Nobody else has it yet.
+        let _ = all.packed.set(buffer);
+        all.done.store(all.panels(), Ordering::Release);
+        Ok(all)
+    }
+
+    /// Packs at least one panel more, up to about so many bytes, and returns how many; from then on kernels read them there.
+    pub(crate) fn pack_some(&self, team: &Team, bytes: usize) -> io::Result<usize> {
+        let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (len, all, from) = (self.kind.panel_bytes(), self.panels(), self.done());
+        if from == all {
+            return Ok(0);
+        }
+        if self.packed.get().is_none() {
+            // It was not set before: only this sets it.
+            let _ = self.packed.set(Buffer::in_large_pages(self.bytes())?);
+        }
+        let Some(buffer) = self.packed.get() else { return Ok(0) };
+        let end = all.min(from + (bytes.min(AT_ONCE) / len.max(1)).max(1));
+        self.rows.lend(&mut |rows| {
+            self.fill(buffer, team, from..end, &|panel, out| self.make(panel, rows, out));
+        });
+        self.done.store(end, Ordering::Release);
+        self.rows.let_go(from * LANES..self.outputs.min(end * LANES));
+        Ok((end - from) * len)
+    }
+
+    /// Writes panels that nobody reads yet.
+    fn fill(
+        &self,
+        buffer: &Buffer,
+        team: &Team,
+        panels: Range<usize>,
+        make: &(dyn Fn(usize, &mut [u8]) + Sync),
+    ) {
+        let (len, base) = (self.kind.panel_bytes(), buffer.ptr() as usize);
+        team.each_in_order(panels.len(), &|_, n| {
+            let panel = panels.start + n;
+            // SAFETY: the panel lies within the buffer; nobody reads it before it is done, and one thread writes it.
+            let out = unsafe { std::slice::from_raw_parts_mut((base + panel * len) as *mut u8, len) };
+            make(panel, out);
+        });
+    }
+
+    fn done(&self) -> usize {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_packed(&self) -> bool {
+        self.done() == self.panels()
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.outputs.div_ceil(LANES)
+    }
+
+    /// What all panels take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.panels() * self.kind.panel_bytes()
+    }
+
+    fn make(&self, panel: usize, rows: &RowBytes<'_>, out: &mut [u8]) {
+        let mut encoded: Encoded<'_> = [&[]; LANES];
+        for (n, row) in (panel * LANES..self.outputs).zip(&mut encoded) {
+            *row = rows(n);
+        }
+        self.kind.make(&encoded, out);
+    }
+
+    /// Hands out what kernels read panels from.
+    pub(crate) fn read(&self, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
+        let done = self.done();
+        let reader = |rows| PanelReader { panels: self, packed: self.packed.get(), done, rows };
+        match done == self.panels() {
+            true => job(reader(&|_| &[])),
+            false => self.rows.lend(&mut |rows| job(PanelReader { rows, ..reader(&|_| &[]) })),
+        }
+    }
+}
+
+/// A matrix's panels for one multiplication.
+pub(crate) struct PanelReader<'a, 'r, K> {
+    pub(crate) panels: &'a Panels<K>,
+    packed: Option<&'a Buffer>,
+    /// Panels that are packed.
+    done: usize,
+    /// What the others are made of.
+    rows: &'a RowBytes<'r>,
+}
+
+impl<K> Clone for PanelReader<'_, '_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for PanelReader<'_, '_, K> {}
+
+impl<K: Kind> PanelReader<'_, '_, K> {
+    /// Panel `n`. `room` is where it is made if it is not packed.
+    pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Vec<u8>) -> &'p [u8] {
+        let len = self.panels.kind.panel_bytes();
+        match self.packed.filter(|_| n < self.done) {
+            // SAFETY: the panel lies within the buffer and is not written any more.
+            Some(buffer) => unsafe { std::slice::from_raw_parts(buffer.ptr().add(n * len), len) },
+            None => {
+                room.resize(len, 0);
+                self.panels.make(n, self.rows, room);
+                room
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::{EncodedRows, RowBytes};
+
+    /// Encoded rows in memory.
+    pub(crate) struct Lines {
+        pub(crate) bytes: Vec<u8>,
+        pub(crate) step: usize,
+    }
+
+    impl EncodedRows for Lines {
+        fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
+            to(&|n| &self.bytes[n * self.step..(n + 1) * self.step]);
+        }
+    }
+}
