@@ -14,6 +14,7 @@ mod chains;
 mod dense;
 mod executor;
 mod level;
+mod lines;
 mod lowering;
 mod machine;
 mod matmul;

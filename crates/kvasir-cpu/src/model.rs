@@ -50,8 +50,8 @@ const PACKED_PER_STEP: usize = 4;
 const LEAST_PACKED: usize = 16 << 20;
 
 impl CpuModel {
-    /// Makes the weights of `program` ready. Matrices are read where they lie, if their source lets that, and packed while steps run, but those that
-    /// are computed in f32; [`pack`](Self::pack) does it at once.
+    /// Makes the weights of `program` ready. Matrices whose rows are stored as such are read where they lie, if their source lets that, and packed while
+    /// steps run, but those that are computed in f32; [`pack`](Self::pack) does it at once.
     pub fn load(
         program: &Program,
         source: Arc<dyn WeightSource + Send + Sync>,

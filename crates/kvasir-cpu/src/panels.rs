@@ -1,6 +1,8 @@
 //! Matrices as panels of 16 outputs, read once and in order by every kernel. Until a matrix is packed each panel is made when it is wanted, out of the
 //! rows as they are stored: the same bytes.
 
+use crate::ask::ask_line;
+use crate::lines::Lines;
 use crate::quant::LANES;
 use crate::{Team, buffer::Buffer};
 use std::io;
@@ -13,6 +15,23 @@ pub(crate) type RowBytes<'a> = dyn Fn(usize) -> &'a [u8] + Sync + 'a;
 
 /// Rows of a panel as they are stored; none where the matrix ends.
 pub(crate) type Encoded<'a> = [&'a [u8]; LANES];
+
+/// How many bytes behind each row the next panel's probably lies.
+#[inline(always)]
+pub(crate) fn ahead(rows: &Encoded<'_>) -> usize {
+    (rows[1].as_ptr() as usize).wrapping_sub(rows[0].as_ptr() as usize).wrapping_mul(LANES)
+}
+
+/// Asks memory for what lies so many bytes ahead of some.
+#[inline(always)]
+pub(crate) fn fetch(bytes: &[u8], ahead: usize) {
+    for at in (0..bytes.len()).step_by(64) {
+        ask_line(bytes.as_ptr().wrapping_add(ahead).wrapping_add(at));
+    }
+}
+
+/// Where a panel is made that is not packed.
+pub(crate) type Room = Lines<u8>;
 
 /// A matrix's rows where they are stored.
 pub(crate) trait EncodedRows: Send + Sync {
@@ -172,16 +191,24 @@ impl<K> Clone for PanelReader<'_, '_, K> {
 impl<K> Copy for PanelReader<'_, '_, K> {}
 
 impl<K: Kind> PanelReader<'_, '_, K> {
+    /// Gives back rooms that are not needed, since every panel is packed.
+    pub(crate) fn give_back(&self, rooms: &mut [Room]) {
+        if self.done == self.panels.panels() {
+            rooms.fill_with(Room::new);
+        }
+    }
+
     /// Panel `n`. `room` is where it is made if it is not packed.
-    pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Vec<u8>) -> &'p [u8] {
+    pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Room) -> &'p [u8] {
         let len = self.panels.kind.panel_bytes();
         match self.packed.filter(|_| n < self.done) {
             // SAFETY: the panel lies within the buffer and is not written any more.
             Some(buffer) => unsafe { std::slice::from_raw_parts(buffer.ptr().add(n * len), len) },
             None => {
-                room.resize(len, 0);
-                self.panels.make(n, self.rows, room);
-                room
+                room.grow(len);
+                let out = &mut room[..len];
+                self.panels.make(n, self.rows, out);
+                out
             }
         }
     }

@@ -11,6 +11,7 @@ macro_rules! operations {
         )*
     };
 }
+pub(crate) use operations;
 
 pub(crate) mod v512 {
     use std::arch::x86_64::*;

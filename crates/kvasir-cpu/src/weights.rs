@@ -1,4 +1,4 @@
-//! Matrices in the form that the kernels read, made once when a model is loaded.
+//! Matrices in the form that the kernels read.
 
 use crate::Team;
 use crate::dense::{Bf16Panels, F32Panels};

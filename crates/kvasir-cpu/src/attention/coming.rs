@@ -1,9 +1,9 @@
-use super::lines::Lines;
 use super::softmax::LANES;
 use super::soon::Soon;
 use super::view::CHUNK;
 use crate::Level;
 use crate::level::per_level;
+use crate::lines::Lines;
 use crate::tile::Tile;
 
 /// Pairs of rows that become tiles beside one product of those before.

@@ -9,7 +9,6 @@ mod coming;
 mod exact;
 #[cfg(target_arch = "x86_64")]
 mod few;
-mod lines;
 mod products;
 mod scratch;
 mod share;
@@ -19,7 +18,6 @@ mod stage;
 mod stretch;
 #[cfg(test)]
 mod tests;
-
 mod view;
 #[cfg(target_arch = "x86_64")]
 mod wide;

@@ -3,7 +3,6 @@ use super::block::Block;
 use super::coming::scaled;
 #[cfg(target_arch = "x86_64")]
 use super::few::Later;
-use super::lines::Lines;
 use super::products::Keys;
 use super::softmax::{LANES, Packed, Rule, Scores, Sharing, exp2};
 use super::soon::Soon;
@@ -11,6 +10,7 @@ use super::stretch::TAKEN;
 use super::view::CHUNK;
 use crate::Level;
 use crate::chains::{Columns, Rows};
+use crate::lines::Lines;
 use crate::tile::Tile;
 use std::cell::RefCell;
 

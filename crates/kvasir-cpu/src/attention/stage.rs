@@ -1,11 +1,11 @@
 use super::coming::Coming;
-use super::lines::Lines;
 use super::products::{Keys, open_keys};
 use super::scratch::Scratch;
 use super::soon::Soon;
 use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
+use crate::lines::Lines;
 use crate::pool::{KvType, Rows, TOGETHER};
 use crate::tile::Tile;
 use std::ops::Range;

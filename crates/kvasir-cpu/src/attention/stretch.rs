@@ -2,7 +2,6 @@ use super::block::Block;
 use super::coming::Coming;
 #[cfg(target_arch = "x86_64")]
 use super::few;
-use super::lines::Lines;
 use super::scratch::Scratch;
 use super::share::Stretch;
 use super::softmax::{self, LANES, Rule};
@@ -12,6 +11,7 @@ use super::view::{CHUNK, Chunk};
 use super::wide::Making;
 use super::{Attend, Piece, Shape, products};
 use crate::Level;
+use crate::lines::Lines;
 use crate::tile::transpose;
 use std::ops::Range;
 

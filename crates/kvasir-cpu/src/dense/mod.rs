@@ -9,7 +9,7 @@ mod tiles;
 use crate::buffer::Buffer;
 use crate::level::per_level;
 use crate::matmul::{Output, token_blocks};
-use crate::panels::PanelReader;
+use crate::panels::{PanelReader, Room};
 use crate::quant::{LANES, TILE};
 use crate::{Level, Team};
 pub(crate) use f32_panels::{F32Panels, matmul_f32};
@@ -137,7 +137,7 @@ per_level! {
 
 thread_local! {
     /// Where panels are made that are not packed.
-    static MADE: RefCell<[Vec<u8>; many::PANELS]> = const { RefCell::new([const { Vec::new() }; many::PANELS]) };
+    static MADE: RefCell<[Room; many::PANELS]> = const { RefCell::new([const { Room::new() }; many::PANELS]) };
 }
 
 /// `out[row] = w · x[row]` for the first `rows` rows.
@@ -168,6 +168,7 @@ fn matmul_of(
             let row = item / groups * many::BLOCK;
             let rows = row..rows.min(row + many::BLOCK);
             MADE.with_borrow_mut(|made| {
+                w.give_back(made);
                 let mut at = [std::ptr::null(); many::PANELS];
                 let some = at.iter_mut().zip(made).zip(first..panels.min(first + many::PANELS));
                 let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
@@ -182,6 +183,7 @@ fn matmul_of(
         let panels = item % groups * group..panels.min((item % groups + 1) * group);
         let first = item / groups * block;
         MADE.with_borrow_mut(|made| {
+            w.give_back(made);
             #[cfg(target_arch = "x86_64")]
             if level >= Level::Amx {
                 return tiles::panels(&w, made, x, panels, first..rows.min(first + block), out);

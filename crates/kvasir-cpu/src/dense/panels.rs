@@ -3,7 +3,7 @@
 use super::{STEP, round_bf16};
 use crate::ask::ask_line;
 use crate::level::per_level;
-use crate::panels::{Encoded, EncodedRows, Kind, Panels};
+use crate::panels::{Encoded, EncodedRows, Kind, Panels, ahead};
 use crate::quant::LANES;
 use crate::tile::transpose_rows;
 use crate::{Level, Team};
@@ -13,7 +13,8 @@ use std::io;
 
 /// Floats as tiles of 32 inputs: 16 rows of pairs of inputs × 16 outputs each.
 pub(crate) struct Floats {
-    dtype: DType,
+    /// How rows are stored, if they are.
+    stored: Option<DType>,
     pub(crate) steps: usize,
 }
 
@@ -34,14 +35,14 @@ impl Kind for Floats {
 
     fn make(&self, rows: &Encoded<'_>, out: &mut [u8]) {
         let level = Level::detect();
-        if self.dtype == DType::BF16 {
+        let Some(dtype) = self.stored.filter(|dtype| *dtype != DType::BF16) else {
             return lay(level, rows, out);
-        }
+        };
         self.round(level, out, |lane, values| {
             // The row's length was checked against the type when the file was opened; there is none where the matrix ends.
             let row = rows[lane];
-            let inputs = row.len() / self.dtype.block_bytes() * self.dtype.block_len();
-            if encoding::dequantize(self.dtype, row, &mut values[..inputs]).is_err() {
+            let inputs = row.len() / dtype.block_bytes() * dtype.block_len();
+            if encoding::dequantize(dtype, row, &mut values[..inputs]).is_err() {
                 values.fill(f32::NAN);
             }
         });
@@ -77,7 +78,7 @@ impl Bf16Panels {
         (outputs, inputs): (usize, usize),
         rows: impl EncodedRows + 'static,
     ) -> Self {
-        Self::of(Floats { dtype, steps: inputs.div_ceil(STEP) }, outputs, rows)
+        Self::of(Floats { stored: Some(dtype), steps: inputs.div_ceil(STEP) }, outputs, rows)
     }
 
     /// Packs rows that `row(n, values)` fills.
@@ -86,7 +87,7 @@ impl Bf16Panels {
         (outputs, inputs): (usize, usize),
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> io::Result<Self> {
-        let kind = Floats { dtype: DType::F32, steps: inputs.div_ceil(STEP) };
+        let kind = Floats { stored: None, steps: inputs.div_ceil(STEP) };
         let level = Level::detect();
         Self::packed(kind, outputs, team, |kind, panel, out| {
             kind.round(level, out, |lane, values| {
@@ -112,7 +113,7 @@ per_level! {
 
 /// Writes rows of bf16 into their panel, and asks memory for what lies where the next panel's rows probably are.
 fn lay(level: Level, rows: &Encoded<'_>, out: &mut [u8]) {
-    let ahead = (rows[1].as_ptr() as usize).wrapping_sub(rows[0].as_ptr() as usize).wrapping_mul(LANES);
+    let ahead = ahead(rows);
     // What is not a whole line: where rows end, or where there is none.
     let mut rests = [[0u8; LINE]; LANES];
     for (step, out) in out.chunks_exact_mut(TILE_BYTES).enumerate() {

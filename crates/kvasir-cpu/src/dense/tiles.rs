@@ -1,10 +1,11 @@
 //! bf16 on the tile unit: two tiles of rows times two panels, or one of each where there are no more.
 
+use super::many::PANELS;
 use super::panels::Floats;
 use super::{Bf16Activations, LANES, Output, TILE};
 use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
 use crate::ask::{Near, ask_tile};
-use crate::panels::PanelReader;
+use crate::panels::{PanelReader, Room};
 use std::ops::Range;
 
 #[repr(C, align(64))]
@@ -12,7 +13,7 @@ struct Sums([[[f32; LANES]; TILE]; 4]);
 
 pub(super) fn panels(
     w: &PanelReader<'_, '_, Floats>,
-    made: &mut [Vec<u8>],
+    [one, two, ..]: &mut [Room; PANELS],
     x: &Bf16Activations,
     panels: Range<usize>,
     rows: Range<usize>,
@@ -21,7 +22,6 @@ pub(super) fn panels(
     // SAFETY: the level says that tiles are permitted.
     let _tiles = unsafe { Tiles::configure() };
     let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
-    let [one, two, ..] = made else { return };
     let steps = w.panels.kind.steps;
     let mut panel = panels.start;
     while panel < panels.end {

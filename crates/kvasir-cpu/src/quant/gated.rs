@@ -7,7 +7,7 @@ use super::pairs::{self, BLOCK, Pair, Room};
 use super::panels::{QuantPanels, QuantReader};
 use super::{MADE, layouts};
 use crate::matmul::token_blocks;
-use crate::{Level, Team, rows as arithmetic};
+use crate::{Level, Team, panels, rows as arithmetic};
 use kvasir_program::Activation;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -73,7 +73,7 @@ impl Gated<'_> {
         made.panel.resize(BLOCK * LANES, 0.0);
         made.rows.resize(BLOCK, [0.0; SUPER]);
         let panels = s * SUPER / LANES..self.gate.panels().min((s + 1) * SUPER / LANES);
-        let mut multiply = |panel: usize, [a, b]: &mut [Vec<u8>; 2], room: &mut Room| {
+        let mut multiply = |panel: usize, [a, b]: &mut [panels::Room; 2], room: &mut Room| {
             let pair = Pair { panels: [gate.panel(panel, a).as_ptr(), up.panel(panel, b).as_ptr()], step: 1 };
             // SAFETY: the level takes so many rows, both panels have layout `L`, and blocks of rows begin with a tile.
             layouts::with_layout!(self.gate.kind.format, L => unsafe {

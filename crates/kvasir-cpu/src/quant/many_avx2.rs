@@ -38,7 +38,7 @@ impl Opened {
 }
 
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn store(to: &mut [i32; 8], v: __m256i) {
     // SAFETY: 32 bytes.
     unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), v) }
@@ -84,7 +84,7 @@ impl Numbers {
     /// # Safety
     /// [`ROWS`] rows of a tile must be there from row `r` on.
     #[inline]
-    #[target_feature(enable = "avx2")]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn open<L: Layout>(&mut self, x: &QuantActivations, (tile, s, r): (usize, usize, usize)) {
         let f = L::FORMAT;
         for n in 0..ROWS {
@@ -104,7 +104,7 @@ impl Numbers {
 
 /// Sums of pairs of products.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn pairs<const N: usize>(w: &[Halves<i32>], x: [&[i32; N]; ROWS]) -> [[__m256i; 2]; ROWS] {
     let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
     for (i, w) in w.iter().enumerate().take(N) {

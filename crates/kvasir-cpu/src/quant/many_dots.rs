@@ -287,7 +287,7 @@ macro_rules! kernels {
                                     false => load_floats(before.add(n * LANES + at)),
                                 };
                                 let sum = fused(t, all_floats(*x.scales(tile, s).add(r + n)), before);
-                                store_some(to.at.add(n * to.step + at), to.lanes >> at, sum);
+                                store_some(to.at.wrapping_add(n * to.step + at), to.lanes >> at, sum);
                             }
                         }
                     }

@@ -44,7 +44,7 @@ pub(crate) use panels::QuantPanels;
 use panels::QuantReader;
 
 use crate::matmul::{Output, token_blocks};
-use crate::panels::Kind;
+use crate::panels::{Kind, Room};
 use crate::{Level, Team};
 use std::cell::RefCell;
 #[cfg(target_arch = "x86_64")]
@@ -56,7 +56,7 @@ const SHORT: usize = 64;
 
 thread_local! {
     /// Where panels are made that are not packed.
-    static MADE: RefCell<[Vec<u8>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+    static MADE: RefCell<[Room; 2]> = const { RefCell::new([Room::new(), Room::new()]) };
 }
 
 /// `out[row] = w · x[row]` for the first `rows` rows.
@@ -217,7 +217,7 @@ fn many_rows(
     x: &QuantActivations,
     panels: Range<usize>,
     rows: Range<usize>,
-    [made, next_made]: &mut [Vec<u8>; 2],
+    [made, next_made]: &mut [Room; 2],
     out: &Output,
 ) {
     pairs::with_room(level, |room| {

@@ -6,7 +6,7 @@ use super::source::Supers;
 use super::transpose::transpose;
 use crate::Level;
 use crate::level::per_level;
-use crate::panels::Encoded;
+use crate::panels::{Encoded, ahead, fetch};
 use kvasir_formats::DType;
 
 per_level! {
@@ -17,7 +17,7 @@ per_level! {
 #[inline(always)]
 fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out: &mut [u8]) {
     let step = SUPER / dtype.block_len() * dtype.block_bytes();
-    let ahead = (rows[1].as_ptr() as usize).wrapping_sub(rows[0].as_ptr() as usize).wrapping_mul(LANES);
+    let ahead = ahead(rows);
     let mut supers = Supers::new();
     let mut lines = [[0u8; 64]; 64];
     for (s, out) in out.chunks_exact_mut(format.bytes() * format.planes).enumerate() {
@@ -42,18 +42,6 @@ fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out
         transpose(level, &supers.code, &mut lines);
         write(format, &supers, &lines, out);
     }
-}
-
-/// Asks memory for what lies so many bytes ahead of some.
-#[inline(always)]
-fn fetch(bytes: &[u8], ahead: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for at in (0..bytes.len()).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(ahead).wrapping_add(at).cast()) };
-    }
-    let _ = (bytes, ahead);
 }
 
 #[inline(always)]

@@ -2,9 +2,9 @@
 
 use super::format::{Format, LANES};
 use super::source::FINE;
-use super::transpose::square;
 use super::vectors::v512::{bytes, words};
 use crate::panels::Encoded;
+use crate::vectors::v512::transposed;
 use kvasir_formats::DType;
 use std::arch::x86_64::*;
 
@@ -44,7 +44,7 @@ pub(super) fn pack(rows: &Encoded<'_>, out: &mut [u8]) -> bool {
             };
             *codes = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(one), two);
         }
-        for (i, (line, column)) in lines.iter_mut().zip(square(codes)).enumerate() {
+        for (i, (line, column)) in lines.iter_mut().zip(transposed(codes)).enumerate() {
             let v = opened(column, whole[pair * 2 + i / 8]);
             // SAFETY: 64 bytes.
             unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), v) };

@@ -51,7 +51,7 @@ pub(super) struct Pair<const P: usize> {
     pub(super) step: usize,
 }
 
-/// Whether so many rows are multiplied like this. Without tiles, weights that are stored open are as well multiplied where they lie, eight rows at a time,
+/// Whether so many rows are multiplied like this. With AVX-512 and no tiles, weights that are stored open are as well multiplied where they lie, eight rows at a time,
 /// as long as few such rounds read them from the caches; what must be opened for each round is sooner opened once.
 pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
     let from = match level {

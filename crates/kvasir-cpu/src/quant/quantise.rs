@@ -23,14 +23,12 @@ const ROUND: f32 = 12_582_912.0;
 /// # Safety
 /// The places must be valid for writes and nobody else's meanwhile; codes and parts may have any alignment.
 pub(super) unsafe fn quantise(level: Level, x: &[f32; SUPER], to: &Places) {
-    // SAFETY: the caller's places; the level was found on this machine.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        if level >= Level::Avx512Vnni {
-            return wide::quantise(x, to);
-        }
-        by_compiler(level, x, to);
+    #[cfg(target_arch = "x86_64")]
+    if level >= Level::Avx512Vnni {
+        // SAFETY: the caller's places; the level was found on this machine.
+        return unsafe { wide::quantise(x, to) };
     }
+    by_compiler(level, x, to);
 }
 
 /// The scale for a largest absolute value, and its inverse; both 0 if there is none.

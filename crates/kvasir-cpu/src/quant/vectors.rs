@@ -1,19 +1,10 @@
 //! What the kernels need of vectors, under the same names for both widths.
 
-/// Defines safe functions for processors with these instructions.
-macro_rules! operations {
-    ($features:literal: $($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {
-        $(
-            $(#[$doc])*
-            #[inline]
-            #[target_feature(enable = $features)]
-            pub(in super::super) fn $name($($arg: $type),*) -> $result { $body }
-        )*
-    };
-}
+use crate::vectors::operations;
 
 /// A vector of 64 bytes holds four inputs of all 16 outputs of a panel.
 pub(super) mod v512 {
+    use super::operations;
     use std::arch::x86_64::*;
 
     pub(in super::super) type Ints = __m512i;
@@ -126,6 +117,7 @@ pub(super) mod v512 {
 
 /// A vector of 32 bytes holds four inputs of eight of a panel's outputs.
 pub(super) mod v256 {
+    use super::operations;
     use std::arch::x86_64::*;
 
     pub(in super::super) type Ints = __m256i;
@@ -244,6 +236,7 @@ pub(super) mod v256 {
 
 /// The same with dot products of bytes and of 16 bits.
 pub(super) mod v256_dots {
+    use super::operations;
     use std::arch::x86_64::*;
 
     pub(in super::super) use super::v256::*;

@@ -1,7 +1,7 @@
 //! A few lanes of a head, in vectors that take rows as they lie.
 //!
 //! Values never become tiles: a tile of so few rows of shares costs the unit nearly as much as a whole one, and putting values into tiles costs more
-//! than multiplying them. Where there is no tile unit, scores are made for 16 positions at a time instead of 16 lanes.
+//! than multiplying them. Where there is no tile unit, scores are made for as many positions at a time as a vector has numbers, instead of 16 lanes.
 //!
 //! The order of summation is the tile unit's: per 32 numbers one chain of fused multiply-adds over the even ones and one over the odd, the two
 //! added, that added to the sum. [`numbers`] widens what it multiplies, [`dots`] multiplies pairs.

@@ -5,9 +5,11 @@ use std::ops::{Deref, DerefMut};
 ///
 /// # Safety
 /// All bytes zero must be a value, every byte must be part of it, and it must need no alignment above 64.
-pub(super) unsafe trait Plain: Copy {}
+pub(crate) unsafe trait Plain: Copy {}
 
 // SAFETY: numbers.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
 unsafe impl Plain for u16 {}
 // SAFETY: as above.
 unsafe impl Plain for u32 {}
@@ -21,24 +23,24 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 struct Line([u8; 64]);
 
 /// A list that begins with a cache line: a vector or a row of a tile that straddles two lines takes twice as long.
-pub(super) struct Lines<T: Plain> {
+pub(crate) struct Lines<T: Plain> {
     lines: Vec<Line>,
     len: usize,
     of: PhantomData<T>,
 }
 
 impl<T: Plain> Lines<T> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { lines: Vec::new(), len: 0, of: PhantomData }
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.lines.clear();
         self.len = 0;
     }
 
     /// As many as `len`, if there were fewer; new ones are zeros.
-    pub(super) fn grow(&mut self, len: usize) {
+    pub(crate) fn grow(&mut self, len: usize) {
         let lines = (len * size_of::<T>()).div_ceil(64);
         if lines > self.lines.len() {
             self.lines.resize(lines, Line([0; 64]));
