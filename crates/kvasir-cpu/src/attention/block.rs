@@ -5,7 +5,7 @@ use super::softmax::{LANES, Sight};
 use super::soon::ask;
 use super::stretch::TAKEN;
 use super::view::{CHUNK, Chunk};
-use super::{Attend, Piece, Shape, products};
+use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
 use crate::dense::{STEP, round_bf16};
@@ -74,7 +74,7 @@ impl Attend<'_> {
     pub(super) fn is_few(&self, level: Level, lanes: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
         return level >= Level::Avx2
-            && lanes <= products::FEW
+            && lanes <= few::most(level)
             && self.facts.value_dim.is_multiple_of(few::LINE);
         #[cfg(not(target_arch = "x86_64"))]
         {

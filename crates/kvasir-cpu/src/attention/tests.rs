@@ -177,7 +177,9 @@ fn a_token_alone_gets_the_bits_it_gets_in_a_prompt_whatever_the_lanes_of_a_head(
             let reference = attend(Some(Level::Portable), &setup, &contiguous(0, HISTORY), 1);
             let row = HEADS * value_dim;
             for level in Level::available() {
-                for (first, n) in [(0, 1), (63, 1), (130, 1), (199, 1), (150, 2)] {
+                for (first, n) in
+                    [(0, 1), (63, 1), (130, 1), (199, 1), (150, 2), (150, 4), (125, 5), (190, 7)]
+                {
                     let got = attend(Some(level), &setup, &contiguous(first, n), 2);
                     let wanted = &reference[first * row..(first + n) * row];
                     assert_eq!(got, wanted, "{first} + {n}, {kv_heads} heads of {value_dim}, {level} {kind}");

@@ -1,8 +1,8 @@
 //! Dot products of pairs of bf16: lines are put in order, not widened.
 
 use super::numbers::v512::settle;
-use super::{LINE, Later};
-use crate::attention::products::{FEW, Keys};
+use super::{LINE, Later, MOST};
+use crate::attention::products::Keys;
 use crate::attention::softmax::{LANES, Packed, Scores};
 use crate::attention::view::CHUNK;
 use crate::chains::{add_pairs, apart, row_apart};
@@ -79,7 +79,7 @@ unsafe fn positions<const S: usize>(keys: &Keys, later: &Later, lanes: &[Tile], 
     for quarter in 0..4 {
         let (base, stride) = (keys.base[quarter], keys.stride[quarter]);
         let later = behind(base, later.at[quarter]);
-        let mut parts = [[_mm512_setzero_ps(); S]; FEW];
+        let mut parts = [[_mm512_setzero_ps(); S]; MOST];
         for block in 0..S {
             let first = base.wrapping_add(block * (LANES / S) * stride);
             let rows: [_; LANES] = from_fn(|n| first.wrapping_add(n / S * stride));

@@ -27,6 +27,14 @@ use std::ops::Range;
 /// Numbers of a row in a line of memory, and positions of a step.
 pub(super) const LINE: usize = 32;
 
+/// Lanes of a head up to which this pays where there is no tile unit, which would work on all 16 of a tile.
+const MOST: usize = 8;
+
+/// Lanes of a head up to which this pays.
+pub(super) fn most(level: Level) -> usize {
+    if level >= Level::Amx { FEW } else { MOST }
+}
+
 /// Scores of 16 lanes that are not yet a row per position.
 type Lying = [[f32; CHUNK]; LANES];
 
@@ -137,22 +145,23 @@ unsafe fn scores(
     out: &mut Lying,
 ) {
     assert!(from + lanes <= LANES);
-    macro_rules! positions {
-        ($vectors:ident) => {
-            match lanes {
-                1 => numbers::$vectors::positions::<1>(keys, later, queries, from, out),
-                2 => numbers::$vectors::positions::<2>(keys, later, queries, from, out),
-                3 => numbers::$vectors::positions::<3>(keys, later, queries, from, out),
-                FEW => numbers::$vectors::positions::<FEW>(keys, later, queries, from, out),
-                _ => unreachable!("more lanes than few"),
+    for first in (from..from + lanes).step_by(FEW) {
+        macro_rules! positions {
+            ($vectors:ident) => {
+                match from + lanes - first {
+                    1 => numbers::$vectors::positions::<1>(keys, later, queries, first, out),
+                    2 => numbers::$vectors::positions::<2>(keys, later, queries, first, out),
+                    3 => numbers::$vectors::positions::<3>(keys, later, queries, first, out),
+                    _ => numbers::$vectors::positions::<FEW>(keys, later, queries, first, out),
+                }
+            };
+        }
+        // SAFETY: as the caller vouches.
+        unsafe {
+            match level {
+                Level::Avx2 | Level::AvxVnni => positions!(v256),
+                _ => positions!(v512),
             }
-        };
-    }
-    // SAFETY: as the caller vouches.
-    unsafe {
-        match level {
-            Level::Avx2 | Level::AvxVnni => positions!(v256),
-            _ => positions!(v512),
         }
     }
 }
@@ -185,39 +194,44 @@ unsafe fn add(
 ) {
     assert!(from + lanes <= LANES && sums.len() == lanes * width && width.is_multiple_of(LINE));
     let shares = shares.as_ptr().cast::<f32>().wrapping_add(from);
-    // SAFETY: as the caller vouches.
-    unsafe {
-        if level == Level::Avx512Bf16 {
-            return match (lanes, width / LINE) {
+    if level == Level::Avx512Bf16 {
+        // SAFETY: as the caller vouches.
+        return unsafe {
+            match (lanes, width / LINE) {
                 (_, lines) if lines.is_multiple_of(4) => {
                     dots::steps::<1, 4>(shares, rows, later, width, sums)
                 }
-                (2 | FEW, lines) if lines.is_multiple_of(2) => {
+                (2 | FEW | 6 | MOST, lines) if lines.is_multiple_of(2) => {
                     dots::steps::<2, 2>(shares, rows, later, width, sums)
                 }
                 _ => dots::steps::<1, 1>(shares, rows, later, width, sums),
-            };
-        }
+            }
+        };
+    }
+    for (n, sums) in sums.chunks_mut(FEW * width).enumerate() {
+        let shares = shares.wrapping_add(n * FEW);
         // As much of a row at once as there are registers for.
         macro_rules! steps {
             ($vectors:ident, $lanes:expr, $vectors_of_row:expr) => {
                 numbers::$vectors::steps::<{ $lanes }, { $vectors_of_row }>(shares, rows, later, width, sums)
             };
         }
-        match (level, lanes, width / LINE) {
-            (Level::Avx2 | Level::AvxVnni, 1, lines) if lines.is_multiple_of(2) => steps!(v256, 1, 4),
-            (Level::Avx2 | Level::AvxVnni, 1, _) => steps!(v256, 1, 2),
-            (Level::Avx2 | Level::AvxVnni, 2, _) => steps!(v256, 2, 2),
-            (Level::Avx2 | Level::AvxVnni, 3, _) => steps!(v256, 3, 1),
-            (Level::Avx2 | Level::AvxVnni, FEW, _) => steps!(v256, FEW, 1),
-            (_, 1, lines) if lines.is_multiple_of(4) => steps!(v512, 1, 4),
-            (_, 1, lines) if lines.is_multiple_of(2) => steps!(v512, 1, 2),
-            (_, 2, lines) if lines.is_multiple_of(2) => steps!(v512, 2, 2),
-            (_, 1, _) => steps!(v512, 1, 1),
-            (_, 2, _) => steps!(v512, 2, 1),
-            (_, 3, _) => steps!(v512, 3, 1),
-            (_, FEW, _) => steps!(v512, FEW, 1),
-            _ => unreachable!("more lanes than few"),
+        // SAFETY: as the caller vouches.
+        unsafe {
+            match (level, sums.len() / width, width / LINE) {
+                (Level::Avx2 | Level::AvxVnni, 1, lines) if lines.is_multiple_of(2) => steps!(v256, 1, 4),
+                (Level::Avx2 | Level::AvxVnni, 1, _) => steps!(v256, 1, 2),
+                (Level::Avx2 | Level::AvxVnni, 2, _) => steps!(v256, 2, 2),
+                (Level::Avx2 | Level::AvxVnni, 3, _) => steps!(v256, 3, 1),
+                (Level::Avx2 | Level::AvxVnni, ..) => steps!(v256, FEW, 1),
+                (_, 1, lines) if lines.is_multiple_of(4) => steps!(v512, 1, 4),
+                (_, 1, lines) if lines.is_multiple_of(2) => steps!(v512, 1, 2),
+                (_, 2, lines) if lines.is_multiple_of(2) => steps!(v512, 2, 2),
+                (_, 1, _) => steps!(v512, 1, 1),
+                (_, 2, _) => steps!(v512, 2, 1),
+                (_, 3, _) => steps!(v512, 3, 1),
+                _ => steps!(v512, FEW, 1),
+            }
         }
     }
 }
