@@ -96,7 +96,8 @@ macro_rules! kernels {
                 width: usize,
                 sums: &mut [f32],
             ) {
-                let lines = W * HALVES * PHASES / LINE;
+                // A line for each vector of the rows that the first phase reads.
+                const { assert!(HALVES * PHASES == LINE) };
                 // In the order of memory, whatever the order of what is worked on.
                 let mut asked = later.parts(width / (W * HALVES));
                 for (step, rows) in rows.chunks(LINE).enumerate() {
@@ -111,19 +112,16 @@ macro_rules! kernels {
                                 };
                                 for (pair, rows) in rows.as_chunks::<2>().0.iter().enumerate() {
                                     for odd in phase..phase + 2 / PHASES {
-                                        if phase == 0 {
-                                            for line in 0..lines {
-                                                let line = ask.wrapping_add(line * 64);
-                                                _mm_prefetch::<_MM_HINT_T1>(line.cast());
-                                            }
-                                            ask = ask.wrapping_add(lines * 64);
-                                        }
                                         let mut values = [[none(); 2]; W];
                                         for (w, values) in values.iter_mut().enumerate() {
+                                            if phase == 0 {
+                                                _mm_prefetch::<_MM_HINT_T1>(ask.wrapping_add(w * 64).cast());
+                                            }
                                             let v = rows[odd].wrapping_add(at + w * HALVES);
                                             // SAFETY: the caller's rows.
                                             *values = fours(unsafe { load(v.cast()) });
                                         }
+                                        ask = ask.wrapping_add(W * 64);
                                         let row = step * LINE + half * LANES + 2 * pair + odd;
                                         let shares = shares.wrapping_add(row * LANES);
                                         for n in 0..N {
