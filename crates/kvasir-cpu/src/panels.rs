@@ -1,7 +1,7 @@
 //! Matrices as panels of 16 outputs, read once and in order by every kernel. Until a matrix is packed each panel is made when it is wanted, out of the
 //! rows as they are stored: the same bytes.
 
-use crate::ask::ask_line;
+use crate::ask::{Near, ask_line};
 use crate::lines::Lines;
 use crate::quant::LANES;
 use crate::{Team, buffer::Buffer};
@@ -26,7 +26,7 @@ pub(crate) fn ahead(rows: &Encoded<'_>) -> usize {
 #[inline(always)]
 pub(crate) fn fetch(bytes: &[u8], ahead: usize) {
     for at in (0..bytes.len()).step_by(64) {
-        ask_line(bytes.as_ptr().wrapping_add(ahead).wrapping_add(at));
+        ask_line(Near::Second, bytes.as_ptr().wrapping_add(ahead).wrapping_add(at));
     }
 }
 
@@ -191,19 +191,17 @@ impl<K> Clone for PanelReader<'_, '_, K> {
 impl<K> Copy for PanelReader<'_, '_, K> {}
 
 impl<K: Kind> PanelReader<'_, '_, K> {
-    /// Gives back rooms that are not needed, since every panel is packed.
-    pub(crate) fn give_back(&self, rooms: &mut [Room]) {
-        if self.done == self.panels.panels() {
-            rooms.fill_with(Room::new);
-        }
-    }
-
-    /// Panel `n`. `room` is where it is made if it is not packed.
+    /// Panel `n`. `room` is where it is made if it is not packed, and else of no more use.
     pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Room) -> &'p [u8] {
         let len = self.panels.kind.panel_bytes();
         match self.packed.filter(|_| n < self.done) {
-            // SAFETY: the panel lies within the buffer and is not written any more.
-            Some(buffer) => unsafe { std::slice::from_raw_parts(buffer.ptr().add(n * len), len) },
+            Some(buffer) => {
+                if !room.is_empty() {
+                    *room = Room::new();
+                }
+                // SAFETY: the panel lies within the buffer and is not written any more.
+                unsafe { std::slice::from_raw_parts(buffer.ptr().add(n * len), len) }
+            }
             None => {
                 room.grow(len);
                 let out = &mut room[..len];

@@ -265,54 +265,31 @@ mod wide {
         (ROUNDS * CHAINS * 32 * 2) as f64
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-    pub(super) fn bytes(numbers: &[u8]) -> f64 {
-        // SAFETY: 4096 bytes.
-        let load = |i: usize| unsafe { _mm512_loadu_si512(numbers.as_ptr().add(i * 64).cast()) };
-        let (w, x) = (std::hint::black_box(load(0)), std::hint::black_box(load(1)));
-        let mut sums: [__m512i; CHAINS] = std::array::from_fn(load);
-        for _ in 0..ROUNDS {
-            for sum in &mut sums {
-                *sum = _mm512_dpbusd_epi32(*sum, w, x);
+    /// Defines a function of products of the first two vectors of some numbers.
+    macro_rules! products {
+        ($name:ident, $features:literal, $load:ident of $bytes:literal, $product:path, from $none:path, $operations:literal each) => {
+            #[target_feature(enable = $features)]
+            pub(super) fn $name(numbers: &[u8]) -> f64 {
+                // SAFETY: 4096 bytes.
+                let load = |i: usize| unsafe { $load(numbers.as_ptr().add(i * $bytes).cast()) };
+                let (w, x) = (std::hint::black_box(load(0)), std::hint::black_box(load(1)));
+                let mut sums = [$none(); CHAINS];
+                for _ in 0..ROUNDS {
+                    for sum in &mut sums {
+                        *sum = $product(*sum, w, x);
+                    }
+                    // The sums stay apart and are not folded into one.
+                    std::hint::black_box(());
+                }
+                std::hint::black_box(sums);
+                (ROUNDS * CHAINS * $operations) as f64
             }
-            // The sums stay apart and are not folded into one.
-            std::hint::black_box(());
-        }
-        std::hint::black_box(sums);
-        (ROUNDS * CHAINS * 64 * 2) as f64
+        };
     }
 
-    #[target_feature(enable = "avx2,avxvnni")]
-    pub(super) fn bytes_32(numbers: &[u8]) -> f64 {
-        // SAFETY: 4096 bytes.
-        let load = |i: usize| unsafe { _mm256_loadu_si256(numbers.as_ptr().add(i * 32).cast()) };
-        let (w, x) = (std::hint::black_box(load(0)), std::hint::black_box(load(1)));
-        let mut sums: [__m256i; CHAINS] = std::array::from_fn(load);
-        for _ in 0..ROUNDS {
-            for sum in &mut sums {
-                *sum = _mm256_dpbusd_avx_epi32(*sum, w, x);
-            }
-            std::hint::black_box(());
-        }
-        std::hint::black_box(sums);
-        (ROUNDS * CHAINS * 32 * 2) as f64
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    pub(super) fn pairs_bf16(numbers: &[u8]) -> f64 {
-        // SAFETY: 4096 bytes.
-        let load = |i: usize| unsafe { _mm512_loadu_si512(numbers.as_ptr().add(i * 64).cast()) };
-        let (w, x) = (std::hint::black_box(load(0)), std::hint::black_box(load(1)));
-        let mut sums = [_mm512_setzero_ps(); CHAINS];
-        for _ in 0..ROUNDS {
-            for sum in &mut sums {
-                *sum = add_pairs(*sum, w, x);
-            }
-            std::hint::black_box(());
-        }
-        std::hint::black_box(sums);
-        (ROUNDS * CHAINS * 32 * 2) as f64
-    }
+    products!(bytes, "avx512f,avx512bw,avx512vl,avx512vnni", _mm512_loadu_si512 of 64, _mm512_dpbusd_epi32, from _mm512_setzero_si512, 128 each);
+    products!(bytes_32, "avx2,avxvnni", _mm256_loadu_si256 of 32, _mm256_dpbusd_avx_epi32, from _mm256_setzero_si256, 64 each);
+    products!(pairs_bf16, "avx512f,avx512bw,avx512bf16", _mm512_loadu_si512 of 64, add_pairs, from _mm512_setzero_ps, 64 each);
 
     /// Numbers in the two tiles that are multiplied, zeros in those that are added to. No more of them: while the core's other thread is at
     /// work, each that is in use slows products down.

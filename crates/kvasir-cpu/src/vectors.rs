@@ -13,6 +13,39 @@ macro_rules! operations {
 }
 pub(crate) use operations;
 
+/// Defines how vectors of words, and of numbers, come from memory and go there; neither need be aligned.
+macro_rules! memory {
+    ($features:literal: $load:ident, $store:ident, $load_numbers:ident, $store_numbers:ident) => {
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn load(at: *const u8) -> Words {
+            // SAFETY: the caller's bytes, of a whole vector.
+            unsafe { $load(at.cast()) }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn store(at: *mut u8, v: Words) {
+            // SAFETY: as above.
+            unsafe { $store(at.cast(), v) }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn load_numbers(at: *const f32) -> Numbers {
+            // SAFETY: as above.
+            unsafe { $load_numbers(at) }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
+            // SAFETY: as above.
+            unsafe { $store_numbers(at, v) }
+        }
+    };
+}
+
 pub(crate) mod v512 {
     use std::arch::x86_64::*;
 
@@ -69,33 +102,7 @@ pub(crate) mod v512 {
         };
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(crate) unsafe fn load(at: *const u8) -> Words {
-        // SAFETY: the caller's 64 bytes.
-        unsafe { _mm512_loadu_si512(at.cast()) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(crate) unsafe fn store(at: *mut u8, v: Words) {
-        // SAFETY: the caller's 64 bytes.
-        unsafe { _mm512_storeu_si512(at.cast(), v) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(crate) unsafe fn load_numbers(at: *const f32) -> Numbers {
-        // SAFETY: the caller's 16 numbers.
-        unsafe { _mm512_loadu_ps(at) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(crate) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
-        // SAFETY: the caller's 16 numbers.
-        unsafe { _mm512_storeu_ps(at, v) }
-    }
+    memory! { "avx512f,avx512bw,avx512vl,avx512dq": _mm512_loadu_si512, _mm512_storeu_si512, _mm512_loadu_ps, _mm512_storeu_ps }
 }
 
 pub(crate) mod v256 {
@@ -148,31 +155,5 @@ pub(crate) mod v256 {
         };
     }
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) unsafe fn load(at: *const u8) -> Words {
-        // SAFETY: the caller's 32 bytes.
-        unsafe { _mm256_loadu_si256(at.cast()) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) unsafe fn store(at: *mut u8, v: Words) {
-        // SAFETY: the caller's 32 bytes.
-        unsafe { _mm256_storeu_si256(at.cast(), v) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) unsafe fn load_numbers(at: *const f32) -> Numbers {
-        // SAFETY: the caller's eight numbers.
-        unsafe { _mm256_loadu_ps(at) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) unsafe fn store_numbers(at: *mut f32, v: Numbers) {
-        // SAFETY: the caller's eight numbers.
-        unsafe { _mm256_storeu_ps(at, v) }
-    }
+    memory! { "avx2,fma,f16c": _mm256_loadu_si256, _mm256_storeu_si256, _mm256_loadu_ps, _mm256_storeu_ps }
 }

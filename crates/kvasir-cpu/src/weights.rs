@@ -210,7 +210,7 @@ impl<'a> Packer<'a> {
                 out.fill(f32::NAN);
             }
         };
-        self.pack_values(size, true, &fill)
+        F32Panels::pack(self.team, size, &fill).map(Packed::F32).map_err(out_of_memory)
     }
 
     fn pack_dense(&mut self, m: &Matrix, exact: bool) -> Result<Packed, Error> {
@@ -235,20 +235,12 @@ impl<'a> Packer<'a> {
         let kept_whole = |s: Option<Stored<'_>>| s.is_some_and(|s| s.dtype == DType::F32);
         let weight = self.program.weight(id);
         let wide = kept_whole(self.source.stored(&weight.name, &weight.shape)?);
-        self.pack_values((m.outputs, m.inputs), exact || wide, &fill)
-    }
-
-    fn pack_values(
-        &self,
-        size: (usize, usize),
-        wide: bool,
-        fill: &(dyn Fn(usize, &mut [f32]) + Sync),
-    ) -> Result<Packed, Error> {
-        if wide {
-            F32Panels::pack(self.team, size, fill).map(Packed::F32).map_err(out_of_memory)
-        } else {
-            Bf16Panels::rounded(self.team, size, fill).map(Packed::Bf16).map_err(out_of_memory)
-        }
+        let size = (m.outputs, m.inputs);
+        let packed = match exact || wide {
+            true => F32Panels::pack(self.team, size, &fill).map(Packed::F32),
+            false => Bf16Panels::rounded(self.team, size, &fill).map(Packed::Bf16),
+        };
+        packed.map_err(out_of_memory)
     }
 }
 

@@ -2,6 +2,7 @@ use super::softmax::LANES;
 use super::soon::Soon;
 use super::view::CHUNK;
 use crate::Level;
+use crate::ask::{Near, ask_line};
 use crate::level::per_level;
 use crate::lines::Lines;
 use crate::tile::Tile;
@@ -125,10 +126,10 @@ unsafe fn interleave_wide(at: [*const u16; 2], parts: usize, tiles: &mut [Tile],
     use std::arch::x86_64::*;
     for part in 0..parts {
         let [a, b] = at.map(|row| row.wrapping_add(part * WIDE));
-        // SAFETY: 64 bytes of each row; hints, whatever the address; rows of tiles.
+        ask_line(Near::First, a.wrapping_byte_add(AHEAD).cast());
+        ask_line(Near::First, b.wrapping_byte_add(AHEAD).cast());
+        // SAFETY: 64 bytes of each row; rows of tiles.
         unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(a.wrapping_byte_add(AHEAD).cast());
-            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_byte_add(AHEAD).cast());
             let (a, b) = (_mm512_loadu_si512(a.cast()), _mm512_loadu_si512(b.cast()));
             let mut put =
                 |tile: usize, v| _mm512_storeu_si512(tiles[part * 4 + tile * 2][row].as_mut_ptr().cast(), v);

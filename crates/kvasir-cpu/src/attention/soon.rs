@@ -1,3 +1,5 @@
+use crate::ask::{Near, ask_line};
+
 /// Stretches of memory: a chunk's keys and values in blocks of 16 slots.
 const PLACES: usize = 8;
 
@@ -11,13 +13,12 @@ pub(crate) struct Soon {
     end: u8,
     /// Lines that are asked for at a time.
     step: u32,
-    /// Whether they are to come no closer than the second-level cache.
-    far: bool,
+    near: Near,
 }
 
 impl Soon {
     pub(super) const NOTHING: Self =
-        Self { places: [(std::ptr::null(), 0); PLACES], first: 0, end: 0, step: 0, far: false };
+        Self { places: [(std::ptr::null(), 0); PLACES], first: 0, end: 0, step: 0, near: Near::First };
 
     /// Adds bytes from `at` on. What is in more places is left to itself.
     pub(super) fn add(&mut self, at: *const u8, bytes: usize) {
@@ -61,7 +62,7 @@ impl Soon {
 
     /// The same, for the second-level cache.
     pub(super) fn far(self) -> Self {
-        Self { far: true, ..self }
+        Self { near: Near::Second, ..self }
     }
 
     fn left(&self) -> &[(*const u8, u32)] {
@@ -90,7 +91,7 @@ impl Soon {
         while wanted > 0 && self.first < self.end {
             let (at, lines) = &mut self.places[self.first as usize % PLACES];
             let n = wanted.min(*lines);
-            (0..n as usize).for_each(|line| ask_line(at.wrapping_add(line * 64), self.far));
+            (0..n as usize).for_each(|line| ask_line(self.near, at.wrapping_add(line * 64)));
             (*at, *lines, wanted) = (at.wrapping_add(n as usize * 64), *lines - n, wanted - n);
             self.first += u8::from(*lines == 0);
         }
@@ -99,20 +100,5 @@ impl Soon {
 
 /// Asks for numbers that are read soon.
 pub(super) fn ask(numbers: &[f32]) {
-    numbers.chunks(16).for_each(|line| ask_line(line.as_ptr().cast(), false));
-}
-
-#[inline(always)]
-fn ask_line(at: *const u8, far: bool) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: hints, whatever the address.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        match far {
-            false => _mm_prefetch::<_MM_HINT_T0>(at.cast()),
-            true => _mm_prefetch::<_MM_HINT_T1>(at.cast()),
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (at, far);
+    numbers.chunks(16).for_each(|line| ask_line(Near::First, line.as_ptr().cast()));
 }

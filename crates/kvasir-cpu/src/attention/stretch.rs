@@ -283,9 +283,7 @@ impl Scratch {
             Level::Amx => unsafe { self.score_beside(shape, queries, now, coming) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Level::Avx2 | Level::AvxVnni | Level::Avx512Vnni | Level::Avx512Bf16 if coming.is_none() => unsafe {
-                self.score_few(level, shape, now)
-            },
+            _ if coming.is_none() => unsafe { self.score_few(level, shape, now) },
             _ => {
                 let keys = (&self.keys[0], &self.open_keys[..]);
                 // SAFETY: as above.

@@ -33,7 +33,7 @@ thread_local! {
     }));
 }
 
-/// At most [`PANELS`] panels of so many steps, from panel `first` of the matrix on, times at most [`BLOCK`] rows, which begin with a tile.
+/// At most [`PANELS`] panels of so many steps, from panel `first_panel` of the matrix on, times at most [`BLOCK`] rows, which begin with a tile.
 pub(crate) fn panels(
     level: Level,
     (panels, steps): (&[*const u8], usize),

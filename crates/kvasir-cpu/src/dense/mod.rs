@@ -168,11 +168,10 @@ fn matmul_of(
             let row = item / groups * many::BLOCK;
             let rows = row..rows.min(row + many::BLOCK);
             MADE.with_borrow_mut(|made| {
-                w.give_back(made);
                 let mut at = [std::ptr::null(); many::PANELS];
                 let some = at.iter_mut().zip(made).zip(first..panels.min(first + many::PANELS));
                 let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
-                many::panels(level, (&at[..n], steps), x, first, rows.clone(), out);
+                many::panels(level, (&at[..n], steps), x, first, rows, out);
             });
         });
     }
@@ -183,7 +182,6 @@ fn matmul_of(
         let panels = item % groups * group..panels.min((item % groups + 1) * group);
         let first = item / groups * block;
         MADE.with_borrow_mut(|made| {
-            w.give_back(made);
             #[cfg(target_arch = "x86_64")]
             if level >= Level::Amx {
                 return tiles::panels(&w, made, x, panels, first..rows.min(first + block), out);

@@ -1,8 +1,7 @@
 //! Panels of bf16 out of rows of any encoding.
 
-use super::{STEP, round_bf16};
-use crate::ask::ask_line;
-use crate::level::per_level;
+use super::{STEP, narrow};
+use crate::ask::{Near, ask_line};
 use crate::panels::{Encoded, EncodedRows, Kind, Panels, ahead};
 use crate::quant::LANES;
 use crate::tile::transpose_rows;
@@ -53,19 +52,20 @@ impl Floats {
     /// Makes a panel out of the numbers that `row` writes for each of its outputs.
     fn round(&self, level: Level, out: &mut [u8], row: impl Fn(usize, &mut [f32])) {
         thread_local! {
-            static MADE: RefCell<(Vec<f32>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+            static MADE: RefCell<(Vec<f32>, Vec<u16>)> = const { RefCell::new((Vec::new(), Vec::new())) };
         }
         MADE.with_borrow_mut(|(values, bits)| {
             let len = self.steps * STEP;
             values.resize(len, 0.0);
-            bits.resize(LANES * len * 2, 0);
-            for (lane, bits) in bits.chunks_exact_mut(len * 2).enumerate() {
+            bits.resize(LANES * len, 0);
+            let mut rows: Encoded<'_> = [&[]; LANES];
+            for (lane, (bits, bytes)) in bits.chunks_exact_mut(len).zip(&mut rows).enumerate() {
                 values.fill(0.0);
                 row(lane, values);
-                bytes(level, values, bits);
+                narrow(level, values, bits);
+                // SAFETY: any numbers are bytes.
+                *bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
             }
-            let mut rows: Encoded<'_> = [&[]; LANES];
-            rows.iter_mut().zip(bits.chunks_exact(len * 2)).for_each(|(row, bits)| *row = bits);
             lay(level, &rows, out);
         });
     }
@@ -99,18 +99,6 @@ impl Bf16Panels {
     }
 }
 
-#[inline(always)]
-fn bytes_body(values: &[f32], bits: &mut [u8]) {
-    for (to, v) in bits.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-        *to = round_bf16(*v).to_le_bytes();
-    }
-}
-
-per_level! {
-    /// Numbers as bf16.
-    bytes(values: &[f32], bits: &mut [u8]) => bytes_body
-}
-
 /// Writes rows of bf16 into their panel, and asks memory for what lies where the next panel's rows probably are.
 fn lay(level: Level, rows: &Encoded<'_>, out: &mut [u8]) {
     let ahead = ahead(rows);
@@ -120,7 +108,7 @@ fn lay(level: Level, rows: &Encoded<'_>, out: &mut [u8]) {
         let mut lines = [std::ptr::null(); LANES];
         for ((row, rest), line) in rows.iter().zip(&mut rests).zip(&mut lines) {
             let part = &row[row.len().min(step * LINE)..row.len().min((step + 1) * LINE)];
-            ask_line(part.as_ptr().wrapping_add(ahead));
+            ask_line(Near::Second, part.as_ptr().wrapping_add(ahead));
             *line = part.as_ptr();
             if part.len() < LINE {
                 rest.fill(0);

@@ -22,7 +22,7 @@ pub(crate) struct QuantActivations {
 }
 
 /// The negated sums of a row's superblock of integers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C, align(64))]
 pub(crate) struct Sums {
     /// Of 16 inputs each.

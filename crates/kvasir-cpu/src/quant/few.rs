@@ -4,6 +4,7 @@
 use super::activations::{QuantActivations, Sums, TILE};
 use super::layouts::Layout;
 use crate::Level;
+use crate::ask::{Near, ask_line};
 
 /// How far ahead of the codes memory is asked for, into the second level, and into the first. On Intel's processors inside a small page, where that also
 /// sets their own prefetching going, and once more just before use; AMD's want it further ahead, and once. Bytes past the panel are the next panel's,
@@ -29,7 +30,6 @@ macro_rules! kernels {
             use super::super::opening::$opening::*;
             use super::super::vectors::$vectors::*;
             use super::*;
-            use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
             /// Activations of a superblock as the weights are: `[odd][line]`, pairs of 16 bits.
             ///
@@ -186,12 +186,9 @@ macro_rules! kernels {
             fn ask<L: Layout>(block: *const u8, half: usize, i: usize, ahead: Ahead) {
                 let bytes = L::FORMAT.bytes();
                 for at in (i * bytes / 16..(i + 1) * bytes / 16).step_by(64).filter(|_| half == 0) {
-                    // SAFETY: hints, whatever the address.
-                    unsafe {
-                        _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(ahead.far + at).cast());
-                        if let Some(near) = ahead.near {
-                            _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(near + at).cast());
-                        }
+                    ask_line(Near::Second, block.wrapping_add(ahead.far + at));
+                    if let Some(near) = ahead.near {
+                        ask_line(Near::First, block.wrapping_add(near + at));
                     }
                 }
             }

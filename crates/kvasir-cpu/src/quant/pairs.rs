@@ -6,8 +6,8 @@ use super::layouts::Layout;
 use super::{amx, many_avx2, many_dots};
 use crate::Level;
 use crate::amx::Tiles;
+use crate::ask::{Near, ask_line};
 use crate::matmul::Output;
-use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -94,9 +94,6 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
 pub(super) fn ask<L: Layout, const P: usize>(blocks: [*const u8; P], parts: Range<usize>, of: usize) {
     let lines = L::FORMAT.bytes().div_ceil(64);
     for line in parts.start * lines / of..parts.end * lines / of {
-        for block in blocks {
-            // SAFETY: a hint, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(line * 64).cast()) };
-        }
+        blocks.iter().for_each(|block| ask_line(Near::Second, block.wrapping_add(line * 64)));
     }
 }

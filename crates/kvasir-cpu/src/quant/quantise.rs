@@ -47,7 +47,7 @@ fn body(x: &[f32; SUPER], to: &Places) {
     }
     let (scale, inverse) = scales(most.into_iter().fold(0f32, f32::max));
     let codes: [i8; SUPER] = std::array::from_fn(|i| (x[i] * inverse + ROUND).to_bits() as u8 as i8);
-    let mut sums = Sums { of_16: [0; 16], of_32: [0; 8], all: 0 };
+    let mut sums = Sums::default();
     let mut parts = [0u16; 32];
     for (i, sub) in codes.as_chunks::<16>().0.iter().enumerate() {
         let sum = -sub.iter().map(|&c| i16::from(c)).sum::<i16>();
@@ -152,7 +152,7 @@ mod tests {
 
     fn make(x: &[f32; SUPER], level: Level) -> Made {
         let (mut codes, mut scale) = (vec![0i8; 4096], f32::NAN);
-        let (mut sums, mut parts) = (Sums { of_16: [0; 16], of_32: [0; 8], all: 0 }, [0; 32]);
+        let (mut sums, mut parts) = (Sums::default(), [0; 32]);
         let places = Places {
             codes: codes.as_mut_ptr(),
             scale: &mut scale,

@@ -7,19 +7,18 @@ pub(super) mod v512 {
     use super::operations;
     use std::arch::x86_64::*;
 
-    pub(in super::super) type Ints = __m512i;
-    pub(in super::super) type Floats = __m512;
+    pub(in super::super) use crate::vectors::v512::{
+        Numbers as Floats, Words as Ints, all as all_floats, fused, load, load_numbers as load_floats,
+        none as zero_floats, store, store_numbers as store_floats, zero,
+    };
     /// Vectors that a panel's outputs fill.
     pub(in super::super) const HALVES: usize = 1;
     /// Sums in turn that keep the multiplier busy with one row.
     pub(in super::super) const CHAINS: usize = 4;
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni":
-        fn zero() -> Ints = _mm512_setzero_si512();
-        fn zero_floats() -> Floats = _mm512_setzero_ps();
         fn all16(v: i16) -> Ints = _mm512_set1_epi16(v);
         fn all32(v: i32) -> Ints = _mm512_set1_epi32(v);
-        fn all_floats(v: f32) -> Floats = _mm512_set1_ps(v);
         fn and(a: Ints, b: Ints) -> Ints = _mm512_and_si512(a, b);
         fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by));
@@ -42,8 +41,6 @@ pub(super) mod v512 {
         fn all8(v: i8) -> Ints = _mm512_set1_epi8(v);
         fn floats(v: Ints) -> Floats = _mm512_cvtepi32_ps(v);
         fn times(a: Floats, b: Floats) -> Floats = _mm512_mul_ps(a, b);
-        /// `a * b + c`
-        fn fused(a: Floats, b: Floats, c: Floats) -> Floats = _mm512_fmadd_ps(a, b, c);
         /// `c - a * b`
         fn fused_less(a: Floats, b: Floats, c: Floats) -> Floats = _mm512_fnmadd_ps(a, b, c);
         fn bf16s(bits: __m256i) -> Floats =
@@ -60,34 +57,6 @@ pub(super) mod v512 {
             let odd = _mm512_slli_epi16::<8>(words[1]);
             _mm512_ternarylogic_epi32::<0xf8>(odd, words[0], _mm512_set1_epi16(0xff))
         };
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(in super::super) unsafe fn load(at: *const u8) -> Ints {
-        // SAFETY: the caller's 64 bytes.
-        unsafe { _mm512_loadu_si512(at.cast()) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(in super::super) unsafe fn store(at: *mut u8, v: Ints) {
-        // SAFETY: the caller's 64 bytes.
-        unsafe { _mm512_storeu_si512(at.cast(), v) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(in super::super) unsafe fn store_floats(at: *mut f32, v: Floats) {
-        // SAFETY: the caller's 16 numbers.
-        unsafe { _mm512_storeu_ps(at, v) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(in super::super) unsafe fn load_floats(at: *const f32) -> Floats {
-        // SAFETY: the caller's 16 numbers.
-        unsafe { _mm512_loadu_ps(at) }
     }
 
     /// Stores those numbers that `lanes` has a bit for.
@@ -120,19 +89,18 @@ pub(super) mod v256 {
     use super::operations;
     use std::arch::x86_64::*;
 
-    pub(in super::super) type Ints = __m256i;
-    pub(in super::super) type Floats = __m256;
+    pub(in super::super) use crate::vectors::v256::{
+        Numbers as Floats, Words as Ints, all as all_floats, fused, load, load_numbers as load_floats,
+        none as zero_floats, store, store_numbers as store_floats, zero,
+    };
     /// Vectors that a panel's outputs fill.
     pub(in super::super) const HALVES: usize = 2;
     /// Sums in turn that keep the multiplier busy with one row: an addition takes one cycle.
     pub(in super::super) const CHAINS: usize = 1;
 
     operations! { "avx2,fma,f16c":
-        fn zero() -> Ints = _mm256_setzero_si256();
-        fn zero_floats() -> Floats = _mm256_setzero_ps();
         fn all16(v: i16) -> Ints = _mm256_set1_epi16(v);
         fn all32(v: i32) -> Ints = _mm256_set1_epi32(v);
-        fn all_floats(v: f32) -> Floats = _mm256_set1_ps(v);
         fn and(a: Ints, b: Ints) -> Ints = _mm256_and_si256(a, b);
         fn or(a: Ints, b: Ints) -> Ints = _mm256_or_si256(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm256_sll_epi16(v, _mm_cvtsi32_si128(by));
@@ -165,41 +133,11 @@ pub(super) mod v256 {
         fn all8(v: i8) -> Ints = _mm256_set1_epi8(v);
         fn floats(v: Ints) -> Floats = _mm256_cvtepi32_ps(v);
         fn times(a: Floats, b: Floats) -> Floats = _mm256_mul_ps(a, b);
-        /// `a * b + c`
-        fn fused(a: Floats, b: Floats, c: Floats) -> Floats = _mm256_fmadd_ps(a, b, c);
         /// `c - a * b`
         fn fused_less(a: Floats, b: Floats, c: Floats) -> Floats = _mm256_fnmadd_ps(a, b, c);
         fn bf16s(bits: __m128i) -> Floats =
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)));
         fn f16s(bits: __m128i) -> Floats = _mm256_cvtph_ps(bits);
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(in super::super) unsafe fn load(at: *const u8) -> Ints {
-        // SAFETY: the caller's 32 bytes.
-        unsafe { _mm256_loadu_si256(at.cast()) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(in super::super) unsafe fn store(at: *mut u8, v: Ints) {
-        // SAFETY: the caller's 32 bytes.
-        unsafe { _mm256_storeu_si256(at.cast(), v) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(in super::super) unsafe fn store_floats(at: *mut f32, v: Floats) {
-        // SAFETY: the caller's eight numbers.
-        unsafe { _mm256_storeu_ps(at, v) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(in super::super) unsafe fn load_floats(at: *const f32) -> Floats {
-        // SAFETY: the caller's eight numbers.
-        unsafe { _mm256_loadu_ps(at) }
     }
 
     /// Stores those numbers that the low eight of `lanes` have a bit for.

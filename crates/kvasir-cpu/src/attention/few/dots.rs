@@ -2,6 +2,7 @@
 
 use super::numbers::v512::settle;
 use super::{LINE, Later, MOST};
+use crate::ask::{Near, ask_line};
 use crate::attention::products::Keys;
 use crate::attention::softmax::{LANES, Packed, Scores};
 use crate::attention::view::CHUNK;
@@ -18,11 +19,9 @@ use std::array::from_fn;
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn line(at: *const u8, later: isize) -> __m512i {
-    // SAFETY: a hint, whatever the address; the caller's bytes.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T1>(at.wrapping_offset(later).cast());
-        _mm512_loadu_si512(at.cast())
-    }
+    ask_line(Near::Second, at.wrapping_offset(later));
+    // SAFETY: the caller's bytes.
+    unsafe { _mm512_loadu_si512(at.cast()) }
 }
 
 /// How far behind `now` something lies.

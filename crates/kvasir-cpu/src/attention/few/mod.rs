@@ -24,6 +24,22 @@ use crate::pool::{KvType, TOGETHER};
 use crate::tile::Tile;
 use std::ops::Range;
 
+/// Runs `$body` with `$v` as the [`numbers`] of the vectors that the level has.
+macro_rules! in_vectors {
+    ($level:expr, $v:ident => $body:expr) => {
+        match $level {
+            Level::Avx2 | Level::AvxVnni => {
+                use numbers::v256 as $v;
+                $body
+            }
+            _ => {
+                use numbers::v512 as $v;
+                $body
+            }
+        }
+    };
+}
+
 /// Numbers of a row in a line of memory, and positions of a step.
 pub(super) const LINE: usize = 32;
 
@@ -110,12 +126,7 @@ impl Scratch {
             }
         }
         // SAFETY: as above.
-        unsafe {
-            match level {
-                Level::Avx2 | Level::AvxVnni => numbers::v256::stand(lying, &mut self.scores[now.place]),
-                _ => numbers::v512::stand(lying, &mut self.scores[now.place]),
-            }
-        }
+        unsafe { in_vectors!(level, v => v::stand(lying, &mut self.scores[now.place])) };
     }
 }
 
@@ -146,22 +157,14 @@ unsafe fn scores(
 ) {
     assert!(from + lanes <= LANES);
     for first in (from..from + lanes).step_by(FEW) {
-        macro_rules! positions {
-            ($vectors:ident) => {
-                match from + lanes - first {
-                    1 => numbers::$vectors::positions::<1>(keys, later, queries, first, out),
-                    2 => numbers::$vectors::positions::<2>(keys, later, queries, first, out),
-                    3 => numbers::$vectors::positions::<3>(keys, later, queries, first, out),
-                    _ => numbers::$vectors::positions::<FEW>(keys, later, queries, first, out),
-                }
-            };
-        }
         // SAFETY: as the caller vouches.
         unsafe {
-            match level {
-                Level::Avx2 | Level::AvxVnni => positions!(v256),
-                _ => positions!(v512),
-            }
+            in_vectors!(level, v => match from + lanes - first {
+                1 => v::positions::<1>(keys, later, queries, first, out),
+                2 => v::positions::<2>(keys, later, queries, first, out),
+                3 => v::positions::<3>(keys, later, queries, first, out),
+                _ => v::positions::<FEW>(keys, later, queries, first, out),
+            });
         }
     }
 }
@@ -171,9 +174,8 @@ pub(super) fn open(level: Level, packed: &Packed, shares: &mut Scores) {
     // SAFETY: whoever multiplies like this has the instructions.
     unsafe {
         match level {
-            Level::Avx2 | Level::AvxVnni => numbers::v256::open(packed, shares),
             Level::Avx512Bf16 => dots::open(packed, shares),
-            _ => numbers::v512::open(packed, shares),
+            _ => in_vectors!(level, v => v::open(packed, shares)),
         }
     }
 }

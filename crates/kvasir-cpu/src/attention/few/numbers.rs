@@ -1,11 +1,11 @@
 //! Numbers of 32 bits: each line is widened once for all lanes.
 
 use super::{LINE, Later, Lying};
+use crate::ask::{Near, ask_line};
 use crate::attention::products::Keys;
 use crate::attention::softmax::{LANES, Packed, Scores};
 use crate::attention::view::CHUNK;
 use crate::chains::Columns;
-use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
 macro_rules! kernels {
     ($vectors:ident, $features:literal) => {
@@ -36,7 +36,7 @@ macro_rules! kernels {
                         // A line for each of the rows that are read.
                         for n in at..at + WORDS {
                             let line = next.wrapping_add(step * 1024 + n * 64);
-                            _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                            ask_line(Near::First, line);
                         }
                         let mut chains = [[none(); 2]; N];
                         for part in 0..LANES / WORDS {
@@ -115,7 +115,7 @@ macro_rules! kernels {
                                         let mut values = [[none(); 2]; W];
                                         for (w, values) in values.iter_mut().enumerate() {
                                             if phase == 0 {
-                                                _mm_prefetch::<_MM_HINT_T1>(ask.wrapping_add(w * 64).cast());
+                                                ask_line(Near::Second, ask.wrapping_add(w * 64));
                                             }
                                             let v = rows[odd].wrapping_add(at + w * HALVES);
                                             // SAFETY: the caller's rows.
