@@ -207,9 +207,29 @@ impl CpuModel {
         forms
     }
 
-    /// Bytes that the matrices take in the file: what one token's step must read at least, for models without experts.
-    pub fn stored_bytes(&self) -> usize {
-        self.linears().map(|l| l.stored_bytes).sum()
+    /// Bytes of the file that a step of so many tokens must read: all matrices, and of experts as many as get a token where each is chosen
+    /// as often as any other.
+    pub fn bytes_read(&self, tokens: u32) -> f64 {
+        let bytes = |all: &[Linear]| all.iter().map(|l| l.stored_bytes).sum::<usize>() as f64;
+        let of_op = |(op, weights): (&Op, &OpWeights)| match weights {
+            OpWeights::None => 0.0,
+            OpWeights::One(l) => l.stored_bytes as f64,
+            OpWeights::Many(all) => bytes(all),
+            OpWeights::Experts { gate, up, down } => {
+                let idle = 1.0 - self.used(op) as f64 / gate.len().max(1) as f64;
+                (bytes(gate) + bytes(up) + bytes(down)) * (1.0 - idle.powf(f64::from(tokens)))
+            }
+        };
+        self.program.ops.iter().zip(&self.weights).map(of_op).sum()
+    }
+
+    /// Experts of a token, where an op has some.
+    fn used(&self, op: &Op) -> usize {
+        let Op::Mixture { routes, .. } = op else { return 0 };
+        match self.program.value(*routes).holds {
+            Holds::Routes(used) => used,
+            _ => 0,
+        }
     }
 
     /// Multiply-adds that one token takes in matrices of each form, counting of the experts those that are used. What only tokens take whose
@@ -222,13 +242,11 @@ impl CpuModel {
                 _ if !sampled && self.program.value(op.out()).rows == Rows::Sampled => {}
                 (_, OpWeights::One(l)) => add(l),
                 (_, OpWeights::Many(all)) => all.iter().for_each(add),
-                (Op::Mixture { routes, .. }, OpWeights::Experts { gate, up, down }) => {
-                    let Holds::Routes(used) = self.program.value(*routes).holds else {
-                        continue;
-                    };
+                (_, OpWeights::Experts { gate, up, down }) => {
+                    let used = self.used(op);
                     [gate, up, down].into_iter().flat_map(|l| l.iter().take(used)).for_each(add);
                 }
-                _ => {}
+                (_, OpWeights::None) => {}
             }
         }
         work

@@ -220,6 +220,7 @@ impl Ideal {
             Work::Generation { tokens, depth } => (1, tokens, depth),
             Work::Streams { streams, shared, prompt, tokens } => (streams, tokens, shared + prompt),
         };
+        let at_once = counted(work) / steps.max(1);
         let each = counted(work) / streams;
         let seen = |window: Option<u32>| -> f64 {
             (first..first + each).map(|p| f64::from(window.map_or(p + 1, |w| w.min(p + 1)))).sum::<f64>()
@@ -243,7 +244,7 @@ impl Ideal {
                 seen(None) - f64::from(streams - 1) * f64::from(shared) * f64::from(tokens)
             }
         };
-        ideal.bytes = model.stored_bytes() as f64 * f64::from(steps) + rows * token_bytes as f64;
+        ideal.bytes = model.bytes_read(at_once) * f64::from(steps) + rows * token_bytes as f64;
         ideal
     }
 

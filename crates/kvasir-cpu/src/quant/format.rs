@@ -18,6 +18,8 @@ pub(crate) struct Format {
     pub(crate) bits: usize,
     /// Whether codes are signed, in two's complement.
     pub(crate) signed: bool,
+    /// Whether codes are floats of four bits: they are looked up before they are multiplied, and have five bits then.
+    pub(crate) floats: bool,
     /// Codes that share a sub-block: 16 or 32.
     pub(crate) sub: usize,
     pub(crate) has_min: bool,
@@ -42,6 +44,9 @@ impl Format {
     pub(crate) const Q5_K: Self = Self::k(5, 32, true, 2);
     pub(crate) const Q6_K: Self = Self::k(6, 16, false, -1);
 
+    /// Scales are powers of two: those of the three below the largest leave nothing to round.
+    pub(crate) const MXFP4: Self = Self { floats: true, times: 2, ..Self::Q4_0 };
+
     /// Weights of any encoding as 16 bits: the high byte rounded, then what that left over, in a 256th of its unit.
     pub(crate) const FINE: Self = Self { planes: 2, ..Self::Q8_0 };
 
@@ -50,7 +55,7 @@ impl Format {
     }
 
     const fn k(bits: usize, sub: usize, has_min: bool, times: i16) -> Self {
-        Self { bits, signed: !has_min, sub, has_min, times, wide_d: false, planes: 1 }
+        Self { bits, signed: !has_min, floats: false, sub, has_min, times, wide_d: false, planes: 1 }
     }
 
     /// The layout for an encoding, if it is one of integers in blocks.
@@ -66,6 +71,7 @@ impl Format {
             DType::Q4K => Self::Q4_K,
             DType::Q5K => Self::Q5_K,
             DType::Q6K => Self::Q6_K,
+            DType::Mxfp4 => Self::MXFP4,
             _ => return None,
         })
     }
@@ -88,7 +94,7 @@ impl Format {
         } else if self.is_open() {
             15
         } else {
-            self.bits - self.signed as usize
+            self.bits + self.floats as usize - self.signed as usize
         }
     }
 

@@ -20,6 +20,10 @@ macro_rules! with_layout {
                 type $L = NibblesMin;
                 $body
             }
+            f if f == NibbleFloats::FORMAT => {
+                type $L = NibbleFloats;
+                $body
+            }
             f if f == Fives::FORMAT => {
                 type $L = Fives;
                 $body
@@ -72,6 +76,7 @@ macro_rules! layout {
 
 layout!(Nibbles, Q4_0);
 layout!(NibblesMin, Q4_1);
+layout!(NibbleFloats, MXFP4);
 layout!(Fives, Q5_0);
 layout!(FivesMin, Q5_1);
 layout!(Bytes, Q8_0);

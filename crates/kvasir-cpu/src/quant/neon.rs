@@ -2,6 +2,7 @@
 
 use super::activations::{QuantActivations, TILE};
 use super::layouts::Layout;
+use kvasir_formats::encoding::E2M1_DOUBLED;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -106,7 +107,16 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
                 };
                 let nibble =
                     |byte: usize| moved(vld1q_u8(codes.add((i * 2 + j / 2) * 64)), byte + j % 2 * 4, to, 4);
+                let float = |byte: usize| {
+                    let places = vshrq_n_u8::<4>(vshlq_u8(
+                        vld1q_u8(codes.add((i * 2 + j / 2) * 64)),
+                        vdupq_n_s8(4 - j as i8 % 2 * 4),
+                    ));
+                    let values = vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(E2M1_DOUBLED.as_ptr()), places));
+                    moved(values, byte, to, 5)
+                };
                 let word = |byte: usize| match f.bits {
+                    _ if f.floats => float(byte),
                     5 => {
                         let fifth = moved(vld1q_u8(high.add(i / 2 * 64)), byte + i % 2 * 4 + j, to + 4, 1);
                         vorrq_u16(nibble(byte), fifth)

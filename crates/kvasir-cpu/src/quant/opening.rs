@@ -1,6 +1,18 @@
 //! Superblocks opened in registers: codes times the scales of their sub-blocks, in 16 bits or as bytes.
 
 use super::layouts::Layout;
+use kvasir_formats::encoding::E2M1_DOUBLED;
+
+/// What codes that are floats stand for, in the high five bits of a byte.
+const FLOATS: [i8; 16] = {
+    let mut high = E2M1_DOUBLED;
+    let mut code = 0;
+    while code < high.len() {
+        high[code] <<= 3;
+        code += 1;
+    }
+    high
+};
 
 macro_rules! opening {
     ($vectors:ident, $features:literal) => {
@@ -61,6 +73,19 @@ macro_rules! opening {
                     return lines;
                 }
                 let mut lines = [[zero(); 2]; 4];
+                if f.floats {
+                    for (j, line) in lines.iter_mut().enumerate() {
+                        // SAFETY: the layout's lines.
+                        let codes =
+                            unsafe { load(block.add(f.codes_at() + half * 32 + (i * 2 + j / 2) * 64)) };
+                        let values = looked_up(&FLOATS, and(right16(codes, j as i32 % 2 * 4), all8(15)));
+                        *line = [left16(values, 8), and(values, all16(!0xff))];
+                        for word in line {
+                            *word = high_product(*word, scale);
+                        }
+                    }
+                    return lines;
+                }
                 for (j, line) in lines.iter_mut().enumerate() {
                     if f.is_open() {
                         // SAFETY: one of the layout's lines.

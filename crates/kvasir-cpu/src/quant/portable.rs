@@ -3,6 +3,7 @@
 use super::activations::{QuantActivations, TILE};
 use super::format::{Format, LANES, SUPER};
 use half::{bf16, f16};
+use kvasir_formats::encoding::E2M1_DOUBLED;
 
 /// One panel times one row: `out` gets 16 numbers.
 ///
@@ -63,7 +64,11 @@ fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
             _ => nibble(),
         };
         let unused = 8 - format.bits;
-        let code = if format.signed { i32::from((code << unused) as i8 >> unused) } else { i32::from(code) };
+        let code = match format.signed {
+            _ if format.floats => i32::from(E2M1_DOUBLED[usize::from(code)]),
+            true => i32::from((code << unused) as i8 >> unused),
+            false => i32::from(code),
+        };
         let scale = block[format.scales_at() + i * 4 / format.sub * LANES + j / 4] as i8;
         let product = code * i32::from(scale) * i32::from(format.times);
         ((product + (1 << (format.shift() - 1))) >> format.shift()) as i8

@@ -30,6 +30,7 @@ impl Supers {
             DType::Q4_0 => self.legacy::<18>(format, rows),
             DType::Q4_1 => self.legacy::<20>(format, rows),
             DType::Q5_0 => self.legacy::<22>(format, rows),
+            DType::Mxfp4 => self.mxfp4(format, rows),
             _ => self.legacy::<24>(format, rows),
         }
     }
@@ -92,6 +93,29 @@ impl Supers {
         }
     }
 
+    /// Eight blocks a row, each with a power of two as its scale: the largest is 64 units.
+    #[inline(always)]
+    fn mxfp4(&mut self, format: Format, rows: &[&[u8]; LANES]) {
+        for (lane, bytes) in rows.iter().enumerate() {
+            let blocks = bytes.as_chunks::<17>().0;
+            let mut largest = 0;
+            for block in blocks {
+                largest = block[0].max(largest);
+            }
+            let codes = self.code[lane].as_chunks_mut::<32>().0;
+            for (b, code) in codes.iter_mut().enumerate() {
+                let Some(block) = blocks.get(b) else {
+                    code.fill(0);
+                    continue;
+                };
+                nibbles_of(block, format, code);
+                self.scale[b][lane] = 64 >> (largest - block[0]).min(7);
+            }
+            // A bf16 of 2^(largest - 128) / 64; zero where that is no normal number.
+            self.d[lane] = u16::from(largest.saturating_sub(7)) << 7;
+        }
+    }
+
     /// Codes of eight bits become what they are multiplied as.
     #[inline(always)]
     fn open(&mut self) {
@@ -135,8 +159,8 @@ fn put(code: &mut [u8; 32], numbers: [u128; 2]) {
 fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 32]) {
     let Some(stored) = block.last_chunk::<16>() else { return };
     let stored = u128::from_le_bytes(*stored);
-    // Less half of their range, codes are what they were but for the highest bit.
-    let highest = if format.signed { ONES << (format.bits - 1) } else { 0 };
+    // Less half of their range, integers are what they were but for the highest bit.
+    let highest = if format.signed && !format.floats { ONES << (format.bits - 1) } else { 0 };
     put(code, [stored, stored >> 4].map(|q| q & (ONES * 15) ^ highest));
     if format.bits == 5 {
         let at = if format.has_min { 4 } else { 2 };

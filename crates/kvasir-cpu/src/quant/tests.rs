@@ -15,7 +15,7 @@ impl Rng {
     }
 }
 
-const TYPES: [DType; 10] = [
+const TYPES: [DType; 11] = [
     DType::Q4_0,
     DType::Q4_1,
     DType::Q5_0,
@@ -26,6 +26,7 @@ const TYPES: [DType; 10] = [
     DType::Q4K,
     DType::Q5K,
     DType::Q6K,
+    DType::Mxfp4,
 ];
 
 /// Random bytes of an encoding, with scales of a sensible size.
@@ -37,9 +38,13 @@ fn random_rows(rng: &mut Rng, dtype: DType, rows: usize, inputs: usize) -> Vec<u
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
         DType::Q2K => &[80, 82],
         DType::Q3K => &[108],
+        DType::Mxfp4 => &[],
         _ => &[208],
     };
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        if dtype == DType::Mxfp4 {
+            block[0] = 116 + (rng.next() % 6) as u8;
+        }
         for &at in halves {
             let sign = if rng.next().is_multiple_of(5) && dtype != DType::Q2K { -1.0 } else { 1.0 };
             let d = half::f16::from_f32(sign * (0.5 + rng.next() as f32 / (1u64 << 31) as f32) * 0.01);
@@ -175,6 +180,42 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
     }
 }
 
+/// What the weights of one input are used as: it alone is an activation of 127 times its scale, 1.
+fn column(case: &Case, input: usize) -> Vec<f32> {
+    let (outputs, inputs) = (case.w.outputs, case.dense.len() / case.w.outputs);
+    let x = QuantActivations::new(1, inputs).unwrap();
+    let mut row = vec![0.0; inputs];
+    row[input] = 1.0;
+    // SAFETY: one thread, the only row.
+    unsafe { x.write_row(Level::detect(), 0, &row) };
+    let mut got = vec![f32::NAN; outputs];
+    let out = Output::new(&mut got, 1, outputs, outputs);
+    matmul(&Team::new(1), Level::detect(), &case.w, &x, 1, &out);
+    got
+}
+
+#[test]
+fn floats_of_four_bits_keep_their_values_within_three_powers_of_two() {
+    let (outputs, inputs) = (35, 416);
+    let mut bytes = random_rows(&mut Rng(7), DType::Mxfp4, outputs, inputs);
+    for (n, block) in bytes.chunks_exact_mut(17).enumerate() {
+        // One range for each row; of powers below 8 the unit would not be a normal number.
+        let least = [7, 100, 120, 240][n / 13 % 4];
+        block[0] = least + block[0] % 4;
+    }
+    let mut dense = vec![0.0; outputs * inputs];
+    encoding::dequantize(DType::Mxfp4, &bytes, &mut dense).unwrap();
+    let rows = Lines { step: bytes.len() / outputs, bytes };
+    let w = QuantPanels::in_format(Format::MXFP4, DType::Mxfp4, (outputs, inputs), rows);
+    let case = Case { w, x: QuantActivations::new(1, inputs).unwrap(), dense, inputs: Vec::new() };
+    for input in [0, 1, 31, 32, 255, 256, 300, inputs - 1] {
+        for (o, (w, got)) in case.dense.chunks_exact(inputs).zip(column(&case, input)).enumerate() {
+            let error = (w[input] - got).abs();
+            assert!(error <= w[input].abs() * 1e-6, "output {o} input {input}: {} {got}", w[input]);
+        }
+    }
+}
+
 #[test]
 fn sixteen_bits_are_the_decoded_weights() {
     for dtype in TYPES {
@@ -182,22 +223,8 @@ fn sixteen_bits_are_the_decoded_weights() {
         let case = case(Format::FINE, dtype, outputs, inputs, 1);
         assert_eq!(Format::for_matrix(dtype, outputs * inputs), Some(Format::FINE));
         assert_ne!(Format::for_matrix(dtype, 1 << 20), Some(Format::FINE));
-        // One input at a time is one activation of 127 times its scale: 1.
         for i in [0, 1, 255, 256, 300, inputs - 1] {
-            let x = QuantActivations::new(1, inputs).unwrap();
-            let mut row = vec![0.0; inputs];
-            row[i] = 1.0;
-            // SAFETY: one thread, the only row.
-            unsafe { x.write_row(Level::detect(), 0, &row) };
-            let mut got = vec![f32::NAN; outputs];
-            matmul(
-                &Team::new(1),
-                Level::detect(),
-                &case.w,
-                &x,
-                1,
-                &Output::new(&mut got, 1, outputs, outputs),
-            );
+            let got = column(&case, i);
             for (o, (w, got)) in case.dense.chunks_exact(inputs).zip(got).enumerate() {
                 let largest = w[i / 256 * 256..inputs.min(i / 256 * 256 + 256)]
                     .iter()

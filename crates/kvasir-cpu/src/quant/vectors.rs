@@ -28,6 +28,12 @@ pub(super) mod v512 {
             let order = _mm_setr_epi8(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
             _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order))
         };
+        /// The table's byte at each place, which is below 16.
+        fn looked_up(table: &[i8; 16], places: Ints) -> Ints = {
+            // SAFETY: the table's 16 bytes.
+            let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), places)
+        };
         fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm512_add_epi32(a, b);
@@ -115,6 +121,12 @@ pub(super) mod v256 {
         fn swapped(v: Ints) -> Ints = {
             let order = _mm_setr_epi8(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
             _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order))
+        };
+        /// The table's byte at each place, which is below 16.
+        fn looked_up(table: &[i8; 16], places: Ints) -> Ints = {
+            // SAFETY: the table's 16 bytes.
+            let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), places)
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);

@@ -20,7 +20,7 @@ pub(super) struct Subject<'a> {
 
 impl Rules {
     /// `dtype` is a type's name, or `q4_k_m` or `q5_k_m` for the usual mixes; `own` are rules `PATTERN=TYPE` over GGUF
-    /// names with `*` for any run of characters, of which the first that fits holds.
+    /// names with `*` for any run of characters, of which the first that fits holds. Vectors, biases and routers stay f32.
     pub fn parse(dtype: &str, own: &[String]) -> Result<Self> {
         let (base, mixed) = match dtype.to_ascii_lowercase().as_str() {
             "q4_k_m" => (DType::Q4K, true),
@@ -70,16 +70,16 @@ impl Rules {
 
     /// The encoding of one tensor.
     pub(super) fn dtype(&self, s: &Subject<'_>) -> Result<DType> {
+        // What is small or decides, whatever fits its name: vectors, routers, biases. Other engines read them as f32 only.
+        let stem = s.name.strip_suffix(".weight").unwrap_or_default();
+        if s.shape.len() < 2 || stem.is_empty() || stem.ends_with("ffn_gate_inp") || stem.ends_with("_norm") {
+            return Ok(DType::F32);
+        }
         if let Some((_, dtype)) = self.own.iter().find(|(pattern, _)| crate::config::matches(pattern, s.name))
         {
             let row = s.shape.last().copied().unwrap_or(1);
             dtype.row_bytes(row).map_err(|e| Error::at(format!("--rule for {}", s.name), e))?;
             return Ok(*dtype);
-        }
-        // What is small or decides: vectors, routers, biases.
-        let stem = s.name.strip_suffix(".weight").unwrap_or_default();
-        if s.shape.len() < 2 || stem.is_empty() || stem.ends_with("ffn_gate_inp") || stem.ends_with("_norm") {
-            return Ok(DType::F32);
         }
         let mut dtype = self.base;
         if self.mixed
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn types_follow_names_shapes_and_depth() {
-        let rules = Rules::parse("Q4_K_M", &["blk.1.*=q8_0".into()]).unwrap();
+        let rules = Rules::parse("Q4_K_M", &["blk.1.*=q8_0".into(), "*_exps*=mxfp4".into()]).unwrap();
         let dtype = |name: &str, shape: &[usize], is_head| {
             rules.dtype(&Subject { name, shape, layers: 16, is_head }).unwrap()
         };
@@ -143,6 +143,9 @@ mod tests {
         assert_eq!(dtype("blk.3.attn_q.weight", &[512, 40], false), DType::F16);
         assert_eq!(dtype("blk.3.attn_norm.weight", &[512], false), DType::F32);
         assert_eq!(dtype("blk.3.ffn_gate_inp.weight", &[8, 512], false), DType::F32);
+        assert_eq!(dtype("blk.1.attn_norm.weight", &[512], false), DType::F32);
+        assert_eq!(dtype("blk.3.ffn_up_exps.weight", &[8, 512, 512], false), DType::Mxfp4);
+        assert_eq!(dtype("blk.3.ffn_up_exps.bias", &[8, 512], false), DType::F32);
         assert_eq!(dtype("output.weight", &[1000, 512], true), DType::Q6K);
         assert!(Rules::parse("i32", &[]).is_err());
         assert!(Rules::parse("f16", &["=q8_0".into()]).is_err());

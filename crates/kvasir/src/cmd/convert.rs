@@ -14,7 +14,7 @@ pub(crate) struct Args {
     /// and q5_k_m
     #[arg(long, value_name = "TYPE")]
     dtype: String,
-    /// Encoding of the tensors whose GGUF names fit a pattern (`*`: any characters); the first that fits holds
+    /// Encoding of the matrices whose GGUF names fit a pattern (`*`: any characters); the first that fits holds
     #[arg(long, value_name = "PATTERN=TYPE")]
     rule: Vec<String>,
 }
