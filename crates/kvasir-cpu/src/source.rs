@@ -22,6 +22,10 @@ pub struct Stored<'a> {
 pub trait WeightSource: Sync {
     /// The rows of a weight, unless its bytes mean something only together with another tensor.
     fn stored<'a>(&'a self, name: &'a str, shape: &'a [usize]) -> Result<Option<Stored<'a>>, Error>;
+    /// The encoding of a weight's rows, whether or not scales in other tensors go with them; none if rows cannot be read one by one.
+    fn dtype(&self, name: &str, shape: &[usize]) -> Result<Option<DType>, Error> {
+        Ok(self.stored(name, shape)?.map(|stored| stored.dtype))
+    }
     /// All numbers of a weight.
     fn dense(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error>;
     /// Row `n` of a weight as numbers; false if it has none.
@@ -52,6 +56,13 @@ impl WeightSource for Checkpoint {
         Ok(Some(Stored { dtype: view.dtype, row_len, rows, row: Box::new(row) }))
     }
 
+    fn dtype(&self, name: &str, _: &[usize]) -> Result<Option<DType>, Error> {
+        Ok(match self.tensor(name) {
+            Some(view) => Some(view.dtype),
+            None => self.mxfp4(name)?.map(|_| DType::Mxfp4),
+        })
+    }
+
     fn dense(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
         let (found, values) = Checkpoint::dense(self, name)?;
         if found != shape {
@@ -61,12 +72,8 @@ impl WeightSource for Checkpoint {
         Ok(values)
     }
 
-    // Takes no memory: every token of every step comes here.
     fn row(&self, name: &str, _: &[usize], n: usize, out: &mut [f32]) -> bool {
-        let Some(view) = self.tensor(name).filter(|view| view.dtype != DType::F8E4M3) else { return false };
-        let row = view.rows(n, 1).unwrap_or_default();
-        row.len() == view.dtype.row_bytes(out.len()).unwrap_or(0)
-            && encoding::dequantize(view.dtype, row, out).is_ok()
+        self.dense_row(name, n, out).is_ok()
     }
 
     fn stays(&self) -> bool {

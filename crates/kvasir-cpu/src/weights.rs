@@ -1,11 +1,11 @@
 //! Matrices in the form that the kernels read.
 
 use crate::Team;
-use crate::dense::{Bf16Panels, F32Panels};
+use crate::dense::{Bf16Panels, F32Panels, Width};
 use crate::panels::{EncodedRows, RowBytes};
 use crate::quant::QuantPanels;
-use crate::source::{Source, Stored};
-use kvasir_formats::{DType, Error, encoding};
+use crate::source::Source;
+use kvasir_formats::{DType, Error};
 use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
 use std::fmt;
 use std::ops::Range;
@@ -151,26 +151,28 @@ impl<'a> Packer<'a> {
     pub(crate) fn linear(&mut self, m: &Matrix) -> Result<Linear, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let bias = m.bias.as_ref().map(|v| self.vector(v, m.outputs)).transpose()?;
-        let stored = self.source.stored(&weight.name, &weight.shape)?;
-        let rows = stored.as_ref().and_then(|s| m.stored_rows(s.row_len).map(|place| (s, place)));
+        let (name, shape) = (&weight.name, &weight.shape);
+        let dtype = self.source.dtype(name, shape)?;
         let exact = self.precision == Precision::Exact || weight.role == Role::Router;
-        let size = (m.outputs, m.inputs);
-        let (packed, stored_bytes) = match rows {
-            Some((stored, (first, step))) => {
-                let bytes = stored.dtype.row_bytes(stored.row_len)? * m.outputs;
-                if first + step * m.outputs.saturating_sub(1) >= stored.rows {
-                    return Err(Error::at(format!("tensor {}", weight.name), "has too few rows"));
+        let wide = exact || dtype == Some(DType::F32);
+        let row_len = shape.last().copied().unwrap_or(1);
+        let stored_bytes = dtype.map_or(Ok(row_len), |dtype| dtype.row_bytes(row_len))? * m.outputs;
+        let packed = match dtype.and_then(|dtype| Some((dtype, m.stored_rows(row_len)?))) {
+            None => self.pack_dense(m, wide, dtype)?,
+            Some((dtype, (first, step))) => {
+                let rows: usize = shape.iter().rev().skip(1).product();
+                if first + step * m.outputs.saturating_sub(1) >= rows {
+                    return Err(Error::at(format!("tensor {name}"), "has too few rows"));
                 }
-                let packed = match exact || stored.dtype == DType::F32 {
-                    true => self.pack_rows(stored, (first, step), size)?,
-                    false => self.where_they_lie(stored.dtype, m, (first, step))?,
-                };
-                (packed, bytes)
-            }
-            None => {
-                let bytes = stored
-                    .map_or(m.outputs * m.inputs, |s| s.dtype.row_bytes(s.row_len).unwrap_or(0) * m.outputs);
-                (self.pack_dense(m, exact)?, bytes)
+                match !wide && self.source.stored(name, shape)?.is_some() {
+                    true => self.where_they_lie(dtype, m, (first, step))?,
+                    false => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
+                        // Rows were found to be there, and their lengths checked, when the file was opened.
+                        if !self.source.row(name, shape, first + n * step, out) {
+                            out.fill(f32::NAN);
+                        }
+                    })?,
+                }
             }
         };
         Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
@@ -197,23 +199,22 @@ impl<'a> Packer<'a> {
         Ok(packed)
     }
 
-    fn pack_rows(
+    /// Packs what `row` fills: for f32 arithmetic in this width, or else as bf16.
+    fn pack(
         &self,
-        s: &Stored<'_>,
-        (first, step): (usize, usize),
-        size: (usize, usize),
+        wide: Option<Width>,
+        m: &Matrix,
+        row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> Result<Packed, Error> {
-        let row = |n: usize| (s.row)(first + n * step);
-        let fill = |n: usize, out: &mut [f32]| {
-            // The row's length was checked against the type when the file was opened.
-            if encoding::dequantize(s.dtype, row(n), out).is_err() {
-                out.fill(f32::NAN);
-            }
+        let size = (m.outputs, m.inputs);
+        let packed = match wide {
+            Some(width) => F32Panels::pack(self.team, size, width, row).map(Packed::F32),
+            None => Bf16Panels::rounded(self.team, size, row).map(Packed::Bf16),
         };
-        F32Panels::pack(self.team, size, &fill).map(Packed::F32).map_err(out_of_memory)
+        packed.map_err(out_of_memory)
     }
 
-    fn pack_dense(&mut self, m: &Matrix, exact: bool) -> Result<Packed, Error> {
+    fn pack_dense(&mut self, m: &Matrix, wide: bool, dtype: Option<DType>) -> Result<Packed, Error> {
         let id = self.program.resolve(m.weight);
         if self.unpacked.as_ref().is_none_or(|(have, _)| *have != id) {
             self.unpacked = None;
@@ -232,15 +233,9 @@ impl<'a> Packer<'a> {
             let from = &values[m.offset + n * m.output_stride..];
             out.iter_mut().zip(from.iter().step_by(m.input_stride.max(1))).for_each(|(o, &v)| *o = v);
         };
-        let kept_whole = |s: Option<Stored<'_>>| s.is_some_and(|s| s.dtype == DType::F32);
-        let weight = self.program.weight(id);
-        let wide = kept_whole(self.source.stored(&weight.name, &weight.shape)?);
-        let size = (m.outputs, m.inputs);
-        let packed = match exact || wide {
-            true => F32Panels::pack(self.team, size, &fill).map(Packed::F32),
-            false => Bf16Panels::rounded(self.team, size, &fill).map(Packed::Bf16),
-        };
-        packed.map_err(out_of_memory)
+        // Scales of blocks do not go along with inputs that lie apart.
+        let width = dtype.filter(|dtype| dtype.block_len() == 1).map_or(Width::Whole, Width::of);
+        self.pack(wide.then_some(width), m, &fill)
     }
 }
 

@@ -196,21 +196,41 @@ impl Checkpoint {
     /// beside 8-bit floats, and for `NAME` without a tensor of that name `NAME_blocks` with `NAME_scales`, whose
     /// shape is then [experts, out, in].
     pub fn dense(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
-        let Some(view) = self.tensor(name) else { return self.dense_mxfp4(name) };
-        let mut values = view.to_f32()?;
-        if view.dtype == DType::F8E4M3 {
-            self.scale_blocks(&view, &mut values)?;
-        }
-        Ok((view.shape.to_vec(), values))
+        let shape = match (self.tensor(name), self.mxfp4(name)?) {
+            (Some(view), _) => view.shape.to_vec(),
+            (None, Some((_, scales))) => {
+                let (last, outer) = scales.shape.split_last().unwrap_or((&0, &[]));
+                [outer, &[last * 32]].concat()
+            }
+            (None, None) => {
+                return Err(Error::at(format!("tensor {name}"), "is missing").in_file(&self.path));
+            }
+        };
+        let mut values = vec![0.0; shape.iter().product()];
+        let row_len = shape.last().copied().unwrap_or(1).max(1);
+        values.chunks_mut(row_len).enumerate().try_for_each(|(n, row)| self.dense_row(name, n, row))?;
+        Ok((shape, values))
     }
 
-    fn scale_blocks(&self, weight: &TensorView<'_>, values: &mut [f32]) -> Result<()> {
-        let (scales, block_rows, block_cols) = self.block_scales(weight)?;
-        let (cols, across) = (weight.row_len(), weight.row_len().div_ceil(block_cols));
-        let scales = scales.to_f32()?;
-        for (r, row) in values.chunks_mut(cols.max(1)).enumerate() {
-            let scales = scales.iter().skip(r / block_rows * across);
-            for (part, scale) in row.chunks_mut(block_cols).zip(scales) {
+    /// Row `n` of a weight, all leading dimensions counted as one, likewise. Of tensors without companions it takes no memory.
+    pub fn dense_row(&self, name: &str, n: usize, out: &mut [f32]) -> Result<()> {
+        let Some(view) = self.tensor(name) else {
+            let pair = self.mxfp4(name)?;
+            let (blocks, scales) =
+                pair.ok_or_else(|| Error::at(format!("tensor {name}"), "is missing").in_file(&self.path))?;
+            let across = out.len() / 32;
+            let codes = blocks.rows(n * across, across)?;
+            return mxfp4_row(codes, scales.rows(n, 1)?, out).ok_or_else(|| {
+                Error::at(format!("tensor {name}"), format!("has rows of {} numbers", scales.row_len() * 32))
+            });
+        };
+        let row = view.rows(n, 1)?;
+        encoding::dequantize(view.dtype, row, out).map_err(|e| Error::at(view.name, e))?;
+        if view.dtype == DType::F8E4M3 {
+            let (scales, block_rows, block_cols) = self.block_scales(&view)?;
+            let mut across = vec![0.0; scales.row_len()];
+            encoding::dequantize(scales.dtype, scales.rows(n / block_rows, 1)?, &mut across)?;
+            for (part, scale) in out.chunks_mut(block_cols).zip(across) {
                 part.iter_mut().for_each(|v| *v *= scale);
             }
         }
@@ -238,26 +258,6 @@ impl Checkpoint {
         Ok((scales, rows, cols))
     }
 
-    fn dense_mxfp4(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
-        let fail = |why: String| Error::at(format!("tensor {name}"), why).in_file(&self.path);
-        let (blocks, scales) = self.mxfp4(name)?.ok_or_else(|| fail("is missing".into()))?;
-        let mut values = vec![0.0; blocks.len() * 2];
-        let pairs = blocks.bytes.as_chunks::<16>().0.iter().zip(scales.bytes);
-        for ((block, &e), out) in pairs.zip(values.as_chunks_mut::<32>().0) {
-            let d = encoding::e8m0_half(e);
-            for (&q, pair) in block.iter().zip(out.as_chunks_mut::<2>().0) {
-                let value = |code: u8| f32::from(encoding::E2M1_DOUBLED[usize::from(code & 0xf)]) * d;
-                *pair = [value(q), value(q >> 4)];
-            }
-        }
-        let mut shape = blocks.shape.to_vec();
-        shape.pop();
-        if let Some(last) = shape.last_mut() {
-            *last *= 32;
-        }
-        Ok((shape, values))
-    }
-
     /// The two halves of a weight stored as gpt-oss stores its experts: 16 bytes of codes ([experts, out, in / 32,
     /// 16], value 2j in the low nibble of byte j) and a scale byte for each.
     pub fn mxfp4(&self, name: &str) -> Result<Option<(TensorView<'_>, TensorView<'_>)>> {
@@ -273,15 +273,42 @@ impl Checkpoint {
         Ok(Some((blocks, scales)))
     }
 
-    /// Gives the pages of some rows of a tensor back to the system; they are read again from the file when touched.
+    /// Gives the pages of some rows of a weight back to the system; they are read again from the file when touched.
     pub fn let_go(&self, name: &str, rows: Range<usize>) {
-        let Some(entry) = self.tensors.get(name) else { return };
-        let row = entry.shape.last().map_or(Ok(0), |n| entry.dtype.row_bytes(*n)).unwrap_or(0);
+        // Tensors of it, with the dimensions that a row has there.
+        let companions = || [(format!("{name}_blocks"), 2), (format!("{name}_scales"), 1)];
+        match self.tensors.get(name) {
+            Some(entry) => self.let_go_rows(entry, 1, &rows),
+            None => companions().iter().for_each(|(name, dimensions)| {
+                if let Some(entry) = self.tensors.get(name) {
+                    self.let_go_rows(entry, *dimensions, &rows);
+                }
+            }),
+        }
+    }
+
+    fn let_go_rows(&self, entry: &Entry, dimensions: usize, rows: &Range<usize>) {
+        let outer = entry.shape.len().saturating_sub(dimensions);
+        let row = entry.range.len() / entry.shape[..outer].iter().product::<usize>().max(1);
         let at = |n: usize| entry.range.start + n.saturating_mul(row).min(entry.range.len());
         if let Some(file) = self.files.get(entry.file) {
             file.let_go(at(rows.start)..at(rows.end));
         }
     }
+}
+
+/// Codes of 16 bytes a block, value 2j in the low nibble of byte j, times the blocks' powers of two; none if they are not as many as numbers.
+fn mxfp4_row(codes: &[u8], scales: &[u8], out: &mut [f32]) -> Option<()> {
+    let blocks = codes.as_chunks::<16>().0;
+    let fits = blocks.len() == scales.len() && out.len() == blocks.len() * 32;
+    for ((block, &e), out) in blocks.iter().zip(scales).zip(out.as_chunks_mut::<32>().0) {
+        let d = encoding::e8m0_half(e);
+        for (&q, pair) in block.iter().zip(out.as_chunks_mut::<2>().0) {
+            let value = |code: u8| f32::from(encoding::E2M1_DOUBLED[usize::from(code & 0xf)]) * d;
+            *pair = [value(q), value(q >> 4)];
+        }
+    }
+    fits.then_some(())
 }
 
 fn add_gguf(

@@ -1,44 +1,47 @@
-//! Matrices of f32, for exact arithmetic.
+//! Matrices that are computed in f32.
 
 use super::LANES;
+use super::width::{Opened, PART, Width, put_row};
+use crate::ask::{Near, ask_line};
 use crate::buffer::Buffer;
 use crate::level::per_level;
 use crate::matmul::Output;
 use crate::{Level, Team};
 use std::io;
 
-/// An f32 matrix as panels of 16 outputs, a vector per input. One chain of fused multiply-adds per output.
+/// A matrix as panels of 16 outputs, in which numbers are as wide as they came. One chain of fused multiply-adds per output.
 pub(crate) struct F32Panels {
     pub(crate) outputs: usize,
     inputs: usize,
+    width: Width,
     bytes: Buffer,
 }
 
 impl F32Panels {
-    /// Packs rows that `row(n, values)` fills.
+    /// Packs rows that `row(n, values)` fills with numbers of this width.
     pub(crate) fn pack(
         team: &Team,
         (outputs, inputs): (usize, usize),
+        width: Width,
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> io::Result<Self> {
         let panels = outputs.div_ceil(LANES);
-        let bytes = Buffer::in_large_pages(panels * inputs * 64)?;
-        let base = bytes.ptr() as usize;
-        team.each(panels, &|_, panel| {
+        let len = inputs.div_ceil(PART) * width.bytes();
+        let bytes = Buffer::in_large_pages(panels * len)?;
+        let (base, level) = (bytes.ptr() as usize, Level::detect());
+        team.each_in_order(panels, &|_, panel| {
             // SAFETY: the panel lies in the buffer, and each panel is written by one thread.
-            let dest = unsafe {
-                std::slice::from_raw_parts_mut((base + panel * inputs * 64) as *mut [f32; LANES], inputs)
-            };
+            let dest = unsafe { std::slice::from_raw_parts_mut((base + panel * len) as *mut u8, len) };
             let mut values = vec![0f32; inputs];
             for lane in 0..LANES.min(outputs - panel * LANES) {
                 row(panel * LANES + lane, &mut values);
-                dest.iter_mut().zip(&values).for_each(|(d, &v)| d[lane] = v);
+                put_row(level, width, lane, &values, dest);
             }
         });
-        Ok(Self { outputs, inputs, bytes })
+        Ok(Self { outputs, inputs, width, bytes })
     }
 
-    pub(crate) fn panels(&self) -> usize {
+    fn panels(&self) -> usize {
         self.outputs.div_ceil(LANES)
     }
 
@@ -46,47 +49,99 @@ impl F32Panels {
         self.bytes.len()
     }
 
-    fn panel(&self, n: usize) -> &[[f32; LANES]] {
-        debug_assert!(n < self.panels());
-        // SAFETY: the panel lies in the buffer, which is aligned to a page; every bit pattern is a float.
-        unsafe { std::slice::from_raw_parts(self.bytes.ptr().add(n * self.inputs * 64).cast(), self.inputs) }
+    fn panel(&self, n: usize) -> &[u8] {
+        let len = self.inputs.div_ceil(PART) * self.width.bytes();
+        &self.bytes.bytes()[n * len..(n + 1) * len]
     }
 }
 
+/// Panels that take a row at the same time: a chain waits for itself.
+const PANELS: usize = 4;
+/// Rows that a part is opened for at once.
+const ROWS: usize = 32;
+/// Rows that are multiplied with one panel at the same time.
+const TOGETHER: usize = 8;
+/// Bytes from what is opened to what memory is asked for.
+const AHEAD: usize = 2048;
+
 #[inline(always)]
-fn f32_panel_body(w: &F32Panels, x: &[f32], stride: usize, panel: usize, rows: usize, out: &Output) {
-    #[inline(always)]
-    fn some<const N: usize>(w: &[[f32; LANES]], x: [&[f32]; N]) -> [[f32; LANES]; N] {
-        let mut sums = [[0f32; LANES]; N];
-        for (i, w) in w.iter().enumerate() {
-            for n in 0..N {
-                let v = x[n][i];
-                for lane in 0..LANES {
-                    sums[n][lane] = w[lane].mul_add(v, sums[n][lane]);
+fn f32_panels_body(
+    w: &F32Panels,
+    (x, stride): (&[f32], usize),
+    first: usize,
+    rows: usize,
+    own_level: Level,
+    out: &Output,
+) {
+    let panels = PANELS.min(w.panels() - first);
+    let mut opened: [Opened; PANELS] = [[[0.0; LANES]; PART]; PANELS];
+    for from in (0..rows).step_by(ROWS) {
+        let rows = ROWS.min(rows - from);
+        let mut sums = [[[0f32; LANES]; ROWS]; PANELS];
+        for (part, at) in (0..w.inputs).step_by(PART).enumerate() {
+            let bytes = w.width.bytes();
+            for (panel, opened) in opened[..panels].iter_mut().enumerate() {
+                let part = &w.panel(first + panel)[part * bytes..][..bytes];
+                for line in (0..bytes).step_by(64) {
+                    ask_line(Near::Second, part.as_ptr().wrapping_add(AHEAD + line));
                 }
+                w.width.open(own_level, part, opened);
+            }
+            let inputs = PART.min(w.inputs - at);
+            let row = |n: usize| &x[(from + n) * stride + at..][..inputs];
+            let mut n = 0;
+            while n + TOGETHER <= rows {
+                for (opened, sums) in opened[..panels].iter().zip(&mut sums) {
+                    if let Some(sums) = sums[n..].first_chunk_mut() {
+                        add(opened, std::array::from_fn(|i| row(n + i)), sums);
+                    }
+                }
+                n += TOGETHER;
+            }
+            while n < rows {
+                add_row(&opened, row(n), n, &mut sums);
+                n += 1;
             }
         }
-        sums
-    }
-    let weights = w.panel(panel);
-    let at = |row: usize| &x[row * stride..row * stride + w.inputs];
-    let mut row = 0;
-    while row < rows {
-        if rows - row >= 4 {
-            let sums = some::<4>(weights, std::array::from_fn(|n| at(row + n)));
-            sums.iter().enumerate().for_each(|(n, s)| out.store(row + n, panel * LANES, s));
-            row += 4;
-        } else {
-            let [sums] = some::<1>(weights, [at(row)]);
-            out.store(row, panel * LANES, &sums);
-            row += 1;
+        for (panel, sums) in sums[..panels].iter().enumerate() {
+            for (n, sums) in sums[..rows].iter().enumerate() {
+                out.store(from + n, (first + panel) * LANES, sums);
+            }
         }
     }
+}
+
+/// Adds a part of one panel times some rows.
+#[inline(always)]
+fn add(w: &Opened, x: [&[f32]; TOGETHER], sums: &mut [[f32; LANES]; TOGETHER]) {
+    let mut all = *sums;
+    for (i, w) in w.iter().enumerate().take(x[0].len()) {
+        for n in 0..TOGETHER {
+            for lane in 0..LANES {
+                all[n][lane] = w[lane].mul_add(x[n][i], all[n][lane]);
+            }
+        }
+    }
+    *sums = all;
+}
+
+/// Adds a part of all panels times one row.
+#[inline(always)]
+fn add_row(w: &[Opened; PANELS], x: &[f32], row: usize, sums: &mut [[[f32; LANES]; ROWS]; PANELS]) {
+    let mut all: [[f32; LANES]; PANELS] = std::array::from_fn(|panel| sums[panel][row]);
+    for (i, &v) in x.iter().enumerate().take(PART) {
+        for panel in 0..PANELS {
+            for lane in 0..LANES {
+                all[panel][lane] = w[panel][i][lane].mul_add(v, all[panel][lane]);
+            }
+        }
+    }
+    (0..PANELS).for_each(|panel| sums[panel][row] = all[panel]);
 }
 
 per_level! {
-    /// One panel times all rows.
-    f32_panel(w: &F32Panels, x: &[f32], stride: usize, panel: usize, rows: usize, out: &Output) => f32_panel_body
+    /// Some panels from `first` on times all rows.
+    f32_panels(w: &F32Panels, x: (&[f32], usize), first: usize, rows: usize, own_level: Level, out: &Output) => f32_panels_body
 }
 
 /// `out[row] = w · x[row]`, rows of `x` `stride` apart.
@@ -94,9 +149,11 @@ pub(crate) fn matmul_f32(
     team: &Team,
     level: Level,
     w: &F32Panels,
-    (x, stride): (&[f32], usize),
+    x: (&[f32], usize),
     rows: usize,
     out: &Output,
 ) {
-    team.each(w.panels(), &|_, panel| f32_panel(level, w, x, stride, panel, rows, out));
+    team.each_in_order(w.panels().div_ceil(PANELS), &|_, n| {
+        f32_panels(level, w, x, n * PANELS, rows, level, out);
+    });
 }

@@ -5,6 +5,7 @@ mod many;
 mod panels;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod width;
 
 use crate::buffer::Buffer;
 use crate::level::per_level;
@@ -17,6 +18,7 @@ pub(crate) use panels::Bf16Panels;
 use panels::Floats;
 use std::cell::RefCell;
 use std::io;
+pub(crate) use width::Width;
 
 /// Inputs of one tile of bf16.
 pub(crate) const STEP: usize = 32;
@@ -216,7 +218,7 @@ mod tests {
                 out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i))
             };
             let w = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
-            let wide = F32Panels::pack(&team, (outputs, inputs), &row).unwrap();
+            let wide = F32Panels::pack(&team, (outputs, inputs), Width::Whole, &row).unwrap();
             let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
             let x = Bf16Activations::new(70, inputs).unwrap();
             for (r, v) in values.chunks_exact(inputs).enumerate() {

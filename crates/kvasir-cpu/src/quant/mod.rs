@@ -42,6 +42,7 @@ pub(crate) use gated::Gated;
 pub(crate) use neon::{Dots, Fours, Pairs};
 pub(crate) use panels::QuantPanels;
 use panels::QuantReader;
+pub(crate) use source::half;
 
 use crate::matmul::{Output, token_blocks};
 use crate::panels::{Kind, Room};

@@ -74,10 +74,10 @@ macro_rules! opening {
                 }
                 let mut lines = [[zero(); 2]; 4];
                 if f.floats {
+                    let codes_at = f.codes_at() + half * 32 + i * 128;
                     for (j, line) in lines.iter_mut().enumerate() {
-                        // SAFETY: the layout's lines.
-                        let codes =
-                            unsafe { load(block.add(f.codes_at() + half * 32 + (i * 2 + j / 2) * 64)) };
+                        // SAFETY: one of the layout's lines.
+                        let codes = unsafe { load(block.add(codes_at + j / 2 * 64)) };
                         let values = looked_up(&FLOATS, and(right16(codes, j as i32 % 2 * 4), all8(15)));
                         *line = [left16(values, 8), and(values, all16(!0xff))];
                         for word in line {

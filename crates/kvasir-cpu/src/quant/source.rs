@@ -242,7 +242,7 @@ fn bits_at(bytes: &[u8], at: usize) -> u16 {
 
 /// What these bits of an f16 say. In integers and one exact product, so that all rows' are made at once.
 #[inline(always)]
-fn half(bits: u16) -> f32 {
+pub(crate) fn half(bits: u16) -> f32 {
     let size = u32::from(bits & !SIGN) << 13;
     // A power of two between the two types' least exponents makes subnormal numbers normal, too.
     let value = f32::from_bits(size) * f32::from_bits(0x7780_0000);
