@@ -125,6 +125,11 @@ impl RandomWeights {
 /// Makes a block of random bytes one of small finite numbers.
 fn tame(dtype: DType, block: &mut [u8]) {
     let small = half::f16::from_f32(0.002).to_le_bytes();
+    if dtype == DType::Mxfp4
+        && let Some(power) = block.first_mut()
+    {
+        *power = 118 + *power % 4;
+    }
     let halves: &[usize] = match dtype {
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
