@@ -2,9 +2,10 @@
 
 use crate::buffer::Buffer;
 use crate::prepared::{Operand, Prepared};
-use crate::weights::Linear;
+use crate::run::{Parts, by_rows};
+use crate::weights::{Linear, Packed};
 use crate::{Level, Team, rows};
-use kvasir_program::{Activation, Op, Program, Routing, Score};
+use kvasir_program::{Activation, Op, Program, Routing, Score, ValueId};
 use std::io;
 
 /// Experts of one token with their shares.
@@ -91,6 +92,10 @@ fn floats(buffer: &mut Buffer) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(buffer.bytes_mut().as_mut_ptr().cast(), len) }
 }
 
+/// Names of an expert's operands, so that they are prepared once.
+const GATHERED: ValueId = ValueId(u32::MAX);
+const ACTIVATED: ValueId = ValueId(u32::MAX - 1);
+
 /// What each token's experts yield together. Experts are taken in the order of their numbers, so a token's sum does not depend on others.
 pub(crate) fn mixture(
     (team, level): (&Team, Level),
@@ -111,43 +116,41 @@ pub(crate) fn mixture(
         if n == 0 {
             continue;
         }
-        let (outer, inner) = (gate[expert].inputs, gate[expert].outputs);
+        let [gate, up, down] = [&gate[expert], &up[expert], &down[expert]];
+        let (outer, inner) = (gate.inputs, gate.outputs);
         let rows_x = floats(&mut m.x);
-        for (to, (token, _)) in rows_x.chunks_exact_mut(outer).zip(&chosen) {
-            to.copy_from_slice(&x[token * outer..(token + 1) * outer]);
-        }
+        let gathered = Parts::new(rows_x);
+        by_rows(team, n, &|row| {
+            // SAFETY: each row is handed to one thread.
+            unsafe { gathered.row(row, outer) }.copy_from_slice(&x[chosen[row].0 * outer..][..outer]);
+        });
         m.prepared.forget();
         let all = (team, level);
-        // The same operand under one made-up name, so that it is prepared once.
-        let name = Some(kvasir_program::ValueId(u32::MAX));
-        m.prepared.multiply(
-            all,
-            &gate[expert],
-            name,
-            Operand::Rows(rows_x, outer),
-            n,
-            (floats(&mut m.gate), inner),
-        );
-        m.prepared.multiply(
-            all,
-            &up[expert],
-            name,
-            Operand::Rows(rows_x, outer),
-            n,
-            (floats(&mut m.up), inner),
-        );
-        let (g, u, i) = (floats(&mut m.gate), floats(&mut m.up), floats(&mut m.inner));
-        rows::gate(level, &g[..n * inner], &u[..n * inner], activation, &mut i[..n * inner]);
-        m.prepared.multiply(
-            all,
-            &down[expert],
-            None,
-            Operand::Rows(i, inner),
-            n,
-            (floats(&mut m.out), outer),
-        );
-        for (from, (token, share)) in floats(&mut m.out).chunks_exact(outer).zip(&chosen) {
-            y[token * width..(token + 1) * width].iter_mut().zip(from).for_each(|(y, v)| *y += share * v);
+        // A gate and its partner in one, whose activation is the next operand already: where nothing comes between.
+        let integers = |l: &Linear| matches!(l.packed, Packed::Quant(_));
+        let alone = [gate, up].iter().all(|l| integers(l) && l.bias.is_none()) && integers(down);
+        let x = || Operand::Rows(rows_x, outer);
+        let together = alone && m.prepared.gate(all, (gate, up, activation), (GATHERED, x()), n, ACTIVATED);
+        if !together {
+            m.prepared.multiply(all, gate, Some(GATHERED), x(), n, (floats(&mut m.gate), inner));
+            m.prepared.multiply(all, up, Some(GATHERED), x(), n, (floats(&mut m.up), inner));
+            let (g, u, activated) =
+                (floats(&mut m.gate), floats(&mut m.up), Parts::new(floats(&mut m.inner)));
+            by_rows(team, n, &|row| {
+                let at = row * inner..(row + 1) * inner;
+                // SAFETY: as above.
+                rows::gate(level, &g[at.clone()], &u[at], activation, unsafe { activated.row(row, inner) });
+            });
         }
+        let activated = Operand::Rows(floats(&mut m.inner), inner);
+        let name = together.then_some(ACTIVATED);
+        m.prepared.multiply(all, down, name, activated, n, (floats(&mut m.out), outer));
+        let (out, sums) = (floats(&mut m.out), Parts::new(y));
+        by_rows(team, n, &|row| {
+            let (token, share) = chosen[row];
+            // SAFETY: as above: a token chooses an expert once.
+            let sum = unsafe { sums.row(token, width) };
+            sum.iter_mut().zip(&out[row * outer..(row + 1) * outer]).for_each(|(y, v)| *y += share * v);
+        });
     }
 }

@@ -6,9 +6,7 @@ use crate::quant::{QuantActivations, matmul as matmul_quant};
 use crate::run::by_rows;
 use crate::weights::{Linear, Packed};
 use crate::{Level, Team};
-#[cfg(target_arch = "x86_64")]
-use kvasir_program::Activation;
-use kvasir_program::ValueId;
+use kvasir_program::{Activation, ValueId};
 use std::cell::RefCell;
 use std::io;
 
@@ -82,26 +80,30 @@ impl Prepared {
 
     /// Prepares `out`, the activation of a gate and its partner, for matrices that take it; nothing else of it is kept. False if that does not pay
     /// for so many rows.
-    #[cfg(target_arch = "x86_64")]
     pub(crate) fn gate(
         &mut self,
-        (team, level): (&Team, Level),
+        all: (&Team, Level),
         (gate, up, activation): (&Linear, &Linear, Activation),
         (of, x): (ValueId, Operand<'_>),
         n: usize,
         out: ValueId,
     ) -> bool {
         let (Packed::Quant(w), Packed::Quant(partner)) = (&gate.packed, &up.packed) else { return false };
-        let gated = Gated { gate: w, up: partner, activation };
-        if !gated.takes(level, n) {
-            return false;
+        #[cfg(target_arch = "x86_64")]
+        {
+            let gated = Gated { gate: w, up: partner, activation };
+            if gated.takes(all.1, n) {
+                self.quantise(all, gate.inputs, Some(of), &x, n);
+                self.gated.reshape(gate.outputs);
+                gated.multiply(all.0, all.1, &self.quant, n, &self.gated);
+                std::mem::swap(&mut self.quant, &mut self.gated);
+                self.quant_of = Some(out);
+                return true;
+            }
         }
-        self.quantise((team, level), gate.inputs, Some(of), &x, n);
-        self.gated.reshape(gate.outputs);
-        gated.multiply(team, level, &self.quant, n, &self.gated);
-        std::mem::swap(&mut self.quant, &mut self.gated);
-        self.quant_of = Some(out);
-        true
+        // Other architectures have no way for both.
+        let _ = (all, w, partner, activation, of, x, n, out);
+        false
     }
 
     /// `out = l · x + bias`. `of` names the operand, so that the next matrix need not prepare it again.

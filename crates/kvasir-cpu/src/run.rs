@@ -135,7 +135,6 @@ impl Run<'_> {
 
     /// Runs a gate, its partner and what joins them as one, if that pays.
     fn gate(&self, at: usize, m: &mut Memory) -> bool {
-        #[cfg(target_arch = "x86_64")]
         if let [Op::Linear { x, .. }, _, Op::Gate { activation, out, .. }] =
             &self.model.program.ops[at..at + 3]
             && let [OpWeights::One(gate), OpWeights::One(up)] = &self.model.weights[at..at + 2]
@@ -150,7 +149,6 @@ impl Run<'_> {
             let units = (&*self.model.team, self.model.level);
             return m.prepared.gate(units, (gate, up, *activation), (*x, rows), self.rows(*out), *out);
         }
-        let _ = (at, m);
         false
     }
 

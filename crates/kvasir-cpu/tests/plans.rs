@@ -13,12 +13,12 @@ use kvasir_kv::{
 };
 use std::sync::Arc;
 
-/// Latent attention that selects its keys, sinks beside windows, windows beside full layers, windows alone; each in exact arithmetic
+/// Latent attention that selects its keys, sinks beside windows, windows beside full layers, windows alone, experts without biases; each in exact arithmetic
 /// over f32, and in the fast one over every kind of pool in turn.
 fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     let mut setups = Vec::new();
     let mut kinds = KvType::ALL.into_iter().cycle();
-    for case in ["deepseek_v32", "gpt_oss", "gemma3", "mistral"] {
+    for case in ["deepseek_v32", "gpt_oss", "gemma3", "mistral", "qwen3_moe"] {
         setups.push((format!("{case}, exact"), exact(case, 2), KvType::F32));
         let model = narrow(case, 2);
         for kind in kinds.by_ref().take(2) {
