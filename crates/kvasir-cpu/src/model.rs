@@ -254,14 +254,19 @@ impl CpuModel {
 }
 
 /// Whether the fast arithmetic would be the wrong one. A checkpoint whose matrices are f32 is there to be compared with. And
-/// experts stored as floats of any width are chosen by scores that lie close together: rounded activations choose others.
+/// experts stored as floats of any width are chosen by scores that lie close together: rounded activations choose others. Large matrices
+/// of MXFP4 are taken for the integers that their users want the speed of.
 fn needs_f32(program: &Program, source: &dyn WeightSource) -> Result<bool, Error> {
     let routed = program.ops.iter().any(|op| matches!(op, Op::Route { .. }));
     for weight in program.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts)) {
         let dtype = source.stored(&weight.name, &weight.shape)?.map(|stored| stored.dtype);
         let keeps = match dtype {
             Some(DType::F32) => true,
-            Some(dtype) => routed && Format::of(dtype).is_none(),
+            Some(dtype) => {
+                let format = Format::for_matrix(dtype, weight.shape.iter().product());
+                let small_floats = dtype == DType::Mxfp4 && format == Some(Format::FINE);
+                routed && (format.is_none() || small_floats)
+            }
             None => routed,
         };
         if !keeps {

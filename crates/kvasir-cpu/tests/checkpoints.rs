@@ -4,7 +4,7 @@
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, Team};
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};
-use kvasir_formats::Checkpoint;
+use kvasir_formats::{Checkpoint, Rules, convert};
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{Cache, ClaimRow, Contiguous, Paged, SeqId, Span, StepId, Token};
 use kvasir_program::{Model, Program, Tap};
@@ -169,6 +169,26 @@ fn logits_and_greedy_continuations_are_as_recorded() {
         println!("{name}: exact {error:.1e}, fast {:.2} % of the deviation", fast * 100.0);
     }
     assert!(lost.is_empty(), "the fast arithmetic goes astray:\n{}", lost.join("\n"));
+}
+
+#[test]
+fn floats_of_four_bits_in_gguf_lose_nothing_in_a_small_model() {
+    let case = cases().into_iter().find(|case| case.ends_with("gpt_oss_mxfp4")).unwrap();
+    let expected: Json =
+        serde_json::from_str(&std::fs::read_to_string(case.join("expected.json")).unwrap()).unwrap();
+    let file = std::env::temp_dir().join(format!("kvasir-small-floats-{}.gguf", std::process::id()));
+    let rules = Rules::parse("bf16", &["*_exps.*=mxfp4".into()]).unwrap();
+    convert(&case, &file, &rules).unwrap();
+    let gguf = load(&file, Precision::Auto, 2);
+    std::fs::remove_file(&file).unwrap();
+    for (prompt, ids) in expected["prompts"].as_object().unwrap() {
+        let (ids, greedy) = (tokens(ids), tokens(&expected["greedy"][prompt]["tokens"]));
+        let all = [&ids[..], &greedy].concat();
+        let mut session = Session::new(&gguf, gguf.natural_kv(), Box::new(Contiguous::new(512)));
+        let seq = session.open(&ids, all.len());
+        let (drawn, _) = session.run(&[(seq, &all[..all.len() - 1], ids.len() - 1)]);
+        assert_eq!(drawn, greedy, "{prompt}");
+    }
 }
 
 #[test]
