@@ -2,6 +2,7 @@
 
 use super::Check;
 use kvasir::{Inspection, KvType, Opened};
+use kvasir_program::{Holds, Op, Role};
 use std::collections::BTreeMap;
 
 const GB: f64 = 1e9;
@@ -9,7 +10,7 @@ const GB: f64 = 1e9;
 pub(super) fn checks(opened: &Opened, name: &str, free: Option<u64>, bandwidth: Option<f64>) -> Vec<Check> {
     let stored = Inspection::of(opened).memory.stored;
     let mut checks = vec![weights(opened, name, stored), fits(stored, free), context(opened, stored, free)];
-    checks.extend(bandwidth.map(|bandwidth| reach(stored, bandwidth)));
+    checks.extend(bandwidth.map(|bandwidth| reach(stored.saturating_sub(idle(opened)), bandwidth)));
     checks.push(words(opened));
     checks
 }
@@ -61,10 +62,29 @@ fn context(opened: &Opened, stored: u64, free: Option<u64>) -> Check {
     Check::ok("context", found).value("kv_bytes_per_token", slot).value("tokens_per_gb", per_gb)
 }
 
-/// A bound and no promise: each token of a single stream reads all weights once.
-fn reach(stored: u64, bandwidth: f64) -> Check {
-    let rate = bandwidth / (stored as f64).max(1.0);
-    let found = format!("one stream gets at most {rate:.0} tokens/s of dense weights from this memory");
+/// Bytes of experts that a token does not choose.
+fn idle(opened: &Opened) -> u64 {
+    let program = &opened.model.target;
+    let share = program.ops.iter().find_map(|op| match op {
+        Op::Mixture { routes, experts, .. } => match program.value(*routes).holds {
+            Holds::Routes(used) => Some(1.0 - used as f64 / experts.gate.count.max(1) as f64),
+            _ => None,
+        },
+        _ => None,
+    });
+    let bytes = |name: &str| opened.checkpoint.tensor(name).map_or(0, |tensor| tensor.bytes.len() as u64);
+    // Codes and scales may be tensors of their own.
+    let all =
+        |name: &str| ["", "_blocks", "_scales"].map(|end| bytes(&format!("{name}{end}"))).iter().sum::<u64>();
+    let experts = program.weights.iter().filter(|weight| weight.role == Role::Experts);
+    let experts: u64 = experts.map(|weight| all(&weight.name)).sum();
+    (experts as f64 * share.unwrap_or_default()) as u64
+}
+
+/// A bound and no promise: each token of a single stream reads all weights once, but the experts that it does not choose.
+fn reach(read: u64, bandwidth: f64) -> Check {
+    let rate = bandwidth / (read as f64).max(1.0);
+    let found = format!("one stream gets at most {rate:.0} tokens/s of these weights from this memory");
     Check::ok("reach", found).value("tokens_per_second_at_most", rate)
 }
 
