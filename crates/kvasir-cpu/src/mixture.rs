@@ -127,8 +127,7 @@ pub(crate) fn mixture(
         m.prepared.forget();
         let all = (team, level);
         // A gate and its partner in one, whose activation is the next operand already: where nothing comes between.
-        let integers = |l: &Linear| matches!(l.packed, Packed::Quant(_));
-        let alone = [gate, up].iter().all(|l| integers(l) && l.bias.is_none()) && integers(down);
+        let alone = gate.bias.is_none() && up.bias.is_none() && matches!(down.packed, Packed::Quant(_));
         let x = || Operand::Rows(rows_x, outer);
         let together = alone && m.prepared.gate(all, (gate, up, activation), (GATHERED, x()), n, ACTIVATED);
         if !together {

@@ -5,7 +5,7 @@ use crate::source::WeightSource;
 use crate::weights::{Form, Linear, Packed, Packer, Precision, out_of_memory};
 use crate::{Level, Team};
 use kvasir_formats::{DType, Error};
-use kvasir_program::{Buffers, Holds, Matrices, Op, Program, Role, Rows, Tap, ValueId, WeightId};
+use kvasir_program::{Buffers, Matrices, Op, Program, Role, Rows, Tap, ValueId, WeightId};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -216,20 +216,11 @@ impl CpuModel {
             OpWeights::One(l) => l.stored_bytes as f64,
             OpWeights::Many(all) => bytes(all),
             OpWeights::Experts { gate, up, down } => {
-                let idle = 1.0 - self.used(op) as f64 / gate.len().max(1) as f64;
+                let idle = 1.0 - self.program.chosen(op) as f64 / gate.len().max(1) as f64;
                 (bytes(gate) + bytes(up) + bytes(down)) * (1.0 - idle.powf(f64::from(tokens)))
             }
         };
         self.program.ops.iter().zip(&self.weights).map(of_op).sum()
-    }
-
-    /// Experts of a token, where an op has some.
-    fn used(&self, op: &Op) -> usize {
-        let Op::Mixture { routes, .. } = op else { return 0 };
-        match self.program.value(*routes).holds {
-            Holds::Routes(used) => used,
-            _ => 0,
-        }
     }
 
     /// Multiply-adds that one token takes in matrices of each form, counting of the experts those that are used. What only tokens take whose
@@ -243,7 +234,7 @@ impl CpuModel {
                 (_, OpWeights::One(l)) => add(l),
                 (_, OpWeights::Many(all)) => all.iter().for_each(add),
                 (_, OpWeights::Experts { gate, up, down }) => {
-                    let used = self.used(op);
+                    let used = self.program.chosen(op);
                     [gate, up, down].into_iter().flat_map(|l| l.iter().take(used)).for_each(add);
                 }
                 (_, OpWeights::None) => {}

@@ -160,11 +160,12 @@ impl<'a> Packer<'a> {
         let packed = match dtype.and_then(|dtype| Some((dtype, m.stored_rows(row_len)?))) {
             None => self.pack_dense(m, wide, dtype)?,
             Some((dtype, (first, step))) => {
-                let rows: usize = shape.iter().rev().skip(1).product();
+                let stored = self.source.stored(name, shape)?;
+                let rows = stored.as_ref().map_or_else(|| shape.iter().rev().skip(1).product(), |s| s.rows);
                 if first + step * m.outputs.saturating_sub(1) >= rows {
                     return Err(Error::at(format!("tensor {name}"), "has too few rows"));
                 }
-                match !wide && self.source.stored(name, shape)?.is_some() {
+                match !wide && stored.is_some() {
                     true => self.where_they_lie(dtype, m, (first, step))?,
                     false => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
                         // Rows were found to be there, and their lengths checked, when the file was opened.

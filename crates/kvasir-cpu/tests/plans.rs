@@ -13,8 +13,8 @@ use kvasir_kv::{
 };
 use std::sync::Arc;
 
-/// Latent attention that selects its keys, sinks beside windows, windows beside full layers, windows alone, experts without biases; each in exact arithmetic
-/// over f32, and in the fast one over every kind of pool in turn.
+/// Latent attention that selects its keys, sinks beside windows, windows beside full layers, windows alone, experts without biases; each
+/// in exact arithmetic over f32, and in the fast one over every kind of pool in turn.
 fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     let mut setups = Vec::new();
     let mut kinds = KvType::ALL.into_iter().cycle();

@@ -273,18 +273,24 @@ impl Checkpoint {
         Ok(Some((blocks, scales)))
     }
 
+    /// The tensors whose rows a weight's are, with the dimensions that a row has there.
+    fn parts(&self, name: &str) -> impl Iterator<Item = (&Entry, usize)> {
+        let whole = self.tensors.get(name).map(|entry| (entry, 1));
+        let half = |end: &str, dimensions: usize| {
+            let entry = whole.is_none().then(|| self.tensors.get(&format!("{name}{end}"))).flatten();
+            entry.map(|entry| (entry, dimensions))
+        };
+        [whole, half("_blocks", 2), half("_scales", 1)].into_iter().flatten()
+    }
+
+    /// Bytes of a weight's rows.
+    pub fn stored_bytes(&self, name: &str) -> usize {
+        self.parts(name).map(|(entry, _)| entry.range.len()).sum()
+    }
+
     /// Gives the pages of some rows of a weight back to the system; they are read again from the file when touched.
     pub fn let_go(&self, name: &str, rows: Range<usize>) {
-        // Tensors of it, with the dimensions that a row has there.
-        let companions = || [(format!("{name}_blocks"), 2), (format!("{name}_scales"), 1)];
-        match self.tensors.get(name) {
-            Some(entry) => self.let_go_rows(entry, 1, &rows),
-            None => companions().iter().for_each(|(name, dimensions)| {
-                if let Some(entry) = self.tensors.get(name) {
-                    self.let_go_rows(entry, *dimensions, &rows);
-                }
-            }),
-        }
+        self.parts(name).for_each(|(entry, dimensions)| self.let_go_rows(entry, dimensions, &rows));
     }
 
     fn let_go_rows(&self, entry: &Entry, dimensions: usize, rows: &Range<usize>) {

@@ -1,4 +1,4 @@
-use crate::{LayerFacts, NumberType, Op, Rope, Value, ValueId, Weight, WeightId};
+use crate::{Holds, LayerFacts, NumberType, Op, Rope, Value, ValueId, Weight, WeightId};
 use serde::{Deserialize, Serialize};
 
 /// What a program computes.
@@ -82,6 +82,15 @@ impl Program {
     /// The value of this id.
     pub fn value(&self, id: ValueId) -> Value {
         self.values[id.0 as usize]
+    }
+
+    /// Experts that a token gets of a mixture; none of other ops.
+    pub fn chosen(&self, op: &Op) -> usize {
+        let Op::Mixture { routes, .. } = op else { return 0 };
+        match self.value(*routes).holds {
+            Holds::Routes(chosen) => chosen,
+            _ => 0,
+        }
     }
 
     /// The logits.

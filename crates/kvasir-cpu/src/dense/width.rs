@@ -167,14 +167,20 @@ fn code(v: f32, scale: u8) -> u32 {
     (if v == 0.0 { 0 } else { size | negative << 3 }) as u32
 }
 
+/// What the scale bytes that a part begins with stand for.
+#[inline(always)]
+fn scales(part: &[u8]) -> [f32; LANES] {
+    let mut scales = [0f32; LANES];
+    for (scale, byte) in scales.iter_mut().zip(part) {
+        *scale = e8m0_half(*byte);
+    }
+    scales
+}
+
 /// Codes opened by arithmetic: of a code's three lower bits two are an exponent.
 #[inline(always)]
 fn nibbles(part: &[u8], out: &mut Opened) {
-    let (scales, codes) = part.split_at(LANES);
-    let mut scale = [0f32; LANES];
-    for (to, from) in scale.iter_mut().zip(scales) {
-        *to = e8m0_half(*from);
-    }
+    let (scale, codes) = (scales(part), &part[LANES..]);
     for (i, out) in out.iter_mut().enumerate() {
         let words = codes[i / 8 * 64..][..64].as_chunks::<4>().0;
         for lane in 0..LANES {
@@ -194,15 +200,11 @@ unsafe fn nibbles_512(part: &[u8], out: &mut Opened) {
     use std::arch::x86_64::*;
     let table = E2M1_DOUBLED.map(f32::from);
     let part = &part[..Width::Nibble.bytes()];
-    // SAFETY: the part's scales and lines, and places of the result.
+    let scale = scales(part);
+    // SAFETY: tables of 16, the part's lines, and places of the result.
     unsafe {
         let table = _mm512_loadu_ps(table.as_ptr());
-        let powers = _mm512_cvtepu8_epi32(_mm_loadu_si128(part.as_ptr().cast()));
-        // The two smallest are subnormal.
-        let subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), powers);
-        let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(powers, _mm512_set1_epi32(1)));
-        let small = _mm512_cmplt_epi32_mask(powers, _mm512_set1_epi32(2));
-        let scale = _mm512_castsi512_ps(_mm512_mask_blend_epi32(small, normal, subnormal));
+        let scale = _mm512_loadu_ps(scale.as_ptr());
         for line in 0..PART / 8 {
             let mut codes = _mm512_loadu_si512(part.as_ptr().add(LANES + line * 64).cast());
             for i in 0..8 {

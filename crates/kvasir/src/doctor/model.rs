@@ -2,7 +2,7 @@
 
 use super::Check;
 use kvasir::{Inspection, KvType, Opened};
-use kvasir_program::{Holds, Op, Role};
+use kvasir_program::{Op, Role};
 use std::collections::BTreeMap;
 
 const GB: f64 = 1e9;
@@ -66,18 +66,13 @@ fn context(opened: &Opened, stored: u64, free: Option<u64>) -> Check {
 fn idle(opened: &Opened) -> u64 {
     let program = &opened.model.target;
     let share = program.ops.iter().find_map(|op| match op {
-        Op::Mixture { routes, experts, .. } => match program.value(*routes).holds {
-            Holds::Routes(used) => Some(1.0 - used as f64 / experts.gate.count.max(1) as f64),
-            _ => None,
-        },
+        Op::Mixture { experts, .. } => {
+            Some(1.0 - program.chosen(op) as f64 / experts.gate.count.max(1) as f64)
+        }
         _ => None,
     });
-    let bytes = |name: &str| opened.checkpoint.tensor(name).map_or(0, |tensor| tensor.bytes.len() as u64);
-    // Codes and scales may be tensors of their own.
-    let all =
-        |name: &str| ["", "_blocks", "_scales"].map(|end| bytes(&format!("{name}{end}"))).iter().sum::<u64>();
     let experts = program.weights.iter().filter(|weight| weight.role == Role::Experts);
-    let experts: u64 = experts.map(|weight| all(&weight.name)).sum();
+    let experts: usize = experts.map(|weight| opened.checkpoint.stored_bytes(&weight.name)).sum();
     (experts as f64 * share.unwrap_or_default()) as u64
 }
 
