@@ -48,11 +48,11 @@ unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) 
     let f = L::FORMAT;
     // SAFETY: the caller's superblock and room.
     unsafe {
-        for i in 0..16 {
-            ask::<L, 1>([next], ASKED_IN_OPENING * i..ASKED_IN_OPENING * (i + 1), 8 * 16);
-            for (j, line) in lines::<L>(block, 0, i).into_iter().enumerate() {
-                _mm512_store_si512(to.add((i * 4 + j) * 64).cast(), line);
-            }
+        for part in 0..8 {
+            ask::<L, 1>([next], ASKED_IN_OPENING * part..ASKED_IN_OPENING * (part + 1), 8 * 8);
+            lines::<L>(block, (0, part), 0, |line, bytes| {
+                _mm512_store_si512(to.add(line * 64).cast(), bytes);
+            });
         }
         if f.has_min {
             open_mins(f, block, to.add(MINS));

@@ -1,5 +1,5 @@
-//! Few rows: weights are opened in registers, as integers of 16 bits, and multiplied with up to eight rows at once. Those that are stored open are
-//! multiplied as bytes.
+//! Few rows: weights are opened in registers and multiplied with up to eight rows at once. Codes of five and six bits become integers of 16 bits; those of
+//! four and what is stored open are multiplied as bytes.
 
 use super::activations::{QuantActivations, Sums, TILE};
 use super::layouts::Layout;
@@ -64,6 +64,7 @@ macro_rules! kernels {
                 out: &mut [[f32; 16]; N],
             ) {
                 let f = L::FORMAT;
+                let in_pairs = !f.is_open() && !f.by_output();
                 let (tile, r) = (row / TILE, row % TILE);
                 let mut sums = [[zero_floats(); N]; HALVES];
                 let ahead = Ahead::of_this_machine();
@@ -75,13 +76,16 @@ macro_rules! kernels {
                         let codes = x.codes(tile, s).add(r * 64);
                         let all = &*x.sums(tile, s).add(r).cast::<[Sums; N]>();
                         let mut words = [[[0; 64]; 2]; N];
-                        for (n, words) in words.iter_mut().enumerate().filter(|_| !f.is_open()) {
+                        for (n, words) in words.iter_mut().enumerate().filter(|_| in_pairs) {
                             *words = activations(codes.add(n * 64));
                         }
                         for (half, sums) in sums.iter_mut().enumerate() {
-                            let totals = match f.is_open() {
-                                true => fours::<L, N>(block, (half, ahead), codes, all),
-                                false => pairs::<L, N>(block, (half, ahead), &words),
+                            let totals = if f.by_output() {
+                                lanes::<L, N>(block, (half, ahead), codes, all)
+                            } else if f.is_open() {
+                                fours::<L, N>(block, (half, ahead), codes, all)
+                            } else {
+                                pairs::<L, N>(block, (half, ahead), &words)
                             };
                             let mins = match f.has_min {
                                 true => of_mins::<L, N>(block, half, all),
@@ -134,6 +138,44 @@ macro_rules! kernels {
                     }
                 }
                 add_up(&totals)
+            }
+
+            /// The same where a lane has inputs of one output: its words' sums are put together at the end.
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn lanes<L: Layout, const N: usize>(
+                block: *const u8,
+                (half, ahead): (usize, Ahead),
+                codes: *const i8,
+                sums: &[Sums; N],
+            ) -> [Ints; N] {
+                let lift = L::FORMAT.lift() & LIFT;
+                let mut words = [[zero(); 4]; N];
+                for part in 0..8 {
+                    ask::<L>(block, half, part * 2, ahead);
+                    ask::<L>(block, half, part * 2 + 1, ahead);
+                    // SAFETY: the caller's superblock, and rows that are there.
+                    unsafe {
+                        for (i, tables) in tables::<L>(block, half, part, lift).into_iter().enumerate() {
+                            let x = codes.add(part / 2 * 1024 + part % 2 * 32 + i * 16);
+                            for (four, table) in tables.into_iter().enumerate() {
+                                let w = of_table::<L>(block, (half, part, four), i > 0, table);
+                                for (n, words) in words.iter_mut().enumerate() {
+                                    let x = sixteens(&*x.add(n * 64).cast());
+                                    words[four] = add_lifted(words[four], w, x);
+                                }
+                            }
+                        }
+                    }
+                }
+                let mut totals = [zero(); N];
+                for ((total, words), sums) in totals.iter_mut().zip(words).zip(sums) {
+                    *total = all32(sums.all * lift);
+                    for column in turned(words) {
+                        *total = add32(*total, column);
+                    }
+                }
+                totals
             }
 
             /// The same of weights that are stored open. The 128 that are too much in each are taken out by the negated sums of activations.

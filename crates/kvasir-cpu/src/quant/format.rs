@@ -1,4 +1,5 @@
 use kvasir_formats::DType;
+use kvasir_formats::encoding::E2M1_DOUBLED;
 
 /// Weights that are multiplied as one superblock, and share one float scale.
 pub(crate) const SUPER: usize = 256;
@@ -96,6 +97,35 @@ impl Format {
         } else {
             self.bits + self.floats as usize - self.signed as usize
         }
+    }
+
+    /// What is added to weights where bytes are multiplied and one operand is unsigned: nothing where no weight is negative.
+    pub(crate) const fn lift(self) -> i32 {
+        // Scales of K types with mins are integers without signs.
+        if self.has_min && !self.wide_d { 0 } else { 128 }
+    }
+
+    /// Whether a vector of codes has inputs of a few outputs, each of which opens them by a table of its own; otherwise a few inputs of all outputs.
+    pub(crate) const fn by_output(self) -> bool {
+        self.bits == 4
+    }
+
+    /// What codes of four bits stand for, moved so that the rounded high half of twice their product with a scale is the one that is shifted as it should be.
+    pub(crate) const fn values(self) -> [[i16; 8]; 2] {
+        let mut all = [[0; 8]; 2];
+        let mut code = 0;
+        while code < 16 {
+            let value = if self.floats {
+                E2M1_DOUBLED[code] as i16
+            } else if self.signed && code > 7 {
+                code as i16 - 16
+            } else {
+                code as i16
+            };
+            all[code / 8][code % 8] = value << (15 - self.shift());
+            code += 1;
+        }
+        all
     }
 
     /// What makes up for the shift.

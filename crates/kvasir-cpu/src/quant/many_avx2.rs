@@ -5,9 +5,9 @@ use super::activations::{QuantActivations, TILE};
 use super::few::v256::activations;
 use super::format::{LANES, SUPER};
 use super::layouts::Layout;
-use super::opening::v256::{float_scales, mins, open, scales, units};
+use super::opening::v256::{float_scales, lines, mins, open, scales, units};
 use super::pairs::{Pair, Room};
-use super::vectors::v256::load;
+use super::vectors::v256::{load, words};
 use crate::matmul::Output;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -50,14 +50,19 @@ fn store(to: &mut [i32; 8], v: __m256i) {
 unsafe fn open_super<L: Layout>(block: *const u8, to: &mut Opened) {
     let f = L::FORMAT;
     for half in 0..2 {
-        for i in 0..SUPER / 16 {
+        let mut put = |line: usize, words: [__m256i; 2]| {
+            for (odd, words) in words.into_iter().enumerate() {
+                store(&mut to.weights[odd * SUPER / 4 + line][half], words);
+            }
+        };
+        for part in (0..SUPER / 32).filter(|_| f.by_output()) {
+            // SAFETY: the caller's superblock.
+            unsafe { lines::<L>(block, (half, part), 0, |line, bytes| put(line, words(bytes))) };
+        }
+        for i in (0..SUPER / 16).filter(|_| !f.by_output()) {
             // SAFETY: the caller's superblock.
             let lines = unsafe { open::<L>(block, half, i, scales::<L>(block, half, i * 16 / f.sub)) };
-            for (j, line) in lines.into_iter().enumerate() {
-                for (odd, words) in line.into_iter().enumerate() {
-                    store(&mut to.weights[odd * SUPER / 4 + i * 4 + j][half], words);
-                }
-            }
+            lines.into_iter().enumerate().for_each(|(j, words)| put(i * 4 + j, words));
         }
         // SAFETY: sub-blocks of the layout, and what begins it.
         unsafe {

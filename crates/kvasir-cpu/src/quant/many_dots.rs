@@ -1,7 +1,7 @@
 //! Many rows with byte dot products, of 512 or 256 bits. A panel's superblock is opened once for a block of rows, into the first-level cache, beside
 //! the products of the one before; as many rows are multiplied at once as there are registers for their sums.
 //!
-//! One operand of a byte product is unsigned: weights are stored with 128 added, which negated sums of activations take out again.
+//! One operand of a byte product is unsigned: weights that may be negative are stored with 128 added, which negated sums of activations take out again.
 
 use super::activations::{QuantActivations, Sums, TILE};
 use super::format::LANES;
@@ -10,8 +10,9 @@ use super::pairs::{BLOCK, Pair, Room, ask};
 use crate::matmul::{Output, Place};
 use std::ops::Range;
 
-/// Parts that a superblock is opened in: four lines each.
-const PARTS: usize = 16;
+/// Parts that a superblock is opened in: eight lines each.
+const PARTS: usize = 8;
+const LINES: usize = 8;
 
 /// One superblock of a panel, as the products take it. Mins are those of neighbouring sub-blocks.
 #[repr(C, align(64))]
@@ -67,10 +68,9 @@ macro_rules! kernels {
                     for half in 0..HALVES {
                         // SAFETY: the caller's superblock; half a line is there to be written.
                         unsafe {
-                            let lines = lines::<L>(self.block, half, i);
-                            for (to, bytes) in self.to.weights[i * 4..].iter_mut().zip(lines) {
-                                store(to.as_mut_ptr().add(half * 32), xor(bytes, all8(-128)));
-                            }
+                            lines::<L>(self.block, (half, i), L::FORMAT.lift(), |line, bytes| {
+                                store(self.to.weights[line].as_mut_ptr().add(half * 32), bytes);
+                            });
                         }
                     }
                 }
@@ -129,7 +129,7 @@ macro_rules! kernels {
             ) -> [[Ints; R]; HALVES] {
                 let mut totals = [[zero(); R]; HALVES];
                 for n in 0..R {
-                    let total = all32(sums[n].all * 128);
+                    let total = all32(sums[n].all * L::FORMAT.lift());
                     totals.iter_mut().for_each(|totals| totals[n] = total);
                 }
                 // SAFETY: all offsets are those of the superblock and of rows that are there.
@@ -139,8 +139,8 @@ macro_rules! kernels {
                             opening.part::<L>(part);
                         }
                         let (weights, codes) =
-                            (weights.add(part * 256), codes.add(part / 4 * 256 + part % 4 * 4));
-                        for line in 0..4 {
+                            (weights.add(part * LINES * 64), codes.add(part / 2 * 256 + part % 2 * LINES));
+                        for line in 0..LINES {
                             let mut w = [zero(); HALVES];
                             for (half, w) in w.iter_mut().enumerate() {
                                 *w = load(weights.add(line * 64 + half * 32));

@@ -153,8 +153,7 @@ fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out:
     let mut row = 0;
     while row < rows {
         let n = match rows - row {
-            1 => 1,
-            2 | 3 => 2,
+            few @ 1..4 => few,
             4..8 => 4,
             _ => 8,
         };
@@ -167,6 +166,7 @@ fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out:
             (Level::AvxVnni, _) => middle_dots::<L, 2>(w, x, row, out),
             (_, 1) => wide::<L, 1>(w, x, row, out),
             (_, 2) => wide::<L, 2>(w, x, row, out),
+            (_, 3) => wide::<L, 3>(w, x, row, out),
             (_, 4) => wide::<L, 4>(w, x, row, out),
             _ => wide::<L, 8>(w, x, row, out),
         });

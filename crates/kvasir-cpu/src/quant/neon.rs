@@ -2,7 +2,6 @@
 
 use super::activations::{QuantActivations, TILE};
 use super::layouts::Layout;
-use kvasir_formats::encoding::E2M1_DOUBLED;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -81,6 +80,10 @@ impl Dots for Pairs {
 #[inline(always)]
 unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -> [[int8x16_t; 4]; 4] {
     let f = L::FORMAT;
+    if f.by_output() {
+        // SAFETY: the caller's superblock.
+        return unsafe { by_output::<L>(block, i, scales) };
+    }
     // SAFETY: zero.
     let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
     // Bits `from` to `from + bits` of each 16, moved to `to`.
@@ -107,33 +110,59 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
                 };
                 let nibble =
                     |byte: usize| moved(vld1q_u8(codes.add((i * 2 + j / 2) * 64)), byte + j % 2 * 4, to, 4);
-                let float = |byte: usize| {
-                    let places = vshrq_n_u8::<4>(vshlq_u8(
-                        vld1q_u8(codes.add((i * 2 + j / 2) * 64)),
-                        vdupq_n_s8(4 - j as i8 % 2 * 4),
-                    ));
-                    let values = vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(E2M1_DOUBLED.as_ptr()), places));
-                    moved(values, byte, to, 5)
-                };
                 let word = |byte: usize| match f.bits {
-                    _ if f.floats => float(byte),
                     5 => {
                         let fifth = moved(vld1q_u8(high.add(i / 2 * 64)), byte + i % 2 * 4 + j, to + 4, 1);
                         vorrq_u16(nibble(byte), fifth)
                     }
                     // Three lines in the high bits of bytes, the fourth in what is left.
                     6 if j < 3 => six(j, byte, 2, to, 6),
-                    6 => vorrq_u16(
+                    _ => vorrq_u16(
                         vorrq_u16(six(0, byte, 0, to, 2), six(1, byte, 0, to + 2, 2)),
                         six(2, byte, 0, to + 4, 2),
                     ),
-                    _ => nibble(byte),
                 };
                 let [even, odd] =
                     [word(0), word(8)].map(|w| vqrdmulhq_s16(vreinterpretq_s16_u16(w), scales[v]));
                 // The even input's byte, and the odd one's above it.
                 vreinterpretq_s8_s16(vsliq_n_s16::<8>(even, odd))
             };
+        }
+    }
+    lines
+}
+
+/// The same of codes of four bits: 16 inputs of an output are looked up in the products of its scale, then rows become columns.
+#[inline(always)]
+unsafe fn by_output<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -> [[int8x16_t; 4]; 4] {
+    let values = const { L::FORMAT.values() };
+    // SAFETY: zero.
+    let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
+    // SAFETY: the lines of the layout; every processor of this architecture has these.
+    unsafe {
+        let [low, high] = [vld1q_s16(values[0].as_ptr()), vld1q_s16(values[1].as_ptr())];
+        for (v, scales) in scales.iter().enumerate() {
+            let codes = block.add(L::FORMAT.codes_at() + i / 2 * 256 + v * 16);
+            let mut scale = [0i16; 8];
+            vst1q_s16(scale.as_mut_ptr(), *scales);
+            let mut rows = [vdupq_n_s32(0); 4];
+            for (n, row) in rows.iter_mut().enumerate() {
+                let scale = vdupq_n_s16(scale[n * 2]);
+                let table =
+                    vcombine_s8(vmovn_s16(vqrdmulhq_s16(low, scale)), vmovn_s16(vqrdmulhq_s16(high, scale)));
+                let both = vld1q_u8(codes.add(n * 64));
+                let places = if i % 2 == 0 { vandq_u8(both, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(both) };
+                *row = vreinterpretq_s32_s8(vqtbl1q_s8(table, places));
+            }
+            let [a, b, c, d] = rows;
+            let (e, f) = (vtrn1q_s32(a, b), vtrn2q_s32(a, b));
+            let (g, h) = (vtrn1q_s32(c, d), vtrn2q_s32(c, d));
+            let halves = |first: int32x4_t, second: int32x4_t| {
+                let (first, second) = (vreinterpretq_s64_s32(first), vreinterpretq_s64_s32(second));
+                [vtrn1q_s64(first, second), vtrn2q_s64(first, second)].map(|v| vreinterpretq_s8_s64(v))
+            };
+            let ([one, three], [two, four]) = (halves(e, g), halves(f, h));
+            (lines[0][v], lines[1][v], lines[2][v], lines[3][v]) = (one, two, three, four);
         }
     }
     lines

@@ -1,24 +1,22 @@
 //! Superblocks opened in registers: codes times the scales of their sub-blocks, in 16 bits or as bytes.
 
 use super::layouts::Layout;
-use kvasir_formats::encoding::E2M1_DOUBLED;
-
-/// What codes that are floats stand for, in the high five bits of a byte.
-const FLOATS: [i8; 16] = {
-    let mut high = E2M1_DOUBLED;
-    let mut code = 0;
-    while code < high.len() {
-        high[code] <<= 3;
-        code += 1;
-    }
-    high
-};
 
 macro_rules! opening {
     ($vectors:ident, $features:literal) => {
         pub(super) mod $vectors {
             use super::super::vectors::$vectors::*;
             use super::*;
+
+            /// The scales of a sub-block, in the low halves of words.
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn scale_words<L: Layout>(block: *const u8, half: usize, sub: usize) -> Ints {
+                let f = L::FORMAT;
+                // SAFETY: the offset is that of the layout.
+                let scale = unsafe { widen(block.add(f.scales_at() + sub * 16 + half * 8)) };
+                if f.times == 1 { scale } else { times16(scale, all16(f.times)) }
+            }
 
             /// The scales of a sub-block, each for two numbers of 16 bits; none where weights are stored open.
             ///
@@ -31,17 +29,63 @@ macro_rules! opening {
                 half: usize,
                 sub: usize,
             ) -> Ints {
-                let f = L::FORMAT;
-                if f.is_open() {
+                if L::FORMAT.is_open() {
                     return zero();
                 }
-                // SAFETY: the offset is that of the layout.
-                let scale = unsafe { widen(block.add(f.scales_at() + sub * 16 + half * 8)) };
-                let both = pair(scale, scale);
-                if f.times == 1 { both } else { times16(both, all16(f.times)) }
+                // SAFETY: the caller's superblock.
+                let scale = unsafe { scale_words::<L>(block, half, sub) };
+                pair(scale, scale)
             }
 
-            /// Inputs `16 i .. 16 i + 16`: of each line of four the first and the third, then the second and the fourth, in 16 bits.
+            /// Where codes of four bits are looked up, inputs `32 part .. 32 part + 32`, the first 16 and the last: for every fourth output, a lane for each, the 16
+            /// products of its scale, plus `lift`.
+            ///
+            /// # Safety
+            /// As for [`scales`]; `part` must be below 8.
+            #[inline]
+            #[target_feature(enable = $features)]
+            pub(in super::super) unsafe fn tables<L: Layout>(
+                block: *const u8,
+                half: usize,
+                part: usize,
+                lift: i32,
+            ) -> [[Ints; 4]; 2] {
+                let values = const { L::FORMAT.values() };
+                let (low, high) = (eights(&values[0]), eights(&values[1]));
+                let subs = 32 / L::FORMAT.sub;
+                let mut tables = [[zero(); 4]; 2];
+                for (sub, tables) in tables.iter_mut().enumerate().take(subs) {
+                    // SAFETY: a sub-block of the caller's superblock.
+                    let scales = unsafe { scale_words::<L>(block, half, part * subs + sub) };
+                    for (n, table) in tables.iter_mut().enumerate() {
+                        let scale = spread(scales, n);
+                        let products = narrowed(high_product(scale, low), high_product(scale, high));
+                        *table = xor(products, all8(lift as i8));
+                    }
+                }
+                if subs == 1 { [tables[0]; 2] } else { tables }
+            }
+
+            /// Of these inputs the first 16, or the last, of the outputs whose codes are looked up in this table of the four.
+            ///
+            /// # Safety
+            /// As for [`tables`]; `n` must be below 4.
+            #[inline]
+            #[target_feature(enable = $features)]
+            pub(in super::super) unsafe fn of_table<L: Layout>(
+                block: *const u8,
+                (half, part, n): (usize, usize, usize),
+                last: bool,
+                table: Ints,
+            ) -> Ints {
+                let at = L::FORMAT.codes_at() + half * 32 + (part * 4 + n) * 64;
+                // SAFETY: a line of the layout.
+                let codes = unsafe { load(block.add(at)) };
+                looked_up(table, and(if last { right16(codes, 4) } else { codes }, all8(15)))
+            }
+
+            /// Inputs `16 i .. 16 i + 16` of codes that are not of four bits: of each line of four the first and the third, then the second and the fourth, in
+            /// 16 bits.
             ///
             /// # Safety
             /// As for [`scales`]; `i` must be below 16, and `scale` that of its sub-block.
@@ -73,19 +117,6 @@ macro_rules! opening {
                     return lines;
                 }
                 let mut lines = [[zero(); 2]; 4];
-                if f.floats {
-                    let codes_at = f.codes_at() + half * 32 + i * 128;
-                    for (j, line) in lines.iter_mut().enumerate() {
-                        // SAFETY: one of the layout's lines.
-                        let codes = unsafe { load(block.add(codes_at + j / 2 * 64)) };
-                        let values = looked_up(&FLOATS, and(right16(codes, j as i32 % 2 * 4), all8(15)));
-                        *line = [left16(values, 8), and(values, all16(!0xff))];
-                        for word in line {
-                            *word = high_product(*word, scale);
-                        }
-                    }
-                    return lines;
-                }
                 for (j, line) in lines.iter_mut().enumerate() {
                     if f.is_open() {
                         // SAFETY: one of the layout's lines.
@@ -95,11 +126,10 @@ macro_rules! opening {
                     }
                     // SAFETY: the offsets are those of the layout.
                     let (codes, fifths) = unsafe {
-                        let fifths = match f.bits {
-                            5 => load(block.add(f.high_at() + half * 32 + i / 2 * 64)),
-                            _ => zero(),
-                        };
-                        (load(block.add(f.codes_at() + half * 32 + (i * 2 + j / 2) * 64)), fifths)
+                        (
+                            load(block.add(f.codes_at() + half * 32 + (i * 2 + j / 2) * 64)),
+                            load(block.add(f.high_at() + half * 32 + i / 2 * 64)),
+                        )
                     };
                     // Signs must be on top. Others are multiplied in the middle, where they lie or where swapped bytes bring them, by a
                     // scale that makes up for it: shifts are dear.
@@ -113,10 +143,7 @@ macro_rules! opening {
                             let there = (j % 2 == 0) == (odd == 1);
                             and(if there { codes } else { swapped(codes) }, all16(15 << to))
                         };
-                        let high = match f.bits {
-                            5 => moved(fifths, byte + (i % 2 * 4 + j) as i32, to + 4, 1),
-                            _ => zero(),
-                        };
+                        let high = moved(fifths, byte + (i % 2 * 4 + j) as i32, to + 4, 1);
                         *word = high_product(or(low, high), scale);
                     }
                 }
@@ -134,35 +161,47 @@ macro_rules! opening {
                 [apart(v[0], 0xfc00), apart(v[1], 0xfc00), apart(v[2], 0xfc00), apart(fourth, 0xff00)]
             }
 
-            /// Inputs `16 i .. 16 i + 16` as bytes: four lines.
+            /// Puts inputs `32 part .. 32 part + 32` as bytes plus `lift`: eight lines, each as soon as it is there.
             ///
             /// # Safety
-            /// As for [`scales`]; `i` must be below 16.
+            /// As for [`scales`]; `part` must be below 8.
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn lines<L: Layout>(
                 block: *const u8,
-                half: usize,
-                i: usize,
-            ) -> [Ints; 4] {
+                (half, part): (usize, usize),
+                lift: i32,
+                mut put: impl FnMut(usize, Ints),
+            ) {
                 let f = L::FORMAT;
-                let mut lines = [zero(); 4];
                 // Loops: closures that are mapped over arrays are calls.
                 // SAFETY: the caller's superblock.
                 unsafe {
                     if f.is_open() {
-                        let at = block.add(f.codes_at() + half * 32 + i * 256);
-                        for (j, line) in lines.iter_mut().enumerate() {
-                            *line = xor(load(at.add(j * 64)), all8(-128));
+                        for line in part * 8..(part + 1) * 8 {
+                            let v = load(block.add(f.codes_at() + half * 32 + line * 64));
+                            put(line, xor(v, all8((lift - 128) as i8)));
                         }
-                        return lines;
-                    }
-                    let words = open::<L>(block, half, i, scales::<L>(block, half, i * 16 / f.sub));
-                    for (line, words) in lines.iter_mut().zip(words) {
-                        *line = bytes(words);
+                    } else if f.by_output() {
+                        let tables = tables::<L>(block, half, part, lift);
+                        for (i, tables) in tables.into_iter().enumerate() {
+                            let mut four = [zero(); 4];
+                            for (n, v) in four.iter_mut().enumerate() {
+                                *v = of_table::<L>(block, (half, part, n), i > 0, tables[n]);
+                            }
+                            for (j, v) in turned(four).into_iter().enumerate() {
+                                put(part * 8 + i * 4 + j, v);
+                            }
+                        }
+                    } else {
+                        for i in part * 2..part * 2 + 2 {
+                            let scale = scales::<L>(block, half, i * 16 / f.sub);
+                            for (j, words) in open::<L>(block, half, i, scale).into_iter().enumerate() {
+                                put(i * 4 + j, xor(bytes(words), all8(lift as i8)));
+                            }
+                        }
                     }
                 }
-                lines
             }
 
             /// Mins of the sub-blocks `2 two` and `2 two + 1`, the first in the low half of a word.

@@ -9,6 +9,9 @@ use crate::level::per_level;
 use crate::panels::{Encoded, ahead, fetch};
 use kvasir_formats::DType;
 
+/// The low half of each byte.
+const NIBBLES: u128 = u128::MAX / 255 * 15;
+
 per_level! {
     /// Writes the panel of `rows` into `out`, and asks memory for what lies where the next panel's rows probably are.
     pack(dtype: DType, format: Format, rows: &Encoded<'_>, own_level: Level, out: &mut [u8]) => pack_body
@@ -39,14 +42,20 @@ fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out
             }
         }
         supers.read(dtype, format, &parts);
+        let (head, codes) = out.split_at_mut(format.codes_at());
+        write_head(format, &supers, head);
+        if format.by_output() {
+            write_by_output(&supers, codes);
+            continue;
+        }
         transpose(level, &supers.code, &mut lines);
-        write(format, &supers, &lines, out);
+        write_lines(format, &lines, codes);
     }
 }
 
+/// Everything but the codes.
 #[inline(always)]
-fn write(format: Format, supers: &Supers, lines: &[[u8; 64]; 64], out: &mut [u8]) {
-    let (head, codes) = out.split_at_mut(format.codes_at());
+fn write_head(format: Format, supers: &Supers, head: &mut [u8]) {
     let (scales, mins) = head.split_at_mut(format.mins_at());
     let (floats, scales) = scales.split_at_mut(format.scales_at());
     let floats = floats.as_chunks_mut::<2>().0;
@@ -58,12 +67,30 @@ fn write(format: Format, supers: &Supers, lines: &[[u8; 64]; 64], out: &mut [u8]
             to.iter_mut().zip(from).for_each(|(to, v)| *to = *v as u8);
         }
     }
+}
+
+/// Codes of four bits: 32 inputs of four outputs to a vector, every fourth output. A byte has one of the first 16 inputs, and one of the last.
+#[inline(always)]
+fn write_by_output(supers: &Supers, codes: &mut [u8]) {
+    for (part, lines) in codes.as_chunks_mut::<64>().0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        for (output, code) in supers.code.iter().enumerate() {
+            let two = &code.as_chunks::<16>().0[part * 2..];
+            let [first, last] = [two[0], two[1]].map(|codes| u128::from_le_bytes(codes) & NIBBLES);
+            let lane = output / 4 * 16;
+            lines[output % 4][lane..lane + 16].copy_from_slice(&(first | last << 4).to_le_bytes());
+        }
+    }
+}
+
+/// All others: four inputs of all outputs to a line.
+#[inline(always)]
+fn write_lines(format: Format, lines: &[[u8; 64]; 64], codes: &mut [u8]) {
     let (codes, high) = codes.split_at_mut(format.high_at() - format.codes_at());
+    let codes = codes.as_chunks_mut::<64>().0;
     if format.bits == 8 {
-        codes.as_chunks_mut::<64>().0.copy_from_slice(lines);
+        codes.copy_from_slice(lines);
         return;
     }
-    let codes = codes.as_chunks_mut::<64>().0;
     if format.bits == 6 {
         // Of four lines three in the high bits of a vector each; of the fourth each has two bits.
         for (vectors, lines) in codes.as_chunks_mut::<3>().0.iter_mut().zip(lines.as_chunks::<4>().0) {
@@ -80,7 +107,7 @@ fn write(format: Format, supers: &Supers, lines: &[[u8; 64]; 64], out: &mut [u8]
             *v = pair[0][i] & 15 | pair[1][i] << 4;
         }
     }
-    // Fifth bits, if there are some: eight lines to a vector.
+    // Fifth bits: eight lines to a vector.
     for (vector, group) in high.as_chunks_mut::<64>().0.iter_mut().zip(lines.as_chunks::<8>().0) {
         let mut bits = [0u8; 64];
         for (t, line) in group.iter().enumerate() {

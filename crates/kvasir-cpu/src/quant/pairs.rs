@@ -51,13 +51,16 @@ pub(super) struct Pair<const P: usize> {
     pub(super) step: usize,
 }
 
-/// Whether so many rows are multiplied like this. With AVX-512 and no tiles, weights that are stored open are as well multiplied where they lie, eight rows at a time,
-/// as long as few such rounds read them from the caches; what must be opened for each round is sooner opened once.
+/// Whether so many rows are multiplied like this, instead of up to eight at a time with weights that are opened in registers. With AVX-512 and no tiles, weights that
+/// are stored open are as well multiplied where they lie as long as few such rounds read them from the caches; what must be opened for each round is sooner opened
+/// once.
 pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
     let from = match level {
         Level::Avx512Vnni | Level::Avx512Bf16 if format.is_open() => 33,
-        Level::Avx512Vnni | Level::Avx512Bf16 | Level::AvxVnni | Level::Avx2 => 4,
-        Level::Amx => 9,
+        Level::Amx if format.is_open() => 5,
+        Level::AvxVnni if !format.is_open() => 3,
+        Level::Avx512Vnni | Level::Avx512Bf16 => 5,
+        Level::Amx | Level::AvxVnni | Level::Avx2 => 4,
         _ => return false,
     };
     rows >= from

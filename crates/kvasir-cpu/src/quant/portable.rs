@@ -57,11 +57,16 @@ fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
         }
         let six = |n: usize| codes[(i / 4 * 3 + n) * 64 + j];
         let nibble = || codes[i / 2 * 64 + j] >> (i % 2 * 4) & 15;
+        // Output j / 4 is lane j / 16 of each fourth line; a byte has one of the first 16 inputs of 32, and one of the last.
+        let by_output = || {
+            let line = i / 8 * 4 + j / 4 % 4;
+            codes[line * 64 + j / 16 * 16 + i % 4 * 4 + j % 4] >> (i / 4 % 2 * 4) & 15
+        };
         let code = match format.bits {
             5 => nibble() | (high[i / 8 * 64 + j] >> (i % 8) & 1) << 4,
             6 if i % 4 < 3 => six(i % 4) >> 2,
             6 => six(0) & 3 | (six(1) & 3) << 2 | (six(2) & 3) << 4,
-            _ => nibble(),
+            _ => by_output(),
         };
         let unused = 8 - format.bits;
         let code = match format.signed {

@@ -15,6 +15,8 @@ pub(super) mod v512 {
     pub(in super::super) const HALVES: usize = 1;
     /// Sums in turn that keep the multiplier busy with one row.
     pub(in super::super) const CHAINS: usize = 4;
+    /// What is added to bytes that [`add_lifted`] multiplies: one of its operands is unsigned.
+    pub(in super::super) const LIFT: i32 = 128;
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni":
         fn all16(v: i16) -> Ints = _mm512_set1_epi16(v);
@@ -28,11 +30,32 @@ pub(super) mod v512 {
             let order = _mm_setr_epi8(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
             _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order))
         };
-        /// The table's byte at each place, which is below 16.
-        fn looked_up(table: &[i8; 16], places: Ints) -> Ints = {
-            // SAFETY: the table's 16 bytes.
-            let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
-            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), places)
+        /// Eight integers of 16 bits in each lane.
+        fn eights(v: &[i16; 8]) -> Ints = {
+            // SAFETY: 16 bytes.
+            _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
+        };
+        /// The low half of word `n` of each lane, all over it.
+        fn spread(v: Ints, n: usize) -> Ints =
+            _mm512_shuffle_epi8(v, all16((n * 0x404 + 0x100) as i16));
+        /// Integers of 16 bits, which fit, as bytes: in each lane those of the first, then those of the second.
+        fn narrowed(a: Ints, b: Ints) -> Ints = _mm512_packs_epi16(a, b);
+        /// Of each lane of a table the bytes at these places, which are below 16.
+        fn looked_up(table: Ints, places: Ints) -> Ints = _mm512_shuffle_epi8(table, places);
+        /// In each lane of four words rows become columns. Half of it without permutations, which have one port on Intel's processors.
+        fn turned(r: [Ints; 4]) -> [Ints; 4] = {
+            const UPPER: __mmask16 = 0xaaaa;
+            let two = |a, b| {
+                let first = _mm512_mask_blend_epi32(UPPER, a, _mm512_rol_epi64::<32>(b));
+                (first, _mm512_mask_blend_epi32(UPPER, _mm512_rol_epi64::<32>(a), b))
+            };
+            let ((a, b), (c, d)) = (two(r[0], r[1]), two(r[2], r[3]));
+            [
+                _mm512_unpacklo_epi64(a, c),
+                _mm512_unpacklo_epi64(b, d),
+                _mm512_unpackhi_epi64(a, c),
+                _mm512_unpackhi_epi64(b, d),
+            ]
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
@@ -43,6 +66,13 @@ pub(super) mod v512 {
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpwssd_epi32(sum, a, b);
         /// Adds the sums of four products of unsigned bytes and signed ones.
         fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpbusd_epi32(sum, a, b);
+        /// The same of bytes that [`LIFT`] was added to.
+        fn add_lifted(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpbusd_epi32(sum, a, b);
+        /// 16 bytes in each lane.
+        fn sixteens(v: &[i8; 16]) -> Ints = {
+            // SAFETY: 16 bytes.
+            _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
+        };
         fn xor(a: Ints, b: Ints) -> Ints = _mm512_xor_si512(a, b);
         fn all8(v: i8) -> Ints = _mm512_set1_epi8(v);
         fn floats(v: Ints) -> Floats = _mm512_cvtepi32_ps(v);
@@ -103,6 +133,8 @@ pub(super) mod v256 {
     pub(in super::super) const HALVES: usize = 2;
     /// Sums in turn that keep the multiplier busy with one row: an addition takes one cycle.
     pub(in super::super) const CHAINS: usize = 1;
+    /// What is added to bytes that [`add_lifted`] multiplies: nothing, they stay signed.
+    pub(in super::super) const LIFT: i32 = 0;
 
     operations! { "avx2,fma,f16c":
         fn all16(v: i16) -> Ints = _mm256_set1_epi16(v);
@@ -122,11 +154,28 @@ pub(super) mod v256 {
             let order = _mm_setr_epi8(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
             _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order))
         };
-        /// The table's byte at each place, which is below 16.
-        fn looked_up(table: &[i8; 16], places: Ints) -> Ints = {
-            // SAFETY: the table's 16 bytes.
-            let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
-            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), places)
+        /// Eight integers of 16 bits in each lane.
+        fn eights(v: &[i16; 8]) -> Ints = {
+            // SAFETY: 16 bytes.
+            _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
+        };
+        /// The low half of word `n` of each lane, all over it.
+        fn spread(v: Ints, n: usize) -> Ints =
+            _mm256_shuffle_epi8(v, all16((n * 0x404 + 0x100) as i16));
+        /// Integers of 16 bits, which fit, as bytes: in each lane those of the first, then those of the second.
+        fn narrowed(a: Ints, b: Ints) -> Ints = _mm256_packs_epi16(a, b);
+        /// Of each lane of a table the bytes at these places, which are below 16.
+        fn looked_up(table: Ints, places: Ints) -> Ints = _mm256_shuffle_epi8(table, places);
+        /// In each lane of four words rows become columns.
+        fn turned(r: [Ints; 4]) -> [Ints; 4] = {
+            let (a, b) = (_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[0], r[1]));
+            let (c, d) = (_mm256_unpacklo_epi32(r[2], r[3]), _mm256_unpackhi_epi32(r[2], r[3]));
+            [
+                _mm256_unpacklo_epi64(a, c),
+                _mm256_unpackhi_epi64(a, c),
+                _mm256_unpacklo_epi64(b, d),
+                _mm256_unpackhi_epi64(b, d),
+            ]
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
@@ -140,6 +189,16 @@ pub(super) mod v256 {
             let [even, odd] = words(b);
             let even = _mm256_madd_epi16(and(a, all16(0xff)), even);
             add32(sum, add32(even, _mm256_madd_epi16(right16(a, 8), odd)))
+        };
+        /// The same of signed bytes, the second more than -128: pairs of products of sizes and of what has the sign of both fit 16 bits.
+        fn add_lifted(sum: Ints, a: Ints, b: Ints) -> Ints = {
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
+            add32(sum, _mm256_madd_epi16(pairs, all16(1)))
+        };
+        /// 16 bytes in each lane.
+        fn sixteens(v: &[i8; 16]) -> Ints = {
+            // SAFETY: 16 bytes.
+            _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
         };
         fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256(a, b);
         fn all8(v: i8) -> Ints = _mm256_set1_epi8(v);
@@ -192,11 +251,15 @@ pub(super) mod v256_dots {
     pub(in super::super) use super::v256::*;
     /// Sums in turn that keep the multiplier busy with one row.
     pub(in super::super) const CHAINS: usize = 4;
+    /// What is added to bytes that [`add_lifted`] multiplies: one of its operands is unsigned.
+    pub(in super::super) const LIFT: i32 = 128;
 
     operations! { "avx2,fma,f16c,avxvnni":
         /// Adds the sums of pairs of products of 16 bits.
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpwssd_avx_epi32(sum, a, b);
         /// Adds the sums of four products of unsigned bytes and signed ones.
         fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpbusd_avx_epi32(sum, a, b);
+        /// The same of bytes that [`LIFT`] was added to.
+        fn add_lifted(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpbusd_avx_epi32(sum, a, b);
     }
 }
