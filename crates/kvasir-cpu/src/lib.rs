@@ -8,6 +8,8 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod ask;
+#[cfg(target_arch = "x86_64")]
+mod asking;
 mod attention;
 mod buffer;
 mod chains;

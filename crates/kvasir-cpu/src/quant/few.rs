@@ -2,26 +2,17 @@
 //! four and what is stored open are multiplied as bytes.
 
 use super::activations::{QuantActivations, Sums, TILE};
+use super::format::Format;
 use super::layouts::Layout;
-use crate::Level;
 use crate::ask::{Near, ask_line};
+use crate::asking::{Ahead, Asking};
 
-/// How far ahead of the codes memory is asked for, into the second level, and into the first. On Intel's processors inside a small page, where that also
-/// sets their own prefetching going, and once more just before use; AMD's want it further ahead, and once. Bytes past the panel are the next panel's,
-/// which is usually next.
-#[derive(Clone, Copy)]
-struct Ahead {
-    far: usize,
-    near: Option<usize>,
-}
+/// Ways to ask, by the bits of a code: the fewer there are, the longer a line takes.
+static ASKING: [Asking; 9] = [const { Asking::new() }; 9];
 
-impl Ahead {
-    fn of_this_machine() -> Self {
-        match Level::detect() {
-            Level::Avx512Bf16 => Self { far: 8192, near: None },
-            _ => Self { far: 3584, near: Some(256) },
-        }
-    }
+/// How memory is asked for where such codes meet few rows.
+pub(super) fn asking(format: Format) -> &'static Asking {
+    &ASKING[format.bits]
 }
 
 macro_rules! kernels {
@@ -67,7 +58,7 @@ macro_rules! kernels {
                 let in_pairs = !f.is_open() && !f.by_output();
                 let (tile, r) = (row / TILE, row % TILE);
                 let mut sums = [[zero_floats(); N]; HALVES];
-                let ahead = Ahead::of_this_machine();
+                let ahead = asking(f).ahead();
                 for at in 0..x.supers * f.planes {
                     let s = at / f.planes;
                     // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.
@@ -228,7 +219,9 @@ macro_rules! kernels {
             fn ask<L: Layout>(block: *const u8, half: usize, i: usize, ahead: Ahead) {
                 let bytes = L::FORMAT.bytes();
                 for at in (i * bytes / 16..(i + 1) * bytes / 16).step_by(64).filter(|_| half == 0) {
-                    ask_line(Near::Second, block.wrapping_add(ahead.far + at));
+                    if let Some(far) = ahead.far {
+                        ask_line(Near::Second, block.wrapping_add(far + at));
+                    }
                     if let Some(near) = ahead.near {
                         ask_line(Near::First, block.wrapping_add(near + at));
                     }

@@ -95,20 +95,22 @@ fn matmul_of(
         return;
     }
     let group = together(&w);
-    team.each_in_order(panels.div_ceil(group), &|_, item| {
-        MADE.with_borrow_mut(|made| {
-            for n in item * group..panels.min((item + 1) * group) {
-                let bytes = w.panel(n, &mut made[0]);
-                few_rows(
-                    level,
-                    &Panel { format: w.panels.kind.format, bytes, first: n * LANES },
-                    x,
-                    rows,
-                    out,
-                );
-            }
+    let all = || {
+        team.each_in_order(panels.div_ceil(group), &|_, item| {
+            MADE.with_borrow_mut(|made| {
+                for n in item * group..panels.min((item + 1) * group) {
+                    let bytes = w.panel(n, &mut made[0]);
+                    let panel = Panel { format: w.panels.kind.format, bytes, first: n * LANES };
+                    few_rows(level, &panel, x, rows, out);
+                }
+            });
         });
-    });
+    };
+    #[cfg(target_arch = "x86_64")]
+    if rows == 1 && w.is_packed() {
+        return few::asking(w.panels.kind.format).work(w.panels.bytes(), all);
+    }
+    all();
 }
 
 /// Panels that one piece of work takes where each is read once.
