@@ -1,6 +1,6 @@
-//! How far ahead of a kernel that reads each line once memory is asked for. Processors differ in what they foresee by themselves and in how many lines a core can
-//! wait for, and a machine's memory in how fast it is from one minute to the next: so the ways are tried in turns while work is done, and the fastest is kept for a
-//! while. No result depends on it.
+//! How far ahead of a kernel that reads each line once memory is asked for. Processors differ in what they foresee by themselves and in how many lines a core
+//! can wait for, and a machine's memory in how fast it is from one minute to the next: so the ways are tried in turns while work is done, and the fastest is
+//! kept for a while. No result depends on it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -107,7 +107,7 @@ fn matmul_of(
         });
     };
     #[cfg(target_arch = "x86_64")]
-    if rows == 1 && w.is_packed() {
+    if w.is_packed() {
         return few::asking(w.panels.kind.format).work(w.panels.bytes(), all);
     }
     all();
