@@ -1,5 +1,5 @@
-//! Few rows: weights are opened in registers and multiplied with up to eight rows at once. Codes of five and six bits become integers of 16 bits; those of
-//! four and what is stored open are multiplied as bytes.
+//! Few rows: weights are opened in registers and multiplied with up to eight rows at once. Codes of six bits become integers of 16 bits; those of four and
+//! five and what is stored open are multiplied as bytes.
 
 use super::activations::{QuantActivations, Sums, TILE};
 use super::format::Format;
@@ -149,8 +149,8 @@ macro_rules! kernels {
                     unsafe {
                         for (i, tables) in tables::<L>(block, half, part, lift).into_iter().enumerate() {
                             let x = codes.add(part / 2 * 1024 + part % 2 * 32 + i * 16);
-                            for (four, table) in tables.into_iter().enumerate() {
-                                let w = of_table::<L>(block, (half, part, four), i > 0, table);
+                            for (four, tables) in tables.into_iter().enumerate() {
+                                let w = of_tables::<L>(block, (half, part, four), i > 0, tables);
                                 for (n, words) in words.iter_mut().enumerate() {
                                     let x = sixteens(&*x.add(n * 64).cast());
                                     words[four] = add_lifted(words[four], w, x);

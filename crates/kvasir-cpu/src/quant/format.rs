@@ -107,22 +107,24 @@ impl Format {
 
     /// Whether a vector of codes has inputs of a few outputs, each of which opens them by a table of its own; otherwise a few inputs of all outputs.
     pub(crate) const fn by_output(self) -> bool {
-        self.bits == 4
+        self.bits < 6
     }
 
-    /// What codes of four bits stand for, moved so that the rounded high half of twice their product with a scale is the one that is shifted as it should be.
-    pub(crate) const fn values(self) -> [[i16; 8]; 2] {
-        let mut all = [[0; 8]; 2];
+    /// What codes that lie [by output](Self::by_output) stand for, moved so that the rounded high half of twice their product with a scale is the one that is shifted as it
+    /// should be.
+    pub(crate) const fn values(self) -> [[i16; 8]; 4] {
+        let mut all = [[0; 8]; 4];
+        let codes = if self.by_output() { 1 << self.bits } else { 0 };
         let mut code = 0;
-        while code < 16 {
+        while code < codes {
             let value = if self.floats {
-                E2M1_DOUBLED[code] as i16
-            } else if self.signed && code > 7 {
-                code as i16 - 16
+                E2M1_DOUBLED[code as usize] as i16
+            } else if self.signed && code >= codes / 2 {
+                code - codes
             } else {
-                code as i16
+                code
             };
-            all[code / 8][code % 8] = value << (15 - self.shift());
+            all[code as usize / 8][code as usize % 8] = value << (15 - self.shift());
             code += 1;
         }
         all

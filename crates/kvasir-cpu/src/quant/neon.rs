@@ -99,7 +99,6 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
             // SAFETY: the offsets are those of the layout.
             *bytes = unsafe {
                 let codes = block.add(f.codes_at() + v * 16);
-                let high = block.add(f.high_at() + v * 16);
                 if f.is_open() {
                     let stored = vld1q_u8(codes.add((i * 4 + j) * 64));
                     *bytes = vreinterpretq_s8_u8(veorq_u8(stored, vdupq_n_u8(128)));
@@ -108,15 +107,9 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
                 let six = |n: usize, byte: usize, from: usize, to: usize, bits: u32| {
                     moved(vld1q_u8(codes.add((i * 3 + n) * 64)), byte + from, to, bits)
                 };
-                let nibble =
-                    |byte: usize| moved(vld1q_u8(codes.add((i * 2 + j / 2) * 64)), byte + j % 2 * 4, to, 4);
-                let word = |byte: usize| match f.bits {
-                    5 => {
-                        let fifth = moved(vld1q_u8(high.add(i / 2 * 64)), byte + i % 2 * 4 + j, to + 4, 1);
-                        vorrq_u16(nibble(byte), fifth)
-                    }
-                    // Three lines in the high bits of bytes, the fourth in what is left.
-                    6 if j < 3 => six(j, byte, 2, to, 6),
+                // Three lines in the high bits of bytes, the fourth in what is left.
+                let word = |byte: usize| match j {
+                    0..3 => six(j, byte, 2, to, 6),
                     _ => vorrq_u16(
                         vorrq_u16(six(0, byte, 0, to, 2), six(1, byte, 0, to + 2, 2)),
                         six(2, byte, 0, to + 4, 2),
@@ -132,36 +125,45 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
     lines
 }
 
-/// The same of codes of four bits: 16 inputs of an output are looked up in the products of its scale, then rows become columns.
+/// The same of codes of four or five bits: 16 inputs of an output are looked up in the products of its scale, then rows become columns.
 #[inline(always)]
 unsafe fn by_output<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -> [[int8x16_t; 4]; 4] {
+    let f = L::FORMAT;
     let values = const { L::FORMAT.values() };
     // SAFETY: zero.
     let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
     // SAFETY: the lines of the layout; every processor of this architecture has these.
     unsafe {
-        let [low, high] = [vld1q_s16(values[0].as_ptr()), vld1q_s16(values[1].as_ptr())];
+        let values = values.map(|values| vld1q_s16(values.as_ptr()));
         for (v, scales) in scales.iter().enumerate() {
-            let codes = block.add(L::FORMAT.codes_at() + i / 2 * 256 + v * 16);
+            let codes = block.add(f.codes_at() + i / 2 * 256 + v * 16);
             let mut scale = [0i16; 8];
             vst1q_s16(scale.as_mut_ptr(), *scales);
             let mut rows = [vdupq_n_s32(0); 4];
             for (n, row) in rows.iter_mut().enumerate() {
                 let scale = vdupq_n_s16(scale[n * 2]);
-                let table =
-                    vcombine_s8(vmovn_s16(vqrdmulhq_s16(low, scale)), vmovn_s16(vqrdmulhq_s16(high, scale)));
+                let [a, b, c, d] = values.map(|values| vmovn_s16(vqrdmulhq_s16(values, scale)));
                 let both = vld1q_u8(codes.add(n * 64));
                 let places = if i % 2 == 0 { vandq_u8(both, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(both) };
-                *row = vreinterpretq_s32_s8(vqtbl1q_s8(table, places));
+                let bytes = if f.bits == 4 {
+                    vqtbl1q_s8(vcombine_s8(a, b), places)
+                } else {
+                    let fifths = vld1q_u8(block.add(f.high_at() + i / 2 * 64 + v * 16));
+                    let bit = vdupq_n_u8(1 << (n * 2 + i % 2));
+                    let fifth = vandq_u8(vtstq_u8(fifths, bit), vdupq_n_u8(16));
+                    let tables = int8x16x2_t(vcombine_s8(a, b), vcombine_s8(c, d));
+                    vqtbl2q_s8(tables, vorrq_u8(places, fifth))
+                };
+                *row = vreinterpretq_s32_s8(bytes);
             }
             let [a, b, c, d] = rows;
-            let (e, f) = (vtrn1q_s32(a, b), vtrn2q_s32(a, b));
-            let (g, h) = (vtrn1q_s32(c, d), vtrn2q_s32(c, d));
+            let (odd, even) = (vtrn1q_s32(a, b), vtrn2q_s32(a, b));
+            let (next_odd, next_even) = (vtrn1q_s32(c, d), vtrn2q_s32(c, d));
             let halves = |first: int32x4_t, second: int32x4_t| {
                 let (first, second) = (vreinterpretq_s64_s32(first), vreinterpretq_s64_s32(second));
                 [vtrn1q_s64(first, second), vtrn2q_s64(first, second)].map(|v| vreinterpretq_s8_s64(v))
             };
-            let ([one, three], [two, four]) = (halves(e, g), halves(f, h));
+            let ([one, three], [two, four]) = (halves(odd, next_odd), halves(even, next_even));
             (lines[0][v], lines[1][v], lines[2][v], lines[3][v]) = (one, two, three, four);
         }
     }

@@ -37,8 +37,8 @@ macro_rules! opening {
                 pair(scale, scale)
             }
 
-            /// Where codes of four bits are looked up, inputs `32 part .. 32 part + 32`, the first 16 and the last: for every fourth output, a lane for each, the 16
-            /// products of its scale, plus `lift`.
+            /// Where codes of four or five bits are looked up, inputs `32 part .. 32 part + 32`, the first 16 and the last: for every fourth output, a lane for
+            /// each, the products of its scale with what codes below 16 and the others stand for, plus `lift`.
             ///
             /// # Safety
             /// As for [`scales`]; `part` must be below 8.
@@ -49,43 +49,54 @@ macro_rules! opening {
                 half: usize,
                 part: usize,
                 lift: i32,
-            ) -> [[Ints; 4]; 2] {
+            ) -> [[[Ints; 2]; 4]; 2] {
                 let values = const { L::FORMAT.values() };
-                let (low, high) = (eights(&values[0]), eights(&values[1]));
                 let subs = 32 / L::FORMAT.sub;
-                let mut tables = [[zero(); 4]; 2];
-                for (sub, tables) in tables.iter_mut().enumerate().take(subs) {
+                let mut all = [[[zero(); 2]; 4]; 2];
+                for (sub, four) in all.iter_mut().enumerate().take(subs) {
                     // SAFETY: a sub-block of the caller's superblock.
                     let scales = unsafe { scale_words::<L>(block, half, part * subs + sub) };
-                    for (n, table) in tables.iter_mut().enumerate() {
+                    for (n, tables) in four.iter_mut().enumerate() {
                         let scale = spread(scales, n);
-                        let products = narrowed(high_product(scale, low), high_product(scale, high));
-                        *table = xor(products, all8(lift as i8));
+                        for (table, values) in
+                            tables.iter_mut().zip(values.as_chunks::<2>().0).take(L::FORMAT.bits - 3)
+                        {
+                            let [low, high] = [eights(&values[0]), eights(&values[1])];
+                            let products = narrowed(high_product(scale, low), high_product(scale, high));
+                            *table = xor(products, all8(lift as i8));
+                        }
                     }
                 }
-                if subs == 1 { [tables[0]; 2] } else { tables }
+                if subs == 1 { [all[0]; 2] } else { all }
             }
 
-            /// Of these inputs the first 16, or the last, of the outputs whose codes are looked up in this table of the four.
+            /// Of these inputs the first 16, or the last, of the outputs whose codes are looked up in these tables of the four.
             ///
             /// # Safety
             /// As for [`tables`]; `n` must be below 4.
             #[inline]
             #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn of_table<L: Layout>(
+            pub(in super::super) unsafe fn of_tables<L: Layout>(
                 block: *const u8,
                 (half, part, n): (usize, usize, usize),
                 last: bool,
-                table: Ints,
+                tables: [Ints; 2],
             ) -> Ints {
-                let at = L::FORMAT.codes_at() + half * 32 + (part * 4 + n) * 64;
-                // SAFETY: a line of the layout.
-                let codes = unsafe { load(block.add(at)) };
-                looked_up(table, and(if last { right16(codes, 4) } else { codes }, all8(15)))
+                let f = L::FORMAT;
+                // SAFETY: lines of the layout.
+                unsafe {
+                    let codes = load(block.add(f.codes_at() + half * 32 + (part * 4 + n) * 64));
+                    let places = and(if last { right16(codes, 4) } else { codes }, all8(15));
+                    if f.bits == 4 {
+                        return looked_up(tables[0], places);
+                    }
+                    let fifths = load(block.add(f.high_at() + half * 32 + part * 64));
+                    looked_up_in(tables, places, fifths, n * 2 + last as usize)
+                }
             }
 
-            /// Inputs `16 i .. 16 i + 16` of codes that are not of four bits: of each line of four the first and the third, then the second and the fourth, in
-            /// 16 bits.
+            /// Inputs `16 i .. 16 i + 16` of codes of six bits, or of what is stored open: of each line of four the first and the third, then the second and the
+            /// fourth, in 16 bits.
             ///
             /// # Safety
             /// As for [`scales`]; `i` must be below 16, and `scale` that of its sub-block.
@@ -98,54 +109,18 @@ macro_rules! opening {
                 scale: Ints,
             ) -> [[Ints; 2]; 4] {
                 let f = L::FORMAT;
-                // Bits `from` to `from + bits` of each 16, moved to `to`.
-                let moved = |v, from: i32, to: i32, bits: i32| {
-                    let v = if to >= from { left16(v, to - from) } else { right16(v, from - to) };
-                    and(v, all16((((1 << bits) - 1) << to) as i16))
-                };
-                // Where the high product of codes and their scale is shifted by as much as it should be.
-                let top = 15 - f.shift() as i32;
-                if f.bits == 6 {
-                    // SAFETY: the layout's lines.
-                    let mut lines = sixes(unsafe {
-                        let line = |n: usize| load(block.add(f.codes_at() + half * 32 + (i * 3 + n) * 64));
-                        [line(0), line(1), line(2)]
-                    });
-                    for word in lines.as_flattened_mut() {
-                        *word = high_product(*word, scale);
+                // SAFETY: the layout's lines.
+                let line = |n: usize| unsafe { load(block.add(f.codes_at() + half * 32 + n * 64)) };
+                let mut lines = [[zero(); 2]; 4];
+                if f.is_open() {
+                    for (j, words_of) in lines.iter_mut().enumerate() {
+                        *words_of = words(xor(line(i * 4 + j), all8(-128)));
                     }
                     return lines;
                 }
-                let mut lines = [[zero(); 2]; 4];
-                for (j, line) in lines.iter_mut().enumerate() {
-                    if f.is_open() {
-                        // SAFETY: one of the layout's lines.
-                        let v = unsafe { load(block.add(f.codes_at() + (i * 4 + j) * 64 + half * 32)) };
-                        *line = words(xor(v, all8(-128)));
-                        continue;
-                    }
-                    // SAFETY: the offsets are those of the layout.
-                    let (codes, fifths) = unsafe {
-                        (
-                            load(block.add(f.codes_at() + half * 32 + (i * 2 + j / 2) * 64)),
-                            load(block.add(f.high_at() + half * 32 + i / 2 * 64)),
-                        )
-                    };
-                    // Signs must be on top. Others are multiplied in the middle, where they lie or where swapped bytes bring them, by a
-                    // scale that makes up for it: shifts are dear.
-                    let to = if f.signed { top } else { 8 - j as i32 % 2 * 4 };
-                    let scale = left16(scale, top - to);
-                    for (odd, word) in line.iter_mut().enumerate() {
-                        let byte = odd as i32 * 8;
-                        let low = if f.signed {
-                            moved(codes, byte + j as i32 % 2 * 4, to, 4)
-                        } else {
-                            let there = (j % 2 == 0) == (odd == 1);
-                            and(if there { codes } else { swapped(codes) }, all16(15 << to))
-                        };
-                        let high = moved(fifths, byte + (i % 2 * 4 + j) as i32, to + 4, 1);
-                        *word = high_product(or(low, high), scale);
-                    }
+                lines = sixes([line(i * 3), line(i * 3 + 1), line(i * 3 + 2)]);
+                for word in lines.as_flattened_mut() {
+                    *word = high_product(*word, scale);
                 }
                 lines
             }
@@ -187,7 +162,7 @@ macro_rules! opening {
                         for (i, tables) in tables.into_iter().enumerate() {
                             let mut four = [zero(); 4];
                             for (n, v) in four.iter_mut().enumerate() {
-                                *v = of_table::<L>(block, (half, part, n), i > 0, tables[n]);
+                                *v = of_tables::<L>(block, (half, part, n), i > 0, tables[n]);
                             }
                             for (j, v) in turned(four).into_iter().enumerate() {
                                 put(part * 8 + i * 4 + j, v);

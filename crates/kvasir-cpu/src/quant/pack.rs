@@ -9,8 +9,9 @@ use crate::level::per_level;
 use crate::panels::{Encoded, ahead, fetch};
 use kvasir_formats::DType;
 
-/// The low half of each byte.
-const NIBBLES: u128 = u128::MAX / 255 * 15;
+/// The lowest bit of each byte, and its low half.
+const ONES: u128 = u128::MAX / 255;
+const NIBBLES: u128 = ONES * 15;
 
 per_level! {
     /// Writes the panel of `rows` into `out`, and asks memory for what lies where the next panel's rows probably are.
@@ -45,7 +46,7 @@ fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out
         let (head, codes) = out.split_at_mut(format.codes_at());
         write_head(format, &supers, head);
         if format.by_output() {
-            write_by_output(&supers, codes);
+            write_by_output(format, &supers, codes);
             continue;
         }
         transpose(level, &supers.code, &mut lines);
@@ -69,15 +70,29 @@ fn write_head(format: Format, supers: &Supers, head: &mut [u8]) {
     }
 }
 
-/// Codes of four bits: 32 inputs of four outputs to a vector, every fourth output. A byte has one of the first 16 inputs, and one of the last.
+/// Codes of four or five bits: 32 inputs of four outputs to a vector, every fourth output. A byte has one of the first 16 inputs, and one of the last. The fifth
+/// bits of four such vectors are bits of one.
 #[inline(always)]
-fn write_by_output(supers: &Supers, codes: &mut [u8]) {
+fn write_by_output(format: Format, supers: &Supers, codes: &mut [u8]) {
+    let (codes, high) = codes.split_at_mut(format.high_at() - format.codes_at());
+    let mut fifths = high.as_chunks_mut::<64>().0.iter_mut();
     for (part, lines) in codes.as_chunks_mut::<64>().0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let mut bits = [0u128; 4];
         for (output, code) in supers.code.iter().enumerate() {
             let two = &code.as_chunks::<16>().0[part * 2..];
-            let [first, last] = [two[0], two[1]].map(|codes| u128::from_le_bytes(codes) & NIBBLES);
-            let lane = output / 4 * 16;
-            lines[output % 4][lane..lane + 16].copy_from_slice(&(first | last << 4).to_le_bytes());
+            let [first, last] = [two[0], two[1]].map(u128::from_le_bytes);
+            let (lane, n) = (output / 4, output % 4);
+            let both = first & NIBBLES | (last & NIBBLES) << 4;
+            lines[n][lane * 16..lane * 16 + 16].copy_from_slice(&both.to_le_bytes());
+            bits[lane] |= (first >> 4 & ONES | (last >> 4 & ONES) << 1) << (n * 2);
+        }
+        if let Some(fifths) = fifths.next() {
+            fifths
+                .as_chunks_mut::<16>()
+                .0
+                .iter_mut()
+                .zip(bits)
+                .for_each(|(to, bits)| *to = bits.to_le_bytes());
         }
     }
 }
@@ -85,34 +100,17 @@ fn write_by_output(supers: &Supers, codes: &mut [u8]) {
 /// All others: four inputs of all outputs to a line.
 #[inline(always)]
 fn write_lines(format: Format, lines: &[[u8; 64]; 64], codes: &mut [u8]) {
-    let (codes, high) = codes.split_at_mut(format.high_at() - format.codes_at());
     let codes = codes.as_chunks_mut::<64>().0;
     if format.bits == 8 {
         codes.copy_from_slice(lines);
         return;
     }
-    if format.bits == 6 {
-        // Of four lines three in the high bits of a vector each; of the fourth each has two bits.
-        for (vectors, lines) in codes.as_chunks_mut::<3>().0.iter_mut().zip(lines.as_chunks::<4>().0) {
-            for (n, vector) in vectors.iter_mut().enumerate() {
-                for (i, v) in vector.iter_mut().enumerate() {
-                    *v = lines[n][i] << 2 | lines[3][i] >> (2 * n) & 3;
-                }
+    // Of four lines three in the high bits of a vector each; of the fourth each has two bits.
+    for (vectors, lines) in codes.as_chunks_mut::<3>().0.iter_mut().zip(lines.as_chunks::<4>().0) {
+        for (n, vector) in vectors.iter_mut().enumerate() {
+            for (i, v) in vector.iter_mut().enumerate() {
+                *v = lines[n][i] << 2 | lines[3][i] >> (2 * n) & 3;
             }
         }
-        return;
-    }
-    for (vector, pair) in codes.iter_mut().zip(lines.as_chunks::<2>().0) {
-        for (i, v) in vector.iter_mut().enumerate() {
-            *v = pair[0][i] & 15 | pair[1][i] << 4;
-        }
-    }
-    // Fifth bits: eight lines to a vector.
-    for (vector, group) in high.as_chunks_mut::<64>().0.iter_mut().zip(lines.as_chunks::<8>().0) {
-        let mut bits = [0u8; 64];
-        for (t, line) in group.iter().enumerate() {
-            bits.iter_mut().zip(line).for_each(|(b, v)| *b |= (v >> 4 & 1) << t);
-        }
-        *vector = bits;
     }
 }

@@ -56,14 +56,15 @@ fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
             return (codes[i * 64 + j] ^ 0x80) as i8;
         }
         let six = |n: usize| codes[(i / 4 * 3 + n) * 64 + j];
-        let nibble = || codes[i / 2 * 64 + j] >> (i % 2 * 4) & 15;
-        // Output j / 4 is lane j / 16 of each fourth line; a byte has one of the first 16 inputs of 32, and one of the last.
+        // Output j / 4 is lane j / 16 of each fourth line; a byte has one of the first 16 inputs of 32, and one of the last. So has a byte of fifth bits, of
+        // all four lines.
         let by_output = || {
-            let line = i / 8 * 4 + j / 4 % 4;
-            codes[line * 64 + j / 16 * 16 + i % 4 * 4 + j % 4] >> (i / 4 % 2 * 4) & 15
+            let (part, n, last) = (i / 8, j / 4 % 4, i / 4 % 2);
+            let at = j / 16 * 16 + i % 4 * 4 + j % 4;
+            let low = codes[(part * 4 + n) * 64 + at] >> (last * 4) & 15;
+            if format.bits == 4 { low } else { low | (high[part * 64 + at] >> (n * 2 + last) & 1) << 4 }
         };
         let code = match format.bits {
-            5 => nibble() | (high[i / 8 * 64 + j] >> (i % 8) & 1) << 4,
             6 if i % 4 < 3 => six(i % 4) >> 2,
             6 => six(0) & 3 | (six(1) & 3) << 2 | (six(2) & 3) << 4,
             _ => by_output(),

@@ -25,11 +25,6 @@ pub(super) mod v512 {
         fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by));
-        /// The two bytes of each 16 bits change places.
-        fn swapped(v: Ints) -> Ints = {
-            let order = _mm_setr_epi8(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-            _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order))
-        };
         /// Eight integers of 16 bits in each lane.
         fn eights(v: &[i16; 8]) -> Ints = {
             // SAFETY: 16 bytes.
@@ -42,6 +37,11 @@ pub(super) mod v512 {
         fn narrowed(a: Ints, b: Ints) -> Ints = _mm512_packs_epi16(a, b);
         /// Of each lane of a table the bytes at these places, which are below 16.
         fn looked_up(table: Ints, places: Ints) -> Ints = _mm512_shuffle_epi8(table, places);
+        /// The same of the second table where bytes have a certain bit.
+        fn looked_up_in(tables: [Ints; 2], places: Ints, bytes: Ints, bit: usize) -> Ints = {
+            let second = _mm512_test_epi8_mask(bytes, all8((1u8 << bit) as i8));
+            _mm512_mask_shuffle_epi8(looked_up(tables[0], places), second, tables[1], places)
+        };
         /// In each lane of four words rows become columns. Half of it without permutations, which have one port on Intel's processors.
         fn turned(r: [Ints; 4]) -> [Ints; 4] = {
             const UPPER: __mmask16 = 0xaaaa;
@@ -149,11 +149,6 @@ pub(super) mod v256 {
         /// The bytes that [`words`] takes apart.
         fn bytes(words: [Ints; 2]) -> Ints =
             _mm256_or_si256(_mm256_slli_epi16::<8>(words[1]), and(words[0], all16(0xff)));
-        /// The two bytes of each 16 bits change places.
-        fn swapped(v: Ints) -> Ints = {
-            let order = _mm_setr_epi8(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-            _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order))
-        };
         /// Eight integers of 16 bits in each lane.
         fn eights(v: &[i16; 8]) -> Ints = {
             // SAFETY: 16 bytes.
@@ -166,6 +161,11 @@ pub(super) mod v256 {
         fn narrowed(a: Ints, b: Ints) -> Ints = _mm256_packs_epi16(a, b);
         /// Of each lane of a table the bytes at these places, which are below 16.
         fn looked_up(table: Ints, places: Ints) -> Ints = _mm256_shuffle_epi8(table, places);
+        /// The same of the second table where bytes have a certain bit.
+        fn looked_up_in(tables: [Ints; 2], places: Ints, bytes: Ints, bit: usize) -> Ints = {
+            let second = left16(bytes, 7 - bit as i32);
+            _mm256_blendv_epi8(looked_up(tables[0], places), looked_up(tables[1], places), second)
+        };
         /// In each lane of four words rows become columns.
         fn turned(r: [Ints; 4]) -> [Ints; 4] = {
             let (a, b) = (_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[0], r[1]));
