@@ -191,11 +191,6 @@ impl<K> Clone for PanelReader<'_, '_, K> {
 impl<K> Copy for PanelReader<'_, '_, K> {}
 
 impl<K: Kind> PanelReader<'_, '_, K> {
-    /// Whether no panel is made.
-    pub(crate) fn is_packed(&self) -> bool {
-        self.done == self.panels.panels()
-    }
-
     /// Panel `n`. `room` is where it is made if it is not packed, and else of no more use.
     pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Room) -> &'p [u8] {
         let len = self.panels.kind.panel_bytes();

@@ -73,19 +73,26 @@ pub(crate) mod v512 {
             _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), v)),
             _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), v)),
         ];
+        /// In each lane of four words rows become columns. Half of it without permutations, which have one port on Intel's processors.
+        fn turned(r: [Words; 4]) -> [Words; 4] = {
+            const UPPER: __mmask16 = 0xaaaa;
+            let two = |a, b| {
+                let first = _mm512_mask_blend_epi32(UPPER, a, _mm512_rol_epi64::<32>(b));
+                (first, _mm512_mask_blend_epi32(UPPER, _mm512_rol_epi64::<32>(a), b))
+            };
+            let ((a, b), (c, d)) = (two(r[0], r[1]), two(r[2], r[3]));
+            [
+                _mm512_unpacklo_epi64(a, c),
+                _mm512_unpacklo_epi64(b, d),
+                _mm512_unpackhi_epi64(a, c),
+                _mm512_unpackhi_epi64(b, d),
+            ]
+        };
         /// Rows become columns.
         fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
-            let mut t = r;
-            for i in 0..8 {
-                t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-                t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-            }
-            let mut q = t;
-            for i in 0..4 {
-                q[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-                q[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-                q[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-                q[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+            let mut q = r;
+            for four in q.as_chunks_mut().0 {
+                *four = turned(*four);
             }
             let mut to = q;
             for j in 0..4 {
@@ -132,19 +139,22 @@ pub(crate) mod v256 {
             _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), v)),
             _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), v)),
         ];
+        /// In each lane of four words rows become columns.
+        fn turned(r: [Words; 4]) -> [Words; 4] = {
+            let (a, b) = (_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[0], r[1]));
+            let (c, d) = (_mm256_unpacklo_epi32(r[2], r[3]), _mm256_unpackhi_epi32(r[2], r[3]));
+            [
+                _mm256_unpacklo_epi64(a, c),
+                _mm256_unpackhi_epi64(a, c),
+                _mm256_unpacklo_epi64(b, d),
+                _mm256_unpackhi_epi64(b, d),
+            ]
+        };
         /// Rows become columns.
         fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
-            let mut t = r;
-            for i in 0..4 {
-                t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-                t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-            }
-            let mut q = t;
-            for i in 0..2 {
-                q[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-                q[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-                q[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-                q[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+            let mut q = r;
+            for four in q.as_chunks_mut().0 {
+                *four = turned(*four);
             }
             let mut to = q;
             for j in 0..4 {

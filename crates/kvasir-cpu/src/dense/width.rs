@@ -57,7 +57,7 @@ impl Width {
             Self::Bf16 | Self::Half => {
                 for (bytes, v) in part.as_chunks_mut::<{ LANES * 2 }>().0.iter_mut().zip(values) {
                     let bits = match self {
-                        Self::Bf16 => (v.to_bits() >> 16) as u16,
+                        Self::Bf16 => crate::quant::high_half(*v),
                         _ => half::f16::from_f32(*v).to_bits(),
                     };
                     bytes[lane * 2..lane * 2 + 2].copy_from_slice(&bits.to_le_bytes());

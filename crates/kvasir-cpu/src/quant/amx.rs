@@ -8,6 +8,7 @@
 use super::activations::{QuantActivations, TILE};
 use super::format::{Format, LANES};
 use super::layouts::Layout;
+use super::opening::PARTS;
 use super::opening::v512::{float_scales, lines, units};
 use super::pairs::{self, BLOCK, Pair, ask};
 use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
@@ -48,8 +49,8 @@ unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) 
     let f = L::FORMAT;
     // SAFETY: the caller's superblock and room.
     unsafe {
-        for part in 0..8 {
-            ask::<L, 1>([next], ASKED_IN_OPENING * part..ASKED_IN_OPENING * (part + 1), 8 * 8);
+        for part in 0..PARTS {
+            ask::<L, 1>([next], ASKED_IN_OPENING * part..ASKED_IN_OPENING * (part + 1), 8 * PARTS);
             lines::<L>(block, (0, part), 0, |line, bytes| {
                 _mm512_store_si512(to.add(line * 64).cast(), bytes);
             });

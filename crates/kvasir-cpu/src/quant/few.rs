@@ -4,6 +4,7 @@
 use super::activations::{QuantActivations, Sums, TILE};
 use super::format::Format;
 use super::layouts::Layout;
+use super::opening::PARTS;
 use crate::ask::{Near, ask_line};
 use crate::asking::{Ahead, Asking};
 
@@ -55,7 +56,6 @@ macro_rules! kernels {
                 out: &mut [[f32; 16]; N],
             ) {
                 let f = L::FORMAT;
-                let in_pairs = !f.is_open() && !f.by_output();
                 let (tile, r) = (row / TILE, row % TILE);
                 let mut sums = [[zero_floats(); N]; HALVES];
                 let ahead = asking(f).ahead();
@@ -67,7 +67,7 @@ macro_rules! kernels {
                         let codes = x.codes(tile, s).add(r * 64);
                         let all = &*x.sums(tile, s).add(r).cast::<[Sums; N]>();
                         let mut words = [[[0; 64]; 2]; N];
-                        for (n, words) in words.iter_mut().enumerate().filter(|_| in_pairs) {
+                        for (n, words) in words.iter_mut().enumerate().filter(|_| f.bits == 6) {
                             *words = activations(codes.add(n * 64));
                         }
                         for (half, sums) in sums.iter_mut().enumerate() {
@@ -109,21 +109,16 @@ macro_rules! kernels {
                 (half, ahead): (usize, Ahead),
                 words: &[[[i32; 64]; 2]; N],
             ) -> [Ints; N] {
-                let f = L::FORMAT;
                 let mut totals = [[zero(); N]; CHAINS];
-                for sub in 0..f.subs() {
+                for i in 0..16 {
+                    ask::<L>(block, half, i, ahead);
                     // SAFETY: the caller's superblock.
-                    let scale = unsafe { scales::<L>(block, half, sub) };
-                    for i in sub * f.sub / 16..(sub + 1) * f.sub / 16 {
-                        ask::<L>(block, half, i, ahead);
-                        // SAFETY: the same, and `i` is below 16.
-                        let weights = unsafe { open::<L>(block, half, i, scale) };
-                        for (j, line) in weights.into_iter().enumerate() {
-                            for (odd, w) in line.into_iter().enumerate() {
-                                for (n, words) in words.iter().enumerate() {
-                                    let total = &mut totals[(j * 2 + odd) % chains(N)][n];
-                                    *total = add_pairs(*total, w, all32(words[odd][i * 4 + j]));
-                                }
+                    let weights = unsafe { open::<L>(block, half, i) };
+                    for (j, line) in weights.into_iter().enumerate() {
+                        for (odd, w) in line.into_iter().enumerate() {
+                            for (n, words) in words.iter().enumerate() {
+                                let total = &mut totals[(j * 2 + odd) % chains(N)][n];
+                                *total = add_pairs(*total, w, all32(words[odd][i * 4 + j]));
                             }
                         }
                     }
@@ -140,9 +135,9 @@ macro_rules! kernels {
                 codes: *const i8,
                 sums: &[Sums; N],
             ) -> [Ints; N] {
-                let lift = L::FORMAT.lift() & LIFT;
+                let lift = L::FORMAT.lift().min(LIFT);
                 let mut words = [[zero(); 4]; N];
-                for part in 0..8 {
+                for part in 0..PARTS {
                     ask::<L>(block, half, part * 2, ahead);
                     ask::<L>(block, half, part * 2 + 1, ahead);
                     // SAFETY: the caller's superblock, and rows that are there.
@@ -152,7 +147,7 @@ macro_rules! kernels {
                             for (four, tables) in tables.into_iter().enumerate() {
                                 let w = of_tables::<L>(block, (half, part, four), i > 0, tables);
                                 for (n, words) in words.iter_mut().enumerate() {
-                                    let x = sixteens(&*x.add(n * 64).cast());
+                                    let x = in_each_lane(x.add(n * 64).cast());
                                     words[four] = add_lifted(words[four], w, x);
                                 }
                             }

@@ -105,13 +105,14 @@ impl Format {
         if self.has_min && !self.wide_d { 0 } else { 128 }
     }
 
-    /// Whether a vector of codes has inputs of a few outputs, each of which opens them by a table of its own; otherwise a few inputs of all outputs.
+    /// Whether a vector of codes has inputs of a few outputs, each of which opens them by a table of its own; otherwise a few inputs of all outputs, of
+    /// which codes of six bits are multiplied by their scales in 16.
     pub(crate) const fn by_output(self) -> bool {
         self.bits < 6
     }
 
-    /// What codes that lie [by output](Self::by_output) stand for, moved so that the rounded high half of twice their product with a scale is the one that is shifted as it
-    /// should be.
+    /// What codes that lie [by output](Self::by_output) stand for, moved so that the rounded high half of twice their product with a scale is the one that is
+    /// shifted as it should be.
     pub(crate) const fn values(self) -> [[i16; 8]; 4] {
         let mut all = [[0; 8]; 4];
         let codes = if self.by_output() { 1 << self.bits } else { 0 };

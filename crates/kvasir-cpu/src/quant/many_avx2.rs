@@ -5,7 +5,8 @@ use super::activations::{QuantActivations, TILE};
 use super::few::v256::activations;
 use super::format::{LANES, SUPER};
 use super::layouts::Layout;
-use super::opening::v256::{float_scales, lines, mins, open, scales, units};
+use super::opening::PARTS;
+use super::opening::v256::{float_scales, lines, mins, open, units};
 use super::pairs::{Pair, Room};
 use super::vectors::v256::{load, words};
 use crate::matmul::Output;
@@ -55,13 +56,14 @@ unsafe fn open_super<L: Layout>(block: *const u8, to: &mut Opened) {
                 store(&mut to.weights[odd * SUPER / 4 + line][half], words);
             }
         };
-        for part in (0..SUPER / 32).filter(|_| f.by_output()) {
+        for part in (0..PARTS).filter(|_| f.bits != 6) {
             // SAFETY: the caller's superblock.
             unsafe { lines::<L>(block, (half, part), 0, |line, bytes| put(line, words(bytes))) };
         }
-        for i in (0..SUPER / 16).filter(|_| !f.by_output()) {
+        // They come in 16 bits.
+        for i in (0..SUPER / 16).filter(|_| f.bits == 6) {
             // SAFETY: the caller's superblock.
-            let lines = unsafe { open::<L>(block, half, i, scales::<L>(block, half, i * 16 / f.sub)) };
+            let lines = unsafe { open::<L>(block, half, i) };
             lines.into_iter().enumerate().for_each(|(j, words)| put(i * 4 + j, words));
         }
         // SAFETY: sub-blocks of the layout, and what begins it.

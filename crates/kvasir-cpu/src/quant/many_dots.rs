@@ -6,12 +6,12 @@
 use super::activations::{QuantActivations, Sums, TILE};
 use super::format::LANES;
 use super::layouts::Layout;
+use super::opening::PARTS;
 use super::pairs::{BLOCK, Pair, Room, ask};
 use crate::matmul::{Output, Place};
 use std::ops::Range;
 
-/// Parts that a superblock is opened in: eight lines each.
-const PARTS: usize = 8;
+/// Lines of a part.
 const LINES: usize = 8;
 
 /// One superblock of a panel, as the products take it. Mins are those of neighbouring sub-blocks.

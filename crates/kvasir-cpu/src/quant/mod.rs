@@ -42,7 +42,7 @@ pub(crate) use gated::Gated;
 pub(crate) use neon::{Dots, Fours, Pairs};
 pub(crate) use panels::QuantPanels;
 use panels::QuantReader;
-pub(crate) use source::half;
+pub(crate) use source::{half, high_half};
 
 use crate::matmul::{Output, token_blocks};
 use crate::panels::{Kind, Room};
@@ -107,7 +107,7 @@ fn matmul_of(
         });
     };
     #[cfg(target_arch = "x86_64")]
-    if w.is_packed() {
+    if w.panels.is_packed() {
         return few::asking(w.panels.kind.format).work(w.panels.bytes(), all);
     }
     all();

@@ -2,6 +2,9 @@
 
 use super::layouts::Layout;
 
+/// Parts that a superblock is opened in: 32 inputs each.
+pub(super) const PARTS: usize = 8;
+
 macro_rules! opening {
     ($vectors:ident, $features:literal) => {
         pub(super) mod $vectors {
@@ -9,6 +12,9 @@ macro_rules! opening {
             use super::*;
 
             /// The scales of a sub-block, in the low halves of words.
+            ///
+            /// # Safety
+            /// `block` must point at a superblock of layout `L`, from `half` a vector's outputs on, that is not stored open.
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn scale_words<L: Layout>(block: *const u8, half: usize, sub: usize) -> Ints {
@@ -18,30 +24,11 @@ macro_rules! opening {
                 if f.times == 1 { scale } else { times16(scale, all16(f.times)) }
             }
 
-            /// The scales of a sub-block, each for two numbers of 16 bits; none where weights are stored open.
-            ///
-            /// # Safety
-            /// `block` must point at a superblock of layout `L`, from `half` a vector's outputs on.
-            #[inline]
-            #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn scales<L: Layout>(
-                block: *const u8,
-                half: usize,
-                sub: usize,
-            ) -> Ints {
-                if L::FORMAT.is_open() {
-                    return zero();
-                }
-                // SAFETY: the caller's superblock.
-                let scale = unsafe { scale_words::<L>(block, half, sub) };
-                pair(scale, scale)
-            }
-
             /// Where codes of four or five bits are looked up, inputs `32 part .. 32 part + 32`, the first 16 and the last: for every fourth output, a lane for
             /// each, the products of its scale with what codes below 16 and the others stand for, plus `lift`.
             ///
             /// # Safety
-            /// As for [`scales`]; `part` must be below 8.
+            /// As for [`scale_words`]; `part` must be below [`PARTS`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn tables<L: Layout>(
@@ -61,7 +48,13 @@ macro_rules! opening {
                         for (table, values) in
                             tables.iter_mut().zip(values.as_chunks::<2>().0).take(L::FORMAT.bits - 3)
                         {
-                            let [low, high] = [eights(&values[0]), eights(&values[1])];
+                            // SAFETY: eight integers of 16 bits each.
+                            let (low, high) = unsafe {
+                                (
+                                    in_each_lane(values[0].as_ptr().cast()),
+                                    in_each_lane(values[1].as_ptr().cast()),
+                                )
+                            };
                             let products = narrowed(high_product(scale, low), high_product(scale, high));
                             *table = xor(products, all8(lift as i8));
                         }
@@ -95,30 +88,24 @@ macro_rules! opening {
                 }
             }
 
-            /// Inputs `16 i .. 16 i + 16` of codes of six bits, or of what is stored open: of each line of four the first and the third, then the second and the
-            /// fourth, in 16 bits.
+            /// Inputs `16 i .. 16 i + 16` of codes of six bits, a sub-block: of each line of four the first and the third, then the second and the fourth, in 16 bits.
             ///
             /// # Safety
-            /// As for [`scales`]; `i` must be below 16, and `scale` that of its sub-block.
+            /// As for [`scale_words`]; `i` must be below 16.
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn open<L: Layout>(
                 block: *const u8,
                 half: usize,
                 i: usize,
-                scale: Ints,
             ) -> [[Ints; 2]; 4] {
-                let f = L::FORMAT;
-                // SAFETY: the layout's lines.
-                let line = |n: usize| unsafe { load(block.add(f.codes_at() + half * 32 + n * 64)) };
-                let mut lines = [[zero(); 2]; 4];
-                if f.is_open() {
-                    for (j, words_of) in lines.iter_mut().enumerate() {
-                        *words_of = words(xor(line(i * 4 + j), all8(-128)));
-                    }
-                    return lines;
-                }
-                lines = sixes([line(i * 3), line(i * 3 + 1), line(i * 3 + 2)]);
+                let at = L::FORMAT.codes_at() + half * 32 + i * 192;
+                // SAFETY: the layout's lines, and the scales of a sub-block.
+                let (mut lines, scale) = unsafe {
+                    let line = |n: usize| load(block.add(at + n * 64));
+                    let scale = scale_words::<L>(block, half, i);
+                    (sixes([line(0), line(1), line(2)]), pair(scale, scale))
+                };
                 for word in lines.as_flattened_mut() {
                     *word = high_product(*word, scale);
                 }
@@ -139,7 +126,7 @@ macro_rules! opening {
             /// Puts inputs `32 part .. 32 part + 32` as bytes plus `lift`: eight lines, each as soon as it is there.
             ///
             /// # Safety
-            /// As for [`scales`]; `part` must be below 8.
+            /// As for [`scale_words`]; `part` must be below [`PARTS`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn lines<L: Layout>(
@@ -170,8 +157,7 @@ macro_rules! opening {
                         }
                     } else {
                         for i in part * 2..part * 2 + 2 {
-                            let scale = scales::<L>(block, half, i * 16 / f.sub);
-                            for (j, words) in open::<L>(block, half, i, scale).into_iter().enumerate() {
+                            for (j, words) in open::<L>(block, half, i).into_iter().enumerate() {
                                 put(i * 4 + j, xor(bytes(words), all8(lift as i8)));
                             }
                         }
@@ -182,7 +168,7 @@ macro_rules! opening {
             /// Mins of the sub-blocks `2 two` and `2 two + 1`, the first in the low half of a word.
             ///
             /// # Safety
-            /// As for [`scales`]; there must be so many sub-blocks.
+            /// As for [`scale_words`]; there must be so many sub-blocks.
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn mins<L: Layout>(
@@ -219,7 +205,7 @@ macro_rules! opening {
             /// What the integer sums are multiplied with.
             ///
             /// # Safety
-            /// As for [`scales`].
+            /// As for [`scale_words`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn units<L: Layout>(block: *const u8, half: usize) -> Floats {

@@ -2,16 +2,12 @@
 
 use super::fine;
 use super::format::{Format, LANES, SUPER};
-use super::source::Supers;
+use super::source::{ONES, Supers};
 use super::transpose::transpose;
 use crate::Level;
 use crate::level::per_level;
 use crate::panels::{Encoded, ahead, fetch};
 use kvasir_formats::DType;
-
-/// The lowest bit of each byte, and its low half.
-const ONES: u128 = u128::MAX / 255;
-const NIBBLES: u128 = ONES * 15;
 
 per_level! {
     /// Writes the panel of `rows` into `out`, and asks memory for what lies where the next panel's rows probably are.
@@ -75,24 +71,25 @@ fn write_head(format: Format, supers: &Supers, head: &mut [u8]) {
 #[inline(always)]
 fn write_by_output(format: Format, supers: &Supers, codes: &mut [u8]) {
     let (codes, high) = codes.split_at_mut(format.high_at() - format.codes_at());
-    let mut fifths = high.as_chunks_mut::<64>().0.iter_mut();
+    // The first 16 inputs of a part, and the last.
+    let halves = |code: &[u8; SUPER], part: usize| {
+        [0, 1].map(|last| u128::from_le_bytes(code.as_chunks().0[part * 2 + last]))
+    };
     for (part, lines) in codes.as_chunks_mut::<64>().0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        let mut bits = [0u128; 4];
         for (output, code) in supers.code.iter().enumerate() {
-            let two = &code.as_chunks::<16>().0[part * 2..];
-            let [first, last] = [two[0], two[1]].map(u128::from_le_bytes);
-            let (lane, n) = (output / 4, output % 4);
-            let both = first & NIBBLES | (last & NIBBLES) << 4;
-            lines[n][lane * 16..lane * 16 + 16].copy_from_slice(&both.to_le_bytes());
-            bits[lane] |= (first >> 4 & ONES | (last >> 4 & ONES) << 1) << (n * 2);
+            let [first, last] = halves(code, part).map(|codes| codes & (ONES * 15));
+            let lane = output / 4 * 16;
+            lines[output % 4][lane..lane + 16].copy_from_slice(&(first | last << 4).to_le_bytes());
         }
-        if let Some(fifths) = fifths.next() {
-            fifths
-                .as_chunks_mut::<16>()
-                .0
-                .iter_mut()
-                .zip(bits)
-                .for_each(|(to, bits)| *to = bits.to_le_bytes());
+    }
+    for (part, fifths) in high.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+        for (lane, codes) in fifths.as_chunks_mut::<16>().0.iter_mut().zip(supers.code.as_chunks::<4>().0) {
+            let mut bits = 0;
+            for (n, code) in codes.iter().enumerate() {
+                let [first, last] = halves(code, part).map(|codes| codes >> 4 & ONES);
+                bits |= (first | last << 1) << (n * 2);
+            }
+            *lane = bits.to_le_bytes();
         }
     }
 }

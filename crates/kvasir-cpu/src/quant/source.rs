@@ -140,7 +140,7 @@ struct Row<'a> {
 }
 
 /// A one in every byte of a number of 16: bytes are worked on together in such numbers, which compilers would gather one by one.
-const ONES: u128 = u128::MAX / 255;
+pub(super) const ONES: u128 = u128::MAX / 255;
 
 /// 32 bytes as two numbers.
 #[inline(always)]
@@ -290,6 +290,6 @@ pub(super) fn unit(exact: f32) -> (f32, f32) {
 
 /// The bits of a bf16 that is held as a float.
 #[inline(always)]
-pub(super) fn high_half(float: f32) -> u16 {
+pub(crate) fn high_half(float: f32) -> u16 {
     (float.to_bits() >> 16) as u16
 }

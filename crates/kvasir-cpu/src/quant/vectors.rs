@@ -9,7 +9,7 @@ pub(super) mod v512 {
 
     pub(in super::super) use crate::vectors::v512::{
         Numbers as Floats, Words as Ints, all as all_floats, fused, load, load_numbers as load_floats,
-        none as zero_floats, store, store_numbers as store_floats, zero,
+        none as zero_floats, store, store_numbers as store_floats, turned, zero,
     };
     /// Vectors that a panel's outputs fill.
     pub(in super::super) const HALVES: usize = 1;
@@ -17,6 +17,7 @@ pub(super) mod v512 {
     pub(in super::super) const CHAINS: usize = 4;
     /// What is added to bytes that [`add_lifted`] multiplies: one of its operands is unsigned.
     pub(in super::super) const LIFT: i32 = 128;
+    pub(in super::super) use self::add_fours as add_lifted;
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni":
         fn all16(v: i16) -> Ints = _mm512_set1_epi16(v);
@@ -25,11 +26,6 @@ pub(super) mod v512 {
         fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by));
-        /// Eight integers of 16 bits in each lane.
-        fn eights(v: &[i16; 8]) -> Ints = {
-            // SAFETY: 16 bytes.
-            _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
-        };
         /// The low half of word `n` of each lane, all over it.
         fn spread(v: Ints, n: usize) -> Ints =
             _mm512_shuffle_epi8(v, all16((n * 0x404 + 0x100) as i16));
@@ -42,21 +38,6 @@ pub(super) mod v512 {
             let second = _mm512_test_epi8_mask(bytes, all8((1u8 << bit) as i8));
             _mm512_mask_shuffle_epi8(looked_up(tables[0], places), second, tables[1], places)
         };
-        /// In each lane of four words rows become columns. Half of it without permutations, which have one port on Intel's processors.
-        fn turned(r: [Ints; 4]) -> [Ints; 4] = {
-            const UPPER: __mmask16 = 0xaaaa;
-            let two = |a, b| {
-                let first = _mm512_mask_blend_epi32(UPPER, a, _mm512_rol_epi64::<32>(b));
-                (first, _mm512_mask_blend_epi32(UPPER, _mm512_rol_epi64::<32>(a), b))
-            };
-            let ((a, b), (c, d)) = (two(r[0], r[1]), two(r[2], r[3]));
-            [
-                _mm512_unpacklo_epi64(a, c),
-                _mm512_unpacklo_epi64(b, d),
-                _mm512_unpackhi_epi64(a, c),
-                _mm512_unpackhi_epi64(b, d),
-            ]
-        };
         fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm512_add_epi32(a, b);
@@ -66,13 +47,6 @@ pub(super) mod v512 {
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpwssd_epi32(sum, a, b);
         /// Adds the sums of four products of unsigned bytes and signed ones.
         fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpbusd_epi32(sum, a, b);
-        /// The same of bytes that [`LIFT`] was added to.
-        fn add_lifted(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpbusd_epi32(sum, a, b);
-        /// 16 bytes in each lane.
-        fn sixteens(v: &[i8; 16]) -> Ints = {
-            // SAFETY: 16 bytes.
-            _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
-        };
         fn xor(a: Ints, b: Ints) -> Ints = _mm512_xor_si512(a, b);
         fn all8(v: i8) -> Ints = _mm512_set1_epi8(v);
         fn floats(v: Ints) -> Floats = _mm512_cvtepi32_ps(v);
@@ -103,6 +77,14 @@ pub(super) mod v512 {
         unsafe { _mm512_mask_storeu_ps(at, lanes, v) }
     }
 
+    /// 16 bytes in each lane.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in super::super) unsafe fn in_each_lane(at: *const u8) -> Ints {
+        // SAFETY: the caller's bytes.
+        unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(at.cast())) }
+    }
+
     /// As many signed bytes as there are outputs, each in 32 bits.
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -127,7 +109,7 @@ pub(super) mod v256 {
 
     pub(in super::super) use crate::vectors::v256::{
         Numbers as Floats, Words as Ints, all as all_floats, fused, load, load_numbers as load_floats,
-        none as zero_floats, store, store_numbers as store_floats, zero,
+        none as zero_floats, store, store_numbers as store_floats, turned, zero,
     };
     /// Vectors that a panel's outputs fill.
     pub(in super::super) const HALVES: usize = 2;
@@ -149,11 +131,6 @@ pub(super) mod v256 {
         /// The bytes that [`words`] takes apart.
         fn bytes(words: [Ints; 2]) -> Ints =
             _mm256_or_si256(_mm256_slli_epi16::<8>(words[1]), and(words[0], all16(0xff)));
-        /// Eight integers of 16 bits in each lane.
-        fn eights(v: &[i16; 8]) -> Ints = {
-            // SAFETY: 16 bytes.
-            _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
-        };
         /// The low half of word `n` of each lane, all over it.
         fn spread(v: Ints, n: usize) -> Ints =
             _mm256_shuffle_epi8(v, all16((n * 0x404 + 0x100) as i16));
@@ -165,17 +142,6 @@ pub(super) mod v256 {
         fn looked_up_in(tables: [Ints; 2], places: Ints, bytes: Ints, bit: usize) -> Ints = {
             let second = left16(bytes, 7 - bit as i32);
             _mm256_blendv_epi8(looked_up(tables[0], places), looked_up(tables[1], places), second)
-        };
-        /// In each lane of four words rows become columns.
-        fn turned(r: [Ints; 4]) -> [Ints; 4] = {
-            let (a, b) = (_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[0], r[1]));
-            let (c, d) = (_mm256_unpacklo_epi32(r[2], r[3]), _mm256_unpackhi_epi32(r[2], r[3]));
-            [
-                _mm256_unpacklo_epi64(a, c),
-                _mm256_unpackhi_epi64(a, c),
-                _mm256_unpacklo_epi64(b, d),
-                _mm256_unpackhi_epi64(b, d),
-            ]
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
         fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
@@ -194,11 +160,6 @@ pub(super) mod v256 {
         fn add_lifted(sum: Ints, a: Ints, b: Ints) -> Ints = {
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
             add32(sum, _mm256_madd_epi16(pairs, all16(1)))
-        };
-        /// 16 bytes in each lane.
-        fn sixteens(v: &[i8; 16]) -> Ints = {
-            // SAFETY: 16 bytes.
-            _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
         };
         fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256(a, b);
         fn all8(v: i8) -> Ints = _mm256_set1_epi8(v);
@@ -224,6 +185,14 @@ pub(super) mod v256 {
             let there = _mm256_cmpeq_epi32(_mm256_and_si256(all32(i32::from(lanes)), bits), bits);
             _mm256_maskstore_ps(at, there, v);
         }
+    }
+
+    /// 16 bytes in each lane.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn in_each_lane(at: *const u8) -> Ints {
+        // SAFETY: the caller's bytes.
+        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(at.cast())) }
     }
 
     /// As many signed bytes as a vector has outputs, each in 32 bits.
@@ -253,13 +222,12 @@ pub(super) mod v256_dots {
     pub(in super::super) const CHAINS: usize = 4;
     /// What is added to bytes that [`add_lifted`] multiplies: one of its operands is unsigned.
     pub(in super::super) const LIFT: i32 = 128;
+    pub(in super::super) use self::add_fours as add_lifted;
 
     operations! { "avx2,fma,f16c,avxvnni":
         /// Adds the sums of pairs of products of 16 bits.
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpwssd_avx_epi32(sum, a, b);
         /// Adds the sums of four products of unsigned bytes and signed ones.
         fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpbusd_avx_epi32(sum, a, b);
-        /// The same of bytes that [`LIFT`] was added to.
-        fn add_lifted(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpbusd_avx_epi32(sum, a, b);
     }
 }
