@@ -317,6 +317,10 @@ fn mxfp4_row(codes: &[u8], scales: &[u8], out: &mut [f32]) -> Option<()> {
     fits.then_some(())
 }
 
+/// Experts of a layer: each of their matrices has an entry of its own.
+const MAX_EXPERTS: usize = 4096;
+const MAX_ENTRIES: usize = 1 << 19;
+
 fn add_gguf(
     tensors: &mut BTreeMap<String, Entry>,
     naming: gguf::Naming,
@@ -336,10 +340,17 @@ fn add_gguf(
         gguf::HfName::InConfig => Ok(()),
         gguf::HfName::PerExpert(before, after) => {
             let Some((&experts, shape)) = info.shape.split_first() else { return Err(fail("is a scalar")) };
-            if experts > 65_536 {
-                return Err(fail("more than 65536 experts"));
+            if experts > MAX_EXPERTS {
+                return Err(fail(&format!("has {experts} experts; {MAX_EXPERTS} are the most")));
             }
-            let bytes = info.range.len() / experts;
+            let part = info.dtype.tensor_bytes(shape).ok().filter(|_| !shape.is_empty());
+            let whole = part.filter(|part| part.checked_mul(experts) == Some(info.range.len()));
+            let Some(bytes) = whole else { return Err(fail("does not have a whole part for each expert")) };
+            if tensors.len() + experts > MAX_ENTRIES {
+                return Err(fail(&format!(
+                    "is one of too many: {MAX_ENTRIES} matrices of experts are the most"
+                )));
+            }
             for e in 0..experts {
                 let start = info.range.start + e * bytes;
                 twice(tensors.insert(format!("{before}{e}{after}"), entry(shape, start..start + bytes)))?;

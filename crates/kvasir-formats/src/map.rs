@@ -35,8 +35,8 @@ impl Mapped {
         let bytes = if meta.len() == 0 {
             Bytes::BuiltIn(&[])
         } else {
-            // SAFETY: the map is read-only and private. A file that another process shortens while it is mapped
-            // raises a signal, as it does for every engine that maps its weights; docs say not to.
+            // SAFETY: the map is only read. A file that another process writes to while it is mapped may change under it, and one
+            // that is shortened raises a signal, as it does for every engine that maps its weights; docs say not to.
             Bytes::File(unsafe { Mmap::map(&file) }.map_err(io)?)
         };
         Ok(Self { path: path.to_owned(), bytes })
@@ -70,7 +70,7 @@ impl Mapped {
         let end = range.end.min(map.len()) / PAGE * PAGE;
         if start < end {
             // SAFETY: a clean page of a read-only file mapping is re-read from the file at the next access, so
-            // no reference into the map changes its value.
+            // no reference into the map changes its value unless the file does.
             let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
         }
     }

@@ -230,6 +230,51 @@ fn gguf_headers_that_lie() {
 }
 
 #[test]
+fn stacks_of_experts_are_cut_into_whole_parts() {
+    let scratch = Scratch::new("experts");
+    let open = |dtype: DType, shape: &[usize]| {
+        let mut w = Writer::new();
+        w.set("general.architecture", Value::Str("qwen3moe".into()));
+        for key in [
+            "block_count",
+            "embedding_length",
+            "feed_forward_length",
+            "attention.head_count",
+            "context_length",
+        ] {
+            w.set(&format!("qwen3moe.{key}"), Value::U32(1));
+        }
+        for key in [
+            "attention.key_length",
+            "vocab_size",
+            "expert_count",
+            "expert_used_count",
+            "expert_feed_forward_length",
+        ] {
+            w.set(&format!("qwen3moe.{key}"), Value::U32(1));
+        }
+        w.set("qwen3moe.attention.layer_norm_rms_epsilon", Value::F32(1e-6));
+        w.describe("token_embd.weight", DType::F32, &[1, 1]).unwrap();
+        w.describe("blk.0.ffn_gate_exps.weight", dtype, shape).unwrap();
+        let mut out = Vec::new();
+        w.write(&mut out, |name, b| {
+            let experts = name.contains("exps");
+            b.resize(if experts { dtype.tensor_bytes(shape).unwrap() } else { 4 }, 1);
+            Ok(())
+        })
+        .unwrap();
+        Checkpoint::of_gguf(scratch.gguf(&out).unwrap().into())
+    };
+    let whole = open(DType::F32, &[4, 2, 8]);
+    assert!(whole.is_ok(), "{whole:?}");
+    // A stack of one dimension has no parts: blocks of 256 numbers would be those of 256 experts.
+    for (dtype, shape) in [(DType::Q2K, &[4096][..]), (DType::F32, &[8]), (DType::F32, &[8192, 2])] {
+        let error = open(dtype, shape).unwrap_err().to_string();
+        assert!(error.contains("ffn_gate_exps") && error.contains("expert"), "{shape:?}: {error}");
+    }
+}
+
+#[test]
 fn split_files_must_be_complete_and_agree() {
     let scratch = Scratch::new("split");
     let part = |no: u64, of: u64, name: &str| {

@@ -165,6 +165,15 @@ fn deep_nesting_is_refused_when_compiling() {
     }
     let source = "{% if a %}".repeat(100_000);
     assert!(ChatTemplate::new(&source).is_err());
+    // Chains nest, too, to the left, and their trees are let go by recursion on whatever stack there is.
+    for link in
+        ["+1", "-1", "*1", "//1", "%1", "**1", " or 1", " and 1", ".a", "[0]", "()", "|trim", " if 1", "[:]"]
+    {
+        let chain = |n: usize| format!("{{{{ a{} }}}}", link.repeat(n));
+        assert!(ChatTemplate::new(&chain(200_000)).is_err(), "{link}");
+        assert!(ChatTemplate::new(&chain(500)).is_ok(), "{link}");
+        assert!(ChatTemplate::new(&chain(500).repeat(20)).is_ok(), "{link}: each tag by itself");
+    }
 }
 
 #[test]

@@ -38,6 +38,7 @@ impl Parser {
             let known = p.unknown.len();
             let mut then = p.or()?;
             while p.is_name("if") {
+                p.link()?;
                 let line = p.line();
                 p.at += 1;
                 let test = p.or()?;
@@ -53,6 +54,7 @@ impl Parser {
     fn or(&mut self) -> Run<Expr> {
         let mut left = self.and()?;
         while self.is_name("or") {
+            self.link()?;
             let line = self.line();
             self.at += 1;
             let right = self.and()?;
@@ -64,6 +66,7 @@ impl Parser {
     fn and(&mut self) -> Run<Expr> {
         let mut left = self.not()?;
         while self.is_name("and") {
+            self.link()?;
             let line = self.line();
             self.at += 1;
             let right = self.not()?;
@@ -116,6 +119,7 @@ impl Parser {
     fn binary(&mut self, ops: &[(&str, Binary)], inner: fn(&mut Self) -> Run<Expr>) -> Run<Expr> {
         let mut left = inner(self)?;
         while let Some((_, op)) = ops.iter().find(|(op, _)| self.is_op(op)) {
+            self.link()?;
             let line = self.line();
             self.at += 1;
             let right = inner(self)?;
@@ -259,6 +263,7 @@ impl Parser {
                 return Ok(value);
             };
             value = Expr { line, kind };
+            self.link()?;
         }
     }
 
@@ -341,6 +346,7 @@ impl Parser {
                 return Ok(value);
             };
             value = Expr { line, kind };
+            self.link()?;
         }
     }
 

@@ -9,10 +9,19 @@ use std::sync::Arc;
 
 /// How deep brackets and blocks may nest.
 const MAX_NESTING: usize = 96;
+/// Links of all chains of a tag (`a + b + c`, `a.b.c`, `a | f | g`): each is one level of the tree, which is let go by recursion.
+const MAX_LINKS: usize = 2_000;
 
 pub(super) fn parse(source: &str) -> Run<Vec<Stmt>> {
-    let mut parser =
-        Parser { tokens: lex(source)?, at: 0, nesting: 0, in_loop: 0, seen: Vec::new(), unknown: Vec::new() };
+    let mut parser = Parser {
+        tokens: lex(source)?,
+        at: 0,
+        nesting: 0,
+        links: 0,
+        in_loop: 0,
+        seen: Vec::new(),
+        unknown: Vec::new(),
+    };
     let body = parser.statements(&[])?;
     match parser.unknown.into_iter().next() {
         Some(fault) => Err(fault),
@@ -24,6 +33,8 @@ pub(super) struct Parser {
     pub(super) tokens: Vec<(Token, usize)>,
     pub(super) at: usize,
     nesting: usize,
+    /// In this tag.
+    links: usize,
     in_loop: usize,
     /// Names read, so that a macro knows whether it takes further arguments.
     pub(super) seen: Vec<Arc<str>>,
@@ -115,12 +126,22 @@ impl Parser {
         out
     }
 
+    /// One more link of a chain.
+    pub(super) fn link(&mut self) -> Run<()> {
+        self.links += 1;
+        if self.links > MAX_LINKS {
+            return self.fail(format!("more than {MAX_LINKS} operators, attributes and filters in a row"));
+        }
+        Ok(())
+    }
+
     /// Statements up to one of the closing names, which is left to be read; up to the end if there are none.
     fn statements(&mut self, closing: &[&str]) -> Run<Vec<Stmt>> {
         self.nested(|p| {
             let mut out = Vec::new();
             loop {
                 let line = p.line();
+                p.links = 0;
                 match p.next() {
                     Token::Eof if closing.is_empty() => return Ok(out),
                     Token::Eof => {

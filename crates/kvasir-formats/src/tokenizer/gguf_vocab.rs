@@ -80,11 +80,15 @@ impl GgufVocab {
             let id = gguf.u64(&format!("tokenizer.ggml.{key}_token_id"));
             id.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < tokens.len())
         };
+        let scored = |id: u32| {
+            let is = matches!(algorithm, Algorithm::Scored { .. }) && (id as usize) < tokens.len();
+            is.then_some(id)
+        };
         let add = |key: &str, default| {
             gguf.get(&format!("tokenizer.ggml.add_{key}_token")).and_then(Value::as_bool).unwrap_or(default)
         };
-        let bos = id("bos").or(if matches!(algorithm, Algorithm::Scored { .. }) { Some(1) } else { None });
-        let eos = id("eos").or(if matches!(algorithm, Algorithm::Scored { .. }) { Some(2) } else { None });
+        let bos = id("bos").or_else(|| scored(1));
+        let eos = id("eos").or_else(|| scored(2));
         let before = bos.filter(|_| add("bos", adds_bos)).into_iter().collect();
         let after = eos.filter(|_| add("eos", false)).into_iter().collect();
         Ok(Self { tokens, kinds, specials, algorithm, before, after })

@@ -4,7 +4,15 @@ use std::collections::HashMap;
 /// place the longest.
 #[derive(Debug, Default)]
 pub(super) struct Specials {
-    by_first: HashMap<u8, Vec<Special>>,
+    /// How long those are that begin with a byte, the longest first: so many may begin alike that they cannot be tried one by one.
+    lengths: HashMap<u8, Vec<usize>>,
+    by_text: HashMap<Box<[u8]>, Found>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    id: u32,
+    strips_right: bool,
 }
 
 /// A token that is found in text as a whole.
@@ -25,32 +33,40 @@ pub(super) enum Piece<'a> {
 
 impl Specials {
     pub(super) fn new(tokens: impl IntoIterator<Item = Special>) -> Self {
-        let mut by_first: HashMap<u8, Vec<Special>> = HashMap::new();
-        for special in tokens {
-            if let Some(&first) = special.text.as_bytes().first() {
-                by_first.entry(first).or_default().push(special);
+        let mut all = Self::default();
+        for Special { text, id, strips_right } in tokens {
+            let text = text.into_boxed_bytes();
+            let Some(&first) = text.first() else { continue };
+            all.lengths.entry(first).or_default().push(text.len());
+            let found = all.by_text.entry(text).or_insert(Found { id, strips_right });
+            if id < found.id {
+                *found = Found { id, strips_right };
             }
         }
-        for list in by_first.values_mut() {
-            list.sort_by_key(|special| (std::cmp::Reverse(special.text.len()), special.id));
+        for lengths in all.lengths.values_mut() {
+            lengths.sort_unstable_by_key(|len| std::cmp::Reverse(*len));
+            lengths.dedup();
         }
-        Self { by_first }
+        all
+    }
+
+    /// The longest that a text begins with, and its length.
+    fn longest(&self, text: &[u8]) -> Option<(usize, Found)> {
+        let mut lengths = self.lengths.get(text.first()?)?.iter();
+        lengths.find_map(|&len| Some((len, *self.by_text.get(text.get(..len)?)?)))
     }
 
     /// Cuts text into stretches and tokens.
     pub(super) fn split<'a>(&self, text: &'a str) -> Vec<Piece<'a>> {
         let (mut out, mut from, mut at) = (Vec::new(), 0, 0);
-        while let Some(&byte) = text.as_bytes().get(at) {
-            let here = self.by_first.get(&byte).and_then(|list| {
-                list.iter().find(|special| text.as_bytes()[at..].starts_with(special.text.as_bytes()))
-            });
-            match here {
-                Some(special) => {
+        while at < text.len() {
+            match self.longest(&text.as_bytes()[at..]) {
+                Some((len, special)) => {
                     if from < at {
                         out.push(Piece::Text(&text[from..at]));
                     }
                     out.push(Piece::Token(special.id));
-                    at += special.text.len();
+                    at += len;
                     if special.strips_right {
                         at = text.len() - text[at..].trim_start_matches(ascii_space).len();
                     }
