@@ -3,7 +3,7 @@
 //! kept for a while. No result depends on it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, TryLockError};
 use std::time::Instant;
 
 /// How many bytes ahead memory is asked for, into the second level and into the first.
@@ -90,11 +90,15 @@ impl Asking {
         if bytes < ENOUGH {
             return job();
         }
+        // One at a time: what another engine's work takes says nothing, and its way must not change meanwhile.
+        let mut trials = match self.trials.try_lock() {
+            Ok(trials) => trials,
+            Err(TryLockError::Poisoned(trials)) => trials.into_inner(),
+            Err(TryLockError::WouldBlock) => return job(),
+        };
         let started = Instant::now();
         job();
-        let time = started.elapsed().as_secs_f64() / bytes as f64;
-        let mut trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
-        trials.note(time);
+        trials.note(started.elapsed().as_secs_f64() / bytes as f64);
         self.way.store(trials.way(), Ordering::Relaxed);
     }
 }
@@ -129,6 +133,26 @@ mod tests {
             assert_eq!(trials.best, fastest, "{period}");
             assert_eq!(gone.iter().sum::<usize>() - gone[fastest], TRIES * (WAYS.len() - 1), "{period}");
         }
+    }
+
+    #[test]
+    fn work_is_done_and_counts_if_it_is_much_and_nobody_elses_counts() {
+        let asking = Asking::new();
+        let counted = || asking.trials.try_lock().map_or(usize::MAX, |trials| trials.work);
+        let mut done = 0;
+        asking.work(ENOUGH - 1, || done += 1);
+        assert_eq!((done, counted()), (1, 0));
+        asking.work(ENOUGH, || {
+            done += 1;
+            let way = asking.way.load(Ordering::Relaxed);
+            // Another engine's, while this one's is measured.
+            asking.work(ENOUGH, || done += 1);
+            assert_eq!(way, asking.way.load(Ordering::Relaxed));
+        });
+        assert_eq!((done, counted()), (3, 1));
+        let trials = asking.trials.try_lock().unwrap();
+        assert_eq!(asking.ahead(), WAYS[trials.way()]);
+        assert!(trials.times[0][0] > 0.0);
     }
 
     #[test]

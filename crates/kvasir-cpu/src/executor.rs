@@ -95,7 +95,7 @@ impl CpuExecutor {
                 self.limits.kv
             ));
         }
-        if pool.layers.len() != self.own.layers.len() || pool.token_bytes() != self.own.token_bytes() {
+        if pool.facts() != self.own.facts() {
             return Err("the prefix is of another model".into());
         }
         if self.frozen.len() <= place {

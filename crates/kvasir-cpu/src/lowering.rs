@@ -1,5 +1,5 @@
 use crate::model::OpWeights;
-use crate::weights::Packed;
+use crate::weights::{Form, Packed};
 use kvasir_program::{Op, Program, ValueId};
 
 /// Which ops run inside the next one: their rows are made where they are taken, and never stored.
@@ -57,7 +57,7 @@ pub(crate) fn gated(
                 && alone(*gate)
                 && alone(*up)
                 && (merged[at + 2] && integers(at) && integers(at + 1))
-                && weights.get(at + 3).and_then(form) == Some(true)
+                && weights.get(at + 3).and_then(form) == Some(Form::Quantised)
         }
         _ => false,
     };
@@ -65,13 +65,9 @@ pub(crate) fn gated(
 }
 
 /// In which form a matrix takes rows, if it takes them in another form than they are in.
-fn form(weights: &OpWeights) -> Option<bool> {
+fn form(weights: &OpWeights) -> Option<Form> {
     match weights {
-        OpWeights::One(l) => match l.packed {
-            Packed::Quant(_) => Some(true),
-            Packed::Bf16(_) => Some(false),
-            Packed::F32(_) => None,
-        },
+        OpWeights::One(l) => Some(l.packed.form()).filter(|form| *form != Form::F32),
         _ => None,
     }
 }

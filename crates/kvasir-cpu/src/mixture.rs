@@ -1,8 +1,9 @@
 //! Mixtures of experts: tokens are sorted by expert, so that each expert's weights are read once for all its tokens.
 
 use crate::buffer::Buffer;
+use crate::dense::Taken;
+use crate::parts::{Parts, by_rows};
 use crate::prepared::{Operand, Prepared};
-use crate::run::{Parts, by_rows};
 use crate::weights::{Linear, Packed};
 use crate::{Level, Team, rows};
 use kvasir_program::{Activation, Op, Program, Routing, Score, ValueId};
@@ -68,7 +69,7 @@ pub(crate) struct MixtureMemory {
 
 impl MixtureMemory {
     /// Room for `tokens` tokens in any mixture of the program.
-    pub(crate) fn new(program: &Program, tokens: usize) -> io::Result<Self> {
+    pub(crate) fn new(program: &Program, tokens: usize, taken: Taken) -> io::Result<Self> {
         let sizes = program.ops.iter().filter_map(|op| match op {
             Op::Mixture { experts, .. } => Some((experts.gate.first.inputs, experts.gate.first.outputs)),
             _ => None,
@@ -81,7 +82,7 @@ impl MixtureMemory {
             up: rows(inner)?,
             inner: rows(inner)?,
             out: rows(outer)?,
-            prepared: Prepared::new(if outer == 0 { 0 } else { tokens }, outer.max(inner))?,
+            prepared: Prepared::new(if outer == 0 { 0 } else { tokens }, outer.max(inner), taken)?,
         })
     }
 }
@@ -119,10 +120,10 @@ pub(crate) fn mixture(
         let [gate, up, down] = [&gate[expert], &up[expert], &down[expert]];
         let (outer, inner) = (gate.inputs, gate.outputs);
         let rows_x = floats(&mut m.x);
-        let gathered = Parts::new(rows_x);
+        let gathered = Parts::new(rows_x, outer);
         by_rows(team, n, &|row| {
             // SAFETY: each row is handed to one thread.
-            unsafe { gathered.row(row, outer) }.copy_from_slice(&x[chosen[row].0 * outer..][..outer]);
+            unsafe { gathered.row(row) }.copy_from_slice(&x[chosen[row].0 * outer..][..outer]);
         });
         m.prepared.forget();
         let all = (team, level);
@@ -134,21 +135,21 @@ pub(crate) fn mixture(
             m.prepared.multiply(all, gate, Some(GATHERED), x(), n, (floats(&mut m.gate), inner));
             m.prepared.multiply(all, up, Some(GATHERED), x(), n, (floats(&mut m.up), inner));
             let (g, u, activated) =
-                (floats(&mut m.gate), floats(&mut m.up), Parts::new(floats(&mut m.inner)));
+                (floats(&mut m.gate), floats(&mut m.up), Parts::new(floats(&mut m.inner), inner));
             by_rows(team, n, &|row| {
                 let at = row * inner..(row + 1) * inner;
                 // SAFETY: as above.
-                rows::gate(level, &g[at.clone()], &u[at], activation, unsafe { activated.row(row, inner) });
+                rows::gate(level, &g[at.clone()], &u[at], activation, unsafe { activated.row(row) });
             });
         }
         let activated = Operand::Rows(floats(&mut m.inner), inner);
         let name = together.then_some(ACTIVATED);
         m.prepared.multiply(all, down, name, activated, n, (floats(&mut m.out), outer));
-        let (out, sums) = (floats(&mut m.out), Parts::new(y));
+        let (out, sums) = (floats(&mut m.out), Parts::new(y, width));
         by_rows(team, n, &|row| {
             let (token, share) = chosen[row];
             // SAFETY: as above: a token chooses an expert once.
-            let sum = unsafe { sums.row(token, width) };
+            let sum = unsafe { sums.row(token) };
             sum.iter_mut().zip(&out[row * outer..(row + 1) * outer]).for_each(|(y, v)| *y += share * v);
         });
     }

@@ -2,7 +2,7 @@ use crate::KvType;
 use crate::lowering::{gated, merged};
 use crate::quant::Format;
 use crate::source::WeightSource;
-use crate::weights::{Form, Linear, Packed, Packer, Precision, out_of_memory};
+use crate::weights::{Form, Linear, Packer, Precision, out_of_memory};
 use crate::{Level, Team};
 use kvasir_formats::{DType, Error};
 use kvasir_program::{Buffers, Matrices, Op, Program, Role, Rows, Tap, ValueId, WeightId};
@@ -60,7 +60,7 @@ impl CpuModel {
     ) -> Result<Self, Error> {
         let whole = program;
         let program = whole.sampled_early(&[]);
-        let precision = if needs_f32(whole, &*source)? { Precision::Exact } else { precision };
+        let precision = precision.min(least(whole, &*source)?);
         let mut packer = Packer::new(&team, whole, &source, precision);
         let mut weights: Vec<_> = program.ops.iter().map(|_| OpWeights::None).collect();
         let mut vectors = BTreeMap::new();
@@ -178,10 +178,11 @@ impl CpuModel {
 
     /// How K and V are kept unless somebody says otherwise.
     pub fn natural_kv(&self) -> KvType {
-        if self.precision == Precision::Exact { KvType::F32 } else { KvType::Bf16 }
+        if self.precision == Precision::Auto { KvType::Bf16 } else { KvType::F32 }
     }
 
-    /// How it computes: as asked for, but [`Precision::Exact`] for weights stored as f32 and for routed experts stored as floats.
+    /// How it computes: as asked for, but no less than [`Precision::Exact`] for weights stored as f32 and [`Precision::Close`] for routed experts
+    /// stored as floats.
     pub fn precision(&self) -> Precision {
         self.precision
     }
@@ -202,7 +203,7 @@ impl CpuModel {
     pub fn forms(&self) -> BTreeMap<Form, usize> {
         let mut forms = BTreeMap::new();
         for l in self.linears() {
-            *forms.entry(form(l)).or_insert(0) += l.packed.bytes();
+            *forms.entry(l.packed.form()).or_insert(0) += l.packed.bytes();
         }
         forms
     }
@@ -228,7 +229,8 @@ impl CpuModel {
     pub fn multiply_adds(&self, sampled: bool) -> BTreeMap<Form, u64> {
         let mut work = BTreeMap::new();
         for (op, weights) in self.program.ops.iter().zip(&self.weights) {
-            let mut add = |l: &Linear| *work.entry(form(l)).or_insert(0) += (l.inputs * l.outputs) as u64;
+            let mut add =
+                |l: &Linear| *work.entry(l.packed.form()).or_insert(0) += (l.inputs * l.outputs) as u64;
             match (op, weights) {
                 _ if !sampled && self.program.value(op.out()).rows == Rows::Sampled => {}
                 (_, OpWeights::One(l)) => add(l),
@@ -244,35 +246,25 @@ impl CpuModel {
     }
 }
 
-/// Whether the fast arithmetic would be the wrong one. A checkpoint whose matrices are f32 is there to be compared with. And
-/// experts stored as floats of any width are chosen by scores that lie close together: rounded activations choose others. Large matrices
-/// of MXFP4 are taken for the integers that their users want the speed of.
-fn needs_f32(program: &Program, source: &dyn WeightSource) -> Result<bool, Error> {
+/// How weights must be computed at least. A checkpoint whose matrices are f32 is there to be compared with. And experts stored as floats of any
+/// width are chosen by scores that lie close together: rounded activations choose others. Large matrices of MXFP4 are taken for the integers that
+/// their users want the speed of.
+fn least(program: &Program, source: &dyn WeightSource) -> Result<Precision, Error> {
     let routed = program.ops.iter().any(|op| matches!(op, Op::Route { .. }));
+    let mut least = Precision::Exact;
     for weight in program.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts)) {
         let dtype = source.stored(&weight.name, &weight.shape)?.map(|stored| stored.dtype);
-        let keeps = match dtype {
-            Some(DType::F32) => true,
-            Some(dtype) => {
-                let format = Format::for_matrix(dtype, weight.shape.iter().product());
-                let small_floats = dtype == DType::Mxfp4 && format == Some(Format::FINE);
-                routed && (format.is_none() || small_floats)
-            }
-            None => routed,
-        };
-        if !keeps {
-            return Ok(false);
+        let integers = dtype.is_some_and(|dtype| {
+            let format = Format::for_matrix(dtype, weight.shape.iter().product());
+            format.is_some() && !(dtype == DType::Mxfp4 && format == Some(Format::FINE))
+        });
+        match dtype {
+            Some(DType::F32) => {}
+            _ if !routed || integers => return Ok(Precision::Auto),
+            _ => least = Precision::Close,
         }
     }
-    Ok(true)
-}
-
-fn form(l: &Linear) -> Form {
-    match l.packed {
-        Packed::Quant(_) => Form::Quantised,
-        Packed::Bf16(_) => Form::Bf16,
-        Packed::F32(_) => Form::F32,
-    }
+    Ok(least)
 }
 
 fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {

@@ -30,14 +30,14 @@ pub struct PeakMeter<'t> {
 
 impl<'t> PeakMeter<'t> {
     /// Takes the memory and writes to all of it.
-    pub fn new(team: &'t Team, level: Level) -> io::Result<Self> {
+    pub fn new(team: &'t Team) -> io::Result<Self> {
         const BYTES: usize = 1 << 30;
         let mut memory = Buffer::in_large_pages(BYTES)?;
         let numbers = random_bytes();
         for part in memory.bytes_mut().chunks_mut(numbers.len()) {
             part.copy_from_slice(&numbers[..part.len()]);
         }
-        Ok(Self { team, level, memory })
+        Ok(Self { team, level: Level::detect(), memory })
     }
 
     /// Measures for about half a second.

@@ -1,9 +1,9 @@
-use crate::dense::{Bf16Activations, matmul_bf16, matmul_f32};
+use crate::dense::{Bf16Activations, Taken, matmul_bf16, matmul_f32};
 use crate::matmul::Output;
+use crate::parts::by_rows;
 #[cfg(target_arch = "x86_64")]
 use crate::quant::Gated;
 use crate::quant::{QuantActivations, matmul as matmul_quant};
-use crate::run::by_rows;
 use crate::weights::{Linear, Packed};
 use crate::{Level, Team};
 use kvasir_program::{Activation, ValueId};
@@ -46,9 +46,10 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
+    /// Room for so many rows; floats are taken so many times.
+    pub(crate) fn new(rows: usize, inputs: usize, taken: Taken) -> io::Result<Self> {
         let quant = || QuantActivations::new(rows, inputs);
-        let bf16 = Bf16Activations::new(rows, inputs)?;
+        let bf16 = Bf16Activations::new(rows, inputs, taken)?;
         Ok(Self { quant: quant()?, gated: quant()?, bf16, quant_of: None, bf16_of: None })
     }
 
@@ -136,8 +137,9 @@ impl Prepared {
                 matmul_bf16(team, level, w, &self.bf16, n, &output);
             }
             Packed::F32(w) => {
-                // Rows are made only for matrices that take them in another form.
-                let Operand::Rows(x, stride) = x else { return };
+                let Operand::Rows(x, stride) = x else {
+                    unreachable!("rows are made only for matrices that take them in another form")
+                };
                 matmul_f32(team, level, w, (x, stride), n, &output);
             }
         }

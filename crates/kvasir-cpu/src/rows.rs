@@ -70,7 +70,7 @@ per_level! {
 
 /// e^x, good to a few units in the last place, the same on every level.
 #[inline(always)]
-fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 88.0);
     let t = x.mul_add(std::f32::consts::LOG2_E, ROUND);

@@ -1,10 +1,11 @@
 //! A program's ops, one after the other, over one step.
 
-use crate::Team;
-use crate::attention::{Attend, Results, Views, attend_exact};
+use crate::attention::{Attend, Views, attend_exact};
 use crate::buffer::Buffer;
+use crate::dense::Taken;
 use crate::mixture::{MixtureMemory, Routes, mixture, route};
 use crate::model::{CpuModel, OpWeights};
+use crate::parts::{Parts, by_rows};
 use crate::pool::{Pool, Rows as PoolRows};
 use crate::prepared::{Operand, Prepared};
 use crate::rows::{self, Turn};
@@ -14,38 +15,6 @@ use kvasir_kv::{Plan, Slot, Token};
 use kvasir_program::{Holds, Op, RopeId, Rows, ValueId};
 use std::io;
 use std::sync::Arc;
-
-/// Runs `job` for each row, on all threads if that is worth it.
-pub(crate) fn by_rows(team: &Team, n: usize, job: &(dyn Fn(usize) + Sync)) {
-    const TOGETHER: usize = 4;
-    if n <= TOGETHER {
-        return (0..n).for_each(job);
-    }
-    team.each(n.div_ceil(TOGETHER), &|_, item| (item * TOGETHER..n.min((item + 1) * TOGETHER)).for_each(job));
-}
-
-/// A place for values that several threads write in parts.
-pub(crate) struct Parts(*mut f32, usize);
-
-// SAFETY: each row is handed to one thread.
-unsafe impl Sync for Parts {}
-
-impl Parts {
-    pub(crate) fn new(out: &mut [f32]) -> Self {
-        Self(out.as_mut_ptr(), out.len())
-    }
-
-    /// Row `row` of `width` numbers.
-    ///
-    /// # Safety
-    /// No two threads may ask for the same row.
-    #[allow(clippy::mut_from_ref)] // that is what this type is for: disjoint rows of one slice
-    pub(crate) unsafe fn row(&self, row: usize, width: usize) -> &mut [f32] {
-        assert!((row + 1) * width <= self.1, "a row lies outside its value");
-        // SAFETY: within the slice this was made from, and nobody else has this row.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(row * width), width) }
-    }
-}
 
 /// Memory of an executor; made once, for the largest step.
 pub(crate) struct Memory {
@@ -65,12 +34,13 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(model: &CpuModel, tokens: usize) -> io::Result<Self> {
         let widest = model.program.values.iter().map(|v| v.width()).max().unwrap_or(0);
+        let taken = if model.precision == Precision::Close { Taken::Twice } else { Taken::Once };
         // Matrices write down columns of rows that lie pages apart.
         let size = |(width, _): &(usize, Rows)| Buffer::in_large_pages(width * tokens * 4);
         Ok(Self {
             values: model.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
-            prepared: Prepared::new(tokens, widest)?,
-            mixture: MixtureMemory::new(&model.program, tokens)?,
+            prepared: Prepared::new(tokens, widest, taken)?,
+            mixture: MixtureMemory::new(&model.program, tokens, taken)?,
             views: Views::default(),
             rings: Vec::new(),
             routes: Vec::new(),
@@ -115,7 +85,9 @@ impl Run<'_> {
         self.look_into_rings(m);
         let mut done = 0;
         for (at, (op, weights)) in self.model.program.ops.iter().zip(&self.model.weights).enumerate() {
-            if at < done || self.model.merged[at] {
+            // Of a part of a prompt nothing may be sampled: a matrix times no rows would still be read.
+            let idle = !matches!(weights, OpWeights::None) && self.rows(op.out()) == 0;
+            if at < done || self.model.merged[at] || idle {
                 continue;
             }
             if self.model.gated[at] && self.gate(at, m) {
@@ -213,9 +185,9 @@ impl Run<'_> {
             },
             None => &mut [],
         };
-        let parts = Parts::new(y);
+        let parts = Parts::new(y, width);
         // SAFETY: `by_rows` hands each row to one thread.
-        let row_of = |row: usize| unsafe { parts.row(row, width) };
+        let row_of = |row: usize| unsafe { parts.row(row) };
         match op {
             Op::Embed { table, scale, .. } => {
                 by_rows(team, n, &|row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
@@ -235,12 +207,10 @@ impl Run<'_> {
                     m.prepared.multiply((team, level), l, Some(*v), rows, n, (y, width));
                 }
                 if let Op::Head { soft_cap: Some(cap), .. } = op {
-                    let parts = Parts::new(y);
+                    let parts = Parts::new(y, width);
                     by_rows(team, n, &|row| {
                         // SAFETY: each row goes to one thread.
-                        unsafe { parts.row(row, width) }
-                            .iter_mut()
-                            .for_each(|y| *y = cap * (*y / cap).tanh());
+                        unsafe { parts.row(row) }.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
                     });
                 }
             }
@@ -249,16 +219,8 @@ impl Run<'_> {
                 let (stride, x) = (self.width(*v), x(*v));
                 let (mut from, mut to) = (0, 0);
                 for l in all {
-                    if n > 0 {
-                        m.prepared.multiply(
-                            (team, level),
-                            l,
-                            None,
-                            Operand::Rows(&x[from..], stride),
-                            n,
-                            (&mut y[to..], width),
-                        );
-                    }
+                    let x = Operand::Rows(&x[from..], stride);
+                    m.prepared.multiply((team, level), l, None, x, n, (&mut y[to..], width));
                     (from, to) = (from + l.inputs, to + l.outputs);
                 }
                 m.prepared.forget();
@@ -371,10 +333,10 @@ impl Run<'_> {
             return;
         }
         turns.resize(self.tokens.len() * rope.dims(), 0.0);
-        let parts = Parts::new(turns);
+        let parts = Parts::new(turns, rope.dims());
         by_rows(&self.model.team, self.tokens.len(), &|row| {
             // SAFETY: each row goes to one thread.
-            let (cos, sin) = unsafe { parts.row(row, rope.dims()) }.split_at_mut(rope.dims() / 2);
+            let (cos, sin) = unsafe { parts.row(row) }.split_at_mut(rope.dims() / 2);
             let frequencies = rope.frequencies(self.final_lens[row]);
             for ((c, s), f) in cos.iter_mut().zip(sin).zip(frequencies) {
                 (*c, *s) = rope.turn(*f, self.plan.positions[row]);
@@ -443,9 +405,11 @@ impl Run<'_> {
             soft_cap: *soft_cap,
             sinks: sinks.map(|s| &self.model.vectors[&s][..]),
         };
-        let results = Results::new(y, width);
+        let results = Parts::new(y, width);
         match self.model.precision {
-            Precision::Exact => attend_exact(&attend, &self.model.team, self.model.level, &results),
+            Precision::Exact | Precision::Close => {
+                attend_exact(&attend, &self.model.team, self.model.level, &results)
+            }
             Precision::Auto => attend.run(&self.model.team, self.model.level, &results),
         }
     }

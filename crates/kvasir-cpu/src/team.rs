@@ -88,6 +88,8 @@ impl Team {
         let job_for_all: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
         // SAFETY: the gate is closed and nobody is in, so none reads the place.
         unsafe { *shared.job.get() = Some(job_for_all) };
+        // The run before may have ended in a panic of its own before it saw that of a worker.
+        shared.failed.store(false, Ordering::Relaxed);
         // A closed gate with nobody in is the number of the last run alone.
         shared.gate.fetch_add(NEXT + OPEN, Ordering::SeqCst);
         for (worker, asleep) in self.workers.iter().zip(&shared.asleep) {
@@ -267,22 +269,54 @@ mod tests {
     }
 
     #[test]
-    fn two_callers_take_turns_and_sleepers_wake() {
+    fn two_callers_take_turns() {
         let team = Team::new(3);
-        let at_once = AtomicU32::new(0);
+        let inside = [AtomicU32::new(0), AtomicU32::new(0)];
         std::thread::scope(|s| {
-            for _ in 0..2 {
-                s.spawn(|| {
+            for caller in 0..2 {
+                let (team, inside) = (&team, &inside);
+                s.spawn(move || {
                     for _ in 0..20 {
-                        std::thread::sleep(Duration::from_micros(300));
-                        team.each(7, &|_, _| {
-                            assert!(at_once.fetch_add(1, Ordering::SeqCst) < 3);
-                            at_once.fetch_sub(1, Ordering::SeqCst);
+                        team.each(3, &|_, _| {
+                            inside[caller].fetch_add(1, Ordering::SeqCst);
+                            std::thread::sleep(Duration::from_micros(100));
+                            assert_eq!(inside[1 - caller].load(Ordering::SeqCst), 0);
+                            inside[caller].fetch_sub(1, Ordering::SeqCst);
                         });
                     }
                 });
             }
         });
+    }
+
+    #[test]
+    fn sleepers_wake() {
+        let team = Team::new(2);
+        for _ in 0..3 {
+            while !team.shared.asleep[0].load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // Neither item ends before the other has begun.
+            let here = AtomicU32::new(0);
+            let patience = std::time::Instant::now() + Duration::from_secs(60);
+            team.each(2, &|_, _| {
+                here.fetch_add(1, Ordering::SeqCst);
+                while here.load(Ordering::SeqCst) < 2 {
+                    assert!(std::time::Instant::now() < patience, "nobody woke");
+                    std::thread::yield_now();
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_failed_run_does_not_fail_the_next() {
+        let team = Team::new(2);
+        for _ in 0..100 {
+            let fails = std::panic::AssertUnwindSafe(|| team.each(64, &|_, _| panic!("on purpose")));
+            assert!(std::panic::catch_unwind(fails).is_err());
+            team.each(8, &|_, _| {});
+        }
     }
 
     #[test]

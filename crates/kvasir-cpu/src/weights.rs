@@ -12,10 +12,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// How a model is computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precision {
     /// f32 arithmetic on the weights as stored.
     Exact,
+    /// Nearly that: weights stored as bf16 are multiplied with numbers of 16 bits and more; all else is f32.
+    Close,
     /// The fastest that keeps a row's bits independent of its company.
     #[default]
     Auto,
@@ -43,6 +45,14 @@ impl Packed {
             Self::Quant(w) => w.is_packed(),
             Self::Bf16(w) => w.is_packed(),
             Self::F32(_) => true,
+        }
+    }
+
+    pub(crate) fn form(&self) -> Form {
+        match self {
+            Self::Quant(_) => Form::Quantised,
+            Self::Bf16(_) => Form::Bf16,
+            Self::F32(_) => Form::F32,
         }
     }
 
@@ -154,7 +164,8 @@ impl<'a> Packer<'a> {
         let (name, shape) = (&weight.name, &weight.shape);
         let dtype = self.source.dtype(name, shape)?;
         let exact = self.precision == Precision::Exact || weight.role == Role::Router;
-        let wide = exact || dtype == Some(DType::F32);
+        let close = self.precision == Precision::Close && dtype != Some(DType::BF16);
+        let wide = exact || close || dtype == Some(DType::F32);
         let row_len = shape.last().copied().unwrap_or(1);
         let stored_bytes = dtype.map_or(Ok(row_len), |dtype| dtype.row_bytes(row_len))? * m.outputs;
         let packed = match dtype.and_then(|dtype| Some((dtype, m.stored_rows(row_len)?))) {

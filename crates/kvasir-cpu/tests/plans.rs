@@ -5,12 +5,13 @@
 mod common;
 
 use common::{exact, narrow};
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Pool};
 use kvasir_exec::{Batch, BatchRow, Drafts, PoolRow, Step, StepError};
 use kvasir_kv::{
     Cache, Cells, ClaimRow, Contiguous, Lowering, Paged, Plan, PoolId, Rings, SeqId, Span, StepId, Token,
     TreeCache, blocks::BlockConfig,
 };
+use kvasir_program::LayerFacts;
 use std::sync::Arc;
 
 /// Latent attention that selects its keys, sinks beside windows, windows beside full layers, windows alone, experts without biases; each
@@ -154,6 +155,15 @@ fn a_frozen_prefix_in_front() {
         let mut unattached = step(&mut fork, 1, &[part(seq, &all[69..72])]);
         assert!(matches!(second.execute(&mut unattached, &[]), Err(StepError::Failed(_))));
         fork.cancel(StepId(1)).unwrap();
+        // As many bytes a token in other heads: its rows lie elsewhere.
+        let other = |facts: &LayerFacts| {
+            let all = facts.kv_heads;
+            let [key_dim, value_dim] = [facts.key_dim, facts.value_dim].map(|dim| dim * all);
+            LayerFacts { kv_heads: 1, key_dim, value_dim, window: facts.window.or(Some(7)), ..*facts }
+        };
+        let layers: Vec<LayerFacts> = model.program().layers.iter().map(other).collect();
+        let stranger = Arc::new(Pool::new(&layers, kv, 512).unwrap());
+        assert!(second.attach(PoolId(7), stranger).unwrap_err().contains("another model"));
         second.attach(PoolId(7), Arc::clone(first.pool())).unwrap();
         same(&about, &run(&mut second, &mut fork, 2, &[part(seq, &all[69..72])]), &wanted[69..72]);
         same(&about, &run(&mut second, &mut fork, 3, &[part(seq, &all[72..])]), &wanted[72..]);

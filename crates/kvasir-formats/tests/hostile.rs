@@ -242,7 +242,7 @@ fn stacks_of_experts_are_cut_into_whole_parts() {
             "attention.head_count",
             "context_length",
         ] {
-            w.set(&format!("qwen3moe.{key}"), Value::U32(1));
+            w.set(format!("qwen3moe.{key}"), Value::U32(1));
         }
         for key in [
             "attention.key_length",
@@ -251,7 +251,7 @@ fn stacks_of_experts_are_cut_into_whole_parts() {
             "expert_used_count",
             "expert_feed_forward_length",
         ] {
-            w.set(&format!("qwen3moe.{key}"), Value::U32(1));
+            w.set(format!("qwen3moe.{key}"), Value::U32(1));
         }
         w.set("qwen3moe.attention.layer_norm_rms_epsilon", Value::F32(1e-6));
         w.describe("token_embd.weight", DType::F32, &[1, 1]).unwrap();

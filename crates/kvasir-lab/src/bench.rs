@@ -129,7 +129,7 @@ const BLOCK: u32 = 16;
 
 /// Measures `reps` repetitions after one that is not counted.
 pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Result<Measured, String> {
-    let meter = PeakMeter::new(model.team(), model.level()).map_err(|e| e.to_string())?;
+    let meter = PeakMeter::new(model.team()).map_err(|e| e.to_string())?;
     let mut bench = Bench::new(model, kv, work)?;
     bench.once(work)?;
     let (mut samples, mut stolen) = (Vec::with_capacity(reps), Vec::with_capacity(reps));
@@ -249,9 +249,10 @@ impl Ideal {
     }
 
     fn arithmetic(&self, peaks: &Peaks, precision: Precision) -> f64 {
-        let attention = if precision == Precision::Exact { peaks.f32 } else { peaks.bf16 };
+        let attention = if precision == Precision::Auto { peaks.bf16 } else { peaks.f32 };
+        let times = if precision == Precision::Close { 2.0 } else { 1.0 };
         self.quantised / peaks.int8
-            + self.bf16 / peaks.bf16
+            + self.bf16 * times / peaks.bf16
             + self.f32 / peaks.f32
             + self.attention / attention
     }

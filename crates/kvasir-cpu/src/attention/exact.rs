@@ -1,57 +1,237 @@
-use super::{Attend, Results};
+//! The same attention in f32, on what is stored: for models that are not rounded.
+
+use super::Attend;
+use super::softmax::LANES;
+use super::view::{CHUNK, Chunk, View};
+use crate::level::per_level;
+use crate::lines::Lines;
+use crate::parts::Parts;
+use crate::rows::exp;
+use crate::singles::{Lying, add_products};
 use crate::{Level, Team};
 use std::cell::RefCell;
+use std::ops::Range;
 
-/// The same attention in plain arithmetic on what is stored: products and sums in f64, results in f32. For `--precision exact`.
-pub(crate) fn attend_exact(a: &Attend<'_>, team: &Team, level: Level, out: &Results) {
-    thread_local! {
-        static ROWS: RefCell<(Vec<f32>, Vec<f64>, Vec<f64>)> = const { RefCell::new((Vec::new(), Vec::new(), Vec::new())) };
-    }
-    let heads = a.heads;
-    let total: usize = a.views.views.iter().map(|v| v.tokens * heads).sum();
-    team.each(total, &|_, item| {
-        let mut item = item;
+/// Blocks of lanes that share what is read.
+const BLOCKS: usize = 4;
+
+/// A block's scores, then shares, of a chunk: a row per position.
+type Scores = [[f32; LANES]; CHUNK];
+
+/// What a lane has so far.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes {
+    /// Entries that each sees, and the first position.
+    visible: [i32; LANES],
+    from: [i32; LANES],
+    most: [f32; LANES],
+    total: [f32; LANES],
+}
+
+impl Lanes {
+    const NONE: Self =
+        Self { visible: [0; LANES], from: [0; LANES], most: [f32::NEG_INFINITY; LANES], total: [0.0; LANES] };
+}
+
+/// Memory of one thread.
+struct Room {
+    lanes: [Lanes; BLOCKS],
+    /// A column per number of a query, for each block; sums of values likewise.
+    queries: Lines<[f32; LANES]>,
+    sums: Lines<[f32; LANES]>,
+    scores: Lines<Scores>,
+    /// A chunk's keys, then its values, a row per entry; and where the entries are.
+    rows: Lines<f32>,
+    positions: Vec<i32>,
+}
+
+thread_local! {
+    static ROOM: RefCell<Room> = const {
+        RefCell::new(Room {
+            lanes: [Lanes::NONE; BLOCKS],
+            queries: Lines::new(),
+            sums: Lines::new(),
+            scores: Lines::new(),
+            rows: Lines::new(),
+            positions: Vec::new(),
+        })
+    };
+}
+
+/// Some lanes of one head of a view: query heads of its tokens, token by token.
+struct Piece<'v> {
+    view: &'v View,
+    head: usize,
+    lanes: Range<usize>,
+}
+
+/// Computes all tokens' results. A lane's chunks begin where its positions say, and its sums are chains in their order, so they do not depend on who
+/// is with it.
+pub(crate) fn attend_exact(a: &Attend<'_>, team: &Team, level: Level, out: &Parts<'_>) {
+    let kv_heads = a.facts.kv_heads;
+    let lanes = |view: &View| view.tokens * a.per_head();
+    let blocks: usize = a.views.views.iter().map(|view| lanes(view).div_ceil(LANES) * kv_heads).sum();
+    // As many blocks at once as leave enough for all threads.
+    let most = (blocks / (4 * team.len())).clamp(1, BLOCKS) * LANES;
+    let pieces = |view: &View| lanes(view).div_ceil(most) * kv_heads;
+    team.each(a.views.views.iter().map(pieces).sum(), &|_, mut item| {
         for view in &a.views.views {
-            if item >= view.tokens * heads {
-                item -= view.tokens * heads;
-                continue;
+            if item < pieces(view) {
+                let first = item / kv_heads * most;
+                let lanes = first..lanes(view).min(first + most);
+                let piece = Piece { view, head: item % kv_heads, lanes };
+                return ROOM.with_borrow_mut(|room| a.exact_piece(level, &piece, room, out));
             }
-            let (query, head) = (item / heads, item % heads);
-            let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
-            let at = (view.token + query) * a.q_stride + head * kd;
-            let q = &a.q[at..at + kd];
-            let kv_head = head / a.per_head();
-            let from = a.window_from(view.token + query) as u32;
-            let seen = || a.views.entries(view).take(view.visible(query)).filter(|e| e.2 >= from);
-            ROWS.with_borrow_mut(|(row, scores, sums)| {
-                row.resize(kd.max(vd), 0.0);
-                scores.clear();
-                for (pool, slot, _) in seen() {
-                    // SAFETY: the executor has checked the plan's slots, and writes come before reads.
-                    unsafe { a.pool(pool).keys.read(level, slot, kv_head, &mut row[..kd]) };
-                    let dot: f64 = q.iter().zip(&*row).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-                    let s = dot * f64::from(a.scale);
-                    scores.push(a.soft_cap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh()));
-                }
-                let sink = a.sinks.map(|sinks| f64::from(sinks[head]));
-                let most = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
-                sums.clear();
-                sums.resize(vd, 0.0);
-                let mut total = sink.map_or(0.0, |s| (s - most).exp());
-                for ((pool, slot, _), score) in seen().zip(&*scores) {
-                    let share = (score - most).exp();
-                    total += share;
-                    let rows = a.pool(pool).read_as_values();
-                    // SAFETY: as above.
-                    unsafe { rows.read(level, slot, kv_head, &mut row[..vd]) };
-                    sums.iter_mut().zip(&*row).for_each(|(s, &v)| *s += share * f64::from(v));
-                }
-                let to = out.lane(view.token + query, head * vd, vd);
-                to.iter_mut()
-                    .zip(&*sums)
-                    .for_each(|(t, s)| *t = if total > 0.0 { (s / total) as f32 } else { 0.0 });
-            });
-            break;
+            item -= pieces(view);
         }
     });
+}
+
+impl Attend<'_> {
+    fn exact_piece(&self, level: Level, piece: &Piece<'_>, room: &mut Room, out: &Parts<'_>) {
+        let (kd, vd) = (self.facts.key_dim, self.facts.value_dim);
+        let blocks = piece.lanes.len().div_ceil(LANES);
+        room.queries.grow(blocks * kd);
+        room.sums.grow(blocks * vd);
+        room.scores.grow(blocks);
+        room.rows.grow(CHUNK * kd.max(vd));
+        room.sums[..blocks * vd].fill([0.0; LANES]);
+        self.begin(piece, room);
+        let lanes = &room.lanes[..blocks];
+        let visible = lanes.iter().flat_map(|lanes| lanes.visible).max().unwrap_or(0);
+        let seen = (0..piece.lanes.len()).map(|n| lanes[n / LANES].from[n % LANES]);
+        let from = seen.min().unwrap_or(0);
+        for chunk in self.views.chunks(piece.view) {
+            let n = chunk.len.min((visible as u32).saturating_sub(chunk.first)) as usize;
+            if n == 0 {
+                break;
+            }
+            self.stage(level, piece, chunk, n, true, room);
+            if room.positions.last().is_some_and(|last| *last < from) {
+                continue;
+            }
+            for block in 0..blocks {
+                let scores = &mut room.scores[block][..n];
+                scores.fill([0.0; LANES]);
+                let rows = Lying { first: room.rows.as_ptr(), row: kd, number: 1 };
+                // SAFETY: so many rows were staged.
+                unsafe { add_products(level, rows, &room.queries[block * kd..][..kd], scores) };
+                let sums = &mut room.sums[block * vd..][..vd];
+                let at = (chunk.first as i32, &room.positions[..]);
+                share(level, scores, at, (self.scale, self.soft_cap), &mut room.lanes[block], sums);
+            }
+            self.stage(level, piece, chunk, n, false, room);
+            for block in 0..blocks {
+                let rows = Lying { first: room.rows.as_ptr(), row: 1, number: vd };
+                let sums = &mut room.sums[block * vd..][..vd];
+                // SAFETY: as above; here numbers are rows.
+                unsafe { add_products(level, rows, &room.scores[block][..n], sums) };
+            }
+        }
+        self.finish(piece, room, out);
+    }
+
+    /// The token and the query head of each lane of a piece.
+    fn lanes(&self, piece: &Piece<'_>) -> impl Iterator<Item = (usize, usize)> {
+        let (group, first) = (self.per_head(), piece.head * self.per_head());
+        piece.lanes.clone().map(move |lane| (lane / group, first + lane % group))
+    }
+
+    /// Takes the lanes' queries.
+    fn begin(&self, piece: &Piece<'_>, room: &mut Room) {
+        let kd = self.facts.key_dim;
+        room.lanes.fill(Lanes::NONE);
+        let blocks = piece.lanes.len().div_ceil(LANES);
+        room.queries[..blocks * kd].fill([0.0; LANES]);
+        for (n, (query, head)) in self.lanes(piece).enumerate() {
+            let token = piece.view.token + query;
+            let (block, lane) = (n / LANES, n % LANES);
+            room.lanes[block].visible[lane] = piece.view.visible(query) as i32;
+            room.lanes[block].from[lane] = self.window_from(token);
+            let q = &self.q[token * self.q_stride + head * kd..][..kd];
+            for (column, &v) in room.queries[block * kd..].iter_mut().zip(q) {
+                column[lane] = v;
+            }
+        }
+    }
+
+    /// Reads the first `n` rows of a chunk.
+    fn stage(&self, level: Level, piece: &Piece<'_>, chunk: &Chunk, n: usize, keys: bool, room: &mut Room) {
+        let width = if keys { self.facts.key_dim } else { self.facts.value_dim };
+        room.positions.clear();
+        let places = room.rows.chunks_exact_mut(width.max(1));
+        for ((pool, slot, position), row) in self.views.entries(chunk).take(n).zip(places) {
+            let pool = self.pool(pool);
+            let rows = if keys { &pool.keys } else { pool.read_as_values() };
+            // SAFETY: the executor has checked the plan's slots, and writes come before reads.
+            unsafe { rows.read(level, slot, piece.head, row) };
+            room.positions.push(position as i32);
+        }
+    }
+
+    fn finish(&self, piece: &Piece<'_>, room: &Room, out: &Parts<'_>) {
+        let vd = self.facts.value_dim;
+        for (n, (query, head)) in self.lanes(piece).enumerate() {
+            let (block, lane) = (n / LANES, n % LANES);
+            let (most, total) = (room.lanes[block].most[lane], room.lanes[block].total[lane]);
+            // A sink is one more share, of nothing.
+            let sink = self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
+            let largest = most.max(sink);
+            let (faded, sink) = ((most - largest).exp(), (sink - largest).exp());
+            let total = total * faded + sink;
+            // SAFETY: a lane is in one piece of work.
+            let to = unsafe { out.part(piece.view.token + query, head * vd, vd) };
+            for (to, sums) in to.iter_mut().zip(&room.sums[block * vd..]) {
+                *to = if total > 0.0 { sums[lane] * faded / total } else { 0.0 };
+            }
+        }
+    }
+}
+
+/// Makes shares of a block's products with the entries from `first` on, which are at these positions, and fades what a larger maximum makes less of.
+#[inline(always)]
+fn share_body(
+    scores: &mut [[f32; LANES]],
+    (first, positions): (i32, &[i32]),
+    (scale, cap): (f32, Option<f32>),
+    lanes: &mut Lanes,
+    sums: &mut [[f32; LANES]],
+) {
+    let all = scores.as_flattened_mut().iter_mut();
+    match cap {
+        Some(cap) => all.for_each(|s| *s = cap * (*s * scale / cap).tanh()),
+        None => all.for_each(|s| *s *= scale),
+    }
+    let before = lanes.most;
+    for ((entry, row), &position) in (first..).zip(&mut *scores).zip(positions) {
+        for lane in 0..LANES {
+            let seen = entry < lanes.visible[lane] && position >= lanes.from[lane];
+            row[lane] = if seen { row[lane] } else { f32::NEG_INFINITY };
+            lanes.most[lane] = if row[lane] > lanes.most[lane] { row[lane] } else { lanes.most[lane] };
+        }
+    }
+    let mut fade = [1f32; LANES];
+    for lane in 0..LANES {
+        let faded = exp(before[lane] - lanes.most[lane]);
+        fade[lane] = if before[lane] == lanes.most[lane] { 1.0 } else { faded };
+        lanes.total[lane] *= fade[lane];
+    }
+    for row in scores {
+        for lane in 0..LANES {
+            let share = exp(row[lane] - lanes.most[lane]);
+            row[lane] = if row[lane] == f32::NEG_INFINITY { 0.0 } else { share };
+            lanes.total[lane] += row[lane];
+        }
+    }
+    if fade != [1.0; LANES] {
+        for row in sums {
+            for lane in 0..LANES {
+                row[lane] *= fade[lane];
+            }
+        }
+    }
+}
+
+per_level! {
+    share(scores: &mut [[f32; LANES]], at: (i32, &[i32]), rule: (f32, Option<f32>), lanes: &mut Lanes, sums: &mut [[f32; LANES]]) => share_body
 }

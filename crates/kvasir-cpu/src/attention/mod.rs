@@ -25,6 +25,7 @@ mod wide;
 pub(crate) use exact::attend_exact;
 pub(crate) use view::Views;
 
+use crate::parts::Parts;
 use crate::pool::{LayerPool, Pool};
 use crate::{Level, Team};
 use kvasir_kv::Position;
@@ -60,27 +61,6 @@ pub(crate) struct Attend<'a> {
     pub(crate) soft_cap: Option<f32>,
     /// One per query head.
     pub(crate) sinks: Option<&'a [f32]>,
-}
-
-/// Where results go: a row of `heads * value_dim` numbers per token.
-pub(crate) struct Results(*mut f32, usize, usize);
-
-// SAFETY: every lane's numbers are written by the one thread that has the lane.
-unsafe impl Sync for Results {}
-
-impl Results {
-    /// Rows `stride` apart in `out`.
-    pub(crate) fn new(out: &mut [f32], stride: usize) -> Self {
-        Self(out.as_mut_ptr(), stride, out.len())
-    }
-
-    #[allow(clippy::mut_from_ref)] // that is what this type is for: disjoint rows of one slice
-    fn lane(&self, token: usize, at: usize, len: usize) -> &mut [f32] {
-        let start = token * self.1 + at;
-        assert!(start + len <= self.2, "a lane's result lies outside");
-        // SAFETY: within the slice this was made from; no other thread has the lane.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
-    }
 }
 
 /// One thread's piece of work: some heads of all tokens of a group, or one head of some tokens of a single view.
@@ -146,7 +126,7 @@ impl Attend<'_> {
     }
 
     /// Computes all tokens' results.
-    pub(crate) fn run(&self, team: &Team, level: Level, out: &Results) {
+    pub(crate) fn run(&self, team: &Team, level: Level, out: &Parts<'_>) {
         let cut = self.cut(team);
         let kv_heads = self.facts.kv_heads;
         let pieces = |group: &Group| {
@@ -176,7 +156,7 @@ impl Attend<'_> {
         });
     }
 
-    fn piece(&self, level: Level, piece: &Piece<'_>, s: &mut Scratch, out: &Results) {
+    fn piece(&self, level: Level, piece: &Piece<'_>, s: &mut Scratch, out: &Parts<'_>) {
         let shape = Shape::of(self.facts);
         s.prepare(shape, piece.heads.len(), piece.tokens.len() * self.per_head());
         s.tokens.clear();
@@ -198,7 +178,8 @@ impl Attend<'_> {
             for (t, &(token, _)) in s.tokens.iter().enumerate() {
                 for g in 0..self.per_head() {
                     let q_head = head * self.per_head() + g;
-                    let to = out.lane(token, q_head * self.facts.value_dim, self.facts.value_dim);
+                    // SAFETY: a lane is in one piece of work.
+                    let to = unsafe { out.part(token, q_head * self.facts.value_dim, self.facts.value_dim) };
                     let lane = (h * s.tokens.len() + t) * self.per_head() + g;
                     s.finish(level, shape, lane, self.sinks.map(|sinks| sinks[q_head]), to);
                 }

@@ -62,16 +62,17 @@ struct Setup<'a> {
     facts: &'a LayerFacts,
     pool: &'a Arc<Pool>,
     sinks: Option<&'a [f32]>,
+    soft_cap: Option<f32>,
 }
 
-fn attend(level: Option<Level>, setup: &Setup<'_>, plan: &Plan, threads: usize) -> Vec<f32> {
+fn attend(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize) -> Vec<f32> {
     let width = HEADS * setup.facts.key_dim;
     let first = plan.positions[0] as usize;
     let q: Vec<f32> = (0..plan.positions.len() * width).map(|i| value(first * width + i + 77)).collect();
-    attend_with(level, setup, plan, threads, &q)
+    attend_with(way, setup, plan, threads, &q)
 }
 
-fn attend_with(level: Option<Level>, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f32]) -> Vec<f32> {
+fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f32]) -> Vec<f32> {
     let mut views = Views::default();
     views.of_plan(plan);
     let width = HEADS * setup.facts.key_dim;
@@ -85,17 +86,78 @@ fn attend_with(level: Option<Level>, setup: &Setup<'_>, plan: &Plan, threads: us
         views: &views,
         positions: &plan.positions,
         scale: 0.2,
-        soft_cap: None,
+        soft_cap: setup.soft_cap,
         sinks: setup.sinks,
     };
     let row = HEADS * setup.facts.value_dim;
     let mut out = vec![f32::NAN; plan.positions.len() * row];
-    let results = Results::new(&mut out, row);
-    match level {
-        Some(level) => a.run(&Team::new(threads), level, &results),
-        None => attend_exact(&a, &Team::new(threads), Level::detect(), &results),
+    let results = Parts::new(&mut out, row);
+    match way {
+        Way::Rounded(level) => a.run(&Team::new(threads), level, &results),
+        Way::Exact(level) => attend_exact(&a, &Team::new(threads), level, &results),
+        Way::Naive => naive(&a, &mut out),
     }
     out
+}
+
+/// Which attention.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Rounded(Level),
+    Exact(Level),
+    /// Row by row in f64.
+    Naive,
+}
+
+/// Both ways of each level, with what they must agree with.
+fn ways() -> impl Iterator<Item = (Way, Way)> {
+    Level::available().flat_map(|level| {
+        [
+            (Way::Rounded(level), Way::Rounded(Level::Portable)),
+            (Way::Exact(level), Way::Exact(Level::Portable)),
+        ]
+    })
+}
+
+fn naive(a: &Attend<'_>, out: &mut [f32]) {
+    let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
+    let read = |rows: &crate::pool::Rows, slot, head, width| {
+        let mut row = vec![0f32; width];
+        // SAFETY: the tests' slots are there, and nobody writes.
+        unsafe { rows.read(Level::Portable, slot, head, &mut row) };
+        row
+    };
+    for view in &a.views.views {
+        for (query, head) in (0..view.tokens).flat_map(|query| (0..a.heads).map(move |head| (query, head))) {
+            let token = view.token + query;
+            let (from, kv_head) = (a.window_from(token) as u32, head / a.per_head());
+            let q = &a.q[token * a.q_stride + head * kd..][..kd];
+            let seen = a
+                .views
+                .chunks(view)
+                .iter()
+                .flat_map(|chunk| a.views.entries(chunk))
+                .take(view.visible(query))
+                .filter(|entry| entry.2 >= from);
+            let seen: Vec<(f64, Vec<f32>)> = seen
+                .map(|(pool, slot, _)| {
+                    let pool = a.pool(pool);
+                    let key = read(&pool.keys, slot, kv_head, kd);
+                    let dot: f64 = q.iter().zip(key).map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
+                    let score = dot * f64::from(a.scale);
+                    let cap = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
+                    (a.soft_cap.map_or(score, cap), read(pool.read_as_values(), slot, kv_head, vd))
+                })
+                .collect();
+            let sink = a.sinks.map(|sinks| f64::from(sinks[head]));
+            let most = seen.iter().map(|(s, _)| *s).chain(sink).fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = seen.iter().map(|(s, _)| *s).chain(sink).map(|s| (s - most).exp()).sum();
+            for i in 0..vd {
+                let sum: f64 = seen.iter().map(|(s, v)| (s - most).exp() * f64::from(v[i])).sum();
+                out[(token * a.heads + head) * vd + i] = (sum / total) as f32;
+            }
+        }
+    }
 }
 
 fn contiguous(first: usize, queries: usize) -> Plan {
@@ -113,32 +175,36 @@ fn levels_agree_to_the_bit_and_with_exact_arithmetic() {
     ] {
         let facts = facts(window, key_dim);
         let pool = pool(&facts, kind, &|p| p as u32);
-        for sinks in [None, Some(&sinks[..])] {
-            let setup = Setup { facts: &facts, pool: &pool, sinks };
+        for (sinks, soft_cap) in [(None, None), (Some(&sinks[..]), None), (None, Some(1.5))] {
+            let setup = Setup { facts: &facts, pool: &pool, sinks, soft_cap };
             let plan = contiguous(0, HISTORY);
-            let reference = attend(Some(Level::Portable), &setup, &plan, 1);
-            for level in Level::available() {
-                assert_eq!(attend(Some(level), &setup, &plan, 2), reference, "{level} {kind}");
+            for (way, same) in ways() {
+                let got = attend(way, &setup, &plan, 2);
+                assert_eq!(got, attend(same, &setup, &plan, 1), "{way:?} {kind}");
+                let naive = attend(Way::Naive, &setup, &plan, 1);
+                let worst = naive.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                assert!(
+                    worst < if matches!(way, Way::Exact(_)) { 2e-6 } else { 0.03 },
+                    "{way:?} {kind}: {worst}"
+                );
             }
-            let exact = attend(None, &setup, &plan, 2);
-            let worst = exact.iter().zip(&reference).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-            assert!(worst < 0.03, "{kind}: {worst}");
         }
     }
 }
 
 #[test]
 fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
-    for window in [None, Some(50)] {
+    let level = Level::detect();
+    let ways = [Way::Rounded(level), Way::Exact(level)];
+    for (window, way) in [None, Some(50)].into_iter().flat_map(|window| ways.map(|way| (window, way))) {
         let facts = facts(window, 64);
         let straight = pool(&facts, KvType::Bf16, &|p| p as u32);
-        let level = Level::detect();
-        let setup = Setup { facts: &facts, pool: &straight, sinks: None };
-        let all = attend(Some(level), &setup, &contiguous(0, HISTORY), 2);
+        let setup = Setup { facts: &facts, pool: &straight, sinks: None, soft_cap: None };
+        let all = attend(way, &setup, &contiguous(0, HISTORY), 2);
         let row = HEADS * 48;
         // In chunks of any size, down to single tokens.
         for (first, n) in [(0, 1), (0, 64), (64, 70), (63, 2), (134, 66), (199, 1), (130, 1)] {
-            let got = attend(Some(level), &setup, &contiguous(first, n), 1);
+            let got = attend(way, &setup, &contiguous(first, n), 1);
             assert_eq!(got, all[first * row..(first + n) * row], "{first} + {n}");
         }
         // Blocks of 16 slots in any order, and single slots.
@@ -147,10 +213,9 @@ fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
                 (0..HISTORY as u32 / block + 1).map(|b| (b * 7 + 3) % (1024 / block)).collect();
             let slot = |p: usize| table[p / block as usize] * block + p as u32 % block;
             let scattered = pool(&facts, KvType::Bf16, &slot);
-            let setup = Setup { facts: &facts, pool: &scattered, sinks: None };
+            let setup = Setup { facts: &facts, pool: &scattered, sinks: None, soft_cap: None };
             let layout = Layout::Table { at: 0, block, offset: 0 };
-            let got =
-                attend(Some(level), &setup, &plan(layout, table.clone(), 150, 50, Mask::Causal, vec![]), 2);
+            let got = attend(way, &setup, &plan(layout, table.clone(), 150, 50, Mask::Causal, vec![]), 2);
             assert_eq!(got, all[150 * row..], "blocks of {block}");
         }
         // The same visibility as explicit bits.
@@ -161,7 +226,7 @@ fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
         }
         let mask = Mask::Explicit { at: 0, words_per_query: words as u32 };
         let explicit = plan(Layout::Run { start: 0 }, vec![], 150, 50, mask, bits);
-        assert_eq!(attend(Some(level), &setup, &explicit, 2), all[150 * row..]);
+        assert_eq!(attend(way, &setup, &explicit, 2), all[150 * row..]);
     }
 }
 
@@ -173,16 +238,16 @@ fn a_token_alone_gets_the_bits_it_gets_in_a_prompt_whatever_the_lanes_of_a_head(
         {
             let facts = LayerFacts { kv_heads, value_dim, ..facts((kv_heads == 2).then_some(70), 64) };
             let pool = pool(&facts, kind, &|p| p as u32);
-            let setup = Setup { facts: &facts, pool: &pool, sinks: None };
-            let reference = attend(Some(Level::Portable), &setup, &contiguous(0, HISTORY), 1);
+            let setup = Setup { facts: &facts, pool: &pool, sinks: None, soft_cap: None };
             let row = HEADS * value_dim;
-            for level in Level::available() {
+            for (way, same) in ways() {
+                let reference = attend(same, &setup, &contiguous(0, HISTORY), 1);
                 for (first, n) in
                     [(0, 1), (63, 1), (130, 1), (199, 1), (150, 2), (150, 4), (125, 5), (190, 7)]
                 {
-                    let got = attend(Some(level), &setup, &contiguous(first, n), 2);
+                    let got = attend(way, &setup, &contiguous(first, n), 2);
                     let wanted = &reference[first * row..(first + n) * row];
-                    assert_eq!(got, wanted, "{first} + {n}, {kv_heads} heads of {value_dim}, {level} {kind}");
+                    assert_eq!(got, wanted, "{first} + {n}, {kv_heads} heads of {value_dim}, {way:?} {kind}");
                 }
             }
         }
@@ -257,21 +322,21 @@ fn branches_get_the_bits_that_they_get_alone() {
     {
         let facts = facts(window, 64);
         let pool = full_pool(&facts, kind);
-        let setup = Setup { facts: &facts, pool: &pool, sinks: None };
-        for level in Level::available() {
+        let setup = Setup { facts: &facts, pool: &pool, sinks: None, soft_cap: None };
+        for (way, _) in ways() {
             let together = branches(&rows);
             let width = HEADS * 64;
             let q: Vec<f32> = (0..together.positions.len() * width).map(|i| value(i + 77)).collect();
-            let all = attend_with(Some(level), &setup, &together, 2, &q);
+            let all = attend_with(way, &setup, &together, 2, &q);
             let mut at = 0;
             for row in &rows {
                 let n = row.1;
                 let q = &q[at * width..(at + n) * width];
-                let alone = attend_with(Some(level), &setup, &branches(std::slice::from_ref(row)), 1, q);
+                let alone = attend_with(way, &setup, &branches(std::slice::from_ref(row)), 1, q);
                 assert_eq!(
                     alone,
                     all[at * HEADS * 48..(at + n) * HEADS * 48],
-                    "row at {at}, {level}, {kind}"
+                    "row at {at}, {way:?}, {kind}"
                 );
                 at += n;
             }

@@ -63,9 +63,9 @@ impl Views {
         &self.runs
     }
 
-    /// Every entry that a view reads, in order of position: pool, slot and position.
-    pub(crate) fn entries(&self, view: &View) -> impl Iterator<Item = (u32, Slot, Position)> {
-        let runs = self.chunks(view).iter().flat_map(|chunk| self.runs(chunk));
+    /// A chunk's entries, in order of position: pool, slot and position.
+    pub(crate) fn entries(&self, chunk: &Chunk) -> impl Iterator<Item = (u32, Slot, Position)> {
+        let runs = self.runs(chunk).iter();
         runs.flat_map(|run| (0..run.len).map(|i| (run.pool, run.slot + i, run.position + i)))
     }
 

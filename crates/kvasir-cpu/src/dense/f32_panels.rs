@@ -6,6 +6,7 @@ use crate::ask::{Near, ask_line};
 use crate::buffer::Buffer;
 use crate::level::per_level;
 use crate::matmul::Output;
+use crate::singles::{Lying, add_products};
 use crate::{Level, Team};
 use std::io;
 
@@ -59,8 +60,8 @@ impl F32Panels {
 const PANELS: usize = 4;
 /// Rows that a part is opened for at once.
 const ROWS: usize = 32;
-/// Rows that are multiplied with one panel at the same time.
-const TOGETHER: usize = 8;
+/// Rows from which on a panel is multiplied alone.
+const TOGETHER: usize = 4;
 /// Bytes from what is opened to what memory is asked for.
 const AHEAD: usize = 2048;
 
@@ -89,14 +90,14 @@ fn f32_panels_body(
             }
             let inputs = PART.min(w.inputs - at);
             let row = |n: usize| &x[(from + n) * stride + at..][..inputs];
-            let mut n = 0;
-            while n + TOGETHER <= rows {
+            // A few rows take all panels at once, so that no chain waits for itself.
+            let mut n = rows / TOGETHER * TOGETHER;
+            if n > 0 {
+                let x = Lying { first: row(0).as_ptr(), row: stride, number: 1 };
                 for (opened, sums) in opened[..panels].iter().zip(&mut sums) {
-                    if let Some(sums) = sums[n..].first_chunk_mut() {
-                        add(opened, std::array::from_fn(|i| row(n + i)), sums);
-                    }
+                    // SAFETY: so many rows of so many inputs each.
+                    unsafe { add_products(own_level, x, &opened[..inputs], &mut sums[..n]) };
                 }
-                n += TOGETHER;
             }
             while n < rows {
                 add_row(&opened, row(n), n, &mut sums);
@@ -109,20 +110,6 @@ fn f32_panels_body(
             }
         }
     }
-}
-
-/// Adds a part of one panel times some rows.
-#[inline(always)]
-fn add(w: &Opened, x: [&[f32]; TOGETHER], sums: &mut [[f32; LANES]; TOGETHER]) {
-    let mut all = *sums;
-    for (i, w) in w.iter().enumerate().take(x[0].len()) {
-        for n in 0..TOGETHER {
-            for lane in 0..LANES {
-                all[n][lane] = w[lane].mul_add(x[n][i], all[n][lane]);
-            }
-        }
-    }
-    *sums = all;
 }
 
 /// Adds a part of all panels times one row.

@@ -33,10 +33,10 @@ thread_local! {
     }));
 }
 
-/// At most [`PANELS`] panels of so many steps, from panel `first_panel` of the matrix on, times at most [`BLOCK`] rows, which begin with a tile.
+/// At most [`PANELS`] panels of so many bytes, from panel `first_panel` of the matrix on, times at most [`BLOCK`] rows, which begin with a tile.
 pub(crate) fn panels(
     level: Level,
-    (panels, steps): (&[*const u8], usize),
+    (panels, bytes): (&[*const u8], usize),
     x: &Bf16Activations,
     first_panel: usize,
     rows: Range<usize>,
@@ -50,26 +50,30 @@ pub(crate) fn panels(
         }
         let mut columns = Columns::NONE;
         let at_once = ROWS / tiles.max(1);
-        for from in (0..steps).step_by(at_once) {
-            let some = from..steps.min(from + at_once);
+        for from in (0..x.steps).step_by(at_once) {
+            let some = from..x.steps.min(from + at_once);
             for (step, rows) in some.clone().zip(room.rows.chunks_exact_mut(tiles)) {
                 for (t, rows) in rows.iter_mut().enumerate() {
                     // SAFETY: activations are whole tiles.
                     unsafe { rows.open(level, x.tile(first + t, step), 64) };
                 }
             }
-            let last = from + at_once >= steps;
+            let last = from + at_once >= x.steps;
             for (n, (panel, sums)) in panels.iter().zip(&mut room.sums).enumerate() {
                 let first_output = (first_panel + n) * LANES;
                 if last {
                     rows.clone().for_each(|row| out.fetch(row, first_output));
                 }
+                let mut opened = std::ptr::null();
                 for (step, rows) in some.clone().zip(room.rows.chunks_exact(tiles)) {
-                    let tile = panel.wrapping_add(step * 1024);
-                    // The next panel's.
-                    ask_tile(Near::Second, tile.wrapping_add(steps * 1024));
-                    // SAFETY: a tile of the panel.
-                    unsafe { columns.open(level, tile) };
+                    let tile = panel.wrapping_add(x.weights_of(step));
+                    if tile != opened {
+                        // The next panel's.
+                        ask_tile(Near::Second, tile.wrapping_add(bytes));
+                        // SAFETY: a tile of the panel.
+                        unsafe { columns.open(level, tile) };
+                        opened = tile;
+                    }
                     for (rows, sums) in rows.iter().zip(&mut *sums) {
                         multiply(level, rows, &columns, sums);
                     }

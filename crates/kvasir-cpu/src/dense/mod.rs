@@ -8,6 +8,7 @@ mod tiles;
 mod width;
 
 use crate::buffer::Buffer;
+use crate::halves::round_bf16;
 use crate::level::per_level;
 use crate::matmul::{Output, token_blocks};
 use crate::panels::{PanelReader, Room};
@@ -25,20 +26,31 @@ pub(crate) const STEP: usize = 32;
 
 /// Rows of activations as bf16 in tiles of 16 rows × 32 inputs.
 pub(crate) struct Bf16Activations {
+    taken: Taken,
+    /// Tiles that rows are multiplied as, one after the other.
     pub(crate) steps: usize,
     tiles: usize,
     bytes: Buffer,
 }
 
+/// As how many bf16 a number is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The nearest one.
+    Once,
+    /// That, and the nearest one to what it leaves: 16 bits and more of the number. A tile of the first is followed by one of the second.
+    Twice,
+}
+
 impl Bf16Activations {
-    pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
-        let (tiles, steps) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(STEP));
-        Ok(Self { steps, tiles, bytes: Buffer::in_large_pages(tiles * steps * 1024)? })
+    pub(crate) fn new(rows: usize, inputs: usize, taken: Taken) -> io::Result<Self> {
+        let (tiles, steps) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(STEP) << taken as u32);
+        Ok(Self { taken, steps, tiles, bytes: Buffer::in_large_pages(tiles * steps * 1024)? })
     }
 
     /// The same room for rows of another length, if they fit.
     pub(crate) fn reshape(&mut self, inputs: usize) {
-        self.steps = inputs.div_ceil(STEP);
+        self.steps = inputs.div_ceil(STEP) << self.taken as u32;
         self.tiles = (self.bytes.len() / 1024 / self.steps.max(1)) & !1;
     }
 
@@ -52,13 +64,26 @@ impl Bf16Activations {
     /// # Safety
     /// No other thread may use the same row meanwhile, and there must be room for it.
     pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
-        for (step, part) in x.chunks(STEP).enumerate() {
-            let mut bits = [0u16; STEP];
-            narrow(level, part, &mut bits);
-            let to = self.tile(row / TILE, step).wrapping_add(row % TILE * 64).cast_mut();
-            // SAFETY: 64 bytes of this row.
-            unsafe { to.cast::<[u16; STEP]>().write_unaligned(bits) };
+        let place = |step| self.tile(row / TILE, step).wrapping_add(row % TILE * 64).cast_mut();
+        for (n, numbers) in x.chunks(STEP).enumerate() {
+            let mut bits = [[0u16; STEP]; 2];
+            match self.taken {
+                Taken::Once => narrow(level, numbers, &mut bits[0]),
+                Taken::Twice => split(level, numbers, &mut bits),
+            }
+            for (part, bits) in bits.iter().enumerate().take(1 << self.taken as u32) {
+                // SAFETY: 64 bytes of this row.
+                unsafe {
+                    place((n << self.taken as u32) + part).cast::<[u16; STEP]>().write_unaligned(*bits)
+                };
+            }
         }
+    }
+
+    /// Where in a panel the weights lie that a step is multiplied with.
+    #[inline(always)]
+    pub(crate) fn weights_of(&self, step: usize) -> usize {
+        (step >> self.taken as u32) * 1024
     }
 }
 
@@ -72,12 +97,17 @@ per_level! {
     narrow(x: &[f32], bits: &mut [u16]) => narrow_body
 }
 
-/// The nearest bf16, ties to even. Infinities stay; a NaN stays a NaN.
 #[inline(always)]
-pub(crate) fn round_bf16(v: f32) -> u16 {
-    let bits = v.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    if bits & 0x7fff_ffff > 0x7f80_0000 { (bits >> 16 | 0x40) as u16 } else { rounded as u16 }
+fn split_body(x: &[f32], [upper, lower]: &mut [[u16; STEP]; 2]) {
+    for ((upper, lower), &v) in upper.iter_mut().zip(lower).zip(x) {
+        *upper = round_bf16(v);
+        *lower = round_bf16(v - f32::from_bits(u32::from(*upper) << 16));
+    }
+}
+
+per_level! {
+    /// Numbers as sums of two bf16.
+    split(x: &[f32], parts: &mut [[u16; STEP]; 2]) => split_body
 }
 
 /// `c += a · b` for one tile of 16 outputs and `N` rows, as the tile unit does it. `a` is a row of 32 bf16, `b` a tile.
@@ -112,7 +142,8 @@ fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usiz
     #[inline(always)]
     fn some<const N: usize>(tiles: &[u8], x: &Bf16Activations, first: usize, row: usize, out: &Output) {
         let mut sums = [[0.0; LANES]; N];
-        for (step, tile) in tiles.chunks_exact(1024).enumerate() {
+        for step in 0..x.steps {
+            let tile = &tiles[x.weights_of(step)..][..1024];
             let a =
                 std::array::from_fn(|n| x.tile((row + n) / TILE, step).wrapping_add((row + n) % TILE * 64));
             // SAFETY: a tile of the panel and rows of the activations.
@@ -173,11 +204,11 @@ fn matmul_of(
                 let mut at = [std::ptr::null(); many::PANELS];
                 let some = at.iter_mut().zip(made).zip(first..panels.min(first + many::PANELS));
                 let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
-                many::panels(level, (&at[..n], steps), x, first, rows, out);
+                many::panels(level, (&at[..n], steps * 1024), x, first, rows, out);
             });
         });
     }
-    let block = if rows > 2 * TILE { token_blocks(rows, steps * STEP * 2) } else { rows };
+    let block = if rows > 2 * TILE { token_blocks(rows, x.steps * STEP * 2) } else { rows };
     let group = if rows > 2 * TILE { 4 } else { (64 / steps.max(1)).clamp(1, 64).next_multiple_of(2) };
     let groups = panels.div_ceil(group);
     team.each_in_order(groups * rows.div_ceil(block.max(1)), &|_, item| {
@@ -220,30 +251,29 @@ mod tests {
             let w = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
             let wide = F32Panels::pack(&team, (outputs, inputs), Width::Whole, &row).unwrap();
             let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
-            let x = Bf16Activations::new(70, inputs).unwrap();
-            for (r, v) in values.chunks_exact(inputs).enumerate() {
-                // SAFETY: one thread, rows below the number asked for.
-                unsafe { x.write_row(Level::detect(), r, v) };
-            }
+            let [once, twice] = [Taken::Once, Taken::Twice].map(|taken| {
+                let x = Bf16Activations::new(70, inputs, taken).unwrap();
+                for (r, v) in values.chunks_exact(inputs).enumerate() {
+                    // SAFETY: one thread, rows below the number asked for.
+                    unsafe { x.write_row(Level::detect(), r, v) };
+                }
+                x
+            });
             let run = |level, rows: usize| {
-                let mut out = vec![f32::NAN; rows * outputs * 2];
-                let (a, b) = out.split_at_mut(rows * outputs);
-                matmul_bf16(&team, level, &w, &x, rows, &Output::new(a, rows, outputs, outputs));
-                matmul_f32(
-                    &team,
-                    level,
-                    &wide,
-                    (&values, inputs),
-                    rows,
-                    &Output::new(b, rows, outputs, outputs),
-                );
-                (a.to_vec(), b.to_vec())
+                let mut out = vec![f32::NAN; rows * outputs * 3];
+                let (a, rest) = out.split_at_mut(rows * outputs);
+                let (b, c) = rest.split_at_mut(rows * outputs);
+                let output = |out| Output::new(out, rows, outputs, outputs);
+                matmul_bf16(&team, level, &w, &once, rows, &output(a));
+                matmul_bf16(&team, level, &w, &twice, rows, &output(c));
+                matmul_f32(&team, level, &wide, (&values, inputs), rows, &output(b));
+                [a.to_vec(), b.to_vec(), c.to_vec()]
             };
             let reference = run(Level::Portable, 70);
             for level in Level::available() {
                 for rows in [1, 2, 4, 7, 15, 16, 17, 32, 33, 70] {
                     let got = run(level, rows);
-                    for (got, want) in [(&got.0, &reference.0), (&got.1, &reference.1)] {
+                    for (got, want) in got.iter().zip(&reference) {
                         assert!(
                             got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()),
                             "{level} {rows}"
@@ -251,13 +281,18 @@ mod tests {
                     }
                 }
             }
-            let exact = |r: usize, o: usize| -> f64 {
-                (0..inputs).map(|i| f64::from(value(o * 7919 + i)) * f64::from(values[r * inputs + i])).sum()
+            let exact = |weight: &dyn Fn(usize) -> f32, r: usize, o: usize| -> f64 {
+                let product = |i| f64::from(weight(o * 7919 + i)) * f64::from(values[r * inputs + i]);
+                (0..inputs).map(product).sum()
             };
-            for (i, (a, b)) in reference.0.iter().zip(&reference.1).enumerate() {
-                let want = exact(i / outputs, i % outputs);
-                assert!((f64::from(*a) - want).abs() < 0.15, "bf16: {a} {want}");
-                assert!((f64::from(*b) - want).abs() < 1e-4, "f32: {b} {want}");
+            let narrow = |i| f32::from_bits(u32::from(round_bf16(value(i))) << 16);
+            for i in 0..70 * outputs {
+                let (r, o) = (i / outputs, i % outputs);
+                let [once, wide, twice] = reference.each_ref().map(|all| f64::from(all[i]));
+                let (want, narrow) = (exact(&value, r, o), exact(&narrow, r, o));
+                assert!((once - want).abs() < 0.15, "bf16: {once} {want}");
+                assert!((wide - want).abs() < 1e-4, "f32: {wide} {want}");
+                assert!((twice - narrow).abs() < 1e-3, "bf16 times what is taken twice: {twice} {narrow}");
             }
         }
     }
@@ -277,7 +312,7 @@ mod tests {
             let packed = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
             let w =
                 Bf16Panels::floats(dtype, (outputs, inputs), Lines { step: bytes.len() / outputs, bytes });
-            let x = Bf16Activations::new(70, inputs).unwrap();
+            let x = Bf16Activations::new(70, inputs, Taken::Once).unwrap();
             for r in 0..70 {
                 let row: Vec<f32> = (0..inputs).map(|i| value(r * inputs + i + 1_000_000)).collect();
                 // SAFETY: one thread, rows below the number asked for.

@@ -22,7 +22,6 @@ pub(super) fn panels(
     // SAFETY: the level says that tiles are permitted.
     let _tiles = unsafe { Tiles::configure() };
     let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
-    let steps = w.panels.kind.steps;
     let mut panel = panels.start;
     while panel < panels.end {
         let two_panels = panel + 1 < panels.end;
@@ -37,10 +36,10 @@ pub(super) fn panels(
             // SAFETY: tiles are configured, the panels exist, activations come in pairs of tiles.
             unsafe {
                 match (two_tiles, two_panels) {
-                    (true, true) => dot::<2, 2>((b, steps), x, row / TILE, &mut sums),
-                    (true, false) => dot::<2, 1>((b, steps), x, row / TILE, &mut sums),
-                    (false, true) => dot::<1, 2>((b, steps), x, row / TILE, &mut sums),
-                    (false, false) => dot::<1, 1>((b, steps), x, row / TILE, &mut sums),
+                    (true, true) => dot::<2, 2>(b, x, row / TILE, &mut sums),
+                    (true, false) => dot::<2, 1>(b, x, row / TILE, &mut sums),
+                    (false, true) => dot::<1, 2>(b, x, row / TILE, &mut sums),
+                    (false, false) => dot::<1, 1>(b, x, row / TILE, &mut sums),
                 }
             }
             for t in 0..1 + usize::from(two_tiles) {
@@ -62,7 +61,7 @@ pub(super) fn panels(
 const AHEAD: usize = 512;
 
 unsafe fn dot<const T: usize, const P: usize>(
-    (b, steps): ([*const u8; 2], usize),
+    b: [*const u8; 2],
     x: &Bf16Activations,
     tile: usize,
     sums: &mut Sums,
@@ -80,8 +79,8 @@ unsafe fn dot<const T: usize, const P: usize>(
                 tile_zero!(3);
             }
         }
-        for step in 0..steps {
-            let at = step * 1024;
+        for step in 0..x.steps {
+            let at = x.weights_of(step);
             if T == 1 {
                 // Few rows wait for memory, not for the tiles.
                 b.iter().take(P).for_each(|b| ask_tile(Near::Second, b.wrapping_add(at + AHEAD)));

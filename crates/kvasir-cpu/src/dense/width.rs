@@ -2,6 +2,7 @@
 
 use super::LANES;
 use crate::Level;
+use crate::halves::{half, high_half};
 use crate::level::per_level;
 use kvasir_formats::DType;
 use kvasir_formats::encoding::{E2M1_DOUBLED, e8m0_half};
@@ -57,7 +58,7 @@ impl Width {
             Self::Bf16 | Self::Half => {
                 for (bytes, v) in part.as_chunks_mut::<{ LANES * 2 }>().0.iter_mut().zip(values) {
                     let bits = match self {
-                        Self::Bf16 => crate::quant::high_half(*v),
+                        Self::Bf16 => high_half(*v),
                         _ => half::f16::from_f32(*v).to_bits(),
                     };
                     bytes[lane * 2..lane * 2 + 2].copy_from_slice(&bits.to_le_bytes());
@@ -104,7 +105,7 @@ impl Width {
             Self::Half => {
                 for (out, bytes) in out.iter_mut().zip(part.as_chunks::<{ LANES * 2 }>().0) {
                     for (v, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                        *v = crate::quant::half(u16::from_le_bytes(*bytes));
+                        *v = half(u16::from_le_bytes(*bytes));
                     }
                 }
             }

@@ -41,6 +41,7 @@ impl LayerPool {
 /// The bytes behind a session's slots.
 pub struct Pool {
     pub(crate) layers: Vec<LayerPool>,
+    facts: Vec<LayerFacts>,
     /// Where the layers' rows lie.
     fields: Vec<Arc<Field>>,
     pub(crate) slots: usize,
@@ -101,7 +102,12 @@ impl Pool {
             });
         }
         let fields = fields.into_iter().map(|(_, field, _)| field).collect();
-        Ok(Self { layers: made, fields, slots, kind, grown: AtomicUsize::new(0) })
+        Ok(Self { layers: made, facts: layers.to_vec(), fields, slots, kind, grown: AtomicUsize::new(0) })
+    }
+
+    /// What each layer keeps.
+    pub(crate) fn facts(&self) -> &[LayerFacts] {
+        &self.facts
     }
 
     /// How rows are stored.

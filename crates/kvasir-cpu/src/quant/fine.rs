@@ -2,7 +2,8 @@
 //! so the kernels know nothing of it but that two of them meet the same activations.
 
 use super::format::{Format, SUPER};
-use super::source::{high_half, unit};
+use super::source::unit;
+use crate::halves::high_half;
 use crate::panels::Encoded;
 use kvasir_formats::{DType, encoding};
 

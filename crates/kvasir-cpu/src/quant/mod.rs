@@ -42,7 +42,6 @@ pub(crate) use gated::Gated;
 pub(crate) use neon::{Dots, Fours, Pairs};
 pub(crate) use panels::QuantPanels;
 use panels::QuantReader;
-pub(crate) use source::{half, high_half};
 
 use crate::matmul::{Output, token_blocks};
 use crate::panels::{Kind, Room};

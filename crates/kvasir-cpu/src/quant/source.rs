@@ -1,6 +1,7 @@
 //! Superblocks of 16 rows, read out of the bytes of a published encoding.
 
 use super::format::{Format, LANES, SUPER};
+use crate::halves::{half, high_half};
 use kvasir_formats::DType;
 
 /// 256 weights of each of 16 rows as integers. Signed codes are in two's complement, in the low bits of their bytes.
@@ -240,16 +241,6 @@ fn bits_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// What these bits of an f16 say. In integers and one exact product, so that all rows' are made at once.
-#[inline(always)]
-pub(crate) fn half(bits: u16) -> f32 {
-    let size = u32::from(bits & !SIGN) << 13;
-    // A power of two between the two types' least exponents makes subnormal numbers normal, too.
-    let value = f32::from_bits(size) * f32::from_bits(0x7780_0000);
-    let value = if bits & !SIGN >= 0x7c00 { f32::from_bits(size | 0x7f80_0000) } else { value };
-    f32::from_bits(value.to_bits() | u32::from(bits & SIGN) << 16)
-}
-
 /// The largest multiples of a unit that scales are: where they are stored, and where they are only used.
 const COARSE: f32 = 127.0;
 /// 128 times it, shifted by 15 bits, is still less than 128.
@@ -286,10 +277,4 @@ fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) ->
 pub(super) fn unit(exact: f32) -> (f32, f32) {
     let one = f32::from_bits(exact.to_bits().wrapping_add(0xffff) & 0xffff_0000);
     if one.is_normal() { (one, 1.0 / one) } else { (0.0, 0.0) }
-}
-
-/// The bits of a bf16 that is held as a float.
-#[inline(always)]
-pub(crate) fn high_half(float: f32) -> u16 {
-    (float.to_bits() >> 16) as u16
 }

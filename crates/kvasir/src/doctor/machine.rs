@@ -60,7 +60,7 @@ pub(super) fn speeds(free: Option<u64>) -> Option<Speeds> {
         return Some(Speeds::Not("not measured: less than 2 GB are free".into()));
     }
     let team = Team::of_machine();
-    Some(match PeakMeter::new(&team, Level::detect()) {
+    Some(match PeakMeter::new(&team) {
         Ok(meter) => Speeds::Measured(meter.measure()),
         Err(error) => Speeds::Not(format!("not measured: {error}")),
     })
