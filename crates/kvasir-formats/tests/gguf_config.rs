@@ -61,6 +61,7 @@ fn a_stretch_without_a_kind_is_linear() {
     for key in ["rope.scaling.factor", "rope.scale_linear"] {
         assert_eq!(config(key, "llama", &[(key, Value::F32(4.0))])["rope_scaling"], linear, "{key}");
     }
+    assert_eq!(config("none", "gpt-oss", &[])["rope_scaling"], json!({"rope_type": "default"}));
     assert!(
         config("one", "llama", &[("rope.scaling.factor", Value::F32(1.0))]).get("rope_scaling").is_none()
     );

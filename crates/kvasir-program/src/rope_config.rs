@@ -13,12 +13,14 @@ pub(crate) struct RopeConfig<'a> {
     /// Newer spelling.
     parameters: Option<Config<'a>>,
     theta: f64,
+    /// A kind, and what it stands for here.
+    renamed: Option<(&'a str, &'a str)>,
 }
 
 impl<'a> RopeConfig<'a> {
     pub(crate) fn read(top: Config<'a>) -> Result<Self> {
         let (parameters, scaling) = (top.object("rope_parameters")?, top.object("rope_scaling")?);
-        Self { top, scaling, parameters, theta: 0.0 }.with_theta("rope_theta", 10_000.0)
+        Self { top, scaling, parameters, theta: 0.0, renamed: None }.with_theta("rope_theta", 10_000.0)
     }
 
     /// As the layers of one kind see it, where layers differ: `rope_parameters` has an object per kind.
@@ -29,7 +31,7 @@ impl<'a> RopeConfig<'a> {
         };
         // In the older spelling only the layers with the common base are scaled.
         let scaling = if theta_key == "rope_theta" { top.object("rope_scaling")? } else { None };
-        Self { top, scaling, parameters, theta: 0.0 }.with_theta(theta_key, theta)
+        Self { top, scaling, parameters, theta: 0.0, renamed: None }.with_theta(theta_key, theta)
     }
 
     fn with_theta(self, key: &str, default: f64) -> Result<Self> {
@@ -41,6 +43,11 @@ impl<'a> RopeConfig<'a> {
             return Err(self.top.bad(key, format!("is {theta}, not a base above 1")));
         }
         Ok(Self { theta, ..self })
+    }
+
+    /// The same, in a family that means kind `to` by `from`.
+    pub(crate) fn with_kind(self, from: &'a str, to: &'a str) -> Self {
+        Self { renamed: Some((from, to)), ..self }
     }
 
     fn places(&self) -> impl Iterator<Item = Config<'a>> {
@@ -76,7 +83,7 @@ impl<'a> RopeConfig<'a> {
         for place in self.places() {
             for key in ["rope_type", "type"] {
                 if let Some(kind) = place.text(key)? {
-                    return Ok(kind);
+                    return Ok(self.renamed.filter(|(from, _)| *from == kind).map_or(kind, |(_, to)| to));
                 }
             }
         }
@@ -113,25 +120,25 @@ impl<'a> RopeConfig<'a> {
                 .top
                 .bad("head_dim", format!("leaves {dims} places to turn, not an even number")));
         }
-        let inv: Vec<f64> = (0..dims / 2).map(|i| self.theta.powf(-((2 * i) as f64) / dims as f64)).collect();
-        let plain = |inv_freq: Vec<f64>, amplitude: f64| Rope {
-            inv_freq: inv_freq.into_iter().map(|f| f as f32).collect(),
-            amplitude: amplitude as f32,
-            long: None,
-        };
+        // In 32 bits, as models are trained with: the last position of a long context turns by as much as the rounding says.
+        let powers: Vec<f32> =
+            (0..dims / 2).map(|i| self.theta.powf(f64::from((2 * i) as f32 / dims as f32)) as f32).collect();
+        let inv: Vec<f32> = powers.iter().map(|power| 1.0 / power).collect();
+        let plain =
+            |inv_freq: Vec<f32>, amplitude: f64| Rope { inv_freq, amplitude: amplitude as f32, long: None };
         match self.kind()? {
             // "dynamic" changes angles only beyond `max_position_embeddings`, and no sequence goes there.
             "default" | "dynamic" => Ok(plain(inv, 1.0)),
             "linear" => {
                 let factor = self.required("factor")?;
-                Ok(plain(inv.iter().map(|f| f / factor).collect(), 1.0))
+                Ok(plain(inv.iter().map(|f| f / factor as f32).collect(), 1.0))
             }
             "llama3" => Ok(plain(self.llama3(&inv)?, 1.0)),
             "yarn" => {
-                let (inv, amplitude) = self.yarn(&inv, dims)?;
+                let (inv, amplitude) = self.yarn(&powers, dims)?;
                 Ok(plain(inv, amplitude))
             }
-            "longrope" | "su" => self.longrope(&inv),
+            "longrope" | "su" => self.longrope(&powers),
             other => {
                 let place = self.place();
                 Err(place.bad("rope_type", format!("is {other:?}, which is not supported")))
@@ -139,35 +146,36 @@ impl<'a> RopeConfig<'a> {
         }
     }
 
-    /// The length that the model was first made for.
+    /// The length that the model was first made for. Where it is said twice, beside the rope counts.
     fn original(&self) -> Result<f64> {
-        match self.float("original_max_position_embeddings")? {
-            Some(_) => self.required("original_max_position_embeddings"),
+        let key = "original_max_position_embeddings";
+        let said = match self.top.opt_float(key)? {
+            Some(original) => Some(original),
+            None => self.float(key)?,
+        };
+        match said {
+            Some(original) if original > 0.0 => Ok(original),
+            Some(original) => Err(self.place().bad(key, format!("is {original}, not above 0"))),
             None => self.top.float("max_position_embeddings"),
         }
     }
 
     /// Long waves are stretched, short ones kept, those between are mixed.
-    fn llama3(&self, inv: &[f64]) -> Result<Vec<f64>> {
+    fn llama3(&self, inv: &[f32]) -> Result<Vec<f32>> {
         let original = self.original()?;
         let (low, high) = (self.required("low_freq_factor")?, self.required("high_freq_factor")?);
         let factor = self.required("factor")?;
-        let stretch = |f: &f64| {
+        let stretch = |f: &f32| {
+            let f = f64::from(*f);
             let turns = original * f / TAU;
-            if turns < low {
-                f / factor
-            } else if turns > high {
-                *f
-            } else {
-                let keep = (turns - low) / (high - low);
-                (1.0 - keep) * f / factor + keep * f
-            }
+            let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+            ((1.0 - keep) * f / factor + keep * f) as f32
         };
         Ok(inv.iter().map(stretch).collect())
     }
 
     /// The same by a ramp over the pairs, with a change of amplitude.
-    fn yarn(&self, inv: &[f64], dims: usize) -> Result<(Vec<f64>, f64)> {
+    fn yarn(&self, powers: &[f32], dims: usize) -> Result<(Vec<f32>, f64)> {
         let original = self.original()?;
         // Configs that leave the factor out mean what the two lengths say.
         let factor = match self.float("factor")? {
@@ -185,9 +193,9 @@ impl<'a> RopeConfig<'a> {
         if low == high {
             high += 0.001;
         }
-        let stretched = inv.iter().enumerate().map(|(i, f)| {
-            let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
-            f / factor * ramp + f * (1.0 - ramp)
+        let stretched = powers.iter().enumerate().map(|(i, power)| {
+            let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0) as f32;
+            1.0 / (factor as f32 * power) * ramp + 1.0 / power * (1.0 - ramp)
         });
         let scales = (self.float("mscale")?.unwrap_or(0.0), self.float("mscale_all_dim")?.unwrap_or(0.0));
         let amplitude = match (self.float("attention_factor")?, scales) {
@@ -199,18 +207,16 @@ impl<'a> RopeConfig<'a> {
     }
 
     /// A divisor per pair, one list for short and one for long sequences.
-    fn longrope(&self, inv: &[f64]) -> Result<Rope> {
-        let original = match self.top.opt_float("original_max_position_embeddings")? {
-            Some(original) => original,
-            None => self.required("original_max_position_embeddings")?,
-        };
+    fn longrope(&self, powers: &[f32]) -> Result<Rope> {
+        let original = self.original()?;
         let divided = |key: &str| {
             let divisors = self.floats(key)?;
-            if divisors.len() != inv.len() {
-                let why = format!("has {} numbers, not one for each of {} pairs", divisors.len(), inv.len());
+            if divisors.len() != powers.len() {
+                let why =
+                    format!("has {} numbers, not one for each of {} pairs", divisors.len(), powers.len());
                 return Err(self.place().bad(key, why));
             }
-            Ok(inv.iter().zip(divisors).map(|(f, d)| (f / d) as f32).collect::<Vec<f32>>())
+            Ok(powers.iter().zip(divisors).map(|(power, d)| 1.0 / (d as f32 * power)).collect::<Vec<f32>>())
         };
         let (short, long) = (divided("short_factor")?, divided("long_factor")?);
         let amplitude = match self.float("attention_factor")? {

@@ -88,6 +88,9 @@ fn silence_means_what_the_architecture_means_by_it() {
         ("DeepseekV3ForCausalLM", "routed_scaling_factor", json!(2.5)),
         ("DeepseekV3ForCausalLM", "n_group", json!(8)),
         ("LlamaForCausalLM", "rms_norm_eps", json!(1e-6)),
+        ("Qwen3ForCausalLM", "head_dim", json!(128)),
+        ("Gemma3ForCausalLM", "head_dim", json!(256)),
+        ("GptOssForCausalLM", "head_dim", json!(64)),
     ] {
         let silent = without(architecture, key, json!({}));
         assert_eq!(silent, without(architecture, key, json!({ key: means })), "{architecture} {key}");
@@ -101,6 +104,44 @@ fn silence_means_what_the_architecture_means_by_it() {
     // Null is not silence.
     let null = without("MistralForCausalLM", "sliding_window", json!({"sliding_window": null}));
     assert!(null.target.layers.iter().all(|layer| layer.window.is_none()));
+    let null = without("Qwen3ForCausalLM", "head_dim", json!({"head_dim": null}));
+    assert!(null.target.layers.iter().all(|layer| layer.key_dim == 16));
+    for architecture in ["DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM"] {
+        let silent = small(
+            architecture,
+            json!({"n_group": 1, "topk_group": 1, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+            "v_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16, "head_dim": 16, "n_shared_experts": 1, "first_k_dense_replace": 1,
+            "index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}),
+        );
+        assert_eq!(silent.unwrap().predictions.len(), 1, "{architecture}");
+    }
+}
+
+#[test]
+fn ropes_that_a_family_means_by_something_else() {
+    let gpt_oss = |more: Json| without("GptOssForCausalLM", "-", more).target.ropes.remove(0);
+    let yarn = json!({"rope_type": "yarn", "factor": 32, "beta_fast": 32, "beta_slow": 1, "truncate": false,
+        "original_max_position_embeddings": 4096});
+    assert_eq!(gpt_oss(json!({})), gpt_oss(json!({"rope_scaling": yarn})));
+    assert_eq!(gpt_oss(json!({"rope_scaling": null})), gpt_oss(json!({"rope_scaling": yarn})));
+    assert_ne!(gpt_oss(json!({"rope_scaling": {"rope_type": "default"}})), gpt_oss(json!({})));
+    let phi = |kind: &str, original: Json| {
+        let factors = |by: f64| vec![by; 8];
+        let scaling = json!({"type": kind, "long_factor": factors(2.0), "short_factor": factors(1.5)});
+        let more = json!({"rope_scaling": scaling, "original_max_position_embeddings": original});
+        without("Phi3ForCausalLM", "-", more).target.ropes.remove(0)
+    };
+    assert_eq!(phi("yarn", json!(512)), phi("longrope", json!(512)));
+    // Beside the rope wins over inside.
+    let llama = |top: Json, inner: u32| {
+        let scaling = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": inner});
+        let more = json!({"rope_scaling": scaling, "original_max_position_embeddings": top});
+        small("LlamaForCausalLM", more).unwrap().target.ropes.remove(0)
+    };
+    assert_eq!(llama(json!(128), 256), llama(json!(null), 128));
+    let seeing =
+        small("Gemma3ForCausalLM", json!({"use_bidirectional_attention": true, "rope_local_base_freq": 1e4}));
+    assert!(seeing.unwrap_err().contains("use_bidirectional_attention"));
 }
 
 #[test]

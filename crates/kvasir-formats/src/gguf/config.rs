@@ -123,7 +123,9 @@ impl Reader<'_> {
         self.copy("intermediate_size", "feed_forward_length");
         let kv = self.number("attention.head_count_kv").or_else(|| self.number("attention.head_count"));
         self.set("num_key_value_heads", kv.unwrap_or(Json::Null));
-        self.copy("head_dim", "attention.key_length");
+        // Null is not silence: without a length heads share the width.
+        let head_dim = self.number("attention.key_length");
+        self.set("head_dim", head_dim.unwrap_or(Json::Null));
         let embedding = self.gguf.tensors().iter().find(|t| t.name == "token_embd.weight");
         let vocab = embedding
             .and_then(|t| t.shape.first())
@@ -322,6 +324,10 @@ impl Reader<'_> {
                 self.set("rope_scaling", json!({"rope_type": "linear", "type": "linear", "factor": factor}));
             }
             Some("yarn") => self.yarn(factor, original),
+            // This architecture's silence would mean another rope.
+            None | Some("none") if self.gguf.architecture() == "gpt-oss" => {
+                self.set("rope_scaling", json!({"rope_type": "default"}));
+            }
             None | Some("none" | "longrope") => {}
             Some(other) => return Err(Error::at("rope.scaling.type", format!("{other:?} is not supported"))),
         }

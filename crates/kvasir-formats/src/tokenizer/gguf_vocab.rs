@@ -23,6 +23,7 @@ const NORMAL: u8 = 1;
 const UNKNOWN: u8 = 2;
 const CONTROL: u8 = 3;
 const USER: u8 = 4;
+const UNUSED: u8 = 5;
 const BYTE: u8 = 6;
 
 /// Special tokens of Phi-3 that keep the white space after them; its others drop it.
@@ -121,6 +122,10 @@ impl GgufVocab {
         let kind = self.kinds.get(id as usize).copied();
         if matches!(kind, Some(UNKNOWN | CONTROL | USER)) {
             return Some(token.as_bytes().to_vec());
+        }
+        // Rows of the embedding that no token has: a text that they are in does not show them.
+        if kind == Some(UNUSED) {
+            return Some(Vec::new());
         }
         match &self.algorithm {
             Algorithm::ByteLevel { .. } => {

@@ -10,6 +10,11 @@ use crate::{
 
 pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
+    if c.flag_or("use_bidirectional_attention", false)? {
+        return Err(
+            c.bad("use_bidirectional_attention", "is true: a model that sees what follows cannot generate")
+        );
+    }
     let kind = if b.source.layout.norm_plus_one { NormKind::Rms } else { NormKind::RmsPlusOne };
     let norms = Norms { kind, ..Norms::rms(c)? };
     let bias = c.flag_or("attention_bias", false)?;
@@ -19,7 +24,6 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
         out_bias: bias,
         norms: Some(norms),
         scale: c.float_or("query_pre_attn_scalar", attention.head_dim as f64)?.powf(-0.5),
-        soft_cap: c.opt_float("attn_logit_softcapping")?,
         ..attention
     };
     let ffn = FeedForward::read(c)?;

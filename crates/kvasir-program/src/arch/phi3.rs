@@ -13,7 +13,8 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let (norms, window) = (Norms::rms(c)?, common_window(c)?);
     let attention = Attention { fused: true, ..Attention::read(c)? };
     let ffn = FeedForward { fused: true, ..FeedForward::read(c)? };
-    let rope = RopeConfig::read(c)?;
+    // What older configs call YaRN is this family's own.
+    let rope = RopeConfig::read(c)?.with_kind("yarn", "longrope");
     let rope = rope.rope(rope.dims(attention.head_dim, 1.0)?)?;
     let rope = b.rope(rope);
     decoder(b, 1.0, norms, |b, i, x| {

@@ -15,15 +15,25 @@ impl Architecture {
     pub fn spelled_out(&self, config: &Json) -> Json {
         let Some(map) = config.as_object() else { return config.clone() };
         let mut all = map.clone();
+        let unsaid = |name: &&str| map.get(*name).is_none_or(Json::is_null);
         for names in NAMES {
-            let unsaid = |name: &&&str| map.get(**name).is_none_or(Json::is_null);
             if let Some(name) = names.iter().find(|name| !unsaid(name)) {
                 let said = &map[*name];
-                all.extend(names.iter().filter(unsaid).map(|name| ((*name).to_owned(), said.clone())));
+                all.extend(
+                    names.iter().filter(|name| unsaid(name)).map(|name| ((*name).to_owned(), said.clone())),
+                );
             }
         }
         for (key, value) in self.meant().as_object().into_iter().flatten() {
             all.entry(key).or_insert_with(|| value.clone());
+        }
+        if self.name == "GptOssForCausalLM" && ["rope_parameters", "rope_scaling"].iter().all(unsaid) {
+            // Here null says nothing, either.
+            let yarn = json!({
+                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+                "original_max_position_embeddings": 4096,
+            });
+            all.insert("rope_scaling".to_owned(), yarn);
         }
         Json::Object(all)
     }
@@ -32,19 +42,22 @@ impl Architecture {
     fn meant(&self) -> Json {
         match self.name {
             "MistralForCausalLM" => json!({"sliding_window": 4096}),
-            "Qwen2ForCausalLM" | "Qwen3ForCausalLM" | "Qwen3MoeForCausalLM" => {
+            "Qwen2ForCausalLM" | "Qwen3MoeForCausalLM" => {
                 json!({"sliding_window": 4096, "max_window_layers": 28})
             }
+            "Qwen3ForCausalLM" => json!({"sliding_window": 4096, "max_window_layers": 28, "head_dim": 128}),
             "MixtralForCausalLM" => json!({"rope_theta": 1e6, "rms_norm_eps": 1e-5}),
             "GptOssForCausalLM" => {
-                json!({"rope_theta": 150_000.0, "rms_norm_eps": 1e-5, "sliding_window": 128})
+                json!({"rope_theta": 150_000.0, "rms_norm_eps": 1e-5, "sliding_window": 128, "head_dim": 64})
             }
-            "Glm4MoeForCausalLM" | "Phi3ForCausalLM" => json!({"rms_norm_eps": 1e-5}),
+            "Glm4MoeForCausalLM" => json!({"rms_norm_eps": 1e-5, "num_nextn_predict_layers": 1}),
+            "Phi3ForCausalLM" => json!({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
             "Gemma3ForCausalLM" => json!({
                 "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
+                "head_dim": 256,
             }),
             "DeepseekV3ForCausalLM" | "DeepseekV32ForCausalLM" => {
-                json!({"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5})
+                json!({"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1})
             }
             _ => json!({}),
         }

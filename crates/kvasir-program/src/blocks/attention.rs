@@ -24,8 +24,6 @@ pub(crate) struct Attention {
     pub(crate) sinks: bool,
     /// Factor of the scores.
     pub(crate) scale: f64,
-    /// Limit of the scores.
-    pub(crate) soft_cap: Option<f64>,
 }
 
 impl Attention {
@@ -46,7 +44,6 @@ impl Attention {
             norms: None,
             sinks: false,
             scale: (head_dim as f64).powf(-0.5),
-            soft_cap: None,
         })
     }
 
@@ -83,8 +80,7 @@ impl Attention {
             window,
             index_dim: 0,
         });
-        let (scale, soft_cap) = (self.scale, self.soft_cap);
-        let attend = Attend { q, k, v: Some(v), scale, soft_cap, sinks, selection: None };
+        let attend = Attend { q, k, v: Some(v), scale: self.scale, soft_cap: None, sinks, selection: None };
         let y = b.attend(id, &attend)?;
         let (hidden, width) = (b.program.hidden, self.heads * self.head_dim);
         let out = b.matrix(&format!("{p}o_proj"), hidden, width, self.out_bias, Role::Matrix)?;
