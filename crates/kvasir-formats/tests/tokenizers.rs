@@ -5,7 +5,7 @@ use kvasir_formats::{
     TextFiles, TextStream, Tokenizer,
     gguf::{Array, Gguf, Value, Writer},
 };
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json as value};
 use std::path::{Path, PathBuf};
 
 fn families() -> Vec<PathBuf> {
@@ -238,4 +238,42 @@ fn white_space_that_cannot_be_cut_is_refused_and_not_cut_wrongly() {
     let t = TextFiles::open(&qwen).unwrap().tokenizer().unwrap();
     let why = t.encode(&" ".repeat(1_100_000), false).unwrap_err().to_string();
     assert!(why.contains("too long"), "{why}");
+}
+
+/// Pieces in the manner of Gemma and Llama, with tokens beside them.
+fn pieces(added: Json) -> Tokenizer {
+    let json = value!({
+        "version": "1.0", "truncation": null, "padding": null, "post_processor": null, "pre_tokenizer": null, "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+            "fuse_unk": true, "byte_fallback": true, "ignore_merges": false, "merges": [],
+            "vocab": {"▁": 0, "f": 1, "x": 2, "y": 3, "<0x0A>": 4, "▁▁▁▁": 5, "<|end|>": 40}},
+    });
+    Tokenizer::from_json(json.to_string().as_bytes()).unwrap()
+}
+
+fn added(id: u32, text: &str, special: bool, normalized: bool) -> Json {
+    value!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": normalized, "special": special})
+}
+
+#[test]
+fn added_tokens_are_spelled_like_all_others() {
+    let t = pieces(value!([added(5, "▁▁▁▁", false, false)]));
+    let ids = [1, 4, 5, 2, 0, 0, 3];
+    assert_eq!(t.decode(&ids, false).unwrap(), "f\n    x  y");
+    assert_eq!(streamed(&t, &ids, false), "f\n    x  y");
+}
+
+#[test]
+fn control_tokens_are_found_wherever_their_ids_are_and_as_texts_have_them() {
+    let t = pieces(value!([added(6, "</s>", true, true), added(40, "<|end|>", true, false)]));
+    let specials: Vec<_> = t.specials().collect();
+    assert_eq!(specials, [(7, "</s>".to_owned()), (40, "<|end|>".to_owned())]);
+    assert_eq!(t.len(), 41);
+    // What fills up an embedding has no text, and takes none away.
+    assert_eq!(t.decode(&[1, 20, 41, 4_000_000_000, 2], false).unwrap(), "fx");
 }

@@ -70,17 +70,13 @@ impl Model {
         let tokenizer = text.tokenizer()?;
         let source = text.template_source(None)?;
         let template = source.as_ref().map(|_| text.template(None)).transpose()?;
-        let specials = (0..tokenizer.len() as u32).filter(|id| tokenizer.is_special(*id));
         let dialects = source.as_deref().unwrap_or_default();
         let (tools, reasoning) =
             (ToolDialect::of_template(dialects), ReasoningDialect::of_template(dialects));
         Ok(Self {
             name,
             facts,
-            specials: specials
-                .filter_map(|id| tokenizer.spelling(id))
-                .filter(|text| !text.is_empty())
-                .collect(),
+            specials: tokenizer.specials().map(|(_, text)| text).collect(),
             tokenizer: Arc::new(tokenizer),
             template,
             template_source: source,
@@ -98,15 +94,10 @@ impl Model {
         let think = reasoning.map(|dialect| dialect.marks());
         let marks: Vec<&str> =
             tools.marks().into_iter().chain(think.into_iter().flat_map(|(a, b)| [a, b])).collect();
-        let kept = |id: Token| {
-            let spelling = self.tokenizer.spelling(id).filter(|_| self.tokenizer.is_special(id))?;
-            // Some marks are several tokens: `<｜DSML｜` may be one of them.
-            let counts = marks
-                .iter()
-                .any(|mark| *mark == spelling || !spelling.is_empty() && mark.contains(spelling.as_str()));
-            (counts && !self.facts.eos.contains(&id)).then_some((id, spelling))
-        };
-        self.kept = (0..self.tokenizer.len() as u32).filter_map(kept).collect();
+        // Some marks are several tokens: `<｜DSML｜` may be one of them.
+        let counts = |text: &str| marks.iter().any(|mark| mark.contains(text));
+        let kept = |(id, text): &(Token, String)| counts(text) && !self.facts.eos.contains(id);
+        self.kept = self.tokenizer.specials().filter(kept).collect();
         self.tool_dialect = tools;
         self.reasoning = reasoning;
         self

@@ -2,17 +2,23 @@ use super::bytes::{byte_token, decode_spelling};
 use super::pre::TOO_LONG;
 use crate::{Error, Result};
 use serde_json::Value as Json;
-use std::{collections::HashSet, panic::catch_unwind};
+use std::{collections::HashMap, panic::catch_unwind};
 
 /// A `tokenizer.json`, run by the library that defines the format.
 #[derive(Debug)]
 pub(super) struct HfVocab {
     inner: tokenizers::Tokenizer,
-    special: HashSet<u32>,
-    added: HashSet<u32>,
+    /// Tokens beside the model's own, as texts have them: a normalizer may spell them otherwise.
+    added: HashMap<u32, Added>,
     spelling: Spelling,
     /// Text is cut by an expression that looks ahead from the end of white space.
     looks_ahead: bool,
+}
+
+#[derive(Debug)]
+struct Added {
+    text: String,
+    special: bool,
 }
 
 /// White characters in a row that such an expression is asked to cut: it gives up on a million, and the library then says nothing and
@@ -26,6 +32,8 @@ enum Spelling {
     /// U+2581 is a space, `<0x0A>` a byte; a first space may be dropped.
     SentencePiece {
         drops_first_space: bool,
+        /// Whether bytes are.
+        has_bytes: bool,
     },
     /// What does not begin with `##` begins a word.
     WordPiece,
@@ -47,21 +55,25 @@ impl HfVocab {
         }
         let decoder =
             serde_json::to_value(inner.get_decoder()).map_err(|e| Error::at("tokenizer.json", e))?;
-        let added = inner.get_added_tokens_decoder();
-        let special = added.iter().filter(|(_, t)| t.special).map(|(&id, _)| id).collect();
-        let added = added.keys().copied().collect();
+        let added = inner.get_added_tokens_decoder().into_iter();
+        let added = added.map(|(id, t)| (id, Added { text: t.content, special: t.special })).collect();
         let cuts = inner.get_pre_tokenizer().map(serde_json::to_string).transpose();
         let cuts = cuts.map_err(|e| Error::at("tokenizer.json", e))?.unwrap_or_default();
         let looks_ahead = cuts.contains("(?!") || cuts.contains(r#""use_regex":true"#);
-        Ok(Self { spelling: spelling(&decoder)?, inner, special, added, looks_ahead })
+        Ok(Self { spelling: spelling(&decoder)?, inner, added, looks_ahead })
     }
 
     pub(super) fn len(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        // Added ones need not follow the others at once.
+        let last = self.added.keys().max().map_or(0, |last| *last as usize + 1);
+        self.inner.get_vocab_size(true).max(last)
     }
 
     pub(super) fn spelling(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        match self.added.get(&id) {
+            Some(added) => Some(added.text.clone()),
+            None => self.inner.id_to_token(id),
+        }
     }
 
     pub(super) fn id(&self, token: &str) -> Option<u32> {
@@ -69,23 +81,21 @@ impl HfVocab {
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
-        self.special.contains(&id)
+        self.added.get(&id).is_some_and(|added| added.special)
     }
 
     pub(super) fn drops_first_space(&self) -> bool {
-        matches!(self.spelling, Spelling::SentencePiece { drops_first_space: true } | Spelling::WordPiece)
+        matches!(self.spelling, Spelling::SentencePiece { drops_first_space: true, .. } | Spelling::WordPiece)
     }
 
     pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
-        let token = self.inner.id_to_token(id)?;
-        if self.added.contains(&id) {
-            return Some(token.into_bytes());
-        }
+        // Added tokens are spelled like all others: Gemma's lines of spaces are some.
+        let token = self.spelling(id)?;
         Some(match self.spelling {
             Spelling::ByteLevel => decode_spelling(&token).unwrap_or_else(|| token.into_bytes()),
-            Spelling::SentencePiece { .. } => match byte_token(&token) {
-                Some(byte) => vec![byte],
-                None => token.replace('\u{2581}', " ").into_bytes(),
+            Spelling::SentencePiece { has_bytes, .. } => match byte_token(&token) {
+                Some(byte) if has_bytes => vec![byte],
+                _ => token.replace('\u{2581}', " ").into_bytes(),
             },
             Spelling::WordPiece => {
                 token.strip_prefix("##").map_or_else(|| format!(" {token}"), str::to_owned).into_bytes()
@@ -137,5 +147,8 @@ fn spelling(decoder: &Json) -> Result<Spelling> {
             && s.get("start").and_then(Json::as_u64) >= Some(1)
     };
     let prepends = metaspace.is_some_and(|s| text(s, "prepend_scheme").as_deref() != Some("never"));
-    Ok(Spelling::SentencePiece { drops_first_space: prepends || steps.iter().any(strips) })
+    Ok(Spelling::SentencePiece {
+        drops_first_space: prepends || steps.iter().any(strips),
+        has_bytes: steps.iter().any(|s| kind(s) == "ByteFallback"),
+    })
 }

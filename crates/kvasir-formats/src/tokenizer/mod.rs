@@ -12,7 +12,7 @@ mod spellings;
 mod stream;
 mod wordpiece;
 
-use crate::{Error, Result, gguf::Gguf};
+use crate::{Result, gguf::Gguf};
 pub(crate) use ends::ends;
 use gguf_vocab::GgufVocab;
 use hf_vocab::HfVocab;
@@ -51,11 +51,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of ids; incomplete characters become U+FFFD.
+    /// The text of ids; incomplete characters become U+FFFD. Ids that are no tokens, as those are that fill up an embedding, have none.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        if let Some(bad) = ids.iter().find(|&&id| self.spelling(id).is_none()) {
-            return Err(Error::at("decoding", format!("{bad} is no token")));
-        }
         if let Vocab::Hf(v) = &self.0 {
             return v.decode(ids, skip_special);
         }
@@ -64,7 +61,7 @@ impl Tokenizer {
         Ok(text + &stream.finish())
     }
 
-    /// Number of ids.
+    /// One more than the last id. Not every id below is a token.
     pub fn len(&self) -> usize {
         match &self.0 {
             Vocab::Hf(v) => v.len(),
@@ -99,6 +96,12 @@ impl Tokenizer {
             Vocab::Hf(v) => v.id(spelling),
             Vocab::Gguf(v) => v.id(spelling),
         }
+    }
+
+    /// The tokens that control and are no text, in order, as texts have them.
+    pub fn specials(&self) -> impl Iterator<Item = (u32, String)> {
+        let ids = (0..self.len() as u32).filter(|id| self.is_special(*id));
+        ids.filter_map(|id| Some((id, self.spelling(id).filter(|text| !text.is_empty())?)))
     }
 
     /// Whether a token controls and is no text.
