@@ -2,7 +2,8 @@ use crate::model::CpuModel;
 use crate::pool::{KvType, Pool};
 use crate::run::{Memory, Run};
 use kvasir_exec::{
-    Abilities, Batch, Executor, OutputRow, PoolRow, Ran, Refused, SamplerRow, SequenceSpec, Step, StepError,
+    Abilities, Batch, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, SamplerRow, SequenceSpec, Step,
+    StepError,
 };
 use kvasir_kv::{Mask, Plan, PoolId, Slot, Token};
 use kvasir_program::{Program, Tap};
@@ -42,6 +43,7 @@ pub struct CpuExecutor {
     final_lens: Vec<u32>,
     sampled: Vec<usize>,
     writes: Vec<(Slot, u32)>,
+    ranks: Option<Box<dyn Ranks>>,
     /// Tokens of the last step, if it ran.
     last: usize,
 }
@@ -66,8 +68,19 @@ impl CpuExecutor {
             final_lens: Vec::new(),
             sampled: Vec::new(),
             writes: Vec::new(),
+            ranks: None,
             last: 0,
         })
+    }
+
+    /// The same, as one of several ranks of the model that its program is a part for.
+    pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
+        let parts = self.model.program.ranks().unwrap_or(ranks.count());
+        if parts != ranks.count() {
+            return Err(format!("a program for {parts} ranks cannot run among {}", ranks.count()));
+        }
+        self.ranks = Some(Box::new(ranks));
+        Ok(self)
     }
 
     /// What it runs.
@@ -118,6 +131,9 @@ impl CpuExecutor {
     fn check(&mut self, step: &Step) -> Result<(), StepError> {
         let fail = |why: String| Err(StepError::Failed(why));
         let (batch, plan) = (&step.batch, &step.plan);
+        if self.ranks.is_none() && self.model.program.ranks().is_some_and(|ranks| ranks > 1) {
+            return fail("the program is a part for several ranks, and there is no other".into());
+        }
         let n = batch.tokens.len();
         let mut spans = batch.rows.iter().map(|row| row.tokens);
         let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));
@@ -241,6 +257,7 @@ impl CpuExecutor {
             sampled: &self.sampled,
             writes: &self.writes,
             pools: &self.pools,
+            ranks: self.ranks.as_deref(),
         };
         run.all(&mut self.memory);
         self.last = self.tokens.len();

@@ -11,8 +11,9 @@ use crate::prepared::{Operand, Prepared};
 use crate::rows::{self, Turn};
 use crate::select::select;
 use crate::weights::Precision;
+use kvasir_exec::Ranks;
 use kvasir_kv::{Plan, Slot, Token};
-use kvasir_program::{Holds, Op, RopeId, Rows, ValueId};
+use kvasir_program::{Collective, Holds, Op, RopeId, Rows, ValueId};
 use std::io;
 use std::sync::Arc;
 
@@ -73,6 +74,8 @@ pub(crate) struct Run<'a> {
     pub(crate) writes: &'a [(Slot, u32)],
     /// The session's own pool first.
     pub(crate) pools: &'a [Arc<Pool>],
+    /// Those that have other parts of the model.
+    pub(crate) ranks: Option<&'a dyn Ranks>,
 }
 
 impl Run<'_> {
@@ -302,6 +305,14 @@ impl Run<'_> {
                     (y, width),
                 );
             }
+            Op::Collect { x: v, how, .. } => match (how, self.ranks) {
+                (Collective::Join, Some(ranks)) => ranks.join(x(*v), self.width(*v), y),
+                (Collective::Sum, Some(ranks)) => {
+                    y.copy_from_slice(x(*v));
+                    ranks.sum(y);
+                }
+                (_, None) => y.copy_from_slice(x(*v)),
+            },
             Op::Gather { x: v, .. } => {
                 let x = x(*v);
                 for (y, token) in y.chunks_exact_mut(width.max(1)).zip(self.sampled) {

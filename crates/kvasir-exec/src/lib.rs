@@ -7,10 +7,12 @@ mod batch;
 mod executor;
 mod output;
 mod ran;
+mod ranks;
 mod sampler_row;
 
 pub use batch::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, PoolRow, StepKind};
 pub use executor::{Abilities, Executor, Refused, SequenceSpec, Step, StepError};
 pub use output::{Output, OutputRow, TokenLogprobs};
 pub use ran::Ran;
+pub use ranks::{Ranks, ThreadRank};
 pub use sampler_row::{Drawn, SamplerRow};

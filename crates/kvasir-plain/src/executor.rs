@@ -4,7 +4,7 @@ use crate::{
     run::{Job, Run},
 };
 use kvasir_exec::{
-    Abilities, Executor, OutputRow, PoolRow, Ran, Refused, SamplerRow, SequenceSpec, Step, StepError,
+    Abilities, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, SamplerRow, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{PoolId, Token};
 use kvasir_program::{Program, Tap};
@@ -28,6 +28,7 @@ pub struct PlainExecutor {
     own: Pool,
     frozen: HashMap<PoolId, Arc<Pool>>,
     rows: Vec<SamplerRow>,
+    ranks: Option<Box<dyn Ranks>>,
 }
 
 impl PlainExecutor {
@@ -44,7 +45,17 @@ impl PlainExecutor {
     fn of(compiled: Arc<Compiled>, limits: Limits) -> Self {
         let own = Pool::new(&compiled.program.layers);
         let rows = (0..limits.rows).map(|_| SamplerRow::default()).collect();
-        Self { compiled, limits, own, frozen: HashMap::new(), rows }
+        Self { compiled, limits, own, frozen: HashMap::new(), rows, ranks: None }
+    }
+
+    /// The same, as one of several ranks of the model that its program is a part for.
+    pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
+        let parts = self.compiled.program.ranks().unwrap_or(ranks.count());
+        if parts != ranks.count() {
+            return Err(format!("a program for {parts} ranks cannot run among {}", ranks.count()));
+        }
+        self.ranks = Some(Box::new(ranks));
+        Ok(self)
     }
 
     /// What it runs.
@@ -85,6 +96,7 @@ impl PlainExecutor {
             tokens,
             final_lens: &final_lens,
             hidden: hidden.unwrap_or_default(),
+            ranks: self.ranks.as_deref(),
         };
         let mut run = Run::new(job, &mut self.own);
         run.all();
@@ -100,6 +112,9 @@ impl PlainExecutor {
     fn check(&self, step: &Step, hidden: Option<&[f32]>) -> Result<Vec<Token>, StepError> {
         let fail = |why: String| Err(StepError::Failed(why));
         let (batch, plan, program) = (&step.batch, &step.plan, &self.compiled.program);
+        if self.ranks.is_none() && program.ranks().is_some_and(|ranks| ranks > 1) {
+            return fail("the program is a part for several ranks, and there is no other".into());
+        }
         let n = batch.tokens.len();
         let mut spans = batch.rows.iter().map(|row| row.tokens);
         let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));

@@ -6,10 +6,10 @@ use crate::{
     pool::{Part, Pool},
     weights::Weights,
 };
-use kvasir_exec::Batch;
+use kvasir_exec::{Batch, Ranks};
 use kvasir_kv::{Plan, PoolId, Token};
 use kvasir_program::{
-    Buffers, Holds, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId, WeightId,
+    Buffers, Collective, Holds, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId, WeightId,
 };
 use std::{collections::HashMap, sync::Arc};
 
@@ -28,6 +28,8 @@ pub(crate) struct Job<'a> {
     pub(crate) final_lens: &'a [u32],
     /// A row per token, for programs that take them.
     pub(crate) hidden: &'a [f32],
+    /// Those that have other parts of the model.
+    pub(crate) ranks: Option<&'a dyn Ranks>,
 }
 
 /// A program's ops, one after the other, over one step.
@@ -172,6 +174,14 @@ impl<'a> Run<'a> {
                     mixture(x, routes, experts, w, y);
                 }
             }
+            Op::Collect { x, how, .. } => match (how, self.job.ranks) {
+                (Collective::Join, Some(ranks)) => ranks.join(self.value(*x), self.width(*x), y),
+                (Collective::Sum, Some(ranks)) => {
+                    y.copy_from_slice(self.value(*x));
+                    ranks.sum(y);
+                }
+                (_, None) => y.copy_from_slice(self.value(*x)),
+            },
             Op::Gather { x, .. } => {
                 let x = self.value(*x);
                 for (y, token) in y.chunks_exact_mut(width).zip(&self.sampled) {

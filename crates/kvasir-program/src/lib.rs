@@ -41,7 +41,7 @@ pub use buffers::Buffers;
 pub use error::{ProgramError, Result};
 pub use layer::{LayerFacts, LayerId};
 pub use model::Model;
-pub use op::{Activation, Experts, Groups, NormKind, NumberType, Op, Pairs, Routing, Score};
+pub use op::{Activation, Collective, Experts, Groups, NormKind, NumberType, Op, Pairs, Routing, Score};
 pub use program::{Program, Purpose, Tap};
 pub use rope::{LongRope, Rope, RopeId};
 pub use source::{Layout, Source};

@@ -89,6 +89,16 @@ pub struct Experts {
     pub activation: Activation,
 }
 
+/// How what the ranks of a model have becomes one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Collective {
+    /// Added up, in order of ranks: each had a part of a matrix's inputs.
+    Sum,
+    /// One behind the other: each had a part of a matrix's outputs.
+    Join,
+}
+
 /// Number type that an op's result has by the model's contract.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -275,6 +285,15 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
+    /// What all ranks have of a row. Each runs the same ops over its part of the weights; a lone rank has all of it.
+    Collect {
+        /// This rank's.
+        x: ValueId,
+        /// How.
+        how: Collective,
+        /// Result, the same on every rank.
+        out: ValueId,
+    },
     /// Only the rows whose logits are wanted.
     Gather {
         /// Operand.
@@ -305,6 +324,7 @@ macro_rules! operands {
             | Self::GroupLinear { x, .. }
             | Self::Slice { x, .. }
             | Self::Rotary { x, .. }
+            | Self::Collect { x, .. }
             | Self::Gather { x, .. }
             | Self::Head { x, .. } => [Some(x), None, None, None],
             Self::Route { scores, .. } => [Some(scores), None, None, None],
@@ -337,6 +357,7 @@ impl Op {
             | Self::Add { out, .. }
             | Self::Route { out, .. }
             | Self::Mixture { out, .. }
+            | Self::Collect { out, .. }
             | Self::Gather { out, .. }
             | Self::Head { out, .. } => *out,
         }

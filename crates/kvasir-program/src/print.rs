@@ -93,6 +93,7 @@ impl Program {
                 let (up, down) = (&experts.up.first, &experts.down.first);
                 write!(f, " up {} down {} {:?}", self.matrix(up), self.matrix(down), experts.activation)
             }
+            Op::Collect { x, how, .. } => write!(f, "collect {x} {how:?}"),
             Op::Gather { x, .. } => write!(f, "gather {x}"),
             Op::Head { x, matrix, soft_cap, .. } => {
                 write!(f, "head {x} {}", self.matrix(matrix))?;

@@ -1,4 +1,4 @@
-use crate::{Holds, LayerFacts, NumberType, Op, Rope, Value, ValueId, Weight, WeightId};
+use crate::{Collective, Holds, LayerFacts, NumberType, Op, Rope, Value, ValueId, Weight, WeightId};
 use serde::{Deserialize, Serialize};
 
 /// What a program computes.
@@ -93,9 +93,22 @@ impl Program {
         }
     }
 
-    /// The logits.
+    /// The logits: a head's, or all ranks' together.
     pub fn logits(&self) -> Option<ValueId> {
-        self.ops.iter().rev().find(|op| matches!(op, Op::Head { .. })).map(Op::out)
+        let head = self.ops.iter().rposition(|op| matches!(op, Op::Head { .. }))?;
+        let own = self.ops[head].out();
+        let joined = self.ops[head..].iter().find(|op| matches!(op, Op::Collect { x, .. } if *x == own));
+        Some(joined.map_or(own, Op::out))
+    }
+
+    /// How many ranks it is a part for, where an op joins their rows.
+    pub fn ranks(&self) -> Option<usize> {
+        self.ops.iter().find_map(|op| match op {
+            Op::Collect { x, how: Collective::Join, out } => {
+                Some(self.value(*out).width() / self.value(*x).width().max(1))
+            }
+            _ => None,
+        })
     }
 
     /// What the logits are made of: the hidden states of the sampled tokens, after the final norm.

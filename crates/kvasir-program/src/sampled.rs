@@ -56,6 +56,7 @@ impl Program {
                     | Op::Add { .. }
                     | Op::Route { .. }
                     | Op::Mixture { .. }
+                    | Op::Collect { .. }
             );
             let out = op.out();
             let mut takers = (number + 1..self.ops.len()).filter(|n| self.ops[*n].inputs().any(|v| v == out));

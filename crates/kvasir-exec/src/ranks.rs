@@ -1,0 +1,99 @@
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+
+/// How an executor talks to those of the other ranks of its model. All of them run the same steps, so all call the same in the same order.
+pub trait Ranks: Send + Sync {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// Replaces rows by the sum of all ranks' rows, added up in order of ranks, so that all get the same bits.
+    fn sum(&self, rows: &mut [f32]);
+    /// Puts all ranks' rows of `width` numbers side by side, in order of ranks.
+    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]);
+}
+
+/// One of several ranks that are threads of one process.
+pub struct ThreadRank {
+    rank: usize,
+    meeting: Arc<Meeting>,
+}
+
+struct Meeting {
+    /// What each rank has brought.
+    rows: Vec<Mutex<Vec<f32>>>,
+    barrier: Barrier,
+}
+
+impl ThreadRank {
+    /// As many as these, which talk to each other; each belongs in a thread of its own.
+    pub fn all(count: usize) -> Vec<Self> {
+        let rows = (0..count).map(|_| Mutex::default()).collect();
+        let meeting = Arc::new(Meeting { rows, barrier: Barrier::new(count) });
+        (0..count).map(|rank| Self { rank, meeting: Arc::clone(&meeting) }).collect()
+    }
+
+    /// Brings rows, waits for the others', and hands those of each rank to `take`.
+    fn meet(&self, rows: &[f32], mut take: impl FnMut(usize, &[f32])) {
+        let of = |rank: usize| self.meeting.rows[rank].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = of(self.rank);
+        own.clear();
+        own.extend_from_slice(rows);
+        drop(own);
+        self.meeting.barrier.wait();
+        (0..self.count()).for_each(|rank| take(rank, &of(rank)));
+        // Nobody brings what comes next while somebody still reads.
+        self.meeting.barrier.wait();
+    }
+}
+
+impl Ranks for ThreadRank {
+    fn count(&self) -> usize {
+        self.meeting.rows.len()
+    }
+
+    fn sum(&self, rows: &mut [f32]) {
+        let own = rows.to_vec();
+        rows.fill(0.0);
+        self.meet(&own, |_, theirs| rows.iter_mut().zip(theirs).for_each(|(sum, v)| *sum += v));
+    }
+
+    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]) {
+        let stride = width * self.count();
+        self.meet(rows, |rank, theirs| {
+            for (all, row) in all.chunks_exact_mut(stride.max(1)).zip(theirs.chunks_exact(width.max(1))) {
+                all[rank * width..][..width].copy_from_slice(row);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_meet_again_and_again_and_all_get_the_same() {
+        let results: Vec<_> = std::thread::scope(|s| {
+            let run = |(at, rank): (usize, ThreadRank)| {
+                s.spawn(move || {
+                    let mut seen = Vec::new();
+                    for round in 0..100 {
+                        let mut rows = [at as f32 + 1.0, round as f32];
+                        rank.sum(&mut rows);
+                        seen.extend(rows);
+                        let mut all = [0.0; 6];
+                        rank.join(&[at as f32, round as f32], 1, &mut all);
+                        seen.extend(all);
+                    }
+                    seen
+                })
+            };
+            let running: Vec<_> = ThreadRank::all(3).into_iter().enumerate().map(run).collect();
+            running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
+        });
+        let round = |n: usize| {
+            let n = n as f32;
+            [6.0, 3.0 * n, 0.0, 1.0, 2.0, n, n, n]
+        };
+        let want: Vec<f32> = (0..100).flat_map(round).collect();
+        assert!(results.iter().all(|seen| *seen == want), "{results:?}");
+    }
+}
