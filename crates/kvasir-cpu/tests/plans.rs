@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{exact, narrow};
+use common::{close, exact, narrow};
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Pool};
 use kvasir_exec::{Batch, BatchRow, Drafts, PoolRow, Step, StepError};
 use kvasir_kv::{
@@ -15,7 +15,7 @@ use kvasir_program::LayerFacts;
 use std::sync::Arc;
 
 /// Latent attention that selects its keys, sinks beside windows, windows beside full layers, windows alone, experts without biases; each
-/// in exact arithmetic over f32, and in the fast one over every kind of pool in turn.
+/// in exact arithmetic over f32, and in the fast one over every kind of pool in turn; and experts that are computed closely.
 fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     let mut setups = Vec::new();
     let mut kinds = KvType::ALL.into_iter().cycle();
@@ -26,6 +26,7 @@ fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
             setups.push((format!("{case}, {kind}"), Arc::clone(&model), kind));
         }
     }
+    setups.push(("deepseek_v3_bf16".to_owned(), close("deepseek_v3_bf16", 2), KvType::F32));
     setups
 }
 

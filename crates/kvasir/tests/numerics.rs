@@ -79,6 +79,7 @@ struct Seen {
 fn load(case: &str, arithmetic: Precision, threads: usize) -> Arc<CpuModel> {
     match arithmetic {
         Precision::Exact => checkpoints::exact(case, threads),
+        Precision::Close => checkpoints::close(case, threads),
         Precision::Auto => checkpoints::narrow(case, threads),
     }
 }
@@ -89,7 +90,8 @@ fn tokens(n: usize, salt: usize) -> Vec<Token> {
 
 /// Requests of which some begin alike, some are sampled at a temperature, and some become long enough for other angles.
 fn requests(model: &CpuModel) -> Vec<Request> {
-    let trunk = tokens(40, 1);
+    // Longer than the stretch of positions that attention takes at a time.
+    let trunk = tokens(70, 1);
     let on = |tail: usize, salt: usize| [&trunk[..], &tokens(tail, salt)].concat();
     let all = [
         (on(5, 2), 9, 0.0),
@@ -315,7 +317,7 @@ fn forked_off_a_shared_prefix() {
         let models = [load(case, arithmetic, 1), load(case, arithmetic, 2)];
         let kv = models[0].natural_kv();
         // Those that begin with the trunk, of which a part is frozen that is no whole number of blocks.
-        let frozen = tokens(37, 1);
+        let frozen = tokens(67, 1);
         let mut requests = requests(&models[0]);
         requests.retain(|request| request.prompt.starts_with(&frozen));
         let whole = Way { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
@@ -368,6 +370,12 @@ fn angles_that_follow_the_length() {
 #[test]
 fn experts_in_fp8() {
     matrix("deepseek_v3_fp8", Precision::Exact, None, true);
+}
+
+#[test]
+fn experts_in_bf16_and_in_floats_of_four_bits() {
+    matrix("deepseek_v3_bf16", Precision::Close, None, true);
+    matrix("gpt_oss_mxfp4", Precision::Close, Some(KvType::F16), false);
 }
 
 #[test]

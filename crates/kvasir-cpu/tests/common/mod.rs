@@ -66,6 +66,15 @@ pub(crate) fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
     Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Exact, team).unwrap())
 }
 
+/// One with experts as it is stored, in the fastest arithmetic that does not send tokens to other experts.
+pub(crate) fn close(case: &str, threads: usize) -> Arc<CpuModel> {
+    let (checkpoint, model) = open(case);
+    let team = Arc::new(Team::new(threads));
+    let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, team).unwrap();
+    assert_eq!(model.precision(), Precision::Close, "{case}");
+    Arc::new(model)
+}
+
 fn open(case: &str) -> (Checkpoint, Model) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(case);
     let checkpoint = Checkpoint::open(&dir).unwrap();
