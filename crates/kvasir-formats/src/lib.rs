@@ -23,10 +23,11 @@ mod template;
 mod tensor;
 mod text_files;
 mod tokenizer;
+mod whole_file;
 
 pub use checkpoint::Checkpoint;
 pub use config::{Quantization, Scheme};
-pub use convert::{Converted, Rules, convert};
+pub use convert::{Converted, Rules, convert, convert_to};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use facts::Facts;
@@ -36,3 +37,4 @@ pub use template::{ChatTemplate, Limits};
 pub use tensor::TensorView;
 pub use text_files::TextFiles;
 pub use tokenizer::{TextStream, Tokenizer};
+pub use whole_file::WholeFile;

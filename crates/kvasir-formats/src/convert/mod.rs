@@ -7,7 +7,7 @@ mod rules;
 mod vocab;
 
 use crate::{
-    Checkpoint, DType, Error, Result, TextFiles,
+    Checkpoint, DType, Error, Result, TextFiles, WholeFile,
     gguf::{Gguf, Value, Writer},
 };
 use parts::{Change, Output, Part};
@@ -15,8 +15,7 @@ pub use rules::Rules;
 use rules::Subject;
 use std::{
     collections::{BTreeMap, HashMap},
-    fs::File,
-    io::BufWriter,
+    io::Write,
     path::Path,
 };
 
@@ -29,6 +28,14 @@ pub struct Converted {
 
 /// Writes `model` (a directory or a GGUF file) to `to` as one GGUF file. The file appears whole or not at all.
 pub fn convert(model: &Path, to: &Path, rules: &Rules) -> Result<Converted> {
+    let file = WholeFile::create(to)?;
+    let done = convert_to(model, file.writer()?, rules)?;
+    file.keep()?;
+    Ok(done)
+}
+
+/// Writes `model` (a directory or a GGUF file) as one GGUF file to whatever takes bytes.
+pub fn convert_to(model: &Path, to: impl Write, rules: &Rules) -> Result<Converted> {
     let checkpoint = Checkpoint::open(model)?;
     let mut writer = Writer::new();
     let mut given: HashMap<String, Vec<f32>> = HashMap::new();
@@ -58,7 +65,7 @@ pub fn convert(model: &Path, to: &Path, rules: &Rules) -> Result<Converted> {
     writer.set("general.quantization_version", Value::U32(2));
     let (types, done) = describe(&checkpoint, &outputs, rules, &mut writer)?;
     let by_name: HashMap<&str, &Output> = outputs.iter().map(|o| (o.name.as_str(), o)).collect();
-    save(to, &writer, |name, bytes| {
+    writer.write(to, |name, bytes| {
         let output =
             by_name.get(name).ok_or_else(|| Error::at(format!("tensor {name}"), "is not described"))?;
         let dtype = types.get(name).copied().unwrap_or(DType::F32);
@@ -95,21 +102,6 @@ fn describe<'a>(
         types.insert(o.name.as_str(), dtype);
     }
     Ok((types, done))
-}
-
-/// Writes beside the target and renames, so that a failure leaves nothing half done.
-fn save(to: &Path, writer: &Writer, data: impl FnMut(&str, &mut Vec<u8>) -> Result<()>) -> Result<()> {
-    let mut name = to.file_name().ok_or_else(|| Error::at(to.display(), "is no file name"))?.to_owned();
-    name.push(".part");
-    let part = to.with_file_name(name);
-    let io = |e: std::io::Error| Error::at(part.display(), e);
-    let file = File::create(&part).map_err(io)?;
-    let written = writer.write(BufWriter::with_capacity(1 << 20, file), data);
-    let renamed = written.and_then(|()| std::fs::rename(&part, to).map_err(|e| Error::at(to.display(), e)));
-    if renamed.is_err() {
-        let _ = std::fs::remove_file(&part);
-    }
-    renamed
 }
 
 fn copy_metadata(gguf: &Gguf, writer: &mut Writer) {

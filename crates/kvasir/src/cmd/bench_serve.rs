@@ -1,5 +1,6 @@
 use super::{
-    Failure, progress, whole_file,
+    Failure, progress,
+    whole_file::WholeFile,
     workload::{Kind, WorkloadArgs},
 };
 use kvasir_lab::{
@@ -96,7 +97,7 @@ impl Args {
         let no_answer = |error| Failure::failed(format!("{}: {error}", self.address.authority));
         let server = load::meet(target, Duration::from_secs(self.timeout)).map_err(no_answer)?;
         let mut workload = self.requests(server.context())?;
-        let page = self.html.as_deref().map(whole_file::WholeFile::create).transpose()?;
+        let page = self.html.as_deref().map(WholeFile::create).transpose()?;
         let bar = progress::bar(workload.total());
         let report = load::measure(server, pressure, &mut *workload, &mut |ended| bar.set_position(ended));
         bar.finish_and_clear();

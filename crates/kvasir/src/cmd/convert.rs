@@ -1,5 +1,5 @@
-use super::Failure;
-use kvasir_formats::{Rules, convert};
+use super::{Failure, interruption::Interruption, whole_file::WholeFile};
+use kvasir_formats::{Rules, convert_to};
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
@@ -22,7 +22,14 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let rules = Rules::parse(&self.dtype, &self.rule).map_err(Failure::usage)?;
-        let done = convert(&self.model, &self.out, &rules).map_err(Failure::failed)?;
+        let file = WholeFile::create(&self.out)?;
+        let interruption = Interruption::watch();
+        let done = convert_to(&self.model, interruption.stopping(file.writer()?), &rules);
+        if interruption.has_come() {
+            return Err(Failure::failed("interrupted; no file was written"));
+        }
+        let done = done.map_err(Failure::failed)?;
+        file.keep()?;
         for (dtype, (tensors, bytes)) in &done.by_type {
             println!("{dtype:8} {tensors:6} tensors {:12.1} MB", *bytes as f64 / 1e6);
         }

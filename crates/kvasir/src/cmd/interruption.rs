@@ -1,4 +1,5 @@
 use std::{
+    io::{self, Write},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -29,6 +30,29 @@ impl Interruption {
     pub(crate) fn has_come(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
+
+    /// Writes to `to` until it has come, then fails.
+    pub(crate) fn stopping<W: Write>(&self, to: W) -> impl Write {
+        Stopping { to, interruption: self.clone() }
+    }
+}
+
+struct Stopping<W> {
+    to: W,
+    interruption: Interruption,
+}
+
+impl<W: Write> Write for Stopping<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.interruption.has_come() {
+            true => Err(io::Error::other("interrupted")),
+            false => self.to.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
 }
 
 async fn asked_to_end() -> bool {
@@ -36,5 +60,21 @@ async fn asked_to_end() -> bool {
     tokio::select! {
         interrupted = signal::ctrl_c() => interrupted.is_ok(),
         _ = terminate.recv() => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_interrupted_writes_no_more() {
+        let (mut bytes, interruption) = (Vec::new(), Interruption::default());
+        let mut to = interruption.stopping(&mut bytes);
+        to.write_all(b"abc").unwrap();
+        interruption.0.store(true, Ordering::Relaxed);
+        assert_eq!(to.write_all(b"d").unwrap_err().to_string(), "interrupted");
+        drop(to);
+        assert_eq!(bytes, b"abc");
     }
 }

@@ -1,4 +1,4 @@
-use super::{Failure, interruption::Interruption, progress, whole_file, workload::WorkloadArgs};
+use super::{Failure, interruption::Interruption, progress, whole_file::WholeFile, workload::WorkloadArgs};
 use crate::{facts::Facts, options::Options};
 use kvasir_lab::{
     sim::{self, Finished, Report, Run},
@@ -117,8 +117,8 @@ impl Args {
         setup.insert("notes".into(), self.notes().into());
         let header = Header { format: trace::FORMAT.into(), title: workload.title(), setup, first: 0 };
         self.check_files()?;
-        let page = self.html.as_deref().map(whole_file::WholeFile::create).transpose()?;
-        let trace = self.trace.as_deref().map(whole_file::WholeFile::create).transpose()?;
+        let page = self.html.as_deref().map(WholeFile::create).transpose()?;
+        let trace = self.trace.as_deref().map(WholeFile::create).transpose()?;
         let lines =
             trace.as_ref().map(|file| file.writer().map(|out| Lines::begin(out, &header))).transpose()?;
 
@@ -167,7 +167,7 @@ impl Args {
 
     /// Refuses to write one file twice, or over what is read.
     fn check_files(&self) -> Result<(), Failure> {
-        let place = |path: &Option<PathBuf>| path.as_deref().map(whole_file::place);
+        let place = |path: &Option<PathBuf>| path.as_deref().map(kvasir_formats::WholeFile::place);
         let (read, html, trace) = (place(&self.scenario), place(&self.html), place(&self.trace));
         let same = |a: &Option<PathBuf>, b: &Option<PathBuf>| a.is_some() && a == b;
         let pairs = [
@@ -214,7 +214,7 @@ impl Args {
 
     fn write_page(
         &self,
-        file: &whole_file::WholeFile,
+        file: &WholeFile,
         mut header: Header,
         finished: &Finished,
         end: &End,

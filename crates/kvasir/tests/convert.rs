@@ -1,0 +1,50 @@
+//! `kvasir convert` as a program: what it replaces, what it refuses, and what it leaves on the disk.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use std::{
+    fs,
+    os::unix::fs::{FileTypeExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+fn convert(out: &Path) -> Output {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    command.arg("convert").arg(model).arg(out).args(["--dtype", "q8_0"]).output().unwrap()
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn only_a_file_is_replaced_and_links_are_followed() {
+    let folder = folder("convert");
+    let at = |name: &str| folder.join(name);
+    assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+    symlink(at("nowhere"), at("dangling")).unwrap();
+    for (name, why) in
+        [("fifo", "no file that could be replaced"), ("dangling", "leads nowhere"), ("", "is a directory")]
+    {
+        let out = convert(&at(name));
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(said.contains(why) && said.contains(name) && said.trim_end().lines().count() == 1, "{said}");
+    }
+    assert!(fs::metadata(at("fifo")).unwrap().file_type().is_fifo());
+    // Drafts are told apart by their process: what lies there under a bare name is somebody else's.
+    fs::write(at("file.part"), "mine").unwrap();
+    fs::write(at("file"), "old").unwrap();
+    symlink(at("file"), at("link")).unwrap();
+    let out = convert(&at("link"));
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(at("link").is_symlink());
+    assert!(fs::read(at("file")).unwrap().starts_with(b"GGUF"));
+    assert_eq!(fs::read(at("file.part")).unwrap(), b"mine");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 5);
+    fs::remove_dir_all(&folder).unwrap();
+}
