@@ -488,3 +488,54 @@ fn tokenizers_that_lie() {
     });
     assert_eq!(ids.unwrap().encode("a", true).unwrap(), [0]);
 }
+
+#[test]
+fn tokenizers_that_make_texts_longer_and_longer() {
+    let doubles = r#"{"type":"Replace","pattern":{"String":"a"},"content":"aa"}"#;
+    let list = |step: &str, times: usize| vec![step; times].join(",");
+    let json = |parts: &str| {
+        format!(
+            r#"{{"model":{{"type":"BPE","vocab":{{"a":0}},"merges":[]}},"added_tokens":[{{"id":1,"content":"ba","special":false,
+                "single_word":false,"lstrip":false,"rstrip":false,"normalized":false}}],{parts}}}"#
+        )
+    };
+    let decoder =
+        r#""decoder":{"type":"Metaspace","replacement":"\u2581","prepend_scheme":"never","split":true}"#;
+    let normalizer = |steps: &str| {
+        json(&format!(r#"{decoder},"normalizer":{{"type":"Sequence","normalizers":[{steps}]}}"#))
+    };
+    let tokenizer = Tokenizer::from_json(normalizer(&list(doubles, 30)).as_bytes()).unwrap();
+    let error = tokenizer.encode("banana", false).unwrap_err().to_string();
+    assert!(error.contains("normalizer Replace: makes the text too long"), "{error}");
+    assert!(tokenizer.encode("bo", false).is_ok());
+    for (bad, why) in [
+        (normalizer(&list(doubles, 65)), "more than 64 steps"),
+        (
+            normalizer(&format!(r#"{{"type":"Prepend","prepend":"{}"}}"#, "x".repeat(300))),
+            "Prepend puts in 300",
+        ),
+        (normalizer(r#"{"type":"Precompiled","precompiled_charsmap":"AAAA"}"#), "precompiled_charsmap"),
+        (normalizer(r#"{"type":"Precompiled"}"#), "precompiled_charsmap"),
+        (normalizer(&list(doubles, 30)).replace(r#""normalized":false"#, r#""normalized":true"#), "too long"),
+        (
+            json(&format!(
+                r#""decoder":{{"type":"Sequence","decoders":[{doubles},{}]}}"#,
+                list(r#"{"type":"Replace","pattern":{"Regex":"a"},"content":"   "}"#, 2)
+            )),
+            "decoder: makes texts more than 16 times longer",
+        ),
+        (
+            json(&format!(
+                r#"{decoder},"pre_tokenizer":{{"type":"Sequence","pretokenizers":[{}]}}"#,
+                list(
+                    r#"{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}"#,
+                    30
+                )
+            )),
+            "pre_tokenizer: spells bytes",
+        ),
+    ] {
+        let error = Tokenizer::from_json(bad.as_bytes()).map(|_| ()).expect_err(why).to_string();
+        assert!(error.starts_with("tokenizer.json") && error.contains(why), "{why}: {error}");
+    }
+}

@@ -1,13 +1,18 @@
 use super::bytes::{byte_token, decode_spelling};
+use super::normalizer::{self, Bounded};
 use super::pre::TOO_LONG;
 use crate::{Error, Result};
 use serde_json::Value as Json;
 use std::{collections::HashMap, panic::catch_unwind};
+use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+
+/// The library's, but for the normalizer.
+type Inner = TokenizerImpl<ModelWrapper, Bounded, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// A `tokenizer.json`, run by the library that defines the format.
 #[derive(Debug)]
 pub(super) struct HfVocab {
-    inner: tokenizers::Tokenizer,
+    inner: Inner,
     /// Tokens beside the model's own, as texts have them: a normalizer may spell them otherwise.
     added: HashMap<u32, Added>,
     spelling: Spelling,
@@ -24,6 +29,8 @@ struct Added {
 /// White characters in a row that such an expression is asked to cut: it gives up on a million, and the library then says nothing and
 /// takes all that is left for one word.
 const WHITEST: usize = 900_000;
+/// How many times longer the pre-tokenizer or the decoder of a file may make a text.
+const MOST_GROWTH: usize = 16;
 
 /// What a token's spelling says about its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +52,7 @@ impl HfVocab {
         serde_json::from_slice::<serde::de::IgnoredAny>(json).map_err(|e| Error::at("tokenizer.json", e))?;
         // The library checks most of what a file can have wrong; should it panic over the rest, that is this file's
         // error and nobody else's.
-        let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json));
+        let parsed = catch_unwind(|| Inner::from_bytes(json));
         let parsed = parsed.map_err(|_| Error::at("tokenizer.json", "cannot be read"))?;
         let mut inner = parsed.map_err(|e| Error::at("tokenizer.json", e))?;
         inner.with_padding(None);
@@ -59,6 +66,14 @@ impl HfVocab {
         let added = added.map(|(id, t)| (id, Added { text: t.content, special: t.special })).collect();
         let cuts = inner.get_pre_tokenizer().map(serde_json::to_string).transpose();
         let cuts = cuts.map_err(|e| Error::at("tokenizer.json", e))?.unwrap_or_default();
+        // Each spells every byte with up to two.
+        if cuts.matches(r#""type":"ByteLevel""#).count() > 4 {
+            return Err(Error::at("tokenizer.json: pre_tokenizer", "spells bytes more than four times"));
+        }
+        if growth(&decoder) > MOST_GROWTH {
+            let why = format!("makes texts more than {MOST_GROWTH} times longer");
+            return Err(Error::at("tokenizer.json: decoder", why));
+        }
         let looks_ahead = cuts.contains("(?!") || cuts.contains(r#""use_regex":true"#);
         Ok(Self { spelling: spelling(&decoder)?, inner, added, looks_ahead })
     }
@@ -107,7 +122,11 @@ impl HfVocab {
         if self.looks_ahead && text.len() > WHITEST && widest_gap(text) > WHITEST {
             return Err(Error::at("encoding", TOO_LONG));
         }
+        let _ = normalizer::stopped();
         let encoding = self.inner.encode_fast(text, add_special).map_err(|e| Error::at("encoding", e))?;
+        if let Some(step) = normalizer::stopped() {
+            return Err(Error::at(format!("tokenizer.json: normalizer {step}"), "makes the text too long"));
+        }
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -119,6 +138,20 @@ impl HfVocab {
 /// White characters in a row at most.
 fn widest_gap(text: &str) -> usize {
     text.split(|c: char| !c.is_whitespace()).map(|gap| gap.chars().count()).max().unwrap_or(0)
+}
+
+/// How many times longer a decoder's replacements can make a text.
+fn growth(decoder: &Json) -> usize {
+    if let Some(steps) = decoder.get("decoders").and_then(Json::as_array) {
+        return steps.iter().map(growth).fold(1, usize::saturating_mul);
+    }
+    let content = decoder.get("content").and_then(Json::as_str).map_or(0, str::len);
+    match decoder.pointer("/pattern/String").and_then(Json::as_str).map(str::len) {
+        Some(pattern) if pattern > 0 => content.div_ceil(pattern).max(1),
+        // An expression may be found at every character.
+        _ if decoder.get("pattern").is_some() => content + 1,
+        _ => 1,
+    }
 }
 
 /// Tells the spellings apart by the decoder's steps.

@@ -2,10 +2,12 @@
 
 mod bpe;
 mod bytes;
+mod charsmap;
 mod ends;
 mod gguf_vocab;
 mod hf_vocab;
 mod merges;
+mod normalizer;
 mod pre;
 mod specials;
 mod spellings;

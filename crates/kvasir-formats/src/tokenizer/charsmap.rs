@@ -1,0 +1,109 @@
+//! The map of characters of a `Precompiled` normalizer, checked: the library that walks it trusts it.
+//!
+//! It is the length of a trie, the trie as an array of 32-bit units, and the texts that its leaves point into, each ended by a
+//! zero. A unit says with which byte it is come to, how far its children are, and whether a value lies among them.
+
+use std::collections::VecDeque;
+
+/// What a map may make of the bytes it replaces, by length; the longest of the published ones makes 33 of 3.
+const MOST_GROWTH: usize = 16;
+
+/// The bytes of a map in base64, of which every walk stays inside.
+pub(super) fn checked(base64: &str) -> Result<Vec<u8>, String> {
+    let bytes = decode(base64).ok_or("is no base64")?;
+    let (size, rest) = bytes.split_first_chunk::<4>().ok_or("is empty")?;
+    let size = u32::from_le_bytes(*size) as usize;
+    let trie = rest.get(..size).filter(|_| size.is_multiple_of(4)).ok_or("is shorter than it says")?;
+    let units: Vec<u32> = trie.as_chunks::<4>().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
+    let texts = str::from_utf8(&rest[size..]).map_err(|_| "holds texts that are no UTF-8")?;
+    walk(&units, texts)?;
+    Ok(bytes)
+}
+
+fn walk(units: &[u32], texts: &str) -> Result<(), String> {
+    let children = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
+    let root = units.first().ok_or("has an empty trie")?;
+    let mut seen = vec![false; units.len()];
+    // Where a node's children lie, and the length of what leads there.
+    let mut open = VecDeque::from([(children(*root), 0)]);
+    while let Some((base, depth)) = open.pop_front() {
+        if base | 0xff >= units.len() {
+            return Err(format!("points to unit {}, there are {}", base | 0xff, units.len()));
+        }
+        for byte in 1..=0xff {
+            let (at, unit) = (base ^ byte, units[base ^ byte]);
+            // A node that is come to again is come to by a way that is no shorter.
+            if unit & (1 << 31 | 0xff) != byte as u32 || std::mem::replace(&mut seen[at], true) {
+                continue;
+            }
+            let base = at ^ children(unit);
+            if unit >> 8 & 1 == 1 {
+                let value = units.get(base).ok_or("has a value outside")? & !(1 << 31);
+                let text = texts.get(value as usize..).ok_or_else(|| format!("has no text at {value}"))?;
+                let length = text.find('\0').unwrap_or(text.len());
+                if length > MOST_GROWTH * (depth + 1) {
+                    return Err(format!("makes {length} bytes of {}", depth + 1));
+                }
+            }
+            open.push_back((base, depth + 1));
+        }
+    }
+    Ok(())
+}
+
+fn decode(base64: &str) -> Option<Vec<u8>> {
+    let text = base64.trim_end_matches('=');
+    if !base64.len().is_multiple_of(4) || base64.len() - text.len() > 2 {
+        return None;
+    }
+    let (mut bytes, mut bits, mut held) = (Vec::with_capacity(text.len() / 4 * 3 + 2), 0u32, 0);
+    for digit in text.bytes() {
+        let six = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        (bits, held) = (bits << 6 | u32::from(six), held + 6);
+        if held >= 8 {
+            held -= 8;
+            bytes.push((bits >> held) as u8);
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_read_as_its_standard_shows_it() {
+        for (text, base64) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(decode(base64).unwrap(), text.as_bytes());
+        }
+        assert_eq!(["Zg", "Zg=", "Z===", "Zm9*"].map(decode), [const { None }; 4]);
+    }
+
+    #[test]
+    fn maps_that_lead_outside_are_refused() {
+        // The root's children begin at unit 256; `a` is one of them, its own begin at 512 and the value is the first.
+        let map = |children: u32, value: u32, texts: &str| {
+            let mut units = vec![0u32; 768];
+            units[0] = 256 << 10;
+            units[256 ^ 0x61] = (children ^ 256 ^ 0x61) << 10 | 1 << 8 | 0x61;
+            units[children as usize % 768] = 1 << 31 | value;
+            walk(&units, texts)
+        };
+        assert_eq!(map(512, 0, "bc\0d\0"), Ok(()));
+        assert!(map(512, 9, "bc\0d\0").unwrap_err().contains("no text at 9"));
+        assert!(map(1024, 0, "bc\0").unwrap_err().contains("outside"));
+        assert!(map(512, 0, &"b".repeat(17)).unwrap_err().contains("makes 17 bytes of 1"));
+        assert!(walk(&[0; 255], "").unwrap_err().contains("points to unit 255, there are 255"));
+        assert!(checked("AAAA").is_err() && checked("/////w==").is_err());
+    }
+}

@@ -1,0 +1,208 @@
+//! The normalizer of a `tokenizer.json`, its steps run one by one: each may make a text longer, and a file may ask for many.
+
+use super::charsmap;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_json::Value as Json;
+use std::cell::Cell;
+use tokenizers::{
+    NormalizedString, Normalizer,
+    normalizers::{NormalizerWrapper, Precompiled},
+};
+
+/// Steps of one normalizer; published ones have less than ten.
+const MOST_STEPS: usize = 64;
+/// Bytes of a text that a step puts in.
+const LONGEST_CONTENT: usize = 256;
+/// What any normalizer may make of a text: so many times its length, and some more for short ones.
+const MOST_GROWTH: usize = 16;
+const MOST_MORE: usize = 1 << 20;
+
+thread_local! {
+    /// The step that stopped since this was last asked on this thread. The library drops a normalizer's errors where it encodes.
+    static STOPPED: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// Which step would have made the text too long, since this was last asked on this thread.
+pub(super) fn stopped() -> Option<&'static str> {
+    STOPPED.take()
+}
+
+/// A normalizer that gives up over what would take all memory.
+#[derive(Debug)]
+pub(super) struct Bounded(Vec<Step>);
+
+#[derive(Debug)]
+struct Step {
+    run: NormalizerWrapper,
+    kind: &'static str,
+    growth: Growth,
+}
+
+/// How much longer a step can make a text.
+#[derive(Debug)]
+enum Growth {
+    /// What the file itself does not say: a few times, whatever the text.
+    Fixed,
+    /// So many bytes in front.
+    Front(usize),
+    /// So many bytes for each time that a text is found.
+    Each(String, usize),
+    /// So many bytes at any character.
+    Anywhere(usize),
+}
+
+impl Step {
+    /// Bytes of the result at most, so far as the file decides it.
+    fn longest(&self, text: &str) -> usize {
+        let more = match &self.growth {
+            Growth::Fixed => 0,
+            Growth::Front(content) => *content,
+            Growth::Each(_, 0) => 0,
+            Growth::Each(pattern, content) => {
+                text.matches(pattern.as_str()).count() * content.saturating_sub(pattern.len())
+            }
+            Growth::Anywhere(content) => (text.len() + 1) * content,
+        };
+        text.len().saturating_add(more)
+    }
+}
+
+impl Normalizer for Bounded {
+    fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
+        let most = text.get().len().saturating_mul(MOST_GROWTH).saturating_add(MOST_MORE);
+        for step in &self.0 {
+            let stop = || {
+                STOPPED.set(Some(step.kind));
+                Err(format!("normalizer {}: the text becomes too long", step.kind).into())
+            };
+            if step.longest(text.get()) > most {
+                return stop();
+            }
+            step.run.normalize(text)?;
+            if text.get().len() > most {
+                return stop();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for Bounded {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut steps = Vec::new();
+        flatten(&Json::deserialize(from)?, &mut steps)
+            .map_err(|why| D::Error::custom(format!("normalizer: {why}")))?;
+        Ok(Self(steps))
+    }
+}
+
+fn flatten(json: &Json, steps: &mut Vec<Step>) -> Result<(), String> {
+    if json.get("type").and_then(Json::as_str) == Some("Sequence") {
+        let inner = json.get("normalizers").and_then(Json::as_array);
+        return inner
+            .ok_or("a Sequence has no normalizers")?
+            .iter()
+            .try_for_each(|json| flatten(json, steps));
+    }
+    if steps.len() == MOST_STEPS {
+        return Err(format!("has more than {MOST_STEPS} steps"));
+    }
+    let step = step(json)?;
+    steps.push(step);
+    Ok(())
+}
+
+fn step(json: &Json) -> Result<Step, String> {
+    // The library panics over a map of characters that is none.
+    let run = match json.get("precompiled_charsmap").and_then(Json::as_str) {
+        Some(map) => {
+            let bytes = charsmap::checked(map).map_err(|why| format!("precompiled_charsmap {why}"))?;
+            let map = Precompiled::from(&bytes).map_err(|e| e.to_string())?;
+            NormalizerWrapper::Precompiled(map)
+        }
+        None => match json.get("type").and_then(Json::as_str) {
+            Some("Precompiled") => return Err("Precompiled has no precompiled_charsmap".into()),
+            _ => serde_json::from_value(json.clone()).map_err(|e| e.to_string())?,
+        },
+    };
+    let (kind, growth) = match &run {
+        NormalizerWrapper::Sequence(_) => return Err("a Sequence must say that it is one".into()),
+        NormalizerWrapper::Prepend(step) => ("Prepend", Growth::Front(step.prepend.len())),
+        NormalizerWrapper::Replace(step) => {
+            let pattern = json.pointer("/pattern/String").and_then(Json::as_str);
+            let content = step.content.len();
+            (
+                "Replace",
+                match pattern.filter(|pattern| !pattern.is_empty()) {
+                    Some(pattern) => Growth::Each(pattern.to_owned(), content),
+                    None => Growth::Anywhere(content),
+                },
+            )
+        }
+        NormalizerWrapper::BertNormalizer(_) => ("BertNormalizer", Growth::Fixed),
+        NormalizerWrapper::StripNormalizer(_) => ("Strip", Growth::Fixed),
+        NormalizerWrapper::StripAccents(_) => ("StripAccents", Growth::Fixed),
+        NormalizerWrapper::NFC(_) => ("NFC", Growth::Fixed),
+        NormalizerWrapper::NFD(_) => ("NFD", Growth::Fixed),
+        NormalizerWrapper::NFKC(_) => ("NFKC", Growth::Fixed),
+        NormalizerWrapper::NFKD(_) => ("NFKD", Growth::Fixed),
+        NormalizerWrapper::Lowercase(_) => ("Lowercase", Growth::Fixed),
+        NormalizerWrapper::Nmt(_) => ("Nmt", Growth::Fixed),
+        NormalizerWrapper::Precompiled(_) => ("Precompiled", Growth::Fixed),
+        NormalizerWrapper::ByteLevel(_) => ("ByteLevel", Growth::Fixed),
+    };
+    match growth {
+        Growth::Front(content) | Growth::Each(_, content) | Growth::Anywhere(content)
+            if content > LONGEST_CONTENT =>
+        {
+            Err(format!("{kind} puts in {content} bytes, {LONGEST_CONTENT} at most are taken"))
+        }
+        growth => Ok(Step { run, kind, growth }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn run(normalizer: Json, text: &str) -> Result<String, String> {
+        let normalizer: Bounded = serde_json::from_value(normalizer).map_err(|e| e.to_string())?;
+        let mut text = NormalizedString::from(text);
+        normalizer.normalize(&mut text).map_err(|e| e.to_string())?;
+        Ok(text.get().to_owned())
+    }
+
+    fn sequence(step: Json, times: usize) -> Json {
+        json!({"type": "Sequence", "normalizers": vec![step; times]})
+    }
+
+    #[test]
+    fn steps_run_in_their_order() {
+        let published = json!({"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "\u{2581}"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"},
+            {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]},
+            {"type": "Replace", "pattern": {"Regex": "x{2,}"}, "content": "y"},
+        ]});
+        assert_eq!(run(published, "A \u{fb01} xxx").unwrap(), "\u{2581}a\u{2581}fi\u{2581}y");
+    }
+
+    #[test]
+    fn texts_that_grow_without_end_are_refused() {
+        let doubles = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
+        assert_eq!(run(sequence(doubles.clone(), 3), "ab").unwrap(), "aaaaaaaab");
+        assert!(
+            run(sequence(doubles.clone(), 40), "a").unwrap_err().contains("normalizer Replace: the text")
+        );
+        assert_eq!(stopped(), Some("Replace"));
+        assert_eq!(stopped(), None);
+        assert!(run(sequence(doubles, 65), "b").unwrap_err().contains("more than 64 steps"));
+        let anywhere = json!({"type": "Replace", "pattern": {"Regex": "a?"}, "content": "aaaa"});
+        assert!(run(sequence(anywhere, 40), "a").unwrap_err().contains("too long"));
+        let bytes = sequence(json!({"type": "ByteLevel"}), 40);
+        assert!(run(bytes, "\u{e9}").unwrap_err().contains("normalizer ByteLevel"));
+        let long = json!({"type": "Prepend", "prepend": "x".repeat(100_000)});
+        assert!(run(long, "a").unwrap_err().contains("Prepend puts in 100000 bytes"));
+    }
+}
