@@ -8,7 +8,10 @@ mod fetch;
 
 use crate::Error;
 use std::{
-    env, fs,
+    collections::BTreeSet,
+    env,
+    fmt::Display,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -27,10 +30,6 @@ impl HubName {
         let (text, tag) = cut(text, ':');
         let (text, revision) = cut(text, '@');
         let (owner, name) = text.split_once('/')?;
-        let plain = |part: &str| {
-            let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-            !part.is_empty() && !part.starts_with('.') && part.chars().all(known)
-        };
         let whole = plain(owner)
             && plain(name)
             && tag.is_none_or(plain)
@@ -43,44 +42,65 @@ impl HubName {
         })
     }
 
+    /// Where a model is that is told by a path or by its name: a path that is there is never a name.
+    pub fn locate(told: &Path) -> Result<PathBuf, Error> {
+        match told.to_str().and_then(Self::parse) {
+            Some(name) if !told.exists() => name.find(),
+            _ => Ok(told.to_owned()),
+        }
+    }
+
     /// The hub's cache, where its own tools look for it.
     pub fn cache() -> Result<PathBuf, Error> {
-        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        set("HF_HUB_CACHE")
-            .or_else(|| Some(set("HF_HOME")?.join("hub")))
-            .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface/hub")))
-            .or_else(|| Some(set("HOME")?.join(".cache/huggingface/hub")))
-            .ok_or_else(|| {
-                Error::Asked("HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is".into())
-            })
+        cache_of(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)).ok_or_else(
+            || Error::Asked("HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is".into()),
+        )
     }
 
     /// Where the model is, from the cache or, if this program can, from the hub.
     pub fn find(&self) -> Result<PathBuf, Error> {
         let asked = self.revision.as_deref().unwrap_or("main");
         let folder = Self::cache()?.join(format!("models--{}--{}", self.owner, self.name));
-        let commit = fs::read_to_string(folder.join("refs").join(asked));
+        let reference = folder.join("refs").join(asked);
+        let commit = fs::read_to_string(&reference);
         let commit = commit.map_or_else(|_| asked.to_owned(), |text| text.trim().to_owned());
+        // A revision was looked at before; what a file says is looked at here.
+        if commit != asked && !plain(&commit) {
+            return Err(Error::Failed(format!("{}: holds no commit's name", reference.display())));
+        }
         let snapshot = folder.join("snapshots").join(commit);
         let there = files_of(&snapshot);
         if there.is_empty() {
-            return self.fetch();
+            return self.fetch(&match folder.exists() {
+                true => format!("revision {asked} is not in the hub's cache"),
+                false => "no such path, and not in the hub's cache".into(),
+            });
         }
         let interrupted = interrupted(&folder);
         match self.choose(&there) {
-            Ok(chosen) if complete(&snapshot, &chosen, &there) => {
+            Ok(chosen) => {
+                let missing = missing(&snapshot, &chosen, &there);
+                if !missing.is_empty() {
+                    let missing = Vec::from_iter(missing).join(", ");
+                    return self.fetch(&format!("in the hub's cache without {missing}"));
+                }
                 let path = model_path(&snapshot, &chosen);
                 // It may have been another model's fetch: then what is there will do.
-                if interrupted { self.fetch().or(Ok(path)) } else { Ok(path) }
+                if interrupted { self.fetch("").or(Ok(path)) } else { Ok(path) }
             }
-            Ok(_) => self.fetch(),
-            Err(_) if interrupted || self.tag.is_some() => self.fetch(),
-            Err(error) => Err(error),
+            Err(why) if interrupted || self.tag.is_some() => {
+                self.fetch(&format!("in the hub's cache, it {why}"))
+            }
+            Err(why) => Err(self.asked(why)),
         }
     }
 
+    fn asked(&self, why: impl Display) -> Error {
+        Error::Asked(format!("{}/{}: {why}", self.owner, self.name))
+    }
+
     /// Which of a repository's files make the model.
-    fn choose(&self, files: &[String]) -> Result<Vec<String>, Error> {
+    fn choose(&self, files: &[String]) -> Result<Vec<String>, String> {
         let ends = |file: &str, end: &str| file.to_ascii_lowercase().ends_with(end);
         let weights = |file: &&String| ends(file, ".safetensors") && !file.contains('/');
         if self.tag.is_none() && files.iter().any(|f| f == "config.json") && files.iter().any(|f| weights(&f))
@@ -94,29 +114,49 @@ impl HubName {
         let mut found: Vec<String> = gguf.cloned().collect();
         found.sort();
         // The shards of one model are one choice.
-        let shards = found.first().and_then(|f| Some(f.split_once("-00001-of-")?.0.to_owned()));
-        let one = found.len() == 1
-            || shards.is_some_and(|stem| found.iter().all(|f| f.starts_with(&format!("{stem}-0"))));
-        if one {
+        let shards = found.first().and_then(|file| shards(file));
+        if found.len() == 1 || shards.is_some() && found.iter().all(|file| self::shards(file) == shards) {
             return Ok(found);
         }
-        let why = match (found.is_empty(), self.tag.is_some()) {
+        Err(match (found.is_empty(), self.tag.is_some()) {
             (true, true) => format!("has no GGUF file with {tag:?} in its name"),
             (true, false) => "has neither safetensors with a config.json nor a GGUF file".into(),
             (false, _) => format!("has several GGUF files; add one's tag, as in :Q8_0: {}", found.join(", ")),
-        };
-        Err(Error::Asked(format!("{}/{}: {why}", self.owner, self.name)))
+        })
     }
 
+    /// Without a client it can only be said what is `missing`.
     #[cfg(not(feature = "hub"))]
-    fn fetch(&self) -> Result<PathBuf, Error> {
-        Err(Error::Asked(format!(
-            "{0}/{1}: no such path, and not in the hub's cache ({2}); fetch it with `hf download {0}/{1}`, or build with `--features hub`",
+    fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
+        let revision = self.revision.as_ref().map_or_else(String::new, |r| format!(" --revision {r}"));
+        Err(self.asked(format!(
+            "{missing} ({}); fetch it with `hf download {}/{}{revision}`, or build with `--features hub`",
+            Self::cache()?.display(),
             self.owner,
             self.name,
-            Self::cache()?.display(),
         )))
     }
+}
+
+/// A part of a name, which leads nowhere as a path.
+fn plain(part: &str) -> bool {
+    let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    !part.is_empty() && !part.starts_with('.') && part.chars().all(known)
+}
+
+/// The cache's folder as its own tools find it, in the order in which they ask the environment.
+fn cache_of(set: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let home = || set("HOME");
+    let from_home = |path: PathBuf| match path.strip_prefix("~") {
+        Ok(rest) => home().map_or(path.clone(), |home| home.join(rest)),
+        Err(_) => path,
+    };
+    let folder = set("HF_HUB_CACHE")
+        .or_else(|| set("HUGGINGFACE_HUB_CACHE"))
+        .or_else(|| Some(set("HF_HOME")?.join("hub")))
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface/hub")))
+        .or_else(|| Some(home()?.join(".cache/huggingface/hub")))?;
+    Some(from_home(folder))
 }
 
 fn cut(text: &str, at: char) -> (&str, Option<&str>) {
@@ -149,18 +189,29 @@ fn interrupted(folder: &Path) -> bool {
     blobs.into_iter().any(|blob| blob.path().extension().is_some_and(|end| end == "incomplete"))
 }
 
-/// Are all shards there that the files themselves speak of?
-fn complete(snapshot: &Path, chosen: &[String], there: &[String]) -> bool {
-    let has = |name: &str| there.iter().any(|f| f == name);
-    if let Some(shards) =
-        chosen.first().and_then(|f| f.split_once("-00001-of-")?.1.get(..5)?.parse::<usize>().ok())
-    {
-        return chosen.len() == shards;
+/// What all shards of a GGUF model are called alike, and how many there are.
+fn shards(file: &str) -> Option<(&str, u32)> {
+    let (numbered, of) = file.rsplit_once("-of-")?;
+    let (stem, number) = numbered.rsplit_once('-')?;
+    let five = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    let of = of.get(..5).filter(|of| five(of) && five(number))?;
+    Some((stem, of.parse().ok()?))
+}
+
+/// The shards that the files themselves speak of and that are not there.
+fn missing(snapshot: &Path, chosen: &[String], there: &[String]) -> BTreeSet<String> {
+    if let Some((stem, of)) = chosen.first().and_then(|file| shards(file)) {
+        let all = (1..=of).map(|n| format!("{stem}-{n:05}-of-{of:05}.gguf"));
+        return all.filter(|file| !chosen.iter().any(|f| f.eq_ignore_ascii_case(file))).collect();
     }
-    let Ok(index) = fs::read(snapshot.join("model.safetensors.index.json")) else { return true };
+    const INDEX: &str = "model.safetensors.index.json";
+    let Ok(index) = fs::read(snapshot.join(INDEX)) else { return BTreeSet::new() };
     let index: serde_json::Value = serde_json::from_slice(&index).unwrap_or_default();
-    let map = index.get("weight_map").and_then(|m| m.as_object());
-    map.is_some_and(|map| map.values().all(|file| file.as_str().is_some_and(has)))
+    let Some(map) = index.get("weight_map").and_then(|m| m.as_object()) else {
+        return BTreeSet::from([format!("a whole {INDEX}")]);
+    };
+    let files = map.values().filter_map(|file| file.as_str());
+    files.filter(|file| !there.iter().any(|f| f == file)).map(str::to_owned).collect()
 }
 
 fn model_path(snapshot: &Path, chosen: &[String]) -> PathBuf {
@@ -199,7 +250,7 @@ mod tests {
     fn a_repository_yields_one_model() {
         let chosen = |tag: &str, files: &[&str]| {
             let files: Vec<String> = files.iter().map(|f| (*f).to_owned()).collect();
-            HubName::parse(&format!("a/b{tag}")).unwrap().choose(&files).map_err(|e| e.to_string())
+            HubName::parse(&format!("a/b{tag}")).unwrap().choose(&files)
         };
         let directory =
             ["README.md", "config.json", "model.safetensors", "onnx/config.json", "tokenizer.json"];
@@ -211,5 +262,36 @@ mod tests {
         let shards = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
         assert_eq!(chosen("", &shards).unwrap(), shards);
         assert!(chosen("", &["README.md"]).is_err());
+    }
+    #[test]
+    fn the_cache_is_where_its_own_tools_look() {
+        let cache = |set: &[(&str, &str)]| {
+            let find = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
+            cache_of(find).map(|folder: PathBuf| folder.display().to_string())
+        };
+        assert_eq!(cache(&[]), None);
+        let home = ("HOME", "/h");
+        for (set, found) in [
+            (vec![home], "/h/.cache/huggingface/hub"),
+            (vec![home, ("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub"),
+            (vec![home, ("XDG_CACHE_HOME", "/x"), ("HF_HOME", "~/f")], "/h/f/hub"),
+            (vec![home, ("HF_HOME", "/f"), ("HUGGINGFACE_HUB_CACHE", "~/old")], "/h/old"),
+            (vec![home, ("HUGGINGFACE_HUB_CACHE", "/old"), ("HF_HUB_CACHE", "~")], "/h"),
+            (vec![("HF_HUB_CACHE", "/a/~/b")], "/a/~/b"),
+        ] {
+            assert_eq!(cache(&set).as_deref().map(|f| f.trim_end_matches('/')), Some(found));
+        }
+    }
+
+    #[test]
+    fn shards_that_are_missing_are_told() {
+        let files = |names: &[&str]| names.iter().map(|f| (*f).to_owned()).collect::<Vec<_>>();
+        let of = |names: &[&str]| {
+            let names = files(names);
+            missing(Path::new("/none"), &names, &names).into_iter().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of(&["m-00002-of-00003.gguf"]), "m-00001-of-00003.gguf m-00003-of-00003.gguf");
+        assert_eq!(of(&["m-00001-of-00001.gguf"]), "");
+        assert_eq!(of(&["m-of-all.gguf"]), "");
     }
 }

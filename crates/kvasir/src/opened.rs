@@ -21,10 +21,7 @@ pub struct Opened {
 impl Opened {
     /// Opens a directory in the Hugging Face layout, a GGUF file or a model of the hub's cache by its [`HubName`].
     pub fn find(name: &Path) -> Result<Self, Error> {
-        match name.to_str().and_then(HubName::parse) {
-            Some(hub) if !name.exists() => Self::open(&hub.find()?),
-            _ => Self::open(name),
-        }
+        Self::open(&HubName::locate(name)?)
     }
 
     /// Opens a directory in the Hugging Face layout or a GGUF file.

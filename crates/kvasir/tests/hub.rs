@@ -3,8 +3,9 @@
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -50,6 +51,58 @@ fn a_model_in_the_cache_is_used_without_a_network() {
         assert!(!out.status.success());
         assert!(said.lines().count() == 1 && said.contains(name.split('@').next().unwrap()), "{said}");
     }
+    // What is missing is said: a revision, a tag, a shard. A fetch says what the hub says.
+    if cfg!(not(feature = "hub")) {
+        let index = r#"{"weight_map": {"a": "model.safetensors", "b": "more.safetensors"}}"#;
+        fs::write(snapshot.join("model.safetensors.index.json"), index).unwrap();
+        fs::write(snapshot.join("m-Q4_0-00002-of-00002.gguf"), "").unwrap();
+        for (name, missing) in [
+            ("acme/tiny@v2", "revision v2"),
+            ("acme/tiny:Q8", "\"q8\""),
+            ("acme/tiny", "more.safetensors"),
+            ("acme/tiny:Q4_0", "m-Q4_0-00001-of-00002.gguf"),
+        ] {
+            let said = String::from_utf8(inspect(&cache, nowhere, name).stderr).unwrap();
+            assert!(said.lines().count() == 1 && said.contains(missing), "{name}: {said}");
+        }
+    }
+    fs::create_dir_all(cache.join("outside")).unwrap();
+    fs::write(of_model.join("refs/main"), "../../../outside").unwrap();
+    let said = String::from_utf8(inspect(&cache, nowhere, "acme/tiny").stderr).unwrap();
+    assert!(said.contains("refs/main: holds no commit's name"), "{said}");
+    let _ = fs::remove_dir_all(cache);
+}
+
+#[test]
+fn every_command_finds_a_model_by_its_name() {
+    let cache = folder("commands");
+    let of_model = cache.join("models--acme--tiny");
+    let snapshot = of_model.join("snapshots").join(COMMIT);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(of_model.join("refs")).unwrap();
+    fs::write(of_model.join("refs/main"), COMMIT).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(model().join(file), snapshot.join(file)).unwrap();
+    }
+    let tokenizer = "../kvasir-formats/tests/data/tokenizers/qwen";
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(tokenizer)).unwrap() {
+        let file = file.unwrap().path();
+        fs::copy(&file, snapshot.join(file.file_name().unwrap())).unwrap();
+    }
+    let out = cache.join("out.gguf");
+    for args in [
+        vec!["tokenize", "acme/tiny"],
+        vec!["template", "acme/tiny", "--json"],
+        vec!["convert", "acme/tiny", out.to_str().unwrap(), "--dtype", "f16"],
+        vec!["bench", "pp", "acme/tiny", "--tokens", "4", "--reps", "1"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        command.args(&args).env("HF_HUB_CACHE", &cache).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut running = command.stderr(Stdio::piped()).spawn().unwrap();
+        running.stdin.take().unwrap().write_all(b"[]").unwrap();
+        let said = running.wait_with_output().unwrap();
+        assert!(said.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said.stderr));
+    }
     let _ = fs::remove_dir_all(cache);
 }
 
@@ -57,7 +110,7 @@ fn a_model_in_the_cache_is_used_without_a_network() {
 mod fetched {
     use super::*;
     use std::{
-        io::{BufRead, BufReader, Write},
+        io::{BufRead, BufReader},
         net::{TcpListener, TcpStream},
         thread,
     };

@@ -1,10 +1,11 @@
 use super::{Failure, interruption::Interruption, whole_file::WholeFile};
+use kvasir::HubName;
 use kvasir_formats::{Rules, convert_to};
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A GGUF file or a directory in the Hugging Face layout
+    /// A GGUF file, a directory in the Hugging Face layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// The GGUF file to write
@@ -23,8 +24,9 @@ impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let rules = Rules::parse(&self.dtype, &self.rule).map_err(Failure::usage)?;
         let file = WholeFile::create(&self.out)?;
+        let model = HubName::locate(&self.model)?;
         let interruption = Interruption::watch();
-        let done = convert_to(&self.model, interruption.stopping(file.writer()?), &rules);
+        let done = convert_to(&model, interruption.stopping(file.writer()?), &rules);
         if interruption.has_come() {
             return Err(Failure::failed("interrupted; no file was written"));
         }

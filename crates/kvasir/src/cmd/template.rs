@@ -1,11 +1,12 @@
 use super::Failure;
+use kvasir::HubName;
 use kvasir_formats::{ChatTemplate, TextFiles};
 use serde_json::{Map, Value, json};
 use std::{path::PathBuf, process::ExitCode, time::SystemTime};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The model whose chat template is rendered
+    /// The model whose chat template is rendered: a path or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(value_name = "MODEL", required_unless_present = "template")]
     model: Option<PathBuf>,
     /// Render this template instead
@@ -50,7 +51,7 @@ impl Args {
         let (source, mut variables) = match (&self.template, &self.model) {
             (Some(file), _) => (Failure::read(file)?, Map::new()),
             (None, Some(model)) => {
-                let files = TextFiles::open(model).map_err(Failure::failed)?;
+                let files = TextFiles::open(&HubName::locate(model)?).map_err(Failure::failed)?;
                 let source = files.template_source(None).map_err(Failure::failed)?;
                 let source = source
                     .ok_or_else(|| Failure::failed(format!("{}: has no chat template", model.display())))?;

@@ -1,10 +1,12 @@
 use super::Failure;
+use kvasir::HubName;
 use kvasir_formats::TextFiles;
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A GGUF file (a vocabulary alone will do), a directory in the Hugging Face layout, or a tokenizer.json
+    /// A GGUF file (a vocabulary alone will do), a directory in the Hugging Face layout, a tokenizer.json, or a hub name
+    /// (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// Add the special tokens that the tokenizer puts around every text
@@ -17,7 +19,8 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let tokenizer = TextFiles::open(&self.model).and_then(|f| f.tokenizer()).map_err(Failure::failed)?;
+        let model = HubName::locate(&self.model)?;
+        let tokenizer = TextFiles::open(&model).and_then(|f| f.tokenizer()).map_err(Failure::failed)?;
         let encode = |text: &str| tokenizer.encode(text, self.add_special).map_err(Failure::failed);
         let input = Failure::read_stdin()?;
         if self.json {

@@ -3,7 +3,7 @@
 use super::{HubName, model_path};
 use crate::Error;
 use hf_hub::{
-    HFClientSync, HFError,
+    HFClient, HFError,
     progress::{DownloadEvent, ProgressEvent, ProgressHandler},
     repository::RepoTreeEntry,
 };
@@ -15,16 +15,16 @@ use std::{
 };
 
 impl HubName {
-    pub(super) fn fetch(&self) -> Result<PathBuf, Error> {
+    pub(super) fn fetch(&self, _missing: &str) -> Result<PathBuf, Error> {
         let failed = |e: HFError| Error::Failed(format!("{}/{}: {}: {e}", self.owner, self.name, why(&e)));
-        let client = HFClientSync::new().map_err(failed)?;
+        let client = HFClient::builder().cache_dir(Self::cache()?).build_sync().map_err(failed)?;
         let repository = client.model(self.owner.clone(), self.name.clone());
         let listed = repository.list_tree().maybe_revision(self.revision.clone()).recursive(true);
         let names = listed.send().map_err(failed)?.into_iter().filter_map(|entry| match entry {
             RepoTreeEntry::File { path, .. } => Some(path),
             RepoTreeEntry::Directory { .. } => None,
         });
-        let chosen = self.choose(&names.collect::<Vec<_>>())?;
+        let chosen = self.choose(&names.collect::<Vec<_>>()).map_err(|why| self.asked(why))?;
         eprintln!("kvasir: fetching {} files of {}/{}", chosen.len(), self.owner, self.name);
         let download = repository.snapshot_download().maybe_revision(self.revision.clone());
         let snapshot = download.allow_patterns(chosen.clone()).progress(Bar::default()).send();
