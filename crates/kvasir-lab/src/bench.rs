@@ -79,6 +79,26 @@ pub enum Work {
     },
 }
 
+impl Work {
+    /// Refuses sequences that a model cannot take.
+    fn check(self, longest: usize) -> Result<(), String> {
+        let (prompt, tokens) = match self {
+            Self::Prompt { tokens } => (tokens, 0),
+            Self::Generation { tokens, depth } => (depth.max(1), tokens),
+            Self::Streams { shared, prompt, tokens, .. } => (shared + prompt, tokens),
+        };
+        if prompt as usize > longest {
+            return Err(format!("the prompt has {prompt} tokens, the model takes {longest}"));
+        }
+        if (prompt + tokens) as usize > longest {
+            return Err(format!(
+                "the prompt has {prompt} tokens and {tokens} follow, the model takes {longest}"
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// What came out.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
@@ -129,6 +149,7 @@ const BLOCK: u32 = 16;
 
 /// Measures `reps` repetitions after one that is not counted.
 pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Result<Measured, String> {
+    work.check(model.program().max_positions)?;
     let meter = PeakMeter::new(model.team()).map_err(|e| e.to_string())?;
     let mut bench = Bench::new(model, kv, work)?;
     bench.once(work)?;

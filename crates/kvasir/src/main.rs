@@ -13,7 +13,7 @@ mod help;
 mod options;
 mod switch;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser, error::ErrorKind};
 use std::{path::PathBuf, process::ExitCode};
 
 /// One LLM inference engine for the desk and for the fleet.
@@ -38,7 +38,11 @@ fn main() -> ExitCode {
     let ran = asked.and_then(|args| {
         let matches = match help::arranged(Cli::command()).try_get_matches_from(args) {
             Ok(matches) => matches,
-            Err(answer) if answer.use_stderr() && std::env::args_os().len() > 1 => {
+            // A command that has commands of its own is answered with their list.
+            Err(answer) if answer.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                answer.exit()
+            }
+            Err(answer) if answer.use_stderr() => {
                 return Err(cmd::Failure::usage(one_line(&answer.to_string())));
             }
             Err(answer) => answer.exit(),

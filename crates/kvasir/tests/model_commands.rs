@@ -165,4 +165,12 @@ fn mistakes_are_one_line_and_say_which() {
     said(&far, 2, "--max-model-len 100000 is more than the");
     said(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");
     said(&["logits", &path, "--json"], 2, "--prompt-ids");
+    let takes = "the model takes 40960";
+    said(&["bench", "pp", &path, "--tokens", "40961"], 2, &format!("the prompt has 40961 tokens, {takes}"));
+    said(&["bench", "tg", &path, "--depth", "40960", "--tokens", "1"], 2, takes);
+    said(&["bench", "batch", &path, "--prompt", "40000", "--tokens", "961"], 2, takes);
+    said(&["bench", "pp", &path, "--dtype", "q8_0"], 2, "--dtype");
+    said(&["bench", "tg", &path, "--depth", "-1"], 2, "'--depth <DEPTH>': -1 is not in 0..=1000000");
+    said(&["bench", "pp", &model("none")], 1, "none");
+    said(&["bench"], 2, "Usage: kvasir bench [OPTIONS] <COMMAND>");
 }

@@ -1,4 +1,5 @@
 use super::{Failure, bench_offline, bench_serve, model::kv_type};
+use kvasir::HubName;
 use kvasir_cpu::{KvType, Precision};
 use kvasir_lab::bench::{self, Subject, Work};
 use std::{path::PathBuf, process::ExitCode};
@@ -12,6 +13,7 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum What {
     /// Read a prompt
+    #[command(allow_negative_numbers = true)]
     Pp {
         #[command(flatten)]
         common: Common,
@@ -20,6 +22,7 @@ enum What {
         tokens: u32,
     },
     /// Write behind a context
+    #[command(allow_negative_numbers = true)]
     Tg {
         #[command(flatten)]
         common: Common,
@@ -31,6 +34,7 @@ enum What {
         depth: u32,
     },
     /// Write with several sequences at once
+    #[command(allow_negative_numbers = true)]
     Batch {
         #[command(flatten)]
         common: Common,
@@ -58,14 +62,14 @@ const NOTABLE: f64 = 0.01;
 
 #[derive(clap::Args)]
 struct Common {
-    /// A GGUF file or a directory in the Hugging Face layout
+    /// A GGUF file, a directory in the Hugging Face layout, or a hub name (`OWNER/NAME[@REVISION][:TAG]`)
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     model: Option<PathBuf>,
     /// A known model's shape with random weights
     #[arg(long, value_name = "NAME", requires = "dtype")]
     shape: Option<String>,
     /// Type of the random weights
-    #[arg(long, value_name = "TYPE", requires = "shape")]
+    #[arg(long, value_name = "TYPE", requires = "shape", conflicts_with = "model")]
     dtype: Option<String>,
     /// f32 arithmetic, or the fastest that keeps a row's bits
     #[arg(long, value_enum, default_value = "auto", env = "KVASIR_PRECISION")]
@@ -105,13 +109,17 @@ impl Args {
             Speed::Exact => Precision::Exact,
             Speed::Auto => Precision::Auto,
         };
-        let subject = match (&common.model, &common.shape, &common.dtype) {
+        let path = common.model.as_deref().map(HubName::locate).transpose()?;
+        let subject = match (&path, &common.shape, &common.dtype) {
             (Some(path), ..) => Subject::Checkpoint(path),
             (None, Some(shape), Some(dtype)) => Subject::Shape(shape, dtype),
             _ => return Err(Failure::usage("bench needs a MODEL or --shape with --dtype")),
         };
-        let model =
-            bench::load(subject, precision, common.threads.map(|n| n as usize)).map_err(Failure::usage)?;
+        let model = bench::load(subject, precision, common.threads.map(|n| n as usize));
+        let model = model.map_err(|why| match path {
+            Some(_) => Failure::failed(why),
+            None => Failure::usage(why),
+        })?;
         let kv = common.kv_dtype.unwrap_or_else(|| model.natural_kv());
         let measured = bench::bench(&model, kv, work, common.reps as usize).map_err(Failure::usage)?;
         if common.json {
