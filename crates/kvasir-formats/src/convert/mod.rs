@@ -92,9 +92,10 @@ fn describe<'a>(
     let head =
         if outputs.iter().any(|o| o.name == "output.weight") { "output.weight" } else { "token_embd.weight" };
     let (mut types, mut done) = (HashMap::new(), Converted::default());
+    let subject = |o: &'a Output| Subject { name: &o.name, shape: &o.shape, layers, is_head: o.name == head };
+    rules.check_used(outputs.iter().map(subject))?;
     for o in outputs {
-        let subject = Subject { name: &o.name, shape: &o.shape, layers, is_head: o.name == head };
-        let dtype = rules.dtype(&subject)?;
+        let dtype = rules.dtype(&subject(o))?;
         writer.describe(o.name.clone(), dtype, &o.shape)?;
         let counted = done.by_type.entry(dtype).or_default();
         counted.0 += 1;

@@ -1,4 +1,5 @@
 use crate::{DType, Error, Result};
+use std::collections::BTreeSet;
 
 /// Which encoding each tensor of a converted file gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -6,7 +7,15 @@ pub struct Rules {
     base: DType,
     /// Some attention values and down projections get more bits, by depth.
     mixed: bool,
-    own: Vec<(String, DType)>,
+    own: Vec<Own>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Own {
+    pattern: String,
+    dtype: DType,
+    /// As it was written.
+    rule: String,
 }
 
 /// What the rules may look at.
@@ -31,7 +40,8 @@ impl Rules {
             let split = rule.rsplit_once('=').filter(|(pattern, _)| !pattern.is_empty());
             let (pattern, dtype) =
                 split.ok_or_else(|| Error::at("--rule", format!("{rule:?} is not PATTERN=TYPE")))?;
-            Ok((pattern.to_owned(), weight_type("--rule", dtype)?))
+            let dtype = weight_type("--rule", dtype)?;
+            Ok(Own { pattern: pattern.to_owned(), dtype, rule: rule.clone() })
         });
         Ok(Self { base, mixed, own: own.collect::<Result<_>>()? })
     }
@@ -68,18 +78,37 @@ impl Rules {
         }
     }
 
+    /// Which of the own rules holds for a tensor.
+    fn own_of(&self, s: &Subject<'_>) -> Option<usize> {
+        s.stem()?;
+        self.own.iter().position(|own| crate::config::matches(&own.pattern, s.name))
+    }
+
+    /// Refuses own rules that hold for none of the tensors.
+    pub(super) fn check_used<'a>(&self, all: impl Iterator<Item = Subject<'a>>) -> Result<()> {
+        let used: BTreeSet<usize> = all.filter_map(|s| self.own_of(&s)).collect();
+        let unused = self.own.iter().enumerate().filter(|(i, _)| !used.contains(i));
+        let unused: Vec<&str> = unused.map(|(_, own)| own.rule.as_str()).collect();
+        match unused.is_empty() {
+            true => Ok(()),
+            false => Err(Error::at(
+                "--rule",
+                format!(
+                    "{} holds for no tensor: none of that name whose encoding can be chosen, or earlier rules have them all",
+                    unused.join(", ")
+                ),
+            )),
+        }
+    }
+
     /// The encoding of one tensor.
     pub(super) fn dtype(&self, s: &Subject<'_>) -> Result<DType> {
-        // What is small or decides, whatever fits its name: vectors, routers, biases. Other engines read them as f32 only.
-        let stem = s.name.strip_suffix(".weight").unwrap_or_default();
-        if s.shape.len() < 2 || stem.is_empty() || stem.ends_with("ffn_gate_inp") || stem.ends_with("_norm") {
-            return Ok(DType::F32);
-        }
-        if let Some((_, dtype)) = self.own.iter().find(|(pattern, _)| crate::config::matches(pattern, s.name))
-        {
+        let Some(stem) = s.stem() else { return Ok(DType::F32) };
+        if let Some(own) = self.own_of(s) {
+            let dtype = self.own[own].dtype;
             let row = s.shape.last().copied().unwrap_or(1);
             dtype.row_bytes(row).map_err(|e| Error::at(format!("--rule for {}", s.name), e))?;
-            return Ok(*dtype);
+            return Ok(dtype);
         }
         let mut dtype = self.base;
         if self.mixed
@@ -95,6 +124,16 @@ impl Rules {
             dtype = DType::Q6K;
         }
         Ok(fitting(dtype, s.shape.last().copied().unwrap_or(1)))
+    }
+}
+
+impl<'a> Subject<'a> {
+    /// What its name says of what it is, where rules decide. They do not over what is small or decides, whatever fits its name:
+    /// vectors, routers, biases. Other engines read them as f32 only.
+    fn stem(&self) -> Option<&'a str> {
+        let stem = self.name.strip_suffix(".weight").filter(|stem| !stem.is_empty())?;
+        let fixed = self.shape.len() < 2 || stem.ends_with("ffn_gate_inp") || stem.ends_with("_norm");
+        (!fixed).then_some(stem)
     }
 }
 
@@ -147,6 +186,13 @@ mod tests {
         assert_eq!(dtype("blk.3.ffn_up_exps.weight", &[8, 512, 512], false), DType::Mxfp4);
         assert_eq!(dtype("blk.3.ffn_up_exps.bias", &[8, 512], false), DType::F32);
         assert_eq!(dtype("output.weight", &[1000, 512], true), DType::Q6K);
+        let subject = |name| Subject { name, shape: &[512, 512], layers: 16, is_head: false };
+        let used = |names: &[&'static str]| rules.check_used(names.iter().map(|name| subject(name)));
+        assert_eq!(used(&["blk.1.attn_v.weight", "blk.0.ffn_up_exps.weight"]), Ok(()));
+        let unused = used(&["blk.1.ffn_up_exps.weight", "blk.0.attn_v.weight"]).unwrap_err().to_string();
+        assert!(unused.starts_with("--rule: *_exps*=mxfp4 holds for no tensor"), "{unused}");
+        let unused = used(&["blk.1.ffn_gate_inp.weight"]).unwrap_err().to_string();
+        assert!(unused.contains("blk.1.*=q8_0, *_exps*=mxfp4"), "{unused}");
         assert!(Rules::parse("i32", &[]).is_err());
         assert!(Rules::parse("f16", &["=q8_0".into()]).is_err());
     }
