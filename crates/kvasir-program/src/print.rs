@@ -1,6 +1,6 @@
 //! Programs as text: an op per line.
 
-use crate::{Holds, Matrices, Matrix, NormKind, Op, Pairs, Program, Purpose, ValueId, WeightId};
+use crate::{Holds, Matrices, Matrix, NormKind, Op, Pairs, Program, Purpose, Rope, ValueId, WeightId};
 use std::fmt::{self, Display, Formatter};
 
 impl Display for ValueId {
@@ -17,6 +17,9 @@ impl Display for Program {
                 writeln!(f, "program {} prediction {index}", self.architecture)?;
             }
         }
+        for (number, rope) in self.ropes.iter().enumerate() {
+            writeln!(f, "  rope {number} [{}] {rope}", rope.dims())?;
+        }
         for op in &self.ops {
             let out = op.out();
             let width = match self.value(out).holds {
@@ -32,6 +35,36 @@ impl Display for Program {
     }
 }
 
+/// The base and how far positions are stretched, where all frequencies follow from them; the first and the last one else.
+impl Display for Rope {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        frequencies(f, &self.inv_freq)?;
+        if self.amplitude != 1.0 {
+            write!(f, " amplitude {}", self.amplitude)?;
+        }
+        if let Some(long) = &self.long {
+            write!(f, " beyond {} tokens ", long.after)?;
+            frequencies(f, &long.inv_freq)?;
+        }
+        Ok(())
+    }
+}
+
+fn frequencies(f: &mut Formatter<'_>, inv_freq: &[f32]) -> fmt::Result {
+    let (Some(first), Some(last)) = (inv_freq.first(), inv_freq.last()) else { return write!(f, "empty") };
+    let (pairs, start) = (inv_freq.len(), f64::from(*first));
+    let ratio = (f64::from(*last) / start).powf(1.0 / (pairs - 1).max(1) as f64);
+    let even = |(i, v): (usize, &f32)| (start * ratio.powi(i as i32) / f64::from(*v) - 1.0).abs() < 1e-3;
+    if !inv_freq.iter().enumerate().all(even) {
+        return write!(f, "frequencies {first} to {last}, not all scaled alike");
+    }
+    // Frequencies are f32: of a base that is told by them four digits are true.
+    let base = ratio.powi(-(pairs as i32));
+    let unit = 10f64.powi(base.log10().ceil() as i32 - 4).max(1.0);
+    write!(f, "base {}", (base / unit).round() * unit)?;
+    if *first != 1.0 { write!(f, " positions / {}", 1.0 / first) } else { Ok(()) }
+}
+
 impl Program {
     fn name(&self, id: WeightId) -> &str {
         &self.weight(self.resolve(id)).name
@@ -41,13 +74,15 @@ impl Program {
         match op {
             Op::Embed { table, scale, .. } => write!(f, "embed {} scale {scale}", self.name(*table)),
             Op::Hidden { .. } => write!(f, "hidden"),
-            Op::Norm { x, kind, weight, eps, groups, .. } => {
+            Op::Norm { x, kind, weight, bias, eps, groups, .. } => {
                 let kind = match kind {
                     NormKind::Rms => "rms",
                     NormKind::RmsPlusOne => "rms 1+w",
                     NormKind::Layer => "layer",
                 };
-                write!(f, "norm {x} {} {kind} eps {eps} groups {groups}", self.name(*weight))
+                write!(f, "norm {x} {}", self.name(*weight))?;
+                bias.iter().try_for_each(|bias| write!(f, " + {}", self.name(*bias)))?;
+                write!(f, " {kind} eps {eps} groups {groups}")
             }
             Op::Linear { x, matrix, .. } => write!(f, "linear {x} {}", self.matrix(matrix)),
             Op::GroupLinear { x, matrices, .. } => write!(f, "group_linear {x} {}", self.matrices(matrices)),
@@ -84,14 +119,10 @@ impl Program {
                 routing.renormalise.iter().try_for_each(|eps| write!(f, " renormalise {eps}"))
             }
             Op::Mixture { x, routes, experts, .. } => {
-                write!(
-                    f,
-                    "mixture {x} {routes} {} gate {}",
-                    experts.gate.count,
-                    self.matrix(&experts.gate.first)
-                )?;
-                let (up, down) = (&experts.up.first, &experts.down.first);
-                write!(f, " up {} down {} {:?}", self.matrix(up), self.matrix(down), experts.activation)
+                write!(f, "mixture {x} {routes}")?;
+                let parts = [("gate", &experts.gate), ("up", &experts.up), ("down", &experts.down)];
+                parts.iter().try_for_each(|(name, part)| write!(f, " {name} {}", self.matrices(part)))?;
+                write!(f, " {:?}", experts.activation)
             }
             Op::Collect { x, how, .. } => write!(f, "collect {x} {how:?}"),
             Op::Gather { x, .. } => write!(f, "gather {x}"),
@@ -103,11 +134,54 @@ impl Program {
     }
 
     fn matrix(&self, matrix: &Matrix) -> String {
-        let bias = if matrix.bias.is_some() { " + bias" } else { "" };
-        format!("{} [{}, {}]{bias}", self.name(matrix.weight), matrix.outputs, matrix.inputs)
+        let mut text = format!("{} [{}, {}]", self.name(matrix.weight), matrix.outputs, matrix.inputs);
+        if matrix.offset != 0 {
+            text += &format!(" from {}", matrix.offset);
+        }
+        if (matrix.output_stride, matrix.input_stride) != (matrix.inputs, 1) {
+            text += &format!(" strides [{}, {}]", matrix.output_stride, matrix.input_stride);
+        }
+        if let Some(bias) = &matrix.bias {
+            text += &format!(" + {}", self.name(bias.weight));
+            if bias.offset != 0 {
+                text += &format!(" from {}", bias.offset);
+            }
+            if bias.stride != 1 {
+                text += &format!(" stride {}", bias.stride);
+            }
+        }
+        text
     }
 
     fn matrices(&self, matrices: &Matrices) -> String {
-        format!("{} × {}", matrices.count, self.matrix(&matrices.first))
+        let each = match (matrices.weight_stride, matrices.offset_stride) {
+            (0, offset) => format!("{offset} apart"),
+            (1, 0) => "a weight each".to_owned(),
+            (weights, 0) => format!("every {weights} weights"),
+            (weights, offset) => format!("every {weights} weights and {offset} apart"),
+        };
+        format!("{} × {} {each}", matrices.count, self.matrix(&matrices.first))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LongRope;
+
+    #[test]
+    fn ropes_say_their_base_and_what_is_not_plain() {
+        let of = |base: f64, stretch: f64| -> Vec<f32> {
+            (0..64).map(|i| (base.powf(f64::from(-i) / 64.0) / stretch) as f32).collect()
+        };
+        let rope = |inv_freq: Vec<f32>| Rope { inv_freq, amplitude: 1.0, long: None };
+        assert_eq!(rope(of(1e6, 1.0)).to_string(), "base 1000000");
+        assert_eq!(rope(of(5e5, 8.0)).to_string(), "base 500000 positions / 8");
+        let mut uneven = of(1e4, 1.0);
+        uneven[63] /= 32.0;
+        assert!(rope(uneven).to_string().contains("not all scaled alike"));
+        let long = Some(LongRope { after: 4096, inv_freq: of(1e4, 4.0) });
+        let both = Rope { inv_freq: of(1e4, 1.0), amplitude: 1.25, long };
+        assert_eq!(both.to_string(), "base 10000 amplitude 1.25 beyond 4096 tokens base 10000 positions / 4");
     }
 }

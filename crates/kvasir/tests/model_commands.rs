@@ -141,6 +141,8 @@ fn inspect_shows_program_and_sizes() {
     assert_eq!(all["programs"]["predictions"].as_array().unwrap().len(), 1);
     let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
     assert!(text.contains("update_and_attend") && text.contains("prediction 0"), "{text}");
+    assert!(text.contains("kv_b_proj.weight [24, 32] from 512 1280 apart"), "{text}");
+    assert!(text.contains("  rope 0 [16] frequencies 1 to "), "{text}");
 }
 
 #[test]
