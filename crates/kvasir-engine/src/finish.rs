@@ -121,6 +121,8 @@ pub enum Fault {
     DeviceLost,
     /// Nothing that its constraint allows could follow, or the constraint had become too large to follow.
     Constraint,
+    /// The model's logits were not finite numbers.
+    NotFinite,
     /// The step came back without what it had to yield, or the cache refused what it had promised.
     Internal,
 }
@@ -152,6 +154,23 @@ pub enum Finish {
     Failed(Fault),
     /// It was never run.
     Refused(Refusal),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Step => "the step that it was in failed",
+            Self::OutOfMemory => "memory could not be had for the step that it was in",
+            Self::DeviceLost => "the device is gone",
+            Self::Constraint => {
+                "the answer came to a place from which the form asked for cannot be followed within the engine's limits"
+            }
+            Self::NotFinite => {
+                "the model's logits are not finite numbers; its weights or its config are broken, or it overflows in this arithmetic"
+            }
+            Self::Internal => "the step that it was in did not yield what it had to",
+        })
+    }
 }
 
 impl fmt::Display for Finish {

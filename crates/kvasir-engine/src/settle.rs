@@ -168,9 +168,10 @@ impl Core {
         // A device may run on by itself while nobody else feeds the sequence.
         let several = row.drafts.count == 0 && sampled.len() > width && sequence.steps_in_flight == 0;
         if sampled.is_empty() || (sampled.len() != width && !several) {
-            let fault = match sampled.is_empty() && sequence.rest.params.constraint.0.is_some() {
-                true => Fault::Constraint,
-                false => Fault::Internal,
+            let fault = match sampled.is_empty() {
+                true if step.output.broken.contains(&(i as u32)) => Fault::NotFinite,
+                true if sequence.rest.params.constraint.0.is_some() => Fault::Constraint,
+                _ => Fault::Internal,
             };
             self.world.finish(entry, Finish::Failed(fault), None, first, now);
             return;

@@ -36,6 +36,9 @@ pub struct Output {
     /// Hidden states after the final norm, one for each row of the batch that [wants it](crate::BatchRow::wants_hidden), in order.
     #[serde(default)]
     pub hidden: Vec<f32>,
+    /// Rows of the batch whose logits were no numbers to draw from, in order; they have no tokens.
+    #[serde(default)]
+    pub broken: Vec<u32>,
     /// Time the step took on the device, in nanoseconds of whatever clock the executor lives by.
     pub device_ns: u64,
 }
@@ -49,6 +52,7 @@ impl Output {
         self.scores.clear();
         self.logits.clear();
         self.hidden.clear();
+        self.broken.clear();
         self.device_ns = 0;
     }
 
@@ -60,6 +64,9 @@ impl Output {
 
     /// Adds what one row drew; `drawn` keeps its memory.
     pub fn push(&mut self, drawn: &mut Drawn) {
+        if drawn.broken {
+            self.broken.push(self.rows.len() as u32);
+        }
         self.rows.push(OutputRow { tokens: Span::new(self.tokens.len(), drawn.tokens.len()) });
         if !drawn.logprobs.is_empty() {
             // Rows before it that did not ask have none.

@@ -1,6 +1,8 @@
 use crate::{BatchRow, IN_FLIGHT, SequenceSpec, TokenLogprobs};
 use kvasir_kv::{Position, Token};
-use kvasir_sample::{Context, Follower, accept, draw_from, log_probability, top_log_probabilities};
+use kvasir_sample::{
+    Context, Follower, accept, can_be_drawn_from, draw_from, log_probability, top_log_probabilities,
+};
 
 /// A token-pool row: a sequence's newest token, and what its sampler must remember.
 #[derive(Debug, Default)]
@@ -23,12 +25,14 @@ const ROOM: usize = 1 << 14;
 /// What one row of a step drew.
 #[derive(Debug, Default)]
 pub struct Drawn {
-    /// Tokens, one per row of logits; none where the constraint leaves nothing.
+    /// Tokens, one per row of logits; none where the constraint leaves nothing or the logits are broken.
     pub tokens: Vec<Token>,
     /// Log-probabilities of each if asked for, else none at all.
     pub logprobs: Vec<TokenLogprobs>,
     /// Log-probabilities of the prompt's tokens after those that the row wanted scored.
     pub scores: Vec<TokenLogprobs>,
+    /// A row of logits held something that is no number, or infinitely likely: no token is drawn.
+    pub broken: bool,
 }
 
 impl SamplerRow {
@@ -108,8 +112,15 @@ impl SamplerRow {
         let mut drawn = std::mem::take(&mut self.drawn);
         drawn.tokens.clear();
         drawn.logprobs.clear();
+        drawn.broken = false;
         let from = row.sample_from as usize;
         for (at, logits) in (from..tokens.len()).zip(logits.chunks_exact(vocab)) {
+            if !can_be_drawn_from(logits) {
+                drawn.broken = true;
+                drawn.tokens.clear();
+                drawn.logprobs.clear();
+                break;
+            }
             self.output.truncate(committed);
             let mut path = Vec::new();
             let mut node = at.saturating_sub(root);

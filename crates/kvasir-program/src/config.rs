@@ -86,6 +86,24 @@ impl<'a> Config<'a> {
         Ok(self.opt_float(key)?.unwrap_or(default))
     }
 
+    /// A number above 0, also as f32; null and absent are none.
+    pub(crate) fn opt_positive(&self, key: &str) -> Result<Option<f64>> {
+        match self.opt_float(key)? {
+            Some(v) if v as f32 <= 0.0 || (v as f32).is_infinite() => {
+                Err(self.bad(key, format!("is {v}, not a positive number; null is none")))
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// A number of at least 0, also as f32.
+    pub(crate) fn amount_or(&self, key: &str, default: f64) -> Result<f64> {
+        match self.float_or(key, default)? {
+            v if v >= 0.0 && (v as f32).is_finite() => Ok(v),
+            v => Err(self.bad(key, format!("is {v}, not a number of at least 0"))),
+        }
+    }
+
     pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
         match self.get(key) {
             None => Ok(default),

@@ -66,6 +66,12 @@ fn draw_processed(logits: &mut [f32], params: &Sampling, context: &Context<'_>) 
     noisiest(logits, Noise::at(params.seed, context.position))
 }
 
+/// Whether all logits are numbers below infinity: others come of weights or of arithmetic that went wrong.
+pub fn can_be_drawn_from(logits: &[f32]) -> bool {
+    // Without a branch, so that many are looked at at once.
+    logits.iter().fold(true, |all, logit| all & (*logit < f32::INFINITY))
+}
+
 /// The id of the largest logit, of equals the lowest; 0 if nothing is above negative infinity.
 fn greedy(logits: &[f32]) -> u32 {
     const LANES: usize = 16;
@@ -115,6 +121,12 @@ mod tests {
         assert_eq!(draw(&mut LOGITS.clone(), &Sampling::default(), &Context::default()), 1);
         let context = Context { suppressed: &[1], ..Context::default() };
         assert_eq!(draw(&mut LOGITS.clone(), &Sampling::default(), &context), 2);
+    }
+
+    #[test]
+    fn only_numbers_can_be_drawn_from() {
+        assert!(!can_be_drawn_from(&LOGITS) && !can_be_drawn_from(&[0.0, f32::INFINITY]));
+        assert!(can_be_drawn_from(&LOGITS[..5]) && can_be_drawn_from(&[f32::NEG_INFINITY, 0.0]));
     }
 
     #[test]

@@ -268,9 +268,9 @@ pub fn failure(finish: Finish) -> Option<ApiError> {
     let message = finish.to_string();
     match finish {
         Finish::Refused(refusal) => Some(refused(refusal)),
-        Finish::Failed(Fault::Constraint) => Some(ApiError::failed(
-            "the answer came to a place from which the form asked for cannot be followed within the engine's limits",
-        )),
+        Finish::Failed(fault @ (Fault::Constraint | Fault::NotFinite)) => {
+            Some(ApiError::failed(fault.to_string()))
+        }
         Finish::Failed(fault) => {
             Some(ApiError::failed(format!("the step that ran this request failed ({fault:?})")))
         }

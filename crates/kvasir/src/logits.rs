@@ -2,6 +2,7 @@ use crate::{
     Error, Loaded,
     feed::{CHUNK, Wanted, feed},
 };
+use kvasir_engine::Fault;
 use kvasir_kv::{Contiguous, Token};
 
 impl Loaded {
@@ -15,6 +16,9 @@ impl Loaded {
         let mut executor = self.executor(length, CHUNK as u32, 1, None)?;
         let wanted = if all { Wanted::All } else { Wanted::Last };
         let logits = feed(&mut executor, &mut Contiguous::new(length), prompt, length, wanted)?;
+        if !kvasir_sample::can_be_drawn_from(&logits) {
+            return Err(Error::Failed(Fault::NotFinite.to_string()));
+        }
         Ok(logits.chunks(self.program().vocab.max(1)).map(<[f32]>::to_vec).collect())
     }
 }

@@ -146,6 +146,30 @@ fn inspect_shows_program_and_sizes() {
 }
 
 #[test]
+fn logits_that_are_no_numbers_end_a_request_by_name() {
+    let folder = std::env::temp_dir().join(format!("kvasir-broken-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(format!("{}/config.json", model("qwen3")), folder.join("config.json")).unwrap();
+    let mut weights = std::fs::read(format!("{}/model.safetensors", model("qwen3"))).unwrap();
+    // The last tensor is the final norm; all ones are no number in any type.
+    let end = weights.len();
+    weights[end - 64..].fill(0xff);
+    std::fs::write(folder.join("model.safetensors"), weights).unwrap();
+    let path = folder.to_str().unwrap();
+    let plain = ["--backend", "plain"];
+    for args in [vec!["generate", path, "--prompt-ids", "1,2"], vec!["logits", path, "--prompt-ids", "1,2"]] {
+        for args in [args.clone(), [&args[..], &plain[..]].concat()] {
+            let output = run(&args);
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+            assert!(stderr.contains("logits are not finite numbers"), "{args:?}: {stderr}");
+            assert!(output.stdout.is_empty());
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
 fn mistakes_are_one_line_and_say_which() {
     let path = model("qwen3");
     let said = |args: &[&str], code: i32, what: &str| {

@@ -23,7 +23,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
         bias,
         out_bias: bias,
         norms: Some(norms),
-        scale: c.float_or("query_pre_attn_scalar", attention.head_dim as f64)?.powf(-0.5),
+        scale: c.opt_positive("query_pre_attn_scalar")?.unwrap_or(attention.head_dim as f64).powf(-0.5),
         ..attention
     };
     let ffn = FeedForward::read(c)?;

@@ -11,7 +11,7 @@ pub(crate) struct Norms {
 
 impl Norms {
     pub(crate) fn rms(config: Config<'_>) -> Result<Self> {
-        Ok(Self { kind: NormKind::Rms, eps: config.float_or("rms_norm_eps", 1e-6)? })
+        Ok(Self { kind: NormKind::Rms, eps: config.amount_or("rms_norm_eps", 1e-6)? })
     }
 
     /// Over the whole row.
@@ -40,7 +40,7 @@ pub(crate) fn decoder<'a>(
     }
     b.tap(Tap::OutOfLastLayer, x);
     let head = output_weight(b)?;
-    let soft_cap = b.config.opt_float("final_logit_softcapping")?;
+    let soft_cap = b.config.opt_positive("final_logit_softcapping")?;
     finish(b, x, "model.norm", norms, head, soft_cap)
 }
 

@@ -96,8 +96,10 @@ impl Args {
             answer = piece.answer;
         }
         let answer = answer.ok_or_else(|| Failure::failed("the engine stopped without an answer"))?;
-        if let Finish::Failed(_) | Finish::Refused(_) = answer.reason {
-            return Err(Failure::failed(format!("the request ended early: {:?}", answer.reason)));
+        match answer.reason {
+            Finish::Failed(fault) => return Err(Failure::failed(fault)),
+            Finish::Refused(refusal) => return Err(Failure::usage(refusal)),
+            _ => {}
         }
         match self.json {
             true => println!("{}", json_of(&answer, loaded, self.logprobs.is_some())),
