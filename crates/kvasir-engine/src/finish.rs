@@ -37,6 +37,22 @@ impl Parameter {
             Self::N => "n",
         }
     }
+
+    /// What it may be.
+    pub fn range(self) -> &'static str {
+        match self {
+            Self::Temperature => "a number of at least 0",
+            Self::TopP => "above 0 and at most 1",
+            Self::MinP => "between 0 and 1",
+            Self::RepetitionPenalty => "a number above 0",
+            Self::PresencePenalty | Self::FrequencyPenalty => "a finite number",
+            Self::LogitBias => "numbers",
+            Self::Stop => "sequences of at least one token",
+            Self::MaxTokens => "no more than it was when the request began to run",
+            Self::MinTokens => "at most max_tokens",
+            Self::N => "at least 1",
+        }
+    }
 }
 
 /// Why a request was never run.
@@ -102,7 +118,7 @@ impl fmt::Display for Refusal {
             }
             Self::NoState => write!(f, "it keeps state beside its K and V, and there is no place for any"),
             Self::QueueFull { limit } => write!(f, "{limit} requests wait already"),
-            Self::BadParameter(which) => write!(f, "{}: out of range", which.name()),
+            Self::BadParameter(which) => write!(f, "{}: must be {}", which.name(), which.range()),
         }
     }
 }

@@ -191,6 +191,18 @@ fn mistakes_are_one_line_and_say_which() {
     said(&far, 2, "--max-model-len 100000 is more than the");
     said(&["logits", &model("none"), "--prompt-ids", "1", "--json"], 1, "none");
     said(&["logits", &path, "--json"], 2, "--prompt-ids");
+    said(&["generate", &path], 2, "--prompt TEXT or --prompt-ids IDS");
+    said(
+        &["generate", &path, "--prompt-ids", "1", "--temperature", "-1"],
+        2,
+        "must be a number of at least 0",
+    );
+    said(
+        &["generate", &path, "--prompt-ids", "1", "--max-model-len", "1"],
+        2,
+        "--max-model-len 1 leaves no room",
+    );
+    said(&["generate", "--prompt", "a", "--regex", "["], 2, "unclosed character class");
     let takes = "the model takes 40960";
     said(&["bench", "pp", &path, "--tokens", "40961"], 2, &format!("the prompt has 40961 tokens, {takes}"));
     said(&["bench", "tg", &path, "--depth", "40960", "--tokens", "1"], 2, takes);

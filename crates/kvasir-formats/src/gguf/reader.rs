@@ -272,10 +272,26 @@ fn info(cursor: &mut Cursor<'_>) -> Result<Described> {
 }
 
 fn unknown_type(id: u32) -> String {
+    let unsupported = |name: &str| {
+        format!("type {name} is not supported; take a file of Q2_K to Q8_0, MXFP4, F16, BF16 or F32")
+    };
     match id {
         4 | 5 | 31..=33 | 36..=38 => format!("type {id} was removed from GGUF"),
         9 | 15 => format!("type {id} is no weight type"),
-        16..=23 | 29 | 34 | 35 | 40..=42 => format!("type {id} (an IQ, TQ or newer type) is not supported"),
+        16 => unsupported("IQ2_XXS"),
+        17 => unsupported("IQ2_XS"),
+        18 => unsupported("IQ3_XXS"),
+        19 => unsupported("IQ1_S"),
+        20 => unsupported("IQ4_NL"),
+        21 => unsupported("IQ3_S"),
+        22 => unsupported("IQ2_S"),
+        23 => unsupported("IQ4_XS"),
+        29 => unsupported("IQ1_M"),
+        34 => unsupported("TQ1_0"),
+        35 => unsupported("TQ2_0"),
+        40 => unsupported("NVFP4"),
+        41 => unsupported("Q1_0"),
+        42 => unsupported("Q2_0"),
         _ => format!("type {id} is not known"),
     }
 }

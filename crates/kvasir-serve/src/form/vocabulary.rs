@@ -188,10 +188,17 @@ fn refused(error: &str) -> Refused {
     })
 }
 
-/// The first line of what the library says, at most so long; a defect of it is not quoted.
+/// The first line of what the library says, at most so long; a defect of it is not quoted. Where it shows the place on the lines below,
+/// the last one says what is wrong there.
 pub(super) fn short(error: &str) -> String {
-    match error.lines().map(str::trim).find(|line| !line.is_empty()) {
-        Some(line) if !line.starts_with("panic") => line.chars().take(SHOWN).collect(),
+    let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
+    match lines.next() {
+        Some(line) if !line.starts_with("panic") => {
+            let why =
+                if line.ends_with(':') { lines.find_map(|line| line.strip_prefix("error: ")) } else { None };
+            let all = why.map_or_else(|| line.to_owned(), |why| format!("{line} {why}"));
+            all.chars().take(SHOWN).collect()
+        }
         _ => "cannot be compiled".into(),
     }
 }

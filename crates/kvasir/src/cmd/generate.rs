@@ -13,7 +13,7 @@ use std::{
 };
 
 /// For who asks a chat's model something and wonders.
-const NOTHING: &str = "kvasir: the model ended at once. It got the prompt as it stands, without the template of a chat; `kvasir chat` asks questions";
+const NOTHING: &str = "the model ended at once. It got the prompt as it stands, without the template of a chat; `kvasir chat` asks questions";
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The prompt as text; the tokenizer's special tokens are put around it
-    #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids")]
+    #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
     /// The prompt as ids; nothing is put in front
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "prompt")]
@@ -76,6 +76,9 @@ struct SamplingArgs {
 
 impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        if self.prompt.is_none() && self.prompt_ids.is_empty() {
+            return Err(Failure::usage("generate needs a prompt: --prompt TEXT or --prompt-ids IDS"));
+        }
         let started = Instant::now();
         let model = Model::new(self.model.load()?)?;
         let loaded = started.elapsed();
@@ -106,7 +109,7 @@ impl Args {
             false => println!(),
         }
         if !self.json && answer.text.is_some_and(|text| text.is_empty()) {
-            eprintln!("{NOTHING}");
+            eprintln!("kvasir: {}", why_empty(answer.reason, answer.ids.len()));
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -161,12 +164,22 @@ impl Args {
     }
 }
 
+/// Why an answer has no text.
+fn why_empty(reason: Finish, tokens: usize) -> String {
+    match tokens {
+        0 | 1 if !is_limit(reason) => NOTHING.into(),
+        1 => "the one token that was put out has no text; --max-tokens allows more".into(),
+        _ => format!("the {tokens} tokens that were put out have no text"),
+    }
+}
+
+fn is_limit(reason: Finish) -> bool {
+    matches!(reason, Finish::MaxTokens | Finish::ModelLength | Finish::Capacity)
+}
+
 fn json_of(answer: &Answer, load: Duration, wants_logprobs: bool) -> Json {
     let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-    let reason = match answer.reason {
-        Finish::MaxTokens | Finish::ModelLength | Finish::Capacity => "length",
-        _ => "stop",
-    };
+    let reason = if is_limit(answer.reason) { "length" } else { "stop" };
     let logprobs = wants_logprobs.then(|| {
         let one = |(id, l): (&Token, &TokenLogprobs)| {
             let top: Vec<Json> = l.top.iter().map(|(id, p)| json!({"id": id, "logprob": p})).collect();
@@ -193,4 +206,17 @@ fn json_of(answer: &Answer, load: Duration, wants_logprobs: bool) -> Json {
             "tpot_seconds": seconds(answer.tpot),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_end_at_once_is_called_so() {
+        assert_eq!(why_empty(Finish::Eos, 1), NOTHING);
+        assert!(why_empty(Finish::MaxTokens, 1).contains("--max-tokens"));
+        assert!(why_empty(Finish::MaxTokens, 7).contains("7 tokens"));
+        assert!(why_empty(Finish::Eos, 3).contains("3 tokens"));
+    }
 }

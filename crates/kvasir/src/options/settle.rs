@@ -167,6 +167,11 @@ impl Options {
 
     fn limits(&self, facts: &Facts, one_stream: bool, in_blocks: bool) -> Result<Limits, Failure> {
         let max_model_len = positive("max-model-len", self.max_model_len, facts.max_model_len)?;
+        rule(max_model_len >= 2, || {
+            format!(
+                "--max-model-len {max_model_len} leaves no room for a token of a prompt and one of an answer"
+            )
+        })?;
         rule(max_model_len <= facts.max_model_len || facts.is_simulated, || {
             format!(
                 "--max-model-len {max_model_len} is more than the {} positions that the model has",
