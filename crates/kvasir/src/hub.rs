@@ -86,7 +86,11 @@ impl HubName {
                 }
                 let path = model_path(&snapshot, &chosen);
                 // It may have been another model's fetch: then what is there will do.
-                if interrupted { self.fetch("").or(Ok(path)) } else { Ok(path) }
+                if interrupted {
+                    self.fetch("in the hub's cache, but a fetch was interrupted").or(Ok(path))
+                } else {
+                    Ok(path)
+                }
             }
             Err(why) if interrupted || self.tag.is_some() => {
                 self.fetch(&format!("in the hub's cache, it {why}"))

@@ -15,8 +15,12 @@ use std::{
 };
 
 impl HubName {
-    pub(super) fn fetch(&self, _missing: &str) -> Result<PathBuf, Error> {
-        let failed = |e: HFError| Error::Failed(format!("{}/{}: {}: {e}", self.owner, self.name, why(&e)));
+    /// Fetches the model, of which so much is `missing`.
+    pub(super) fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
+        let failed = |e: HFError| {
+            let why = why(&e);
+            Error::Failed(format!("{}/{}: {missing}; {why}: {e}", self.owner, self.name))
+        };
         let client = HFClient::builder().cache_dir(Self::cache()?).build_sync().map_err(failed)?;
         let repository = client.model(self.owner.clone(), self.name.clone());
         let listed = repository.list_tree().maybe_revision(self.revision.clone()).recursive(true);
