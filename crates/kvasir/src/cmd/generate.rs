@@ -168,6 +168,7 @@ impl Args {
 fn why_empty(reason: Finish, tokens: usize) -> String {
     match tokens {
         0 | 1 if !is_limit(reason) => NOTHING.into(),
+        0 => "there was no room for a token".into(),
         1 => "the one token that was put out has no text; --max-tokens allows more".into(),
         _ => format!("the {tokens} tokens that were put out have no text"),
     }
