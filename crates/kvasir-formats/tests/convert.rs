@@ -6,6 +6,7 @@ use kvasir_formats::{
     gguf::{Gguf, Writer},
 };
 use kvasir_program::Model;
+use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
 struct Scratch(PathBuf);
@@ -179,4 +180,223 @@ fn a_failure_leaves_no_file() {
     let error = convert(&scratch.0, &out, &Rules::parse("q8_0", &[]).unwrap()).unwrap_err();
     assert!(error.to_string().contains("NaN"), "{error}");
     assert!(!out.exists() && !scratch.0.join("out.gguf.part").exists());
+}
+
+fn tokenizer_json(family: &str) -> Json {
+    let file = format!("tests/data/tokenizers/{family}/tokenizer.json");
+    let text = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+fn set(json: &mut Json, at: &str, value: Json) {
+    *json.pointer_mut(at).unwrap() = value;
+}
+
+fn added(id: usize, content: &str) -> Json {
+    json!({"id": id, "content": content, "special": false, "rstrip": false, "lstrip": false, "single_word": false, "normalized": false})
+}
+
+fn template(before: &[(&str, u32)], after: &[(&str, u32)]) -> Json {
+    let piece = |(name, _): &(&str, u32)| json!({"SpecialToken": {"id": name, "type_id": 0}});
+    let mut single: Vec<Json> = before.iter().map(piece).collect();
+    single.push(json!({"Sequence": {"id": "A", "type_id": 0}}));
+    single.extend(after.iter().map(piece));
+    let tokens: serde_json::Map<String, Json> = before
+        .iter()
+        .chain(after)
+        .map(|(name, id)| ((*name).to_owned(), json!({"id": name, "ids": [id], "tokens": [name]})))
+        .collect();
+    json!({"type": "TemplateProcessing", "single": single, "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": tokens})
+}
+
+/// Tokenizers that differ from published ones in their vocabularies only.
+fn crafted() -> Vec<(String, Json)> {
+    let mut all: Vec<(String, Json)> = ["deepseek", "glm", "llama3", "o200k", "qwen", "sp"]
+        .map(|family| (family.to_owned(), tokenizer_json(family)))
+        .to_vec();
+    let mut craft = |name: &str, family: &str, change: &dyn Fn(&mut Json)| {
+        let mut json = tokenizer_json(family);
+        change(&mut json);
+        all.push((name.to_owned(), json));
+    };
+    let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
+    let tekken = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    craft("tekken", "llama3", &|json| {
+        set(json, "/pre_tokenizer/pretokenizers/0/pattern/Regex", tekken.into())
+    });
+    craft("starcoder", "qwen", &|json| {
+        let digits = json!({"type": "Digits", "individual_digits": true});
+        set(json, "/pre_tokenizer/pretokenizers", json!([digits, bytes(true)]));
+    });
+    // A token that no merges lead to, taken whole and not.
+    for whole in [true, false] {
+        for family in ["llama3", "qwen"] {
+            craft(&format!("whole {whole} {family}"), family, &|json| {
+                let last = json["model"]["merges"].as_array_mut().unwrap().pop().unwrap();
+                let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+                let id = vocab.remove(&spelled(&last)).unwrap();
+                vocab.insert("Zyx".into(), id);
+                set(json, "/model/ignore_merges", whole.into());
+            });
+        }
+    }
+    craft("two before", "glm", &|json| {
+        json["post_processor"] = template(&[("[gMASK]", 503), ("<sop>", 504)], &[]);
+    });
+    craft("one after", "qwen", &|json| json["post_processor"] = template(&[], &[("<|endoftext|>", 503)]));
+    craft("both", "sp", &|json| json["post_processor"] = template(&[("<s>", 1)], &[("</s>", 2)]));
+    craft("numbered on", "glm", &|json| {
+        let tokens = json["added_tokens"].as_array_mut().unwrap();
+        tokens
+            .iter_mut()
+            .skip(3)
+            .for_each(|token| token["id"] = (token["id"].as_u64().unwrap() + 100).into());
+    });
+    craft("takes spaces", "qwen", &|json| {
+        json["added_tokens"][1]["lstrip"] = true.into();
+        json["added_tokens"][2]["rstrip"] = true.into();
+    });
+    craft("lines of spaces", "sp", &|json| {
+        let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+        let rare: Vec<String> =
+            vocab.iter().filter(|(_, id)| id.as_u64() >= Some(509)).map(|(t, _)| t.clone()).collect();
+        for (n, rare) in rare.iter().enumerate() {
+            let id = vocab.remove(rare).unwrap();
+            vocab.insert("\u{2581}".repeat(n + 2), id);
+        }
+        let merges = json["model"]["merges"].as_array_mut().unwrap();
+        merges.retain(|merge| !rare.contains(&spelled(merge)));
+        for (at, pair) in [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1)].into_iter().enumerate() {
+            merges.insert(at, format!("{} {}", "\u{2581}".repeat(pair.0), "\u{2581}".repeat(pair.1)).into());
+        }
+        let tokens: Vec<Json> = (0..rare.len()).map(|n| added(509 + n, &"\u{2581}".repeat(n + 2))).collect();
+        json["added_tokens"].as_array_mut().unwrap().extend(tokens);
+        json["normalizer"] = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
+        json["pre_tokenizer"] = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
+        json["decoder"]["decoders"].as_array_mut().unwrap().pop();
+    });
+    for scheme in ["always", "first", "never"] {
+        for split in [true, false] {
+            craft(&format!("metaspace {scheme} {split}"), "sp", &|json| {
+                json["normalizer"] = Json::Null;
+                json["pre_tokenizer"] = json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": split});
+                if scheme == "never" {
+                    json["decoder"]["decoders"].as_array_mut().unwrap().pop();
+                }
+            });
+        }
+    }
+    craft("metaspace of old", "sp", &|json| {
+        json["normalizer"] = Json::Null;
+        json["pre_tokenizer"] =
+            json!({"type": "Metaspace", "replacement": "\u{2581}", "add_prefix_space": true});
+    });
+    all
+}
+
+/// What a merge makes.
+fn spelled(merge: &Json) -> String {
+    match merge {
+        Json::String(pair) => pair.replacen(' ', "", 1),
+        pair => pair.as_array().unwrap().iter().map(|part| part.as_str().unwrap()).collect(),
+    }
+}
+
+#[test]
+fn texts_have_the_same_ids_before_and_after() {
+    let scratch = Scratch::new("convert-texts");
+    tiny(&scratch.0, false);
+    std::fs::remove_file(scratch.0.join("tokenizer_config.json")).unwrap();
+    let mut texts: Vec<String> = [
+        "\n",
+        " ",
+        "  ",
+        " a",
+        "a  b   c    d     e",
+        "\n\n x\n \n",
+        "A'se I'LL don't",
+        "Zyx Zyx",
+        "caf\u{e9} cafe\u{301} \u{212b}",
+        "12345 a1234b",
+        "\u{4e2d}\u{6587}A\u{65e5}b",
+        "\u{2581}\u{2581}  x\u{2581}\u{2581}\u{2581}y",
+        "<s> a</s>b <s>",
+        "<s>a",
+        "x <|im_end|> \n\ty<|im_end|>  z",
+        " <|im_start|> a\u{a0} \n<|im_start|><|im_end|> <|im_start|>",
+        "a<think> b</think>\n[gMASK]<sop>",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    for family in ["qwen", "sp", "deepseek"] {
+        let file = format!("tests/data/tokenizers/{family}/tokenizer_expected.json");
+        let text = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        let expected: Json = serde_json::from_slice(&text).unwrap();
+        let cases = expected["encode"].as_array().unwrap();
+        texts.extend(cases.iter().map(|case| case["text"].as_str().unwrap().to_owned()));
+    }
+    let to = scratch.0.join("a.gguf");
+    for (name, json) in crafted() {
+        std::fs::write(scratch.0.join("tokenizer.json"), json.to_string()).unwrap();
+        convert(&scratch.0, &to, &Rules::parse("f32", &[]).unwrap()).unwrap();
+        let [before, after] =
+            [&scratch.0, &to].map(|path| TextFiles::open(path).unwrap().tokenizer().unwrap());
+        for text in &texts {
+            for special in [false, true] {
+                let ids = before.encode(text, special).unwrap();
+                assert_eq!(after.encode(text, special).unwrap(), ids, "{name}: {text:?}");
+                assert_eq!(
+                    after.decode(&ids, false).unwrap(),
+                    before.decode(&ids, false).unwrap(),
+                    "{name}: {text:?}"
+                );
+            }
+        }
+        let gguf = Gguf::open(&to).unwrap();
+        for key in ["bos", "eos"] {
+            let adds = gguf.get(&format!("tokenizer.ggml.add_{key}_token")).unwrap().as_bool().unwrap();
+            assert!(!adds || gguf.u64(&format!("tokenizer.ggml.{key}_token_id")).is_some(), "{name}: {key}");
+        }
+    }
+}
+
+#[test]
+fn what_a_file_cannot_say_of_texts_is_refused_by_name() {
+    let scratch = Scratch::new("convert-refuses");
+    tiny(&scratch.0, false);
+    let one = |kind: &str| json!({"type": kind});
+    let table = [
+        ("qwen", "/normalizer", one("Lowercase"), "normalizer: Lowercase has no place in GGUF"),
+        (
+            "qwen",
+            "/normalizer",
+            json!({"type": "Sequence", "normalizers": [one("NFC"), one("NFKD")]}),
+            "normalizer: NFKD",
+        ),
+        (
+            "qwen",
+            "/normalizer",
+            json!({"type": "Strip", "strip_left": true, "strip_right": true}),
+            "normalizer: Strip",
+        ),
+        ("qwen", "/normalizer", json!({"type": "Prepend", "prepend": "\u{2581}"}), "without byte_fallback"),
+        (
+            "qwen",
+            "/pre_tokenizer",
+            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+            "add_prefix_space",
+        ),
+        ("qwen", "/model/end_of_word_suffix", "</w>".into(), "model.end_of_word_suffix: has no place"),
+        ("sp", "/normalizer", Json::Null, "spaces as they are"),
+        ("sp", "/pre_tokenizer", one("Whitespace"), "pre_tokenizer: Whitespace has no place"),
+        ("sp", "/post_processor/special_tokens/<s>/ids/0", 512.into(), "post_processor: id 512 is beyond"),
+    ];
+    for (family, at, value, why) in table {
+        let mut json = tokenizer_json(family);
+        set(&mut json, at, value);
+        std::fs::write(scratch.0.join("tokenizer.json"), json.to_string()).unwrap();
+        let error =
+            convert(&scratch.0, &scratch.0.join("a.gguf"), &Rules::parse("f32", &[]).unwrap()).unwrap_err();
+        assert!(error.to_string().contains(why), "{at}: {error}");
+    }
 }

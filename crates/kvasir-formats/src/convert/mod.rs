@@ -1,9 +1,12 @@
 //! From one file format and encoding to another: any checkpoint to GGUF.
 
+mod around;
+mod cuts;
 mod from_hf;
 mod metadata;
 mod parts;
 mod rules;
+mod spaces;
 mod vocab;
 
 use crate::{
@@ -13,6 +16,7 @@ use crate::{
 use parts::{Change, Output, Part};
 pub use rules::Rules;
 use rules::Subject;
+use serde_json::Value as Json;
 use std::{
     collections::{BTreeMap, HashMap},
     io::Write,
@@ -136,4 +140,13 @@ fn repack(gguf: &Gguf, name: &str, dtype: DType, out: &mut Vec<u8>) -> Result<()
     crate::encoding::dequantize(info.dtype, bytes, &mut values).map_err(fail)?;
     let row = info.shape.last().copied().unwrap_or(1);
     parts::quantize_in_parallel(dtype, &values, row, out).map_err(fail)
+}
+
+/// The steps of a part of a `tokenizer.json` that may be one step or a sequence under the key `list`, of sequences too.
+fn steps<'a>(part: Option<&'a Json>, list: &str) -> Vec<&'a Json> {
+    match part.map(|part| (part, part.get(list).and_then(Json::as_array))) {
+        None | Some((Json::Null, _)) => Vec::new(),
+        Some((_, Some(parts))) => parts.iter().flat_map(|part| steps(Some(part), list)).collect(),
+        Some((step, None)) => vec![step],
+    }
 }

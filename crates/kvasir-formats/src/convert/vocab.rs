@@ -1,22 +1,20 @@
 //! A `tokenizer.json` as GGUF metadata.
 
+use super::{around::Around, cuts::cuts, spaces};
 use crate::{
-    Error, Result, TextFiles,
+    Error, Result, TextFiles, Tokenizer,
     gguf::{Array, Value, Writer},
+    tokenizer::carried,
 };
 use serde_json::Value as Json;
 use std::collections::HashMap;
 
-/// Ways to cut text that GGUF has a name for, by what tells their expressions apart.
-const CUTS: [(&str, &str); 7] = [
-    (r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", "gpt-4o"),
-    (r"$%&'()*+,\-./:;<=>?@", "deepseek-v3"),
-    (r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]", "qwen35"),
-    (r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*", "llama-bpe"),
-    (r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*", "qwen2"),
-    (r"\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)", "gpt-2"),
-    ("", "gpt-2"),
-];
+// Kinds of tokens in `tokenizer.ggml.token_type`.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
 
 /// Writes the vocabulary, the special tokens and the chat template. Without a `tokenizer.json` the file says that it
 /// has none.
@@ -26,11 +24,14 @@ pub(super) fn write(files: &TextFiles, json: Option<&str>, rows: usize, out: &mu
         return Ok(());
     };
     let json: Json = serde_json::from_str(text).map_err(|e| Error::at("tokenizer.json", e))?;
-    write_tokens(&json, rows, out)
-        .map_err(|e| Error::at(format!("tokenizer.json: {}", e.place()), e.why()))?;
-    let ids = token_ids(&json);
+    // A file may number its added tokens otherwise than they are numbered when it is read.
+    let tokenizer = files.tokenizer()?;
+    let named = |name: &str| files.special_token(&format!("{name}_token")).and_then(|t| tokenizer.id(&t));
+    let written =
+        write_tokens(&json, &tokenizer, rows, out).and_then(|()| write_around(&json, named, rows, out));
+    written.map_err(|e| Error::at(format!("tokenizer.json: {}", e.place()), e.why()))?;
     for (name, key) in [("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")] {
-        if let Some(&id) = files.special_token(&format!("{name}_token")).and_then(|t| ids.get(t.as_str())) {
+        if let Some(id) = named(name) {
             out.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
         }
     }
@@ -40,56 +41,108 @@ pub(super) fn write(files: &TextFiles, json: Option<&str>, rows: usize, out: &mu
     Ok(())
 }
 
-fn token_ids(json: &Json) -> HashMap<&str, u32> {
-    let id = |v: &Json| v.as_u64().and_then(|n| u32::try_from(n).ok());
-    let vocab = json.pointer("/model/vocab").and_then(Json::as_object);
-    let mut ids: HashMap<&str, u32> =
-        vocab.into_iter().flatten().filter_map(|(t, v)| Some((t.as_str(), id(v)?))).collect();
-    for token in json.get("added_tokens").and_then(Json::as_array).into_iter().flatten() {
-        if let (Some(text), Some(id)) =
-            (token.get("content").and_then(Json::as_str), token.get("id").and_then(id))
-        {
-            ids.insert(text, id);
-        }
+/// What is put around a text. GGUF has a place for one id before and one after it, as long as these are also the ones
+/// that the model's texts begin and end with.
+fn write_around(
+    json: &Json,
+    named: impl Fn(&str) -> Option<u32>,
+    rows: usize,
+    out: &mut Writer,
+) -> Result<()> {
+    let Around { before, after } = Around::of(json)?;
+    if let Some(id) = before.iter().chain(&after).find(|&&id| id as usize >= rows) {
+        return Err(Error::at("post_processor", beyond(*id, rows)));
     }
-    ids
+    for (name, ids, key) in [("bos", before, carried::BEFORE), ("eos", after, carried::AFTER)] {
+        let one = match ids[..] {
+            [id] if named(name).is_none_or(|named| named == id) => Some(id),
+            _ => None,
+        };
+        if let Some(id) = one {
+            out.set(format!("tokenizer.ggml.{name}_token_id"), Value::U32(id));
+        } else if !ids.is_empty() {
+            out.set(key, Value::Array(Array::of_u32(&ids)));
+        }
+        out.set(format!("tokenizer.ggml.add_{name}_token"), Value::Bool(one.is_some()));
+    }
+    Ok(())
 }
 
-fn write_tokens(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
+fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Writer) -> Result<()> {
     if json.pointer("/model/type").and_then(Json::as_str).is_some_and(|t| t != "BPE") {
         return Err(Error::at("model.type", "only BPE vocabularies can be written to GGUF"));
     }
-    let mut tokens: Vec<Option<&str>> = vec![None; rows];
-    let mut kinds = vec![5i32; rows]; // unused
-    for (text, id) in token_ids(json) {
-        let slot = tokens.get_mut(id as usize);
-        *slot.ok_or_else(|| {
-            Error::at("model.vocab", format!("id {id} is beyond the embedding's {rows} rows"))
-        })? = Some(text);
-        kinds[id as usize] = 1;
-    }
-    let added = json.get("added_tokens").and_then(Json::as_array);
-    for token in added.into_iter().flatten() {
-        let id = token.get("id").and_then(Json::as_u64).and_then(|n| usize::try_from(n).ok());
-        if let Some(kind) = id.and_then(|id| kinds.get_mut(id)) {
-            *kind = if token.get("special").and_then(Json::as_bool) == Some(true) { 3 } else { 4 };
+    for key in ["continuing_subword_prefix", "end_of_word_suffix"] {
+        let mark = json.pointer(&format!("/model/{key}")).and_then(Json::as_str);
+        if mark.is_some_and(|mark| !mark.is_empty()) {
+            return Err(Error::at(format!("model.{key}"), "has no place in GGUF"));
         }
     }
+    let vocab = json.pointer("/model/vocab").and_then(Json::as_object);
+    let added = json.get("added_tokens").and_then(Json::as_array);
+    let added: Vec<(&Json, &str)> = added
+        .into_iter()
+        .flatten()
+        .filter_map(|token| Some((token, token.get("content")?.as_str()?)))
+        .collect();
+    let mut tokens: Vec<Option<&str>> = vec![None; rows];
+    let mut kinds = vec![UNUSED; rows];
+    let all = vocab.into_iter().flatten().map(|(text, _)| text.as_str());
+    for text in all.chain(added.iter().map(|(_, text)| *text)) {
+        let Some(id) = tokenizer.id(text) else { continue };
+        let slot = tokens.get_mut(id as usize);
+        *slot.ok_or_else(|| Error::at("model.vocab", beyond(id, rows)))? = Some(text);
+        kinds[id as usize] = NORMAL;
+    }
     let byte_fallback = json.pointer("/model/byte_fallback").and_then(Json::as_bool) == Some(true);
+    let (mut found, mut strips_left, mut strips_right) = (Vec::new(), Vec::new(), Vec::new());
+    for (token, text) in added {
+        let Some(id) = tokenizer.id(text) else { continue };
+        let is_on = |key: &str| token.get(key).and_then(Json::as_bool) == Some(true);
+        // Gemma's lines of spaces: only ordinary tokens have a space for U+2581 in texts.
+        let has_spaces =
+            byte_fallback && text.contains(spaces::SPACE) && vocab.is_some_and(|v| v.contains_key(text));
+        if is_on("special") {
+            kinds[id as usize] = CONTROL;
+        } else if has_spaces {
+            found.push(id);
+        } else {
+            kinds[id as usize] = USER;
+        }
+        if is_on("lstrip") {
+            strips_left.push(id);
+        }
+        if is_on("rstrip") {
+            strips_right.push(id);
+        }
+    }
+    for (key, ids) in
+        [(carried::FOUND, found), (carried::STRIPS_LEFT, strips_left), (carried::STRIPS_RIGHT, strips_right)]
+    {
+        if !ids.is_empty() {
+            out.set(key, Value::Array(Array::of_u32(&ids)));
+        }
+    }
     for (token, kind) in tokens.iter().zip(&mut kinds) {
         if byte_fallback
-            && *kind == 1
+            && *kind == NORMAL
             && token.is_some_and(|t| t.len() == 6 && t.starts_with("<0x") && t.ends_with('>'))
         {
-            *kind = 6;
+            *kind = BYTE;
         }
     }
     let merges = merges(json)?;
     if byte_fallback {
-        scored(json, &tokens, &merges, out);
+        spaces::of_chars(json, out)?;
+        scored(&tokens, &merges, out);
     } else {
+        spaces::of_bytes(json, out)?;
+        let cuts = cuts(json)?;
         out.set("tokenizer.ggml.model", Value::Str("gpt2".into()));
-        out.set("tokenizer.ggml.pre", Value::Str(family(json)?.into()));
+        out.set("tokenizer.ggml.pre", Value::Str(cuts.family.into()));
+        if let Some(whole) = cuts.whole_words {
+            out.set(carried::WHOLE_WORDS, Value::Bool(whole));
+        }
     }
     out.set(
         "tokenizer.ggml.merges",
@@ -104,14 +157,11 @@ fn write_tokens(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
         .map(|(id, t)| t.map_or_else(|| format!("[PAD{id}]"), str::to_owned))
         .collect();
     out.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(names.iter().map(String::as_str))));
-    // What the post-processor puts before a text, if that is one token.
-    let bos = json.pointer("/post_processor/single/0/SpecialToken").is_some()
-        || json
-            .pointer("/post_processor/processors")
-            .and_then(Json::as_array)
-            .is_some_and(|all| all.iter().any(|p| p.pointer("/single/0/SpecialToken").is_some()));
-    out.set("tokenizer.ggml.add_bos_token", Value::Bool(bos));
     Ok(())
+}
+
+fn beyond(id: u32, rows: usize) -> String {
+    format!("id {id} is beyond the embedding's {rows} rows")
 }
 
 fn merges(json: &Json) -> Result<Vec<(String, String)>> {
@@ -127,7 +177,7 @@ fn merges(json: &Json) -> Result<Vec<(String, String)>> {
 }
 
 /// SentencePiece-style: a token's score says when it is merged.
-fn scored(json: &Json, tokens: &[Option<&str>], merges: &[(String, String)], out: &mut Writer) {
+fn scored(tokens: &[Option<&str>], merges: &[(String, String)], out: &mut Writer) {
     let mut rank: HashMap<String, usize> = HashMap::new();
     for (i, (a, b)) in merges.iter().enumerate() {
         rank.entry(format!("{a}{b}")).or_insert(i);
@@ -138,26 +188,4 @@ fn scored(json: &Json, tokens: &[Option<&str>], merges: &[(String, String)], out
     out.set("tokenizer.ggml.model", Value::Str("llama".into()));
     out.set("tokenizer.ggml.pre", Value::Str("default".into()));
     out.set("tokenizer.ggml.scores", Value::Array(Array::of_f32(&scores)));
-    let prepends = json.get("normalizer").is_some_and(|n| n.to_string().contains("\"Prepend\""));
-    out.set("tokenizer.ggml.add_space_prefix", Value::Bool(prepends));
-}
-
-/// The name of this way to cut text.
-fn family(json: &Json) -> Result<&'static str> {
-    let mut expressions = String::new();
-    let cutter = json.get("pre_tokenizer").cloned().unwrap_or(Json::Null);
-    let one = [cutter.clone()];
-    for step in cutter.get("pretokenizers").and_then(Json::as_array).map_or(&one[..], Vec::as_slice) {
-        if let Some(regex) = step.pointer("/pattern/Regex").and_then(Json::as_str) {
-            expressions.push_str(regex);
-        }
-    }
-    let byte_level = cutter.to_string().contains("\"ByteLevel\"");
-    let found = CUTS
-        .iter()
-        .find(|(mark, _)| if mark.is_empty() { expressions.is_empty() } else { expressions.contains(mark) });
-    match found {
-        Some((_, name)) if byte_level => Ok(name),
-        _ => Err(Error::at("pre_tokenizer", "its way to cut text has no name in GGUF")),
-    }
 }

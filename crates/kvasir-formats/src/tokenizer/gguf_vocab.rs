@@ -1,7 +1,7 @@
 use super::{
     bpe::{NONE, merge},
     bytes::{byte_chars, byte_token, decode_spelling},
-    ends,
+    carried, ends,
     merges::{Merges, Pairs},
     pre::{self, Family},
     specials::{Piece, Special, Specials},
@@ -11,7 +11,11 @@ use crate::{
     Error, Result,
     gguf::{Gguf, Value},
 };
-use std::collections::HashMap;
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
+use tokenizers::NormalizedString;
 
 /// Largest vocabulary; published ones have up to 262,144 tokens.
 const MAX_TOKENS: usize = 4 << 20;
@@ -35,6 +39,10 @@ pub(super) struct GgufVocab {
     tokens: Spellings,
     kinds: Vec<u8>,
     specials: Specials,
+    /// White space before these tokens is dropped.
+    strip_left: HashSet<u32>,
+    /// Text is composed first.
+    composes: bool,
     algorithm: Algorithm,
     before: Vec<u32>,
     after: Vec<u32>,
@@ -47,7 +55,19 @@ enum Algorithm {
     /// Characters, merged by rank inside lines, with spaces written as U+2581.
     RankedChars { family: Family, merges: Merges, bytes: Box<[u32; 256]> },
     /// Characters, merged where the pair is a token, the best score first.
-    Scored { scores: Vec<f32>, bytes: Box<[u32; 256]>, space_first: bool },
+    Scored { scores: Vec<f32>, bytes: Box<[u32; 256]>, first: FirstSpace, splits: bool },
+}
+
+/// Where a space is put that is not in the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FirstSpace {
+    Never,
+    /// Before every stretch of text.
+    Always,
+    /// Before every stretch that does not begin with one.
+    Missing,
+    /// Before a text that begins neither with one nor with a special token.
+    AtStart,
 }
 
 impl GgufVocab {
@@ -75,7 +95,7 @@ impl GgufVocab {
                 kinds[id as usize] = if is_text { NORMAL } else { CONTROL };
             }
         }
-        let specials = specials(gguf, &tokens, &kinds);
+        let specials = specials(gguf, &tokens, &kinds)?;
         let (algorithm, adds_bos) = algorithm(gguf, &tokens)?;
         let id = |key: &str| {
             let id = gguf.u64(&format!("tokenizer.ggml.{key}_token_id"));
@@ -90,9 +110,18 @@ impl GgufVocab {
         };
         let bos = id("bos").or_else(|| scored(1));
         let eos = id("eos").or_else(|| scored(2));
-        let before = bos.filter(|_| add("bos", adds_bos)).into_iter().collect();
-        let after = eos.filter(|_| add("eos", false)).into_iter().collect();
-        Ok(Self { tokens, kinds, specials, algorithm, before, after })
+        let before = ids(gguf, carried::BEFORE, tokens.len())?;
+        let before = before.unwrap_or_else(|| bos.filter(|_| add("bos", adds_bos)).into_iter().collect());
+        let after = ids(gguf, carried::AFTER, tokens.len())?;
+        let after = after.unwrap_or_else(|| eos.filter(|_| add("eos", false)).into_iter().collect());
+        let composes = match gguf.str(carried::NORMALIZER) {
+            None => false,
+            Some("NFC") => true,
+            Some(other) => return Err(Error::at(carried::NORMALIZER, format!("{other:?} is not supported"))),
+        };
+        let strip_left = ids(gguf, carried::STRIPS_LEFT, tokens.len())?;
+        let strip_left = strip_left.into_iter().flatten().collect();
+        Ok(Self { tokens, kinds, specials, strip_left, composes, algorithm, before, after })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -113,7 +142,7 @@ impl GgufVocab {
 
     /// SentencePiece writes a space before the first word, which decoding takes away again.
     pub(super) fn drops_first_space(&self) -> bool {
-        matches!(self.algorithm, Algorithm::Scored { space_first: true, .. })
+        matches!(&self.algorithm, Algorithm::Scored { first, .. } if *first != FirstSpace::Never)
     }
 
     /// The bytes that a token stands for.
@@ -142,16 +171,16 @@ impl GgufVocab {
 
     pub(super) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let mut out = if add_special { self.before.clone() } else { Vec::new() };
-        let mut after_special = true;
-        for piece in self.specials.split(text) {
+        let pieces = self.specials.split(text);
+        for (at, piece) in pieces.iter().enumerate() {
             match piece {
-                Piece::Token(id) => {
-                    out.push(id);
-                    after_special = true;
-                }
+                Piece::Token(id) => out.push(*id),
                 Piece::Text(text) => {
-                    self.encode_text(text, after_special, &mut out)?;
-                    after_special = false;
+                    let text = match pieces.get(at + 1) {
+                        Some(Piece::Token(next)) if self.strip_left.contains(next) => text.trim_end(),
+                        _ => text,
+                    };
+                    self.encode_text(&self.composed(text), at == 0, &mut out)?;
                 }
             }
         }
@@ -161,7 +190,19 @@ impl GgufVocab {
         Ok(out)
     }
 
-    fn encode_text(&self, text: &str, after_special: bool, out: &mut Vec<u32>) -> Result<()> {
+    fn composed<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if !self.composes || text.is_ascii() {
+            return Cow::Borrowed(text);
+        }
+        let mut composed = NormalizedString::from(text);
+        composed.nfc();
+        Cow::Owned(composed.get().to_owned())
+    }
+
+    fn encode_text(&self, text: &str, at_start: bool, out: &mut Vec<u32>) -> Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
         match &self.algorithm {
             Algorithm::ByteLevel { family, merges, bytes } => {
                 let chars = byte_chars();
@@ -188,10 +229,24 @@ impl GgufVocab {
                     out.extend(symbols.into_iter().filter(|&id| id != NONE));
                 }
             }
-            Algorithm::Scored { scores, bytes, space_first } => {
-                let first = if *space_first && after_special { SPACE } else { "" };
-                let text = format!("{first}{}", text.replace(' ', SPACE));
-                self.encode_scored(&text, scores, bytes, out);
+            Algorithm::Scored { scores, bytes, first, splits } => {
+                let mut text = text.replace(' ', SPACE);
+                let puts = match first {
+                    FirstSpace::Never => false,
+                    FirstSpace::Always => true,
+                    FirstSpace::Missing => !text.starts_with(SPACE),
+                    FirstSpace::AtStart => at_start && !text.starts_with(SPACE),
+                };
+                if puts {
+                    text.insert_str(0, SPACE);
+                }
+                let mut rest = text.as_str();
+                while !rest.is_empty() {
+                    let next = rest.char_indices().skip(1).find(|(_, c)| *splits && SPACE.starts_with(*c));
+                    let (word, after) = rest.split_at(next.map_or(rest.len(), |(at, _)| at));
+                    self.encode_scored(word, scores, bytes, out);
+                    rest = after;
+                }
             }
         }
         Ok(())
@@ -288,24 +343,43 @@ fn kinds(gguf: &Gguf, tokens: usize) -> Result<Vec<u8>> {
     Ok(kinds)
 }
 
-fn specials(gguf: &Gguf, tokens: &Spellings, kinds: &[u8]) -> Specials {
+fn specials(gguf: &Gguf, tokens: &Spellings, kinds: &[u8]) -> Result<Specials> {
     let name = gguf.str("general.name").unwrap_or_default().to_lowercase();
     let phi3 = ["phi-3", "phi3"].iter().any(|part| name.contains(part));
-    let special =
-        tokens.iter().zip(kinds).zip(0..).filter(|((_, kind), _)| matches!(**kind, UNKNOWN | CONTROL | USER));
-    Specials::new(special.map(|((text, _), id)| Special {
+    let listed = |key| Ok::<_, Error>(ids(gguf, key, tokens.len())?.map(|ids| ids.into_iter().collect()));
+    let strips: Option<HashSet<u32>> = listed(carried::STRIPS_RIGHT)?;
+    let found: HashSet<u32> = listed(carried::FOUND)?.unwrap_or_default();
+    let special = tokens
+        .iter()
+        .zip(kinds)
+        .zip(0..)
+        .filter(|((_, kind), id)| matches!(**kind, UNKNOWN | CONTROL | USER) || found.contains(id));
+    Ok(Specials::new(special.map(|((text, _), id)| Special {
         text: text.into(),
         id,
-        strips_right: phi3 && !PHI3_PLAIN.contains(&text),
-    }))
+        strips_right: match &strips {
+            Some(strips) => strips.contains(&id),
+            None => phi3 && !PHI3_PLAIN.contains(&text),
+        },
+    })))
+}
+
+/// The ids of tokens that a file lists under a key.
+fn ids(gguf: &Gguf, key: &str, tokens: usize) -> Result<Option<Vec<u32>>> {
+    let Some(list) = gguf.array(key) else { return Ok(None) };
+    let id = |v: Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < tokens);
+    let ids: Option<Vec<u32>> = list.scalars().map(id).collect();
+    ids.map(Some).ok_or_else(|| Error::at(key, "holds what is no token"))
 }
 
 fn algorithm(gguf: &Gguf, tokens: &Spellings) -> Result<(Algorithm, bool)> {
     let find = |spelling: &str| tokens.find(spelling).unwrap_or(NONE);
+    let is_on = |key: &str, default| gguf.get(key).and_then(Value::as_bool).unwrap_or(default);
     let byte_tokens = || Box::new(std::array::from_fn(|b| find(&format!("<0x{b:02X}>"))));
     match gguf.str("tokenizer.ggml.model") {
         Some("gpt2") => {
-            let family = pre::family(gguf.str("tokenizer.ggml.pre"))?;
+            let mut family = pre::family(gguf.str("tokenizer.ggml.pre"))?;
+            family.whole_words = is_on(carried::WHOLE_WORDS, family.whole_words);
             let adds_bos = family.adds_bos;
             let chars = byte_chars();
             let bytes = Box::new(chars.map(|c| find(c.encode_utf8(&mut [0; 4]))));
@@ -325,9 +399,17 @@ fn algorithm(gguf: &Gguf, tokens: &Spellings) -> Result<(Algorithm, bool)> {
                 let why = format!("{} scores for {} tokens", scores.len(), tokens.len());
                 return Err(Error::at("tokenizer.ggml.scores", why));
             }
-            let space_first =
-                gguf.get("tokenizer.ggml.add_space_prefix").and_then(Value::as_bool).unwrap_or(true);
-            Ok((Algorithm::Scored { scores, bytes: byte_tokens(), space_first }, true))
+            let first = match gguf.str(carried::PREPENDS) {
+                Some("always") => FirstSpace::Missing,
+                Some("first") => FirstSpace::AtStart,
+                Some(other) => {
+                    return Err(Error::at(carried::PREPENDS, format!("{other:?} is not supported")));
+                }
+                None if is_on("tokenizer.ggml.add_space_prefix", true) => FirstSpace::Always,
+                None => FirstSpace::Never,
+            };
+            let splits = is_on(carried::SPLITS, false);
+            Ok((Algorithm::Scored { scores, bytes: byte_tokens(), first, splits }, true))
         }
         Some(other) => Err(Error::at("tokenizer.ggml.model", format!("{other:?} is not supported"))),
         None => Err(Error::at("tokenizer.ggml.model", "is missing")),

@@ -2,13 +2,14 @@
 
 mod bpe;
 mod bytes;
+pub(crate) mod carried;
 mod charsmap;
 mod ends;
 mod gguf_vocab;
 mod hf_vocab;
 mod merges;
 mod normalizer;
-mod pre;
+pub(crate) mod pre;
 mod specials;
 mod spellings;
 mod stream;

@@ -5,7 +5,8 @@ use crate::{Error, Result};
 use fancy_regex::Regex;
 
 const CONTRACTIONS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+/// The expression that byte-level cutters have built in.
+pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 /// From the letters on, what Llama 3, Qwen 2 and their kin share; the number of digits in a word is between.
 const TAIL: &str = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const UPPER: &str = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
@@ -35,6 +36,52 @@ pub(super) struct Family {
 
 /// The family of this name; no name means the oldest files' default.
 pub(super) fn family(name: Option<&str>) -> Result<Family> {
+    let name = name.unwrap_or("default");
+    let compile =
+        |cut: &String| Regex::new(cut).map_err(|e| Error::at("tokenizer.ggml.pre", format!("{name}: {e}")));
+    Ok(Family {
+        cuts: expressions(name)?.iter().map(compile).collect::<Result<_>>()?,
+        whole_words: takes_whole_words(name),
+        adds_bos: matches!(
+            name,
+            "llama3"
+                | "llama-v3"
+                | "llama-bpe"
+                | "falcon3"
+                | "falcon-h1"
+                | "pixtral"
+                | "midm-2.0"
+                | "lfm2"
+                | "jina-v5-nano"
+                | "tekken"
+        ),
+    })
+}
+
+/// Whether words that are tokens are taken whole in the family of this name.
+pub(crate) fn takes_whole_words(name: &str) -> bool {
+    matches!(
+        name,
+        "llama3"
+            | "llama-v3"
+            | "llama-bpe"
+            | "falcon3"
+            | "falcon-h1"
+            | "pixtral"
+            | "midm-2.0"
+            | "lfm2"
+            | "jina-v5-nano"
+            | "glm4"
+            | "glm5"
+            | "tekken"
+            | "youtu"
+            | "minicpm5"
+            | "granite-embed-multi-97m"
+    )
+}
+
+/// The expressions of the family of this name, applied one after another.
+pub(crate) fn expressions(name: &str) -> Result<Vec<String>> {
     let llama3 =
         |digits: &str| format!(r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}{TAIL}");
     let cased = |contractions: &str, digits: &str, after: &str| {
@@ -45,8 +92,7 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
     };
     let optional = format!("{CONTRACTIONS}?");
     let one = |s: &str| vec![s.to_owned()];
-    let name = name.unwrap_or("default");
-    let cuts = match name {
+    Ok(match name {
         "default" => vec![
             r"[\p{P}\$\+<=>\^~\|]+".into(),
             GPT2.into(),
@@ -133,42 +179,6 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
         other => {
             return Err(Error::at("tokenizer.ggml.pre", format!("{other:?} is not a known way to cut text")));
         }
-    };
-    let compile =
-        |cut: &String| Regex::new(cut).map_err(|e| Error::at("tokenizer.ggml.pre", format!("{name}: {e}")));
-    Ok(Family {
-        cuts: cuts.iter().map(compile).collect::<Result<_>>()?,
-        whole_words: matches!(
-            name,
-            "llama3"
-                | "llama-v3"
-                | "llama-bpe"
-                | "falcon3"
-                | "falcon-h1"
-                | "pixtral"
-                | "midm-2.0"
-                | "lfm2"
-                | "jina-v5-nano"
-                | "glm4"
-                | "glm5"
-                | "tekken"
-                | "youtu"
-                | "minicpm5"
-                | "granite-embed-multi-97m"
-        ),
-        adds_bos: matches!(
-            name,
-            "llama3"
-                | "llama-v3"
-                | "llama-bpe"
-                | "falcon3"
-                | "falcon-h1"
-                | "pixtral"
-                | "midm-2.0"
-                | "lfm2"
-                | "jina-v5-nano"
-                | "tekken"
-        ),
     })
 }
 

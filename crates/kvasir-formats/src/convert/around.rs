@@ -1,0 +1,61 @@
+//! What a `tokenizer.json` puts around every text.
+
+use super::steps;
+use crate::{Error, Result};
+use serde_json::Value as Json;
+
+/// Ids around a text.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Around {
+    pub(super) before: Vec<u32>,
+    pub(super) after: Vec<u32>,
+}
+
+impl Around {
+    pub(super) fn of(json: &Json) -> Result<Self> {
+        let mut around = Self::default();
+        for step in steps(json.get("post_processor"), "processors") {
+            around.add(step).map_err(|why| Error::at("post_processor", why))?;
+        }
+        Ok(around)
+    }
+
+    /// What one more step puts around what is there.
+    fn add(&mut self, step: &Json) -> std::result::Result<(), String> {
+        let kind = step.get("type").and_then(Json::as_str).unwrap_or_default();
+        let (before, after) = match kind {
+            // It looks at where words begin and end, not at ids.
+            "ByteLevel" => return Ok(()),
+            "TemplateProcessing" => template(step),
+            "BertProcessing" | "RobertaProcessing" => {
+                let one = |key| Some(vec![id(step.pointer(key)?)?]);
+                one("/cls/1").zip(one("/sep/1"))
+            }
+            other => return Err(format!("{other} has no place in GGUF")),
+        }
+        .ok_or_else(|| format!("{kind}: its ids are not told"))?;
+        self.before.splice(0..0, before);
+        self.after.extend(after);
+        Ok(())
+    }
+}
+
+/// The ids before and after the text in a template.
+fn template(step: &Json) -> Option<(Vec<u32>, Vec<u32>)> {
+    let (mut around, mut at) = ([Vec::new(), Vec::new()], 0);
+    for piece in step.get("single")?.as_array()? {
+        match piece.pointer("/SpecialToken/id") {
+            None => at = 1,
+            Some(name) => {
+                let ids = step.get("special_tokens")?.get(name.as_str()?)?.get("ids")?.as_array()?;
+                around[at].extend(ids.iter().map(id).collect::<Option<Vec<u32>>>()?);
+            }
+        }
+    }
+    let [before, after] = around;
+    Some((before, after))
+}
+
+fn id(json: &Json) -> Option<u32> {
+    json.as_u64().and_then(|id| u32::try_from(id).ok())
+}
