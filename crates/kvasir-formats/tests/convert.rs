@@ -399,4 +399,10 @@ fn what_a_file_cannot_say_of_texts_is_refused_by_name() {
             convert(&scratch.0, &scratch.0.join("a.gguf"), &Rules::parse("f32", &[]).unwrap()).unwrap_err();
         assert!(error.to_string().contains(why), "{at}: {error}");
     }
+    let mut json = tokenizer_json("sp");
+    json["model"]["vocab"].as_object_mut().unwrap().remove("<0xE6>").unwrap();
+    std::fs::write(scratch.0.join("tokenizer.json"), json.to_string()).unwrap();
+    let error =
+        convert(&scratch.0, &scratch.0.join("a.gguf"), &Rules::parse("f32", &[]).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("byte_fallback without <0xE6>"), "{error}");
 }

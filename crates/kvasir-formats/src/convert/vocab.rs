@@ -133,6 +133,11 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
     }
     let merges = merges(json)?;
     if byte_fallback {
+        // Other readers end over a byte that is no token.
+        let missing = (0..=u8::MAX).map(|b| format!("<0x{b:02X}>")).find(|b| tokenizer.id(b).is_none());
+        if let Some(byte) = missing {
+            return Err(Error::at("model.vocab", format!("byte_fallback without {byte}")));
+        }
         spaces::of_chars(json, out)?;
         scored(&tokens, &merges, out);
     } else {
