@@ -98,7 +98,7 @@ impl QuantActivations {
     /// Writes row `row` from `x`.
     ///
     /// # Safety
-    /// No other thread may use the same row meanwhile, and `row` must be below [`rows`](Self::rows).
+    /// No other thread may use the same row meanwhile, and there must be room for it.
     pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
         let (whole, rest) = x.as_chunks::<SUPER>();
         let mut last = [0f32; SUPER];

@@ -4,7 +4,8 @@ use crate::Level;
 use crate::panels::{Encoded, EncodedRows, Kind, PanelReader, Panels};
 use kvasir_formats::DType;
 
-/// Quantised weights: the superblocks of a panel one after the other, codes of four inputs of 16 outputs to a vector.
+/// Quantised weights: the superblocks of a panel one after the other. Bytes and codes of six bits have four inputs of 16 outputs to a vector, others
+/// lie by output.
 pub(crate) struct Integers {
     pub(crate) dtype: DType,
     pub(crate) format: Format,

@@ -2,7 +2,7 @@
 
 use crate::vectors::operations;
 
-/// A vector of 64 bytes holds four inputs of all 16 outputs of a panel.
+/// A vector of 64 bytes, opened, holds four inputs of all 16 outputs of a panel.
 pub(super) mod v512 {
     use super::operations;
     use std::arch::x86_64::*;
@@ -102,7 +102,7 @@ pub(super) mod v512 {
     }
 }
 
-/// A vector of 32 bytes holds four inputs of eight of a panel's outputs.
+/// A vector of 32 bytes, opened, holds four inputs of eight of a panel's outputs.
 pub(super) mod v256 {
     use super::operations;
     use std::arch::x86_64::*;
