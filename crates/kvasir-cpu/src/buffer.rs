@@ -1,3 +1,5 @@
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 use memmap2::{MmapMut, MmapOptions};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +22,8 @@ const TAIL: usize = 256;
 /// Buffers in large pages share regions of at least this size: a matrix alone is often smaller than a large page.
 const REGION: usize = 256 << 20;
 const LARGE_PAGE: usize = 2 << 20;
+/// What buffers of a region share none of.
+const PAGE: usize = 4096;
 
 /// The region that is being filled, and how far it is.
 static OPEN: Mutex<Option<(Arc<MmapMut>, usize, usize)>> = Mutex::new(None);
@@ -32,7 +36,7 @@ impl Buffer {
 
     /// In large pages where the system has them: for what is read through once per step.
     pub(crate) fn in_large_pages(len: usize) -> io::Result<Self> {
-        let taken = len.checked_add(TAIL).ok_or_else(|| too_large(len))?.next_multiple_of(4096);
+        let taken = len.checked_add(TAIL).ok_or_else(|| too_large(len))?.next_multiple_of(PAGE);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if open.as_ref().is_none_or(|(_, at, end)| end - at < taken) {
             let size = taken.max(REGION).checked_add(LARGE_PAGE).ok_or_else(|| too_large(len))?;
@@ -82,10 +86,55 @@ impl Buffer {
     }
 }
 
+impl Drop for Buffer {
+    /// Gives its pages back at once: those of its region stay as long as any other buffer in it, and a session's lie beside a model's.
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        if Arc::strong_count(&self.region) > 1 {
+            let offset = self.base as usize - self.region.as_ptr() as usize;
+            let len = (self.len + TAIL).next_multiple_of(PAGE);
+            // SAFETY: the pages are this buffer's alone, which is gone, and nobody gets them again.
+            let _ = unsafe { self.region.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len) };
+        }
+    }
+}
+
 fn map(len: usize) -> io::Result<MmapMut> {
     MmapOptions::new().len(len).no_reserve_swap().map_anon()
 }
 
 fn too_large(len: usize) -> io::Error {
     io::Error::new(io::ErrorKind::OutOfMemory, format!("{len} bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of memory that the buffer's pages take.
+    #[cfg(target_os = "linux")]
+    fn resident(at: usize, len: usize) -> usize {
+        let mut file = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let mut entries = vec![0u8; len / PAGE * 8];
+        std::io::Seek::seek(&mut file, io::SeekFrom::Start((at / PAGE * 8) as u64)).unwrap();
+        std::io::Read::read_exact(&mut file, &mut entries).unwrap();
+        // The highest bit of a page's entry says that it is there.
+        entries.as_chunks::<8>().0.iter().filter(|entry| u64::from_le_bytes(**entry) >> 63 == 1).count()
+            * PAGE
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_is_dropped_takes_no_memory_beside_what_stays() {
+        const LEN: usize = 8 << 20;
+        let mut stays = Buffer::in_large_pages(LEN).unwrap();
+        let mut goes = Buffer::in_large_pages(LEN).unwrap();
+        stays.bytes_mut().fill(1);
+        goes.bytes_mut().fill(2);
+        let at = goes.ptr() as usize;
+        assert_eq!(resident(at, LEN), LEN);
+        drop(goes);
+        assert_eq!(resident(at, LEN), 0);
+        assert!(stays.bytes().iter().all(|byte| *byte == 1));
+    }
 }
