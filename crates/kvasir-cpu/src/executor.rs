@@ -75,10 +75,7 @@ impl CpuExecutor {
 
     /// The same, as one of several ranks of the model that its program is a part for.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        let parts = self.model.program.ranks().unwrap_or(ranks.count());
-        if parts != ranks.count() {
-            return Err(format!("a program for {parts} ranks cannot run among {}", ranks.count()));
-        }
+        self.model.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
         Ok(self)
     }
@@ -131,9 +128,8 @@ impl CpuExecutor {
     fn check(&mut self, step: &Step) -> Result<(), StepError> {
         let fail = |why: String| Err(StepError::Failed(why));
         let (batch, plan) = (&step.batch, &step.plan);
-        if self.ranks.is_none() && self.model.program.ranks().is_some_and(|ranks| ranks > 1) {
-            return fail("the program is a part for several ranks, and there is no other".into());
-        }
+        let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
+        self.model.program.check_ranks(ranks).map_err(StepError::Failed)?;
         let n = batch.tokens.len();
         let mut spans = batch.rows.iter().map(|row| row.tokens);
         let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));

@@ -50,10 +50,7 @@ impl PlainExecutor {
 
     /// The same, as one of several ranks of the model that its program is a part for.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        let parts = self.compiled.program.ranks().unwrap_or(ranks.count());
-        if parts != ranks.count() {
-            return Err(format!("a program for {parts} ranks cannot run among {}", ranks.count()));
-        }
+        self.compiled.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
         Ok(self)
     }
@@ -112,9 +109,8 @@ impl PlainExecutor {
     fn check(&self, step: &Step, hidden: Option<&[f32]>) -> Result<Vec<Token>, StepError> {
         let fail = |why: String| Err(StepError::Failed(why));
         let (batch, plan, program) = (&step.batch, &step.plan, &self.compiled.program);
-        if self.ranks.is_none() && program.ranks().is_some_and(|ranks| ranks > 1) {
-            return fail("the program is a part for several ranks, and there is no other".into());
-        }
+        let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
+        program.check_ranks(ranks).map_err(StepError::Failed)?;
         let n = batch.tokens.len();
         let mut spans = batch.rows.iter().map(|row| row.tokens);
         let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));

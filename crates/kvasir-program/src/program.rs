@@ -101,6 +101,16 @@ impl Program {
         Some(joined.map_or(own, Op::out))
     }
 
+    /// Refuses to run among so many ranks if it is a part for another number of them.
+    pub fn check_ranks(&self, count: usize) -> Result<(), String> {
+        match self.ranks() {
+            Some(parts) if parts != count => {
+                Err(format!("a program for {parts} ranks cannot run among {count}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// How many ranks it is a part for, where an op joins their rows.
     pub fn ranks(&self) -> Option<usize> {
         self.ops.iter().find_map(|op| match op {

@@ -1,10 +1,13 @@
 //! `kvasir convert` as a program: what it replaces, what it refuses, and what it leaves on the disk.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
+mod scratch;
+
+use scratch::folder;
 use std::{
     fs,
     os::unix::fs::{FileTypeExt, symlink},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output},
 };
 
@@ -12,13 +15,6 @@ fn convert(out: &Path) -> Output {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3");
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
     command.arg("convert").arg(model).arg(out).args(["--dtype", "q8_0"]).output().unwrap()
-}
-
-fn folder(name: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
-    folder
 }
 
 #[test]

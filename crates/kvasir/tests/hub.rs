@@ -21,15 +21,9 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-fn inspect(cache: &Path, endpoint: &str, name: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
-    command.args(["inspect", name]).env("HF_HUB_CACHE", cache).env("HF_ENDPOINT", endpoint);
-    command.env("NO_PROXY", "127.0.0.1").output().unwrap()
-}
-
-#[test]
-fn a_model_in_the_cache_is_used_without_a_network() {
-    let cache = folder("cache");
+/// A cache with one model, the model's folder in it, and its files.
+fn cached(name: &str) -> (PathBuf, PathBuf, PathBuf) {
+    let cache = folder(name);
     let of_model = cache.join("models--acme--tiny");
     let snapshot = of_model.join("snapshots").join(COMMIT);
     fs::create_dir_all(&snapshot).unwrap();
@@ -38,6 +32,18 @@ fn a_model_in_the_cache_is_used_without_a_network() {
     for file in ["config.json", "model.safetensors"] {
         fs::copy(model().join(file), snapshot.join(file)).unwrap();
     }
+    (cache, of_model, snapshot)
+}
+
+fn inspect(cache: &Path, endpoint: &str, name: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    command.args(["inspect", name]).env("HF_HUB_CACHE", cache).env("HF_ENDPOINT", endpoint);
+    command.env("NO_PROXY", "127.0.0.1").output().unwrap()
+}
+
+#[test]
+fn a_model_in_the_cache_is_used_without_a_network() {
+    let (cache, of_model, snapshot) = cached("cache");
     // Nobody listens there.
     let nowhere = "http://127.0.0.1:9";
     for name in ["acme/tiny", "acme/tiny@main", &format!("acme/tiny@{COMMIT}")] {
@@ -75,15 +81,7 @@ fn a_model_in_the_cache_is_used_without_a_network() {
 
 #[test]
 fn every_command_finds_a_model_by_its_name() {
-    let cache = folder("commands");
-    let of_model = cache.join("models--acme--tiny");
-    let snapshot = of_model.join("snapshots").join(COMMIT);
-    fs::create_dir_all(&snapshot).unwrap();
-    fs::create_dir_all(of_model.join("refs")).unwrap();
-    fs::write(of_model.join("refs/main"), COMMIT).unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        fs::copy(model().join(file), snapshot.join(file)).unwrap();
-    }
+    let (cache, _, snapshot) = cached("commands");
     let tokenizer = "../kvasir-formats/tests/data/tokenizers/qwen";
     for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(tokenizer)).unwrap() {
         let file = file.unwrap().path();

@@ -1,21 +1,16 @@
 //! `kvasir sim` as a program: what it refuses and how, and what it leaves on the disk.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
+mod scratch;
+
+use scratch::folder;
 use std::{
     fs,
-    path::PathBuf,
     process::{Command, Output},
 };
 
 fn sim(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvasir")).arg("sim").args(args).output().unwrap()
-}
-
-fn folder(name: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
-    folder
 }
 
 #[test]

@@ -106,10 +106,11 @@ impl Attend<'_> {
             if n == 0 {
                 break;
             }
-            self.stage(level, piece, chunk, n, true, room);
-            if room.positions.last().is_some_and(|last| *last < from) {
+            let last = self.views.entries(chunk).take(n).last();
+            if last.is_some_and(|(.., position)| (position as i32) < from) {
                 continue;
             }
+            self.stage(level, piece, chunk, n, true, room);
             for block in 0..blocks {
                 let scores = &mut room.scores[block][..n];
                 scores.fill([0.0; LANES]);
