@@ -15,6 +15,8 @@ pub(super) struct HfVocab {
     inner: Inner,
     /// Tokens beside the model's own, as texts have them: a normalizer may spell them otherwise.
     added: HashMap<u32, Added>,
+    /// One more than the last id.
+    len: usize,
     spelling: Spelling,
     /// Text is cut by an expression that looks ahead from the end of white space.
     looks_ahead: bool,
@@ -63,7 +65,11 @@ impl HfVocab {
         let decoder =
             serde_json::to_value(inner.get_decoder()).map_err(|e| Error::at("tokenizer.json", e))?;
         let added = inner.get_added_tokens_decoder().into_iter();
-        let added = added.map(|(id, t)| (id, Added { text: t.content, special: t.special })).collect();
+        let added: HashMap<u32, Added> =
+            added.map(|(id, t)| (id, Added { text: t.content, special: t.special })).collect();
+        // Added ones need not follow the others at once.
+        let last = added.keys().max().map_or(0, |last| *last as usize + 1);
+        let len = inner.get_vocab_size(true).max(last);
         let cuts = inner.get_pre_tokenizer().map(serde_json::to_string).transpose();
         let cuts = cuts.map_err(|e| Error::at("tokenizer.json", e))?.unwrap_or_default();
         // Each spells every byte with up to two.
@@ -75,13 +81,11 @@ impl HfVocab {
             return Err(Error::at("tokenizer.json: decoder", why));
         }
         let looks_ahead = cuts.contains("(?!") || cuts.contains(r#""use_regex":true"#);
-        Ok(Self { spelling: spelling(&decoder)?, inner, added, looks_ahead })
+        Ok(Self { spelling: spelling(&decoder)?, inner, added, len, looks_ahead })
     }
 
     pub(super) fn len(&self) -> usize {
-        // Added ones need not follow the others at once.
-        let last = self.added.keys().max().map_or(0, |last| *last as usize + 1);
-        self.inner.get_vocab_size(true).max(last)
+        self.len
     }
 
     pub(super) fn spelling(&self, id: u32) -> Option<String> {
