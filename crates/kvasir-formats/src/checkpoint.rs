@@ -3,7 +3,7 @@ use crate::{
     config::{read_json, read_text},
     encoding,
     gguf::{self, Gguf},
-    safetensors_file,
+    safetensors_file, text_part,
 };
 use serde_json::Value as Json;
 use std::{
@@ -31,6 +31,7 @@ pub struct Checkpoint {
     quantization: Option<Quantization>,
     facts: Facts,
     gguf: Option<Arc<Gguf>>,
+    left_out: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -54,6 +55,8 @@ impl Checkpoint {
         if !config.is_object() {
             return Err(Error::at(config_path.display(), "is not an object"));
         }
+        let text = text_part::config(&config).map_err(|e| e.in_file(&config_path))?;
+        let (joined, config) = (text.is_some(), text.unwrap_or(config));
         let quantization = Quantization::of(&config).map_err(|e| e.in_file(&config_path))?;
         let mut out = Self {
             path: dir.to_owned(),
@@ -64,13 +67,36 @@ impl Checkpoint {
             quantization,
             facts: Facts::default(),
             gguf: None,
+            left_out: 0,
         };
         let index = dir.join("model.safetensors.index.json");
         match read_json(&index)? {
             Some(json) => out.add_shards(dir, &json).map_err(|e| e.in_file(&index))?,
             None => out.add_file(&dir.join("model.safetensors"))?,
         }
+        if joined {
+            out.keep_text()?;
+        }
         Ok(out)
+    }
+
+    /// Leaves out what is not the text model's, which goes by its own names from now on.
+    fn keep_text(&mut self) -> Result<()> {
+        for (joined, entry) in std::mem::take(&mut self.tensors) {
+            match text_part::name(&joined) {
+                None => self.left_out += 1,
+                Some(name) => {
+                    if self.tensors.insert(name, entry).is_some() {
+                        let fail = Error::at(format!("tensor {joined}"), "is there under two names");
+                        return Err(fail.in_file(&self.path));
+                    }
+                }
+            }
+        }
+        if let Some(q) = &mut self.quantization {
+            q.not_converted = q.not_converted.iter().filter_map(|module| text_part::name(module)).collect();
+        }
+        Ok(())
     }
 
     fn add_shards(&mut self, dir: &Path, index: &Json) -> Result<()> {
@@ -137,6 +163,7 @@ impl Checkpoint {
             quantization: None,
             facts,
             gguf: Some(gguf),
+            left_out: 0,
         })
     }
 
@@ -163,6 +190,11 @@ impl Checkpoint {
     /// What else a program must know.
     pub fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    /// Tensors in its files that are not the text model's, and are not read.
+    pub fn left_out(&self) -> usize {
+        self.left_out
     }
 
     /// The GGUF file behind this, for its tokenizer and other metadata.

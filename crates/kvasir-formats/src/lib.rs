@@ -22,6 +22,7 @@ mod source;
 mod template;
 mod tensor;
 mod text_files;
+mod text_part;
 mod tokenizer;
 mod whole_file;
 

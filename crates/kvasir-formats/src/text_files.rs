@@ -78,10 +78,15 @@ impl TextFiles {
                     }
                     Some(name) => return Err(Error::at("chat template", format!("{name:?} is no name"))),
                 };
-                match read_text(&file, MAX_TEMPLATE)? {
-                    Some(text) => Ok(Some(text)),
-                    None => Ok(self.config.as_ref().and_then(|c| named_template(c, name))),
+                if let Some(text) = read_text(&file, MAX_TEMPLATE)? {
+                    return Ok(Some(text));
                 }
+                if let Some(text) = self.config.as_ref().and_then(|c| named_template(c, name)) {
+                    return Ok(Some(text));
+                }
+                // Checkpoints that also see may keep it apart.
+                let apart = read_json(&dir.join("chat_template.json"))?;
+                Ok(apart.and_then(|c| named_template(&c, name)))
             }
         }
     }

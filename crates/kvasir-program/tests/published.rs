@@ -125,3 +125,18 @@ fn what_is_not_supported_is_refused_by_name() {
     assert!(with("head_dim", json!(7)).contains("7"));
     assert!(with("dtype", json!("int8")).contains("\"int8\""));
 }
+
+/// Gemma 3 4B's text model as its makers write it: most is meant by silence.
+#[test]
+fn gemma_3_4b() {
+    let model = model(json!({
+        "architectures": ["Gemma3ForCausalLM"], "hidden_size": 2560, "intermediate_size": 10240,
+        "model_type": "gemma3_text", "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024}));
+    assert_eq!(weights(&model.target), 3_880_263_168);
+    let windows = model.target.layers.iter().filter(|layer| layer.window == Some(1024)).count();
+    assert_eq!((windows, model.target.max_positions), (29, 131_072));
+    // Only what sees everything is stretched.
+    let firsts: Vec<_> = model.target.ropes.iter().map(|rope| rope.inv_freq[0]).collect();
+    assert_eq!(firsts, [1.0, 0.125]);
+}

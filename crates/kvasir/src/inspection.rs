@@ -32,6 +32,8 @@ pub struct KvFacts {
 pub struct MemoryPlan {
     /// Tensors of the checkpoint.
     pub tensors: usize,
+    /// Tensors of the checkpoint that are not the text model's, and are not read.
+    pub left_out: usize,
     /// Bytes of all tensors as stored.
     pub stored: u64,
     /// Numbers that one token of context keeps over all layers of the target.
@@ -68,6 +70,7 @@ impl Inspection {
             },
             memory: MemoryPlan {
                 tensors: count,
+                left_out: opened.checkpoint.left_out(),
                 stored,
                 kv_numbers_per_token: kv,
                 kv_bytes_per_token_16_bit: kv * 2,
@@ -100,6 +103,9 @@ impl fmt::Display for Inspection {
         let memory = &self.memory;
         writeln!(f, "\nmemory")?;
         writeln!(f, "  {} tensors, {} bytes as stored", memory.tensors, memory.stored)?;
+        if memory.left_out > 0 {
+            writeln!(f, "  {} tensors are not of the text model and are not read", memory.left_out)?;
+        }
         let (half, full) = (memory.kv_bytes_per_token_16_bit, memory.kv_bytes_per_token_32_bit);
         writeln!(f, "  {half} bytes of K/V per token in a 16-bit pool, {full} in a 32-bit one")?;
         writeln!(f, "  {} values in {} buffers", memory.values, memory.buffers)?;

@@ -54,7 +54,8 @@ impl Architecture {
             "Phi3ForCausalLM" => json!({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
             "Gemma3ForCausalLM" => json!({
                 "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
-                "head_dim": 256,
+                "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208,
+                "max_position_embeddings": 131_072,
             }),
             "DeepseekV3ForCausalLM" | "DeepseekV32ForCausalLM" => {
                 json!({"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1})

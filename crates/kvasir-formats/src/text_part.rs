@@ -1,0 +1,99 @@
+//! The text model of a checkpoint that also sees, as if it stood alone: its part of the config, and its tensors under their own names.
+
+use crate::{Error, Result};
+use serde_json::Value as Json;
+
+/// Architectures that join a text model to one that sees, and the text model's own.
+const JOINED: [(&str, &str); 2] = [
+    ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
+    ("Mistral3ForConditionalGeneration", "MistralForCausalLM"),
+];
+
+/// What the joined config may say for its text model.
+const FOR_TEXT: [&str; 6] =
+    ["bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config"];
+
+/// What it says for both, whatever its text model's part says: who built the whole tied its head.
+const FOR_BOTH: &str = "tie_word_embeddings";
+
+/// Where a joined checkpoint keeps what is not text.
+const NOT_TEXT: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
+
+/// The config of the text model, if this is a joined one.
+pub(crate) fn config(joined: &Json) -> Result<Option<Json>> {
+    let name = joined.pointer("/architectures/0").and_then(Json::as_str);
+    let Some((_, own)) = JOINED.iter().find(|(joined, _)| Some(*joined) == name) else { return Ok(None) };
+    let text = joined.get("text_config").and_then(Json::as_object);
+    let mut text = text.cloned().ok_or_else(|| Error::at("text_config", "is missing or no object"))?;
+    text.insert("architectures".to_owned(), Json::from(vec![*own]));
+    for key in FOR_TEXT {
+        if let Some(value) = joined.get(key).filter(|value| !value.is_null()) {
+            let said = text.entry(key).or_insert(Json::Null);
+            if said.is_null() {
+                *said = value.clone();
+            }
+        }
+    }
+    if let Some(tied) = joined.get(FOR_BOTH) {
+        text.insert(FOR_BOTH.to_owned(), tied.clone());
+    }
+    Ok(Some(Json::Object(text)))
+}
+
+/// What a tensor or module of a joined checkpoint is called in the text model; none if it is not part of that.
+pub(crate) fn name(joined: &str) -> Option<String> {
+    // The text model is called `language_model`; it was the outer name once, and is the inner one since.
+    if let Some(name) = joined.strip_prefix("language_model.") {
+        return Some(name.to_owned());
+    }
+    let inner = joined.strip_prefix("model.");
+    if let Some(name) = inner.and_then(|inner| inner.strip_prefix("language_model.")) {
+        return Some(format!("model.{name}"));
+    }
+    let place = inner.unwrap_or(joined);
+    (!NOT_TEXT.iter().any(|other| place.starts_with(other))).then(|| joined.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn names_old_and_new_are_those_of_the_text_model() {
+        let own = |joined| name(joined).unwrap_or_default();
+        assert_eq!(
+            own("language_model.model.layers.0.mlp.up_proj.weight"),
+            "model.layers.0.mlp.up_proj.weight"
+        );
+        assert_eq!(
+            own("model.language_model.layers.0.mlp.up_proj.weight"),
+            "model.layers.0.mlp.up_proj.weight"
+        );
+        assert_eq!(own("language_model.lm_head.weight"), "lm_head.weight");
+        assert_eq!(own("lm_head.weight"), "lm_head.weight");
+        assert_eq!(own("model.something_else.weight"), "model.something_else.weight");
+        for seeing in
+            ["vision_tower.a.weight", "model.vision_tower.a.weight", "model.multi_modal_projector.b"]
+        {
+            assert_eq!(name(seeing), None);
+        }
+    }
+
+    #[test]
+    fn the_text_model_says_what_it_says_and_the_whole_the_rest() {
+        let joined = json!({
+            "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "bos_token_id": 2,
+            "vision_config": {"hidden_size": 1}, "tie_word_embeddings": true,
+            "text_config": {"hidden_size": 64, "bos_token_id": 7, "eos_token_id": null, "tie_word_embeddings": false},
+        });
+        assert_eq!(
+            config(&joined).unwrap().unwrap(),
+            json!({"architectures": ["Gemma3ForCausalLM"], "hidden_size": 64, "bos_token_id": 7, "eos_token_id": [1, 106],
+                "tie_word_embeddings": true})
+        );
+        assert_eq!(config(&json!({"architectures": ["Gemma3ForCausalLM"]})).unwrap(), None);
+        let without = json!({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": 3});
+        assert!(config(&without).unwrap_err().to_string().contains("text_config"));
+    }
+}
