@@ -3,10 +3,17 @@
 use crate::{Error, Result};
 use serde_json::Value as Json;
 
-/// Architectures that join a text model to one that sees, and the text model's own.
-const JOINED: [(&str, &str); 2] = [
-    ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
-    ("Mistral3ForConditionalGeneration", "MistralForCausalLM"),
+/// An architecture that joins a text model to one that sees.
+struct Joined {
+    name: &'static str,
+    /// The text model's own name, and the type that its config goes by.
+    text: &'static str,
+    model_type: &'static str,
+}
+
+const JOINED: [Joined; 2] = [
+    Joined { name: "Gemma3ForConditionalGeneration", text: "Gemma3ForCausalLM", model_type: "gemma3_text" },
+    Joined { name: "Mistral3ForConditionalGeneration", text: "MistralForCausalLM", model_type: "mistral" },
 ];
 
 /// What the joined config may say for its text model.
@@ -22,10 +29,16 @@ const NOT_TEXT: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
 /// The config of the text model, if this is a joined one.
 pub(crate) fn config(joined: &Json) -> Result<Option<Json>> {
     let name = joined.pointer("/architectures/0").and_then(Json::as_str);
-    let Some((_, own)) = JOINED.iter().find(|(joined, _)| Some(*joined) == name) else { return Ok(None) };
+    let Some(kind) = JOINED.iter().find(|kind| Some(kind.name) == name) else { return Ok(None) };
     let text = joined.get("text_config").and_then(Json::as_object);
     let mut text = text.cloned().ok_or_else(|| Error::at("text_config", "is missing or no object"))?;
-    text.insert("architectures".to_owned(), Json::from(vec![*own]));
+    // The same eyes are joined to other text models, too.
+    let model_type = text.get("model_type").and_then(Json::as_str).unwrap_or(kind.model_type);
+    if model_type != kind.model_type {
+        let why = format!("{model_type:?} is not supported, only {:?}", kind.model_type);
+        return Err(Error::at("text_config.model_type", why));
+    }
+    text.insert("architectures".to_owned(), Json::from(vec![kind.text]));
     for key in FOR_TEXT {
         if let Some(value) = joined.get(key).filter(|value| !value.is_null()) {
             let said = text.entry(key).or_insert(Json::Null);
@@ -95,5 +108,8 @@ mod tests {
         assert_eq!(config(&json!({"architectures": ["Gemma3ForCausalLM"]})).unwrap(), None);
         let without = json!({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": 3});
         assert!(config(&without).unwrap_err().to_string().contains("text_config"));
+        let other = json!({
+            "architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}});
+        assert!(config(&other).unwrap_err().to_string().contains("\"ministral3\" is not supported"));
     }
 }

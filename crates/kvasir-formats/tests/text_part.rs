@@ -1,7 +1,7 @@
 //! Checkpoints that also see: their text model is what is opened, under the names that it has by itself.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_formats::Checkpoint;
+use kvasir_formats::{Checkpoint, TextFiles};
 use kvasir_program::{Model, ProgramError, Source};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value as Json, json};
@@ -50,6 +50,9 @@ fn both_namings_yield_the_text_model() {
         let built = Model::build(&checkpoint.source()).unwrap();
         assert_eq!(built.target.weights.len(), checkpoint.tensors().count());
         assert_eq!(checkpoint.left_out(), 2);
+        std::fs::write(dir.join("chat_template.json"), r#"{"chat_template": "{{ 1 }}"}"#).unwrap();
+        let template = TextFiles::open(&dir).unwrap().template_source(None).unwrap();
+        assert_eq!(template.as_deref(), Some("{{ 1 }}"));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }
