@@ -34,16 +34,19 @@ pub(crate) unsafe fn add_products(
         // SAFETY: the level was found on this machine; the caller's rows.
         return unsafe { v512::add(rows, columns, sums) };
     }
-    by_compiler(level, rows, columns, sums);
+    // SAFETY: the caller's rows.
+    unsafe { by_compiler(level, rows, columns, sums) };
 }
 
 /// Rows whose sums fit 16 registers of 256 bits beside what is multiplied.
 const FEW: usize = 4;
 
+/// # Safety
+/// As for [`add_products`].
 #[inline(always)]
-fn add_body(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
+unsafe fn add_body(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
     #[inline(always)]
-    fn some<const N: usize>(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]; N]) {
+    unsafe fn some<const N: usize>(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]; N]) {
         let mut all = *sums;
         for (i, column) in columns.iter().enumerate() {
             for (n, sums) in all.iter_mut().enumerate() {
@@ -58,15 +61,21 @@ fn add_body(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
     }
     let whole = sums.len() / FEW * FEW;
     let (fours, rest) = sums.as_chunks_mut::<FEW>();
-    fours.iter_mut().enumerate().for_each(|(n, sums)| some(rows.skip(n * FEW), columns, sums));
-    rest.as_chunks_mut::<1>()
-        .0
-        .iter_mut()
-        .enumerate()
-        .for_each(|(n, sums)| some(rows.skip(whole + n), columns, sums));
+    for (n, sums) in fours.iter_mut().enumerate() {
+        // SAFETY: the caller's rows.
+        unsafe { some(rows.skip(n * FEW), columns, sums) };
+    }
+    for (n, sums) in rest.as_chunks_mut::<1>().0.iter_mut().enumerate() {
+        // SAFETY: as above.
+        unsafe { some(rows.skip(whole + n), columns, sums) };
+    }
 }
 
-per_level! { by_compiler(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) => add_body }
+per_level! {
+    /// # Safety
+    /// As for [`add_products`].
+    unsafe by_compiler(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) => add_body
+}
 
 #[cfg(target_arch = "x86_64")]
 mod v512 {
@@ -77,6 +86,8 @@ mod v512 {
     const MANY: usize = 16;
     const FEW: usize = 4;
 
+    /// # Safety
+    /// As for [`super::add_products`], and the machine must have the instructions.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) unsafe fn add(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
         let mut n = 0;
@@ -97,6 +108,8 @@ mod v512 {
         }
     }
 
+    /// # Safety
+    /// As for [`add`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn some<const N: usize>(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]; N]) {

@@ -48,7 +48,8 @@ impl Coming {
         let pairs = self.rows.as_chunks::<2>().0;
         let end = pairs.len().min(self.done + TOGETHER);
         if self.done < end {
-            interleave(level, &pairs[self.done..end], self.done, self.width, &mut self.tiles);
+            // SAFETY: the caller's rows.
+            unsafe { interleave(level, &pairs[self.done..end], self.done, self.width, &mut self.tiles) };
             self.done = end;
         }
     }
@@ -59,7 +60,8 @@ impl Coming {
     /// As for [`some`](Self::some).
     pub(super) unsafe fn all(&mut self, level: Level) {
         let pairs = self.rows.as_chunks::<2>().0;
-        interleave(level, &pairs[self.done..], self.done, self.width, &mut self.tiles);
+        // SAFETY: the caller's rows.
+        unsafe { interleave(level, &pairs[self.done..], self.done, self.width, &mut self.tiles) };
         self.done = pairs.len();
     }
 }
@@ -97,17 +99,26 @@ per_level! {
 }
 
 /// Puts pairs of rows of values (the first of positions 2 `first` and 2 `first` + 1) into rows of their step's tiles, pairs of numbers to a word.
-fn interleave(level: Level, pairs: &[[*const u16; 2]], first: usize, width: usize, tiles: &mut [Tile]) {
+///
+/// # Safety
+/// Each row must be `width` numbers.
+unsafe fn interleave(
+    level: Level,
+    pairs: &[[*const u16; 2]],
+    first: usize,
+    width: usize,
+    tiles: &mut [Tile],
+) {
     for (pair, at) in (first..).zip(pairs) {
         let (step, row) = (pair / LANES, pair % LANES);
         let mut done = 0;
         #[cfg(target_arch = "x86_64")]
         if level >= Level::Avx512Vnni {
-            // SAFETY: the level was found on this machine; who made the rows vouches for them, and there are two tiles for each part and step.
+            // SAFETY: the level was found on this machine; the caller's rows.
             unsafe { interleave_wide(*at, width / WIDE, &mut tiles[step..], row) };
             done = width / WIDE * WIDE;
         }
-        // SAFETY: as above.
+        // SAFETY: the caller's rows.
         let [a, b] = at.map(|row| unsafe { std::slice::from_raw_parts(row, width) });
         for d in done..width {
             let (tile, column) = place(d % WIDE);
@@ -119,7 +130,7 @@ fn interleave(level: Level, pairs: &[[*const u16; 2]], first: usize, width: usiz
 /// `parts` times [`WIDE`] numbers of two rows, into row `row` of every other tile.
 ///
 /// # Safety
-/// The machine must have the instructions, each of `at` so many numbers, and there must be a tile for each 16 of them, with one between two.
+/// The machine must have the instructions, and each of `at` so many numbers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn interleave_wide(at: [*const u16; 2], parts: usize, tiles: &mut [Tile], row: usize) {
@@ -128,7 +139,7 @@ unsafe fn interleave_wide(at: [*const u16; 2], parts: usize, tiles: &mut [Tile],
         let [a, b] = at.map(|row| row.wrapping_add(part * WIDE));
         ask_line(Near::First, a.wrapping_byte_add(AHEAD).cast());
         ask_line(Near::First, b.wrapping_byte_add(AHEAD).cast());
-        // SAFETY: 64 bytes of each row; rows of tiles.
+        // SAFETY: 64 bytes of each of the caller's rows, and of a tile's.
         unsafe {
             let (a, b) = (_mm512_loadu_si512(a.cast()), _mm512_loadu_si512(b.cast()));
             let mut put =

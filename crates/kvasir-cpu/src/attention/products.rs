@@ -91,15 +91,21 @@ pub(crate) fn open_values(level: Level, values: &[Tile], to: &mut Vec<Columns>) 
 pub(crate) const FEW: usize = 4;
 
 #[inline(always)]
-fn few_values_body(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) {
+unsafe fn few_values_body(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) {
     for step in 0..CHUNK / 32 {
         let a = std::array::from_fn(|n| shares.wrapping_add(step * 1024 + n * 64));
-        // SAFETY: the caller of `values` vouches for both.
+        // SAFETY: as the caller vouches.
         unsafe { dot_step::<FEW>(a, values.wrapping_add(step * 1024), sums) };
     }
 }
 
-per_level! { few_values(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) => few_values_body }
+per_level! {
+    /// Adds the products of a chunk's shares of so many lanes with 16 places of its values.
+    ///
+    /// # Safety
+    /// There must be two tiles of each, of which the shares' lanes count.
+    unsafe few_values(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) => few_values_body
+}
 
 /// What is multiplied of one chunk: two tiles of shares, and two tiles of values for each 16 places.
 pub(crate) type Shared = (*const u8, *const u8);
@@ -142,7 +148,8 @@ pub(crate) unsafe fn values(
                     multiply(level, rows, columns, &mut part);
                 }
             } else if let Some(part) = part.first_chunk_mut() {
-                few_values(level, *shares, values.wrapping_add(tile * 2048), part);
+                // SAFETY: as the caller vouches.
+                unsafe { few_values(level, *shares, values.wrapping_add(tile * 2048), part) };
             }
             for (part, sums) in part.iter().zip(sums.chunks_exact_mut(width)) {
                 sums[at..at + LANES].copy_from_slice(part);

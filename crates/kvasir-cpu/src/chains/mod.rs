@@ -40,7 +40,8 @@ impl Rows {
             // SAFETY: the level was found on this machine; the caller's rows.
             return unsafe { dots::open_rows(self, base, stride) };
         }
-        open_rows(level, &mut self.0, base, stride);
+        // SAFETY: the caller's rows.
+        unsafe { open_rows(level, &mut self.0, base, stride) };
     }
 }
 
@@ -68,7 +69,8 @@ impl Columns {
                 _ => {}
             }
         }
-        open_columns(level, &mut self.0, tile);
+        // SAFETY: the caller's tile.
+        unsafe { open_columns(level, &mut self.0, tile) };
     }
 }
 
@@ -87,9 +89,9 @@ pub(crate) fn multiply(level: Level, rows: &Rows, columns: &Columns, sums: &mut 
 }
 
 #[inline(always)]
-fn open_rows_body(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) {
+unsafe fn open_rows_body(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) {
     for (n, row) in rows.iter_mut().enumerate() {
-        // SAFETY: a row, as the caller of `open` says.
+        // SAFETY: one of the caller's rows.
         let bits = unsafe { base.wrapping_add(n * stride).cast::<[u16; STEP]>().read_unaligned() };
         for (v, bits) in row.iter_mut().zip(bits) {
             *v = f32::from_bits(u32::from(bits) << 16);
@@ -97,12 +99,16 @@ fn open_rows_body(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize
     }
 }
 
-per_level! { open_rows(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) => open_rows_body }
+per_level! {
+    /// # Safety
+    /// As for [`Rows::open`].
+    unsafe open_rows(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) => open_rows_body
+}
 
 #[inline(always)]
-fn open_columns_body([even, odd]: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) {
+unsafe fn open_columns_body([even, odd]: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) {
     for (i, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
-        // SAFETY: a row of the tile, as the caller of `open` says.
+        // SAFETY: a row of the caller's tile.
         let pairs = unsafe { tile.wrapping_add(i * 64).cast::<[u32; LANES]>().read_unaligned() };
         for lane in 0..LANES {
             even[lane] = f32::from_bits(pairs[lane] << 16);
@@ -111,7 +117,11 @@ fn open_columns_body([even, odd]: &mut [[[f32; LANES]; TILE]; 2], tile: *const u
     }
 }
 
-per_level! { open_columns(columns: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) => open_columns_body }
+per_level! {
+    /// # Safety
+    /// As for [`Columns::open`].
+    unsafe open_columns(columns: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) => open_columns_body
+}
 
 /// One chain for each of `N` rows and 16 columns.
 #[inline(always)]

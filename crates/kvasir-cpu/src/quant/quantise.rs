@@ -28,7 +28,8 @@ pub(super) unsafe fn quantise(level: Level, x: &[f32; SUPER], to: &Places) {
         // SAFETY: the caller's places; the level was found on this machine.
         return unsafe { wide::quantise(x, to) };
     }
-    by_compiler(level, x, to);
+    // SAFETY: the caller's places.
+    unsafe { by_compiler(level, x, to) };
 }
 
 /// The scale for a largest absolute value, and its inverse; both 0 if there is none.
@@ -39,7 +40,7 @@ fn scales(largest: f32) -> (f32, f32) {
 }
 
 #[inline(always)]
-fn body(x: &[f32; SUPER], to: &Places) {
+unsafe fn body(x: &[f32; SUPER], to: &Places) {
     // Sixteen at a time, so that compilers find vectors.
     let mut most = [0f32; 16];
     for x in x.as_chunks::<16>().0 {
@@ -58,7 +59,7 @@ fn body(x: &[f32; SUPER], to: &Places) {
         parts[i] = f32::from(sum & !15).to_bits().wrapping_shr(16) as u16;
         parts[16 + i] = f32::from(sum & 15).to_bits().wrapping_shr(16) as u16;
     }
-    // SAFETY: the places that the caller of `quantise` vouches for.
+    // SAFETY: the caller's places.
     unsafe {
         for (step, line) in codes.as_chunks::<64>().0.iter().enumerate() {
             to.codes.add(step * 1024).cast::<[i8; 64]>().write_unaligned(*line);
@@ -69,13 +70,19 @@ fn body(x: &[f32; SUPER], to: &Places) {
     }
 }
 
-per_level! { by_compiler(x: &[f32; SUPER], to: &Places) => body }
+per_level! {
+    /// # Safety
+    /// As for [`quantise`].
+    unsafe by_compiler(x: &[f32; SUPER], to: &Places) => body
+}
 
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use super::{Places, ROUND, SUPER, scales};
     use std::arch::x86_64::*;
 
+    /// # Safety
+    /// As for [`super::quantise`], and the machine must have the instructions.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) unsafe fn quantise(x: &[f32; SUPER], to: &Places) {
         let mut largest = [_mm512_setzero_ps(); 4];
