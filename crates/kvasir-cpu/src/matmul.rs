@@ -1,21 +1,28 @@
 use crate::quant::LANES;
+use std::marker::PhantomData;
 
-/// Where a matmul's results go: rows of floats, `stride` apart.
-pub(crate) struct Output {
+/// Where a matmul's results go: rows of floats, `stride` apart, of which several threads write parts.
+pub(crate) struct Output<'a> {
     base: *mut f32,
     stride: usize,
     rows: usize,
     width: usize,
+    of: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: every element is written by one thread only: kernels share out panels and blocks of rows.
-unsafe impl Sync for Output {}
+// SAFETY: only those write who vouch that nobody else writes the same numbers.
+unsafe impl Sync for Output<'_> {}
 
-impl Output {
+impl<'a> Output<'a> {
     /// Results of `rows` rows of `width` numbers, in `out`.
-    pub(crate) fn new(out: &mut [f32], rows: usize, stride: usize, width: usize) -> Self {
+    pub(crate) fn new(out: &'a mut [f32], rows: usize, stride: usize, width: usize) -> Self {
         assert!(width <= stride && rows * stride <= out.len() + (stride - width), "results fit");
-        Self { base: out.as_mut_ptr(), stride, rows, width }
+        Self { base: out.as_mut_ptr(), stride, rows, width, of: PhantomData }
+    }
+
+    /// How many rows there are.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
     }
 
     /// Asks for the place of outputs `first .. first + 16` of a row, to be written soon.
@@ -32,7 +39,8 @@ impl Output {
         }
     }
 
-    /// Where a vector kernel puts outputs `first .. first + 16` of `row` and of the rows after it. It must not write rows that do not exist.
+    /// Where a vector kernel puts outputs `first .. first + 16` of `row` and of the rows after it. It must not write rows that do not exist, and vouches
+    /// for the others as for [`store`](Self::store).
     #[inline(always)]
     pub(crate) fn place(&self, row: usize, first: usize) -> Place {
         let lanes = self.width.saturating_sub(first).min(LANES);
@@ -41,12 +49,15 @@ impl Output {
     }
 
     /// Stores outputs `first .. first + 16` of a row, those that exist.
+    ///
+    /// # Safety
+    /// Nobody else may write them meanwhile.
     #[inline(always)]
-    pub(crate) fn store(&self, row: usize, first: usize, sums: &[f32; LANES]) {
+    pub(crate) unsafe fn store(&self, row: usize, first: usize, sums: &[f32; LANES]) {
         if row >= self.rows || first >= self.width {
             return;
         }
-        // SAFETY: the row and its first `width` numbers lie within the slice that this was made from.
+        // SAFETY: the row and its first `width` numbers lie within the slice that this was made from; the caller vouches for the rest.
         unsafe {
             let to = self.base.add(row * self.stride + first);
             match self.width - first {

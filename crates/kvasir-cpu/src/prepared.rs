@@ -121,7 +121,7 @@ impl Prepared {
         match &l.packed {
             Packed::Quant(w) => {
                 self.quantise((team, level), l.inputs, of, &x, n);
-                matmul_quant(team, level, w, &self.quant, n, &output);
+                matmul_quant(team, level, w, &self.quant, output);
             }
             Packed::Bf16(w) => {
                 if of.is_none() || self.bf16_of != of {
@@ -134,13 +134,13 @@ impl Prepared {
                     });
                     self.bf16_of = of;
                 }
-                matmul_bf16(team, level, w, &self.bf16, n, &output);
+                matmul_bf16(team, level, w, &self.bf16, output);
             }
             Packed::F32(w) => {
                 let Operand::Rows(x, stride) = x else {
                     unreachable!("rows are made only for matrices that take them in another form")
                 };
-                matmul_f32(team, level, w, (x, stride), n, &output);
+                matmul_f32(team, level, w, (x, stride), output);
             }
         }
         if let Some(bias) = &l.bias {

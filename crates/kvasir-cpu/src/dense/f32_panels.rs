@@ -66,13 +66,13 @@ const TOGETHER: usize = 4;
 const AHEAD: usize = 2048;
 
 #[inline(always)]
-fn f32_panels_body(
+unsafe fn f32_panels_body(
     w: &F32Panels,
     (x, stride): (&[f32], usize),
     first: usize,
     rows: usize,
     own_level: Level,
-    out: &Output,
+    out: &Output<'_>,
 ) {
     let panels = PANELS.min(w.panels() - first);
     let mut opened: [Opened; PANELS] = [[[0.0; LANES]; PART]; PANELS];
@@ -106,7 +106,8 @@ fn f32_panels_body(
         }
         for (panel, sums) in sums[..panels].iter().enumerate() {
             for (n, sums) in sums[..rows].iter().enumerate() {
-                out.store(from + n, (first + panel) * LANES, sums);
+                // SAFETY: the caller's outputs.
+                unsafe { out.store(from + n, (first + panel) * LANES, sums) };
             }
         }
     }
@@ -128,19 +129,16 @@ fn add_row(w: &[Opened; PANELS], x: &[f32], row: usize, sums: &mut [[[f32; LANES
 
 per_level! {
     /// Some panels from `first` on times all rows.
-    f32_panels(w: &F32Panels, x: (&[f32], usize), first: usize, rows: usize, own_level: Level, out: &Output) => f32_panels_body
+    ///
+    /// # Safety
+    /// Nobody else may write their outputs meanwhile.
+    unsafe f32_panels(w: &F32Panels, x: (&[f32], usize), first: usize, rows: usize, own_level: Level, out: &Output<'_>) => f32_panels_body
 }
 
 /// `out[row] = w · x[row]`, rows of `x` `stride` apart.
-pub(crate) fn matmul_f32(
-    team: &Team,
-    level: Level,
-    w: &F32Panels,
-    x: (&[f32], usize),
-    rows: usize,
-    out: &Output,
-) {
+pub(crate) fn matmul_f32(team: &Team, level: Level, w: &F32Panels, x: (&[f32], usize), out: Output<'_>) {
     team.each_in_order(w.panels().div_ceil(PANELS), &|_, n| {
-        f32_panels(level, w, x, n * PANELS, rows, level, out);
+        // SAFETY: the outputs are this piece of work's own.
+        unsafe { f32_panels(level, w, x, n * PANELS, out.rows(), level, &out) };
     });
 }

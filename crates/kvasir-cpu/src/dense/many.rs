@@ -34,13 +34,16 @@ thread_local! {
 }
 
 /// At most [`PANELS`] panels of so many bytes, from panel `first_panel` of the matrix on, times at most [`BLOCK`] rows, which begin with a tile.
-pub(crate) fn panels(
+///
+/// # Safety
+/// The panels and the rows must exist, and nobody else may write their outputs meanwhile.
+pub(crate) unsafe fn panels(
     level: Level,
     (panels, bytes): (&[*const u8], usize),
     x: &Bf16Activations,
     first_panel: usize,
     rows: Range<usize>,
-    out: &Output,
+    out: &Output<'_>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK && panels.len() <= PANELS);
     let (first, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
@@ -80,7 +83,8 @@ pub(crate) fn panels(
                 }
                 if last {
                     for (row, sums) in rows.clone().zip(sums.as_flattened()) {
-                        out.store(row, first_output, sums);
+                        // SAFETY: the caller's outputs.
+                        unsafe { out.store(row, first_output, sums) };
                     }
                 }
             }

@@ -54,6 +54,11 @@ impl Bf16Activations {
         self.tiles = (self.bytes.len() / 1024 / self.steps.max(1)) & !1;
     }
 
+    /// Whether there is room for so many rows.
+    fn takes(&self, rows: usize) -> bool {
+        rows <= self.tiles * TILE
+    }
+
     pub(crate) fn tile(&self, tile: usize, step: usize) -> *const u8 {
         debug_assert!(tile < self.tiles && step < self.steps);
         self.bytes.ptr().wrapping_add((tile * self.steps + step) * 1024)
@@ -138,34 +143,47 @@ pub(crate) unsafe fn dot_step<const N: usize>(a: [*const u8; N], b: *const u8, c
 }
 
 #[inline(always)]
-fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usize, out: &Output) {
+unsafe fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usize, out: &Output<'_>) {
     #[inline(always)]
-    fn some<const N: usize>(tiles: &[u8], x: &Bf16Activations, first: usize, row: usize, out: &Output) {
+    unsafe fn some<const N: usize>(
+        tiles: &[u8],
+        x: &Bf16Activations,
+        first: usize,
+        row: usize,
+        out: &Output<'_>,
+    ) {
         let mut sums = [[0.0; LANES]; N];
         for step in 0..x.steps {
             let tile = &tiles[x.weights_of(step)..][..1024];
             let a =
                 std::array::from_fn(|n| x.tile((row + n) / TILE, step).wrapping_add((row + n) % TILE * 64));
-            // SAFETY: a tile of the panel and rows of the activations.
+            // SAFETY: a tile of the panel; the caller's rows.
             unsafe { dot_step::<N>(a, tile.as_ptr(), &mut sums) };
         }
-        sums.iter().enumerate().for_each(|(n, s)| out.store(row + n, first, s));
+        // SAFETY: the caller's outputs.
+        sums.iter().enumerate().for_each(|(n, s)| unsafe { out.store(row + n, first, s) });
     }
     let mut row = 0;
     while row < rows {
-        if rows - row >= 4 {
-            some::<4>(tiles, x, first, row, out);
-            row += 4;
-        } else {
-            some::<1>(tiles, x, first, row, out);
-            row += 1;
+        // SAFETY: as the caller vouches.
+        unsafe {
+            if rows - row >= 4 {
+                some::<4>(tiles, x, first, row, out);
+                row += 4;
+            } else {
+                some::<1>(tiles, x, first, row, out);
+                row += 1;
+            }
         }
     }
 }
 
 per_level! {
     /// One panel times all rows with vectors; its outputs begin with `first`.
-    vector_panel(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usize, out: &Output) => vector_panel_body
+    ///
+    /// # Safety
+    /// The rows must exist, and nobody else may write these outputs meanwhile.
+    unsafe vector_panel(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usize, out: &Output<'_>) => vector_panel_body
 }
 
 thread_local! {
@@ -173,16 +191,10 @@ thread_local! {
     static MADE: RefCell<[Room; many::PANELS]> = const { RefCell::new([const { Room::new() }; many::PANELS]) };
 }
 
-/// `out[row] = w · x[row]` for the first `rows` rows.
-pub(crate) fn matmul_bf16(
-    team: &Team,
-    level: Level,
-    w: &Bf16Panels,
-    x: &Bf16Activations,
-    rows: usize,
-    out: &Output,
-) {
-    w.read(|reader| matmul_of(team, level, reader, x, rows, out));
+/// `out[row] = w · x[row]`.
+pub(crate) fn matmul_bf16(team: &Team, level: Level, w: &Bf16Panels, x: &Bf16Activations, out: Output<'_>) {
+    assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.taken as u32, "rows and matrix fit");
+    w.read(|reader| matmul_of(team, level, reader, x, &out));
 }
 
 fn matmul_of(
@@ -190,10 +202,9 @@ fn matmul_of(
     level: Level,
     w: PanelReader<'_, '_, Floats>,
     x: &Bf16Activations,
-    rows: usize,
-    out: &Output,
+    out: &Output<'_>,
 ) {
-    let (panels, steps) = (w.panels.panels(), w.panels.kind.steps);
+    let (panels, steps, rows) = (w.panels.panels(), w.panels.kind.steps, out.rows());
     if level < Level::Amx && rows >= many::MANY {
         let groups = panels.div_ceil(many::PANELS);
         return team.each_in_order(groups * rows.div_ceil(many::BLOCK), &|_, item| {
@@ -204,7 +215,8 @@ fn matmul_of(
                 let mut at = [std::ptr::null(); many::PANELS];
                 let some = at.iter_mut().zip(made).zip(first..panels.min(first + many::PANELS));
                 let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
-                many::panels(level, (&at[..n], steps * 1024), x, first, rows, out);
+                // SAFETY: the panels exist, and so do the rows; the outputs are this piece of work's own.
+                unsafe { many::panels(level, (&at[..n], steps * 1024), x, first, rows, out) };
             });
         });
     }
@@ -217,11 +229,14 @@ fn matmul_of(
         MADE.with_borrow_mut(|made| {
             #[cfg(target_arch = "x86_64")]
             if level >= Level::Amx {
-                return tiles::panels(&w, made, x, panels, first..rows.min(first + block), out);
+                // SAFETY: the level says that tiles are permitted; the rows exist, and the outputs are this piece of work's own.
+                return unsafe { tiles::panels(&w, made, x, panels, first..rows.min(first + block), out) };
             }
             if first == 0 {
                 for panel in panels {
-                    vector_panel(level, w.panel(panel, &mut made[0]), x, panel * LANES, rows, out);
+                    let tiles = w.panel(panel, &mut made[0]);
+                    // SAFETY: as above.
+                    unsafe { vector_panel(level, tiles, x, panel * LANES, rows, out) };
                 }
             }
         });
@@ -264,9 +279,9 @@ mod tests {
                 let (a, rest) = out.split_at_mut(rows * outputs);
                 let (b, c) = rest.split_at_mut(rows * outputs);
                 let output = |out| Output::new(out, rows, outputs, outputs);
-                matmul_bf16(&team, level, &w, &once, rows, &output(a));
-                matmul_bf16(&team, level, &w, &twice, rows, &output(c));
-                matmul_f32(&team, level, &wide, (&values, inputs), rows, &output(b));
+                matmul_bf16(&team, level, &w, &once, output(a));
+                matmul_bf16(&team, level, &w, &twice, output(c));
+                matmul_f32(&team, level, &wide, (&values, inputs), output(b));
                 [a.to_vec(), b.to_vec(), c.to_vec()]
             };
             let reference = run(Level::Portable, 70);
@@ -323,14 +338,8 @@ mod tests {
                     for rows in [1, 5, 16, 40, 70] {
                         let run = |w: &Bf16Panels| {
                             let mut out = vec![f32::NAN; rows * outputs];
-                            matmul_bf16(
-                                &team,
-                                level,
-                                w,
-                                &x,
-                                rows,
-                                &Output::new(&mut out, rows, outputs, outputs),
-                            );
+                            let output = Output::new(&mut out, rows, outputs, outputs);
+                            matmul_bf16(&team, level, w, &x, output);
                             out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                         };
                         assert!(run(&w) == run(&packed), "{dtype} {level} {rows} rows, part {part}");

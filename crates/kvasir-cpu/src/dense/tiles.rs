@@ -11,15 +11,19 @@ use std::ops::Range;
 #[repr(C, align(64))]
 struct Sums([[[f32; LANES]; TILE]; 4]);
 
-pub(super) fn panels(
+/// Some panels times some rows, which begin with a tile.
+///
+/// # Safety
+/// Tiles must be permitted, the panels and the rows exist, and nobody else may write their outputs meanwhile.
+pub(super) unsafe fn panels(
     w: &PanelReader<'_, '_, Floats>,
     [one, two, ..]: &mut [Room; PANELS],
     x: &Bf16Activations,
     panels: Range<usize>,
     rows: Range<usize>,
-    out: &Output,
+    out: &Output<'_>,
 ) {
-    // SAFETY: the level says that tiles are permitted.
+    // SAFETY: as the caller vouches.
     let _tiles = unsafe { Tiles::configure() };
     let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
     let mut panel = panels.start;
@@ -47,7 +51,8 @@ pub(super) fn panels(
                     let first = row + t * TILE;
                     let n = rows.end.min(first + TILE) - first;
                     for (i, s) in sums.0[t * 2 + p].iter().enumerate().take(n) {
-                        out.store(first + i, (panel + p) * LANES, s);
+                        // SAFETY: the caller's outputs.
+                        unsafe { out.store(first + i, (panel + p) * LANES, s) };
                     }
                 }
             }
@@ -60,6 +65,10 @@ pub(super) fn panels(
 /// How far ahead of a tile memory is asked for, in bytes: the half of it that is read last, and half of the next.
 const AHEAD: usize = 512;
 
+/// Products of `T` tiles of rows with `P` panels.
+///
+/// # Safety
+/// Tiles must be configured, and the panels and the tiles of rows exist.
 unsafe fn dot<const T: usize, const P: usize>(
     b: [*const u8; 2],
     x: &Bf16Activations,

@@ -70,6 +70,11 @@ impl QuantActivations {
         self.supers = supers;
     }
 
+    /// Whether there is room for so many rows.
+    pub(super) fn takes(&self, rows: usize) -> bool {
+        rows <= self.tiles * TILE
+    }
+
     fn at(&self, tile: usize, s: usize) -> usize {
         debug_assert!(tile < self.tiles && s < self.supers);
         tile * self.supers + s

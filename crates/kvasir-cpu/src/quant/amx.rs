@@ -88,14 +88,14 @@ unsafe fn open_mins(f: Format, block: *const u8, to: *mut u8) {
 /// While the tile unit works on a tile of rows, the vectors put the products of the one before together.
 ///
 /// # Safety
-/// Tiles must be configured, the machine have the instructions, the panels have layout `L`, and the rows exist.
+/// As there: tiles must be configured, and the machine have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn panels<L: Layout, const P: usize>(
     pair: &Pair<P>,
     x: &QuantActivations,
     rows: Range<usize>,
     room: &mut pairs::Room,
-    out: Option<(&Output, usize)>,
+    out: Option<(&Output<'_>, usize)>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
     let panels = pair.panels;
@@ -154,7 +154,8 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     let Some((out, first)) = out else { return };
     // Rows of a tile that is not full.
     for r in rows.len() / TILE * TILE..rows.len() {
-        (0..P).for_each(|p| out.store(rows.start + r, first + p * LANES, &room.sums[p][r]));
+        // SAFETY: the caller's outputs.
+        (0..P).for_each(|p| unsafe { out.store(rows.start + r, first + p * LANES, &room.sums[p][r]) });
     }
 }
 

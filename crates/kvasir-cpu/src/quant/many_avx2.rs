@@ -130,14 +130,14 @@ fn pairs<const N: usize>(w: &[Halves<i32>], x: [&[i32; N]; ROWS]) -> [[__m256i; 
 /// A pair of panels times a block of rows, as [`super::pairs::panels`] says.
 ///
 /// # Safety
-/// The machine must have the instructions, the panels have layout `L`, and the rows exist.
+/// As there: the machine must have the instructions.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn panels<L: Layout, const P: usize>(
     panels: &Pair<P>,
     x: &QuantActivations,
     rows: Range<usize>,
     room: &mut Room,
-    out: Option<(&Output, usize)>,
+    out: Option<(&Output<'_>, usize)>,
 ) {
     let f = L::FORMAT;
     let mut numbers = Numbers { codes: [[0; SUPER / 2]; ROWS], sums: [[0; 8]; ROWS] };
@@ -179,6 +179,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     }
     let Some((out, first)) = out else { return };
     for r in 0..rows.len() {
-        (0..P).for_each(|p| out.store(rows.start + r, first + p * LANES, &room.sums[p][r]));
+        // SAFETY: the caller's outputs.
+        (0..P).for_each(|p| unsafe { out.store(rows.start + r, first + p * LANES, &room.sums[p][r]) });
     }
 }

@@ -59,27 +59,14 @@ thread_local! {
     static MADE: RefCell<[Room; 2]> = const { RefCell::new([Room::new(), Room::new()]) };
 }
 
-/// `out[row] = w · x[row]` for the first `rows` rows.
-pub(crate) fn matmul(
-    team: &Team,
-    level: Level,
-    w: &QuantPanels,
-    x: &QuantActivations,
-    rows: usize,
-    out: &Output,
-) {
-    w.read(|w| matmul_of(team, level, w, x, rows, out));
+/// `out[row] = w · x[row]`.
+pub(crate) fn matmul(team: &Team, level: Level, w: &QuantPanels, x: &QuantActivations, out: Output<'_>) {
+    assert!(x.takes(out.rows()) && x.supers * w.kind.format.planes == w.kind.supers, "rows and matrix fit");
+    w.read(|w| matmul_of(team, level, w, x, &out));
 }
 
-fn matmul_of(
-    team: &Team,
-    level: Level,
-    w: QuantReader<'_, '_>,
-    x: &QuantActivations,
-    rows: usize,
-    out: &Output,
-) {
-    let panels = w.panels.panels();
+fn matmul_of(team: &Team, level: Level, w: QuantReader<'_, '_>, x: &QuantActivations, out: &Output<'_>) {
+    let (panels, rows) = (w.panels.panels(), out.rows());
     #[cfg(target_arch = "x86_64")]
     if pairs::takes(level, w.panels.kind.format, rows) {
         let block = token_blocks(rows, x.supers * SUPER).min(pairs::BLOCK);
@@ -89,7 +76,8 @@ fn matmul_of(
             let (first, from) = (item / groups * block, item % groups * group);
             let rows = first..rows.min(first + block);
             let panels = from..panels.min(from + group);
-            MADE.with_borrow_mut(|made| many_rows(level, w, x, panels, rows, made, out));
+            // SAFETY: the level takes so many rows, they exist, and the outputs are this piece of work's own.
+            MADE.with_borrow_mut(|made| unsafe { many_rows(level, w, x, panels, rows, made, out) });
         });
         return;
     }
@@ -100,7 +88,8 @@ fn matmul_of(
                 for n in item * group..panels.min((item + 1) * group) {
                     let bytes = w.panel(n, &mut made[0]);
                     let panel = Panel { format: w.panels.kind.format, bytes, first: n * LANES };
-                    few_rows(level, &panel, x, rows, out);
+                    // SAFETY: the rows exist, and the panel's outputs are this piece of work's own.
+                    unsafe { few_rows(level, &panel, x, rows, out) };
                 }
             });
         });
@@ -125,31 +114,37 @@ struct Panel<'a> {
     first: usize,
 }
 
-/// Defines a function that runs a kernel over `N` rows and stores their sums.
+/// Defines a function that runs a kernel over `N` rows and stores their sums, which asks for as much as [`few_rows`].
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! some_rows {
     ($name:ident, $kernel:path $(, $D:ident: $bound:path)?) => {
-        fn $name<L: layouts::Layout, $($D: $bound,)? const N: usize>(
+        unsafe fn $name<L: layouts::Layout, $($D: $bound,)? const N: usize>(
             w: &Panel<'_>,
             x: &QuantActivations,
             row: usize,
-            out: &Output,
+            out: &Output<'_>,
         ) {
             let mut sums = [[0.0; LANES]; N];
-            // SAFETY: the level was found on this machine; the panel has the layout that its format names.
+            // SAFETY: the level was found on this machine; the panel has the layout that its format names; the caller's rows.
             unsafe { $kernel(w.bytes.as_ptr(), x, row, &mut sums) };
-            sums.iter().enumerate().for_each(|(n, sums)| out.store(row + n, w.first, sums));
+            // SAFETY: the caller's outputs.
+            sums.iter().enumerate().for_each(|(n, sums)| unsafe { out.store(row + n, w.first, sums) });
         }
     };
 }
 
+/// One panel times all rows, a few at a time.
+///
+/// # Safety
+/// The rows must exist, and nobody else may write the panel's outputs meanwhile.
 #[cfg(target_arch = "x86_64")]
-fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
+unsafe fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output<'_>) {
     some_rows!(wide, few::v512::dot::<L, N>);
     some_rows!(middle, few::v256::dot::<L, N>);
     some_rows!(middle_dots, few::v256_dots::dot::<L, N>);
     if level < Level::Avx2 {
-        return reference(w, x, rows, out);
+        // SAFETY: as the caller vouches.
+        return unsafe { reference(w, x, rows, out) };
     }
     let mut row = 0;
     while row < rows {
@@ -160,7 +155,8 @@ fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out:
         };
         // Half as wide vectors, of which there are half as many.
         let n = if level < Level::Avx512Vnni { n.min(2) } else { n };
-        layouts::with_layout!(w.format, L => match (level, n) {
+        // SAFETY: as the caller vouches.
+        layouts::with_layout!(w.format, L => unsafe { match (level, n) {
             (Level::Avx2, 1) => middle::<L, 1>(w, x, row, out),
             (Level::Avx2, _) => middle::<L, 2>(w, x, row, out),
             (Level::AvxVnni, 1) => middle_dots::<L, 1>(w, x, row, out),
@@ -170,13 +166,17 @@ fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out:
             (_, 3) => wide::<L, 3>(w, x, row, out),
             (_, 4) => wide::<L, 4>(w, x, row, out),
             _ => wide::<L, 8>(w, x, row, out),
-        });
+        } });
         row += n;
     }
 }
 
+/// One panel times all rows, a few at a time.
+///
+/// # Safety
+/// The rows must exist, and nobody else may write the panel's outputs meanwhile.
 #[cfg(target_arch = "aarch64")]
-fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
+unsafe fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output<'_>) {
     some_rows!(some, neon::dot::<L, D, N>, D: neon::Dots);
     let mut row = 0;
     while row < rows {
@@ -185,7 +185,8 @@ fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out:
             2 | 3 => 2,
             _ => 4,
         };
-        layouts::with_layout!(w.format, L => match (level, n) {
+        // SAFETY: as the caller vouches.
+        layouts::with_layout!(w.format, L => unsafe { match (level, n) {
             (Level::NeonDotprod, 1) => some::<L, neon::Fours, 1>(w, x, row, out),
             (Level::NeonDotprod, 2) => some::<L, neon::Fours, 2>(w, x, row, out),
             (Level::NeonDotprod, _) => some::<L, neon::Fours, 4>(w, x, row, out),
@@ -193,40 +194,52 @@ fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out:
             (Level::Neon, 2) => some::<L, neon::Pairs, 2>(w, x, row, out),
             (Level::Neon, _) => some::<L, neon::Pairs, 4>(w, x, row, out),
             _ => return reference(w, x, rows, out),
-        });
+        } });
         row += n;
     }
 }
 
+/// One panel times all rows.
+///
+/// # Safety
+/// The rows must exist, and nobody else may write the panel's outputs meanwhile.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn few_rows(_: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
-    reference(w, x, rows, out);
+unsafe fn few_rows(_: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output<'_>) {
+    // SAFETY: as the caller vouches.
+    unsafe { reference(w, x, rows, out) };
 }
 
-fn reference(w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output) {
+/// # Safety
+/// As for [`few_rows`].
+unsafe fn reference(w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output<'_>) {
     let mut sums = [0.0; LANES];
     for row in 0..rows {
         portable::dot(w.format, w.bytes, x, row, &mut sums);
-        out.store(row, w.first, &sums);
+        // SAFETY: the caller's outputs.
+        unsafe { out.store(row, w.first, &sums) };
     }
 }
 
 /// Some panels, in pairs as far as there are two, times some rows.
+///
+/// # Safety
+/// The level must be one that [takes](pairs::takes) so many rows, they must exist and begin with a tile, and nobody else may write the panels' outputs of
+/// them meanwhile.
 #[cfg(target_arch = "x86_64")]
-fn many_rows(
+unsafe fn many_rows(
     level: Level,
     w: QuantReader<'_, '_>,
     x: &QuantActivations,
     panels: Range<usize>,
     rows: Range<usize>,
     [made, next_made]: &mut [Room; 2],
-    out: &Output,
+    out: &Output<'_>,
 ) {
     pairs::with_room(level, |room| {
         for panel in panels.clone().step_by(2) {
             let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
             let one = w.panel(panel, made).as_ptr();
-            // SAFETY: the level takes many rows, the panels have layout `L`, and blocks of rows begin with a tile.
+            // SAFETY: as the caller vouches; the panels have layout `L`.
             layouts::with_layout!(w.panels.kind.format, L => unsafe {
                 if panel + 1 < panels.end {
                     let two = [one, w.panel(panel + 1, next_made).as_ptr()];

@@ -70,7 +70,8 @@ pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
 /// on; without, they stay in the room.
 ///
 /// # Safety
-/// The level must be one that [`takes`] rows and that the room is [ready for](with_room), the panels have layout `L`, and the rows exist.
+/// The level must be one that [`takes`] rows and that the room is [ready for](with_room), the panels have layout `L`, the rows exist, and nobody else may
+/// write their outputs of the panels meanwhile.
 pub(super) unsafe fn panels<L: Layout, const P: usize>(
     level: Level,
     pair: &Pair<P>,
