@@ -31,9 +31,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let windows = listed_windows(c, |layer| !(layer + 1).is_multiple_of(every))?;
     let local = RopeConfig::of_kind(c, "sliding_attention", "rope_local_base_freq", 10_000.0)?;
     let global = RopeConfig::of_kind(c, "full_attention", "rope_theta", 1_000_000.0)?;
-    let local = local.rope(local.dims(attention.head_dim, 1.0)?)?;
-    let global = global.rope(global.dims(attention.head_dim, 1.0)?)?;
-    let (local, global) = (b.rope(local), b.rope(global));
+    let (local, global) = (attention.rope(b, local, 1.0)?, attention.rope(b, global, 1.0)?);
     let scale = (b.program.hidden as f64).sqrt();
     decoder(b, scale, norms, |b, i, x| {
         let p = format!("model.layers.{i}.");

@@ -34,9 +34,8 @@ impl Parts {
             norms: c.flag_or("use_qk_norm", false)?.then_some(norms),
             ..Attention::read(c)?
         };
-        let rope = RopeConfig::read(c)?;
-        let rope = rope.rope(rope.dims(attention.head_dim, 0.5)?)?;
-        Ok(Self { attention, experts: Grouped::read(c)?, norms, rope: b.rope(rope) })
+        let rope = attention.rope(b, RopeConfig::read(c)?, 0.5)?;
+        Ok(Self { attention, experts: Grouped::read(c)?, norms, rope })
     }
 
     fn layer(&self, b: &mut Builder<'_>, i: usize, x: ValueId) -> Result<ValueId> {

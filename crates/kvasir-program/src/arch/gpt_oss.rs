@@ -2,8 +2,8 @@
 
 use super::llama::layer;
 use crate::{
-    Activation, Experts, Matrices, Matrix, Role, Routing, Score, Vector, WeightId,
-    blocks::{Attention, Norms, decoder, listed_windows, named_experts},
+    Activation, Experts, Matrices, Matrix, Role, Vector, WeightId,
+    blocks::{Attention, Norms, Routed, by_softmax, decoder, listed_windows, named_experts, scores},
     builder::Builder,
     error::Result,
     rope_config::RopeConfig,
@@ -19,28 +19,17 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let alpha = c.float_or("swiglu_alpha", 1.702)? as f32;
     let activation = Activation::ClampedSwiglu { alpha, limit };
     // The softmax of the chosen scores alone: the same as choosing by softmax and renormalising.
-    let routing = Routing {
-        score: Score::Softmax,
-        top_k: c.size("num_experts_per_tok")?,
-        correction: None,
-        groups: None,
-        renormalise: Some(0.0),
-        scale: 1.0,
-    };
-    let rope = RopeConfig::read(c)?;
-    let rope = rope.rope(rope.dims(attention.head_dim, 1.0)?)?;
-    let rope = b.rope(rope);
+    let routing = by_softmax(c.size("num_experts_per_tok")?, true);
+    let rope = attention.rope(b, RopeConfig::read(c)?, 1.0)?;
     decoder(b, 1.0, norms, |b, i, x| {
         let window = windows.get(i).copied().flatten();
         let attend = |b: &mut Builder<'_>, h| attention.build(b, i, h, rope, window);
         layer(b, i, x, norms, attend, |b, p, h| {
-            let router = b.matrix(&format!("{p}router"), count, b.program.hidden, true, Role::Router)?;
-            let scores = b.linear(h, router)?;
+            let scores = scores(b, h, &format!("{p}router"), count, true)?;
             let routes = b.route(scores, routing)?;
             let p = format!("{p}experts.");
             let experts = if b.source.layout.split_gate_up {
-                let names = ["gate_proj", "up_proj", "down_proj"];
-                named_experts(b, &p, count, inner, names, activation, true)?
+                named_experts(b, &p, count, inner, Routed::NAMES, activation, true)?
             } else {
                 stacked(b, &p, count, inner, activation)?
             };

@@ -22,9 +22,7 @@ pub(super) fn mistral(b: &mut Builder<'_>) -> Result<()> {
 
 fn build(b: &mut Builder<'_>, attention: Attention, ffn: FeedForward, window: Option<u32>) -> Result<()> {
     let norms = Norms::rms(b.config)?;
-    let rope = RopeConfig::read(b.config)?;
-    let rope = rope.rope(rope.dims(attention.head_dim, 1.0)?)?;
-    let rope = b.rope(rope);
+    let rope = attention.rope(b, RopeConfig::read(b.config)?, 1.0)?;
     decoder(b, 1.0, norms, |b, i, x| {
         layer(b, i, x, norms, |b, h| attention.build(b, i, h, rope, window), |b, p, h| ffn.build(b, p, h))
     })

@@ -15,8 +15,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let ffn = FeedForward { fused: true, ..FeedForward::read(c)? };
     // What older configs call YaRN is this family's own.
     let rope = RopeConfig::read(c)?.with_kind("yarn", "longrope");
-    let rope = rope.rope(rope.dims(attention.head_dim, 1.0)?)?;
-    let rope = b.rope(rope);
+    let rope = attention.rope(b, rope, 1.0)?;
     decoder(b, 1.0, norms, |b, i, x| {
         layer(b, i, x, norms, |b, h| attention.build(b, i, h, rope, window), |b, p, h| ffn.build(b, p, h))
     })

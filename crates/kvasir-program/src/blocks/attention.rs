@@ -4,6 +4,7 @@ use crate::{
     builder::{Attend, Builder},
     config::Config,
     error::Result,
+    rope_config::RopeConfig,
 };
 
 /// Attention over grouped heads: projections, rotary embedding, the cache, and back.
@@ -45,6 +46,12 @@ impl Attention {
             sinks: false,
             scale: (head_dim as f64).powf(-0.5),
         })
+    }
+
+    /// The rope of its heads, of which this share turns unless the config says otherwise.
+    pub(crate) fn rope(&self, b: &mut Builder<'_>, config: RopeConfig<'_>, share: f64) -> Result<RopeId> {
+        let rope = config.rope(config.dims(self.head_dim, share)?)?;
+        Ok(b.rope(rope))
     }
 
     /// The block of one layer, from its normed input to what is added to the residual stream.

@@ -1,6 +1,4 @@
-use crate::{
-    Activation, Experts, Matrices, Matrix, Role, ValueId, builder::Builder, config::Config, error::Result,
-};
+use crate::{Activation, Role, ValueId, builder::Builder, config::Config, error::Result};
 
 /// A gated feed-forward block.
 #[derive(Clone, Copy)]
@@ -44,32 +42,4 @@ pub(crate) fn activation(config: Config<'_>) -> Result<Activation> {
         "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
         other => Err(config.bad(key, format!("is {other:?}, which is not supported"))),
     }
-}
-
-/// Experts that are tensors of their own: `pN.GATE.weight` and so on, `names` being gate, partner and the way back.
-pub(crate) fn named_experts(
-    b: &mut Builder<'_>,
-    p: &str,
-    count: usize,
-    inner: usize,
-    names: [&str; 3],
-    activation: Activation,
-    bias: bool,
-) -> Result<Experts> {
-    let hidden = b.program.hidden;
-    let shapes = [(inner, hidden), (inner, hidden), (hidden, inner)];
-    let mut first: Option<[Matrix; 3]> = None;
-    for expert in 0..count {
-        let mut one = |name: &str, (outputs, inputs)| {
-            b.matrix(&format!("{p}{expert}.{name}"), outputs, inputs, bias, Role::Experts)
-        };
-        let [(gate, g), (up, u), (down, d)] = [0, 1, 2].map(|i| (names[i], shapes[i]));
-        let matrices = [one(gate, g)?, one(up, u)?, one(down, d)?];
-        first.get_or_insert(matrices);
-    }
-    let Some([gate, up, down]) = first else { return Err(b.config.bad("num_experts", "is 0")) };
-    // Weights are numbered as they are named, so an expert's are this far from the expert's before.
-    let weight_stride = if bias { 6 } else { 3 };
-    let all = |first| Matrices { count, first, weight_stride, offset_stride: 0, bias_stride: 0 };
-    Ok(Experts { gate: all(gate), up: all(up), down: all(down), activation })
 }

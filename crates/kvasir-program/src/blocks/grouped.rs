@@ -1,5 +1,5 @@
-use super::{FeedForward, named_experts};
-use crate::{Groups, Role, Routing, Score, ValueId, builder::Builder, config::Config, error::Result};
+use super::{FeedForward, Routed};
+use crate::{Groups, Routing, Score, ValueId, builder::Builder, config::Config, error::Result};
 
 /// Experts as DeepSeek-V3 and GLM-4.5 have them: sigmoid shares, a correction that only the choice sees, groups, shared
 /// experts, and dense layers in front.
@@ -7,13 +7,8 @@ use crate::{Groups, Role, Routing, Score, ValueId, builder::Builder, config::Con
 pub(crate) struct Grouped {
     first: usize,
     every: usize,
-    experts: usize,
-    top_k: usize,
-    inner: usize,
+    experts: Routed,
     shared: usize,
-    groups: Option<Groups>,
-    renormalise: bool,
-    scale: f64,
     dense: FeedForward,
 }
 
@@ -25,18 +20,21 @@ impl Grouped {
             }
         }
         let groups = Groups { count: config.size_or("n_group", 1)?, keep: config.size_or("topk_group", 1)? };
-        Ok(Self {
-            first: config.count("first_k_dense_replace")?,
-            every: config.size_or("moe_layer_freq", 1)?,
-            experts: config.number("n_routed_experts")?,
-            top_k: config.size("num_experts_per_tok")?,
-            inner: config.size("moe_intermediate_size")?,
-            shared: config.count("n_shared_experts")?,
+        let (first, every) = (config.count("first_k_dense_replace")?, config.size_or("moe_layer_freq", 1)?);
+        let (count, top_k) = (config.number("n_routed_experts")?, config.size("num_experts_per_tok")?);
+        let (inner, shared) = (config.size("moe_intermediate_size")?, config.count("n_shared_experts")?);
+        let routing = Routing {
+            score: Score::Sigmoid,
+            top_k,
+            correction: None,
             groups: (groups.count > 1).then_some(groups),
-            renormalise: config.flag_or("norm_topk_prob", true)?,
-            scale: config.float_or("routed_scaling_factor", 1.0)?,
-            dense: FeedForward::read(config)?,
-        })
+            renormalise: config.flag_or("norm_topk_prob", true)?.then_some(1e-20),
+            scale: config.float_or("routed_scaling_factor", 1.0)? as f32,
+        };
+        let dense = FeedForward::read(config)?;
+        let (names, activation) = (Routed::NAMES, dense.activation);
+        let experts = Routed { count, inner, names, activation, corrected: true, routing };
+        Ok(Self { first, every, experts, shared, dense })
     }
 
     pub(crate) fn build(&self, b: &mut Builder<'_>, layer: usize, x: ValueId) -> Result<ValueId> {
@@ -44,28 +42,11 @@ impl Grouped {
         if layer < self.first || !layer.is_multiple_of(self.every) {
             return self.dense.build(b, &p, x);
         }
-        let gate = b.matrix(&format!("{p}gate"), self.experts, b.program.hidden, false, Role::Router)?;
-        let scores = b.linear(x, gate)?;
-        let correction =
-            b.weight(&format!("{p}gate.e_score_correction_bias"), &[self.experts], Role::Router)?;
-        let routing = Routing {
-            score: Score::Sigmoid,
-            top_k: self.top_k,
-            correction: Some(correction),
-            groups: self.groups,
-            renormalise: self.renormalise.then_some(1e-20),
-            scale: self.scale as f32,
-        };
-        let routes = b.route(scores, routing)?;
-        let names = ["gate_proj", "up_proj", "down_proj"];
-        let p_experts = format!("{p}experts.");
-        let experts =
-            named_experts(b, &p_experts, self.experts, self.inner, names, self.dense.activation, false)?;
-        let y = b.mixture(x, routes, experts)?;
+        let y = self.experts.build(b, &p, x)?;
         if self.shared == 0 {
             return Ok(y);
         }
-        let shared = FeedForward { intermediate: self.inner * self.shared, ..self.dense };
+        let shared = FeedForward { intermediate: self.experts.inner * self.shared, ..self.dense };
         let z = shared.build(b, &format!("{p}shared_experts."), x)?;
         b.add(y, z)
     }

@@ -5,12 +5,14 @@ mod decoder;
 mod feed_forward;
 mod grouped;
 mod latent;
+mod routed;
 
 pub(crate) use attention::Attention;
 pub(crate) use decoder::{Norms, decoder, prediction};
-pub(crate) use feed_forward::{FeedForward, activation, named_experts};
+pub(crate) use feed_forward::{FeedForward, activation};
 pub(crate) use grouped::Grouped;
 pub(crate) use latent::Latent;
+pub(crate) use routed::{Routed, by_softmax, named_experts, scores};
 
 use crate::{config::Config, error::Result};
 

@@ -1,0 +1,83 @@
+use crate::{
+    Activation, Experts, Matrices, Matrix, Role, Routing, Score, ValueId, builder::Builder, error::Result,
+};
+
+/// Experts that are tensors of their own, of which each token gets some.
+#[derive(Clone, Copy)]
+pub(crate) struct Routed {
+    pub(crate) count: usize,
+    /// Width between an expert's matrices.
+    pub(crate) inner: usize,
+    /// What the tensors of a gate, of its partner and of the way back are called.
+    pub(crate) names: [&'static str; 3],
+    pub(crate) activation: Activation,
+    /// The choice looks at corrected shares; the correction is a tensor beside the router's.
+    pub(crate) corrected: bool,
+    pub(crate) routing: Routing,
+}
+
+impl Routed {
+    /// The usual names.
+    pub(crate) const NAMES: [&'static str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+    /// The block whose tensors are called `p…`.
+    pub(crate) fn build(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<ValueId> {
+        let scores = scores(b, x, &format!("{p}gate"), self.count, false)?;
+        let correction = match self.corrected {
+            true => {
+                Some(b.weight(&format!("{p}gate.e_score_correction_bias"), &[self.count], Role::Router)?)
+            }
+            false => None,
+        };
+        let routes = b.route(scores, Routing { correction, ..self.routing })?;
+        let p = format!("{p}experts.");
+        let experts = named_experts(b, &p, self.count, self.inner, self.names, self.activation, false)?;
+        b.mixture(x, routes, experts)
+    }
+}
+
+/// The best of all experts by softmax.
+pub(crate) fn by_softmax(top_k: usize, renormalise: bool) -> Routing {
+    let renormalise = renormalise.then_some(0.0);
+    Routing { score: Score::Softmax, top_k, correction: None, groups: None, renormalise, scale: 1.0 }
+}
+
+/// A score for each expert, by the router of this name.
+pub(crate) fn scores(
+    b: &mut Builder<'_>,
+    x: ValueId,
+    router: &str,
+    experts: usize,
+    bias: bool,
+) -> Result<ValueId> {
+    let router = b.matrix(router, experts, b.program.hidden, bias, Role::Router)?;
+    b.linear(x, router)
+}
+
+/// Experts that are tensors of their own: `pN.GATE.weight` and so on, `names` being gate, partner and the way back.
+pub(crate) fn named_experts(
+    b: &mut Builder<'_>,
+    p: &str,
+    count: usize,
+    inner: usize,
+    names: [&str; 3],
+    activation: Activation,
+    bias: bool,
+) -> Result<Experts> {
+    let hidden = b.program.hidden;
+    let shapes = [(inner, hidden), (inner, hidden), (hidden, inner)];
+    let mut first: Option<[Matrix; 3]> = None;
+    for expert in 0..count {
+        let mut one = |name: &str, (outputs, inputs)| {
+            b.matrix(&format!("{p}{expert}.{name}"), outputs, inputs, bias, Role::Experts)
+        };
+        let [(gate, g), (up, u), (down, d)] = [0, 1, 2].map(|i| (names[i], shapes[i]));
+        let matrices = [one(gate, g)?, one(up, u)?, one(down, d)?];
+        first.get_or_insert(matrices);
+    }
+    let Some([gate, up, down]) = first else { return Err(b.config.bad("num_experts", "is 0")) };
+    // Weights are numbered as they are named, so an expert's are this far from the expert's before.
+    let weight_stride = if bias { 6 } else { 3 };
+    let all = |first| Matrices { count, first, weight_stride, offset_stride: 0, bias_stride: 0 };
+    Ok(Experts { gate: all(gate), up: all(up), down: all(down), activation })
+}
