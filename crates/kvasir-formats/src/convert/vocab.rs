@@ -4,17 +4,10 @@ use super::{around::Around, cuts::cuts, spaces};
 use crate::{
     Error, Result, TextFiles, Tokenizer,
     gguf::{Array, Value, Writer},
-    tokenizer::carried,
+    tokenizer::{TokenKind, carried},
 };
 use serde_json::Value as Json;
 use std::collections::HashMap;
-
-// Kinds of tokens in `tokenizer.ggml.token_type`.
-const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
-const USER: i32 = 4;
-const UNUSED: i32 = 5;
-const BYTE: i32 = 6;
 
 /// Writes the vocabulary, the special tokens and the chat template. Without a `tokenizer.json` the file says that it
 /// has none.
@@ -86,13 +79,13 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
         .filter_map(|token| Some((token, token.get("content")?.as_str()?)))
         .collect();
     let mut tokens: Vec<Option<&str>> = vec![None; rows];
-    let mut kinds = vec![UNUSED; rows];
+    let mut kinds = vec![TokenKind::Unused; rows];
     let all = vocab.into_iter().flatten().map(|(text, _)| text.as_str());
     for text in all.chain(added.iter().map(|(_, text)| *text)) {
         let Some(id) = tokenizer.id(text) else { continue };
         let slot = tokens.get_mut(id as usize);
         *slot.ok_or_else(|| Error::at("model.vocab", beyond(id, rows)))? = Some(text);
-        kinds[id as usize] = NORMAL;
+        kinds[id as usize] = TokenKind::Normal;
     }
     let byte_fallback = json.pointer("/model/byte_fallback").and_then(Json::as_bool) == Some(true);
     let (mut found, mut strips_left, mut strips_right) = (Vec::new(), Vec::new(), Vec::new());
@@ -103,11 +96,11 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
         let has_spaces =
             byte_fallback && text.contains(spaces::SPACE) && vocab.is_some_and(|v| v.contains_key(text));
         if is_on("special") {
-            kinds[id as usize] = CONTROL;
+            kinds[id as usize] = TokenKind::Control;
         } else if has_spaces {
             found.push(id);
         } else {
-            kinds[id as usize] = USER;
+            kinds[id as usize] = TokenKind::User;
         }
         if is_on("lstrip") {
             strips_left.push(id);
@@ -125,10 +118,10 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
     }
     for (token, kind) in tokens.iter().zip(&mut kinds) {
         if byte_fallback
-            && *kind == NORMAL
+            && *kind == TokenKind::Normal
             && token.is_some_and(|t| t.len() == 6 && t.starts_with("<0x") && t.ends_with('>'))
         {
-            *kind = BYTE;
+            *kind = TokenKind::Byte;
         }
     }
     let merges = merges(json)?;
@@ -155,7 +148,8 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
             merges.iter().map(|(a, b)| format!("{a} {b}")).collect::<Vec<_>>().iter().map(String::as_str),
         )),
     );
-    out.set("tokenizer.ggml.token_type", Value::Array(Array::of_i32(&kinds)));
+    let kinds: Vec<i32> = kinds.into_iter().map(|kind| kind as i32).collect();
+    out.set(TokenKind::KEY, Value::Array(Array::of_i32(&kinds)));
     let names: Vec<String> = tokens
         .iter()
         .enumerate()

@@ -1,4 +1,5 @@
 use super::{
+    TokenKind,
     bpe::{NONE, merge},
     bytes::{byte_chars, byte_token, decode_spelling},
     carried, ends,
@@ -22,14 +23,6 @@ const MAX_TOKENS: usize = 4 << 20;
 /// What SentencePiece writes for a space.
 const SPACE: &str = "\u{2581}";
 
-// Kinds of tokens in `tokenizer.ggml.token_type`.
-const NORMAL: u8 = 1;
-const UNKNOWN: u8 = 2;
-const CONTROL: u8 = 3;
-const USER: u8 = 4;
-const UNUSED: u8 = 5;
-const BYTE: u8 = 6;
-
 /// Special tokens of Phi-3 that keep the white space after them; its others drop it.
 const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
@@ -37,7 +30,7 @@ const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 #[derive(Debug)]
 pub(super) struct GgufVocab {
     tokens: Spellings,
-    kinds: Vec<u8>,
+    kinds: Vec<TokenKind>,
     specials: Specials,
     /// White space before these tokens is dropped.
     strip_left: HashSet<u32>,
@@ -92,7 +85,7 @@ impl GgufVocab {
         for end in ends::SPELLINGS {
             if let Some(id) = tokens.find(end) {
                 let is_text = ends::is_text(end, |other| tokens.find(other).is_some());
-                kinds[id as usize] = if is_text { NORMAL } else { CONTROL };
+                kinds[id as usize] = if is_text { TokenKind::Normal } else { TokenKind::Control };
             }
         }
         let specials = specials(gguf, &tokens, &kinds)?;
@@ -137,7 +130,7 @@ impl GgufVocab {
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
-        matches!(self.kinds.get(id as usize), Some(&(UNKNOWN | CONTROL)))
+        matches!(self.kinds.get(id as usize), Some(TokenKind::Unknown | TokenKind::Control))
     }
 
     /// SentencePiece writes a space before the first word, which decoding takes away again.
@@ -149,11 +142,11 @@ impl GgufVocab {
     pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
         let token = self.tokens.get(id)?;
         let kind = self.kinds.get(id as usize).copied();
-        if matches!(kind, Some(UNKNOWN | CONTROL | USER)) {
+        if kind.is_some_and(TokenKind::is_whole) {
             return Some(token.as_bytes().to_vec());
         }
         // Rows of the embedding that no token has: a text that they are in does not show them.
-        if kind == Some(UNUSED) {
+        if kind == Some(TokenKind::Unused) {
             return Some(Vec::new());
         }
         match &self.algorithm {
@@ -161,7 +154,10 @@ impl GgufVocab {
                 Some(decode_spelling(token).unwrap_or_else(|| token.as_bytes().to_vec()))
             }
             _ => match byte_token(token) {
-                Some(byte) if kind == Some(BYTE) || !matches!(self.algorithm, Algorithm::Scored { .. }) => {
+                Some(byte)
+                    if kind == Some(TokenKind::Byte)
+                        || !matches!(self.algorithm, Algorithm::Scored { .. }) =>
+                {
                     Some(vec![byte])
                 }
                 _ => Some(token.replace(SPACE, " ").into_bytes()),
@@ -330,30 +326,22 @@ impl Ord for Score {
     }
 }
 
-fn kinds(gguf: &Gguf, tokens: usize) -> Result<Vec<u8>> {
-    let Some(list) = gguf.array("tokenizer.ggml.token_type") else { return Ok(vec![1; tokens]) };
-    let kinds: Vec<u8> =
-        list.scalars().map(|v| v.as_u64().and_then(|k| u8::try_from(k).ok()).unwrap_or(0)).collect();
+fn kinds(gguf: &Gguf, tokens: usize) -> Result<Vec<TokenKind>> {
+    let kinds = TokenKind::list(gguf).unwrap_or_else(|| vec![TokenKind::Normal; tokens]);
     if kinds.len() != tokens {
-        return Err(Error::at(
-            "tokenizer.ggml.token_type",
-            format!("{} entries for {tokens} tokens", kinds.len()),
-        ));
+        return Err(Error::at(TokenKind::KEY, format!("{} entries for {tokens} tokens", kinds.len())));
     }
     Ok(kinds)
 }
 
-fn specials(gguf: &Gguf, tokens: &Spellings, kinds: &[u8]) -> Result<Specials> {
+fn specials(gguf: &Gguf, tokens: &Spellings, kinds: &[TokenKind]) -> Result<Specials> {
     let name = gguf.str("general.name").unwrap_or_default().to_lowercase();
     let phi3 = ["phi-3", "phi3"].iter().any(|part| name.contains(part));
     let listed = |key| Ok::<_, Error>(ids(gguf, key, tokens.len())?.map(|ids| ids.into_iter().collect()));
     let strips: Option<HashSet<u32>> = listed(carried::STRIPS_RIGHT)?;
     let found: HashSet<u32> = listed(carried::FOUND)?.unwrap_or_default();
-    let special = tokens
-        .iter()
-        .zip(kinds)
-        .zip(0..)
-        .filter(|((_, kind), id)| matches!(**kind, UNKNOWN | CONTROL | USER) || found.contains(id));
+    let special =
+        tokens.iter().zip(kinds).zip(0..).filter(|((_, kind), id)| kind.is_whole() || found.contains(id));
     Ok(Specials::new(special.map(|((text, _), id)| Special {
         text: text.into(),
         id,

@@ -13,6 +13,7 @@ pub(crate) mod pre;
 mod specials;
 mod spellings;
 mod stream;
+mod token_kind;
 mod wordpiece;
 
 use crate::{Result, gguf::Gguf};
@@ -20,6 +21,7 @@ pub(crate) use ends::ends;
 use gguf_vocab::GgufVocab;
 use hf_vocab::HfVocab;
 pub use stream::TextStream;
+pub(crate) use token_kind::TokenKind;
 
 /// A model's tokenizer.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! BERT's vocabularies out of GGUF metadata. They are cut and matched as a `tokenizer.json` of that family says, so that is what
 //! is made of them: words are cleaned, cut at white space and punctuation, and matched from the left, the longest piece first.
 
-use super::hf_vocab::HfVocab;
+use super::{TokenKind, hf_vocab::HfVocab};
 use crate::{
     Error, Result,
     gguf::{Gguf, Value},
@@ -12,7 +12,6 @@ use serde_json::{Map, Value as Json, json};
 pub(super) const MODEL: &str = "bert";
 /// What a GGUF file writes in front of pieces that begin a word; a `tokenizer.json` marks the others, with `##`.
 const BEGINS: char = '\u{2581}';
-const CONTROL: u64 = 3;
 /// Longer words are unknown, as the family's own tokenizer has it.
 const LONGEST_WORD: usize = 100;
 
@@ -29,10 +28,8 @@ fn described(gguf: &Gguf) -> Result<Json> {
     let list = gguf.array("tokenizer.ggml.tokens");
     let list = list.ok_or_else(|| Error::at("tokenizer.ggml.tokens", "is missing"))?;
     let tokens: Vec<&str> = list.strings().collect::<Result<_>>()?;
-    let kinds: Vec<u64> = gguf
-        .array("tokenizer.ggml.token_type")
-        .map_or_else(Vec::new, |list| list.scalars().map(|kind| kind.as_u64().unwrap_or(0)).collect());
-    let is_control = |id: usize| kinds.get(id) == Some(&CONTROL);
+    let kinds = TokenKind::list(gguf).unwrap_or_default();
+    let is_control = |id: usize| kinds.get(id) == Some(&TokenKind::Control);
     let spelling = |id: usize, token: &str| match token.strip_prefix(BEGINS) {
         _ if is_control(id) => token.to_owned(),
         Some(begins) => begins.to_owned(),
