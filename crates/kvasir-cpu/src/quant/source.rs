@@ -3,6 +3,7 @@
 use super::format::{Format, LANES, SUPER};
 use crate::halves::{half, high_half};
 use kvasir_formats::DType;
+use kvasir_formats::encoding::{q3_k_scale, q45_k_scale_min};
 
 /// 256 weights of each of 16 rows as integers. Signed codes are in two's complement, in the low bits of their bytes.
 pub(super) struct Supers {
@@ -185,10 +186,8 @@ fn q2_k(b: &[u8], row: &mut Row<'_>) {
 
 #[inline(always)]
 fn q3_k(b: &[u8], row: &mut Row<'_>) {
-    let s = &b[96..108];
-    for i in 0..16 {
-        let low = if i < 8 { s[i] & 15 } else { s[i - 8] >> 4 };
-        row.scale[i] = i16::from(low | (s[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32;
+    for (i, scale) in row.scale.iter_mut().enumerate() {
+        *scale = i16::from(q3_k_scale(i, &b[96..108]));
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let (low, high) = (numbers(b, 32 + part / 4 * 32), numbers(b, 0));
@@ -201,13 +200,8 @@ fn q3_k(b: &[u8], row: &mut Row<'_>) {
 
 #[inline(always)]
 fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
-    let s = &b[4..16];
     for i in 0..8 {
-        let (scale, min) = if i < 4 {
-            (s[i] & 63, s[i + 4] & 63)
-        } else {
-            (s[i + 4] & 15 | s[i - 4] >> 6 << 4, s[i + 4] >> 4 | s[i] >> 6 << 4)
-        };
+        let (scale, min) = q45_k_scale_min(i, &b[4..16]);
         (row.scale[i], row.min[i]) = (i16::from(scale), i16::from(min));
     }
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {

@@ -1,6 +1,9 @@
 //! Blocks of 256 in groups of 16 or 32, whose small scales are themselves integers under one f16 scale.
 
-use super::f16_at;
+use super::{
+    f16_at,
+    k_scales::{q3_k_scale, q45_k_scale_min},
+};
 
 /// Two bits to a code, scale and offset of 16 values in one byte.
 pub(super) fn q2_k(b: &[u8; 84], y: &mut [f32; 256]) {
@@ -16,24 +19,12 @@ pub(super) fn q2_k(b: &[u8; 84], y: &mut [f32; 256]) {
     }
 }
 
-/// The sixteen 6-bit scales of a Q3_K block.
-fn q3_scales(packed: &[u8]) -> [i8; 16] {
-    let mut out = [0; 16];
-    for (i, s) in out.iter_mut().enumerate() {
-        let low = if i < 8 { packed[i] & 0xf } else { packed[i - 8] >> 4 };
-        let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
-        *s = (low | high << 4) as i8 - 32;
-    }
-    out
-}
-
 /// Two bits to a code and a third in a mask of its own, inverted.
 pub(super) fn q3_k(b: &[u8; 110], y: &mut [f32; 256]) {
     let (mask, codes, d) = (&b[..32], &b[32..96], f16_at(b, 108));
-    let scales = q3_scales(&b[96..108]);
     for (group, values) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
         let (part, plane, side) = (group / 8, group % 8 / 2, group % 2);
-        let scale = d * f32::from(scales[group]);
+        let scale = d * f32::from(q3_k_scale(group, &b[96..108]));
         for (l, v) in values.iter_mut().enumerate() {
             let low = codes[part * 32 + side * 16 + l] >> (2 * plane) & 3;
             let high = mask[side * 16 + l] >> (part * 4 + plane) & 1;
@@ -42,19 +33,10 @@ pub(super) fn q3_k(b: &[u8; 110], y: &mut [f32; 256]) {
     }
 }
 
-/// Scale and offset of group `j` out of twelve bytes of 6-bit numbers.
-pub(super) fn scale_min(j: usize, q: &[u8]) -> (u8, u8) {
-    if j < 4 {
-        (q[j] & 63, q[j + 4] & 63)
-    } else {
-        (q[j + 4] & 0xf | q[j - 4] >> 6 << 4, q[j + 4] >> 4 | q[j] >> 6 << 4)
-    }
-}
-
 pub(super) fn q4_k(b: &[u8; 144], y: &mut [f32; 256]) {
     let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
     for (group, values) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (sc, m) = scale_min(group, &b[4..16]);
+        let (sc, m) = q45_k_scale_min(group, &b[4..16]);
         let (scale, offset) = (d * f32::from(sc), dmin * f32::from(m));
         let codes = &b[16 + group / 2 * 32..];
         for (v, &q) in values.iter_mut().zip(codes) {
@@ -67,7 +49,7 @@ pub(super) fn q5_k(b: &[u8; 176], y: &mut [f32; 256]) {
     let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
     let high = &b[16..48];
     for (group, values) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (sc, m) = scale_min(group, &b[4..16]);
+        let (sc, m) = q45_k_scale_min(group, &b[4..16]);
         let (scale, offset) = (d * f32::from(sc), dmin * f32::from(m));
         let codes = &b[48 + group / 2 * 32..];
         for ((v, &q), &h) in values.iter_mut().zip(codes).zip(high) {

@@ -2,8 +2,8 @@
 
 use super::{
     f16_at,
-    k_decode::scale_min,
     k_fit::{Search, affine, nearest, one_by_one, symmetric},
+    k_scales::{put_q3_k_scale, put_q45_k_scale_min, q45_k_scale_min},
     put_f16,
 };
 
@@ -69,23 +69,17 @@ pub(super) fn q3_k(x: &[f32; 256]) -> [u8; 110] {
             extreme = scales[j];
         }
     }
-    let mut small = [-32i32; 16];
+    let mut small = [-32i8; 16];
     if extreme != 0.0 {
         let inverse = -32.0 / extreme;
         for (j, s) in small.iter_mut().enumerate() {
-            *s = i32::from(nearest(inverse * scales[j]) as i8).clamp(-32, 31);
-            let l = (*s + 32) as u8;
-            if j < 8 {
-                b[96 + j] = l & 0xf;
-            } else {
-                b[96 + j - 8] |= l << 4;
-            }
-            b[96 + 8 + j % 4] |= (l >> 4) << (2 * (j / 4));
+            *s = (nearest(inverse * scales[j]) as i8).clamp(-32, 31);
+            put_q3_k_scale(j, *s, &mut b[96..108]);
         }
         put_f16(&mut b, 108, 1.0 / inverse);
     }
     for (j, group) in x.as_chunks::<16>().0.iter().enumerate() {
-        let d = f16_at(&b, 108) * small[j] as f32;
+        let d = f16_at(&b, 108) * f32::from(small[j]);
         if d == 0.0 {
             continue;
         }
@@ -121,19 +115,12 @@ fn k4(x: &[f32; 256], search: Search, b: &mut [u8]) -> [u8; 256] {
     for j in 0..8 {
         let scale = (nearest(inverse_scale * scales[j]) as u8).min(63);
         let min = (nearest(inverse_min * mins[j]) as u8).min(63);
-        if j < 4 {
-            b[4 + j] = scale;
-            b[4 + j + 4] = min;
-        } else {
-            b[4 + j + 4] = scale & 0xf | min << 4;
-            b[4 + j - 4] |= scale >> 4 << 6;
-            b[4 + j] |= min >> 4 << 6;
-        }
+        put_q45_k_scale_min(j, (scale, min), &mut b[4..16]);
     }
     put_f16(b, 0, max_scale / 63.0);
     put_f16(b, 2, max_min / 63.0);
     for (j, group) in x.as_chunks::<32>().0.iter().enumerate() {
-        let (scale, min) = scale_min(j, &b[4..16]);
+        let (scale, min) = q45_k_scale_min(j, &b[4..16]);
         let d = f16_at(b, 0) * f32::from(scale);
         if d == 0.0 {
             continue;

@@ -6,6 +6,7 @@
 mod k_decode;
 mod k_encode;
 mod k_fit;
+mod k_scales;
 mod legacy_decode;
 mod legacy_encode;
 mod mxfp4;
@@ -13,6 +14,7 @@ mod plain;
 
 use crate::{DType, Error, Result};
 
+pub use k_scales::{q3_k_scale, q45_k_scale_min};
 pub use mxfp4::{E2M1_DOUBLED, e8m0_half};
 pub use plain::f8_e4m3;
 
