@@ -1,11 +1,12 @@
 use crate::KvType;
 use crate::lowering::{gated, merged};
-use crate::quant::Format;
+use crate::packer::{Packer, out_of_memory};
+use crate::precision::Precision;
 use crate::source::WeightSource;
-use crate::weights::{Form, Linear, Packer, Precision, out_of_memory};
+use crate::weights::{Form, Linear};
 use crate::{Level, Team};
-use kvasir_formats::{DType, Error};
-use kvasir_program::{Buffers, Matrices, Op, Program, Role, Rows, Tap, ValueId, WeightId};
+use kvasir_formats::Error;
+use kvasir_program::{Buffers, Matrices, Op, Program, Rows, Tap, ValueId, WeightId};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,7 +61,7 @@ impl CpuModel {
     ) -> Result<Self, Error> {
         let whole = program;
         let program = whole.sampled_early(&[]);
-        let precision = precision.min(least(whole, &*source)?);
+        let precision = precision.min(Precision::least(whole, &*source)?);
         let mut packer = Packer::new(&team, whole, &source, precision);
         let mut weights: Vec<_> = program.ops.iter().map(|_| OpWeights::None).collect();
         let mut vectors = BTreeMap::new();
@@ -244,27 +245,6 @@ impl CpuModel {
         }
         work
     }
-}
-
-/// How weights must be computed at least. A checkpoint whose matrices are f32 is there to be compared with. And experts stored as floats of any
-/// width are chosen by scores that lie close together: rounded activations choose others. Large matrices of MXFP4 are taken for the integers that
-/// their users want the speed of.
-fn least(program: &Program, source: &dyn WeightSource) -> Result<Precision, Error> {
-    let routed = program.ops.iter().any(|op| matches!(op, Op::Route { .. }));
-    let mut least = Precision::Exact;
-    for weight in program.weights.iter().filter(|w| matches!(w.role, Role::Matrix | Role::Experts)) {
-        let dtype = source.stored(&weight.name, &weight.shape)?.map(|stored| stored.dtype);
-        let integers = dtype.is_some_and(|dtype| {
-            let format = Format::for_matrix(dtype, weight.shape.iter().product());
-            format.is_some() && !(dtype == DType::Mxfp4 && format == Some(Format::FINE))
-        });
-        match dtype {
-            Some(DType::F32) => {}
-            _ if !routed || integers => return Ok(Precision::Auto),
-            _ => least = Precision::Close,
-        }
-    }
-    Ok(least)
 }
 
 fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::panels::tests::Lines;
+use crate::random_weights::scales_at;
 use kvasir_formats::{DType, encoding};
 
 /// A small generator, so that cases are the same everywhere.
@@ -33,19 +34,11 @@ const TYPES: [DType; 11] = [
 fn random_rows(rng: &mut Rng, dtype: DType, rows: usize, inputs: usize) -> Vec<u8> {
     let n = rows * inputs / dtype.block_len();
     let mut bytes: Vec<u8> = (0..n * dtype.block_bytes()).map(|_| rng.next() as u8).collect();
-    let halves: &[usize] = match dtype {
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
-        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
-        DType::Q2K => &[80, 82],
-        DType::Q3K => &[108],
-        DType::Mxfp4 => &[],
-        _ => &[208],
-    };
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         if dtype == DType::Mxfp4 {
             block[0] = 116 + (rng.next() % 6) as u8;
         }
-        for &at in halves {
+        for &at in scales_at(dtype) {
             let sign = if rng.next().is_multiple_of(5) && dtype != DType::Q2K { -1.0 } else { 1.0 };
             let d = half::f16::from_f32(sign * (0.5 + rng.next() as f32 / (1u64 << 31) as f32) * 0.01);
             block[at..at + 2].copy_from_slice(&d.to_le_bytes());

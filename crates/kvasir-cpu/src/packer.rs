@@ -1,0 +1,172 @@
+//! Makes matrices out of what their source has.
+
+use crate::Team;
+use crate::dense::{Bf16Panels, F32Panels, Width};
+use crate::panels::{EncodedRows, RowBytes};
+use crate::precision::Precision;
+use crate::quant::QuantPanels;
+use crate::source::Source;
+use crate::weights::{Linear, Packed};
+use kvasir_formats::{DType, Error};
+use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Rows of a weight in its file.
+struct FileRows {
+    source: Arc<Source>,
+    name: String,
+    shape: Vec<usize>,
+    first: usize,
+    step: usize,
+}
+
+impl EncodedRows for FileRows {
+    fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
+        // It was there, and in this shape, when the model was loaded.
+        let stored = self.source.stored(&self.name, &self.shape).ok().flatten();
+        match &stored {
+            Some(stored) => to(&|n| (stored.row)(self.first + n * self.step)),
+            None => to(&|_| &[]),
+        }
+    }
+
+    fn let_go(&self, rows: Range<usize>) {
+        self.source
+            .let_go(&self.name, self.first + rows.start * self.step..self.first + rows.end * self.step);
+    }
+}
+
+/// Makes matrices; remembers the last weight that had to be unpacked whole, because its neighbours are often wanted next.
+pub(crate) struct Packer<'a> {
+    pub(crate) team: &'a Team,
+    pub(crate) program: &'a Program,
+    pub(crate) source: &'a Arc<Source>,
+    pub(crate) precision: Precision,
+    unpacked: Option<(WeightId, Vec<f32>)>,
+}
+
+impl<'a> Packer<'a> {
+    pub(crate) fn new(
+        team: &'a Team,
+        program: &'a Program,
+        source: &'a Arc<Source>,
+        precision: Precision,
+    ) -> Self {
+        Self { team, program, source, precision, unpacked: None }
+    }
+
+    /// All numbers of a weight.
+    pub(crate) fn numbers(&self, id: WeightId) -> Result<Vec<f32>, Error> {
+        let weight = self.program.weight(self.program.resolve(id));
+        let values = self.source.dense(&weight.name, &weight.shape)?;
+        if values.len() != weight.shape.iter().product::<usize>() {
+            return Err(Error::at(
+                format!("tensor {}", weight.name),
+                format!("is not of shape {:?}", weight.shape),
+            ));
+        }
+        Ok(values)
+    }
+
+    fn vector(&self, v: &Vector, len: usize) -> Result<Vec<f32>, Error> {
+        let values = self.numbers(v.weight)?;
+        Ok((0..len).map(|i| values.get(v.offset + i * v.stride).copied().unwrap_or_default()).collect())
+    }
+
+    pub(crate) fn linear(&mut self, m: &Matrix) -> Result<Linear, Error> {
+        let weight = self.program.weight(self.program.resolve(m.weight));
+        let bias = m.bias.as_ref().map(|v| self.vector(v, m.outputs)).transpose()?;
+        let (name, shape) = (&weight.name, &weight.shape);
+        let dtype = self.source.dtype(name, shape)?;
+        let exact = self.precision == Precision::Exact || weight.role == Role::Router;
+        let close = self.precision == Precision::Close && dtype != Some(DType::BF16);
+        let wide = exact || close || dtype == Some(DType::F32);
+        let row_len = shape.last().copied().unwrap_or(1);
+        let stored_bytes = dtype.map_or(Ok(row_len), |dtype| dtype.row_bytes(row_len))? * m.outputs;
+        let packed = match dtype.and_then(|dtype| Some((dtype, m.stored_rows(row_len)?))) {
+            None => self.pack_dense(m, wide, dtype)?,
+            Some((dtype, (first, step))) => {
+                let stored = self.source.stored(name, shape)?;
+                let rows = stored.as_ref().map_or_else(|| shape.iter().rev().skip(1).product(), |s| s.rows);
+                if first + step * m.outputs.saturating_sub(1) >= rows {
+                    return Err(Error::at(format!("tensor {name}"), "has too few rows"));
+                }
+                match !wide && stored.is_some() {
+                    true => self.where_they_lie(dtype, m, (first, step))?,
+                    false => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
+                        // Rows were found to be there, and their lengths checked, when the file was opened.
+                        if !self.source.row(name, shape, first + n * step, out) {
+                            out.fill(f32::NAN);
+                        }
+                    })?,
+                }
+            }
+        };
+        Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
+    }
+
+    /// A matrix that is read where it lies until it is packed, unless its source is better read once.
+    fn where_they_lie(
+        &self,
+        dtype: DType,
+        m: &Matrix,
+        (first, step): (usize, usize),
+    ) -> Result<Packed, Error> {
+        let weight = self.program.weight(self.program.resolve(m.weight));
+        let (name, shape, source) = (weight.name.clone(), weight.shape.clone(), Arc::clone(self.source));
+        let rows = FileRows { source, name, shape, first, step };
+        let size = (m.outputs, m.inputs);
+        let packed = match QuantPanels::quantised(dtype, size, rows) {
+            Ok(panels) => Packed::Quant(panels),
+            Err(rows) => Packed::Bf16(Bf16Panels::floats(dtype, size, rows)),
+        };
+        while !self.source.stays() && !packed.is_packed() {
+            packed.pack_some(self.team, usize::MAX).map_err(out_of_memory)?;
+        }
+        Ok(packed)
+    }
+
+    /// Packs what `row` fills: for f32 arithmetic in this width, or else as bf16.
+    fn pack(
+        &self,
+        wide: Option<Width>,
+        m: &Matrix,
+        row: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Result<Packed, Error> {
+        let size = (m.outputs, m.inputs);
+        let packed = match wide {
+            Some(width) => F32Panels::pack(self.team, size, width, row).map(Packed::F32),
+            None => Bf16Panels::rounded(self.team, size, row).map(Packed::Bf16),
+        };
+        packed.map_err(out_of_memory)
+    }
+
+    fn pack_dense(&mut self, m: &Matrix, wide: bool, dtype: Option<DType>) -> Result<Packed, Error> {
+        let id = self.program.resolve(m.weight);
+        if self.unpacked.as_ref().is_none_or(|(have, _)| *have != id) {
+            self.unpacked = None;
+            self.unpacked = Some((id, self.numbers(id)?));
+        }
+        let values = self.unpacked.as_ref().map_or(&[][..], |(_, values)| values);
+        let last =
+            m.offset + (m.outputs.max(1) - 1) * m.output_stride + (m.inputs.max(1) - 1) * m.input_stride;
+        if last >= values.len() {
+            return Err(Error::at(
+                format!("tensor {}", self.program.weight(id).name),
+                "is too small for its matrix",
+            ));
+        }
+        let fill = |n: usize, out: &mut [f32]| {
+            let from = &values[m.offset + n * m.output_stride..];
+            out.iter_mut().zip(from.iter().step_by(m.input_stride.max(1))).for_each(|(o, &v)| *o = v);
+        };
+        // Scales of blocks do not go along with inputs that lie apart.
+        let width = dtype.filter(|dtype| dtype.block_len() == 1).map_or(Width::Whole, Width::of);
+        self.pack(wide.then_some(width), m, &fill)
+    }
+}
+
+pub(crate) fn out_of_memory(e: std::io::Error) -> Error {
+    Error::at("", format!("no memory for weights: {e}"))
+}
