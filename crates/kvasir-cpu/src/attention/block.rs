@@ -151,7 +151,8 @@ impl Attend<'_> {
                     {
                         let first = s.blocks.len() * LANES;
                         s.turned.grow(first + LANES);
-                        few::turn(&s.lying, 0..used, &mut s.turned[first..]);
+                        // SAFETY: the level was found on this machine.
+                        unsafe { few::turn(&s.lying, 0..used, &mut s.turned[first..]) };
                     }
                 } else {
                     for (rows, tile) in s.lying.iter().zip(&mut s.queries[queries..]) {

@@ -10,6 +10,7 @@ mod exact;
 #[cfg(target_arch = "x86_64")]
 mod few;
 mod products;
+mod scored;
 mod scratch;
 mod share;
 mod softmax;
@@ -18,6 +19,7 @@ mod stage;
 mod stretch;
 #[cfg(test)]
 mod tests;
+mod unit;
 mod view;
 #[cfg(target_arch = "x86_64")]
 mod wide;

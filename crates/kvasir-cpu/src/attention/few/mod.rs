@@ -13,9 +13,10 @@ mod numbers;
 pub(super) use later::Later;
 
 use super::products::{FEW, Keys};
+use super::scored::Scored;
 use super::scratch::Scratch;
 use super::softmax::{self, LANES, Packed, Scores};
-use super::stretch::{Scored, Work};
+use super::stretch::Work;
 use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
@@ -136,9 +137,12 @@ pub(super) fn in_turns(level: Level, shape: Shape) -> bool {
 }
 
 /// Brings lanes' queries, a row of each step's tile, into that form.
-pub(super) fn turn(steps: &[Tile], lanes: Range<usize>, to: &mut [Tile]) {
+///
+/// # Safety
+/// The machine must have the instructions of the level that [is for it](in_turns).
+pub(super) unsafe fn turn(steps: &[Tile], lanes: Range<usize>, to: &mut [Tile]) {
     for lane in lanes {
-        // SAFETY: the level of [`in_turns`] has the instructions.
+        // SAFETY: as the caller vouches.
         unsafe { dots::turn(steps, lane, &mut to[lane]) };
     }
 }
@@ -170,8 +174,11 @@ unsafe fn scores(
 }
 
 /// Shares in the form that values are multiplied with.
-pub(super) fn open(level: Level, packed: &Packed, shares: &mut Scores) {
-    // SAFETY: whoever multiplies like this has the instructions.
+///
+/// # Safety
+/// The level must be at least [`Level::Avx2`], and the machine have its instructions.
+pub(super) unsafe fn open(level: Level, packed: &Packed, shares: &mut Scores) {
+    // SAFETY: as the caller vouches.
     unsafe {
         match level {
             Level::Avx512Bf16 => dots::open(packed, shares),

@@ -1,0 +1,162 @@
+//! One block of lanes and one chunk: from products of keys to shares.
+
+use super::coming::Coming;
+#[cfg(target_arch = "x86_64")]
+use super::few;
+use super::scratch::Scratch;
+use super::softmax::Rule;
+use super::soon::Soon;
+use super::stretch::Seen;
+#[cfg(target_arch = "x86_64")]
+use super::wide::Making;
+use super::{Shape, products};
+use crate::Level;
+use crate::tile::transpose;
+
+/// A block whose scores become shares.
+#[derive(Clone, Copy)]
+pub(super) struct Scored {
+    pub(super) block: usize,
+    /// Which of the chunks that are taken together.
+    pub(super) chunk: usize,
+    /// Positions up to the last that is seen.
+    pub(super) seen: usize,
+    /// Which of two scores are its own.
+    pub(super) place: usize,
+}
+
+impl Scored {
+    /// Its number among the shares of so many blocks.
+    fn number(self, blocks: usize) -> usize {
+        self.chunk * blocks + self.block
+    }
+}
+
+/// What is done beside the products of a block's keys.
+#[cfg(target_arch = "x86_64")]
+struct Meanwhile<'a> {
+    /// The block before.
+    making: Making<'a>,
+    soon: &'a mut Soon,
+    /// The first head's values.
+    coming: Option<&'a mut Coming>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl products::Beside for Meanwhile<'_> {
+    #[inline(always)]
+    unsafe fn some(&mut self) {
+        // SAFETY: the caller's instructions.
+        unsafe { self.making.some() };
+    }
+
+    #[inline(always)]
+    unsafe fn before(&mut self, last: bool, products: usize) {
+        self.soon.ask();
+        if last && let Some(coming) = self.coming.as_mut().filter(|coming| coming.is_coming()) {
+            // SAFETY: the caller's instructions; the rows that come are the pool's or staged.
+            (0..products).for_each(|_| unsafe { coming.some(Level::Amx) });
+        }
+    }
+}
+
+impl Scratch {
+    /// Products of a chunk's keys with the queries of a block, while the scores of the one `before` become shares. Values are `coming` but where
+    /// heads have few lanes.
+    ///
+    /// # Safety
+    /// The blocks must have been made and the keys staged at this level, rows that come be there, and tiles configured for such products where the level has
+    /// them.
+    pub(super) unsafe fn score(
+        &mut self,
+        level: Level,
+        shape: Shape,
+        now: Scored,
+        before: Option<Scored>,
+        coming: Option<&mut Coming>,
+    ) {
+        let queries = self.queries[self.blocks[now.block].queries..].as_ptr().cast();
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level was found on this machine; the block has a tile of queries for each step, keys are 64 rows each; as the caller vouches.
+            Level::Amx => unsafe { self.score_beside(shape, queries, now, coming) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            _ if coming.is_none() => unsafe { self.score_few(level, shape, now) },
+            _ => {
+                let keys = (&self.keys[0], &self.open_keys[..]);
+                // SAFETY: as above.
+                unsafe { products::scores(level, keys, queries, shape.steps(), &mut self.scores[now.place]) };
+            }
+        }
+        if let Some(before) = before {
+            self.end_shares(level, before, false);
+        }
+    }
+
+    /// The same on the tile unit.
+    ///
+    /// # Safety
+    /// The machine must have the instructions, the block's queries and the keys must be there and tiles configured.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn score_beside(
+        &mut self,
+        shape: Shape,
+        queries: *const u8,
+        now: Scored,
+        coming: Option<&mut Coming>,
+    ) {
+        let queries = (queries, self.blocks[now.block].per_head);
+        let [first, second] = &mut self.scores[..] else { return };
+        let (out, scores) = if now.place == 0 { (first, second) } else { (second, first) };
+        // Nothing is left of it where there was no block before.
+        let sharing = &mut self.sharing[1 - now.place];
+        let making = Making::go_on(sharing, scores, &mut self.packed[0]);
+        let keys = (&self.keys[..], now.seen, &self.later[1].at);
+        let mut meanwhile = Meanwhile { making, soon: &mut self.soon, coming };
+        // SAFETY: as the caller vouches.
+        unsafe { products::tiles::scores(keys, queries, shape.steps(), out, &mut meanwhile) };
+        meanwhile.making.leave();
+    }
+
+    /// What has been scored for a block is to become shares of the chunk's positions.
+    pub(super) fn begin_shares(
+        &mut self,
+        level: Level,
+        Scored { block, place, .. }: Scored,
+        seen: &Seen<'_>,
+        rule: Rule,
+    ) {
+        let block = &self.blocks[block];
+        let sharing = &mut self.sharing[place];
+        sharing.run.most = block.gather(&self.most);
+        sharing.run.sum = block.gather(&self.sum);
+        let sight = (!block.sees_all(seen.chunk, seen.first)).then_some(&block.sight);
+        sharing.begin(level, &mut self.scores[place], &self.rows, sight, rule);
+    }
+
+    /// The rest of a block's shares.
+    pub(super) fn end_shares(&mut self, level: Level, scored: Scored, few: bool) {
+        let number = scored.number(self.blocks.len());
+        let sharing = &mut self.sharing[scored.place];
+        let packed = &mut self.packed[0];
+        sharing.rest(level, &self.scores[scored.place], packed);
+        if few {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level was found on this machine, and has heads of few lanes taken apart.
+            unsafe {
+                few::open(level, packed, &mut self.open_shares[0])
+            };
+        } else {
+            for (part, tile) in packed.as_chunks().0.iter().zip(&mut self.shares[number]) {
+                transpose(level, part, tile);
+            }
+        }
+        sharing.end(level);
+        let block = &self.blocks[scored.block];
+        block.scatter(&sharing.run.most, &mut self.most);
+        block.scatter(&sharing.run.sum, &mut self.sum);
+        self.fades[number] = sharing.run.fade;
+    }
+}
