@@ -22,8 +22,8 @@ const TAIL: usize = 256;
 /// Buffers in large pages share regions of at least this size: a matrix alone is often smaller than a large page.
 const REGION: usize = 256 << 20;
 const LARGE_PAGE: usize = 2 << 20;
-/// What buffers of a region share none of.
-const PAGE: usize = 4096;
+/// What buffers of a region share none of: the largest page that systems for the processor have, for what goes with a buffer goes by whole pages.
+const PAGE: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 << 10 };
 
 /// The region that is being filled, and how far it is.
 static OPEN: Mutex<Option<(Arc<MmapMut>, usize, usize)>> = Mutex::new(None);
@@ -93,7 +93,7 @@ impl Drop for Buffer {
         if Arc::strong_count(&self.region) > 1 {
             let offset = self.base as usize - self.region.as_ptr() as usize;
             let len = (self.len + TAIL).next_multiple_of(PAGE);
-            // SAFETY: the pages are this buffer's alone, which is gone, and nobody gets them again.
+            // SAFETY: the pages are this buffer's alone, whatever their size, which is gone, and nobody gets them again.
             let _ = unsafe { self.region.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len) };
         }
     }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     /// Bytes of memory that the buffer's pages take.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     fn resident(at: usize, len: usize) -> usize {
         let mut file = std::fs::File::open("/proc/self/pagemap").unwrap();
         let mut entries = vec![0u8; len / PAGE * 8];
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     fn what_is_dropped_takes_no_memory_beside_what_stays() {
         const LEN: usize = 8 << 20;
         let mut stays = Buffer::in_large_pages(LEN).unwrap();

@@ -28,14 +28,13 @@ impl<'a> Output<'a> {
     /// Asks for the place of outputs `first .. first + 16` of a row, to be written soon.
     #[inline(always)]
     pub(crate) fn fetch(&self, row: usize, first: usize) {
-        if row >= self.rows || first >= self.width {
-            return;
-        }
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the place lies within the slice; on processors without the instruction it does nothing.
-        unsafe {
-            let place = self.base.add(row * self.stride + first);
-            std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
+        if row < self.rows && first < self.width {
+            // SAFETY: the place lies within the slice; on processors without the instruction it does nothing.
+            unsafe {
+                let place = self.base.add(row * self.stride + first);
+                std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
+            }
         }
     }
 

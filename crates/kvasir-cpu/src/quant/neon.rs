@@ -144,7 +144,8 @@ unsafe fn by_output<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 
                 let scale = vdupq_n_s16(scale[n * 2]);
                 let [a, b, c, d] = values.map(|values| vmovn_s16(vqrdmulhq_s16(values, scale)));
                 let both = vld1q_u8(codes.add(n * 64));
-                let places = if i % 2 == 0 { vandq_u8(both, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(both) };
+                let places =
+                    if i.is_multiple_of(2) { vandq_u8(both, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(both) };
                 let bytes = if f.bits == 4 {
                     vqtbl1q_s8(vcombine_s8(a, b), places)
                 } else {
