@@ -25,7 +25,8 @@ impl<'a> Cursor<'a> {
         Error::at(format!("offset {}", self.at), why)
     }
 
-    /// The range of the next `len` bytes, stepping over them.
+    /// The range of the next `len` bytes, stepping over them. A vocabulary has hundreds of thousands of strings to step over.
+    #[inline]
     pub(crate) fn skip(&mut self, len: u64, what: &str) -> Result<Range<usize>> {
         let end = usize::try_from(len).ok().and_then(|len| self.at.checked_add(len));
         match end.filter(|&end| end <= self.bytes.len()) {
@@ -34,15 +35,22 @@ impl<'a> Cursor<'a> {
                 self.at = end;
                 Ok(range)
             }
-            None => Err(self.error(format!("{what} needs {len} bytes, {} are left", self.left()))),
+            None => Err(self.too_short(len, what)),
         }
     }
 
+    #[cold]
+    fn too_short(&self, len: u64, what: &str) -> Error {
+        self.error(format!("{what} needs {len} bytes, {} are left", self.left()))
+    }
+
+    #[inline]
     pub(crate) fn take(&mut self, len: u64, what: &str) -> Result<&'a [u8]> {
         let range = self.skip(len, what)?;
         Ok(&self.bytes[range])
     }
 
+    #[inline]
     fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N as u64, what)?);
@@ -53,6 +61,7 @@ impl<'a> Cursor<'a> {
         Ok(u32::from_le_bytes(self.array(what)?))
     }
 
+    #[inline]
     pub(crate) fn u64(&mut self, what: &str) -> Result<u64> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }

@@ -10,11 +10,12 @@ use super::{
 };
 use crate::{
     Error, Result,
-    gguf::{Gguf, Value},
+    gguf::{Array, Gguf, Value},
 };
 use std::{
     borrow::Cow,
     collections::{HashMap, HashSet},
+    panic::resume_unwind,
 };
 use tokenizers::NormalizedString;
 
@@ -77,7 +78,8 @@ impl GgufVocab {
                 format!("{} tokens, 1 to {MAX_TOKENS} are possible", list.len()),
             ));
         }
-        let tokens = Spellings::of(list, |_, _| Ok(()))?;
+        let (tokens, merges) = tokens_and_merges(list, gguf.array("tokenizer.ggml.merges"));
+        let tokens = tokens?;
         if tokens.len() != list.len() {
             return Err(Error::at("tokenizer.ggml.tokens", "is no list of strings"));
         }
@@ -89,7 +91,7 @@ impl GgufVocab {
             }
         }
         let specials = specials(gguf, &tokens, &kinds)?;
-        let (algorithm, adds_bos) = algorithm(gguf, &tokens)?;
+        let (algorithm, adds_bos) = algorithm(gguf, &tokens, merges)?;
         let id = |key: &str| {
             let id = gguf.u64(&format!("tokenizer.ggml.{key}_token_id"));
             id.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < tokens.len())
@@ -360,7 +362,17 @@ fn ids(gguf: &Gguf, key: &str, tokens: usize) -> Result<Option<Vec<u32>>> {
     ids.map(Some).ok_or_else(|| Error::at(key, "holds what is no token"))
 }
 
-fn algorithm(gguf: &Gguf, tokens: &Spellings) -> Result<(Algorithm, bool)> {
+/// The two long lists, each by a thread of its own: nothing else can begin before they are there.
+fn tokens_and_merges(tokens: &Array, merges: Option<&Array>) -> (Result<Spellings>, Option<Result<Merges>>) {
+    std::thread::scope(|scope| {
+        let merges = merges.map(|list| scope.spawn(|| Merges::of(list)));
+        let tokens = Spellings::of(tokens, |_, _| Ok(()));
+        (tokens, merges.map(|merges| merges.join().unwrap_or_else(|panic| resume_unwind(panic))))
+    })
+}
+
+fn algorithm(gguf: &Gguf, tokens: &Spellings, merges: Option<Result<Merges>>) -> Result<(Algorithm, bool)> {
+    let merges = || merges.ok_or_else(|| Error::at("tokenizer.ggml.merges", "is missing"))?;
     let find = |spelling: &str| tokens.find(spelling).unwrap_or(NONE);
     let is_on = |key: &str, default| gguf.get(key).and_then(Value::as_bool).unwrap_or(default);
     let byte_tokens = || Box::new(std::array::from_fn(|b| find(&format!("<0x{b:02X}>"))));
@@ -371,12 +383,12 @@ fn algorithm(gguf: &Gguf, tokens: &Spellings) -> Result<(Algorithm, bool)> {
             let adds_bos = family.adds_bos;
             let chars = byte_chars();
             let bytes = Box::new(chars.map(|c| find(c.encode_utf8(&mut [0; 4]))));
-            Ok((Algorithm::ByteLevel { family, merges: merges(gguf)?, bytes }, adds_bos))
+            Ok((Algorithm::ByteLevel { family, merges: merges()?, bytes }, adds_bos))
         }
         Some("gemma4") => {
             let cut = fancy_regex::Regex::new(r"[^\n]+|[\n]+").map_err(|e| Error::at("cutting text", e))?;
             let family = Family { cuts: vec![cut], whole_words: false, adds_bos: true };
-            Ok((Algorithm::RankedChars { family, merges: merges(gguf)?, bytes: byte_tokens() }, true))
+            Ok((Algorithm::RankedChars { family, merges: merges()?, bytes: byte_tokens() }, true))
         }
         Some("llama") => {
             let scores = gguf.array("tokenizer.ggml.scores");
@@ -402,9 +414,4 @@ fn algorithm(gguf: &Gguf, tokens: &Spellings) -> Result<(Algorithm, bool)> {
         Some(other) => Err(Error::at("tokenizer.ggml.model", format!("{other:?} is not supported"))),
         None => Err(Error::at("tokenizer.ggml.model", "is missing")),
     }
-}
-
-fn merges(gguf: &Gguf) -> Result<Merges> {
-    let list = gguf.array("tokenizer.ggml.merges");
-    list.ok_or_else(|| Error::at("tokenizer.ggml.merges", "is missing")).and_then(Merges::of)
 }
