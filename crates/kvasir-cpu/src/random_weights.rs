@@ -43,7 +43,7 @@ impl RandomWeights {
 /// Where a block has its scales of 16 bits.
 pub(crate) fn scales_at(dtype: DType) -> &'static [usize] {
     match dtype {
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::Iq4Nl | DType::Iq4Xs => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
         DType::Q2K => &[80, 82],
         DType::Q3K => &[108],

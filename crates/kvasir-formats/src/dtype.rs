@@ -31,12 +31,16 @@ pub enum DType {
     Q6K,
     /// 32 four-bit floats under one power-of-two scale, laid out as in GGUF.
     Mxfp4,
+    /// 32 codes of four bits, for values that lie closer around zero, under one scale.
+    Iq4Nl,
+    /// 256 of them, 32 to a scale of six bits.
+    Iq4Xs,
 }
 
 /// Name, GGUF type id if it has one, elements per block, bytes per block.
 type Row = (DType, &'static str, Option<u32>, usize, usize);
 
-const TABLE: [Row; 23] = [
+const TABLE: [Row; 25] = [
     (DType::F32, "f32", Some(0), 1, 4),
     (DType::F16, "f16", Some(1), 1, 2),
     (DType::BF16, "bf16", Some(30), 1, 2),
@@ -60,6 +64,8 @@ const TABLE: [Row; 23] = [
     (DType::Q5K, "q5_k", Some(13), 256, 176),
     (DType::Q6K, "q6_k", Some(14), 256, 210),
     (DType::Mxfp4, "mxfp4", Some(39), 32, 17),
+    (DType::Iq4Nl, "iq4_nl", Some(20), 32, 18),
+    (DType::Iq4Xs, "iq4_xs", Some(23), 256, 136),
 ];
 
 impl DType {

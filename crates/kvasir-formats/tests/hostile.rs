@@ -214,7 +214,7 @@ fn gguf_headers_that_lie() {
     for id in [4, 5, 9, 15, 16, 31, 32, 33, 34, 36, 37, 38, 40, 999, u32::MAX] {
         tensor("a type that is none", &[256], id, 0);
     }
-    for (id, name) in [(16, "IQ2_XXS"), (23, "IQ4_XS"), (35, "TQ2_0"), (40, "NVFP4")] {
+    for (id, name) in [(16, "IQ2_XXS"), (21, "IQ3_S"), (35, "TQ2_0"), (40, "NVFP4")] {
         let mut raw = Raw::header(3, 1, 0);
         raw.tensor("t", &[256], id, 0);
         let error = scratch.gguf(&raw.padded(4096)).map(|_| ()).unwrap_err().to_string();

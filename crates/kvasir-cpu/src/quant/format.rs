@@ -1,5 +1,5 @@
 use kvasir_formats::DType;
-use kvasir_formats::encoding::E2M1_DOUBLED;
+use kvasir_formats::encoding::{E2M1_DOUBLED, IQ4_VALUES};
 
 /// Weights that are multiplied as one superblock, and share one float scale.
 pub(crate) const SUPER: usize = 256;
@@ -9,6 +9,31 @@ pub(crate) const LANES: usize = 16;
 /// Matrices of fewer weights are kept in 16 bits: no step waits for them, and small models mind rounding most.
 const SMALL: usize = 1 << 20;
 
+/// What a code stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Codes {
+    /// Itself.
+    Unsigned,
+    /// Itself, in two's complement.
+    Signed,
+    /// A float of four bits, doubled.
+    Floats,
+    /// A value of eight bits out of a table.
+    Curve,
+}
+
+impl Codes {
+    /// Of a code of so many bits.
+    pub(crate) const fn value(self, code: u8, bits: usize) -> i16 {
+        match self {
+            Self::Unsigned => code as i16,
+            Self::Signed => ((code << (8 - bits)) as i8 >> (8 - bits)) as i16,
+            Self::Floats => E2M1_DOUBLED[code as usize] as i16,
+            Self::Curve => IQ4_VALUES[code as usize] as i16,
+        }
+    }
+}
+
 /// How superblocks of one encoding are laid out in a panel.
 ///
 /// A weight is `d * factor * v + dmin * min`, with d and dmin per superblock, scale and min integers of a byte per sub-block, and v one signed byte:
@@ -17,10 +42,7 @@ const SMALL: usize = 1 << 20;
 pub(crate) struct Format {
     /// Bits of a code: 4, 5, 6 or 8.
     pub(crate) bits: usize,
-    /// Whether codes are signed, in two's complement.
-    pub(crate) signed: bool,
-    /// Whether codes are floats of four bits: they are looked up before they are multiplied, and have five bits then.
-    pub(crate) floats: bool,
+    pub(crate) codes: Codes,
     /// Codes that share a sub-block: 16 or 32.
     pub(crate) sub: usize,
     pub(crate) has_min: bool,
@@ -46,7 +68,10 @@ impl Format {
     pub(crate) const Q6_K: Self = Self::k(6, 16, false, -1);
 
     /// Scales are powers of two: those of the three below the largest leave nothing to round.
-    pub(crate) const MXFP4: Self = Self { floats: true, times: 2, ..Self::Q4_0 };
+    pub(crate) const MXFP4: Self = Self { codes: Codes::Floats, times: 2, ..Self::Q4_0 };
+
+    pub(crate) const IQ4_NL: Self = Self { codes: Codes::Curve, ..Self::Q4_0 };
+    pub(crate) const IQ4_XS: Self = Self { codes: Codes::Curve, ..Self::k(4, 32, false, 4) };
 
     /// Weights of any encoding as 16 bits: the high byte rounded, then what that left over, in a 256th of its unit.
     pub(crate) const FINE: Self = Self { planes: 2, ..Self::Q8_0 };
@@ -56,7 +81,8 @@ impl Format {
     }
 
     const fn k(bits: usize, sub: usize, has_min: bool, times: i16) -> Self {
-        Self { bits, signed: !has_min, floats: false, sub, has_min, times, wide_d: false, planes: 1 }
+        let codes = if has_min { Codes::Unsigned } else { Codes::Signed };
+        Self { bits, codes, sub, has_min, times, wide_d: false, planes: 1 }
     }
 
     /// The layout for an encoding, if it is one of integers in blocks.
@@ -73,6 +99,8 @@ impl Format {
             DType::Q5K => Self::Q5_K,
             DType::Q6K => Self::Q6_K,
             DType::Mxfp4 => Self::MXFP4,
+            DType::Iq4Nl => Self::IQ4_NL,
+            DType::Iq4Xs => Self::IQ4_XS,
             _ => return None,
         })
     }
@@ -88,14 +116,18 @@ impl Format {
         self.bits == 8
     }
 
-    /// Bits by which a product is shifted: an unsigned code leaves room for a sign. What is opened early has scales of 16 bits.
+    /// Bits by which a product is shifted: an unsigned code leaves room for a sign, a doubled float has five bits. What is opened early has scales of 16 bits.
     pub(crate) const fn shift(self) -> usize {
         if self.planes > 1 {
             0
         } else if self.is_open() {
             15
         } else {
-            self.bits + self.floats as usize - self.signed as usize
+            match self.codes {
+                Codes::Unsigned | Codes::Floats => self.bits,
+                Codes::Signed => self.bits - 1,
+                Codes::Curve => 7,
+            }
         }
     }
 
@@ -118,13 +150,7 @@ impl Format {
         let codes = if self.by_output() { 1 << self.bits } else { 0 };
         let mut code = 0;
         while code < codes {
-            let value = if self.floats {
-                E2M1_DOUBLED[code as usize] as i16
-            } else if self.signed && code >= codes / 2 {
-                code - codes
-            } else {
-                code
-            };
+            let value = self.codes.value(code as u8, self.bits);
             all[code as usize / 8][code as usize % 8] = value << (15 - self.shift());
             code += 1;
         }

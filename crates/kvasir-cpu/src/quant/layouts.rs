@@ -24,6 +24,14 @@ macro_rules! with_layout {
                 type $L = NibbleFloats;
                 $body
             }
+            f if f == Curve::FORMAT => {
+                type $L = Curve;
+                $body
+            }
+            f if f == KCurve::FORMAT => {
+                type $L = KCurve;
+                $body
+            }
             f if f == Fives::FORMAT => {
                 type $L = Fives;
                 $body
@@ -77,6 +85,8 @@ macro_rules! layout {
 layout!(Nibbles, Q4_0);
 layout!(NibblesMin, Q4_1);
 layout!(NibbleFloats, MXFP4);
+layout!(Curve, IQ4_NL);
+layout!(KCurve, IQ4_XS);
 layout!(Fives, Q5_0);
 layout!(FivesMin, Q5_1);
 layout!(Bytes, Q8_0);

@@ -3,7 +3,6 @@
 use super::activations::{QuantActivations, TILE};
 use super::format::{Format, LANES, SUPER};
 use half::{bf16, f16};
-use kvasir_formats::encoding::E2M1_DOUBLED;
 
 /// One panel times one row: `out` gets 16 numbers.
 ///
@@ -69,12 +68,7 @@ fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
             6 => six(0) & 3 | (six(1) & 3) << 2 | (six(2) & 3) << 4,
             _ => by_output(),
         };
-        let unused = 8 - format.bits;
-        let code = match format.signed {
-            _ if format.floats => i32::from(E2M1_DOUBLED[usize::from(code)]),
-            true => i32::from((code << unused) as i8 >> unused),
-            false => i32::from(code),
-        };
+        let code = i32::from(format.codes.value(code, format.bits));
         let scale = block[format.scales_at() + i * 4 / format.sub * LANES + j / 4] as i8;
         let product = code * i32::from(scale) * i32::from(format.times);
         ((product + (1 << (format.shift() - 1))) >> format.shift()) as i8

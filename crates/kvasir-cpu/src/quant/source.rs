@@ -1,9 +1,9 @@
 //! Superblocks of 16 rows, read out of the bytes of a published encoding.
 
-use super::format::{Format, LANES, SUPER};
+use super::format::{Codes, Format, LANES, SUPER};
 use crate::halves::{half, high_half};
 use kvasir_formats::DType;
-use kvasir_formats::encoding::{q3_k_scale, q45_k_scale_min};
+use kvasir_formats::encoding::{iq4_xs_scale, q3_k_scale, q45_k_scale_min};
 
 /// 256 weights of each of 16 rows as integers. Signed codes are in two's complement, in the low bits of their bytes.
 pub(super) struct Supers {
@@ -25,11 +25,11 @@ impl Supers {
     #[inline(always)]
     pub(super) fn read(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
         match dtype {
-            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => {
+            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K | DType::Iq4Xs => {
                 self.k_rows(dtype, format, rows)
             }
             DType::Q8_0 => self.legacy::<34>(format, rows),
-            DType::Q4_0 => self.legacy::<18>(format, rows),
+            DType::Q4_0 | DType::Iq4Nl => self.legacy::<18>(format, rows),
             DType::Q4_1 => self.legacy::<20>(format, rows),
             DType::Q5_0 => self.legacy::<22>(format, rows),
             DType::Mxfp4 => self.mxfp4(format, rows),
@@ -52,8 +52,10 @@ impl Supers {
                 q45_k(bytes, 16, None, &mut row);
             } else if dtype == DType::Q5K {
                 q45_k(bytes, 48, bytes.get(16..48), &mut row);
-            } else {
+            } else if dtype == DType::Q6K {
                 q6_k(bytes, &mut row);
+            } else {
+                iq4_xs(bytes, &mut row);
             }
             (self.d[lane], self.dmin[lane]) = (row.d, row.dmin);
             for i in 0..format.subs() {
@@ -162,7 +164,7 @@ fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 3
     let Some(stored) = block.last_chunk::<16>() else { return };
     let stored = u128::from_le_bytes(*stored);
     // Less half of their range, integers are what they were but for the highest bit.
-    let highest = if format.signed && !format.floats { ONES << (format.bits - 1) } else { 0 };
+    let highest = if format.codes == Codes::Signed { ONES << (format.bits - 1) } else { 0 };
     put(code, [stored, stored >> 4].map(|q| q & (ONES * 15) ^ highest));
     if format.bits == 5 {
         let at = if format.has_min { 4 } else { 2 };
@@ -225,6 +227,18 @@ fn q6_k(b: &[u8], row: &mut Row<'_>) {
     }
     row.scale.iter_mut().zip(&b[192..208]).for_each(|(scale, &s)| *scale = i16::from(s as i8));
     row.d = bits_at(b, 208);
+}
+
+#[inline(always)]
+fn iq4_xs(b: &[u8], row: &mut Row<'_>) {
+    let Some(block) = b.first_chunk() else { return };
+    let stored = block[8..].as_chunks::<16>().0;
+    for (i, (code, stored)) in row.code.as_chunks_mut::<32>().0.iter_mut().zip(stored).enumerate() {
+        row.scale[i] = i16::from(iq4_xs_scale(i, block));
+        let stored = u128::from_le_bytes(*stored);
+        put(code, [stored, stored >> 4].map(|q| q & (ONES * 15)));
+    }
+    row.d = bits_at(b, 0);
 }
 
 /// Sign bit of a 16-bit float.

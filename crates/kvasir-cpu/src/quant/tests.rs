@@ -16,7 +16,7 @@ impl Rng {
     }
 }
 
-const TYPES: [DType; 11] = [
+const TYPES: [DType; 13] = [
     DType::Q4_0,
     DType::Q4_1,
     DType::Q5_0,
@@ -28,6 +28,8 @@ const TYPES: [DType; 11] = [
     DType::Q5K,
     DType::Q6K,
     DType::Mxfp4,
+    DType::Iq4Nl,
+    DType::Iq4Xs,
 ];
 
 /// Random bytes of an encoding, with scales of a sensible size.

@@ -138,8 +138,13 @@ impl<'a> Subject<'a> {
 }
 
 fn weight_type(place: &str, name: &str) -> Result<DType> {
-    let dtype = DType::from_name(name)
-        .filter(|d| d.is_quantized() || matches!(d, DType::F32 | DType::F16 | DType::BF16));
+    // Codes whose values are no even steps are read; finding the best of them for a block is not written.
+    let written = |d: &DType| match d {
+        DType::Iq4Nl | DType::Iq4Xs => false,
+        DType::F32 | DType::F16 | DType::BF16 => true,
+        other => other.is_quantized(),
+    };
+    let dtype = DType::from_name(name).filter(written);
     dtype.ok_or_else(|| Error::at(place, format!("{name:?} is no type that weights can be converted to")))
 }
 

@@ -3,6 +3,7 @@
 //! The arithmetic is f32 in the order in which llama.cpp's reference functions have it, without fused
 //! multiply-add, so that both directions agree with published files to the bit.
 
+mod iq4;
 mod k_decode;
 mod k_encode;
 mod k_fit;
@@ -14,6 +15,7 @@ mod plain;
 
 use crate::{DType, Error, Result};
 
+pub use iq4::{IQ4_VALUES, iq4_xs_scale};
 pub use k_scales::{q3_k_scale, q45_k_scale_min};
 pub use mxfp4::{E2M1_DOUBLED, e8m0_half};
 pub use plain::f8_e4m3;
@@ -38,6 +40,8 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
         DType::Q5K => blocks(bytes, out, k_decode::q5_k),
         DType::Q6K => blocks(bytes, out, k_decode::q6_k),
         DType::Mxfp4 => blocks(bytes, out, mxfp4::decode),
+        DType::Iq4Nl => blocks(bytes, out, iq4::nl),
+        DType::Iq4Xs => blocks(bytes, out, iq4::xs),
         _ => plain::decode(dtype, bytes, out),
     }
     Ok(())

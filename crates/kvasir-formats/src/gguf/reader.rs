@@ -273,7 +273,9 @@ fn info(cursor: &mut Cursor<'_>) -> Result<Described> {
 
 fn unknown_type(id: u32) -> String {
     let unsupported = |name: &str| {
-        format!("type {name} is not supported; take a file of Q2_K to Q8_0, MXFP4, F16, BF16 or F32")
+        format!(
+            "type {name} is not supported; take a file of Q2_K to Q8_0, IQ4_NL, IQ4_XS, MXFP4, F16, BF16 or F32"
+        )
     };
     match id {
         4 | 5 | 31..=33 | 36..=38 => format!("type {id} was removed from GGUF"),
@@ -282,10 +284,8 @@ fn unknown_type(id: u32) -> String {
         17 => unsupported("IQ2_XS"),
         18 => unsupported("IQ3_XXS"),
         19 => unsupported("IQ1_S"),
-        20 => unsupported("IQ4_NL"),
         21 => unsupported("IQ3_S"),
         22 => unsupported("IQ2_S"),
-        23 => unsupported("IQ4_XS"),
         29 => unsupported("IQ1_M"),
         34 => unsupported("TQ1_0"),
         35 => unsupported("TQ2_0"),
