@@ -2,6 +2,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::marker::PhantomData;
 
 /// Rows and bytes per row of all eight tiles.
 #[repr(C, align(64))]
@@ -52,6 +53,8 @@ fn ask_for_tile_state() -> bool {
 pub(crate) struct Tiles {
     /// Rows of first operands and products, and columns of second operands and products, if those are fewer.
     shape: (u8, u8),
+    /// They cannot be handed to another one.
+    of: PhantomData<*const ()>,
 }
 
 impl Tiles {
@@ -60,7 +63,7 @@ impl Tiles {
     pub(crate) unsafe fn configure() -> Self {
         // SAFETY: FULL is a valid configuration of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL, options(nostack, preserves_flags, readonly)) };
-        Self { shape: (16, 16) }
+        Self { shape: (16, 16), of: PhantomData }
     }
 
     /// Tiles 0 to 5 (products and first operands) have so many rows from here on, tiles 0 and 1 (products) and 6 (second operands) so many columns of

@@ -97,8 +97,12 @@ impl<'t> PeakMeter<'t> {
         {
             let numbers = random_bytes();
             match level {
-                Level::Neon => peaks.int8 = best(&|| arm::bytes::<crate::quant::Pairs>(&numbers)),
-                Level::NeonDotprod => peaks.int8 = best(&|| arm::bytes::<crate::quant::Fours>(&numbers)),
+                // SAFETY: the level was found on this machine.
+                Level::Neon => peaks.int8 = best(&|| unsafe { arm::bytes::<crate::quant::Pairs>(&numbers) }),
+                Level::NeonDotprod => {
+                    // SAFETY: as above.
+                    peaks.int8 = best(&|| unsafe { arm::bytes::<crate::quant::Fours>(&numbers) });
+                }
                 _ => {}
             }
         }
@@ -122,14 +126,17 @@ impl<'t> PeakMeter<'t> {
     }
 }
 
-/// What the products are made of: processors run slower on numbers than on zeros.
-fn random_bytes() -> Vec<u8> {
+/// What products are made of.
+type Bytes = [u8; 4096];
+
+/// Random ones: processors run slower on numbers than on zeros.
+fn random_bytes() -> Bytes {
     let mut seed = 1u64;
     let mut next = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 56) as u8
     };
-    (0..4096).map(|_| next()).collect()
+    std::array::from_fn(|_| next())
 }
 
 #[inline(always)]
@@ -160,6 +167,7 @@ fn multiply_add() -> f64 {
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
+    use super::Bytes;
     use crate::quant::Dots;
     use std::arch::aarch64::*;
 
@@ -183,8 +191,10 @@ mod arm {
         (ROUNDS * CHAINS * 4 * 2) as f64
     }
 
-    pub(super) fn bytes<D: Dots>(numbers: &[u8]) -> f64 {
-        // SAFETY: 4096 bytes; the level says that the processor has the instructions.
+    /// # Safety
+    /// The processor must have the instructions of `D`.
+    pub(super) unsafe fn bytes<D: Dots>(numbers: &Bytes) -> f64 {
+        // SAFETY: 4096 bytes; the caller vouches for the instructions.
         unsafe {
             let load = |i: usize| vld1q_s8(numbers.as_ptr().add(i * 16).cast());
             let (w, x) = ([load(0), load(1)], [load(2), load(3)]);
@@ -205,6 +215,7 @@ mod arm {
 
 #[cfg(target_arch = "x86_64")]
 mod wide {
+    use super::Bytes;
     use crate::amx::{Tiles, tile_dot_bf16, tile_dot_i8, tile_load, tile_zero};
     use crate::chains::add_pairs;
     use std::arch::x86_64::*;
@@ -243,7 +254,7 @@ mod wide {
 
     /// The 256-bit way to multiply bytes: sums of two in 16 bits, then of four in 32.
     #[target_feature(enable = "avx2")]
-    pub(super) fn pairs_of_bytes(numbers: &[u8]) -> f64 {
+    pub(super) fn pairs_of_bytes(numbers: &Bytes) -> f64 {
         // SAFETY: 4096 bytes.
         let load = |i: usize| unsafe { _mm256_loadu_si256(numbers.as_ptr().add(i * 32).cast()) };
         let (low, ones) = (_mm256_set1_epi8(63), _mm256_set1_epi16(1));
@@ -269,7 +280,7 @@ mod wide {
     macro_rules! products {
         ($name:ident, $features:literal, $load:ident of $bytes:literal, $product:path, from $none:path, $operations:literal each) => {
             #[target_feature(enable = $features)]
-            pub(super) fn $name(numbers: &[u8]) -> f64 {
+            pub(super) fn $name(numbers: &Bytes) -> f64 {
                 // SAFETY: 4096 bytes.
                 let load = |i: usize| unsafe { $load(numbers.as_ptr().add(i * $bytes).cast()) };
                 let (w, x) = (std::hint::black_box(load(0)), std::hint::black_box(load(1)));
@@ -293,7 +304,10 @@ mod wide {
 
     /// Numbers in the two tiles that are multiplied, zeros in those that are added to. No more of them: while the core's other thread is at
     /// work, each that is in use slows products down.
-    unsafe fn fill(numbers: &[u8]) {
+    ///
+    /// # Safety
+    /// Tiles must be configured.
+    unsafe fn fill(numbers: &Bytes) {
         let at = numbers.as_ptr();
         // SAFETY: the caller has configured tiles; 4096 bytes are more than two.
         unsafe {
@@ -304,7 +318,9 @@ mod wide {
         }
     }
 
-    pub(super) unsafe fn tiles_i8(numbers: &[u8]) -> f64 {
+    /// # Safety
+    /// Tiles must be permitted.
+    pub(super) unsafe fn tiles_i8(numbers: &Bytes) -> f64 {
         // SAFETY: the caller says that tiles are permitted.
         unsafe {
             let _tiles = Tiles::configure();
@@ -317,7 +333,9 @@ mod wide {
         (ROUNDS * 16 * 16 * 64 * 2) as f64
     }
 
-    pub(super) unsafe fn tiles_bf16(numbers: &[u8]) -> f64 {
+    /// # Safety
+    /// Tiles must be permitted.
+    pub(super) unsafe fn tiles_bf16(numbers: &Bytes) -> f64 {
         // SAFETY: the caller says that tiles are permitted.
         unsafe {
             let _tiles = Tiles::configure();

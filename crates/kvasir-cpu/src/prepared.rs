@@ -70,9 +70,10 @@ impl Prepared {
             return;
         }
         self.quant.reshape(inputs);
+        assert!(self.quant.takes(n), "rows fit");
         let quant = &self.quant;
         by_rows(team, n, &|row| {
-            // SAFETY: each row is written by one thread, and there is room for the step's rows.
+            // SAFETY: each row is written by one thread, and there is room for so many.
             let write = |x: &[f32]| unsafe { quant.write_row(level, row, x) };
             x.with(row, inputs, write)
         });
@@ -96,6 +97,7 @@ impl Prepared {
             if gated.takes(all.1, n) {
                 self.quantise(all, gate.inputs, Some(of), &x, n);
                 self.gated.reshape(gate.outputs);
+                assert!(self.gated.takes(n), "rows fit");
                 gated.multiply(all.0, all.1, &self.quant, n, &self.gated);
                 std::mem::swap(&mut self.quant, &mut self.gated);
                 self.quant_of = Some(out);
@@ -126,6 +128,7 @@ impl Prepared {
             Packed::Bf16(w) => {
                 if of.is_none() || self.bf16_of != of {
                     self.bf16.reshape(l.inputs);
+                    assert!(self.bf16.takes(n), "rows fit");
                     let bf16 = &self.bf16;
                     by_rows(team, n, &|row| {
                         // SAFETY: as above.

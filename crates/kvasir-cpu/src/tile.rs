@@ -42,6 +42,8 @@ mod vectors {
 
     macro_rules! transpose {
         ($vectors:ident, $features:literal) => {
+            /// # Safety
+            /// As for [`super::transpose_rows`], and the machine must have the instructions.
             #[target_feature(enable = $features)]
             pub(super) unsafe fn $vectors(rows: &[*const u8; LANES], to: *mut u8) {
                 use crate::vectors::$vectors::*;

@@ -16,6 +16,8 @@ pub(crate) use operations;
 /// Defines how vectors of words, and of numbers, come from memory and go there; neither need be aligned.
 macro_rules! memory {
     ($features:literal: $load:ident, $store:ident, $load_numbers:ident, $store_numbers:ident) => {
+        /// # Safety
+        /// There must be a whole vector's bytes at `at`.
         #[inline]
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn load(at: *const u8) -> Words {
@@ -23,6 +25,8 @@ macro_rules! memory {
             unsafe { $load(at.cast()) }
         }
 
+        /// # Safety
+        /// There must be room for a whole vector at `at`.
         #[inline]
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn store(at: *mut u8, v: Words) {
@@ -30,6 +34,8 @@ macro_rules! memory {
             unsafe { $store(at.cast(), v) }
         }
 
+        /// # Safety
+        /// As for [`load`].
         #[inline]
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn load_numbers(at: *const f32) -> Numbers {
@@ -37,6 +43,8 @@ macro_rules! memory {
             unsafe { $load_numbers(at) }
         }
 
+        /// # Safety
+        /// As for [`store`].
         #[inline]
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn store_numbers(at: *mut f32, v: Numbers) {

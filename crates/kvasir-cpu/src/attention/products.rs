@@ -90,6 +90,8 @@ pub(crate) fn open_values(level: Level, values: &[Tile], to: &mut Vec<Columns>) 
 /// Lanes that are not worth the work on all 16.
 pub(crate) const FEW: usize = 4;
 
+/// # Safety
+/// As for [`few_values`].
 #[inline(always)]
 unsafe fn few_values_body(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) {
     for step in 0..CHUNK / 32 {

@@ -88,6 +88,8 @@ pub(crate) fn multiply(level: Level, rows: &Rows, columns: &Columns, sums: &mut 
     multiply_by_compiler(level, rows, columns, sums);
 }
 
+/// # Safety
+/// As for [`Rows::open`].
 #[inline(always)]
 unsafe fn open_rows_body(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) {
     for (n, row) in rows.iter_mut().enumerate() {
@@ -105,6 +107,8 @@ per_level! {
     unsafe open_rows(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride: usize) => open_rows_body
 }
 
+/// # Safety
+/// As for [`Columns::open`].
 #[inline(always)]
 unsafe fn open_columns_body([even, odd]: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) {
     for (i, (even, odd)) in even.iter_mut().zip(odd).enumerate() {

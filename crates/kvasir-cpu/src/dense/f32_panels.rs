@@ -65,6 +65,8 @@ const TOGETHER: usize = 4;
 /// Bytes from what is opened to what memory is asked for.
 const AHEAD: usize = 2048;
 
+/// # Safety
+/// As for [`f32_panels`].
 #[inline(always)]
 unsafe fn f32_panels_body(
     w: &F32Panels,
@@ -93,7 +95,8 @@ unsafe fn f32_panels_body(
             // A few rows take all panels at once, so that no chain waits for itself.
             let mut n = rows / TOGETHER * TOGETHER;
             if n > 0 {
-                let x = Lying { first: row(0).as_ptr(), row: stride, number: 1 };
+                let all = &x[from * stride + at..][..(n - 1) * stride + inputs];
+                let x = Lying { first: all.as_ptr(), row: stride, number: 1 };
                 for (opened, sums) in opened[..panels].iter().zip(&mut sums) {
                     // SAFETY: so many rows of so many inputs each.
                     unsafe { add_products(own_level, x, &opened[..inputs], &mut sums[..n]) };

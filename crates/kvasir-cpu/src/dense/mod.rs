@@ -55,7 +55,7 @@ impl Bf16Activations {
     }
 
     /// Whether there is room for so many rows.
-    fn takes(&self, rows: usize) -> bool {
+    pub(crate) fn takes(&self, rows: usize) -> bool {
         rows <= self.tiles * TILE
     }
 
@@ -142,6 +142,8 @@ pub(crate) unsafe fn dot_step<const N: usize>(a: [*const u8; N], b: *const u8, c
     }
 }
 
+/// # Safety
+/// As for [`vector_panel`].
 #[inline(always)]
 unsafe fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usize, out: &Output<'_>) {
     #[inline(always)]

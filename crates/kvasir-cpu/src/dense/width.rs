@@ -197,7 +197,7 @@ fn nibbles(part: &[u8], out: &mut Opened) {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn nibbles_512(part: &[u8], out: &mut Opened) {
+fn nibbles_512(part: &[u8], out: &mut Opened) {
     use std::arch::x86_64::*;
     let table = E2M1_DOUBLED.map(f32::from);
     let part = &part[..Width::Nibble.bytes()];

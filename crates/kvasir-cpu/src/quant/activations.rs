@@ -71,7 +71,7 @@ impl QuantActivations {
     }
 
     /// Whether there is room for so many rows.
-    pub(super) fn takes(&self, rows: usize) -> bool {
+    pub(crate) fn takes(&self, rows: usize) -> bool {
         rows <= self.tiles * TILE
     }
 

@@ -64,6 +64,9 @@ unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) 
 }
 
 /// The tile of mins: row i holds those of sub-blocks 2i and 2i + 1 (of 16 inputs) as bf16, twice.
+///
+/// # Safety
+/// `block` must be a superblock of the format, and `to` be 64-byte aligned with room for a tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn open_mins(f: Format, block: *const u8, to: *mut u8) {
@@ -160,6 +163,9 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
 }
 
 /// Multiplies a tile of rows with `P` panels' open superblocks and stores the products, a tile for each; does what is to be done beside.
+///
+/// # Safety
+/// Tiles must be configured, `x` be four tiles, and there be room for the products of two panels.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn multiply<const P: usize>(x: *const i8, opened: [*mut u8; P], to: *mut u8, beside: impl Fn(usize)) {
@@ -185,6 +191,9 @@ unsafe fn multiply<const P: usize>(x: *const i8, opened: [*mut u8; P], to: *mut 
 }
 
 /// The same for sums of activations and mins, exact in bf16 and f32.
+///
+/// # Safety
+/// As for [`multiply`], but `parts` is one tile, and the room is behind that of the others.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn multiply_mins<L: Layout, const P: usize>(parts: *const u8, opened: [*mut u8; P], to: *mut u8) {
@@ -209,6 +218,9 @@ unsafe fn multiply_mins<L: Layout, const P: usize>(parts: *const u8, opened: [*m
 }
 
 /// Stores the tiles of products of a tile of rows.
+///
+/// # Safety
+/// Tiles must be configured, and there be room for those of `P` panels.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn store<const P: usize>(to: *mut u8) {
@@ -222,6 +234,10 @@ unsafe fn store<const P: usize>(to: *mut u8) {
 }
 
 /// Puts the products of a tile together, adds the sums `before`, and writes them `to` their place.
+///
+/// # Safety
+/// The products must be there and aligned, as [`multiply`] and [`multiply_mins`] have stored them, `scales` be those of the opened superblock, and there be
+/// 16 rows' scales, sums and places.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn fold_tile<L: Layout>(

@@ -47,7 +47,7 @@ macro_rules! kernels {
             /// One panel times rows `row .. row + N`, which must lie in one tile.
             ///
             /// # Safety
-            /// The machine must have the instructions; `panel` must hold superblocks of layout `L`.
+            /// The machine must have the instructions; `panel` must hold superblocks of layout `L`, and the rows exist.
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn dot<L: Layout, const N: usize>(
                 panel: *const u8,
@@ -102,6 +102,9 @@ macro_rules! kernels {
             }
 
             /// A superblock's exact sums of weights times activations: weights that are opened first.
+            ///
+            /// # Safety
+            /// `block` must point at a superblock of layout `L`.
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn pairs<L: Layout, const N: usize>(
@@ -127,6 +130,9 @@ macro_rules! kernels {
             }
 
             /// The same where a lane has inputs of one output: its words' sums are put together at the end.
+            ///
+            /// # Safety
+            /// As for [`pairs`], and `codes` must be those of `N` rows of a tile.
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn lanes<L: Layout, const N: usize>(
@@ -165,6 +171,9 @@ macro_rules! kernels {
             }
 
             /// The same of weights that are stored open. The 128 that are too much in each are taken out by the negated sums of activations.
+            ///
+            /// # Safety
+            /// As for [`lanes`].
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn fours<L: Layout, const N: usize>(
@@ -224,6 +233,9 @@ macro_rules! kernels {
             }
 
             /// A superblock's exact sums of mins times negated sums of activations.
+            ///
+            /// # Safety
+            /// As for [`pairs`].
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn of_mins<L: Layout, const N: usize>(

@@ -126,6 +126,9 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
 }
 
 /// The same of codes of four or five bits: 16 inputs of an output are looked up in the products of its scale, then rows become columns.
+///
+/// # Safety
+/// As for [`open`].
 #[inline(always)]
 unsafe fn by_output<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -> [[int8x16_t; 4]; 4] {
     let f = L::FORMAT;
@@ -172,6 +175,9 @@ unsafe fn by_output<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 
 }
 
 /// The scales of a sub-block, each for two numbers of 16 bits.
+///
+/// # Safety
+/// `block` must point at a superblock of layout `L`.
 #[inline(always)]
 unsafe fn scales<L: Layout>(block: *const u8, sub: usize) -> [int16x8_t; 4] {
     let f = L::FORMAT;
@@ -184,6 +190,9 @@ unsafe fn scales<L: Layout>(block: *const u8, sub: usize) -> [int16x8_t; 4] {
 }
 
 /// 16 signed bytes in 16 bits.
+///
+/// # Safety
+/// So many bytes must be readable.
 #[inline(always)]
 unsafe fn bytes(at: *const u8) -> [int16x8_t; 2] {
     // SAFETY: the caller's bytes.
@@ -208,6 +217,9 @@ fn words([low, high]: [int16x8_t; 2]) -> [int32x4_t; 4] {
 }
 
 /// The float scales d, or dmin, that begin at `at`.
+///
+/// # Safety
+/// 16 bits for each output must be readable.
 #[inline(always)]
 unsafe fn float_scales<L: Layout>(at: *const u8) -> [float32x4_t; 4] {
     std::array::from_fn(|v| {
@@ -228,7 +240,7 @@ unsafe fn float_scales<L: Layout>(at: *const u8) -> [float32x4_t; 4] {
 /// One panel times rows `row .. row + N`, which must lie in one tile.
 ///
 /// # Safety
-/// The processor must have the instructions of `D`; `panel` must hold superblocks of layout `L`.
+/// The processor must have the instructions of `D`; `panel` must hold superblocks of layout `L`, and the rows exist.
 pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
     panel: *const u8,
     x: &QuantActivations,
@@ -271,6 +283,9 @@ pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
 type Sums<const N: usize> = [[int32x4_t; 4]; N];
 
 /// The exact sums of one superblock: weights times activations, and mins times negated sums of activations.
+///
+/// # Safety
+/// As for [`dot`].
 #[inline(always)]
 unsafe fn superblock<L: Layout, D: Dots, const N: usize>(
     block: *const u8,

@@ -39,6 +39,8 @@ fn scales(largest: f32) -> (f32, f32) {
     if scale.is_normal() { (scale, 1.0 / scale) } else { (0.0, 0.0) }
 }
 
+/// # Safety
+/// As for [`quantise`].
 #[inline(always)]
 unsafe fn body(x: &[f32; SUPER], to: &Places) {
     // Sixteen at a time, so that compilers find vectors.

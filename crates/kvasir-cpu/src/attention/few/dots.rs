@@ -73,6 +73,9 @@ pub(super) unsafe fn scores(
 
 /// The same where rows have `S` steps. Steps have chains of their own, so 16 lines in the order of memory are worked on together, whose rows they are
 /// or whose steps: where lines are read in another order, memory gives half as much.
+///
+/// # Safety
+/// As for [`super::scores`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn positions<const S: usize>(keys: &Keys, later: &Later, lanes: &[Tile], out: &mut [[f32; CHUNK]]) {
     for quarter in 0..4 {
