@@ -243,7 +243,8 @@ impl CpuExecutor {
         self.model.settle();
         let Step { batch, plan, output } = step;
         self.own.grow(plan.read_bound);
-        self.own.apply(&plan.moves, &mut self.memory.kept);
+        // SAFETY: `check` has seen that the slots exist; the pool is this executor's, which runs nothing else.
+        unsafe { self.own.apply(&plan.moves, &mut self.memory.kept) };
         let run = Run {
             model: &self.model,
             plan,
@@ -255,7 +256,8 @@ impl CpuExecutor {
             pools: &self.pools,
             ranks: self.ranks.as_deref(),
         };
-        run.all(&mut self.memory);
+        // SAFETY: `check` has seen that everything fits together; only this executor writes its pool, and nobody frozen ones.
+        unsafe { run.all(&mut self.memory) };
         self.last = self.tokens.len();
         let (logits, states) = (run.logits(&self.memory), run.head_input(&self.memory));
         self.draw(batch, plan, logits);

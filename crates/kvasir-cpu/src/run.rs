@@ -80,7 +80,11 @@ pub(crate) struct Run<'a> {
 
 impl Run<'_> {
     /// Runs all ops; the logits can be read from `m` afterwards.
-    pub(crate) fn all(&self, m: &mut Memory) {
+    ///
+    /// # Safety
+    /// All slots that are named must exist in their pools, `writes` name each once, memory be made for so many tokens of the model, and nobody else may write
+    /// what is read of pools, or use what is written, meanwhile.
+    pub(crate) unsafe fn all(&self, m: &mut Memory) {
         m.prepared.forget();
         m.routes.clear();
         m.selections.clear();
@@ -272,16 +276,11 @@ impl Run<'_> {
                     [(*q, self.width(*q)), (*weights, self.width(*weights))].map(|(v, w)| (x(v), w));
                 let facts = &self.model.program.layers[layer.0 as usize];
                 let mut views = Views::default();
-                select(
-                    (team, level),
-                    self.plan,
-                    self.pools,
-                    layer.0 as usize,
-                    facts,
-                    operands,
-                    *top_k,
-                    &mut views,
-                );
+                let layer = layer.0 as usize;
+                // SAFETY: the plan's slots were checked, and writes come before reads.
+                unsafe {
+                    select((team, level), self.plan, self.pools, layer, facts, operands, *top_k, &mut views);
+                }
                 m.selections.push((out, views));
             }
             Op::UpdateAndAttend { .. } => self.attend(op, m, y, width),
@@ -417,11 +416,13 @@ impl Run<'_> {
             sinks: sinks.map(|s| &self.model.vectors[&s][..]),
         };
         let results = Parts::new(y, width);
-        match self.model.precision {
-            Precision::Exact | Precision::Close => {
-                attend_exact(&attend, &self.model.team, self.model.level, &results)
+        let (team, level) = (&*self.model.team, self.model.level);
+        // SAFETY: the plan's slots were checked, and writes come before reads; the results are this op's alone.
+        unsafe {
+            match self.model.precision {
+                Precision::Exact | Precision::Close => attend_exact(&attend, team, level, &results),
+                Precision::Auto => attend.run(team, level, &results),
             }
-            Precision::Auto => attend.run(&self.model.team, self.model.level, &results),
         }
     }
 }

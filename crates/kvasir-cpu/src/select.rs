@@ -8,8 +8,11 @@ use kvasir_program::LayerFacts;
 use std::sync::{Arc, Mutex};
 
 /// Fills `views` with the `top_k` best entries of each query, in order of position; of equals the earlier one wins.
+///
+/// # Safety
+/// The slots that the plan reads must exist, and nobody may write them meanwhile.
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn select(
+pub(crate) unsafe fn select(
     (team, level): (&Team, Level),
     plan: &Plan,
     pools: &[Arc<Pool>],
@@ -39,7 +42,7 @@ pub(crate) fn select(
             if !near || !plan.sees(row, query as u32, i) {
                 continue;
             }
-            // SAFETY: the executor has checked the plan's slots, and writes come before reads.
+            // SAFETY: one of the slots that the caller vouches for.
             unsafe { rows.read(level, slot, 0, &mut key) };
             let head = |q: &[f32]| q.iter().zip(&key).map(|(a, b)| a * b).sum::<f32>().max(0.0);
             let score = q.chunks_exact(facts.index_dim.max(1)).zip(weights).map(|(q, w)| w * head(q)).sum();

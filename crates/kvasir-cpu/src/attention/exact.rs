@@ -67,7 +67,10 @@ struct Piece<'v> {
 
 /// Computes all tokens' results. A lane's chunks begin where its positions say, and its sums are chains in their order, so they do not depend on who
 /// is with it.
-pub(crate) fn attend_exact(a: &Attend<'_>, team: &Team, level: Level, out: &Parts<'_>) {
+///
+/// # Safety
+/// As for [`Attend::run`].
+pub(crate) unsafe fn attend_exact(a: &Attend<'_>, team: &Team, level: Level, out: &Parts<'_>) {
     let kv_heads = a.facts.kv_heads;
     let lanes = |view: &View| view.tokens * a.per_head();
     let blocks: usize = a.views.views.iter().map(|view| lanes(view).div_ceil(LANES) * kv_heads).sum();

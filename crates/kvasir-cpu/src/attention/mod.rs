@@ -128,7 +128,10 @@ impl Attend<'_> {
     }
 
     /// Computes all tokens' results.
-    pub(crate) fn run(&self, team: &Team, level: Level, out: &Parts<'_>) {
+    ///
+    /// # Safety
+    /// The slots of the views must exist, and nobody may write them meanwhile, nor use the results.
+    pub(crate) unsafe fn run(&self, team: &Team, level: Level, out: &Parts<'_>) {
         let cut = self.cut(team);
         let kv_heads = self.facts.kv_heads;
         let pieces = |group: &Group| {

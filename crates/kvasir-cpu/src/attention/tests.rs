@@ -93,8 +93,10 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
     let mut out = vec![f32::NAN; plan.positions.len() * row];
     let results = Parts::new(&mut out, row);
     match way {
-        Way::Rounded(level) => a.run(&Team::new(threads), level, &results),
-        Way::Exact(level) => attend_exact(&a, &Team::new(threads), level, &results),
+        // SAFETY: plans read what was written before.
+        Way::Rounded(level) => unsafe { a.run(&Team::new(threads), level, &results) },
+        // SAFETY: as above.
+        Way::Exact(level) => unsafe { attend_exact(&a, &Team::new(threads), level, &results) },
         Way::Naive => naive(&a, &mut out),
     }
     out

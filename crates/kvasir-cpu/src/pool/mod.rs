@@ -143,9 +143,13 @@ impl Pool {
     }
 
     /// Carries out a plan's moves.
-    pub(crate) fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
+    ///
+    /// # Safety
+    /// The slots must exist, and nobody else may use them meanwhile.
+    pub(crate) unsafe fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
         if !moves.is_empty() {
-            self.layers.iter().flat_map(LayerPool::all).for_each(|rows| rows.apply(moves, kept));
+            // SAFETY: as the caller vouches.
+            self.layers.iter().flat_map(LayerPool::all).for_each(|rows| unsafe { rows.apply(moves, kept) });
         }
     }
 }
@@ -197,7 +201,9 @@ mod tests {
             assert_eq!((rows.part(63, 1), stored(63)), (at, before.clone()), "{kind}");
             // All are read before any is written: a chain of moves is no shift.
             let zeros = stored(64);
-            pool.apply(&[RowMove { from: 63, to: 64 }, RowMove { from: 64, to: 4_998 }], &mut Vec::new());
+            let moves = [RowMove { from: 63, to: 64 }, RowMove { from: 64, to: 4_998 }];
+            // SAFETY: as above.
+            unsafe { pool.apply(&moves, &mut Vec::new()) };
             assert_eq!((stored(64), stored(4_998)), (before, zeros), "{kind}");
         }
     }

@@ -148,10 +148,13 @@ impl Rows {
     }
 
     /// Copies rows byte for byte; all are read before any is written.
-    pub(super) fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
+    ///
+    /// # Safety
+    /// The slots must exist, and nobody else may use them meanwhile.
+    pub(super) unsafe fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
         kept.clear();
         for (m, head) in moves.iter().flat_map(|m| (0..self.heads).map(move |head| (m, head))) {
-            // SAFETY: the executor has checked all slots of the plan; no step runs meanwhile.
+            // SAFETY: the part lies in the buffer; as the caller vouches.
             kept.extend_from_slice(unsafe { std::slice::from_raw_parts(self.part(m.from, head), self.part) });
         }
         let parts = moves.iter().flat_map(|m| (0..self.heads).map(move |head| (m, head)));
