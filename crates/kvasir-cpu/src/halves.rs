@@ -1,4 +1,7 @@
-//! Floats of 16 bits.
+//! Floats of 16 bits, and rounding.
+
+/// Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
+pub(crate) const ROUND: f32 = 12_582_912.0;
 
 /// What these bits of an f16 say. In integers and one exact product, so that all rows' are made at once.
 #[inline(always)]
@@ -8,6 +11,12 @@ pub(crate) fn half(bits: u16) -> f32 {
     let value = f32::from_bits(size) * f32::from_bits(0x7780_0000);
     let value = if bits & !0x8000 >= 0x7c00 { f32::from_bits(size | 0x7f80_0000) } else { value };
     f32::from_bits(value.to_bits() | u32::from(bits & 0x8000) << 16)
+}
+
+/// What these bits of a bf16 say.
+#[inline(always)]
+pub(crate) fn bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
 }
 
 /// The bits of a bf16 that is held as a float.

@@ -1,5 +1,6 @@
 //! Arithmetic on rows of floats. Every function works on one row alone, in one order.
 
+use crate::halves::ROUND;
 use crate::level::per_level;
 use kvasir_program::{Activation, NormKind, Pairs};
 
@@ -71,7 +72,6 @@ per_level! {
 /// e^x, good to a few units in the last place, the same on every level.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 88.0);
     let t = x.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = t - ROUND;

@@ -4,6 +4,7 @@ use super::view::CHUNK;
 #[cfg(target_arch = "x86_64")]
 use super::wide;
 use crate::Level;
+use crate::halves::ROUND;
 use crate::level::per_level;
 
 /// Lanes worked on together.
@@ -44,8 +45,6 @@ pub(crate) struct Running {
     pub(crate) fade: [f32; LANES],
 }
 
-/// Adding 1.5 * 2^23 rounds to an integer.
-pub(super) const ROUND: f32 = 12_582_912.0;
 /// 2^f for |f| <= 1/2, highest power first.
 pub(super) const TERMS: [f32; 5] = [9.582_853e-3, 5.590_643e-2, 2.402_41e-1, 6.931_242e-1, 1.0];
 /// Below this a share is nothing: no sum has room for it, and its products stay clear of the numbers that the tile unit takes for zeros and vectors

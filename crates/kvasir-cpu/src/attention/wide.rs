@@ -3,6 +3,7 @@
 
 use super::softmax::{self, LANES, Packed, Scores, Sharing, Sight};
 use super::view::CHUNK;
+use crate::halves::ROUND;
 use std::arch::x86_64::*;
 
 #[inline]
@@ -23,7 +24,7 @@ fn store(to: &mut [f32; LANES], v: __m512) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn exp2(x: __m512) -> __m512 {
-    let round = _mm512_set1_ps(softmax::ROUND);
+    let round = _mm512_set1_ps(ROUND);
     let t = _mm512_add_ps(x, round);
     let f = _mm512_sub_ps(x, _mm512_sub_ps(t, round));
     let [first, rest @ ..] = softmax::TERMS;

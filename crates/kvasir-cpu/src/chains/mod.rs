@@ -11,6 +11,7 @@ pub(crate) use dots::{add_pairs, apart, row_apart};
 
 use crate::Level;
 use crate::dense::STEP;
+use crate::halves::bf16;
 use crate::level::per_level;
 use crate::quant::{LANES, TILE};
 
@@ -96,7 +97,7 @@ unsafe fn open_rows_body(rows: &mut [[f32; STEP]; TILE], base: *const u8, stride
         // SAFETY: one of the caller's rows.
         let bits = unsafe { base.wrapping_add(n * stride).cast::<[u16; STEP]>().read_unaligned() };
         for (v, bits) in row.iter_mut().zip(bits) {
-            *v = f32::from_bits(u32::from(bits) << 16);
+            *v = bf16(bits);
         }
     }
 }

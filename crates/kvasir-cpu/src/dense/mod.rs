@@ -8,7 +8,7 @@ mod tiles;
 mod width;
 
 use crate::buffer::Buffer;
-use crate::halves::round_bf16;
+use crate::halves::{bf16, round_bf16};
 use crate::level::per_level;
 use crate::matmul::{Output, token_blocks};
 use crate::panels::{PanelReader, Room};
@@ -106,7 +106,7 @@ per_level! {
 fn split_body(x: &[f32], [upper, lower]: &mut [[u16; STEP]; 2]) {
     for ((upper, lower), &v) in upper.iter_mut().zip(lower).zip(x) {
         *upper = round_bf16(v);
-        *lower = round_bf16(v - f32::from_bits(u32::from(*upper) << 16));
+        *lower = round_bf16(v - bf16(*upper));
     }
 }
 
@@ -302,7 +302,7 @@ mod tests {
                 let product = |i| f64::from(weight(o * 7919 + i)) * f64::from(values[r * inputs + i]);
                 (0..inputs).map(product).sum()
             };
-            let narrow = |i| f32::from_bits(u32::from(round_bf16(value(i))) << 16);
+            let narrow = |i| bf16(round_bf16(value(i)));
             for i in 0..70 * outputs {
                 let (r, o) = (i / outputs, i % outputs);
                 let [once, wide, twice] = reference.each_ref().map(|all| f64::from(all[i]));

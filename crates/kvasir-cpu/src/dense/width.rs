@@ -2,7 +2,7 @@
 
 use super::LANES;
 use crate::Level;
-use crate::halves::{half, high_half};
+use crate::halves::{bf16, half, high_half};
 use crate::level::per_level;
 use kvasir_formats::DType;
 use kvasir_formats::encoding::{E2M1_DOUBLED, e8m0_half};
@@ -98,7 +98,7 @@ impl Width {
             Self::Bf16 => {
                 for (out, bytes) in out.iter_mut().zip(part.as_chunks::<{ LANES * 2 }>().0) {
                     for (v, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                        *v = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+                        *v = bf16(u16::from_le_bytes(*bytes));
                     }
                 }
             }

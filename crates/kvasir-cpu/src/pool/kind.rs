@@ -1,4 +1,4 @@
-use crate::halves::{half, round_bf16};
+use crate::halves::{bf16, half, round_bf16};
 use crate::level::per_level;
 use half::f16;
 use kvasir_program::LayerFacts;
@@ -154,7 +154,7 @@ fn decode_body(kind: KvType, bytes: &[u8], out: &mut [f32]) {
         }
         KvType::Bf16 => {
             let values = out.iter_mut().zip(bytes.as_chunks::<2>().0);
-            values.for_each(|(v, b)| *v = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16));
+            values.for_each(|(v, b)| *v = bf16(u16::from_le_bytes(*b)));
         }
         KvType::Q8_0 => {
             for (out, group) in out.chunks_mut(32).zip(bytes.as_chunks::<34>().0) {

@@ -3,6 +3,7 @@
 use super::format::{Format, LANES};
 use super::source::FINE;
 use super::vectors::v512::{bytes, words};
+use crate::halves::ROUND;
 use crate::panels::Encoded;
 use crate::vectors::v512::transposed;
 use kvasir_formats::DType;
@@ -105,8 +106,7 @@ fn whole_scales(blocks: &[__m512; 8]) -> (__m256i, [__m512i; 8]) {
     let mut out = [_mm512_setzero_si512(); 8];
     for (out, scale) in out.iter_mut().zip(blocks) {
         let v = _mm512_max_ps(_mm512_mul_ps(*scale, inverse), _mm512_sub_ps(_mm512_setzero_ps(), most));
-        // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
-        let v = _mm512_add_ps(_mm512_min_ps(v, most), _mm512_set1_ps(12_582_912.0));
+        let v = _mm512_add_ps(_mm512_min_ps(v, most), _mm512_set1_ps(ROUND));
         let v = _mm512_castps_si512(v);
         *out = _mm512_mask_blend_epi16(0xaaaa_aaaa, v, _mm512_slli_epi32::<16>(v));
     }

@@ -3,6 +3,7 @@
 use super::activations::Sums;
 use super::format::SUPER;
 use crate::Level;
+use crate::halves::ROUND;
 use crate::level::per_level;
 
 /// Where the numbers of a superblock of one row go.
@@ -14,9 +15,6 @@ pub(super) struct Places {
     /// 32 bf16.
     pub(super) parts: *mut u16,
 }
-
-/// Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
-const ROUND: f32 = 12_582_912.0;
 
 /// Integers in -127..=127, their scale, and what kernels need of their sums. Ties round to even.
 ///

@@ -1,7 +1,7 @@
 //! Superblocks of 16 rows, read out of the bytes of a published encoding.
 
 use super::format::{Codes, Format, LANES, SUPER};
-use crate::halves::{half, high_half};
+use crate::halves::{ROUND, half, high_half};
 use kvasir_formats::DType;
 use kvasir_formats::encoding::{iq4_xs_scale, q3_k_scale, q45_k_scale_min};
 
@@ -273,8 +273,7 @@ fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) ->
         for lane in 0..LANES {
             // What is no number becomes one.
             let whole = most.min((values[lane] * inverse[lane]).max(-most));
-            // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
-            out[lane] = (whole + 12_582_912.0).to_bits() as i16;
+            out[lane] = (whole + ROUND).to_bits() as i16;
         }
     }
     units
