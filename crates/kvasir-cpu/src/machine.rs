@@ -6,6 +6,9 @@ use std::sync::OnceLock;
 static USED: OnceLock<Level> = OnceLock::new();
 
 /// The best set of instructions that the kernels may use. Each level includes the ones before it, but 512-bit vectors not the byte products of 256 bits.
+///
+/// Kernels take a level's word for it that the machine has the instructions: inside this crate a level is one of those that this machine has, from
+/// [`detect`](Self::detect) or [`available`](Self::available). Nobody outside can hand one to a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Whatever the target always has: the reference that the others are tested against.

@@ -214,9 +214,11 @@ unsafe fn few_rows(_: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, o
 unsafe fn reference(w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output<'_>) {
     let mut sums = [0.0; LANES];
     for row in 0..rows {
-        portable::dot(w.format, w.bytes, x, row, &mut sums);
-        // SAFETY: the caller's outputs.
-        unsafe { out.store(row, w.first, &sums) };
+        // SAFETY: the caller's rows and outputs.
+        unsafe {
+            portable::dot(w.format, w.bytes, x, row, &mut sums);
+            out.store(row, w.first, &sums);
+        }
     }
 }
 

@@ -7,12 +7,21 @@ use half::{bf16, f16};
 /// One panel times one row: `out` gets 16 numbers.
 ///
 /// Within a superblock everything is an exact integer; across superblocks one float sum per output, in order.
-pub(crate) fn dot(format: Format, panel: &[u8], x: &QuantActivations, row: usize, out: &mut [f32; LANES]) {
+///
+/// # Safety
+/// The row must exist.
+pub(super) unsafe fn dot(
+    format: Format,
+    panel: &[u8],
+    x: &QuantActivations,
+    row: usize,
+    out: &mut [f32; LANES],
+) {
     let (tile, r) = (row / TILE, row % TILE);
     *out = [0.0; LANES];
     for (at, block) in panel.chunks_exact(format.bytes()).enumerate().take(x.supers * format.planes) {
         let s = at / format.planes;
-        // SAFETY: the pointers are those of a superblock and row within `x`, which is only read during a matmul.
+        // SAFETY: a superblock of the caller's row.
         let (codes, scale, sums) = unsafe {
             let mut codes = [0i8; SUPER];
             for (step, part) in codes.as_chunks_mut::<64>().0.iter_mut().enumerate() {
