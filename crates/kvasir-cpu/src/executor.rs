@@ -85,9 +85,14 @@ impl CpuExecutor {
         &self.model.program
     }
 
-    /// The pool that its steps write to. To be handed to others as a frozen prefix once nothing writes the rows they read.
-    pub fn pool(&self) -> &Arc<Pool> {
+    /// The pool that its steps write to.
+    pub fn pool(&self) -> &Pool {
         &self.own
+    }
+
+    /// Its pool, for others to read as a frozen prefix: nothing writes to it any more.
+    pub fn into_pool(self) -> Arc<Pool> {
+        self.own
     }
 
     /// Lets plans read a frozen pool under a number from 1 to 65,536. It must come from an executor of the same program, whose K and

@@ -165,7 +165,7 @@ fn a_frozen_prefix_in_front() {
         let layers: Vec<LayerFacts> = model.program().layers.iter().map(other).collect();
         let stranger = Arc::new(Pool::new(&layers, kv, 512).unwrap());
         assert!(second.attach(PoolId(7), stranger).unwrap_err().contains("another model"));
-        second.attach(PoolId(7), Arc::clone(first.pool())).unwrap();
+        second.attach(PoolId(7), first.into_pool()).unwrap();
         same(&about, &run(&mut second, &mut fork, 2, &[part(seq, &all[69..72])]), &wanted[69..72]);
         same(&about, &run(&mut second, &mut fork, 3, &[part(seq, &all[72..])]), &wanted[72..]);
     }

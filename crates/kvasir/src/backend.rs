@@ -43,7 +43,7 @@ impl AnyExecutor {
     /// Its pool, for others to read as a frozen prefix; the simulated one has none.
     pub(crate) fn into_pool(self) -> Option<AnyPool> {
         match self {
-            Self::Cpu(executor) => Some(AnyPool::Cpu(Arc::clone(executor.pool()))),
+            Self::Cpu(executor) => Some(AnyPool::Cpu(executor.into_pool())),
             Self::Plain(executor) => Some(AnyPool::Plain(executor.into_pool())),
             Self::Sim(_) => None,
         }

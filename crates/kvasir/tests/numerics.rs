@@ -138,7 +138,7 @@ impl Frozen {
         step.batch = Batch { step: StepId(1), tokens: tokens.to_vec(), rows: vec![row], ..Batch::default() };
         executor.execute(&mut step, &[]).unwrap();
         cache.retire(StepId(1)).unwrap();
-        Self { rows: cache.freeze(PoolId(1)).unwrap(), pool: Arc::clone(executor.pool()) }
+        Self { rows: cache.freeze(PoolId(1)).unwrap(), pool: executor.into_pool() }
     }
 }
 
