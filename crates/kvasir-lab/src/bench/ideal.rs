@@ -1,0 +1,77 @@
+use super::{Work, counted, runner::STEP};
+use kvasir_cpu::{CpuModel, Form, Peaks, Precision};
+
+/// Operations and bytes that the work takes at least.
+#[derive(Default)]
+pub(super) struct Ideal {
+    quantised: f64,
+    bf16: f64,
+    f32: f64,
+    attention: f64,
+    pub(super) bytes: f64,
+}
+
+impl Ideal {
+    pub(super) fn of(model: &CpuModel, work: Work, token_bytes: usize) -> Self {
+        let mut ideal = Self::default();
+        let all = f64::from(counted(work));
+        // Of a prompt only the last token's logits are wanted.
+        let heads = if matches!(work, Work::Prompt { .. }) { 1.0 } else { all };
+        let (inner, whole) = (model.multiply_adds(false), model.multiply_adds(true));
+        for (form, count) in &whole {
+            let inner = inner.get(form).copied().unwrap_or_default();
+            let operations = 2.0 * (inner as f64 * all + (count - inner) as f64 * heads);
+            match form {
+                Form::Quantised => ideal.quantised += operations,
+                Form::Bf16 => ideal.bf16 += operations,
+                Form::F32 => ideal.f32 += operations,
+            }
+        }
+        let (streams, steps, first) = match work {
+            Work::Prompt { tokens } => (1, tokens.div_ceil(STEP), 0),
+            Work::Generation { tokens, depth } => (1, tokens, depth),
+            Work::Streams { streams, shared, prompt, tokens } => (streams, tokens, shared + prompt),
+        };
+        let at_once = counted(work) / steps.max(1);
+        let each = counted(work) / streams;
+        let seen = |window: Option<u32>| -> f64 {
+            (first..first + each).map(|p| f64::from(window.map_or(p + 1, |w| w.min(p + 1)))).sum::<f64>()
+                * f64::from(streams)
+        };
+        for op in &model.program().ops {
+            if let kvasir_program::Op::UpdateAndAttend { q, layer, .. } = op
+                && let Some(facts) = model.program().layers.get(layer.0 as usize)
+            {
+                let heads = model.program().value(*q).width() / facts.key_dim.max(1);
+                ideal.attention +=
+                    2.0 * (heads * (facts.key_dim + facts.value_dim)) as f64 * seen(facts.window);
+            }
+        }
+        // A chunk of a prompt reads each row once for all its tokens.
+        // And what sequences share is read once for all of them.
+        let rows = match work {
+            Work::Prompt { .. } => f64::from(each),
+            Work::Generation { .. } => seen(None),
+            Work::Streams { streams, shared, tokens, .. } => {
+                seen(None) - f64::from(streams - 1) * f64::from(shared) * f64::from(tokens)
+            }
+        };
+        ideal.bytes = model.bytes_read(at_once) * f64::from(steps) + rows * token_bytes as f64;
+        ideal
+    }
+
+    /// Seconds that the operations take at the peaks.
+    pub(super) fn arithmetic(&self, peaks: &Peaks, precision: Precision) -> f64 {
+        let attention = if precision == Precision::Auto { peaks.bf16 } else { peaks.f32 };
+        let times = if precision == Precision::Close { 2.0 } else { 1.0 };
+        self.quantised / peaks.int8
+            + self.bf16 * times / peaks.bf16
+            + self.f32 / peaks.f32
+            + self.attention / attention
+    }
+
+    /// Seconds that all of it takes at the peaks: those of the operations or of the bytes, whichever are more.
+    pub(super) fn seconds(&self, peaks: &Peaks, precision: Precision) -> f64 {
+        self.arithmetic(peaks, precision).max(self.bytes / peaks.bandwidth)
+    }
+}
