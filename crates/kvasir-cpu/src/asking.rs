@@ -2,32 +2,59 @@
 //! can wait for, and a machine's memory in how fast it is from one minute to the next: so the ways are tried in turns while work is done, and the fastest is
 //! kept for a while. No result depends on it.
 
+use crate::ask::{Near, ask_line};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
 use std::time::Instant;
 
-/// How many bytes ahead memory is asked for, into the second level and into the first.
+/// How memory is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ahead {
-    pub(crate) far: Option<usize>,
-    pub(crate) near: Option<usize>,
+    /// How many bytes ahead, into the second level.
+    far: Option<usize>,
+    /// Of each page only what begins it is asked for so far ahead, so many bytes.
+    of_page: usize,
+    /// How many bytes ahead, into the first level.
+    near: Option<usize>,
 }
+
+/// What processors foresee ends with a page of this many bytes, whatever size it really has.
+const PAGE: usize = 4096;
 
 /// The first is in force until something was tried. Bytes past what is read are usually read next.
 const WAYS: [Ahead; 5] = [
     // Best on Intel's server processors: inside a small page, where that also sets their own foresight going, and once more just before use.
-    Ahead { far: Some(3584), near: Some(256) },
-    // Best of those tried on AMD's.
-    Ahead { far: Some(8192), near: None },
-    Ahead { far: Some(8192), near: Some(512) },
-    Ahead { far: None, near: Some(2048) },
-    // Who asks waits, too: some processors foresee a plain row of lines better.
-    Ahead { far: None, near: None },
+    Ahead { far: Some(3584), of_page: PAGE, near: Some(256) },
+    // On AMD's whoever asks waits for one of few places, and what the processor foresees has more of them: best is a sign that the next page is wanted, too.
+    Ahead { far: Some(PAGE), of_page: 512, near: None },
+    Ahead { far: Some(PAGE), of_page: 512, near: Some(256) },
+    // Where lines are not read in order, as fifth bits are not, asking puts them in order.
+    Ahead { far: Some(2 * PAGE), of_page: 512, near: Some(2048) },
+    Ahead { far: Some(2 * PAGE), of_page: PAGE, near: None },
 ];
+
+impl Ahead {
+    /// Asks for what lies ahead of a line.
+    #[inline(always)]
+    pub(crate) fn ask(self, line: *const u8) {
+        if let Some(far) = self.far {
+            let line = line.wrapping_add(far);
+            if (line as usize) % PAGE < self.of_page {
+                ask_line(Near::Second, line);
+            }
+        }
+        if let Some(near) = self.near {
+            ask_line(Near::First, line.wrapping_add(near));
+        }
+    }
+}
+
 /// Pieces of work that each way is tried on. The median counts: some are disturbed.
 const TRIES: usize = 21;
 /// Pieces of work from one round of trials to the next.
 const PERIOD: usize = 8192;
+/// How much of what was found counts a round later.
+const KEPT: f64 = 0.75;
 /// Bytes from which on a piece of work says something about memory.
 const ENOUGH: usize = 1 << 20;
 
@@ -43,6 +70,9 @@ struct Trials {
     work: usize,
     /// Times for a byte, of each way.
     times: [[f64; TRIES]; WAYS.len()],
+    /// How much slower than the best of a round each way was, what is long ago counting less: where memory is so slow that all ways are alike, what was found
+    /// while it was fast still holds.
+    slower: [f64; WAYS.len()],
     best: usize,
 }
 
@@ -68,14 +98,21 @@ impl Trials {
                 times.sort_by(f64::total_cmp);
                 times[TRIES / 2]
             };
-            self.best = (0..WAYS.len()).min_by(|a, b| middle(*a).total_cmp(&middle(*b))).unwrap_or(0);
+            let middles: [f64; WAYS.len()] = std::array::from_fn(middle);
+            let least = middles.into_iter().fold(f64::INFINITY, f64::min);
+            for (slower, middle) in self.slower.iter_mut().zip(middles) {
+                *slower = *slower * KEPT + middle / least - 1.0;
+            }
+            let slower = |way: &usize| self.slower[*way];
+            self.best = (0..WAYS.len()).min_by(|a, b| slower(a).total_cmp(&slower(b))).unwrap_or(0);
         }
     }
 }
 
 impl Asking {
     pub(crate) const fn new() -> Self {
-        let trials = Trials { work: 0, times: [[0.0; TRIES]; WAYS.len()], best: 0 };
+        let trials =
+            Trials { work: 0, times: [[0.0; TRIES]; WAYS.len()], slower: [0.0; WAYS.len()], best: 0 };
         Self { way: AtomicUsize::new(0), trials: Mutex::new(trials) }
     }
 
@@ -126,12 +163,21 @@ mod tests {
         // Matrices of seven kinds in turns, of which one takes twice as long for a byte, and now and then a disturbance.
         let disturbed = |n: usize| if n % 11 == 3 { 50.0 } else { 0.0 };
         let of_kind = |n: usize| if n % 7 == 2 { 2.0 } else { 1.0 };
-        for (period, fastest) in [2, 1, 1, 4, 0, 3].into_iter().enumerate() {
-            let gone = work(&mut trials, PERIOD, |n, way| {
-                of_kind(n) * if way == fastest { 1.0 } else { 1.05 } + disturbed(n)
-            });
-            assert_eq!(trials.best, fastest, "{period}");
-            assert_eq!(gone.iter().sum::<usize>() - gone[fastest], TRIES * (WAYS.len() - 1), "{period}");
+        for fastest in [2, 1, 4, 0, 3] {
+            // What was found before counts for a while.
+            for _ in 0..4 {
+                work(&mut trials, PERIOD, |n, way| {
+                    of_kind(n) * if way == fastest { 1.0 } else { 1.05 } + disturbed(n)
+                });
+            }
+            assert_eq!(trials.best, fastest);
+            // While all are alike it still holds.
+            for _ in 0..4 {
+                let alike = |n, way| of_kind(n) * (1.0 + (way * 7 + n / PERIOD) as f64 % 5.0 * 1e-4);
+                let gone = work(&mut trials, PERIOD, alike);
+                assert_eq!(trials.best, fastest);
+                assert_eq!(gone.iter().sum::<usize>() - gone[fastest], TRIES * (WAYS.len() - 1));
+            }
         }
     }
 

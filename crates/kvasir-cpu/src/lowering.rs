@@ -1,6 +1,6 @@
 use crate::model::OpWeights;
 use crate::weights::{Form, Packed};
-use kvasir_program::{Op, Program, ValueId};
+use kvasir_program::{Buffers, Op, Program, ValueId};
 
 /// Which ops run inside the next one: their rows are made where they are taken, and never stored.
 ///
@@ -62,6 +62,33 @@ pub(crate) fn gated(
         _ => false,
     };
     (0..program.ops.len()).map(begins).collect()
+}
+
+/// How many neighbouring matrices take the same rows and are multiplied at once, from each op on that is one and runs by itself.
+pub(crate) fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers) -> Vec<usize> {
+    const MOST: usize = 3;
+    let matrix = |at: usize| match (program.ops.get(at)?, weights.get(at)?) {
+        (Op::Linear { x, out, .. } | Op::Head { x, out, .. }, OpWeights::One(_)) => {
+            Some((*x, program.value(*out).rows, buffers.of_value[out.0 as usize]?))
+        }
+        _ => None,
+    };
+    let from = |at: usize| {
+        let Some((x, rows, place)) = matrix(at) else { return 0 };
+        let mut places = vec![place];
+        // A head is by itself.
+        let linear = |at: usize| matches!(program.ops[at], Op::Linear { .. });
+        for next in (at + 1..at + MOST).take_while(|_| linear(at)) {
+            match matrix(next).filter(|_| linear(next)) {
+                Some(next) if (next.0, next.1) == (x, rows) && !places.contains(&next.2) => {
+                    places.push(next.2)
+                }
+                _ => break,
+            }
+        }
+        places.len()
+    };
+    (0..program.ops.len()).map(from).collect()
 }
 
 /// In which form a matrix takes rows, if it takes them in another form than they are in.

@@ -20,6 +20,15 @@ impl<'a> Output<'a> {
         Self { base: out.as_mut_ptr(), stride, rows, width, of: PhantomData }
     }
 
+    /// Adds some numbers to each row.
+    pub(crate) fn add(&mut self, to_each: &[f32]) {
+        for row in 0..self.rows {
+            // SAFETY: the row's first `width` numbers lie within the slice that this was made from, which nobody else has.
+            let y = unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.stride), self.width) };
+            y.iter_mut().zip(to_each).for_each(|(y, v)| *y += v);
+        }
+    }
+
     /// How many rows there are.
     pub(crate) fn rows(&self) -> usize {
         self.rows

@@ -2,6 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::dense::Taken;
+use crate::matmul::Output;
 use crate::parts::{Parts, by_rows};
 use crate::prepared::{Operand, Prepared};
 use crate::weights::{Linear, Packed};
@@ -132,8 +133,9 @@ pub(crate) fn mixture(
         let x = || Operand::Rows(rows_x, outer);
         let together = alone && m.prepared.gate(all, (gate, up, activation), (GATHERED, x()), n, ACTIVATED);
         if !together {
-            m.prepared.multiply(all, gate, Some(GATHERED), x(), n, (floats(&mut m.gate), inner));
-            m.prepared.multiply(all, up, Some(GATHERED), x(), n, (floats(&mut m.up), inner));
+            let mut both = [(gate, floats(&mut m.gate)), (up, floats(&mut m.up))]
+                .map(|(l, out)| (l, Output::new(out, n, inner, inner)));
+            m.prepared.multiply(all, &mut both, Some(GATHERED), &x());
             let (g, u, activated) =
                 (floats(&mut m.gate), floats(&mut m.up), Parts::new(floats(&mut m.inner), inner));
             by_rows(team, n, &|row| {
@@ -144,7 +146,8 @@ pub(crate) fn mixture(
         }
         let activated = Operand::Rows(floats(&mut m.inner), inner);
         let name = together.then_some(ACTIVATED);
-        m.prepared.multiply(all, down, name, activated, n, (floats(&mut m.out), outer));
+        let out = Output::new(floats(&mut m.out), n, outer, outer);
+        m.prepared.multiply(all, &mut [(down, out)], name, &activated);
         let (out, sums) = (floats(&mut m.out), Parts::new(y, width));
         by_rows(team, n, &|row| {
             let (token, share) = chosen[row];

@@ -1,5 +1,5 @@
 use crate::KvType;
-use crate::lowering::{gated, merged};
+use crate::lowering::{gated, merged, siblings};
 use crate::packer::{Packer, out_of_memory};
 use crate::precision::Precision;
 use crate::source::WeightSource;
@@ -30,6 +30,8 @@ pub struct CpuModel {
     pub(crate) merged: Vec<bool>,
     /// Of each op whether it begins a gate that can run as one.
     pub(crate) gated: Vec<bool>,
+    /// Of each op how many matrices from it on are multiplied at once: none where it is no matrix.
+    pub(crate) siblings: Vec<usize>,
     /// Values that are kept, to be asked for.
     pub(crate) taps: Vec<(Tap, ValueId)>,
     /// An entry per op.
@@ -88,12 +90,14 @@ impl CpuModel {
         let merged = merged(&program, &weights, keep.as_slice());
         let gated = gated(&program, &weights, &merged, keep.as_slice());
         let buffers = Buffers::plan_merged(&program, keep.as_slice(), &merged);
+        let siblings = siblings(&program, &weights, &buffers);
         Ok(Self {
             whole: whole.clone(),
             program,
             buffers,
             merged,
             gated,
+            siblings,
             taps: Vec::new(),
             weights,
             vectors,
@@ -158,6 +162,7 @@ impl CpuModel {
         self.merged = merged(&self.program, &self.weights, &all);
         self.gated = gated(&self.program, &self.weights, &self.merged, &all);
         self.buffers = Buffers::plan_merged(&self.program, &all, &self.merged);
+        self.siblings = siblings(&self.program, &self.weights, &self.buffers);
         self.taps = taps.iter().copied().zip(keep).collect();
         Ok(self)
     }

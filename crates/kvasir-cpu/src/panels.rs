@@ -161,13 +161,19 @@ impl<K: Kind> Panels<K> {
         self.kind.make(&encoded, out);
     }
 
+    /// What kernels read panels from, if all are packed.
+    pub(crate) fn packed_reader(&self) -> Option<PanelReader<'_, '_, K>> {
+        let done = self.is_packed().then(|| self.panels())?;
+        Some(PanelReader { panels: self, packed: self.packed.get(), done, rows: &|_| &[] })
+    }
+
     /// Hands out what kernels read panels from.
     pub(crate) fn read(&self, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
-        let done = self.done();
-        let reader = |rows| PanelReader { panels: self, packed: self.packed.get(), done, rows };
-        match done == self.panels() {
-            true => job(reader(&|_| &[])),
-            false => self.rows.lend(&mut |rows| job(PanelReader { rows, ..reader(&|_| &[]) })),
+        match self.packed_reader() {
+            Some(reader) => job(reader),
+            None => self.rows.lend(&mut |rows| {
+                job(PanelReader { panels: self, packed: self.packed.get(), done: self.done(), rows });
+            }),
         }
     }
 }

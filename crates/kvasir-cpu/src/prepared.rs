@@ -109,46 +109,70 @@ impl Prepared {
         false
     }
 
-    /// `out = l · x + bias`. `of` names the operand, so that the next matrix need not prepare it again.
+    /// `out = l · x + bias`, for matrices that take the same rows. `of` names the operand, so that the next matrix need not prepare it again.
     pub(crate) fn multiply(
         &mut self,
-        (team, level): (&Team, Level),
-        l: &Linear,
+        units: (&Team, Level),
+        wanted: &mut [(&Linear, Output<'_>)],
         of: Option<ValueId>,
-        x: Operand<'_>,
-        n: usize,
-        (out, out_stride): (&mut [f32], usize),
+        x: &Operand<'_>,
     ) {
-        let output = Output::new(out, n, out_stride, l.outputs);
-        match &l.packed {
-            Packed::Quant(w) => {
-                self.quantise((team, level), l.inputs, of, &x, n);
-                matmul_quant(team, level, w, &self.quant, output);
+        for wanted in wanted.chunk_by_mut(|(a, _), (b, _)| a.packed.form() == b.packed.form()) {
+            self.multiply_alike(units, wanted, of, x);
+            for (l, out) in wanted {
+                if let Some(bias) = &l.bias {
+                    out.add(bias);
+                }
             }
-            Packed::Bf16(w) => {
+        }
+    }
+
+    /// The products of matrices of one form.
+    fn multiply_alike(
+        &mut self,
+        (team, level): (&Team, Level),
+        wanted: &[(&Linear, Output<'_>)],
+        of: Option<ValueId>,
+        x: &Operand<'_>,
+    ) {
+        let Some((first, out)) = wanted.first() else { return };
+        let (inputs, n) = (first.inputs, out.rows());
+        match &first.packed {
+            Packed::Quant(_) => {
+                self.quantise((team, level), inputs, of, x, n);
+                let matrices = wanted.iter().filter_map(|(l, out)| match &l.packed {
+                    Packed::Quant(w) => Some((w, out)),
+                    _ => None,
+                });
+                matmul_quant(team, level, matrices, &self.quant);
+            }
+            Packed::Bf16(_) => {
                 if of.is_none() || self.bf16_of != of {
-                    self.bf16.reshape(l.inputs);
+                    self.bf16.reshape(inputs);
                     assert!(self.bf16.takes(n), "rows fit");
                     let bf16 = &self.bf16;
                     by_rows(team, n, &|row| {
                         // SAFETY: as above.
                         let write = |x: &[f32]| unsafe { bf16.write_row(level, row, x) };
-                        x.with(row, l.inputs, write)
+                        x.with(row, inputs, write)
                     });
                     self.bf16_of = of;
                 }
-                matmul_bf16(team, level, w, &self.bf16, output);
+                for (l, out) in wanted {
+                    if let Packed::Bf16(w) = &l.packed {
+                        matmul_bf16(team, level, w, &self.bf16, out);
+                    }
+                }
             }
-            Packed::F32(w) => {
+            Packed::F32(_) => {
                 let Operand::Rows(x, stride) = x else {
                     unreachable!("rows are made only for matrices that take them in another form")
                 };
-                matmul_f32(team, level, w, (x, stride), output);
-            }
-        }
-        if let Some(bias) = &l.bias {
-            for row in out.chunks_mut(out_stride).take(n) {
-                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                for (l, out) in wanted {
+                    if let Packed::F32(w) = &l.packed {
+                        matmul_f32(team, level, w, (x, *stride), out);
+                    }
+                }
             }
         }
     }

@@ -3,6 +3,7 @@
 use crate::attention::{Attend, Views, attend_exact};
 use crate::buffer::Buffer;
 use crate::dense::Taken;
+use crate::matmul::Output;
 use crate::mixture::{MixtureMemory, Routes, mixture, route};
 use crate::model::{CpuModel, OpWeights};
 use crate::parts::{Parts, by_rows};
@@ -15,6 +16,7 @@ use kvasir_exec::Ranks;
 use kvasir_kv::{Plan, Slot, Token};
 use kvasir_program::{Collective, Holds, Op, RopeId, Rows, ValueId};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Memory of an executor; made once, for the largest step.
@@ -97,8 +99,12 @@ impl Run<'_> {
             if at < done || self.model.merged[at] || idle {
                 continue;
             }
+            let siblings = self.model.siblings[at];
             if self.model.gated[at] && self.gate(at, m) {
                 done = at + 3;
+            } else if siblings > 0 {
+                self.products(at..at + siblings, m);
+                done = at + siblings;
             } else {
                 self.op((op, self.before(at)), weights, m);
             }
@@ -110,6 +116,45 @@ impl Run<'_> {
         at.checked_sub(1)
             .filter(|before| self.model.merged[*before])
             .map(|before| &self.model.program.ops[before])
+    }
+
+    /// Runs neighbouring matrices that take the same rows.
+    fn products(&self, ops: Range<usize>, m: &mut Memory) {
+        let values = &m.values;
+        let make =
+            self.before(ops.start).map(|op| move |row: usize, x: &mut [f32]| self.row(op, values, row, x));
+        let product = |at: usize| {
+            let (Op::Linear { x, out, .. } | Op::Head { x, out, .. }, OpWeights::One(l)) =
+                (&self.model.program.ops[at], &self.model.weights[at])
+            else {
+                return None;
+            };
+            // SAFETY: no two of them have a result in one place, and only they write now.
+            let y = unsafe { self.value_mut(values, *out) };
+            Some((*x, (l, Output::new(y, self.rows(*out), self.width(*out), l.outputs))))
+        };
+        let Some((x, first)) = product(ops.start) else { return };
+        let rows = match &make {
+            Some(make) => Operand::Made(make),
+            None => Operand::Rows(self.value(values, x), first.0.inputs),
+        };
+        let units = (&*self.model.team, self.model.level);
+        let mut others = ops.clone().skip(1).map_while(|at| product(at).map(|(_, product)| product));
+        match (others.next(), others.next()) {
+            (Some(second), Some(third)) => {
+                m.prepared.multiply(units, &mut [first, second, third], Some(x), &rows);
+            }
+            (Some(second), None) => m.prepared.multiply(units, &mut [first, second], Some(x), &rows),
+            _ => m.prepared.multiply(units, &mut [first], Some(x), &rows),
+        }
+        if let Op::Head { out, soft_cap: Some(cap), .. } = &self.model.program.ops[ops.start] {
+            // SAFETY: only this writes it now.
+            let parts = Parts::new(unsafe { self.value_mut(values, *out) }, self.width(*out));
+            by_rows(units.0, self.rows(*out), &|row| {
+                // SAFETY: each row goes to one thread.
+                unsafe { parts.row(row) }.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
+            });
+        }
     }
 
     /// Runs a gate, its partner and what joins them as one, if that pays.
@@ -152,6 +197,19 @@ impl Run<'_> {
         unsafe { std::slice::from_raw_parts(values[buffer].ptr().cast(), len) }
     }
 
+    /// A result's numbers, to be written.
+    ///
+    /// # Safety
+    /// Nobody else may have them meanwhile. The plan of buffers never gives a result the place of an operand.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn value_mut<'m>(&self, values: &'m [Buffer], value: ValueId) -> &'m mut [f32] {
+        let Some(buffer) = self.model.buffers.of_value[value.0 as usize] else { return &mut [] };
+        let len = self.rows(value) * self.width(value);
+        debug_assert!(len * 4 <= values[buffer].len());
+        // SAFETY: as for reading; the caller vouches for the rest.
+        unsafe { std::slice::from_raw_parts_mut(values[buffer].ptr().cast_mut().cast(), len) }
+    }
+
     /// The logits.
     pub(crate) fn logits<'m>(&self, m: &'m Memory) -> &'m [f32] {
         self.model.program.logits().map_or(&[], |v| self.value(&m.values, v))
@@ -185,13 +243,8 @@ impl Run<'_> {
         let n = self.rows(out);
         let values = &m.values;
         let x = |v: ValueId| self.value(values, v);
-        let y: &mut [f32] = match self.model.buffers.of_value[out.0 as usize] {
-            // SAFETY: the plan of buffers never gives a result the place of an operand, and only this op writes it now.
-            Some(buffer) => unsafe {
-                std::slice::from_raw_parts_mut(values[buffer].ptr().cast_mut().cast(), n * width)
-            },
-            None => &mut [],
-        };
+        // SAFETY: only this op writes it now.
+        let y = unsafe { self.value_mut(values, out) };
         let parts = Parts::new(y, width);
         // SAFETY: `by_rows` hands each row to one thread.
         let row_of = |row: usize| unsafe { parts.row(row) };
@@ -203,31 +256,16 @@ impl Run<'_> {
             Op::Norm { .. } | Op::Gate { .. } | Op::Add { .. } => {
                 by_rows(team, n, &|row| self.row(op, values, row, row_of(row)));
             }
-            Op::Linear { x: v, .. } | Op::Head { x: v, .. } => {
-                if let OpWeights::One(l) = weights {
-                    let make = before
-                        .map(|before| move |row: usize, x: &mut [f32]| self.row(before, values, row, x));
-                    let rows = match &make {
-                        Some(make) => Operand::Made(make),
-                        None => Operand::Rows(x(*v), l.inputs),
-                    };
-                    m.prepared.multiply((team, level), l, Some(*v), rows, n, (y, width));
-                }
-                if let Op::Head { soft_cap: Some(cap), .. } = op {
-                    let parts = Parts::new(y, width);
-                    by_rows(team, n, &|row| {
-                        // SAFETY: each row goes to one thread.
-                        unsafe { parts.row(row) }.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
-                    });
-                }
-            }
+            // Matrices have a way of their own.
+            Op::Linear { .. } | Op::Head { .. } => {}
             Op::GroupLinear { x: v, .. } => {
                 let OpWeights::Many(all) = weights else { return };
                 let (stride, x) = (self.width(*v), x(*v));
                 let (mut from, mut to) = (0, 0);
                 for l in all {
                     let x = Operand::Rows(&x[from..], stride);
-                    m.prepared.multiply((team, level), l, None, x, n, (&mut y[to..], width));
+                    let out = Output::new(&mut y[to..], n, width, l.outputs);
+                    m.prepared.multiply((team, level), &mut [(l, out)], None, &x);
                     (from, to) = (from + l.inputs, to + l.outputs);
                 }
                 m.prepared.forget();

@@ -5,15 +5,14 @@ use super::activations::{QuantActivations, Sums, TILE};
 use super::format::Format;
 use super::layouts::Layout;
 use super::opening::PARTS;
-use crate::ask::{Near, ask_line};
 use crate::asking::{Ahead, Asking};
 
-/// Ways to ask, by the bits of a code: the fewer there are, the longer a line takes.
-static ASKING: [Asking; 9] = [const { Asking::new() }; 9];
+/// Ways to ask, by the bits of a code, without mins and with them: the fewer bits there are, the longer a line takes.
+static ASKING: [[Asking; 9]; 2] = [const { [const { Asking::new() }; 9] }; 2];
 
 /// How memory is asked for where such codes meet few rows.
 pub(super) fn asking(format: Format) -> &'static Asking {
-    &ASKING[format.bits]
+    &ASKING[usize::from(format.has_min)][format.bits]
 }
 
 macro_rules! kernels {
@@ -71,16 +70,17 @@ macro_rules! kernels {
                             *words = activations(codes.add(n * 64));
                         }
                         for (half, sums) in sums.iter_mut().enumerate() {
+                            // Mins lie before codes: memory is read in order.
+                            let mins = match f.has_min {
+                                true => of_mins::<L, N>(block, half, all),
+                                false => [zero(); N],
+                            };
                             let totals = if f.by_output() {
                                 lanes::<L, N>(block, (half, ahead), codes, all)
                             } else if f.is_open() {
                                 fours::<L, N>(block, (half, ahead), codes, all)
                             } else {
                                 pairs::<L, N>(block, (half, ahead), &words)
-                            };
-                            let mins = match f.has_min {
-                                true => of_mins::<L, N>(block, half, all),
-                                false => [zero(); N],
                             };
                             for (n, sum) in sums.iter_mut().enumerate() {
                                 let mut t = times(floats(totals[n]), units::<L>(block, half));
@@ -162,10 +162,7 @@ macro_rules! kernels {
                 }
                 let mut totals = [zero(); N];
                 for ((total, words), sums) in totals.iter_mut().zip(words).zip(sums) {
-                    *total = all32(sums.all * lift);
-                    for column in turned(words) {
-                        *total = add32(*total, column);
-                    }
+                    *total = add32(all32(sums.all * lift), sums_in_lanes(words));
                 }
                 totals
             }
@@ -223,12 +220,7 @@ macro_rules! kernels {
             fn ask<L: Layout>(block: *const u8, half: usize, i: usize, ahead: Ahead) {
                 let bytes = L::FORMAT.bytes();
                 for at in (i * bytes / 16..(i + 1) * bytes / 16).step_by(64).filter(|_| half == 0) {
-                    if let Some(far) = ahead.far {
-                        ask_line(Near::Second, block.wrapping_add(far + at));
-                    }
-                    if let Some(near) = ahead.near {
-                        ask_line(Near::First, block.wrapping_add(near + at));
-                    }
+                    ahead.ask(block.wrapping_add(at));
                 }
             }
 

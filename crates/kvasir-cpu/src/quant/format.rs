@@ -143,15 +143,15 @@ impl Format {
         self.bits < 6
     }
 
-    /// What codes that lie [by output](Self::by_output) stand for, moved so that the rounded high half of twice their product with a scale is the one that is
-    /// shifted as it should be.
+    /// What codes that lie [by output](Self::by_output) stand for, moved so that the rounded high half of twice their product with a scale in the high byte of
+    /// 16 bits is the one that is shifted as it should be.
     pub(crate) const fn values(self) -> [[i16; 8]; 4] {
         let mut all = [[0; 8]; 4];
         let codes = if self.by_output() { 1 << self.bits } else { 0 };
         let mut code = 0;
         while code < codes {
             let value = self.codes.value(code as u8, self.bits);
-            all[code as usize / 8][code as usize % 8] = value << (15 - self.shift());
+            all[code as usize / 8][code as usize % 8] = (value * self.times) << (7 - self.shift());
             code += 1;
         }
         all

@@ -5,7 +5,7 @@ use super::activations::QuantActivations;
 use super::format::{LANES, SUPER};
 use super::pairs::{self, BLOCK, Pair, Room};
 use super::panels::{QuantPanels, QuantReader};
-use super::{MADE, layouts};
+use super::{layouts, product::MADE};
 use crate::matmul::token_blocks;
 use crate::{Level, Team, panels, rows as arithmetic};
 use kvasir_program::Activation;

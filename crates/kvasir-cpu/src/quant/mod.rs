@@ -9,7 +9,6 @@ mod fine;
 mod format;
 #[cfg(target_arch = "x86_64")]
 mod gated;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod layouts;
 #[cfg(target_arch = "x86_64")]
 mod many_avx2;
@@ -26,6 +25,7 @@ mod pack_bytes;
 mod pairs;
 mod panels;
 mod portable;
+mod product;
 mod quantise;
 mod source;
 #[cfg(test)]
@@ -35,81 +35,22 @@ mod transpose;
 mod vectors;
 
 pub(crate) use activations::{QuantActivations, TILE};
-pub(crate) use format::{Format, LANES, SUPER};
+pub(crate) use format::{Format, LANES};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use gated::Gated;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::{Dots, Fours, Pairs};
 pub(crate) use panels::QuantPanels;
-use panels::QuantReader;
+pub(crate) use product::matmul;
 
-use crate::matmul::{Output, token_blocks};
-use crate::panels::{Kind, Room};
-use crate::{Level, Team};
-use std::cell::RefCell;
+use crate::Level;
+use crate::matmul::Output;
+use layouts::Layout;
 #[cfg(target_arch = "x86_64")]
-use std::ops::Range;
-
-/// Rows up to which a pair of panels takes so little time that several are one piece of work.
-#[cfg(target_arch = "x86_64")]
-const SHORT: usize = 64;
-
-thread_local! {
-    /// Where panels are made that are not packed.
-    static MADE: RefCell<[Room; 2]> = const { RefCell::new([Room::new(), Room::new()]) };
-}
-
-/// `out[row] = w · x[row]`.
-pub(crate) fn matmul(team: &Team, level: Level, w: &QuantPanels, x: &QuantActivations, out: Output<'_>) {
-    assert!(x.takes(out.rows()) && x.supers * w.kind.format.planes == w.kind.supers, "rows and matrix fit");
-    w.read(|w| matmul_of(team, level, w, x, &out));
-}
-
-fn matmul_of(team: &Team, level: Level, w: QuantReader<'_, '_>, x: &QuantActivations, out: &Output<'_>) {
-    let (panels, rows) = (w.panels.panels(), out.rows());
-    #[cfg(target_arch = "x86_64")]
-    if pairs::takes(level, w.panels.kind.format, rows) {
-        let block = token_blocks(rows, x.supers * SUPER).min(pairs::BLOCK);
-        let group = if rows <= SHORT { together(&w).next_multiple_of(2) } else { 2 };
-        let groups = panels.div_ceil(group);
-        team.each_in_order(groups * rows.div_ceil(block), &|_, item| {
-            let (first, from) = (item / groups * block, item % groups * group);
-            let rows = first..rows.min(first + block);
-            let panels = from..panels.min(from + group);
-            // SAFETY: the level takes so many rows, they exist, and the outputs are this piece of work's own.
-            MADE.with_borrow_mut(|made| unsafe { many_rows(level, w, x, panels, rows, made, out) });
-        });
-        return;
-    }
-    let group = together(&w);
-    let all = || {
-        team.each_in_order(panels.div_ceil(group), &|_, item| {
-            MADE.with_borrow_mut(|made| {
-                for n in item * group..panels.min((item + 1) * group) {
-                    let bytes = w.panel(n, &mut made[0]);
-                    let panel = Panel { format: w.panels.kind.format, bytes, first: n * LANES };
-                    // SAFETY: the rows exist, and the panel's outputs are this piece of work's own.
-                    unsafe { few_rows(level, &panel, x, rows, out) };
-                }
-            });
-        });
-    };
-    #[cfg(target_arch = "x86_64")]
-    if w.panels.is_packed() {
-        return few::asking(w.panels.kind.format).work(w.panels.bytes(), all);
-    }
-    all();
-}
-
-/// Panels that one piece of work takes where each is read once.
-fn together(w: &QuantReader<'_, '_>) -> usize {
-    let panel_bytes = w.panels.kind.panel_bytes();
-    (64 * 1024 / panel_bytes.max(1)).clamp(1, 64)
-}
+use {crate::panels::Room, panels::QuantReader, std::ops::Range};
 
 /// One panel, and the output that it begins with.
 struct Panel<'a> {
-    format: Format,
     bytes: &'a [u8],
     first: usize,
 }
@@ -138,15 +79,15 @@ macro_rules! some_rows {
 /// # Safety
 /// The rows must exist, and nobody else may write the panel's outputs meanwhile.
 #[cfg(target_arch = "x86_64")]
-unsafe fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output<'_>) {
+unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
     some_rows!(wide, few::v512::dot::<L, N>);
     some_rows!(middle, few::v256::dot::<L, N>);
     some_rows!(middle_dots, few::v256_dots::dot::<L, N>);
     if level < Level::Avx2 {
         // SAFETY: as the caller vouches.
-        return unsafe { reference(w, x, rows, out) };
+        return unsafe { reference::<L>(w, x, out) };
     }
-    let mut row = 0;
+    let (mut row, rows) = (0, out.rows());
     while row < rows {
         let n = match rows - row {
             few @ 1..4 => few,
@@ -156,17 +97,19 @@ unsafe fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usiz
         // Half as wide vectors, of which there are half as many.
         let n = if level < Level::Avx512Vnni { n.min(2) } else { n };
         // SAFETY: as the caller vouches.
-        layouts::with_layout!(w.format, L => unsafe { match (level, n) {
-            (Level::Avx2, 1) => middle::<L, 1>(w, x, row, out),
-            (Level::Avx2, _) => middle::<L, 2>(w, x, row, out),
-            (Level::AvxVnni, 1) => middle_dots::<L, 1>(w, x, row, out),
-            (Level::AvxVnni, _) => middle_dots::<L, 2>(w, x, row, out),
-            (_, 1) => wide::<L, 1>(w, x, row, out),
-            (_, 2) => wide::<L, 2>(w, x, row, out),
-            (_, 3) => wide::<L, 3>(w, x, row, out),
-            (_, 4) => wide::<L, 4>(w, x, row, out),
-            _ => wide::<L, 8>(w, x, row, out),
-        } });
+        unsafe {
+            match (level, n) {
+                (Level::Avx2, 1) => middle::<L, 1>(w, x, row, out),
+                (Level::Avx2, _) => middle::<L, 2>(w, x, row, out),
+                (Level::AvxVnni, 1) => middle_dots::<L, 1>(w, x, row, out),
+                (Level::AvxVnni, _) => middle_dots::<L, 2>(w, x, row, out),
+                (_, 1) => wide::<L, 1>(w, x, row, out),
+                (_, 2) => wide::<L, 2>(w, x, row, out),
+                (_, 3) => wide::<L, 3>(w, x, row, out),
+                (_, 4) => wide::<L, 4>(w, x, row, out),
+                _ => wide::<L, 8>(w, x, row, out),
+            }
+        }
         row += n;
     }
 }
@@ -176,9 +119,9 @@ unsafe fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usiz
 /// # Safety
 /// The rows must exist, and nobody else may write the panel's outputs meanwhile.
 #[cfg(target_arch = "aarch64")]
-unsafe fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output<'_>) {
+unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
     some_rows!(some, neon::dot::<L, D, N>, D: neon::Dots);
-    let mut row = 0;
+    let (mut row, rows) = (0, out.rows());
     while row < rows {
         let n = match rows - row {
             1 => 1,
@@ -186,15 +129,17 @@ unsafe fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usiz
             _ => 4,
         };
         // SAFETY: as the caller vouches.
-        layouts::with_layout!(w.format, L => unsafe { match (level, n) {
-            (Level::NeonDotprod, 1) => some::<L, neon::Fours, 1>(w, x, row, out),
-            (Level::NeonDotprod, 2) => some::<L, neon::Fours, 2>(w, x, row, out),
-            (Level::NeonDotprod, _) => some::<L, neon::Fours, 4>(w, x, row, out),
-            (Level::Neon, 1) => some::<L, neon::Pairs, 1>(w, x, row, out),
-            (Level::Neon, 2) => some::<L, neon::Pairs, 2>(w, x, row, out),
-            (Level::Neon, _) => some::<L, neon::Pairs, 4>(w, x, row, out),
-            _ => return reference(w, x, rows, out),
-        } });
+        unsafe {
+            match (level, n) {
+                (Level::NeonDotprod, 1) => some::<L, neon::Fours, 1>(w, x, row, out),
+                (Level::NeonDotprod, 2) => some::<L, neon::Fours, 2>(w, x, row, out),
+                (Level::NeonDotprod, _) => some::<L, neon::Fours, 4>(w, x, row, out),
+                (Level::Neon, 1) => some::<L, neon::Pairs, 1>(w, x, row, out),
+                (Level::Neon, 2) => some::<L, neon::Pairs, 2>(w, x, row, out),
+                (Level::Neon, _) => some::<L, neon::Pairs, 4>(w, x, row, out),
+                _ => return reference::<L>(w, x, out),
+            }
+        }
         row += n;
     }
 }
@@ -204,19 +149,19 @@ unsafe fn few_rows(level: Level, w: &Panel<'_>, x: &QuantActivations, rows: usiz
 /// # Safety
 /// The rows must exist, and nobody else may write the panel's outputs meanwhile.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-unsafe fn few_rows(_: Level, w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output<'_>) {
+unsafe fn few_rows<L: Layout>(_: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
     // SAFETY: as the caller vouches.
-    unsafe { reference(w, x, rows, out) };
+    unsafe { reference::<L>(w, x, out) };
 }
 
 /// # Safety
 /// As for [`few_rows`].
-unsafe fn reference(w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Output<'_>) {
+unsafe fn reference<L: Layout>(w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
     let mut sums = [0.0; LANES];
-    for row in 0..rows {
+    for row in 0..out.rows() {
         // SAFETY: the caller's rows and outputs.
         unsafe {
-            portable::dot(w.format, w.bytes, x, row, &mut sums);
+            portable::dot(L::FORMAT, w.bytes, x, row, &mut sums);
             out.store(row, w.first, &sums);
         }
     }
@@ -228,11 +173,10 @@ unsafe fn reference(w: &Panel<'_>, x: &QuantActivations, rows: usize, out: &Outp
 /// The level must be one that [takes](pairs::takes) so many rows, they must exist and begin with a tile, and nobody else may write the panels' outputs of
 /// them meanwhile.
 #[cfg(target_arch = "x86_64")]
-unsafe fn many_rows(
+unsafe fn many_rows<L: Layout>(
     level: Level,
-    w: QuantReader<'_, '_>,
+    (w, panels): (QuantReader<'_, '_>, Range<usize>),
     x: &QuantActivations,
-    panels: Range<usize>,
     rows: Range<usize>,
     [made, next_made]: &mut [Room; 2],
     out: &Output<'_>,
@@ -242,14 +186,14 @@ unsafe fn many_rows(
             let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
             let one = w.panel(panel, made).as_ptr();
             // SAFETY: as the caller vouches; the panels have layout `L`.
-            layouts::with_layout!(w.panels.kind.format, L => unsafe {
+            unsafe {
                 if panel + 1 < panels.end {
                     let two = [one, w.panel(panel + 1, next_made).as_ptr()];
                     pairs::panels::<L, 2>(level, &pairs::Pair { panels: two, step: 2 }, x, rows, room, to);
                 } else {
                     pairs::panels::<L, 1>(level, &pairs::Pair { panels: [one], step: 1 }, x, rows, room, to);
                 }
-            });
+            }
         }
     });
 }

@@ -82,7 +82,7 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
     let f = L::FORMAT;
     if f.by_output() {
         // SAFETY: the caller's superblock.
-        return unsafe { by_output::<L>(block, i, scales) };
+        return unsafe { by_output::<L>(block, i) };
     }
     // SAFETY: zero.
     let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
@@ -130,7 +130,7 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
 /// # Safety
 /// As for [`open`].
 #[inline(always)]
-unsafe fn by_output<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -> [[int8x16_t; 4]; 4] {
+unsafe fn by_output<L: Layout>(block: *const u8, i: usize) -> [[int8x16_t; 4]; 4] {
     let f = L::FORMAT;
     let values = const { L::FORMAT.values() };
     // SAFETY: zero.
@@ -138,13 +138,12 @@ unsafe fn by_output<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 
     // SAFETY: the lines of the layout; every processor of this architecture has these.
     unsafe {
         let values = values.map(|values| vld1q_s16(values.as_ptr()));
-        for (v, scales) in scales.iter().enumerate() {
+        for v in 0..4 {
             let codes = block.add(f.codes_at() + i / 2 * 256 + v * 16);
-            let mut scale = [0i16; 8];
-            vst1q_s16(scale.as_mut_ptr(), *scales);
+            let scales = block.add(f.scales_at() + i * 16 / f.sub * 16 + v * 4).cast::<i8>();
             let mut rows = [vdupq_n_s32(0); 4];
             for (n, row) in rows.iter_mut().enumerate() {
-                let scale = vdupq_n_s16(scale[n * 2]);
+                let scale = vdupq_n_s16(i16::from(*scales.add(n)) << 8);
                 let [a, b, c, d] = values.map(|values| vmovn_s16(vqrdmulhq_s16(values, scale)));
                 let both = vld1q_u8(codes.add(n * 64));
                 let places =

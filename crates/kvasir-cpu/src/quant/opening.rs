@@ -41,10 +41,11 @@ macro_rules! opening {
                 let subs = 32 / L::FORMAT.sub;
                 let mut all = [[[zero(); 2]; 4]; 2];
                 for (sub, four) in all.iter_mut().enumerate().take(subs) {
-                    // SAFETY: a sub-block of the caller's superblock.
-                    let scales = unsafe { scale_words::<L>(block, half, part * subs + sub) };
+                    let at = block.wrapping_add(L::FORMAT.scales_at() + (part * subs + sub) * 16);
+                    // SAFETY: the scales of a sub-block of the caller's superblock.
+                    let scales = unsafe { in_each_lane(at) };
                     for (n, tables) in four.iter_mut().enumerate() {
-                        let scale = spread(scales, n);
+                        let scale = spread(scales, half, n);
                         for (table, values) in
                             tables.iter_mut().zip(values.as_chunks::<2>().0).take(L::FORMAT.bits - 3)
                         {

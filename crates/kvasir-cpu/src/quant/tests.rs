@@ -1,4 +1,5 @@
 use super::*;
+use crate::Team;
 use crate::panels::tests::Lines;
 use crate::random_weights::scales_at;
 use kvasir_formats::{DType, encoding};
@@ -82,7 +83,7 @@ fn run(case: &Case, level: Level, rows: usize, threads: usize) -> Vec<f32> {
     let n = case.w.outputs;
     let mut out = vec![f32::NAN; rows * n];
     let output = Output::new(&mut out, rows, n, n);
-    matmul(&Team::new(threads), level, &case.w, &case.x, output);
+    matmul(&Team::new(threads), level, [(&case.w, &output)].into_iter(), &case.x);
     out
 }
 
@@ -156,7 +157,8 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             gated.multiply(&Team::new(2), level, &gate.x, rows, &together);
             let product = |w: &QuantPanels| {
                 let mut out = vec![f32::NAN; rows * inner];
-                matmul(&Team::new(2), level, w, &gate.x, Output::new(&mut out, rows, inner, inner));
+                let output = Output::new(&mut out, rows, inner, inner);
+                matmul(&Team::new(2), level, [(w, &output)].into_iter(), &gate.x);
                 out
             };
             let mut y = vec![f32::NAN; rows * inner];
@@ -167,7 +169,8 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             }
             let of = |x: &QuantActivations| {
                 let mut out = vec![f32::NAN; rows * 35];
-                matmul(&Team::new(1), level, &down.w, x, Output::new(&mut out, rows, 35, 35));
+                let output = Output::new(&mut out, rows, 35, 35);
+                matmul(&Team::new(1), level, [(&down.w, &output)].into_iter(), x);
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             assert_eq!(of(&together), of(&apart), "{dtype} rows {rows}");
@@ -185,7 +188,7 @@ fn column(case: &Case, input: usize) -> Vec<f32> {
     unsafe { x.write_row(Level::detect(), 0, &row) };
     let mut got = vec![f32::NAN; outputs];
     let out = Output::new(&mut got, 1, outputs, outputs);
-    matmul(&Team::new(1), Level::detect(), &case.w, &x, out);
+    matmul(&Team::new(1), Level::detect(), [(&case.w, &out)].into_iter(), &x);
     got
 }
 

@@ -2,6 +2,18 @@
 
 use crate::vectors::operations;
 
+/// Where every fourth output's scale is among 16, for a lane each: in the high bytes, nothing in the low ones.
+static PLACES: [[[u8; 16]; 4]; 4] = {
+    let mut all = [[[0x80; 16]; 4]; 4];
+    let mut at = 0;
+    while at < 128 {
+        let (n, lane, word) = (at / 32, at / 8 % 4, at % 8);
+        all[n][lane][word * 2 + 1] = (lane * 4 + n) as u8;
+        at += 1;
+    }
+    all
+};
+
 /// A vector of 64 bytes, opened, holds four inputs of all 16 outputs of a panel.
 pub(super) mod v512 {
     use super::operations;
@@ -26,9 +38,6 @@ pub(super) mod v512 {
         fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by));
-        /// The low half of word `n` of each lane, all over it.
-        fn spread(v: Ints, n: usize) -> Ints =
-            _mm512_shuffle_epi8(v, all16((n * 0x404 + 0x100) as i16));
         /// Integers of 16 bits, which fit, as bytes: in each lane those of the first, then those of the second.
         fn narrowed(a: Ints, b: Ints) -> Ints = _mm512_packs_epi16(a, b);
         /// Of each lane of a table the bytes at these places, which are below 16.
@@ -48,6 +57,12 @@ pub(super) mod v512 {
         /// Adds the sums of four products of unsigned bytes and signed ones.
         fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpbusd_epi32(sum, a, b);
         fn xor(a: Ints, b: Ints) -> Ints = _mm512_xor_si512(a, b);
+        /// The sum of each vector's words in a lane, the first vector's in the lane's first word.
+        fn sums_in_lanes(v: [Ints; 4]) -> Ints = {
+            let two = |a, b| add32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (first, last) = (two(v[0], v[1]), two(v[2], v[3]));
+            add32(_mm512_unpacklo_epi64(first, last), _mm512_unpackhi_epi64(first, last))
+        };
         fn all8(v: i8) -> Ints = _mm512_set1_epi8(v);
         fn floats(v: Ints) -> Floats = _mm512_cvtepi32_ps(v);
         fn times(a: Floats, b: Floats) -> Floats = _mm512_mul_ps(a, b);
@@ -83,6 +98,19 @@ pub(super) mod v512 {
     pub(in super::super) unsafe fn in_each_lane(at: *const u8) -> Ints {
         // SAFETY: the caller's bytes.
         unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(at.cast())) }
+    }
+
+    /// Of 16 bytes in each lane the one of its `n`th output, in the high halves of 16 bits.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(in super::super) fn spread(v: Ints, _: usize, n: usize) -> Ints {
+        // SAFETY: 64 bytes; an instruction without effects. Compilers that know the places take two instead.
+        unsafe {
+            let to;
+            let places = load(super::PLACES[n].as_flattened().as_ptr());
+            std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(zmm_reg) to, in(zmm_reg) v, in(zmm_reg) places, options(pure, nomem, nostack, preserves_flags));
+            to
+        }
     }
 
     /// As many signed bytes as there are outputs, each in 32 bits.
@@ -131,9 +159,6 @@ pub(super) mod v256 {
         /// The bytes that [`words`] takes apart.
         fn bytes(words: [Ints; 2]) -> Ints =
             _mm256_or_si256(_mm256_slli_epi16::<8>(words[1]), and(words[0], all16(0xff)));
-        /// The low half of word `n` of each lane, all over it.
-        fn spread(v: Ints, n: usize) -> Ints =
-            _mm256_shuffle_epi8(v, all16((n * 0x404 + 0x100) as i16));
         /// Integers of 16 bits, which fit, as bytes: in each lane those of the first, then those of the second.
         fn narrowed(a: Ints, b: Ints) -> Ints = _mm256_packs_epi16(a, b);
         /// Of each lane of a table the bytes at these places, which are below 16.
@@ -162,6 +187,12 @@ pub(super) mod v256 {
             add32(sum, _mm256_madd_epi16(pairs, all16(1)))
         };
         fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256(a, b);
+        /// The sum of each vector's words in a lane, the first vector's in the lane's first word.
+        fn sums_in_lanes(v: [Ints; 4]) -> Ints = {
+            let two = |a, b| add32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+            let (first, last) = (two(v[0], v[1]), two(v[2], v[3]));
+            add32(_mm256_unpacklo_epi64(first, last), _mm256_unpackhi_epi64(first, last))
+        };
         fn all8(v: i8) -> Ints = _mm256_set1_epi8(v);
         fn floats(v: Ints) -> Floats = _mm256_cvtepi32_ps(v);
         fn times(a: Floats, b: Floats) -> Floats = _mm256_mul_ps(a, b);
@@ -193,6 +224,19 @@ pub(super) mod v256 {
     pub(in super::super) unsafe fn in_each_lane(at: *const u8) -> Ints {
         // SAFETY: the caller's bytes.
         unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(at.cast())) }
+    }
+
+    /// Of 16 bytes in each lane the one of its `n`th output of a half, in the high halves of 16 bits.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(in super::super) fn spread(v: Ints, half: usize, n: usize) -> Ints {
+        // SAFETY: 32 bytes; an instruction without effects. Compilers that know the places take two instead.
+        unsafe {
+            let to;
+            let places = load(super::PLACES[n][half * 2].as_ptr());
+            std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(ymm_reg) to, in(ymm_reg) v, in(ymm_reg) places, options(pure, nomem, nostack, preserves_flags));
+            to
+        }
     }
 
     /// As many signed bytes as a vector has outputs, each in 32 bits.

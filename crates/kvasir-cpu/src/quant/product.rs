@@ -1,0 +1,137 @@
+//! Matrices of integers times rows, several at once where they take the same rows: sharing work out costs a moment each time.
+
+use super::activations::QuantActivations;
+use super::format::{LANES, SUPER};
+use super::layouts::{self, Layout};
+use super::panels::{QuantPanels, QuantReader};
+use super::{Panel, few_rows};
+use crate::matmul::Output;
+use crate::panels::{Kind, Room};
+use crate::{Level, Team};
+use std::cell::RefCell;
+use std::ops::Range;
+#[cfg(target_arch = "x86_64")]
+use {super::many_rows, super::pairs, crate::matmul::token_blocks};
+
+/// Matrices that are multiplied at once at most.
+const MOST: usize = 4;
+/// Bytes that one piece of work reads where few rows are multiplied.
+const PIECE: usize = 32 * 1024;
+/// Rows up to which a pair of panels takes so little time that several are one piece of work.
+#[cfg(target_arch = "x86_64")]
+const SHORT: usize = 64;
+
+thread_local! {
+    /// Where panels are made that are not packed.
+    pub(super) static MADE: RefCell<[Room; 2]> = const { RefCell::new([Room::new(), Room::new()]) };
+}
+
+/// `out[row] = w · x[row]`, of matrices that take the same rows.
+pub(crate) fn matmul<'a>(
+    team: &Team,
+    level: Level,
+    all: impl Iterator<Item = (&'a QuantPanels, &'a Output<'a>)> + Clone,
+    x: &'a QuantActivations,
+) {
+    let mut products: [Option<Product<'_, '_>>; MOST] = [const { None }; MOST];
+    let mut places = products.iter_mut();
+    let mut at_once = true;
+    for (w, out) in all.clone() {
+        let fits = x.takes(out.rows()) && x.supers * w.kind.format.planes == w.kind.supers;
+        assert!(fits, "rows and matrix fit");
+        let product = w.packed_reader().map(|w| Product::new(level, w, x, out));
+        at_once &= product.is_some() && places.next().map(|place| *place = product).is_some();
+    }
+    if at_once {
+        return multiply(team, &products);
+    }
+    for (w, out) in all {
+        w.read(|w| multiply(team, &[Some(Product::new(level, w, x, out))]));
+    }
+}
+
+fn multiply(team: &Team, products: &[Option<Product<'_, '_>>]) {
+    let there = || products.iter().flatten();
+    let all = || {
+        team.each_in_order(there().map(|product| product.pieces).sum(), &|_, mut piece| {
+            for product in there() {
+                if piece < product.pieces {
+                    // SAFETY: no two products have outputs in common, and no two pieces of one.
+                    return unsafe { product.piece(piece) };
+                }
+                piece -= product.pieces;
+            }
+        });
+    };
+    #[cfg(target_arch = "x86_64")]
+    if let Some(Some(first)) = products.first()
+        && there().all(|product| product.block.is_none() && product.w.panels.is_packed())
+    {
+        let bytes = there().map(|product| product.w.panels.bytes()).sum();
+        return super::few::asking(first.w.panels.kind.format).work(bytes, all);
+    }
+    all();
+}
+
+/// A matrix, the rows that it is multiplied with, and where the results go.
+struct Product<'a, 'r> {
+    level: Level,
+    w: QuantReader<'a, 'r>,
+    x: &'a QuantActivations,
+    out: &'a Output<'a>,
+    /// Pieces of work.
+    pieces: usize,
+    /// Panels of one.
+    panels: usize,
+    /// Rows of one, where they are many; else it has all.
+    block: Option<usize>,
+    /// Does one, in the layout that the matrix has.
+    work: unsafe fn(&Self, usize, &mut [Room; 2]),
+}
+
+impl<'a, 'r> Product<'a, 'r> {
+    fn new(level: Level, w: QuantReader<'a, 'r>, x: &'a QuantActivations, out: &'a Output<'a>) -> Self {
+        let (all, rows) = (w.panels.panels(), out.rows());
+        let work = layouts::with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut [Room; 2]));
+        let once = (PIECE / w.panels.kind.panel_bytes().max(1)).clamp(1, 64);
+        #[cfg(target_arch = "x86_64")]
+        if pairs::takes(level, w.panels.kind.format, rows) {
+            let block = token_blocks(rows, x.supers * SUPER).min(pairs::BLOCK);
+            let panels = if rows <= SHORT { once.next_multiple_of(2) } else { 2 };
+            let pieces = all.div_ceil(panels) * rows.div_ceil(block);
+            return Self { level, w, x, out, pieces, panels, block: Some(block), work };
+        }
+        let _ = rows;
+        Self { level, w, x, out, pieces: all.div_ceil(once), panels: once, block: None, work }
+    }
+
+    /// Does one piece of the work.
+    ///
+    /// # Safety
+    /// Nobody else may write the outputs of its panels meanwhile.
+    unsafe fn piece(&self, piece: usize) {
+        // SAFETY: the function is that of the matrix's layout; as the caller vouches.
+        MADE.with_borrow_mut(|made| unsafe { (self.work)(self, piece, made) });
+    }
+
+    /// # Safety
+    /// As for [`piece`](Self::piece); the matrix must have the layout.
+    unsafe fn piece_of<L: Layout>(&self, piece: usize, made: &mut [Room; 2]) {
+        let Self { level, w, x, out, .. } = *self;
+        let all = w.panels.panels();
+        let some = |group: usize| -> Range<usize> { group * self.panels..all.min((group + 1) * self.panels) };
+        #[cfg(target_arch = "x86_64")]
+        if let Some(block) = self.block {
+            let groups = all.div_ceil(self.panels);
+            let (first, panels) = (piece / groups * block, some(piece % groups));
+            let rows = first..out.rows().min(first + block);
+            // SAFETY: the level takes so many rows, and they exist; the caller vouches for the outputs.
+            return unsafe { many_rows::<L>(level, (w, panels), x, rows, made, out) };
+        }
+        for n in some(piece) {
+            let panel = Panel { bytes: w.panel(n, &mut made[0]), first: n * LANES };
+            // SAFETY: the rows exist; the caller vouches for the outputs.
+            unsafe { few_rows::<L>(level, &panel, x, out) };
+        }
+    }
+}
