@@ -27,9 +27,12 @@ impl Operand<'_> {
         match self {
             Self::Rows(x, stride) => take(&x[row * stride..row * stride + width]),
             Self::Made(make) => MADE.with_borrow_mut(|made| {
-                made.resize(width, 0.0);
-                make(row, made);
-                take(made);
+                // Room stays as large as the widest row wanted it: what it gains is written twice.
+                if made.len() < width {
+                    made.resize(width, 0.0);
+                }
+                make(row, &mut made[..width]);
+                take(&made[..width]);
             }),
         }
     }

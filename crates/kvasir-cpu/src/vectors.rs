@@ -96,6 +96,17 @@ pub(crate) mod v512 {
                 _mm512_unpackhi_epi64(b, d),
             ]
         };
+        /// The same by permutations alone, which are fewer operations.
+        fn turned_by_permutations(r: [Words; 4]) -> [Words; 4] = {
+            let (a, b) = (_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
+            let (c, d) = (_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
+            [
+                _mm512_unpacklo_epi64(a, c),
+                _mm512_unpackhi_epi64(a, c),
+                _mm512_unpacklo_epi64(b, d),
+                _mm512_unpackhi_epi64(b, d),
+            ]
+        };
         /// Rows become columns.
         fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
             let mut q = r;

@@ -29,8 +29,8 @@ pub(crate) struct Sums {
     pub(super) of_16: [i16; SUPER / 16],
     /// Of 32 inputs each.
     pub(super) of_32: [i16; SUPER / 32],
-    /// Of all inputs.
-    pub(super) all: i32,
+    /// Of all inputs, 128 times: what weights that are [lifted](Format::lift) by so much must lose again.
+    pub(super) lifted: i32,
 }
 
 impl Sums {

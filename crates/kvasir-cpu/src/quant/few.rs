@@ -162,7 +162,8 @@ macro_rules! kernels {
                 }
                 let mut totals = [zero(); N];
                 for ((total, words), sums) in totals.iter_mut().zip(words).zip(sums) {
-                    *total = add32(all32(sums.all * lift), sums_in_lanes(words));
+                    let lifted = if lift == 0 { zero() } else { all32(sums.lifted) };
+                    *total = add32(lifted, sums_in_lanes(words));
                 }
                 totals
             }
@@ -181,7 +182,7 @@ macro_rules! kernels {
             ) -> [Ints; N] {
                 let mut totals = [[zero(); N]; CHAINS];
                 for (total, sums) in totals[0].iter_mut().zip(sums) {
-                    *total = all32(sums.all * 128);
+                    *total = all32(sums.lifted);
                 }
                 for i in 0..16 {
                     ask::<L>(block, half, i, ahead);

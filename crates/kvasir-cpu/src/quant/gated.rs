@@ -73,8 +73,12 @@ impl Gated<'_> {
         made.panel.resize(BLOCK * LANES, 0.0);
         made.rows.resize(BLOCK, [0.0; SUPER]);
         let panels = s * SUPER / LANES..self.gate.panels().min((s + 1) * SUPER / LANES);
+        let is_packed = gate.panels.is_packed() && up.panels.is_packed();
         let mut multiply = |panel: usize, [a, b]: &mut [panels::Room; 2], room: &mut Room| {
-            let pair = Pair { panels: [gate.panel(panel, a).as_ptr(), up.panel(panel, b).as_ptr()], step: 1 };
+            let both = [gate.panel(panel, a).as_ptr(), up.panel(panel, b).as_ptr()];
+            let more = is_packed && panel + 1 < panels.end;
+            let is_opened = is_packed && panel > panels.start;
+            let pair = Pair { panels: both, step: 1, more, is_opened };
             // SAFETY: the level takes so many rows, both panels have layout `L`, and blocks of rows begin with a tile.
             layouts::with_layout!(self.gate.kind.format, L => unsafe {
                 pairs::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);

@@ -7,7 +7,8 @@ use super::activations::{QuantActivations, Sums, TILE};
 use super::format::LANES;
 use super::layouts::Layout;
 use super::opening::PARTS;
-use super::pairs::{BLOCK, Pair, Room, ask};
+use super::pairs::{BLOCK, Pair, Room};
+use crate::ask::{Near, ask_line};
 use crate::matmul::{Output, Place};
 use std::ops::Range;
 
@@ -60,7 +61,10 @@ macro_rules! kernels {
                 #[inline]
                 #[target_feature(enable = $features)]
                 unsafe fn part<L: Layout>(&mut self, i: usize) {
-                    ask::<L, 1>([self.next], i..i + 1, PARTS);
+                    // As many lines for each part, so that nothing branches.
+                    let each = const { L::FORMAT.bytes().div_ceil(64 * PARTS) };
+                    (i * each..(i + 1) * each)
+                        .for_each(|line| ask_line(Near::Second, self.next.wrapping_add(line * 64)));
                     // Those that are stored open are multiplied where they lie.
                     if L::FORMAT.is_open() {
                         return;
@@ -129,7 +133,7 @@ macro_rules! kernels {
             ) -> [[Ints; R]; HALVES] {
                 let mut totals = [[zero(); R]; HALVES];
                 for n in 0..R {
-                    let total = all32(sums[n].all * L::FORMAT.lift());
+                    let total = if L::FORMAT.lift() == 0 { zero() } else { all32(sums[n].lifted) };
                     totals.iter_mut().for_each(|totals| totals[n] = total);
                 }
                 // SAFETY: all offsets are those of the superblock and of rows that are there.
@@ -166,7 +170,7 @@ macro_rules! kernels {
             /// The machine must have the instructions, the panels have layout `L`, and the rows exist.
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn panels<L: Layout, const P: usize>(
-                panels: &Pair<P>,
+                pair: &Pair<P>,
                 x: &QuantActivations,
                 rows: Range<usize>,
                 room: &mut Room,
@@ -177,14 +181,18 @@ macro_rules! kernels {
                 let blocks = x.supers * f.planes;
                 // Behind the last superblock come those of the panels that are multiplied next.
                 let at = |p: usize, block: usize| {
-                    let block = if block < blocks { block } else { panels.step * blocks + block - blocks };
-                    panels.panels[p].wrapping_add(block * f.bytes())
+                    let block = if block < blocks { block } else { pair.step * blocks + block - blocks };
+                    pair.panels[p].wrapping_add(block * f.bytes())
                 };
-                let [mut now, mut then] = room.vectors.each_mut();
-                for p in 0..P {
-                    // SAFETY: a superblock of the panel.
-                    unsafe { Opening { block: at(p, 0), next: at(p, 1), to: &mut now[p] }.all::<L>() };
+                let Room { vectors: [first, second], sums, in_second, .. } = room;
+                let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
+                if !pair.is_opened {
+                    for p in 0..P {
+                        // SAFETY: a superblock of the panel.
+                        unsafe { Opening { block: at(p, 0), next: at(p, 1), to: &mut now[p] }.all::<L>() };
+                    }
                 }
+                *in_second ^= blocks % 2 == 1;
                 // Rows whose sums are where they belong.
                 let mut done = 0;
                 for block in 0..blocks {
@@ -201,10 +209,10 @@ macro_rules! kernels {
                             };
                             let work =
                                 Work { opened: &now[p], weights, rows: (tile, r), block: block / f.planes };
-                            let sums = &mut room.sums[p][first..];
+                            let sums = &mut sums[p][first..];
                             let to = to.map(|(out, at)| out.place(rows.start + first, at + p * LANES));
                             // The first rows open the next superblock.
-                            let next = (first == 0 && !last).then(|| Opening {
+                            let next = (first == 0 && (!last || pair.more)).then(|| Opening {
                                 block: at(p, block + 1),
                                 next: at(p, block + 2),
                                 to: &mut then[p],
@@ -231,9 +239,7 @@ macro_rules! kernels {
                 let Some((out, first)) = out else { return };
                 for r in done..rows.len() {
                     // SAFETY: the caller's outputs.
-                    (0..P).for_each(|p| unsafe {
-                        out.store(rows.start + r, first + p * LANES, &room.sums[p][r])
-                    });
+                    (0..P).for_each(|p| unsafe { out.store(rows.start + r, first + p * LANES, &sums[p][r]) });
                 }
             }
 
@@ -301,4 +307,5 @@ macro_rules! kernels {
 }
 
 kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8);
+kernels!(v512_bf16, v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8);
 kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni", 6 rows and then 5);

@@ -47,6 +47,8 @@ use crate::Level;
 use crate::matmul::Output;
 use layouts::Layout;
 #[cfg(target_arch = "x86_64")]
+use product::SHORT;
+#[cfg(target_arch = "x86_64")]
 use {crate::panels::Room, panels::QuantReader, std::ops::Range};
 
 /// One panel, and the output that it begins with.
@@ -181,19 +183,29 @@ unsafe fn many_rows<L: Layout>(
     [made, next_made]: &mut [Room; 2],
     out: &Output<'_>,
 ) {
+    let is_packed = w.panels.is_packed();
+    // Where rows are few memory is read in order, panel by panel; tiles take two panels' products for each load of rows.
+    let wide = matches!(level, Level::Avx512Vnni | Level::Avx512Bf16);
+    let at_once = if wide && rows.len() <= SHORT { 1 } else { 2 };
     pairs::with_room(level, |room| {
-        for panel in panels.clone().step_by(2) {
+        let mut is_opened = false;
+        for panel in panels.clone().step_by(at_once) {
             let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
+            let n = at_once.min(panels.end - panel);
+            let more = is_packed && panel + n + at_once <= panels.end;
             let one = w.panel(panel, made).as_ptr();
             // SAFETY: as the caller vouches; the panels have layout `L`.
             unsafe {
-                if panel + 1 < panels.end {
-                    let two = [one, w.panel(panel + 1, next_made).as_ptr()];
-                    pairs::panels::<L, 2>(level, &pairs::Pair { panels: two, step: 2 }, x, rows, room, to);
+                if n == 2 {
+                    let panels = [one, w.panel(panel + 1, next_made).as_ptr()];
+                    let pair = pairs::Pair { panels, step: 2, more, is_opened };
+                    pairs::panels::<L, 2>(level, &pair, x, rows, room, to);
                 } else {
-                    pairs::panels::<L, 1>(level, &pairs::Pair { panels: [one], step: 1 }, x, rows, room, to);
+                    let pair = pairs::Pair { panels: [one], step: 1, more, is_opened };
+                    pairs::panels::<L, 1>(level, &pair, x, rows, room, to);
                 }
             }
+            is_opened = more;
         }
     });
 }

@@ -217,5 +217,6 @@ macro_rules! opening {
     };
 }
 
+opening!(v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 opening!(v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 opening!(v256, "avx2,fma,f16c");

@@ -20,6 +20,8 @@ pub(super) struct Room {
     pub(super) tiles: amx::Room,
     /// Superblocks that are multiplied, and those behind them.
     pub(super) vectors: [[many_dots::Opened; 2]; 2],
+    /// Whether those that were opened last are the second ones.
+    pub(super) in_second: bool,
     pub(super) halves: [many_avx2::Opened; 2],
     /// Sums of a block's rows, per panel.
     pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
@@ -29,6 +31,7 @@ thread_local! {
     static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
         tiles: amx::Room::NONE,
         vectors: [const { [many_dots::Opened::NONE; 2] }; 2],
+        in_second: false,
         halves: [many_avx2::Opened::NONE; 2],
         sums: [[[0.0; LANES]; BLOCK]; 2],
     }));
@@ -49,6 +52,10 @@ pub(super) struct Pair<const P: usize> {
     pub(super) panels: [*const u8; P],
     /// How many panels further those lie that are multiplied next.
     pub(super) step: usize,
+    /// Whether those follow in the same room, as many and with the same rows.
+    pub(super) more: bool,
+    /// Whether the ones before had more: a kernel that opens superblocks ahead has opened the first of these.
+    pub(super) is_opened: bool,
 }
 
 /// Whether so many rows are multiplied like this, instead of up to eight at a time with weights that are opened in registers. With AVX-512 and no tiles, weights that
@@ -84,9 +91,8 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     unsafe {
         match level {
             Level::Amx => amx::panels::<L, P>(pair, x, rows, room, out),
-            Level::Avx512Vnni | Level::Avx512Bf16 => {
-                many_dots::v512::panels::<L, P>(pair, x, rows, room, out)
-            }
+            Level::Avx512Vnni => many_dots::v512::panels::<L, P>(pair, x, rows, room, out),
+            Level::Avx512Bf16 => many_dots::v512_bf16::panels::<L, P>(pair, x, rows, room, out),
             Level::AvxVnni => many_dots::v256_dots::panels::<L, P>(pair, x, rows, room, out),
             _ => many_avx2::panels::<L, P>(pair, x, rows, room, out),
         }

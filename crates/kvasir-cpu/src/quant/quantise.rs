@@ -54,7 +54,7 @@ unsafe fn body(x: &[f32; SUPER], to: &Places) {
         let sum = -sub.iter().map(|&c| i16::from(c)).sum::<i16>();
         sums.of_16[i] = sum;
         sums.of_32[i / 2] += sum;
-        sums.all += i32::from(sum);
+        sums.lifted += 128 * i32::from(sum);
         // Both parts have at most eight significant bits, so bf16 holds them exactly.
         parts[i] = f32::from(sum & !15).to_bits().wrapping_shr(16) as u16;
         parts[16 + i] = f32::from(sum & 15).to_bits().wrapping_shr(16) as u16;
@@ -123,7 +123,7 @@ mod wide {
             to.scale.write(scale);
             _mm256_storeu_si256((&raw mut (*to.sums).of_16).cast(), _mm512_cvtepi32_epi16(sums));
             _mm_storeu_si128((&raw mut (*to.sums).of_32).cast(), _mm256_cvtepi32_epi16(pairs));
-            (*to.sums).all = _mm512_reduce_add_epi32(sums);
+            (*to.sums).lifted = 128 * _mm512_reduce_add_epi32(sums);
             _mm256_storeu_si256(to.parts.cast(), bits(_mm512_andnot_si512(low, sums)));
             _mm256_storeu_si256(to.parts.add(16).cast(), bits(_mm512_and_si512(low, sums)));
         }
@@ -195,6 +195,6 @@ mod tests {
             }
         }
         let sums = make(&[127.0; SUPER], Level::Portable).sums;
-        assert_eq!((sums.of_16[3], sums.of_32[3], sums.all), (-127 * 16, -127 * 32, -127 * 256));
+        assert_eq!((sums.of_16[3], sums.of_32[3], sums.lifted), (-127 * 16, -127 * 32, -127 * 256 * 128));
     }
 }

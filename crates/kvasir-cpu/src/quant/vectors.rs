@@ -2,13 +2,18 @@
 
 use crate::vectors::operations;
 
+/// Four lanes, in one line of memory.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Lanes([[u8; 16]; 4]);
+
 /// Where every fourth output's scale is among 16, for a lane each: in the high bytes, nothing in the low ones.
-static PLACES: [[[u8; 16]; 4]; 4] = {
-    let mut all = [[[0x80; 16]; 4]; 4];
+static PLACES: [Lanes; 4] = {
+    let mut all = [Lanes([[0x80; 16]; 4]); 4];
     let mut at = 0;
     while at < 128 {
         let (n, lane, word) = (at / 32, at / 8 % 4, at % 8);
-        all[n][lane][word * 2 + 1] = (lane * 4 + n) as u8;
+        all[n].0[lane][word * 2 + 1] = (lane * 4 + n) as u8;
         at += 1;
     }
     all
@@ -107,7 +112,7 @@ pub(super) mod v512 {
         // SAFETY: 64 bytes; an instruction without effects. Compilers that know the places take two instead.
         unsafe {
             let to;
-            let places = load(super::PLACES[n].as_flattened().as_ptr());
+            let places = load(super::PLACES[n].0.as_flattened().as_ptr());
             std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(zmm_reg) to, in(zmm_reg) v, in(zmm_reg) places, options(pure, nomem, nostack, preserves_flags));
             to
         }
@@ -128,6 +133,12 @@ pub(super) mod v512 {
         // SAFETY: the caller's 32 bytes.
         unsafe { _mm256_loadu_si256(at.cast()) }
     }
+}
+
+/// The same for processors that permute on several ports, as those with dot products of bf16 pairs do.
+pub(super) mod v512_bf16 {
+    pub(in super::super) use super::v512::*;
+    pub(in super::super) use crate::vectors::v512::turned_by_permutations as turned;
 }
 
 /// A vector of 32 bytes, opened, holds four inputs of eight of a panel's outputs.
@@ -233,7 +244,7 @@ pub(super) mod v256 {
         // SAFETY: 32 bytes; an instruction without effects. Compilers that know the places take two instead.
         unsafe {
             let to;
-            let places = load(super::PLACES[n][half * 2].as_ptr());
+            let places = load(super::PLACES[n].0[half * 2].as_ptr());
             std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(ymm_reg) to, in(ymm_reg) v, in(ymm_reg) places, options(pure, nomem, nostack, preserves_flags));
             to
         }
