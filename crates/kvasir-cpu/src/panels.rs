@@ -197,6 +197,11 @@ impl<K> Clone for PanelReader<'_, '_, K> {
 impl<K> Copy for PanelReader<'_, '_, K> {}
 
 impl<K: Kind> PanelReader<'_, '_, K> {
+    /// Whether all panels are read packed, one after the other. What is packed after the reader was made does not count.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.done == self.panels.panels()
+    }
+
     /// Panel `n`. `room` is where it is made if it is not packed, and else of no more use.
     pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Room) -> &'p [u8] {
         let len = self.panels.kind.panel_bytes();

@@ -134,7 +134,7 @@ impl Prepared {
     fn multiply_alike(
         &mut self,
         (team, level): (&Team, Level),
-        wanted: &[(&Linear, Output<'_>)],
+        wanted: &mut [(&Linear, Output<'_>)],
         of: Option<ValueId>,
         x: &Operand<'_>,
     ) {
@@ -143,7 +143,7 @@ impl Prepared {
         match &first.packed {
             Packed::Quant(_) => {
                 self.quantise((team, level), inputs, of, x, n);
-                let matrices = wanted.iter().filter_map(|(l, out)| match &l.packed {
+                let matrices = wanted.iter_mut().filter_map(|(l, out)| match &l.packed {
                     Packed::Quant(w) => Some((w, out)),
                     _ => None,
                 });

@@ -139,7 +139,8 @@ per_level! {
 }
 
 /// `out[row] = w · x[row]`, rows of `x` `stride` apart.
-pub(crate) fn matmul_f32(team: &Team, level: Level, w: &F32Panels, x: (&[f32], usize), out: &Output<'_>) {
+pub(crate) fn matmul_f32(team: &Team, level: Level, w: &F32Panels, x: (&[f32], usize), out: &mut Output<'_>) {
+    let out = &*out;
     team.each_in_order(w.panels().div_ceil(PANELS), &|_, n| {
         // SAFETY: the outputs are this piece of work's own.
         unsafe { f32_panels(level, w, x, n * PANELS, out.rows(), level, out) };

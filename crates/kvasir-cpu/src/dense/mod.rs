@@ -194,7 +194,13 @@ thread_local! {
 }
 
 /// `out[row] = w · x[row]`.
-pub(crate) fn matmul_bf16(team: &Team, level: Level, w: &Bf16Panels, x: &Bf16Activations, out: &Output<'_>) {
+pub(crate) fn matmul_bf16(
+    team: &Team,
+    level: Level,
+    w: &Bf16Panels,
+    x: &Bf16Activations,
+    out: &mut Output<'_>,
+) {
     assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.taken as u32, "rows and matrix fit");
     w.read(|reader| matmul_of(team, level, reader, x, out));
 }
@@ -281,9 +287,9 @@ mod tests {
                 let (a, rest) = out.split_at_mut(rows * outputs);
                 let (b, c) = rest.split_at_mut(rows * outputs);
                 let output = |out| Output::new(out, rows, outputs, outputs);
-                matmul_bf16(&team, level, &w, &once, &output(a));
-                matmul_bf16(&team, level, &w, &twice, &output(c));
-                matmul_f32(&team, level, &wide, (&values, inputs), &output(b));
+                matmul_bf16(&team, level, &w, &once, &mut output(a));
+                matmul_bf16(&team, level, &w, &twice, &mut output(c));
+                matmul_f32(&team, level, &wide, (&values, inputs), &mut output(b));
                 [a.to_vec(), b.to_vec(), c.to_vec()]
             };
             let reference = run(Level::Portable, 70);
@@ -340,8 +346,8 @@ mod tests {
                     for rows in [1, 5, 16, 40, 70] {
                         let run = |w: &Bf16Panels| {
                             let mut out = vec![f32::NAN; rows * outputs];
-                            let output = Output::new(&mut out, rows, outputs, outputs);
-                            matmul_bf16(&team, level, w, &x, &output);
+                            let mut output = Output::new(&mut out, rows, outputs, outputs);
+                            matmul_bf16(&team, level, w, &x, &mut output);
                             out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                         };
                         assert!(run(&w) == run(&packed), "{dtype} {level} {rows} rows, part {part}");

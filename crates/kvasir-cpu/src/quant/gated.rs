@@ -73,7 +73,7 @@ impl Gated<'_> {
         made.panel.resize(BLOCK * LANES, 0.0);
         made.rows.resize(BLOCK, [0.0; SUPER]);
         let panels = s * SUPER / LANES..self.gate.panels().min((s + 1) * SUPER / LANES);
-        let is_packed = gate.panels.is_packed() && up.panels.is_packed();
+        let is_packed = gate.is_packed() && up.is_packed();
         let mut multiply = |panel: usize, [a, b]: &mut [panels::Room; 2], room: &mut Room| {
             let both = [gate.panel(panel, a).as_ptr(), up.panel(panel, b).as_ptr()];
             let more = is_packed && panel + 1 < panels.end;

@@ -183,7 +183,6 @@ unsafe fn many_rows<L: Layout>(
     [made, next_made]: &mut [Room; 2],
     out: &Output<'_>,
 ) {
-    let is_packed = w.panels.is_packed();
     // Where rows are few memory is read in order, panel by panel; tiles take two panels' products for each load of rows.
     let wide = matches!(level, Level::Avx512Vnni | Level::Avx512Bf16);
     let at_once = if wide && rows.len() <= SHORT { 1 } else { 2 };
@@ -192,7 +191,7 @@ unsafe fn many_rows<L: Layout>(
         for panel in panels.clone().step_by(at_once) {
             let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
             let n = at_once.min(panels.end - panel);
-            let more = is_packed && panel + n + at_once <= panels.end;
+            let more = w.is_packed() && panel + n + at_once <= panels.end;
             let one = w.panel(panel, made).as_ptr();
             // SAFETY: as the caller vouches; the panels have layout `L`.
             unsafe {

@@ -27,27 +27,31 @@ thread_local! {
 }
 
 /// `out[row] = w · x[row]`, of matrices that take the same rows.
-pub(crate) fn matmul<'a>(
+pub(crate) fn matmul<'a, 'o: 'a>(
     team: &Team,
     level: Level,
-    all: impl Iterator<Item = (&'a QuantPanels, &'a Output<'a>)> + Clone,
+    all: impl Iterator<Item = (&'a QuantPanels, &'a mut Output<'o>)>,
     x: &'a QuantActivations,
 ) {
     let mut products: [Option<Product<'_, '_>>; MOST] = [const { None }; MOST];
-    let mut places = products.iter_mut();
-    let mut at_once = true;
-    for (w, out) in all.clone() {
+    let mut there = 0;
+    for (w, out) in all {
+        let out = &*out;
         let fits = x.takes(out.rows()) && x.supers * w.kind.format.planes == w.kind.supers;
         assert!(fits, "rows and matrix fit");
-        let product = w.packed_reader().map(|w| Product::new(level, w, x, out));
-        at_once &= product.is_some() && places.next().map(|place| *place = product).is_some();
+        let Some(reader) = w.packed_reader() else {
+            w.read(|w| multiply(team, &[Some(Product::new(level, w, x, out))]));
+            continue;
+        };
+        if there == MOST {
+            multiply(team, &products);
+            there = 0;
+            products.fill_with(|| None);
+        }
+        products[there] = Some(Product::new(level, reader, x, out));
+        there += 1;
     }
-    if at_once {
-        return multiply(team, &products);
-    }
-    for (w, out) in all {
-        w.read(|w| multiply(team, &[Some(Product::new(level, w, x, out))]));
-    }
+    multiply(team, &products);
 }
 
 fn multiply(team: &Team, products: &[Option<Product<'_, '_>>]) {
@@ -65,7 +69,7 @@ fn multiply(team: &Team, products: &[Option<Product<'_, '_>>]) {
     };
     #[cfg(target_arch = "x86_64")]
     if let Some(Some(first)) = products.first()
-        && there().all(|product| product.block.is_none() && product.w.panels.is_packed())
+        && there().all(|product| product.block.is_none() && product.w.is_packed())
     {
         let bytes = there().map(|product| product.w.panels.bytes()).sum();
         return super::few::asking(first.w.panels.kind.format).work(bytes, all);

@@ -82,8 +82,8 @@ fn case(format: Format, dtype: DType, outputs: usize, inputs: usize, rows: usize
 fn run(case: &Case, level: Level, rows: usize, threads: usize) -> Vec<f32> {
     let n = case.w.outputs;
     let mut out = vec![f32::NAN; rows * n];
-    let output = Output::new(&mut out, rows, n, n);
-    matmul(&Team::new(threads), level, [(&case.w, &output)].into_iter(), &case.x);
+    let mut output = Output::new(&mut out, rows, n, n);
+    matmul(&Team::new(threads), level, [(&case.w, &mut output)].into_iter(), &case.x);
     out
 }
 
@@ -157,8 +157,8 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             gated.multiply(&Team::new(2), level, &gate.x, rows, &together);
             let product = |w: &QuantPanels| {
                 let mut out = vec![f32::NAN; rows * inner];
-                let output = Output::new(&mut out, rows, inner, inner);
-                matmul(&Team::new(2), level, [(w, &output)].into_iter(), &gate.x);
+                let mut output = Output::new(&mut out, rows, inner, inner);
+                matmul(&Team::new(2), level, [(w, &mut output)].into_iter(), &gate.x);
                 out
             };
             let mut y = vec![f32::NAN; rows * inner];
@@ -169,8 +169,8 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             }
             let of = |x: &QuantActivations| {
                 let mut out = vec![f32::NAN; rows * 35];
-                let output = Output::new(&mut out, rows, 35, 35);
-                matmul(&Team::new(1), level, [(&down.w, &output)].into_iter(), x);
+                let mut output = Output::new(&mut out, rows, 35, 35);
+                matmul(&Team::new(1), level, [(&down.w, &mut output)].into_iter(), x);
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             assert_eq!(of(&together), of(&apart), "{dtype} rows {rows}");
@@ -187,8 +187,8 @@ fn column(case: &Case, input: usize) -> Vec<f32> {
     // SAFETY: one thread, the only row.
     unsafe { x.write_row(Level::detect(), 0, &row) };
     let mut got = vec![f32::NAN; outputs];
-    let out = Output::new(&mut got, 1, outputs, outputs);
-    matmul(&Team::new(1), Level::detect(), [(&case.w, &out)].into_iter(), &x);
+    let mut out = Output::new(&mut got, 1, outputs, outputs);
+    matmul(&Team::new(1), Level::detect(), [(&case.w, &mut out)].into_iter(), &x);
     got
 }
 

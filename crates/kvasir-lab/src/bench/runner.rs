@@ -113,10 +113,10 @@ impl Runner {
             stretches.begin();
         }
         let mut steps = 0;
-        for _ in 0..tokens {
+        for left in (0..tokens).rev() {
             self.run(&rows)?;
             steps += 1;
-            if stretches.is_long() {
+            if left > 0 && stretches.is_long() {
                 stretches.end(steps);
                 stretches.begin();
                 steps = 0;
