@@ -126,7 +126,7 @@ impl CpuExecutor {
     pub fn tap(&self, tap: Tap) -> Option<&[f32]> {
         let (_, value) = self.model.taps.iter().find(|(kept, _)| *kept == tap)?;
         let width = self.model.program.value(*value).width();
-        self.memory.numbers(self.model.buffers.of_value[value.0 as usize]?).get(..self.last * width)
+        self.memory.numbers(self.model.how.buffers.of_value[value.0 as usize]?).get(..self.last * width)
     }
 
     /// Refuses what does not fit together, so that kernels need not look again; fills in the tokens in flight.

@@ -2,11 +2,34 @@ use crate::model::OpWeights;
 use crate::weights::{Form, Packed};
 use kvasir_program::{Buffers, Op, Program, ValueId};
 
+/// How a program's ops run here.
+pub(crate) struct Lowered {
+    /// Which ops run inside the next one.
+    pub(crate) merged: Vec<bool>,
+    /// Which ops begin a gate that can run as one.
+    pub(crate) gated: Vec<bool>,
+    /// From each matrix on, how many are multiplied at once.
+    pub(crate) siblings: Vec<usize>,
+    /// Where values lie.
+    pub(crate) buffers: Buffers,
+}
+
+impl Lowered {
+    /// Values in `keep` are stored, and stay.
+    pub(crate) fn new(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Self {
+        let merged = merged(program, weights, keep);
+        let gated = gated(program, weights, &merged, keep);
+        let buffers = Buffers::plan_merged(program, keep, &merged);
+        let siblings = siblings(program, weights, &buffers);
+        Self { merged, gated, siblings, buffers }
+    }
+}
+
 /// Which ops run inside the next one: their rows are made where they are taken, and never stored.
 ///
 /// A norm or a gate whose result only matrices take makes each row just before it is quantised; a norm before a rotation makes its row in
 /// the rotation's place. The arithmetic is the same, so the bits are. Values in `keep` are stored.
-pub(crate) fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<bool> {
+fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<bool> {
     let fits = |at: usize| {
         let op = &program.ops[at];
         let taken = |by: &Op| by.inputs().any(|value| value == op.out());
@@ -33,12 +56,7 @@ pub(crate) fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId])
 
 /// Which ops begin a gate that can run as one: a matrix, its partner and the gate, whose result is `merged` into a matrix of integers. Values in
 /// `keep` are stored.
-pub(crate) fn gated(
-    program: &Program,
-    weights: &[OpWeights],
-    merged: &[bool],
-    keep: &[ValueId],
-) -> Vec<bool> {
+fn gated(program: &Program, weights: &[OpWeights], merged: &[bool], keep: &[ValueId]) -> Vec<bool> {
     let takers = |value: ValueId| program.ops.iter().flat_map(Op::inputs).filter(|v| *v == value).count();
     let alone = |value: ValueId| takers(value) == 1 && !keep.contains(&value);
     let integers = |at: usize| match weights.get(at) {
@@ -65,7 +83,7 @@ pub(crate) fn gated(
 }
 
 /// How many neighbouring matrices take the same rows and are multiplied at once, from each op on that is one and runs by itself.
-pub(crate) fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers) -> Vec<usize> {
+fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers) -> Vec<usize> {
     const MOST: usize = 3;
     let matrix = |at: usize| match (program.ops.get(at)?, weights.get(at)?) {
         (Op::Linear { x, out, .. } | Op::Head { x, out, .. }, OpWeights::One(_)) => {

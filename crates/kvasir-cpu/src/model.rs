@@ -1,12 +1,12 @@
 use crate::KvType;
-use crate::lowering::{gated, merged, siblings};
+use crate::lowering::Lowered;
 use crate::packer::{Packer, out_of_memory};
 use crate::precision::Precision;
 use crate::source::WeightSource;
 use crate::weights::{Form, Linear};
 use crate::{Level, Team};
 use kvasir_formats::Error;
-use kvasir_program::{Buffers, Matrices, Op, Program, Rows, Tap, ValueId, WeightId};
+use kvasir_program::{Matrices, Op, Program, Rows, Tap, ValueId, WeightId};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,13 +25,8 @@ pub struct CpuModel {
     /// As it was handed in, and as it is run: with what only leads to logits for sampled rows alone.
     whole: Program,
     pub(crate) program: Program,
-    pub(crate) buffers: Buffers,
-    /// Of each op whether it runs inside the next one.
-    pub(crate) merged: Vec<bool>,
-    /// Of each op whether it begins a gate that can run as one.
-    pub(crate) gated: Vec<bool>,
-    /// Of each op how many matrices from it on are multiplied at once: none where it is no matrix.
-    pub(crate) siblings: Vec<usize>,
+    /// How its ops run.
+    pub(crate) how: Lowered,
     /// Values that are kept, to be asked for.
     pub(crate) taps: Vec<(Tap, ValueId)>,
     /// An entry per op.
@@ -87,17 +82,11 @@ impl CpuModel {
             source.let_go(&weight.name, 0..usize::MAX);
         }
         let keep = program.head_input();
-        let merged = merged(&program, &weights, keep.as_slice());
-        let gated = gated(&program, &weights, &merged, keep.as_slice());
-        let buffers = Buffers::plan_merged(&program, keep.as_slice(), &merged);
-        let siblings = siblings(&program, &weights, &buffers);
+        let how = Lowered::new(&program, &weights, keep.as_slice());
         Ok(Self {
             whole: whole.clone(),
             program,
-            buffers,
-            merged,
-            gated,
-            siblings,
+            how,
             taps: Vec::new(),
             weights,
             vectors,
@@ -159,10 +148,7 @@ impl CpuModel {
         self.weights = program.ops.iter().map(place).collect();
         self.program = program;
         let all: Vec<ValueId> = keep.iter().copied().chain(self.program.head_input()).collect();
-        self.merged = merged(&self.program, &self.weights, &all);
-        self.gated = gated(&self.program, &self.weights, &self.merged, &all);
-        self.buffers = Buffers::plan_merged(&self.program, &all, &self.merged);
-        self.siblings = siblings(&self.program, &self.weights, &self.buffers);
+        self.how = Lowered::new(&self.program, &self.weights, &all);
         self.taps = taps.iter().copied().zip(keep).collect();
         Ok(self)
     }

@@ -41,7 +41,7 @@ impl Memory {
         // Matrices write down columns of rows that lie pages apart.
         let size = |(width, _): &(usize, Rows)| Buffer::in_large_pages(width * tokens * 4);
         Ok(Self {
-            values: model.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
+            values: model.how.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
             prepared: Prepared::new(tokens, widest, taken)?,
             mixture: MixtureMemory::new(&model.program, tokens, taken)?,
             views: Views::default(),
@@ -96,11 +96,12 @@ impl Run<'_> {
         for (at, (op, weights)) in self.model.program.ops.iter().zip(&self.model.weights).enumerate() {
             // Of a part of a prompt nothing may be sampled: a matrix times no rows would still be read.
             let idle = !matches!(weights, OpWeights::None) && self.rows(op.out()) == 0;
-            if at < done || self.model.merged[at] || idle {
+            let how = &self.model.how;
+            if at < done || how.merged[at] || idle {
                 continue;
             }
-            let siblings = self.model.siblings[at];
-            if self.model.gated[at] && self.gate(at, m) {
+            let siblings = how.siblings[at];
+            if how.gated[at] && self.gate(at, m) {
                 done = at + 3;
             } else if siblings > 0 {
                 self.products(at..at + siblings, m);
@@ -114,7 +115,7 @@ impl Run<'_> {
     /// The op that runs inside op `at`.
     fn before(&self, at: usize) -> Option<&Op> {
         at.checked_sub(1)
-            .filter(|before| self.model.merged[*before])
+            .filter(|before| self.model.how.merged[*before])
             .map(|before| &self.model.program.ops[before])
     }
 
@@ -188,13 +189,21 @@ impl Run<'_> {
         }
     }
 
+    /// Where a value's numbers lie, row after row, and how many there are.
+    fn place(&self, values: &[Buffer], value: ValueId) -> (*mut f32, usize) {
+        let Some(buffer) = self.model.how.buffers.of_value[value.0 as usize] else {
+            return (std::ptr::dangling_mut(), 0);
+        };
+        let len = self.rows(value) * self.width(value);
+        assert!(len * 4 <= values[buffer].len(), "a buffer is as large as the largest step needs");
+        (values[buffer].ptr().cast_mut().cast(), len)
+    }
+
     /// A value's numbers, row after row.
     pub(crate) fn value<'m>(&self, values: &'m [Buffer], value: ValueId) -> &'m [f32] {
-        let Some(buffer) = self.model.buffers.of_value[value.0 as usize] else { return &[] };
-        let len = self.rows(value) * self.width(value);
-        debug_assert!(len * 4 <= values[buffer].len());
-        // SAFETY: the buffer is as large as the largest step needs; any bytes are floats.
-        unsafe { std::slice::from_raw_parts(values[buffer].ptr().cast(), len) }
+        let (at, len) = self.place(values, value);
+        // SAFETY: so many numbers are there; any bytes are floats.
+        unsafe { std::slice::from_raw_parts(at, len) }
     }
 
     /// A result's numbers, to be written.
@@ -203,11 +212,9 @@ impl Run<'_> {
     /// Nobody else may have them meanwhile. The plan of buffers never gives a result the place of an operand.
     #[allow(clippy::mut_from_ref)]
     unsafe fn value_mut<'m>(&self, values: &'m [Buffer], value: ValueId) -> &'m mut [f32] {
-        let Some(buffer) = self.model.buffers.of_value[value.0 as usize] else { return &mut [] };
-        let len = self.rows(value) * self.width(value);
-        debug_assert!(len * 4 <= values[buffer].len());
+        let (at, len) = self.place(values, value);
         // SAFETY: as for reading; the caller vouches for the rest.
-        unsafe { std::slice::from_raw_parts_mut(values[buffer].ptr().cast_mut().cast(), len) }
+        unsafe { std::slice::from_raw_parts_mut(at, len) }
     }
 
     /// The logits.
@@ -309,7 +316,7 @@ impl Run<'_> {
             }
             Op::SelectKeys { q, k, weights, layer, top_k, .. } => {
                 let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
-                self.keep(index, None, x(*k));
+                self.keep(None, &[Some((index, x(*k)))]);
                 let operands =
                     [(*q, self.width(*q)), (*weights, self.width(*weights))].map(|(v, w)| (x(v), w));
                 let facts = &self.model.program.layers[layer.0 as usize];
@@ -409,16 +416,17 @@ impl Run<'_> {
         }
     }
 
-    /// Writes each token's row of a value to its slot, or to its place in the layer's ring.
-    fn keep(&self, pool: &PoolRows, ring: Option<Slot>, x: &[f32]) {
-        let width = x.len() / self.tokens.len().max(1);
+    /// Writes each token's rows of some values to its slot, or to its place in the layer's ring.
+    fn keep(&self, ring: Option<Slot>, all: &[Option<(&PoolRows, &[f32])>]) {
+        let tokens = self.tokens.len().max(1);
         by_rows(&self.model.team, self.writes.len(), &|i| {
             let (slot, row) = self.writes[i];
             let slot = ring.map_or(slot, |ring| self.plan.positions[row as usize] % ring);
-            // SAFETY: slots were checked, and each is named once; so is each place in a ring, which is no shorter than a step.
-            unsafe {
-                pool.write(self.model.level, slot, &x[row as usize * width..(row as usize + 1) * width])
-            };
+            for (pool, x) in all.iter().flatten() {
+                let x = &x[row as usize * (x.len() / tokens)..][..x.len() / tokens];
+                // SAFETY: slots were checked, and each is named once; so is each place in a ring, which is no shorter than a step.
+                unsafe { pool.write(self.model.level, slot, x) };
+            }
         });
     }
 
@@ -428,10 +436,9 @@ impl Run<'_> {
         };
         let facts = &self.model.program.layers[layer.0 as usize];
         let pool = &self.pools[0].layers[layer.0 as usize];
-        self.keep(&pool.keys, pool.ring, self.value(&m.values, *k));
-        if let (Some(rows), Some(v)) = (&pool.values, v) {
-            self.keep(rows, pool.ring, self.value(&m.values, *v));
-        }
+        let x = |v: ValueId| self.value(&m.values, v);
+        let values = pool.values.as_ref().zip(*v);
+        self.keep(pool.ring, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
         let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
         let in_ring =
             pool.ring.and(facts.window).and_then(|window| m.rings.iter().find(|(of, _)| *of == window));

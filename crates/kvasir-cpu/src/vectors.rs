@@ -65,6 +65,15 @@ pub(crate) mod v512 {
     pub(crate) const PHASES: usize = 1;
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq":
+        /// In each lane of 16 bytes those at `places`. Compilers that know the places take two instructions instead.
+        fn picked(v: Words, places: Words) -> Words = {
+            let to;
+            // SAFETY: an instruction without effects.
+            unsafe {
+                std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(zmm_reg) to, in(zmm_reg) v, in(zmm_reg) places, options(pure, nomem, nostack, preserves_flags));
+            }
+            to
+        };
         fn zero() -> Words = _mm512_setzero_si512();
         fn none() -> Numbers = _mm512_setzero_ps();
         fn all(v: f32) -> Numbers = _mm512_set1_ps(v);
@@ -113,6 +122,10 @@ pub(crate) mod v512 {
             for four in q.as_chunks_mut().0 {
                 *four = turned(*four);
             }
+            across(q)
+        };
+        /// The rest of it, where each four are turned.
+        fn across(q: [Words; WORDS]) -> [Words; WORDS] = {
             let mut to = q;
             for j in 0..4 {
                 let a = _mm512_shuffle_i32x4::<0x88>(q[j], q[4 + j]);
@@ -142,6 +155,15 @@ pub(crate) mod v256 {
     pub(crate) const PHASES: usize = 2;
 
     operations! { "avx2,fma,f16c":
+        /// In each lane of 16 bytes those at `places`. Compilers that know the places take two instructions instead.
+        fn picked(v: Words, places: Words) -> Words = {
+            let to;
+            // SAFETY: an instruction without effects.
+            unsafe {
+                std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(ymm_reg) to, in(ymm_reg) v, in(ymm_reg) places, options(pure, nomem, nostack, preserves_flags));
+            }
+            to
+        };
         fn zero() -> Words = _mm256_setzero_si256();
         fn none() -> Numbers = _mm256_setzero_ps();
         fn all(v: f32) -> Numbers = _mm256_set1_ps(v);

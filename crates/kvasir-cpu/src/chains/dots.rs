@@ -3,6 +3,7 @@
 //! two at a time. Nothing is widened: two words of neighbours become one of even inputs and one of odd ones.
 
 use super::{Columns, LANES, Rows, Sums, TILE};
+use crate::vectors::v512::picked;
 use std::arch::x86_64::*;
 
 /// Words of each chain.
@@ -30,11 +31,11 @@ pub(crate) fn apart(first: __m512i, second: __m512i) -> [__m512i; 2] {
 
 /// A row's numbers by fours: the even two, then the odd two.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn row_apart(row: __m512i) -> __m512i {
     let fours = _mm512_set1_epi64(0x0302_0706_0100_0504);
     let order = _mm512_or_si512(fours, _mm512_set4_epi32(0x0808_0808, 0x0808_0808, 0, 0));
-    _mm512_shuffle_epi8(row, order)
+    picked(row, order)
 }
 
 /// [`Rows::open`]: words of even and odd inputs in turns, a line per row.
@@ -42,7 +43,7 @@ pub(crate) fn row_apart(row: __m512i) -> __m512i {
 /// # Safety
 /// As there, and the machine must have the instructions.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn open_rows(rows: &mut Rows, base: *const u8, stride: usize) {
     for n in 0..TILE {
         // SAFETY: the caller's rows; a line each in a room of two.

@@ -26,7 +26,7 @@ pub(super) mod v512 {
 
     pub(in super::super) use crate::vectors::v512::{
         Numbers as Floats, Words as Ints, all as all_floats, fused, load, load_numbers as load_floats,
-        none as zero_floats, store, store_numbers as store_floats, turned, zero,
+        none as zero_floats, picked, store, store_numbers as store_floats, turned, zero,
     };
     /// Vectors that a panel's outputs fill.
     pub(in super::super) const HALVES: usize = 1;
@@ -107,15 +107,10 @@ pub(super) mod v512 {
 
     /// Of 16 bytes in each lane the one of its `n`th output, in the high halves of 16 bits.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(in super::super) fn spread(v: Ints, _: usize, n: usize) -> Ints {
-        // SAFETY: 64 bytes; an instruction without effects. Compilers that know the places take two instead.
-        unsafe {
-            let to;
-            let places = load(super::PLACES[n].0.as_flattened().as_ptr());
-            std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(zmm_reg) to, in(zmm_reg) v, in(zmm_reg) places, options(pure, nomem, nostack, preserves_flags));
-            to
-        }
+        // SAFETY: 64 bytes.
+        picked(v, unsafe { load(super::PLACES[n].0.as_flattened().as_ptr()) })
     }
 
     /// As many signed bytes as there are outputs, each in 32 bits.
@@ -148,7 +143,7 @@ pub(super) mod v256 {
 
     pub(in super::super) use crate::vectors::v256::{
         Numbers as Floats, Words as Ints, all as all_floats, fused, load, load_numbers as load_floats,
-        none as zero_floats, store, store_numbers as store_floats, turned, zero,
+        none as zero_floats, picked, store, store_numbers as store_floats, turned, zero,
     };
     /// Vectors that a panel's outputs fill.
     pub(in super::super) const HALVES: usize = 2;
@@ -239,15 +234,10 @@ pub(super) mod v256 {
 
     /// Of 16 bytes in each lane the one of its `n`th output of a half, in the high halves of 16 bits.
     #[inline]
-    #[target_feature(enable = "avx2")]
+    #[target_feature(enable = "avx2,fma,f16c")]
     pub(in super::super) fn spread(v: Ints, half: usize, n: usize) -> Ints {
-        // SAFETY: 32 bytes; an instruction without effects. Compilers that know the places take two instead.
-        unsafe {
-            let to;
-            let places = load(super::PLACES[n].0[half * 2].as_ptr());
-            std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(ymm_reg) to, in(ymm_reg) v, in(ymm_reg) places, options(pure, nomem, nostack, preserves_flags));
-            to
-        }
+        // SAFETY: 32 bytes.
+        picked(v, unsafe { load(super::PLACES[n].0[half * 2].as_ptr()) })
     }
 
     /// As many signed bytes as a vector has outputs, each in 32 bits.

@@ -8,7 +8,7 @@ use crate::attention::softmax::{LANES, Packed, Scores};
 use crate::attention::view::CHUNK;
 use crate::chains::{add_pairs, apart, row_apart};
 use crate::tile::Tile;
-use crate::vectors::v512::transposed;
+use crate::vectors::v512::{across, transposed, turned_by_permutations};
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
@@ -50,12 +50,12 @@ pub(super) unsafe fn turn(steps: &[Tile], row: usize, to: &mut Tile) {
     }
 }
 
-/// Products of a head's keys with the queries of `lanes` lanes, which go to the rows of `out`.
+/// Products of a head's keys, of which as many positions are `seen`, with the queries of `lanes` lanes, which go to the rows of `out`.
 ///
 /// # Safety
 /// As for [`super::scores`].
 pub(super) unsafe fn scores(
-    keys: &Keys,
+    keys: (&Keys, usize),
     later: &Later,
     steps: usize,
     lanes: &[Tile],
@@ -77,8 +77,13 @@ pub(super) unsafe fn scores(
 /// # Safety
 /// As for [`super::scores`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn positions<const S: usize>(keys: &Keys, later: &Later, lanes: &[Tile], out: &mut [[f32; CHUNK]]) {
-    for quarter in 0..4 {
+unsafe fn positions<const S: usize>(
+    (keys, seen): (&Keys, usize),
+    later: &Later,
+    lanes: &[Tile],
+    out: &mut [[f32; CHUNK]],
+) {
+    for quarter in 0..seen.div_ceil(LANES) {
         let (base, stride) = (keys.base[quarter], keys.stride[quarter]);
         let later = behind(base, later.at[quarter]);
         let mut parts = [[_mm512_setzero_ps(); S]; MOST];
@@ -86,18 +91,19 @@ unsafe fn positions<const S: usize>(keys: &Keys, later: &Later, lanes: &[Tile], 
             let first = base.wrapping_add(block * (LANES / S) * stride);
             let rows: [_; LANES] = from_fn(|n| first.wrapping_add(n / S * stride));
             // SAFETY: as the caller vouches.
-            let words =
-                transposed(from_fn(|n| unsafe { row_apart(line(rows[n].wrapping_add(n % S * 64), later)) }));
-            for (query, parts) in lanes.iter().zip(&mut parts) {
-                let mut chains = [_mm512_setzero_ps(); 2];
-                for (query, words) in query.as_chunks::<2>().0.iter().zip(words.as_chunks::<2>().0) {
-                    for odd in 0..2 {
-                        // SAFETY: 16 words.
-                        let query = unsafe { _mm512_loadu_si512(query[odd].as_ptr().cast()) };
-                        chains[odd] = add_pairs(chains[odd], words[odd], query);
-                    }
+            let mut fours: [_; LANES] =
+                from_fn(|n| unsafe { row_apart(line(rows[n].wrapping_add(n % S * 64), later)) });
+            fours.as_chunks_mut().0.iter_mut().for_each(|four| *four = turned_by_permutations(*four));
+            let words = across(fours);
+            // Chains of two lanes: one lane's wait for each other.
+            let (twos, last) = lanes.as_chunks();
+            for (two, parts) in twos.iter().zip(parts.as_chunks_mut::<2>().0) {
+                for (parts, part) in parts.iter_mut().zip(multiply::<2>(&words, two)) {
+                    parts[block] = part;
                 }
-                parts[block] = _mm512_add_ps(chains[0], chains[1]);
+            }
+            if let [last] = last {
+                [parts[lanes.len() - 1][block]] = multiply(&words, std::array::from_ref(last));
             }
         }
         for (parts, out) in parts.iter().zip(&mut *out) {
@@ -105,6 +111,27 @@ unsafe fn positions<const S: usize>(keys: &Keys, later: &Later, lanes: &[Tile], 
             unsafe { _mm512_storeu_ps(out[quarter * LANES..][..LANES].as_mut_ptr(), add_steps(parts)) };
         }
     }
+}
+
+/// One step's products of 16 rows, word by word, with the queries of `N` lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn multiply<const N: usize>(words: &[__m512i; LANES], queries: &[Tile; N]) -> [__m512; N] {
+    let mut chains = [[_mm512_setzero_ps(); N]; 2];
+    for (i, words) in words.as_chunks::<2>().0.iter().enumerate() {
+        for odd in 0..2 {
+            for n in 0..N {
+                // SAFETY: 16 words.
+                let query = unsafe { _mm512_loadu_si512(queries[n][2 * i + odd].as_ptr().cast()) };
+                chains[odd][n] = add_pairs(chains[odd][n], words[odd], query);
+            }
+        }
+    }
+    let [mut sums, odd] = chains;
+    for n in 0..N {
+        sums[n] = _mm512_add_ps(sums[n], odd[n]);
+    }
+    sums
 }
 
 /// Sums of steps, in order, of 16 rows: each of `parts` has some rows' steps, row by row.

@@ -115,6 +115,7 @@ impl Scratch {
         let last = self.keys.len() - 1;
         for (i, keys) in self.keys.iter().enumerate() {
             next = if i < last { next.next_head() } else { values };
+            let keys = (keys, now.seen);
             // SAFETY: as the caller vouches.
             unsafe {
                 if in_turns(level, shape) {
@@ -147,13 +148,13 @@ pub(super) unsafe fn turn(steps: &[Tile], lanes: Range<usize>, to: &mut [Tile]) 
     }
 }
 
-/// Products of a head's keys with the queries of the `lanes` lanes from `from` on. `queries` has a step's numbers of all lanes each.
+/// Products of a head's keys, of which as many positions are seen, with the queries of the `lanes` lanes from `from` on. `queries` has a step's numbers of all lanes each.
 ///
 /// # Safety
 /// The machine must have the instructions, and `keys` be 64 rows of as many steps.
 unsafe fn scores(
     level: Level,
-    keys: &Keys,
+    keys: (&Keys, usize),
     later: &Later,
     queries: &[Columns],
     (from, lanes): (usize, usize),

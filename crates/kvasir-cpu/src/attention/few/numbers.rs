@@ -16,19 +16,19 @@ macro_rules! kernels {
             /// Bf16 of a vector.
             pub(in super::super) const HALVES: usize = 2 * WORDS;
 
-            /// Products of a head's keys with the queries of the `N` lanes from `from` on.
+            /// Products of a head's keys, of which as many positions are `seen`, with the queries of the `N` lanes from `from` on.
             ///
             /// # Safety
             /// As for [`super::super::scores`].
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn positions<const N: usize>(
-                keys: &Keys,
+                (keys, seen): (&Keys, usize),
                 later: &Later,
                 queries: &[Columns],
                 from: usize,
                 out: &mut Lying,
             ) {
-                for first in (0..CHUNK).step_by(WORDS) {
+                for first in (0..seen).step_by(WORDS) {
                     let (quarter, at) = (first / LANES, first % LANES);
                     let next = keys.base.get(quarter + 1).copied().unwrap_or(later.at[0]);
                     let mut sums = [none(); N];
