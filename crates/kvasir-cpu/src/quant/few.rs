@@ -7,12 +7,13 @@ use super::layouts::Layout;
 use super::opening::PARTS;
 use crate::asking::{Ahead, Asking};
 
-/// Ways to ask, by the bits of a code, without mins and with them: the fewer bits there are, the longer a line takes.
-static ASKING: [[Asking; 9]; 2] = [const { [const { Asking::new() }; 9] }; 2];
+/// Ways to ask, by rows, then by the bits of a code, without mins and with them: the fewer bits and the more rows there are, the longer a line takes.
+static ASKING: [[[Asking; 9]; 2]; 3] = [const { [const { [const { Asking::new() }; 9] }; 2] }; 3];
 
-/// How memory is asked for where such codes meet few rows.
-pub(super) fn asking(format: Format) -> &'static Asking {
-    &ASKING[usize::from(format.has_min)][format.bits]
+/// How memory is asked for where such codes meet so many rows: one, two or three, or more.
+pub(super) fn asking(format: Format, rows: usize) -> &'static Asking {
+    let rows = rows.max(1).ilog2().min(2) as usize;
+    &ASKING[rows][usize::from(format.has_min)][format.bits]
 }
 
 macro_rules! kernels {
@@ -57,7 +58,7 @@ macro_rules! kernels {
                 let f = L::FORMAT;
                 let (tile, r) = (row / TILE, row % TILE);
                 let mut sums = [[zero_floats(); N]; HALVES];
-                let ahead = asking(f).ahead();
+                let ahead = asking(f, N).ahead();
                 for at in 0..x.supers * f.planes {
                     let s = at / f.planes;
                     // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.

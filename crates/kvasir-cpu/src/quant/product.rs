@@ -72,7 +72,7 @@ fn multiply(team: &Team, products: &[Option<Product<'_, '_>>]) {
         && there().all(|product| product.block.is_none() && product.w.is_packed())
     {
         let bytes = there().map(|product| product.w.panels.bytes()).sum();
-        return super::few::asking(first.w.panels.kind.format).work(bytes, all);
+        return super::few::asking(first.w.panels.kind.format, first.out.rows()).work(bytes, all);
     }
     all();
 }

@@ -248,3 +248,12 @@ fn a_reader_knows_what_was_packed_when_it_was_made() {
     });
     case.w.read(|reader| assert!(reader.is_packed()));
 }
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn one_row_does_not_ask_as_many_do() {
+    let format = Format::of(DType::Q8_0).unwrap();
+    let same = |a, b| std::ptr::eq(super::few::asking(format, a), super::few::asking(format, b));
+    assert!(same(1, 1) && same(2, 3) && same(4, 8) && same(8, 32));
+    assert!(!same(1, 2) && !same(3, 4));
+}
