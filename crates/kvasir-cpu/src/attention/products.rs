@@ -52,7 +52,7 @@ pub(crate) unsafe fn scores(
     for step in 0..steps {
         // SAFETY: as the caller vouches.
         unsafe { columns.open(level, queries.wrapping_add(step * 1024)) };
-        for (n, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+        for (n, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             if let Some(rows) = open.get(step) {
                 multiply(level, &rows[n], &columns, out);
                 continue;

@@ -2,7 +2,7 @@
 //! that of the lower halves and rounds again. So a chain's numbers, two to a word with the earlier one on top, are added up in the chain's order,
 //! two at a time. Nothing is widened: two words of neighbours become one of even inputs and one of odd ones.
 
-use super::{Columns, LANES, Rows, Sums, TILE};
+use super::{Columns, LANES, Rows, TILE};
 use crate::vectors::v512::picked;
 use std::arch::x86_64::*;
 
@@ -79,7 +79,7 @@ const AT_ONCE: usize = 8;
 /// [`super::multiply`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut Sums) {
+pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) {
     let (rows, columns) = (rows.0.as_ptr().cast::<i32>(), columns.0.as_ptr().cast::<__m512i>());
     for (part, sums) in sums.as_chunks_mut::<AT_ONCE>().0.iter_mut().enumerate() {
         let mut chains = [[_mm512_setzero_ps(); 2]; AT_ONCE];

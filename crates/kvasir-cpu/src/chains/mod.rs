@@ -75,8 +75,8 @@ impl Columns {
     }
 }
 
-/// Adds the products of 16 rows and 16 columns to their sums.
-pub(crate) fn multiply(level: Level, rows: &Rows, columns: &Columns, sums: &mut Sums) {
+/// Adds the products of 16 rows, or the first eight, and 16 columns to their sums.
+pub(crate) fn multiply(level: Level, rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the level was found on this machine.
     unsafe {
@@ -151,7 +151,7 @@ fn chains<const N: usize>(
 const AT_ONCE: usize = 4;
 
 #[inline(always)]
-fn multiply_body(rows: &Rows, columns: &Columns, sums: &mut Sums) {
+fn multiply_body(rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) {
     for (rows, sums) in rows.0.as_chunks::<AT_ONCE>().0.iter().zip(sums.as_chunks_mut::<AT_ONCE>().0) {
         let even = chains(rows, &columns.0[0], 0);
         let odd = chains(rows, &columns.0[1], 1);
@@ -163,4 +163,4 @@ fn multiply_body(rows: &Rows, columns: &Columns, sums: &mut Sums) {
     }
 }
 
-per_level! { multiply_by_compiler(rows: &Rows, columns: &Columns, sums: &mut Sums) => multiply_body }
+per_level! { multiply_by_compiler(rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) => multiply_body }

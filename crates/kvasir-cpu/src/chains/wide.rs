@@ -1,6 +1,6 @@
 //! The same in 512-bit vectors: compilers gather across the lanes instead of working along them.
 
-use super::{Columns, LANES, Rows, Sums, TILE};
+use super::{Columns, LANES, Rows, TILE};
 use std::arch::x86_64::*;
 
 /// [`Columns::open`].
@@ -39,15 +39,15 @@ fn chains(rows: &Rows, columns: &[[f32; LANES]; TILE], odd: usize) -> [__m512; T
 /// [`super::multiply`], all rows at once.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut Sums) {
+pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) {
     let even = chains(rows, &columns.0[0], 0);
     let odd = chains(rows, &columns.0[1], 1);
-    for n in 0..TILE {
+    for (n, sums) in sums.iter_mut().enumerate().take(TILE) {
         // SAFETY: 16 floats.
         unsafe {
-            let sum = _mm512_loadu_ps(sums[n].as_ptr());
+            let sum = _mm512_loadu_ps(sums.as_ptr());
             let sum = _mm512_add_ps(sum, _mm512_add_ps(even[n], odd[n]));
-            _mm512_storeu_ps(sums[n].as_mut_ptr(), sum);
+            _mm512_storeu_ps(sums.as_mut_ptr(), sum);
         }
     }
 }

@@ -10,8 +10,11 @@ use crate::quant::{LANES, TILE};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Rows from which on this pays.
-pub(crate) const MANY: usize = 9;
+/// Rows from which on this pays: where pairs are multiplied as such, half of a tile's rows at a time.
+pub(crate) fn from(level: Level) -> usize {
+    if level == Level::Avx512Bf16 { 5 } else { 9 }
+}
+
 /// Rows that go together.
 pub(crate) const BLOCK: usize = 128;
 /// Panels that take the same widened rows.
@@ -47,6 +50,8 @@ pub(crate) unsafe fn panels(
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK && panels.len() <= PANELS);
     let (first, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
+    // Of a tile's rows those that there are, in halves.
+    let of_tile = rows.len().next_multiple_of(TILE / 2).min(TILE);
     ROOM.with_borrow_mut(|room| {
         for sums in &mut room.sums[..panels.len()] {
             sums[..tiles].fill([[0.0; LANES]; TILE]);
@@ -78,7 +83,7 @@ pub(crate) unsafe fn panels(
                         opened = tile;
                     }
                     for (rows, sums) in rows.iter().zip(&mut *sums) {
-                        multiply(level, rows, &columns, sums);
+                        multiply(level, rows, &columns, &mut sums[..of_tile]);
                     }
                 }
                 if last {

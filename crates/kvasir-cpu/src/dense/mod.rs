@@ -167,16 +167,17 @@ unsafe fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, row
     }
     let mut row = 0;
     while row < rows {
+        let n = (rows - row).min(4);
         // SAFETY: as the caller vouches.
         unsafe {
-            if rows - row >= 4 {
-                some::<4>(tiles, x, first, row, out);
-                row += 4;
-            } else {
-                some::<1>(tiles, x, first, row, out);
-                row += 1;
+            match n {
+                1 => some::<1>(tiles, x, first, row, out),
+                2 => some::<2>(tiles, x, first, row, out),
+                3 => some::<3>(tiles, x, first, row, out),
+                _ => some::<4>(tiles, x, first, row, out),
             }
         }
+        row += n;
     }
 }
 
@@ -213,7 +214,7 @@ fn matmul_of(
     out: &Output<'_>,
 ) {
     let (panels, steps, rows) = (w.panels.panels(), w.panels.kind.steps, out.rows());
-    if level < Level::Amx && rows >= many::MANY {
+    if level < Level::Amx && rows >= many::from(level) {
         let groups = panels.div_ceil(many::PANELS);
         return team.each_in_order(groups * rows.div_ceil(many::BLOCK), &|_, item| {
             let first = item % groups * many::PANELS;
@@ -294,7 +295,7 @@ mod tests {
             };
             let reference = run(Level::Portable, 70);
             for level in Level::available() {
-                for rows in [1, 2, 4, 7, 15, 16, 17, 32, 33, 70] {
+                for rows in [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 33, 70] {
                     let got = run(level, rows);
                     for (got, want) in got.iter().zip(&reference) {
                         assert!(
