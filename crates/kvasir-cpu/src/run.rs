@@ -423,7 +423,8 @@ impl Run<'_> {
             let (slot, row) = self.writes[i];
             let slot = ring.map_or(slot, |ring| self.plan.positions[row as usize] % ring);
             for (pool, x) in all.iter().flatten() {
-                let x = &x[row as usize * (x.len() / tokens)..][..x.len() / tokens];
+                let width = x.len() / tokens;
+                let x = &x[row as usize * width..][..width];
                 // SAFETY: slots were checked, and each is named once; so is each place in a ring, which is no shorter than a step.
                 unsafe { pool.write(self.model.level, slot, x) };
             }

@@ -124,7 +124,15 @@ pub(crate) mod v512 {
             }
             across(q)
         };
-        /// The rest of it, where each four are turned.
+        /// The same by permutations alone.
+        fn transposed_by_permutations(r: [Words; WORDS]) -> [Words; WORDS] = {
+            let mut q = r;
+            for four in q.as_chunks_mut().0 {
+                *four = turned_by_permutations(*four);
+            }
+            across(q)
+        };
+        /// The rest of either, where each four are turned.
         fn across(q: [Words; WORDS]) -> [Words; WORDS] = {
             let mut to = q;
             for j in 0..4 {

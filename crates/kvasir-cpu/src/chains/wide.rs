@@ -42,11 +42,11 @@ fn chains(rows: &Rows, columns: &[[f32; LANES]; TILE], odd: usize) -> [__m512; T
 pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) {
     let even = chains(rows, &columns.0[0], 0);
     let odd = chains(rows, &columns.0[1], 1);
-    for (n, sums) in sums.iter_mut().enumerate().take(TILE) {
+    for (sums, (even, odd)) in sums.iter_mut().zip(even.into_iter().zip(odd)) {
         // SAFETY: 16 floats.
         unsafe {
             let sum = _mm512_loadu_ps(sums.as_ptr());
-            let sum = _mm512_add_ps(sum, _mm512_add_ps(even[n], odd[n]));
+            let sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
             _mm512_storeu_ps(sums.as_mut_ptr(), sum);
         }
     }

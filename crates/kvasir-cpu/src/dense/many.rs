@@ -50,8 +50,8 @@ pub(crate) unsafe fn panels(
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK && panels.len() <= PANELS);
     let (first, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
-    // Of a tile's rows those that there are, in halves.
-    let of_tile = rows.len().next_multiple_of(TILE / 2).min(TILE);
+    // Half a tile is multiplied where the last one has no more.
+    let taken = rows.len().next_multiple_of(TILE / 2);
     ROOM.with_borrow_mut(|room| {
         for sums in &mut room.sums[..panels.len()] {
             sums[..tiles].fill([[0.0; LANES]; TILE]);
@@ -82,8 +82,8 @@ pub(crate) unsafe fn panels(
                         unsafe { columns.open(level, tile) };
                         opened = tile;
                     }
-                    for (rows, sums) in rows.iter().zip(&mut *sums) {
-                        multiply(level, rows, &columns, &mut sums[..of_tile]);
+                    for (rows, sums) in rows.iter().zip(sums.as_flattened_mut()[..taken].chunks_mut(TILE)) {
+                        multiply(level, rows, &columns, sums);
                     }
                 }
                 if last {

@@ -295,7 +295,7 @@ mod tests {
             };
             let reference = run(Level::Portable, 70);
             for level in Level::available() {
-                for rows in [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 33, 70] {
+                for rows in [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 32, 33, 70] {
                     let got = run(level, rows);
                     for (got, want) in got.iter().zip(&reference) {
                         assert!(

@@ -8,7 +8,7 @@ use crate::attention::softmax::{LANES, Packed, Scores};
 use crate::attention::view::CHUNK;
 use crate::chains::{add_pairs, apart, row_apart};
 use crate::tile::Tile;
-use crate::vectors::v512::{across, transposed, turned_by_permutations};
+use crate::vectors::v512::transposed_by_permutations as transposed;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
@@ -91,10 +91,8 @@ unsafe fn positions<const S: usize>(
             let first = base.wrapping_add(block * (LANES / S) * stride);
             let rows: [_; LANES] = from_fn(|n| first.wrapping_add(n / S * stride));
             // SAFETY: as the caller vouches.
-            let mut fours: [_; LANES] =
-                from_fn(|n| unsafe { row_apart(line(rows[n].wrapping_add(n % S * 64), later)) });
-            fours.as_chunks_mut().0.iter_mut().for_each(|four| *four = turned_by_permutations(*four));
-            let words = across(fours);
+            let words =
+                transposed(from_fn(|n| unsafe { row_apart(line(rows[n].wrapping_add(n % S * 64), later)) }));
             // Chains of two lanes: one lane's wait for each other.
             let (twos, last) = lanes.as_chunks();
             for (two, parts) in twos.iter().zip(parts.as_chunks_mut::<2>().0) {
