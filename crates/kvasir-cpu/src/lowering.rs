@@ -1,3 +1,4 @@
+use crate::matmul::AT_ONCE;
 use crate::model::OpWeights;
 use crate::weights::{Form, Packed};
 use kvasir_program::{Buffers, Op, Program, ValueId};
@@ -84,7 +85,6 @@ fn gated(program: &Program, weights: &[OpWeights], merged: &[bool], keep: &[Valu
 
 /// How many neighbouring matrices take the same rows and are multiplied at once, from each op on that is one and runs by itself.
 fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers) -> Vec<usize> {
-    const MOST: usize = 3;
     let matrix = |at: usize| match (program.ops.get(at)?, weights.get(at)?) {
         (Op::Linear { x, out, .. } | Op::Head { x, out, .. }, OpWeights::One(_)) => {
             Some((*x, program.value(*out).rows, buffers.of_value[out.0 as usize]?))
@@ -96,7 +96,7 @@ fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers) -> Vec<
         let mut places = vec![place];
         // A head is by itself.
         let linear = |at: usize| matches!(program.ops[at], Op::Linear { .. });
-        for next in (at + 1..at + MOST).take_while(|_| linear(at)) {
+        for next in (at + 1..at + AT_ONCE).take_while(|_| linear(at)) {
             match matrix(next).filter(|_| linear(next)) {
                 Some(next) if (next.0, next.1) == (x, rows) && !places.contains(&next.2) => {
                     places.push(next.2)

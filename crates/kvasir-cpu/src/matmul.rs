@@ -1,6 +1,9 @@
 use crate::quant::LANES;
 use std::marker::PhantomData;
 
+/// Matrices that take the same rows and are multiplied at once at most: those of queries, keys and values.
+pub(crate) const AT_ONCE: usize = 3;
+
 /// Where a matmul's results go: rows of floats, `stride` apart, of which several threads write parts.
 pub(crate) struct Output<'a> {
     base: *mut f32,

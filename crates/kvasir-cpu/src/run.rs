@@ -3,7 +3,7 @@
 use crate::attention::{Attend, Views, attend_exact};
 use crate::buffer::Buffer;
 use crate::dense::Taken;
-use crate::matmul::Output;
+use crate::matmul::{AT_ONCE, Output};
 use crate::mixture::{MixtureMemory, Routes, mixture, route};
 use crate::model::{CpuModel, OpWeights};
 use crate::parts::{Parts, by_rows};
@@ -141,6 +141,8 @@ impl Run<'_> {
         };
         let units = (&*self.model.team, self.model.level);
         let mut others = ops.clone().skip(1).map_while(|at| product(at).map(|(_, product)| product));
+        // Arrays, not a list: a step allocates nothing.
+        const { assert!(AT_ONCE == 3, "as many as there are arms for") };
         match (others.next(), others.next()) {
             (Some(second), Some(third)) => {
                 m.prepared.multiply(units, &mut [first, second, third], Some(x), &rows);

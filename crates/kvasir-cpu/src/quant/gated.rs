@@ -12,9 +12,6 @@ use kvasir_program::Activation;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Rows from which on it pays with 512 bits, whatever the format.
-const LEAST: usize = 9;
-
 /// Two matrices of one layout that take the same rows, and what joins their results.
 pub(crate) struct Gated<'w> {
     pub(crate) gate: &'w QuantPanels,
@@ -35,8 +32,7 @@ thread_local! {
 impl Gated<'_> {
     /// Whether this pays and works for so many rows.
     pub(crate) fn takes(&self, level: Level, rows: usize) -> bool {
-        // Where pairs do not yet pay for themselves, not to store what is gated does.
-        (pairs::takes(level, self.gate.kind.format, rows) || level >= Level::Avx512Vnni && rows >= LEAST)
+        pairs::takes_gates(level, self.gate.kind.format, rows)
             && self.gate.kind.format == self.up.kind.format
             && (self.gate.kind.supers, self.gate.outputs) == (self.up.kind.supers, self.up.outputs)
     }

@@ -73,6 +73,11 @@ pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
     rows >= from
 }
 
+/// Whether so many rows of a gate and its partner are: with 512 bits not to store what is gated pays before pairs do for themselves, whatever the format.
+pub(super) fn takes_gates(level: Level, format: Format, rows: usize) -> bool {
+    takes(level, format, rows) || level >= Level::Avx512Vnni && rows >= 9
+}
+
 /// A pair of panels times a block of at most [`BLOCK`] rows, which begins with a tile. The sums go to `out`, to its outputs from the given one
 /// on; without, they stay in the room.
 ///

@@ -5,7 +5,7 @@ use super::format::{LANES, SUPER};
 use super::layouts::{self, Layout};
 use super::panels::{QuantPanels, QuantReader};
 use super::{Panel, few_rows};
-use crate::matmul::Output;
+use crate::matmul::{AT_ONCE, Output};
 use crate::panels::{Kind, Room};
 use crate::{Level, Team};
 use std::cell::RefCell;
@@ -13,8 +13,6 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use {super::many_rows, super::pairs, crate::matmul::token_blocks};
 
-/// Matrices that are multiplied at once at most.
-const MOST: usize = 4;
 /// Bytes that one piece of work reads where few rows are multiplied.
 const PIECE: usize = 32 * 1024;
 /// Rows up to which a pair of panels takes so little time that several are one piece of work.
@@ -33,7 +31,7 @@ pub(crate) fn matmul<'a, 'o: 'a>(
     all: impl Iterator<Item = (&'a QuantPanels, &'a mut Output<'o>)>,
     x: &'a QuantActivations,
 ) {
-    let mut products: [Option<Product<'_, '_>>; MOST] = [const { None }; MOST];
+    let mut products: [Option<Product<'_, '_>>; AT_ONCE] = [const { None }; AT_ONCE];
     let mut there = 0;
     for (w, out) in all {
         let out = &*out;
@@ -43,7 +41,7 @@ pub(crate) fn matmul<'a, 'o: 'a>(
             w.read(|w| multiply(team, &[Some(Product::new(level, w, x, out))]));
             continue;
         };
-        if there == MOST {
+        if there == AT_ONCE {
             multiply(team, &products);
             there = 0;
             products.fill_with(|| None);
