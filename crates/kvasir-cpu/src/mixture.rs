@@ -134,7 +134,7 @@ pub(crate) fn mixture(
         let together = alone && m.prepared.gate(all, (gate, up, activation), (GATHERED, x()), n, ACTIVATED);
         if !together {
             let mut both = [(gate, floats(&mut m.gate)), (up, floats(&mut m.up))]
-                .map(|(l, out)| (l, Output::new(out, n, inner, inner)));
+                .map(|(l, out)| Some((l, Output::new(out, n, inner, inner))));
             m.prepared.multiply(all, &mut both, Some(GATHERED), &x());
             let (g, u, activated) =
                 (floats(&mut m.gate), floats(&mut m.up), Parts::new(floats(&mut m.inner), inner));
@@ -147,7 +147,7 @@ pub(crate) fn mixture(
         let activated = Operand::Rows(floats(&mut m.inner), inner);
         let name = together.then_some(ACTIVATED);
         let out = Output::new(floats(&mut m.out), n, outer, outer);
-        m.prepared.multiply(all, &mut [(down, out)], name, &activated);
+        m.prepared.multiply(all, &mut [Some((down, out))], name, &activated);
         let (out, sums) = (floats(&mut m.out), Parts::new(y, width));
         by_rows(team, n, &|row| {
             let (token, share) = chosen[row];

@@ -112,17 +112,18 @@ impl Prepared {
         false
     }
 
-    /// `out = l · x + bias`, for matrices that take the same rows. `of` names the operand, so that the next matrix need not prepare it again.
+    /// `out = l · x + bias`, for those matrices that there are, which take the same rows. `of` names the operand, so that the next matrix need not prepare it again.
     pub(crate) fn multiply(
         &mut self,
         units: (&Team, Level),
-        wanted: &mut [(&Linear, Output<'_>)],
+        wanted: &mut [Option<(&Linear, Output<'_>)>],
         of: Option<ValueId>,
         x: &Operand<'_>,
     ) {
-        for wanted in wanted.chunk_by_mut(|(a, _), (b, _)| a.packed.form() == b.packed.form()) {
+        let form = |wanted: &Option<(&Linear, _)>| wanted.as_ref().map(|(l, _)| l.packed.form());
+        for wanted in wanted.chunk_by_mut(|a, b| form(a) == form(b)) {
             self.multiply_alike(units, wanted, of, x);
-            for (l, out) in wanted {
+            for (l, out) in wanted.iter_mut().flatten() {
                 if let Some(bias) = &l.bias {
                     out.add(bias);
                 }
@@ -134,16 +135,16 @@ impl Prepared {
     fn multiply_alike(
         &mut self,
         (team, level): (&Team, Level),
-        wanted: &mut [(&Linear, Output<'_>)],
+        wanted: &mut [Option<(&Linear, Output<'_>)>],
         of: Option<ValueId>,
         x: &Operand<'_>,
     ) {
-        let Some((first, out)) = wanted.first() else { return };
+        let Some(Some((first, out))) = wanted.first() else { return };
         let (inputs, n) = (first.inputs, out.rows());
         match &first.packed {
             Packed::Quant(_) => {
                 self.quantise((team, level), inputs, of, x, n);
-                let matrices = wanted.iter_mut().filter_map(|(l, out)| match &l.packed {
+                let matrices = wanted.iter_mut().flatten().filter_map(|(l, out)| match &l.packed {
                     Packed::Quant(w) => Some((w, out)),
                     _ => None,
                 });
@@ -161,7 +162,7 @@ impl Prepared {
                     });
                     self.bf16_of = of;
                 }
-                for (l, out) in wanted {
+                for (l, out) in wanted.iter_mut().flatten() {
                     if let Packed::Bf16(w) = &l.packed {
                         matmul_bf16(team, level, w, &self.bf16, out);
                     }
@@ -171,7 +172,7 @@ impl Prepared {
                 let Operand::Rows(x, stride) = x else {
                     unreachable!("rows are made only for matrices that take them in another form")
                 };
-                for (l, out) in wanted {
+                for (l, out) in wanted.iter_mut().flatten() {
                     if let Packed::F32(w) = &l.packed {
                         matmul_f32(team, level, w, (x, *stride), out);
                     }

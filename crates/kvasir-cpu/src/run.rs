@@ -125,31 +125,26 @@ impl Run<'_> {
         let make =
             self.before(ops.start).map(|op| move |row: usize, x: &mut [f32]| self.row(op, values, row, x));
         let product = |at: usize| {
-            let (Op::Linear { x, out, .. } | Op::Head { x, out, .. }, OpWeights::One(l)) =
+            let (Op::Linear { out, .. } | Op::Head { out, .. }, OpWeights::One(l)) =
                 (&self.model.program.ops[at], &self.model.weights[at])
             else {
                 return None;
             };
             // SAFETY: no two of them have a result in one place, and only they write now.
             let y = unsafe { self.value_mut(values, *out) };
-            Some((*x, (l, Output::new(y, self.rows(*out), self.width(*out), l.outputs))))
+            Some((l, Output::new(y, self.rows(*out), self.width(*out), l.outputs)))
         };
-        let Some((x, first)) = product(ops.start) else { return };
+        // An array, not a list: a step allocates nothing.
+        let mut wanted = [const { None }; AT_ONCE];
+        wanted.iter_mut().zip(ops.clone()).for_each(|(wanted, at)| *wanted = product(at));
+        let [Some((first, _)), ..] = &wanted else { return };
+        let Some(x) = self.model.program.ops[ops.start].inputs().next() else { return };
         let rows = match &make {
             Some(make) => Operand::Made(make),
-            None => Operand::Rows(self.value(values, x), first.0.inputs),
+            None => Operand::Rows(self.value(values, x), first.inputs),
         };
         let units = (&*self.model.team, self.model.level);
-        let mut others = ops.clone().skip(1).map_while(|at| product(at).map(|(_, product)| product));
-        // Arrays, not a list: a step allocates nothing.
-        const { assert!(AT_ONCE == 3, "as many as there are arms for") };
-        match (others.next(), others.next()) {
-            (Some(second), Some(third)) => {
-                m.prepared.multiply(units, &mut [first, second, third], Some(x), &rows);
-            }
-            (Some(second), None) => m.prepared.multiply(units, &mut [first, second], Some(x), &rows),
-            _ => m.prepared.multiply(units, &mut [first], Some(x), &rows),
-        }
+        m.prepared.multiply(units, &mut wanted, Some(x), &rows);
         if let Op::Head { out, soft_cap: Some(cap), .. } = &self.model.program.ops[ops.start] {
             // SAFETY: only this writes it now.
             let parts = Parts::new(unsafe { self.value_mut(values, *out) }, self.width(*out));
@@ -274,7 +269,7 @@ impl Run<'_> {
                 for l in all {
                     let x = Operand::Rows(&x[from..], stride);
                     let out = Output::new(&mut y[to..], n, width, l.outputs);
-                    m.prepared.multiply((team, level), &mut [(l, out)], None, &x);
+                    m.prepared.multiply((team, level), &mut [Some((l, out))], None, &x);
                     (from, to) = (from + l.inputs, to + l.outputs);
                 }
                 m.prepared.forget();
