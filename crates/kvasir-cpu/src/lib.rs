@@ -50,6 +50,6 @@ pub use peaks::{PeakMeter, Peaks};
 pub use pool::{KvType, Pool};
 pub use precision::Precision;
 pub use random_weights::RandomWeights;
-pub use source::{Stored, WeightSource};
+pub use source::{Scaled, Stored, WeightSource};
 pub use team::Team;
 pub use weights::Form;

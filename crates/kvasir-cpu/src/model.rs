@@ -69,17 +69,11 @@ impl CpuModel {
         for at in first.into_iter().chain(rest) {
             let op = &program.ops[at];
             weights[at] = op_weights(op, &mut packer)?;
-            for id in matrices_of(op) {
-                source.let_go(&program.weight(program.resolve(id)).name, 0..usize::MAX);
-            }
             for id in vectors_of(op) {
                 if let std::collections::btree_map::Entry::Vacant(place) = vectors.entry(id) {
                     place.insert(packer.numbers(id)?);
                 }
             }
-        }
-        for weight in &program.weights {
-            source.let_go(&weight.name, 0..usize::MAX);
         }
         let keep = program.head_input();
         let how = Lowered::new(&program, &weights, keep.as_slice());
@@ -251,18 +245,6 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
         },
         _ => OpWeights::None,
     })
-}
-
-fn matrices_of(op: &Op) -> impl Iterator<Item = WeightId> {
-    let all = match op {
-        Op::Linear { matrix, .. } | Op::Head { matrix, .. } => [Some(matrix.weight), None, None],
-        Op::GroupLinear { matrices, .. } => [Some(matrices.first.weight), None, None],
-        Op::Mixture { experts, .. } => {
-            [&experts.gate, &experts.up, &experts.down].map(|m| Some(m.first.weight))
-        }
-        _ => [None; 3],
-    };
-    all.into_iter().flatten()
 }
 
 fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {

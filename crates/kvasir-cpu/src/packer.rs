@@ -1,13 +1,13 @@
 //! Makes matrices out of what their source has.
 
 use crate::Team;
-use crate::dense::{Bf16Panels, F32Panels, Width};
+use crate::dense::{Bf16Panels, F32Panels, PART, Row, Width};
 use crate::panels::{EncodedRows, RowBytes};
 use crate::precision::Precision;
 use crate::quant::QuantPanels;
-use crate::source::Source;
+use crate::source::{Scaled, Source};
 use crate::weights::{Linear, Packed};
-use kvasir_formats::{DType, Error};
+use kvasir_formats::{DType, Error, encoding};
 use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl<'a> Packer<'a> {
         Self { team, program, source, precision, unpacked: None }
     }
 
-    /// All numbers of a weight.
+    /// All numbers of a weight, whose pages go.
     pub(crate) fn numbers(&self, id: WeightId) -> Result<Vec<f32>, Error> {
         let weight = self.program.weight(self.program.resolve(id));
         let values = self.source.dense(&weight.name, &weight.shape)?;
@@ -66,6 +66,7 @@ impl<'a> Packer<'a> {
                 format!("is not of shape {:?}", weight.shape),
             ));
         }
+        self.source.let_go(&weight.name, 0..usize::MAX);
         Ok(values)
     }
 
@@ -74,6 +75,7 @@ impl<'a> Packer<'a> {
         Ok((0..len).map(|i| values.get(v.offset + i * v.stride).copied().unwrap_or_default()).collect())
     }
 
+    /// A matrix, whose pages go if it is packed.
     pub(crate) fn linear(&mut self, m: &Matrix) -> Result<Linear, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let bias = m.bias.as_ref().map(|v| self.vector(v, m.outputs)).transpose()?;
@@ -92,9 +94,12 @@ impl<'a> Packer<'a> {
                 if first + step * m.outputs.saturating_sub(1) >= rows {
                     return Err(Error::at(format!("tensor {name}"), "has too few rows"));
                 }
-                match !wide && stored.is_some() {
-                    true => self.where_they_lie(dtype, m, (first, step))?,
-                    false => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
+                let whole = |scaled: &Scaled<'_>| scaled.block.1.is_multiple_of(PART);
+                let scaled = if wide { self.source.scaled(name)?.filter(whole) } else { None };
+                match (scaled, !wide && stored.is_some()) {
+                    (Some(scaled), _) => self.pack_scaled(&scaled, m, (first, step))?,
+                    (None, true) => self.where_they_lie(dtype, m, (first, step))?,
+                    (None, false) => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
                         // Rows were found to be there, and their lengths checked, when the file was opened.
                         if !self.source.row(name, shape, first + n * step, out) {
                             out.fill(f32::NAN);
@@ -103,6 +108,9 @@ impl<'a> Packer<'a> {
                 }
             }
         };
+        if let Some((first, step)) = m.stored_rows(row_len).filter(|_| packed.is_packed()) {
+            self.source.let_go(name, first..first + step * m.outputs);
+        }
         Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
     }
 
@@ -136,10 +144,31 @@ impl<'a> Packer<'a> {
     ) -> Result<Packed, Error> {
         let size = (m.outputs, m.inputs);
         let packed = match wide {
-            Some(width) => F32Panels::pack(self.team, size, width, row).map(Packed::F32),
+            Some(width) => {
+                F32Panels::pack(self.team, size, width, &|n, to| row(n, &mut to.values)).map(Packed::F32)
+            }
             None => Bf16Panels::rounded(self.team, size, row).map(Packed::Bf16),
         };
         packed.map_err(out_of_memory)
+    }
+
+    /// Packs 8-bit floats as they are, each 32 with their scale.
+    fn pack_scaled(
+        &self,
+        scaled: &Scaled<'_>,
+        m: &Matrix,
+        (first, step): (usize, usize),
+    ) -> Result<Packed, Error> {
+        let fill = |n: usize, to: &mut Row| {
+            let row = first + n * step;
+            if encoding::dequantize(scaled.codes.dtype, (scaled.codes.row)(row), &mut to.values).is_err() {
+                to.values.fill(f32::NAN);
+            }
+            let scales = to.scales.iter_mut().enumerate();
+            scales.for_each(|(part, scale)| *scale = scaled.scale(row, part * PART));
+        };
+        let packed = F32Panels::pack(self.team, (m.outputs, m.inputs), Width::Octet, &fill);
+        packed.map(Packed::F32).map_err(out_of_memory)
     }
 
     fn pack_dense(&mut self, m: &Matrix, wide: bool, dtype: Option<DType>) -> Result<Packed, Error> {

@@ -1,7 +1,7 @@
 //! Matrices that are computed in f32.
 
 use super::LANES;
-use super::width::{Opened, PART, Width, put_row};
+use super::width::{Opened, PART, Row, Width, put_row};
 use crate::ask::{Near, ask_line};
 use crate::buffer::Buffer;
 use crate::level::per_level;
@@ -19,12 +19,12 @@ pub(crate) struct F32Panels {
 }
 
 impl F32Panels {
-    /// Packs rows that `row(n, values)` fills with numbers of this width.
+    /// Packs rows that `row(n, to)` fills with numbers of this width.
     pub(crate) fn pack(
         team: &Team,
         (outputs, inputs): (usize, usize),
         width: Width,
-        row: &(dyn Fn(usize, &mut [f32]) + Sync),
+        row: &(dyn Fn(usize, &mut Row) + Sync),
     ) -> io::Result<Self> {
         let panels = outputs.div_ceil(LANES);
         let len = inputs.div_ceil(PART) * width.bytes();
@@ -33,10 +33,10 @@ impl F32Panels {
         team.each_in_order(panels, &|_, panel| {
             // SAFETY: the panel lies in the buffer, and each panel is written by one thread.
             let dest = unsafe { std::slice::from_raw_parts_mut((base + panel * len) as *mut u8, len) };
-            let mut values = vec![0f32; inputs];
+            let mut numbers = Row::new(inputs);
             for lane in 0..LANES.min(outputs - panel * LANES) {
-                row(panel * LANES + lane, &mut values);
-                put_row(level, width, lane, &values, dest);
+                row(panel * LANES + lane, &mut numbers);
+                put_row(level, width, lane, &numbers, dest);
             }
         });
         Ok(Self { outputs, inputs, width, bytes })

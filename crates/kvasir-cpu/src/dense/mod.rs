@@ -2,6 +2,8 @@
 
 mod f32_panels;
 mod many;
+mod nibbles;
+mod octets;
 mod panels;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -19,7 +21,7 @@ pub(crate) use panels::Bf16Panels;
 use panels::Floats;
 use std::cell::RefCell;
 use std::io;
-pub(crate) use width::Width;
+pub(crate) use width::{PART, Row, Width};
 
 /// Inputs of one tile of bf16.
 pub(crate) const STEP: usize = 32;
@@ -273,7 +275,9 @@ mod tests {
                 out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i))
             };
             let w = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
-            let wide = F32Panels::pack(&team, (outputs, inputs), Width::Whole, &row).unwrap();
+            let wide =
+                F32Panels::pack(&team, (outputs, inputs), Width::Whole, &|n, to| row(n, &mut to.values));
+            let wide = wide.unwrap();
             let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
             let [once, twice] = [Taken::Once, Taken::Twice].map(|taken| {
                 let x = Bf16Activations::new(70, inputs, taken).unwrap();

@@ -1,11 +1,10 @@
 //! How the numbers of a matrix that is computed in f32 are kept: as narrow as they came, which loses nothing.
 
-use super::LANES;
+use super::{LANES, nibbles, octets};
 use crate::Level;
 use crate::halves::{bf16, half, high_half};
 use crate::level::per_level;
 use kvasir_formats::DType;
-use kvasir_formats::encoding::{E2M1_DOUBLED, e8m0_half};
 
 /// Inputs that are opened together, and share a scale where there are some.
 pub(crate) const PART: usize = 32;
@@ -19,6 +18,8 @@ pub(crate) enum Width {
     Bf16,
     /// f16.
     Half,
+    /// Floats of eight bits, a scale for each 32 inputs of an output.
+    Octet,
     /// Floats of four bits, a power of two for each 32 inputs of an output.
     Nibble,
 }
@@ -27,7 +28,7 @@ pub(crate) enum Width {
 pub(crate) type Opened = [[f32; LANES]; PART];
 
 impl Width {
-    /// That of numbers that came in this encoding.
+    /// That of numbers that came in this encoding, whose scales, if they have some, are part of it.
     pub(crate) fn of(dtype: DType) -> Self {
         match dtype {
             DType::BF16 => Self::Bf16,
@@ -42,13 +43,14 @@ impl Width {
         match self {
             Self::Whole => PART * LANES * 4,
             Self::Bf16 | Self::Half => PART * LANES * 2,
+            Self::Octet => LANES * 4 + PART * LANES,
             Self::Nibble => LANES + PART * LANES / 2,
         }
     }
 
-    /// Writes one output's numbers into its panel's part.
+    /// Writes one output's numbers into its panel's part. Only those of eight bits have a `scale` beside them.
     #[inline(always)]
-    fn put(self, lane: usize, values: &[f32; PART], part: &mut [u8]) {
+    fn put(self, lane: usize, values: &[f32; PART], scale: f32, part: &mut [u8]) {
         match self {
             Self::Whole => {
                 for (bytes, v) in part.as_chunks_mut::<{ LANES * 4 }>().0.iter_mut().zip(values) {
@@ -64,23 +66,8 @@ impl Width {
                     bytes[lane * 2..lane * 2 + 2].copy_from_slice(&bits.to_le_bytes());
                 }
             }
-            Self::Nibble => {
-                let (scales, codes) = part.split_at_mut(LANES);
-                let power = common_power(values);
-                scales[lane] = power;
-                let mut nibbles = [0u32; PART];
-                for (nibble, v) in nibbles.iter_mut().zip(values) {
-                    *nibble = code(*v, power);
-                }
-                let lines = codes.as_chunks_mut::<64>().0.iter_mut().zip(nibbles.as_chunks::<8>().0);
-                for (line, nibbles) in lines {
-                    let mut word = 0;
-                    for (i, nibble) in nibbles.iter().enumerate() {
-                        word |= nibble << (i * 4);
-                    }
-                    line[lane * 4..lane * 4 + 4].copy_from_slice(&word.to_le_bytes());
-                }
-            }
+            Self::Octet => octets::put(lane, values, scale, part),
+            Self::Nibble => nibbles::put(lane, values, part),
         }
     }
 
@@ -109,113 +96,43 @@ impl Width {
                     }
                 }
             }
-            Self::Nibble => {
-                #[cfg(target_arch = "x86_64")]
-                if level >= Level::Avx512Vnni {
-                    // SAFETY: the level says so.
-                    return unsafe { nibbles_512(part, out) };
-                }
-                let _ = level;
-                nibbles(part, out);
-            }
+            Self::Octet => octets::open(level, part, out),
+            Self::Nibble => nibbles::open(level, part, out),
         }
     }
 }
 
-#[inline(always)]
-fn put_row_body(width: Width, lane: usize, values: &[f32], panel: &mut [u8]) {
-    let (parts, rest) = values.as_chunks::<PART>();
-    let mut places = panel.chunks_exact_mut(width.bytes());
-    for (values, part) in parts.iter().zip(&mut places) {
-        width.put(lane, values, part);
+/// The numbers of one output.
+#[derive(Default)]
+pub(crate) struct Row {
+    pub(crate) values: Vec<f32>,
+    /// What each [`PART`] of them is multiplied with, if they are [of eight bits](Width::Octet).
+    pub(crate) scales: Vec<f32>,
+}
+
+impl Row {
+    pub(crate) fn new(inputs: usize) -> Self {
+        Self { values: vec![0.0; inputs], scales: vec![1.0; inputs.div_ceil(PART)] }
     }
-    if let Some(part) = places.next() {
+}
+
+#[inline(always)]
+fn put_row_body(width: Width, lane: usize, row: &Row, panel: &mut [u8]) {
+    let (parts, rest) = row.values.as_chunks::<PART>();
+    let mut places = panel.chunks_exact_mut(width.bytes()).zip(&row.scales);
+    for (values, (part, scale)) in parts.iter().zip(&mut places) {
+        width.put(lane, values, *scale, part);
+    }
+    if let Some((part, scale)) = places.next() {
         let mut last = [0.0; PART];
         last[..rest.len()].copy_from_slice(rest);
-        width.put(lane, &last, part);
+        width.put(lane, &last, *scale, part);
     }
 }
 
 per_level! {
     /// Writes one output's numbers into its panel.
-    put_row(width: Width, lane: usize, values: &[f32], panel: &mut [u8]) => put_row_body
-}
-
-/// A number's power of two, its second bit and its sign. As f64 all numbers are normal.
-#[inline(always)]
-fn taken_apart(v: f32) -> (i64, i64, i64) {
-    let bits = f64::from(v).to_bits() as i64;
-    ((bits >> 52 & 0x7ff) - 1023, bits >> 51 & 1, bits >> 63 & 1)
-}
-
-/// The largest power of two that all numbers are whole multiples of, as its scale byte. No number has more than two bits.
-#[inline(always)]
-fn common_power(values: &[f32; PART]) -> u8 {
-    let mut least = 127;
-    for v in values {
-        let (power, second, _) = taken_apart(*v);
-        least = least.min(if *v == 0.0 { 127 } else { power - second });
-    }
-    (least + 128).max(0) as u8
-}
-
-/// The float of four bits that a number is, in units of its power of two. What is too large for an f32 was eight or twelve of the largest power.
-#[inline(always)]
-fn code(v: f32, scale: u8) -> u32 {
-    let (power, second, negative) = taken_apart(v);
-    let above = power + 128 - i64::from(scale);
-    let size = if above == 0 { 1 } else { (2 * above + second).min(7) };
-    (if v == 0.0 { 0 } else { size | negative << 3 }) as u32
-}
-
-/// What the scale bytes that a part begins with stand for.
-#[inline(always)]
-fn scales(part: &[u8]) -> [f32; LANES] {
-    let mut scales = [0f32; LANES];
-    for (scale, byte) in scales.iter_mut().zip(part) {
-        *scale = e8m0_half(*byte);
-    }
-    scales
-}
-
-/// Codes opened by arithmetic: of a code's three lower bits two are an exponent.
-#[inline(always)]
-fn nibbles(part: &[u8], out: &mut Opened) {
-    let (scale, codes) = (scales(part), &part[LANES..]);
-    for (i, out) in out.iter_mut().enumerate() {
-        let words = codes[i / 8 * 64..][..64].as_chunks::<4>().0;
-        for lane in 0..LANES {
-            let code = u32::from_le_bytes(words[lane]) >> (i % 8 * 4);
-            let (exponent, last) = (code >> 1 & 3, code & 1);
-            let whole = if exponent == 0 { last } else { (2 + last) << (exponent - 1) };
-            let value = whole as f32 * scale[lane];
-            out[lane] = f32::from_bits(value.to_bits() | code << 28 & 0x8000_0000);
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn nibbles_512(part: &[u8], out: &mut Opened) {
-    use std::arch::x86_64::*;
-    let table = E2M1_DOUBLED.map(f32::from);
-    let part = &part[..Width::Nibble.bytes()];
-    let scale = scales(part);
-    // SAFETY: tables of 16, the part's lines, and places of the result.
-    unsafe {
-        let table = _mm512_loadu_ps(table.as_ptr());
-        let scale = _mm512_loadu_ps(scale.as_ptr());
-        for line in 0..PART / 8 {
-            let mut codes = _mm512_loadu_si512(part.as_ptr().add(LANES + line * 64).cast());
-            for i in 0..8 {
-                // Of a place four bits count.
-                let value = _mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scale);
-                _mm512_storeu_ps(out[line * 8 + i].as_mut_ptr(), value);
-                codes = _mm512_srli_epi32::<4>(codes);
-            }
-        }
-    }
+    put_row(width: Width, lane: usize, row: &Row, panel: &mut [u8]) => put_row_body
 }
 
 #[cfg(test)]
@@ -223,10 +140,29 @@ mod tests {
     use super::*;
     use kvasir_formats::encoding;
 
+    /// Puts 16 outputs' numbers and checks what each level opens.
+    fn check(width: Width, rows: &[Row], values: impl Fn(usize, usize) -> f32) {
+        let mut part = vec![0; width.bytes()];
+        for (lane, row) in rows.iter().enumerate() {
+            put_row(Level::detect(), width, lane, row, &mut part);
+        }
+        for level in Level::available() {
+            let mut out = [[f32::NAN; LANES]; PART];
+            width.open(level, &part, &mut out);
+            for (i, out) in out.iter().enumerate() {
+                for (lane, got) in out.iter().enumerate() {
+                    let want = values(lane, i);
+                    let same = got.to_bits() == want.to_bits() || *got == 0.0 && want == 0.0;
+                    let same = same || want.is_nan() && got.is_nan();
+                    assert!(same, "{width:?} {level} {lane} {i}: {want} {got}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_was_put_is_what_is_opened() {
         for dtype in [DType::F32, DType::BF16, DType::F16, DType::Mxfp4] {
-            let width = Width::of(dtype);
             for seed in 0..256u32 {
                 let mut bytes: Vec<u8> = (0..PART / dtype.block_len() * dtype.block_bytes() * LANES)
                     .map(|i| ((i as u32 + 1).wrapping_mul(0x9e37_79b9 ^ seed << 7) >> 21) as u8)
@@ -234,21 +170,27 @@ mod tests {
                 if dtype == DType::Mxfp4 {
                     bytes.chunks_exact_mut(17).enumerate().for_each(|(n, b)| b[0] = seed as u8 ^ n as u8);
                 }
-                let mut values = [0f32; PART * LANES];
+                let mut values = vec![0f32; PART * LANES];
                 encoding::dequantize(dtype, &bytes, &mut values).unwrap();
-                let mut part = vec![0; width.bytes()];
-                for (lane, values) in values.chunks_exact(PART).enumerate() {
-                    put_row(Level::detect(), width, lane, values, &mut part);
-                }
-                for level in Level::available() {
-                    let mut out = [[f32::NAN; LANES]; PART];
-                    width.open(level, &part, &mut out);
-                    for (i, v) in values.iter().enumerate() {
-                        let got = out[i % PART][i / PART];
-                        let same = got.to_bits() == v.to_bits() || got == 0.0 && *v == 0.0;
-                        assert!(same || v.is_nan() && got.is_nan(), "{dtype} {level} {i}: {v} {got}");
-                    }
-                }
+                let rows: Vec<Row> =
+                    values.chunks(PART).map(|v| Row { values: v.to_vec(), ..Row::new(PART) }).collect();
+                check(Width::of(dtype), &rows, |lane, i| values[lane * PART + i]);
+            }
+        }
+    }
+
+    #[test]
+    fn floats_of_eight_bits_are_their_codes_times_their_scales() {
+        // Scales of which products are subnormal, infinite and no numbers, too.
+        for scale in [1.0, 0.012_345, -3.7e-5, 2f32.powi(-126), 1e-44, 1e37, f32::INFINITY, f32::NAN] {
+            for from in (0..=255u8).step_by(PART) {
+                let code = |lane: usize, i: usize| encoding::f8_e4m3(from + ((i + lane) % PART) as u8);
+                let row = |lane: usize| Row {
+                    values: (0..PART).map(|i| code(lane, i)).collect(),
+                    scales: vec![scale * (1.0 + lane as f32)],
+                };
+                let rows: Vec<Row> = (0..LANES).map(row).collect();
+                check(Width::Octet, &rows, |lane, i| code(lane, i) * (scale * (1.0 + lane as f32)));
             }
         }
     }

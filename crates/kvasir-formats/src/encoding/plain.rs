@@ -39,13 +39,15 @@ pub(super) fn encode(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> bool {
 
 /// An 8-bit float with 4 exponent bits (bias 7) and 3 of mantissa; no infinities, 0x7f and 0xff are NaN.
 pub fn f8_e4m3(byte: u8) -> f32 {
-    let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
-    let (exponent, mantissa) = (i32::from(byte >> 3 & 0xf), f32::from(byte & 7));
-    sign * match (exponent, byte & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 512.0, // subnormal: mantissa × 2^-9
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    }
+    let size = byte & 0x7f;
+    let value = match size {
+        0x7f => f32::NAN,
+        // Subnormal: mantissa × 2^-9.
+        0..8 => f32::from(size) / 512.0,
+        // Exponent and mantissa where an f32 has them, the exponent with its bias.
+        _ => f32::from_bits((u32::from(size) << 20) + ((127 - 7) << 23)),
+    };
+    f32::from_bits(value.to_bits() | u32::from(byte & 0x80) << 24)
 }
 
 /// A power of two from 2^-127 on; 0xff is NaN.
