@@ -31,9 +31,18 @@ impl EncodedRows for FileRows {
         }
     }
 
+    fn bring(&self, rows: Range<usize>) {
+        self.source.bring(&self.name, self.in_file(rows));
+    }
+
     fn let_go(&self, rows: Range<usize>) {
-        self.source
-            .let_go(&self.name, self.first + rows.start * self.step..self.first + rows.end * self.step);
+        self.source.let_go(&self.name, self.in_file(rows));
+    }
+}
+
+impl FileRows {
+    fn in_file(&self, rows: Range<usize>) -> Range<usize> {
+        self.first + rows.start * self.step..self.first + rows.end * self.step
     }
 }
 

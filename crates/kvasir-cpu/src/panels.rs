@@ -7,7 +7,7 @@ use crate::quant::LANES;
 use crate::{Team, buffer::Buffer};
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The bytes of a row, by its number.
@@ -37,6 +37,8 @@ pub(crate) type Room = Lines<u8>;
 pub(crate) trait EncodedRows: Send + Sync {
     /// Hands them to `to`, once. A row that is not there is empty.
     fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>));
+    /// Some of them are read soon.
+    fn bring(&self, _rows: Range<usize>) {}
     /// Some of them are not needed any more.
     fn let_go(&self, _rows: Range<usize>) {}
 }
@@ -69,17 +71,21 @@ pub(crate) struct Panels<K> {
     done: AtomicUsize,
     /// Held by whoever packs.
     packing: Mutex<()>,
+    /// Whether the rows have been brought before they are read where they lie.
+    brought: AtomicBool,
 }
 
 /// Bytes that are packed before what they were made of is let go.
 const AT_ONCE: usize = 16 << 20;
+/// Bytes of panels whose rows a thread brings at a time.
+const BROUGHT: usize = 1 << 20;
 
 impl<K: Kind> Panels<K> {
     /// A matrix that is not packed yet.
     pub(crate) fn of(kind: K, outputs: usize, rows: impl EncodedRows + 'static) -> Self {
         let (rows, packed) = (Box::new(rows), OnceLock::new());
         let (done, packing) = (AtomicUsize::new(0), Mutex::new(()));
-        Self { kind, outputs, rows, packed, done, packing }
+        Self { kind, outputs, rows, packed, done, packing, brought: AtomicBool::new(false) }
     }
 
     /// A matrix that is packed at once: `make` fills panel by panel.
@@ -168,13 +174,21 @@ impl<K: Kind> Panels<K> {
     }
 
     /// Hands out what kernels read panels from.
-    pub(crate) fn read(&self, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
-        match self.packed_reader() {
-            Some(reader) => job(reader),
-            None => self.rows.lend(&mut |rows| {
-                job(PanelReader { panels: self, packed: self.packed.get(), done: self.done(), rows });
-            }),
+    pub(crate) fn read(&self, team: &Team, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
+        if let Some(reader) = self.packed_reader() {
+            return job(reader);
         }
+        if !self.brought.swap(true, Ordering::Relaxed) {
+            let together = (BROUGHT / self.kind.panel_bytes().max(1)).max(1) * LANES;
+            let first = self.done() * LANES;
+            team.each_in_order(self.outputs.saturating_sub(first).div_ceil(together), &|_, n| {
+                let from = first + n * together;
+                self.rows.bring(from..self.outputs.min(from + together));
+            });
+        }
+        self.rows.lend(&mut |rows| {
+            job(PanelReader { panels: self, packed: self.packed.get(), done: self.done(), rows });
+        });
     }
 }
 

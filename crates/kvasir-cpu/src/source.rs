@@ -59,6 +59,8 @@ pub trait WeightSource: Sync {
     fn stays(&self) -> bool {
         false
     }
+    /// Says that some rows of a weight are read soon, all of them.
+    fn bring(&self, _name: &str, _rows: Range<usize>) {}
     /// Says that some rows of a weight are not needed any more for now.
     fn let_go(&self, _name: &str, _rows: Range<usize>) {}
 }
@@ -109,6 +111,10 @@ impl WeightSource for Checkpoint {
 
     fn stays(&self) -> bool {
         true
+    }
+
+    fn bring(&self, name: &str, rows: Range<usize>) {
+        Checkpoint::bring(self, name, rows);
     }
 
     fn let_go(&self, name: &str, rows: Range<usize>) {

@@ -320,18 +320,24 @@ impl Checkpoint {
         self.parts(name).map(|(entry, _)| entry.range.len()).sum()
     }
 
-    /// Gives the pages of some rows of a weight back to the system; they are read again from the file when touched.
-    pub fn let_go(&self, name: &str, rows: Range<usize>) {
-        self.parts(name).for_each(|(entry, dimensions)| self.let_go_rows(entry, dimensions, &rows));
+    /// Maps the pages of some rows of a weight that are read soon, all of them.
+    pub fn bring(&self, name: &str, rows: Range<usize>) {
+        self.places(name, &rows).for_each(|(file, place)| file.bring(place));
     }
 
-    fn let_go_rows(&self, entry: &Entry, dimensions: usize, rows: &Range<usize>) {
-        let outer = entry.shape.len().saturating_sub(dimensions);
-        let row = entry.range.len() / entry.shape[..outer].iter().product::<usize>().max(1);
-        let at = |n: usize| entry.range.start + n.saturating_mul(row).min(entry.range.len());
-        if let Some(file) = self.files.get(entry.file) {
-            file.let_go(at(rows.start)..at(rows.end));
-        }
+    /// Gives the pages of some rows of a weight back to the system; they are read again from the file when touched.
+    pub fn let_go(&self, name: &str, rows: Range<usize>) {
+        self.places(name, &rows).for_each(|(file, place)| file.let_go(place));
+    }
+
+    /// Where some rows of a weight lie.
+    fn places(&self, name: &str, rows: &Range<usize>) -> impl Iterator<Item = (&Arc<Mapped>, Range<usize>)> {
+        self.parts(name).filter_map(|(entry, dimensions)| {
+            let outer = entry.shape.len().saturating_sub(dimensions);
+            let row = entry.range.len() / entry.shape[..outer].iter().product::<usize>().max(1);
+            let at = |n: usize| entry.range.start + n.saturating_mul(row).min(entry.range.len());
+            Some((self.files.get(entry.file)?, at(rows.start)..at(rows.end)))
+        })
     }
 }
 

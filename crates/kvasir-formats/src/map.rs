@@ -60,6 +60,21 @@ impl Mapped {
         }
     }
 
+    /// Maps the pages of a range that is read soon, all of it: a page at a time costs as much, and until a page is there memory that is asked for
+    /// ahead does not come.
+    pub fn bring(&self, range: Range<usize>) {
+        // Whole pages of any size that is met.
+        const PAGES: usize = 65_536;
+        let Bytes::File(map) = &self.bytes else { return };
+        let (start, end) = (range.start / PAGES * PAGES, range.end.next_multiple_of(PAGES).min(map.len()));
+        #[cfg(target_os = "linux")]
+        if start < end {
+            // Systems older than this way map them when they are touched, as others do.
+            let _ = map.advise_range(memmap2::Advice::PopulateRead, start, end - start);
+        }
+        let _ = (map, start, end);
+    }
+
     /// Gives the pages of a range back to the system; reading them again reads the file again. For a loader that
     /// repacks: what has been repacked need not stay in memory twice.
     pub fn let_go(&self, range: Range<usize>) {

@@ -205,7 +205,7 @@ pub(crate) fn matmul_bf16(
     out: &mut Output<'_>,
 ) {
     assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.taken as u32, "rows and matrix fit");
-    w.read(|reader| matmul_of(team, level, reader, x, out));
+    w.read(team, |reader| matmul_of(team, level, reader, x, out));
 }
 
 fn matmul_of(

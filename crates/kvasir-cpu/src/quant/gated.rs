@@ -49,8 +49,8 @@ impl Gated<'_> {
     ) {
         assert!(self.takes(level, rows) && to.supers == self.gate.outputs.div_ceil(SUPER));
         let block = token_blocks(rows, x.supers * SUPER).min(BLOCK);
-        self.gate.read(|gate| {
-            self.up.read(|up| {
+        self.gate.read(team, |gate| {
+            self.up.read(team, |up| {
                 team.each_in_order(to.supers * rows.div_ceil(block), &|_, item| {
                     let (first, s) = (item / to.supers * block, item % to.supers);
                     let rows = first..rows.min(first + block);

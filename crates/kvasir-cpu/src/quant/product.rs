@@ -38,7 +38,7 @@ pub(crate) fn matmul<'a, 'o: 'a>(
         let fits = x.takes(out.rows()) && x.supers * w.kind.format.planes == w.kind.supers;
         assert!(fits, "rows and matrix fit");
         let Some(reader) = w.packed_reader() else {
-            w.read(|w| multiply(team, &[Some(Product::new(level, w, x, out))]));
+            w.read(team, |w| multiply(team, &[Some(Product::new(level, w, x, out))]));
             continue;
         };
         if there == AT_ONCE {

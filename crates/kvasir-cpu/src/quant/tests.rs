@@ -241,12 +241,13 @@ fn sixteen_bits_are_the_decoded_weights() {
 #[test]
 fn a_reader_knows_what_was_packed_when_it_was_made() {
     let case = case(Format::Q4_0, DType::Q4_0, 64, 256, 16);
-    case.w.read(|reader| {
+    let team = Team::new(1);
+    case.w.read(&team, |reader| {
         // As another engine does it between two pieces of this one's work.
-        while case.w.pack_some(&Team::new(1), usize::MAX).unwrap() > 0 {}
+        while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {}
         assert!(case.w.is_packed() && !reader.is_packed());
     });
-    case.w.read(|reader| assert!(reader.is_packed()));
+    case.w.read(&team, |reader| assert!(reader.is_packed()));
 }
 
 #[cfg(target_arch = "x86_64")]
