@@ -2,15 +2,17 @@
 //! chunking or threads.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, Team};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, Scaled, Stored, Team, WeightSource};
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};
-use kvasir_formats::{Checkpoint, Rules, convert};
+use kvasir_formats::{Checkpoint, DType, Error, Rules, convert};
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{Cache, ClaimRow, Contiguous, Paged, SeqId, Span, StepId, Token};
-use kvasir_program::{Model, Program, Tap};
+use kvasir_program::{Model, Op, Program, Tap};
 use serde_json::Value as Json;
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 fn cases() -> Vec<PathBuf> {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
@@ -311,4 +313,82 @@ fn values_that_are_kept_have_the_bits_of_any_run() {
     let width = model().program().hidden;
     assert!(taps.iter().all(|tap| tap.as_ref().is_some_and(|rows| rows.len() == ids.len() * width)));
     assert!(model().keeping(&[Tap::IntoLayer(99)]).is_err());
+}
+
+/// A checkpoint that notes which weights were let go.
+struct Noting {
+    checkpoint: Checkpoint,
+    noted: Mutex<Noted>,
+}
+
+#[derive(Default)]
+struct Noted {
+    read: BTreeSet<String>,
+    gone: BTreeSet<String>,
+    /// Most that had been read and not let go.
+    most: usize,
+}
+
+impl Noting {
+    fn read(&self, name: &str) {
+        let mut noted = self.noted.lock().unwrap();
+        noted.read.insert(name.to_owned());
+        noted.most = noted.most.max(noted.read.len());
+    }
+}
+
+impl WeightSource for Noting {
+    fn stored<'a>(&'a self, name: &'a str, shape: &'a [usize]) -> Result<Option<Stored<'a>>, Error> {
+        self.checkpoint.stored(name, shape)
+    }
+
+    fn scaled<'a>(&'a self, name: &'a str) -> Result<Option<Scaled<'a>>, Error> {
+        self.read(name);
+        self.checkpoint.scaled(name)
+    }
+
+    fn dtype(&self, name: &str, shape: &[usize]) -> Result<Option<DType>, Error> {
+        self.checkpoint.dtype(name, shape)
+    }
+
+    fn dense(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        self.read(name);
+        WeightSource::dense(&self.checkpoint, name, shape)
+    }
+
+    fn row(&self, name: &str, shape: &[usize], n: usize, out: &mut [f32]) -> bool {
+        self.read(name);
+        self.checkpoint.row(name, shape, n, out)
+    }
+
+    fn let_go(&self, name: &str, _: Range<usize>) {
+        let mut noted = self.noted.lock().unwrap();
+        noted.read.remove(name);
+        noted.gone.insert(name.to_owned());
+    }
+}
+
+#[test]
+fn a_weight_is_let_go_before_the_next_one_is_read() {
+    for case in cases() {
+        let checkpoint = Checkpoint::open(&case).unwrap();
+        let program = Model::build(&checkpoint.source()).unwrap().target;
+        let source = Arc::new(Noting { checkpoint, noted: Mutex::default() });
+        CpuModel::load(&program, source.clone(), Precision::Exact, Arc::new(Team::new(1))).unwrap();
+        // Rows of a table are read where they lie.
+        let tables: Vec<_> = program
+            .ops
+            .iter()
+            .filter_map(|op| match op {
+                Op::Embed { table, .. } => Some(program.resolve(*table)),
+                _ => None,
+            })
+            .map(|id| &program.weight(id).name)
+            .collect();
+        let noted = source.noted.lock().unwrap();
+        assert_eq!(noted.most, 1, "{}", case.display());
+        for weight in program.weights.iter().filter(|w| w.tie.is_none() && !tables.contains(&&w.name)) {
+            assert!(noted.gone.contains(&weight.name), "{}: {}", case.display(), weight.name);
+        }
+    }
 }

@@ -24,7 +24,7 @@ thread_local! {
     pub(super) static MADE: RefCell<[Room; 2]> = const { RefCell::new([Room::new(), Room::new()]) };
 }
 
-/// `out[row] = w · x[row]`, of matrices that take the same rows.
+/// `out[row] = w · x[row]`, of at most [`AT_ONCE`] matrices that take the same rows.
 pub(crate) fn matmul<'a, 'o: 'a>(
     team: &Team,
     level: Level,
@@ -37,17 +37,13 @@ pub(crate) fn matmul<'a, 'o: 'a>(
         let out = &*out;
         let fits = x.takes(out.rows()) && x.supers * w.kind.format.planes == w.kind.supers;
         assert!(fits, "rows and matrix fit");
-        let Some(reader) = w.packed_reader() else {
-            w.read(team, |w| multiply(team, &[Some(Product::new(level, w, x, out))]));
-            continue;
-        };
-        if there == AT_ONCE {
-            multiply(team, &products);
-            there = 0;
-            products.fill_with(|| None);
+        match w.packed_reader() {
+            Some(reader) => {
+                products[there] = Some(Product::new(level, reader, x, out));
+                there += 1;
+            }
+            None => w.read(team, |w| multiply(team, &[Some(Product::new(level, w, x, out))])),
         }
-        products[there] = Some(Product::new(level, reader, x, out));
-        there += 1;
     }
     multiply(team, &products);
 }
