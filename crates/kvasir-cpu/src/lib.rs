@@ -13,6 +13,7 @@ mod asking;
 mod attention;
 mod buffer;
 mod chains;
+mod checkpoint;
 mod dense;
 mod executor;
 mod halves;

@@ -1,4 +1,4 @@
-use kvasir_formats::{Checkpoint, DType, Error, TensorView, encoding};
+use kvasir_formats::{DType, Error, encoding};
 use std::ops::Range;
 
 /// A source that any number of models and threads share.
@@ -63,61 +63,4 @@ pub trait WeightSource: Sync {
     fn bring(&self, _name: &str, _rows: Range<usize>) {}
     /// Says that some rows of a weight are not needed any more for now.
     fn let_go(&self, _name: &str, _rows: Range<usize>) {}
-}
-
-fn rows_of(view: TensorView<'_>) -> Result<Stored<'_>, Error> {
-    let row_len = view.row_len();
-    // Checked once here, so that reading a row cannot fail.
-    view.dtype.row_bytes(row_len)?;
-    let rows = view.len() / row_len.max(1);
-    let row = move |n| view.rows(n, 1).unwrap_or_default();
-    Ok(Stored { dtype: view.dtype, row_len, rows, row: Box::new(row) })
-}
-
-impl WeightSource for Checkpoint {
-    fn stored<'a>(&'a self, name: &'a str, _: &'a [usize]) -> Result<Option<Stored<'a>>, Error> {
-        self.tensor(name).filter(|view| view.dtype != DType::F8E4M3).map(rows_of).transpose()
-    }
-
-    fn scaled<'a>(&'a self, name: &'a str) -> Result<Option<Scaled<'a>>, Error> {
-        let Some(view) = self.tensor(name).filter(|view| view.dtype == DType::F8E4M3) else {
-            return Ok(None);
-        };
-        let (blocks, rows, elements) = self.block_scales(&view)?;
-        let mut scales = vec![0.0; blocks.len()];
-        encoding::dequantize(blocks.dtype, blocks.bytes, &mut scales)?;
-        Ok(Some(Scaled { codes: rows_of(view)?, block: (rows, elements), scales }))
-    }
-
-    fn dtype(&self, name: &str, _: &[usize]) -> Result<Option<DType>, Error> {
-        Ok(match self.tensor(name) {
-            Some(view) => Some(view.dtype),
-            None => self.mxfp4(name)?.map(|_| DType::Mxfp4),
-        })
-    }
-
-    fn dense(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
-        let (found, values) = Checkpoint::dense(self, name)?;
-        if found != shape {
-            let why = format!("has shape {found:?}, the program wants {shape:?}");
-            return Err(Error::at(format!("tensor {name}"), why));
-        }
-        Ok(values)
-    }
-
-    fn row(&self, name: &str, _: &[usize], n: usize, out: &mut [f32]) -> bool {
-        self.dense_row(name, n, out).is_ok()
-    }
-
-    fn stays(&self) -> bool {
-        true
-    }
-
-    fn bring(&self, name: &str, rows: Range<usize>) {
-        Checkpoint::bring(self, name, rows);
-    }
-
-    fn let_go(&self, name: &str, rows: Range<usize>) {
-        Checkpoint::let_go(self, name, rows);
-    }
 }
