@@ -80,8 +80,20 @@ impl<'a> Packer<'a> {
     }
 
     fn vector(&self, v: &Vector, len: usize) -> Result<Vec<f32>, Error> {
-        let values = self.numbers(v.weight)?;
-        Ok((0..len).map(|i| values.get(v.offset + i * v.stride).copied().unwrap_or_default()).collect())
+        let weight = self.program.weight(self.program.resolve(v.weight));
+        let row_len = weight.shape.last().copied().unwrap_or(1).max(1);
+        let pick = |values: &[f32], from: usize| -> Vec<f32> {
+            (0..len).map(|i| values.get(from + i * v.stride).copied().unwrap_or_default()).collect()
+        };
+        // Of a stack of experts' one row, not all of it for each.
+        let (row, from) = (v.offset / row_len, v.offset % row_len);
+        let mut values = vec![0.0; row_len];
+        let in_row = from + len.saturating_sub(1) * v.stride < row_len;
+        if in_row && self.source.row(&weight.name, &weight.shape, row, &mut values) {
+            self.source.let_go(&weight.name, row..row + 1);
+            return Ok(pick(&values, from));
+        }
+        Ok(pick(&self.numbers(v.weight)?, v.offset))
     }
 
     /// A matrix, whose pages go if it is packed.
