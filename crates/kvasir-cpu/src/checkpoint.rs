@@ -1,6 +1,6 @@
 //! A checkpoint's files as a source of weights.
 
-use crate::source::{Scaled, Stored, WeightSource};
+use crate::source::{Nibbles, Scaled, Stored, WeightSource};
 use kvasir_formats::{Checkpoint, DType, Error, TensorView, encoding};
 use std::ops::Range;
 
@@ -26,6 +26,18 @@ impl WeightSource for Checkpoint {
         let mut scales = vec![0.0; blocks.len()];
         encoding::dequantize(blocks.dtype, blocks.bytes, &mut scales)?;
         Ok(Some(Scaled { codes: rows_of(view)?, block: (rows, elements), scales }))
+    }
+
+    fn nibbles<'a>(&'a self, name: &'a str) -> Result<Option<Nibbles<'a>>, Error> {
+        let Some((blocks, scales)) = self.mxfp4(name)?.filter(|_| self.tensor(name).is_none()) else {
+            return Ok(None);
+        };
+        let across = scales.row_len();
+        let row = move |n: usize| {
+            let codes = blocks.rows(n * across, across);
+            (codes.unwrap_or_default(), scales.rows(n, 1).unwrap_or_default())
+        };
+        Ok(Some(Nibbles { row_len: across * 32, row: Box::new(row) }))
     }
 
     fn dtype(&self, name: &str, _: &[usize]) -> Result<Option<DType>, Error> {

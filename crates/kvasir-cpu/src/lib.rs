@@ -51,6 +51,6 @@ pub use peaks::{PeakMeter, Peaks};
 pub use pool::{KvType, Pool};
 pub use precision::Precision;
 pub use random_weights::RandomWeights;
-pub use source::{Scaled, Stored, WeightSource};
+pub use source::{NibbleRow, Nibbles, Scaled, Stored, WeightSource};
 pub use team::Team;
 pub use weights::Form;

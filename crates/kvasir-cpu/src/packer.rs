@@ -1,7 +1,7 @@
 //! Makes matrices out of what their source has.
 
 use crate::Team;
-use crate::dense::{Bf16Panels, F32Panels, PART, Row, Width};
+use crate::dense::{Bf16Panels, F32Panels, PART, Width, put_codes};
 use crate::panels::{EncodedRows, RowBytes};
 use crate::precision::Precision;
 use crate::quant::QuantPanels;
@@ -115,17 +115,17 @@ impl<'a> Packer<'a> {
                 if first + step * m.outputs.saturating_sub(1) >= rows {
                     return Err(Error::at(format!("tensor {name}"), "has too few rows"));
                 }
-                let whole = |scaled: &Scaled<'_>| scaled.block.1.is_multiple_of(PART);
-                let scaled = if wide { self.source.scaled(name)?.filter(whole) } else { None };
-                match (scaled, !wide && stored.is_some()) {
-                    (Some(scaled), _) => self.pack_scaled(&scaled, m, (first, step))?,
-                    (None, true) => self.where_they_lie(dtype, m, (first, step))?,
-                    (None, false) => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
-                        // Rows were found to be there, and their lengths checked, when the file was opened.
-                        if !self.source.row(name, shape, first + n * step, out) {
-                            out.fill(f32::NAN);
-                        }
-                    })?,
+                match !wide && stored.is_some() {
+                    true => self.where_they_lie(dtype, m, (first, step))?,
+                    false => match wide.then(|| self.pack_codes(name, m, (first, step))).transpose()? {
+                        Some(Some(packed)) => packed,
+                        _ => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
+                            // Rows were found to be there, and their lengths checked, when the file was opened.
+                            if !self.source.row(name, shape, first + n * step, out) {
+                                out.fill(f32::NAN);
+                            }
+                        })?,
+                    },
                 }
             }
         };
@@ -173,23 +173,33 @@ impl<'a> Packer<'a> {
         packed.map_err(out_of_memory)
     }
 
-    /// Packs 8-bit floats as they are, each 32 with their scale.
-    fn pack_scaled(
+    /// Packs narrow floats as they are, each 32 with their scale, for f32 arithmetic; nothing if a weight is not made of such.
+    fn pack_codes(
         &self,
-        scaled: &Scaled<'_>,
+        name: &str,
         m: &Matrix,
         (first, step): (usize, usize),
-    ) -> Result<Packed, Error> {
-        let fill = |n: usize, to: &mut Row| {
-            let row = first + n * step;
-            if encoding::dequantize(scaled.codes.dtype, (scaled.codes.row)(row), &mut to.values).is_err() {
-                to.values.fill(f32::NAN);
-            }
-            let scales = to.scales.iter_mut().enumerate();
-            scales.for_each(|(part, scale)| *scale = scaled.scale(row, part * PART));
+    ) -> Result<Option<Packed>, Error> {
+        let size = (m.outputs, m.inputs);
+        let nibbles = self.source.nibbles(name)?.filter(|w| w.row_len == m.inputs);
+        let whole = |scaled: &Scaled<'_>| scaled.block.1.is_multiple_of(PART);
+        let packed = if let Some(w) = nibbles {
+            F32Panels::pack_with(self.team, size, Width::Nibble, &|n, lane, panel| {
+                put_codes(lane, (w.row)(first + n * step), panel);
+            })
+        } else if let Some(w) = self.source.scaled(name)?.filter(whole) {
+            F32Panels::pack(self.team, size, Width::Octet, &|n, to| {
+                let row = first + n * step;
+                if encoding::dequantize(w.codes.dtype, (w.codes.row)(row), &mut to.values).is_err() {
+                    to.values.fill(f32::NAN);
+                }
+                let scales = to.scales.iter_mut().enumerate();
+                scales.for_each(|(part, scale)| *scale = w.scale(row, part * PART));
+            })
+        } else {
+            return Ok(None);
         };
-        let packed = F32Panels::pack(self.team, (m.outputs, m.inputs), Width::Octet, &fill);
-        packed.map(Packed::F32).map_err(out_of_memory)
+        packed.map(|packed| Some(Packed::F32(packed))).map_err(out_of_memory)
     }
 
     fn pack_dense(&mut self, m: &Matrix, wide: bool, dtype: Option<DType>) -> Result<Packed, Error> {

@@ -34,12 +34,27 @@ impl Scaled<'_> {
     }
 }
 
+/// A row's codes, the earlier of two in a byte's lower half, and the bytes of its scales. Empty where there is no such row.
+pub type NibbleRow<'a> = dyn Fn(usize) -> (&'a [u8], &'a [u8]) + Sync + 'a;
+
+/// A weight of 4-bit floats, 32 of which share a power of two.
+pub struct Nibbles<'a> {
+    /// Elements of a row.
+    pub row_len: usize,
+    /// A row by its number.
+    pub row: Box<NibbleRow<'a>>,
+}
+
 /// Where a model's weights come from.
 pub trait WeightSource: Sync {
     /// The rows of a weight, unless its bytes mean something only together with another tensor.
     fn stored<'a>(&'a self, name: &'a str, shape: &'a [usize]) -> Result<Option<Stored<'a>>, Error>;
     /// A weight of 8-bit floats and its scales; none if it is another.
     fn scaled<'a>(&'a self, _name: &'a str) -> Result<Option<Scaled<'a>>, Error> {
+        Ok(None)
+    }
+    /// A weight of 4-bit floats whose scales are apart; none if it is another.
+    fn nibbles<'a>(&'a self, _name: &'a str) -> Result<Option<Nibbles<'a>>, Error> {
         Ok(None)
     }
     /// The encoding of a weight's rows, whether or not scales in other tensors go with them; none if rows cannot be read one by one.

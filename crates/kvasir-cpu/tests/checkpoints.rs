@@ -2,7 +2,9 @@
 //! chunking or threads.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, Scaled, Stored, Team, WeightSource};
+use kvasir_cpu::{
+    CpuExecutor, CpuModel, KvType, Limits, Nibbles, Precision, Scaled, Stored, Team, WeightSource,
+};
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};
 use kvasir_formats::{Checkpoint, DType, Error, Rules, convert};
 use kvasir_kv::blocks::BlockConfig;
@@ -345,6 +347,11 @@ impl WeightSource for Noting {
     fn scaled<'a>(&'a self, name: &'a str) -> Result<Option<Scaled<'a>>, Error> {
         self.read(name);
         self.checkpoint.scaled(name)
+    }
+
+    fn nibbles<'a>(&'a self, name: &'a str) -> Result<Option<Nibbles<'a>>, Error> {
+        self.read(name);
+        self.checkpoint.nibbles(name)
     }
 
     fn dtype(&self, name: &str, shape: &[usize]) -> Result<Option<DType>, Error> {

@@ -8,6 +8,7 @@ use crate::level::per_level;
 use crate::matmul::Output;
 use crate::singles::{Lying, add_products};
 use crate::{Level, Team};
+use std::cell::RefCell;
 use std::io;
 
 /// A matrix as panels of 16 outputs, in which numbers are as wide as they came. One chain of fused multiply-adds per output.
@@ -22,21 +23,39 @@ impl F32Panels {
     /// Packs rows that `row(n, to)` fills with numbers of this width.
     pub(crate) fn pack(
         team: &Team,
-        (outputs, inputs): (usize, usize),
+        size: (usize, usize),
         width: Width,
         row: &(dyn Fn(usize, &mut Row) + Sync),
+    ) -> io::Result<Self> {
+        thread_local! {
+            static MADE: RefCell<Row> = RefCell::new(Row::default());
+        }
+        let level = Level::detect();
+        Self::pack_with(team, size, width, &|n, lane, panel| {
+            MADE.with_borrow_mut(|numbers| {
+                numbers.resize(size.1);
+                row(n, numbers);
+                put_row(level, width, lane, numbers, panel);
+            });
+        })
+    }
+
+    /// Packs rows that `put(n, lane, panel)` writes into their panels.
+    pub(crate) fn pack_with(
+        team: &Team,
+        (outputs, inputs): (usize, usize),
+        width: Width,
+        put: &(dyn Fn(usize, usize, &mut [u8]) + Sync),
     ) -> io::Result<Self> {
         let panels = outputs.div_ceil(LANES);
         let len = inputs.div_ceil(PART) * width.bytes();
         let bytes = Buffer::in_large_pages(panels * len)?;
-        let (base, level) = (bytes.ptr() as usize, Level::detect());
+        let base = bytes.ptr() as usize;
         team.each_in_order(panels, &|_, panel| {
             // SAFETY: the panel lies in the buffer, and each panel is written by one thread.
             let dest = unsafe { std::slice::from_raw_parts_mut((base + panel * len) as *mut u8, len) };
-            let mut numbers = Row::new(inputs);
             for lane in 0..LANES.min(outputs - panel * LANES) {
-                row(panel * LANES + lane, &mut numbers);
-                put_row(level, width, lane, &numbers, dest);
+                put(panel * LANES + lane, lane, dest);
             }
         });
         Ok(Self { outputs, inputs, width, bytes })

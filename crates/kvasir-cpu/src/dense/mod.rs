@@ -17,11 +17,12 @@ use crate::panels::{PanelReader, Room};
 use crate::quant::{LANES, TILE};
 use crate::{Level, Team};
 pub(crate) use f32_panels::{F32Panels, matmul_f32};
+pub(crate) use nibbles::put_codes;
 pub(crate) use panels::Bf16Panels;
 use panels::Floats;
 use std::cell::RefCell;
 use std::io;
-pub(crate) use width::{PART, Row, Width};
+pub(crate) use width::{PART, Width};
 
 /// Inputs of one tile of bf16.
 pub(crate) const STEP: usize = 32;

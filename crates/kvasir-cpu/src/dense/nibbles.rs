@@ -6,6 +6,18 @@ use super::width::{Opened, PART, Width};
 use crate::Level;
 use kvasir_formats::encoding::{E2M1_DOUBLED, e8m0_half};
 
+/// Writes one output's codes, as they are stored, and the bytes of their scales into its panel: eight inputs' are a word there, too.
+pub(crate) fn put_codes(lane: usize, (codes, scales): (&[u8], &[u8]), panel: &mut [u8]) {
+    let parts = panel.chunks_exact_mut(Width::Nibble.bytes());
+    for (part, (codes, scale)) in parts.zip(codes.as_chunks::<{ PART / 2 }>().0.iter().zip(scales)) {
+        let (powers, lines) = part.split_at_mut(LANES);
+        powers[lane] = *scale;
+        for (line, word) in lines.as_chunks_mut::<64>().0.iter_mut().zip(codes.as_chunks::<4>().0) {
+            line[lane * 4..lane * 4 + 4].copy_from_slice(word);
+        }
+    }
+}
+
 /// Writes one output's numbers into its panel's part.
 #[inline(always)]
 pub(super) fn put(lane: usize, values: &[f32; PART], part: &mut [u8]) {

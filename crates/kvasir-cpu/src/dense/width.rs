@@ -111,8 +111,11 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn new(inputs: usize) -> Self {
-        Self { values: vec![0.0; inputs], scales: vec![1.0; inputs.div_ceil(PART)] }
+    /// Makes room for so many inputs; scales are one unless somebody says otherwise.
+    pub(crate) fn resize(&mut self, inputs: usize) {
+        self.values.resize(inputs, 0.0);
+        self.scales.clear();
+        self.scales.resize(inputs.div_ceil(PART), 1.0);
     }
 }
 
@@ -173,7 +176,7 @@ mod tests {
                 let mut values = vec![0f32; PART * LANES];
                 encoding::dequantize(dtype, &bytes, &mut values).unwrap();
                 let rows: Vec<Row> =
-                    values.chunks(PART).map(|v| Row { values: v.to_vec(), ..Row::new(PART) }).collect();
+                    values.chunks(PART).map(|v| Row { values: v.to_vec(), scales: vec![1.0] }).collect();
                 check(Width::of(dtype), &rows, |lane, i| values[lane * PART + i]);
             }
         }
@@ -191,6 +194,30 @@ mod tests {
                 };
                 let rows: Vec<Row> = (0..LANES).map(row).collect();
                 check(Width::Octet, &rows, |lane, i| code(lane, i) * (scale * (1.0 + lane as f32)));
+            }
+        }
+    }
+
+    #[test]
+    fn codes_are_put_as_their_numbers_are() {
+        for seed in 0..64u32 {
+            let byte = |i: usize| ((i as u32 + 1).wrapping_mul(0x9e37_79b9 ^ seed << 7) >> 21) as u8;
+            let codes: Vec<u8> = (0..LANES * PART / 2).map(byte).collect();
+            let power = |lane: usize| (seed as usize * 4 + lane) as u8;
+            let mut part = vec![0; Width::Nibble.bytes()];
+            for (lane, codes) in codes.chunks(PART / 2).enumerate() {
+                nibbles::put_codes(lane, (codes, &[power(lane)]), &mut part);
+            }
+            for level in Level::available() {
+                let mut out = [[f32::NAN; LANES]; PART];
+                Width::Nibble.open(level, &part, &mut out);
+                for (i, out) in out.iter().enumerate() {
+                    for (lane, got) in out.iter().enumerate() {
+                        let code = codes[lane * PART / 2 + i / 2] >> (i % 2 * 4) & 0xf;
+                        let size = f32::from(encoding::E2M1_DOUBLED[usize::from(code)]);
+                        assert_eq!(*got, size * encoding::e8m0_half(power(lane)), "{level} {lane} {i}");
+                    }
+                }
             }
         }
     }
