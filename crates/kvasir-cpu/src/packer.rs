@@ -1,13 +1,13 @@
 //! Makes matrices out of what their source has.
 
 use crate::Team;
-use crate::dense::{Bf16Panels, F32Panels, PART, Width, put_codes};
+use crate::dense::{Bf16Panels, F32Panels, PART, Width, nibbles, octets};
 use crate::panels::{EncodedRows, RowBytes};
 use crate::precision::Precision;
 use crate::quant::QuantPanels;
 use crate::source::{Scaled, Source};
 use crate::weights::{Linear, Packed};
-use kvasir_formats::{DType, Error, encoding};
+use kvasir_formats::{DType, Error};
 use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -87,11 +87,12 @@ impl<'a> Packer<'a> {
         };
         // Of a stack of experts' one row, not all of it for each.
         let (row, from) = (v.offset / row_len, v.offset % row_len);
-        let mut values = vec![0.0; row_len];
-        let in_row = from + len.saturating_sub(1) * v.stride < row_len;
-        if in_row && self.source.row(&weight.name, &weight.shape, row, &mut values) {
-            self.source.let_go(&weight.name, row..row + 1);
-            return Ok(pick(&values, from));
+        if from + len.saturating_sub(1) * v.stride < row_len {
+            let mut values = vec![0.0; row_len];
+            if self.source.row(&weight.name, &weight.shape, row, &mut values) {
+                self.source.let_go(&weight.name, row..row + 1);
+                return Ok(pick(&values, from));
+            }
         }
         Ok(pick(&self.numbers(v.weight)?, v.offset))
     }
@@ -107,7 +108,8 @@ impl<'a> Packer<'a> {
         let wide = exact || close || dtype == Some(DType::F32);
         let row_len = shape.last().copied().unwrap_or(1);
         let stored_bytes = dtype.map_or(Ok(row_len), |dtype| dtype.row_bytes(row_len))? * m.outputs;
-        let packed = match dtype.and_then(|dtype| Some((dtype, m.stored_rows(row_len)?))) {
+        let lies = m.stored_rows(row_len);
+        let packed = match dtype.zip(lies) {
             None => self.pack_dense(m, wide, dtype)?,
             Some((dtype, (first, step))) => {
                 let stored = self.source.stored(name, shape)?;
@@ -115,21 +117,20 @@ impl<'a> Packer<'a> {
                 if first + step * m.outputs.saturating_sub(1) >= rows {
                     return Err(Error::at(format!("tensor {name}"), "has too few rows"));
                 }
-                match !wide && stored.is_some() {
-                    true => self.where_they_lie(dtype, m, (first, step))?,
-                    false => match wide.then(|| self.pack_codes(name, m, (first, step))).transpose()? {
-                        Some(Some(packed)) => packed,
-                        _ => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
-                            // Rows were found to be there, and their lengths checked, when the file was opened.
-                            if !self.source.row(name, shape, first + n * step, out) {
-                                out.fill(f32::NAN);
-                            }
-                        })?,
-                    },
+                let codes = if wide { self.pack_codes(name, m, (first, step))? } else { None };
+                match codes {
+                    Some(packed) => packed,
+                    None if !wide && stored.is_some() => self.where_they_lie(dtype, m, (first, step))?,
+                    None => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
+                        // Rows were found to be there, and their lengths checked, when the file was opened.
+                        if !self.source.row(name, shape, first + n * step, out) {
+                            out.fill(f32::NAN);
+                        }
+                    })?,
                 }
             }
         };
-        if let Some((first, step)) = m.stored_rows(row_len).filter(|_| packed.is_packed()) {
+        if let Some((first, step)) = lies.filter(|_| packed.is_packed()) {
             self.source.let_go(name, first..first + step * m.outputs);
         }
         Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
@@ -165,9 +166,7 @@ impl<'a> Packer<'a> {
     ) -> Result<Packed, Error> {
         let size = (m.outputs, m.inputs);
         let packed = match wide {
-            Some(width) => {
-                F32Panels::pack(self.team, size, width, &|n, to| row(n, &mut to.values)).map(Packed::F32)
-            }
+            Some(width) => F32Panels::pack(self.team, size, width, row).map(Packed::F32),
             None => Bf16Panels::rounded(self.team, size, row).map(Packed::Bf16),
         };
         packed.map_err(out_of_memory)
@@ -180,21 +179,16 @@ impl<'a> Packer<'a> {
         m: &Matrix,
         (first, step): (usize, usize),
     ) -> Result<Option<Packed>, Error> {
-        let size = (m.outputs, m.inputs);
-        let nibbles = self.source.nibbles(name)?.filter(|w| w.row_len == m.inputs);
-        let whole = |scaled: &Scaled<'_>| scaled.block.1.is_multiple_of(PART);
-        let packed = if let Some(w) = nibbles {
-            F32Panels::pack_with(self.team, size, Width::Nibble, &|n, lane, panel| {
-                put_codes(lane, (w.row)(first + n * step), panel);
+        let (team, size) = (self.team, (m.outputs, m.inputs));
+        let whole = |w: &Scaled<'_>| w.codes.row_len == m.inputs && w.block.1.is_multiple_of(PART);
+        let packed = if let Some(w) = self.source.nibbles(name)?.filter(|w| w.row_len == m.inputs) {
+            F32Panels::pack_with(team, size, Width::Nibble, &|n, lane, panel| {
+                nibbles::put_codes(lane, (w.row)(first + n * step), panel);
             })
         } else if let Some(w) = self.source.scaled(name)?.filter(whole) {
-            F32Panels::pack(self.team, size, Width::Octet, &|n, to| {
+            F32Panels::pack_with(team, size, Width::Octet, &|n, lane, panel| {
                 let row = first + n * step;
-                if encoding::dequantize(w.codes.dtype, (w.codes.row)(row), &mut to.values).is_err() {
-                    to.values.fill(f32::NAN);
-                }
-                let scales = to.scales.iter_mut().enumerate();
-                scales.for_each(|(part, scale)| *scale = w.scale(row, part * PART));
+                octets::put_codes(lane, (w.codes.row)(row), |part| w.scale(row, part * PART), panel);
             })
         } else {
             return Ok(None);

@@ -1,7 +1,7 @@
 //! Matrices that are computed in f32.
 
 use super::LANES;
-use super::width::{Opened, PART, Row, Width, put_row};
+use super::width::{Opened, PART, Width, put_row};
 use crate::ask::{Near, ask_line};
 use crate::buffer::Buffer;
 use crate::level::per_level;
@@ -20,22 +20,22 @@ pub(crate) struct F32Panels {
 }
 
 impl F32Panels {
-    /// Packs rows that `row(n, to)` fills with numbers of this width.
+    /// Packs rows that `row(n, values)` fills with numbers of this width.
     pub(crate) fn pack(
         team: &Team,
         size: (usize, usize),
         width: Width,
-        row: &(dyn Fn(usize, &mut Row) + Sync),
+        row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> io::Result<Self> {
         thread_local! {
-            static MADE: RefCell<Row> = RefCell::new(Row::default());
+            static MADE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
         let level = Level::detect();
         Self::pack_with(team, size, width, &|n, lane, panel| {
-            MADE.with_borrow_mut(|numbers| {
-                numbers.resize(size.1);
-                row(n, numbers);
-                put_row(level, width, lane, numbers, panel);
+            MADE.with_borrow_mut(|values| {
+                values.resize(size.1, 0.0);
+                row(n, values);
+                put_row(level, width, lane, values, panel);
             });
         })
     }

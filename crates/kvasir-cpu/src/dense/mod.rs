@@ -2,8 +2,8 @@
 
 mod f32_panels;
 mod many;
-mod nibbles;
-mod octets;
+pub(crate) mod nibbles;
+pub(crate) mod octets;
 mod panels;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -17,7 +17,6 @@ use crate::panels::{PanelReader, Room};
 use crate::quant::{LANES, TILE};
 use crate::{Level, Team};
 pub(crate) use f32_panels::{F32Panels, matmul_f32};
-pub(crate) use nibbles::put_codes;
 pub(crate) use panels::Bf16Panels;
 use panels::Floats;
 use std::cell::RefCell;
@@ -276,9 +275,7 @@ mod tests {
                 out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i))
             };
             let w = Bf16Panels::rounded(&team, (outputs, inputs), &row).unwrap();
-            let wide =
-                F32Panels::pack(&team, (outputs, inputs), Width::Whole, &|n, to| row(n, &mut to.values));
-            let wide = wide.unwrap();
+            let wide = F32Panels::pack(&team, (outputs, inputs), Width::Whole, &row).unwrap();
             let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
             let [once, twice] = [Taken::Once, Taken::Twice].map(|taken| {
                 let x = Bf16Activations::new(70, inputs, taken).unwrap();

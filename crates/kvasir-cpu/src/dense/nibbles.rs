@@ -3,7 +3,6 @@
 
 use super::LANES;
 use super::width::{Opened, PART, Width};
-use crate::Level;
 use kvasir_formats::encoding::{E2M1_DOUBLED, e8m0_half};
 
 /// Writes one output's codes, as they are stored, and the bytes of their scales into its panel: eight inputs' are a word there, too.
@@ -33,18 +32,6 @@ pub(super) fn put(lane: usize, values: &[f32; PART], part: &mut [u8]) {
         }
         line[lane * 4..lane * 4 + 4].copy_from_slice(&word.to_le_bytes());
     }
-}
-
-/// Opens a part.
-#[inline(always)]
-pub(super) fn open(level: Level, part: &[u8], out: &mut Opened) {
-    #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni {
-        // SAFETY: the level says so.
-        return unsafe { v512(part, out) };
-    }
-    let _ = level;
-    plain(part, out);
 }
 
 /// A number's power of two, its second bit and its sign. As f64 all numbers are normal.
@@ -84,9 +71,9 @@ fn scales(part: &[u8]) -> [f32; LANES] {
     scales
 }
 
-/// Codes opened by arithmetic: of a code's three lower bits two are an exponent.
+/// Opens a part by arithmetic: of a code's three lower bits two are an exponent.
 #[inline(always)]
-fn plain(part: &[u8], out: &mut Opened) {
+pub(super) fn open(part: &[u8], out: &mut Opened) {
     let (scale, codes) = (scales(part), &part[LANES..]);
     for (i, out) in out.iter_mut().enumerate() {
         let words = codes[i / 8 * 64..][..64].as_chunks::<4>().0;
@@ -100,10 +87,11 @@ fn plain(part: &[u8], out: &mut Opened) {
     }
 }
 
+/// The same in vectors.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn v512(part: &[u8], out: &mut Opened) {
+pub(super) fn open_512(part: &[u8], out: &mut Opened) {
     use std::arch::x86_64::*;
     let table = E2M1_DOUBLED.map(f32::from);
     let part = &part[..Width::Nibble.bytes()];

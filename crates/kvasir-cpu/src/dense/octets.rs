@@ -5,8 +5,7 @@
 //! number is the product of code and scale rounded once, as if both were f32.
 
 use super::LANES;
-use super::width::{Opened, PART};
-use crate::Level;
+use super::width::{Opened, PART, Width};
 use crate::halves::half;
 
 /// What an f16 with a code's bits must be multiplied with.
@@ -14,43 +13,21 @@ const UNIT: f32 = 256.0;
 /// The code that is no number, but for its sign.
 const NAN: u8 = 0x7f;
 
-/// Writes one output's numbers, which are codes' values, into its panel's part.
-#[inline(always)]
-pub(super) fn put(lane: usize, values: &[f32; PART], scale: f32, part: &mut [u8]) {
-    let (scales, codes) = part.split_at_mut(LANES * 4);
-    scales[lane * 4..lane * 4 + 4].copy_from_slice(&scale.to_le_bytes());
-    // All of them before the first has its place, so that it is done in vectors.
-    let found = values.map(code);
-    for (codes, code) in codes.as_chunks_mut::<LANES>().0.iter_mut().zip(found) {
-        codes[lane] = code;
+/// Writes one output's codes, as they are stored, into its panel, each part's with the scale of that part.
+pub(crate) fn put_codes(lane: usize, codes: &[u8], scale: impl Fn(usize) -> f32, panel: &mut [u8]) {
+    let parts = panel.chunks_exact_mut(Width::Octet.bytes()).zip(codes.chunks(PART));
+    for (n, (part, codes)) in parts.enumerate() {
+        let (scales, lines) = part.split_at_mut(LANES * 4);
+        scales[lane * 4..lane * 4 + 4].copy_from_slice(&scale(n).to_le_bytes());
+        for (line, code) in lines.as_chunks_mut::<LANES>().0.iter_mut().zip(codes) {
+            line[lane] = *code;
+        }
     }
 }
 
-/// The code of a value that has one.
+/// Opens a part by arithmetic.
 #[inline(always)]
-fn code(v: f32) -> u8 {
-    let (size, bits) = (v.abs(), v.to_bits());
-    let normal = (bits >> 20 & 0x7ff).wrapping_sub((127 - 7) << 3);
-    // Below, they are whole multiples of the least one: added to so much, they are its last bits.
-    let below = (size + 16_384.0).to_bits() & 7;
-    let size = if size < 1.0 / 64.0 { below } else { normal };
-    (if v.is_nan() { u32::from(NAN) } else { size } | bits >> 24 & 0x80) as u8
-}
-
-/// Opens a part.
-#[inline(always)]
-pub(super) fn open(level: Level, part: &[u8], out: &mut Opened) {
-    #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx512Vnni {
-        // SAFETY: the level says so.
-        return unsafe { v512(part, out) };
-    }
-    let _ = level;
-    plain(part, out);
-}
-
-#[inline(always)]
-fn plain(part: &[u8], out: &mut Opened) {
+pub(super) fn open(part: &[u8], out: &mut Opened) {
     let (scales, codes) = part.split_at(LANES * 4);
     let mut scale = [0f32; LANES];
     for (scale, bytes) in scale.iter_mut().zip(scales.as_chunks::<4>().0) {
@@ -65,10 +42,11 @@ fn plain(part: &[u8], out: &mut Opened) {
     }
 }
 
+/// The same in vectors.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn v512(part: &[u8], out: &mut Opened) {
+pub(super) fn open_512(part: &[u8], out: &mut Opened) {
     use std::arch::x86_64::*;
     let (scales, codes) = part.split_at(LANES * 4);
     let (unit, sizes) = (_mm512_set1_ps(UNIT), _mm256_set1_epi16(i16::from(NAN)));

@@ -48,9 +48,9 @@ impl Width {
         }
     }
 
-    /// Writes one output's numbers into its panel's part. Only those of eight bits have a `scale` beside them.
+    /// Writes one output's numbers into its panel's part.
     #[inline(always)]
-    fn put(self, lane: usize, values: &[f32; PART], scale: f32, part: &mut [u8]) {
+    fn put(self, lane: usize, values: &[f32; PART], part: &mut [u8]) {
         match self {
             Self::Whole => {
                 for (bytes, v) in part.as_chunks_mut::<{ LANES * 4 }>().0.iter_mut().zip(values) {
@@ -66,7 +66,7 @@ impl Width {
                     bytes[lane * 2..lane * 2 + 2].copy_from_slice(&bits.to_le_bytes());
                 }
             }
-            Self::Octet => octets::put(lane, values, scale, part),
+            Self::Octet => unreachable!("numbers do not say what their scales were"),
             Self::Nibble => nibbles::put(lane, values, part),
         }
     }
@@ -74,6 +74,17 @@ impl Width {
     /// Opens a part.
     #[inline(always)]
     pub(crate) fn open(self, level: Level, part: &[u8], out: &mut Opened) {
+        #[cfg(target_arch = "x86_64")]
+        if level >= Level::Avx512Vnni {
+            match self {
+                // SAFETY: the level says that the machine has the instructions.
+                Self::Octet => return unsafe { octets::open_512(part, out) },
+                // SAFETY: as above.
+                Self::Nibble => return unsafe { nibbles::open_512(part, out) },
+                _ => {}
+            }
+        }
+        let _ = level;
         match self {
             Self::Whole => {
                 for (out, bytes) in out.iter_mut().zip(part.as_chunks::<{ LANES * 4 }>().0) {
@@ -96,46 +107,29 @@ impl Width {
                     }
                 }
             }
-            Self::Octet => octets::open(level, part, out),
-            Self::Nibble => nibbles::open(level, part, out),
+            Self::Octet => octets::open(part, out),
+            Self::Nibble => nibbles::open(part, out),
         }
     }
 }
 
-/// The numbers of one output.
-#[derive(Default)]
-pub(crate) struct Row {
-    pub(crate) values: Vec<f32>,
-    /// What each [`PART`] of them is multiplied with, if they are [of eight bits](Width::Octet).
-    pub(crate) scales: Vec<f32>,
-}
-
-impl Row {
-    /// Makes room for so many inputs; scales are one unless somebody says otherwise.
-    pub(crate) fn resize(&mut self, inputs: usize) {
-        self.values.resize(inputs, 0.0);
-        self.scales.clear();
-        self.scales.resize(inputs.div_ceil(PART), 1.0);
-    }
-}
-
 #[inline(always)]
-fn put_row_body(width: Width, lane: usize, row: &Row, panel: &mut [u8]) {
-    let (parts, rest) = row.values.as_chunks::<PART>();
-    let mut places = panel.chunks_exact_mut(width.bytes()).zip(&row.scales);
-    for (values, (part, scale)) in parts.iter().zip(&mut places) {
-        width.put(lane, values, *scale, part);
+fn put_row_body(width: Width, lane: usize, values: &[f32], panel: &mut [u8]) {
+    let (parts, rest) = values.as_chunks::<PART>();
+    let mut places = panel.chunks_exact_mut(width.bytes());
+    for (values, part) in parts.iter().zip(&mut places) {
+        width.put(lane, values, part);
     }
-    if let Some((part, scale)) = places.next() {
+    if let Some(part) = places.next() {
         let mut last = [0.0; PART];
         last[..rest.len()].copy_from_slice(rest);
-        width.put(lane, &last, *scale, part);
+        width.put(lane, &last, part);
     }
 }
 
 per_level! {
     /// Writes one output's numbers into its panel.
-    put_row(width: Width, lane: usize, row: &Row, panel: &mut [u8]) => put_row_body
+    put_row(width: Width, lane: usize, values: &[f32], panel: &mut [u8]) => put_row_body
 }
 
 #[cfg(test)]
@@ -143,15 +137,11 @@ mod tests {
     use super::*;
     use kvasir_formats::encoding;
 
-    /// Puts 16 outputs' numbers and checks what each level opens.
-    fn check(width: Width, rows: &[Row], values: impl Fn(usize, usize) -> f32) {
-        let mut part = vec![0; width.bytes()];
-        for (lane, row) in rows.iter().enumerate() {
-            put_row(Level::detect(), width, lane, row, &mut part);
-        }
+    /// Checks what each level opens of a part.
+    fn check(width: Width, part: &[u8], values: impl Fn(usize, usize) -> f32) {
         for level in Level::available() {
             let mut out = [[f32::NAN; LANES]; PART];
-            width.open(level, &part, &mut out);
+            width.open(level, part, &mut out);
             for (i, out) in out.iter().enumerate() {
                 for (lane, got) in out.iter().enumerate() {
                     let want = values(lane, i);
@@ -166,6 +156,7 @@ mod tests {
     #[test]
     fn what_was_put_is_what_is_opened() {
         for dtype in [DType::F32, DType::BF16, DType::F16, DType::Mxfp4] {
+            let width = Width::of(dtype);
             for seed in 0..256u32 {
                 let mut bytes: Vec<u8> = (0..PART / dtype.block_len() * dtype.block_bytes() * LANES)
                     .map(|i| ((i as u32 + 1).wrapping_mul(0x9e37_79b9 ^ seed << 7) >> 21) as u8)
@@ -173,11 +164,13 @@ mod tests {
                 if dtype == DType::Mxfp4 {
                     bytes.chunks_exact_mut(17).enumerate().for_each(|(n, b)| b[0] = seed as u8 ^ n as u8);
                 }
-                let mut values = vec![0f32; PART * LANES];
+                let mut values = [0f32; PART * LANES];
                 encoding::dequantize(dtype, &bytes, &mut values).unwrap();
-                let rows: Vec<Row> =
-                    values.chunks(PART).map(|v| Row { values: v.to_vec(), scales: vec![1.0] }).collect();
-                check(Width::of(dtype), &rows, |lane, i| values[lane * PART + i]);
+                let mut part = vec![0; width.bytes()];
+                for (lane, values) in values.chunks_exact(PART).enumerate() {
+                    put_row(Level::detect(), width, lane, values, &mut part);
+                }
+                check(width, &part, |lane, i| values[lane * PART + i]);
             }
         }
     }
@@ -187,19 +180,20 @@ mod tests {
         // Scales of which products are subnormal, infinite and no numbers, too.
         for scale in [1.0, 0.012_345, -3.7e-5, 2f32.powi(-126), 1e-44, 1e37, f32::INFINITY, f32::NAN] {
             for from in (0..=255u8).step_by(PART) {
-                let code = |lane: usize, i: usize| encoding::f8_e4m3(from + ((i + lane) % PART) as u8);
-                let row = |lane: usize| Row {
-                    values: (0..PART).map(|i| code(lane, i)).collect(),
-                    scales: vec![scale * (1.0 + lane as f32)],
-                };
-                let rows: Vec<Row> = (0..LANES).map(row).collect();
-                check(Width::Octet, &rows, |lane, i| code(lane, i) * (scale * (1.0 + lane as f32)));
+                let code = |lane: usize, i: usize| from + ((i + lane) % PART) as u8;
+                let scale = |lane: usize| scale * (1.0 + lane as f32);
+                let mut part = vec![0; Width::Octet.bytes()];
+                for lane in 0..LANES {
+                    let codes: [u8; PART] = std::array::from_fn(|i| code(lane, i));
+                    octets::put_codes(lane, &codes, |_| scale(lane), &mut part);
+                }
+                check(Width::Octet, &part, |lane, i| encoding::f8_e4m3(code(lane, i)) * scale(lane));
             }
         }
     }
 
     #[test]
-    fn codes_are_put_as_their_numbers_are() {
+    fn floats_of_four_bits_are_their_codes_times_their_scales() {
         for seed in 0..64u32 {
             let byte = |i: usize| ((i as u32 + 1).wrapping_mul(0x9e37_79b9 ^ seed << 7) >> 21) as u8;
             let codes: Vec<u8> = (0..LANES * PART / 2).map(byte).collect();
@@ -208,17 +202,10 @@ mod tests {
             for (lane, codes) in codes.chunks(PART / 2).enumerate() {
                 nibbles::put_codes(lane, (codes, &[power(lane)]), &mut part);
             }
-            for level in Level::available() {
-                let mut out = [[f32::NAN; LANES]; PART];
-                Width::Nibble.open(level, &part, &mut out);
-                for (i, out) in out.iter().enumerate() {
-                    for (lane, got) in out.iter().enumerate() {
-                        let code = codes[lane * PART / 2 + i / 2] >> (i % 2 * 4) & 0xf;
-                        let size = f32::from(encoding::E2M1_DOUBLED[usize::from(code)]);
-                        assert_eq!(*got, size * encoding::e8m0_half(power(lane)), "{level} {lane} {i}");
-                    }
-                }
-            }
+            check(Width::Nibble, &part, |lane, i| {
+                let code = codes[lane * PART / 2 + i / 2] >> (i % 2 * 4) & 0xf;
+                f32::from(encoding::E2M1_DOUBLED[usize::from(code)]) * encoding::e8m0_half(power(lane))
+            });
         }
     }
 }
