@@ -115,7 +115,7 @@ macro_rules! kernels {
             ) -> [Ints; N] {
                 let mut totals = [[zero(); N]; CHAINS];
                 for i in 0..16 {
-                    ask::<L>(block, half, i, ahead);
+                    ask::<L, 16>(block, half, i, ahead);
                     // SAFETY: the caller's superblock.
                     let weights = unsafe { open::<L>(block, half, i) };
                     for (j, line) in weights.into_iter().enumerate() {
@@ -142,20 +142,20 @@ macro_rules! kernels {
                 codes: *const i8,
                 sums: &[Sums; N],
             ) -> [Ints; N] {
-                let lift = L::FORMAT.lift().min(LIFT);
+                let lift = lift::<L>();
                 let mut words = [[zero(); 4]; N];
                 for part in 0..PARTS {
-                    ask::<L>(block, half, part * 2, ahead);
-                    ask::<L>(block, half, part * 2 + 1, ahead);
+                    ask::<L, PARTS>(block, half, part, ahead);
                     // SAFETY: the caller's superblock, and rows that are there.
                     unsafe {
-                        for (i, tables) in tables::<L>(block, half, part, lift).into_iter().enumerate() {
-                            let x = codes.add(part / 2 * 1024 + part % 2 * 32 + i * 16);
-                            for (four, tables) in tables.into_iter().enumerate() {
+                        let x = codes.add(part / 2 * 1024 + part % 2 * 32);
+                        for four in 0..4 {
+                            let tables = tables::<L>(block, (half, part, four), lift);
+                            for (i, tables) in tables.into_iter().enumerate() {
                                 let w = of_tables::<L>(block, (half, part, four), i > 0, tables);
                                 for (n, words) in words.iter_mut().enumerate() {
-                                    let x = in_each_lane(x.add(n * 64).cast());
-                                    words[four] = add_lifted(words[four], w, x);
+                                    let x = in_each_lane(x.add(n * 64 + i * 16).cast());
+                                    words[four] = add::<L>(words[four], w, x);
                                 }
                             }
                         }
@@ -169,7 +169,7 @@ macro_rules! kernels {
                 totals
             }
 
-            /// The same of weights that are stored open. The 128 that are too much in each are taken out by the negated sums of activations.
+            /// The same of weights that are stored open. What is too much in each is taken out by the negated sums of activations.
             ///
             /// # Safety
             /// As for [`lanes`].
@@ -181,20 +181,22 @@ macro_rules! kernels {
                 codes: *const i8,
                 sums: &[Sums; N],
             ) -> [Ints; N] {
+                let lift = lift::<L>();
                 let mut totals = [[zero(); N]; CHAINS];
-                for (total, sums) in totals[0].iter_mut().zip(sums) {
+                for (total, sums) in totals[0].iter_mut().zip(sums).filter(|_| lift > 0) {
                     *total = all32(sums.lifted);
                 }
                 for i in 0..16 {
-                    ask::<L>(block, half, i, ahead);
+                    ask::<L, 16>(block, half, i, ahead);
                     for j in 0..4 {
                         // SAFETY: line `4 i + j` of the superblock, and of rows that are there.
                         unsafe {
                             let w = load(block.add(L::FORMAT.codes_at() + (i * 4 + j) * 64 + half * 32));
+                            let w = xor(w, all8((lift - 128) as i8));
                             let x = codes.add(i / 4 * 1024 + i % 4 * 16 + j * 4).cast::<i32>();
                             for n in 0..N {
                                 let total = &mut totals[j % chains(N)][n];
-                                *total = add_fours(*total, w, all32(*x.add(n * 16)));
+                                *total = add::<L>(*total, w, all32(*x.add(n * 16)));
                             }
                         }
                     }
@@ -217,12 +219,12 @@ macro_rules! kernels {
                 all
             }
 
-            /// Asks memory for what lies ahead of part `i` of 16.
+            /// Asks memory for what lies ahead of part `i` of `OF`. Each has as many lines, so that nothing branches; what that is too much is the next superblock's.
             #[inline]
-            fn ask<L: Layout>(block: *const u8, half: usize, i: usize, ahead: Ahead) {
-                let bytes = L::FORMAT.bytes();
-                for at in (i * bytes / 16..(i + 1) * bytes / 16).step_by(64).filter(|_| half == 0) {
-                    ahead.ask(block.wrapping_add(at));
+            fn ask<L: Layout, const OF: usize>(block: *const u8, half: usize, i: usize, ahead: Ahead) {
+                let lines = const { (L::FORMAT.bytes() / 64).div_ceil(OF) };
+                if half == 0 {
+                    ahead.ask(block.wrapping_add(i * lines * 64), lines);
                 }
             }
 

@@ -11,9 +11,7 @@ mod format;
 mod gated;
 mod layouts;
 #[cfg(target_arch = "x86_64")]
-mod many_avx2;
-#[cfg(target_arch = "x86_64")]
-mod many_dots;
+mod many;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(target_arch = "x86_64")]

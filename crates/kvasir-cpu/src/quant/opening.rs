@@ -24,41 +24,34 @@ macro_rules! opening {
                 if f.times == 1 { scale } else { times16(scale, all16(f.times)) }
             }
 
-            /// Where codes of four or five bits are looked up, inputs `32 part .. 32 part + 32`, the first 16 and the last: for every fourth output, a lane for
-            /// each, the products of its scale with what codes below 16 and the others stand for, plus `lift`.
+            /// Where codes of four or five bits are looked up, inputs `32 part .. 32 part + 32`, the first 16 and the last: for every fourth output from the `n`th on, a
+            /// lane for each, the products of its scale with what codes below 16 and the others stand for, plus `lift`.
             ///
             /// # Safety
-            /// As for [`scale_words`]; `part` must be below [`PARTS`].
+            /// As for [`scale_words`]; `part` must be below [`PARTS`] and `n` below 4.
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn tables<L: Layout>(
                 block: *const u8,
-                half: usize,
-                part: usize,
+                (half, part, n): (usize, usize, usize),
                 lift: i32,
-            ) -> [[[Ints; 2]; 4]; 2] {
+            ) -> [[Ints; 2]; 2] {
                 let values = const { L::FORMAT.values() };
                 let subs = 32 / L::FORMAT.sub;
-                let mut all = [[[zero(); 2]; 4]; 2];
-                for (sub, four) in all.iter_mut().enumerate().take(subs) {
+                let mut all = [[zero(); 2]; 2];
+                for (sub, tables) in all.iter_mut().enumerate().take(subs) {
                     let at = block.wrapping_add(L::FORMAT.scales_at() + (part * subs + sub) * 16);
                     // SAFETY: the scales of a sub-block of the caller's superblock.
-                    let scales = unsafe { in_each_lane(at) };
-                    for (n, tables) in four.iter_mut().enumerate() {
-                        let scale = spread(scales, half, n);
-                        for (table, values) in
-                            tables.iter_mut().zip(values.as_chunks::<2>().0).take(L::FORMAT.bits - 3)
-                        {
-                            // SAFETY: eight integers of 16 bits each.
-                            let (low, high) = unsafe {
-                                (
-                                    in_each_lane(values[0].as_ptr().cast()),
-                                    in_each_lane(values[1].as_ptr().cast()),
-                                )
-                            };
-                            let products = narrowed(high_product(scale, low), high_product(scale, high));
-                            *table = xor(products, all8(lift as i8));
-                        }
+                    let scale = spread(unsafe { in_each_lane(at) }, half, n);
+                    for (table, values) in
+                        tables.iter_mut().zip(values.as_chunks::<2>().0).take(L::FORMAT.bits - 3)
+                    {
+                        // SAFETY: eight integers of 16 bits each.
+                        let (low, high) = unsafe {
+                            (in_each_lane(values[0].as_ptr().cast()), in_each_lane(values[1].as_ptr().cast()))
+                        };
+                        let products = narrowed(high_product(scale, low), high_product(scale, high));
+                        *table = xor(products, all8(lift as i8));
                     }
                 }
                 if subs == 1 { [all[0]; 2] } else { all }
@@ -146,12 +139,14 @@ macro_rules! opening {
                             put(line, xor(v, all8((lift - 128) as i8)));
                         }
                     } else if f.by_output() {
-                        let tables = tables::<L>(block, half, part, lift);
-                        for (i, tables) in tables.into_iter().enumerate() {
-                            let mut four = [zero(); 4];
-                            for (n, v) in four.iter_mut().enumerate() {
-                                *v = of_tables::<L>(block, (half, part, n), i > 0, tables[n]);
+                        let mut lines = [[zero(); 4]; 2];
+                        for n in 0..4 {
+                            let tables = tables::<L>(block, (half, part, n), lift);
+                            for (i, lines) in lines.iter_mut().enumerate() {
+                                lines[n] = of_tables::<L>(block, (half, part, n), i > 0, tables[i]);
                             }
+                        }
+                        for (i, four) in lines.into_iter().enumerate() {
                             for (j, v) in turned(four).into_iter().enumerate() {
                                 put(part * 8 + i * 4 + j, v);
                             }

@@ -3,7 +3,7 @@
 use super::activations::QuantActivations;
 use super::format::{Format, LANES};
 use super::layouts::Layout;
-use super::{amx, many_avx2, many_dots};
+use super::{amx, many};
 use crate::Level;
 use crate::amx::Tiles;
 use crate::ask::{Near, ask_line};
@@ -19,10 +19,9 @@ pub(super) const BLOCK: usize = 512;
 pub(super) struct Room {
     pub(super) tiles: amx::Room,
     /// Superblocks that are multiplied, and those behind them.
-    pub(super) vectors: [[many_dots::Opened; 2]; 2],
+    pub(super) vectors: [[many::Opened; 2]; 2],
     /// Whether those that were opened last are the second ones.
     pub(super) in_second: bool,
-    pub(super) halves: [many_avx2::Opened; 2],
     /// Sums of a block's rows, per panel.
     pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
 }
@@ -30,9 +29,8 @@ pub(super) struct Room {
 thread_local! {
     static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
         tiles: amx::Room::NONE,
-        vectors: [const { [many_dots::Opened::NONE; 2] }; 2],
+        vectors: [const { [many::Opened::NONE; 2] }; 2],
         in_second: false,
-        halves: [many_avx2::Opened::NONE; 2],
         sums: [[[0.0; LANES]; BLOCK]; 2],
     }));
 }
@@ -96,10 +94,10 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     unsafe {
         match level {
             Level::Amx => amx::panels::<L, P>(pair, x, rows, room, out),
-            Level::Avx512Vnni => many_dots::v512::panels::<L, P>(pair, x, rows, room, out),
-            Level::Avx512Bf16 => many_dots::v512_bf16::panels::<L, P>(pair, x, rows, room, out),
-            Level::AvxVnni => many_dots::v256_dots::panels::<L, P>(pair, x, rows, room, out),
-            _ => many_avx2::panels::<L, P>(pair, x, rows, room, out),
+            Level::Avx512Vnni => many::v512::panels::<L, P>(pair, x, rows, room, out),
+            Level::Avx512Bf16 => many::v512_bf16::panels::<L, P>(pair, x, rows, room, out),
+            Level::AvxVnni => many::v256_dots::panels::<L, P>(pair, x, rows, room, out),
+            _ => many::v256::panels::<L, P>(pair, x, rows, room, out),
         }
     }
 }

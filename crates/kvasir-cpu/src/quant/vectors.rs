@@ -1,5 +1,6 @@
 //! What the kernels need of vectors, under the same names for both widths.
 
+use super::layouts::Layout;
 use crate::vectors::operations;
 
 /// Four lanes, in one line of memory.
@@ -19,9 +20,26 @@ static PLACES: [Lanes; 4] = {
     all
 };
 
+/// Products of four bytes as a layout's weights need them.
+macro_rules! products {
+    ($features:literal) => {
+        /// What is added to weights that [`add`] multiplies.
+        pub(in super::super) const fn lift<L: Layout>() -> i32 {
+            if L::FORMAT.lift() < LIFT { L::FORMAT.lift() } else { LIFT }
+        }
+
+        /// Adds the sums of four products of weights, which are lifted, and activations.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(in super::super) fn add<L: Layout>(sum: Ints, w: Ints, x: Ints) -> Ints {
+            if L::FORMAT.lift() == 0 { add_unsigned(sum, w, x) } else { add_signed(sum, w, x) }
+        }
+    };
+}
+
 /// A vector of 64 bytes, opened, holds four inputs of all 16 outputs of a panel.
 pub(super) mod v512 {
-    use super::operations;
+    use super::{Layout, operations};
     use std::arch::x86_64::*;
 
     pub(in super::super) use crate::vectors::v512::{
@@ -32,9 +50,9 @@ pub(super) mod v512 {
     pub(in super::super) const HALVES: usize = 1;
     /// Sums in turn that keep the multiplier busy with one row.
     pub(in super::super) const CHAINS: usize = 4;
-    /// What is added to bytes that [`add_lifted`] multiplies: one of its operands is unsigned.
+    /// What is added to weights that [`add_signed`] multiplies: one of its operands is unsigned.
     pub(in super::super) const LIFT: i32 = 128;
-    pub(in super::super) use self::add_fours as add_lifted;
+    pub(in super::super) use self::{add_fours as add_signed, add_fours as add_unsigned};
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni":
         fn all16(v: i16) -> Ints = _mm512_set1_epi16(v);
@@ -77,6 +95,8 @@ pub(super) mod v512 {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)));
         fn f16s(bits: __m256i) -> Floats = _mm512_cvtph_ps(bits);
     }
+
+    products! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni" }
 
     operations! { "avx512f,avx512bw":
         /// Signed bytes in 16 bits: of each two the first, then the second.
@@ -138,7 +158,7 @@ pub(super) mod v512_bf16 {
 
 /// A vector of 32 bytes, opened, holds four inputs of eight of a panel's outputs.
 pub(super) mod v256 {
-    use super::operations;
+    use super::{Layout, operations};
     use std::arch::x86_64::*;
 
     pub(in super::super) use crate::vectors::v256::{
@@ -149,7 +169,7 @@ pub(super) mod v256 {
     pub(in super::super) const HALVES: usize = 2;
     /// Sums in turn that keep the multiplier busy with one row: an addition takes one cycle.
     pub(in super::super) const CHAINS: usize = 1;
-    /// What is added to bytes that [`add_lifted`] multiplies: nothing, they stay signed.
+    /// What is added to weights that [`add_signed`] multiplies: nothing, they stay signed.
     pub(in super::super) const LIFT: i32 = 0;
 
     operations! { "avx2,fma,f16c":
@@ -181,17 +201,12 @@ pub(super) mod v256 {
         fn high_product(a: Ints, b: Ints) -> Ints = _mm256_mulhrs_epi16(a, b);
         /// Adds the sums of pairs of products of 16 bits.
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
-        /// Adds the sums of four products of unsigned bytes and signed ones: pairs of them do not fit 16 bits.
-        fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = {
-            let [even, odd] = words(b);
-            let even = _mm256_madd_epi16(and(a, all16(0xff)), even);
-            add32(sum, add32(even, _mm256_madd_epi16(right16(a, 8), odd)))
-        };
-        /// The same of signed bytes, the second more than -128: pairs of products of sizes and of what has the sign of both fit 16 bits.
-        fn add_lifted(sum: Ints, a: Ints, b: Ints) -> Ints = {
-            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
-            add32(sum, _mm256_madd_epi16(pairs, all16(1)))
-        };
+        /// Adds the sums of four products of bytes up to 128 and signed ones above -128: pairs of them fit 16 bits.
+        fn add_unsigned(sum: Ints, a: Ints, b: Ints) -> Ints =
+            add32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), all16(1)));
+        /// The same of signed bytes: products of sizes and of what has the sign of both.
+        fn add_signed(sum: Ints, a: Ints, b: Ints) -> Ints =
+            add_unsigned(sum, _mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
         fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256(a, b);
         /// The sum of each vector's words in a lane, the first vector's in the lane's first word.
         fn sums_in_lanes(v: [Ints; 4]) -> Ints = {
@@ -208,6 +223,8 @@ pub(super) mod v256 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)));
         fn f16s(bits: __m128i) -> Floats = _mm256_cvtph_ps(bits);
     }
+
+    products! { "avx2,fma,f16c" }
 
     /// Stores those numbers that the low eight of `lanes` have a bit for.
     #[inline]
@@ -259,15 +276,17 @@ pub(super) mod v256 {
 
 /// The same with dot products of bytes and of 16 bits.
 pub(super) mod v256_dots {
-    use super::operations;
+    use super::{Layout, operations};
     use std::arch::x86_64::*;
 
     pub(in super::super) use super::v256::*;
     /// Sums in turn that keep the multiplier busy with one row.
     pub(in super::super) const CHAINS: usize = 4;
-    /// What is added to bytes that [`add_lifted`] multiplies: one of its operands is unsigned.
+    /// What is added to weights that [`add_signed`] multiplies: one of its operands is unsigned.
     pub(in super::super) const LIFT: i32 = 128;
-    pub(in super::super) use self::add_fours as add_lifted;
+    pub(in super::super) use self::{add_fours as add_signed, add_fours as add_unsigned};
+
+    products! { "avx2,fma,f16c,avxvnni" }
 
     operations! { "avx2,fma,f16c,avxvnni":
         /// Adds the sums of pairs of products of 16 bits.

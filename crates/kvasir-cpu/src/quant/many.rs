@@ -1,7 +1,8 @@
-//! Many rows with byte dot products, of 512 or 256 bits. A panel's superblock is opened once for a block of rows, into the first-level cache, beside
+//! Many rows with products of four bytes, of 512 or 256 bits. A panel's superblock is opened once for a block of rows, into the first-level cache, beside
 //! the products of the one before; as many rows are multiplied at once as there are registers for their sums.
 //!
-//! One operand of a byte product is unsigned: weights that may be negative are stored with 128 added, which negated sums of activations take out again.
+//! One operand of a byte product is unsigned: weights that may be negative are stored with 128 added, which negated sums of activations take out again. Where
+//! there are no dot products of bytes, pairs of such products would not fit 16 bits; there weights stay signed, and their sizes are multiplied.
 
 use super::activations::{QuantActivations, Sums, TILE};
 use super::format::LANES;
@@ -40,6 +41,11 @@ macro_rules! kernels {
             const MOST: usize = $most;
             const LESS: usize = $less;
 
+            /// Whether weights are multiplied where they lie: they are stored as products take them.
+            const fn in_place<L: Layout>() -> bool {
+                L::FORMAT.is_open() && lift::<L>() == 128
+            }
+
             /// How many rows are multiplied at once from row `first` of a tile on, if `left` are left.
             fn at_once(first: usize, left: usize) -> usize {
                 if first == 0 && left > LESS { MOST } else { LESS }
@@ -65,14 +71,13 @@ macro_rules! kernels {
                     let each = const { L::FORMAT.bytes().div_ceil(64 * PARTS) };
                     (i * each..(i + 1) * each)
                         .for_each(|line| ask_line(Near::Second, self.next.wrapping_add(line * 64)));
-                    // Those that are stored open are multiplied where they lie.
-                    if L::FORMAT.is_open() {
+                    if in_place::<L>() {
                         return;
                     }
                     for half in 0..HALVES {
                         // SAFETY: the caller's superblock; half a line is there to be written.
                         unsafe {
-                            lines::<L>(self.block, (half, i), L::FORMAT.lift(), |line, bytes| {
+                            lines::<L>(self.block, (half, i), lift::<L>(), |line, bytes| {
                                 store(self.to.weights[line].as_mut_ptr().add(half * 32), bytes);
                             });
                         }
@@ -133,9 +138,11 @@ macro_rules! kernels {
             ) -> [[Ints; R]; HALVES] {
                 let mut totals = [[zero(); R]; HALVES];
                 for n in 0..R {
-                    let total = if L::FORMAT.lift() == 0 { zero() } else { all32(sums[n].lifted) };
+                    let total = if lift::<L>() == 0 { zero() } else { all32(sums[n].lifted) };
                     totals.iter_mut().for_each(|totals| totals[n] = total);
                 }
+                // The compiler does not know how many: it would unroll the loop, add products up before they meet their sums, and run out of registers.
+                let lines = if LIFT == 0 { std::hint::black_box(LINES) } else { LINES };
                 // SAFETY: all offsets are those of the superblock and of rows that are there.
                 unsafe {
                     for part in 0..PARTS {
@@ -144,7 +151,7 @@ macro_rules! kernels {
                         }
                         let (weights, codes) =
                             (weights.add(part * LINES * 64), codes.add(part / 2 * 256 + part % 2 * LINES));
-                        for line in 0..LINES {
+                        for line in 0..lines {
                             let mut w = [zero(); HALVES];
                             for (half, w) in w.iter_mut().enumerate() {
                                 *w = load(weights.add(line * 64 + half * 32));
@@ -152,7 +159,7 @@ macro_rules! kernels {
                             for n in 0..R {
                                 let x = all32(*codes.add(line + n * 16));
                                 for half in 0..HALVES {
-                                    totals[half][n] = add_fours(totals[half][n], w[half], x);
+                                    totals[half][n] = add::<L>(totals[half][n], w[half], x);
                                 }
                             }
                         }
@@ -203,7 +210,7 @@ macro_rules! kernels {
                         let n = at_once(r, rows.len() - first);
                         let to = out.filter(|_| last && first + n <= rows.len());
                         for p in 0..P {
-                            let weights = match f.is_open() {
+                            let weights = match in_place::<L>() {
                                 true => at(p, block).wrapping_add(f.codes_at()),
                                 false => now[p].weights.as_ptr().cast(),
                             };
@@ -309,3 +316,4 @@ macro_rules! kernels {
 kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8);
 kernels!(v512_bf16, v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8);
 kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni", 6 rows and then 5);
+kernels!(v256, v256, "avx2,fma,f16c", 4 rows and then 4);
