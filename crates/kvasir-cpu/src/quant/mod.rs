@@ -182,8 +182,8 @@ unsafe fn many_rows<L: Layout>(
     out: &Output<'_>,
 ) {
     // Where rows are few memory is read in order, panel by panel; tiles take two panels' products for each load of rows.
-    let wide = matches!(level, Level::Avx512Vnni | Level::Avx512Bf16);
-    let at_once = if wide && rows.len() <= SHORT { 1 } else { 2 };
+    let in_order = matches!(level, Level::Avx2 | Level::Avx512Vnni | Level::Avx512Bf16);
+    let at_once = if in_order && rows.len() <= SHORT { 1 } else { 2 };
     pairs::with_room(level, |room| {
         let mut is_opened = false;
         for panel in panels.clone().step_by(at_once) {
