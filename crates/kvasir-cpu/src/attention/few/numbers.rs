@@ -8,7 +8,7 @@ use crate::attention::view::CHUNK;
 use crate::chains::Columns;
 
 macro_rules! kernels {
-    ($vectors:ident, $features:literal) => {
+    ($vectors:ident, $features:literal, near: $near:ident) => {
         pub(in super::super) mod $vectors {
             use super::*;
             use crate::vectors::$vectors::*;
@@ -36,7 +36,7 @@ macro_rules! kernels {
                         // A line for each of the rows that are read.
                         for n in at..at + WORDS {
                             let line = next.wrapping_add(step * 1024 + n * 64);
-                            ask_line(Near::First, line);
+                            ask_line(Near::$near, line);
                         }
                         let mut chains = [[none(); 2]; N];
                         for part in 0..LANES / WORDS {
@@ -188,5 +188,5 @@ macro_rules! kernels {
     };
 }
 
-kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq");
-kernels!(v256, "avx2,fma,f16c");
+kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq", near: First);
+kernels!(v256, "avx2,fma,f16c", near: Second);
