@@ -14,8 +14,8 @@ pub(crate) struct Ahead {
     far: usize,
     /// Of each page only what begins it is asked for so far ahead, so many bytes.
     of_page: usize,
-    /// How many bytes ahead, into the first level, if any.
-    near: usize,
+    /// How many bytes ahead, into the first level.
+    near: Option<usize>,
 }
 
 /// What processors foresee ends with a page of this many bytes, whatever size it really has.
@@ -24,13 +24,13 @@ const PAGE: usize = 4096;
 /// The first is in force until something was tried. Bytes past what is read are usually read next.
 const WAYS: [Ahead; 5] = [
     // Best on Intel's server processors: inside a small page, where that also sets their own foresight going, and once more just before use.
-    Ahead { far: 3584, of_page: PAGE, near: 256 },
+    Ahead { far: 3584, of_page: PAGE, near: Some(256) },
     // On AMD's whoever asks waits for one of few places, and what the processor foresees has more of them: best is a sign that the next page is wanted, too.
-    Ahead { far: PAGE, of_page: 512, near: 0 },
-    Ahead { far: PAGE, of_page: 512, near: 256 },
+    Ahead { far: PAGE, of_page: 512, near: None },
+    Ahead { far: PAGE, of_page: 512, near: Some(256) },
     // Where lines are not read in order, as fifth bits are not, asking puts them in order.
-    Ahead { far: 2 * PAGE, of_page: 512, near: 2048 },
-    Ahead { far: 2 * PAGE, of_page: PAGE, near: 0 },
+    Ahead { far: 2 * PAGE, of_page: 512, near: Some(2048) },
+    Ahead { far: 2 * PAGE, of_page: PAGE, near: None },
 ];
 
 impl Ahead {
@@ -38,8 +38,8 @@ impl Ahead {
     #[inline(always)]
     pub(crate) fn ask(self, from: *const u8, lines: usize) {
         let lines = |ahead: usize| (0..lines).map(move |line| from.wrapping_add(ahead + line * 64));
-        if self.near > 0 {
-            lines(self.near).for_each(|line| ask_line(Near::First, line));
+        if let Some(near) = self.near {
+            lines(near).for_each(|line| ask_line(Near::First, line));
         }
         if self.of_page == PAGE {
             lines(self.far).for_each(|line| ask_line(Near::Second, line));

@@ -29,7 +29,7 @@ macro_rules! kernels {
             /// `codes` must be those of a row.
             #[inline]
             #[target_feature(enable = $features)]
-            pub(in super::super) unsafe fn activations(codes: *const i8) -> [[i32; 64]; 2] {
+            unsafe fn activations(codes: *const i8) -> [[i32; 64]; 2] {
                 let mut pairs = [[0; 64]; 2];
                 let lanes = 16 / HALVES;
                 for line in (0..64).step_by(lanes) {
@@ -163,8 +163,7 @@ macro_rules! kernels {
                 }
                 let mut totals = [zero(); N];
                 for ((total, words), sums) in totals.iter_mut().zip(words).zip(sums) {
-                    let lifted = if lift == 0 { zero() } else { all32(sums.lifted) };
-                    *total = add32(lifted, sums_in_lanes(words));
+                    *total = add32(unlifted::<L>(sums), sums_in_lanes(words));
                 }
                 totals
             }
@@ -181,18 +180,16 @@ macro_rules! kernels {
                 codes: *const i8,
                 sums: &[Sums; N],
             ) -> [Ints; N] {
-                let lift = lift::<L>();
                 let mut totals = [[zero(); N]; CHAINS];
-                for (total, sums) in totals[0].iter_mut().zip(sums).filter(|_| lift > 0) {
-                    *total = all32(sums.lifted);
+                for (total, sums) in totals[0].iter_mut().zip(sums) {
+                    *total = unlifted::<L>(sums);
                 }
                 for i in 0..16 {
                     ask::<L, 16>(block, half, i, ahead);
                     for j in 0..4 {
                         // SAFETY: line `4 i + j` of the superblock, and of rows that are there.
                         unsafe {
-                            let w = load(block.add(L::FORMAT.codes_at() + (i * 4 + j) * 64 + half * 32));
-                            let w = xor(w, all8((lift - 128) as i8));
+                            let w = stored::<L>(block, (half, i * 4 + j), lift::<L>());
                             let x = codes.add(i / 4 * 1024 + i % 4 * 16 + j * 4).cast::<i32>();
                             for n in 0..N {
                                 let total = &mut totals[j % chains(N)][n];
@@ -219,7 +216,8 @@ macro_rules! kernels {
                 all
             }
 
-            /// Asks memory for what lies ahead of part `i` of `OF`. Each has as many lines, so that nothing branches; what that is too much is the next superblock's.
+            /// Asks memory for what lies ahead of part `i` of `OF`. Each has as many lines, so that nothing branches; what that is too much is the next superblock's,
+            /// and so is a last line that is not whole.
             #[inline]
             fn ask<L: Layout, const OF: usize>(block: *const u8, half: usize, i: usize, ahead: Ahead) {
                 let lines = const { (L::FORMAT.bytes() / 64).div_ceil(OF) };

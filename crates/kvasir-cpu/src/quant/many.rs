@@ -138,10 +138,11 @@ macro_rules! kernels {
             ) -> [[Ints; R]; HALVES] {
                 let mut totals = [[zero(); R]; HALVES];
                 for n in 0..R {
-                    let total = if lift::<L>() == 0 { zero() } else { all32(sums[n].lifted) };
+                    let total = unlifted::<L>(&sums[n]);
                     totals.iter_mut().for_each(|totals| totals[n] = total);
                 }
-                // The compiler does not know how many: it would unroll the loop, add products up before they meet their sums, and run out of registers.
+                // Where products and additions are apart the compiler must not know how many: it would unroll the loop, add products up before they meet their
+                // sums, and run out of registers.
                 let lines = if LIFT == 0 { std::hint::black_box(LINES) } else { LINES };
                 // SAFETY: all offsets are those of the superblock and of rows that are there.
                 unsafe {

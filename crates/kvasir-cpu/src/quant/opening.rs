@@ -117,6 +117,22 @@ macro_rules! opening {
                 [apart(v[0], 0xfc00), apart(v[1], 0xfc00), apart(v[2], 0xfc00), apart(fourth, 0xff00)]
             }
 
+            /// A line of weights that are stored open, plus `lift`.
+            ///
+            /// # Safety
+            /// `block` must point at a superblock of layout `L`, which is stored open, and `line` be below 64.
+            #[inline]
+            #[target_feature(enable = $features)]
+            pub(in super::super) unsafe fn stored<L: Layout>(
+                block: *const u8,
+                (half, line): (usize, usize),
+                lift: i32,
+            ) -> Ints {
+                // SAFETY: the caller's line.
+                let v = unsafe { load(block.add(L::FORMAT.codes_at() + half * 32 + line * 64)) };
+                xor(v, all8((lift - 128) as i8))
+            }
+
             /// Puts inputs `32 part .. 32 part + 32` as bytes plus `lift`: eight lines, each as soon as it is there.
             ///
             /// # Safety
@@ -135,8 +151,7 @@ macro_rules! opening {
                 unsafe {
                     if f.is_open() {
                         for line in part * 8..(part + 1) * 8 {
-                            let v = load(block.add(f.codes_at() + half * 32 + line * 64));
-                            put(line, xor(v, all8((lift - 128) as i8)));
+                            put(line, stored::<L>(block, (half, line), lift));
                         }
                     } else if f.by_output() {
                         let mut lines = [[zero(); 4]; 2];

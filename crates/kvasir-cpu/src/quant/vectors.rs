@@ -1,5 +1,6 @@
 //! What the kernels need of vectors, under the same names for both widths.
 
+use super::activations::Sums;
 use super::layouts::Layout;
 use crate::vectors::operations;
 
@@ -28,6 +29,13 @@ macro_rules! products {
             if L::FORMAT.lift() < LIFT { L::FORMAT.lift() } else { LIFT }
         }
 
+        /// What sums of a row's superblock begin with: what its weights' lift adds is taken out.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(in super::super) fn unlifted<L: Layout>(sums: &Sums) -> Ints {
+            if lift::<L>() == 0 { zero() } else { all32(sums.lifted) }
+        }
+
         /// Adds the sums of four products of weights, which are lifted, and activations.
         #[inline]
         #[target_feature(enable = $features)]
@@ -39,7 +47,7 @@ macro_rules! products {
 
 /// A vector of 64 bytes, opened, holds four inputs of all 16 outputs of a panel.
 pub(super) mod v512 {
-    use super::{Layout, operations};
+    use super::{Layout, Sums, operations};
     use std::arch::x86_64::*;
 
     pub(in super::super) use crate::vectors::v512::{
@@ -158,7 +166,7 @@ pub(super) mod v512_bf16 {
 
 /// A vector of 32 bytes, opened, holds four inputs of eight of a panel's outputs.
 pub(super) mod v256 {
-    use super::{Layout, operations};
+    use super::{Layout, Sums, operations};
     use std::arch::x86_64::*;
 
     pub(in super::super) use crate::vectors::v256::{
@@ -276,7 +284,7 @@ pub(super) mod v256 {
 
 /// The same with dot products of bytes and of 16 bits.
 pub(super) mod v256_dots {
-    use super::{Layout, operations};
+    use super::{Layout, Sums, operations};
     use std::arch::x86_64::*;
 
     pub(in super::super) use super::v256::*;
