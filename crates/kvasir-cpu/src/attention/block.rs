@@ -105,7 +105,9 @@ impl Attend<'_> {
             while from < per_head {
                 let n = (per_head - from).min(LANES);
                 let queries = s.queries.len();
-                s.queries.grow(queries + steps);
+                if !in_turns {
+                    s.queries.grow(queries + steps);
+                }
                 let used = heads.len() * n;
                 // Lanes past the end repeat the last one, so that they never stand in the way of the fast case.
                 let place = |lane: usize| {

@@ -83,10 +83,11 @@ unsafe fn positions<const S: usize>(
     lanes: &[Tile],
     out: &mut [[f32; CHUNK]],
 ) {
+    // Once for all quarters: zeros cost as much as sums.
+    let mut parts = [[_mm512_setzero_ps(); S]; MOST];
     for quarter in 0..seen.div_ceil(LANES) {
         let (base, stride) = (keys.base[quarter], keys.stride[quarter]);
         let later = behind(base, later.at[quarter]);
-        let mut parts = [[_mm512_setzero_ps(); S]; MOST];
         for block in 0..S {
             let first = base.wrapping_add(block * (LANES / S) * stride);
             let rows: [_; LANES] = from_fn(|n| first.wrapping_add(n / S * stride));
