@@ -74,16 +74,30 @@ pub fn can_be_drawn_from(logits: &[f32]) -> bool {
 
 /// The id of the largest logit, of equals the lowest; 0 if nothing is above negative infinity.
 fn greedy(logits: &[f32]) -> u32 {
+    // The part that has it is looked through again while it is in the nearest cache.
+    const PART: usize = 4096;
+    let mut best = (f32::NEG_INFINITY, 0);
+    for (n, part) in logits.chunks(PART).enumerate() {
+        let most = largest(part);
+        if most > best.0 {
+            best = (most, n * PART);
+        }
+    }
+    let (most, first) = best;
+    let found = logits[first..].iter().position(|v| *v == most).filter(|_| most > f32::NEG_INFINITY);
+    (first + found.unwrap_or_default()) as u32
+}
+
+/// The largest number; negative infinity if none is larger.
+fn largest(all: &[f32]) -> f32 {
     const LANES: usize = 16;
     let more = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (whole, rest) = logits.as_chunks::<LANES>();
+    let (whole, rest) = all.as_chunks::<LANES>();
     for part in whole {
         lanes.iter_mut().zip(part).for_each(|(lane, v)| *lane = more(*lane, *v));
     }
-    let most = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| more(a, *b));
-    let found = logits.iter().position(|v| *v == most).filter(|_| most > f32::NEG_INFINITY);
-    found.unwrap_or_default() as u32
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| more(a, *b))
 }
 
 /// The id with the largest sum of logit and noise.
@@ -121,6 +135,12 @@ mod tests {
         assert_eq!(draw(&mut LOGITS.clone(), &Sampling::default(), &Context::default()), 1);
         let context = Context { suppressed: &[1], ..Context::default() };
         assert_eq!(draw(&mut LOGITS.clone(), &Sampling::default(), &context), 2);
+        let mut long = vec![f32::NEG_INFINITY; 10_000];
+        assert_eq!(greedy(&long), 0);
+        for largest in [9_999, 5_000, 4_096, 4_095, 17] {
+            long[largest] = 2.0;
+            assert_eq!(greedy(&long), largest as u32);
+        }
     }
 
     #[test]
