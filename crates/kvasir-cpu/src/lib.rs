@@ -22,6 +22,8 @@ mod lines;
 mod lowering;
 mod machine;
 mod matmul;
+#[cfg(target_arch = "x86_64")]
+mod meanwhile;
 mod mixture;
 mod model;
 mod packer;

@@ -9,6 +9,8 @@ mod coming;
 mod exact;
 #[cfg(target_arch = "x86_64")]
 mod few;
+#[cfg(target_arch = "x86_64")]
+mod next_layer;
 mod products;
 mod scored;
 mod scratch;
@@ -27,6 +29,8 @@ mod wide;
 pub(crate) use exact::attend_exact;
 pub(crate) use view::Views;
 
+#[cfg(target_arch = "x86_64")]
+use crate::meanwhile;
 use crate::parts::Parts;
 use crate::pool::{LayerPool, Pool};
 use crate::{Level, Team};
@@ -148,7 +152,7 @@ impl Attend<'_> {
                 end
             }));
             let ends = &*ends;
-            team.each(end, &|_, item| {
+            let each = |_, item| {
                 let at = ends.partition_point(|end| *end <= item);
                 let (all, tokens, heads, count) = pieces(&groups[at]);
                 let item = item + count - ends[at];
@@ -157,7 +161,13 @@ impl Attend<'_> {
                 let heads = h..kv_heads.min(h + heads);
                 let piece = Piece { group: &groups[at], heads, tokens: t..all.min(t + tokens) };
                 SCRATCH.with_borrow_mut(|scratch| self.piece(level, &piece, scratch, out));
-            });
+            };
+            #[cfg(target_arch = "x86_64")]
+            if meanwhile::pays(level, self.positions.len()) {
+                // What a thread has asked for in the layer before should be its own.
+                return team.each_in_order(end, &each);
+            }
+            team.each(end, &each);
         });
     }
 

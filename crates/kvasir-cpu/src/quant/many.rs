@@ -9,8 +9,10 @@ use super::format::LANES;
 use super::layouts::Layout;
 use super::opening::PARTS;
 use super::pairs::{BLOCK, Pair, Room};
+use super::product::SHORT;
 use crate::ask::{Near, ask_line};
 use crate::matmul::{Output, Place};
+use crate::meanwhile::{self, Page};
 use std::ops::Range;
 
 /// Lines of a part.
@@ -31,7 +33,7 @@ impl Opened {
 }
 
 macro_rules! kernels {
-    ($vectors:ident, $opening:ident, $features:literal, $most:literal rows and then $less:literal) => {
+    ($vectors:ident, $opening:ident, $features:literal, $most:literal rows and then $less:literal, meanwhile: $meanwhile:literal) => {
         pub(super) mod $vectors {
             use super::super::opening::$opening::*;
             use super::super::vectors::$vectors::*;
@@ -40,6 +42,8 @@ macro_rules! kernels {
             /// Rows of a tile that are multiplied at once: the first, and those behind them.
             const MOST: usize = $most;
             const LESS: usize = $less;
+            /// Whether something is asked for meanwhile.
+            const MEANWHILE: bool = $meanwhile;
 
             /// Whether weights are multiplied where they lie: they are stored as products take them.
             const fn in_place<L: Layout>() -> bool {
@@ -57,6 +61,8 @@ macro_rules! kernels {
                 /// What comes behind it, which is asked for meanwhile.
                 next: *const u8,
                 to: &'o mut Opened,
+                /// What is asked for beside the products that open it.
+                meanwhile: Page,
             }
 
             impl Opening<'_> {
@@ -153,6 +159,9 @@ macro_rules! kernels {
                         let (weights, codes) =
                             (weights.add(part * LINES * 64), codes.add(part / 2 * 256 + part % 2 * LINES));
                         for line in 0..lines {
+                            if MEANWHILE && let Some(opening) = &opening {
+                                opening.meanwhile.ask(part * LINES + line..part * LINES + line + 1);
+                            }
                             let mut w = [zero(); HALVES];
                             for (half, w) in w.iter_mut().enumerate() {
                                 *w = load(weights.add(line * 64 + half * 32));
@@ -187,17 +196,21 @@ macro_rules! kernels {
                 debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
                 let f = L::FORMAT;
                 let blocks = x.supers * f.planes;
+                let few = MEANWHILE && rows.len() <= SHORT;
                 // Behind the last superblock come those of the panels that are multiplied next.
                 let at = |p: usize, block: usize| {
                     let block = if block < blocks { block } else { pair.step * blocks + block - blocks };
                     pair.panels[p].wrapping_add(block * f.bytes())
                 };
                 let Room { vectors: [first, second], sums, in_second, .. } = room;
+                let near = Page::of(first.as_ptr().cast());
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.is_opened {
                     for p in 0..P {
+                        let opening =
+                            Opening { block: at(p, 0), next: at(p, 1), to: &mut now[p], meanwhile: near };
                         // SAFETY: a superblock of the panel.
-                        unsafe { Opening { block: at(p, 0), next: at(p, 1), to: &mut now[p] }.all::<L>() };
+                        unsafe { opening.all::<L>() };
                     }
                 }
                 *in_second ^= blocks % 2 == 1;
@@ -224,6 +237,7 @@ macro_rules! kernels {
                                 block: at(p, block + 1),
                                 next: at(p, block + 2),
                                 to: &mut then[p],
+                                meanwhile: if few { meanwhile::next().unwrap_or(near) } else { near },
                             });
                             // SAFETY: activations are whole tiles; sums are there for a block, and places for rows that all are.
                             unsafe {
@@ -314,7 +328,7 @@ macro_rules! kernels {
     };
 }
 
-kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8);
-kernels!(v512_bf16, v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8);
-kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni", 6 rows and then 5);
-kernels!(v256, v256, "avx2,fma,f16c", 4 rows and then 4);
+kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, meanwhile: false);
+kernels!(v512_bf16, v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, meanwhile: true);
+kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni", 6 rows and then 5, meanwhile: false);
+kernels!(v256, v256, "avx2,fma,f16c", 4 rows and then 4, meanwhile: false);

@@ -1,0 +1,100 @@
+//! What a thread attends to in the next layer, asked for beside products of matrices. With many streams these wait for operations and leave memory idle, and
+//! attention the other way round: what it reads then comes from the caches. No result depends on it.
+
+use crate::Level;
+use crate::ask::{Near, ask_line};
+use std::cell::{Cell, RefCell};
+use std::ops::{Range, RangeInclusive};
+
+/// Bytes that are asked for together.
+const PAGE: usize = 64 * LINE;
+/// Bytes of a line of memory.
+const LINE: usize = 64;
+/// Pages that a thread notes at most: what is asked for must still be in the third level when it is read.
+const MOST: usize = 2048;
+/// Tokens of steps whose matrices wait for operations and whose attention waits for memory.
+const TOKENS: RangeInclusive<usize> = 5..=64;
+
+/// Whether a step of so many tokens gains by it. Tile units multiply faster than memory brings weights; other levels were not measured.
+pub(crate) fn pays(level: Level, tokens: usize) -> bool {
+    level == Level::Avx512Bf16 && TOKENS.contains(&tokens)
+}
+
+/// Where a thread's pages lie.
+struct Pages {
+    /// The layer that they were noted in.
+    layer: Cell<usize>,
+    all: RefCell<Vec<Page>>,
+    /// How many have been taken.
+    taken: Cell<usize>,
+}
+
+thread_local! {
+    static PAGES: Pages =
+        const { Pages { layer: Cell::new(usize::MAX), all: RefCell::new(Vec::new()), taken: Cell::new(0) } };
+}
+
+/// Notes what is read in the next layer, in the order in which `layer` reads its own: `note` is handed what takes where bytes lie and how many.
+pub(crate) fn note(layer: usize, note: impl FnOnce(&mut dyn FnMut(*const u8, usize))) {
+    PAGES.with(|pages| {
+        let mut all = pages.all.borrow_mut();
+        if pages.layer.replace(layer) != layer {
+            all.clear();
+            pages.taken.set(0);
+        }
+        note(&mut |at, bytes| {
+            // A last half is asked for as a whole one; less is left to who reads it.
+            let count = ((bytes + PAGE / 2) / PAGE).min(MOST - all.len());
+            all.extend((0..count).map(|n| Page(at.wrapping_add(n * PAGE))));
+        });
+    });
+}
+
+/// The next page of those that were noted.
+pub(crate) fn next() -> Option<Page> {
+    PAGES.with(|pages| {
+        let taken = pages.taken.get();
+        let page = pages.all.borrow().get(taken).copied();
+        pages.taken.set(taken + usize::from(page.is_some()));
+        page
+    })
+}
+
+/// A page to be asked for a few lines at a time: a core waits for some 50 lines at once, and forgets what it is asked for beyond.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Page(*const u8);
+
+impl Page {
+    /// In place of one: memory that is in the first level costs nothing to ask for, and nothing branches.
+    pub(crate) fn of(near: *const u8) -> Self {
+        Self(near)
+    }
+
+    /// Asks for some of its 64 lines.
+    #[inline(always)]
+    pub(crate) fn ask(self, lines: Range<usize>) {
+        lines.for_each(|line| ask_line(Near::Second, self.0.wrapping_add(line * LINE)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_come_in_order_until_another_layer_is_noted() {
+        let at = |n: usize| std::ptr::without_provenance::<u8>(n);
+        note(3, |note| note(at(0x10_0000), 2 * PAGE + PAGE / 2));
+        note(3, |note| {
+            note(at(0x20_0000), PAGE / 2 - 1);
+            note(at(0x30_0000), PAGE);
+        });
+        let mut some = || next().map(|page| page.0 as usize);
+        assert_eq!([some(), some()], [Some(0x10_0000), Some(0x10_0000 + PAGE)]);
+        assert_eq!([some(), some(), some()], [Some(0x10_0000 + 2 * PAGE), Some(0x30_0000), None]);
+        note(4, |note| note(at(0x40_0000), usize::MAX / 2));
+        assert_eq!(std::iter::from_fn(next).count(), MOST);
+        note(5, |note| note(at(0x50_0000), PAGE));
+        assert_eq!([next(), next()], [Some(Page(at(0x50_0000))), None]);
+    }
+}
