@@ -22,7 +22,6 @@ mod lines;
 mod lowering;
 mod machine;
 mod matmul;
-#[cfg(target_arch = "x86_64")]
 mod meanwhile;
 mod mixture;
 mod model;

@@ -6,10 +6,11 @@ use crate::ask::{Near, ask_line};
 use std::cell::{Cell, RefCell};
 use std::ops::{Range, RangeInclusive};
 
-/// Bytes that are asked for together.
-const PAGE: usize = 64 * LINE;
-/// Bytes of a line of memory.
+/// Lines of a page.
+pub(crate) const LINES: usize = 64;
+/// Bytes of a line of memory, and of a page.
 const LINE: usize = 64;
+const PAGE: usize = LINES * LINE;
 /// Pages that a thread notes at most: what is asked for must still be in the third level when it is read.
 const MOST: usize = 2048;
 /// Tokens of steps whose matrices wait for operations and whose attention waits for memory.
@@ -66,11 +67,12 @@ pub(crate) struct Page(*const u8);
 
 impl Page {
     /// In place of one: memory that is in the first level costs nothing to ask for, and nothing branches.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn of(near: *const u8) -> Self {
         Self(near)
     }
 
-    /// Asks for some of its 64 lines.
+    /// Asks for some of its lines.
     #[inline(always)]
     pub(crate) fn ask(self, lines: Range<usize>) {
         lines.for_each(|line| ask_line(Near::Second, self.0.wrapping_add(line * LINE)));
@@ -89,7 +91,7 @@ mod tests {
             note(at(0x20_0000), PAGE / 2 - 1);
             note(at(0x30_0000), PAGE);
         });
-        let mut some = || next().map(|page| page.0 as usize);
+        let some = || next().map(|page| page.0 as usize);
         assert_eq!([some(), some()], [Some(0x10_0000), Some(0x10_0000 + PAGE)]);
         assert_eq!([some(), some(), some()], [Some(0x10_0000 + 2 * PAGE), Some(0x30_0000), None]);
         note(4, |note| note(at(0x40_0000), usize::MAX / 2));

@@ -9,7 +9,6 @@ mod coming;
 mod exact;
 #[cfg(target_arch = "x86_64")]
 mod few;
-#[cfg(target_arch = "x86_64")]
 mod next_layer;
 mod products;
 mod scored;
@@ -29,7 +28,6 @@ mod wide;
 pub(crate) use exact::attend_exact;
 pub(crate) use view::Views;
 
-#[cfg(target_arch = "x86_64")]
 use crate::meanwhile;
 use crate::parts::Parts;
 use crate::pool::{LayerPool, Pool};
@@ -162,7 +160,6 @@ impl Attend<'_> {
                 let piece = Piece { group: &groups[at], heads, tokens: t..all.min(t + tokens) };
                 SCRATCH.with_borrow_mut(|scratch| self.piece(level, &piece, scratch, out));
             };
-            #[cfg(target_arch = "x86_64")]
             if meanwhile::pays(level, self.positions.len()) {
                 // What a thread has asked for in the layer before should be its own.
                 return team.each_in_order(end, &each);

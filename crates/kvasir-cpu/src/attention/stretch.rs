@@ -10,7 +10,6 @@ use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape, products};
 use crate::Level;
 use crate::lines::Lines;
-#[cfg(target_arch = "x86_64")]
 use crate::meanwhile;
 use std::ops::Range;
 
@@ -122,11 +121,9 @@ impl Attend<'_> {
             self.number_rows(seen.chunk, s);
             self.stage_keys(level, shape, piece, (work.heads.clone(), many), seen.chunk, s);
             #[cfg(target_arch = "x86_64")]
-            {
-                s.later = [self.later_keys(seen.chunk, head), self.later_values(seen.chunk, head)];
-                if work.few && meanwhile::pays(level, self.positions.len()) {
-                    self.note_next_layer(seen.chunk, head..piece.heads.start + work.heads.end);
-                }
+            (s.later = [self.later_keys(seen.chunk, head), self.later_values(seen.chunk, head)]);
+            if work.few && meanwhile::pays(level, self.positions.len()) {
+                self.note_next_layer(seen.chunk, head..piece.heads.start + work.heads.end);
             }
             s.soon = Soon::NOTHING;
             if work.heads.len() == 1 {

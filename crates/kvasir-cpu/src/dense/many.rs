@@ -6,6 +6,7 @@ use crate::Level;
 use crate::ask::{Near, ask_tile};
 use crate::chains::{Columns, Rows, Sums, multiply};
 use crate::matmul::Output;
+use crate::meanwhile;
 use crate::quant::{LANES, TILE};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -21,6 +22,9 @@ pub(crate) const BLOCK: usize = 128;
 pub(crate) const PANELS: usize = 8;
 /// Steps of tiles of rows that there is room for: the fewer the rows, the more of a panel is read in one go.
 const ROWS: usize = 32;
+
+/// Steps in which a page of what is attended to next is asked for.
+const PARTS: usize = 8;
 
 /// What a thread works in.
 struct Room {
@@ -52,6 +56,7 @@ pub(crate) unsafe fn panels(
     let (first, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
     // Half a tile is multiplied where the last one has no more.
     let taken = rows.len().next_multiple_of(TILE / 2);
+    let few = meanwhile::pays(level, rows.len());
     ROOM.with_borrow_mut(|room| {
         for sums in &mut room.sums[..panels.len()] {
             sums[..tiles].fill([[0.0; LANES]; TILE]);
@@ -73,7 +78,14 @@ pub(crate) unsafe fn panels(
                     rows.clone().for_each(|row| out.fetch(row, first_output));
                 }
                 let mut opened = std::ptr::null();
+                let mut page = None;
                 for (step, rows) in some.clone().zip(room.rows.chunks_exact(tiles)) {
+                    if few {
+                        let part = step % PARTS;
+                        page = if part == 0 { meanwhile::next() } else { page };
+                        let lines = meanwhile::LINES / PARTS;
+                        page.iter().for_each(|page| page.ask(part * lines..(part + 1) * lines));
+                    }
                     let tile = panel.wrapping_add(x.weights_of(step));
                     if tile != opened {
                         // The next panel's.

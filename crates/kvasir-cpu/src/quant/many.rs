@@ -196,7 +196,6 @@ macro_rules! kernels {
                 debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
                 let f = L::FORMAT;
                 let blocks = x.supers * f.planes;
-                let few = MEANWHILE && rows.len() <= SHORT;
                 // Behind the last superblock come those of the panels that are multiplied next.
                 let at = |p: usize, block: usize| {
                     let block = if block < blocks { block } else { pair.step * blocks + block - blocks };
@@ -204,6 +203,9 @@ macro_rules! kernels {
                 };
                 let Room { vectors: [first, second], sums, in_second, .. } = room;
                 let near = Page::of(first.as_ptr().cast());
+                // Weights that are stored open leave memory no time.
+                let few = MEANWHILE && !in_place::<L>() && rows.len() <= SHORT;
+                let page = || if few { meanwhile::next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.is_opened {
                     for p in 0..P {
@@ -237,7 +239,7 @@ macro_rules! kernels {
                                 block: at(p, block + 1),
                                 next: at(p, block + 2),
                                 to: &mut then[p],
-                                meanwhile: if few { meanwhile::next().unwrap_or(near) } else { near },
+                                meanwhile: page(),
                             });
                             // SAFETY: activations are whole tiles; sums are there for a block, and places for rows that all are.
                             unsafe {
