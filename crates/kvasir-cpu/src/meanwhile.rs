@@ -43,6 +43,9 @@ pub(crate) fn note(layer: usize, note: impl FnOnce(&mut dyn FnMut(*const u8, usi
             all.clear();
             pages.taken.set(0);
         }
+        // Once: a step takes no memory from the heap.
+        let room = MOST - all.len();
+        all.reserve(room);
         note(&mut |at, bytes| {
             // A last half is asked for as a whole one; less is left to who reads it.
             let count = ((bytes + PAGE / 2) / PAGE).min(MOST - all.len());
