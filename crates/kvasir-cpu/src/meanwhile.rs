@@ -11,14 +11,19 @@ pub(crate) const LINES: usize = 64;
 /// Bytes of a line of memory, and of a page.
 const LINE: usize = 64;
 const PAGE: usize = LINES * LINE;
-/// Pages that a thread notes at most: what is asked for must still be in the third level when it is read.
-const MOST: usize = 2048;
+/// Pages that all threads note at most, 16 MB: what is asked for must still be in the third level when it is read.
+const MOST: usize = 4096;
 /// Tokens of steps whose matrices wait for operations and whose attention waits for memory.
 const TOKENS: RangeInclusive<usize> = 5..=64;
 
 /// Whether a step of so many tokens gains by it. Tile units multiply faster than memory brings weights; other levels were not measured.
 pub(crate) fn pays(level: Level, tokens: usize) -> bool {
     level == Level::Avx512Bf16 && TOKENS.contains(&tokens)
+}
+
+/// How many pages each of so many threads may note in a step of so many tokens.
+pub(crate) fn most(level: Level, tokens: usize, threads: usize) -> usize {
+    if pays(level, tokens) { MOST / threads } else { 0 }
 }
 
 /// Where a thread's pages lie.
@@ -35,8 +40,9 @@ thread_local! {
         const { Pages { layer: Cell::new(usize::MAX), all: RefCell::new(Vec::new()), taken: Cell::new(0) } };
 }
 
-/// Notes what is read in the next layer, in the order in which `layer` reads its own: `note` is handed what takes where bytes lie and how many.
-pub(crate) fn note(layer: usize, note: impl FnOnce(&mut dyn FnMut(*const u8, usize))) {
+/// Notes what is read in the next layer, at most so many pages, in the order in which `layer` reads its own: `note` is handed what takes where bytes lie and how
+/// many.
+pub(crate) fn note(layer: usize, most: usize, note: impl FnOnce(&mut dyn FnMut(*const u8, usize))) {
     PAGES.with(|pages| {
         let mut all = pages.all.borrow_mut();
         if pages.layer.replace(layer) != layer {
@@ -44,11 +50,11 @@ pub(crate) fn note(layer: usize, note: impl FnOnce(&mut dyn FnMut(*const u8, usi
             pages.taken.set(0);
         }
         // Once: a step takes no memory from the heap.
-        let room = MOST - all.len();
+        let room = most.saturating_sub(all.len());
         all.reserve(room);
         note(&mut |at, bytes| {
             // A last half is asked for as a whole one; less is left to who reads it.
-            let count = ((bytes + PAGE / 2) / PAGE).min(MOST - all.len());
+            let count = ((bytes + PAGE / 2) / PAGE).min(most.saturating_sub(all.len()));
             all.extend((0..count).map(|n| Page(at.wrapping_add(n * PAGE))));
         });
     });
@@ -89,17 +95,17 @@ mod tests {
     #[test]
     fn pages_come_in_order_until_another_layer_is_noted() {
         let at = |n: usize| std::ptr::without_provenance::<u8>(n);
-        note(3, |note| note(at(0x10_0000), 2 * PAGE + PAGE / 2));
-        note(3, |note| {
+        note(3, 9, |note| note(at(0x10_0000), 2 * PAGE + PAGE / 2));
+        note(3, 9, |note| {
             note(at(0x20_0000), PAGE / 2 - 1);
             note(at(0x30_0000), PAGE);
         });
         let some = || next().map(|page| page.0 as usize);
         assert_eq!([some(), some()], [Some(0x10_0000), Some(0x10_0000 + PAGE)]);
         assert_eq!([some(), some(), some()], [Some(0x10_0000 + 2 * PAGE), Some(0x30_0000), None]);
-        note(4, |note| note(at(0x40_0000), usize::MAX / 2));
-        assert_eq!(std::iter::from_fn(next).count(), MOST);
-        note(5, |note| note(at(0x50_0000), PAGE));
+        note(4, 9, |note| note(at(0x40_0000), usize::MAX / 2));
+        assert_eq!(std::iter::from_fn(next).count(), 9);
+        note(5, 9, |note| note(at(0x50_0000), PAGE));
         assert_eq!([next(), next()], [Some(Page(at(0x50_0000))), None]);
     }
 }

@@ -74,6 +74,8 @@ struct Piece<'v> {
     heads: Range<usize>,
     /// Tokens, counted over the group's views.
     tokens: Range<usize>,
+    /// Pages of the next layer that its thread may note.
+    pages: usize,
 }
 
 /// How the work of a step is cut.
@@ -150,6 +152,7 @@ impl Attend<'_> {
                 end
             }));
             let ends = &*ends;
+            let pages = meanwhile::most(level, self.positions.len(), team.len());
             let each = |_, item| {
                 let at = ends.partition_point(|end| *end <= item);
                 let (all, tokens, heads, count) = pieces(&groups[at]);
@@ -157,10 +160,11 @@ impl Attend<'_> {
                 let by_heads = kv_heads.div_ceil(heads);
                 let (t, h) = (item / by_heads * tokens, item % by_heads * heads);
                 let heads = h..kv_heads.min(h + heads);
-                let piece = Piece { group: &groups[at], heads, tokens: t..all.min(t + tokens) };
+                let tokens = t..all.min(t + tokens);
+                let piece = Piece { group: &groups[at], heads, tokens, pages };
                 SCRATCH.with_borrow_mut(|scratch| self.piece(level, &piece, scratch, out));
             };
-            if meanwhile::pays(level, self.positions.len()) {
+            if pages > 0 {
                 // What a thread has asked for in the layer before should be its own.
                 return team.each_in_order(end, &each);
             }

@@ -5,10 +5,10 @@ use crate::pool::LayerPool;
 use std::ops::Range;
 
 impl Attend<'_> {
-    /// Notes where what these heads read of a chunk lies in the next layer, behind the last one in the first: the next step's. Where that layer keeps something
+    /// Notes where what these heads read of a chunk lies in the next layer, at most so many pages for a layer, behind the last one in the first: the next step's. Where that layer keeps something
     /// else, or elsewhere, nothing is noted.
-    pub(super) fn note_next_layer(&self, chunk: &Chunk, heads: Range<usize>) {
-        meanwhile::note(self.layer, |note| {
+    pub(super) fn note_next_layer(&self, chunk: &Chunk, heads: Range<usize>, most: usize) {
+        meanwhile::note(self.layer, most, |note| {
             for run in self.views.runs(chunk) {
                 let layers = &self.pools[run.pool as usize].layers;
                 let (now, next) = (&layers[self.layer], &layers[(self.layer + 1) % layers.len()]);

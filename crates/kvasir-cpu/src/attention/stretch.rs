@@ -10,7 +10,6 @@ use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape, products};
 use crate::Level;
 use crate::lines::Lines;
-use crate::meanwhile;
 use std::ops::Range;
 
 /// Chunks that are taken together at most: shares of all of them are made first, then sums are read and written once. Two chunks' values
@@ -122,8 +121,8 @@ impl Attend<'_> {
             self.stage_keys(level, shape, piece, (work.heads.clone(), many), seen.chunk, s);
             #[cfg(target_arch = "x86_64")]
             (s.later = [self.later_keys(seen.chunk, head), self.later_values(seen.chunk, head)]);
-            if work.few && meanwhile::pays(level, self.positions.len()) {
-                self.note_next_layer(seen.chunk, head..piece.heads.start + work.heads.end);
+            if work.few && piece.pages > 0 {
+                self.note_next_layer(seen.chunk, head..piece.heads.start + work.heads.end, piece.pages);
             }
             s.soon = Soon::NOTHING;
             if work.heads.len() == 1 {
