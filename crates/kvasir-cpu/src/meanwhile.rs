@@ -3,11 +3,12 @@
 
 use crate::Level;
 use crate::ask::{Near, ask_line};
-use std::cell::{Cell, RefCell};
-use std::ops::{Range, RangeInclusive};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 /// Lines of a page.
-pub(crate) const LINES: usize = 64;
+const LINES: usize = 64;
 /// Bytes of a line of memory, and of a page.
 const LINE: usize = 64;
 const PAGE: usize = LINES * LINE;
@@ -16,9 +17,14 @@ const MOST: usize = 4096;
 /// Tokens of steps whose matrices wait for operations and whose attention waits for memory.
 const TOKENS: RangeInclusive<usize> = 5..=64;
 
-/// Whether a step of so many tokens gains by it. Tile units multiply faster than memory brings weights; other levels were not measured.
+/// Whether steps of so many tokens, or so many rows of one, gain by it where a level does.
+pub(crate) fn fits(tokens: usize) -> bool {
+    TOKENS.contains(&tokens)
+}
+
+/// Whether they do at this level. Tile units multiply faster than memory brings weights; other levels were not measured.
 pub(crate) fn pays(level: Level, tokens: usize) -> bool {
-    level == Level::Avx512Bf16 && TOKENS.contains(&tokens)
+    level == Level::Avx512Bf16 && fits(tokens)
 }
 
 /// How many pages each of so many threads may note in a step of so many tokens.
@@ -26,48 +32,40 @@ pub(crate) fn most(level: Level, tokens: usize, threads: usize) -> usize {
     if pays(level, tokens) { MOST / threads } else { 0 }
 }
 
-/// Where a thread's pages lie.
+/// What a thread has noted and not yet taken.
 struct Pages {
     /// The layer that they were noted in.
-    layer: Cell<usize>,
-    all: RefCell<Vec<Page>>,
-    /// How many have been taken.
-    taken: Cell<usize>,
+    layer: usize,
+    left: VecDeque<Page>,
 }
 
 thread_local! {
-    static PAGES: Pages =
-        const { Pages { layer: Cell::new(usize::MAX), all: RefCell::new(Vec::new()), taken: Cell::new(0) } };
+    static PAGES: RefCell<Pages> = const { RefCell::new(Pages { layer: usize::MAX, left: VecDeque::new() }) };
 }
 
 /// Notes what is read in the next layer, at most so many pages, in the order in which `layer` reads its own: `note` is handed what takes where bytes lie and how
 /// many.
 pub(crate) fn note(layer: usize, most: usize, note: impl FnOnce(&mut dyn FnMut(*const u8, usize))) {
-    PAGES.with(|pages| {
-        let mut all = pages.all.borrow_mut();
-        if pages.layer.replace(layer) != layer {
-            all.clear();
-            pages.taken.set(0);
+    PAGES.with_borrow_mut(|pages| {
+        if pages.layer != layer {
+            pages.layer = layer;
+            pages.left.clear();
         }
+        let mut room = most.saturating_sub(pages.left.len());
         // Once: a step takes no memory from the heap.
-        let room = most.saturating_sub(all.len());
-        all.reserve(room);
+        pages.left.reserve(room);
         note(&mut |at, bytes| {
             // A last half is asked for as a whole one; less is left to who reads it.
-            let count = ((bytes + PAGE / 2) / PAGE).min(most.saturating_sub(all.len()));
-            all.extend((0..count).map(|n| Page(at.wrapping_add(n * PAGE))));
+            let count = ((bytes + PAGE / 2) / PAGE).min(room);
+            pages.left.extend((0..count).map(|n| Page(at.wrapping_add(n * PAGE))));
+            room -= count;
         });
     });
 }
 
 /// The next page of those that were noted.
 pub(crate) fn next() -> Option<Page> {
-    PAGES.with(|pages| {
-        let taken = pages.taken.get();
-        let page = pages.all.borrow().get(taken).copied();
-        pages.taken.set(taken + usize::from(page.is_some()));
-        page
-    })
+    PAGES.with_borrow_mut(|pages| pages.left.pop_front())
 }
 
 /// A page to be asked for a few lines at a time: a core waits for some 50 lines at once, and forgets what it is asked for beyond.
@@ -81,10 +79,12 @@ impl Page {
         Self(near)
     }
 
-    /// Asks for some of its lines.
+    /// Asks for part `part` of `of`, which divides its 64 lines.
     #[inline(always)]
-    pub(crate) fn ask(self, lines: Range<usize>) {
-        lines.for_each(|line| ask_line(Near::Second, self.0.wrapping_add(line * LINE)));
+    pub(crate) fn ask(self, part: usize, of: usize) {
+        let lines = LINES / of;
+        let first = part * lines;
+        (first..first + lines).for_each(|line| ask_line(Near::Second, self.0.wrapping_add(line * LINE)));
     }
 }
 

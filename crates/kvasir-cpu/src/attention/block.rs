@@ -105,9 +105,6 @@ impl Attend<'_> {
             while from < per_head {
                 let n = (per_head - from).min(LANES);
                 let queries = s.queries.len();
-                if !in_turns {
-                    s.queries.grow(queries + steps);
-                }
                 let used = heads.len() * n;
                 // Lanes past the end repeat the last one, so that they never stand in the way of the fast case.
                 let place = |lane: usize| {
@@ -157,6 +154,7 @@ impl Attend<'_> {
                         unsafe { few::turn(&s.lying, 0..used, &mut s.turned[first..]) };
                     }
                 } else {
+                    s.queries.grow(queries + steps);
                     for (rows, tile) in s.lying.iter().zip(&mut s.queries[queries..]) {
                         transpose(level, rows, tile);
                     }

@@ -358,3 +358,34 @@ fn chunks_that_several_rows_read_are_read_once() {
     assert_eq!((views.stretches[0].views, views.stretches[0].chunks), ((0, 8), (0, 31)));
     assert!(views.stretches[1..].iter().all(|s| s.views.1 - s.views.0 == 1 && s.chunks == (31, 32)));
 }
+
+#[test]
+fn what_the_next_layer_keeps_is_noted_where_it_is_alike() {
+    let wide = |kv_heads, width| LayerFacts { kv_heads, key_dim: width, value_dim: width, ..facts(None, 0) };
+    let noted = |next: LayerFacts| {
+        let now = wide(2, 64);
+        let pool = Arc::new(Pool::new(&[now, next], KvType::Bf16, 64).unwrap());
+        let plan = contiguous(0, 64);
+        let mut views = Views::default();
+        views.of_plan(&plan);
+        let a = Attend {
+            q: &[],
+            q_stride: 0,
+            heads: 2,
+            facts: &now,
+            layer: 0,
+            pools: std::slice::from_ref(&pool),
+            views: &views,
+            positions: &plan.positions,
+            scale: 1.0,
+            soft_cap: None,
+            sinks: None,
+        };
+        a.note_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99);
+        std::iter::from_fn(meanwhile::next).count()
+    };
+    // Keys and values of two heads: two pages each.
+    assert_eq!(noted(wide(2, 64)), 8);
+    // A row of as many bytes, of one head.
+    assert_eq!(noted(wide(1, 128)), 0);
+}

@@ -81,10 +81,12 @@ pub(crate) unsafe fn panels(
                 let mut page = None;
                 for (step, rows) in some.clone().zip(room.rows.chunks_exact(tiles)) {
                     if few {
-                        let part = step % PARTS;
-                        page = if part == 0 { meanwhile::next() } else { page };
-                        let lines = meanwhile::LINES / PARTS;
-                        page.iter().for_each(|page| page.ask(part * lines..(part + 1) * lines));
+                        if step % PARTS == 0 {
+                            page = meanwhile::next();
+                        }
+                        if let Some(page) = page {
+                            page.ask(step % PARTS, PARTS);
+                        }
                     }
                     let tile = panel.wrapping_add(x.weights_of(step));
                     if tile != opened {

@@ -9,7 +9,6 @@ use super::format::LANES;
 use super::layouts::Layout;
 use super::opening::PARTS;
 use super::pairs::{BLOCK, Pair, Room};
-use super::product::SHORT;
 use crate::ask::{Near, ask_line};
 use crate::matmul::{Output, Place};
 use crate::meanwhile::{self, Page};
@@ -160,7 +159,7 @@ macro_rules! kernels {
                             (weights.add(part * LINES * 64), codes.add(part / 2 * 256 + part % 2 * LINES));
                         for line in 0..lines {
                             if MEANWHILE && let Some(opening) = &opening {
-                                opening.meanwhile.ask(part * LINES + line..part * LINES + line + 1);
+                                opening.meanwhile.ask(part * LINES + line, PARTS * LINES);
                             }
                             let mut w = [zero(); HALVES];
                             for (half, w) in w.iter_mut().enumerate() {
@@ -204,7 +203,7 @@ macro_rules! kernels {
                 let Room { vectors: [first, second], sums, in_second, .. } = room;
                 let near = Page::of(first.as_ptr().cast());
                 // Weights that are stored open leave memory no time.
-                let few = MEANWHILE && !in_place::<L>() && rows.len() <= SHORT;
+                let few = MEANWHILE && !in_place::<L>() && meanwhile::fits(rows.len());
                 let page = || if few { meanwhile::next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.is_opened {
