@@ -7,7 +7,7 @@ use crate::quant::LANES;
 use crate::{Team, buffer::Buffer};
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The bytes of a row, by its number.
@@ -62,6 +62,8 @@ pub(crate) trait Kind: Send + Sync {
 
 /// The panels of a matrix.
 pub(crate) struct Panels<K> {
+    /// No other matrix of the process has or had it.
+    number: u64,
     pub(crate) kind: K,
     pub(crate) outputs: usize,
     rows: Box<dyn EncodedRows>,
@@ -83,9 +85,11 @@ const BROUGHT: usize = 1 << 20;
 impl<K: Kind> Panels<K> {
     /// A matrix that is not packed yet.
     pub(crate) fn of(kind: K, outputs: usize, rows: impl EncodedRows + 'static) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (rows, packed) = (Box::new(rows), OnceLock::new());
         let (done, packing) = (AtomicUsize::new(0), Mutex::new(()));
-        Self { kind, outputs, rows, packed, done, packing, brought: AtomicBool::new(false) }
+        Self { number, kind, outputs, rows, packed, done, packing, brought: AtomicBool::new(false) }
     }
 
     /// A matrix that is packed at once: `make` fills panel by panel.
@@ -192,6 +196,14 @@ impl<K: Kind> Panels<K> {
     }
 }
 
+/// Where a panel lies. Two that are equal and packed are the same, whenever each was met.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct PanelAt {
+    /// The number of its matrix.
+    matrix: u64,
+    pub(crate) at: *const u8,
+}
+
 /// A matrix's panels for one multiplication.
 pub(crate) struct PanelReader<'a, 'r, K> {
     pub(crate) panels: &'a Panels<K>,
@@ -214,6 +226,19 @@ impl<K: Kind> PanelReader<'_, '_, K> {
     /// Whether all panels are read packed, one after the other. What is packed after the reader was made does not count.
     pub(crate) fn is_packed(&self) -> bool {
         self.done == self.panels.panels()
+    }
+
+    /// Where panel `n` lies packed, if all are.
+    pub(crate) fn packed_at(&self, n: usize) -> Option<PanelAt> {
+        let there = self.is_packed() && n < self.done;
+        let buffer = self.packed.filter(|_| there)?;
+        let at = buffer.ptr().wrapping_add(n * self.panels.kind.panel_bytes());
+        Some(PanelAt { matrix: self.panels.number, at })
+    }
+
+    /// Panel `n`, and which it is; otherwise as [`panel`](Self::panel).
+    pub(crate) fn panel_at(&self, n: usize, room: &mut Room) -> PanelAt {
+        PanelAt { matrix: self.panels.number, at: self.panel(n, room).as_ptr() }
     }
 
     /// Panel `n`. `room` is where it is made if it is not packed, and else of no more use.

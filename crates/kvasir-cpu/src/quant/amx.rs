@@ -101,7 +101,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     out: Option<(&Output<'_>, usize)>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
-    let panels = pair.panels;
+    let panels = pair.panels.map(|panel| panel.at);
     let f = L::FORMAT;
     let blocks = x.supers * f.planes;
     let opened: [*mut u8; P] = std::array::from_fn(|p| room.tiles.opened[p].as_mut_ptr());
@@ -126,10 +126,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
             }
         };
         // What is opened next: the panels' next superblocks, in the end those of the panels behind them.
-        let next = panels.map(|panel| match last {
-            true => panel.wrapping_add(pair.step * blocks * f.bytes()),
-            false => panel.wrapping_add((block + 1) * f.bytes()),
-        });
+        let next: [*const u8; P] = std::array::from_fn(|p| pair.at(p, block + 1, blocks, f.bytes()));
         // SAFETY: superblocks of panels, and `s` of rows; products have room for a tile of rows.
         unsafe {
             for p in 0..P {

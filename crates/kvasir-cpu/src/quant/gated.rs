@@ -32,7 +32,7 @@ thread_local! {
 impl Gated<'_> {
     /// Whether this pays and works for so many rows.
     pub(crate) fn takes(&self, level: Level, rows: usize) -> bool {
-        pairs::takes_gates(level, self.gate.kind.format, rows)
+        pairs::takes(level, self.gate.kind.format, rows)
             && self.gate.kind.format == self.up.kind.format
             && (self.gate.kind.supers, self.gate.outputs) == (self.up.kind.supers, self.up.outputs)
     }
@@ -73,12 +73,10 @@ impl Gated<'_> {
         made.panel.resize(BLOCK * LANES, 0.0);
         made.rows.resize(BLOCK, [0.0; SUPER]);
         let panels = s * SUPER / LANES..self.gate.panels().min((s + 1) * SUPER / LANES);
-        let is_packed = gate.is_packed() && up.is_packed();
         let mut multiply = |panel: usize, [a, b]: &mut [panels::Room; 2], room: &mut Room| {
-            let both = [gate.panel(panel, a).as_ptr(), up.panel(panel, b).as_ptr()];
-            let more = is_packed && panel + 1 < panels.end;
-            let is_opened = is_packed && panel > panels.start;
-            let pair = Pair { panels: both, step: 1, more, is_opened };
+            let both = [gate.panel_at(panel, a), up.panel_at(panel, b)];
+            let next = gate.packed_at(panel + 1).zip(up.packed_at(panel + 1));
+            let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
             // SAFETY: the level takes so many rows, both panels have layout `L`, and blocks of rows begin with a tile.
             layouts::with_layout!(self.gate.kind.format, L => unsafe {
                 pairs::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);

@@ -65,6 +65,20 @@ macro_rules! kernels {
             }
 
             impl Opening<'_> {
+                /// Asks for what comes later, beside line `line` of part `i` of what is multiplied: one by one, for a core waits for some 50 lines at once, and
+                /// forgets what it is asked for beyond.
+                #[inline(always)]
+                fn ask<L: Layout>(&self, i: usize, line: usize) {
+                    // As many lines for each part, so that nothing branches.
+                    let each = const { L::FORMAT.bytes().div_ceil(64 * PARTS) };
+                    (i * each + line..(i + 1) * each)
+                        .step_by(LINES)
+                        .for_each(|line| ask_line(Near::Second, self.next.wrapping_add(line * 64)));
+                    if MEANWHILE {
+                        self.meanwhile.ask(i * LINES + line, PARTS * LINES);
+                    }
+                }
+
                 /// Opens part `i` of [`PARTS`].
                 ///
                 /// # Safety
@@ -72,10 +86,6 @@ macro_rules! kernels {
                 #[inline]
                 #[target_feature(enable = $features)]
                 unsafe fn part<L: Layout>(&mut self, i: usize) {
-                    // As many lines for each part, so that nothing branches.
-                    let each = const { L::FORMAT.bytes().div_ceil(64 * PARTS) };
-                    (i * each..(i + 1) * each)
-                        .for_each(|line| ask_line(Near::Second, self.next.wrapping_add(line * 64)));
                     if in_place::<L>() {
                         return;
                     }
@@ -123,7 +133,10 @@ macro_rules! kernels {
                 unsafe fn all<L: Layout>(mut self) {
                     // SAFETY: the caller's superblock.
                     unsafe {
-                        (0..PARTS).for_each(|i| self.part::<L>(i));
+                        for i in 0..PARTS {
+                            (0..LINES).for_each(|line| self.ask::<L>(i, line));
+                            self.part::<L>(i);
+                        }
                         self.end::<L>();
                     }
                 }
@@ -158,8 +171,8 @@ macro_rules! kernels {
                         let (weights, codes) =
                             (weights.add(part * LINES * 64), codes.add(part / 2 * 256 + part % 2 * LINES));
                         for line in 0..lines {
-                            if MEANWHILE && let Some(opening) = &opening {
-                                opening.meanwhile.ask(part * LINES + line, PARTS * LINES);
+                            if let Some(opening) = &opening {
+                                opening.ask::<L>(part, line);
                             }
                             let mut w = [zero(); HALVES];
                             for (half, w) in w.iter_mut().enumerate() {
@@ -195,18 +208,13 @@ macro_rules! kernels {
                 debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
                 let f = L::FORMAT;
                 let blocks = x.supers * f.planes;
-                // Behind the last superblock come those of the panels that are multiplied next.
-                let at = |p: usize, block: usize| {
-                    let block = if block < blocks { block } else { pair.step * blocks + block - blocks };
-                    pair.panels[p].wrapping_add(block * f.bytes())
-                };
-                let Room { vectors: [first, second], sums, in_second, .. } = room;
+                let at = |p: usize, block: usize| pair.at(p, block, blocks, f.bytes());
+                let Room { vectors: [first, second], sums, in_second, opened, .. } = room;
                 let near = Page::of(first.as_ptr().cast());
-                // Weights that are stored open leave memory no time.
-                let few = MEANWHILE && !in_place::<L>() && meanwhile::fits(rows.len());
+                let few = MEANWHILE && meanwhile::fits(rows.len());
                 let page = || if few { meanwhile::next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
-                if !pair.is_opened {
+                if !pair.take_opened(opened) {
                     for p in 0..P {
                         let opening =
                             Opening { block: at(p, 0), next: at(p, 1), to: &mut now[p], meanwhile: near };
@@ -234,7 +242,7 @@ macro_rules! kernels {
                             let sums = &mut sums[p][first..];
                             let to = to.map(|(out, at)| out.place(rows.start + first, at + p * LANES));
                             // The first rows open the next superblock.
-                            let next = (first == 0 && (!last || pair.more)).then(|| Opening {
+                            let next = (first == 0 && (!last || pair.next.is_some())).then(|| Opening {
                                 block: at(p, block + 1),
                                 next: at(p, block + 2),
                                 to: &mut then[p],
@@ -259,6 +267,7 @@ macro_rules! kernels {
                     }
                     std::mem::swap(&mut now, &mut then);
                 }
+                pair.leave_opened(opened);
                 let Some((out, first)) = out else { return };
                 for r in done..rows.len() {
                     // SAFETY: the caller's outputs.

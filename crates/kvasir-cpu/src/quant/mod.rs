@@ -45,8 +45,6 @@ use crate::Level;
 use crate::matmul::Output;
 use layouts::Layout;
 #[cfg(target_arch = "x86_64")]
-use product::SHORT;
-#[cfg(target_arch = "x86_64")]
 use {crate::panels::Room, panels::QuantReader, std::ops::Range};
 
 /// One panel, and the output that it begins with.
@@ -181,28 +179,22 @@ unsafe fn many_rows<L: Layout>(
     [made, next_made]: &mut [Room; 2],
     out: &Output<'_>,
 ) {
-    // Where rows are few memory is read in order, panel by panel; tiles take two panels' products for each load of rows.
-    let in_order = matches!(level, Level::Avx2 | Level::Avx512Vnni | Level::Avx512Bf16);
-    let at_once = if in_order && rows.len() <= SHORT { 1 } else { 2 };
     pairs::with_room(level, |room| {
-        let mut is_opened = false;
-        for panel in panels.clone().step_by(at_once) {
+        for panel in panels.clone().step_by(2) {
             let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
-            let n = at_once.min(panels.end - panel);
-            let more = w.is_packed() && panel + n + at_once <= panels.end;
-            let one = w.panel(panel, made).as_ptr();
+            let one = w.panel_at(panel, made);
             // SAFETY: as the caller vouches; the panels have layout `L`.
             unsafe {
-                if n == 2 {
-                    let panels = [one, w.panel(panel + 1, next_made).as_ptr()];
-                    let pair = pairs::Pair { panels, step: 2, more, is_opened };
+                if panel + 1 < panels.end {
+                    let panels = [one, w.panel_at(panel + 1, next_made)];
+                    let next = w.packed_at(panel + 2).zip(w.packed_at(panel + 3));
+                    let pair = pairs::Pair { panels, next: next.map(<[_; 2]>::from) };
                     pairs::panels::<L, 2>(level, &pair, x, rows, room, to);
                 } else {
-                    let pair = pairs::Pair { panels: [one], step: 1, more, is_opened };
+                    let pair = pairs::Pair { panels: [one], next: None };
                     pairs::panels::<L, 1>(level, &pair, x, rows, room, to);
                 }
             }
-            is_opened = more;
         }
     });
 }

@@ -8,6 +8,7 @@ use crate::Level;
 use crate::amx::Tiles;
 use crate::ask::{Near, ask_line};
 use crate::matmul::Output;
+use crate::panels::PanelAt;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -22,6 +23,10 @@ pub(super) struct Room {
     pub(super) vectors: [[many::Opened; 2]; 2],
     /// Whether those that were opened last are the second ones.
     pub(super) in_second: bool,
+    /// Panels whose first superblocks those are, if whoever went before opened any: mostly they are the thread's next.
+    pub(super) opened: [Option<PanelAt>; 2],
+    /// What the room was last ready for.
+    level: Option<Level>,
     /// Sums of a block's rows, per panel.
     pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
 }
@@ -31,6 +36,8 @@ thread_local! {
         tiles: amx::Room::NONE,
         vectors: [const { [many::Opened::NONE; 2] }; 2],
         in_second: false,
+        opened: [None; 2],
+        level: None,
         sums: [[[0.0; LANES]; BLOCK]; 2],
     }));
 }
@@ -40,28 +47,52 @@ pub(super) fn with_room(level: Level, work: impl FnOnce(&mut Room)) {
     ROOM.with_borrow_mut(|room| {
         // SAFETY: the level says that tiles are permitted.
         let _tiles = (level >= Level::Amx).then(|| unsafe { Tiles::configure() });
+        if room.level.replace(level) != Some(level) {
+            // Levels open weights in ways of their own.
+            room.opened = [None; 2];
+        }
         work(room);
     });
 }
 
 /// One or two panels that are multiplied together.
 pub(super) struct Pair<const P: usize> {
-    /// Where their superblocks lie; they have one layout and as many inputs.
-    pub(super) panels: [*const u8; P],
-    /// How many panels further those lie that are multiplied next.
-    pub(super) step: usize,
-    /// Whether those follow in the same room, as many and with the same rows.
-    pub(super) more: bool,
-    /// Whether the ones before had more: a kernel that opens superblocks ahead has opened the first of these.
-    pub(super) is_opened: bool,
+    /// They have one layout and as many inputs.
+    pub(super) panels: [PanelAt; P],
+    /// Those that are probably multiplied next by the thread, of the same layout and packed: a kernel that opens superblocks ahead opens the first of these.
+    pub(super) next: Option<[PanelAt; P]>,
 }
 
-/// Whether so many rows are multiplied like this, instead of up to eight at a time with weights that are opened in registers. With AVX-512 and no tiles, weights that
-/// are stored open are as well multiplied where they lie as long as few such rounds read them from the caches; what must be opened for each round is sooner opened
-/// once.
+impl<const P: usize> Pair<P> {
+    /// Where superblock `block` of panel `p` lies, of so many bytes. Behind the last of `blocks` come those of the panels that are multiplied next.
+    #[inline]
+    pub(super) fn at(&self, p: usize, block: usize, blocks: usize, bytes: usize) -> *const u8 {
+        match self.next {
+            Some(next) if block >= blocks => next[p].at.wrapping_add((block - blocks) * bytes),
+            _ => self.panels[p].at.wrapping_add(block * bytes),
+        }
+    }
+
+    /// Whether the first superblocks of these are open already.
+    pub(super) fn take_opened(&self, opened: &mut [Option<PanelAt>; 2]) -> bool {
+        std::mem::take(opened) == Self::each(&self.panels)
+    }
+
+    /// Says that those of the next ones are.
+    pub(super) fn leave_opened(&self, opened: &mut [Option<PanelAt>; 2]) {
+        if let Some(next) = &self.next {
+            *opened = Self::each(next);
+        }
+    }
+
+    fn each(panels: &[PanelAt; P]) -> [Option<PanelAt>; 2] {
+        std::array::from_fn(|p| panels.get(p).copied())
+    }
+}
+
+/// Whether so many rows are multiplied like this, instead of up to eight at a time with weights that are opened in registers.
 pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
     let from = match level {
-        Level::Avx512Vnni | Level::Avx512Bf16 if format.is_open() => 33,
         Level::Amx if format.is_open() => 5,
         Level::AvxVnni if !format.is_open() => 3,
         Level::Avx512Vnni | Level::Avx512Bf16 => 5,
@@ -69,11 +100,6 @@ pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
         _ => return false,
     };
     rows >= from
-}
-
-/// Whether so many rows of a gate and its partner are: with 512 bits not to store what is gated pays before pairs do for themselves, whatever the format.
-pub(super) fn takes_gates(level: Level, format: Format, rows: usize) -> bool {
-    takes(level, format, rows) || level >= Level::Avx512Vnni && rows >= 9
 }
 
 /// A pair of panels times a block of at most [`BLOCK`] rows, which begins with a tile. The sums go to `out`, to its outputs from the given one
