@@ -26,6 +26,9 @@ const ROWS: usize = 32;
 /// Steps in which a page of what is attended to next is asked for.
 const PARTS: usize = 8;
 
+/// Bytes ahead of a tile that is opened from which the next but one is brought into the first level.
+const SOON: usize = 2048;
+
 /// What a thread works in.
 struct Room {
     /// The rows of a step one after the other.
@@ -90,8 +93,9 @@ pub(crate) unsafe fn panels(
                     }
                     let tile = panel.wrapping_add(x.weights_of(step));
                     if tile != opened {
-                        // The next panel's.
+                        // The next panel's, then what comes soon.
                         ask_tile(Near::Second, tile.wrapping_add(bytes));
+                        ask_tile(Near::First, tile.wrapping_add(SOON));
                         // SAFETY: a tile of the panel.
                         unsafe { columns.open(level, tile) };
                         opened = tile;
