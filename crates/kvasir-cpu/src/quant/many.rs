@@ -211,7 +211,8 @@ macro_rules! kernels {
                 let at = |p: usize, block: usize| pair.at(p, block, blocks, f.bytes());
                 let Room { vectors: [first, second], sums, in_second, opened, .. } = room;
                 let near = Page::of(first.as_ptr().cast());
-                let few = MEANWHILE && meanwhile::fits(rows.len());
+                // Beside few rows weights that are stored open leave memory no time.
+                let few = MEANWHILE && meanwhile::fits(rows.len()) && (rows.len() > LESS || !in_place::<L>());
                 let page = || if few { meanwhile::next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.take_opened(opened) {

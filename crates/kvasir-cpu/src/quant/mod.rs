@@ -45,6 +45,8 @@ use crate::Level;
 use crate::matmul::Output;
 use layouts::Layout;
 #[cfg(target_arch = "x86_64")]
+use product::SHORT;
+#[cfg(target_arch = "x86_64")]
 use {crate::panels::Room, panels::QuantReader, std::ops::Range};
 
 /// One panel, and the output that it begins with.
@@ -179,20 +181,22 @@ unsafe fn many_rows<L: Layout>(
     [made, next_made]: &mut [Room; 2],
     out: &Output<'_>,
 ) {
+    // With registers for four rows few rows pass while a superblock is read: one panel after the other keeps memory in order.
+    let at_once = if level == Level::Avx2 && rows.len() <= SHORT { 1 } else { 2 };
     pairs::with_room(level, |room| {
-        for panel in panels.clone().step_by(2) {
+        for panel in panels.clone().step_by(at_once) {
             let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
             let one = w.panel_at(panel, made);
             // SAFETY: as the caller vouches; the panels have layout `L`.
             unsafe {
-                if panel + 1 < panels.end {
+                if at_once == 2 && panel + 1 < panels.end {
                     let panels = [one, w.panel_at(panel + 1, next_made)];
                     let next = w.packed_at(panel + 2).zip(w.packed_at(panel + 3));
                     let pair = pairs::Pair { panels, next: next.map(<[_; 2]>::from) };
                     pairs::panels::<L, 2>(level, &pair, x, rows, room, to);
                 } else {
-                    let pair = pairs::Pair { panels: [one], next: None };
-                    pairs::panels::<L, 1>(level, &pair, x, rows, room, to);
+                    let next = w.packed_at(panel + 1).map(|next| [next]);
+                    pairs::panels::<L, 1>(level, &pairs::Pair { panels: [one], next }, x, rows, room, to);
                 }
             }
         }

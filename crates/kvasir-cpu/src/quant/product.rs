@@ -17,7 +17,7 @@ use {super::many_rows, super::pairs, crate::matmul::token_blocks};
 const PIECE: usize = 32 * 1024;
 /// Rows up to which a pair of panels takes so little time that several are one piece of work.
 #[cfg(target_arch = "x86_64")]
-const SHORT: usize = 64;
+pub(super) const SHORT: usize = 64;
 
 thread_local! {
     /// Where panels are made that are not packed.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::Team;
-use crate::panels::tests::Lines;
+use crate::panels::{self, tests::Lines};
 use crate::random_weights::scales_at;
 use kvasir_formats::{DType, encoding};
 
@@ -132,6 +132,43 @@ fn results_are_those_of_the_decoded_weights() {
         }
         // Eight bits of activations: an error of a few parts in a hundred of one output's standard deviation.
         assert!(worst < 0.06, "{dtype}: {worst}");
+    }
+}
+
+/// Kernels open what the thread probably multiplies next. It may be told to multiply something else, at another level.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn what_is_opened_ahead_serves_its_own_panels_alone() {
+    let rows = 16;
+    let takes = |format| Level::available().filter(move |level| pairs::takes(*level, format, rows));
+    for dtype in [DType::Q4_0, DType::Q4K, DType::Q6K, DType::Q8_0] {
+        let format = Format::of(dtype).unwrap();
+        let both = [96, 97].map(|outputs| case(format, dtype, outputs, 768, rows));
+        let team = Team::new(1);
+        both.iter().for_each(|case| while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {});
+        let wanted = both.each_ref().map(|case| run(case, Level::Portable, rows, 1));
+        let levels: Vec<Level> = takes(format).collect();
+        let mut made = [panels::Room::new(), panels::Room::new()];
+        let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 6)];
+        // Levels in turns, one on each piece or all on one.
+        for turn in 0..2 * levels.len() {
+            for (n, (which, first)) in pieces.into_iter().enumerate() {
+                let (case, wanted) = (&both[which], &wanted[which]);
+                let level = levels[(turn / 2 + n * (turn % 2)) % levels.len()];
+                let (outputs, end) = (case.w.outputs, case.w.panels().min(first + 2));
+                let mut out = vec![f32::NAN; rows * outputs];
+                let to = Output::new(&mut out, rows, outputs, outputs);
+                let some = (case.w.packed_reader().unwrap(), first..end);
+                // SAFETY: the level takes so many rows, which are there; nobody else has the outputs.
+                layouts::with_layout!(format, L => unsafe {
+                    many_rows::<L>(level, some, &case.x, 0..rows, &mut made, &to);
+                });
+                for (out, wanted) in out.chunks_exact(outputs).zip(wanted.chunks_exact(outputs)) {
+                    let some = first * LANES..outputs.min(end * LANES);
+                    assert_eq!(out[some.clone()], wanted[some], "{dtype} {level}, piece {n} of turn {turn}");
+                }
+            }
+        }
     }
 }
 
