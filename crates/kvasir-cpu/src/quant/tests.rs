@@ -149,7 +149,7 @@ fn what_is_opened_ahead_serves_its_own_panels_alone() {
         let wanted = both.each_ref().map(|case| run(case, Level::Portable, rows, 1));
         let levels: Vec<Level> = takes(format).collect();
         let mut made = [panels::Room::new(), panels::Room::new()];
-        let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 6)];
+        let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (1, 6)];
         // Levels in turns, one on each piece or all on one.
         for turn in 0..2 * levels.len() {
             for (n, (which, first)) in pieces.into_iter().enumerate() {
