@@ -228,10 +228,9 @@ impl<K: Kind> PanelReader<'_, '_, K> {
         self.done == self.panels.panels()
     }
 
-    /// Where panel `n` lies packed, if all are.
+    /// Where panel `n` lies packed, if there is such a panel and it is.
     pub(crate) fn packed_at(&self, n: usize) -> Option<PanelAt> {
-        let there = self.is_packed() && n < self.done;
-        let buffer = self.packed.filter(|_| there)?;
+        let buffer = self.packed.filter(|_| n < self.done)?;
         let at = buffer.ptr().wrapping_add(n * self.panels.kind.panel_bytes());
         Some(PanelAt { matrix: self.panels.number, at })
     }

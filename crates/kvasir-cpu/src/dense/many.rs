@@ -26,7 +26,7 @@ const ROWS: usize = 32;
 /// Steps in which a page of what is attended to next is asked for.
 const PARTS: usize = 8;
 
-/// Bytes ahead of a tile that is opened from which the next but one is brought into the first level.
+/// So many bytes behind a tile that is opened lies the next but one, which is brought into the first level meanwhile.
 const SOON: usize = 2048;
 
 /// What a thread works in.

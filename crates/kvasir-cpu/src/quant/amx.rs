@@ -101,7 +101,6 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     out: Option<(&Output<'_>, usize)>,
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK);
-    let panels = pair.panels.map(|panel| panel.at);
     let f = L::FORMAT;
     let blocks = x.supers * f.planes;
     let opened: [*mut u8; P] = std::array::from_fn(|p| room.tiles.opened[p].as_mut_ptr());
@@ -125,12 +124,12 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                 fold_tile::<L>(from, opened[p].add(SCALES), x.scales(tile + t, s), before, to);
             }
         };
-        // What is opened next: the panels' next superblocks, in the end those of the panels behind them.
+        // What is opened next: the panels' next superblocks, in the end those of the panels that are multiplied next.
         let next: [*const u8; P] = std::array::from_fn(|p| pair.at(p, block + 1, blocks, f.bytes()));
         // SAFETY: superblocks of panels, and `s` of rows; products have room for a tile of rows.
         unsafe {
             for p in 0..P {
-                open_super::<L>(panels[p].add(block * f.bytes()), next[p], opened[p]);
+                open_super::<L>(pair.at(p, block, blocks, f.bytes()), next[p], opened[p]);
             }
             for t in 0..tiles {
                 let beside = |step: usize| {

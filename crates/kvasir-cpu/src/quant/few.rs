@@ -1,4 +1,4 @@
-//! Few rows: weights are opened in registers and multiplied with up to eight rows at once. Codes of six bits become integers of 16 bits; those of four and
+//! Few rows: weights are opened in registers and multiplied with up to four rows at once. Codes of six bits become integers of 16 bits; those of four and
 //! five and what is stored open are multiplied as bytes.
 
 use super::activations::{QuantActivations, Sums, TILE};

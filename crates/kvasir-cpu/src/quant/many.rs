@@ -65,11 +65,11 @@ macro_rules! kernels {
             }
 
             impl Opening<'_> {
-                /// Asks for what comes later, beside line `line` of part `i` of what is multiplied: one by one, for a core waits for some 50 lines at once, and
+                /// Asks for what comes later, beside line `line` of part `i` of what is multiplied: spread, for a core waits for some 50 lines at once, and
                 /// forgets what it is asked for beyond.
                 #[inline(always)]
                 fn ask<L: Layout>(&self, i: usize, line: usize) {
-                    // As many lines for each part, so that nothing branches.
+                    // As many lines for each part: which line asks for how many is known where the loop is unrolled.
                     let each = const { L::FORMAT.bytes().div_ceil(64 * PARTS) };
                     (i * each + line..(i + 1) * each)
                         .step_by(LINES)

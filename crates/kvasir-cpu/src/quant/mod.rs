@@ -89,11 +89,7 @@ unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations,
     }
     let (mut row, rows) = (0, out.rows());
     while row < rows {
-        let n = match rows - row {
-            few @ 1..4 => few,
-            4..8 => 4,
-            _ => 8,
-        };
+        let n = (rows - row).min(4);
         // Half as wide vectors, of which there are half as many.
         let n = if level < Level::Avx512Vnni { n.min(2) } else { n };
         // SAFETY: as the caller vouches.
@@ -106,8 +102,7 @@ unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations,
                 (_, 1) => wide::<L, 1>(w, x, row, out),
                 (_, 2) => wide::<L, 2>(w, x, row, out),
                 (_, 3) => wide::<L, 3>(w, x, row, out),
-                (_, 4) => wide::<L, 4>(w, x, row, out),
-                _ => wide::<L, 8>(w, x, row, out),
+                _ => wide::<L, 4>(w, x, row, out),
             }
         }
         row += n;

@@ -90,7 +90,7 @@ impl<const P: usize> Pair<P> {
     }
 }
 
-/// Whether so many rows are multiplied like this, instead of up to eight at a time with weights that are opened in registers.
+/// Whether so many rows are multiplied like this, instead of up to four at a time with weights that are opened in registers.
 pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
     let from = match level {
         Level::Amx if format.is_open() => 5,

@@ -141,8 +141,7 @@ fn results_are_those_of_the_decoded_weights() {
 fn what_is_opened_ahead_serves_its_own_panels_alone() {
     let rows = 16;
     let takes = |format| Level::available().filter(move |level| pairs::takes(*level, format, rows));
-    for dtype in [DType::Q4_0, DType::Q4K, DType::Q6K, DType::Q8_0] {
-        let format = Format::of(dtype).unwrap();
+    for (dtype, format) in formats() {
         let both = [96, 97].map(|outputs| case(format, dtype, outputs, 768, rows));
         let team = Team::new(1);
         both.iter().for_each(|case| while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {});
@@ -150,7 +149,7 @@ fn what_is_opened_ahead_serves_its_own_panels_alone() {
         let levels: Vec<Level> = takes(format).collect();
         let mut made = [panels::Room::new(), panels::Room::new()];
         let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (1, 6)];
-        // Levels in turns, one on each piece or all on one.
+        // One level on all pieces, and levels in turns.
         for turn in 0..2 * levels.len() {
             for (n, (which, first)) in pieces.into_iter().enumerate() {
                 let (case, wanted) = (&both[which], &wanted[which]);
