@@ -140,13 +140,13 @@ fn results_are_those_of_the_decoded_weights() {
 #[test]
 fn what_is_opened_ahead_serves_its_own_panels_alone() {
     let rows = 16;
-    let takes = |format| Level::available().filter(move |level| pairs::takes(*level, format, rows));
     for (dtype, format) in formats() {
         let both = [96, 97].map(|outputs| case(format, dtype, outputs, 768, rows));
         let team = Team::new(1);
         both.iter().for_each(|case| while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {});
         let wanted = both.each_ref().map(|case| run(case, Level::Portable, rows, 1));
-        let levels: Vec<Level> = takes(format).collect();
+        let levels: Vec<Level> =
+            Level::available().filter(|level| pairs::takes(*level, format, rows)).collect();
         let mut made = [panels::Room::new(), panels::Room::new()];
         let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (1, 6)];
         // One level on all pieces, and levels in turns.
