@@ -1,9 +1,7 @@
 //! Models by their name on a hub: `OWNER/NAME[@REVISION][:TAG]`, where a tag picks one GGUF file out of several.
 //!
-//! What lies in the hub's cache is used without asking anybody. Only a program built with the feature `hub` fetches
-//! what is not there, with the hub's own client.
+//! What lies in the hub's cache is used without asking anybody; what is not there is fetched with the hub's own client.
 
-#[cfg(feature = "hub")]
 mod fetch;
 
 use crate::Error;
@@ -52,15 +50,24 @@ impl HubName {
 
     /// The hub's cache, where its own tools look for it.
     pub fn cache() -> Result<PathBuf, Error> {
-        cache_of(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)).ok_or_else(
-            || Error::Asked("HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is".into()),
-        )
+        cache_of(&set).ok_or_else(|| {
+            Error::Asked("HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is".into())
+        })
     }
 
-    /// Where the model is, from the cache or, if this program can, from the hub.
+    /// The model's folder in a cache.
+    fn folder(&self, cache: &Path) -> PathBuf {
+        cache.join(format!("models--{}--{}", self.owner, self.name))
+    }
+
+    fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or("main")
+    }
+
+    /// Where the model is, from the cache or else from the hub.
     pub fn find(&self) -> Result<PathBuf, Error> {
-        let asked = self.revision.as_deref().unwrap_or("main");
-        let folder = Self::cache()?.join(format!("models--{}--{}", self.owner, self.name));
+        let asked = self.revision();
+        let folder = self.folder(&Self::cache()?);
         let reference = folder.join("refs").join(asked);
         let commit = fs::read_to_string(&reference);
         let commit = commit.map_or_else(|_| asked.to_owned(), |text| text.trim().to_owned());
@@ -128,18 +135,6 @@ impl HubName {
             (false, _) => format!("has several GGUF files; add one's tag, as in :Q8_0: {}", found.join(", ")),
         })
     }
-
-    /// Without a client it can only be said what is `missing`.
-    #[cfg(not(feature = "hub"))]
-    fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
-        let revision = self.revision.as_ref().map_or_else(String::new, |r| format!(" --revision {r}"));
-        Err(self.asked(format!(
-            "{missing} ({}); fetch it with `hf download {}/{}{revision}`, or build with `--features hub`",
-            Self::cache()?.display(),
-            self.owner,
-            self.name,
-        )))
-    }
 }
 
 /// A part of a name, which leads nowhere as a path.
@@ -148,19 +143,31 @@ fn plain(part: &str) -> bool {
     !part.is_empty() && !part.starts_with('.') && part.chars().all(known)
 }
 
-/// The cache's folder as its own tools find it, in the order in which they ask the environment.
-fn cache_of(set: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    let home = || set("HOME");
-    let from_home = |path: PathBuf| match path.strip_prefix("~") {
-        Ok(rest) => home().map_or(path.clone(), |home| home.join(rest)),
+/// What the environment says under a name.
+fn set(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// A path that may be told from the user's home.
+fn from_home(path: PathBuf, set: &impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
+    match path.strip_prefix("~") {
+        Ok(rest) => set("HOME").map_or(path.clone(), |home| home.join(rest)),
         Err(_) => path,
-    };
-    let folder = set("HF_HUB_CACHE")
-        .or_else(|| set("HUGGINGFACE_HUB_CACHE"))
-        .or_else(|| Some(set("HF_HOME")?.join("hub")))
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface/hub")))
-        .or_else(|| Some(home()?.join(".cache/huggingface/hub")))?;
-    Some(from_home(folder))
+    }
+}
+
+/// Where the hub's own tools keep what is theirs, in the order in which they ask the environment.
+fn home_of(set: &impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let folder = set("HF_HOME")
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface")))
+        .or_else(|| Some(set("HOME")?.join(".cache/huggingface")))?;
+    Some(from_home(folder, set))
+}
+
+/// The cache's folder, likewise.
+fn cache_of(set: &impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let told = set("HF_HUB_CACHE").or_else(|| set("HUGGINGFACE_HUB_CACHE"));
+    told.map(|folder| from_home(folder, set)).or_else(|| Some(home_of(set)?.join("hub")))
 }
 
 fn cut(text: &str, at: char) -> (&str, Option<&str>) {
@@ -190,7 +197,9 @@ fn files_of(snapshot: &Path) -> Vec<String> {
 /// Did a fetch of this model end before its time? Its files then lie beside the whole ones, and others may not have been begun.
 fn interrupted(folder: &Path) -> bool {
     let blobs = fs::read_dir(folder.join("blobs")).into_iter().flatten().flatten();
-    blobs.into_iter().any(|blob| blob.path().extension().is_some_and(|end| end == "incomplete"))
+    blobs
+        .into_iter()
+        .any(|blob| blob.path().extension().is_some_and(|end| end == "part" || end == "incomplete"))
 }
 
 /// What all shards of a GGUF model are called alike, and how many there are.
@@ -271,7 +280,7 @@ mod tests {
     fn the_cache_is_where_its_own_tools_look() {
         let cache = |set: &[(&str, &str)]| {
             let find = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
-            cache_of(find).map(|folder: PathBuf| folder.display().to_string())
+            cache_of(&find).map(|folder: PathBuf| folder.display().to_string())
         };
         assert_eq!(cache(&[]), None);
         let home = ("HOME", "/h");

@@ -19,7 +19,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens a directory in the Hugging Face layout, a GGUF file or a model of the hub's cache by its [`HubName`].
+    /// Opens a directory in the Hugging Face layout, a GGUF file or a model of the hub by its [`HubName`].
     pub fn find(name: &Path) -> Result<Self, Error> {
         Self::open(&HubName::locate(name)?)
     }

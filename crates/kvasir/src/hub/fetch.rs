@@ -1,89 +1,127 @@
 //! What is not in the cache comes from the hub, through its own client.
 
-use super::{HubName, model_path};
+use super::{HubName, home_of, model_path, plain, set};
 use crate::Error;
 use hf_hub::{
-    HFClient, HFError,
-    progress::{DownloadEvent, ProgressEvent, ProgressHandler},
-    repository::RepoTreeEntry,
+    Cache, Repo, RepoType,
+    api::sync::{ApiBuilder, ApiError, ApiRepo},
 };
+use serde::Deserialize;
 use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::Mutex,
-    time::{Duration, Instant},
+    env, fs,
+    path::{Component, Path, PathBuf},
 };
+
+/// A transfer that breaks goes on where it was so many times before it is given up.
+const RETRIES: usize = 3;
+
+/// What the hub says of a revision.
+#[derive(Deserialize)]
+struct Listing {
+    sha: String,
+    siblings: Vec<Listed>,
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    rfilename: String,
+    size: Option<u64>,
+}
 
 impl HubName {
     /// Fetches the model, of which so much is `missing`.
     pub(super) fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
-        let failed = |e: HFError| {
+        if variable("HF_HUB_OFFLINE").is_some_and(|value| value != "0") {
+            return Err(self.asked(format!("{missing}, and HF_HUB_OFFLINE forbids to fetch it")));
+        }
+        let cache = Self::cache()?;
+        let failed = |e: ApiError| {
             let why = why(&e);
             Error::Failed(format!("{}/{}: {missing}; {why}: {e}", self.owner, self.name))
         };
-        let client = HFClient::builder().cache_dir(Self::cache()?).build_sync().map_err(failed)?;
-        let repository = client.model(self.owner.clone(), self.name.clone());
-        let listed = repository.list_tree().maybe_revision(self.revision.clone()).recursive(true);
-        let names = listed.send().map_err(failed)?.into_iter().filter_map(|entry| match entry {
-            RepoTreeEntry::File { path, .. } => Some(path),
-            RepoTreeEntry::Directory { .. } => None,
-        });
+        let mut builder = ApiBuilder::from_cache(Cache::new(cache.clone())).with_retries(RETRIES);
+        if let Some(endpoint) = variable("HF_ENDPOINT") {
+            builder = builder.with_endpoint(endpoint.trim_end_matches('/').into());
+        }
+        let api = builder.with_token(token()).build().map_err(failed)?;
+        let repository = |revision: &str| {
+            Repo::with_revision(format!("{}/{}", self.owner, self.name), RepoType::Model, revision.into())
+        };
+        let asked = repository(self.revision());
+        let listing = listing(&api.repo(asked.clone())).map_err(failed)?;
+        let Listing { sha, siblings } = listing;
+        let leads_nowhere =
+            |file: &str| Path::new(file).components().all(|c| matches!(c, Component::Normal(_)));
+        let names = siblings.iter().map(|file| file.rfilename.clone()).filter(|file| leads_nowhere(file));
         let chosen = self.choose(&names.collect::<Vec<_>>()).map_err(|why| self.asked(why))?;
-        eprintln!("kvasir: fetching {} files of {}/{}", chosen.len(), self.owner, self.name);
-        let download = repository.snapshot_download().maybe_revision(self.revision.clone());
-        let snapshot = download.allow_patterns(chosen.clone()).progress(Bar::default()).send();
-        Ok(model_path(&snapshot.map_err(failed)?, &chosen))
+        if !plain(&sha) {
+            return Err(Error::Failed(format!("{}/{}: the hub names no commit", self.owner, self.name)));
+        }
+
+        // Every file is one commit's, and only a whole snapshot is what the revision stands for.
+        let snapshot = self.folder(&cache).join("snapshots").join(&sha);
+        let files = api.repo(repository(&sha));
+        for (n, file) in chosen.iter().enumerate() {
+            let path = snapshot.join(file);
+            if path.is_file() {
+                continue;
+            }
+            let size =
+                siblings.iter().find(|listed| listed.rfilename == *file).and_then(|listed| listed.size);
+            let told = size.map_or_else(String::new, |size| format!(", {:.1} MB", size as f64 / 1e6));
+            let (owner, name, of) = (&self.owner, &self.name, chosen.len());
+            eprintln!("kvasir: fetching {file} of {owner}/{name}, file {} of {of}{told}", n + 1);
+            let there = files.download(file).map_err(failed)?;
+            let came = fs::metadata(&path).map(|data| data.len()).unwrap_or_default();
+            if there != path || size.is_some_and(|size| size != came) {
+                let _ = there.canonicalize().and_then(fs::remove_file);
+                return Err(Error::Failed(format!(
+                    "{owner}/{name}: the hub did not send the {file} that it lists; it is not kept, ask again"
+                )));
+            }
+        }
+        let reference = Cache::new(cache).repo(asked).create_ref(&sha);
+        reference.map_err(|e| failed(e.into()))?;
+        Ok(model_path(&snapshot, &chosen))
     }
 }
 
+fn listing(repository: &ApiRepo) -> Result<Listing, ApiError> {
+    let mut reply = repository.info_request().query("blobs", "true").call().map_err(Box::new)?;
+    Ok(reply.body_mut().read_json().map_err(Box::new)?)
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The token that the hub's own tools would send.
+fn token() -> Option<String> {
+    let stored = || {
+        let path = variable("HF_TOKEN_PATH").map(PathBuf::from);
+        let path = path.or_else(|| Some(home_of(&set)?.join("token")))?;
+        fs::read_to_string(path).ok()
+    };
+    let token = variable("HF_TOKEN").or_else(stored)?;
+    Some(token.trim().to_owned()).filter(|token| !token.is_empty())
+}
+
 /// What a failure means to whoever asked.
-fn why(error: &HFError) -> &'static str {
+fn why(error: &ApiError) -> &'static str {
     let status = match error {
-        HFError::Http { context } => context.status.as_u16(),
-        HFError::AuthRequired { .. } | HFError::Forbidden { .. } => 401,
-        HFError::RepoNotFound { .. } | HFError::RevisionNotFound { .. } => 404,
+        ApiError::RequestError(error) => match **error {
+            ureq::Error::StatusCode(status) => status,
+            _ => 0,
+        },
+        ApiError::InvalidResume => 416,
         _ => 0,
     };
     match status {
         401 | 403 => "the hub wants a token that may read it (HF_TOKEN)",
         404 => "the hub has no such model or revision, or wants a token (HF_TOKEN)",
-        _ => "could not be fetched; whole files are kept, and asking again fetches the others",
-    }
-}
-
-/// Shows how far a download has come.
-#[derive(Default)]
-struct Bar(Mutex<Shown>);
-
-#[derive(Default)]
-struct Shown {
-    total: u64,
-    of_file: BTreeMap<String, u64>,
-    last: Option<Instant>,
-}
-
-impl ProgressHandler for Bar {
-    fn on_progress(&self, event: &ProgressEvent) {
-        let ProgressEvent::Download(event) = event else { return };
-        let Ok(mut shown) = self.0.lock() else { return };
-        let done = match event {
-            DownloadEvent::Start { total_bytes, .. } => {
-                shown.total = *total_bytes;
-                return;
-            }
-            DownloadEvent::Progress { files } => {
-                let news = files.iter().map(|file| (file.filename.clone(), file.bytes_completed));
-                shown.of_file.extend(news);
-                shown.of_file.values().sum()
-            }
-            DownloadEvent::AggregateProgress { bytes_completed, .. } => *bytes_completed,
-            DownloadEvent::Complete => shown.total,
-        };
-        let now = Instant::now();
-        let often = shown.last.is_some_and(|last| now - last < Duration::from_secs(1));
-        if !often || done == shown.total {
-            shown.last = Some(now);
-            eprintln!("kvasir: {} of {} MB", done / 1_000_000, shown.total / 1_000_000);
+        416 => {
+            "what is there of it cannot be continued; delete the cache's *.part of this model and ask again"
         }
+        _ => "could not be fetched; what has come is kept, and asking again fetches the rest",
     }
 }

@@ -1,0 +1,62 @@
+//! What is fetched, how often, and what becomes of a fetch that fails.
+
+use super::{
+    COMMIT, folder, inspect,
+    loopback::{Hub, Wrong},
+    said,
+};
+use std::fs;
+
+#[test]
+fn a_model_is_fetched_once() {
+    let (cache, hub) = (folder("fetch"), Hub::new(Wrong::Nothing));
+    let out = inspect(&cache, &hub.endpoint, "acme/tiny");
+    assert!(out.status.success(), "{}", said(&out));
+    assert!(said(&out).contains("model.safetensors of acme/tiny, file 2 of 2"), "{}", said(&out));
+    let again = inspect(&cache, "http://127.0.0.1:9", "acme/tiny");
+    assert!(again.status.success(), "{}", said(&again));
+    assert_eq!(out.stdout, again.stdout);
+    let of_model = cache.join("models--acme--tiny");
+    assert_eq!(fs::read_to_string(of_model.join("refs/main")).unwrap(), COMMIT);
+    assert!(!of_model.join("snapshots").join(COMMIT).join("README.md").exists());
+    let none = inspect(&cache, &hub.endpoint, "acme/none");
+    assert_eq!(none.status.code(), Some(1));
+    assert!(said(&none).contains("no such model or revision"), "{}", said(&none));
+    let _ = fs::remove_dir_all(cache);
+}
+
+#[test]
+fn what_was_interrupted_goes_on_when_asked_again() {
+    let (cache, broken, whole) = (folder("broken"), Hub::new(Wrong::Breaks), Hub::new(Wrong::Nothing));
+    for name in ["acme/tiny".to_owned(), format!("acme/tiny@{COMMIT}")] {
+        let out = inspect(&cache, &broken.endpoint, &name);
+        assert_eq!(out.status.code(), Some(1), "{}", said(&out));
+        assert!(said(&out).lines().last().unwrap().contains("asking again"), "{}", said(&out));
+    }
+    // A part of a model is not what its revision stands for.
+    assert!(!cache.join("models--acme--tiny/refs/main").exists());
+    let began = broken.began();
+    assert!(began.first() == Some(&0) && began.windows(2).all(|w| w[0] < w[1]), "{began:?}");
+    let out = inspect(&cache, &whole.endpoint, "acme/tiny");
+    assert!(out.status.success(), "{}", said(&out));
+    let rest = whole.began();
+    assert!(rest.len() == 1 && rest > began[began.len() - 1..].to_vec(), "{rest:?} after {began:?}");
+    let _ = fs::remove_dir_all(cache);
+}
+
+#[test]
+fn what_the_hub_lists_is_what_must_come() {
+    for (wrong, words) in [
+        (Wrong::Lies, "did not send the config.json that it lists"),
+        (Wrong::LeadsOutside, "nor a GGUF file"),
+        (Wrong::Locked, "HF_TOKEN"),
+    ] {
+        let (cache, hub) = (folder(&format!("{wrong:?}")), Hub::new(wrong));
+        let out = inspect(&cache, &hub.endpoint, "acme/tiny");
+        assert!(!out.status.success() && said(&out).contains(words), "{wrong:?}: {}", said(&out));
+        // Nothing of it is taken for a model later.
+        let out = inspect(&cache, "http://127.0.0.1:9", "acme/tiny");
+        assert!(!out.status.success(), "{wrong:?}");
+        let _ = fs::remove_dir_all(cache);
+    }
+}

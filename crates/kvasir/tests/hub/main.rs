@@ -1,0 +1,115 @@
+//! Models by their hub name: found in the hub's cache; fetched into it from a hub of our own on loopback.
+#![allow(clippy::unwrap_used)]
+
+mod fetched;
+mod loopback;
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const TOKEN: &str = "hf_ours";
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3")
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("kvasir-hub-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// A cache with one model, the model's folder in it, and its files.
+fn cached(name: &str) -> (PathBuf, PathBuf, PathBuf) {
+    let cache = folder(name);
+    let of_model = cache.join("models--acme--tiny");
+    let snapshot = of_model.join("snapshots").join(COMMIT);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(of_model.join("refs")).unwrap();
+    fs::write(of_model.join("refs/main"), COMMIT).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(model().join(file), snapshot.join(file)).unwrap();
+    }
+    (cache, of_model, snapshot)
+}
+
+fn inspect(cache: &Path, endpoint: &str, name: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    command.args(["inspect", name]).env("HF_HUB_CACHE", cache).env("HF_ENDPOINT", endpoint);
+    command.env("NO_PROXY", "127.0.0.1").env("HF_TOKEN", TOKEN).env_remove("HF_HUB_OFFLINE");
+    command.output().unwrap()
+}
+
+fn said(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+#[test]
+fn a_model_in_the_cache_is_used_without_a_network() {
+    let (cache, of_model, snapshot) = cached("cache");
+    // Nobody listens there.
+    let nowhere = "http://127.0.0.1:9";
+    for name in ["acme/tiny", "acme/tiny@main", &format!("acme/tiny@{COMMIT}")] {
+        let out = inspect(&cache, nowhere, name);
+        assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+        assert!(String::from_utf8_lossy(&out.stdout).contains("Qwen3ForCausalLM"));
+    }
+    for name in ["acme/other", "acme/tiny@v2"] {
+        let out = inspect(&cache, nowhere, name);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success());
+        assert!(said.lines().count() == 1 && said.contains(name.split('@').next().unwrap()), "{said}");
+    }
+    // What is missing is said: a revision, a tag, a shard.
+    let index = r#"{"weight_map": {"a": "model.safetensors", "b": "more.safetensors"}}"#;
+    fs::write(snapshot.join("model.safetensors.index.json"), index).unwrap();
+    fs::write(snapshot.join("m-Q4_0-00002-of-00002.gguf"), "").unwrap();
+    for (name, missing) in [
+        ("acme/tiny@v2", "revision v2"),
+        ("acme/tiny:Q8", "\"q8\""),
+        ("acme/tiny", "more.safetensors"),
+        ("acme/tiny:Q4_0", "m-Q4_0-00001-of-00002.gguf"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        command.args(["inspect", name]).env("HF_HUB_CACHE", &cache).env("HF_HUB_OFFLINE", "1");
+        let said = said(&command.output().unwrap());
+        let whole = said.lines().count() == 1 && said.contains(missing) && said.contains("HF_HUB_OFFLINE");
+        assert!(whole, "{name}: {said}");
+    }
+    fs::create_dir_all(cache.join("outside")).unwrap();
+    fs::write(of_model.join("refs/main"), "../../../outside").unwrap();
+    let said = String::from_utf8(inspect(&cache, nowhere, "acme/tiny").stderr).unwrap();
+    assert!(said.contains("refs/main: holds no commit's name"), "{said}");
+    let _ = fs::remove_dir_all(cache);
+}
+
+#[test]
+fn every_command_finds_a_model_by_its_name() {
+    let (cache, _, snapshot) = cached("commands");
+    let tokenizer = "../kvasir-formats/tests/data/tokenizers/qwen";
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(tokenizer)).unwrap() {
+        let file = file.unwrap().path();
+        fs::copy(&file, snapshot.join(file.file_name().unwrap())).unwrap();
+    }
+    let out = cache.join("out.gguf");
+    for args in [
+        vec!["tokenize", "acme/tiny"],
+        vec!["template", "acme/tiny", "--json"],
+        vec!["convert", "acme/tiny", out.to_str().unwrap(), "--dtype", "f16"],
+        vec!["bench", "pp", "acme/tiny", "--tokens", "4", "--reps", "1"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        command.args(&args).env("HF_HUB_CACHE", &cache).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut running = command.stderr(Stdio::piped()).spawn().unwrap();
+        running.stdin.take().unwrap().write_all(b"[]").unwrap();
+        let said = running.wait_with_output().unwrap();
+        assert!(said.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said.stderr));
+    }
+    let _ = fs::remove_dir_all(cache);
+}
