@@ -1,13 +1,14 @@
 use super::bytes::{byte_token, decode_spelling};
+use super::cuts::Cuts;
 use super::normalizer::{self, Bounded};
 use super::pre::TOO_LONG;
 use crate::{Error, Result};
 use serde_json::Value as Json;
 use std::{collections::HashMap, panic::catch_unwind};
-use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, TokenizerImpl};
 
-/// The library's, but for the normalizer.
-type Inner = TokenizerImpl<ModelWrapper, Bounded, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+/// The library's, but for the normalizer and how expressions are read.
+type Inner = TokenizerImpl<ModelWrapper, Bounded, Cuts, PostProcessorWrapper, DecoderWrapper>;
 
 /// A `tokenizer.json`, run by the library that defines the format.
 #[derive(Debug)]
@@ -70,8 +71,7 @@ impl HfVocab {
         // Added ones need not follow the others at once.
         let last = added.keys().max().map_or(0, |last| *last as usize + 1);
         let len = inner.get_vocab_size(true).max(last);
-        let cuts = inner.get_pre_tokenizer().map(serde_json::to_string).transpose();
-        let cuts = cuts.map_err(|e| Error::at("tokenizer.json", e))?.unwrap_or_default();
+        let cuts = inner.get_pre_tokenizer().map_or("", |cuts| &cuts.told);
         // Each spells every byte with up to two.
         if cuts.matches(r#""type":"ByteLevel""#).count() > 4 {
             return Err(Error::at("tokenizer.json: pre_tokenizer", "spells bytes more than four times"));

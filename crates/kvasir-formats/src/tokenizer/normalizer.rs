@@ -1,6 +1,6 @@
 //! The normalizer of a `tokenizer.json`, its steps run one by one: each may make a text longer, and a file may ask for many.
 
-use super::charsmap;
+use super::{charsmap, oniguruma};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value as Json;
 use std::cell::Cell;
@@ -90,8 +90,9 @@ impl Normalizer for Bounded {
 impl<'de> Deserialize<'de> for Bounded {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mut steps = Vec::new();
-        flatten(&Json::deserialize(from)?, &mut steps)
-            .map_err(|why| D::Error::custom(format!("normalizer: {why}")))?;
+        let mut json = Json::deserialize(from)?;
+        let read = oniguruma::spell_out(&mut json).and_then(|()| flatten(&json, &mut steps));
+        read.map_err(|why| D::Error::custom(format!("normalizer: {why}")))?;
         Ok(Self(steps))
     }
 }

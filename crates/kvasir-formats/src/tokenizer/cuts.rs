@@ -1,0 +1,31 @@
+//! How a `tokenizer.json` cuts text before merging: the library's steps, with their expressions read as the file means them.
+
+use super::oniguruma;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_json::Value as Json;
+use tokenizers::{PreTokenizedString, PreTokenizer, PreTokenizerWrapper};
+
+/// A pre-tokenizer, and what it says that it is.
+#[derive(Debug)]
+pub(super) struct Cuts {
+    run: PreTokenizerWrapper,
+    /// As JSON.
+    pub(super) told: String,
+}
+
+impl PreTokenizer for Cuts {
+    fn pre_tokenize(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
+        self.run.pre_tokenize(text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cuts {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut json = Json::deserialize(from)?;
+        let failed = |why: String| D::Error::custom(format!("pre_tokenizer: {why}"));
+        oniguruma::spell_out(&mut json).map_err(failed)?;
+        let told = json.to_string();
+        let run = serde_json::from_value(json).map_err(|why| failed(why.to_string()))?;
+        Ok(Self { run, told })
+    }
+}
