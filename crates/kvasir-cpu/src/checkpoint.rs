@@ -56,8 +56,8 @@ impl WeightSource for Checkpoint {
         Ok(values)
     }
 
-    fn row(&self, name: &str, _: &[usize], n: usize, out: &mut [f32]) -> bool {
-        self.dense_row(name, n, out).is_ok()
+    fn row(&self, name: &str, _: &[usize], n: usize, out: &mut [f32]) -> Result<(), Error> {
+        self.dense_row(name, n, out)
     }
 
     fn stays(&self) -> bool {

@@ -31,7 +31,7 @@ pub struct CpuModel {
     pub(crate) taps: Vec<(Tap, ValueId)>,
     /// An entry per op.
     pub(crate) weights: Vec<OpWeights>,
-    /// Weights that are no matrices, and those that are looked up by row in exact form.
+    /// Weights that are no matrices.
     pub(crate) vectors: BTreeMap<WeightId, Vec<f32>>,
     pub(crate) source: Arc<dyn WeightSource + Send + Sync>,
     pub(crate) precision: Precision,
@@ -69,6 +69,9 @@ impl CpuModel {
         for at in first.into_iter().chain(rest) {
             let op = &program.ops[at];
             weights[at] = op_weights(op, &mut packer)?;
+            if let Op::Embed { table, .. } = op {
+                packer.look_into(*table)?;
+            }
             for id in vectors_of(op) {
                 if let std::collections::btree_map::Entry::Vacant(place) = vectors.entry(id) {
                     place.insert(packer.numbers(id)?);

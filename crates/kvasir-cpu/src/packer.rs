@@ -10,7 +10,7 @@ use crate::weights::{Linear, Packed};
 use kvasir_formats::{DType, Error};
 use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Rows of a weight in its file.
 struct FileRows {
@@ -79,6 +79,15 @@ impl<'a> Packer<'a> {
         Ok(values)
     }
 
+    /// Sees to it that rows of a table can be read one by one.
+    pub(crate) fn look_into(&self, table: WeightId) -> Result<(), Error> {
+        let weight = self.program.weight(self.program.resolve(table));
+        let mut row = vec![0.0; weight.shape.last().copied().unwrap_or(0)];
+        self.source.row(&weight.name, &weight.shape, 0, &mut row)?;
+        self.source.let_go(&weight.name, 0..1);
+        Ok(())
+    }
+
     fn vector(&self, v: &Vector, len: usize) -> Result<Vec<f32>, Error> {
         let weight = self.program.weight(self.program.resolve(v.weight));
         let row_len = weight.shape.last().copied().unwrap_or(1).max(1);
@@ -89,7 +98,7 @@ impl<'a> Packer<'a> {
         let (row, from) = (v.offset / row_len, v.offset % row_len);
         if from + len.saturating_sub(1) * v.stride < row_len {
             let mut values = vec![0.0; row_len];
-            if self.source.row(&weight.name, &weight.shape, row, &mut values) {
+            if self.source.row(&weight.name, &weight.shape, row, &mut values).is_ok() {
                 self.source.let_go(&weight.name, row..row + 1);
                 return Ok(pick(&values, from));
             }
@@ -121,12 +130,16 @@ impl<'a> Packer<'a> {
                 match codes {
                     Some(packed) => packed,
                     None if !wide && stored.is_some() => self.where_they_lie(dtype, m, (first, step))?,
-                    None => self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
-                        // Rows were found to be there, and their lengths checked, when the file was opened.
-                        if !self.source.row(name, shape, first + n * step, out) {
-                            out.fill(f32::NAN);
-                        }
-                    })?,
+                    None => {
+                        let failed = OnceLock::new();
+                        let packed = self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
+                            if let Err(why) = self.source.row(name, shape, first + n * step, out) {
+                                // One of them is told; the rows of the others come to nothing as well.
+                                let _ = failed.set(why);
+                            }
+                        })?;
+                        failed.into_inner().map_or(Ok(packed), Err)?
+                    }
                 }
             }
         };

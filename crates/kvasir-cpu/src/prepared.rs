@@ -100,7 +100,6 @@ impl Prepared {
             if gated.takes(all.1, n) {
                 self.quantise(all, gate.inputs, Some(of), &x, n);
                 self.gated.reshape(gate.outputs);
-                assert!(self.gated.takes(n), "rows fit");
                 gated.multiply(all.0, all.1, &self.quant, n, &self.gated);
                 std::mem::swap(&mut self.quant, &mut self.gated);
                 self.quant_of = Some(out);

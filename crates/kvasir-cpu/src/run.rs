@@ -367,13 +367,11 @@ impl Run<'_> {
     fn embed(&self, table: kvasir_program::WeightId, token: Token, scale: f32, y: &mut [f32]) {
         let program = &self.model.program;
         let weight = program.weight(program.resolve(table));
-        // Checked when the model was loaded: the head or the table itself was read through the same call.
-        if self.model.source.row(&weight.name, &weight.shape, token as usize, y) {
-            if scale != 1.0 {
-                y.iter_mut().for_each(|y| *y *= scale);
-            }
-        } else {
+        // One was read when the model was loaded, and tokens are below their number: it is there.
+        if self.model.source.row(&weight.name, &weight.shape, token as usize, y).is_err() {
             y.fill(f32::NAN);
+        } else if scale != 1.0 {
+            y.iter_mut().for_each(|y| *y *= scale);
         }
     }
 

@@ -63,12 +63,11 @@ pub trait WeightSource: Sync {
     }
     /// All numbers of a weight.
     fn dense(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error>;
-    /// Row `n` of a weight as numbers; false if it has none.
-    fn row(&self, name: &str, shape: &[usize], n: usize, out: &mut [f32]) -> bool {
-        self.stored(name, shape)
-            .ok()
-            .flatten()
-            .is_some_and(|stored| encoding::dequantize(stored.dtype, (stored.row)(n), out).is_ok())
+    /// Row `n` of a weight as numbers.
+    fn row(&self, name: &str, shape: &[usize], n: usize, out: &mut [f32]) -> Result<(), Error> {
+        let none = || Error::at(format!("tensor {name}"), "cannot be read row by row");
+        let stored = self.stored(name, shape)?.ok_or_else(none)?;
+        encoding::dequantize(stored.dtype, (stored.row)(n), out)
     }
     /// Whether rows can be read again and again where they lie, so that kernels may do so.
     fn stays(&self) -> bool {

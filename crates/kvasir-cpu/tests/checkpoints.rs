@@ -363,7 +363,7 @@ impl WeightSource for Noting {
         WeightSource::dense(&self.checkpoint, name, shape)
     }
 
-    fn row(&self, name: &str, shape: &[usize], n: usize, out: &mut [f32]) -> bool {
+    fn row(&self, name: &str, shape: &[usize], n: usize, out: &mut [f32]) -> Result<(), Error> {
         self.read(name);
         self.checkpoint.row(name, shape, n, out)
     }
@@ -396,6 +396,41 @@ fn a_weight_is_let_go_before_the_next_one_is_read() {
         assert_eq!(noted.most, 1, "{}", case.display());
         for weight in program.weights.iter().filter(|w| w.tie.is_none() && !tables.contains(&&w.name)) {
             assert!(noted.gone.contains(&weight.name), "{}: {}", case.display(), weight.name);
+        }
+    }
+}
+
+/// A checkpoint one of whose weights has rows that need something which is not there, as 8-bit floats do their scales.
+struct Lacking {
+    checkpoint: Checkpoint,
+    weight: String,
+}
+
+impl WeightSource for Lacking {
+    fn stored<'a>(&'a self, name: &'a str, shape: &'a [usize]) -> Result<Option<Stored<'a>>, Error> {
+        if name == self.weight { Ok(None) } else { self.checkpoint.stored(name, shape) }
+    }
+
+    fn dtype(&self, name: &str, shape: &[usize]) -> Result<Option<DType>, Error> {
+        self.checkpoint.dtype(name, shape)
+    }
+
+    fn dense(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        WeightSource::dense(&self.checkpoint, name, shape)
+    }
+}
+
+#[test]
+fn a_row_that_cannot_be_read_is_told_when_the_model_is_loaded() {
+    let case = cases().into_iter().find(|case| case.ends_with("qwen3_bf16")).unwrap();
+    for weight in ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"] {
+        for precision in [Precision::Auto, Precision::Exact] {
+            let checkpoint = Checkpoint::open(&case).unwrap();
+            let program = Model::build(&checkpoint.source()).unwrap().target;
+            let source = Arc::new(Lacking { checkpoint, weight: weight.into() });
+            let loaded = CpuModel::load(&program, source, precision, Arc::new(Team::new(2)));
+            let error = loaded.err().unwrap().to_string();
+            assert!(error.contains(weight) && error.contains("row by row"), "{error}");
         }
     }
 }

@@ -31,25 +31,29 @@ fn nonsense() -> impl Strategy<Value = Json> {
 
 #[test]
 fn numbers_that_make_no_numbers_are_refused_by_name() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/models/gemma3/config.json");
-    let config: Json = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let with = |key: &str, value: Json| {
-        let mut config = config.clone();
+    let models = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/models");
+    let with = |model: &str, key: &str, value: Json| {
+        let text = std::fs::read_to_string(format!("{models}/{model}/config.json")).unwrap();
+        let mut config: Json = serde_json::from_str(&text).unwrap();
         config[key] = value;
         Model::build(&Source::of_config(config)).map(|_| ()).map_err(|e| e.to_string())
     };
-    for key in ["query_pre_attn_scalar", "final_logit_softcapping"] {
+    for (model, key) in [
+        ("gemma3", "query_pre_attn_scalar"),
+        ("gemma3", "final_logit_softcapping"),
+        ("gpt_oss", "swiglu_limit"),
+    ] {
         for bad in [json!(0), json!(-30.0), json!(1e-60), json!(1e60)] {
-            let error = with(key, bad).unwrap_err();
+            let error = with(model, key, bad).unwrap_err();
             assert!(error.contains(key) && error.contains("not a positive number"), "{error}");
         }
-        assert_eq!((with(key, Json::Null), with(key, json!(30.0))), (Ok(()), Ok(())));
+        assert_eq!((with(model, key, Json::Null), with(model, key, json!(30.0))), (Ok(()), Ok(())));
     }
     for bad in [json!(-1e-6), json!(1e60)] {
-        let error = with("rms_norm_eps", bad).unwrap_err();
+        let error = with("gemma3", "rms_norm_eps", bad).unwrap_err();
         assert!(error.contains("rms_norm_eps") && error.contains("at least 0"), "{error}");
     }
-    assert_eq!(with("rms_norm_eps", json!(0)), Ok(()));
+    assert_eq!(with("gemma3", "rms_norm_eps", json!(0)), Ok(()));
 }
 
 proptest! {

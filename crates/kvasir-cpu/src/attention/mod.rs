@@ -204,11 +204,12 @@ impl Attend<'_> {
     }
 }
 
-/// Widths in whole tiles.
+/// Widths in whole tiles, and what of them is used: the rest is kept zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     key_width: usize,
     value_width: usize,
+    dims: (usize, usize),
 }
 
 impl Shape {
@@ -216,6 +217,7 @@ impl Shape {
         Self {
             key_width: facts.key_dim.next_multiple_of(32),
             value_width: facts.value_dim.next_multiple_of(2 * LANES),
+            dims: (facts.key_dim, facts.value_dim),
         }
     }
 

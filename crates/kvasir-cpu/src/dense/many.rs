@@ -9,6 +9,7 @@ use crate::matmul::Output;
 use crate::meanwhile;
 use crate::quant::{LANES, TILE};
 use std::cell::RefCell;
+use std::mem::offset_of;
 use std::ops::Range;
 
 /// Rows from which on this pays: where pairs are multiplied as such, half of a tile's rows at a time.
@@ -30,11 +31,15 @@ const PARTS: usize = 8;
 const SOON: usize = 2048;
 
 /// What a thread works in.
+#[repr(C, align(64))]
 struct Room {
     /// The rows of a step one after the other.
     rows: [Rows; ROWS],
     sums: [[Sums; BLOCK / TILE]; PANELS],
 }
+
+// A vector that straddles two lines takes twice as long.
+const _: () = assert!(offset_of!(Room, sums).is_multiple_of(64));
 
 thread_local! {
     static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {

@@ -3,9 +3,10 @@
 
 use super::activations::QuantActivations;
 use super::format::{LANES, SUPER};
+use super::layouts;
 use super::pairs::{self, BLOCK, Pair, Room};
 use super::panels::{QuantPanels, QuantReader};
-use super::{layouts, product::MADE};
+use super::product::{MADE, fits};
 use crate::matmul::token_blocks;
 use crate::{Level, Team, panels, rows as arithmetic};
 use kvasir_program::Activation;
@@ -47,7 +48,8 @@ impl Gated<'_> {
         rows: usize,
         to: &QuantActivations,
     ) {
-        assert!(self.takes(level, rows) && to.supers == self.gate.outputs.div_ceil(SUPER));
+        assert!(self.takes(level, rows) && fits(self.gate, x, rows), "rows and matrices fit");
+        assert!(to.takes(rows) && to.supers == self.gate.outputs.div_ceil(SUPER), "and what comes of them");
         let block = token_blocks(rows, x.supers * SUPER).min(BLOCK);
         self.gate.read(team, |gate| {
             self.up.read(team, |up| {
@@ -77,7 +79,7 @@ impl Gated<'_> {
             let both = [gate.panel_at(panel, a), up.panel_at(panel, b)];
             let next = gate.packed_at(panel + 1).zip(up.packed_at(panel + 1));
             let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
-            // SAFETY: the level takes so many rows, both panels have layout `L`, and blocks of rows begin with a tile.
+            // SAFETY: the level takes so many rows, which exist, both panels have layout `L`, and blocks of rows begin with a tile.
             layouts::with_layout!(self.gate.kind.format, L => unsafe {
                 pairs::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);
             });

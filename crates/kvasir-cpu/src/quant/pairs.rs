@@ -10,6 +10,7 @@ use crate::ask::{Near, ask_line};
 use crate::matmul::Output;
 use crate::panels::PanelAt;
 use std::cell::RefCell;
+use std::mem::offset_of;
 use std::ops::Range;
 
 /// Rows that pass while a superblock stays open.
@@ -21,24 +22,27 @@ pub(super) struct Room {
     pub(super) tiles: amx::Room,
     /// Superblocks that are multiplied, and those behind them.
     pub(super) vectors: [[many::Opened; 2]; 2],
+    /// Sums of a block's rows, per panel.
+    pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
     /// Whether those that were opened last are the second ones.
     pub(super) in_second: bool,
     /// Panels whose first superblocks those are, if whoever went before opened any: mostly they are the thread's next.
     pub(super) opened: [Option<PanelAt>; 2],
     /// What the room was last ready for.
     level: Option<Level>,
-    /// Sums of a block's rows, per panel.
-    pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
 }
+
+// Kernels load them as whole lines.
+const _: () = assert!(offset_of!(Room, sums).is_multiple_of(64));
 
 thread_local! {
     static ROOM: RefCell<Box<Room>> = RefCell::new(Box::new(Room {
         tiles: amx::Room::NONE,
         vectors: [const { [many::Opened::NONE; 2] }; 2],
+        sums: [[[0.0; LANES]; BLOCK]; 2],
         in_second: false,
         opened: [None; 2],
         level: None,
-        sums: [[[0.0; LANES]; BLOCK]; 2],
     }));
 }
 

@@ -35,8 +35,7 @@ pub(crate) fn matmul<'a, 'o: 'a>(
     let mut there = 0;
     for (w, out) in all {
         let out = &*out;
-        let fits = x.takes(out.rows()) && x.supers * w.kind.format.planes == w.kind.supers;
-        assert!(fits, "rows and matrix fit");
+        assert!(fits(w, x, out.rows()), "rows and matrix fit");
         match w.packed_reader() {
             Some(reader) => {
                 products[there] = Some(Product::new(level, reader, x, out));
@@ -46,6 +45,11 @@ pub(crate) fn matmul<'a, 'o: 'a>(
         }
     }
     multiply(team, &products);
+}
+
+/// Whether so many rows are there, and have the superblocks that the matrix multiplies.
+pub(super) fn fits(w: &QuantPanels, x: &QuantActivations, rows: usize) -> bool {
+    x.takes(rows) && x.supers * w.kind.format.planes == w.kind.supers
 }
 
 fn multiply(team: &Team, products: &[Option<Product<'_, '_>>]) {

@@ -15,7 +15,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let attention = Attention { bias, out_bias: bias, sinks: true, ..Attention::read(c)? };
     let windows = listed_windows(c, |layer| layer.is_multiple_of(2))?;
     let (count, inner) = (c.number("num_local_experts")?, c.size("intermediate_size")?);
-    let limit = c.float_or("swiglu_limit", 7.0)? as f32;
+    let limit = c.opt_positive("swiglu_limit")?.unwrap_or(7.0) as f32;
     let alpha = c.float_or("swiglu_alpha", 1.702)? as f32;
     let activation = Activation::ClampedSwiglu { alpha, limit };
     // The softmax of the chosen scores alone: the same as choosing by softmax and renormalising.
