@@ -179,7 +179,7 @@ impl<'a> Packer<'a> {
     ) -> Result<Packed, Error> {
         let size = (m.outputs, m.inputs);
         let packed = match wide {
-            Some(width) => F32Panels::pack(self.team, size, width, row).map(Packed::F32),
+            Some(width) => F32Panels::numbers(self.team, size, width, row).map(Packed::F32),
             None => Bf16Panels::rounded(self.team, size, row).map(Packed::Bf16),
         };
         packed.map_err(out_of_memory)
@@ -195,11 +195,11 @@ impl<'a> Packer<'a> {
         let (team, size) = (self.team, (m.outputs, m.inputs));
         let whole = |w: &Scaled<'_>| w.codes.row_len == m.inputs && w.block.1.is_multiple_of(PART);
         let packed = if let Some(w) = self.source.nibbles(name)?.filter(|w| w.row_len == m.inputs) {
-            F32Panels::pack_with(team, size, Width::Nibble, &|n, lane, panel| {
+            F32Panels::codes(team, size, Width::Nibble, &|n, lane, panel| {
                 nibbles::put_codes(lane, (w.row)(first + n * step), panel);
             })
         } else if let Some(w) = self.source.scaled(name)?.filter(whole) {
-            F32Panels::pack_with(team, size, Width::Octet, &|n, lane, panel| {
+            F32Panels::codes(team, size, Width::Octet, &|n, lane, panel| {
                 let row = first + n * step;
                 octets::put_codes(lane, (w.codes.row)(row), |part| w.scale(row, part * PART), panel);
             })

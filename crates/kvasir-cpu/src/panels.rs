@@ -56,8 +56,10 @@ impl EncodedRows for Nothing {
 pub(crate) trait Kind: Send + Sync {
     /// Bytes of a panel.
     fn panel_bytes(&self) -> usize;
-    /// Makes the panel of some rows.
-    fn make(&self, rows: &Encoded<'_>, out: &mut [u8]);
+    /// Makes the panel of some rows. Nobody asks for one of a matrix that is packed when it is made.
+    fn make(&self, _rows: &Encoded<'_>, _out: &mut [u8]) {
+        unreachable!("it is packed");
+    }
 }
 
 /// The panels of a matrix.
@@ -108,7 +110,7 @@ impl<K: Kind> Panels<K> {
         Ok(all)
     }
 
-    /// Packs at least one panel more, up to about so many bytes, and returns how many; from then on kernels read them there.
+    /// Packs at least one panel more, up to about so many bytes, and returns how many bytes; from then on kernels read them there.
     pub(crate) fn pack_some(&self, team: &Team, bytes: usize) -> io::Result<usize> {
         let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, all, from) = (self.kind.panel_bytes(), self.panels(), self.done());

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
-/// Looks at the clock of work this often before it gives its core away; some tens of microseconds.
+/// How often a thread looks for work before it gives its core away; some tens of microseconds.
 const SPINS: u32 = 2000;
 /// Times it lets others run before it sleeps.
 const YIELDS: u32 = 20;

@@ -18,7 +18,7 @@ impl Packed {
         match self {
             Self::Quant(w) => w.pack_some(team, bytes),
             Self::Bf16(w) => w.pack_some(team, bytes),
-            Self::F32(_) => Ok(0),
+            Self::F32(w) => w.pack_some(team, bytes),
         }
     }
 
@@ -26,7 +26,7 @@ impl Packed {
         match self {
             Self::Quant(w) => w.is_packed(),
             Self::Bf16(w) => w.is_packed(),
-            Self::F32(_) => true,
+            Self::F32(w) => w.is_packed(),
         }
     }
 

@@ -8,9 +8,7 @@ use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
-use crate::dense::STEP;
-use crate::halves::round_bf16;
-use crate::level::per_level;
+use crate::dense::{STEP, narrow};
 use crate::tile::{Tile, transpose};
 use std::ops::Range;
 
@@ -180,16 +178,6 @@ impl Attend<'_> {
 /// How many lanes ahead queries are asked for: they lie far apart, and nothing foresees them.
 const AHEAD: usize = 4;
 
-#[inline(always)]
-fn narrow_step_body(x: &[f32; STEP], bits: &mut [u16; STEP]) {
-    bits.iter_mut().zip(x).for_each(|(b, &v)| *b = round_bf16(v));
-}
-
-per_level! {
-    /// Rounds a step's numbers to bf16.
-    narrow_step(x: &[f32; STEP], bits: &mut [u16; STEP]) => narrow_step_body
-}
-
 /// Puts the queries of `used` lanes into their rows, of a tile per step.
 fn lay_queries<'q>(level: Level, lying: &mut [Tile], used: usize, query: impl Fn(usize) -> &'q [f32]) {
     for lane in 0..LANES {
@@ -203,7 +191,7 @@ fn lay_queries<'q>(level: Level, lying: &mut [Tile], used: usize, query: impl Fn
         last[..rest.len()].copy_from_slice(rest);
         for (part, tile) in whole.iter().chain([&last]).zip(&mut *lying) {
             // SAFETY: a row's bytes; pairs of numbers are words as they lie.
-            narrow_step(level, part, unsafe { &mut *tile[lane].as_mut_ptr().cast::<[u16; STEP]>() });
+            narrow(level, part, unsafe { &mut *tile[lane].as_mut_ptr().cast::<[u16; STEP]>() });
         }
     }
 }

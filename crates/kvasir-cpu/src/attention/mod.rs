@@ -21,6 +21,7 @@ mod stretch;
 #[cfg(test)]
 mod tests;
 mod unit;
+mod values;
 mod view;
 #[cfg(target_arch = "x86_64")]
 mod wide;

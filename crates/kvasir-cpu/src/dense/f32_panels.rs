@@ -3,25 +3,33 @@
 use super::LANES;
 use super::width::{Opened, PART, Width, put_row};
 use crate::ask::{Near, ask_line};
-use crate::buffer::Buffer;
 use crate::level::per_level;
 use crate::matmul::Output;
+use crate::panels::{Kind, Panels, Room};
 use crate::singles::{Lying, add_products};
 use crate::{Level, Team};
 use std::cell::RefCell;
 use std::io;
 
-/// A matrix as panels of 16 outputs, in which numbers are as wide as they came. One chain of fused multiply-adds per output.
-pub(crate) struct F32Panels {
-    pub(crate) outputs: usize,
+/// Numbers as wide as they came, [`PART`] inputs of all outputs after the other. One chain of fused multiply-adds per output.
+#[derive(Clone, Copy)]
+pub(crate) struct Wide {
     inputs: usize,
     width: Width,
-    bytes: Buffer,
+}
+
+/// A matrix that is computed in f32; it is packed when it is made.
+pub(crate) type F32Panels = Panels<Wide>;
+
+impl Kind for Wide {
+    fn panel_bytes(&self) -> usize {
+        self.inputs.div_ceil(PART) * self.width.bytes()
+    }
 }
 
 impl F32Panels {
     /// Packs rows that `row(n, values)` fills with numbers of this width.
-    pub(crate) fn pack(
+    pub(crate) fn numbers(
         team: &Team,
         size: (usize, usize),
         width: Width,
@@ -31,7 +39,7 @@ impl F32Panels {
             static MADE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
         let level = Level::detect();
-        Self::pack_with(team, size, width, &|n, lane, panel| {
+        Self::codes(team, size, width, &|n, lane, panel| {
             MADE.with_borrow_mut(|values| {
                 values.resize(size.1, 0.0);
                 row(n, values);
@@ -41,37 +49,16 @@ impl F32Panels {
     }
 
     /// Packs rows that `put(n, lane, panel)` writes into their panels.
-    pub(crate) fn pack_with(
+    pub(crate) fn codes(
         team: &Team,
         (outputs, inputs): (usize, usize),
         width: Width,
         put: &(dyn Fn(usize, usize, &mut [u8]) + Sync),
     ) -> io::Result<Self> {
-        let panels = outputs.div_ceil(LANES);
-        let len = inputs.div_ceil(PART) * width.bytes();
-        let bytes = Buffer::in_large_pages(panels * len)?;
-        let base = bytes.ptr() as usize;
-        team.each_in_order(panels, &|_, panel| {
-            // SAFETY: the panel lies in the buffer, and each panel is written by one thread.
-            let dest = unsafe { std::slice::from_raw_parts_mut((base + panel * len) as *mut u8, len) };
-            for lane in 0..LANES.min(outputs - panel * LANES) {
-                put(panel * LANES + lane, lane, dest);
-            }
-        });
-        Ok(Self { outputs, inputs, width, bytes })
-    }
-
-    fn panels(&self) -> usize {
-        self.outputs.div_ceil(LANES)
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes.len()
-    }
-
-    fn panel(&self, n: usize) -> &[u8] {
-        let len = self.inputs.div_ceil(PART) * self.width.bytes();
-        &self.bytes.bytes()[n * len..(n + 1) * len]
+        Self::packed(Wide { inputs, width }, outputs, team, |_, panel, out| {
+            let first = panel * LANES;
+            (0..LANES.min(outputs - first)).for_each(|lane| put(first + lane, lane, out));
+        })
     }
 }
 
@@ -88,35 +75,35 @@ const AHEAD: usize = 2048;
 /// As for [`f32_panels`].
 #[inline(always)]
 unsafe fn f32_panels_body(
-    w: &F32Panels,
+    kind: Wide,
+    panels: &[&[u8]],
     (x, stride): (&[f32], usize),
     first: usize,
-    rows: usize,
     own_level: Level,
     out: &Output<'_>,
 ) {
-    let panels = PANELS.min(w.panels() - first);
+    let (Wide { inputs: all, width }, rows) = (kind, out.rows());
     let mut opened: [Opened; PANELS] = [[[0.0; LANES]; PART]; PANELS];
     for from in (0..rows).step_by(ROWS) {
         let rows = ROWS.min(rows - from);
         let mut sums = [[[0f32; LANES]; ROWS]; PANELS];
-        for (part, at) in (0..w.inputs).step_by(PART).enumerate() {
-            let bytes = w.width.bytes();
-            for (panel, opened) in opened[..panels].iter_mut().enumerate() {
-                let part = &w.panel(first + panel)[part * bytes..][..bytes];
+        for (part, at) in (0..all).step_by(PART).enumerate() {
+            let bytes = width.bytes();
+            for (panel, opened) in panels.iter().zip(&mut opened) {
+                let part = &panel[part * bytes..][..bytes];
                 for line in (0..bytes).step_by(64) {
                     ask_line(Near::Second, part.as_ptr().wrapping_add(AHEAD + line));
                 }
-                w.width.open(own_level, part, opened);
+                width.open(own_level, part, opened);
             }
-            let inputs = PART.min(w.inputs - at);
+            let inputs = PART.min(all - at);
             let row = |n: usize| &x[(from + n) * stride + at..][..inputs];
             // A few rows take all panels at once, so that no chain waits for itself.
             let mut n = rows / TOGETHER * TOGETHER;
             if n > 0 {
                 let all = &x[from * stride + at..][..(n - 1) * stride + inputs];
                 let x = Lying { first: all.as_ptr(), row: stride, number: 1 };
-                for (opened, sums) in opened[..panels].iter().zip(&mut sums) {
+                for (opened, sums) in opened[..panels.len()].iter().zip(&mut sums) {
                     // SAFETY: so many rows of so many inputs each.
                     unsafe { add_products(own_level, x, &opened[..inputs], &mut sums[..n]) };
                 }
@@ -126,7 +113,7 @@ unsafe fn f32_panels_body(
                 n += 1;
             }
         }
-        for (panel, sums) in sums[..panels].iter().enumerate() {
+        for (panel, sums) in sums[..panels.len()].iter().enumerate() {
             for (n, sums) in sums[..rows].iter().enumerate() {
                 // SAFETY: the caller's outputs.
                 unsafe { out.store(from + n, (first + panel) * LANES, sums) };
@@ -150,18 +137,26 @@ fn add_row(w: &[Opened; PANELS], x: &[f32], row: usize, sums: &mut [[[f32; LANES
 }
 
 per_level! {
-    /// Some panels from `first` on times all rows.
+    /// At most [`PANELS`] panels, whose outputs begin with panel `first`'s, times all rows.
     ///
     /// # Safety
     /// Nobody else may write their outputs meanwhile.
-    unsafe f32_panels(w: &F32Panels, x: (&[f32], usize), first: usize, rows: usize, own_level: Level, out: &Output<'_>) => f32_panels_body
+    unsafe f32_panels(kind: Wide, panels: &[&[u8]], x: (&[f32], usize), first: usize, own_level: Level, out: &Output<'_>) => f32_panels_body
 }
 
 /// `out[row] = w · x[row]`, rows of `x` `stride` apart.
 pub(crate) fn matmul_f32(team: &Team, level: Level, w: &F32Panels, x: (&[f32], usize), out: &mut Output<'_>) {
-    let out = &*out;
-    team.each_in_order(w.panels().div_ceil(PANELS), &|_, n| {
-        // SAFETY: the outputs are this piece of work's own.
-        unsafe { f32_panels(level, w, x, n * PANELS, out.rows(), level, out) };
+    let (out, all) = (&*out, w.panels());
+    w.read(team, |reader| {
+        team.each_in_order(all.div_ceil(PANELS), &|_, n| {
+            let (first, mut unused) = (n * PANELS, [const { Room::new() }; PANELS]);
+            let mut panels: [&[u8]; PANELS] = [&[]; PANELS];
+            let there = first..all.min(first + PANELS);
+            for ((panel, room), n) in panels.iter_mut().zip(&mut unused).zip(there.clone()) {
+                *panel = reader.panel(n, room);
+            }
+            // SAFETY: the outputs are this piece of work's own.
+            unsafe { f32_panels(level, w.kind, &panels[..there.len()], x, first, level, out) };
+        });
     });
 }

@@ -2,10 +2,12 @@
 
 use super::many::PANELS;
 use super::panels::Floats;
-use super::{Bf16Activations, LANES, Output, TILE};
+use super::{Bf16Activations, LANES};
 use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
 use crate::ask::{Near, ask_tile};
+use crate::matmul::Output;
 use crate::panels::{PanelReader, Room};
+use crate::quant::TILE;
 use std::ops::Range;
 
 #[repr(C, align(64))]

@@ -21,7 +21,7 @@ pub(crate) fn common_window(config: Config<'_>) -> Result<Option<u32>> {
     Ok(config.opt_size("sliding_window")?.map(|w| w as u32))
 }
 
-/// Windows per layer: from `layer_types` if it is there, else the first `full` layers look back without limit.
+/// Windows per layer: from `layer_types` if it is there, else those layers that the family says have one.
 pub(crate) fn listed_windows(
     config: Config<'_>,
     sliding_by_default: impl Fn(usize) -> bool,
