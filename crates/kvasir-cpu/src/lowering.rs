@@ -1,28 +1,45 @@
+use crate::form::Form;
 use crate::matmul::AT_ONCE;
 use crate::model::OpWeights;
-use crate::weights::{Form, Packed};
+use crate::weights::Packed;
 use kvasir_program::{Buffers, Op, Program, ValueId};
 
 /// How a program's ops run here.
 pub(crate) struct Lowered {
-    /// Which ops run inside the next one.
-    pub(crate) merged: Vec<bool>,
-    /// Which ops begin a gate that can run as one.
-    pub(crate) gated: Vec<bool>,
-    /// From each matrix on, how many are multiplied at once.
-    pub(crate) siblings: Vec<usize>,
+    /// How each does.
+    pub(crate) runs: Vec<Runs>,
     /// Where values lie.
     pub(crate) buffers: Buffers,
 }
+
+/// How an op runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// Inside the next one.
+    Inside,
+    /// As the first of so many matrices that are multiplied at once.
+    Together(usize),
+    /// As the first of [`GATE`] ops that are one where that pays; otherwise so many matrices are multiplied at once.
+    Gate { together: usize },
+    /// By itself.
+    Alone,
+}
+
+/// Ops of a gate: a matrix, its partner, and what joins them.
+pub(crate) const GATE: usize = 3;
 
 impl Lowered {
     /// Values in `keep` are stored, and stay.
     pub(crate) fn new(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Self {
         let merged = merged(program, weights, keep);
-        let gated = gated(program, weights, &merged, keep);
         let buffers = Buffers::plan_merged(program, keep, &merged);
-        let siblings = siblings(program, weights, &buffers);
-        Self { merged, gated, siblings, buffers }
+        let runs = |at: usize| match siblings(program, weights, &buffers, at) {
+            _ if merged[at] => Runs::Inside,
+            0 => Runs::Alone,
+            together if begins_gate(program, weights, &merged, keep, at) => Runs::Gate { together },
+            together => Runs::Together(together),
+        };
+        Self { runs: (0..program.ops.len()).map(runs).collect(), buffers }
     }
 }
 
@@ -55,16 +72,21 @@ fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<boo
     (0..program.ops.len()).map(fits).collect()
 }
 
-/// Which ops begin a gate that can run as one: a matrix, its partner and the gate, whose result is `merged` into a matrix of integers. Values in
-/// `keep` are stored.
-fn gated(program: &Program, weights: &[OpWeights], merged: &[bool], keep: &[ValueId]) -> Vec<bool> {
+/// Whether an op begins a gate that can run as one, whose result is `merged` into a matrix of integers. Values in `keep` are stored.
+fn begins_gate(
+    program: &Program,
+    weights: &[OpWeights],
+    merged: &[bool],
+    keep: &[ValueId],
+    at: usize,
+) -> bool {
     let takers = |value: ValueId| program.ops.iter().flat_map(Op::inputs).filter(|v| *v == value).count();
     let alone = |value: ValueId| takers(value) == 1 && !keep.contains(&value);
     let integers = |at: usize| match weights.get(at) {
         Some(OpWeights::One(l)) => matches!(l.packed, Packed::Quant(_)) && l.bias.is_none(),
         _ => false,
     };
-    let begins = |at: usize| match program.ops.get(at..at + 3) {
+    match program.ops.get(at..at + GATE) {
         Some(
             [
                 Op::Linear { x: a, out: first, .. },
@@ -76,37 +98,31 @@ fn gated(program: &Program, weights: &[OpWeights], merged: &[bool], keep: &[Valu
                 && alone(*gate)
                 && alone(*up)
                 && (merged[at + 2] && integers(at) && integers(at + 1))
-                && weights.get(at + 3).and_then(form) == Some(Form::Quantised)
+                && weights.get(at + GATE).and_then(form) == Some(Form::Quantised)
         }
         _ => false,
-    };
-    (0..program.ops.len()).map(begins).collect()
+    }
 }
 
-/// How many neighbouring matrices take the same rows and are multiplied at once, from each op on that is one and runs by itself.
-fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers) -> Vec<usize> {
+/// How many neighbouring matrices take the same rows and are multiplied at once, from an op on; none if it is no matrix that runs by itself.
+fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers, at: usize) -> usize {
     let matrix = |at: usize| match (program.ops.get(at)?, weights.get(at)?) {
         (Op::Linear { x, out, .. } | Op::Head { x, out, .. }, OpWeights::One(_)) => {
             Some((*x, program.value(*out).rows, buffers.of_value[out.0 as usize]?))
         }
         _ => None,
     };
-    let from = |at: usize| {
-        let Some((x, rows, place)) = matrix(at) else { return 0 };
-        let mut places = vec![place];
-        // A head is by itself.
-        let linear = |at: usize| matches!(program.ops[at], Op::Linear { .. });
-        for next in (at + 1..at + AT_ONCE).take_while(|_| linear(at)) {
-            match matrix(next).filter(|_| linear(next)) {
-                Some(next) if (next.0, next.1) == (x, rows) && !places.contains(&next.2) => {
-                    places.push(next.2)
-                }
-                _ => break,
-            }
+    let Some((x, rows, place)) = matrix(at) else { return 0 };
+    let mut places = vec![place];
+    // A head is by itself.
+    let linear = |at: usize| matches!(program.ops[at], Op::Linear { .. });
+    for next in (at + 1..at + AT_ONCE).take_while(|_| linear(at)) {
+        match matrix(next).filter(|_| linear(next)) {
+            Some(next) if (next.0, next.1) == (x, rows) && !places.contains(&next.2) => places.push(next.2),
+            _ => break,
         }
-        places.len()
-    };
-    (0..program.ops.len()).map(from).collect()
+    }
+    places.len()
 }
 
 /// In which form a matrix takes rows, if it takes them in another form than they are in.

@@ -3,10 +3,10 @@ use crate::lowering::Lowered;
 use crate::packer::{Packer, out_of_memory};
 use crate::precision::Precision;
 use crate::source::WeightSource;
-use crate::weights::{Form, Linear};
+use crate::weights::Linear;
 use crate::{Level, Team};
 use kvasir_formats::Error;
-use kvasir_program::{Matrices, Op, Program, Rows, Tap, ValueId, WeightId};
+use kvasir_program::{Matrices, Op, Program, Tap, ValueId, WeightId};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +18,18 @@ pub(crate) enum OpWeights {
     One(Linear),
     Many(Vec<Linear>),
     Experts { gate: Vec<Linear>, up: Vec<Linear>, down: Vec<Linear> },
+}
+
+impl OpWeights {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Linear> {
+        let parts: [&[Linear]; 3] = match self {
+            Self::None => [&[], &[], &[]],
+            Self::One(l) => [std::slice::from_ref(l), &[], &[]],
+            Self::Many(l) => [l, &[], &[]],
+            Self::Experts { gate, up, down } => [gate, up, down],
+        };
+        parts.into_iter().flatten()
+    }
 }
 
 /// One program with its weights in the kernels' form. Any number of executors, of different caches and pools, share it.
@@ -176,62 +188,8 @@ impl CpuModel {
         self.precision
     }
 
-    fn linears(&self) -> impl Iterator<Item = &Linear> {
-        self.weights.iter().flat_map(|w| {
-            let (one, many): (Option<&Linear>, [&[Linear]; 3]) = match w {
-                OpWeights::None => (None, [&[], &[], &[]]),
-                OpWeights::One(l) => (Some(l), [&[], &[], &[]]),
-                OpWeights::Many(l) => (None, [l, &[], &[]]),
-                OpWeights::Experts { gate, up, down } => (None, [gate, up, down]),
-            };
-            one.into_iter().chain(many.into_iter().flatten())
-        })
-    }
-
-    /// Bytes of packed matrices by form.
-    pub fn forms(&self) -> BTreeMap<Form, usize> {
-        let mut forms = BTreeMap::new();
-        for l in self.linears() {
-            *forms.entry(l.packed.form()).or_insert(0) += l.packed.bytes();
-        }
-        forms
-    }
-
-    /// Bytes of the file that a step of so many tokens must read: all matrices, and of experts as many as get a token where each is chosen
-    /// as often as any other.
-    pub fn bytes_read(&self, tokens: u32) -> f64 {
-        let bytes = |all: &[Linear]| all.iter().map(|l| l.stored_bytes).sum::<usize>() as f64;
-        let of_op = |(op, weights): (&Op, &OpWeights)| match weights {
-            OpWeights::None => 0.0,
-            OpWeights::One(l) => l.stored_bytes as f64,
-            OpWeights::Many(all) => bytes(all),
-            OpWeights::Experts { gate, up, down } => {
-                let idle = 1.0 - self.program.chosen(op) as f64 / gate.len().max(1) as f64;
-                (bytes(gate) + bytes(up) + bytes(down)) * (1.0 - idle.powf(f64::from(tokens)))
-            }
-        };
-        self.program.ops.iter().zip(&self.weights).map(of_op).sum()
-    }
-
-    /// Multiply-adds that one token takes in matrices of each form, counting of the experts those that are used. What only tokens take whose
-    /// logits are wanted is not included unless `sampled`.
-    pub fn multiply_adds(&self, sampled: bool) -> BTreeMap<Form, u64> {
-        let mut work = BTreeMap::new();
-        for (op, weights) in self.program.ops.iter().zip(&self.weights) {
-            let mut add =
-                |l: &Linear| *work.entry(l.packed.form()).or_insert(0) += (l.inputs * l.outputs) as u64;
-            match (op, weights) {
-                _ if !sampled && self.program.value(op.out()).rows == Rows::Sampled => {}
-                (_, OpWeights::One(l)) => add(l),
-                (_, OpWeights::Many(all)) => all.iter().for_each(add),
-                (_, OpWeights::Experts { gate, up, down }) => {
-                    let used = self.program.chosen(op);
-                    [gate, up, down].into_iter().flat_map(|l| l.iter().take(used)).for_each(add);
-                }
-                (_, OpWeights::None) => {}
-            }
-        }
-        work
+    pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.weights.iter().flat_map(OpWeights::all)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::Team;
 use crate::dense::{Bf16Panels, F32Panels};
+use crate::form::Form;
 use crate::quant::QuantPanels;
-use std::fmt;
 
 /// One matrix, in panels of 16 outputs.
 pub(crate) enum Packed {
@@ -44,27 +44,6 @@ impl Packed {
             Self::Bf16(w) => w.bytes(),
             Self::F32(w) => w.bytes(),
         }
-    }
-}
-
-/// Which kernels a matrix goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Form {
-    /// Integers in superblocks, at their stored width.
-    Quantised,
-    /// Pairs of bf16.
-    Bf16,
-    /// f32.
-    F32,
-}
-
-impl fmt::Display for Form {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Quantised => "integer panels",
-            Self::Bf16 => "bf16 panels",
-            Self::F32 => "f32 panels",
-        })
     }
 }
 

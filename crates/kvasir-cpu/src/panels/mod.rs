@@ -1,6 +1,8 @@
 //! Matrices as panels of 16 outputs, read once and in order by every kernel. Until a matrix is packed each panel is made when it is wanted, out of the
 //! rows as they are stored: the same bytes.
 
+mod reader;
+
 use crate::ask::{Near, ask_line};
 use crate::lines::Lines;
 use crate::quant::LANES;
@@ -9,6 +11,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+
+pub(crate) use reader::{PanelAt, PanelReader};
 
 /// The bytes of a row, by its number.
 pub(crate) type RowBytes<'a> = dyn Fn(usize) -> &'a [u8] + Sync + 'a;
@@ -195,71 +199,6 @@ impl<K: Kind> Panels<K> {
         self.rows.lend(&mut |rows| {
             job(PanelReader { panels: self, packed: self.packed.get(), done: self.done(), rows });
         });
-    }
-}
-
-/// Where a panel lies. Two that are equal and packed are the same, whenever each was met.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) struct PanelAt {
-    /// The number of its matrix.
-    matrix: u64,
-    pub(crate) at: *const u8,
-}
-
-/// A matrix's panels for one multiplication.
-pub(crate) struct PanelReader<'a, 'r, K> {
-    pub(crate) panels: &'a Panels<K>,
-    packed: Option<&'a Buffer>,
-    /// Panels that are packed.
-    done: usize,
-    /// What the others are made of.
-    rows: &'a RowBytes<'r>,
-}
-
-impl<K> Clone for PanelReader<'_, '_, K> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<K> Copy for PanelReader<'_, '_, K> {}
-
-impl<K: Kind> PanelReader<'_, '_, K> {
-    /// Whether all panels are read packed, one after the other. What is packed after the reader was made does not count.
-    pub(crate) fn is_packed(&self) -> bool {
-        self.done == self.panels.panels()
-    }
-
-    /// Where panel `n` lies packed, if there is such a panel and it is.
-    pub(crate) fn packed_at(&self, n: usize) -> Option<PanelAt> {
-        let buffer = self.packed.filter(|_| n < self.done)?;
-        let at = buffer.ptr().wrapping_add(n * self.panels.kind.panel_bytes());
-        Some(PanelAt { matrix: self.panels.number, at })
-    }
-
-    /// Panel `n`, and which it is; otherwise as [`panel`](Self::panel).
-    pub(crate) fn panel_at(&self, n: usize, room: &mut Room) -> PanelAt {
-        PanelAt { matrix: self.panels.number, at: self.panel(n, room).as_ptr() }
-    }
-
-    /// Panel `n`. `room` is where it is made if it is not packed, and else of no more use.
-    pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Room) -> &'p [u8] {
-        let len = self.panels.kind.panel_bytes();
-        match self.packed_at(n) {
-            Some(packed) => {
-                if !room.is_empty() {
-                    *room = Room::new();
-                }
-                // SAFETY: the panel lies within the buffer and is not written any more.
-                unsafe { std::slice::from_raw_parts(packed.at, len) }
-            }
-            None => {
-                room.grow(len);
-                let out = &mut room[..len];
-                self.panels.make(n, self.rows, out);
-                out
-            }
-        }
     }
 }
 

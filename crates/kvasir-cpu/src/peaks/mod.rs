@@ -1,0 +1,176 @@
+//! The limits that speeds are measured against, measured.
+
+#[cfg(target_arch = "aarch64")]
+mod arm;
+#[cfg(target_arch = "x86_64")]
+mod wide;
+
+use crate::buffer::Buffer;
+use crate::level::per_level;
+use crate::{Level, Team};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// What this machine reaches at best with a team's threads: the limits that speeds are measured against.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peaks {
+    /// Bytes per second that can be read from memory.
+    pub bandwidth: f64,
+    /// 8-bit multiply-adds per second, each counted as two operations.
+    pub int8: f64,
+    /// The same of bf16.
+    pub bf16: f64,
+    /// The same of f32.
+    pub f32: f64,
+}
+
+/// Repetitions; the best one counts, because everything that disturbs makes it slower.
+const TRIES: usize = 7;
+/// Parts of the memory that are read one after the other.
+const PARTS: usize = 8;
+
+/// What peaks are measured with: a team, and a gigabyte of memory.
+pub struct PeakMeter<'t> {
+    team: &'t Team,
+    level: Level,
+    memory: Buffer,
+}
+
+impl<'t> PeakMeter<'t> {
+    /// Takes the memory and writes to all of it.
+    pub fn new(team: &'t Team) -> io::Result<Self> {
+        const BYTES: usize = 1 << 30;
+        let mut memory = Buffer::in_large_pages(BYTES)?;
+        let numbers = random_bytes();
+        for part in memory.bytes_mut().chunks_mut(numbers.len()) {
+            part.copy_from_slice(&numbers[..part.len()]);
+        }
+        Ok(Self { team, level: Level::detect(), memory })
+    }
+
+    /// Measures for about a tenth of a second.
+    pub fn measure(&self) -> Peaks {
+        let Self { team, level, .. } = *self;
+        let bandwidth = self.bandwidth();
+        let best = |job: &(dyn Fn() -> f64 + Sync)| {
+            let all = (0..TRIES).map(|_| {
+                let started = Instant::now();
+                let operations = AtomicU64::new(0);
+                team.each(team.len(), &|_, _| {
+                    operations.fetch_add(job() as u64, Ordering::Relaxed);
+                });
+                operations.into_inner() as f64 / started.elapsed().as_secs_f64()
+            });
+            all.fold(0.0, f64::max)
+        };
+        let f32 = best(&|| match level {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level was found on this machine.
+            Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => unsafe { wide::floats_16() },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx2 | Level::AvxVnni => unsafe { wide::floats_8() },
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon | Level::NeonDotprod => arm::floats(),
+            _ => multiply_add(),
+        });
+        let mut peaks = Peaks { bandwidth, int8: f32, bf16: f32, f32 };
+        #[cfg(target_arch = "x86_64")]
+        {
+            let numbers = random_bytes();
+            let n = &numbers;
+            match level {
+                Level::Portable | Level::Neon | Level::NeonDotprod => {}
+                // SAFETY: the level was found on this machine.
+                Level::Avx2 => peaks.int8 = best(&|| unsafe { wide::pairs_of_bytes(n) }),
+                // SAFETY: as above.
+                Level::AvxVnni => peaks.int8 = best(&|| unsafe { wide::bytes_32(n) }),
+                // SAFETY: as above.
+                Level::Avx512Vnni | Level::Avx512Bf16 => peaks.int8 = best(&|| unsafe { wide::bytes(n) }),
+                // SAFETY: as above.
+                Level::Amx => peaks.int8 = best(&|| unsafe { wide::tiles_i8(n) }),
+            }
+            let mut floats = random_bytes();
+            // Between one and two: numbers of no special kind.
+            floats.chunks_exact_mut(2).for_each(|v| (v[0], v[1]) = (v[0] & 0x7f | 0x80, 0x3f));
+            match level {
+                // SAFETY: as above.
+                Level::Avx512Bf16 => peaks.bf16 = best(&|| unsafe { wide::pairs_bf16(&floats) }),
+                // SAFETY: as above.
+                Level::Amx => peaks.bf16 = best(&|| unsafe { wide::tiles_bf16(&floats) }),
+                _ => {}
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            let numbers = random_bytes();
+            match level {
+                // SAFETY: the level was found on this machine.
+                Level::Neon => peaks.int8 = best(&|| unsafe { arm::bytes::<crate::quant::Pairs>(&numbers) }),
+                Level::NeonDotprod => {
+                    // SAFETY: as above.
+                    peaks.int8 = best(&|| unsafe { arm::bytes::<crate::quant::Fours>(&numbers) });
+                }
+                _ => {}
+            }
+        }
+        peaks
+    }
+
+    /// The best of some parts of the memory, each read by all threads: together they are more than caches hold.
+    fn bandwidth(&self) -> f64 {
+        let bytes = self.memory.bytes();
+        let mut best = 0f64;
+        for part in bytes.chunks(bytes.len() / PARTS) {
+            let each = (part.len() / self.team.len()) & !4095;
+            let started = Instant::now();
+            self.team.each(self.team.len(), &|_, thread| {
+                let mut sink = 0;
+                read(self.level, &part[thread * each..(thread + 1) * each], &mut sink);
+                std::hint::black_box(sink);
+            });
+            best = best.max((each * self.team.len()) as f64 / started.elapsed().as_secs_f64());
+        }
+        best
+    }
+}
+
+/// What products are made of.
+type Bytes = [u8; 4096];
+
+/// Random ones: processors run slower on numbers than on zeros.
+fn random_bytes() -> Bytes {
+    let mut seed = 1u64;
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 56) as u8
+    };
+    std::array::from_fn(|_| next())
+}
+
+#[inline(always)]
+fn read_body(bytes: &[u8], sink: &mut u64) {
+    let mut sums = [0u64; 64];
+    for part in bytes.as_chunks::<512>().0 {
+        for (sum, v) in sums.iter_mut().zip(part.as_chunks::<8>().0) {
+            *sum ^= u64::from_le_bytes(*v);
+        }
+    }
+    *sink = sums.iter().fold(0, |a, b| a ^ b);
+}
+
+per_level! { read(bytes: &[u8], sink: &mut u64) => read_body }
+
+/// Products and sums of f32 by whatever the compiler has.
+fn multiply_add() -> f64 {
+    const ROUNDS: usize = 250_000;
+    const CHAINS: usize = 32;
+    let mut sums = [1f32; CHAINS];
+    let (x, y) = (std::hint::black_box(1.000_01f32), std::hint::black_box(0.9f32));
+    for _ in 0..ROUNDS {
+        sums.iter_mut().for_each(|s| *s = *s * x + y);
+    }
+    std::hint::black_box(sums);
+    (ROUNDS * CHAINS * 2) as f64
+}

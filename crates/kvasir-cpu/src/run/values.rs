@@ -1,0 +1,57 @@
+//! Where values lie.
+
+use super::{Memory, Run};
+use crate::buffer::Buffer;
+use kvasir_program::{Rows, ValueId};
+
+impl Run<'_> {
+    pub(super) fn width(&self, value: ValueId) -> usize {
+        self.model.program.value(value).width()
+    }
+
+    pub(super) fn rows(&self, value: ValueId) -> usize {
+        if self.model.program.value(value).rows == Rows::Tokens {
+            self.tokens.len()
+        } else {
+            self.sampled.len()
+        }
+    }
+
+    /// Where a value's numbers lie, row after row, and how many there are.
+    fn place(&self, values: &[Buffer], value: ValueId) -> (*mut f32, usize) {
+        let Some(buffer) = self.model.how.buffers.of_value[value.0 as usize] else {
+            return (std::ptr::dangling_mut(), 0);
+        };
+        let len = self.rows(value) * self.width(value);
+        assert!(len * 4 <= values[buffer].len(), "a buffer is as large as the largest step needs");
+        (values[buffer].ptr().cast_mut().cast(), len)
+    }
+
+    /// A value's numbers, row after row.
+    pub(crate) fn value<'m>(&self, values: &'m [Buffer], value: ValueId) -> &'m [f32] {
+        let (at, len) = self.place(values, value);
+        // SAFETY: so many numbers are there; any bytes are floats.
+        unsafe { std::slice::from_raw_parts(at, len) }
+    }
+
+    /// A result's numbers, to be written.
+    ///
+    /// # Safety
+    /// Nobody else may have them meanwhile. The plan of buffers never gives a result the place of an operand.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn value_mut<'m>(&self, values: &'m [Buffer], value: ValueId) -> &'m mut [f32] {
+        let (at, len) = self.place(values, value);
+        // SAFETY: as for reading; the caller vouches for the rest.
+        unsafe { std::slice::from_raw_parts_mut(at, len) }
+    }
+
+    /// The logits.
+    pub(crate) fn logits<'m>(&self, m: &'m Memory) -> &'m [f32] {
+        self.model.program.logits().map_or(&[], |v| self.value(&m.values, v))
+    }
+
+    /// What the logits were made of.
+    pub(crate) fn head_input<'m>(&self, m: &'m Memory) -> &'m [f32] {
+        self.model.program.head_input().map_or(&[], |v| self.value(&m.values, v))
+    }
+}
