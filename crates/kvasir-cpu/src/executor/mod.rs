@@ -1,3 +1,7 @@
+//! Steps of one program over a pool of its own.
+
+mod take_in;
+
 use crate::model::CpuModel;
 use crate::pool::{KvType, Pool};
 use crate::run::{Memory, Run};
@@ -5,7 +9,7 @@ use kvasir_exec::{
     Abilities, Batch, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, SamplerRow, SequenceSpec, Step,
     StepError,
 };
-use kvasir_kv::{Mask, Plan, PoolId, Slot, Token};
+use kvasir_kv::{Plan, PoolId, Slot, Token};
 use kvasir_program::{Program, Tap};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -129,78 +133,6 @@ impl CpuExecutor {
         self.memory.numbers(self.model.how.buffers.of_value[value.0 as usize]?).get(..self.last * width)
     }
 
-    /// Refuses what does not fit together, so that kernels need not look again; fills in the tokens in flight.
-    fn check(&mut self, step: &Step) -> Result<(), StepError> {
-        let fail = |why: String| Err(StepError::Failed(why));
-        let (batch, plan) = (&step.batch, &step.plan);
-        let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
-        self.model.program.check_ranks(ranks).map_err(StepError::Failed)?;
-        let n = batch.tokens.len();
-        let mut spans = batch.rows.iter().map(|row| row.tokens);
-        let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));
-        let same = batch.rows.len() == plan.rows.len()
-            && end == Some(n as u32)
-            && batch.rows.iter().zip(&plan.rows).all(|(b, p)| b.tokens == p.queries && b.seq == p.seq);
-        if n > self.limits.tokens as usize || !same {
-            return fail(format!("batch of {n} tokens and plan do not belong together"));
-        }
-        if plan.positions.len() != n || plan.write_slots.len() != n {
-            return fail(format!("plan of {} tokens for a batch of {n}", plan.positions.len()));
-        }
-        let slots = self.limits.slots;
-        let moved = plan.moves.iter().flat_map(|m| [m.from, m.to]);
-        if plan.write_slots.iter().copied().chain(moved).any(|slot| slot >= slots) {
-            return fail(format!("plan names slots beyond the pool's {slots}"));
-        }
-        if self.own.has_rings() {
-            let in_line =
-                plan.rows.len() <= 1 && plan.positions.is_sorted_by(|a, b| a.checked_add(1) == Some(*b));
-            let own = plan.moves.is_empty() && plan.segments.iter().all(|segment| segment.pool.0 == 0);
-            let causal = plan.rows.iter().all(|row| matches!(row.mask, Mask::None | Mask::Causal));
-            if !in_line || !own || !causal || self.limits.ring.is_none_or(|longest| n > longest as usize) {
-                return fail(format!(
-                    "rings take one sequence in a line, at most {:?} tokens",
-                    self.limits.ring
-                ));
-            }
-        }
-        // Several tokens may be redirected to one dummy slot; which of them it gets is of no matter.
-        self.writes.clear();
-        self.writes.extend(plan.write_slots.iter().copied().zip(0..));
-        self.writes.sort_unstable();
-        self.writes.dedup_by_key(|(slot, _)| *slot);
-        self.memory.views.of_plan(plan);
-        for run in self.memory.views.all_runs() {
-            let room = match run.pool {
-                0 => slots as usize,
-                id => self.frozen.get(id as usize - 1).and_then(Option::as_ref).map_or(0, |pool| pool.slots),
-            };
-            let end = u64::from(run.slot) + u64::from(run.len);
-            if end > room as u64 {
-                return fail(format!("plan reads slot {} of pool {}, which has {room}", end - 1, run.pool));
-            }
-        }
-        self.tokens.clear();
-        self.final_lens.clear();
-        self.sampled.clear();
-        for row in &batch.rows {
-            let Some(state) = self.rows.get(row.pool_row.0 as usize) else {
-                return fail(format!("no row {}", row.pool_row.0));
-            };
-            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            if !state.resolve(&batch.tokens[row.tokens.range()], &mut self.tokens) {
-                return fail("a token is in flight that was never sampled".into());
-            }
-            self.final_lens.resize(self.tokens.len(), state.spec.final_len);
-            self.sampled.extend(row.tokens.range().skip(row.logits_from() as usize));
-        }
-        let vocab = self.model.program.vocab;
-        match self.tokens.iter().find(|token| **token as usize >= vocab) {
-            Some(token) => fail(format!("token {token} is outside the vocabulary of {vocab}")),
-            None => Ok(()),
-        }
-    }
-
     /// Of the logits' rows, the number of that which belongs to a token. `sampled` lists the tokens that have one, in rising order.
     fn place(&self, token: usize) -> usize {
         self.sampled.partition_point(|at| *at < token)
@@ -244,11 +176,11 @@ impl CpuExecutor {
         if hidden.len() != wanted {
             return Err(StepError::Failed(format!("{wanted} hidden numbers wanted, {} given", hidden.len())));
         }
-        self.check(step)?;
+        self.take_in(step)?;
         self.model.settle();
         let Step { batch, plan, output } = step;
         self.own.grow(plan.read_bound);
-        // SAFETY: `check` has seen that the slots exist; the pool is this executor's, which runs nothing else.
+        // SAFETY: `take_in` has seen that the slots exist; the pool is this executor's, which runs nothing else.
         unsafe { self.own.apply(&plan.moves, &mut self.memory.kept) };
         let run = Run {
             model: &self.model,
@@ -261,7 +193,7 @@ impl CpuExecutor {
             pools: &self.pools,
             ranks: self.ranks.as_deref(),
         };
-        // SAFETY: `check` has seen that everything fits together; only this executor writes its pool, and nobody frozen ones.
+        // SAFETY: `take_in` has seen that everything fits together; only this executor writes its pool, and nobody frozen ones.
         unsafe { run.all(&mut self.memory) };
         self.last = self.tokens.len();
         let (logits, states) = (run.logits(&self.memory), run.head_input(&self.memory));

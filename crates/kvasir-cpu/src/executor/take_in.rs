@@ -1,0 +1,104 @@
+//! What a step brings is looked at before anything is changed, so that kernels need not look again.
+
+use super::CpuExecutor;
+use kvasir_exec::{Batch, Step, StepError};
+use kvasir_kv::{Mask, Plan};
+use std::sync::PoisonError;
+
+fn failed(why: String) -> StepError {
+    StepError::Failed(why)
+}
+
+impl CpuExecutor {
+    /// Refuses what does not fit together, and notes what the step writes, reads and goes on from.
+    pub(super) fn take_in(&mut self, step: &Step) -> Result<(), StepError> {
+        let (batch, plan) = (&step.batch, &step.plan);
+        let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
+        self.model.program.check_ranks(ranks).map_err(failed)?;
+        self.check_sizes(batch, plan)?;
+        self.check_rings(plan)?;
+        // Several tokens may be redirected to one dummy slot; which of them it gets is of no matter.
+        self.writes.clear();
+        self.writes.extend(plan.write_slots.iter().copied().zip(0..));
+        self.writes.sort_unstable();
+        self.writes.dedup_by_key(|(slot, _)| *slot);
+        self.memory.views.of_plan(plan);
+        self.check_reads()?;
+        self.take_tokens(batch)
+    }
+
+    fn check_sizes(&self, batch: &Batch, plan: &Plan) -> Result<(), StepError> {
+        let n = batch.tokens.len();
+        let mut spans = batch.rows.iter().map(|row| row.tokens);
+        let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));
+        let same = batch.rows.len() == plan.rows.len()
+            && end == Some(n as u32)
+            && batch.rows.iter().zip(&plan.rows).all(|(b, p)| b.tokens == p.queries && b.seq == p.seq);
+        if n > self.limits.tokens as usize || !same {
+            return Err(failed(format!("batch of {n} tokens and plan do not belong together")));
+        }
+        if plan.positions.len() != n || plan.write_slots.len() != n {
+            return Err(failed(format!("plan of {} tokens for a batch of {n}", plan.positions.len())));
+        }
+        let slots = self.limits.slots;
+        let moved = plan.moves.iter().flat_map(|m| [m.from, m.to]);
+        if plan.write_slots.iter().copied().chain(moved).any(|slot| slot >= slots) {
+            return Err(failed(format!("plan names slots beyond the pool's {slots}")));
+        }
+        Ok(())
+    }
+
+    fn check_rings(&self, plan: &Plan) -> Result<(), StepError> {
+        if !self.own.has_rings() {
+            return Ok(());
+        }
+        let longest = self.limits.ring;
+        let in_line =
+            plan.rows.len() <= 1 && plan.positions.is_sorted_by(|a, b| a.checked_add(1) == Some(*b));
+        let own = plan.moves.is_empty() && plan.segments.iter().all(|segment| segment.pool.0 == 0);
+        let causal = plan.rows.iter().all(|row| matches!(row.mask, Mask::None | Mask::Causal));
+        let short = longest.is_some_and(|longest| plan.positions.len() <= longest as usize);
+        if in_line && own && causal && short {
+            return Ok(());
+        }
+        Err(failed(format!("rings take one sequence in a line, at most {longest:?} tokens")))
+    }
+
+    fn check_reads(&self) -> Result<(), StepError> {
+        for run in self.memory.views.all_runs() {
+            let room = match run.pool {
+                0 => self.limits.slots as usize,
+                id => self.frozen.get(id as usize - 1).and_then(Option::as_ref).map_or(0, |pool| pool.slots),
+            };
+            let end = u64::from(run.slot) + u64::from(run.len);
+            if end > room as u64 {
+                let (slot, pool) = (end - 1, run.pool);
+                return Err(failed(format!("plan reads slot {slot} of pool {pool}, which has {room}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the tokens, with those in flight filled in, and which of them have logits.
+    fn take_tokens(&mut self, batch: &Batch) -> Result<(), StepError> {
+        self.tokens.clear();
+        self.final_lens.clear();
+        self.sampled.clear();
+        for row in &batch.rows {
+            let Some(state) = self.rows.get(row.pool_row.0 as usize) else {
+                return Err(failed(format!("no row {}", row.pool_row.0)));
+            };
+            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            if !state.resolve(&batch.tokens[row.tokens.range()], &mut self.tokens) {
+                return Err(failed("a token is in flight that was never sampled".into()));
+            }
+            self.final_lens.resize(self.tokens.len(), state.spec.final_len);
+            self.sampled.extend(row.tokens.range().skip(row.logits_from() as usize));
+        }
+        let vocab = self.model.program.vocab;
+        match self.tokens.iter().find(|token| **token as usize >= vocab) {
+            Some(token) => Err(failed(format!("token {token} is outside the vocabulary of {vocab}"))),
+            None => Ok(()),
+        }
+    }
+}
