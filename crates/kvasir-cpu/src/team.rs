@@ -122,34 +122,39 @@ impl Team {
         });
     }
 
-    /// The same, but each thread begins with a stretch of neighbouring items of its own, and helps others when it is done: what is read
-    /// through in order stays in order.
+    /// The same, but each thread goes through a stretch of neighbouring items of its own, and helps others when it is done, from the ends of
+    /// theirs: what is read through in order stays in order.
     pub fn each_in_order(&self, count: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         const MOST: usize = 16;
         let threads = self.len();
         if count <= 1 || threads == 1 || threads > MOST {
             return self.each(count, job);
         }
-        let next = [const { Next(AtomicUsize::new(0)) }; MOST];
+        let taken = [const { Taken(AtomicU64::new(0)) }; MOST];
         let bound = |stretch: usize| stretch * count / threads;
         self.run(&|thread| {
             for stretch in (thread..threads).chain(0..thread) {
                 let (first, end) = (bound(stretch), bound(stretch + 1));
-                loop {
-                    let i = first + next[stretch].0.fetch_add(1, Ordering::Relaxed);
-                    if i >= end {
-                        break;
-                    }
-                    job(thread, i);
+                while let Some([before, behind]) = taken[stretch].take(stretch == thread, end - first) {
+                    job(thread, if stretch == thread { first + before } else { end - 1 - behind });
                 }
             }
         });
     }
 }
 
-/// A count in a cache line of its own.
+/// How many items of a stretch are taken: of the first ones in the lower half, of the last ones in the upper. In a cache line of its own.
 #[repr(align(128))]
-struct Next(AtomicUsize);
+struct Taken(AtomicU64);
+
+impl Taken {
+    /// Takes one of so many, the first or the last that is left, and says how many were taken of both before.
+    fn take(&self, first: bool, count: usize) -> Option<[usize; 2]> {
+        let before = self.0.fetch_add(if first { 1 } else { 1 << 32 }, Ordering::Relaxed);
+        let taken = [before as u32 as usize, (before >> 32) as usize];
+        (taken[0] + taken[1] < count).then_some(taken)
+    }
+}
 
 impl Drop for Team {
     fn drop(&mut self) {
