@@ -122,6 +122,8 @@ fn why(error: &ApiError) -> &'static str {
         416 => {
             "what is there of it cannot be continued; delete the cache's *.part of this model and ask again"
         }
-        _ => "could not be fetched; what has come is kept, and asking again fetches the rest",
+        _ => {
+            "could not be fetched (`hf download` puts it in the same cache); what has come is kept, and asking again fetches the rest"
+        }
     }
 }
