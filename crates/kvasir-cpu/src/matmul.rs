@@ -1,4 +1,4 @@
-use crate::quant::LANES;
+use crate::tile::LANES;
 use std::marker::PhantomData;
 
 /// Matrices that take the same rows and are multiplied at once at most: those of queries, keys and values.

@@ -2,7 +2,7 @@
 
 use crate::Level;
 use crate::level::per_level;
-use crate::quant::LANES;
+use crate::tile::LANES;
 
 /// Rows of numbers as they lie: number `i` of row `n` is `n * row + i * number` numbers behind the first.
 #[derive(Clone, Copy)]

@@ -1,5 +1,11 @@
 use crate::Level;
-use crate::quant::LANES;
+
+/// Lanes of a vector: outputs of a panel, columns of a tile, what attention works on together.
+pub(crate) const LANES: usize = 16;
+/// Rows of a tile.
+pub(crate) const TILE: usize = 16;
+/// Numbers of a row of a tile of bf16.
+pub(crate) const STEP: usize = 32;
 
 /// 16 rows of 16 words: numbers, or pairs of bf16.
 pub(crate) type Tile = [[u32; LANES]; LANES];

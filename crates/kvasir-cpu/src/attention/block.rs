@@ -1,14 +1,15 @@
 #[cfg(target_arch = "x86_64")]
 use super::few;
 use super::scratch::Scratch;
-use super::softmax::{LANES, Sight};
+use super::softmax::Sight;
 use super::soon::ask;
 use super::stretch::TAKEN;
 use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
-use crate::dense::{STEP, narrow};
+use crate::dense::narrow;
+use crate::tile::{LANES, STEP};
 use crate::tile::{Tile, transpose};
 use std::ops::Range;
 

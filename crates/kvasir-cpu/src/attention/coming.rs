@@ -1,10 +1,10 @@
-use super::softmax::LANES;
 use super::soon::Soon;
 use super::view::CHUNK;
 use crate::Level;
 use crate::ask::{Near, ask_line};
 use crate::level::per_level;
 use crate::lines::Lines;
+use crate::tile::LANES;
 use crate::tile::Tile;
 
 /// Pairs of rows that become tiles beside one product of those before.

@@ -1,13 +1,13 @@
 //! The same attention in f32, on what is stored: for models that are not rounded.
 
 use super::Attend;
-use super::softmax::LANES;
 use super::view::{CHUNK, Chunk, View};
 use crate::level::per_level;
 use crate::lines::Lines;
 use crate::parts::Parts;
 use crate::rows::exp;
 use crate::singles::{Lying, add_products};
+use crate::tile::LANES;
 use crate::{Level, Team};
 use std::cell::RefCell;
 use std::ops::Range;

@@ -32,12 +32,13 @@ pub(crate) use view::Views;
 use crate::meanwhile;
 use crate::parts::Parts;
 use crate::pool::{LayerPool, Pool};
+use crate::tile::{LANES, STEP};
 use crate::{Level, Team};
 use kvasir_kv::Position;
 use kvasir_program::LayerFacts;
 use scratch::{SCRATCH, Scratch};
 use share::Group;
-use softmax::{LANES, Rule};
+use softmax::Rule;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -216,13 +217,13 @@ struct Shape {
 impl Shape {
     fn of(facts: &LayerFacts) -> Self {
         Self {
-            key_width: facts.key_dim.next_multiple_of(32),
+            key_width: facts.key_dim.next_multiple_of(STEP),
             value_width: facts.value_dim.next_multiple_of(2 * LANES),
             dims: (facts.key_dim, facts.value_dim),
         }
     }
 
     fn steps(self) -> usize {
-        self.key_width / 32
+        self.key_width / STEP
     }
 }

@@ -1,12 +1,13 @@
 //! The two products of attention, on tiles of bf16: keys times queries, shares times values.
 
-use super::softmax::{LANES, Scores};
+use super::softmax::Scores;
 use super::view::CHUNK;
 use crate::Level;
 use crate::chains::{Columns, Rows, multiply};
 use crate::dense::dot_step;
 use crate::level::per_level;
 use crate::tile::Tile;
+use crate::tile::{LANES, STEP};
 
 /// Keys of a chunk: four times 16 rows of bf16, each padded to whole steps of 32.
 #[derive(Clone, Copy)]
@@ -94,7 +95,7 @@ pub(crate) const FEW: usize = 4;
 /// As for [`few_values`].
 #[inline(always)]
 unsafe fn few_values_body(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) {
-    for step in 0..CHUNK / 32 {
+    for step in 0..CHUNK / STEP {
         let a = std::array::from_fn(|n| shares.wrapping_add(step * 1024 + n * 64));
         // SAFETY: as the caller vouches.
         unsafe { dot_step::<FEW>(a, values.wrapping_add(step * 1024), sums) };
@@ -132,7 +133,7 @@ pub(crate) unsafe fn values(
     }
     let lanes = sums.len() / width;
     for (shares, values) in chunks {
-        let mut rows = [Rows::NONE; CHUNK / 32];
+        let mut rows = [Rows::NONE; CHUNK / STEP];
         if lanes > FEW {
             for (step, rows) in rows.iter_mut().enumerate() {
                 // SAFETY: as the caller vouches.

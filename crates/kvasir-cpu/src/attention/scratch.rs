@@ -4,13 +4,14 @@ use super::coming::scaled;
 #[cfg(target_arch = "x86_64")]
 use super::few::Later;
 use super::products::Keys;
-use super::softmax::{LANES, Packed, Rule, Scores, Sharing, exp2};
+use super::softmax::{Packed, Rule, Scores, Sharing, exp2};
 use super::soon::Soon;
 use super::stretch::TAKEN;
 use super::view::CHUNK;
 use crate::Level;
 use crate::chains::{Columns, Rows};
 use crate::lines::Lines;
+use crate::tile::LANES;
 use crate::tile::Tile;
 use std::cell::RefCell;
 

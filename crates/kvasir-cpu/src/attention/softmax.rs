@@ -6,9 +6,8 @@ use super::wide;
 use crate::Level;
 use crate::halves::ROUND;
 use crate::level::per_level;
+use crate::tile::LANES;
 
-/// Lanes worked on together.
-pub(crate) const LANES: usize = 16;
 /// Scores of a chunk: a row per position, a column per lane.
 pub(crate) type Scores = [[f32; LANES]; CHUNK];
 

@@ -7,11 +7,8 @@ use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::lines::Lines;
 use crate::pool::{KvType, Rows, TOGETHER};
-use crate::tile::Tile;
+use crate::tile::{TILE, Tile};
 use std::ops::Range;
-
-/// Rows of a tile.
-const TILE: usize = 16;
 
 impl Attend<'_> {
     /// Notes which entry stands at each position of a chunk.

@@ -4,13 +4,13 @@ use super::block::Block;
 use super::scored::Scored;
 use super::scratch::Scratch;
 use super::share::Stretch;
-use super::softmax::LANES;
 use super::soon::Soon;
 use super::unit::Unit;
 use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape, products};
 use crate::Level;
 use crate::lines::Lines;
+use crate::tile::LANES;
 use std::ops::Range;
 
 /// Chunks that are taken together at most: shares of all of them are made first, then sums are read and written once. Two chunks' values

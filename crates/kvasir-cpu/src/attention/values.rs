@@ -2,13 +2,13 @@
 
 use super::coming::Coming;
 use super::scratch::Scratch;
-use super::softmax::LANES;
 use super::soon::Soon;
 use super::stretch::{Seen, TAKEN, Work};
 use super::unit::Unit;
 use super::{Attend, Piece, Shape, products, softmax};
 use crate::Level;
 use crate::lines::Lines;
+use crate::tile::LANES;
 
 impl Attend<'_> {
     /// Adds the chunks' values, head by head, to the sums of all blocks. One head's values become tiles while those of the one before are multiplied.

@@ -1,9 +1,10 @@
 //! The hot ones of [`super::softmax`] in 512-bit vectors: compilers gather across the lanes instead of working along them. The arithmetic is that of the plain
 //! functions, operation by operation.
 
-use super::softmax::{self, LANES, Packed, Scores, Sharing, Sight};
+use super::softmax::{self, Packed, Scores, Sharing, Sight};
 use super::view::CHUNK;
 use crate::halves::ROUND;
+use crate::tile::LANES;
 use std::arch::x86_64::*;
 
 #[inline]

@@ -2,7 +2,8 @@
 //! that of the lower halves and rounds again. So a chain's numbers, two to a word with the earlier one on top, are added up in the chain's order,
 //! two at a time. Nothing is widened: two words of neighbours become one of even inputs and one of odd ones.
 
-use super::{Columns, LANES, Rows, TILE};
+use super::{Columns, Rows};
+use crate::tile::{LANES, TILE};
 use crate::vectors::v512::picked;
 use std::arch::x86_64::*;
 

@@ -10,10 +10,9 @@ mod wide;
 pub(crate) use dots::{add_pairs, apart, row_apart};
 
 use crate::Level;
-use crate::dense::STEP;
 use crate::halves::bf16;
 use crate::level::per_level;
-use crate::quant::{LANES, TILE};
+use crate::tile::{LANES, STEP, TILE};
 
 /// 16 rows of 32 inputs, in the form that the level multiplies.
 #[derive(Clone, Copy)]

@@ -1,6 +1,7 @@
 //! The same in 512-bit vectors: compilers gather across the lanes instead of working along them.
 
-use super::{Columns, LANES, Rows, TILE};
+use super::{Columns, Rows};
+use crate::tile::{LANES, TILE};
 use std::arch::x86_64::*;
 
 /// [`Columns::open`].

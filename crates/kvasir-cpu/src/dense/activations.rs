@@ -1,11 +1,10 @@
 //! Rows of activations as bf16.
 
-use super::STEP;
 use crate::Level;
 use crate::buffer::Buffer;
 use crate::halves::{bf16, round_bf16};
 use crate::level::per_level;
-use crate::quant::TILE;
+use crate::tile::{STEP, TILE};
 use std::io;
 
 /// Rows of activations as bf16 in tiles of 16 rows × 32 inputs.

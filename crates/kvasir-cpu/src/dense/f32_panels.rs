@@ -1,12 +1,12 @@
 //! Matrices that are computed in f32.
 
-use super::LANES;
 use super::width::{Opened, PART, Width, put_row};
 use crate::ask::{Near, ask_line};
 use crate::level::per_level;
 use crate::matmul::Output;
 use crate::panels::{Kind, Panels, Room};
 use crate::singles::{Lying, add_products};
+use crate::tile::LANES;
 use crate::{Level, Team};
 use std::cell::RefCell;
 use std::io;

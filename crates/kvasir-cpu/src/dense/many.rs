@@ -7,7 +7,7 @@ use crate::ask::{Near, ask_tile};
 use crate::chains::{Columns, Rows, Sums, multiply};
 use crate::matmul::Output;
 use crate::meanwhile;
-use crate::quant::{LANES, TILE};
+use crate::tile::{LANES, TILE};
 use std::cell::RefCell;
 use std::mem::offset_of;
 use std::ops::Range;

@@ -13,12 +13,8 @@ mod tests;
 mod tiles;
 mod width;
 
-use crate::quant::LANES;
 pub(crate) use activations::{Bf16Activations, Taken, narrow};
 pub(crate) use f32_panels::{F32Panels, matmul_f32};
 pub(crate) use panels::Bf16Panels;
 pub(crate) use product::{dot_step, matmul_bf16};
 pub(crate) use width::{PART, Width};
-
-/// Inputs of one tile of bf16.
-pub(crate) const STEP: usize = 32;

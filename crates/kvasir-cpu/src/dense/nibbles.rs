@@ -1,8 +1,8 @@
 //! Floats of four bits whose scales are powers of two, one for each 32 inputs of an output: MXFP4. A part begins with its scales' bytes; a line of
 //! codes has eight inputs of 16 outputs, a word for each output.
 
-use super::LANES;
 use super::width::{Opened, PART, Width};
+use crate::tile::LANES;
 use kvasir_formats::encoding::{E2M1_DOUBLED, e8m0_half};
 
 /// Writes one output's codes, as they are stored, and the bytes of their scales into its panel: eight inputs' are a word there, too.

@@ -4,9 +4,9 @@
 //! Moved to the places that an f16 has for them, a code's bits say 1/256 of its value, subnormal or not. Products with powers of two are exact, so a
 //! number is the product of code and scale rounded once, as if both were f32.
 
-use super::LANES;
 use super::width::{Opened, PART, Width};
 use crate::halves::half;
+use crate::tile::LANES;
 
 /// What an f16 with a code's bits must be multiplied with.
 const UNIT: f32 = 256.0;

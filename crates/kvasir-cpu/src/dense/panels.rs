@@ -1,10 +1,10 @@
 //! Panels of bf16 out of rows of any encoding.
 
-use super::{STEP, narrow};
+use super::narrow;
 use crate::ask::{Near, ask_line};
 use crate::panels::{Encoded, EncodedRows, Kind, Panels, ahead};
-use crate::quant::LANES;
 use crate::tile::transpose_rows;
+use crate::tile::{LANES, STEP};
 use crate::{Level, Team};
 use kvasir_formats::{DType, encoding};
 use std::cell::RefCell;

@@ -3,13 +3,13 @@
 use super::panels::Floats;
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
-use super::{Bf16Activations, Bf16Panels, STEP, many};
+use super::{Bf16Activations, Bf16Panels, many};
 use crate::level::per_level;
 use crate::matmul::Output;
 #[cfg(target_arch = "x86_64")]
 use crate::matmul::token_blocks;
 use crate::panels::{Kind, PanelReader, Room};
-use crate::quant::{LANES, TILE};
+use crate::tile::{LANES, STEP, TILE};
 use crate::{Level, Team};
 use std::cell::RefCell;
 

@@ -1,13 +1,13 @@
 //! bf16 on the tile unit: two tiles of rows times two panels, or one of each where there are no more.
 
+use super::Bf16Activations;
 use super::many::PANELS;
 use super::panels::Floats;
-use super::{Bf16Activations, LANES};
 use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
 use crate::ask::{Near, ask_tile};
 use crate::matmul::Output;
 use crate::panels::{PanelReader, Room};
-use crate::quant::TILE;
+use crate::tile::{LANES, TILE};
 use std::ops::Range;
 
 #[repr(C, align(64))]

@@ -1,9 +1,10 @@
 //! How the numbers of a matrix that is computed in f32 are kept: as narrow as they came, which loses nothing.
 
-use super::{LANES, nibbles, octets};
+use super::{nibbles, octets};
 use crate::Level;
 use crate::halves::{bf16, half, high_half};
 use crate::level::per_level;
+use crate::tile::LANES;
 use kvasir_formats::DType;
 
 /// Inputs that are opened together, and share a scale where there are some.

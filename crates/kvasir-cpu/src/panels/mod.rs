@@ -5,7 +5,7 @@ mod reader;
 
 use crate::ask::{Near, ask_line};
 use crate::lines::Lines;
-use crate::quant::LANES;
+use crate::tile::LANES;
 use crate::{Team, buffer::Buffer};
 use std::io;
 use std::ops::Range;

@@ -2,10 +2,8 @@ use super::format::{Format, SUPER};
 use super::quantise::{Places, quantise};
 use crate::Level;
 use crate::buffer::Buffer;
+use crate::tile::TILE;
 use std::io;
-
-/// Tokens of a tile.
-pub(crate) const TILE: usize = 16;
 
 /// Rows of activations as 8-bit integers, one scale per row and superblock, in tiles of 16 rows. The rule is fixed and looks at one row's
 /// superblock alone, so a row's numbers do not depend on what else is in the batch.

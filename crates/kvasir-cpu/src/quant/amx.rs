@@ -5,14 +5,15 @@
 //! results on their way, of which there is little while the core's other thread is at work.
 //! The last superblock's sums go straight to their places, two panels' side by side: rows lie pages apart, and a line alone is dear.
 
-use super::activations::{QuantActivations, TILE};
-use super::format::{Format, LANES};
+use super::activations::QuantActivations;
+use super::format::Format;
 use super::layouts::Layout;
 use super::opening::PARTS;
 use super::opening::v512::{float_scales, lines, units};
 use super::pairs::{self, BLOCK, Pair, ask};
 use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
 use crate::matmul::{Output, Place};
+use crate::tile::{LANES, TILE};
 use std::arch::x86_64::*;
 use std::ops::Range;
 

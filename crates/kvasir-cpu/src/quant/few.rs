@@ -1,11 +1,12 @@
 //! Few rows: weights are opened in registers and multiplied with up to four rows at once. Codes of six bits become integers of 16 bits; those of four and
 //! five and what is stored open are multiplied as bytes.
 
-use super::activations::{QuantActivations, Sums, TILE};
+use super::activations::{QuantActivations, Sums};
 use super::format::Format;
 use super::layouts::Layout;
 use super::opening::PARTS;
 use crate::asking::{Ahead, Asking};
+use crate::tile::TILE;
 
 /// Ways to ask, by rows, then by the bits of a code, without mins and with them: the fewer bits and the more rows there are, the longer a line takes.
 static ASKING: [[[Asking; 9]; 2]; 3] = [const { [const { [const { Asking::new() }; 9] }; 2] }; 3];

@@ -1,10 +1,9 @@
+use crate::tile::LANES;
 use kvasir_formats::DType;
 use kvasir_formats::encoding::{E2M1_DOUBLED, IQ4_VALUES};
 
 /// Weights that are multiplied as one superblock, and share one float scale.
 pub(crate) const SUPER: usize = 256;
-/// Outputs of a panel: the lanes of a vector, the columns of a tile.
-pub(crate) const LANES: usize = 16;
 
 /// Matrices of fewer weights are kept in 16 bits: no step waits for them, and small models mind rounding most.
 const SMALL: usize = 1 << 20;

@@ -2,12 +2,13 @@
 //! stored as a value.
 
 use super::activations::QuantActivations;
-use super::format::{LANES, SUPER};
+use super::format::SUPER;
 use super::layouts;
 use super::pairs::{self, BLOCK, Pair, Room};
 use super::panels::{QuantPanels, QuantReader};
 use super::product::{MADE, fits};
 use crate::matmul::token_blocks;
+use crate::tile::LANES;
 use crate::{Level, Team, panels, rows as arithmetic};
 use kvasir_program::Activation;
 use std::cell::RefCell;

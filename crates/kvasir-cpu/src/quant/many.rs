@@ -4,14 +4,14 @@
 //! One operand of a byte product is unsigned: weights that may be negative are stored with 128 added, which negated sums of activations take out again. Where
 //! there are no dot products of bytes, pairs of such products would not fit 16 bits; there weights stay signed, and their sizes are multiplied.
 
-use super::activations::{QuantActivations, Sums, TILE};
-use super::format::LANES;
+use super::activations::{QuantActivations, Sums};
 use super::layouts::Layout;
 use super::opening::PARTS;
 use super::pairs::{BLOCK, Pair, Room};
 use crate::ask::{Near, ask_line};
 use crate::matmul::{Output, Place};
 use crate::meanwhile::{self, Page};
+use crate::tile::{LANES, TILE};
 use std::ops::Range;
 
 /// Lines of a part.

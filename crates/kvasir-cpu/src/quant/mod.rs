@@ -32,8 +32,8 @@ mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod vectors;
 
-pub(crate) use activations::{QuantActivations, TILE};
-pub(crate) use format::{Format, LANES};
+pub(crate) use activations::QuantActivations;
+pub(crate) use format::Format;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use gated::Gated;
 #[cfg(target_arch = "aarch64")]
@@ -43,6 +43,7 @@ pub(crate) use product::matmul;
 
 use crate::Level;
 use crate::matmul::Output;
+use crate::tile::LANES;
 use layouts::Layout;
 #[cfg(target_arch = "x86_64")]
 use product::SHORT;

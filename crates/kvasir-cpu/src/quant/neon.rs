@@ -1,7 +1,8 @@
 //! Rows with 128-bit vectors: the panel's 16 outputs are four vectors of four. Weights are opened in registers, as signed bytes.
 
-use super::activations::{QuantActivations, TILE};
+use super::activations::QuantActivations;
 use super::layouts::Layout;
+use crate::tile::TILE;
 use std::arch::aarch64::*;
 use std::arch::asm;
 

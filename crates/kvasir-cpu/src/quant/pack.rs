@@ -1,12 +1,13 @@
 //! A panel out of 16 encoded rows.
 
 use super::fine;
-use super::format::{Format, LANES, SUPER};
+use super::format::{Format, SUPER};
 use super::source::{ONES, Supers};
 use super::transpose::transpose;
 use crate::Level;
 use crate::level::per_level;
 use crate::panels::{Encoded, ahead, fetch};
+use crate::tile::LANES;
 use kvasir_formats::DType;
 
 per_level! {

@@ -1,10 +1,11 @@
 //! Superblocks of eight-bit codes with vectors: what [`super::source`] and [`super::transpose`] make, without the way through memory.
 
-use super::format::{Format, LANES};
+use super::format::Format;
 use super::source::FINE;
 use super::vectors::v512::{bytes, words};
 use crate::halves::ROUND;
 use crate::panels::Encoded;
+use crate::tile::LANES;
 use crate::vectors::v512::transposed;
 use kvasir_formats::DType;
 use std::arch::x86_64::*;

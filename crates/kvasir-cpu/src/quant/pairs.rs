@@ -1,7 +1,7 @@
 //! Many rows: two panels at a time, each superblock opened once for a block of rows.
 
 use super::activations::QuantActivations;
-use super::format::{Format, LANES};
+use super::format::Format;
 use super::layouts::Layout;
 use super::{amx, many};
 use crate::Level;
@@ -9,6 +9,7 @@ use crate::amx::Tiles;
 use crate::ask::{Near, ask_line};
 use crate::matmul::Output;
 use crate::panels::PanelAt;
+use crate::tile::LANES;
 use std::cell::RefCell;
 use std::mem::offset_of;
 use std::ops::Range;

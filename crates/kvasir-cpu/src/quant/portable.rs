@@ -1,7 +1,8 @@
 //! The reference: what every faster kernel must yield, to the bit.
 
-use super::activations::{QuantActivations, TILE};
-use super::format::{Format, LANES, SUPER};
+use super::activations::QuantActivations;
+use super::format::{Format, SUPER};
+use crate::tile::{LANES, TILE};
 use half::{bf16, f16};
 
 /// One panel times one row: `out` gets 16 numbers.

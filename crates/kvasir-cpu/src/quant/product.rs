@@ -1,12 +1,13 @@
 //! Matrices of integers times rows, several at once where they take the same rows: sharing work out costs a moment each time.
 
 use super::activations::QuantActivations;
-use super::format::{LANES, SUPER};
+use super::format::SUPER;
 use super::layouts::{self, Layout};
 use super::panels::{QuantPanels, QuantReader};
 use super::{Panel, few_rows};
 use crate::matmul::{AT_ONCE, Output};
 use crate::panels::{Kind, Room};
+use crate::tile::LANES;
 use crate::{Level, Team};
 use std::cell::RefCell;
 use std::ops::Range;

@@ -1,7 +1,8 @@
 //! Superblocks of 16 rows, read out of the bytes of a published encoding.
 
-use super::format::{Codes, Format, LANES, SUPER};
+use super::format::{Codes, Format, SUPER};
 use crate::halves::{ROUND, half, high_half};
+use crate::tile::LANES;
 use kvasir_formats::DType;
 use kvasir_formats::encoding::{iq4_xs_scale, q3_k_scale, q45_k_scale_min};
 

@@ -2,6 +2,7 @@ use super::*;
 use crate::Team;
 use crate::panels::{self, tests::Lines};
 use crate::random_weights::scales_at;
+use crate::tile::LANES;
 use kvasir_formats::{DType, encoding};
 
 /// A small generator, so that cases are the same everywhere.

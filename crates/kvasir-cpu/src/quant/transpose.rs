@@ -1,5 +1,6 @@
-use super::format::{LANES, SUPER};
+use super::format::SUPER;
 use crate::Level;
+use crate::tile::LANES;
 
 /// Codes of 16 rows to lines of four inputs of each row: line `i` has inputs `4 i .. 4 i + 4`.
 #[inline(always)]

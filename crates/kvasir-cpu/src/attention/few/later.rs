@@ -1,7 +1,7 @@
 use crate::attention::Attend;
-use crate::attention::softmax::LANES;
 use crate::attention::view::{CHUNK, Chunk, Run};
 use crate::pool::Rows;
+use crate::tile::LANES;
 
 /// What is read a head later: where the rows of each 16 positions lie.
 #[derive(Clone, Copy)]

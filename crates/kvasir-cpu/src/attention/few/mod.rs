@@ -15,13 +15,14 @@ pub(super) use later::Later;
 use super::products::{FEW, Keys};
 use super::scored::Scored;
 use super::scratch::Scratch;
-use super::softmax::{self, LANES, Packed, Scores};
+use super::softmax::{self, Packed, Scores};
 use super::stretch::Work;
 use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
 use crate::pool::{KvType, TOGETHER};
+use crate::tile::LANES;
 use crate::tile::Tile;
 use std::ops::Range;
 

@@ -3,9 +3,10 @@
 use super::{LINE, Later, Lying};
 use crate::ask::{Near, ask_line};
 use crate::attention::products::Keys;
-use crate::attention::softmax::{LANES, Packed, Scores};
+use crate::attention::softmax::{Packed, Scores};
 use crate::attention::view::CHUNK;
 use crate::chains::Columns;
+use crate::tile::LANES;
 
 macro_rules! kernels {
     ($vectors:ident, $features:literal, near: $near:ident) => {
