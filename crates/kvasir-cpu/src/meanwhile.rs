@@ -22,9 +22,14 @@ pub(crate) fn fits(tokens: usize) -> bool {
     TOKENS.contains(&tokens)
 }
 
-/// Whether they do at this level. Tile units multiply faster than memory brings weights; other levels were not measured.
+/// Whether a level does. Tile units multiply faster than memory brings weights; others were not measured.
+pub(crate) const fn gains(level: Level) -> bool {
+    matches!(level, Level::Avx512Bf16)
+}
+
+/// Whether such steps gain at this level.
 pub(crate) fn pays(level: Level, tokens: usize) -> bool {
-    level == Level::Avx512Bf16 && fits(tokens)
+    gains(level) && fits(tokens)
 }
 
 /// How many pages each of so many threads may note in a step of so many tokens.

@@ -8,6 +8,7 @@ use super::activations::{QuantActivations, Sums};
 use super::layouts::Layout;
 use super::opening::PARTS;
 use super::pairs::{BLOCK, Pair, Room};
+use crate::Level;
 use crate::ask::{Near, ask_line};
 use crate::matmul::{Output, Place};
 use crate::meanwhile::{self, Page};
@@ -32,7 +33,7 @@ impl Opened {
 }
 
 macro_rules! kernels {
-    ($vectors:ident, $opening:ident, $features:literal, $most:literal rows and then $less:literal, meanwhile: $meanwhile:literal) => {
+    ($vectors:ident, $opening:ident, $features:literal, $most:literal rows and then $less:literal, at $level:ident) => {
         pub(super) mod $vectors {
             use super::super::opening::$opening::*;
             use super::super::vectors::$vectors::*;
@@ -42,7 +43,7 @@ macro_rules! kernels {
             const MOST: usize = $most;
             const LESS: usize = $less;
             /// Whether something is asked for meanwhile.
-            const MEANWHILE: bool = $meanwhile;
+            const MEANWHILE: bool = meanwhile::gains(Level::$level);
 
             /// Whether weights are multiplied where they lie: they are stored as products take them.
             const fn in_place<L: Layout>() -> bool {
@@ -339,7 +340,7 @@ macro_rules! kernels {
     };
 }
 
-kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, meanwhile: false);
-kernels!(v512_bf16, v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, meanwhile: true);
-kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni", 6 rows and then 5, meanwhile: false);
-kernels!(v256, v256, "avx2,fma,f16c", 4 rows and then 4, meanwhile: false);
+kernels!(v512, v512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, at Avx512Vnni);
+kernels!(v512_bf16, v512_bf16, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni", 16 rows and then 8, at Avx512Bf16);
+kernels!(v256_dots, v256, "avx2,fma,f16c,avxvnni", 6 rows and then 5, at AvxVnni);
+kernels!(v256, v256, "avx2,fma,f16c", 4 rows and then 4, at Avx2);
