@@ -45,6 +45,8 @@ const FEW: usize = 4;
 /// As for [`add_products`].
 #[inline(always)]
 unsafe fn add_body(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
+    /// # Safety
+    /// As for [`add_products`], of `N` rows.
     #[inline(always)]
     unsafe fn some<const N: usize>(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]; N]) {
         let mut all = *sums;

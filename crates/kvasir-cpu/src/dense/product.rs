@@ -44,6 +44,8 @@ pub(crate) unsafe fn dot_step<const N: usize>(a: [*const u8; N], b: *const u8, c
 /// As for [`vector_panel`].
 #[inline(always)]
 unsafe fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usize, out: &Output<'_>) {
+    /// # Safety
+    /// As for [`vector_panel`]; rows `row .. row + N` must exist.
     #[inline(always)]
     unsafe fn some<const N: usize>(
         tiles: &[u8],

@@ -83,6 +83,11 @@ impl Rows {
         self.part
     }
 
+    /// Bytes from a slot's part of a head to its part of the next one.
+    pub(crate) fn head_bytes(&self) -> usize {
+        TOGETHER * self.part_bytes()
+    }
+
     pub(crate) fn row_bytes(&self) -> usize {
         self.part * self.heads
     }

@@ -60,6 +60,8 @@ struct Panel<'a> {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! some_rows {
     ($name:ident, $kernel:path $(, $D:ident: $bound:path)?) => {
+        /// # Safety
+        /// As for [`few_rows`]; the level must have the kernel's instructions, and rows `row .. row + N` be in one tile.
         unsafe fn $name<L: layouts::Layout, $($D: $bound,)? const N: usize>(
             w: &Panel<'_>,
             x: &QuantActivations,

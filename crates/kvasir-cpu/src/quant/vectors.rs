@@ -118,6 +118,9 @@ pub(super) mod v512 {
     }
 
     /// Stores those numbers that `lanes` has a bit for.
+    ///
+    /// # Safety
+    /// All that it has bits for must be writable at `at`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(in super::super) unsafe fn store_some(at: *mut f32, lanes: u16, v: Floats) {
@@ -126,6 +129,9 @@ pub(super) mod v512 {
     }
 
     /// 16 bytes in each lane.
+    ///
+    /// # Safety
+    /// 16 bytes must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(in super::super) unsafe fn in_each_lane(at: *const u8) -> Ints {
@@ -142,6 +148,9 @@ pub(super) mod v512 {
     }
 
     /// As many signed bytes as there are outputs, each in 32 bits.
+    ///
+    /// # Safety
+    /// 16 bytes must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(in super::super) unsafe fn widen(at: *const u8) -> Ints {
@@ -150,6 +159,9 @@ pub(super) mod v512 {
     }
 
     /// 16 bits for each output.
+    ///
+    /// # Safety
+    /// 32 bytes must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(in super::super) unsafe fn load_halves(at: *const u8) -> __m256i {
@@ -235,6 +247,9 @@ pub(super) mod v256 {
     products! { "avx2,fma,f16c" }
 
     /// Stores those numbers that the low eight of `lanes` have a bit for.
+    ///
+    /// # Safety
+    /// All that they have bits for must be writable at `at`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(in super::super) unsafe fn store_some(at: *mut f32, lanes: u16, v: Floats) {
@@ -250,6 +265,9 @@ pub(super) mod v256 {
     }
 
     /// 16 bytes in each lane.
+    ///
+    /// # Safety
+    /// 16 bytes must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(in super::super) unsafe fn in_each_lane(at: *const u8) -> Ints {
@@ -266,6 +284,9 @@ pub(super) mod v256 {
     }
 
     /// As many signed bytes as a vector has outputs, each in 32 bits.
+    ///
+    /// # Safety
+    /// Eight bytes must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(in super::super) unsafe fn widen(at: *const u8) -> Ints {
@@ -274,6 +295,9 @@ pub(super) mod v256 {
     }
 
     /// 16 bits for each output.
+    ///
+    /// # Safety
+    /// 16 bytes must be readable at `at`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(in super::super) unsafe fn load_halves(at: *const u8) -> __m128i {

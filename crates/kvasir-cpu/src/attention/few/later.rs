@@ -7,16 +7,17 @@ use crate::tile::LANES;
 #[derive(Clone, Copy)]
 pub(crate) struct Later {
     pub(crate) at: [*const u8; CHUNK / LANES],
-    /// Of each 16 rows.
+    /// Bytes of each 16 rows, and from a head to the next.
     bytes: usize,
+    step: usize,
 }
 
 impl Later {
-    pub(crate) const NOTHING: Self = Self { at: [std::ptr::null(); CHUNK / LANES], bytes: 0 };
+    pub(crate) const NOTHING: Self = Self { at: [std::ptr::null(); CHUNK / LANES], bytes: 0, step: 0 };
 
     /// The same rows of the next head: a pool keeps a chunk's slots together, head by head.
     pub(super) fn next_head(self) -> Self {
-        Self { at: self.at.map(|at| at.wrapping_add(CHUNK / LANES * self.bytes)), ..self }
+        Self { at: self.at.map(|at| at.wrapping_add(self.step)), ..self }
     }
 
     /// Where its parts begin, so many to each 16 rows.
@@ -40,8 +41,8 @@ impl Attend<'_> {
     fn later<'a>(&'a self, chunk: &Chunk, head: usize, rows: impl Fn(&Run) -> &'a Rows) -> Later {
         let Some(first) = self.views.runs(chunk).first() else { return Later::NOTHING };
         // Where there are no rows, the first ones stand for them.
-        let at = [rows(first).part(first.slot, head); CHUNK / LANES];
-        let mut later = Later { at, bytes: rows(first).part_bytes() * LANES };
+        let (pool, at) = (rows(first), [rows(first).part(first.slot, head); CHUNK / LANES]);
+        let mut later = Later { at, bytes: pool.part_bytes() * LANES, step: pool.head_bytes() };
         for run in self.views.runs(chunk) {
             let first = run.position as usize % CHUNK;
             for quarter in first / LANES..=(first + run.len as usize - 1) / LANES {

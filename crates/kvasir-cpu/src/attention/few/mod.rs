@@ -21,7 +21,7 @@ use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
-use crate::pool::{KvType, TOGETHER};
+use crate::pool::KvType;
 use crate::tile::LANES;
 use crate::tile::Tile;
 use std::ops::Range;
@@ -99,7 +99,7 @@ impl Attend<'_> {
         let runs = self.views.runs(chunk);
         let rows = |run: &Run| self.pool(run.pool).read_as_values();
         let lie = runs.iter().all(|run| rows(run).kind() == KvType::Bf16);
-        runs.first().filter(|_| lie).map(|run| TOGETHER * rows(run).part_bytes())
+        runs.first().filter(|_| lie).map(|run| rows(run).head_bytes())
     }
 }
 
