@@ -50,9 +50,9 @@ impl HubName {
         let asked = repository(self.revision());
         let listing = listing(&api.repo(asked.clone())).map_err(failed)?;
         let Listing { sha, siblings } = listing;
-        let leads_nowhere =
+        let stays_inside =
             |file: &str| Path::new(file).components().all(|c| matches!(c, Component::Normal(_)));
-        let names = siblings.iter().map(|file| file.rfilename.clone()).filter(|file| leads_nowhere(file));
+        let names = siblings.iter().map(|file| file.rfilename.clone()).filter(|file| stays_inside(file));
         let chosen = self.choose(&names.collect::<Vec<_>>()).map_err(|why| self.asked(why))?;
         if !plain(&sha) {
             return Err(Error::Failed(format!("{}/{}: the hub names no commit", self.owner, self.name)));
@@ -74,7 +74,8 @@ impl HubName {
             let there = files.download(file).map_err(failed)?;
             let came = fs::metadata(&path).map(|data| data.len()).unwrap_or_default();
             if there != path || size.is_some_and(|size| size != came) {
-                let _ = there.canonicalize().and_then(fs::remove_file);
+                // The link as well: one that leads nowhere would be in the way.
+                let _ = there.canonicalize().and_then(fs::remove_file).and_then(|()| fs::remove_file(&there));
                 return Err(Error::Failed(format!(
                     "{owner}/{name}: the hub did not send the {file} that it lists; it is not kept, ask again"
                 )));

@@ -57,6 +57,9 @@ fn what_the_hub_lists_is_what_must_come() {
         // Nothing of it is taken for a model later.
         let out = inspect(&cache, "http://127.0.0.1:9", "acme/tiny");
         assert!(!out.status.success(), "{wrong:?}");
+        // And nothing is in the way of one that is right.
+        let out = inspect(&cache, &Hub::new(Wrong::Nothing).endpoint, "acme/tiny");
+        assert!(out.status.success(), "{wrong:?}: {}", said(&out));
         let _ = fs::remove_dir_all(cache);
     }
 }
