@@ -5,17 +5,13 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value as Json;
 use tokenizers::{PreTokenizedString, PreTokenizer, PreTokenizerWrapper};
 
-/// A pre-tokenizer, and what it says that it is.
+/// A pre-tokenizer.
 #[derive(Debug)]
-pub(super) struct Cuts {
-    run: PreTokenizerWrapper,
-    /// As JSON.
-    pub(super) told: String,
-}
+pub(super) struct Cuts(pub(super) PreTokenizerWrapper);
 
 impl PreTokenizer for Cuts {
     fn pre_tokenize(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
-        self.run.pre_tokenize(text)
+        self.0.pre_tokenize(text)
     }
 }
 
@@ -24,8 +20,6 @@ impl<'de> Deserialize<'de> for Cuts {
         let mut json = Json::deserialize(from)?;
         let failed = |why: String| D::Error::custom(format!("pre_tokenizer: {why}"));
         oniguruma::spell_out(&mut json).map_err(failed)?;
-        let told = json.to_string();
-        let run = serde_json::from_value(json).map_err(|why| failed(why.to_string()))?;
-        Ok(Self { run, told })
+        serde_json::from_value(json).map(Self).map_err(|why| failed(why.to_string()))
     }
 }

@@ -71,7 +71,9 @@ impl HfVocab {
         // Added ones need not follow the others at once.
         let last = added.keys().max().map_or(0, |last| *last as usize + 1);
         let len = inner.get_vocab_size(true).max(last);
-        let cuts = inner.get_pre_tokenizer().map_or("", |cuts| &cuts.told);
+        // As the library says it: a file may leave out what is so by default.
+        let cuts = inner.get_pre_tokenizer().map(|cuts| serde_json::to_string(&cuts.0)).transpose();
+        let cuts = cuts.map_err(|e| Error::at("tokenizer.json", e))?.unwrap_or_default();
         // Each spells every byte with up to two.
         if cuts.matches(r#""type":"ByteLevel""#).count() > 4 {
             return Err(Error::at("tokenizer.json: pre_tokenizer", "spells bytes more than four times"));
