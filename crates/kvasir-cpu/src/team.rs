@@ -135,8 +135,8 @@ impl Team {
         self.run(&|thread| {
             for stretch in (thread..threads).chain(0..thread) {
                 let (first, end) = (bound(stretch), bound(stretch + 1));
-                while let Some([before, behind]) = taken[stretch].take(stretch == thread, end - first) {
-                    job(thread, if stretch == thread { first + before } else { end - 1 - behind });
+                while let Some(i) = taken[stretch].take(stretch == thread, end - first) {
+                    job(thread, first + i);
                 }
             }
         });
@@ -148,11 +148,11 @@ impl Team {
 struct Taken(AtomicU64);
 
 impl Taken {
-    /// Takes one of so many, the first or the last that is left, and says how many were taken of both before.
-    fn take(&self, first: bool, count: usize) -> Option<[usize; 2]> {
-        let before = self.0.fetch_add(if first { 1 } else { 1 << 32 }, Ordering::Relaxed);
-        let taken = [before as u32 as usize, (before >> 32) as usize];
-        (taken[0] + taken[1] < count).then_some(taken)
+    /// Takes one of so many, the first or the last that is left.
+    fn take(&self, first: bool, count: usize) -> Option<usize> {
+        let taken = self.0.fetch_add(if first { 1 } else { 1 << 32 }, Ordering::Relaxed);
+        let (before, behind) = (taken as u32 as usize, (taken >> 32) as usize);
+        (before + behind < count).then(|| if first { before } else { count - 1 - behind })
     }
 }
 

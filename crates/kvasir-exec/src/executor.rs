@@ -15,6 +15,26 @@ pub struct Step {
     pub output: Output,
 }
 
+impl Step {
+    /// Refuses a batch of more than so many tokens, and a plan for another batch.
+    pub fn check_sizes(&self, most: u32) -> Result<(), StepError> {
+        let (batch, plan, n) = (&self.batch, &self.plan, self.batch.tokens.len());
+        let mut spans = batch.rows.iter().map(|row| row.tokens);
+        let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));
+        let same = batch.rows.len() == plan.rows.len()
+            && end == Some(n as u32)
+            && batch.rows.iter().zip(&plan.rows).all(|(b, p)| b.tokens == p.queries && b.seq == p.seq);
+        if n > most as usize || !same {
+            return Err(StepError::Failed(format!("batch of {n} tokens and plan do not belong together")));
+        }
+        let planned = plan.positions.len();
+        if planned != n || plan.write_slots.len() != n {
+            return Err(StepError::Failed(format!("plan of {planned} tokens for a batch of {n}")));
+        }
+        Ok(())
+    }
+}
+
 /// What an executor can run. The engine lowers or refuses the rest, by name and at start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {

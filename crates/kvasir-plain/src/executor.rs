@@ -111,18 +111,8 @@ impl PlainExecutor {
         let (batch, plan, program) = (&step.batch, &step.plan, &self.compiled.program);
         let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
         program.check_ranks(ranks).map_err(StepError::Failed)?;
+        step.check_sizes(self.limits.tokens)?;
         let n = batch.tokens.len();
-        let mut spans = batch.rows.iter().map(|row| row.tokens);
-        let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));
-        let rows_match = batch.rows.len() == plan.rows.len()
-            && end == Some(n as u32)
-            && batch.rows.iter().zip(&plan.rows).all(|(b, p)| b.tokens == p.queries && b.seq == p.seq);
-        if n > self.limits.tokens as usize || !rows_match {
-            return fail(format!("batch of {n} tokens and plan do not belong together"));
-        }
-        if plan.positions.len() != n || plan.write_slots.len() != n {
-            return fail(format!("plan of {} tokens for a batch of {n}", plan.positions.len()));
-        }
         let slots = self.limits.slots;
         if plan.read_bound > slots || plan.write_slots.iter().any(|slot| *slot >= slots) {
             return fail(format!("plan names slots beyond the pool's {slots}"));

@@ -15,7 +15,8 @@ impl CpuExecutor {
         let (batch, plan) = (&step.batch, &step.plan);
         let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
         self.model.program.check_ranks(ranks).map_err(failed)?;
-        self.check_sizes(batch, plan)?;
+        step.check_sizes(self.limits.tokens)?;
+        self.check_writes(plan)?;
         self.check_rings(plan)?;
         // Several tokens may be redirected to one dummy slot; which of them it gets is of no matter.
         self.writes.clear();
@@ -27,19 +28,7 @@ impl CpuExecutor {
         self.take_tokens(batch)
     }
 
-    fn check_sizes(&self, batch: &Batch, plan: &Plan) -> Result<(), StepError> {
-        let n = batch.tokens.len();
-        let mut spans = batch.rows.iter().map(|row| row.tokens);
-        let end = spans.try_fold(0, |at, span| (span.start == at).then(|| at.saturating_add(span.len)));
-        let same = batch.rows.len() == plan.rows.len()
-            && end == Some(n as u32)
-            && batch.rows.iter().zip(&plan.rows).all(|(b, p)| b.tokens == p.queries && b.seq == p.seq);
-        if n > self.limits.tokens as usize || !same {
-            return Err(failed(format!("batch of {n} tokens and plan do not belong together")));
-        }
-        if plan.positions.len() != n || plan.write_slots.len() != n {
-            return Err(failed(format!("plan of {} tokens for a batch of {n}", plan.positions.len())));
-        }
+    fn check_writes(&self, plan: &Plan) -> Result<(), StepError> {
         let slots = self.limits.slots;
         let moved = plan.moves.iter().flat_map(|m| [m.from, m.to]);
         if plan.write_slots.iter().copied().chain(moved).any(|slot| slot >= slots) {

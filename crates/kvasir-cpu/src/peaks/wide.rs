@@ -97,32 +97,25 @@ unsafe fn fill(numbers: &Bytes) {
     }
 }
 
-/// # Safety
-/// Tiles must be permitted.
-pub(super) unsafe fn tiles_i8(numbers: &Bytes) -> f64 {
-    // SAFETY: the caller says that tiles are permitted.
-    unsafe {
-        let _tiles = Tiles::configure();
-        fill(numbers);
-        for _ in 0..ROUNDS / 2 {
-            tile_dot_i8!(0, 2, 3);
-            tile_dot_i8!(1, 2, 3);
+/// Defines a function of products of two tiles.
+macro_rules! tiles {
+    ($name:ident, $product:ident, $inputs:literal inputs each) => {
+        /// # Safety
+        /// Tiles must be permitted.
+        pub(super) unsafe fn $name(numbers: &Bytes) -> f64 {
+            // SAFETY: the caller says that tiles are permitted.
+            unsafe {
+                let _tiles = Tiles::configure();
+                fill(numbers);
+                for _ in 0..ROUNDS / 2 {
+                    $product!(0, 2, 3);
+                    $product!(1, 2, 3);
+                }
+            }
+            (ROUNDS * 16 * 16 * $inputs * 2) as f64
         }
-    }
-    (ROUNDS * 16 * 16 * 64 * 2) as f64
+    };
 }
 
-/// # Safety
-/// Tiles must be permitted.
-pub(super) unsafe fn tiles_bf16(numbers: &Bytes) -> f64 {
-    // SAFETY: the caller says that tiles are permitted.
-    unsafe {
-        let _tiles = Tiles::configure();
-        fill(numbers);
-        for _ in 0..ROUNDS / 2 {
-            tile_dot_bf16!(0, 2, 3);
-            tile_dot_bf16!(1, 2, 3);
-        }
-    }
-    (ROUNDS * 16 * 16 * 32 * 2) as f64
-}
+tiles!(tiles_i8, tile_dot_i8, 64 inputs each);
+tiles!(tiles_bf16, tile_dot_bf16, 32 inputs each);

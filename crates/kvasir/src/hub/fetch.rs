@@ -8,7 +8,7 @@ use hf_hub::{
 };
 use serde::Deserialize;
 use std::{
-    env, fs,
+    fs,
     path::{Component, Path, PathBuf},
 };
 
@@ -48,8 +48,7 @@ impl HubName {
             Repo::with_revision(format!("{}/{}", self.owner, self.name), RepoType::Model, revision.into())
         };
         let asked = repository(self.revision());
-        let listing = listing(&api.repo(asked.clone())).map_err(failed)?;
-        let Listing { sha, siblings } = listing;
+        let Listing { sha, siblings } = listing(&api.repo(asked.clone())).map_err(failed)?;
         let stays_inside =
             |file: &str| Path::new(file).components().all(|c| matches!(c, Component::Normal(_)));
         let names = siblings.iter().map(|file| file.rfilename.clone()).filter(|file| stays_inside(file));
@@ -93,14 +92,13 @@ fn listing(repository: &ApiRepo) -> Result<Listing, ApiError> {
 }
 
 fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
+    set(name)?.into_os_string().into_string().ok()
 }
 
 /// The token that the hub's own tools would send.
 fn token() -> Option<String> {
     let stored = || {
-        let path = variable("HF_TOKEN_PATH").map(PathBuf::from);
-        let path = path.or_else(|| Some(home_of(&set)?.join("token")))?;
+        let path = set("HF_TOKEN_PATH").or_else(|| Some(home_of(&set)?.join("token")))?;
         fs::read_to_string(path).ok()
     };
     let token = variable("HF_TOKEN").or_else(stored)?;
