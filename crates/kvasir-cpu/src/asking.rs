@@ -3,6 +3,7 @@
 //! kept for a while. No result depends on it.
 
 use crate::ask::{Near, ask_line};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
 use std::time::Instant;
@@ -50,14 +51,16 @@ impl Ahead {
     }
 }
 
-/// Pieces of work that each way is tried on. The median counts: some are disturbed.
+/// Works that each way is tried on. The median counts: some are disturbed.
 const TRIES: usize = 21;
-/// Pieces of work from one round of trials to the next.
+/// Works from one round of trials to the next.
 const PERIOD: usize = 8192;
 /// How much of what was found counts a round later.
 const KEPT: f64 = 0.75;
-/// Bytes from which on a piece of work says something about memory.
+/// Bytes from which on a work says something about memory.
 const ENOUGH: usize = 1 << 20;
+/// Bytes of a part, where ways are tried on larger works: a head is met once per token, and a round should not take a hundred.
+const PART: usize = 2 << 20;
 
 /// What was found out about one kind of work.
 pub(crate) struct Asking {
@@ -67,7 +70,7 @@ pub(crate) struct Asking {
 }
 
 struct Trials {
-    /// Pieces of work since the round began.
+    /// Works since the round began.
     work: usize,
     /// Times for a byte, of each way.
     times: [[f64; TRIES]; WAYS.len()],
@@ -78,22 +81,27 @@ struct Trials {
 }
 
 impl Trials {
-    /// The way that the next piece of work goes. Ways take turns at each place of a row of works that comes again and again.
+    /// Whether the next work is one of those that ways are tried on.
+    fn trying(&self) -> bool {
+        self.work < TRIES * WAYS.len()
+    }
+
+    /// The way that the next work goes. Ways take turns at each place of a row of works that comes again and again.
     fn way(&self) -> usize {
-        match self.work < TRIES * WAYS.len() {
+        match self.trying() {
             true => (self.work + self.work / WAYS.len()) % WAYS.len(),
             false => self.best,
         }
     }
 
-    /// A piece of work took so long for each byte.
+    /// A work took so long for each byte.
     fn note(&mut self, time: f64) {
-        let (way, tried) = (self.way(), TRIES * WAYS.len());
-        if self.work < tried {
+        let (way, tried) = (self.way(), self.trying());
+        if tried {
             self.times[way][self.work / WAYS.len()] = time;
         }
         self.work = (self.work + 1) % PERIOD;
-        if self.work == tried {
+        if tried && !self.trying() {
             let middle = |way: usize| {
                 let mut times = self.times[way];
                 times.sort_by(f64::total_cmp);
@@ -123,27 +131,37 @@ impl Asking {
         WAYS[self.way.load(Ordering::Relaxed)]
     }
 
-    /// Does a piece of work that reads so many bytes, in the way whose turn it is.
-    pub(crate) fn work(&self, bytes: usize, job: impl FnOnce()) {
+    /// Does work of so many pieces, which read so many bytes, in the way whose turn it is. `job` is handed all pieces, or, while ways are tried, some after the
+    /// others.
+    pub(crate) fn work(&self, bytes: usize, pieces: usize, job: impl Fn(Range<usize>)) {
         if bytes < ENOUGH {
-            return job();
+            return job(0..pieces);
         }
         // One at a time: what another engine's work takes says nothing, and its way must not change meanwhile.
         let mut trials = match self.trials.try_lock() {
             Ok(trials) => trials,
             Err(TryLockError::Poisoned(trials)) => trials.into_inner(),
-            Err(TryLockError::WouldBlock) => return job(),
+            Err(TryLockError::WouldBlock) => return job(0..pieces),
         };
-        let started = Instant::now();
-        job();
-        trials.note(started.elapsed().as_secs_f64() / bytes as f64);
-        self.way.store(trials.way(), Ordering::Relaxed);
+        let parts = (bytes / PART).clamp(1, pieces.max(1));
+        let bound = |part: usize| part * pieces / parts;
+        let mut done = 0;
+        while done < parts {
+            let end = if trials.trying() { done + 1 } else { parts };
+            let started = Instant::now();
+            job(bound(done)..bound(end));
+            let read = bytes as f64 * (end - done) as f64 / parts as f64;
+            trials.note(started.elapsed().as_secs_f64() / read);
+            self.way.store(trials.way(), Ordering::Relaxed);
+            done = end;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::{Cell, RefCell};
 
     /// Does so many pieces of work; `time` says how long one takes in a way. Returns how often each way was gone.
     fn work(trials: &mut Trials, pieces: usize, time: impl Fn(usize, usize) -> f64) -> [usize; WAYS.len()] {
@@ -186,20 +204,40 @@ mod tests {
     fn work_is_done_and_counts_if_it_is_much_and_nobody_elses_counts() {
         let asking = Asking::new();
         let counted = || asking.trials.try_lock().map_or(usize::MAX, |trials| trials.work);
-        let mut done = 0;
-        asking.work(ENOUGH - 1, || done += 1);
-        assert_eq!((done, counted()), (1, 0));
-        asking.work(ENOUGH, || {
-            done += 1;
+        let done = Cell::new(0);
+        let more = |pieces: Range<usize>| done.set(done.get() + pieces.len());
+        asking.work(ENOUGH - 1, 1, more);
+        assert_eq!((done.get(), counted()), (1, 0));
+        asking.work(ENOUGH, 1, |pieces| {
+            more(pieces);
             let way = asking.way.load(Ordering::Relaxed);
             // Another engine's, while this one's is measured.
-            asking.work(ENOUGH, || done += 1);
+            asking.work(ENOUGH, 1, more);
             assert_eq!(way, asking.way.load(Ordering::Relaxed));
         });
-        assert_eq!((done, counted()), (3, 1));
+        assert_eq!((done.get(), counted()), (3, 1));
         let trials = asking.trials.try_lock().unwrap();
         assert_eq!(asking.ahead(), WAYS[trials.way()]);
         assert!(trials.times[0][0] > 0.0);
+    }
+
+    #[test]
+    fn all_ways_are_tried_on_parts_of_one_large_work_and_the_rest_goes_the_best() {
+        let asking = Asking::new();
+        let tried = TRIES * WAYS.len();
+        let (done, ways) = (Cell::new(0), RefCell::new(Vec::new()));
+        asking.work((tried + 10) * PART, 1000, |pieces| {
+            assert_eq!(pieces.start, done.replace(pieces.end));
+            ways.borrow_mut().push(asking.way.load(Ordering::Relaxed));
+        });
+        assert_eq!(done.get(), 1000);
+        let (mut ways, best) = (ways.into_inner(), asking.trials.try_lock().unwrap().best);
+        assert_eq!((ways.len(), ways.pop()), (tried + 1, Some(best)));
+        assert!((0..WAYS.len()).all(|way| ways.iter().filter(|tried| **tried == way).count() == TRIES));
+        // Few pieces are few parts.
+        asking.trials.try_lock().unwrap().work = 0;
+        asking.work(10 * PART, 3, |pieces| assert_eq!(pieces.len(), 1));
+        asking.work(10 * PART, 0, |pieces| assert!(pieces.is_empty()));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::io;
 /// superblock alone, so a row's numbers do not depend on what else is in the batch.
 ///
 /// Per tile and superblock: four kilobytes of integers (four steps of 64 inputs, 16 rows × 64 bytes each), 16 scales, each row's
-/// [sums](Sums), and a bf16 tile whose rows hold those of 16 inputs as two exact parts.
+/// [sums](Sums), and a bf16 tile whose rows hold those of 16 inputs as two exact parts. The first rows also lie in [words](Words).
 pub(crate) struct QuantActivations {
     pub(crate) supers: usize,
     tiles: usize,
@@ -17,7 +17,14 @@ pub(crate) struct QuantActivations {
     scales: Buffer,
     sums: Buffer,
     parts: Buffer,
+    words: Buffer,
 }
+
+/// A row's superblock as kernels of few rows want it for weights of 16 bits: of each four integers the first and the third, then those between.
+pub(super) type Words = [[[i16; 2]; SUPER / 4]; 2];
+
+/// Rows that can be few: more are multiplied otherwise.
+pub(super) const FEW: usize = 4;
 
 /// The negated sums of a row's superblock of integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -58,6 +65,8 @@ impl QuantActivations {
             scales: Buffer::in_large_pages(n * 64)?,
             sums: Buffer::in_large_pages(n * TILE * size_of::<Sums>())?,
             parts: Buffer::in_large_pages(n * 1024)?,
+            // Rows are at least two tiles, so this many superblocks at most however they are reshaped.
+            words: Buffer::in_large_pages(n / 2 * size_of::<[Words; FEW]>())?,
         })
     }
 
@@ -98,6 +107,12 @@ impl QuantActivations {
         self.parts.ptr().wrapping_add(self.at(tile, s) * 1024)
     }
 
+    /// Those of the first rows.
+    pub(super) fn words(&self, s: usize) -> *const [Words; FEW] {
+        debug_assert!(s < self.supers);
+        self.words.ptr().cast::<[Words; FEW]>().wrapping_add(s)
+    }
+
     /// Writes row `row` from `x`.
     ///
     /// # Safety
@@ -126,6 +141,7 @@ impl QuantActivations {
                 scale: self.scales(tile, s).add(r).cast_mut(),
                 sums: self.sums(tile, s).add(r).cast_mut(),
                 parts: self.parts(tile, s).add(r * 64).cast_mut().cast(),
+                words: (row < FEW).then(|| self.words(s).cast::<Words>().add(row).cast_mut()),
             };
             quantise(level, x, &places);
         }

@@ -1,7 +1,7 @@
 //! Few rows: weights are opened in registers and multiplied with up to four rows at once. Codes of six bits become integers of 16 bits; those of four and
 //! five and what is stored open are multiplied as bytes.
 
-use super::activations::{QuantActivations, Sums};
+use super::activations::{FEW, QuantActivations, Sums, Words};
 use super::format::Format;
 use super::layouts::Layout;
 use super::opening::PARTS;
@@ -24,27 +24,6 @@ macro_rules! kernels {
             use super::super::vectors::$vectors::*;
             use super::*;
 
-            /// Activations of a superblock as the weights are: `[odd][line]`, pairs of 16 bits.
-            ///
-            /// # Safety
-            /// `codes` must be those of a row.
-            #[inline]
-            #[target_feature(enable = $features)]
-            unsafe fn activations(codes: *const i8) -> [[i32; 64]; 2] {
-                let mut pairs = [[0; 64]; 2];
-                let lanes = 16 / HALVES;
-                for line in (0..64).step_by(lanes) {
-                    // SAFETY: some lines of the row, and of the words.
-                    unsafe {
-                        let bytes = load(codes.add(line / 16 * 1024 + line % 16 * 4).cast());
-                        for (pairs, words) in pairs.iter_mut().zip(words(bytes)) {
-                            store(pairs.as_mut_ptr().add(line).cast(), words);
-                        }
-                    }
-                }
-                pairs
-            }
-
             /// One panel times rows `row .. row + N`, which must lie in one tile.
             ///
             /// # Safety
@@ -58,6 +37,7 @@ macro_rules! kernels {
             ) {
                 let f = L::FORMAT;
                 let (tile, r) = (row / TILE, row % TILE);
+                assert!(row + N <= FEW || f.bits != 6, "rows are few");
                 let mut sums = [[zero_floats(); N]; HALVES];
                 let ahead = asking(f, N).ahead();
                 for at in 0..x.supers * f.planes {
@@ -67,10 +47,6 @@ macro_rules! kernels {
                         let block = panel.add(at * f.bytes());
                         let codes = x.codes(tile, s).add(r * 64);
                         let all = &*x.sums(tile, s).add(r).cast::<[Sums; N]>();
-                        let mut words = [[[0; 64]; 2]; N];
-                        for (n, words) in words.iter_mut().enumerate().filter(|_| f.bits == 6) {
-                            *words = activations(codes.add(n * 64));
-                        }
                         for (half, sums) in sums.iter_mut().enumerate() {
                             // Mins lie before codes: memory is read in order.
                             let mins = match f.has_min {
@@ -82,7 +58,11 @@ macro_rules! kernels {
                             } else if f.is_open() {
                                 fours::<L, N>(block, (half, ahead), codes, all)
                             } else {
-                                pairs::<L, N>(block, (half, ahead), &words)
+                                pairs::<L, N>(
+                                    block,
+                                    (half, ahead),
+                                    &*x.words(s).cast::<Words>().add(row).cast(),
+                                )
                             };
                             for (n, sum) in sums.iter_mut().enumerate() {
                                 let mut t = times(floats(totals[n]), units::<L>(block, half));
@@ -112,7 +92,7 @@ macro_rules! kernels {
             unsafe fn pairs<L: Layout, const N: usize>(
                 block: *const u8,
                 (half, ahead): (usize, Ahead),
-                words: &[[[i32; 64]; 2]; N],
+                words: &[Words; N],
             ) -> [Ints; N] {
                 let mut totals = [[zero(); N]; CHAINS];
                 for i in 0..16 {
@@ -123,7 +103,8 @@ macro_rules! kernels {
                         for (odd, w) in line.into_iter().enumerate() {
                             for (n, words) in words.iter().enumerate() {
                                 let total = &mut totals[(j * 2 + odd) % chains(N)][n];
-                                *total = add_pairs(*total, w, all32(words[odd][i * 4 + j]));
+                                let [low, high] = words[odd][i * 4 + j].map(|word| word as u16 as i32);
+                                *total = add_pairs(*total, w, all32(low | high << 16));
                             }
                         }
                     }

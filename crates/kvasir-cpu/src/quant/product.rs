@@ -55,8 +55,10 @@ pub(super) fn fits(w: &QuantPanels, x: &QuantActivations, rows: usize) -> bool {
 
 fn multiply(team: &Team, products: &[Option<Product<'_, '_>>]) {
     let there = || products.iter().flatten();
-    let all = || {
-        team.each_in_order(there().map(|product| product.pieces).sum(), &|_, mut piece| {
+    let pieces = there().map(|product| product.pieces).sum();
+    let some = |pieces: Range<usize>| {
+        team.each_in_order(pieces.len(), &|_, n| {
+            let mut piece = pieces.start + n;
             for product in there() {
                 if piece < product.pieces {
                     // SAFETY: no two products have outputs in common, and no two pieces of one.
@@ -71,9 +73,9 @@ fn multiply(team: &Team, products: &[Option<Product<'_, '_>>]) {
         && there().all(|product| product.block.is_none() && product.w.is_packed())
     {
         let bytes = there().map(|product| product.w.panels.bytes()).sum();
-        return super::few::asking(first.w.panels.kind.format, first.out.rows()).work(bytes, all);
+        return super::few::asking(first.w.panels.kind.format, first.out.rows()).work(bytes, pieces, some);
     }
-    all();
+    some(0..pieces);
 }
 
 /// A matrix, the rows that it is multiplied with, and where the results go.

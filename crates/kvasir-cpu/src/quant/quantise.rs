@@ -1,6 +1,6 @@
 //! A superblock of one row of activations as integers.
 
-use super::activations::Sums;
+use super::activations::{Sums, Words};
 use super::format::SUPER;
 use crate::Level;
 use crate::halves::ROUND;
@@ -14,6 +14,8 @@ pub(super) struct Places {
     pub(super) sums: *mut Sums,
     /// 32 bf16.
     pub(super) parts: *mut u16,
+    /// Those that kernels of few rows take, if the row can be one of few.
+    pub(super) words: Option<*mut Words>,
 }
 
 /// Integers in -127..=127, their scale, and what kernels need of their sums. Ties round to even.
@@ -67,6 +69,11 @@ unsafe fn body(x: &[f32; SUPER], to: &Places) {
         to.scale.write(scale);
         to.sums.write(sums);
         to.parts.cast::<[u16; 32]>().write_unaligned(parts);
+        if let Some(words) = to.words {
+            let pair = |of: &[i8; 4], odd| [of[odd], of[odd + 2]].map(i16::from);
+            let of = |odd| std::array::from_fn(|at| pair(&codes.as_chunks().0[at], odd));
+            words.write([of(0), of(1)]);
+        }
     }
 }
 
@@ -117,8 +124,8 @@ mod wide {
         let low = _mm512_set1_epi32(15);
         // SAFETY: the caller's places.
         unsafe {
-            for (step, line) in lines.into_iter().enumerate() {
-                _mm512_storeu_si512(to.codes.add(step * 1024).cast(), line);
+            for (step, line) in lines.iter().enumerate() {
+                _mm512_storeu_si512(to.codes.add(step * 1024).cast(), *line);
             }
             to.scale.write(scale);
             _mm256_storeu_si256((&raw mut (*to.sums).of_16).cast(), _mm512_cvtepi32_epi16(sums));
@@ -126,6 +133,14 @@ mod wide {
             (*to.sums).lifted = 128 * _mm512_reduce_add_epi32(sums);
             _mm256_storeu_si256(to.parts.cast(), bits(_mm512_andnot_si512(low, sums)));
             _mm256_storeu_si256(to.parts.add(16).cast(), bits(_mm512_and_si512(low, sums)));
+            if let Some(words) = to.words {
+                for (step, line) in lines.into_iter().enumerate() {
+                    let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(line));
+                    _mm512_storeu_si512((&raw mut (*words)[0]).cast::<__m512i>().add(step).cast(), even);
+                    let odd = _mm512_srai_epi16::<8>(line);
+                    _mm512_storeu_si512((&raw mut (*words)[1]).cast::<__m512i>().add(step).cast(), odd);
+                }
+            }
         }
     }
 
@@ -155,20 +170,22 @@ mod tests {
         scale: u32,
         sums: Sums,
         parts: [u16; 32],
+        words: Words,
     }
 
     fn make(x: &[f32; SUPER], level: Level) -> Made {
         let (mut codes, mut scale) = (vec![0i8; 4096], f32::NAN);
-        let (mut sums, mut parts) = (Sums::default(), [0; 32]);
+        let (mut sums, mut parts, mut words) = (Sums::default(), [0; 32], [[[0; 2]; 64]; 2]);
         let places = Places {
             codes: codes.as_mut_ptr(),
             scale: &mut scale,
             sums: &mut sums,
             parts: parts.as_mut_ptr(),
+            words: Some(&mut words),
         };
         // SAFETY: all places are this function's own.
         unsafe { quantise(level, x, &places) };
-        Made { codes, scale: scale.to_bits(), sums, parts }
+        Made { codes, scale: scale.to_bits(), sums, parts, words }
     }
 
     #[test]
@@ -194,6 +211,9 @@ mod tests {
                 assert_eq!(make(x, level), reference, "{level}");
             }
         }
+        let made = make(&std::array::from_fn(|i| i as f32 - 128.0), Level::Portable);
+        let code = |i: usize| i16::from(made.codes[i / 64 * 1024 + i % 64]);
+        assert_eq!((made.words[0][9], made.words[1][63]), ([code(36), code(38)], [code(253), code(255)]));
         let sums = make(&[127.0; SUPER], Level::Portable).sums;
         assert_eq!((sums.of_16[3], sums.of_32[3], sums.lifted), (-127 * 16, -127 * 32, -127 * 256 * 128));
     }

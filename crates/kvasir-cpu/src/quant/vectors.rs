@@ -199,10 +199,7 @@ pub(super) mod v256 {
         fn or(a: Ints, b: Ints) -> Ints = _mm256_or_si256(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm256_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm256_srl_epi16(v, _mm_cvtsi32_si128(by));
-        /// Signed bytes in 16 bits: of each two the first, then the second.
-        fn words(bytes: Ints) -> [Ints; 2] =
-            [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)];
-        /// The bytes that [`words`] takes apart.
+        /// Signed bytes in 16 bits as bytes: of each two the first vector's, then the second's.
         fn bytes(words: [Ints; 2]) -> Ints =
             _mm256_or_si256(_mm256_slli_epi16::<8>(words[1]), and(words[0], all16(0xff)));
         /// Integers of 16 bits, which fit, as bytes: in each lane those of the first, then those of the second.
