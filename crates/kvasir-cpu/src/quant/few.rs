@@ -8,13 +8,19 @@ use super::opening::PARTS;
 use crate::asking::{Ahead, Asking};
 use crate::tile::TILE;
 
-/// Ways to ask, by rows, then by the bits of a code, without mins and with them: the fewer bits and the more rows there are, the longer a line takes.
-static ASKING: [[[Asking; 9]; 2]; 3] = [const { [const { [const { Asking::new() }; 9] }; 2] }; 3];
+/// Ways to ask, by rows, whether there are mins, the bits of a code (the fewer bits and the more rows there are, the longer a line takes), and how long panels
+/// are: of codes of six bits, and of four with mins, those of 3,072 inputs are best asked for otherwise than those of 1,024.
+static ASKING: [[[[Asking; LENGTHS]; 9]; 2]; 3] =
+    [const { [const { [const { [const { Asking::new() }; LENGTHS] }; 9] }; 2] }; 3];
 
-/// How memory is asked for where such codes meet so many rows: one, two or three, or more.
-pub(super) fn asking(format: Format, rows: usize) -> &'static Asking {
+/// Up to 256 inputs, below 1,024, 2,048 and so on, more.
+const LENGTHS: usize = 8;
+
+/// How memory is asked for where panels of so many superblocks meet so many rows: one, two or three, or more.
+pub(super) fn asking(format: Format, supers: usize, rows: usize) -> &'static Asking {
     let rows = rows.max(1).ilog2().min(2) as usize;
-    &ASKING[rows][usize::from(format.has_min)][format.bits]
+    let length = (supers.max(1).ilog2() as usize).min(LENGTHS - 1);
+    &ASKING[rows][usize::from(format.has_min)][format.bits][length]
 }
 
 macro_rules! kernels {
@@ -39,7 +45,7 @@ macro_rules! kernels {
                 let (tile, r) = (row / TILE, row % TILE);
                 assert!(row + N <= FEW || f.bits != 6, "rows are few");
                 let mut sums = [[zero_floats(); N]; HALVES];
-                let ahead = asking(f, N).ahead();
+                let ahead = asking(f, x.supers, N).ahead();
                 for at in 0..x.supers * f.planes {
                     let s = at / f.planes;
                     // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.

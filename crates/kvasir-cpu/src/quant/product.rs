@@ -73,7 +73,8 @@ fn multiply(team: &Team, products: &[Option<Product<'_, '_>>]) {
         && there().all(|product| product.block.is_none() && product.w.is_packed())
     {
         let bytes = there().map(|product| product.w.panels.bytes()).sum();
-        return super::few::asking(first.w.panels.kind.format, first.out.rows()).work(bytes, pieces, some);
+        let format = first.w.panels.kind.format;
+        return super::few::asking(format, first.x.supers, first.out.rows()).work(bytes, pieces, some);
     }
     some(0..pieces);
 }
