@@ -13,7 +13,7 @@ use std::time::Instant;
 pub(crate) struct Ahead {
     /// How many bytes ahead, into the second level.
     far: usize,
-    /// Of each page only what begins it is asked for so far ahead, so many bytes.
+    /// Of each page only what begins it is asked for so far ahead: lines that are asked for at once, if the first is among so many bytes.
     of_page: usize,
     /// How many bytes ahead, into the first level.
     near: Option<usize>,
@@ -42,11 +42,8 @@ impl Ahead {
         if let Some(near) = self.near {
             lines(near).for_each(|line| ask_line(Near::First, line));
         }
-        if self.of_page == PAGE {
+        if (from as usize).wrapping_add(self.far) % PAGE < self.of_page {
             lines(self.far).for_each(|line| ask_line(Near::Second, line));
-        } else {
-            let begins = |line: &*const u8| *line as usize % PAGE < self.of_page;
-            lines(self.far).filter(begins).for_each(|line| ask_line(Near::Second, line));
         }
     }
 }
