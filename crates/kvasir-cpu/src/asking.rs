@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
 
-    /// Does so many pieces of work; `time` says how long one takes in a way. Returns how often each way was gone.
+    /// Does so many works; `time` says how long one takes in a way. Returns how often each way was gone.
     fn work(trials: &mut Trials, pieces: usize, time: impl Fn(usize, usize) -> f64) -> [usize; WAYS.len()] {
         let mut gone = [0; WAYS.len()];
         for n in 0..pieces {

@@ -9,8 +9,7 @@ use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
 use crate::dense::narrow;
-use crate::tile::{LANES, STEP};
-use crate::tile::{Tile, transpose};
+use crate::tile::{LANES, STEP, Tile, transpose};
 use std::ops::Range;
 
 /// Up to 16 lanes that are worked on together: some of one head, or all of several heads.

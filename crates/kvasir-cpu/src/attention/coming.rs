@@ -4,8 +4,7 @@ use crate::Level;
 use crate::ask::{Near, ask_line};
 use crate::level::per_level;
 use crate::lines::Lines;
-use crate::tile::LANES;
-use crate::tile::Tile;
+use crate::tile::{LANES, Tile};
 
 /// Pairs of rows that become tiles beside one product of those before.
 const TOGETHER: usize = 2;

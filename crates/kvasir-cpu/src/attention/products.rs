@@ -6,8 +6,7 @@ use crate::Level;
 use crate::chains::{Columns, Rows, multiply};
 use crate::dense::dot_step;
 use crate::level::per_level;
-use crate::tile::Tile;
-use crate::tile::{LANES, STEP};
+use crate::tile::{LANES, STEP, Tile};
 
 /// Keys of a chunk: four times 16 rows of bf16, each padded to whole steps of 32.
 #[derive(Clone, Copy)]

@@ -11,8 +11,7 @@ use super::view::CHUNK;
 use crate::Level;
 use crate::chains::{Columns, Rows};
 use crate::lines::Lines;
-use crate::tile::LANES;
-use crate::tile::Tile;
+use crate::tile::{LANES, Tile};
 use std::cell::RefCell;
 
 thread_local! {

@@ -3,8 +3,7 @@
 use super::narrow;
 use crate::ask::{Near, ask_line};
 use crate::panels::{Encoded, EncodedRows, Kind, Panels, ahead};
-use crate::tile::transpose_rows;
-use crate::tile::{LANES, STEP};
+use crate::tile::{LANES, STEP, transpose_rows};
 use crate::{Level, Team};
 use kvasir_formats::{DType, encoding};
 use std::cell::RefCell;

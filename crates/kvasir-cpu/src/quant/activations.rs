@@ -107,10 +107,10 @@ impl QuantActivations {
         self.parts.ptr().wrapping_add(self.at(tile, s) * 1024)
     }
 
-    /// Those of the first rows.
-    pub(super) fn words(&self, s: usize) -> *const [Words; FEW] {
-        debug_assert!(s < self.supers);
-        self.words.ptr().cast::<[Words; FEW]>().wrapping_add(s)
+    /// One of the first rows'; those of the rows after it follow.
+    pub(super) fn words(&self, row: usize, s: usize) -> *const Words {
+        debug_assert!(row < FEW && s < self.supers);
+        self.words.ptr().cast::<Words>().wrapping_add(s * FEW + row)
     }
 
     /// Writes row `row` from `x`.
@@ -141,7 +141,7 @@ impl QuantActivations {
                 scale: self.scales(tile, s).add(r).cast_mut(),
                 sums: self.sums(tile, s).add(r).cast_mut(),
                 parts: self.parts(tile, s).add(r * 64).cast_mut().cast(),
-                words: (row < FEW).then(|| self.words(s).cast::<Words>().add(row).cast_mut()),
+                words: (row < FEW).then(|| self.words(row, s).cast_mut()),
             };
             quantise(level, x, &places);
         }

@@ -64,11 +64,7 @@ macro_rules! kernels {
                             } else if f.is_open() {
                                 fours::<L, N>(block, (half, ahead), codes, all)
                             } else {
-                                pairs::<L, N>(
-                                    block,
-                                    (half, ahead),
-                                    &*x.words(s).cast::<Words>().add(row).cast(),
-                                )
+                                pairs::<L, N>(block, (half, ahead), &*x.words(row, s).cast())
                             };
                             for (n, sum) in sums.iter_mut().enumerate() {
                                 let mut t = times(floats(totals[n]), units::<L>(block, half));

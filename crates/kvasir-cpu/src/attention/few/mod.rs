@@ -22,8 +22,7 @@ use super::{Attend, Piece, Shape};
 use crate::Level;
 use crate::chains::Columns;
 use crate::pool::KvType;
-use crate::tile::LANES;
-use crate::tile::Tile;
+use crate::tile::{LANES, Tile};
 use std::ops::Range;
 
 /// Runs `$body` with `$v` as the [`numbers`] of the vectors that the level has.
