@@ -188,10 +188,7 @@ macro_rules! opening {
                 two: usize,
             ) -> Ints {
                 // SAFETY: the offset is that of the layout.
-                unsafe {
-                    let at = block.add(L::FORMAT.mins_at() + two * 32 + half * 8);
-                    pair(widen(at), widen(at.add(16)))
-                }
+                unsafe { widen_two(block.add(L::FORMAT.mins_at() + two * 32 + half * 8)) }
             }
 
             /// Two integers of 16 bits to a word.

@@ -158,6 +158,29 @@ pub(super) mod v512 {
         unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())) }
     }
 
+    /// A signed byte for each output, and another 16 bytes behind, as integers of 16 bits of one word.
+    ///
+    /// # Safety
+    /// 32 bytes must be readable at `at`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(in super::super) unsafe fn widen_two(at: *const u8) -> Ints {
+        const ORDER: [i16; 32] = {
+            let mut order = [0; 32];
+            let mut n = 0;
+            while n < 32 {
+                order[n] = (n / 2 + n % 2 * 16) as i16;
+                n += 1;
+            }
+            order
+        };
+        // SAFETY: the caller's 32 bytes, and 32 integers.
+        unsafe {
+            let order = _mm512_loadu_si512(ORDER.as_ptr().cast());
+            _mm512_permutexvar_epi16(order, _mm512_cvtepi8_epi16(_mm256_loadu_si256(at.cast())))
+        }
+    }
+
     /// 16 bits for each output.
     ///
     /// # Safety
@@ -289,6 +312,18 @@ pub(super) mod v256 {
     pub(in super::super) unsafe fn widen(at: *const u8) -> Ints {
         // SAFETY: the caller's eight bytes.
         unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())) }
+    }
+
+    /// A signed byte for each output, and another 16 bytes behind, as integers of 16 bits of one word.
+    ///
+    /// # Safety
+    /// Eight bytes must be readable at `at` and 16 behind it.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(in super::super) unsafe fn widen_two(at: *const u8) -> Ints {
+        // SAFETY: as above.
+        let (first, second) = unsafe { (widen(at), widen(at.add(16))) };
+        or(and(first, all32(0xffff)), left32(second, 16))
     }
 
     /// 16 bits for each output.
