@@ -191,13 +191,6 @@ macro_rules! opening {
                 unsafe { widen_two(block.add(L::FORMAT.mins_at() + two * 32 + half * 8)) }
             }
 
-            /// Two integers of 16 bits to a word.
-            #[inline]
-            #[target_feature(enable = $features)]
-            fn pair(a: Ints, b: Ints) -> Ints {
-                or(and(a, all32(0xffff)), left32(b, 16))
-            }
-
             /// The float scales d, or dmin, that begin at `at`.
             ///
             /// # Safety

@@ -79,6 +79,8 @@ pub(super) mod v512 {
             _mm512_mask_shuffle_epi8(looked_up(tables[0], places), second, tables[1], places)
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
+        /// Two integers of 16 bits to a word.
+        fn pair(a: Ints, b: Ints) -> Ints = or(and(a, all32(0xffff)), left32(b, 16));
         fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm512_add_epi32(a, b);
         /// Products of 16 bits, shifted right by 15 and rounded, halves up.
@@ -235,6 +237,8 @@ pub(super) mod v256 {
             _mm256_blendv_epi8(looked_up(tables[0], places), looked_up(tables[1], places), second)
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
+        /// Two integers of 16 bits to a word.
+        fn pair(a: Ints, b: Ints) -> Ints = or(and(a, all32(0xffff)), left32(b, 16));
         fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm256_add_epi32(a, b);
         /// Products of 16 bits, shifted right by 15 and rounded, halves up.
@@ -322,8 +326,7 @@ pub(super) mod v256 {
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(in super::super) unsafe fn widen_two(at: *const u8) -> Ints {
         // SAFETY: as above.
-        let (first, second) = unsafe { (widen(at), widen(at.add(16))) };
-        or(and(first, all32(0xffff)), left32(second, 16))
+        unsafe { pair(widen(at), widen(at.add(16))) }
     }
 
     /// 16 bits for each output.
