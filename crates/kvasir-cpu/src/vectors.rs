@@ -122,18 +122,6 @@ pub(crate) mod v512 {
             for four in q.as_chunks_mut().0 {
                 *four = turned(*four);
             }
-            across(q)
-        };
-        /// The same by permutations alone.
-        fn transposed_by_permutations(r: [Words; WORDS]) -> [Words; WORDS] = {
-            let mut q = r;
-            for four in q.as_chunks_mut().0 {
-                *four = turned_by_permutations(*four);
-            }
-            across(q)
-        };
-        /// The rest of either, where each four are turned.
-        fn across(q: [Words; WORDS]) -> [Words; WORDS] = {
             let mut to = q;
             for j in 0..4 {
                 let a = _mm512_shuffle_i32x4::<0x88>(q[j], q[4 + j]);

@@ -5,7 +5,7 @@ use super::softmax::Sight;
 use super::soon::ask;
 use super::stretch::TAKEN;
 use super::view::{CHUNK, Chunk};
-use super::{Attend, Piece, Shape};
+use super::{Attend, Piece, Shape, in_pairs};
 use crate::Level;
 use crate::chains::Columns;
 use crate::dense::narrow;
@@ -88,10 +88,7 @@ impl Attend<'_> {
         let per_head = tokens.len() * group;
         // Several heads share a block where each one's products have columns of their own.
         let few = self.is_few(level, per_head);
-        #[cfg(target_arch = "x86_64")]
-        let in_turns = few && few::in_turns(level, Shape::of(self.facts));
-        #[cfg(not(target_arch = "x86_64"))]
-        let in_turns = false;
+        let as_rows = few && in_pairs(level);
         let pack = if level >= Level::Amx || few { (LANES / per_head.max(1)).max(1) } else { 1 };
         s.blocks.clear();
         s.queries.clear();
@@ -142,17 +139,11 @@ impl Attend<'_> {
                     let at = s.tokens[token].0 * self.q_stride + q_head * self.facts.key_dim;
                     &self.q[at..at + self.facts.key_dim]
                 };
-                lay_queries(level, &mut s.lying, used, query);
-                if in_turns {
-                    #[cfg(target_arch = "x86_64")]
-                    {
-                        let first = s.blocks.len() * LANES;
-                        s.turned.grow(first + LANES);
-                        // SAFETY: the level was found on this machine.
-                        unsafe { few::turn(&s.lying, 0..used, &mut s.turned[first..]) };
-                    }
+                s.queries.grow(queries + steps);
+                if as_rows {
+                    lay_queries(level, &mut s.queries[queries..], used, query);
                 } else {
-                    s.queries.grow(queries + steps);
+                    lay_queries(level, &mut s.lying, used, query);
                     for (rows, tile) in s.lying.iter().zip(&mut s.queries[queries..]) {
                         transpose(level, rows, tile);
                     }
@@ -162,12 +153,12 @@ impl Attend<'_> {
             }
             head = heads.end;
         }
-        if few && !in_turns && level < Level::Amx {
+        if few && !as_rows && level < Level::Amx {
             // As numbers, which is how vectors take few lanes.
             s.open_queries.resize(s.queries.len(), Columns::NONE);
             for (tile, open) in s.queries.iter().zip(&mut s.open_queries) {
                 // SAFETY: a tile.
-                unsafe { open.open(level.min(Level::Avx512Vnni), tile.as_ptr().cast()) };
+                unsafe { open.open(level, tile.as_ptr().cast()) };
             }
         }
         s.shares.grow(TAKEN * s.blocks.len() + 1);

@@ -5,11 +5,15 @@
 //! all their lanes.
 
 mod block;
+#[cfg(test)]
+mod by_hand;
 mod coming;
 mod exact;
 #[cfg(target_arch = "x86_64")]
 mod few;
 mod next_layer;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod products;
 mod scored;
 mod scratch;
@@ -78,6 +82,11 @@ struct Piece<'v> {
     tokens: Range<usize>,
     /// Pages of the next layer that its thread may note.
     pages: usize,
+}
+
+/// Whether a level takes products in the order of [`pairs`], which needs nothing widened or turned. All others have the tile unit's order.
+const fn in_pairs(level: Level) -> bool {
+    matches!(level, Level::Avx512Bf16)
 }
 
 /// How the work of a step is cut.

@@ -1,5 +1,9 @@
 //! The two products of attention, on tiles of bf16: keys times queries, shares times values.
 
+#[cfg(target_arch = "x86_64")]
+use super::in_pairs;
+#[cfg(target_arch = "x86_64")]
+use super::pairs;
 use super::softmax::Scores;
 use super::view::CHUNK;
 use crate::Level;
@@ -47,6 +51,11 @@ pub(crate) unsafe fn scores(
     steps: usize,
     out: &mut Scores,
 ) {
+    #[cfg(target_arch = "x86_64")]
+    if in_pairs(level) {
+        // SAFETY: as the caller vouches; the level was found on this machine.
+        return unsafe { pairs::scores(keys, queries, steps, out) };
+    }
     let (mut columns, mut room) = (Columns::NONE, Rows::NONE);
     *out = [[0.0; LANES]; CHUNK];
     for step in 0..steps {
@@ -131,7 +140,13 @@ pub(crate) unsafe fn values(
         return unsafe { tiles::values(chunks, sums, width, during) };
     }
     let lanes = sums.len() / width;
-    for (shares, values) in chunks {
+    for &(shares, values) in chunks {
+        #[cfg(target_arch = "x86_64")]
+        if in_pairs(level) {
+            // SAFETY: as above.
+            unsafe { pairs::values((shares, values), sums, width, &mut during) };
+            continue;
+        }
         let mut rows = [Rows::NONE; CHUNK / STEP];
         if lanes > FEW {
             for (step, rows) in rows.iter_mut().enumerate() {
@@ -151,7 +166,7 @@ pub(crate) unsafe fn values(
                 }
             } else if let Some(part) = part.first_chunk_mut() {
                 // SAFETY: as the caller vouches.
-                unsafe { few_values(level, *shares, values.wrapping_add(tile * 2048), part) };
+                unsafe { few_values(level, shares, values.wrapping_add(tile * 2048), part) };
             }
             for (part, sums) in part.iter().zip(sums.chunks_exact_mut(width)) {
                 sums[at..at + LANES].copy_from_slice(part);

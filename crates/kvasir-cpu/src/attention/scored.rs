@@ -9,7 +9,7 @@ use super::soon::Soon;
 use super::stretch::Seen;
 #[cfg(target_arch = "x86_64")]
 use super::wide::Making;
-use super::{Shape, products};
+use super::{Shape, in_pairs, products};
 use crate::Level;
 use crate::tile::transpose;
 
@@ -142,7 +142,7 @@ impl Scratch {
         let sharing = &mut self.sharing[scored.place];
         let packed = &mut self.packed[0];
         sharing.rest(level, &self.scores[scored.place], packed);
-        if few {
+        if few && !in_pairs(level) {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level was found on this machine, and has heads of few lanes taken apart.
             unsafe {

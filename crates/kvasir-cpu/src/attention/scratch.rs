@@ -26,12 +26,11 @@ pub(super) struct Scratch {
     /// Per view of the piece's group its first token, counted over the group; then their number.
     pub(super) starts: Vec<usize>,
     pub(super) blocks: Vec<Block>,
-    /// Per block: a tile of queries for each step, a pair of numbers to a word and a column per lane.
+    /// Per block: a tile of queries for each step, a pair of numbers to a word and a column per lane, or a row where heads of few lanes have their products
+    /// [in pairs](super::in_pairs).
     pub(super) queries: Lines<Tile>,
-    /// The same as numbers, where heads have few lanes and there are no tiles; and what comes of them, a row per lane.
+    /// The same as numbers, where heads have few lanes and there are neither tiles nor pairs; and what comes of either, a row per lane.
     pub(super) open_queries: Vec<Columns>,
-    /// Or, in the same case, per block and lane as [`super::few`] has it.
-    pub(super) turned: Lines<Tile>,
     pub(super) lying_scores: Lines<[f32; CHUNK]>,
     /// A block's queries, a row per lane.
     pub(super) lying: Lines<Tile>,
@@ -41,7 +40,7 @@ pub(super) struct Scratch {
     pub(super) sums: Lines<f32>,
     /// Per head of a block: a chunk's keys.
     pub(super) keys: Vec<Keys>,
-    /// The first head's keys of the chunk and its values.
+    /// The first head's keys of the chunk and its values, where they are asked for.
     #[cfg(target_arch = "x86_64")]
     pub(super) later: [Later; 2],
     /// What is asked for while the keys of a lone head are multiplied.
@@ -66,10 +65,8 @@ pub(super) struct Scratch {
     pub(super) open_shares: Lines<Scores>,
     /// Per block and chunk what its lanes' sums must be multiplied with before.
     pub(super) fades: Vec<[f32; LANES]>,
-    /// Number of the entry at each position of the chunk, and the position.
+    /// Number of the entry at each position of the chunk, and the position; made where some lane does not see all of them.
     pub(super) rows: [(i32, i32); CHUNK],
-    /// Runs that have entries among each 16 positions of the chunk.
-    pub(super) runs_of_quarter: [u8; 4],
 }
 
 impl Default for Scratch {
@@ -81,7 +78,6 @@ impl Default for Scratch {
             blocks: Vec::new(),
             queries: Lines::new(),
             open_queries: Vec::new(),
-            turned: Lines::new(),
             lying_scores: Lines::new(),
             lying: Lines::new(),
             most: Vec::new(),
@@ -105,7 +101,6 @@ impl Default for Scratch {
             open_shares: Lines::new(),
             fades: Vec::new(),
             rows: [(0, 0); CHUNK],
-            runs_of_quarter: [0; 4],
         }
     }
 }
@@ -148,16 +143,20 @@ impl Scratch {
 
     /// A lane's result.
     pub(super) fn finish(&self, level: Level, shape: Shape, lane: usize, sink: Option<f32>, to: &mut [f32]) {
-        let (most, sum) = (self.most[lane], self.sum[lane]);
-        let (fade, total) = match sink.map(Rule::unit) {
-            None => (1.0, sum),
-            Some(sink) => {
-                let top = most.max(sink);
-                let fade = exp2(most - top);
-                (fade, sum.mul_add(fade, exp2(sink - top)))
-            }
-        };
-        let factor = if total > 0.0 { fade / total } else { 0.0 };
+        let factor = finished(self.most[lane], self.sum[lane], sink);
         scaled(level, &self.sums[lane * shape.value_width..][..shape.value_width], factor, to);
     }
+}
+
+/// What a lane's sums of values are multiplied with in the end.
+pub(super) fn finished(most: f32, sum: f32, sink: Option<f32>) -> f32 {
+    let (fade, total) = match sink.map(Rule::unit) {
+        None => (1.0, sum),
+        Some(sink) => {
+            let top = most.max(sink);
+            let fade = exp2(most - top);
+            (fade, sum.mul_add(fade, exp2(sink - top)))
+        }
+    };
+    if total > 0.0 { fade / total } else { 0.0 }
 }

@@ -3,7 +3,7 @@ use super::products::{Keys, open_keys};
 use super::scratch::Scratch;
 use super::soon::Soon;
 use super::view::{CHUNK, Chunk, Run};
-use super::{Attend, Piece, Shape};
+use super::{Attend, Piece, Shape, in_pairs};
 use crate::Level;
 use crate::lines::Lines;
 use crate::pool::{KvType, Rows, TOGETHER};
@@ -14,16 +14,24 @@ impl Attend<'_> {
     /// Notes which entry stands at each position of a chunk.
     pub(super) fn number_rows(&self, chunk: &Chunk, s: &mut Scratch) {
         s.rows = [(i32::MAX, 0); CHUNK];
-        s.runs_of_quarter = [0; 4];
         let mut number = chunk.first as i32;
         for run in self.views.runs(chunk) {
             let first = run.position as usize % CHUNK;
-            (first / TILE..=(first + run.len as usize - 1) / TILE).for_each(|q| s.runs_of_quarter[q] += 1);
             for (row, position) in s.rows[first..][..run.len as usize].iter_mut().zip(run.position as i32..) {
                 *row = (number, position);
                 number += 1;
             }
         }
+    }
+
+    /// Runs that have entries among each 16 positions of a chunk.
+    fn runs_of_quarters(&self, chunk: &Chunk) -> [u8; 4] {
+        let mut runs = [0; 4];
+        for run in self.views.runs(chunk) {
+            let first = run.position as usize % CHUNK;
+            (first / TILE..=(first + run.len as usize - 1) / TILE).for_each(|q| runs[q] += 1);
+        }
+        runs
     }
 
     /// One head's keys of a chunk, to be asked for.
@@ -56,6 +64,7 @@ impl Attend<'_> {
         chunk: &Chunk,
         s: &mut Scratch,
     ) {
+        let runs_of_quarter = self.runs_of_quarters(chunk);
         s.keys.clear();
         s.open_keys.clear();
         let size = CHUNK * shape.key_width;
@@ -73,14 +82,19 @@ impl Attend<'_> {
                 let row = (run.position + at) as usize % CHUNK;
                 let n = (TILE - row % TILE).min((run.len - at) as usize);
                 let part = Run { position: run.position + at, slot: run.slot + at, len: n as u32, ..*run };
-                let in_place = self.in_place(rows, shape, &part, &s.runs_of_quarter);
+                let in_place = self.in_place(rows, shape, &part, &runs_of_quarter);
+                at += n as u32;
+                if let Some(slot) = in_place {
+                    let first = rows.part(slot, 0);
+                    for (keys, head) in s.keys.iter_mut().zip(heads.clone()) {
+                        keys.base[row / TILE] =
+                            first.wrapping_add(rows.heads().offset(piece.heads.start + head));
+                        keys.stride[row / TILE] = rows.part_bytes();
+                    }
+                    continue;
+                }
                 for (i, head) in heads.clone().enumerate() {
                     let head = piece.heads.start + head;
-                    if let Some(slot) = in_place {
-                        s.keys[i].base[row / TILE] = rows.part(slot, head);
-                        s.keys[i].stride[row / TILE] = rows.part_bytes();
-                        continue;
-                    }
                     let to = &mut s.staged_keys[i * size + row * shape.key_width..][..n * shape.key_width];
                     let wide = &mut s.wide[..self.facts.key_dim];
                     for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
@@ -88,11 +102,10 @@ impl Attend<'_> {
                         unsafe { rows.narrow(level, slot, head, wide, &mut to[..self.facts.key_dim]) };
                     }
                 }
-                at += n as u32;
             }
         }
         // Widened for more than one block.
-        if level < Level::Amx && many {
+        if level < Level::Amx && many && !in_pairs(level) {
             for keys in &s.keys {
                 // SAFETY: 64 rows of the pool's or staged, whole steps.
                 unsafe { open_keys(level, keys, shape.steps(), &mut s.open_keys) };

@@ -118,10 +118,13 @@ impl Attend<'_> {
         let many = work.blocks.len() > 1;
         let mut before: Option<Scored> = None;
         for (n, seen) in work.chunks.iter().enumerate() {
-            self.number_rows(seen.chunk, s);
+            let hides = |block: &Block| block.meets(seen) && !block.sees_all(seen.chunk, seen.first);
+            if s.blocks[work.blocks.clone()].iter().any(hides) {
+                self.number_rows(seen.chunk, s);
+            }
             self.stage_keys(level, shape, piece, (work.heads.clone(), many), seen.chunk, s);
             #[cfg(target_arch = "x86_64")]
-            (s.later = [self.later_keys(seen.chunk, head), self.later_values(seen.chunk, head)]);
+            (s.later = self.first_later(level, seen.chunk, head));
             if work.few && piece.pages > 0 {
                 self.note_next_layer(seen.chunk, head..piece.heads.start + work.heads.end, piece.pages);
             }

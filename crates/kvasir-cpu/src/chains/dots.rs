@@ -22,7 +22,7 @@ pub(crate) fn add_pairs(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
 /// Two vectors of pairs, the second behind the first, as one of even numbers and one of odd ones.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(crate) fn apart(first: __m512i, second: __m512i) -> [__m512i; 2] {
+fn apart(first: __m512i, second: __m512i) -> [__m512i; 2] {
     const UPPER: __mmask32 = 0xaaaa_aaaa;
     [
         _mm512_mask_mov_epi16(second, UPPER, _mm512_slli_epi32::<16>(first)),
@@ -33,7 +33,7 @@ pub(crate) fn apart(first: __m512i, second: __m512i) -> [__m512i; 2] {
 /// A row's numbers by fours: the even two, then the odd two.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn row_apart(row: __m512i) -> __m512i {
+fn row_apart(row: __m512i) -> __m512i {
     let fours = _mm512_set1_epi64(0x0302_0706_0100_0504);
     let order = _mm512_or_si512(fours, _mm512_set4_epi32(0x0808_0808, 0x0808_0808, 0, 0));
     picked(row, order)

@@ -7,7 +7,7 @@ mod dots;
 mod wide;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use dots::{add_pairs, apart, row_apart};
+pub(crate) use dots::add_pairs;
 
 use crate::Level;
 use crate::halves::bf16;

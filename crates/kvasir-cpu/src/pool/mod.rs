@@ -5,8 +5,9 @@ mod rows;
 
 pub use kind::KvType;
 use rows::{Field, GROUP, Place};
-pub(crate) use rows::{Rows, TOGETHER};
+pub(crate) use rows::{Heads, Rows, TOGETHER};
 
+use crate::Level;
 use kvasir_kv::{RowMove, Slot};
 use kvasir_program::LayerFacts;
 use std::io;
@@ -35,6 +36,20 @@ impl LayerPool {
 
     fn all(&self) -> impl Iterator<Item = &Rows> {
         [Some(&self.keys), self.values.as_ref(), self.index.as_ref()].into_iter().flatten()
+    }
+}
+
+/// Into how many strips a layer's heads are cut. Where one token waits for memory its heads are shared out between threads, and who reads without a gap is
+/// foreseen best: two strips for two threads. More threads read shorter stretches, and heads of one strip share what is done once per chunk. Not
+/// with a tile unit, where all heads of a layer share that, and not at other levels, where it was not measured.
+const fn strips(level: Level, facts: &LayerFacts) -> usize {
+    match level {
+        Level::Avx512Bf16
+            if facts.kv_heads > 0 && facts.kv_heads.is_multiple_of(2) && facts.index_dim == 0 =>
+        {
+            2
+        }
+        _ => 1,
     }
 }
 
@@ -86,11 +101,12 @@ impl Pool {
             };
             let (_, field, taken) = &mut fields[at];
             let layer = kind.slot_bytes(std::slice::from_ref(facts));
-            let mut place = Place { layers: *taken, layer, before: 0 };
+            let strips = strips(Level::detect(), facts);
+            let mut place = Place { layers: *taken, strips, strip: layer / strips, before: 0 };
             *taken += layer;
             let mut rows = |heads: usize, width: usize| {
                 let rows = Rows::new(kind, heads, width, place, field);
-                place.before += rows.row_bytes();
+                place.before += rows.row_bytes() / strips;
                 rows
             };
             made.push(LayerPool {
@@ -178,6 +194,24 @@ mod tests {
             }
             assert!(sizes.is_sorted());
         }
+    }
+
+    #[test]
+    fn no_two_parts_share_a_byte() {
+        let layers = [facts(false, 0), facts(false, 32), LayerFacts { kv_heads: 6, ..facts(false, 0) }];
+        let (slots, kind) = (700, KvType::Q8_0);
+        let pool = Pool::new(&layers, kind, slots).unwrap();
+        let mut parts: Vec<(usize, usize)> = Vec::new();
+        for (facts, layer) in layers.iter().zip(&pool.layers) {
+            for (i, rows) in layer.all().enumerate() {
+                let heads = if i < 2 { facts.kv_heads } else { 1 };
+                let each = (0..slots as Slot).flat_map(|slot| (0..heads).map(move |head| (slot, head)));
+                parts.extend(each.map(|(slot, head)| (rows.part(slot, head) as usize, rows.part_bytes())));
+            }
+        }
+        parts.sort_unstable();
+        assert_eq!(parts.iter().map(|part| part.1).sum::<usize>(), slots * kind.slot_bytes(&layers));
+        assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0));
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub(crate) const TOGETHER: usize = 64;
 pub(super) const GROUP: usize = 8 * TOGETHER;
 
 /// Memory of all rows that have as many slots: of [`GROUP`] slots those of the first layer, those of the second and so on, then those of the next so many
-/// slots. A layer's are keys and values of [`TOGETHER`] slots, then those of the next.
+/// slots. A layer's are those of its first strip of heads, then those of the next strip: keys and values of [`TOGETHER`] slots, then of the next so many.
 ///
 /// Address space for the capacity is taken at once, memory when a row is first written. A row never moves but by a plan's moves.
 pub(super) struct Field {
@@ -41,12 +41,41 @@ impl Field {
     }
 }
 
-/// Where rows lie in a field: what the layers before take of each slot, what this one takes, and what comes before the rows in it.
+/// Where rows lie in a field, in bytes of a slot.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
+    /// What the layers before take.
     pub(super) layers: usize,
-    pub(super) layer: usize,
+    /// Strips that the layer is cut into, one or two.
+    pub(super) strips: usize,
+    /// What a strip of this layer takes.
+    pub(super) strip: usize,
+    /// What comes before the rows in their strip.
     pub(super) before: usize,
+}
+
+/// How a slot's parts lie, head by head.
+#[derive(Clone, Copy)]
+pub(crate) struct Heads {
+    /// Bytes from one to the next.
+    each: usize,
+    /// The first head of a second strip, and how much farther away its part is, and all behind it.
+    second: usize,
+    more: usize,
+}
+
+impl Heads {
+    pub(crate) const NONE: Self = Self { each: 0, second: 0, more: 0 };
+
+    /// Bytes from the first head's part to another's.
+    pub(crate) fn offset(self, head: usize) -> usize {
+        head * self.each + if head >= self.second { self.more } else { 0 }
+    }
+
+    /// Bytes from a head's part to the next one's.
+    pub(crate) fn to_next(self, head: usize) -> usize {
+        self.offset(head + 1) - self.offset(head)
+    }
 }
 
 /// Rows of one kind (keys, values or indexer keys) of one layer, a row per slot, in parts: one per head.
@@ -57,6 +86,7 @@ pub(crate) struct Rows {
     width: usize,
     /// Bytes of a head's part of a row.
     part: usize,
+    parts: Heads,
     place: Place,
     field: Arc<Field>,
 }
@@ -64,18 +94,24 @@ pub(crate) struct Rows {
 impl Rows {
     pub(super) fn new(kind: KvType, heads: usize, width: usize, place: Place, field: &Arc<Field>) -> Self {
         let part = kind.bytes(width);
-        debug_assert!(place.before + part * heads <= place.layer && place.layers + place.layer <= field.row);
-        Self { kind, heads, width, part, place, field: Arc::clone(field) }
+        let strip = heads / place.strips;
+        debug_assert!(place.strips <= 2 && strip * place.strips == heads);
+        debug_assert!(place.before + part * strip <= place.strip);
+        debug_assert!(place.layers + place.strips * place.strip <= field.row);
+        let each = TOGETHER * part;
+        let more = if place.strips > 1 { GROUP * place.strip - strip * each } else { 0 };
+        let parts = Heads { each, second: strip, more };
+        Self { kind, heads, width, part, parts, place, field: Arc::clone(field) }
     }
 
     /// One head's part of a stored row.
     pub(crate) fn part(&self, slot: Slot, head: usize) -> *const u8 {
         debug_assert!((slot as usize) < self.field.slots && head < self.heads);
-        let Place { layers, layer, before } = self.place;
+        let Place { layers, strip, before, .. } = self.place;
         let (slot, row) = (slot as usize / TOGETHER * TOGETHER, slot as usize % TOGETHER);
         let group = slot / GROUP * GROUP * self.field.row + layers * GROUP;
-        let at = group + slot % GROUP * layer + before * TOGETHER + (head * TOGETHER + row) * self.part;
-        self.field.bytes.ptr().wrapping_add(at)
+        let at = group + slot % GROUP * strip + before * TOGETHER + row * self.part;
+        self.field.bytes.ptr().wrapping_add(at + self.parts.offset(head))
     }
 
     /// Bytes of a part: what lies between the rows of neighbouring slots, unless a multiple of [`TOGETHER`] is between them.
@@ -83,9 +119,9 @@ impl Rows {
         self.part
     }
 
-    /// Bytes from a slot's part of a head to its part of the next one.
-    pub(crate) fn head_bytes(&self) -> usize {
-        TOGETHER * self.part_bytes()
+    /// How a slot's parts lie.
+    pub(crate) fn heads(&self) -> Heads {
+        self.parts
     }
 
     pub(crate) fn row_bytes(&self) -> usize {

@@ -1,23 +1,43 @@
-use crate::attention::Attend;
+use crate::Level;
+use crate::ask::{Near, ask_line};
 use crate::attention::view::{CHUNK, Chunk, Run};
-use crate::pool::Rows;
+use crate::attention::{Attend, in_pairs};
+use crate::pool::{Heads, Rows, TOGETHER};
 use crate::tile::LANES;
+use std::ops::Range;
 
 /// What is read a head later: where the rows of each 16 positions lie.
 #[derive(Clone, Copy)]
 pub(crate) struct Later {
     pub(crate) at: [*const u8; CHUNK / LANES],
-    /// Bytes of each 16 rows, and from a head to the next.
+    /// Bytes of each 16 rows.
     bytes: usize,
-    step: usize,
+    /// Whose rows they are, and how far others lie apart from them.
+    head: usize,
+    heads: Heads,
 }
 
 impl Later {
-    pub(crate) const NOTHING: Self = Self { at: [std::ptr::null(); CHUNK / LANES], bytes: 0, step: 0 };
+    pub(crate) const NOTHING: Self =
+        Self { at: [std::ptr::null(); CHUNK / LANES], bytes: 0, head: 0, heads: Heads::NONE };
 
-    /// The same rows of the next head: a pool keeps a chunk's slots together, head by head.
+    /// Whether there is anything to ask for.
+    #[inline(always)]
+    pub(super) fn is_something(&self) -> bool {
+        self.bytes > 0
+    }
+
+    /// The same rows of the next head: they lie as the first one's do.
     pub(super) fn next_head(self) -> Self {
-        Self { at: self.at.map(|at| at.wrapping_add(self.step)), ..self }
+        let step = self.heads.to_next(self.head);
+        Self { at: self.at.map(|at| at.wrapping_add(step)), head: self.head + 1, ..self }
+    }
+
+    /// Asks for some lines of a row.
+    #[inline(always)]
+    pub(super) fn ask_row(&self, row: usize, lines: Range<usize>) {
+        let at = self.at[row / LANES].wrapping_add(row % LANES * (self.bytes / LANES));
+        lines.for_each(|line| ask_line(Near::Second, at.wrapping_add(line * 64)));
     }
 
     /// Where its parts begin, so many to each 16 rows.
@@ -28,13 +48,28 @@ impl Later {
 }
 
 impl Attend<'_> {
+    /// A head's keys of a chunk and its values. Where rows are read in order nothing is asked for if all lie one behind the other, head by head: that is
+    /// foreseen.
+    pub(in crate::attention) fn first_later(&self, level: Level, chunk: &Chunk, head: usize) -> [Later; 2] {
+        match self.views.runs(chunk) {
+            [run]
+                if in_pairs(level)
+                    && run.len as usize == CHUNK
+                    && (run.slot as usize).is_multiple_of(TOGETHER) =>
+            {
+                [Later::NOTHING; 2]
+            }
+            _ => [self.later_keys(chunk, head), self.later_values(chunk, head)],
+        }
+    }
+
     /// One head's keys of a chunk.
-    pub(crate) fn later_keys(&self, chunk: &Chunk, head: usize) -> Later {
+    pub(super) fn later_keys(&self, chunk: &Chunk, head: usize) -> Later {
         self.later(chunk, head, |run| &self.pool(run.pool).keys)
     }
 
     /// One head's values of a chunk.
-    pub(crate) fn later_values(&self, chunk: &Chunk, head: usize) -> Later {
+    fn later_values(&self, chunk: &Chunk, head: usize) -> Later {
         self.later(chunk, head, |run| self.pool(run.pool).read_as_values())
     }
 
@@ -42,7 +77,7 @@ impl Attend<'_> {
         let Some(first) = self.views.runs(chunk).first() else { return Later::NOTHING };
         // Where there are no rows, the first ones stand for them.
         let (pool, at) = (rows(first), [rows(first).part(first.slot, head); CHUNK / LANES]);
-        let mut later = Later { at, bytes: pool.part_bytes() * LANES, step: pool.head_bytes() };
+        let mut later = Later { at, bytes: pool.part_bytes() * LANES, head, heads: pool.heads() };
         for run in self.views.runs(chunk) {
             let first = run.position as usize % CHUNK;
             for quarter in first / LANES..=(first + run.len as usize - 1) / LANES {

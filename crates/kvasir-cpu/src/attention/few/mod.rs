@@ -3,8 +3,8 @@
 //! Values never become tiles: a tile of so few rows of shares costs the unit nearly as much as a whole one, and putting values into tiles costs more
 //! than multiplying them. Where there is no tile unit, scores are made for as many positions at a time as a vector has numbers, instead of 16 lanes.
 //!
-//! The order of summation is the tile unit's: per 32 numbers one chain of fused multiply-adds over the even ones and one over the odd, the two
-//! added, that added to the sum. [`numbers`] widens what it multiplies, [`dots`] multiplies pairs.
+//! [`numbers`] widens what it multiplies, in the tile unit's order of summation: per 32 numbers one chain of fused multiply-adds over the even ones and one
+//! over the odd, the two added, that added to the sum. [`dots`] multiplies pairs, in the order of [`pairs`](super::pairs).
 
 mod dots;
 mod later;
@@ -18,12 +18,11 @@ use super::scratch::Scratch;
 use super::softmax::{self, Packed, Scores};
 use super::stretch::Work;
 use super::view::{CHUNK, Chunk, Run};
-use super::{Attend, Piece, Shape};
+use super::{Attend, Piece, Shape, in_pairs};
 use crate::Level;
 use crate::chains::Columns;
-use crate::pool::KvType;
-use crate::tile::{LANES, Tile};
-use std::ops::Range;
+use crate::pool::{Heads, KvType};
+use crate::tile::LANES;
 
 /// Runs `$body` with `$v` as the [`numbers`] of the vectors that the level has.
 macro_rules! in_vectors {
@@ -62,21 +61,22 @@ impl Attend<'_> {
         let seen = &work.chunks[0];
         let mut rows = [std::ptr::null(); CHUNK];
         let first = piece.heads.start + work.heads.start;
-        let step = self.values_step(seen.chunk);
+        let heads = self.heads_of_values(seen.chunk);
         let [_, mut later] = s.later;
+        let asks = later.is_something();
         for (i, head) in work.heads.clone().enumerate() {
-            match step {
-                Some(step) if i > 0 => {
-                    let next = |row: *const u16| {
-                        if row == s.nothing.as_ptr() { row } else { row.wrapping_byte_add(step) }
-                    };
-                    rows.iter_mut().for_each(|row| *row = next(*row));
+            match heads {
+                Some(heads) if i > 0 => {
+                    let step = heads.to_next(piece.heads.start + head - 1);
+                    let (nothing, full) = (s.nothing.as_ptr(), seen.chunk.len as usize == CHUNK);
+                    let moves = rows.iter_mut().filter(|row| full || **row != nothing);
+                    moves.for_each(|row| *row = row.wrapping_byte_add(step));
                 }
                 _ => self.value_rows(level, piece.heads.start + head, seen.chunk, &mut rows, s),
             }
             let last = head + 1 == work.heads.end;
             later = match seen.next {
-                Some(next) if last => self.later_keys(next, first),
+                Some(next) if last && asks => self.later_keys(next, first),
                 // Where nothing comes it is the same once more.
                 None if last => later,
                 _ => later.next_head(),
@@ -87,18 +87,24 @@ impl Attend<'_> {
             let sums = &mut s.sums[at..][..lanes * width];
             softmax::fade(level, sums, width, &s.fades[work.blocks.start][from..from + lanes]);
             // Nobody sees what is behind, and its shares are zeros.
-            let rows = &rows[..seen.len().next_multiple_of(4)];
+            let rows = &rows[..seen.len().next_multiple_of(2)];
             // SAFETY: the level has the instructions; the rows are the pool's or staged.
-            unsafe { add(level, &s.open_shares[0], (from, lanes), rows, &later, width, sums) };
+            unsafe {
+                if in_pairs(level) {
+                    dots::add((&s.shares[work.blocks.start], from), rows, &later, width, sums);
+                } else {
+                    add(level, &s.open_shares[0], (from, lanes), rows, &later, width, sums);
+                }
+            }
         }
     }
 
-    /// Bytes from a head's values to the next one's, if that is all it takes to find those of a chunk.
-    fn values_step(&self, chunk: &Chunk) -> Option<usize> {
+    /// How far heads' values lie apart, if that is all it takes to find those of a chunk.
+    fn heads_of_values(&self, chunk: &Chunk) -> Option<Heads> {
         let runs = self.views.runs(chunk);
         let rows = |run: &Run| self.pool(run.pool).read_as_values();
         let lie = runs.iter().all(|run| rows(run).kind() == KvType::Bf16);
-        runs.first().filter(|_| lie).map(|run| rows(run).head_bytes())
+        runs.first().filter(|_| lie).map(|run| rows(run).heads())
     }
 }
 
@@ -118,9 +124,9 @@ impl Scratch {
             let keys = (keys, now.seen);
             // SAFETY: as the caller vouches.
             unsafe {
-                if in_turns(level, shape) {
-                    let queries = &self.turned[now.block * LANES + i * lanes..][..lanes];
-                    dots::scores(keys, &next, shape.steps(), queries, &mut lying[i * lanes..][..lanes]);
+                if in_pairs(level) {
+                    let queries = &self.queries[block.queries..][..shape.steps()];
+                    dots::scores(keys, &next, queries, (i * lanes, lanes), lying);
                 } else {
                     let queries = &self.open_queries[block.queries..][..shape.steps()];
                     scores(level, keys, &next, queries, (i * lanes, lanes), lying);
@@ -129,22 +135,6 @@ impl Scratch {
         }
         // SAFETY: as above.
         unsafe { in_vectors!(level, v => v::stand(lying, &mut self.scores[now.place])) };
-    }
-}
-
-/// Whether queries of few lanes are multiplied as [`dots`] has them: see [`turn`].
-pub(super) fn in_turns(level: Level, shape: Shape) -> bool {
-    level == Level::Avx512Bf16 && dots::takes(shape.steps())
-}
-
-/// Brings lanes' queries, a row of each step's tile, into that form.
-///
-/// # Safety
-/// The machine must have the instructions of the level that [is for it](in_turns).
-pub(super) unsafe fn turn(steps: &[Tile], lanes: Range<usize>, to: &mut [Tile]) {
-    for lane in lanes {
-        // SAFETY: as the caller vouches.
-        unsafe { dots::turn(steps, lane, &mut to[lane]) };
     }
 }
 
@@ -174,21 +164,16 @@ unsafe fn scores(
     }
 }
 
-/// Shares in the form that values are multiplied with.
+/// Shares as numbers.
 ///
 /// # Safety
 /// The level must be at least [`Level::Avx2`], and the machine have its instructions.
 pub(super) unsafe fn open(level: Level, packed: &Packed, shares: &mut Scores) {
     // SAFETY: as the caller vouches.
-    unsafe {
-        match level {
-            Level::Avx512Bf16 => dots::open(packed, shares),
-            _ => in_vectors!(level, v => v::open(packed, shares)),
-        }
-    }
+    unsafe { in_vectors!(level, v => v::open(packed, shares)) };
 }
 
-/// Adds the values of a chunk's positions, which come by fours, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order
+/// Adds the values of a chunk's positions, which come by twos, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order
 /// of [`super::coming`]. What is read `later` is asked for.
 ///
 /// # Safety
@@ -204,20 +189,6 @@ unsafe fn add(
 ) {
     assert!(from + lanes <= LANES && sums.len() == lanes * width && width.is_multiple_of(LINE));
     let shares = shares.as_ptr().cast::<f32>().wrapping_add(from);
-    if level == Level::Avx512Bf16 {
-        // SAFETY: as the caller vouches.
-        return unsafe {
-            match (lanes, width / LINE) {
-                (_, lines) if lines.is_multiple_of(4) => {
-                    dots::steps::<1, 4>(shares, rows, later, width, sums)
-                }
-                (2 | FEW | 6 | MOST, lines) if lines.is_multiple_of(2) => {
-                    dots::steps::<2, 2>(shares, rows, later, width, sums)
-                }
-                _ => dots::steps::<1, 1>(shares, rows, later, width, sums),
-            }
-        };
-    }
     for (n, sums) in sums.chunks_mut(FEW * width).enumerate() {
         let shares = shares.wrapping_add(n * FEW);
         // As much of a row at once as there are registers for.

@@ -147,7 +147,7 @@ macro_rules! kernels {
             /// Adds chains (per parity of positions, lane, vector of values and half of it) to the `sums` of their lanes, from number `at` on.
             #[inline]
             #[target_feature(enable = $features)]
-            pub(in super::super) fn settle<const N: usize, const W: usize>(
+            fn settle<const N: usize, const W: usize>(
                 [even, odd]: [[[[Numbers; 2]; W]; N]; 2],
                 at: usize,
                 width: usize,

@@ -1,0 +1,125 @@
+//! What attention's results are compared with: nothing is staged, shared or done in vectors.
+
+use super::scratch::finished;
+use super::softmax::{Packed, Scores, Sharing, Sight};
+use super::view::CHUNK;
+use super::{Attend, LANES, STEP};
+use crate::Level;
+use crate::dense::narrow;
+use crate::halves::bf16;
+use crate::pool::Rows;
+
+/// Row by row in f64, of what is stored.
+pub(super) fn naive(a: &Attend<'_>, out: &mut [f32]) {
+    let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
+    let read = |rows: &crate::pool::Rows, slot, head, width| {
+        let mut row = vec![0f32; width];
+        // SAFETY: the tests' slots are there, and nobody writes.
+        unsafe { rows.read(Level::Portable, slot, head, &mut row) };
+        row
+    };
+    for view in &a.views.views {
+        for (query, head) in (0..view.tokens).flat_map(|query| (0..a.heads).map(move |head| (query, head))) {
+            let token = view.token + query;
+            let (from, kv_head) = (a.window_from(token) as u32, head / a.per_head());
+            let q = &a.q[token * a.q_stride + head * kd..][..kd];
+            let seen = a
+                .views
+                .chunks(view)
+                .iter()
+                .flat_map(|chunk| a.views.entries(chunk))
+                .take(view.visible(query))
+                .filter(|entry| entry.2 >= from);
+            let seen: Vec<(f64, Vec<f32>)> = seen
+                .map(|(pool, slot, _)| {
+                    let pool = a.pool(pool);
+                    let key = read(&pool.keys, slot, kv_head, kd);
+                    let dot: f64 = q.iter().zip(key).map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
+                    let score = dot * f64::from(a.scale);
+                    let cap = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
+                    (a.soft_cap.map_or(score, cap), read(pool.read_as_values(), slot, kv_head, vd))
+                })
+                .collect();
+            let sink = a.sinks.map(|sinks| f64::from(sinks[head]));
+            let most = seen.iter().map(|(s, _)| *s).chain(sink).fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = seen.iter().map(|(s, _)| *s).chain(sink).map(|s| (s - most).exp()).sum();
+            for i in 0..vd {
+                let sum: f64 = seen.iter().map(|(s, v)| (s - most).exp() * f64::from(v[i])).sum();
+                out[(token * a.heads + head) * vd + i] = (sum / total) as f32;
+            }
+        }
+    }
+}
+
+/// Pairs of numbers, which are added to the sum: the later one first.
+fn add_pair(sum: f32, a: [f32; 2], b: [f32; 2]) -> f32 {
+    a[0].mul_add(b[0], a[1].mul_add(b[1], sum))
+}
+
+/// A score: a chain for each place of a line, added up by halves.
+fn score(key: &[f32], query: &[f32]) -> f32 {
+    let mut chains = vec![0f32; LANES];
+    for (key, query) in key.chunks(STEP).zip(query.chunks(STEP)) {
+        let pairs = key.as_chunks::<2>().0.iter().zip(query.as_chunks::<2>().0);
+        chains.iter_mut().zip(pairs).for_each(|(chain, (k, q))| *chain = add_pair(*chain, *k, *q));
+    }
+    while chains.len() > 1 {
+        let upper = chains.split_off(chains.len() / 2);
+        chains.iter_mut().zip(upper).for_each(|(low, high)| *low += high);
+    }
+    chains[0]
+}
+
+/// In the order of [`pairs`](super::pairs), number by number: a lane's chunks one after the other.
+pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
+    let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
+    let read = |rows: &Rows, slot, head, width: usize| {
+        let (mut wide, mut row) = (vec![0f32; width], vec![0u16; width]);
+        // SAFETY: the tests' slots are there, and nobody writes.
+        unsafe { rows.narrow(Level::Portable, slot, head, &mut wide, &mut row) };
+        row.into_iter().map(bf16).chain(std::iter::repeat(0.0)).take(width.next_multiple_of(STEP)).collect()
+    };
+    for view in &a.views.views {
+        for (query, head) in (0..view.tokens).flat_map(|query| (0..a.heads).map(move |head| (query, head))) {
+            let token = view.token + query;
+            let (from, kv_head) = (a.window_from(token) as u32, head / a.per_head());
+            let mut q = vec![0u16; kd];
+            narrow(Level::Portable, &a.q[token * a.q_stride + head * kd..][..kd], &mut q);
+            q.resize(kd.next_multiple_of(STEP), 0);
+            let q: Vec<f32> = q.into_iter().map(bf16).collect();
+            let mut sharing = Sharing::NOTHING;
+            sharing.run.most = [f32::NEG_INFINITY; LANES];
+            let mut sums = vec![0f32; vd];
+            for chunk in a.views.chunks(view) {
+                let mut scores: Scores = [[0.0; LANES]; CHUNK];
+                let mut values = vec![vec![0f32; vd.next_multiple_of(STEP)]; CHUNK];
+                // Entries 0 are seen.
+                let mut rows = [(1, 0); CHUNK];
+                let sight = Sight { visible: [1; LANES], from: [0; LANES] };
+                for (number, (pool, slot, position)) in (chunk.first as usize..).zip(a.views.entries(chunk)) {
+                    if number < view.visible(query) && position >= from {
+                        let (pool, row) = (a.pool(pool), position as usize % CHUNK);
+                        let key: Vec<f32> = read(&pool.keys, slot, kv_head, kd);
+                        (scores[row], rows[row]) = ([score(&key, &q); LANES], (0, 0));
+                        values[row] = read(pool.read_as_values(), slot, kv_head, vd);
+                    }
+                }
+                let mut packed: Packed = [[0; LANES]; CHUNK / 2];
+                sharing.begin(Level::Portable, &mut scores, &rows, Some(&sight), a.rule());
+                sharing.rest(Level::Portable, &scores, &mut packed);
+                sharing.end(Level::Portable);
+                for (d, sum) in sums.iter_mut().enumerate() {
+                    *sum *= sharing.run.fade[0];
+                    for (pair, values) in packed.iter().zip(values.as_chunks::<2>().0) {
+                        let shares = [pair[0] as u16, (pair[0] >> 16) as u16].map(bf16);
+                        *sum = add_pair(*sum, shares, values.each_ref().map(|row| row[d]));
+                    }
+                }
+            }
+            let sink = a.sinks.map(|sinks| sinks[head]);
+            let factor = finished(sharing.run.most[0], sharing.run.sum[0], sink);
+            let to = &mut out[(token * a.heads + head) * vd..][..vd];
+            to.iter_mut().zip(&sums).for_each(|(to, sum)| *to = sum * factor);
+        }
+    }
+}
