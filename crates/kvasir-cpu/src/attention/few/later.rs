@@ -2,7 +2,7 @@ use crate::Level;
 use crate::ask::{Near, ask_line};
 use crate::attention::view::{CHUNK, Chunk, Run};
 use crate::attention::{Attend, in_pairs};
-use crate::pool::{Heads, Rows, TOGETHER};
+use crate::pool::{Heads, KvType, Rows, TOGETHER};
 use crate::tile::LANES;
 use std::ops::Range;
 
@@ -48,17 +48,16 @@ impl Later {
 }
 
 impl Attend<'_> {
-    /// A head's keys of a chunk and its values. Where rows are read in order nothing is asked for if all lie one behind the other, head by head: that is
-    /// foreseen.
+    /// A head's keys of a chunk and its values. Nothing is asked for where rows are read as they lie, in order, and all lie one behind the other, head by
+    /// head: that is foreseen.
     pub(in crate::attention) fn first_later(&self, level: Level, chunk: &Chunk, head: usize) -> [Later; 2] {
+        let in_order = |run: &Run| {
+            run.len as usize == CHUNK
+                && (run.slot as usize).is_multiple_of(TOGETHER)
+                && self.pool(run.pool).keys.kind() == KvType::Bf16
+        };
         match self.views.runs(chunk) {
-            [run]
-                if in_pairs(level)
-                    && run.len as usize == CHUNK
-                    && (run.slot as usize).is_multiple_of(TOGETHER) =>
-            {
-                [Later::NOTHING; 2]
-            }
+            [run] if in_pairs(level) && in_order(run) => [Later::NOTHING; 2],
             _ => [self.later_keys(chunk, head), self.later_values(chunk, head)],
         }
     }
