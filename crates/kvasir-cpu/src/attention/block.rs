@@ -5,7 +5,7 @@ use super::softmax::Sight;
 use super::soon::ask;
 use super::stretch::TAKEN;
 use super::view::{CHUNK, Chunk};
-use super::{Attend, Piece, Shape, in_pairs};
+use super::{Attend, Piece, Shape, in_pairs, widens};
 use crate::Level;
 use crate::chains::Columns;
 use crate::dense::narrow;
@@ -153,7 +153,7 @@ impl Attend<'_> {
             }
             head = heads.end;
         }
-        if few && !as_rows && level < Level::Amx {
+        if few && widens(level) {
             // As numbers, which is how vectors take few lanes.
             s.open_queries.resize(s.queries.len(), Columns::NONE);
             for (tile, open) in s.queries.iter().zip(&mut s.open_queries) {

@@ -12,7 +12,7 @@ use crate::pool::Rows;
 /// Row by row in f64, of what is stored.
 pub(super) fn naive(a: &Attend<'_>, out: &mut [f32]) {
     let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
-    let read = |rows: &crate::pool::Rows, slot, head, width| {
+    let read = |rows: &Rows, slot, head, width| {
         let mut row = vec![0f32; width];
         // SAFETY: the tests' slots are there, and nobody writes.
         unsafe { rows.read(Level::Portable, slot, head, &mut row) };

@@ -89,6 +89,11 @@ const fn in_pairs(level: Level) -> bool {
     matches!(level, Level::Avx512Bf16)
 }
 
+/// Whether a level multiplies numbers of 32 bits, for which what is stored is widened.
+fn widens(level: Level) -> bool {
+    level < Level::Amx && !in_pairs(level)
+}
+
 /// How the work of a step is cut.
 struct Cut {
     /// Tokens of a single view that go together.

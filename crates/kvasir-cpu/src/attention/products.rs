@@ -1,11 +1,9 @@
 //! The two products of attention, on tiles of bf16: keys times queries, shares times values.
 
-#[cfg(target_arch = "x86_64")]
-use super::in_pairs;
-#[cfg(target_arch = "x86_64")]
-use super::pairs;
 use super::softmax::Scores;
 use super::view::CHUNK;
+#[cfg(target_arch = "x86_64")]
+use super::{in_pairs, pairs};
 use crate::Level;
 use crate::chains::{Columns, Rows, multiply};
 use crate::dense::dot_step;
@@ -139,14 +137,13 @@ pub(crate) unsafe fn values(
         // SAFETY: as the caller vouches; the level was found on this machine.
         return unsafe { tiles::values(chunks, sums, width, during) };
     }
+    #[cfg(target_arch = "x86_64")]
+    if in_pairs(level) {
+        // SAFETY: as above.
+        return chunks.iter().for_each(|chunk| unsafe { pairs::values(*chunk, sums, width, &mut during) });
+    }
     let lanes = sums.len() / width;
-    for &(shares, values) in chunks {
-        #[cfg(target_arch = "x86_64")]
-        if in_pairs(level) {
-            // SAFETY: as above.
-            unsafe { pairs::values((shares, values), sums, width, &mut during) };
-            continue;
-        }
+    for (shares, values) in chunks {
         let mut rows = [Rows::NONE; CHUNK / STEP];
         if lanes > FEW {
             for (step, rows) in rows.iter_mut().enumerate() {
@@ -166,7 +163,7 @@ pub(crate) unsafe fn values(
                 }
             } else if let Some(part) = part.first_chunk_mut() {
                 // SAFETY: as the caller vouches.
-                unsafe { few_values(level, shares, values.wrapping_add(tile * 2048), part) };
+                unsafe { few_values(level, *shares, values.wrapping_add(tile * 2048), part) };
             }
             for (part, sums) in part.iter().zip(sums.chunks_exact_mut(width)) {
                 sums[at..at + LANES].copy_from_slice(part);

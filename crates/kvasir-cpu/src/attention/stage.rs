@@ -3,7 +3,7 @@ use super::products::{Keys, open_keys};
 use super::scratch::Scratch;
 use super::soon::Soon;
 use super::view::{CHUNK, Chunk, Run};
-use super::{Attend, Piece, Shape, in_pairs};
+use super::{Attend, Piece, Shape, widens};
 use crate::Level;
 use crate::lines::Lines;
 use crate::pool::{KvType, Rows, TOGETHER};
@@ -105,7 +105,7 @@ impl Attend<'_> {
             }
         }
         // Widened for more than one block.
-        if level < Level::Amx && many && !in_pairs(level) {
+        if many && widens(level) {
             for keys in &s.keys {
                 // SAFETY: 64 rows of the pool's or staged, whole steps.
                 unsafe { open_keys(level, keys, shape.steps(), &mut s.open_keys) };

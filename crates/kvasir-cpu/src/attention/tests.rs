@@ -114,13 +114,12 @@ enum Way {
     Naive,
 }
 
-/// All ways but the naive one, with what they must agree with.
+/// Both ways of each level, with what they must agree with.
 fn ways() -> impl Iterator<Item = (Way, Way)> {
-    let both = Level::available().flat_map(|level| {
+    Level::available().flat_map(|level| {
         let same = if in_pairs(level) { Way::Pairs } else { Way::Rounded(Level::Portable) };
         [(Way::Rounded(level), same), (Way::Exact(level), Way::Exact(Level::Portable))]
-    });
-    both.chain([(Way::Pairs, Way::Pairs)])
+    })
 }
 
 fn contiguous(first: usize, queries: usize) -> Plan {
@@ -141,7 +140,8 @@ fn levels_agree_to_the_bit_and_with_exact_arithmetic() {
         for (sinks, soft_cap) in [(None, None), (Some(&sinks[..]), None), (None, Some(1.5))] {
             let setup = Setup { facts: &facts, pool: &pool, sinks, soft_cap };
             let plan = contiguous(0, HISTORY);
-            for (way, same) in ways() {
+            // What is written down by hand is held against exact arithmetic on every machine.
+            for (way, same) in ways().chain([(Way::Pairs, Way::Pairs)]) {
                 let got = attend(way, &setup, &plan, 2);
                 assert!(got == attend(same, &setup, &plan, 1), "{way:?} {kind}");
                 let naive = attend(Way::Naive, &setup, &plan, 1);

@@ -5,7 +5,7 @@ use super::scratch::Scratch;
 use super::soon::Soon;
 use super::stretch::{Seen, TAKEN, Work};
 use super::unit::Unit;
-use super::{Attend, Piece, Shape, in_pairs, products, softmax};
+use super::{Attend, Piece, Shape, products, softmax, widens};
 use crate::Level;
 use crate::lines::Lines;
 use crate::tile::LANES;
@@ -32,8 +32,7 @@ impl Attend<'_> {
                 let keys = next.map_or(Soon::NOTHING, |next| self.soon(next, first).first_half());
                 Coming::nothing(keys.in_parts(s.values[0].len()))
             };
-            if level < Level::Amx && !in_pairs(level) && s.blocks[work.blocks.start].per_head > products::FEW
-            {
+            if widens(level) && s.blocks[work.blocks.start].per_head > products::FEW {
                 products::open_values(level, &s.values[0], &mut s.open_values);
             }
             for block in work.blocks.clone() {

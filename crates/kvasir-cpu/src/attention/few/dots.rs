@@ -115,21 +115,13 @@ unsafe fn positions<const N: usize, const S: usize>(
         if later.is_something() {
             later.ask_row(row, 0..queries.len());
         }
-        // SAFETY: the caller's rows.
-        let words = |step: usize| unsafe { _mm512_loadu_si512(at.wrapping_add(step * 64).cast()) };
         let mut chains = [_mm512_setzero_ps(); N];
-        for step in 0..S {
-            let words = words(step);
+        for step in 0..if S == 0 { queries.len() } else { S } {
+            // SAFETY: the caller's rows.
+            let words = unsafe { _mm512_loadu_si512(at.wrapping_add(step * 64).cast()) };
             for n in 0..N {
-                chains[n] = add_pairs(chains[n], words, held[step][n]);
-            }
-        }
-        if S == 0 {
-            for step in 0..queries.len() {
-                let words = words(step);
-                for n in 0..N {
-                    chains[n] = add_pairs(chains[n], words, query(step, n));
-                }
+                let query = if S == 0 { query(step, n) } else { held[step][n] };
+                chains[n] = add_pairs(chains[n], words, query);
             }
         }
         if opaque(row).is_multiple_of(2) {
