@@ -17,6 +17,7 @@ mod checkpoint;
 mod costs;
 mod dense;
 mod executor;
+mod first;
 mod form;
 mod halves;
 mod level;

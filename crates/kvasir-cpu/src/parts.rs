@@ -3,10 +3,17 @@
 use crate::Team;
 use std::marker::PhantomData;
 
+/// Rows that are one piece of work.
+const TOGETHER: usize = 4;
+
+/// Whether [`by_rows`] does so many rows on the thread that calls it.
+pub(crate) fn by_caller(n: usize) -> bool {
+    n <= TOGETHER
+}
+
 /// Runs `job` for each row, on all threads if that is worth it.
 pub(crate) fn by_rows(team: &Team, n: usize, job: &(dyn Fn(usize) + Sync)) {
-    const TOGETHER: usize = 4;
-    if n <= TOGETHER {
+    if by_caller(n) {
         return (0..n).for_each(job);
     }
     team.each(n.div_ceil(TOGETHER), &|_, item| (item * TOGETHER..n.min((item + 1) * TOGETHER)).for_each(job));

@@ -1,6 +1,7 @@
 use crate::dense::{Bf16Activations, Taken, matmul_bf16, matmul_f32};
+use crate::first::First;
 use crate::matmul::Output;
-use crate::parts::by_rows;
+use crate::parts::{by_caller, by_rows};
 #[cfg(target_arch = "x86_64")]
 use crate::quant::Gated;
 use crate::quant::{QuantActivations, matmul as matmul_quant};
@@ -38,6 +39,29 @@ impl Operand<'_> {
     }
 }
 
+/// Makes one row integers.
+fn integers<'a>(
+    level: Level,
+    inputs: usize,
+    x: &'a Operand<'_>,
+    quant: &'a QuantActivations,
+) -> impl Fn(usize) + Sync + 'a {
+    // SAFETY: each row is written by one thread, and there is room for all that are made.
+    move |row| x.with(row, inputs, |x| unsafe { quant.write_row(level, row, x) })
+}
+
+/// What `make` makes of so many rows, if they are wanted: few are made by one thread when the others are called, many by all of them now.
+fn before<'a>(wanted: bool, n: usize, make: &'a (dyn Fn() + Sync)) -> First<'a> {
+    match wanted {
+        true if by_caller(n) => First::of(make),
+        true => {
+            make();
+            First::nothing()
+        }
+        false => First::nothing(),
+    }
+}
+
 /// Rows of activations in the forms that kernels take, made once for all matrices that share an operand.
 pub(crate) struct Prepared {
     quant: QuantActivations,
@@ -61,26 +85,26 @@ impl Prepared {
         (self.quant_of, self.bf16_of) = (None, None);
     }
 
-    fn quantise(
-        &mut self,
-        (team, level): (&Team, Level),
-        inputs: usize,
-        of: Option<ValueId>,
-        x: &Operand<'_>,
-        n: usize,
-    ) {
+    /// Whether `n` rows of `of` are still to become integers, for which there is room then.
+    fn begin_quant(&mut self, inputs: usize, of: Option<ValueId>, n: usize) -> bool {
         if of.is_some() && self.quant_of == of {
-            return;
+            return false;
         }
         self.quant.reshape(inputs);
         assert!(self.quant.takes(n), "rows fit");
-        let quant = &self.quant;
-        by_rows(team, n, &|row| {
-            // SAFETY: each row is written by one thread, and there is room for so many.
-            let write = |x: &[f32]| unsafe { quant.write_row(level, row, x) };
-            x.with(row, inputs, write)
-        });
         self.quant_of = of;
+        true
+    }
+
+    /// The same of rows of bf16.
+    fn begin_bf16(&mut self, inputs: usize, of: Option<ValueId>, n: usize) -> bool {
+        if of.is_some() && self.bf16_of == of {
+            return false;
+        }
+        self.bf16.reshape(inputs);
+        assert!(self.bf16.takes(n), "rows fit");
+        self.bf16_of = of;
+        true
     }
 
     /// Prepares `out`, the activation of a gate and its partner, for matrices that take it; nothing else of it is kept. False if that does not pay
@@ -98,7 +122,9 @@ impl Prepared {
         {
             let gated = Gated { gate: w, up: partner, activation };
             if gated.takes(all.1, n) {
-                self.quantise(all, gate.inputs, Some(of), &x, n);
+                if self.begin_quant(gate.inputs, Some(of), n) {
+                    by_rows(all.0, n, &integers(all.1, gate.inputs, &x, &self.quant));
+                }
                 self.gated.reshape(gate.outputs);
                 gated.multiply(all.0, all.1, &self.quant, n, &self.gated);
                 std::mem::swap(&mut self.quant, &mut self.gated);
@@ -142,28 +168,28 @@ impl Prepared {
         let (inputs, n) = (first.inputs, out.rows());
         match &first.packed {
             Packed::Quant(_) => {
-                self.quantise((team, level), inputs, of, x, n);
+                let wanted_rows = self.begin_quant(inputs, of, n);
+                let quant = &self.quant;
                 let matrices = wanted.iter_mut().flatten().filter_map(|(l, out)| match &l.packed {
                     Packed::Quant(w) => Some((w, out)),
                     _ => None,
                 });
-                matmul_quant(team, level, matrices, &self.quant);
+                let make = || by_rows(team, n, &integers(level, inputs, x, quant));
+                matmul_quant(team, level, matrices, quant, &before(wanted_rows, n, &make));
             }
             Packed::Bf16(_) => {
-                if of.is_none() || self.bf16_of != of {
-                    self.bf16.reshape(inputs);
-                    assert!(self.bf16.takes(n), "rows fit");
-                    let bf16 = &self.bf16;
+                let wanted_rows = self.begin_bf16(inputs, of, n);
+                let bf16 = &self.bf16;
+                let make = || {
                     by_rows(team, n, &|row| {
-                        // SAFETY: as above.
-                        let write = |x: &[f32]| unsafe { bf16.write_row(level, row, x) };
-                        x.with(row, inputs, write)
+                        // SAFETY: each row is written by one thread, and there is room for so many.
+                        x.with(row, inputs, |x| unsafe { bf16.write_row(level, row, x) });
                     });
-                    self.bf16_of = of;
-                }
+                };
+                let first = before(wanted_rows, n, &make);
                 for (l, out) in wanted.iter_mut().flatten() {
                     if let Packed::Bf16(w) = &l.packed {
-                        matmul_bf16(team, level, w, &self.bf16, out);
+                        matmul_bf16(team, level, w, bf16, out, &first);
                     }
                 }
             }

@@ -1,3 +1,4 @@
+use crate::first::First;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -125,14 +126,31 @@ impl Team {
     /// The same, but each thread goes through a stretch of neighbouring items of its own, and helps others when it is done, from the ends of
     /// theirs: what is read through in order stays in order.
     pub fn each_in_order(&self, count: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+        self.each_in_order_after(&First::nothing(), &|_| &[], count, job);
+    }
+
+    /// The same after something that is done `first`, here, while the others read some of the bytes that their first item begins with.
+    pub(crate) fn each_in_order_after<'b>(
+        &self,
+        first: &First<'_>,
+        begins: &(dyn Fn(usize) -> &'b [u8] + Sync),
+        count: usize,
+        job: &(dyn Fn(usize, usize) + Sync),
+    ) {
         const MOST: usize = 16;
         let threads = self.len();
         if count <= 1 || threads == 1 || threads > MOST {
+            first.run();
             return self.each(count, job);
         }
         let taken = [const { Taken(AtomicU64::new(0)) }; MOST];
         let bound = |stretch: usize| stretch * count / threads;
         self.run(&|thread| {
+            match thread {
+                0 => first.run(),
+                _ if first.is_done() => {}
+                _ => first.wait(begins(bound(thread))),
+            }
             for stretch in (thread..threads).chain(0..thread) {
                 let (first, end) = (bound(stretch), bound(stretch + 1));
                 while let Some(i) = taken[stretch].take(stretch == thread, end - first) {
@@ -270,6 +288,39 @@ mod tests {
                 });
                 assert_eq!(sum.into_inner(), (round * (round + 1)) as u64);
             }
+        }
+    }
+
+    #[test]
+    fn what_comes_first_is_done_once_and_before_any_item() {
+        for threads in [1, 2, 3, 8] {
+            let team = Team::new(threads);
+            for count in 0..50 {
+                let (before, seen) = (AtomicU32::new(0), AtomicU64::new(0));
+                let job = || {
+                    before.fetch_add(1, Ordering::Relaxed);
+                };
+                let first = First::of(&job);
+                for round in 1..=2 {
+                    team.each_in_order_after(&first, &|_| &[7; 1000], count, &|_, i| {
+                        assert_eq!(before.load(Ordering::Relaxed), 1);
+                        seen.fetch_add(i as u64 + 1, Ordering::Relaxed);
+                    });
+                    assert_eq!(before.load(Ordering::Relaxed), 1);
+                    assert_eq!(seen.load(Ordering::Relaxed), (round * count * (count + 1) / 2) as u64);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_what_fails_first() {
+        let team = Team::new(2);
+        for _ in 0..100 {
+            let job = || panic!("on purpose");
+            let fails = || team.each_in_order_after(&First::of(&job), &|_| &[], 64, &|_, _| {});
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(fails)).is_err());
+            team.each_in_order(8, &|_, _| {});
         }
     }
 

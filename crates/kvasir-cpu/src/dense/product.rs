@@ -4,6 +4,7 @@ use super::panels::Floats;
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::{Bf16Activations, Bf16Panels, many};
+use crate::first::First;
 use crate::level::per_level;
 use crate::matmul::Output;
 #[cfg(target_arch = "x86_64")]
@@ -97,20 +98,24 @@ thread_local! {
 /// Panels of a piece of work where rows are few: so many bytes of them.
 const PIECE: usize = 64 * 1024;
 
-/// `out[row] = w · x[row]`.
+/// `out[row] = w · x[row]`, of rows that are there when what comes `first` is done.
 pub(crate) fn matmul_bf16(
     team: &Team,
     level: Level,
     w: &Bf16Panels,
     x: &Bf16Activations,
     out: &mut Output<'_>,
+    first: &First<'_>,
 ) {
     assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.taken as u32, "rows and matrix fit");
     w.read(team, |w| match level {
         #[cfg(target_arch = "x86_64")]
-        Level::Amx => on_tiles(team, w, x, out),
-        _ if out.rows() >= many::from(level) => many_rows(team, level, w, x, out),
-        _ => few_rows(team, level, w, x, out),
+        Level::Amx => on_tiles(team, w, x, out, first),
+        _ if out.rows() >= many::from(level) => {
+            first.run();
+            many_rows(team, level, w, x, out);
+        }
+        _ => few_rows(team, level, w, x, out, first),
     });
 }
 
@@ -125,9 +130,10 @@ fn few_rows(
     w: PanelReader<'_, '_, Floats>,
     x: &Bf16Activations,
     out: &Output<'_>,
+    first: &First<'_>,
 ) {
     let (all, group) = (w.panels.panels(), together(w));
-    team.each_in_order(all.div_ceil(group), &|_, item| {
+    team.each_in_order_after(first, &|item| w.packed_from(item * group), all.div_ceil(group), &|_, item| {
         MADE.with_borrow_mut(|[made, ..]| {
             for n in item * group..all.min((item + 1) * group) {
                 let tiles = w.panel(n, made);
@@ -161,14 +167,21 @@ fn many_rows(
 }
 
 #[cfg(target_arch = "x86_64")]
-fn on_tiles(team: &Team, w: PanelReader<'_, '_, Floats>, x: &Bf16Activations, out: &Output<'_>) {
+fn on_tiles(
+    team: &Team,
+    w: PanelReader<'_, '_, Floats>,
+    x: &Bf16Activations,
+    out: &Output<'_>,
+    first: &First<'_>,
+) {
     let (all, rows) = (w.panels.panels(), out.rows());
     let (block, group) = match rows > 2 * TILE {
         true => (token_blocks(rows, x.steps * STEP * 2), 4),
         false => (rows, together(w)),
     };
     let groups = all.div_ceil(group);
-    team.each_in_order(groups * rows.div_ceil(block.max(1)), &|_, item| {
+    let begins = |item: usize| w.packed_from(item % groups * group);
+    team.each_in_order_after(first, &begins, groups * rows.div_ceil(block.max(1)), &|_, item| {
         let panels = item % groups * group..all.min((item % groups + 1) * group);
         let first = item / groups * block;
         // SAFETY: the level says that tiles are permitted; the rows exist, and the outputs are this piece of work's own.

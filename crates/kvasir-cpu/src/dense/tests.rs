@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::first::First;
 use crate::halves::{bf16, round_bf16};
 use crate::matmul::Output;
 use crate::panels::tests::Lines;
@@ -38,8 +39,8 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
             let (a, rest) = out.split_at_mut(rows * outputs);
             let (b, c) = rest.split_at_mut(rows * outputs);
             let output = |out| Output::new(out, rows, outputs, outputs);
-            matmul_bf16(&team, level, &w, &once, &mut output(a));
-            matmul_bf16(&team, level, &w, &twice, &mut output(c));
+            matmul_bf16(&team, level, &w, &once, &mut output(a), &First::nothing());
+            matmul_bf16(&team, level, &w, &twice, &mut output(c), &First::nothing());
             matmul_f32(&team, level, &wide, (&values, inputs), &mut output(b));
             [a.to_vec(), b.to_vec(), c.to_vec()]
         };
@@ -94,7 +95,7 @@ fn rows_where_they_lie_give_the_bits_of_packed_ones() {
                     let run = |w: &Bf16Panels| {
                         let mut out = vec![f32::NAN; rows * outputs];
                         let mut output = Output::new(&mut out, rows, outputs, outputs);
-                        matmul_bf16(&team, level, w, &x, &mut output);
+                        matmul_bf16(&team, level, w, &x, &mut output, &First::nothing());
                         out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                     };
                     assert!(run(&w) == run(&packed), "{dtype} {level} {rows} rows, part {part}");

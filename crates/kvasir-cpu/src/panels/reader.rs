@@ -29,7 +29,7 @@ impl<K> Clone for PanelReader<'_, '_, K> {
 
 impl<K> Copy for PanelReader<'_, '_, K> {}
 
-impl<K: Kind> PanelReader<'_, '_, K> {
+impl<'a, K: Kind> PanelReader<'a, '_, K> {
     /// Whether all panels are read packed, one after the other. What is packed after the reader was made does not count.
     pub(crate) fn is_packed(&self) -> bool {
         self.done == self.panels.panels()
@@ -40,6 +40,14 @@ impl<K: Kind> PanelReader<'_, '_, K> {
         let buffer = self.packed.filter(|_| n < self.done)?;
         let at = buffer.ptr().wrapping_add(n * self.panels.kind.panel_bytes());
         Some(PanelAt { matrix: self.panels.number, at })
+    }
+
+    /// All that is packed from panel `n` on.
+    pub(crate) fn packed_from(&self, n: usize) -> &'a [u8] {
+        let Some(first) = self.packed_at(n) else { return &[] };
+        let len = (self.done - n) * self.panels.kind.panel_bytes();
+        // SAFETY: these panels lie within the buffer and are not written any more.
+        unsafe { std::slice::from_raw_parts(first.at, len) }
     }
 
     /// Panel `n`, and which it is; otherwise as [`panel`](Self::panel).

@@ -5,6 +5,7 @@ use super::format::SUPER;
 use super::layouts::{self, Layout};
 use super::panels::{QuantPanels, QuantReader};
 use super::{Panel, few_rows};
+use crate::first::First;
 use crate::matmul::{AT_ONCE, Output};
 use crate::panels::{Kind, Room};
 use crate::tile::LANES;
@@ -25,12 +26,13 @@ thread_local! {
     pub(super) static MADE: RefCell<[Room; 2]> = const { RefCell::new([Room::new(), Room::new()]) };
 }
 
-/// `out[row] = w · x[row]`, of at most [`AT_ONCE`] matrices that take the same rows.
+/// `out[row] = w · x[row]`, of at most [`AT_ONCE`] matrices that take the same rows, which are there when what comes `first` is done.
 pub(crate) fn matmul<'a, 'o: 'a>(
     team: &Team,
     level: Level,
     all: impl Iterator<Item = (&'a QuantPanels, &'a mut Output<'o>)>,
     x: &'a QuantActivations,
+    first: &First<'_>,
 ) {
     let mut products: [Option<Product<'_, '_>>; AT_ONCE] = [const { None }; AT_ONCE];
     let mut there = 0;
@@ -42,10 +44,12 @@ pub(crate) fn matmul<'a, 'o: 'a>(
                 products[there] = Some(Product::new(level, reader, x, out));
                 there += 1;
             }
-            None => w.read(team, |w| multiply(team, &[Some(Product::new(level, w, x, out))])),
+            None => w.read(team, |w| multiply(team, &[Some(Product::new(level, w, x, out))], first)),
         }
     }
-    multiply(team, &products);
+    multiply(team, &products, first);
+    // There may have been nothing to multiply.
+    first.run();
 }
 
 /// Whether so many rows are there, and have the superblocks that the matrix multiplies.
@@ -53,18 +57,26 @@ pub(super) fn fits(w: &QuantPanels, x: &QuantActivations, rows: usize) -> bool {
     x.takes(rows) && x.supers * w.kind.format.planes == w.kind.supers
 }
 
-fn multiply(team: &Team, products: &[Option<Product<'_, '_>>]) {
+fn multiply(team: &Team, products: &[Option<Product<'_, '_>>], first: &First<'_>) {
     let there = || products.iter().flatten();
     let pieces = there().map(|product| product.pieces).sum();
+    // Whose piece one is, and which of its own.
+    let find = |mut piece: usize| {
+        there().find_map(|product| {
+            let found = (piece < product.pieces).then_some((product, piece));
+            piece = piece.wrapping_sub(product.pieces);
+            found
+        })
+    };
     let some = |pieces: Range<usize>| {
-        team.each_in_order(pieces.len(), &|_, n| {
-            let mut piece = pieces.start + n;
-            for product in there() {
-                if piece < product.pieces {
-                    // SAFETY: no two products have outputs in common, and no two pieces of one.
-                    return unsafe { product.piece(piece) };
-                }
-                piece -= product.pieces;
+        let begins = |n: usize| match find(pieces.start + n) {
+            Some((product, piece)) => product.w.packed_from(piece * product.panels),
+            None => &[],
+        };
+        team.each_in_order_after(first, &begins, pieces.len(), &|_, n| {
+            if let Some((product, piece)) = find(pieces.start + n) {
+                // SAFETY: no two products have outputs in common, and no two pieces of one.
+                unsafe { product.piece(piece) };
             }
         });
     };

@@ -1,5 +1,6 @@
 use super::*;
 use crate::Team;
+use crate::first::First;
 use crate::panels::{self, tests::Lines};
 use crate::random_weights::scales_at;
 use crate::tile::LANES;
@@ -84,7 +85,7 @@ fn run(case: &Case, level: Level, rows: usize, threads: usize) -> Vec<f32> {
     let n = case.w.outputs;
     let mut out = vec![f32::NAN; rows * n];
     let mut output = Output::new(&mut out, rows, n, n);
-    matmul(&Team::new(threads), level, [(&case.w, &mut output)].into_iter(), &case.x);
+    matmul(&Team::new(threads), level, [(&case.w, &mut output)].into_iter(), &case.x, &First::nothing());
     out
 }
 
@@ -195,7 +196,7 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             let product = |w: &QuantPanels| {
                 let mut out = vec![f32::NAN; rows * inner];
                 let mut output = Output::new(&mut out, rows, inner, inner);
-                matmul(&Team::new(2), level, [(w, &mut output)].into_iter(), &gate.x);
+                matmul(&Team::new(2), level, [(w, &mut output)].into_iter(), &gate.x, &First::nothing());
                 out
             };
             let mut y = vec![f32::NAN; rows * inner];
@@ -207,7 +208,7 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             let of = |x: &QuantActivations| {
                 let mut out = vec![f32::NAN; rows * 35];
                 let mut output = Output::new(&mut out, rows, 35, 35);
-                matmul(&Team::new(1), level, [(&down.w, &mut output)].into_iter(), x);
+                matmul(&Team::new(1), level, [(&down.w, &mut output)].into_iter(), x, &First::nothing());
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             assert_eq!(of(&together), of(&apart), "{dtype} rows {rows}");
@@ -225,7 +226,7 @@ fn column(case: &Case, input: usize) -> Vec<f32> {
     unsafe { x.write_row(Level::detect(), 0, &row) };
     let mut got = vec![f32::NAN; outputs];
     let mut out = Output::new(&mut got, 1, outputs, outputs);
-    matmul(&Team::new(1), Level::detect(), [(&case.w, &mut out)].into_iter(), &x);
+    matmul(&Team::new(1), Level::detect(), [(&case.w, &mut out)].into_iter(), &x, &First::nothing());
     got
 }
 
