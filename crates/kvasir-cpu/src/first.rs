@@ -1,5 +1,6 @@
 //! What one thread does before any piece of work, while the others have what they will read first brought near: memory idles meanwhile, and they wait.
 
+use crate::team::SPINS;
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,8 +9,6 @@ const AHEAD: usize = 64 * 1024;
 /// Bytes of a line of memory, and lines between two looks at whether the wait is over.
 const LINE: usize = 64;
 const LOOK: usize = 4 * LINE;
-/// How often a thread looks before it lets others run.
-const SPINS: u32 = 2000;
 
 /// Something to be done once.
 pub(crate) struct First<'a> {

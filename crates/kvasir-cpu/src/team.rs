@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
 /// How often a thread looks for work before it gives its core away; some tens of microseconds.
-const SPINS: u32 = 2000;
+pub(crate) const SPINS: u32 = 2000;
 /// Times it lets others run before it sleeps.
 const YIELDS: u32 = 20;
 

@@ -48,8 +48,6 @@ pub(crate) fn matmul<'a, 'o: 'a>(
         }
     }
     multiply(team, &products, first);
-    // There may have been nothing to multiply.
-    first.run();
 }
 
 /// Whether so many rows are there, and have the superblocks that the matrix multiplies.
