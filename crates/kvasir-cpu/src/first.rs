@@ -1,7 +1,7 @@
 //! What one thread does before any piece of work, while the others have what they will read first brought near: memory idles meanwhile, and they wait.
 
-use crate::team::SPINS;
-use std::hint::{black_box, spin_loop};
+use crate::team::spin_until;
+use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that a thread reads ahead at most: what comes in the time that a few rows take, and stays in the second level.
@@ -51,11 +51,7 @@ impl<'a> First<'a> {
                 black_box(*byte);
             }
         }
-        let mut spins = 0u32;
-        while !self.is_done() {
-            spins = spins.saturating_add(1);
-            if spins < SPINS { spin_loop() } else { std::thread::yield_now() }
-        }
+        spin_until(|| self.is_done());
     }
 }
 

@@ -50,7 +50,13 @@ fn integers<'a>(
     move |row| x.with(row, inputs, |x| unsafe { quant.write_row(level, row, x) })
 }
 
-/// What `make` makes of so many rows, if they are wanted: few are made by one thread when the others are called, many by all of them now.
+/// Whether `of` is another operand than the one whose rows were made last, or has no name; its rows are from now on.
+fn is_new(last: &mut Option<ValueId>, of: Option<ValueId>) -> bool {
+    std::mem::replace(last, of) != of || of.is_none()
+}
+
+/// What `make` makes of so many rows, if they are wanted: few are made by one thread when the others are called, many by all of them now, for who is called
+/// calls nobody.
 fn before<'a>(wanted: bool, n: usize, make: &'a (dyn Fn() + Sync)) -> First<'a> {
     match wanted {
         true if by_caller(n) => First::of(make),
@@ -87,24 +93,11 @@ impl Prepared {
 
     /// Whether `n` rows of `of` are still to become integers, for which there is room then.
     fn begin_quant(&mut self, inputs: usize, of: Option<ValueId>, n: usize) -> bool {
-        if of.is_some() && self.quant_of == of {
-            return false;
+        let wanted = is_new(&mut self.quant_of, of);
+        if wanted {
+            self.quant.reshape(inputs, n);
         }
-        self.quant.reshape(inputs);
-        assert!(self.quant.takes(n), "rows fit");
-        self.quant_of = of;
-        true
-    }
-
-    /// The same of rows of bf16.
-    fn begin_bf16(&mut self, inputs: usize, of: Option<ValueId>, n: usize) -> bool {
-        if of.is_some() && self.bf16_of == of {
-            return false;
-        }
-        self.bf16.reshape(inputs);
-        assert!(self.bf16.takes(n), "rows fit");
-        self.bf16_of = of;
-        true
+        wanted
     }
 
     /// Prepares `out`, the activation of a gate and its partner, for matrices that take it; nothing else of it is kept. False if that does not pay
@@ -125,7 +118,7 @@ impl Prepared {
                 if self.begin_quant(gate.inputs, Some(of), n) {
                     by_rows(all.0, n, &integers(all.1, gate.inputs, &x, &self.quant));
                 }
-                self.gated.reshape(gate.outputs);
+                self.gated.reshape(gate.outputs, n);
                 gated.multiply(all.0, all.1, &self.quant, n, &self.gated);
                 std::mem::swap(&mut self.quant, &mut self.gated);
                 self.quant_of = Some(out);
@@ -178,7 +171,10 @@ impl Prepared {
                 matmul_quant(team, level, matrices, quant, &before(wanted_rows, n, &make));
             }
             Packed::Bf16(_) => {
-                let wanted_rows = self.begin_bf16(inputs, of, n);
+                let wanted_rows = is_new(&mut self.bf16_of, of);
+                if wanted_rows {
+                    self.bf16.reshape(inputs, n);
+                }
                 let bf16 = &self.bf16;
                 let make = || {
                     by_rows(team, n, &|row| {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
 /// How often a thread looks for work before it gives its core away; some tens of microseconds.
-pub(crate) const SPINS: u32 = 2000;
+const SPINS: u32 = 2000;
 /// Times it lets others run before it sleeps.
 const YIELDS: u32 = 20;
 
@@ -186,17 +186,22 @@ impl Drop for Team {
     }
 }
 
+/// Waits for what another thread is about to do.
+pub(crate) fn spin_until(done: impl Fn() -> bool) {
+    let mut spins = 0u32;
+    while !done() {
+        spins = spins.saturating_add(1);
+        if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+    }
+}
+
 /// Lets nobody in any more, and waits for those who are, when dropped.
 struct Close<'a>(&'a Shared);
 
 impl Drop for Close<'_> {
     fn drop(&mut self) {
         self.0.gate.fetch_and(!OPEN, Ordering::SeqCst);
-        let mut spins = 0u32;
-        while self.0.gate.load(Ordering::SeqCst) & INSIDE != 0 {
-            spins = spins.saturating_add(1);
-            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
-        }
+        spin_until(|| self.0.gate.load(Ordering::SeqCst) & INSIDE == 0);
     }
 }
 

@@ -31,10 +31,11 @@ impl Bf16Activations {
         Ok(Self { taken, steps, tiles, bytes: Buffer::in_large_pages(tiles * steps * 1024)? })
     }
 
-    /// The same room for rows of another length, if they fit.
-    pub(crate) fn reshape(&mut self, inputs: usize) {
+    /// The same room for so many rows of another length, which must fit.
+    pub(crate) fn reshape(&mut self, inputs: usize, rows: usize) {
         self.steps = inputs.div_ceil(STEP) << self.taken as u32;
         self.tiles = (self.bytes.len() / 1024 / self.steps.max(1)) & !1;
+        assert!(self.takes(rows), "rows fit");
     }
 
     /// Whether there is room for so many rows.

@@ -111,10 +111,7 @@ pub(crate) fn matmul_bf16(
     w.read(team, |w| match level {
         #[cfg(target_arch = "x86_64")]
         Level::Amx => on_tiles(team, w, x, out, first),
-        _ if out.rows() >= many::from(level) => {
-            first.run();
-            many_rows(team, level, w, x, out);
-        }
+        _ if out.rows() >= many::from(level) => many_rows(team, level, w, x, out, first),
         _ => few_rows(team, level, w, x, out, first),
     });
 }
@@ -150,10 +147,12 @@ fn many_rows(
     w: PanelReader<'_, '_, Floats>,
     x: &Bf16Activations,
     out: &Output<'_>,
+    first: &First<'_>,
 ) {
     let (all, rows) = (w.panels.panels(), out.rows());
     let groups = all.div_ceil(many::PANELS);
-    team.each_in_order(groups * rows.div_ceil(many::BLOCK), &|_, item| {
+    let begins = |item: usize| w.packed_from(item % groups * many::PANELS);
+    team.each_in_order_after(first, &begins, groups * rows.div_ceil(many::BLOCK), &|_, item| {
         let (first, row) = (item % groups * many::PANELS, item / groups * many::BLOCK);
         let rows = row..rows.min(row + many::BLOCK);
         MADE.with_borrow_mut(|made| {

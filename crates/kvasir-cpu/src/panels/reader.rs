@@ -58,13 +58,12 @@ impl<'a, K: Kind> PanelReader<'a, '_, K> {
     /// Panel `n`. `room` is where it is made if it is not packed, and else of no more use.
     pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Room) -> &'p [u8] {
         let len = self.panels.kind.panel_bytes();
-        match self.packed_at(n) {
+        match self.packed_from(n).get(..len) {
             Some(packed) => {
                 if !room.is_empty() {
                     *room = Room::new();
                 }
-                // SAFETY: the panel lies within the buffer and is not written any more.
-                unsafe { std::slice::from_raw_parts(packed.at, len) }
+                packed
             }
             None => {
                 room.grow(len);

@@ -70,11 +70,12 @@ impl QuantActivations {
         })
     }
 
-    /// The same room for rows of another length, if they fit.
-    pub(crate) fn reshape(&mut self, inputs: usize) {
+    /// The same room for so many rows of another length, which must fit.
+    pub(crate) fn reshape(&mut self, inputs: usize, rows: usize) {
         let supers = inputs.div_ceil(SUPER);
         self.tiles = (self.codes.len() / 4096 / supers.max(1)) & !1;
         self.supers = supers;
+        assert!(self.takes(rows), "rows fit");
     }
 
     /// Whether there is room for so many rows.
