@@ -6,7 +6,7 @@ use kvasir_engine::{
 };
 use kvasir_kv::{Cache, Paged, Radix, blocks::BlockConfig};
 use kvasir_lab::{
-    sim::{Finished, Run, run},
+    sim::{Finished, Outcome, Report, Run, run},
     trace::{self, End, Header, Lines},
     workload::{Agents, Chat, Knobs, Poisson, Scenario, Speaker, Workload},
 };
@@ -208,17 +208,22 @@ fn a_trace_adds_up_and_comes_back_from_its_file() {
 
 #[test]
 fn equal_runs_are_equal_and_overlap_changes_times_only() {
-    let report = |overlap| simulate(chunked(overlap, 4000), &mut Chat::new(KNOBS)).report;
-    let (first, second, serial) = (report(true), report(true), report(false));
-    assert_eq!(first, second);
-    assert_eq!(first.finished, 300);
-    assert!(first.hit_rate > 0.3, "{}", first.hit_rate);
-    let outputs = |report: &kvasir_lab::sim::Report| {
-        let mut list: Vec<_> = report.outcomes.iter().map(|o| (o.id.clone(), o.finish, o.outputs)).collect();
-        list.sort_by(|a, b| a.0.cmp(&b.0));
-        list
-    };
-    assert_eq!(outputs(&first), outputs(&serial));
+    let chat = || -> Box<dyn Workload> { Box::new(Chat::new(KNOBS)) };
+    let agents = || -> Box<dyn Workload> { Box::new(Agents::new(KNOBS)) };
+    for workload in [chat, agents] {
+        let report = |overlap, blocks| simulate(chunked(overlap, blocks), &mut *workload()).report;
+        let (first, second) = (report(true, 4000), report(true, 4000));
+        assert_eq!(first, second);
+        assert_eq!((first.requests, first.finished), (300, 300));
+        assert!(first.hit_rate > 0.3, "{}", first.hit_rate);
+        let asked_and_answered = |report: &Report| {
+            let ended = |o: &Outcome| (o.id.clone(), (o.finish, o.prompt, o.outputs));
+            report.outcomes.iter().map(ended).collect::<BTreeMap<_, _>>()
+        };
+        for other in [report(false, 4000), report(true, 1200)] {
+            assert_eq!(asked_and_answered(&first), asked_and_answered(&other));
+        }
+    }
 }
 
 #[test]

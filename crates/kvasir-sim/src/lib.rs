@@ -17,7 +17,7 @@ pub use clock::Clock;
 pub use cost::{CostDevice, Spent};
 pub use fault::Faults;
 pub use paced::Paced;
-pub use preset::{Figure, MACHINES, Machine, Preset, Source};
+pub use preset::{Figure, MACHINES, Machine, Preset, Recorded, Source};
 pub use rectangle::StaticShape;
 pub use shape::{SHAPES, Shape};
 pub use toy::Toy;

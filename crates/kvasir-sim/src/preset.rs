@@ -60,16 +60,27 @@ pub struct Machine {
     pub kv_bytes: f64,
     /// Seconds of starting one kernel.
     pub launch: Figure,
-    /// Seconds of starting a recorded step, where steps can be recorded.
-    pub graph: Option<Figure>,
-    /// Kernels of one layer, where a step is started kernel by kernel.
+    /// What a recorded step costs, where steps can be recorded.
+    pub recorded: Option<Recorded>,
+    /// Kernels of one layer.
     pub kernels_per_layer: Figure,
+}
+
+/// What a recorded step costs beside its bytes and operations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recorded {
+    /// Seconds of starting it.
+    pub start: Figure,
+    /// Seconds that each of its kernels takes however little it does, after the one before it.
+    pub kernel: Figure,
 }
 
 impl Machine {
     /// Every figure of it with its name.
     pub fn figures(&self) -> Vec<(&'static str, Figure)> {
-        let recorded = self.graph.map(|graph| ("start of a recorded step", graph));
+        let recorded = self.recorded.map(|Recorded { start, kernel }| {
+            [("start of a recorded step", start), ("a kernel of a recorded step", kernel)]
+        });
         let always = [
             ("bandwidth", self.bandwidth),
             ("arithmetic", self.operations),
@@ -77,25 +88,19 @@ impl Machine {
             ("start of a kernel", self.launch),
             ("kernels of a layer", self.kernels_per_layer),
         ];
-        always.into_iter().chain(recorded).collect()
+        always.into_iter().chain(recorded.into_iter().flatten()).collect()
     }
 
-    /// Seconds of starting a step of `layers`.
+    /// Seconds of starting a step of `layers` and its kernels.
     pub(crate) fn start(&self, layers: u32, is_recorded: bool) -> f64 {
-        match self.graph {
-            Some(graph) if is_recorded => graph.value,
-            _ => self.launch.value * self.kernels_per_layer.value * f64::from(layers),
+        let kernels = self.kernels_per_layer.value * f64::from(layers);
+        match self.recorded {
+            Some(Recorded { start, kernel }) if is_recorded => start.value + kernel.value * kernels,
+            _ => self.launch.value * kernels,
         }
     }
 }
 
-const H200: &str = "NVIDIA's H200 data sheet, dense";
-/// <https://developer.nvidia.com/blog/constant-time-launch-for-straight-line-graphs-and-other-performance-enhancements/>: about
-/// 2.5 µs of the host's time to launch a straight-line graph again, whatever its length, on a machine of the generation before.
-const GRAPH: &str = "NVIDIA's blog on constant-time launch of straight-line CUDA graphs";
-
-/// <https://susun-blog.com/blog/pegainfer-3-cuda-graph>: 4 to 6 µs of the host's time for each launch, on another card; the middle of it.
-const LAUNCH: &str = "PegaInfer's notes on launch overhead, the middle of 4 to 6 µs";
 /// <https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles>: vLLM and SGLang run the 16 layers of Llama-3.2-1B as about a hundred kernels.
 const KERNELS: &str = "Hazy Research on megakernels, about 100 kernels for 16 layers";
 
@@ -103,7 +108,11 @@ const KERNELS: &str = "Hazy Research on megakernels, about 100 kernels for 16 la
 ///
 /// Of the CPU everything was measured, with two threads: bandwidth and arithmetic (AMX, int8 weights of 34 bytes per 32) by `kvasir bench`;
 /// the start of work on its threads as that of 200,000 empty pieces of work, one after the other; the kernels of a layer as the pieces of work in
-/// which two steps of the built-in model ran, head included, over its layers; memory is all that the system has. Of the H200 nothing was measured by us.
+/// which two steps of the built-in model ran, head included, over its layers; memory is all that the system has.
+///
+/// Of the H200 everything but the kernels of a layer, by `probe/device.cu`: bandwidth is of reading alone; arithmetic that of bf16 products for 2,048
+/// tokens, which falls to 690 TOPS when nothing else is done for seconds; memory what is free beside a context. Starts are the host's time for one of
+/// some hundred kernels and for a recorded step of as many; such a kernel reads, adds to and writes one number.
 pub const MACHINES: [Machine; 2] = [
     Machine {
         name: "cpu2-amx",
@@ -113,18 +122,18 @@ pub const MACHINES: [Machine; 2] = [
         weight_bytes: 34.0 / 32.0,
         kv_bytes: 2.0,
         launch: measured(75e-9),
-        graph: None,
+        recorded: None,
         kernels_per_layer: measured(10.0),
     },
     Machine {
         name: "h200",
-        bandwidth: published(4.8e12, H200),
-        operations: published(989e12, H200),
-        memory: published(141e9, H200),
+        bandwidth: measured(4.64e12),
+        operations: measured(794e12),
+        memory: measured(149.5e9),
         weight_bytes: 2.0,
         kv_bytes: 2.0,
-        launch: published(5e-6, LAUNCH),
-        graph: Some(published(2.5e-6, GRAPH)),
+        launch: measured(3.6e-6),
+        recorded: Some(Recorded { start: measured(1.3e-6), kernel: measured(0.73e-6) }),
         kernels_per_layer: published(100.0 / 16.0, KERNELS),
     },
 ];
@@ -175,7 +184,7 @@ impl Preset {
             weight_bytes: 2.0,
             kv_bytes: 2.0,
             launch: given(seconds / f64::from(shape.layers)),
-            graph: Some(given(seconds)),
+            recorded: Some(Recorded { start: given(seconds), kernel: given(0.0) }),
             kernels_per_layer: given(1.0),
         };
         Self { machine, shape }
@@ -231,7 +240,7 @@ mod tests {
         let preset = Preset::parse("h200:qwen3-14b").unwrap();
         // 40 layers of 8 heads, 128 wide, K and V, two bytes each; 14.8 billion weights of two bytes, the table that no step reads whole among them.
         let all = f64::from(preset.slots(1.0)) * (40 * 8 * 128 * 2 * 2) as f64;
-        assert!((all / (141e9 - 29.5e9) - 1.0).abs() < 0.01, "{all}");
+        assert!((all / (149.5e9 - 29.5e9) - 1.0).abs() < 0.01, "{all}");
         assert_eq!(preset.slots(0.5), preset.slots(1.0) / 2);
         let mut small = preset;
         small.machine.memory = given(20e9);

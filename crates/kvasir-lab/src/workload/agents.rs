@@ -1,14 +1,17 @@
 use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
 use kvasir_engine::{Finish, Summary};
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 /// Agents at work: a task has a long trunk, several branches start from it at once, and each calls tools and goes on
 /// with what they return.
+///
+/// Each branch has dice and numbers of requests of its own, so what is asked does not depend on who is answered first.
 #[derive(Debug)]
 pub struct Agents {
     knobs: Knobs,
     dice: Dice,
-    made: u64,
+    /// Requests that are promised to branches.
+    promised: u64,
     tasks: u64,
     now: f64,
     /// Branches of the newest task that have not been handed out.
@@ -19,9 +22,11 @@ pub struct Agents {
 #[derive(Clone, Debug)]
 struct Branch {
     task: u64,
+    dice: Dice,
+    /// Requests to come.
+    tags: Range<u64>,
     parts: Vec<Part>,
     length: u32,
-    calls_left: u32,
     answer: Answer,
 }
 
@@ -33,12 +38,14 @@ const TOOL: f64 = 0.8;
 /// Trunks are so many times the median of what a tool returns, and half as much, the tools, comes in front of all of them;
 /// a small model's context leaves a quarter for the branches.
 const TRUNK: u32 = 10;
+/// Parts of what a branch is told first: the tools, the trunk, its own words.
+const BEGINNING: usize = 3;
 
 impl Agents {
     /// From a seed.
     pub fn new(knobs: Knobs) -> Self {
         let dice = Dice::new(knobs.seed);
-        Self { dice, knobs, made: 0, tasks: 0, now: 0.0, waiting: Vec::new(), live: HashMap::new() }
+        Self { dice, knobs, promised: 0, tasks: 0, now: 0.0, waiting: Vec::new(), live: HashMap::new() }
     }
 
     fn text(&self, number: u64) -> u64 {
@@ -62,24 +69,37 @@ impl Agents {
                 text(self.text(1 + (task << 8)), trunk),
                 text(self.text(2 + (task << 8) + u64::from(branch)), own),
             ];
-            let calls_left = self.dice.between(CALLS.0, CALLS.1);
-            let length = tools + trunk + own;
-            self.waiting.push(Branch { task, parts, length, calls_left, answer: Answer(0) });
+            let calls = u64::from(self.dice.between(CALLS.0, CALLS.1));
+            let tags = self.promised..self.knobs.requests.min(self.promised + calls);
+            let dice = Dice::new(self.dice.bits());
+            self.promised = tags.end;
+            if !tags.is_empty() {
+                let length = tools + trunk + own;
+                self.waiting.push(Branch { task, dice, tags, parts, length, answer: Answer(0) });
+            }
         }
         self.waiting.reverse();
     }
 
-    fn job(&mut self, mut branch: Branch, at: u64) -> Job {
-        let tag = self.made;
-        self.made += 1;
+    /// The next request of a branch that has one to come.
+    fn job(&mut self, mut branch: Branch, at: u64) -> Option<Job> {
+        let tag = branch.tags.next()?;
         let room = self.knobs.max_model_len.saturating_sub(branch.length).max(1);
-        let outputs = self.dice.length(self.knobs.output_tokens, 0.5).min(room).min(Answer::LONGEST);
+        let outputs = branch.dice.length(self.knobs.output_tokens, 0.5).min(room).min(Answer::LONGEST);
         branch.answer = Answer::new(tag, outputs);
         let prompt = Prompt::Parts(branch.parts.clone());
         let mut job = Job::new(At::Time(at), prompt, branch.answer, outputs, tag);
         job.key = branch.task % 64;
         self.live.insert(tag, branch);
-        job
+        Some(job)
+    }
+}
+
+impl Branch {
+    /// Back to what it was told first.
+    fn begin(&mut self) {
+        self.parts.truncate(BEGINNING);
+        self.length = self.parts.iter().map(Part::len).sum::<usize>() as u32;
     }
 }
 
@@ -94,32 +114,31 @@ impl Workload for Agents {
     }
 
     fn next(&mut self) -> Option<Job> {
-        if self.made >= self.knobs.requests {
-            return None;
-        }
         if self.waiting.is_empty() {
+            if self.promised == self.knobs.requests {
+                return None;
+            }
             self.begin_task();
         }
         let branch = self.waiting.pop()?;
-        Some(self.job(branch, self.now as u64))
+        self.job(branch, self.now as u64)
     }
 
     fn ended(&mut self, summary: &Summary, now: u64, more: &mut Vec<Job>) {
         let Some(mut branch) = self.live.remove(&summary.tag) else { return };
-        branch.calls_left = branch.calls_left.saturating_sub(1);
+        let result = branch.dice.length(self.knobs.prompt_tokens, 0.9);
         let answered = matches!(summary.finish, Finish::Eos | Finish::MaxTokens);
-        let result = self.dice.length(self.knobs.prompt_tokens, 0.9);
         // A server's template adds to what is asked.
         let length = branch.length.max(summary.prompt) + summary.outputs + result;
-        let fits = length < self.knobs.max_model_len;
-        if !answered || branch.calls_left == 0 || !fits || self.made >= self.knobs.requests {
-            return;
+        if answered && length < self.knobs.max_model_len {
+            let text = self.text(!summary.tag);
+            branch.parts.push(Part::Said(branch.answer, summary.outputs));
+            branch.parts.push(Part::Text(Passage { text, from: 0, to: result }));
+            branch.length = length;
+        } else {
+            branch.begin();
         }
-        let text = self.text(!summary.tag);
-        branch.parts.push(Part::Said(branch.answer, summary.outputs));
-        branch.parts.push(Part::Text(Passage { text, from: 0, to: result }));
-        branch.length = length;
-        let at = now + (self.dice.exponential(TOOL) * SECOND) as u64;
-        more.push(self.job(branch, at));
+        let at = now + (branch.dice.exponential(TOOL) * SECOND) as u64;
+        more.extend(self.job(branch, at));
     }
 }

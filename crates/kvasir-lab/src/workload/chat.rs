@@ -1,26 +1,33 @@
 use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
 use kvasir_engine::{Finish, Summary};
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 /// People who talk: several turns each, on one of a few system prompts, with time to read between the turns.
+///
+/// Each has dice and numbers of requests of their own, so what is asked does not depend on who is answered first.
 #[derive(Debug)]
 pub struct Chat {
     knobs: Knobs,
     dice: Dice,
-    /// Requests handed out or promised by talks that have begun.
-    made: u64,
-    talks: u64,
+    /// Requests that are promised to people who have begun.
+    promised: u64,
+    people: u64,
     now: f64,
-    /// Talks by the tag of the request that is out.
-    live: HashMap<u64, Talk>,
+    /// Who has a request out, by its number.
+    live: HashMap<u64, Person>,
 }
 
 #[derive(Debug)]
-struct Talk {
+struct Person {
     number: u64,
+    dice: Dice,
+    /// Requests to come.
+    tags: Range<u64>,
+    system: Passage,
+    /// The talk so far, and how many there were before it.
     parts: Vec<Part>,
     length: u32,
-    turns_left: u32,
+    talks: u64,
     answer: Answer,
 }
 
@@ -35,30 +42,40 @@ const THINKING: f64 = 12.0;
 impl Chat {
     /// From a seed.
     pub fn new(knobs: Knobs) -> Self {
-        Self { dice: Dice::new(knobs.seed), knobs, made: 0, talks: 0, now: 0.0, live: HashMap::new() }
+        Self { dice: Dice::new(knobs.seed), knobs, promised: 0, people: 0, now: 0.0, live: HashMap::new() }
     }
 
-    fn user_turn(&mut self, talk: &mut Talk) {
-        let words = self.dice.length(self.knobs.prompt_tokens, 0.7);
-        let from = talk.length;
-        let text = self.knobs.seed.wrapping_mul(31).wrapping_add(1000 + talk.number);
-        talk.parts.push(Part::Text(Passage { text, from, to: from + words }));
-        talk.length += words;
+    /// The next request of somebody who has one to come.
+    fn job(&mut self, mut person: Person, tag: u64, at: u64) -> Job {
+        let Knobs { max_model_len, prompt_tokens, output_tokens, .. } = self.knobs;
+        let words = person.dice.length(prompt_tokens, 0.7);
+        if person.length.saturating_add(words) >= max_model_len {
+            person.begin();
+        }
+        let seed = self.knobs.seed.wrapping_mul(31);
+        let text = seed.wrapping_add(1000 + (person.number << 20) + person.talks);
+        let from = person.length;
+        // A first turn that does not fit is refused, and counted.
+        let to = from.saturating_add(words);
+        person.parts.push(Part::Text(Passage { text, from, to }));
+        person.length = to;
+        let room = max_model_len.saturating_sub(to).max(1);
+        let outputs = person.dice.length(output_tokens, 0.6).min(room).min(Answer::LONGEST);
+        person.answer = Answer::new(tag, outputs);
+        let prompt = Prompt::Parts(person.parts.clone());
+        let mut job = Job::new(At::Time(at), prompt, person.answer, outputs, tag);
+        job.key = person.number % 64;
+        self.live.insert(tag, person);
+        job
     }
+}
 
-    /// The request of the turn that is next; none if it would be longer than the model takes.
-    fn job(&mut self, mut talk: Talk, at: u64) -> Option<Job> {
-        let wanted = self.dice.length(self.knobs.output_tokens, 0.6);
-        let room = self.knobs.max_model_len.checked_sub(talk.length + 1)?;
-        let tag = self.made;
-        let outputs = wanted.min(room.max(1)).min(Answer::LONGEST);
-        talk.answer = Answer::new(tag, outputs);
-        self.made += 1;
-        let prompt = Prompt::Parts(talk.parts.clone());
-        let mut job = Job::new(At::Time(at), prompt, talk.answer, outputs, tag);
-        job.key = talk.number % 64;
-        self.live.insert(tag, talk);
-        Some(job)
+impl Person {
+    /// A new talk.
+    fn begin(&mut self) {
+        self.parts = vec![Part::Text(self.system)];
+        self.length = self.system.to;
+        self.talks += 1;
     }
 }
 
@@ -73,45 +90,38 @@ impl Workload for Chat {
     }
 
     fn next(&mut self) -> Option<Job> {
-        if self.made >= self.knobs.requests {
+        let left = self.knobs.requests - self.promised;
+        if left == 0 {
             return None;
         }
         self.now += self.dice.gamma(self.knobs.burstiness, SECOND * TURNS / self.knobs.rate);
         // The first system prompts are the popular ones.
         let system = (self.dice.unit().powi(2) * SYSTEM_PROMPTS as f64) as u64;
-        let length = SYSTEM_TOKENS * (1 + system as u32);
-        let turns_left = 1 + self.dice.exponential(TURNS - 0.5) as u32;
-        let parts = vec![Part::Text(Passage { text: !system, from: 0, to: length })];
-        let number = self.talks;
-        self.talks += 1;
-        let mut talk = Talk { number, parts, length, turns_left, answer: Answer(0) };
-        self.user_turn(&mut talk);
-        let at = self.now as u64;
-        match self.job(talk, at) {
-            Some(job) => Some(job),
-            // A first turn that does not fit is refused, and counted.
-            None => {
-                let tag = self.made;
-                self.made += 1;
-                let text = Passage { text: number, from: 0, to: self.knobs.max_model_len };
-                let prompt = Prompt::Parts(vec![Part::Text(text)]);
-                Some(Job::new(At::Time(at), prompt, Answer::new(tag, 0), 1, tag))
-            }
-        }
+        let system = Passage { text: !system, from: 0, to: SYSTEM_TOKENS * (1 + system as u32) };
+        let turns = left.min(1 + self.dice.exponential(TURNS - 0.5) as u64);
+        let mut tags = self.promised..self.promised + turns;
+        let dice = Dice::new(self.dice.bits());
+        let number = self.people;
+        self.people += 1;
+        self.promised = tags.end;
+        let tag = tags.next()?;
+        let mut person =
+            Person { number, dice, tags, system, parts: Vec::new(), length: 0, talks: 0, answer: Answer(0) };
+        person.begin();
+        Some(self.job(person, tag, self.now as u64))
     }
 
     fn ended(&mut self, summary: &Summary, now: u64, more: &mut Vec<Job>) {
-        let Some(mut talk) = self.live.remove(&summary.tag) else { return };
-        let answered = matches!(summary.finish, Finish::Eos | Finish::MaxTokens);
-        talk.turns_left = talk.turns_left.saturating_sub(1);
-        if !answered || talk.turns_left == 0 || self.made >= self.knobs.requests {
-            return;
+        let Some(mut person) = self.live.remove(&summary.tag) else { return };
+        let Some(tag) = person.tags.next() else { return };
+        if matches!(summary.finish, Finish::Eos | Finish::MaxTokens) {
+            person.parts.push(Part::Said(person.answer, summary.outputs));
+            // A server's template adds to what is asked.
+            person.length = person.length.max(summary.prompt) + summary.outputs;
+        } else {
+            person.begin();
         }
-        talk.parts.push(Part::Said(talk.answer, summary.outputs));
-        // A server's template adds to what is asked.
-        talk.length = talk.length.max(summary.prompt) + summary.outputs;
-        self.user_turn(&mut talk);
-        let at = now + (self.dice.exponential(THINKING) * SECOND) as u64;
-        more.extend(self.job(talk, at));
+        let at = now + (person.dice.exponential(THINKING) * SECOND) as u64;
+        more.push(self.job(person, tag, at));
     }
 }
