@@ -9,6 +9,9 @@ pub(crate) enum Near {
     Second,
 }
 
+/// What processors foresee ends with a page of this many bytes, whatever size it really has.
+pub(crate) const PAGE: usize = 4096;
+
 /// Asks for a line, whatever the address.
 #[inline(always)]
 pub(crate) fn ask_line(near: Near, at: *const u8) {
@@ -28,4 +31,12 @@ pub(crate) fn ask_line(near: Near, at: *const u8) {
 #[inline(always)]
 pub(crate) fn ask_tile(near: Near, at: *const u8) {
     (0..16).for_each(|line| ask_line(near, at.wrapping_add(line * 64)));
+}
+
+/// What is at the beginning of a page is a sign that the next one is wanted.
+#[inline(always)]
+pub(crate) fn ask_next_page(at: *const u8) {
+    if at.addr().is_multiple_of(PAGE) {
+        ask_line(Near::Second, at.wrapping_add(PAGE));
+    }
 }

@@ -2,7 +2,7 @@
 //! can wait for, and a machine's memory in how fast it is from one minute to the next: so the ways are tried in turns while work is done, and the fastest is
 //! kept for a while. No result depends on it.
 
-use crate::ask::{Near, ask_line};
+use crate::ask::{Near, PAGE, ask_line};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
@@ -18,9 +18,6 @@ pub(crate) struct Ahead {
     /// How many bytes ahead, into the first level.
     near: Option<usize>,
 }
-
-/// What processors foresee ends with a page of this many bytes, whatever size it really has.
-const PAGE: usize = 4096;
 
 /// The first is in force until something was tried. Bytes past what is read are usually read next.
 const WAYS: [Ahead; 5] = [

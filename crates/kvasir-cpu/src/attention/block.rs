@@ -20,7 +20,7 @@ pub(super) struct Block {
     /// Lanes of each head.
     pub(super) per_head: usize,
     pub(super) lanes: [u32; LANES],
-    /// Whether there are 16, and each is the next of the one before.
+    /// Whether each is the next of the one before.
     in_line: bool,
     /// First tile of its queries, one for each of [`Shape::steps`].
     pub(super) queries: usize,
@@ -31,7 +31,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    fn used(&self) -> usize {
+    pub(super) fn used(&self) -> usize {
         self.heads.len() * self.per_head
     }
 
@@ -46,14 +46,11 @@ impl Block {
 
     /// Puts numbers where [`gather`](Self::gather) finds them.
     pub(super) fn scatter(&self, numbers: &[f32; LANES], to: &mut [f32]) {
-        let at = self.lanes[0] as usize;
-        match to.get_mut(at..at + LANES).and_then(<[f32]>::first_chunk_mut) {
-            Some(all) if self.in_line => *all = *numbers,
-            _ => {
-                let used = self.lanes.iter().zip(numbers).take(self.used());
-                used.for_each(|(lane, number)| to[*lane as usize] = *number);
-            }
+        let (at, used) = (self.lanes[0] as usize, self.used());
+        if self.in_line {
+            return to[at..at + used].copy_from_slice(&numbers[..used]);
         }
+        self.lanes.iter().zip(numbers).take(used).for_each(|(lane, number)| to[*lane as usize] = *number);
     }
 
     pub(super) fn sees(&self, chunk: &Chunk, last: i32) -> bool {
@@ -127,7 +124,7 @@ impl Attend<'_> {
                     heads: heads.clone(),
                     per_head: n,
                     lanes,
-                    in_line: lanes.is_sorted_by(|a, b| a + 1 == *b),
+                    in_line: lanes[..used].is_sorted_by(|a, b| a + 1 == *b),
                     queries,
                     sight,
                     visible: bounds(&sight.visible),

@@ -1,7 +1,7 @@
 //! What attention's results are compared with: nothing is staged, shared or done in vectors.
 
 use super::scratch::finished;
-use super::softmax::{Packed, Scores, Sharing, Sight};
+use super::softmax::{Entries, Scores, Sharing, Sight, exp2};
 use super::view::CHUNK;
 use super::{Attend, LANES, STEP};
 use crate::Level;
@@ -63,6 +63,10 @@ fn score(key: &[f32], query: &[f32]) -> f32 {
         let pairs = key.as_chunks::<2>().0.iter().zip(query.as_chunks::<2>().0);
         chains.iter_mut().zip(pairs).for_each(|(chain, (k, q))| *chain = add_pair(*chain, *k, *q));
     }
+    by_halves(chains)
+}
+
+fn by_halves(mut chains: Vec<f32>) -> f32 {
     while chains.len() > 1 {
         let upper = chains.split_off(chains.len() / 2);
         chains.iter_mut().zip(upper).for_each(|(low, high)| *low += high);
@@ -94,25 +98,27 @@ pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
                 let mut scores: Scores = [[0.0; LANES]; CHUNK];
                 let mut values = vec![vec![0f32; vd.next_multiple_of(STEP)]; CHUNK];
                 // Entries 0 are seen.
-                let mut rows = [(1, 0); CHUNK];
+                let mut rows = Entries { entry: [1; CHUNK], position: [0; CHUNK] };
                 let sight = Sight { visible: [1; LANES], from: [0; LANES] };
                 for (number, (pool, slot, position)) in (chunk.first as usize..).zip(a.views.entries(chunk)) {
                     if number < view.visible(query) && position >= from {
                         let (pool, row) = (a.pool(pool), position as usize % CHUNK);
                         let key: Vec<f32> = read(&pool.keys, slot, kv_head, kd);
-                        (scores[row], rows[row]) = ([score(&key, &q); LANES], (0, 0));
+                        (scores[row], rows.entry[row]) = ([score(&key, &q); LANES], 0);
                         values[row] = read(pool.read_as_values(), slot, kv_head, vd);
                     }
                 }
-                let mut packed: Packed = [[0; LANES]; CHUNK / 2];
                 sharing.begin(Level::Portable, &mut scores, &rows, Some(&sight), a.rule());
-                sharing.rest(Level::Portable, &scores, &mut packed);
-                sharing.end(Level::Portable);
+                let shares = scores.map(|row| exp2(row[0].mul_add(sharing.scale, -sharing.base[0])));
+                // A chain for each place of 16, added up by halves.
+                let chain = |place| (place..CHUNK).step_by(LANES).map(|row| shares[row]).reduce(|a, b| a + b);
+                let total = by_halves((0..LANES).filter_map(chain).collect());
+                sharing.run.sum[0] = sharing.run.sum[0].mul_add(sharing.run.fade[0], total);
+                let rounded = |share: f32| bf16(((share.to_bits() + 0x8000) >> 16) as u16);
                 for (d, sum) in sums.iter_mut().enumerate() {
                     *sum *= sharing.run.fade[0];
-                    for (pair, values) in packed.iter().zip(values.as_chunks::<2>().0) {
-                        let shares = [pair[0] as u16, (pair[0] >> 16) as u16].map(bf16);
-                        *sum = add_pair(*sum, shares, values.each_ref().map(|row| row[d]));
+                    for (pair, values) in shares.as_chunks::<2>().0.iter().zip(values.as_chunks::<2>().0) {
+                        *sum = add_pair(*sum, pair.map(rounded), values.each_ref().map(|row| row[d]));
                     }
                 }
             }

@@ -94,7 +94,43 @@ fn scaled_body(sums: &[f32], factor: f32, to: &mut [f32]) {
 
 per_level! {
     /// `to = sums * factor`, sums in the order of the tiles' columns, results in their own.
-    scaled(sums: &[f32], factor: f32, to: &mut [f32]) => scaled_body
+    scaled_by_compiler(sums: &[f32], factor: f32, to: &mut [f32]) => scaled_body
+}
+
+/// The same; compilers gather where vectors permute.
+pub(super) fn scaled(level: Level, sums: &[f32], factor: f32, to: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if level >= Level::Avx512Vnni {
+        let whole = to.len() / WIDE * WIDE;
+        // SAFETY: the level was found on this machine.
+        unsafe { scaled_wide(&sums[..whole], factor, &mut to[..whole]) };
+        return scaled_by_compiler(level, &sums[whole..], factor, &mut to[whole..]);
+    }
+    scaled_by_compiler(level, sums, factor, to);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn scaled_wide(sums: &[f32], factor: f32, to: &mut [f32]) {
+    use std::arch::x86_64::*;
+    const HALF: usize = WIDE / 2;
+    let from: [[i32; HALF]; 2] = std::array::from_fn(|half| {
+        std::array::from_fn(|d| {
+            let (tile, column) = place(half * HALF + d);
+            (tile * LANES + column) as i32
+        })
+    });
+    for (sums, to) in sums.as_chunks::<WIDE>().0.iter().zip(to.as_chunks_mut::<WIDE>().0) {
+        // SAFETY: 16 numbers each.
+        unsafe {
+            let [low, high] = [0, HALF].map(|at| _mm512_loadu_ps(sums[at..].as_ptr()));
+            for (half, from) in from.iter().enumerate() {
+                let from = _mm512_loadu_si512(from.as_ptr().cast());
+                let both = _mm512_permutex2var_ps(low, from, high);
+                _mm512_storeu_ps(to[half * HALF..].as_mut_ptr(), _mm512_mul_ps(both, _mm512_set1_ps(factor)));
+            }
+        }
+    }
 }
 
 /// Puts pairs of rows of values (the first of positions 2 `first` and 2 `first` + 1) into rows of their step's tiles, pairs of numbers to a word.

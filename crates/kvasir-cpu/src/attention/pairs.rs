@@ -11,15 +11,15 @@ use crate::tile::LANES;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
-/// Four scores out of their chains.
+/// The sums of four vectors' numbers, or whatever two numbers come to: by halves.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn totals([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
-    let eight = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+pub(super) fn by_halves([a, b, c, d]: [__m512; 4], of: impl Fn(__m512, __m512) -> __m512) -> [f32; 4] {
+    let eight = |a, b| of(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
     let (ab, cd) = (eight(a, b), eight(c, d));
-    let four = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
-    let two = _mm512_add_ps(four, _mm512_permute_ps::<0x4e>(four));
-    let one = _mm512_add_ps(two, _mm512_permute_ps::<0xb1>(two));
+    let four = of(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+    let two = of(four, _mm512_permute_ps::<0x4e>(four));
+    let one = of(two, _mm512_permute_ps::<0xb1>(two));
     let firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
     let mut sums = [0.0; 4];
     // SAFETY: four numbers.

@@ -127,36 +127,59 @@ impl Scratch {
         Scored { block, place, .. }: Scored,
         seen: &Seen<'_>,
         rule: Rule,
+        few: bool,
     ) {
         let block = &self.blocks[block];
         let sharing = &mut self.sharing[place];
         sharing.run.most = block.gather(&self.most);
         sharing.run.sum = block.gather(&self.sum);
         let sight = (!block.sees_all(seen.chunk, seen.first)).then_some(&block.sight);
-        sharing.begin(level, &mut self.scores[place], &self.rows, sight, rule);
+        #[cfg(target_arch = "x86_64")]
+        if few && in_pairs(level) {
+            let Some(lying) = self.lying_scores.first_chunk_mut() else { return };
+            // SAFETY: the level was found on this machine.
+            return unsafe {
+                few::shares::begin(sharing, level, (lying, block.used()), &self.entries, sight, rule)
+            };
+        }
+        sharing.begin(level, &mut self.scores[place], &self.entries, sight, rule);
     }
 
     /// The rest of a block's shares.
     pub(super) fn end_shares(&mut self, level: Level, scored: Scored, few: bool) {
         let number = scored.number(self.blocks.len());
-        let sharing = &mut self.sharing[scored.place];
-        let packed = &mut self.packed[0];
-        sharing.rest(level, &self.scores[scored.place], packed);
-        if few && !in_pairs(level) {
+        match few {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was found on this machine, and has heads of few lanes taken apart.
-            unsafe {
-                few::open(level, packed, &mut self.open_shares[0])
-            };
-        } else {
-            for (part, tile) in packed.as_chunks().0.iter().zip(&mut self.shares[number]) {
-                transpose(level, part, tile);
+            true => self.few_shares(level, scored),
+            _ => {
+                let packed = &mut self.packed[0];
+                self.sharing[scored.place].rest(level, &self.scores[scored.place], packed);
+                for (part, tile) in packed.as_chunks().0.iter().zip(&mut self.shares[number]) {
+                    transpose(level, part, tile);
+                }
             }
         }
+        let sharing = &mut self.sharing[scored.place];
         sharing.end(level);
         let block = &self.blocks[scored.block];
         block.scatter(&sharing.run.most, &mut self.most);
         block.scatter(&sharing.run.sum, &mut self.sum);
         self.fades[number] = sharing.run.fade;
+    }
+
+    /// The same for a block whose heads have few lanes.
+    #[cfg(target_arch = "x86_64")]
+    fn few_shares(&mut self, level: Level, scored: Scored) {
+        let number = scored.number(self.blocks.len());
+        let sharing = &mut self.sharing[scored.place];
+        if in_pairs(level) {
+            let Some(lying) = self.lying_scores.first_chunk() else { return };
+            let lanes = self.blocks[scored.block].used();
+            // SAFETY: the level was found on this machine.
+            return unsafe { few::shares::rest(sharing, (lying, lanes), &mut self.shares[number]) };
+        }
+        sharing.rest(level, &self.scores[scored.place], &mut self.packed[0]);
+        // SAFETY: the level was found on this machine, and has heads of few lanes taken apart.
+        unsafe { few::open(level, &self.packed[0], &mut self.open_shares[0]) };
     }
 }

@@ -4,7 +4,7 @@ use super::coming::scaled;
 #[cfg(target_arch = "x86_64")]
 use super::few::Later;
 use super::products::Keys;
-use super::softmax::{Packed, Rule, Scores, Sharing, exp2};
+use super::softmax::{Entries, Packed, Rule, Scores, Sharing, exp2};
 use super::soon::Soon;
 use super::stretch::TAKEN;
 use super::view::CHUNK;
@@ -65,8 +65,8 @@ pub(super) struct Scratch {
     pub(super) open_shares: Lines<Scores>,
     /// Per block and chunk what its lanes' sums must be multiplied with before.
     pub(super) fades: Vec<[f32; LANES]>,
-    /// Number of the entry at each position of the chunk, and the position; made where some lane does not see all of them.
-    pub(super) rows: [(i32, i32); CHUNK],
+    /// The chunk's entries; made where some lane does not see all of them.
+    pub(super) entries: Entries,
 }
 
 impl Default for Scratch {
@@ -100,7 +100,7 @@ impl Default for Scratch {
             shares: Lines::new(),
             open_shares: Lines::new(),
             fades: Vec::new(),
-            rows: [(0, 0); CHUNK],
+            entries: Entries::NONE,
         }
     }
 }
@@ -135,10 +135,11 @@ impl Scratch {
         let lanes = heads * lanes;
         self.sums.clear();
         self.sums.grow(lanes * shape.value_width);
+        // A block takes 16 at a time, whoever they are of.
         self.most.clear();
-        self.most.resize(lanes, f32::NEG_INFINITY);
+        self.most.resize(lanes + LANES, f32::NEG_INFINITY);
         self.sum.clear();
-        self.sum.resize(lanes, 0.0);
+        self.sum.resize(lanes + LANES, 0.0);
     }
 
     /// A lane's result.

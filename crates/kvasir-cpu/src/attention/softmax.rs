@@ -28,6 +28,17 @@ impl Rule {
     }
 }
 
+/// Number of the entry at each position of a chunk, and the position; what stands nowhere is seen by nobody.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entries {
+    pub(crate) entry: [i32; CHUNK],
+    pub(crate) position: [i32; CHUNK],
+}
+
+impl Entries {
+    pub(crate) const NONE: Self = Self { entry: [i32::MAX; CHUNK], position: [0; CHUNK] };
+}
+
 /// What each lane sees of a chunk: row `r` if `entry[r] < visible` and `position[r] >= from`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sight {
@@ -76,8 +87,8 @@ pub(super) struct Sharing {
 }
 
 #[inline(always)]
-fn hide_body(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) {
-    for (row, &(entry, position)) in scores.iter_mut().zip(rows) {
+fn hide_body(scores: &mut Scores, entries: &Entries, sight: &Sight) {
+    for (row, (&entry, &position)) in scores.iter_mut().zip(entries.entry.iter().zip(&entries.position)) {
         for lane in 0..LANES {
             let seen = entry < sight.visible[lane] && position >= sight.from[lane];
             row[lane] = if seen { row[lane] } else { f32::NEG_INFINITY };
@@ -85,15 +96,15 @@ fn hide_body(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) {
     }
 }
 
-per_level! { hide_by_compiler(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) => hide_body }
+per_level! { hide_by_compiler(scores: &mut Scores, entries: &Entries, sight: &Sight) => hide_body }
 
 #[inline(always)]
-fn cap_body(scores: &mut Scores, scale: f32, cap: f32) {
+fn cap_body(scores: &mut [f32], scale: f32, cap: f32) {
     let capped = |s: f32| Rule::unit(cap * (s * scale / cap).tanh());
-    scores.as_flattened_mut().iter_mut().for_each(|s| *s = capped(*s));
+    scores.iter_mut().for_each(|s| *s = capped(*s));
 }
 
-per_level! { cap_scores(scores: &mut Scores, scale: f32, cap: f32) => cap_body }
+per_level! { cap_scores(scores: &mut [f32], scale: f32, cap: f32) => cap_body }
 
 #[inline(always)]
 fn most_body(scores: &Scores, most: &mut [f32; LANES]) {
@@ -163,15 +174,31 @@ impl Sharing {
         done: CHUNK / 2,
     };
 
-    /// Looks at a chunk's products. `rows` holds each position's entry number and position; without `sight` every lane sees all of them.
+    /// Looks at a chunk's products. Without `sight` every lane sees all of them.
     pub(super) fn begin(
         &mut self,
         level: Level,
         scores: &mut Scores,
-        rows: &[(i32, i32); CHUNK],
+        entries: &Entries,
         sight: Option<&Sight>,
         rule: Rule,
     ) {
+        self.scale(level, scores.as_flattened_mut(), rule);
+        #[cfg(target_arch = "x86_64")]
+        if level >= Level::Avx512Vnni {
+            // SAFETY: the level was found on this machine.
+            return unsafe { wide::rise(self, scores, entries, sight) };
+        }
+        if let Some(sight) = sight {
+            hide_by_compiler(level, scores, entries, sight);
+        }
+        let mut largest = [0.0; LANES];
+        most_by_compiler(level, scores, &mut largest);
+        rise_by_compiler(level, &largest, self.scale, &mut self.run, &mut self.base);
+    }
+
+    /// Products have their factor still to come, unless they are capped.
+    pub(super) fn scale(&mut self, level: Level, scores: &mut [f32], rule: Rule) {
         self.scale = match rule.soft_cap {
             None => Rule::unit(rule.scale),
             Some(cap) => {
@@ -182,17 +209,6 @@ impl Sharing {
         // The largest score is that of the largest product.
         debug_assert!(self.scale >= 0.0);
         (self.sums, self.done) = ([[0.0; LANES]; 2], 0);
-        #[cfg(target_arch = "x86_64")]
-        if level >= Level::Avx512Vnni {
-            // SAFETY: the level was found on this machine.
-            return unsafe { wide::rise(self, scores, rows, sight) };
-        }
-        if let Some(sight) = sight {
-            hide_by_compiler(level, scores, rows, sight);
-        }
-        let mut largest = [0.0; LANES];
-        most_by_compiler(level, scores, &mut largest);
-        rise_by_compiler(level, &largest, self.scale, &mut self.run, &mut self.base);
     }
 
     /// Shares of the positions that are left, as bf16, pairs of positions to a word of `packed`.
@@ -200,7 +216,10 @@ impl Sharing {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the level was found on this machine.
-            Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => unsafe { wide::rest(self, scores, packed) },
+            Level::Avx512Bf16 => unsafe { wide::in_pairs(self, scores, packed) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx512Vnni | Level::Amx => unsafe { wide::rest(self, scores, packed) },
             _ => some_by_compiler(level, self, &scores[2 * self.done..], &mut packed[self.done..]),
         }
         self.done = CHUNK / 2;

@@ -1,6 +1,7 @@
 use super::coming::Coming;
 use super::products::{Keys, open_keys};
 use super::scratch::Scratch;
+use super::softmax::Entries;
 use super::soon::Soon;
 use super::view::{CHUNK, Chunk, Run};
 use super::{Attend, Piece, Shape, widens};
@@ -12,15 +13,15 @@ use std::ops::Range;
 
 impl Attend<'_> {
     /// Notes which entry stands at each position of a chunk.
-    pub(super) fn number_rows(&self, chunk: &Chunk, s: &mut Scratch) {
-        s.rows = [(i32::MAX, 0); CHUNK];
+    pub(super) fn number_entries(&self, chunk: &Chunk, s: &mut Scratch) {
+        s.entries = Entries::NONE;
         let mut number = chunk.first as i32;
         for run in self.views.runs(chunk) {
             let first = run.position as usize % CHUNK;
-            for (row, position) in s.rows[first..][..run.len as usize].iter_mut().zip(run.position as i32..) {
-                *row = (number, position);
-                number += 1;
-            }
+            let places = first..first + run.len as usize;
+            s.entries.entry[places.clone()].iter_mut().zip(number..).for_each(|(to, number)| *to = number);
+            s.entries.position[places].iter_mut().zip(run.position as i32..).for_each(|(to, at)| *to = at);
+            number += run.len as i32;
         }
     }
 

@@ -120,7 +120,7 @@ impl Attend<'_> {
         for (n, seen) in work.chunks.iter().enumerate() {
             let hides = |block: &Block| block.meets(seen) && !block.sees_all(seen.chunk, seen.first);
             if s.blocks[work.blocks.clone()].iter().any(hides) {
-                self.number_rows(seen.chunk, s);
+                self.number_entries(seen.chunk, s);
             }
             self.stage_keys(level, shape, piece, (work.heads.clone(), many), seen.chunk, s);
             #[cfg(target_arch = "x86_64")]
@@ -152,7 +152,7 @@ impl Attend<'_> {
                 let now = Scored { block, chunk: n, seen: seen.len(), place };
                 // SAFETY: blocks and keys are there, and the unit is as it should be; the rows are the pool's or staged.
                 unsafe { s.score(level, shape, now, before, coming.as_mut()) };
-                s.begin_shares(level, now, seen, self.rule());
+                s.begin_shares(level, now, seen, self.rule(), work.few);
                 before = Some(now);
             }
             if let Some(mut coming) = coming {

@@ -1,7 +1,7 @@
 //! The hot ones of [`super::softmax`] in 512-bit vectors: compilers gather across the lanes instead of working along them. The arithmetic is that of the plain
 //! functions, operation by operation.
 
-use super::softmax::{self, Packed, Scores, Sharing, Sight};
+use super::softmax::{self, Entries, Packed, Scores, Sharing, Sight};
 use super::view::CHUNK;
 use crate::halves::ROUND;
 use crate::tile::LANES;
@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn load(from: &[f32; LANES]) -> __m512 {
+pub(super) fn load(from: &[f32; LANES]) -> __m512 {
     // SAFETY: 16 floats.
     unsafe { _mm512_loadu_ps(from.as_ptr()) }
 }
@@ -24,7 +24,7 @@ fn store(to: &mut [f32; LANES], v: __m512) {
 /// [`softmax::exp2`] of 16 numbers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn exp2(x: __m512) -> __m512 {
+pub(super) fn exp2(x: __m512) -> __m512 {
     let round = _mm512_set1_ps(ROUND);
     let t = _mm512_add_ps(x, round);
     let f = _mm512_sub_ps(x, _mm512_sub_ps(t, round));
@@ -37,12 +37,12 @@ fn exp2(x: __m512) -> __m512 {
 
 /// What a lane does not see is less than anything.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn hide(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) {
+fn hide(scores: &mut Scores, entries: &Entries, sight: &Sight) {
     // SAFETY: 16 integers each.
     let (visible, from) = unsafe {
         (_mm512_loadu_si512(sight.visible.as_ptr().cast()), _mm512_loadu_si512(sight.from.as_ptr().cast()))
     };
-    for (row, &(entry, position)) in scores.iter_mut().zip(rows) {
+    for (row, (&entry, &position)) in scores.iter_mut().zip(entries.entry.iter().zip(&entries.position)) {
         let seen = _mm512_cmplt_epi32_mask(_mm512_set1_epi32(entry), visible)
             & _mm512_cmpge_epi32_mask(_mm512_set1_epi32(position), from);
         let v = _mm512_mask_blend_ps(seen, _mm512_set1_ps(f32::NEG_INFINITY), load(row));
@@ -52,14 +52,9 @@ fn hide(scores: &mut Scores, rows: &[(i32, i32); CHUNK], sight: &Sight) {
 
 /// Maxima with a chunk's products, and what that does to the sums so far.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn rise(
-    sharing: &mut Sharing,
-    scores: &mut Scores,
-    rows: &[(i32, i32); CHUNK],
-    sight: Option<&Sight>,
-) {
+pub(super) fn rise(sharing: &mut Sharing, scores: &mut Scores, entries: &Entries, sight: Option<&Sight>) {
     if let Some(sight) = sight {
-        hide(scores, rows, sight);
+        hide(scores, entries, sight);
     }
     let (first, rest) = scores.as_chunks::<4>().0.split_at(1);
     let mut most = first[0].each_ref().map(|row| load(row));
@@ -69,7 +64,13 @@ pub(super) fn rise(
         }
     }
     let [a, b, c, d] = most;
-    let largest = _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d));
+    risen(sharing, _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
+}
+
+/// Maxima with each lane's largest product.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) fn risen(sharing: &mut Sharing, largest: __m512) {
     let before = load(&sharing.run.most);
     let most = _mm512_max_ps(_mm512_mul_ps(largest, _mm512_set1_ps(sharing.scale)), before);
     let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(most, _mm512_set1_ps(f32::NEG_INFINITY));
@@ -111,30 +112,32 @@ impl<'a> Making<'a> {
     #[inline(always)]
     pub(super) unsafe fn some(&mut self) {
         if self.done < CHUNK / 2 {
-            // SAFETY: as the caller vouches; pairs are made by twos.
-            unsafe {
-                self.pair(self.done);
-                self.pair(self.done + 1);
+            for pair in self.done..self.done + 2 {
+                // SAFETY: as the caller vouches; pairs are made by twos.
+                let [a, b] = unsafe { self.pair(pair) };
+                // SAFETY: as above.
+                (self.even, self.odd) = unsafe { (_mm512_add_ps(self.even, a), _mm512_add_ps(self.odd, b)) };
             }
             self.done += 2;
         }
     }
 
+    /// The shares of a pair, which are packed.
+    ///
     /// # Safety
     /// As for [`some`](Self::some), and there must be such a pair.
     #[inline(always)]
-    unsafe fn pair(&mut self, pair: usize) {
+    unsafe fn pair(&mut self, pair: usize) -> [__m512; 2] {
         // SAFETY: as the caller vouches.
         unsafe {
             let rows = self.scores.as_ptr().add(2 * pair).cast::<f32>();
             let a = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(rows), self.scale, self.base));
             let b = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(rows.add(LANES)), self.scale, self.base));
-            self.even = _mm512_add_ps(self.even, a);
-            self.odd = _mm512_add_ps(self.odd, b);
             let half = _mm512_set1_epi32(0x8000);
-            let a = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(a), half));
-            let b = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), self.high);
-            _mm512_storeu_si512(self.packed.as_mut_ptr().add(pair).cast(), _mm512_or_si512(a, b));
+            let low = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(a), half));
+            let high = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), self.high);
+            _mm512_storeu_si512(self.packed.as_mut_ptr().add(pair).cast(), _mm512_or_si512(low, high));
+            [a, b]
         }
     }
 
@@ -158,4 +161,27 @@ pub(super) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) 
         unsafe { making.some() };
     }
     making.leave();
+}
+
+/// All of a block's shares, added up in the order of [`super::pairs`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) fn in_pairs(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
+    let mut making = Making::go_on(sharing, scores, packed);
+    // Chains of two places.
+    let mut one = |place: usize| {
+        // SAFETY: this function has the instructions.
+        let mut pair = |quarter: usize| unsafe { making.pair((quarter * LANES + place) / 2) };
+        (1..CHUNK / LANES).fold(pair(0), |chains, quarter| add(chains, pair(quarter)))
+    };
+    let mut two = |place| add(one(place), one(place + 8));
+    let mut four = |place| add(two(place), two(place + 4));
+    [making.even, making.odd] = add(four(0), four(2));
+    making.done = CHUNK / 2;
+    making.leave();
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add(a: [__m512; 2], b: [__m512; 2]) -> [__m512; 2] {
+    [_mm512_add_ps(a[0], b[0]), _mm512_add_ps(a[1], b[1])]
 }

@@ -1,10 +1,11 @@
 //! Dot products of pairs of bf16, in the order of [`pairs`](crate::attention::pairs): rows are multiplied as they lie.
 //!
 //! Each load of a loop goes on by one row, which processors foresee: where one goes on by 1 KB or more, as in a loop that turns a block of rows, they foresee
-//! half of it, and asking does not make up for that. Only where rows do not lie one behind the other is anything asked for.
+//! half of it, and asking does not make up for that. Of rows that lie one behind the other only the beginning of the next page is asked for.
 
 use super::{LINE, Later, Lying};
-use crate::attention::pairs::totals;
+use crate::ask::ask_next_page;
+use crate::attention::pairs::by_halves;
 use crate::attention::products::{FEW, Keys};
 use crate::attention::view::CHUNK;
 use crate::chains::add_pairs;
@@ -54,7 +55,7 @@ pub(super) unsafe fn scores(
 /// The machine must have the instructions, and each of `rows` point at `width` numbers, which are whole lines.
 pub(super) unsafe fn add(
     (shares, from): (&[Tile; 2], usize),
-    rows: &[*const u16],
+    rows: (&[*const u16], usize),
     later: &Later,
     width: usize,
     sums: &mut [f32],
@@ -114,6 +115,8 @@ unsafe fn positions<const N: usize, const S: usize>(
         let at = keys.base[quarter].wrapping_add(row % LANES * keys.stride[quarter]);
         if later.is_something() {
             later.ask_row(row, 0..queries.len());
+        } else {
+            ask_next_page(at);
         }
         let mut chains = [_mm512_setzero_ps(); N];
         for step in 0..if S == 0 { queries.len() } else { S } {
@@ -130,7 +133,8 @@ unsafe fn positions<const N: usize, const S: usize>(
         }
         for n in (0..N).step_by(2) {
             let other = N.min(n + 2) - 1;
-            let sums = totals([even[n], chains[n], even[other], chains[other]]);
+            let chains = [even[n], chains[n], even[other], chains[other]];
+            let sums = by_halves(chains, |a, b| _mm512_add_ps(a, b));
             for (n, sums) in [n, other].into_iter().zip(sums.as_chunks::<2>().0) {
                 out[from + n][row - 1..=row].copy_from_slice(sums);
             }
@@ -149,7 +153,7 @@ type Shares = [*const u32; CHUNK / STEP];
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn values<const N: usize, const W: usize>(
     shares: &[Shares; N],
-    rows: &[*const u16],
+    (rows, by): (&[*const u16], usize),
     later: &Later,
     width: usize,
     sums: *mut f32,
@@ -165,9 +169,12 @@ unsafe fn values<const N: usize, const W: usize>(
             for (n, row) in rows.iter().enumerate() {
                 if later.is_something() {
                     later.ask_row(half * STEP + n, at / LINE..at / LINE + W);
+                } else {
+                    ask_next_page(row.wrapping_byte_add(by).cast());
                 }
+                let line = |w| row.wrapping_byte_add(by).wrapping_add(at + w * LINE).cast();
                 // SAFETY: the caller's rows.
-                let now = from_fn(|w| unsafe { _mm512_loadu_si512(row.wrapping_add(at + w * LINE).cast()) });
+                let now = from_fn(|w| unsafe { _mm512_loadu_si512(line(w)) });
                 if opaque(n).is_multiple_of(2) {
                     even = now;
                     continue;

@@ -9,6 +9,7 @@
 mod dots;
 mod later;
 mod numbers;
+pub(super) mod shares;
 
 pub(super) use later::Later;
 
@@ -51,26 +52,25 @@ pub(super) fn most(level: Level) -> usize {
     if level >= Level::Amx { FEW } else { MOST }
 }
 
-/// Scores of 16 lanes that are not yet a row per position.
-type Lying = [[f32; CHUNK]; LANES];
+/// Scores of 16 lanes, a row per lane.
+pub(super) type Lying = [[f32; CHUNK]; LANES];
 
 impl Attend<'_> {
     /// Adds a chunk's values, head by head, to the sums of a block whose heads have few lanes each.
     pub(super) fn take_rows(&self, level: Level, piece: &Piece<'_>, work: &Work<'_>, s: &mut Scratch) {
         let width = self.facts.value_dim;
         let seen = &work.chunks[0];
-        let mut rows = [std::ptr::null(); CHUNK];
+        let mut rows = [std::ptr::null::<u16>(); CHUNK];
+        // How far the head's rows lie behind these.
+        let mut by = 0;
         let first = piece.heads.start + work.heads.start;
         let heads = self.heads_of_values(seen.chunk);
         let [_, mut later] = s.later;
         let asks = later.is_something();
         for (i, head) in work.heads.clone().enumerate() {
             match heads {
-                Some(heads) if i > 0 => {
-                    let step = heads.to_next(piece.heads.start + head - 1);
-                    let (nothing, full) = (s.nothing.as_ptr(), seen.chunk.len as usize == CHUNK);
-                    let moves = rows.iter_mut().filter(|row| full || **row != nothing);
-                    moves.for_each(|row| *row = row.wrapping_byte_add(step));
+                Some(heads) if i > 0 && seen.chunk.len as usize == CHUNK => {
+                    by += heads.to_next(piece.heads.start + head - 1);
                 }
                 _ => self.value_rows(level, piece.heads.start + head, seen.chunk, &mut rows, s),
             }
@@ -87,7 +87,7 @@ impl Attend<'_> {
             let sums = &mut s.sums[at..][..lanes * width];
             softmax::fade(level, sums, width, &s.fades[work.blocks.start][from..from + lanes]);
             // Nobody sees what is behind, and its shares are zeros.
-            let rows = &rows[..seen.len().next_multiple_of(2)];
+            let rows = (&rows[..seen.len().next_multiple_of(2)], by);
             // SAFETY: the level has the instructions; the rows are the pool's or staged.
             unsafe {
                 if in_pairs(level) {
@@ -133,8 +133,10 @@ impl Scratch {
                 }
             }
         }
-        // SAFETY: as above.
-        unsafe { in_vectors!(level, v => v::stand(lying, &mut self.scores[now.place])) };
+        if !in_pairs(level) {
+            // SAFETY: as above.
+            unsafe { in_vectors!(level, v => v::stand(lying, &mut self.scores[now.place])) };
+        }
     }
 }
 
@@ -182,7 +184,7 @@ unsafe fn add(
     level: Level,
     shares: &Scores,
     (from, lanes): (usize, usize),
-    rows: &[*const u16],
+    rows: (&[*const u16], usize),
     later: &Later,
     width: usize,
     sums: &mut [f32],

@@ -92,7 +92,7 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn steps<const N: usize, const W: usize>(
                 shares: *const f32,
-                rows: &[*const u16],
+                (rows, by): (&[*const u16], usize),
                 later: &Later,
                 width: usize,
                 sums: &mut [f32],
@@ -118,7 +118,8 @@ macro_rules! kernels {
                                             if phase == 0 {
                                                 ask_line(Near::Second, ask.wrapping_add(w * 64));
                                             }
-                                            let v = rows[odd].wrapping_add(at + w * HALVES);
+                                            let v =
+                                                rows[odd].wrapping_byte_add(by).wrapping_add(at + w * HALVES);
                                             // SAFETY: the caller's rows.
                                             *values = fours(unsafe { load(v.cast()) });
                                         }
