@@ -20,7 +20,7 @@ pub(super) struct Block {
     /// Lanes of each head.
     pub(super) per_head: usize,
     pub(super) lanes: [u32; LANES],
-    /// Whether each is the next of the one before.
+    /// Whether each that is used is the next of the one before.
     in_line: bool,
     /// First tile of its queries, one for each of [`Shape::steps`].
     pub(super) queries: usize,

@@ -1,8 +1,8 @@
 //! The two products of attention in dot products of pairs of bf16, in an order of their own (decision 0113): nothing is widened, turned or put apart.
 //!
 //! A score is 16 chains, one for each pair of a step of 32 numbers, over the steps of a row; the chains are added up by halves, the first eight and the last,
-//! then four and four. A sum of values is one chain over all positions. Of a pair the later number comes first, as the instruction has it. Here is how many
-//! lanes do it, a column each; [`few`](super::few) multiplies rows as they lie.
+//! then four and four. A chunk's sum of shares likewise is 16 chains, one for each place of 16 positions. A sum of values is one chain over all positions. Of a
+//! pair the later number comes first, as the instruction has it. Here is how many lanes do it, a column each; [`few`](super::few) takes rows as they lie.
 
 use super::products::Keys;
 use super::softmax::Scores;

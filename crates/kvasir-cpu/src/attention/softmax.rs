@@ -78,7 +78,7 @@ pub(super) struct Sharing {
     /// A score's factor, and what is taken from it: the maximum so far.
     pub(super) scale: f32,
     pub(super) base: [f32; LANES],
-    /// Sums of shares of even positions, and of odd ones.
+    /// Sums of shares of even positions, and of odd ones; or of all, and nothing.
     pub(super) sums: [[f32; LANES]; 2],
     /// The block's lanes.
     pub(super) run: Running,
