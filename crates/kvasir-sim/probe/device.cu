@@ -110,9 +110,9 @@ void memory_and_bandwidth(cudaStream_t stream, uint32_t *sink) {
     CHECK(cudaMalloc(&to, bytes));
     fill<<<4096, 256, 0, stream>>>(from, bytes / 2, 1);
     CHECK(cudaGetLastError());
+    int multiprocessors;
+    CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
     for (const int blocks : {2, 4, 8}) {
-        int multiprocessors;
-        CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
         const auto seconds = device_seconds(stream, 21, [&] {
             read_all<<<multiprocessors * blocks, 256, 0, stream>>>(reinterpret_cast<uint4 *>(from), bytes / 16, sink);
         });
@@ -124,11 +124,11 @@ void memory_and_bandwidth(cudaStream_t stream, uint32_t *sink) {
 
     void *host;
     CHECK(cudaMallocHost(&host, GIB));
-    std::vector<double> runs;
     const auto down = device_seconds(stream, 9, [&] { CHECK(cudaMemcpyAsync(host, from, GIB, cudaMemcpyDeviceToHost, stream)); });
     report("copy to pinned host memory", "B/s", per_second(GIB, down));
     const auto up = device_seconds(stream, 9, [&] { CHECK(cudaMemcpyAsync(to, host, GIB, cudaMemcpyHostToDevice, stream)); });
     report("copy from pinned host memory", "B/s", per_second(GIB, up));
+    std::vector<double> runs;
     for (int run = 0; run < 1001; ++run) {
         const double begin = host_seconds();
         CHECK(cudaMemcpyAsync(host, from, 4, cudaMemcpyDeviceToHost, stream));
@@ -230,14 +230,11 @@ void starts(cudaStream_t stream, uint32_t *at) {
         report("recorded" + many + ", on the device", "s", device_seconds(stream, 201, replay));
 
         // Steps handed over one behind the other, as an engine that is ahead of its device does: what a step costs then.
-        const auto ahead = device_seconds(stream, 41, [&] {
+        auto ahead = device_seconds(stream, 41, [&] {
             for (int step = 0; step < 20; ++step) replay();
         });
-        report("recorded" + many + ", a step of 20 handed over ahead", "s", [&] {
-            auto each = ahead;
-            for (double &s : each) s /= 20;
-            return each;
-        }());
+        for (double &s : ahead) s /= 20;
+        report("recorded" + many + ", a step of 20 handed over ahead", "s", ahead);
         CHECK(cudaGraphExecDestroy(recorded));
         CHECK(cudaGraphDestroy(graph));
     }

@@ -25,8 +25,8 @@ pub struct Spent {
 /// The device that takes the time a real one would.
 ///
 /// A step takes as long as its bytes at the machine's bandwidth or its operations at its peak, whichever is longer, and
-/// the time of starting it: kernel by kernel, or at once if it is a recorded decode step, whose kernels take a little each all the same. Nothing is computed; tokens come
-/// from [`Answers`].
+/// the time of starting it: kernel by kernel, or at once if it is a recorded decode step, whose kernels take a little each
+/// all the same. Nothing is computed; tokens come from [`Answers`].
 pub struct CostDevice {
     preset: Preset,
     clock: Clock,

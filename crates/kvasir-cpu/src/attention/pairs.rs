@@ -32,11 +32,10 @@ pub(super) fn by_halves([a, b, c, d]: [__m512; 4], of: impl Fn(__m512, __m512) -
 /// Rows that are multiplied at once.
 const AT_ONCE: usize = 4;
 
-type Sums = [__m512; AT_ONCE];
-
+/// Each with its partner.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn add(a: Sums, b: Sums) -> Sums {
+pub(super) fn add<const N: usize>(a: [__m512; N], b: [__m512; N]) -> [__m512; N] {
     from_fn(|n| _mm512_add_ps(a[n], b[n]))
 }
 

@@ -1,6 +1,7 @@
 //! The hot ones of [`super::softmax`] in 512-bit vectors: compilers gather across the lanes instead of working along them. The arithmetic is that of the plain
-//! functions, operation by operation.
+//! functions, operation by operation, but that [`in_pairs`] adds shares up in another order.
 
+use super::pairs::add;
 use super::softmax::{self, Entries, Packed, Scores, Sharing, Sight};
 use super::view::CHUNK;
 use crate::halves::ROUND;
@@ -178,10 +179,4 @@ pub(super) fn in_pairs(sharing: &mut Sharing, scores: &Scores, packed: &mut Pack
     [making.even, making.odd] = add(four(0), four(2));
     making.done = CHUNK / 2;
     making.leave();
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn add(a: [__m512; 2], b: [__m512; 2]) -> [__m512; 2] {
-    [_mm512_add_ps(a[0], b[0]), _mm512_add_ps(a[1], b[1])]
 }

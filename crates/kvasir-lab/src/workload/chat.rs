@@ -46,7 +46,8 @@ impl Chat {
     }
 
     /// The next request of somebody who has one to come.
-    fn job(&mut self, mut person: Person, tag: u64, at: u64) -> Job {
+    fn job(&mut self, mut person: Person, at: u64) -> Option<Job> {
+        let tag = person.tags.next()?;
         let Knobs { max_model_len, prompt_tokens, output_tokens, .. } = self.knobs;
         let words = person.dice.length(prompt_tokens, 0.7);
         if person.length.saturating_add(words) >= max_model_len {
@@ -66,7 +67,7 @@ impl Chat {
         let mut job = Job::new(At::Time(at), prompt, person.answer, outputs, tag);
         job.key = person.number % 64;
         self.live.insert(tag, person);
-        job
+        Some(job)
     }
 }
 
@@ -99,21 +100,19 @@ impl Workload for Chat {
         let system = (self.dice.unit().powi(2) * SYSTEM_PROMPTS as f64) as u64;
         let system = Passage { text: !system, from: 0, to: SYSTEM_TOKENS * (1 + system as u32) };
         let turns = left.min(1 + self.dice.exponential(TURNS - 0.5) as u64);
-        let mut tags = self.promised..self.promised + turns;
+        let tags = self.promised..self.promised + turns;
         let dice = Dice::new(self.dice.bits());
         let number = self.people;
         self.people += 1;
         self.promised = tags.end;
-        let tag = tags.next()?;
         let mut person =
             Person { number, dice, tags, system, parts: Vec::new(), length: 0, talks: 0, answer: Answer(0) };
         person.begin();
-        Some(self.job(person, tag, self.now as u64))
+        self.job(person, self.now as u64)
     }
 
     fn ended(&mut self, summary: &Summary, now: u64, more: &mut Vec<Job>) {
         let Some(mut person) = self.live.remove(&summary.tag) else { return };
-        let Some(tag) = person.tags.next() else { return };
         if matches!(summary.finish, Finish::Eos | Finish::MaxTokens) {
             person.parts.push(Part::Said(person.answer, summary.outputs));
             // A server's template adds to what is asked.
@@ -122,6 +121,6 @@ impl Workload for Chat {
             person.begin();
         }
         let at = now + (person.dice.exponential(THINKING) * SECOND) as u64;
-        more.push(self.job(person, tag, at));
+        more.extend(self.job(person, at));
     }
 }
