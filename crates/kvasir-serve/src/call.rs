@@ -1,9 +1,10 @@
 //! Who asks for something over HTTP: known to everything that is done for it, without being handed from hand to hand.
 
+use crate::request::IgnoredFields;
 use std::{future::Future, sync::Arc};
 
 /// One HTTP request, for logs and traces. It never holds anything of a prompt.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Call {
     /// Its id, which the answer shows as `x-request-id`.
     pub id: String,
@@ -13,6 +14,8 @@ pub struct Call {
     pub route: String,
     /// The trace that it belongs to: ids of the trace and of the caller's span.
     pub parent: Option<(u128, u64)>,
+    /// Names of the fields of its body that have no effect.
+    pub ignored: IgnoredFields,
 }
 
 tokio::task_local! {

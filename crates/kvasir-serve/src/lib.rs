@@ -16,6 +16,7 @@ mod mail;
 pub mod metrics;
 pub mod model;
 mod pulse;
+mod raw_arguments;
 pub mod report;
 pub mod request;
 pub mod session;

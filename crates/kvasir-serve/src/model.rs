@@ -5,6 +5,7 @@ use crate::{
     answer::{Reading, ReasoningDialect, ToolDialect},
     aside::{LONG, aside},
     form::{Budget, Part, Refused, Shape, Vocabulary},
+    raw_arguments::{MARK, RawArguments},
     request::{AskedForm, ChatRequest, ThinkingBudget, Tool, ToolChoice},
 };
 use kvasir_formats::{ChatTemplate, TextFiles, TextStream, Tokenizer};
@@ -290,6 +291,7 @@ impl Model {
             let said = last["content"].as_str().unwrap_or_default().trim_end();
             last["content"] = format!("{said}{END}").into();
         }
+        let raw = RawArguments::take(&mut messages);
         variables.insert("messages".into(), messages.into());
         let tools = match request.tools.is_empty() || request.tool_choice == ToolChoice::None {
             true => Value::Null,
@@ -297,7 +299,14 @@ impl Model {
         };
         variables.insert("tools".into(), tools);
         variables.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
-        let mut text = self.render(template, &variables)?;
+        let mut rendered = self.render(template, &variables);
+        if let (Err(_), false, Some(Value::Array(messages))) =
+            (&rendered, raw.is_empty(), variables.get_mut("messages"))
+        {
+            raw.as_objects(messages);
+            rendered = self.render(template, &variables);
+        }
+        let mut text = raw.restore(rendered?);
         if let Some(end) = text.rfind(END).filter(|_| request.continue_final_message) {
             text.truncate(end);
         }
@@ -327,7 +336,7 @@ impl Model {
     }
 
     fn guarded_text(&self, text: &str) -> String {
-        let text = text.replace([GUARD, END], "\u{fffd}");
+        let text = text.replace([GUARD, END, MARK], "\u{fffd}");
         self.specials.iter().fold(text, |text, special| {
             let mut chars = special.chars();
             match chars.next().filter(|_| text.contains(special)) {

@@ -11,7 +11,7 @@ const VOCAB: u32 = 1000;
 struct Read {
     fields: &'static [Field],
     body: Value,
-    read: fn(&Map<String, Value>) -> Result<String, ApiError>,
+    read: fn(&Reader) -> Result<String, ApiError>,
 }
 
 fn endpoints() -> Vec<Read> {
@@ -20,33 +20,33 @@ fn endpoints() -> Vec<Read> {
         Read {
             fields: CHAT,
             body: json!({"messages": messages}),
-            read: |map| Ok(format!("{:?}", ChatRequest::read(map, &Sampling::default(), VOCAB)?)),
+            read: |body| Ok(format!("{:?}", ChatRequest::read(body, &Sampling::default(), VOCAB)?)),
         },
         Read {
             fields: COMPLETIONS,
             body: json!({"prompt": "hi"}),
-            read: |map| Ok(format!("{:?}", CompletionRequest::read(map, &Sampling::default(), VOCAB)?)),
+            read: |body| Ok(format!("{:?}", CompletionRequest::read(body, &Sampling::default(), VOCAB)?)),
         },
         Read {
             fields: EMBEDDINGS,
             body: json!({"input": "hi"}),
-            read: |map| Ok(format!("{:?}", EmbeddingsRequest::read(map, VOCAB)?)),
+            read: |body| Ok(format!("{:?}", EmbeddingsRequest::read(body, VOCAB)?)),
         },
         Read {
             fields: RESPONSES,
             body: json!({"input": "hi"}),
-            read: |map| Ok(format!("{:?}", ResponsesRequest::read(map, &Sampling::default(), VOCAB)?)),
+            read: |body| Ok(format!("{:?}", ResponsesRequest::read(body, &Sampling::default(), VOCAB)?)),
         },
         Read {
             fields: MESSAGES,
             body: json!({"model": "m", "max_tokens": 5, "messages": messages}),
-            read: |map| Ok(format!("{:?}", MessagesRequest::read(map, &Sampling::default(), VOCAB)?)),
+            read: |body| Ok(format!("{:?}", MessagesRequest::read(body, &Sampling::default(), VOCAB)?)),
         },
         Read {
             fields: COUNT_TOKENS,
             body: json!({"model": "m", "messages": messages}),
-            read: |map| {
-                Ok(format!("{:?}", MessagesRequest::read_for_count(map, &Sampling::default(), VOCAB)?))
+            read: |body| {
+                Ok(format!("{:?}", MessagesRequest::read_for_count(body, &Sampling::default(), VOCAB)?))
             },
         },
     ]
@@ -58,6 +58,16 @@ fn with(body: &Value, field: &str, value: Value) -> Map<String, Value> {
     map
 }
 
+/// Reads a body whose unknown fields are treated by this rule.
+fn read_by(
+    rule: UnknownFields,
+    map: &Map<String, Value>,
+    read: fn(&Reader) -> Result<String, ApiError>,
+) -> (Result<String, ApiError>, Vec<String>) {
+    let ignored = IgnoredFields::default().with_rule(rule);
+    (read(&Reader::new(map, &ignored)), ignored.names())
+}
+
 /// A value of each kind; for every field some of them are wrong.
 fn values() -> [Value; 7] {
     [json!("zzz"), json!(true), json!(-7), json!(1e300), json!([{}]), json!({"zzz": 1}), json!(["", -1])]
@@ -66,6 +76,7 @@ fn values() -> [Value; 7] {
 #[test]
 fn every_field_is_what_the_table_says() {
     for Read { fields, body, read } in endpoints() {
+        let read = |map: &Map<String, Value>| read_by(UnknownFields::Refuse, map, read).0;
         let plain = read(body.as_object().unwrap()).unwrap();
         for field in fields {
             let name = field.name;
@@ -92,7 +103,14 @@ fn every_field_is_what_the_table_says() {
                         assert_eq!(error.code, Some("unsupported_parameter"));
                         assert!(error.message.ends_with(why));
                     }
-                    assert_eq!(read(&with(&body, name, Value::Null)).as_ref(), Ok(&plain), "null is absent");
+                    let neutral = field.neutral.map(|text| serde_json::from_str(text).unwrap());
+                    for value in [Value::Null, json!([]), json!(false)].into_iter().chain(neutral) {
+                        assert_eq!(
+                            read(&with(&body, name, value)).as_ref(),
+                            Ok(&plain),
+                            "{name} asks for nothing"
+                        );
+                    }
                 }
             }
         }
@@ -100,15 +118,23 @@ fn every_field_is_what_the_table_says() {
 }
 
 #[test]
-fn no_field_stands_twice_and_no_other_is_let_in() {
+fn unknown_fields_are_named_or_refused() {
     for Read { fields, body, read } in endpoints() {
         for (i, field) in fields.iter().enumerate() {
             assert!(fields[..i].iter().all(|other| other.name != field.name), "{} stands twice", field.name);
         }
         for stranger in ["best_off", "n_keep", "n_discard", "tokenize"] {
-            let error = read(&with(&body, stranger, json!(1))).unwrap_err();
+            let map = with(&body, stranger, json!(1));
+            let error = read_by(UnknownFields::Refuse, &map, read).0.unwrap_err();
             assert_eq!((error.status, error.param.as_deref()), (400, Some(stranger)));
             assert_eq!(error.code, Some("unknown_parameter"));
+            let (answer, ignored) = read_by(UnknownFields::Ignore, &map, read);
+            let plain = read_by(UnknownFields::Refuse, body.as_object().unwrap(), read).0;
+            assert_eq!(
+                (answer, ignored),
+                (plain, vec![stranger.to_owned()]),
+                "it changes nothing and is named"
+            );
         }
     }
 }

@@ -1,5 +1,7 @@
+//! The outermost layer of a request: its id, its log line, and the names of its fields without effect.
+
 use super::App;
-use crate::{Call, call::sane_id, report::Told};
+use crate::{Call, call::sane_id, report::Told, request::IgnoredFields};
 use axum::{
     extract::{Request, State},
     http::HeaderValue,
@@ -7,7 +9,8 @@ use axum::{
     response::Response,
 };
 use std::{
-    sync::Arc,
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
     time::{Instant, SystemTime},
 };
 
@@ -19,7 +22,17 @@ pub(super) async fn announce(State(app): State<Arc<App>>, request: Request, next
     if let Ok(id) = HeaderValue::from_str(&call.id) {
         response.headers_mut().insert("x-request-id", id);
     }
+    let ignored = call.ignored.names();
+    if let Some(names) =
+        (!ignored.is_empty()).then(|| HeaderValue::from_str(&ignored.join(", ")).ok()).flatten()
+    {
+        response.headers_mut().insert("x-kvasir-ignored", names);
+    }
     let reports = app.host.reports();
+    let names = app.seen.first_time(ignored);
+    if !names.is_empty() && reports.is_wanted() {
+        reports.tell(Told::Ignored { call: call.clone(), names, at: SystemTime::now() });
+    }
     if reports.is_wanted() {
         let micros = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let status = response.status().as_u16();
@@ -36,5 +49,23 @@ fn call(app: &App, request: &Request) -> Call {
         key: app.door.keys.check(request.headers()).unwrap_or(0),
         route: request.uri().path().chars().take(256).collect(),
         parent: header("traceparent").and_then(Call::parse_parent),
+        ignored: IgnoredFields::default(),
+    }
+}
+
+/// Most names that are told apart; beyond it nothing more is logged.
+const MAX_SEEN: usize = 1024;
+
+/// Names of ignored fields that have been logged: each is logged once in the life of the process.
+#[derive(Debug, Default)]
+pub(super) struct Seen(Mutex<HashSet<String>>);
+
+impl Seen {
+    fn first_time(&self, mut names: Vec<String>) -> Vec<String> {
+        if !names.is_empty() {
+            let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            names.retain(|name| seen.len() < MAX_SEEN && seen.insert(name.clone()));
+        }
+        names
     }
 }

@@ -1,8 +1,10 @@
-use super::{Caller, listen::Patience};
+//! Reads request bodies: JSON only, of bounded length and time, within the memory of all bodies.
+
+use super::{App, Caller, listen::Patience};
 use crate::{
-    ApiError,
+    ApiError, Call,
     aside::{LONG, aside},
-    request::parse_body,
+    request::{self, BodyMemory, Field},
 };
 use axum::{
     body::{Body, BodyDataStream, Bytes},
@@ -10,21 +12,11 @@ use axum::{
     http::{HeaderMap, header},
 };
 use futures_util::StreamExt;
-use serde_json::{Map, Value};
 use std::time::Duration;
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::timeout,
-};
+use tokio::time::timeout;
 
 /// Largest body that is read.
 const MAX_BODY: usize = 32 << 20;
-
-/// Bytes of bodies that are held at once, whoever sends them; what comes beyond is turned away.
-const MAX_HELD: usize = 512 << 20;
-/// Bytes that they are counted in.
-const UNIT: usize = 64 << 10;
-static HELD: Semaphore = Semaphore::const_new(MAX_HELD / UNIT);
 
 /// Times that a client may take as long for a whole body as for its next piece.
 const PIECES: u32 = 10;
@@ -32,32 +24,23 @@ const PIECES: u32 = 10;
 /// How much of a larger body is taken off the wire before the connection closes on its sender.
 const MAX_DROPPED: usize = 8 * MAX_BODY;
 
-/// The JSON object that a request carries, and who sent it.
-pub(super) async fn read_body(request: Request) -> Result<(u64, Map<String, Value>), ApiError> {
+/// The key that a request came in with, and its body as an endpoint with this table reads it.
+///
+/// Handlers drop the body before they wait for the engine, which may take minutes.
+pub(super) async fn read_body(
+    app: &App,
+    request: Request,
+    table: &'static [Field],
+) -> Result<(u64, request::Body), ApiError> {
     let (head, body) = request.into_parts();
     let key = head.extensions.get::<Caller>().map_or(0, |caller| caller.0);
     json_type(&head.headers)?;
     let patience = head.extensions.get::<Patience>().map_or(Duration::MAX, |patience| patience.0);
     let whole = timeout(patience.saturating_mul(PIECES), body_bytes(&head.headers, body, patience));
-    let (bytes, _room) = whole.await.map_err(|_| ApiError::too_slow())??;
-    let parse = || parse_body(&bytes);
+    let (bytes, _memory) = whole.await.map_err(|_| ApiError::too_slow())??;
+    let ignored = Call::current().ignored.with_rule(app.rules.unknown_fields);
+    let parse = || request::Body::parse(&bytes, table, ignored);
     Ok((key, if bytes.len() < LONG { parse() } else { aside(parse) }?))
-}
-
-/// Room that a body takes while it is read.
-type Room = Option<SemaphorePermit<'static>>;
-
-/// Makes the room as large as `bytes` take.
-fn make_room(room: &mut Room, bytes: usize) -> Result<(), ApiError> {
-    let have = room.as_ref().map_or(0, SemaphorePermit::num_permits);
-    let more = bytes.div_ceil(UNIT).saturating_sub(have) as u32;
-    let full = |_| ApiError::unavailable("too many large requests are being read; try again");
-    let more = HELD.try_acquire_many(more).map_err(full)?;
-    match room {
-        Some(room) => room.merge(more),
-        None => *room = Some(more),
-    }
-    Ok(())
 }
 
 /// The whole body. One that is too long is refused as soon as that is known.
@@ -65,17 +48,17 @@ async fn body_bytes(
     headers: &HeaderMap,
     body: Body,
     patience: Duration,
-) -> Result<(Vec<u8>, Room), ApiError> {
+) -> Result<(Vec<u8>, BodyMemory), ApiError> {
     let promised = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let mut pieces = body.into_data_stream();
-    let (mut bytes, mut room) = (Vec::new(), None);
+    let (mut bytes, mut memory) = (Vec::new(), BodyMemory::default());
     if promised.unwrap_or(0) <= MAX_BODY {
         loop {
-            let Some(piece) = next_piece(&mut pieces, patience).await? else { return Ok((bytes, room)) };
+            let Some(piece) = next_piece(&mut pieces, patience).await? else { return Ok((bytes, memory)) };
             if bytes.len() + piece.len() > MAX_BODY {
                 break;
             }
-            make_room(&mut room, bytes.len() + piece.len())?;
+            memory.grow_to(bytes.len() + piece.len())?;
             bytes.extend_from_slice(&piece);
         }
     }
@@ -113,25 +96,5 @@ fn json_type(headers: &HeaderMap) -> Result<(), ApiError> {
     match main.eq_ignore_ascii_case("application/json") {
         true => Ok(()),
         false => wrong("the content type must be application/json"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bodies_take_room_together_and_give_it_back() {
-        let all = MAX_HELD / UNIT;
-        let (mut one, mut other) = (None, None);
-        make_room(&mut one, 1).unwrap();
-        make_room(&mut one, UNIT).unwrap();
-        assert_eq!(HELD.available_permits(), all - 1);
-        make_room(&mut one, MAX_HELD - UNIT).unwrap();
-        assert_eq!(make_room(&mut other, UNIT + 1).unwrap_err().status, 503);
-        make_room(&mut other, UNIT).unwrap();
-        assert_eq!(HELD.available_permits(), 0);
-        drop((one, other));
-        assert_eq!(HELD.available_permits(), all);
     }
 }

@@ -10,10 +10,10 @@ use super::{
 use crate::{
     ApiError,
     answer::Delta,
-    request::{ChatRequest, StreamOptions},
+    request::{ChatRequest, Reader, StreamOptions},
 };
 use futures_util::Stream;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// A chat that has been handed to the engine.
@@ -26,13 +26,19 @@ pub(super) struct Chat {
 
 impl Chat {
     /// Checks the request and hands it over.
-    pub(super) fn begin(app: &Arc<App>, key: u64, body: &Map<String, Value>) -> Result<Self, ApiError> {
+    pub(super) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
         let id = app.new_id();
         let ids = CallIds(format!("call_{id}"));
-        let (body, earlier, turn) = app.chat_in_session(key, body)?;
-        let request = ChatRequest::read_after(earlier, &body, &facts.sampling, facts.vocab)?;
-        let note = turn.map(|turn| Note::of_chat(turn, &body, ids.answer(0)));
+        let in_session = app.chat_in_session(key, body)?;
+        let (request, note) = match in_session {
+            None => (ChatRequest::read(body, &facts.sampling, facts.vocab)?, None),
+            Some((fields, earlier, turn)) => {
+                let body = body.beside(&fields);
+                let request = ChatRequest::read_after(earlier, &body, &facts.sampling, facts.vocab)?;
+                (request, Some(Note::of_chat(turn, &fields, ids.answer(0))))
+            }
+        };
         let reply = ask_noting(app, key, &request, "messages", note)?;
         Ok(Self {
             head: json!({"id": format!("chatcmpl-{id}"), "created": super::seconds(), "model": app.model.name}),

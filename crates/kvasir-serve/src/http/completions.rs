@@ -9,12 +9,12 @@ use super::{
 use crate::{
     ApiError,
     answer::{Delta, Reading},
-    request::{CompletionRequest, Prompt, StreamOptions},
+    request::{CompletionRequest, Prompt, Reader, StreamOptions},
 };
 use futures_util::Stream;
 use kvasir_kv::Token;
 use kvasir_sample::Constrained;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// A completion that has been handed to the engine: `n` answers to each prompt, indexed prompt by prompt.
@@ -30,7 +30,7 @@ pub(super) struct Completion {
 
 impl Completion {
     /// Checks the request and hands it over.
-    pub(super) fn begin(app: &Arc<App>, key: u64, body: &Map<String, Value>) -> Result<Self, ApiError> {
+    pub(super) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let model = app.model.clone();
         let request = CompletionRequest::read(body, &model.facts.sampling, model.facts.vocab)?;
         app.known_model(request.model.as_deref())?;

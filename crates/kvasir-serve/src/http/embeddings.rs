@@ -2,7 +2,7 @@ use super::{App, read_body};
 use crate::{
     ApiError,
     host::{Order, Piece, failure},
-    request::{EmbeddingsRequest, Encoding, Length, SamplingFields},
+    request::{EMBEDDINGS, EmbeddingsRequest, Encoding, Length, SamplingFields},
 };
 use axum::{Json, extract::Request, extract::State};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -17,8 +17,9 @@ pub(super) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (key, body) = read_body(request).await?;
-    let asked = EmbeddingsRequest::read(&body, app.model.facts.vocab)?;
+    let (key, body) = read_body(&app, request, EMBEDDINGS).await?;
+    let asked = EmbeddingsRequest::read(&body.reader(), app.model.facts.vocab)?;
+    drop(body);
     app.known_model(asked.model.as_deref())?;
     app.model.computes("embedding")?;
     let width = app.model.facts.hidden.unwrap_or_default();

@@ -9,10 +9,10 @@ use super::{
 use crate::{
     ApiError,
     answer::{Item, ItemEvent, ItemKind, Items},
-    request::MessagesRequest,
+    request::{MessagesRequest, Reader},
 };
 use futures_util::Stream;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// A message of Anthropic's API that has been handed to the engine.
@@ -24,7 +24,7 @@ pub(super) struct Messages {
 
 impl Messages {
     /// Checks the request and hands it over.
-    pub(super) fn begin(app: &Arc<App>, key: u64, body: &Map<String, Value>) -> Result<Self, ApiError> {
+    pub(super) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
         let request = MessagesRequest::read(body, &facts.sampling, facts.vocab)?.chat;
         let reply = ask(app, key, &request, "messages")?;
@@ -61,7 +61,7 @@ impl Messages {
 }
 
 /// `/v1/messages/count_tokens`.
-pub(super) fn count(app: &App, body: &Map<String, Value>) -> Result<Value, ApiError> {
+pub(super) fn count(app: &App, body: &Reader) -> Result<Value, ApiError> {
     let facts = &app.model.facts;
     let request = MessagesRequest::read_for_count(body, &facts.sampling, facts.vocab)?.chat;
     app.known_model(request.model.as_deref())?;

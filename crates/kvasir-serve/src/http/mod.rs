@@ -39,7 +39,7 @@ use crate::{
     host::{Answers, Host, Order, refused},
     metrics::Names,
     model::Model,
-    request::SamplingFields,
+    request::{self, SamplingFields, UnknownFields},
     session::Sessions,
 };
 use axum::{
@@ -80,10 +80,28 @@ pub struct App {
     live: Live,
     sessions: Arc<Sessions>,
     names: Names,
+    pub(crate) rules: ClientRules,
+    seen: announce::Seen,
     ids: AtomicU64,
     random: RandomState,
     /// When it was made, in seconds since 1970: what clients are told of the model's age.
     since: u64,
+}
+
+/// What the server does for clients that say more, or less, than its APIs have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientRules {
+    /// What happens to fields that it does not know.
+    pub unknown_fields: UnknownFields,
+    /// Whether Claude Code's billing header, whose digits change with every request, is cut out of system prompts, so that
+    /// they share their prefix.
+    pub strip_billing_header: bool,
+}
+
+impl Default for ClientRules {
+    fn default() -> Self {
+        Self { unknown_fields: UnknownFields::default(), strip_billing_header: true }
+    }
 }
 
 /// The engine for those who watch it.
@@ -100,10 +118,18 @@ struct Caller(u64);
 
 impl App {
     /// Serves `model` as run by `host` to whoever is let in at `door`.
-    pub fn new(model: Arc<Model>, host: Arc<Host>, door: Door, live: Live, names: Names) -> Arc<Self> {
+    pub fn new(
+        model: Arc<Model>,
+        host: Arc<Host>,
+        door: Door,
+        live: Live,
+        names: Names,
+        rules: ClientRules,
+    ) -> Arc<Self> {
         let (sessions, random) = (Arc::default(), RandomState::new());
         let (ids, since) = (AtomicU64::new(1), seconds());
-        Arc::new(Self { model, host, door, live, sessions, names, ids, random, since })
+        let seen = announce::Seen::default();
+        Arc::new(Self { model, host, door, live, sessions, names, rules, seen, ids, random, since })
     }
 
     /// The routes.
@@ -318,8 +344,9 @@ async fn model(
 }
 
 async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (key, body) = read_body(request).await?;
-    let chat = chat::Chat::begin(&app, key, &body)?;
+    let (key, body) = read_body(&app, request, request::CHAT).await?;
+    let chat = chat::Chat::begin(&app, key, &body.reader())?;
+    drop(body);
     match chat.stream {
         Some(options) => Ok(event_stream(chat.events(options))),
         None => Ok(Json(chat.whole().await?).into_response()),
@@ -327,8 +354,9 @@ async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Resu
 }
 
 async fn text_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (key, body) = read_body(request).await?;
-    let completion = completions::Completion::begin(&app, key, &body)?;
+    let (key, body) = read_body(&app, request, request::COMPLETIONS).await?;
+    let completion = completions::Completion::begin(&app, key, &body.reader())?;
+    drop(body);
     match completion.stream {
         Some(options) => Ok(event_stream(completion.events(options))),
         None => Ok(Json(completion.whole().await?).into_response()),
@@ -336,8 +364,9 @@ async fn text_completions(State(app): State<Arc<App>>, request: Request) -> Resu
 }
 
 async fn responses_create(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (key, body) = read_body(request).await?;
-    let response = responses::Responses::begin(&app, key, &body)?;
+    let (key, body) = read_body(&app, request, request::RESPONSES).await?;
+    let response = responses::Responses::begin(&app, key, &body.reader())?;
+    drop(body);
     match response.stream {
         true => Ok(event_stream(response.events())),
         false => Ok(Json(response.whole().await?).into_response()),
@@ -345,8 +374,9 @@ async fn responses_create(State(app): State<Arc<App>>, request: Request) -> Resu
 }
 
 async fn anthropic_messages(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (key, body) = read_body(request).await?;
-    let message = messages::Messages::begin(&app, key, &body)?;
+    let (key, body) = read_body(&app, request, request::MESSAGES).await?;
+    let message = messages::Messages::begin(&app, key, &body.reader())?;
+    drop(body);
     match message.stream {
         true => Ok(event_stream(message.events())),
         false => Ok(Json(message.whole().await?).into_response()),
@@ -354,6 +384,6 @@ async fn anthropic_messages(State(app): State<Arc<App>>, request: Request) -> Re
 }
 
 async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (_, body) = read_body(request).await?;
-    Ok(Json(messages::count(&app, &body)?))
+    let (_, body) = read_body(&app, request, request::COUNT_TOKENS).await?;
+    Ok(Json(messages::count(&app, &body.reader())?))
 }

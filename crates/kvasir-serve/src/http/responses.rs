@@ -9,10 +9,10 @@ use super::{
 use crate::{
     ApiError,
     answer::{Delta, Item, ItemEvent, ItemKind, Items},
-    request::{ChatRequest, ResponsesRequest},
+    request::{ChatRequest, Reader, ResponsesRequest},
 };
 use futures_util::Stream;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::{collections::HashMap, sync::Arc};
 
 /// A response that has been handed to the engine.
@@ -24,7 +24,7 @@ pub(super) struct Responses {
 
 impl Responses {
     /// Checks the request and hands it over.
-    pub(super) fn begin(app: &Arc<App>, key: u64, body: &Map<String, Value>) -> Result<Self, ApiError> {
+    pub(super) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
         let request = ResponsesRequest::read(body, &facts.sampling, facts.vocab)?;
         let reply = ask(app, key, &request.chat, "input")?;
@@ -53,11 +53,8 @@ impl Responses {
 }
 
 /// The response object before there is an answer: it repeats what was asked for.
-fn describe(app: &App, request: &ChatRequest, body: &Map<String, Value>) -> Value {
-    let asked = |name: &str, default: Value| match body.get(name) {
-        None | Some(Value::Null) => default,
-        Some(value) => value.clone(),
-    };
+fn describe(app: &App, request: &ChatRequest, body: &Reader) -> Value {
+    let asked = |name: &str, default: Value| body.get(name).cloned().unwrap_or(default);
     let sampling = &request.sampling.sampling;
     json!({
         "object": "response",

@@ -6,7 +6,8 @@ use crate::{
     answer::Delta,
     host::Piece,
     request::{
-        Begin, ChatRequest, ForkRequest, Place, Prompt, Reader, SamplingFields, SessionRequest, read_rewind,
+        Begin, ChatRequest, FORK, ForkRequest, IgnoredFields, Place, Prompt, REWIND, Reader, SESSIONS,
+        SamplingFields, SessionRequest, read_rewind,
     },
     session::{self, Said, Session, Tokens, Turn},
 };
@@ -17,14 +18,16 @@ use axum::{
 use kvasir_engine::SessionId;
 use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
 type Answer = Result<Json<Value>, ApiError>;
 
 /// `POST /v1/sessions`
 pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Answer {
-    let (key, body) = read_body(request).await?;
-    let request = SessionRequest::read(&body, app.model.facts.vocab)?;
+    let (key, body) = read_body(&app, request, SESSIONS).await?;
+    let ignored = body.ignored.clone();
+    let request = SessionRequest::read(&body.reader(), app.model.facts.vocab)?;
+    drop(body);
     app.known_model(request.model.as_deref())?;
     app.expire_sessions();
     app.sessions.room()?;
@@ -32,7 +35,7 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
         Begin::Empty => (Said::Nothing, Tokens::default(), "prompt"),
         Begin::Prompt(prompt) => (Said::Text, app.ids(&prompt, true)?.into(), "prompt"),
         Begin::Messages(messages) => {
-            let tokens = rendered(&app, &messages)?;
+            let tokens = rendered(&app, &messages, &ignored)?;
             (app.sessions.messages(messages), tokens, "messages")
         }
     };
@@ -82,7 +85,7 @@ async fn fill(
     let (turn, ()) = app.sessions.begin(name, key, |_| Ok(()))?;
     if !tokens.is_empty() {
         let facts = &app.model.facts;
-        let mut fields = SamplingFields::read(&Reader::new(&Map::new()), &facts.sampling, facts.vocab)?;
+        let mut fields = SamplingFields::unset(&facts.sampling);
         fields.length.max_tokens = Some(0);
         let mut order = app.order(param, tokens.to_vec(), &fields, key)?;
         order.request.params.session = Some(turn.id());
@@ -132,8 +135,9 @@ pub(super) async fn delete(
 
 /// `POST /v1/sessions/ID/fork`
 pub(super) async fn fork(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Answer {
-    let (key, body) = read_body(request).await?;
-    let request = ForkRequest::read(&body)?;
+    let (key, body) = read_body(&app, request, FORK).await?;
+    let request = ForkRequest::read(&body.reader())?;
+    drop(body);
     app.expire_sessions();
     let (from, source) = app.sessions.get(&name, key)?;
     let (said, tokens) = match request.at {
@@ -158,8 +162,9 @@ pub(super) async fn rewind(
     Path(name): Path<String>,
     request: Request,
 ) -> Answer {
-    let (key, body) = read_body(request).await?;
-    let place = read_rewind(&body)?;
+    let (key, body) = read_body(&app, request, REWIND).await?;
+    let place = read_rewind(&body.reader())?;
+    drop(body);
     app.expire_sessions();
     let (turn, source) = app.sessions.begin(&name, key, |session| Ok(session.clone()))?;
     let (said, tokens) = cut(&app, &source, place, "to")?;
@@ -193,12 +198,15 @@ fn common(a: &[Token], b: &[Token]) -> u32 {
 }
 
 /// A conversation up to its last message, no answer begun.
-fn rendered(app: &App, messages: &[Value]) -> Result<Tokens, ApiError> {
+fn rendered(app: &App, messages: &[Value], ignored: &IgnoredFields) -> Result<Tokens, ApiError> {
     let mut body = Map::new();
     body.insert("messages".into(), messages.into());
     body.insert("add_generation_prompt".into(), false.into());
     let facts = &app.model.facts;
-    Ok(app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)?.into())
+    Ok(app
+        .model
+        .chat_prompt(&ChatRequest::read(&Reader::new(&body, ignored), &facts.sampling, facts.vocab)?)?
+        .into())
 }
 
 /// What a session has said up to a place.
@@ -221,7 +229,9 @@ fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said,
         (Place::Message(k), Said::Messages(messages)) => match messages.get(..k as usize) {
             None => Err(beyond("messages", k, messages.len())),
             Some(all) if all.len() == messages.len() => Ok((session.said.clone(), session.tokens.clone())),
-            Some(kept) => Ok((app.sessions.messages(kept.to_vec()), rendered(app, kept)?)),
+            Some(kept) => {
+                Ok((app.sessions.messages(kept.to_vec()), rendered(app, kept, &IgnoredFields::default())?))
+            }
         },
         (Place::Message(_), Said::Text | Said::Nothing) => {
             Err(ApiError::param(param, format!("`{param}` counts messages, and this session has none")))
@@ -229,8 +239,8 @@ fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said,
     }
 }
 
-/// A request's body, its own or with a session's messages put in front.
-type Body<'a> = Cow<'a, Map<String, Value>>;
+/// A chat's body with the messages of its session in front of its own, how many those are, and the turn that it takes.
+type InSession = (Map<String, Value>, usize, Turn);
 
 impl App {
     /// Forgets the sessions whose time is over.
@@ -254,15 +264,10 @@ impl App {
         }
     }
 
-    /// A chat's body with the messages of its session in front of its own, how many those are, and the turn that it takes there.
-    pub(super) fn chat_in_session<'a>(
-        &self,
-        key: u64,
-        body: &'a Map<String, Value>,
-    ) -> Result<(Body<'a>, usize, Option<Turn>), ApiError> {
-        let reader = Reader::new(body);
-        let Some(name) = reader.text("session")? else { return Ok((Cow::Borrowed(body), 0, None)) };
-        alone(&reader)?;
+    /// Begins a turn in the session that a chat names, if it names one.
+    pub(super) fn chat_in_session(&self, key: u64, reader: &Reader) -> Result<Option<InSession>, ApiError> {
+        let Some(name) = reader.text("session")? else { return Ok(None) };
+        alone(reader)?;
         if reader.flag("continue_final_message", false)? {
             return Err(reader.error("continue_final_message", "cannot be combined with `session`"));
         }
@@ -273,20 +278,19 @@ impl App {
             let earlier = session.messages().map(<[Value]>::to_vec);
             earlier.ok_or_else(|| reader.error("session", "holds a text, to which completions append"))
         })?;
-        let mut body = body.clone();
-        body.insert("messages".into(), earlier.iter().chain(own).cloned().collect());
-        Ok((Cow::Owned(body), earlier.len(), Some(turn)))
+        let mut fields = reader.fields().clone();
+        fields.insert("messages".into(), earlier.iter().chain(own).cloned().collect());
+        Ok(Some((fields, earlier.len(), turn)))
     }
 
     /// The tokens of the session that a completion goes on with, and the turn that it takes there.
     pub(super) fn text_in_session(
         &self,
         key: u64,
-        body: &Map<String, Value>,
+        reader: &Reader,
     ) -> Result<Option<(Turn, Vec<Token>)>, ApiError> {
-        let reader = Reader::new(body);
         let Some(name) = reader.text("session")? else { return Ok(None) };
-        alone(&reader)?;
+        alone(reader)?;
         if reader.flag("echo", false)? {
             return Err(reader.error("echo", "cannot be combined with `session`"));
         }

@@ -1,7 +1,7 @@
 use super::{App, read_body};
 use crate::{
     ApiError,
-    request::{ChatRequest, DETOKENIZE, Reader, TOKENIZE, classify},
+    request::{ChatRequest, DETOKENIZE, Reader, TOKENIZE},
 };
 use axum::{Json, extract::Request, extract::State};
 use kvasir_kv::Token;
@@ -14,13 +14,13 @@ const MAX_IDS: usize = 1 << 20;
 /// `{"prompt": text, "add_special_tokens"?: bool}`, or `{"messages": [..], "tools"?: [..], ..}` as a chat has them → `{"tokens", "count",
 /// "max_model_len"}`, and `"token_strs"` with `"return_token_strs": true`.
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (_, map) = read_body(request).await?;
-    classify(TOKENIZE, &map)?;
-    let body = Reader::new(&map);
+    let (_, body) = read_body(&app, request, TOKENIZE).await?;
+    let body = body.reader();
+    body.classify(TOKENIZE)?;
     app.known_model(body.text("model")?)?;
     let spelt = body.flag("return_token_strs", false)?;
     let tokens = match body.get("messages") {
-        Some(_) => chat(&app, &body, &map)?,
+        Some(_) => chat(&app, &body)?,
         None => text(&app, &body)?,
     };
     let mut answer = json!({"count": tokens.len(), "max_model_len": app.model.facts.max_len});
@@ -45,14 +45,15 @@ fn text(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
     app.model.encode(text, body.flag("add_special_tokens", true)?)
 }
 
-fn chat(app: &App, body: &Reader, map: &Map<String, Value>) -> Result<Vec<Token>, ApiError> {
+fn chat(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
     if let Some(field) = OF_TEXTS.iter().find(|field| body.get(field).is_some()) {
         return Err(body.error(field, "does not go with `messages`"));
     }
-    let own = map.iter().filter(|(name, _)| *name == "messages" || OF_CHATS.contains(&name.as_str()));
-    let chat = own.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let own = ["messages"].into_iter().chain(OF_CHATS.iter().copied());
+    let own = own.filter_map(|name| Some((name.to_owned(), body.get(name)?.clone())));
+    let chat: Map<String, Value> = own.collect();
     let facts = &app.model.facts;
-    app.model.chat_prompt(&ChatRequest::read(&chat, &facts.sampling, facts.vocab)?)
+    app.model.chat_prompt(&ChatRequest::read(&body.beside(&chat), &facts.sampling, facts.vocab)?)
 }
 
 /// `{"tokens": [id]}` → `{"prompt": text}`.
@@ -60,9 +61,9 @@ pub(super) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (_, body) = read_body(request).await?;
-    classify(DETOKENIZE, &body)?;
-    let body = Reader::new(&body);
+    let (_, body) = read_body(&app, request, DETOKENIZE).await?;
+    let body = body.reader();
+    body.classify(DETOKENIZE)?;
     app.known_model(body.text("model")?)?;
     let items = body.list("tokens", MAX_IDS)?.ok_or_else(|| body.error("tokens", "is missing"))?;
     let vocab = app.model.facts.vocab;

@@ -78,6 +78,11 @@ impl Log {
                 fields.insert("total_ms".into(), (*micros as f64 / 1e3).into());
                 (level, *at, fields)
             }
+            Told::Ignored { call, names, at } => {
+                let mut fields = about(call);
+                fields.insert("ignored_fields".into(), names.join(",").into());
+                (Level::Warn, *at, fields)
+            }
         };
         if level < self.level {
             return;
@@ -188,7 +193,13 @@ mod tests {
 
     #[test]
     fn a_line_is_one_line_and_graver_levels_say_less() {
-        let call = Arc::new(Call { id: "r1".into(), key: 2, route: "/v1/x".into(), parent: Some((5, 6)) });
+        let call = Arc::new(Call {
+            id: "r1".into(),
+            key: 2,
+            route: "/v1/x".into(),
+            parent: Some((5, 6)),
+            ..Call::default()
+        });
         let told = |status| Told::Answered { call: call.clone(), status, micros: 1500, at: UNIX_EPOCH };
         let lines = |format, level| {
             let mut text = String::new();

@@ -46,6 +46,15 @@ pub enum Told {
         /// When.
         at: SystemTime,
     },
+    /// Fields of a request had no effect, and these names were not logged before.
+    Ignored {
+        /// Which request.
+        call: Arc<Call>,
+        /// Their names.
+        names: Vec<String>,
+        /// When.
+        at: SystemTime,
+    },
     /// Somebody waits until all that was told before is written, which is when this is dropped.
     Flush(SyncSender<()>),
 }

@@ -81,7 +81,7 @@ impl Collector {
     fn of(&self, told: &Told, ids: &mut Ids) -> Vec<Value> {
         match told {
             Told::Ended { call, summary, at } => spans(call, summary, *at, ids),
-            Told::Answered { .. } | Told::Flush(_) => Vec::new(),
+            Told::Answered { .. } | Told::Ignored { .. } | Told::Flush(_) => Vec::new(),
         }
     }
 
@@ -217,8 +217,13 @@ mod tests {
             preemptions: 0,
             timings,
         };
-        let call =
-            Call { id: "r9".into(), key: 1, route: "/v1/completions".into(), parent: Some((0xabc, 0xdef)) };
+        let call = Call {
+            id: "r9".into(),
+            key: 1,
+            route: "/v1/completions".into(),
+            parent: Some((0xabc, 0xdef)),
+            ..Call::default()
+        };
         Told::Ended { call: Arc::new(call), summary, at: UNIX_EPOCH + Duration::from_micros(1_000_000) }
     }
 

@@ -1,7 +1,7 @@
 use super::{
     AskedForm, COUNT_TOKENS, ChatRequest, MESSAGES, Message, Reader, Role, SamplingFields, StreamOptions,
-    ThinkingBudget, Tool, ToolChoice, chat::effort_word, classify, message::AssistantTurn, message::no_text,
-    sampling,
+    ThinkingBudget, Tool, ToolChoice, chat::effort_word, json::Budget, message::AssistantTurn,
+    message::no_text, sampling,
 };
 use crate::ApiError;
 use kvasir_sample::Sampling;
@@ -19,21 +19,16 @@ pub struct MessagesRequest {
 
 impl MessagesRequest {
     /// Reads and checks a body.
-    pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
-        classify(MESSAGES, map)?;
-        let body = Reader::new(map);
+    pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        body.classify(MESSAGES)?;
         body.need("max_tokens")?;
-        Self::checked(&body, defaults, vocab)
+        Self::checked(body, defaults, vocab)
     }
 
     /// Reads and checks the body of `/v1/messages/count_tokens`, which is one without all that shapes the answer.
-    pub fn read_for_count(
-        map: &Map<String, Value>,
-        defaults: &Sampling,
-        vocab: u32,
-    ) -> Result<Self, ApiError> {
-        classify(COUNT_TOKENS, map)?;
-        Self::checked(&Reader::new(map), defaults, vocab)
+    pub fn read_for_count(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        body.classify(COUNT_TOKENS)?;
+        Self::checked(body, defaults, vocab)
     }
 
     fn checked(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
@@ -87,7 +82,7 @@ fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiEr
     let block = |(i, item): (usize, &'a Value)| {
         let path = format!("{field}[{i}]");
         let map = item.as_object().ok_or_else(|| reader.error(&path, "must be an object"))?;
-        let block = Reader::at(map, reader.name(&path));
+        let block = reader.at(map, reader.name(&path));
         let own: &[&str] = match block.text("type")? {
             Some("text") => &["text"],
             Some("thinking") => &["thinking", "signature"],
@@ -121,7 +116,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
     for (i, item) in items.iter().enumerate() {
         let path = format!("messages[{i}]");
         let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-        let reader = Reader::at(map, path);
+        let reader = body.at(map, path);
         reader.only(&["role", "content"])?;
         reader.need("content")?;
         match reader.text("role")? {
@@ -200,9 +195,12 @@ fn assistant(reader: &Reader, calls: &mut Calls, message: usize) -> Result<Messa
             Some("redacted_thinking") => {}
             Some("tool_use") => {
                 let (id, name) = (needed(&block, "id")?, needed(&block, "name")?);
-                let input = block.need("input")?.as_object();
-                let input = input.ok_or_else(|| block.error("input", "must be an object"))?;
-                turn.call(id, name, input.clone());
+                let input = match block.need("input")? {
+                    Value::String(text) => Budget::default().arguments(text),
+                    object @ Value::Object(_) => object.clone(),
+                    other => other.to_string().into(),
+                };
+                turn.call(id, name, input);
                 calls.ids.push(id.to_owned());
             }
             _ => return Err(block.error("type", "must not stand in a message of the assistant")),

@@ -1,6 +1,5 @@
 use super::{
-    AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice, classify, json::Budget, message::no_text,
-    sampling,
+    AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice, json::Budget, message::no_text, sampling,
 };
 use crate::{ApiError, aside::LONG};
 use kvasir_sample::Sampling;
@@ -92,24 +91,23 @@ pub struct ChatRequest {
 
 impl ChatRequest {
     /// Reads and checks a body.
-    pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
-        Self::read_after(0, map, defaults, vocab)
+    pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        Self::read_after(0, body, defaults, vocab)
     }
 
     /// The same of a body whose first messages are a session's: errors count those behind them, as the client does.
     pub fn read_after(
         earlier: usize,
-        map: &Map<String, Value>,
+        body: &Reader,
         defaults: &Sampling,
         vocab: u32,
     ) -> Result<Self, ApiError> {
-        classify(CHAT, map)?;
-        let body = Reader::new(map);
+        body.classify(CHAT)?;
         // Which session that is, whoever keeps them finds out; that it is a name at all is seen here.
         body.text("session")?;
-        let tools = Tool::read_all(&body)?;
-        let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
-        sampling.sampling.logprobs = sampling::chat_logprobs(&body)?;
+        let tools = Tool::read_all(body)?;
+        let mut sampling = SamplingFields::read(body, defaults, vocab)?;
+        sampling.sampling.logprobs = sampling::chat_logprobs(body)?;
         let continue_final_message = body.flag("continue_final_message", false)?;
         let add_generation_prompt = body.flag("add_generation_prompt", !continue_final_message)?;
         if continue_final_message && add_generation_prompt {
@@ -117,9 +115,9 @@ impl ChatRequest {
                 body.error("continue_final_message", "and `add_generation_prompt` cannot both be true")
             );
         }
-        let mut template_kwargs = template_kwargs(&body)?;
-        effort(&body, "reasoning_effort", &mut template_kwargs)?;
-        let messages = messages(&body, earlier)?;
+        let mut template_kwargs = template_kwargs(body)?;
+        effort(body, "reasoning_effort", &mut template_kwargs)?;
+        let messages = messages(body, earlier)?;
         let last = messages.last().map(|message| message.role);
         if continue_final_message && last != Some(Role::Assistant) {
             return Err(body.error("continue_final_message", "needs a last message of the assistant"));
@@ -128,12 +126,12 @@ impl ChatRequest {
             model: body.text("model")?.map(str::to_owned),
             messages,
             sampling,
-            tool_choice: ToolChoice::read(&body, &tools)?,
+            tool_choice: ToolChoice::read(body, &tools)?,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
-            form: AskedForm::read(&body)?,
-            thinking: thinking(&body)?,
-            stream: stream(&body)?,
+            form: AskedForm::read(body)?,
+            thinking: thinking(body)?,
+            stream: stream(body)?,
             template_kwargs,
             add_generation_prompt,
             continue_final_message,
@@ -243,7 +241,7 @@ fn messages(body: &Reader, earlier: usize) -> Result<Vec<Message>, ApiError> {
             None => format!("session.messages[{i}]"),
         };
         let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-        messages.push(message(&Reader::at(map, path), map, &mut open_calls, &budget)?);
+        messages.push(message(&body.at(map, path), map, &mut open_calls, &budget)?);
     }
     Ok(messages)
 }
@@ -308,7 +306,7 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
             for (i, part) in parts.iter().enumerate() {
                 let path = format!("content[{i}]");
                 let map = part.as_object().ok_or_else(|| reader.error(&path, "must be an object"))?;
-                let part = Reader::at(map, reader.name(&path));
+                let part = reader.at(map, reader.name(&path));
                 match part.text("type")? {
                     Some("text" | "input_text" | "output_text") => {
                         text.push_str(part.text("text")?.ok_or_else(|| part.error("text", "is missing"))?);
@@ -322,25 +320,22 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
     }
 }
 
-/// The calls of an assistant's message with their arguments as objects, which is what templates expect.
+/// The calls of an assistant's message with their arguments as objects, which is what templates expect. A model may have
+/// written something else, which stays a text: history is not refused for it.
 fn calls(reader: &Reader, budget: &Budget) -> Result<Vec<Value>, ApiError> {
     let items = reader.list("tool_calls", 1024)?.unwrap_or(&[]).iter().enumerate();
     let read = |(i, item): (usize, &Value)| {
         let path = format!("tool_calls[{i}]");
         let map = item.as_object().ok_or_else(|| reader.error(&path, "must be an object"))?;
-        let call = Reader::at(map, reader.name(&path));
+        let call = reader.at(map, reader.name(&path));
         let id = call.text("id")?.ok_or_else(|| call.error("id", "is missing"))?;
         let function = call.object("function")?.ok_or_else(|| call.error("function", "is missing"))?;
         let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
         let arguments = match function.get("arguments") {
             None => json!({}),
-            Some(Value::String(text)) => budget
-                .parse(text.as_bytes())
-                .ok()
-                .filter(Value::is_object)
-                .ok_or_else(|| function.error("arguments", "must be the text of a JSON object"))?,
+            Some(Value::String(text)) => budget.arguments(text),
             Some(value @ Value::Object(_)) => value.clone(),
-            Some(_) => return Err(function.error("arguments", "must be the text of a JSON object")),
+            Some(other) => other.to_string().into(),
         };
         Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
     };

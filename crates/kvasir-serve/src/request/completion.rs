@@ -1,7 +1,7 @@
-use super::{AskedForm, COMPLETIONS, Reader, SamplingFields, StreamOptions, chat, classify, sampling};
+use super::{AskedForm, COMPLETIONS, Reader, SamplingFields, StreamOptions, chat, sampling};
 use crate::ApiError;
 use kvasir_sample::Sampling;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// Most prompts in one request.
 const MAX_PROMPTS: usize = 1024;
@@ -38,27 +38,26 @@ pub struct CompletionRequest {
 
 impl CompletionRequest {
     /// Reads and checks a body.
-    pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
-        classify(COMPLETIONS, map)?;
-        let body = Reader::new(map);
+    pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        body.classify(COMPLETIONS)?;
         // Which session that is, whoever keeps them finds out; that it is a name at all is seen here.
         body.text("session")?;
-        let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
+        let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.length.max_tokens.get_or_insert(MAX_TOKENS.max(sampling.length.min_tokens));
         sampling.sampling.logprobs = body.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as u32);
         let echo = body.flag("echo", false)?;
         let wanted = sampling.sampling.logprobs.filter(|_| echo);
         if wanted.is_some() {
-            sampling::whole_prompt_scores(&body)?;
+            sampling::whole_prompt_scores(body)?;
             sampling.prompt_logprobs = sampling.prompt_logprobs.max(wanted);
         }
         Ok(Self {
             model: body.text("model")?.map(str::to_owned),
-            prompts: prompts(&body, "prompt", MAX_PROMPTS, vocab)?,
+            prompts: prompts(body, "prompt", MAX_PROMPTS, vocab)?,
             sampling,
             echo,
-            form: AskedForm::read(&body)?,
-            stream: chat::stream(&body)?,
+            form: AskedForm::read(body)?,
+            stream: chat::stream(body)?,
         })
     }
 }
@@ -111,11 +110,16 @@ fn ids(body: &Reader, name: &str, items: &[Value], vocab: u32) -> Result<Prompt,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::IgnoredFields;
     use serde_json::json;
 
     fn read(prompt: Value) -> Result<Vec<Prompt>, String> {
         let body = json!({"prompt": prompt});
-        let request = CompletionRequest::read(body.as_object().unwrap(), &Sampling::default(), 100);
+        let request = CompletionRequest::read(
+            &Reader::new(body.as_object().unwrap(), &IgnoredFields::default()),
+            &Sampling::default(),
+            100,
+        );
         request.map(|request| request.prompts).map_err(|error| error.param.unwrap())
     }
 

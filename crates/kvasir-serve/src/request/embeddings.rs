@@ -1,7 +1,6 @@
-use super::{EMBEDDINGS, Prompt, Reader, SamplingFields, classify, completion::prompts};
+use super::{EMBEDDINGS, Prompt, Reader, SamplingFields, completion::prompts};
 use crate::ApiError;
 use kvasir_sample::Sampling;
-use serde_json::{Map, Value};
 
 /// Most inputs in one request.
 const MAX_INPUTS: usize = 2048;
@@ -33,9 +32,8 @@ pub struct EmbeddingsRequest {
 
 impl EmbeddingsRequest {
     /// Reads and checks a body.
-    pub fn read(map: &Map<String, Value>, vocab: u32) -> Result<Self, ApiError> {
-        classify(EMBEDDINGS, map)?;
-        let body = Reader::new(map);
+    pub fn read(body: &Reader, vocab: u32) -> Result<Self, ApiError> {
+        body.classify(EMBEDDINGS)?;
         let encoding = match body.text("encoding_format")? {
             None | Some("float") => Encoding::Float,
             Some("base64") => Encoding::Base64,
@@ -43,10 +41,10 @@ impl EmbeddingsRequest {
         };
         Ok(Self {
             model: body.text("model")?.map(str::to_owned),
-            inputs: prompts(&body, "input", MAX_INPUTS, vocab)?,
+            inputs: prompts(body, "input", MAX_INPUTS, vocab)?,
             encoding,
             dimensions: body.integer("dimensions", 1..=1 << 24)?.map(|n| n as u32),
-            sampling: SamplingFields::read(&body, &Sampling::default(), vocab)?,
+            sampling: SamplingFields::read(body, &Sampling::default(), vocab)?,
         })
     }
 }
@@ -54,10 +52,12 @@ impl EmbeddingsRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::request::IgnoredFields;
+    use serde_json::{Value, json};
 
     fn read(body: Value) -> Result<EmbeddingsRequest, String> {
-        let request = EmbeddingsRequest::read(body.as_object().unwrap(), 100);
+        let request =
+            EmbeddingsRequest::read(&Reader::new(body.as_object().unwrap(), &IgnoredFields::default()), 100);
         request.map_err(|error| error.param.unwrap())
     }
 

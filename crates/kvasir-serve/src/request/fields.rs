@@ -1,5 +1,6 @@
-use crate::ApiError;
-use serde_json::{Map, Value};
+//! Every field of every endpoint, classified once: supported, ignored by contract, or rejected.
+
+use serde_json::Value;
 
 /// What happens to a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,7 +9,7 @@ pub enum Class {
     Supported,
     /// It is accepted and changes nothing, by contract; why that is right.
     Ignored(&'static str),
-    /// A request that sets it gets 400; why.
+    /// A request that sets it to anything but its neutral value gets 400; why.
     Rejected(&'static str),
 }
 
@@ -19,19 +20,93 @@ pub struct Field {
     pub name: &'static str,
     /// What happens to it.
     pub class: Class,
+    /// As JSON, the value that asks for nothing, beside `null`, `false`, `""`, `[]` and `{}`.
+    pub neutral: Option<&'static str>,
+    /// The known fields of its items, where it is a list of objects whose other fields are skipped.
+    pub items: Option<&'static [&'static str]>,
+}
+
+impl Field {
+    const fn new(name: &'static str, class: Class) -> Self {
+        Self { name, class, neutral: None, items: None }
+    }
+
+    /// Whether this value of the field asks for what every request gets.
+    pub fn is_neutral(&self, value: &Value) -> bool {
+        let is_empty = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Bool(true) | Value::Number(_) => false,
+            Value::String(text) => text.is_empty(),
+            Value::Array(items) => items.is_empty(),
+            Value::Object(map) => map.is_empty(),
+        };
+        let neutral = self.neutral.and_then(|text| serde_json::from_str::<Value>(text).ok());
+        let equal = |neutral: Value| match (neutral.as_f64(), value.as_f64()) {
+            (Some(a), Some(b)) => a == b,
+            _ => neutral == *value,
+        };
+        is_empty || neutral.is_some_and(equal)
+    }
 }
 
 const fn yes(name: &'static str) -> Field {
-    Field { name, class: Class::Supported }
+    Field::new(name, Class::Supported)
+}
+
+/// A list of objects with these fields.
+const fn list(name: &'static str, items: &'static [&'static str]) -> Field {
+    Field { items: Some(items), ..Field::new(name, Class::Supported) }
 }
 
 const fn skip(name: &'static str, why: &'static str) -> Field {
-    Field { name, class: Class::Ignored(why) }
+    Field::new(name, Class::Ignored(why))
 }
 
 const fn no(name: &'static str, why: &'static str) -> Field {
-    Field { name, class: Class::Rejected(why) }
+    Field::new(name, Class::Rejected(why))
 }
+
+/// Rejected unless it has this value, which is what every request gets.
+const fn only(name: &'static str, neutral: &'static str, why: &'static str) -> Field {
+    Field { neutral: Some(neutral), ..no(name, why) }
+}
+
+/// Fields of a chat's message. A scalar beside them reaches the template.
+const MESSAGE: &[&str] = &[
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "tool_plan",
+    "refusal",
+    "annotations",
+    "audio",
+    "function_call",
+];
+/// Fields of the items of a response's `input`.
+const ITEM: &[&str] = &[
+    "type",
+    "id",
+    "role",
+    "content",
+    "status",
+    "phase",
+    "summary",
+    "encrypted_content",
+    "call_id",
+    "name",
+    "namespace",
+    "arguments",
+    "input",
+    "action",
+    "output",
+];
+/// Fields of an Anthropic message.
+const TURN: &[&str] = &["role", "content"];
 
 const LABEL: &str = "a label for the provider's own records; none are kept here";
 const MEDIA: &str = "the engine reads and writes text only";
@@ -40,13 +115,15 @@ const FOUND: &str = "prefixes are found by content; no key is needed to find the
 const AS_SENT: &str = "the conversation is used as it was sent";
 const NOT_KEPT: &str = "responses are not kept; send all items in `input`";
 const MAX_TOKENS: &str = "it is `max_tokens` here";
+const NO_BEAMS: &str = "there is no beam search; tokens are sampled one by one";
+const NO_ADAPTERS: &str = "one model is served, without adapters";
 const NO_JUDGE: &str = "no model here judges what is said";
 const NO_TOOLS: &str = "the engine runs no tools; give functions in `tools` and run them";
 
 /// Fields of `/v1/chat/completions`.
 pub const CHAT: &[Field] = &[
     yes("model"),
-    yes("messages"),
+    list("messages", MESSAGE),
     yes("session"),
     yes("stream"),
     yes("stream_options"),
@@ -82,7 +159,7 @@ pub const CHAT: &[Field] = &[
     yes("guided_choice"),
     yes("guided_grammar"),
     no("guided_whitespace_pattern", "white space between pieces of JSON is bounded by the engine"),
-    no("guided_decoding_backend", "there is one"),
+    skip("guided_decoding_backend", "there is one"),
     yes("chat_template_kwargs"),
     yes("add_generation_prompt"),
     yes("continue_final_message"),
@@ -97,13 +174,18 @@ pub const CHAT: &[Field] = &[
     skip("store", "nothing is stored, which is what the default asks for"),
     skip("service_tier", ONE_TIER),
     skip("verbosity", "a hint to models that were trained to take it"),
-    no("modalities", MEDIA),
+    only("modalities", r#"["text"]"#, MEDIA),
     no("audio", MEDIA),
-    no("prediction", "no model here takes a predicted answer"),
+    skip("prediction", "a hint; the answer is the same without it"),
     no("moderation", NO_JUDGE),
     no("web_search_options", "the engine reaches no network"),
     no("functions", "replaced by `tools`"),
-    no("function_call", "replaced by `tool_choice`"),
+    only("function_call", r#""none""#, "replaced by `tool_choice`"),
+    no("documents", "put documents into messages"),
+    only("best_of", "1", "ask for `n` and choose"),
+    no("use_beam_search", NO_BEAMS),
+    only("length_penalty", "1", NO_BEAMS),
+    no("lora_path", NO_ADAPTERS),
 ];
 
 /// Fields of `/v1/completions`.
@@ -139,18 +221,21 @@ pub const COMPLETIONS: &[Field] = &[
     yes("guided_choice"),
     yes("guided_grammar"),
     no("guided_whitespace_pattern", "white space between pieces of JSON is bounded by the engine"),
-    no("guided_decoding_backend", "there is one"),
+    skip("guided_decoding_backend", "there is one"),
     yes("priority"),
     yes("cache_salt"),
     skip("user", LABEL),
     no("suffix", "no model here fills in the middle"),
-    no("best_of", "ask for `n` and choose"),
+    only("best_of", "1", "ask for `n` and choose"),
+    no("use_beam_search", NO_BEAMS),
+    only("length_penalty", "1", NO_BEAMS),
+    no("lora_path", NO_ADAPTERS),
 ];
 
 /// Fields of `/v1/responses`.
 pub const RESPONSES: &[Field] = &[
     yes("model"),
-    yes("input"),
+    list("input", ITEM),
     yes("instructions"),
     yes("max_output_tokens"),
     yes("stream"),
@@ -197,7 +282,7 @@ pub const RESPONSES: &[Field] = &[
 /// Fields of `/v1/messages`.
 pub const MESSAGES: &[Field] = &[
     yes("model"),
-    yes("messages"),
+    list("messages", TURN),
     yes("system"),
     yes("max_tokens"),
     yes("stream"),
@@ -223,7 +308,7 @@ pub const MESSAGES: &[Field] = &[
 /// Fields of `/v1/messages/count_tokens`.
 pub const COUNT_TOKENS: &[Field] = &[
     yes("model"),
-    yes("messages"),
+    list("messages", TURN),
     yes("system"),
     yes("tools"),
     yes("tool_choice"),
@@ -247,7 +332,7 @@ pub const EMBEDDINGS: &[Field] = &[
 ];
 
 /// Fields of `POST /v1/sessions`.
-pub const SESSIONS: &[Field] = &[yes("model"), yes("messages"), yes("prompt"), yes("ttl")];
+pub const SESSIONS: &[Field] = &[yes("model"), list("messages", MESSAGE), yes("prompt"), yes("ttl")];
 
 /// Fields of `POST /v1/sessions/ID/fork`.
 pub const FORK: &[Field] = &[yes("n"), yes("at")];
@@ -260,7 +345,7 @@ pub const TOKENIZE: &[Field] = &[
     yes("model"),
     yes("prompt"),
     yes("add_special_tokens"),
-    yes("messages"),
+    list("messages", MESSAGE),
     yes("tools"),
     yes("add_generation_prompt"),
     yes("continue_final_message"),
@@ -270,15 +355,3 @@ pub const TOKENIZE: &[Field] = &[
 
 /// Fields of `/detokenize`.
 pub const DETOKENIZE: &[Field] = &[yes("model"), yes("tokens")];
-
-/// Refuses a body that has a field which is unknown or not offered. `null` is the same as absent.
-pub fn classify(table: &[Field], body: &Map<String, Value>) -> Result<(), ApiError> {
-    for (name, value) in body {
-        match table.iter().find(|field| field.name == name).map(|field| field.class) {
-            None => return Err(ApiError::unknown_field(name)),
-            Some(Class::Rejected(why)) if !value.is_null() => return Err(ApiError::unsupported(name, why)),
-            Some(_) => {}
-        }
-    }
-    Ok(())
-}

@@ -1,56 +1,182 @@
+//! Parses request bodies within a memory budget.
+//!
+//! A body is a JSON object. Its endpoint's table says which fields are kept: the values of all other fields, and of
+//! unknown lists and objects in messages, are checked for their syntax and skipped without being stored. Every stored
+//! value is charged with an estimate of its heap size before the next one is read, so a body of many small objects
+//! cannot take a multiple of its length unnoticed. Refused are bodies that are not JSON, deeper than serde_json's 128
+//! levels, larger than [`MAX_PARSED`] once parsed, or that name a key twice.
+
+use super::{Class, Field, IgnoredFields, Reader, memory::BodyMemory};
 use crate::ApiError;
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
-use std::{cell::Cell, fmt};
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+};
 
-/// Values and keys that one body may have.
-const MAX_NODES: u32 = 2_000_000;
+/// Heap bytes that one parsed body may take, by the estimate below.
+const MAX_PARSED: usize = 128 << 20;
 
-/// Parses a JSON object. Refused are bodies that are not JSON, too deep (serde_json's 128 levels), that have too many
-/// values, or name a key twice: with two values for one name nobody can tell which one was meant.
-pub fn parse_body(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    let value = Budget::default().parse(bytes);
-    match value.map_err(|e| ApiError::body(format!("the body is no valid JSON: {e}")))? {
-        Value::Object(map) => Ok(map),
-        _ => Err(ApiError::body("the body must be a JSON object")),
+// Heap bytes of parsed values: a value in its list or object, an object's first table, a list's first block, a key or
+// text beside its bytes. Measured with serde_json's ordered maps; estimates err on the high side.
+const VALUE: usize = 80;
+const OBJECT: usize = 480;
+const LIST: usize = 256;
+const TEXT: usize = 32;
+
+/// A parsed body, with the memory that it holds.
+#[derive(Debug, Default)]
+pub struct Body {
+    /// The fields that its endpoint reads.
+    pub fields: Map<String, Value>,
+    /// Names of the fields that it does not.
+    pub ignored: IgnoredFields,
+    _memory: BodyMemory,
+}
+
+impl Body {
+    /// Parses the body of an endpoint with this table.
+    pub fn parse(bytes: &[u8], table: &'static [Field], ignored: IgnoredFields) -> Result<Self, ApiError> {
+        let budget = Budget::default();
+        let parsed = budget.run(bytes, Scope::Body(table, &ignored));
+        let value = parsed.map_err(|error| match budget.refusal.take() {
+            Some(refusal) => refusal,
+            None => ApiError::body(format!("the body is no valid JSON: {error}")),
+        })?;
+        match value {
+            Value::Object(fields) => Ok(Self { fields, ignored, _memory: budget.memory.into_inner() }),
+            _ => Err(ApiError::body("the body must be a JSON object")),
+        }
+    }
+
+    /// Reads its fields.
+    pub fn reader(&self) -> Reader<'_> {
+        Reader::new(&self.fields, &self.ignored)
     }
 }
 
-/// Values and keys that may yet come, in one text or in several of one body.
-pub(super) struct Budget(Cell<u32>);
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self(Cell::new(MAX_NODES))
-    }
+/// Charges parsed values against [`MAX_PARSED`] and the budget of all bodies.
+#[derive(Default)]
+pub(super) struct Budget {
+    used: Cell<usize>,
+    granted: Cell<usize>,
+    memory: RefCell<BodyMemory>,
+    /// Why parsing stopped, where that is not the JSON's fault.
+    refusal: RefCell<Option<ApiError>>,
 }
+
+/// Bytes by which the grant of one body grows.
+const GRANT: usize = 256 << 10;
 
 impl Budget {
-    /// Parses a JSON text as strictly as a body.
+    /// Parses a whole JSON text that is part of a body.
     pub(super) fn parse(&self, bytes: &[u8]) -> serde_json::Result<Value> {
+        self.run(bytes, Scope::Value)
+    }
+
+    /// The arguments of a call as a model wrote them: an object, or the text itself where it is none. No text is an object
+    /// without fields.
+    pub(super) fn arguments(&self, text: &str) -> Value {
+        match self.parse(text.as_bytes()) {
+            Ok(Value::Object(map)) => Value::Object(map),
+            _ if text.trim().is_empty() => Value::Object(Map::new()),
+            _ => text.into(),
+        }
+    }
+
+    fn run(&self, bytes: &[u8], scope: Scope) -> serde_json::Result<Value> {
         let mut source = serde_json::Deserializer::from_slice(bytes);
-        let value = Node(&self.0).deserialize(&mut source)?;
+        let value = Node { budget: self, scope }.deserialize(&mut source)?;
         source.end()?;
         Ok(value)
     }
-}
 
-struct Node<'a>(&'a Cell<u32>);
-
-impl Node<'_> {
-    fn spend<E: Error>(&self) -> Result<(), E> {
-        let left =
-            self.0.get().checked_sub(1).ok_or_else(|| E::custom(format!("more than {MAX_NODES} values")))?;
-        self.0.set(left);
+    fn charge<E: Error>(&self, bytes: usize) -> Result<(), E> {
+        let used = self.used.get().saturating_add(bytes);
+        self.used.set(used);
+        if used <= self.granted.get() {
+            return Ok(());
+        }
+        if used > MAX_PARSED {
+            return Err(self.refuse(ApiError::body("the body has too many values")));
+        }
+        let granted = used.next_multiple_of(GRANT);
+        self.memory.borrow_mut().grow_to(granted).map_err(|full| self.refuse(full))?;
+        self.granted.set(granted);
         Ok(())
     }
+
+    /// Stops parsing for a reason of our own.
+    fn refuse<E: Error>(&self, why: ApiError) -> E {
+        let error = E::custom(&why);
+        *self.refusal.borrow_mut() = Some(why);
+        error
+    }
+}
+
+/// What a value is to its endpoint.
+#[derive(Clone, Copy)]
+enum Scope<'a> {
+    /// The body itself: fields are kept by the table.
+    Body(&'static [Field], &'a IgnoredFields),
+    /// A list of objects with these fields.
+    Items(&'static str, &'static [&'static str], &'a IgnoredFields),
+    /// Such an object: its other fields are kept only where they are scalars, which a chat template may use.
+    Item(&'static str, &'static [&'static str], &'a IgnoredFields),
+    /// Anything else: all of it is kept.
+    Value,
+}
+
+/// Parses one value.
+#[derive(Clone, Copy)]
+struct Node<'a> {
+    budget: &'a Budget,
+    scope: Scope<'a>,
+}
+
+impl<'a> Node<'a> {
+    fn inner(&self, scope: Scope<'a>) -> Self {
+        Self { budget: self.budget, scope }
+    }
+
+    /// The value of `key`, or none where it is skipped.
+    fn field<'de, A: MapAccess<'de>>(&self, key: &str, map: &mut A) -> Result<Option<Value>, A::Error> {
+        let keep = |scope| self.inner(scope);
+        match self.scope {
+            Scope::Body(table, ignored) => match table.iter().find(|field| field.name == key) {
+                Some(Field { class: Class::Ignored(_), .. }) => skip(map),
+                Some(Field { items: Some(own), name, .. }) => {
+                    map.next_value_seed(keep(Scope::Items(name, own, ignored))).map(Some)
+                }
+                Some(_) => map.next_value_seed(keep(Scope::Value)).map(Some),
+                None => {
+                    ignored.unknown(key).map_err(|error| self.budget.refuse(error))?;
+                    skip(map)
+                }
+            },
+            Scope::Item(list, own, ignored) if !own.contains(&key) => {
+                let value = map.next_value_seed(Scalar(self.budget))?;
+                if value.as_ref().is_none_or(|value| !value.is_null()) {
+                    let path = format!("{list}[].{key}");
+                    ignored.unknown(&path).map_err(|error| self.budget.refuse(error))?;
+                }
+                Ok(value)
+            }
+            _ => map.next_value_seed(keep(Scope::Value)).map(Some),
+        }
+    }
+}
+
+fn skip<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<Value>, A::Error> {
+    map.next_value::<IgnoredAny>().map(|_| None)
 }
 
 impl<'de> DeserializeSeed<'de> for Node<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Value, D::Error> {
-        self.spend()?;
+        self.budget.charge(VALUE)?;
         source.deserialize_any(self)
     }
 }
@@ -76,71 +202,183 @@ impl<'de> Visitor<'de> for Node<'_> {
     fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
         Number::from_f64(value).map(Value::Number).ok_or_else(|| E::custom("a number that is not finite"))
     }
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+    fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
+        self.budget.charge(TEXT + value.len())?;
         Ok(value.into())
     }
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+    fn visit_string<E: Error>(self, value: String) -> Result<Value, E> {
+        self.budget.charge(TEXT + value.len())?;
         Ok(value.into())
     }
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let inner = match self.scope {
+            Scope::Items(name, own, ignored) => self.inner(Scope::Item(name, own, ignored)),
+            _ => self.inner(Scope::Value),
+        };
+        self.budget.charge(LIST)?;
         let mut items = Vec::new();
-        while let Some(item) = list.next_element_seed(Node(self.0))? {
+        while let Some(item) = list.next_element_seed(inner)? {
             items.push(item);
+        }
+        // Long lists are charged by their length, so the slack of their growth goes back.
+        if items.len() > 64 {
+            items.shrink_to_fit();
         }
         Ok(Value::Array(items))
     }
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        self.budget.charge(OBJECT)?;
         let mut object = Map::new();
-        while let Some(key) = map.next_key_seed(Key)? {
-            let value = map.next_value_seed(Node(self.0))?;
-            if object.contains_key(&key) {
+        let mut skipped: Vec<String> = Vec::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if object.contains_key(&key) || skipped.contains(&key) {
                 return Err(A::Error::custom(format!("key `{key}` stands twice")));
             }
-            object.insert(key, value);
+            self.budget.charge(TEXT + key.len())?;
+            match self.field(&key, &mut map)? {
+                Some(value) => {
+                    object.insert(key, value);
+                }
+                // Only so many are told apart: skipped fields cost nothing, whatever they hold.
+                None if skipped.len() < 64 => skipped.push(key),
+                None => {}
+            }
         }
         Ok(Value::Object(object))
     }
 }
 
-struct Key;
+/// Parses a value that is kept if it is a scalar. Lists and objects are skipped.
+struct Scalar<'a>(&'a Budget);
 
-impl<'de> DeserializeSeed<'de> for Key {
-    type Value = String;
+impl<'de> DeserializeSeed<'de> for Scalar<'_> {
+    type Value = Option<Value>;
 
-    fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<String, D::Error> {
-        String::deserialize(source)
+    fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Option<Value>, D::Error> {
+        self.0.charge(VALUE)?;
+        source.deserialize_any(self)
+    }
+}
+
+impl Scalar<'_> {
+    fn keep<E: Error>(&self, visit: impl FnOnce(Node) -> Result<Value, E>) -> Result<Option<Value>, E> {
+        visit(Node { budget: self.0, scope: Scope::Value }).map(Some)
+    }
+}
+
+impl<'de> Visitor<'de> for Scalar<'_> {
+    type Value = Option<Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+    fn visit_unit<E: Error>(self) -> Result<Option<Value>, E> {
+        self.keep(|node| node.visit_unit())
+    }
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Option<Value>, E> {
+        self.keep(|node| node.visit_bool(value))
+    }
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Option<Value>, E> {
+        self.keep(|node| node.visit_i64(value))
+    }
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Option<Value>, E> {
+        self.keep(|node| node.visit_u64(value))
+    }
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Option<Value>, E> {
+        self.keep(|node| node.visit_f64(value))
+    }
+    fn visit_str<E: Error>(self, value: &str) -> Result<Option<Value>, E> {
+        self.keep(|node| node.visit_str(value))
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Option<Value>, A::Error> {
+        IgnoredAny.visit_seq(list).map(|_| None)
+    }
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Option<Value>, A::Error> {
+        IgnoredAny.visit_map(map).map(|_| None)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::{CHAT, DETOKENIZE, TOKENIZE, UnknownFields};
+    use serde_json::json;
+
+    fn parse(text: &str) -> Result<Body, ApiError> {
+        Body::parse(text.as_bytes(), CHAT, IgnoredFields::default())
+    }
 
     fn refused(text: &str) -> String {
-        parse_body(text.as_bytes()).unwrap_err().message
+        parse(text).unwrap_err().message
     }
 
     #[test]
-    fn plain_objects_pass() {
-        let map =
-            parse_body(br#"{"a": [1, -2, 0.5, true, null, "x"], "b": {"c": 18446744073709551615}}"#).unwrap();
-        assert_eq!(map["a"][1], -2);
-        assert_eq!(map["b"]["c"], u64::MAX);
+    fn known_fields_are_kept_whole() {
+        let tools = r#"[{"a": [1, -2, 0.5, true, null, "x"], "b": {"c": 18446744073709551615}}]"#;
+        let body = parse(&format!(r#"{{"tools": {tools}, "stream": true}}"#)).unwrap();
+        assert_eq!(body.fields["tools"], serde_json::from_str::<Value>(tools).unwrap());
+        assert_eq!(body.fields["stream"], true);
+        assert!(body.ignored.names().is_empty());
     }
 
     #[test]
     fn hostile_bodies_are_refused() {
+        assert!(refused(r#"{"model": 1, "model": 2}"#).contains("`model` stands twice"));
         assert!(refused(r#"{"a": 1, "a": 2}"#).contains("`a` stands twice"));
         assert!(refused("[1]").contains("object"));
-        assert!(refused(r#"{"a": NaN}"#).contains("JSON"));
-        assert!(refused(r#"{"a": 1e999}"#).contains("JSON"));
-        assert!(refused(r#"{"a": "\ud800"}"#).contains("JSON"));
-        assert!(
-            refused(&format!("{{\"a\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000))).contains("JSON")
-        );
-        assert!(refused("{\"a\": 1} x").contains("JSON"));
+        assert!(refused(r#"{"tools": NaN}"#).contains("JSON"));
+        assert!(refused(r#"{"tools": 1e999}"#).contains("JSON"));
+        assert!(refused(r#"{"tools": "\ud800"}"#).contains("JSON"));
+        for field in ["tools", "junk"] {
+            let deep = format!("{{\"{field}\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+            assert!(field == "junk" || refused(&deep).contains("JSON"));
+        }
+        assert!(refused("{\"stream\": 1} x").contains("JSON"));
+        assert!(refused("{\"junk\": [1,}").contains("JSON"));
         assert!(refused("\u{feff}{}").contains("JSON"));
         assert!(refused("").contains("JSON"));
-        assert!(parse_body(b"{\"a\": \"\xc0\xaf\"}").is_err());
+        assert!(Body::parse(b"{\"tools\": \"\xc0\xaf\"}", CHAT, IgnoredFields::default()).is_err());
+    }
+
+    #[test]
+    fn unknown_fields_are_named_and_not_stored() {
+        let body = parse(
+            r#"{"junk": [{"a": 1}], "user": {"x": [1]}, "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi", "extra": 1}], "note": "kept", "junk": [[]]},
+                {"role": "user", "content": "x", "junk": {"a": {}}, "nothing": null}]}"#,
+        );
+        let body = body.unwrap();
+        assert_eq!(body.ignored.names(), ["junk", "messages[].note", "messages[].junk"]);
+        assert_eq!(body.fields.keys().collect::<Vec<_>>(), ["messages"]);
+        let first =
+            json!({"role": "user", "content": [{"type": "text", "text": "hi", "extra": 1}], "note": "kept"});
+        assert_eq!(body.fields["messages"][0], first);
+        let rule = IgnoredFields::default().with_rule(UnknownFields::Refuse);
+        for (text, param) in [
+            (r#"{"junk": 1}"#, "junk"),
+            (r#"{"messages": [{"role": "user", "content": "x", "junk": []}]}"#, "messages[].junk"),
+        ] {
+            let error = Body::parse(text.as_bytes(), CHAT, rule.clone()).unwrap_err();
+            assert_eq!((error.param.as_deref(), error.code), (Some(param), Some("unknown_parameter")));
+        }
+    }
+
+    #[test]
+    fn many_small_values_are_refused_before_they_are_stored() {
+        let objects = |n: usize| vec![r#"{"a":1}"#; n].join(",");
+        let body = parse(&format!(r#"{{"tools": [{}]}}"#, objects(990_000)));
+        let error = body.unwrap_err();
+        assert_eq!((error.status, error.message.contains("too many values")), (400, true));
+        // The same where nothing reads them costs nothing.
+        let junk = format!(
+            r#"{{"messages": [{{"role": "user", "content": "x", "junk": [{}]}}]}}"#,
+            objects(990_000)
+        );
+        parse(&junk).unwrap();
+        // What an endpoint's own limits allow fits: a million token ids, one text of the largest body.
+        let ids = format!(r#"{{"tokens": [{}1]}}"#, "1,".repeat((1 << 20) - 1));
+        Body::parse(ids.as_bytes(), DETOKENIZE, IgnoredFields::default()).unwrap();
+        let text = format!(r#"{{"prompt": "{}"}}"#, "x".repeat(32 << 20));
+        Body::parse(text.as_bytes(), TOKENIZE, IgnoredFields::default()).unwrap();
     }
 }

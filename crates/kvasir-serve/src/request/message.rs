@@ -1,6 +1,6 @@
 use super::{Content, Message, Reader, Role};
 use crate::ApiError;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 impl Message {
     /// Words of one who makes no calls.
@@ -42,7 +42,7 @@ impl AssistantTurn {
     }
 
     /// It makes a call.
-    pub(super) fn call(&mut self, id: &str, name: &str, arguments: Map<String, Value>) {
+    pub(super) fn call(&mut self, id: &str, name: &str, arguments: Value) {
         let function = json!({"name": name, "arguments": arguments});
         self.calls.push(json!({"id": id, "type": "function", "function": function}));
     }

@@ -8,12 +8,14 @@ mod endpoints;
 mod fields;
 mod form;
 mod json;
+mod memory;
 mod message;
 mod reader;
 mod responses;
 mod sampling;
 mod session;
 mod tools;
+mod unknown;
 
 pub use anthropic::MessagesRequest;
 pub use chat::{ChatRequest, Content, Message, Role, StreamOptions, ThinkingBudget};
@@ -22,12 +24,14 @@ pub use embeddings::{EmbeddingsRequest, Encoding};
 pub use endpoints::{ENDPOINTS, Endpoint};
 pub use fields::{
     CHAT, COMPLETIONS, COUNT_TOKENS, Class, DETOKENIZE, EMBEDDINGS, FORK, Field, MESSAGES, RESPONSES, REWIND,
-    SESSIONS, TOKENIZE, classify,
+    SESSIONS, TOKENIZE,
 };
 pub use form::AskedForm;
-pub use json::parse_body;
+pub use json::Body;
+pub(crate) use memory::BodyMemory;
 pub use reader::Reader;
 pub use responses::ResponsesRequest;
 pub use sampling::{Length, SamplingFields};
 pub use session::{Begin, ForkRequest, Place, SessionRequest, read_rewind};
 pub use tools::{Tool, ToolChoice};
+pub use unknown::{IgnoredFields, UnknownFields};

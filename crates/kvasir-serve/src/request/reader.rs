@@ -1,22 +1,53 @@
+//! Reads typed fields of one JSON object; every error names the field by its path.
+
+use super::{Class, Field, IgnoredFields};
 use crate::ApiError;
 use serde_json::{Map, Value};
 use std::{fmt::Display, ops::RangeInclusive};
 
-/// Reads typed fields of one JSON object; every error names the field by its path.
+/// A JSON object of a request, its path in the body, and where fields without effect are recorded.
 pub struct Reader<'a> {
     map: &'a Map<String, Value>,
     path: String,
+    ignored: &'a IgnoredFields,
 }
 
 impl<'a> Reader<'a> {
     /// Over the body itself.
-    pub fn new(map: &'a Map<String, Value>) -> Self {
-        Self { map, path: String::new() }
+    pub fn new(map: &'a Map<String, Value>, ignored: &'a IgnoredFields) -> Self {
+        Self { map, path: String::new(), ignored }
     }
 
-    /// Over an object inside it.
-    pub fn at(map: &'a Map<String, Value>, path: impl Into<String>) -> Self {
-        Self { map, path: path.into() }
+    /// Over an object inside it, by its whole path.
+    pub fn at(&self, map: &'a Map<String, Value>, path: impl Into<String>) -> Self {
+        Self { map, path: path.into(), ignored: self.ignored }
+    }
+
+    /// Over another body made of this one.
+    pub fn beside<'b>(&'b self, map: &'b Map<String, Value>) -> Reader<'b> {
+        Reader::new(map, self.ignored)
+    }
+
+    /// Checks the fields against the endpoint's table: refuses those that are not offered unless they have a neutral
+    /// value, and records or refuses unknown ones.
+    pub fn classify(&self, table: &[Field]) -> Result<(), ApiError> {
+        for (name, value) in self.map {
+            match table.iter().find(|field| field.name == name) {
+                None => self.ignored.unknown(name)?,
+                Some(field) => match field.class {
+                    Class::Rejected(why) if !field.is_neutral(value) => {
+                        return Err(ApiError::unsupported(name, why));
+                    }
+                    _ => {}
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that a field, or what it asks for, has no effect.
+    pub fn ignore(&self, field: &str) {
+        self.ignored.record(&self.name(field));
     }
 
     /// The path of a field.
@@ -43,13 +74,12 @@ impl<'a> Reader<'a> {
         self.get(field).ok_or_else(|| self.error(field, "is missing"))
     }
 
-    /// Refuses fields that are not in the list. Those that are null ask for nothing: clients send answers back with all fields that they know.
+    /// Records or refuses fields that are not in the list. A null asks for nothing: clients send answers back with all
+    /// fields that they know.
     pub fn only(&self, fields: &[&str]) -> Result<(), ApiError> {
-        let mut set = self.map.iter().filter(|(_, value)| !value.is_null());
-        match set.find(|(key, _)| !fields.contains(&key.as_str())) {
-            Some((key, _)) => Err(ApiError::unknown_field(self.name(key))),
-            None => Ok(()),
-        }
+        let set = self.map.iter().filter(|(_, value)| !value.is_null());
+        let mut unknown = set.filter(|(key, _)| !fields.contains(&key.as_str()));
+        unknown.try_for_each(|(key, _)| self.ignored.unknown(&self.name(key)))
     }
 
     /// A text.
@@ -109,9 +139,14 @@ impl<'a> Reader<'a> {
     pub fn object(&self, field: &str) -> Result<Option<Reader<'a>>, ApiError> {
         let object = |value: &'a Value| {
             let map = value.as_object().ok_or_else(|| self.error(field, "must be an object"))?;
-            Ok(Reader::at(map, self.name(field)))
+            Ok(self.at(map, self.name(field)))
         };
         self.get(field).map(object).transpose()
+    }
+
+    /// All of its fields.
+    pub fn fields(&self) -> &'a Map<String, Value> {
+        self.map
     }
 
     /// All of it, as a value.

@@ -1,6 +1,6 @@
 use super::{
     AskedForm, ChatRequest, Message, RESPONSES, Reader, Role, SamplingFields, StreamOptions, Tool,
-    ToolChoice, chat, classify, message::AssistantTurn, message::no_text, sampling,
+    ToolChoice, chat, json::Budget, message::AssistantTurn, message::no_text, sampling,
 };
 use crate::{ApiError, form::Shape};
 use kvasir_sample::Sampling;
@@ -18,16 +18,15 @@ pub struct ResponsesRequest {
 
 impl ResponsesRequest {
     /// Reads and checks a body.
-    pub fn read(map: &Map<String, Value>, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
-        classify(RESPONSES, map)?;
-        let body = Reader::new(map);
-        nothing_kept(&body)?;
-        let mut sampling = SamplingFields::read(&body, defaults, vocab)?;
-        sampling.length.max_tokens = sampling::max_tokens(&body, "max_output_tokens")?;
-        let logprobs = wants_logprobs(&body)?;
-        let top = sampling::top_logprobs(&body)?;
+    pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+        body.classify(RESPONSES)?;
+        nothing_kept(body)?;
+        let mut sampling = SamplingFields::read(body, defaults, vocab)?;
+        sampling.length.max_tokens = sampling::max_tokens(body, "max_output_tokens")?;
+        let logprobs = wants_logprobs(body)?;
+        let top = sampling::top_logprobs(body)?;
         sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));
-        let tools = Tool::all(&body, "name", |tool| {
+        let tools = Tool::all(body, "name", |tool| {
             if tool.text("type")? != Some("function") {
                 return Err(tool.error("type", "must be `function`; the engine has no tools of its own"));
             }
@@ -36,17 +35,17 @@ impl ResponsesRequest {
         })?;
         let mut messages = Vec::new();
         messages.extend(body.text("instructions")?.map(|text| Message::said(Role::System, text.to_owned())));
-        conversation(&body, &mut messages)?;
+        conversation(body, &mut messages)?;
         let chat = ChatRequest {
             model: body.text("model")?.map(str::to_owned),
             messages,
-            tool_choice: tool_choice(&body, &tools)?,
+            tool_choice: tool_choice(body, &tools)?,
             tools,
             parallel_tool_calls: body.flag("parallel_tool_calls", true)?,
-            form: format(&body)?,
+            form: format(body)?,
             thinking: None,
-            stream: stream(&body)?,
-            template_kwargs: template_kwargs(&body)?,
+            stream: stream(body)?,
+            template_kwargs: template_kwargs(body)?,
             add_generation_prompt: true,
             continue_final_message: false,
             sampling,
@@ -125,10 +124,11 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
     // The items of one turn of the assistant are one message to templates.
     let mut turn = AssistantTurn::default();
     let mut calls: Vec<&str> = Vec::new();
+    let budget = Budget::default();
     for (i, item) in items.iter().enumerate() {
         let path = format!("input[{i}]");
         let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-        let item = Reader::at(map, path);
+        let item = body.at(map, path);
         match item.text("type")? {
             None | Some("message") => message(&item, &mut turn, messages)?,
             Some("reasoning") => {
@@ -138,9 +138,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
             Some("function_call") => {
                 item.only(&["type", "id", "call_id", "name", "arguments", "status"])?;
                 let id = needed(&item, "call_id")?;
-                let arguments = serde_json::from_str(needed(&item, "arguments")?).ok();
-                let arguments =
-                    arguments.ok_or_else(|| item.error("arguments", "must be the text of a JSON object"))?;
+                let arguments = budget.arguments(needed(&item, "arguments")?);
                 turn.call(id, needed(&item, "name")?, arguments);
                 calls.push(id);
             }
@@ -205,7 +203,7 @@ fn text_of(item: &Reader, field: &str, types: &[&str]) -> Result<Option<String>,
     for (i, part) in parts.iter().enumerate() {
         let path = format!("{field}[{i}]");
         let map = part.as_object().ok_or_else(|| item.error(&path, "must be an object"))?;
-        let part = Reader::at(map, item.name(&path));
+        let part = item.at(map, item.name(&path));
         match part.text("type")? {
             Some(kind) if types.contains(&kind) => text.push_str(needed(&part, "text")?),
             Some("refusal") => text.push_str(needed(&part, "refusal")?),
@@ -222,7 +220,7 @@ fn needed<'a>(reader: &Reader<'a>, field: &str) -> Result<&'a str, ApiError> {
 fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
     match body.get("tool_choice") {
         Some(Value::Object(map)) => {
-            let choice = Reader::at(map, "tool_choice");
+            let choice = body.at(map, "tool_choice");
             match choice.text("type")? {
                 Some("function") => choice.only(&["type", "name"])?,
                 _ => return Err(choice.error("type", "must be function")),

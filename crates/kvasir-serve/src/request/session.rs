@@ -1,6 +1,6 @@
-use super::{FORK, Prompt, REWIND, Reader, SESSIONS, classify, completion};
+use super::{FORK, Prompt, REWIND, Reader, SESSIONS, completion};
 use crate::ApiError;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::time::Duration;
 
 /// Longest time that a session may lie idle, and how long it may unless somebody says otherwise; seconds.
@@ -51,16 +51,15 @@ pub struct ForkRequest {
 
 impl SessionRequest {
     /// Reads and checks a body.
-    pub fn read(map: &Map<String, Value>, vocab: u32) -> Result<Self, ApiError> {
-        classify(SESSIONS, map)?;
-        let body = Reader::new(map);
+    pub fn read(body: &Reader, vocab: u32) -> Result<Self, ApiError> {
+        body.classify(SESSIONS)?;
         let begin = match (body.get("messages"), body.get("prompt")) {
             (Some(_), Some(_)) => return Err(body.error("prompt", "and `messages` cannot both be given")),
             (None, None) => Begin::Empty,
             (Some(_), None) => {
                 Begin::Messages(body.list("messages", usize::MAX)?.unwrap_or_default().to_vec())
             }
-            (None, Some(_)) => Begin::Prompt(completion::one_prompt(&body, vocab)?),
+            (None, Some(_)) => Begin::Prompt(completion::one_prompt(body, vocab)?),
         };
         let ttl = body.integer("ttl", 1..=MAX_TTL)?.unwrap_or(TTL);
         let ttl = Duration::from_secs(ttl.unsigned_abs());
@@ -70,19 +69,17 @@ impl SessionRequest {
 
 impl ForkRequest {
     /// Reads and checks a body.
-    pub fn read(map: &Map<String, Value>) -> Result<Self, ApiError> {
-        classify(FORK, map)?;
-        let body = Reader::new(map);
+    pub fn read(body: &Reader) -> Result<Self, ApiError> {
+        body.classify(FORK)?;
         let n = body.integer("n", 1..=MAX_FORKS)?.map_or(1, |n| n as u32);
-        Ok(Self { n, at: place(&body, "at")? })
+        Ok(Self { n, at: place(body, "at")? })
     }
 }
 
 /// Reads the place that a `POST /v1/sessions/ID/rewind` names.
-pub fn read_rewind(map: &Map<String, Value>) -> Result<Place, ApiError> {
-    classify(REWIND, map)?;
-    let body = Reader::new(map);
-    place(&body, "to")?.ok_or_else(|| body.error("to", "is missing"))
+pub fn read_rewind(body: &Reader) -> Result<Place, ApiError> {
+    body.classify(REWIND)?;
+    place(body, "to")?.ok_or_else(|| body.error("to", "is missing"))
 }
 
 fn place(body: &Reader, field: &str) -> Result<Option<Place>, ApiError> {
@@ -103,7 +100,12 @@ fn place(body: &Reader, field: &str) -> Result<Option<Place>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::{IgnoredFields, UnknownFields};
     use serde_json::json;
+
+    fn refusing() -> IgnoredFields {
+        IgnoredFields::default().with_rule(UnknownFields::Refuse)
+    }
 
     fn param<T: std::fmt::Debug>(result: Result<T, ApiError>) -> String {
         result.unwrap_err().param.unwrap()
@@ -111,7 +113,7 @@ mod tests {
 
     #[test]
     fn places_are_tokens_or_messages() {
-        let fork = |body: Value| ForkRequest::read(body.as_object().unwrap());
+        let fork = |body: Value| ForkRequest::read(&Reader::new(body.as_object().unwrap(), &refusing()));
         assert_eq!(fork(json!({})).unwrap(), ForkRequest { n: 1, at: None });
         let at = |body| fork(body).unwrap().at;
         assert_eq!(at(json!({"at": 5})), Some(Place::Token(5)));
@@ -123,14 +125,15 @@ mod tests {
         assert_eq!(param(fork(json!({"at": {}}))), "at.message");
         assert_eq!(param(fork(json!({"at": {"message": 1, "x": 1}}))), "at.x");
         assert_eq!(param(fork(json!({"to": 1}))), "to");
-        let rewind = |body: Value| read_rewind(body.as_object().unwrap());
+        let rewind = |body: Value| read_rewind(&Reader::new(body.as_object().unwrap(), &refusing()));
         assert_eq!(rewind(json!({"to": 0})).unwrap(), Place::Token(0));
         assert_eq!(param(rewind(json!({}))), "to");
     }
 
     #[test]
     fn a_session_begins_with_one_thing() {
-        let read = |body: Value| SessionRequest::read(body.as_object().unwrap(), 100);
+        let read =
+            |body: Value| SessionRequest::read(&Reader::new(body.as_object().unwrap(), &refusing()), 100);
         let empty = read(json!({})).unwrap();
         assert_eq!((empty.begin, empty.ttl), (Begin::Empty, Duration::from_secs(3600)));
         assert_eq!(read(json!({"prompt": [1, 2]})).unwrap().begin, Begin::Prompt(Prompt::Ids(vec![1, 2])));

@@ -57,7 +57,7 @@ impl Tool {
         for (i, item) in items.iter().enumerate() {
             let path = format!("tools[{i}]");
             let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-            let tool = one(&Reader::at(map, path.as_str()))?;
+            let tool = one(&body.at(map, path.as_str()))?;
             if tools.iter().any(|other| other.name == tool.name) {
                 return Err(body.error(&format!("{path}.{name}"), "stands twice"));
             }

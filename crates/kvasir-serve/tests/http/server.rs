@@ -14,7 +14,7 @@ use kvasir_sample::Sampling;
 use kvasir_serve::{
     Watch,
     host::{Allowance, Host},
-    http::{App, Door, Keys, Live},
+    http::{App, ClientRules, Door, Keys, Live},
     metrics::Names,
     model::{Facts, Model},
     report::Reports,
@@ -81,7 +81,7 @@ impl Server {
         let reports = Reports::start(None, None).unwrap();
         let host = Host::start(engine, Allowance::default(), reports, patience).unwrap();
         let live = Live { watch, setup: Value::Null };
-        let app = App::new(Arc::new(model), host, door, live, Names::Own);
+        let app = App::new(Arc::new(model), host, door, live, Names::Own, ClientRules::default());
         Self { router: app.router(), runtime: Runtime::new().unwrap() }
     }
 

@@ -1,6 +1,6 @@
 use super::tally::plural;
 use kvasir_sample::Sampling;
-use kvasir_serve::request::ChatRequest;
+use kvasir_serve::request::{ChatRequest, IgnoredFields, Reader};
 use serde_json::{Map, Value, json};
 
 /// Messages in the order they were said, in the API's words.
@@ -133,7 +133,9 @@ impl Conversation {
         let value: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
         let messages = value.get("messages").and_then(Value::as_array).ok_or("holds no list `messages`")?;
         let only = Map::from_iter([("messages".to_owned(), Value::from(messages.clone()))]);
-        ChatRequest::read(&only, &Sampling::default(), u32::MAX).map_err(|error| error.message)?;
+        let ignored = IgnoredFields::default();
+        let reader = Reader::new(&only, &ignored);
+        ChatRequest::read(&reader, &Sampling::default(), u32::MAX).map_err(|error| error.message)?;
         *self.branch() = messages.clone();
         Ok(())
     }

@@ -15,7 +15,7 @@ use conversation::{Conversation, user};
 use editor::Mode;
 use input::{Input, Line};
 use kvasir_sample::Sampling;
-use kvasir_serve::request::ChatRequest;
+use kvasir_serve::request::{ChatRequest, IgnoredFields, Reader, UnknownFields};
 use screen::Screen;
 use serde_json::{Map, Value, json};
 use std::{fs, path::Path, process::ExitCode};
@@ -340,7 +340,10 @@ fn check_fields(fields: &Map<String, Value>) -> Result<(), String> {
     }
     let mut body = fields.clone();
     body.insert("messages".into(), json!([user("?")]));
-    ChatRequest::read(&body, &Sampling::default(), u32::MAX).map(|_| ()).map_err(|error| error.message)
+    // A name that nothing reads is a slip of the finger here.
+    let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
+    let read = ChatRequest::read(&Reader::new(&body, &ignored), &Sampling::default(), u32::MAX);
+    read.map(|_| ()).map_err(|error| error.message)
 }
 
 /// The fields with the tools of a JSON file: a list of them as the API takes it.

@@ -4,12 +4,13 @@ use super::{
     model::ModelArgs,
     started::{Service, Started},
 };
-use crate::options::Options;
+use crate::{options::Options, switch::Switch};
 use kvasir_serve::{
     host::Allowance,
-    http::{Door, Gate, Hosts, Keys, Origins, TlsAcceptor, serve, tls},
+    http::{ClientRules, Door, Gate, Hosts, Keys, Origins, TlsAcceptor, serve, tls},
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
+    request::UnknownFields,
 };
 use std::{
     io::{self, Write},
@@ -40,6 +41,12 @@ pub(crate) struct Args {
     /// What clients call the model; its file's or folder's name unless given
     #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME")]
     model_name: Option<String>,
+    /// What happens to request fields that the server does not know: ignore (and name them in the response header x-kvasir-ignored) or refuse (400)
+    #[arg(long, value_enum, default_value = "ignore", env = "KVASIR_UNKNOWN_FIELDS")]
+    unknown_fields: Unknown,
+    /// Cut Claude Code's billing header, which changes with every request, out of system prompts, so that their prefix is found in the cache, on or off
+    #[arg(long, default_value = "on", env = "KVASIR_STRIP_BILLING_HEADER", value_parser = Switch::read)]
+    strip_billing_header: Switch,
     #[command(flatten)]
     manners: Manners,
     #[command(flatten)]
@@ -147,6 +154,12 @@ impl ReportArgs {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
+enum Unknown {
+    Ignore,
+    Refuse,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
 enum Alias {
     Vllm,
 }
@@ -181,6 +194,13 @@ impl Args {
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: self.reports.start()?,
             patience: Duration::from_secs(limits.step_timeout.into()),
+            rules: ClientRules {
+                unknown_fields: match self.unknown_fields {
+                    Unknown::Ignore => UnknownFields::Ignore,
+                    Unknown::Refuse => UnknownFields::Refuse,
+                },
+                strip_billing_header: self.strip_billing_header.is_on(),
+            },
             allowed: Box::new(move |slots, max_len| limits.allowance(slots, max_len)),
         };
         let options = self.options.for_serving();

@@ -4,7 +4,7 @@ use kvasir::Loaded;
 use kvasir_serve::{
     Watch,
     host::{Allowance, Host},
-    http::{App, Door, Live},
+    http::{App, ClientRules, Door, Live},
     metrics::Names,
     model::{self, Model},
     report::Reports,
@@ -24,6 +24,8 @@ pub(crate) struct Service {
     pub(crate) names: Names,
     /// How long a step may take before it counts as one that hangs.
     pub(crate) patience: Duration,
+    /// What it does for clients that say more, or less, than its APIs have.
+    pub(crate) rules: ClientRules,
 }
 
 impl Service {
@@ -35,6 +37,7 @@ impl Service {
             reports: Arc::default(),
             names: Names::Own,
             patience: Duration::MAX,
+            rules: ClientRules::default(),
         }
     }
 }
@@ -71,11 +74,11 @@ impl Started {
         let (served, backend) = (served(name.clone(), &loaded, manners, max_len)?, loaded.backend());
         drop(loaded);
         setup.insert("device".into(), backend.into());
-        let Service { door, allowed, reports, names, patience } = service;
+        let Service { door, allowed, reports, names, patience, rules } = service;
         let host = Host::start(engine, allowed(slots, max_len), reports, patience);
         let host = host.map_err(Failure::failed)?;
         let live = Live { watch, setup: Value::Object(setup) };
-        let app = App::new(Arc::new(served), host, door, live, names);
+        let app = App::new(Arc::new(served), host, door, live, names, rules);
         Ok(Self { app, name, backend, slots, max_len })
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::request::{IgnoredFields, UnknownFields};
 use serde_json::json;
 
 fn read(extra: Value) -> Result<ChatRequest, ApiError> {
@@ -6,8 +7,9 @@ fn read(extra: Value) -> Result<ChatRequest, ApiError> {
     for (key, value) in extra.as_object().unwrap() {
         body[key] = value.clone();
     }
-    let map = body.as_object().unwrap();
-    Ok(MessagesRequest::read(map, &Sampling::default(), 1000)?.chat)
+    let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
+    let body = Reader::new(body.as_object().unwrap(), &ignored);
+    Ok(MessagesRequest::read(&body, &Sampling::default(), 1000)?.chat)
 }
 
 fn refused(extra: Value) -> String {

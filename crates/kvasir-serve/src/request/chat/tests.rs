@@ -1,9 +1,13 @@
 use super::*;
-use crate::request::parse_body;
+use crate::request::{Body, CHAT, IgnoredFields, UnknownFields};
 
 fn read(body: Value) -> Result<ChatRequest, ApiError> {
-    let map = parse_body(body.to_string().as_bytes())?;
-    ChatRequest::read(&map, &Sampling { temperature: 1.0, ..Sampling::default() }, 1000)
+    let body = Body::parse(
+        body.to_string().as_bytes(),
+        CHAT,
+        IgnoredFields::default().with_rule(UnknownFields::Refuse),
+    )?;
+    ChatRequest::read(&body.reader(), &Sampling { temperature: 1.0, ..Sampling::default() }, 1000)
 }
 
 fn with(extra: Value) -> Result<ChatRequest, ApiError> {
@@ -68,7 +72,7 @@ fn every_parameter_has_bounds() {
     assert_eq!(refused(json!({"stream_options": {"include_usage": true}})), "stream_options");
     assert_eq!(refused(json!({"stream": true, "stream_options": {"x": 1}})), "stream_options.x");
     assert_eq!(refused(json!({"nonsense": 1})), "nonsense");
-    assert_eq!(refused(json!({"audio": {}})), "audio");
+    assert_eq!(refused(json!({"audio": {"voice": "x"}})), "audio");
     assert_eq!(refused(json!({"chat_template_kwargs": {"messages": []}})), "chat_template_kwargs.messages");
 }
 
@@ -86,7 +90,22 @@ fn messages_are_checked() {
         "messages[0].tool_call_id"
     );
     let call = |arguments: Value| json!({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]});
-    assert_eq!(bad(json!([call(json!("not json"))])), "messages[0].tool_calls[0].function.arguments");
+    let written = |arguments: Value| {
+        let chat = read(json!({"messages": [call(arguments)]})).unwrap();
+        chat.messages[0].source["tool_calls"][0]["function"]["arguments"].clone()
+    };
+    // History is not refused for what a model wrote.
+    for (arguments, expected) in [
+        (json!(""), json!({})),
+        (json!(" \n"), json!({})),
+        (json!({"a": 1}), json!({"a": 1})),
+        (json!("not json"), json!("not json")),
+        (json!("{\"a\": 1} x"), json!("{\"a\": 1} x")),
+        (json!("[1]"), json!("[1]")),
+        (json!([1]), json!("[1]")),
+    ] {
+        assert_eq!(written(arguments), expected);
+    }
     let good = read(json!({"messages": [call(json!("{\"a\": 1}")), {"role": "tool", "content": "x", "tool_call_id": "c"}]})).unwrap();
     assert_eq!(good.messages[0].source["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
     let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);

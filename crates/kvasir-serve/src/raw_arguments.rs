@@ -1,0 +1,97 @@
+//! Arguments of calls in a conversation's history that are no JSON object, through a chat template.
+//!
+//! A model may write anything as the arguments of a call, and a client sends it back. Templates write arguments in one
+//! of three ways: as JSON (`arguments | tojson`), as they are where they are a string, or field by field. So a template
+//! gets a mark in place of such a text, and the text takes the mark's place in what was rendered: quotes that `tojson`
+//! put around the mark go with it. Where a template needs fields, it gets an object with the text as its only field.
+
+use serde_json::{Value, json};
+
+/// Encloses the number of a text. A noncharacter, which is not let through from clients.
+pub(crate) const MARK: char = '\u{fdd2}';
+
+/// The texts, in the order of their calls.
+pub(crate) struct RawArguments(Vec<String>);
+
+impl RawArguments {
+    /// Puts marks in place of the arguments of `messages` that are texts.
+    pub(crate) fn take(messages: &mut [Value]) -> Self {
+        let mut texts = Vec::new();
+        for arguments in all_arguments(messages) {
+            if let Value::String(text) = arguments {
+                let mark = format!("{MARK}{}{MARK}", texts.len());
+                texts.push(std::mem::replace(text, mark));
+            }
+        }
+        Self(texts)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Puts objects in place of the marks, for a template that reads fields.
+    pub(crate) fn as_objects(&self, messages: &mut [Value]) {
+        let marks = all_arguments(messages).filter(|arguments| arguments.is_string());
+        marks.zip(&self.0).for_each(|(mark, text)| *mark = json!({"arguments": text}));
+    }
+
+    /// Puts the texts in place of the marks in what was rendered.
+    pub(crate) fn restore(&self, mut rendered: String) -> String {
+        for (i, text) in self.0.iter().enumerate() {
+            let mark = format!("{MARK}{i}{MARK}");
+            rendered = rendered.replace(&format!("\"{mark}\""), text).replace(&mark, text);
+        }
+        rendered
+    }
+}
+
+fn all_arguments(messages: &mut [Value]) -> impl Iterator<Item = &mut Value> {
+    let calls = messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")?.as_array_mut());
+    calls.flatten().filter_map(|call| call.get_mut("function")?.get_mut("arguments"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvasir_formats::ChatTemplate;
+    use serde_json::Map;
+
+    fn rendered(arguments: &str, template: &str) -> Option<String> {
+        let call = json!({"function": {"name": "f", "arguments": arguments}});
+        let mut messages = vec![json!({"role": "user"}), json!({"role": "assistant", "tool_calls": [call]})];
+        let raw = RawArguments::take(&mut messages);
+        let template = ChatTemplate::new(template).unwrap();
+        let render = |messages: &[Value]| {
+            let variables = Map::from_iter([("messages".to_owned(), messages.into())]);
+            template.render(&variables, 0).ok()
+        };
+        let text = render(&messages).or_else(|| {
+            raw.as_objects(&mut messages);
+            render(&messages)
+        });
+        text.map(|text| raw.restore(text))
+    }
+
+    #[test]
+    fn arguments_that_are_no_object_are_rendered_as_they_are() {
+        let text = "{\"a\": \"b\nc\"";
+        for (template, expected) in [
+            ("{{ messages[1].tool_calls[0].function.arguments | tojson }}", text.to_owned()),
+            (
+                "{{ messages[1].tool_calls[0].function | tojson }}",
+                format!("{{\"name\": \"f\", \"arguments\": {text}}}"),
+            ),
+            (
+                "{% set a = messages[1].tool_calls[0].function.arguments %}{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}",
+                text.to_owned(),
+            ),
+            (
+                "{% for k, v in messages[1].tool_calls[0].function.arguments.items() %}{{ k }}={{ v }}{% endfor %}",
+                format!("arguments={text}"),
+            ),
+        ] {
+            assert_eq!(rendered(text, template), Some(expected), "{template}");
+        }
+    }
+}
