@@ -14,11 +14,47 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     /// Seconds after which trying again makes sense.
     pub retry_after: Option<u32>,
+    /// By how much prompt and answer exceed the context, where that is the error.
+    pub overflow: Option<Overflow>,
+    /// More for a program, in the words of the endpoint's API.
+    pub details: Option<Value>,
+}
+
+/// A request that does not fit the model's context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overflow {
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens that the answer may have; none where the prompt alone is too long.
+    pub asked: Option<u32>,
+    /// Tokens of the context.
+    pub limit: u32,
+}
+
+impl Overflow {
+    /// In Anthropic's words, which its clients parse to try again with less.
+    fn to_anthropic(self) -> String {
+        let Self { prompt, asked, limit } = self;
+        match asked {
+            Some(asked) => format!(
+                "input length and `max_tokens` exceed context limit: {prompt} + {asked} > {limit}, decrease input length or `max_tokens` and try again"
+            ),
+            None => format!("prompt is too long: {prompt} tokens > {limit} maximum"),
+        }
+    }
 }
 
 impl ApiError {
     fn new(status: u16, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+            code: None,
+            retry_after: None,
+            overflow: None,
+            details: None,
+        }
     }
 
     /// 400 about one parameter.
@@ -45,9 +81,28 @@ impl ApiError {
         Self { code: Some("invalid_json"), ..Self::new(400, message) }
     }
 
-    /// 400 because prompt and answer do not fit the model.
+    /// 400 because prompt and answer do not fit the model, with what the engine says of it.
     pub fn too_long(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("context_length_exceeded"), ..Self::new(400, message) }
+    }
+
+    /// 400 because prompt and answer do not fit the model, by so much.
+    pub fn overflow(param: &str, overflow: Overflow) -> Self {
+        let Overflow { prompt, asked, limit } = overflow;
+        let message = match asked {
+            Some(asked) => format!(
+                "the prompt has {prompt} tokens and {asked} are asked for; the model takes {limit} together"
+            ),
+            None => format!("the prompt has {prompt} tokens; the model takes {limit} with the answer"),
+        };
+        Self { overflow: Some(overflow), ..Self::too_long(param, message) }
+    }
+
+    /// 400 about Anthropic's threads, in the form that makes its SDKs' tool runners go on without them.
+    pub fn no_threads() -> Self {
+        let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
+        let why = "send the whole conversation in `messages`";
+        Self { details: Some(details), ..Self::unsupported("thread", why) }
     }
 
     /// 401.
@@ -138,7 +193,11 @@ impl ApiError {
             500.. => "api_error",
             _ => "invalid_request_error",
         };
-        let error = json!({"type": kind, "message": self.message, "param": self.param, "code": self.code});
+        let message = self.overflow.map_or_else(|| self.message.clone(), Overflow::to_anthropic);
+        let mut error = json!({"type": kind, "message": message, "param": self.param, "code": self.code});
+        if let Some(details) = &self.details {
+            error["details"] = details.clone();
+        }
         json!({"type": "error", "error": error})
     }
 }

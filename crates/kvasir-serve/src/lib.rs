@@ -8,6 +8,7 @@ mod aside;
 mod call;
 mod clients;
 mod error;
+mod folded;
 pub mod form;
 pub mod host;
 pub mod http;

@@ -4,6 +4,7 @@ use crate::{
     ApiError,
     answer::{Reading, ReasoningDialect, ToolDialect},
     aside::{LONG, aside},
+    folded::{fold, shows_late_system},
     form::{Budget, Part, Refused, Shape, Vocabulary},
     raw_arguments::{MARK, RawArguments},
     request::{AskedForm, ChatRequest, ThinkingBudget, Tool, ToolChoice},
@@ -291,22 +292,13 @@ impl Model {
             let said = last["content"].as_str().unwrap_or_default().trim_end();
             last["content"] = format!("{said}{END}").into();
         }
-        let raw = RawArguments::take(&mut messages);
-        variables.insert("messages".into(), messages.into());
         let tools = match request.tools.is_empty() || request.tool_choice == ToolChoice::None {
             true => Value::Null,
             false => request.tools.iter().map(|tool| self.guarded(&tool.source)).collect(),
         };
         variables.insert("tools".into(), tools);
         variables.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
-        let mut rendered = self.render(template, &variables);
-        if let (Err(_), false, Some(Value::Array(messages))) =
-            (&rendered, raw.is_empty(), variables.get_mut("messages"))
-        {
-            raw.as_objects(messages);
-            rendered = self.render(template, &variables);
-        }
-        let mut text = raw.restore(rendered?);
+        let mut text = self.render_messages(template, variables, messages)?;
         if let Some(end) = text.rfind(END).filter(|_| request.continue_final_message) {
             text.truncate(end);
         }
@@ -316,6 +308,36 @@ impl Model {
             ids.extend(encoded.map_err(|error| ApiError { param: Some("messages".into()), ..error })?);
         }
         Ok(ids)
+    }
+
+    /// Renders the conversation as it is. Where the template does not take it, or drops a system message that stands between
+    /// others, renders it folded, and with arguments that are no objects in objects.
+    fn render_messages(
+        &self,
+        template: &ChatTemplate,
+        mut variables: Map<String, Value>,
+        mut messages: Vec<Value>,
+    ) -> Result<String, ApiError> {
+        let raw = RawArguments::take(&mut messages);
+        let mut render = |messages: &[Value]| {
+            variables.insert("messages".into(), messages.into());
+            self.render(template, &variables).map(|text| raw.restore(text))
+        };
+        let as_sent = render(&messages);
+        if let Ok(text) = &as_sent
+            && shows_late_system(&messages, text)
+        {
+            return as_sent;
+        }
+        let mut folded = fold(messages.clone());
+        let mut as_folded = render(&folded);
+        if as_folded.is_err() && !raw.is_empty() {
+            raw.as_objects(&mut messages);
+            raw.as_objects(&mut folded);
+            as_folded = render(&messages).or_else(|_| render(&folded));
+        }
+        // What is wrong is said of the conversation as it was sent.
+        as_folded.or(as_sent)
     }
 
     fn render(&self, template: &ChatTemplate, variables: &Map<String, Value>) -> Result<String, ApiError> {

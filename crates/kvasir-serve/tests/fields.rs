@@ -40,13 +40,13 @@ fn endpoints() -> Vec<Read> {
         Read {
             fields: MESSAGES,
             body: json!({"model": "m", "max_tokens": 5, "messages": messages}),
-            read: |body| Ok(format!("{:?}", MessagesRequest::read(body, &Sampling::default(), VOCAB)?)),
+            read: |body| Ok(format!("{:?}", MessagesRequest::read(body, &Sampling::default(), VOCAB, true)?)),
         },
         Read {
             fields: COUNT_TOKENS,
             body: json!({"model": "m", "messages": messages}),
             read: |body| {
-                Ok(format!("{:?}", MessagesRequest::read_for_count(body, &Sampling::default(), VOCAB)?))
+                Ok(format!("{:?}", MessagesRequest::read_for_count(body, &Sampling::default(), VOCAB, true)?))
             },
         },
     ]

@@ -26,7 +26,8 @@ impl Messages {
     /// Checks the request and hands it over.
     pub(super) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
-        let request = MessagesRequest::read(body, &facts.sampling, facts.vocab)?.chat;
+        let request =
+            MessagesRequest::read(body, &facts.sampling, facts.vocab, app.rules.strip_billing_header)?.chat;
         let reply = ask(app, key, &request, "messages")?;
         let head = Head { id: app.new_id(), model: app.model.name.clone() };
         Ok(Self { head, reply, stream: request.stream.is_some() })
@@ -63,7 +64,9 @@ impl Messages {
 /// `/v1/messages/count_tokens`.
 pub(super) fn count(app: &App, body: &Reader) -> Result<Value, ApiError> {
     let facts = &app.model.facts;
-    let request = MessagesRequest::read_for_count(body, &facts.sampling, facts.vocab)?.chat;
+    let request =
+        MessagesRequest::read_for_count(body, &facts.sampling, facts.vocab, app.rules.strip_billing_header)?
+            .chat;
     app.known_model(request.model.as_deref())?;
     Ok(json!({"input_tokens": app.model.chat_prompt(&request)?.len()}))
 }

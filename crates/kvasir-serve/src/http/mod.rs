@@ -36,6 +36,7 @@ pub use tokio_rustls::TlsAcceptor;
 
 use crate::{
     ApiError, Watch,
+    error::Overflow,
     host::{Answers, Host, Order, refused},
     metrics::Names,
     model::Model,
@@ -192,18 +193,15 @@ impl App {
             return Err(ApiError::param(param, format!("`{param}` has no token")));
         }
         if used >= longest {
-            let why = format!("the prompt has {used} tokens; the model takes {longest} with the answer");
-            return Err(ApiError::too_long(param, why));
+            return Err(ApiError::overflow(param, Overflow { prompt: used, asked: None, limit: longest }));
         }
         if fields.sampling.logprobs.is_some() || fields.prompt_logprobs.is_some() {
             self.model.computes("probability")?;
         }
         let left = longest - used;
         if let Some(asked) = fields.length.max_tokens.filter(|asked| *asked > left) {
-            let why = format!(
-                "the prompt has {used} tokens and {asked} are asked for; the model takes {longest} together"
-            );
-            return Err(ApiError::too_long(param, why));
+            let overflow = Overflow { prompt: used, asked: Some(asked), limit: longest };
+            return Err(ApiError::overflow(param, overflow));
         }
         let most = self.model.facts.max_new_tokens.unwrap_or(left).max(fields.length.min_tokens);
         let mut params = fields.params(fields.length.max_tokens.unwrap_or(left).min(most));

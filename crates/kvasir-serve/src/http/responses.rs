@@ -9,7 +9,7 @@ use super::{
 use crate::{
     ApiError,
     answer::{Delta, Item, ItemEvent, ItemKind, Items},
-    request::{ChatRequest, Reader, ResponsesRequest},
+    request::{ChatRequest, Reader, ResponsesRequest, ToolKind, custom_input},
 };
 use futures_util::Stream;
 use serde_json::{Value, json};
@@ -28,8 +28,13 @@ impl Responses {
         let facts = &app.model.facts;
         let request = ResponsesRequest::read(body, &facts.sampling, facts.vocab)?;
         let reply = ask(app, key, &request.chat, "input")?;
-        let form =
-            Form { id: app.new_id(), response: describe(app, &request.chat, body), logprobs: HashMap::new() };
+        let kinds = request.chat.tools.iter().filter(|tool| tool.kind != ToolKind::Function);
+        let form = Form {
+            id: app.new_id(),
+            response: describe(app, &request.chat, body),
+            kinds: kinds.map(|tool| (tool.name.clone(), tool.kind.clone())).collect(),
+            logprobs: HashMap::new(),
+        };
         Ok(Self { form, reply, stream: request.chat.stream.is_some() })
     }
 
@@ -90,6 +95,8 @@ fn describe(app: &App, request: &ChatRequest, body: &Reader) -> Value {
 struct Form {
     id: String,
     response: Value,
+    /// What the called functions are to the client, where that is something else.
+    kinds: HashMap<String, ToolKind>,
     /// Of the texts, by their items.
     logprobs: HashMap<usize, Vec<Value>>,
 }
@@ -149,6 +156,7 @@ impl Form {
         let kind = match item.kind {
             ItemKind::Reasoning => "rs",
             ItemKind::Text => "msg",
+            ItemKind::Call(_) if self.is_custom(item) => "ctc",
             ItemKind::Call(_) => "fc",
         };
         format!("{kind}_{}_{index}", self.id)
@@ -167,13 +175,28 @@ impl Form {
                 json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
             }
             ItemKind::Call(name) => {
+                let call = format!("call_{}_{index}", self.id);
                 let arguments = if begun { "" } else { item.text.as_str() };
-                json!({
-                    "id": id, "type": "function_call", "status": status, "call_id": format!("call_{}_{index}", self.id),
-                    "name": name, "arguments": arguments,
-                })
+                match self.kinds.get(name) {
+                    Some(ToolKind::Custom) => json!({
+                        "id": id, "type": "custom_tool_call", "status": status, "call_id": call, "name": name,
+                        "input": custom_input(arguments),
+                    }),
+                    Some(ToolKind::Namespaced { namespace, name }) => json!({
+                        "id": id, "type": "function_call", "status": status, "call_id": call, "name": name,
+                        "namespace": namespace, "arguments": arguments,
+                    }),
+                    Some(ToolKind::Function) | None => json!({
+                        "id": id, "type": "function_call", "status": status, "call_id": call, "name": name,
+                        "arguments": arguments,
+                    }),
+                }
             }
         }
+    }
+
+    fn is_custom(&self, item: &Item) -> bool {
+        matches!(&item.kind, ItemKind::Call(name) if self.kinds.get(name) == Some(&ToolKind::Custom))
     }
 
     fn logprobs_of(&self, index: usize) -> &[Value] {
@@ -222,8 +245,10 @@ impl Events {
         let stem = match item.kind {
             ItemKind::Reasoning => "response.reasoning_text",
             ItemKind::Text => "response.output_text",
+            ItemKind::Call(_) if self.form.is_custom(&item) => "response.custom_tool_call_input",
             ItemKind::Call(_) => "response.function_call_arguments",
         };
+        let is_custom = self.form.is_custom(&item);
         let is_call = matches!(item.kind, ItemKind::Call(_));
         let mut events = Vec::new();
         match event {
@@ -238,6 +263,8 @@ impl Events {
                     events.push(("response.content_part.added".into(), part));
                 }
             }
+            // The input stands inside the arguments, and is told when they are whole.
+            ItemEvent::More(_) if is_custom => {}
             ItemEvent::More(text) => {
                 let mut delta = place(json!({"delta": text}));
                 if item.kind == ItemKind::Text {
@@ -246,7 +273,17 @@ impl Events {
                 events.push((format!("{stem}.delta"), delta));
             }
             ItemEvent::End => {
+                if is_custom {
+                    let input = place(json!({"delta": custom_input(&item.text)}));
+                    events.push((format!("{stem}.delta"), input));
+                }
                 let done = match &item.kind {
+                    ItemKind::Call(_) if is_custom => json!({"input": custom_input(&item.text)}),
+                    ItemKind::Call(name)
+                        if let Some(ToolKind::Namespaced { name, .. }) = self.form.kinds.get(name) =>
+                    {
+                        json!({"name": name, "arguments": item.text})
+                    }
                     ItemKind::Call(name) => json!({"name": name, "arguments": item.text}),
                     ItemKind::Text => json!({"text": item.text, "logprobs": self.form.logprobs_of(index)}),
                     ItemKind::Reasoning => json!({"text": item.text}),

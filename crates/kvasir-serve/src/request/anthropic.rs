@@ -19,25 +19,43 @@ pub struct MessagesRequest {
 
 impl MessagesRequest {
     /// Reads and checks a body.
-    pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+    pub fn read(
+        body: &Reader,
+        defaults: &Sampling,
+        vocab: u32,
+        strip_billing_header: bool,
+    ) -> Result<Self, ApiError> {
+        no_threads(body)?;
         body.classify(MESSAGES)?;
         body.need("max_tokens")?;
-        Self::checked(body, defaults, vocab)
+        Self::checked(body, defaults, vocab, strip_billing_header)
     }
 
     /// Reads and checks the body of `/v1/messages/count_tokens`, which is one without all that shapes the answer.
-    pub fn read_for_count(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+    pub fn read_for_count(
+        body: &Reader,
+        defaults: &Sampling,
+        vocab: u32,
+        strip_billing_header: bool,
+    ) -> Result<Self, ApiError> {
+        no_threads(body)?;
         body.classify(COUNT_TOKENS)?;
-        Self::checked(body, defaults, vocab)
+        Self::checked(body, defaults, vocab, strip_billing_header)
     }
 
-    fn checked(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
+    fn checked(
+        body: &Reader,
+        defaults: &Sampling,
+        vocab: u32,
+        strip_billing_header: bool,
+    ) -> Result<Self, ApiError> {
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.stop = sampling::stops(body, "stop_sequences")?;
         let tools = tools(body)?;
         let (tool_choice, parallel_tool_calls) = tool_choice(body, &tools)?;
-        let mut messages: Vec<Message> = system(body)?.into_iter().collect();
+        let mut messages: Vec<Message> = system(body, strip_billing_header)?.into_iter().collect();
         let goes_on = conversation(body, &mut messages)?;
+        edit_context(body, &mut messages)?;
         let (mut template_kwargs, thinking) = thinking(body)?;
         let form = output_config(body, &mut template_kwargs)?;
         Ok(Self {
@@ -59,6 +77,61 @@ impl MessagesRequest {
     }
 }
 
+/// Conversations are not kept under a thread's id.
+fn no_threads(body: &Reader) -> Result<(), ApiError> {
+    match body.get("thread") {
+        Some(_) => Err(ApiError::no_threads()),
+        None => Ok(()),
+    }
+}
+
+/// Most edits in one request.
+const MAX_EDITS: usize = 16;
+
+/// Applies `context_management`: thinking of earlier turns is cleared as asked for. Edits that clear results of tools are
+/// recorded as ignored; they save tokens, and what they would remove is still right.
+fn edit_context(body: &Reader, messages: &mut [Message]) -> Result<(), ApiError> {
+    let Some(management) = body.object("context_management")? else { return Ok(()) };
+    management.only(&["edits"])?;
+    for (i, edit) in management.list("edits", MAX_EDITS)?.unwrap_or(&[]).iter().enumerate() {
+        let path = format!("edits[{i}]");
+        let map = edit.as_object().ok_or_else(|| management.error(&path, "must be an object"))?;
+        let edit = management.at(map, management.name(&path));
+        let kind = needed(&edit, "type")?;
+        if kind != CLEAR_THINKING {
+            edit.ignore(kind);
+            continue;
+        }
+        edit.only(&["type", "keep"])?;
+        // As documented for requests that do not say: the last turn that thought keeps its thoughts.
+        let turns = match edit.get("keep") {
+            Some(Value::String(all)) if all == "all" => continue,
+            None => 1,
+            Some(Value::Object(_)) => {
+                let keep = edit.object("keep")?;
+                let turns = keep.map(|keep| keep.integer("value", 1..=i64::MAX)).transpose()?.flatten();
+                turns.unwrap_or(1)
+            }
+            Some(_) => return Err(edit.error("keep", "must be all or an object with a number of turns")),
+        };
+        keep_thinking(messages, usize::try_from(turns).unwrap_or(usize::MAX));
+    }
+    Ok(())
+}
+
+/// The edit of `context_management` that is applied.
+const CLEAR_THINKING: &str = "clear_thinking_20251015";
+
+/// Clears the thinking of all but the last `turns` messages of the assistant that have any.
+fn keep_thinking(messages: &mut [Message], turns: usize) {
+    let thought = |message: &&mut Message| message.source.get("reasoning_content").is_some();
+    for message in messages.iter_mut().rev().filter(thought).skip(turns) {
+        if let Some(source) = message.source.as_object_mut() {
+            source.shift_remove("reasoning_content");
+        }
+    }
+}
+
 /// A text, or a list of text blocks put together.
 fn text_of(reader: &Reader, field: &str) -> Result<Option<String>, ApiError> {
     match reader.get(field) {
@@ -77,6 +150,29 @@ fn text_of(reader: &Reader, field: &str) -> Result<Option<String>, ApiError> {
     }
 }
 
+/// The result of a call as a text. A tool may have returned an image, which is replaced by a note: the conversation goes on.
+fn result_text(reader: &Reader) -> Result<String, ApiError> {
+    match reader.get("content") {
+        None => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(_) => {
+            let mut text = String::new();
+            for block in blocks(reader, "content")? {
+                match block.text("type")? {
+                    Some("text") => text.push_str(needed(&block, "text")?),
+                    Some("tool_reference") => text.push_str(needed(&block, "tool_name")?),
+                    Some(kind @ ("image" | "document" | "search_result")) => {
+                        block.ignore(kind);
+                        text.push_str(&format!("[{kind} left out]"));
+                    }
+                    kind => return Err(no_text(&block, kind)),
+                }
+            }
+            Ok(text)
+        }
+    }
+}
+
 fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiError> {
     let items = reader.list(field, MAX_MESSAGES)?.unwrap_or(&[]).iter().enumerate();
     let block = |(i, item): (usize, &'a Value)| {
@@ -89,6 +185,9 @@ fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiEr
             Some("redacted_thinking") => &["data"],
             Some("tool_use") => &["id", "name", "input", "caller"],
             Some("tool_result") => &["tool_use_id", "content", "is_error"],
+            Some("tool_reference") => &["tool_name"],
+            // Only in results, where a note takes its place.
+            Some("image" | "document" | "search_result") => return Ok(block),
             kind => return Err(no_text(&block, kind)),
         };
         // Marks for the provider's cache and its quotations change nothing about what is said.
@@ -102,8 +201,24 @@ fn needed<'a>(reader: &Reader<'a>, field: &str) -> Result<&'a str, ApiError> {
     reader.text(field)?.ok_or_else(|| reader.error(field, "is missing"))
 }
 
-fn system(body: &Reader) -> Result<Option<Message>, ApiError> {
-    Ok(text_of(body, "system")?.map(|text| Message::said(Role::System, text)))
+/// How the line with which Claude Code tells its provider whom to bill begins. It stands first in the system prompt, in a
+/// block or line of its own, and some versions change it with every request.
+const BILLING_HEADER: &str = "x-anthropic-billing-header:";
+
+/// The system prompt. The rule for the billing header: where the whole text begins with it, the text up to the end of that
+/// block, or of that line where the block has more, is cut out.
+fn system(body: &Reader, strip_billing_header: bool) -> Result<Option<Message>, ApiError> {
+    let Some(text) = text_of(body, "system")? else { return Ok(None) };
+    let strip = strip_billing_header && text.starts_with(BILLING_HEADER);
+    let text = if strip { text[billing_header_len(body, &text)..].to_owned() } else { text };
+    Ok((!strip || !text.is_empty()).then(|| Message::said(Role::System, text)))
+}
+
+/// Bytes of a system prompt that its billing header takes.
+fn billing_header_len(body: &Reader, text: &str) -> usize {
+    let first = body.get("system").and_then(|system| system.get(0)?.get("text")?.as_str());
+    let block = first.map_or(text.len(), str::len);
+    text[..block].find('\n').map_or(block, |end| end + 1)
 }
 
 /// Reads `messages`; true if the last is the assistant's, whose words the answer then goes on with.
@@ -125,7 +240,11 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
                 calls.all_answered(body)?;
                 messages.push(assistant(&reader, &mut calls, i)?);
             }
-            _ => return Err(reader.error("role", "must be user or assistant")),
+            Some("system") => {
+                let text = text_of(&reader, "content")?.unwrap_or_default();
+                messages.push(Message::said(Role::System, text));
+            }
+            _ => return Err(reader.error("role", "must be user, assistant or system")),
         }
     }
     calls.all_answered(body)?;
@@ -170,9 +289,10 @@ fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Resu
                 // A failed call's text says so itself; templates have no place for the flag.
                 block.flag("is_error", false)?;
                 messages.extend(said.take().map(|text| Message::said(Role::User, text)));
-                messages.push(Message::result(id, text_of(&block, "content")?.unwrap_or_default()));
+                messages.push(Message::result(id, result_text(&block)?));
             }
             Some("text") => said.get_or_insert_default().push_str(needed(&block, "text")?),
+            kind @ Some("image" | "document" | "search_result") => return Err(no_text(&block, kind)),
             _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
         }
     }
@@ -225,7 +345,7 @@ fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
             "eager_input_streaming",
         ])?;
         tool.need("input_schema")?;
-        Tool::of(tool, "input_schema")
+        Ok(vec![Tool::of(tool, "input_schema")?])
     })
 }
 

@@ -264,8 +264,9 @@ pub const RESPONSES: &[Field] = &[
     yes("background"),
     yes("priority"),
     yes("cache_salt"),
-    skip("metadata", LABEL),
-    skip("user", LABEL),
+    yes("metadata"),
+    yes("user"),
+    skip("client_metadata", LABEL),
     skip("safety_identifier", LABEL),
     skip("prompt_cache_key", FOUND),
     skip("prompt_cache_options", FOUND),
@@ -302,7 +303,8 @@ pub const MESSAGES: &[Field] = &[
     no("inference_geo", "the server runs where it runs"),
     no("container", NO_TOOLS),
     no("mcp_servers", NO_TOOLS),
-    no("context_management", AS_SENT),
+    yes("context_management"),
+    yes("thread"),
 ];
 
 /// Fields of `/v1/messages/count_tokens`.
@@ -317,7 +319,8 @@ pub const COUNT_TOKENS: &[Field] = &[
     skip("speed", ONE_TIER),
     skip("cache_control", FOUND),
     no("mcp_servers", NO_TOOLS),
-    no("context_management", AS_SENT),
+    yes("context_management"),
+    yes("thread"),
 ];
 
 /// Fields of `/v1/embeddings`.

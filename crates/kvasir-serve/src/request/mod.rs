@@ -7,6 +7,7 @@ mod embeddings;
 mod endpoints;
 mod fields;
 mod form;
+mod freeform;
 mod json;
 mod memory;
 mod message;
@@ -27,6 +28,7 @@ pub use fields::{
     SESSIONS, TOKENIZE,
 };
 pub use form::AskedForm;
+pub use freeform::{ToolKind, custom_input};
 pub use json::Body;
 pub(crate) use memory::BodyMemory;
 pub use reader::Reader;

@@ -1,6 +1,6 @@
 use super::{
     AskedForm, ChatRequest, Message, RESPONSES, Reader, Role, SamplingFields, StreamOptions, Tool,
-    ToolChoice, chat, json::Budget, message::AssistantTurn, message::no_text, sampling,
+    ToolChoice, chat, freeform, json::Budget, message::AssistantTurn, message::no_text, sampling,
 };
 use crate::{ApiError, form::Shape};
 use kvasir_sample::Sampling;
@@ -21,18 +21,15 @@ impl ResponsesRequest {
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(RESPONSES)?;
         nothing_kept(body)?;
+        // Both come back in the response.
+        body.object("metadata")?;
+        body.text("user")?;
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.length.max_tokens = sampling::max_tokens(body, "max_output_tokens")?;
         let logprobs = wants_logprobs(body)?;
         let top = sampling::top_logprobs(body)?;
         sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));
-        let tools = Tool::all(body, "name", |tool| {
-            if tool.text("type")? != Some("function") {
-                return Err(tool.error("type", "must be `function`; the engine has no tools of its own"));
-            }
-            tool.only(&["type", "name", "description", "parameters", "strict"])?;
-            Tool::of(tool, "parameters")
-        })?;
+        let tools = Tool::all(body, "name", freeform::read)?;
         let mut messages = Vec::new();
         messages.extend(body.text("instructions")?.map(|text| Message::said(Role::System, text.to_owned())));
         conversation(body, &mut messages)?;
@@ -136,30 +133,45 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 turn.think(&text_of(&item, "content", &["reasoning_text"])?.unwrap_or_default());
             }
             Some("function_call") => {
-                item.only(&["type", "id", "call_id", "name", "arguments", "status"])?;
+                item.only(&["type", "id", "call_id", "name", "namespace", "arguments", "status"])?;
                 let id = needed(&item, "call_id")?;
                 let arguments = budget.arguments(needed(&item, "arguments")?);
-                turn.call(id, needed(&item, "name")?, arguments);
+                let name = needed(&item, "name")?;
+                let flat = item.text("namespace")?.map(|namespace| freeform::flat_name(namespace, name));
+                turn.call(id, flat.as_deref().unwrap_or(name), arguments);
                 calls.push(id);
             }
-            Some("function_call_output") => {
-                item.only(&["type", "id", "call_id", "output", "status"])?;
+            Some("custom_tool_call") => {
+                item.only(&["type", "id", "call_id", "name", "input", "status"])?;
                 let id = needed(&item, "call_id")?;
+                turn.call(id, needed(&item, "name")?, json!({"input": needed(&item, "input")?}));
+                calls.push(id);
+            }
+            Some("local_shell_call") => {
+                item.only(&["type", "id", "call_id", "action", "status"])?;
+                let id = item.text("call_id")?.map_or_else(|| needed(&item, "id"), Ok)?;
+                turn.call(id, "local_shell", item.get("action").cloned().unwrap_or_else(|| json!({})));
+                calls.push(id);
+            }
+            Some("function_call_output" | "custom_tool_call_output" | "local_shell_call_output") => {
+                item.only(&["type", "id", "call_id", "output", "status"])?;
+                let id = item.text("call_id")?.map_or_else(|| needed(&item, "id"), Ok)?;
                 if !calls.contains(&id) {
                     return Err(item.error("call_id", "answers no call of an earlier item"));
                 }
-                let output = text_of(&item, "output", &["input_text", "output_text"])?;
-                let output = output.ok_or_else(|| item.error("output", "is missing"))?;
+                let output = result_of(&item)?.ok_or_else(|| item.error("output", "is missing"))?;
                 messages.extend(turn.take());
                 messages.push(Message::result(id, output));
             }
             Some("item_reference") => {
                 return Err(ApiError::unsupported(item.name("type"), "items are not kept; send the item"));
             }
+            // What the provider's own tools did, and what only the provider can read, says nothing to a model.
+            Some("compaction" | "compaction_summary") => item.ignore("compaction"),
+            Some(hosted) if hosted.ends_with("_call") => item.ignore(hosted),
             _ => {
-                return Err(
-                    item.error("type", "must be message, reasoning, function_call or function_call_output")
-                );
+                let known = "message, reasoning, function_call, custom_tool_call, local_shell_call or one of their outputs";
+                return Err(item.error("type", format!("must be {known}")));
             }
         }
     }
@@ -213,6 +225,26 @@ fn text_of(item: &Reader, field: &str, types: &[&str]) -> Result<Option<String>,
     Ok(Some(text))
 }
 
+/// The output of a call as a text. A tool may have returned an image, which is replaced by a note: the conversation goes on.
+fn result_of(item: &Reader) -> Result<Option<String>, ApiError> {
+    let Some(Value::Array(parts)) = item.get("output") else { return text_of(item, "output", &[]) };
+    let mut text = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let path = format!("output[{i}]");
+        let map = part.as_object().ok_or_else(|| item.error(&path, "must be an object"))?;
+        let part = item.at(map, item.name(&path));
+        match part.text("type")? {
+            Some("input_text" | "output_text" | "text") => text.push_str(needed(&part, "text")?),
+            Some(kind @ ("input_image" | "input_file" | "input_audio")) => {
+                part.ignore(kind);
+                text.push_str(&format!("[{} left out]", kind.trim_start_matches("input_")));
+            }
+            kind => return Err(no_text(&part, kind)),
+        }
+    }
+    Ok(Some(text))
+}
+
 fn needed<'a>(reader: &Reader<'a>, field: &str) -> Result<&'a str, ApiError> {
     reader.text(field)?.ok_or_else(|| reader.error(field, "is missing"))
 }
@@ -222,8 +254,8 @@ fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
         Some(Value::Object(map)) => {
             let choice = body.at(map, "tool_choice");
             match choice.text("type")? {
-                Some("function") => choice.only(&["type", "name"])?,
-                _ => return Err(choice.error("type", "must be function")),
+                Some("function" | "custom") => choice.only(&["type", "name"])?,
+                _ => return Err(choice.error("type", "must be function or custom")),
             }
             ToolChoice::named(&choice, tools)
         }

@@ -1,4 +1,6 @@
-use super::Reader;
+//! Functions that a model may call, and which of them it must.
+
+use super::{Reader, ToolKind};
 use crate::ApiError;
 use serde_json::{Value, json};
 
@@ -16,8 +18,10 @@ pub struct Tool {
     pub parameters: Option<Value>,
     /// Where the request has that schema, as errors name it.
     pub schema: String,
-    /// The object as it was sent, for the template.
+    /// The function for the template.
     pub source: Value,
+    /// What it is to the client.
+    pub kind: ToolKind,
 }
 
 /// Whether and what the model must call.
@@ -42,26 +46,27 @@ impl Tool {
                 return Err(tool.error("type", "must be `function`"));
             }
             let function = tool.object("function")?.ok_or_else(|| tool.error("function", "is missing"))?;
-            Ok(Self { source: tool.to_value(), ..Self::of(&function, "parameters")? })
+            Ok(vec![Self { source: tool.to_value(), ..Self::of(&function, "parameters")? }])
         })
     }
 
-    /// Reads `tools`, each by `one`; `name` says where a tool has its name.
+    /// Reads `tools`; `one` reads an entry, which may stand for several. `name` says where an entry has its name.
     pub(super) fn all(
         body: &Reader,
         name: &str,
-        one: impl Fn(&Reader) -> Result<Self, ApiError>,
+        one: impl Fn(&Reader) -> Result<Vec<Self>, ApiError>,
     ) -> Result<Vec<Self>, ApiError> {
         let items = body.list("tools", MAX_TOOLS)?.unwrap_or(&[]);
         let mut tools: Vec<Self> = Vec::with_capacity(items.len());
         for (i, item) in items.iter().enumerate() {
             let path = format!("tools[{i}]");
             let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-            let tool = one(&body.at(map, path.as_str()))?;
-            if tools.iter().any(|other| other.name == tool.name) {
-                return Err(body.error(&format!("{path}.{name}"), "stands twice"));
+            for tool in one(&body.at(map, path.as_str()))? {
+                if tools.iter().any(|other| other.name == tool.name) {
+                    return Err(body.error(&format!("{path}.{name}"), "stands twice"));
+                }
+                tools.push(tool);
             }
-            tools.push(tool);
         }
         Ok(tools)
     }
@@ -84,7 +89,21 @@ impl Tool {
                 source["function"][key] = value;
             }
         }
-        Ok(Self { name: name.to_owned(), parameters, schema: function.name(schema), source })
+        let (name, schema) = (name.to_owned(), function.name(schema));
+        Ok(Self { name, parameters, schema, source, kind: ToolKind::Function })
+    }
+
+    /// The same function under another name.
+    pub(super) fn renamed(mut self, name: String) -> Self {
+        self.source["function"]["name"] = name.as_str().into();
+        Self { name, ..self }
+    }
+
+    /// The same function with another description and other arguments.
+    pub(super) fn offering(mut self, description: &str, parameters: Value) -> Self {
+        self.source["function"]["description"] = description.into();
+        self.source["function"]["parameters"] = parameters.clone();
+        Self { parameters: Some(parameters), ..self }
     }
 }
 

@@ -7,6 +7,7 @@ fn tools() -> Arc<[Tool]> {
         parameters: Some(json!({"type": "object", "properties": properties})),
         schema: String::new(),
         source: Value::Null,
+        kind: Default::default(),
     };
     [
         tool(

@@ -9,7 +9,7 @@ fn read(extra: Value) -> Result<ChatRequest, ApiError> {
     }
     let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
     let body = Reader::new(body.as_object().unwrap(), &ignored);
-    Ok(MessagesRequest::read(&body, &Sampling::default(), 1000)?.chat)
+    Ok(MessagesRequest::read(&body, &Sampling::default(), 1000, true)?.chat)
 }
 
 fn refused(extra: Value) -> String {
@@ -136,4 +136,79 @@ fn what_is_wrong_is_named() {
     ] {
         assert_eq!(refused(bad.clone()), param, "{bad}");
     }
+}
+
+fn thoughts(management: Value) -> Vec<bool> {
+    let turn = |text: &str| {
+        let blocks =
+            json!([{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": text}]);
+        [json!({"role": "user", "content": "ask"}), json!({"role": "assistant", "content": blocks})]
+    };
+    let mut messages: Vec<Value> = ["a", "b", "c"].into_iter().flat_map(turn).collect();
+    messages.push(json!({"role": "user", "content": "ask"}));
+    let chat = read(json!({"messages": messages, "context_management": management})).unwrap();
+    let answers = chat.messages.iter().filter(|message| message.role == Role::Assistant);
+    answers.map(|message| message.source.get("reasoning_content").is_some()).collect()
+}
+
+#[test]
+fn context_edits_clear_thinking_as_asked() {
+    let clear = |keep: Value| json!({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]});
+    assert_eq!(thoughts(json!({"edits": []})), [true; 3]);
+    assert_eq!(thoughts(clear(json!("all"))), [true; 3]);
+    assert_eq!(thoughts(clear(json!({"type": "thinking_turns", "value": 2}))), [false, true, true]);
+    assert_eq!(thoughts(clear(Value::Null)), [false, false, true]);
+    let clear_tools = json!({"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 9}}]});
+    assert_eq!(thoughts(clear_tools.clone()), [true; 3]);
+    let ignored = IgnoredFields::default();
+    let map = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "context_management": clear_tools});
+    let body = Reader::new(map.as_object().unwrap(), &ignored);
+    MessagesRequest::read(&body, &Sampling::default(), 1000, true).unwrap();
+    assert_eq!(ignored.names(), ["context_management.edits[].clear_tool_uses_20250919"]);
+    assert_eq!(refused(json!({"context_management": clear(json!(3))})), "context_management.edits[0].keep");
+}
+
+#[test]
+fn system_messages_stand_anywhere() {
+    let got = sources(json!([
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": "{\"x\": 1}"}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [
+            {"type": "image", "source": {"type": "base64", "data": "AA=="}}, {"type": "tool_reference", "tool_name": "g"}]}]},
+    ]));
+    assert_eq!(got[1], json!({"role": "system", "content": "b"}));
+    assert_eq!(got[2]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
+    assert_eq!(got[3]["content"], "[image left out]g");
+}
+
+#[test]
+fn the_billing_header_is_cut_out_of_the_system_prompt() {
+    let header = "x-anthropic-billing-header: cc_version=1.2.3.abc; cch=00ff1;";
+    let read = |system: Value, strip: bool| {
+        let map = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "system": system});
+        let ignored = IgnoredFields::default();
+        let body = Reader::new(map.as_object().unwrap(), &ignored);
+        let chat = MessagesRequest::read(&body, &Sampling::default(), 1000, strip).unwrap().chat;
+        chat.messages
+            .iter()
+            .filter(|m| m.role == Role::System)
+            .map(|m| m.source["content"].clone())
+            .collect::<Vec<_>>()
+    };
+    let blocks = json!([{"type": "text", "text": header}, {"type": "text", "text": "Be brief."}]);
+    assert_eq!(read(blocks.clone(), true), ["Be brief."]);
+    assert_eq!(read(blocks, false), [format!("{header}Be brief.")]);
+    assert_eq!(read(json!(format!("{header}\nBe brief.\nAnd kind.")), true), ["Be brief.\nAnd kind."]);
+    assert_eq!(read(json!([{"type": "text", "text": header}]), true), [""; 0]);
+    let quoted = format!("Never print {header}");
+    assert_eq!(read(json!(quoted), true), [quoted], "only where it stands first");
+}
+
+#[test]
+fn threads_are_refused_in_the_words_that_tool_runners_know() {
+    let error = read(json!({"thread": {"type": "create"}})).unwrap_err();
+    let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
+    assert_eq!((error.status, &error.to_anthropic()["error"]["details"]), (400, &details));
+    assert_eq!(error.to_anthropic()["error"]["type"], "invalid_request_error");
 }

@@ -67,7 +67,9 @@ fn what_is_wrong_is_named() {
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (json!({"truncation": "auto"}), "truncation"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [{"name": "f"}]}), "tools[0].type"),
+        (json!({"input": [{"type": "riddle"}]}), "input[0].type"),
+        (json!({"metadata": 1}), "metadata"),
         (json!({"tool_choice": {"type": "function", "name": "f"}}), "tool_choice.name"),
         (json!({"top_logprobs": 21}), "top_logprobs"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
@@ -76,4 +78,44 @@ fn what_is_wrong_is_named() {
         let error = read(bad.clone()).unwrap_err();
         assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{bad}");
     }
+}
+
+#[test]
+fn history_of_a_coding_agent_is_taken() {
+    let request = read(json!({
+        "tools": [{"type": "web_search", "external_web_access": false}, {"type": "custom", "name": "patch"},
+                  {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]}],
+        "tool_choice": "auto", "store": false, "reasoning": {"summary": "auto"}, "client_metadata": {"turn": "1"},
+        "include": ["reasoning.encrypted_content"],
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "compaction", "encrypted_content": "only its maker can read it"},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "b"}]},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
+            {"type": "function_call", "call_id": "c1", "name": "spawn", "namespace": "agents", "arguments": ""},
+            {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "*** Begin"},
+            {"type": "local_shell_call", "call_id": "c3", "status": "completed",
+             "action": {"type": "exec", "command": ["ls"]}},
+            {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_image", "image_url": "data:"}]},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+            {"type": "local_shell_call_output", "id": "c3", "output": "x"},
+        ],
+    }))
+    .unwrap();
+    let names: Vec<_> = request.chat.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["patch", "agents__spawn"]);
+    let sources: Vec<_> = request.chat.messages.into_iter().map(|message| message.source).collect();
+    let calls = sources[2]["tool_calls"].as_array().unwrap();
+    let called: Vec<_> =
+        calls.iter().map(|call| (&call["function"]["name"], &call["function"]["arguments"])).collect();
+    assert_eq!(
+        called,
+        [
+            (&json!("agents__spawn"), &json!({})),
+            (&json!("patch"), &json!({"input": "*** Begin"})),
+            (&json!("local_shell"), &json!({"type": "exec", "command": ["ls"]})),
+        ]
+    );
+    let results: Vec<_> = sources[3..].iter().map(|result| result["content"].as_str().unwrap()).collect();
+    assert_eq!(results, ["[image left out]", "done", "x"]);
 }

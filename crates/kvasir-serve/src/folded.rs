@@ -1,0 +1,72 @@
+//! Conversations in a form that strict chat templates render: one system message first, then alternating turns.
+//!
+//! Clients put system messages between others and send several of a role in a row. Many templates render both as they
+//! are; others raise an error, or drop what they do not expect.
+
+use serde_json::Value;
+
+fn role(message: &Value) -> &str {
+    message["role"].as_str().unwrap_or_default()
+}
+
+/// Whether `rendered` has the text of every system message that does not stand first.
+pub(crate) fn shows_late_system(messages: &[Value], rendered: &str) -> bool {
+    let mut late = messages.iter().skip(1).filter(|message| role(message) == "system");
+    late.all(|message| rendered.contains(message["content"].as_str().unwrap_or_default().trim()))
+}
+
+/// The same conversation with system messages at its start made one, later ones made the user's text, and texts of a user
+/// in a row made one message.
+pub(crate) fn fold(messages: Vec<Value>) -> Vec<Value> {
+    let mut folded: Vec<Value> = Vec::with_capacity(messages.len());
+    for mut message in messages {
+        let leads = folded.iter().all(|earlier| role(earlier) == "system");
+        if role(&message) == "system" && !leads {
+            message["role"] = "user".into();
+        }
+        match folded.last_mut() {
+            Some(last) if role(last) == role(&message) && matches!(role(last), "system" | "user") => {
+                let texts = [&*last, &message].map(|message| message["content"].as_str().unwrap_or_default());
+                let joined = texts.join("\n\n");
+                last["content"] = joined.into();
+            }
+            _ => folded.push(message),
+        }
+    }
+    folded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn list(messages: &[(&str, &str)]) -> Vec<Value> {
+        messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect()
+    }
+
+    #[test]
+    fn folding_keeps_every_text_and_alternates() {
+        let messages = list(&[
+            ("system", "a"),
+            ("system", "b"),
+            ("user", "c"),
+            ("system", "d"),
+            ("assistant", "e"),
+            ("tool", "f"),
+            ("system", "g"),
+            ("user", "h"),
+        ]);
+        let expected = list(&[
+            ("system", "a\n\nb"),
+            ("user", "c\n\nd"),
+            ("assistant", "e"),
+            ("tool", "f"),
+            ("user", "g\n\nh"),
+        ]);
+        assert_eq!(fold(messages.clone()), expected);
+        assert!(
+            shows_late_system(&messages, "a b c d e f g h") && !shows_late_system(&messages, "a b c d e f h")
+        );
+    }
+}
