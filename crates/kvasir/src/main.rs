@@ -16,6 +16,11 @@ mod switch;
 use clap::{CommandFactory, FromArgMatches, Parser, error::ErrorKind};
 use std::{path::PathBuf, process::ExitCode};
 
+/// Gives freed memory back to the system by a thread of its own. glibc's allocator keeps what many small values took, up to
+/// gigabytes after one burst of hostile requests.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// One LLM inference engine for the desk and for the fleet.
 #[derive(Parser)]
 #[command(name = "kvasir", version, about, arg_required_else_help = true)]

@@ -52,6 +52,7 @@ impl MessagesRequest {
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.stop = sampling::stops(body, "stop_sequences")?;
         let tools = tools(body)?;
+        let tools = loaded(body, tools);
         let (tool_choice, parallel_tool_calls) = tool_choice(body, &tools)?;
         let mut messages: Vec<Message> = system(body, strip_billing_header)?.into_iter().collect();
         let goes_on = conversation(body, &mut messages)?;
@@ -343,10 +344,29 @@ fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
             "cache_control",
             "strict",
             "eager_input_streaming",
+            "defer_loading",
         ])?;
         tool.need("input_schema")?;
         Ok(vec![Tool::of(tool, "input_schema")?])
     })
+}
+
+/// The tools without those whose loading is deferred until a result of a tool search refers to them.
+fn loaded(body: &Reader, mut tools: Vec<Tool>) -> Vec<Tool> {
+    fn list(value: Option<&Value>) -> std::slice::Iter<'_, Value> {
+        value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice).iter()
+    }
+    let is_deferred = |tool: &&Value| tool["defer_loading"] == true;
+    let deferred: Vec<&Value> = list(body.get("tools")).filter(is_deferred).map(|tool| &tool["name"]).collect();
+    if deferred.is_empty() {
+        return tools;
+    }
+    let results = list(body.get("messages")).flat_map(|message| list(message.get("content")));
+    let references = results.flat_map(|result| list(result.get("content"))).map(|part| &part["tool_name"]);
+    let referenced: Vec<&Value> = references.filter(|name| deferred.contains(name)).collect();
+    let is_named = |names: &[&Value], tool: &Tool| names.iter().any(|name| **name == tool.name);
+    tools.retain(|tool| !is_named(&deferred, tool) || is_named(&referenced, tool));
+    tools
 }
 
 /// The choice, and whether one answer may hold several calls.

@@ -1,6 +1,7 @@
 //! `kvasir serve` as a client meets it: a real process, real sockets, a tiny model.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers outside of test functions
 
+mod agents;
 mod answers;
 mod bad_input;
 mod bounds;
@@ -8,5 +9,6 @@ mod bystander;
 mod doctor;
 mod embeddings;
 mod limits;
+mod memory;
 mod operations;
 mod server;

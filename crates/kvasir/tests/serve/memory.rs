@@ -1,0 +1,67 @@
+//! Memory that hostile bodies take comes back.
+
+use crate::server::{CHAT, JSON, Server};
+use std::{fs, thread, time::Duration};
+
+/// Resident bytes of a process.
+fn resident(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
+}
+
+/// Most bytes that a process has had resident.
+fn peak(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
+}
+
+/// Sends a body 64 times, eight at once; says how much more memory the server has afterwards, and how much at most.
+fn grown(name: &str, body: &str, status: u16) -> (u64, u64) {
+    let server = Server::start(name, &[]);
+    let process = server.process.id();
+    // What a first request allocates once is no leak.
+    assert_eq!(server.send("POST", CHAT, JSON, "{}").0, 400);
+    let before = resident(process);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            let send = || {
+                (0..8).for_each(|_| {
+                    let got = server.send("POST", CHAT, JSON, body).0;
+                    assert!(got == status || got == 503, "{got}");
+                })
+            };
+            scope.spawn(send);
+        }
+    });
+    // Freed memory is given back within ten seconds or so.
+    for _ in 0..300 {
+        if resident(process) < before + (50 << 20) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    (resident(process).saturating_sub(before), peak(process).saturating_sub(before))
+}
+
+fn objects(count: usize) -> String {
+    vec![r#"{"a":1}"#; count].join(",")
+}
+
+#[test]
+fn small_objects_in_an_unknown_field_take_no_more_than_their_text() {
+    let junk =
+        format!(r#"{{"messages": [{{"role": "king", "content": "x", "junk": [{}]}}]}}"#, objects(990_000));
+    let (after, peak) = grown("memory-unknown", &junk, 400);
+    assert!(after < 50 << 20, "{} MiB stay", after >> 20);
+    assert!(peak < 300 << 20, "{} MiB at most", peak >> 20);
+}
+
+#[test]
+fn small_objects_in_a_known_field_are_refused_within_the_budget() {
+    let tools = format!(r#"{{"tools": [{}], "messages": []}}"#, objects(990_000));
+    let (after, peak) = grown("memory-known", &tools, 400);
+    assert!(after < 50 << 20, "{} MiB stay", after >> 20);
+    assert!(peak < 900 << 20, "{} MiB at most", peak >> 20);
+}
