@@ -14,10 +14,17 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     /// Seconds after which trying again makes sense.
     pub retry_after: Option<u32>,
-    /// By how much prompt and answer exceed the context, where that is the error.
-    pub overflow: Option<Overflow>,
-    /// More for a program, in the words of the endpoint's API.
-    pub details: Option<Value>,
+    /// More for a program, where the endpoint's API has a form for it.
+    pub detail: Option<Detail>,
+}
+
+/// What some clients parse to go on by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// By how much prompt and answer exceed the context.
+    Overflow(Overflow),
+    /// Conversations are not kept under an id: Anthropic's threads.
+    NoThreads,
 }
 
 /// A request that does not fit the model's context.
@@ -46,15 +53,7 @@ impl Overflow {
 
 impl ApiError {
     fn new(status: u16, message: impl Into<String>) -> Self {
-        Self {
-            status,
-            message: message.into(),
-            param: None,
-            code: None,
-            retry_after: None,
-            overflow: None,
-            details: None,
-        }
+        Self { status, message: message.into(), param: None, code: None, retry_after: None, detail: None }
     }
 
     /// 400 about one parameter.
@@ -95,14 +94,13 @@ impl ApiError {
             ),
             None => format!("the prompt has {prompt} tokens; the model takes {limit} with the answer"),
         };
-        Self { overflow: Some(overflow), ..Self::too_long(param, message) }
+        Self { detail: Some(Detail::Overflow(overflow)), ..Self::too_long(param, message) }
     }
 
     /// 400 about Anthropic's threads, in the form that makes its SDKs' tool runners go on without them.
     pub fn no_threads() -> Self {
-        let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
         let why = "send the whole conversation in `messages`";
-        Self { details: Some(details), ..Self::unsupported("thread", why) }
+        Self { detail: Some(Detail::NoThreads), ..Self::unsupported("thread", why) }
     }
 
     /// 401.
@@ -193,10 +191,13 @@ impl ApiError {
             500.. => "api_error",
             _ => "invalid_request_error",
         };
-        let message = self.overflow.map_or_else(|| self.message.clone(), Overflow::to_anthropic);
+        let message = match self.detail {
+            Some(Detail::Overflow(overflow)) => overflow.to_anthropic(),
+            _ => self.message.clone(),
+        };
         let mut error = json!({"type": kind, "message": message, "param": self.param, "code": self.code});
-        if let Some(details) = &self.details {
-            error["details"] = details.clone();
+        if self.detail == Some(Detail::NoThreads) {
+            error["details"] = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
         }
         json!({"type": "error", "error": error})
     }

@@ -90,8 +90,10 @@ pub struct App {
 }
 
 /// What the server does for clients that say more, or less, than its APIs have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientRules {
+    /// Names under which the model may be asked for, beside its own; `*` stands for any.
+    pub aliases: Vec<String>,
     /// What happens to fields that it does not know.
     pub unknown_fields: UnknownFields,
     /// Whether Claude Code's billing header, whose digits change with every request, is cut out of system prompts, so that
@@ -101,7 +103,7 @@ pub struct ClientRules {
 
 impl Default for ClientRules {
     fn default() -> Self {
-        Self { unknown_fields: UnknownFields::default(), strip_billing_header: true }
+        Self { aliases: Vec::new(), unknown_fields: UnknownFields::default(), strip_billing_header: true }
     }
 }
 
@@ -169,11 +171,18 @@ impl App {
         open.merge(keyed).layer(from_fn_with_state(self.clone(), origins::share))
     }
 
+    fn answers_to(&self, name: &str) -> bool {
+        name == self.model.name || self.rules.aliases.iter().any(|alias| alias == "*" || alias == name)
+    }
+
     fn known_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
-            Some(name) if name != self.model.name => Err(ApiError::not_found(
+            Some(name) if !self.answers_to(name) => Err(ApiError::not_found(
                 "model",
-                format!("there is no model `{name}`; this is `{}`", self.model.name),
+                format!(
+                    "there is no model `{name}`; this is `{}`, and --model-name gives it more names",
+                    self.model.name
+                ),
             )),
             _ => Ok(()),
         }
@@ -321,16 +330,19 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-fn model_object(app: &App) -> Value {
+fn model_object(app: &App, name: &str) -> Value {
     let facts = &app.model.facts;
     json!({
-        "id": app.model.name, "object": "model", "created": app.since, "owned_by": "kvasir",
+        "id": name, "object": "model", "created": app.since, "owned_by": "kvasir",
         "max_model_len": facts.max_len, "vocab_size": facts.vocab,
     })
 }
 
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [model_object(&app)]}))
+    let aliases = app.rules.aliases.iter().map(String::as_str).filter(|alias| *alias != "*");
+    let names = std::iter::once(app.model.name.as_str()).chain(aliases);
+    let data: Vec<Value> = names.map(|name| model_object(&app, name)).collect();
+    Json(json!({"object": "list", "data": data}))
 }
 
 async fn model(
@@ -338,7 +350,7 @@ async fn model(
     axum::extract::Path(id): axum::extract::Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     app.known_model(Some(&id))?;
-    Ok(Json(model_object(&app)))
+    Ok(Json(model_object(&app, &id)))
 }
 
 async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {

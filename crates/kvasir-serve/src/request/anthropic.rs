@@ -357,7 +357,8 @@ fn loaded(body: &Reader, mut tools: Vec<Tool>) -> Vec<Tool> {
         value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice).iter()
     }
     let is_deferred = |tool: &&Value| tool["defer_loading"] == true;
-    let deferred: Vec<&Value> = list(body.get("tools")).filter(is_deferred).map(|tool| &tool["name"]).collect();
+    let deferred: Vec<&Value> =
+        list(body.get("tools")).filter(is_deferred).map(|tool| &tool["name"]).collect();
     if deferred.is_empty() {
         return tools;
     }

@@ -38,9 +38,9 @@ pub(crate) struct Args {
     /// Origins whose web pages may ask, as https://example.org, or * for all; their names are also those by which a server without keys may be called [default: the server's own]
     #[arg(long, env = "KVASIR_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     allowed_origins: Vec<String>,
-    /// What clients call the model; its file's or folder's name unless given
-    #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME")]
-    model_name: Option<String>,
+    /// What clients call the model; may be given several times, and * answers to any name [default: its file's or folder's name]
+    #[arg(long, env = "KVASIR_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
+    model_name: Vec<String>,
     /// What happens to request fields that the server does not know: ignore (and name them in the response header x-kvasir-ignored) or refuse (400)
     #[arg(long, value_enum, default_value = "ignore", env = "KVASIR_UNKNOWN_FIELDS")]
     unknown_fields: Unknown,
@@ -189,12 +189,19 @@ impl Args {
         let limits = self.limits;
         let places = limits.max_connections as usize;
         let patience = Duration::from_secs(limits.client_timeout.into());
+        let own_name = self.model_name.iter().find(|name| *name != "*").cloned();
         let service = Service {
             door,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: self.reports.start()?,
             patience: Duration::from_secs(limits.step_timeout.into()),
             rules: ClientRules {
+                aliases: self
+                    .model_name
+                    .iter()
+                    .filter(|name| Some(*name) != own_name.as_ref())
+                    .cloned()
+                    .collect(),
                 unknown_fields: match self.unknown_fields {
                     Unknown::Ignore => UnknownFields::Ignore,
                     Unknown::Refuse => UnknownFields::Refuse,
@@ -205,7 +212,7 @@ impl Args {
         };
         let options = self.options.for_serving();
         let Started { app, name, backend, slots, .. } =
-            Started::new(&self.model, self.model_name.as_deref(), &self.manners, &options, service)?;
+            Started::new(&self.model, own_name.as_deref(), &self.manners, &options, service)?;
         let address = SocketAddr::new(self.host, self.port);
         // The engine has a thread of its own; what is left is reading and writing, which two threads do well.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

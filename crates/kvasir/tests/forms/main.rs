@@ -226,6 +226,7 @@ fn calls_are_read_back(house: &House) {
         parameters: Some(parameters),
         schema: String::new(),
         source: Value::Null,
+        kind: Default::default(),
     };
     let tools = [
         tool(
@@ -279,8 +280,13 @@ fn of_arguments_that_need_not_be_there_any_may() {
     let house = House::new();
     let properties = json!({"a": {"type": "boolean"}, "b": {"type": "boolean"}, "c": {"type": "boolean"}});
     let schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
-    let look =
-        Tool { name: "look".into(), parameters: Some(schema), schema: String::new(), source: Value::Null };
+    let look = Tool {
+        name: "look".into(),
+        parameters: Some(schema),
+        schema: String::new(),
+        source: Value::Null,
+        kind: Default::default(),
+    };
     let shape = Shape::Calls(ToolDialect::Pythonic.form(&[&look], false));
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..60 {

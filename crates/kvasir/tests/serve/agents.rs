@@ -241,3 +241,18 @@ fn tool_runners_are_told_to_go_on_without_threads() {
     let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
     assert_eq!((status, &answer["type"], &answer["error"]["details"]), (400, &json!("error"), &details));
 }
+
+#[test]
+fn a_model_answers_to_all_its_names() {
+    let server = server("names", &["--model-name", "other", "--model-name", "third"]);
+    for (name, status) in [("tiny", 200), ("other", 200), ("third", 200), ("fourth", 404)] {
+        assert_eq!(server.post(CHAT, &chat(json!({"model": name}))).0, status, "{name}");
+    }
+    let listed = server.send("GET", "/v1/models", "", "").1;
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let names: Vec<_> = listed["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(names, ["tiny", "other", "third"]);
+    let any = self::server("any", &["--model-name", "*"]);
+    let answer = any.post(CHAT, &chat(json!({"model": "claude-of-any-kind"})));
+    assert_eq!((answer.0, &answer.1["model"]), (200, &json!("tiny")));
+}
