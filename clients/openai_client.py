@@ -110,7 +110,9 @@ def refused(kind, param, **extra):
 
 
 check("bad value", refused(openai.BadRequestError, "temperature", temperature=9))
-check("unknown field", refused(openai.BadRequestError, "nonsense", extra_body={"nonsense": 1}))
+named = client.chat.completions.with_raw_response.create(
+    model=MODEL, messages=ask, max_tokens=4, extra_body={"nonsense": 1})
+check("unknown field", named.headers["x-kvasir-ignored"] == "nonsense" and bool(named.parse().choices))
 check("unknown model", refused(openai.NotFoundError, "model", model="gpt-9"))
 check("too long", refused(openai.BadRequestError, "messages", max_tokens=1 << 20))
 image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(b"x").decode()}}
