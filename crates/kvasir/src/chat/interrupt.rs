@@ -1,53 +1,195 @@
-//! Ctrl-C where no key is read: it ends an answer, and where there is none the program.
+//! Ctrl-C and the signals that end the chat.
+//!
+//! One thread listens for SIGINT, SIGTERM, SIGHUP and SIGQUIT and alone decides what each one does.
+//! What SIGINT does depends on the phase:
+//!
+//! | phase | SIGINT |
+//! |---|---|
+//! | idle: a prompt, or the time between two phases | is ignored |
+//! | answering | stops the answer; if that takes longer than [`STUCK`], the next one ends the chat |
+//! | a command that may block | ends the chat |
+//!
+//! At a prompt Ctrl-C raises no signal: the line editor reads it as a key. A SIGINT in the idle
+//! phase was therefore meant for an answer that had just ended, and must not end the chat.
+//!
+//! The phase changes and is read under one lock, so a signal acts on an answer or finds it ended,
+//! never both. Every exit restores the terminal first.
+//!
+//! Guarded by `tests/terminal.rs`.
 
+use super::terminal::restore;
 use std::{
+    io,
     process::exit,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
+    time::{Duration, Instant},
 };
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
 
-/// Whether an answer is there to be ended.
-static ANSWERING: AtomicBool = AtomicBool::new(false);
-/// What a shell calls a program that Ctrl-C has ended.
-const INTERRUPTED: i32 = 130;
+/// Time that an answer may take to stop before another Ctrl-C ends the chat.
+const STUCK: Duration = Duration::from_secs(2);
+/// A shell reports a process that a signal ended as this plus the signal's number.
+const ENDED_BY_SIGNAL: i32 = 128;
 
-/// An answer that Ctrl-C ends, until it is dropped.
-pub(super) struct Answering(Signal);
+/// What the chat does at the moment.
+enum Phase {
+    Idle,
+    Answering {
+        /// Stops the answer; none once it was used.
+        stop: Option<oneshot::Sender<()>>,
+        /// When the answer was first told to stop.
+        told: Option<Instant>,
+    },
+    Command,
+}
 
-impl Answering {
-    /// None if the system lets nobody listen.
-    pub(super) fn begin() -> Option<Self> {
-        let signal = signal(SignalKind::interrupt()).ok()?;
-        ANSWERING.store(true, Ordering::SeqCst);
-        Some(Self(signal))
-    }
+/// What a SIGINT does.
+#[derive(Debug, PartialEq, Eq)]
+enum Effect {
+    Nothing,
+    Stop,
+    Exit,
+}
 
-    /// Comes back when the answer is to end.
-    pub(super) async fn is_over(&mut self) {
-        self.0.recv().await;
+impl Phase {
+    /// Takes in a SIGINT at `now`.
+    fn interrupt(&mut self, now: Instant) -> Effect {
+        match self {
+            Self::Idle => Effect::Nothing,
+            Self::Command => Effect::Exit,
+            Self::Answering { stop, told } => {
+                let first = *told.get_or_insert(now);
+                if let Some(stop) = stop.take() {
+                    // The answer may have ended meanwhile and listens no more.
+                    let _ = stop.send(());
+                    return Effect::Stop;
+                }
+                if now.duration_since(first) > STUCK { Effect::Exit } else { Effect::Nothing }
+            }
+        }
     }
 }
 
-impl Drop for Answering {
-    fn drop(&mut self) {
-        ANSWERING.store(false, Ordering::SeqCst);
-    }
+type SharedPhase = Arc<Mutex<Phase>>;
+
+fn lock(phase: &Mutex<Phase>) -> MutexGuard<'_, Phase> {
+    phase.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the program by Ctrl-C while there is no answer. Once somebody has listened for the signal the system itself does nothing any more: a
-/// model that is loaded could not be interrupted.
-pub(super) fn watch() {
-    // Without the thread it is as it would be without this function.
-    let _ = thread::Builder::new().name("interrupt".into()).spawn(|| {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else { return };
-        runtime.block_on(async {
-            let Ok(mut pressed) = signal(SignalKind::interrupt()) else { return };
-            while pressed.recv().await.is_some() {
-                if !ANSWERING.load(Ordering::SeqCst) {
-                    exit(INTERRUPTED);
+/// The listener.
+pub(super) struct Interrupts(SharedPhase);
+
+impl Interrupts {
+    /// Listens from now on until the process ends.
+    pub(super) fn listen() -> io::Result<Self> {
+        let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
+        let entered = runtime.enter();
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut quit = signal(SignalKind::quit())?;
+        drop(entered);
+        let phase: SharedPhase = Arc::new(Mutex::new(Phase::Idle));
+        let seen = phase.clone();
+        let listen = async move {
+            loop {
+                let kind = tokio::select! {
+                    _ = interrupt.recv() => SignalKind::interrupt(),
+                    _ = terminate.recv() => SignalKind::terminate(),
+                    _ = hangup.recv() => SignalKind::hangup(),
+                    _ = quit.recv() => SignalKind::quit(),
+                };
+                let ends =
+                    kind != SignalKind::interrupt() || lock(&seen).interrupt(Instant::now()) == Effect::Exit;
+                if ends {
+                    restore();
+                    exit(ENDED_BY_SIGNAL + kind.as_raw_value());
                 }
             }
-        });
-    });
+        };
+        thread::Builder::new().name("signals".into()).spawn(move || runtime.block_on(listen))?;
+        Ok(Self(phase))
+    }
+
+    /// Begins an answer that SIGINT stops. The phase ends when the guard is dropped.
+    pub(super) fn answering(&self) -> Answering {
+        let (stop, stopped) = oneshot::channel();
+        Answering { stopped, _phase: self.enter(Phase::Answering { stop: Some(stop), told: None }) }
+    }
+
+    /// Begins a command that SIGINT ends together with the chat. The phase ends when the guard is
+    /// dropped.
+    pub(super) fn command(&self) -> PhaseGuard {
+        self.enter(Phase::Command)
+    }
+
+    fn enter(&self, phase: Phase) -> PhaseGuard {
+        *lock(&self.0) = phase;
+        PhaseGuard(self.0.clone())
+    }
+}
+
+/// Makes the phase idle when dropped.
+pub(super) struct PhaseGuard(SharedPhase);
+
+impl Drop for PhaseGuard {
+    fn drop(&mut self) {
+        *lock(&self.0) = Phase::Idle;
+    }
+}
+
+/// An answer that SIGINT stops.
+pub(super) struct Answering {
+    stopped: oneshot::Receiver<()>,
+    _phase: PhaseGuard,
+}
+
+impl Answering {
+    /// Returns when the answer is to stop. Must not be awaited again afterwards.
+    pub(super) async fn stopped(&mut self) {
+        if (&mut self.stopped).await.is_err() {
+            // The sender lives as long as the phase.
+            std::future::pending().await
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_ignores_interrupts_and_a_command_exits() {
+        let now = Instant::now();
+        assert_eq!(Phase::Idle.interrupt(now), Effect::Nothing);
+        assert_eq!(Phase::Command.interrupt(now), Effect::Exit);
+    }
+
+    #[test]
+    fn a_second_interrupt_exits_only_if_the_answer_is_stuck() {
+        let (stop, mut stopped) = oneshot::channel();
+        let mut phase = Phase::Answering { stop: Some(stop), told: None };
+        let first = Instant::now();
+        assert_eq!(phase.interrupt(first), Effect::Stop);
+        assert_eq!(stopped.try_recv(), Ok(()));
+        assert_eq!(phase.interrupt(first), Effect::Nothing);
+        assert_eq!(phase.interrupt(first + STUCK), Effect::Nothing);
+        assert_eq!(phase.interrupt(first + STUCK + Duration::from_millis(1)), Effect::Exit);
+    }
+
+    #[test]
+    fn an_answer_stops_before_it_is_awaited() {
+        let phase: SharedPhase = Arc::new(Mutex::new(Phase::Idle));
+        let interrupts = Interrupts(phase.clone());
+        let mut answering = interrupts.answering();
+        assert_eq!(lock(&phase).interrupt(Instant::now()), Effect::Stop);
+        runtime::Builder::new_current_thread().build().unwrap().block_on(answering.stopped());
+        drop(answering);
+        assert_eq!(lock(&phase).interrupt(Instant::now()), Effect::Nothing);
+    }
 }

@@ -7,19 +7,21 @@ mod input;
 mod interrupt;
 mod screen;
 mod tally;
+mod terminal;
 mod turn;
 
 use crate::cmd::{Failure, Started};
 use command::{COMMANDS, Command};
 use conversation::{Conversation, user};
-use editor::Mode;
 use input::{Input, Line};
+use interrupt::Interrupts;
 use kvasir_sample::Sampling;
 use kvasir_serve::request::{ChatRequest, IgnoredFields, Reader, UnknownFields};
 use screen::Screen;
 use serde_json::{Map, Value, json};
 use std::{fs, path::Path, process::ExitCode};
 use tally::{Tally, plural};
+use terminal::Terminal;
 use tokio::runtime::Runtime;
 use turn::{NoTurn, Turn};
 
@@ -48,6 +50,8 @@ pub(crate) struct Chat {
     fields: Map<String, Value>,
     input: Input,
     screen: Screen,
+    /// None if stdin is a pipe: signals then do what they do by default.
+    interrupts: Option<Interrupts>,
     tally: Tally,
     /// Something was refused; a script learns of it by the exit code.
     failed: bool,
@@ -72,6 +76,7 @@ impl Chat {
             fields,
             input: Input::new(remember),
             screen: Screen::new(),
+            interrupts: None,
             tally: Tally::default(),
             failed: false,
         })
@@ -79,10 +84,16 @@ impl Chat {
 
     /// Talks until one side has had enough.
     pub(crate) fn run(mut self) -> Result<ExitCode, Failure> {
-        if self.input.is_person() {
+        let failed = |error| Failure::failed(format!("terminal: {error}"));
+        // Held until the chat returns; the listener comes first, so no signal can end the process without it.
+        let _terminal = if self.input.is_person() {
+            self.interrupts = Some(Interrupts::listen().map_err(failed)?);
+            let terminal = Terminal::hold().map_err(failed)?;
             self.greet();
-            interrupt::watch();
-        }
+            Some(terminal)
+        } else {
+            None
+        };
         while let Some(text) = self.listen("› ")? {
             let done = match text.strip_prefix('/').is_some_and(|rest| rest.starts_with(char::is_alphabetic))
             {
@@ -154,13 +165,9 @@ impl Chat {
         for _ in 0..MOST_ROUNDS {
             let mut body = self.fields.clone();
             body.insert("messages".into(), self.conversation.messages().into());
-            let stoppable = self.input.is_person();
-            let turn = Turn::take(&self.started.app, &body, &mut self.screen, stoppable);
-            // What is typed meanwhile waits for the next question.
-            let mode = if stoppable { Mode::silent().ok() } else { None };
-            let turn = self.runtime.block_on(turn);
-            drop(mode);
-            let turn = match turn {
+            let answering = self.interrupts.as_ref().map(Interrupts::answering);
+            let turn = Turn::take(&self.started.app, &body, &mut self.screen, answering);
+            let turn = match self.runtime.block_on(turn) {
                 Ok(turn) => turn,
                 Err(NoTurn::Refused(error)) => return Ok(Err(error.message)),
                 Err(NoTurn::Screen(error)) => return Err(Failure::failed(format!("stdout: {error}"))),
@@ -187,6 +194,10 @@ impl Chat {
     }
 
     fn obey(&mut self, command: Command) -> Result<Stop, Failure> {
+        // A file may be slow, or a fifo without another end.
+        let may_block =
+            matches!(command, Command::Model(_) | Command::Load(_) | Command::Save(_) | Command::Tools(_));
+        let _phase = self.interrupts.as_ref().filter(|_| may_block).map(Interrupts::command);
         match command {
             Command::Help => self.help(),
             Command::System(None) => {

@@ -1,3 +1,5 @@
+//! One turn of the model: streams an answer to the screen and collects it as a message.
+
 use super::{interrupt::Answering, screen::Screen};
 use kvasir_serve::{
     ApiError,
@@ -38,14 +40,13 @@ impl From<io::Error> for NoTurn {
 }
 
 impl Turn {
-    /// Asks, and writes the answer as it comes. With `stoppable`, Ctrl-C ends the answer.
+    /// Sends the request and writes the answer to the screen as it streams. `answering` stops it.
     pub(super) async fn take(
         app: &Arc<App>,
         body: &Map<String, Value>,
         screen: &mut Screen,
-        stoppable: bool,
+        mut answering: Option<Answering>,
     ) -> Result<Self, NoTurn> {
-        let mut answering = if stoppable { Answering::begin() } else { None };
         let mut speaker = app.talk(body)?;
         let mut writing = Writing::default();
         loop {
@@ -89,7 +90,7 @@ impl Turn {
 
 async fn stopped(answering: &mut Option<Answering>) {
     match answering {
-        Some(answering) => answering.is_over().await,
+        Some(answering) => answering.stopped().await,
         None => std::future::pending().await,
     }
 }

@@ -7,8 +7,9 @@ mod paint;
 mod terminal;
 
 pub(super) use paint::columns;
-pub(super) use terminal::{Mode, size};
+pub(super) use terminal::size;
 
+use super::terminal::Raw;
 use draft::Draft;
 use history::History;
 use key::{Key, decode};
@@ -54,7 +55,7 @@ impl<W: Words> Editor<W> {
 
     /// Reads one text.
     pub(super) fn read(&mut self, prompt: &str) -> io::Result<Written> {
-        let _mode = Mode::raw()?;
+        let _raw = Raw::enter()?;
         let mut draft = Draft::default();
         self.row = 0;
         loop {

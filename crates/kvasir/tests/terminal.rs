@@ -1,0 +1,317 @@
+//! `kvasir chat` in a pseudo-terminal: Ctrl-C at any moment, and the terminal modes after every way
+//! out.
+//!
+//! The chat runs on the simulated backend, whose fixed step time makes the length of an answer
+//! predictable. The tests hold the slave side open: its modes can still be read after the chat has
+//! ended.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::OwnedFd,
+    process::{Pid, Signal, ioctl_tiocsctty, kill_process, setsid},
+    pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt},
+    termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize},
+};
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+/// Interrupts that the chat must survive.
+const INTERRUPTS: u32 = 200;
+/// How long a chat may take to load, to answer or to end on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Sent by a terminal for Ctrl-C.
+const CTRL_C: &[u8] = b"\x03";
+/// Sent by a terminal for Ctrl-D.
+const CTRL_D: &[u8] = b"\x04";
+/// Sent by a terminal for Ctrl-\.
+const CTRL_BACKSLASH: &[u8] = b"\x1c";
+/// The line under a whole answer.
+const WHOLE: &str = "prompt tokens cached";
+/// The line under an answer that was interrupted.
+const STOPPED: &str = "stopped";
+
+/// A chat and the terminal that it runs in.
+struct Chat {
+    master: OwnedFd,
+    slave: OwnedFd,
+    process: Child,
+    before: Termios,
+    home: PathBuf,
+    /// Output since the last line was sent.
+    output: String,
+}
+
+impl Chat {
+    /// Starts a chat and waits for its prompt.
+    fn start(name: &str, step: &str, max_tokens: u32) -> Self {
+        let home = std::env::temp_dir().join(format!("kvasir-terminal-{}-{name}", std::process::id()));
+        fs::create_dir_all(&home).unwrap();
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let slave = ioctl_tiocgptpeer(&master, flags).unwrap();
+        tcsetwinsize(&slave, Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let before = tcgetattr(&slave).unwrap();
+        let stdio = || Stdio::from(slave.try_clone().unwrap());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        command
+            .args(["chat", "--backend", "sim", "--sim-preset", step, "--threads", "1", "--seed", "7"])
+            .args(["--max-tokens", &max_tokens.to_string()])
+            .env("HOME", &home)
+            .env("TERM", "xterm-256color")
+            .env_remove("XDG_STATE_HOME")
+            .stdin(stdio())
+            .stdout(stdio())
+            .stderr(stdio());
+        // SAFETY: `setsid` and `ioctl` are async-signal-safe and allocate nothing.
+        unsafe {
+            command.pre_exec(|| {
+                setsid()?;
+                ioctl_tiocsctty(rustix::stdio::stdin())?;
+                Ok(())
+            });
+        }
+        let process = command.spawn().unwrap();
+        let mut chat = Self { master, slave, process, before, home, output: String::new() };
+        assert!(chat.at_prompt(), "no prompt: {}", chat.output);
+        chat
+    }
+
+    fn modes(&self) -> Termios {
+        tcgetattr(&self.slave).unwrap()
+    }
+
+    /// Whether the line editor reads: in raw mode Ctrl-C raises no signal.
+    fn is_raw(&self) -> bool {
+        !self.modes().local_modes.contains(LocalModes::ISIG)
+    }
+
+    /// Whether every mode is as it was before the chat began.
+    fn is_restored(&self) -> bool {
+        let (now, before) = (self.modes(), &self.before);
+        now.local_modes == before.local_modes
+            && now.input_modes == before.input_modes
+            && now.output_modes == before.output_modes
+            && now.control_modes == before.control_modes
+    }
+
+    fn exit(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().unwrap()
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        rustix::io::write(&self.master, bytes).unwrap();
+    }
+
+    /// Types a line and sends it once the line editor shows it: the prompt that reads Enter is then
+    /// the last one.
+    fn send_line(&mut self, line: &str) {
+        self.output.clear();
+        self.send(line.as_bytes());
+        self.wait(|chat| chat.output.contains(line));
+        self.output.clear();
+        self.send(b"\r");
+    }
+
+    fn raise(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    /// Takes in the output that comes within `time`; false if the chat has ended.
+    fn listen(&mut self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut wait = [PollFd::new(&self.master, PollFlags::IN)];
+            if poll(&mut wait, Some(&left)) != Ok(1) {
+                return self.exit().is_none();
+            }
+            let mut bytes = [0; 4096];
+            let len = rustix::io::read(&self.master, &mut bytes).unwrap_or(0);
+            self.output.push_str(&String::from_utf8_lossy(&bytes[..len]));
+        }
+    }
+
+    /// Waits until `done`; false if the chat has ended before.
+    fn wait(&mut self, done: impl Fn(&Self) -> bool) -> bool {
+        let began = Instant::now();
+        while !done(self) {
+            if self.exit().is_some() {
+                return false;
+            }
+            assert!(began.elapsed() < PATIENCE, "the chat hangs: {}", self.output);
+            self.listen(Duration::from_millis(1));
+        }
+        self.exit().is_none()
+    }
+
+    fn at_prompt(&mut self) -> bool {
+        self.wait(Self::is_raw)
+    }
+
+    fn is_answered(&self) -> bool {
+        self.output.contains(WHOLE) || self.output.contains(STOPPED)
+    }
+
+    /// Waits for the end of an answer and the next prompt; false if the chat has ended.
+    fn answered(&mut self) -> bool {
+        self.wait(|chat| chat.is_answered() && chat.is_raw())
+    }
+
+    /// Whether the chat gives a whole answer.
+    fn answers(&mut self) -> bool {
+        self.send_line("one more");
+        self.answered() && self.output.contains(WHOLE)
+    }
+
+    /// Takes the conversation back to one question, so that it never fills the context.
+    fn forget(&mut self) {
+        let file = self.home.join("one.json");
+        fs::write(&file, r#"{"messages": [{"role": "user", "content": "hello"}]}"#).unwrap();
+        self.send_line(&format!("/load {}", file.display()));
+        assert!(self.wait(|chat| chat.output.contains("messages from") && chat.is_raw()));
+    }
+
+    /// Waits for the end of the process.
+    fn ended(&mut self) -> Option<i32> {
+        assert!(!self.wait(|_| false));
+        self.exit().unwrap().code()
+    }
+}
+
+impl Drop for Chat {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.home);
+    }
+}
+
+/// A xorshift generator with a fixed seed.
+struct Random(u64);
+
+impl Random {
+    /// A time from 0 to `most`.
+    fn up_to(&mut self, most: Duration) -> Duration {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        most.mul_f64((self.0 >> 11) as f64 / (1u64 << 53) as f64)
+    }
+}
+
+#[test]
+fn no_interrupt_during_or_around_an_answer_ends_the_chat() {
+    let start = || Chat::start("interrupts", "fixed:1ms", 24);
+    let (mut chat, mut random) = (start(), Random(0x9e37_79b9_7f4a_7c15));
+    let ms = Duration::from_millis;
+    let began = Instant::now();
+    assert!(chat.answers(), "{}", chat.output);
+    let mut length = began.elapsed();
+    let (mut deaths, mut stopped, mut whole) = (Vec::new(), 0, 0);
+    for i in 0..INTERRUPTS {
+        chat.send_line("go on");
+        let began = Instant::now();
+        let alive = match i % 8 {
+            // As the answer begins.
+            0 => chat.listen(random.up_to(ms(4))),
+            // As it ends, by its usual length.
+            1 | 2 => chat.listen(length.saturating_sub(ms(4)) + random.up_to(ms(8))),
+            // As it ends, by the line under it.
+            3 => chat.wait(Chat::is_answered),
+            // Twice.
+            4 => {
+                chat.listen(random.up_to(length));
+                chat.send(CTRL_C);
+                chat.listen(random.up_to(ms(12)))
+            }
+            // At the prompt behind the answer.
+            5 => chat.answered(),
+            _ => chat.listen(random.up_to(length)),
+        };
+        chat.send(CTRL_C);
+        // The pause lets a late interrupt do its worst. One that the line editor has read takes the
+        // line back.
+        if !(alive && chat.answered() && chat.listen(ms(2)) && chat.at_prompt()) {
+            deaths.push((i, chat.exit().unwrap().code(), chat.is_restored()));
+            chat = start();
+            continue;
+        }
+        if chat.output.contains(STOPPED) {
+            stopped += 1;
+        } else {
+            whole += 1;
+            length = (length * 7 + began.elapsed()) / 8;
+        }
+        if i % 40 == 39 {
+            assert!(chat.answers(), "{}", chat.output);
+            chat.forget();
+        }
+    }
+    let dead = deaths.len();
+    assert!(dead == 0, "{dead} of {INTERRUPTS} interrupts ended the chat: {deaths:?}");
+    assert!(stopped > 40 && whole > 20, "{stopped} answers were stopped, {whole} were not");
+    assert!(chat.answers(), "{}", chat.output);
+    chat.send(CTRL_D);
+    assert_eq!(chat.ended(), Some(0));
+    assert!(chat.is_restored(), "{:?}", chat.modes());
+}
+
+#[test]
+fn the_terminal_is_restored_on_every_way_out() {
+    type Leave = fn(&mut Chat);
+    let ways: [(&str, i32, Leave); 6] = [
+        ("quit", 0, |chat| chat.send_line("/quit")),
+        ("end", 0, |chat| chat.send(CTRL_D)),
+        ("term", 143, |chat| chat.raise(Signal::TERM)),
+        ("hup", 129, |chat| chat.raise(Signal::HUP)),
+        ("quit-signal", 131, |chat| chat.raise(Signal::QUIT)),
+        ("load", 130, |chat| {
+            // A command that does not return: nothing has yet opened the other end.
+            let fifo = chat.home.join("fifo");
+            assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+            chat.send_line(&format!("/load {}", fifo.display()));
+            assert!(chat.wait(|chat| !chat.is_raw()));
+            chat.listen(Duration::from_millis(100));
+            chat.send(CTRL_C);
+        }),
+    ];
+    for (name, code, leave) in ways {
+        let mut chat = Chat::start(name, "fixed:1ms", 4);
+        assert!(!chat.is_restored());
+        leave(&mut chat);
+        assert_eq!(chat.ended(), Some(code), "{name}: {}", chat.output);
+        assert!(chat.is_restored(), "{name}: {:?}", chat.modes());
+        chat.listen(Duration::ZERO);
+        assert!(
+            chat.output.rfind("\x1b[?2004l") >= chat.output.rfind("\x1b[?2004h"),
+            "{name} leaves bracketed paste on: {:?}",
+            chat.output
+        );
+    }
+}
+
+#[test]
+fn a_signal_during_an_answer_restores_the_terminal() {
+    for (name, code) in [("term-answer", 143), ("backslash-answer", 131)] {
+        let mut chat = Chat::start(name, "fixed:50ms", 200);
+        chat.send_line("go on");
+        assert!(chat.wait(|chat| !chat.is_raw()));
+        chat.listen(Duration::from_millis(300));
+        match code {
+            143 => chat.raise(Signal::TERM),
+            _ => chat.send(CTRL_BACKSLASH),
+        }
+        assert_eq!(chat.ended(), Some(code), "{name}: {}", chat.output);
+        assert!(chat.is_restored(), "{name}: {:?}", chat.modes());
+    }
+}
