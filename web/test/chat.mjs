@@ -174,6 +174,39 @@ export async function refused({ page, address }) {
   assert.equal(await page.locator(".msg .wrong").count(), 0);
 }
 
+/** On plain HTTP from another machine a browser has no `navigator.clipboard`. */
+export async function copied({ page, address, shot }) {
+  await page.addInitScript(() => Object.defineProperty(navigator, "clipboard", { value: undefined }));
+  await page.goto(address);
+  const text = "Say **this**:\n\n```sh\necho 1\n  echo 2\n```";
+  await page.route("**/v1/chat/completions", (route) => route.fulfill(sse(chunk({ content: text }), chunk({}, { finish_reason: "stop" }))));
+  await ask(page, "How?");
+  await rest(page);
+  await page.locator(".msg.assistant").hover();
+  const pasted = async () => {
+    await page.fill("#question", "");
+    await page.focus("#question");
+    await page.keyboard.press("Control+V");
+    return page.inputValue("#question");
+  };
+  const label = (act) => page.locator(`.msg.assistant [data-act=${act}]`).innerText();
+  for (const [act, expected] of [["copy-code", "echo 1\n  echo 2"], ["copy", text]]) {
+    await page.click(`.msg.assistant [data-act=${act}]`);
+    assert.equal(await label(act), "copied");
+    assert.equal(await pasted(), expected, act);
+  }
+  // A browser that refuses leaves the text selected, and the person is told.
+  await page.evaluate(() => { document.execCommand = () => false; });
+  for (const [act, expected] of [["copy-code", /^echo 1\n {2}echo 2$/], ["copy", /^Say this:\s+sh\s/]]) {
+    await page.locator(".msg.assistant").hover();
+    await page.click(`.msg.assistant [data-act=${act}]`);
+    assert.equal(await label(act), "not copied: the text is selected");
+    assert.match(await page.evaluate(() => getSelection().toString()), expected, act);
+    if (act === "copy-code") await shot("not-copied");
+  }
+  await page.waitForFunction(() => [...document.querySelectorAll(".msg.assistant [data-act^=copy]")].every((button) => button.textContent === "copy"));
+}
+
 /** What a person sees, for a person to look at; and that nothing is wider than the window. */
 export async function looks({ page, address, shot }) {
   await page.goto(address);

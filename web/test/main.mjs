@@ -51,6 +51,9 @@ try {
   await run("an answer is stopped", chat.stopped, { at: slow });
   await run("reasoning, tools and token probabilities are shown", chat.shown);
   await run("a refused request says why and can be tried again", chat.refused);
+  for (const [size, colorScheme] of [["desktop", "light"], ["phone", "dark"]]) {
+    await run(`copy works on plain HTTP, and says when it does not, ${size}`, chat.copied, { size, colorScheme });
+  }
   await run("a page of another origin asks where it may", origins.asked, { expected: /401|CORS|net::ERR_FAILED/ });
   await run("the engine is watched while it answers", engine.live);
   for (const size of ["desktop", "phone"]) {

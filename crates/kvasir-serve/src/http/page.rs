@@ -1,3 +1,5 @@
+//! Serves the files of the web page under its content security policy.
+
 use axum::{
     Router,
     http::{StatusCode, header},
@@ -21,6 +23,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/style.css", CSS, include_str!("../page/style.css")),
     ("/page/main.js", SCRIPT, include_str!("../page/main.js")),
     ("/page/api.js", SCRIPT, include_str!("../page/api.js")),
+    ("/page/clipboard.js", SCRIPT, include_str!("../page/clipboard.js")),
     ("/page/chat.js", SCRIPT, include_str!("../page/chat.js")),
     ("/page/engine.js", SCRIPT, include_str!("../page/engine.js")),
     ("/page/markdown.js", SCRIPT, include_str!("../page/markdown.js")),

@@ -1,6 +1,7 @@
 // The conversation: asking, streaming, stopping, editing, branching, tools.
 
 import { events } from "/page/api.js";
+import { copy } from "/page/clipboard.js";
 import { begin, end, forget, gone } from "/page/sessions.js";
 import { alternatives, answerBody, draw } from "/page/message.js";
 import { OWN } from "/page/tools.js";
@@ -206,13 +207,16 @@ export class Chat {
       return this.ask(example);
     }
     if (!act) return;
-    if (act === "copy-code") return copy(e.target, e.target.closest(".codebox").querySelector("pre").textContent);
-    const id = Number(e.target.closest(".msg").dataset.id), node = this.tree.nodes.get(id);
-    if (act === "copy") return copy(e.target, node.message.content);
+    if (act === "copy-code") {
+      const code = e.target.closest(".codebox").querySelector("pre");
+      return copy(e.target, code.textContent, code);
+    }
+    const shown = e.target.closest(".msg"), id = Number(shown.dataset.id), node = this.tree.nodes.get(id);
+    if (act === "copy") return copy(e.target, node.message.content, shown.querySelector(".bubble, .text, .tokens"));
     if (this.busy) return;
     if (act === "back" || act === "on") this.tree.turn(id, act === "on" ? 1 : -1);
     else if (act === "tokens") node.meta.showTokens = !node.meta.showTokens;
-    else if (act === "edit") return this.edit(e.target.closest(".msg"), node);
+    else if (act === "edit") return this.edit(shown, node);
     else if (act === "again") return this.again(node);
     this.keep();
     this.render();
@@ -305,13 +309,6 @@ function take(message, delta) {
     got = true;
   }
   return got;
-}
-
-async function copy(button, text) {
-  const before = button.textContent;
-  const done = await navigator.clipboard.writeText(text).then(() => true, () => false);
-  button.textContent = done ? "copied" : "not allowed";
-  setTimeout(() => { button.textContent = before; }, 1200);
 }
 
 function welcome() {
