@@ -1,26 +1,26 @@
 import assert from "node:assert/strict";
 
 /** Server-sent events as a route can answer with. */
-const sse = (...chunks) => ({
+export const sse = (...chunks) => ({
   status: 200,
   contentType: "text/event-stream",
   body: chunks.map((chunk) => `data: ${JSON.stringify(chunk)}\n\n`).join("") + "data: [DONE]\n\n",
 });
 
-const chunk = (delta, more = {}) => ({ choices: [{ index: 0, delta, logprobs: null, finish_reason: null, ...more }] });
+export const chunk = (delta, more = {}) => ({ choices: [{ index: 0, delta, logprobs: null, finish_reason: null, ...more }] });
 
-async function ask(page, text) {
+export async function ask(page, text) {
   await page.fill("#question", text);
   await page.keyboard.press("Enter");
 }
 
 /** Waits until no answer is being made. */
-const rest = (page) => page.waitForSelector(".composer:not(.busy)");
+export const rest = (page) => page.waitForSelector(".composer:not(.busy)");
 
-const answers = (page) => page.locator(".msg.assistant .text").allInnerTexts();
+export const answers = (page) => page.locator(".msg.assistant .text").allInnerTexts();
 
 /** Sets a field that the settings show only when they are open. */
-const set = (page, name, value) => page.evaluate(([name, value]) => {
+export const set = (page, name, value) => page.evaluate(([name, value]) => {
   const field = document.querySelector(`#settings [name=${name}]`);
   if (field.type === "checkbox") field.checked = value;
   else field.value = value;

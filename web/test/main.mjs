@@ -4,6 +4,7 @@ import { mkdirSync, rmSync } from "node:fs";
 import { chromium } from "playwright-core";
 import * as chat from "./chat.mjs";
 import * as engine from "./engine.mjs";
+import * as link from "./link.mjs";
 import * as origins from "./origins.mjs";
 import * as parts from "./parts.mjs";
 import * as trace from "./trace.mjs";
@@ -53,6 +54,11 @@ try {
   await run("a refused request says why and can be tried again", chat.refused);
   for (const [size, colorScheme] of [["desktop", "light"], ["phone", "dark"]]) {
     await run(`copy works on plain HTTP, and says when it does not, ${size}`, chat.copied, { size, colorScheme });
+  }
+  await run("a cut answer is continued from where it was cut", link.continued);
+  await run("a server that stands still is noticed", link.frozen, { expected: /401|net::ERR_/ });
+  for (const [size, colorScheme] of [["desktop", "light"], ["phone", "dark"], ["desktop", "dark"], ["phone", "light"]]) {
+    await run(`a killed server is noticed and its answer continued, ${size}, ${colorScheme}`, link.killed, { size, colorScheme, expected: /401|404|net::ERR_/ });
   }
   await run("a page of another origin asks where it may", origins.asked, { expected: /401|CORS|net::ERR_FAILED/ });
   await run("the engine is watched while it answers", engine.live);

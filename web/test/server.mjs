@@ -3,11 +3,11 @@ import { createInterface } from "node:readline";
 
 const { BINARY, MODEL } = process.env;
 
-/** `kvasir serve` on a free port. */
+/** `kvasir serve` on this port, or on a free one. */
 export class Server {
-  static async start(options) {
+  static async start(options, port = 0) {
     const server = new Server();
-    server.process = spawn(BINARY, ["serve", ...(MODEL ? [MODEL] : []), "--port", "0", "--threads", "1", ...options], { stdio: ["ignore", "ignore", "pipe"] });
+    server.process = spawn(BINARY, ["serve", ...(MODEL ? [MODEL] : []), "--port", String(port), "--threads", "1", ...options], { stdio: ["ignore", "ignore", "pipe"] });
     const said = [];
     for await (const line of createInterface({ input: server.process.stderr })) {
       said.push(line);
@@ -20,10 +20,11 @@ export class Server {
   }
 
   /** Asks it to leave, and waits until it has. */
-  stop() {
+  stop(signal = "SIGTERM") {
+    if (this.process.exitCode !== null || this.process.signalCode !== null) return Promise.resolve();
     return new Promise((done) => {
       this.process.once("exit", done);
-      this.process.kill("SIGTERM");
+      this.process.kill(signal);
     });
   }
 }

@@ -24,6 +24,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/main.js", SCRIPT, include_str!("../page/main.js")),
     ("/page/api.js", SCRIPT, include_str!("../page/api.js")),
     ("/page/clipboard.js", SCRIPT, include_str!("../page/clipboard.js")),
+    ("/page/link.js", SCRIPT, include_str!("../page/link.js")),
     ("/page/chat.js", SCRIPT, include_str!("../page/chat.js")),
     ("/page/engine.js", SCRIPT, include_str!("../page/engine.js")),
     ("/page/markdown.js", SCRIPT, include_str!("../page/markdown.js")),

@@ -1,3 +1,5 @@
+//! `GET /v1/engine/steps`: the steps of the engine as server-sent events.
+
 use super::{App, event_stream, sse};
 use crate::{ApiError, Sight, Sights};
 use axum::{extract::State, response::Response};
@@ -6,8 +8,9 @@ use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
-/// How long nothing is sent at most: a connection on which nothing comes looks like a dead one.
-const SILENCE: Duration = Duration::from_secs(15);
+/// Pause between two heartbeats. The page takes a server for unreachable soon after the second one
+/// that is missing.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// Steps put into one write at most.
 const AT_ONCE: usize = 256;

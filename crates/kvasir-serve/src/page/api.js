@@ -1,6 +1,9 @@
 // The way to the server: the key, and answers that come in pieces.
 
+import { link } from "/page/link.js";
+
 const KEY = "kvasir-key";
+const SILENCE = 30_000; // ms without a byte after which a stream is dead: the server sends a comment every 15 s
 
 export const key = {
   get: () => sessionStorage.getItem(KEY) ?? "",
@@ -15,10 +18,30 @@ export class Refused extends Error {
   }
 }
 
+/** The connection broke before the answer was whole. */
+export class Lost extends Error {
+  constructor() {
+    super("The connection to the server was lost.");
+  }
+}
+
+/** Waits for something from the server; a connection that breaks is probed at once. */
+async function arrival(promise, signal) {
+  try {
+    const arrived = await promise;
+    link.heard();
+    return arrived;
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    link.probe();
+    throw new Lost();
+  }
+}
+
 async function request(path, body, signal, method = body ? "POST" : "GET") {
   const headers = key.get() ? { Authorization: `Bearer ${key.get()}` } : {};
   if (body) headers["Content-Type"] = "application/json";
-  const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
+  const response = await arrival(fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" }), signal);
   if (response.ok) return response;
   const said = await response.json().catch(() => null);
   throw new Refused(response.status, said?.error?.message ?? `the server answered ${response.status}`);
@@ -28,23 +51,30 @@ export async function get(path) {
   return (await request(path)).json();
 }
 
-export async function post(path, body) {
-  return (await request(path, body)).json();
+export async function post(path, body, signal) {
+  return (await request(path, body, signal)).json();
 }
 
 export async function remove(path) {
   await request(path, null, undefined, "DELETE");
 }
 
-/** Server-sent events as `[event, data]`, data being JSON. Ends with the stream. */
+/**
+ * Server-sent events as `[event, data]`, data being JSON. Ends with `[DONE]`; throws `Lost` if the
+ * stream ends before.
+ */
 export async function* events(path, body, signal) {
   const response = await request(path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
+      const silent = setTimeout(() => reader.cancel().catch(() => {}), SILENCE);
+      const { done, value } = await arrival(reader.read(), signal).finally(() => clearTimeout(silent));
+      if (done) {
+        link.probe();
+        throw new Lost();
+      }
       const parts = (held + value).split("\n\n");
       held = parts.pop();
       for (const part of parts) {

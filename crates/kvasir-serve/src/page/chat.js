@@ -1,9 +1,10 @@
 // The conversation: asking, streaming, stopping, editing, branching, tools.
 
-import { events } from "/page/api.js";
+import { Lost, events } from "/page/api.js";
 import { copy } from "/page/clipboard.js";
+import { link } from "/page/link.js";
 import { begin, end, forget, gone } from "/page/sessions.js";
-import { alternatives, answerBody, draw } from "/page/message.js";
+import { alternatives, answerBody, canContinue, draw } from "/page/message.js";
 import { OWN } from "/page/tools.js";
 import { Tree } from "/page/tree.js";
 
@@ -59,6 +60,11 @@ export class Chat {
     this.stopper?.abort();
   }
 
+  /** Aborts the answer of this `stopper` as cut by a lost connection. */
+  lose(stopper) {
+    stopper?.abort(new Lost());
+  }
+
   listen() {
     this.form.addEventListener("submit", (e) => {
       e.preventDefault();
@@ -85,7 +91,7 @@ export class Chat {
   }
 
   ask(text) {
-    if (!text.trim() || this.busy) return;
+    if (!text.trim() || this.busy || !link.up) return;
     this.question.value = "";
     this.fit();
     const end = this.tree.path().at(-1);
@@ -93,16 +99,21 @@ export class Chat {
     this.answer(node.id);
   }
 
-  /** Lets the model answer under a node, running the page's own tools until it has no more calls for them. */
-  async answer(parent) {
+  /**
+   * Lets the model answer under a node, running the page's own tools until it has no more calls for
+   * them. The first answer continues `cut` if there is one.
+   */
+  async answer(parent, cut = null) {
     this.stopper = new AbortController();
     for (let round = 0; round < MOST_ROUNDS && parent !== null; round++) {
-      const node = this.tree.add(parent, { role: "assistant", content: "" });
+      const continues = cut !== null && round === 0;
+      const node = continues ? cut : this.tree.add(parent, { role: "assistant", content: "" });
       node.meta.streaming = true;
       this.render(true);
-      const asked = await this.stream(node, this.stopper.signal);
+      const asked = await this.stream(node, this.stopper.signal, continues);
       delete node.meta.streaming;
-      if (asked) this.tree.remove(node.id);
+      if (asked && continues) node.meta.error = "The server asks for a key.";
+      else if (asked) this.tree.remove(node.id);
       parent = asked || node.meta.stopped || node.meta.error ? null : this.runTools(node);
     }
     this.stopper = null;
@@ -111,11 +122,11 @@ export class Chat {
   }
 
   /** Fills a node with the answer as it comes. True if nothing came because a key is missing. */
-  async stream(node, signal, retry = true) {
+  async stream(node, signal, continues = false, retry = true) {
     const { meta } = node, path = this.tree.upTo(node.parent), { system } = this.settings;
     let session = null;
     try {
-      const how = await begin(this.tree, path, system, written);
+      const how = continues ? { fields: continuing([...path, node], system), session } : await begin(this.tree, path, system, written, signal);
       session = how.session;
       await this.receive(node, how.fields, signal);
       if (session) meta.session = session;
@@ -123,11 +134,12 @@ export class Chat {
       if (session) meta.tried = session;
       if (session && retry && !signal.aborted && gone(error)) {
         forget(this.tree, session.id);
-        return this.stream(node, signal, false);
+        return this.stream(node, signal, continues, false);
       }
-      if (signal.aborted) meta.stopped = true;
+      const lost = signal.reason instanceof Lost;
+      if (signal.aborted && !lost) meta.stopped = true;
       else if (this.guard(error)) return true;
-      else meta.error = error.message;
+      else meta.error = (lost ? signal.reason : error).message;
     }
     return false;
   }
@@ -135,13 +147,14 @@ export class Chat {
   /** Sends a request and takes its answer into a node, with what it took. */
   async receive(node, fields, signal) {
     const { message, meta } = node;
-    const began = performance.now();
+    const began = performance.now(), before = meta.usage?.completion_tokens ?? 0;
     let first = null, last = began;
     try {
-      const body = { ...fields, stream: true, stream_options: { include_usage: true }, ...this.settings.fields };
+      // The usage comes with every piece: an answer that is cut has no last one.
+      const body = { ...fields, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, ...this.settings.fields };
       for await (const [, data] of events("/v1/chat/completions", body, signal)) {
         if (data.error) throw new Error(data.error.message);
-        if (data.usage) meta.usage = data.usage;
+        if (data.usage) meta.usage = usage(data, before);
         const choice = data.choices?.[0];
         if (!choice) continue;
         if (choice.delta && take(message, choice.delta)) {
@@ -154,8 +167,8 @@ export class Chat {
       }
     } finally {
       if (first !== null) {
-        meta.first = first - began;
-        const made = meta.usage?.completion_tokens ?? 0;
+        meta.first ??= first - began;
+        const made = (meta.usage?.completion_tokens ?? 0) - before;
         // What comes in a lump has no speed.
         if (made > 1 && last - first > 20) meta.rate = (1000 * (made - 1)) / (last - first);
       }
@@ -185,7 +198,7 @@ export class Chat {
   /** The person gives the result of a call. */
   answerCall(e) {
     e.preventDefault();
-    if (this.busy) return;
+    if (this.busy || !link.up) return;
     const node = this.tree.nodes.get(Number(e.target.closest(".msg").dataset.id));
     const end = this.tree.path().at(-1);
     const result = this.tree.add(end.id, { role: "tool", tool_call_id: e.target.dataset.call, content: e.target.elements.result.value });
@@ -217,7 +230,8 @@ export class Chat {
     if (act === "back" || act === "on") this.tree.turn(id, act === "on" ? 1 : -1);
     else if (act === "tokens") node.meta.showTokens = !node.meta.showTokens;
     else if (act === "edit") return this.edit(shown, node);
-    else if (act === "again") return this.again(node);
+    else if (act === "again") return link.up && this.again(node);
+    else if (act === "continue") return link.up && this.continueAnswer(node);
     this.keep();
     this.render();
   }
@@ -226,6 +240,18 @@ export class Chat {
     const { parent } = node;
     if (node.meta.error) this.tree.remove(node.id);
     this.answer(parent);
+  }
+
+  /** Continues an answer that was cut. */
+  continueAnswer(node) {
+    const { message, meta } = node;
+    if (!canContinue(node)) return;
+    message.content = message.content.trimEnd(); // as the server reads it
+    for (const name of ["error", "stopped", "finish"]) delete meta[name];
+    // The session holds the answer as it was cut: the next question forks it before that answer.
+    if (meta.session) meta.tried = meta.session;
+    delete meta.session;
+    this.answer(node.parent, node);
   }
 
   /** Lets a question be written anew; what it becomes stands in a branch beside it. */
@@ -240,7 +266,7 @@ export class Chat {
     form.addEventListener("submit", (e) => {
       e.preventDefault();
       e.stopPropagation();
-      if (field.value.trim()) this.answer(this.tree.add(node.parent, { role: "user", content: field.value.trim() }).id);
+      if (field.value.trim() && link.up) this.answer(this.tree.add(node.parent, { role: "user", content: field.value.trim() }).id);
     });
     element.replaceChildren(form);
     field.focus();
@@ -270,6 +296,12 @@ export class Chat {
     });
   }
 
+  /** Enables buttons that need the server. Redraws nothing: a message may be under edit. */
+  reach() {
+    for (const button of this.list.querySelectorAll("[data-act=again], [data-act=continue], .asks button, .editing .strong")) button.disabled = !link.up;
+    this.send.disabled = !link.up && !this.busy;
+  }
+
   atEnd() {
     return this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < 80;
   }
@@ -283,6 +315,7 @@ export class Chat {
     const shown = this.tree.path().filter(({ message }) => message.role !== "tool");
     this.tip.hidden = true;
     this.list.innerHTML = shown.length ? shown.map((node, i) => draw(node, this.tree, results, this.busy, node.message.role === shown[i + 1]?.message.role)).join("") : welcome();
+    this.reach();
     this.send.textContent = this.busy ? "■" : "↑";
     this.send.title = this.busy ? "stop (Esc)" : "send (Enter)";
     this.send.setAttribute("aria-label", this.busy ? "stop" : "send");
@@ -295,6 +328,23 @@ export class Chat {
 /** Nodes as a request has them: without what was thought, and without answers that never came. */
 function written(nodes) {
   return nodes.filter(({ message, meta }) => !meta.error || message.content).map(({ message: { reasoning, ...rest } }) => rest);
+}
+
+/**
+ * Fields of a request that continues the last of these nodes. A session refuses such a request, so
+ * it carries the whole conversation.
+ */
+function continuing(nodes, system) {
+  const lead = system ? [{ role: "system", content: system }] : [];
+  return { messages: [...lead, ...written(nodes)], continue_final_message: true, add_generation_prompt: false };
+}
+
+/**
+ * The usage of a chunk, plus the tokens of the answer `before` it was continued. Only the last
+ * chunk, which has no choices, knows the cached tokens.
+ */
+function usage({ usage: { prompt_tokens_details: details, completion_tokens: made, ...rest }, choices }, before) {
+  return { ...rest, completion_tokens: before + made, ...(choices?.length ? {} : { prompt_tokens_details: details }) };
 }
 
 /** Takes a delta into the message. False if it held nothing to show. */

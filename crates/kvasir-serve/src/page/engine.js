@@ -1,6 +1,7 @@
 // The engine live: the server's steps, drawn by the code of the trace page.
 
 import { events } from "/page/api.js";
+import { link } from "/page/link.js";
 
 const KEEP = 4096; // steps that stay in memory
 const RECENT = 2e9; // nanoseconds that the figures of now look back
@@ -32,6 +33,12 @@ class Figures {
     this.heard = performance.now();
   }
 
+  /** Forgets the state of the engine until its next step. */
+  lost() {
+    this.prompts.clear();
+    this.step = null;
+  }
+
   /** Tokens per second over the last moments; 0 when nothing has come for as long. */
   rate() {
     if (!this.step || performance.now() - this.heard > RECENT / 1e6) return 0;
@@ -60,18 +67,22 @@ export class Engine {
     setInterval(() => this.say(), 250);
   }
 
-  /** Listens for as long as the page is there; again after a pause if the connection is lost. */
+  /** Streams steps for as long as the page is open; reconnects when the server is back. */
   async listen() {
     for (;;) {
+      const stop = new AbortController(), stopIfLost = () => link.up || stop.abort();
+      link.addEventListener("change", stopIfLost);
       try {
-        for await (const [event, data] of events("/v1/engine/steps")) {
+        for await (const [event, data] of events("/v1/engine/steps", null, stop.signal)) {
           if (event === "begin") this.begin(data);
           else this.step(data);
         }
       } catch (error) {
         if (this.guard(error)) return;
       }
-      await new Promise((done) => setTimeout(done, RETRY));
+      link.removeEventListener("change", stopIfLost);
+      this.figures.lost();
+      await link.pause(RETRY);
     }
   }
 

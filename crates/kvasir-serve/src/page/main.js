@@ -3,6 +3,7 @@
 import { get, key } from "/page/api.js";
 import { Chat } from "/page/chat.js";
 import { Engine } from "/page/engine.js";
+import { link } from "/page/link.js";
 import { Settings } from "/page/settings.js";
 
 const $ = (id) => document.getElementById(id);
@@ -57,11 +58,29 @@ const chosen = localStorage.getItem(THEME);
 if (chosen) document.documentElement.dataset.theme = chosen;
 show();
 
-try {
-  const { data } = await get("/v1/models");
-  $("model").textContent = data[0]?.id ?? "";
-  document.title = data[0] ? `${data[0].id} · Kvasir` : "Kvasir";
-  engine.listen();
-} catch (error) {
-  if (!guard(error)) $("model").textContent = "no connection";
+let since = null;
+
+/**
+ * Shows the server's model. If the process has changed, `answer` was lost with the old one.
+ */
+async function greet(answer = null) {
+  try {
+    const { data: [model] } = await get("/v1/models");
+    $("model").textContent = model?.id ?? "";
+    document.title = model ? `${model.id} · Kvasir` : "Kvasir";
+    if (since !== null && since !== model?.created) chat.lose(answer);
+    since = model?.created ?? null;
+    return true;
+  } catch (error) {
+    if (!guard(error)) $("model").textContent = "no connection";
+    return error.status !== 401;
+  }
 }
+
+link.addEventListener("change", () => {
+  $("offline").hidden = link.up;
+  chat.reach();
+  if (link.up) greet(chat.stopper);
+});
+$("offline").hidden = link.up;
+if (await greet()) engine.listen();

@@ -4,15 +4,24 @@ import { escape, markdown } from "/page/markdown.js";
 
 const button = (act, label, title) => `<button type="button" class="quiet" data-act="${act}" title="${title}">${label}</button>`;
 
+/** Whether an answer can be continued: it was cut in its text, and no message follows it. */
+export function canContinue({ message, meta, children }) {
+  const cut = meta.error || meta.stopped || meta.finish === "length";
+  return Boolean(cut && !meta.streaming && message.content?.trim() && !message.tool_calls?.length && !children.length);
+}
+
+const continueButton = (node) => (canContinue(node) ? button("continue", "continue", "continue from where the answer was cut") : "");
+
 /** The buttons under a message, and which of several branches it is. */
 function under(node, tree, busy) {
   const [at, of] = tree.place(node.id);
   const turn = of > 1 ? `<span class="turn">${button("back", "‹", "the branch before")}<span>${at + 1} / ${of}</span>${button("on", "›", "the next branch")}</span>` : "";
   // What failed at once can only be tried again, which its error offers.
   if (busy || (node.meta.error && !node.message.content)) return `<div class="under">${turn}</div>`;
-  const own = node.message.role === "user" ? button("edit", "edit", "edit; the old branch stays") : button("again", "again", "answer again; this answer stays");
+  const again = node.meta.error ? "" : button("again", "again", "answer again; this answer stays");
+  const own = node.message.role === "user" ? button("edit", "edit", "edit; the old branch stays") : again;
   const tokens = node.meta.tokens?.length ? button("tokens", node.meta.showTokens ? "text" : "tokens", "each token with its probability") : "";
-  return `<div class="under">${turn}<span class="meta">${escape(measured(node.meta))}</span>${button("copy", "copy", "copy the text")}${own}${tokens}</div>`;
+  return `<div class="under">${turn}<span class="meta">${escape(measured(node.meta))}</span>${node.meta.error ? "" : continueButton(node)}${button("copy", "copy", "copy the text")}${own}${tokens}</div>`;
 }
 
 const plural = (n, word) => `${n.toLocaleString("en-US")} ${word}${n === 1 ? "" : "s"}`;
@@ -58,11 +67,12 @@ export function alternatives(entry) {
 }
 
 /** What stands in an answer; `results` are those of its calls, by id. */
-export function answerBody({ message, meta }, results) {
+export function answerBody(node, results) {
+  const { message, meta } = node;
   const text = meta.showTokens && meta.tokens?.length ? tokens(meta.tokens) : `<div class="text">${markdown(message.content ?? "")}</div>`;
   const calls = (message.tool_calls ?? []).map((one) => call(one, results.get(one.id), meta.streaming)).join("");
   const waits = meta.streaming && !message.content && !message.reasoning && !calls ? `<div class="waits" aria-label="waiting"><i></i><i></i><i></i></div>` : "";
-  const wrong = meta.error ? `<div class="wrong" role="alert">${escape(meta.error).replace(/`([^`]*)`/g, "<code>$1</code>")} <button type="button" class="quiet" data-act="again">try again</button></div>` : "";
+  const wrong = meta.error ? `<div class="wrong" role="alert"><span>${escape(meta.error).replace(/`([^`]*)`/g, "<code>$1</code>")}</span><span class="offers">${continueButton(node)}<button type="button" class="quiet" data-act="again">try again</button></span></div>` : "";
   return thought(message, meta) + text + calls + waits + wrong;
 }
 

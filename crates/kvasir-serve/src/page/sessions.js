@@ -24,18 +24,18 @@ function length(tree, id) {
  * How to let the model answer under the end of `path`: the fields to send, and the session that the answer then belongs to.
  * `write(nodes)` gives the messages of nodes. Without a session, for whatever reason, the whole conversation is sent.
  */
-export async function begin(tree, path, system, write) {
+export async function begin(tree, path, system, write, signal) {
   const lead = system ? [{ role: "system", content: system }] : [];
   const last = path.findLastIndex((node) => of(node, system));
   try {
     if (last < 0) {
       const messages = [...lead, ...write(path)];
-      const { id } = await post("/v1/sessions", { ttl: TTL });
+      const { id } = await post("/v1/sessions", { ttl: TTL }, signal);
       return { fields: { session: id, messages }, session: { id, at: messages.length + 1, system } };
     }
     const messages = write(path.slice(last + 1));
     let { id, at } = of(path[last], system);
-    if (at < length(tree, id)) id = (await post(`/v1/sessions/${id}/fork`, { at: { message: at } })).data[0].id;
+    if (at < length(tree, id)) id = (await post(`/v1/sessions/${id}/fork`, { at: { message: at } }, signal)).data[0].id;
     return { fields: { session: id, messages }, session: { id, at: at + messages.length + 1, system } };
   } catch (error) {
     if (error.status === 401) throw error;
