@@ -207,7 +207,6 @@ fn a_text_and_a_chat_are_tokenized() {
         (json!({"messages": messages, "prompt": "x"}), "prompt"),
         (json!({"messages": messages, "add_special_tokens": true}), "add_special_tokens"),
         (json!({"messages": []}), "messages"),
-        (json!({"messages": messages, "temperature": 0}), "temperature"),
     ] {
         let (status, answer) = ask(body.clone());
         assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{body}: {answer}");
