@@ -179,7 +179,6 @@ fn parameters_out_of_bounds() {
         (23, json!({"stop": vec!["a"; 500_000]}), "stop"),
         (24, json!({"seed": (1u128 << 64) as f64}), "seed"),
         (24, json!({"seed": 1e30}), "seed"),
-        (26, json!({"n_keep": -1}), "n_keep"),
         (28, json!({"min_tokens": 5, "max_tokens": 4}), "min_tokens"),
         (29, json!({"messages": says("user", json!("word ".repeat(5000)))}), "messages"),
         (30, json!({"max_tokens": 1024}), "messages"),
