@@ -1,6 +1,6 @@
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Plan, PlanKind, PlanRow, PoolId,
-    Position, Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, line::Line,
+    Position, Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, VictimSearch, line::Line,
 };
 
 /// One sequence and a length counter: row `i` of the sequence lies in slot `i`. The fastest single stream.
@@ -95,6 +95,10 @@ impl Cache for Contiguous {
         self.line.close(seq)
     }
 
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        self.line.victims(search, 0, victims)
+    }
+
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
         self.line.check_seq(seq).is_ok() && tokens <= self.line.room(0).free
     }
@@ -165,11 +169,14 @@ impl Cache for Contiguous {
 }
 
 impl Rewind for Contiguous {
-    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
-        let length = self.claimed_len(seq)?;
+    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
         let lost = self.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.line.peak()));
         // Nothing is lost for a rewind that drops nothing.
-        let lowest = lost.min(length);
+        Ok(lost.min(self.claimed_len(seq)?))
+    }
+
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        let (length, lowest) = (self.claimed_len(seq)?, self.lowest_rewind(seq)?);
         if to < lowest || to > length {
             return Err(CacheError::RewindOutOfRange { to, lowest, length });
         }

@@ -1,4 +1,4 @@
-use crate::{BlockId, CacheError, Plan, Position, Rings, RowMove, SeqId, StepId, Token};
+use crate::{BlockId, CacheError, Plan, Position, Rings, RowMove, SeqId, StepId, Token, VictimSearch};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -166,6 +166,9 @@ pub trait Cache: Send {
     fn open(&mut self) -> Result<SeqId, CacheError>;
     /// Ends a sequence. What only it owned comes back now, or when the last step that names it retires.
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError>;
+    /// Which of the candidates to close so that enough slots come free, written into `victims`. False, and none, if not even
+    /// all of them are enough. Changes nothing; takes time in the lengths of the candidates' tables.
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool;
     /// Whether a claim of `tokens` more for this sequence would find room now.
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool;
     /// Takes slots for what a sequence will claim up to length `upto`, without a step: claims use them first. Returns the
@@ -245,6 +248,11 @@ pub trait Cache: Send {
 
 /// Truncation of one sequence.
 pub trait Rewind {
+    /// The lowest length that [`Rewind::rewind_to`] takes.
+    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
+        let _ = seq;
+        Ok(0)
+    }
     /// Drops every position from `to` on. Refused outside what is still held.
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
 }

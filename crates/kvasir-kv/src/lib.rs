@@ -31,6 +31,7 @@ mod ring;
 mod seqs;
 mod session;
 mod tree;
+mod victims;
 
 pub use cells::Cells;
 pub use contiguous::Contiguous;
@@ -60,3 +61,4 @@ pub use session::{
     Branching, HeldCache, Matching, Rewinding, Session, SessionKey, Sessions, Speculating, Use,
 };
 pub use tree::TreeCache;
+pub use victims::VictimSearch;

@@ -1,4 +1,5 @@
-use crate::{CacheError, ClaimRow, InFlight, Plan, PlanKind, Room, SeqId, SeqTable, StepId};
+use crate::victims::{WhatIf, choose};
+use crate::{CacheError, ClaimRow, InFlight, Plan, PlanKind, Room, SeqId, SeqTable, StepId, VictimSearch};
 
 /// What one step writes: rows of the sequence, or nodes behind its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,30 @@ pub(crate) struct Line {
     /// The last step of the sequence before, whose slots are leased until it ends.
     leased_by: Option<StepId>,
     generation: u64,
+}
+
+/// A line whose sequence may have let go of rows.
+struct LineWhatIf<'a> {
+    line: &'a Line,
+    held: u32,
+    /// Closing the sequence frees nothing yet.
+    leased: bool,
+    freed: u32,
+}
+
+impl WhatIf for LineWhatIf<'_> {
+    fn let_go(&mut self, seq: SeqId, from: u32) {
+        let is_ours = self.line.check_seq(seq).is_ok() && !(from == 0 && self.leased);
+        self.freed = if is_ours { self.held.saturating_sub(from) } else { self.freed };
+    }
+
+    fn take_back(&mut self, seq: SeqId) {
+        self.freed = if self.line.check_seq(seq).is_ok() { 0 } else { self.freed };
+    }
+
+    fn freed(&self) -> u32 {
+        self.freed
+    }
 }
 
 impl Line {
@@ -104,6 +129,12 @@ impl Line {
 
     fn is_leased(&self) -> bool {
         self.leased_by.is_some_and(|step| self.inflight.is_pending(step))
+    }
+
+    /// [`Cache::victims`](crate::Cache::victims) where `extra` slots hold nodes.
+    pub(crate) fn victims(&self, search: &VictimSearch<'_>, extra: u32, victims: &mut Vec<SeqId>) -> bool {
+        let leased = self.is_flying() && !search.leased_too;
+        choose(&mut LineWhatIf { line: self, held: self.claimed + extra, leased, freed: 0 }, search, victims)
     }
 
     pub(crate) fn open(&mut self) -> Result<SeqId, CacheError> {

@@ -1,7 +1,7 @@
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Contiguous, Hit, Lookup, Mask, Plan, PlanKind,
     PlanRow, PoolId, Position, Prefix, Rewind, Room, SeqId, Sequences, SharedPrefix, Span, StepId, Token,
-    Tree,
+    Tree, VictimSearch,
     bits::{set_range, shift_into, words_for},
     prefix::Lease,
 };
@@ -168,6 +168,12 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         self.inner.close(seq)
     }
 
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        let truncate = search.truncate.map(|(seq, len)| (seq, len.saturating_sub(self.base)));
+        let hit = Hit { tokens: search.hit.tokens.saturating_sub(self.base), ..search.hit };
+        self.inner.victims(&VictimSearch { truncate, hit, ..*search }, victims)
+    }
+
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
         self.inner.can_extend(seq, tokens)
     }
@@ -249,6 +255,12 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
 }
 
 impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
+    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
+        // Only rings lose rows, and a cache with rings takes no prefix.
+        self.inner.len(seq)?;
+        Ok(self.base)
+    }
+
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
         self.check_own(seq, to)?;
         let base = self.base;

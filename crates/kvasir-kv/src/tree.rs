@@ -1,6 +1,6 @@
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind,
-    PlanRow, PoolId, Position, Rewind, Room, RowMove, Segment, SeqId, Span, StepId, Tree,
+    PlanRow, PoolId, Position, Rewind, Room, RowMove, Segment, SeqId, Span, StepId, Tree, VictimSearch,
     line::{Line, LineRow, Written},
 };
 
@@ -124,6 +124,11 @@ impl Cache for TreeCache {
         self.line.close(seq)?;
         self.forget_nodes();
         Ok(())
+    }
+
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        let extra = self.nodes.unsettled();
+        self.line.victims(search, extra, victims)
     }
 
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {

@@ -2,7 +2,7 @@ use super::seq::Seq;
 use super::{BlockCache, Index};
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Plan, Position, Prefix, Rewind, Room, SeqId,
-    Sequences, StepId, Tree,
+    Sequences, StepId, Tree, VictimSearch,
 };
 
 impl<I: Index> Cache for BlockCache<I> {
@@ -56,6 +56,10 @@ impl<I: Index> Cache for BlockCache<I> {
         self.seqs.close(seq)?;
         self.changed();
         Ok(())
+    }
+
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        self.choose_victims(search, victims)
     }
 
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {

@@ -1,4 +1,7 @@
 use crate::{BlockId, CacheKind, LongList, Token};
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::BuildHasherDefault;
 use std::ops::Range;
 
 /// What a prompt found.
@@ -22,6 +25,9 @@ pub struct Offer<'a> {
     /// Leading blocks of `table` that need not be looked at: they were published before.
     pub from: u32,
 }
+
+/// Pins that groups of blocks would lose, by the number of the group: what [`Index::unused`] counts in.
+pub type Unpinned = HashMap<u32, u32, BuildHasherDefault<DefaultHasher>>;
 
 /// How blocks are found again by content, and which one is handed out next: what `paged` and `radix` differ in.
 ///
@@ -54,6 +60,17 @@ pub trait Index: Send {
     /// Blocks are no longer used, in this order.
     fn let_go_all(&mut self, blocks: Range<BlockId>) {
         blocks.for_each(|block| self.let_go(block));
+    }
+    /// How many blocks could be handed out if this one were no longer used, beside those that `unpinned` counts already.
+    /// Changes nothing but that.
+    fn unused(&self, block: BlockId, unpinned: &mut Unpinned) -> u32 {
+        let _ = (block, unpinned);
+        1
+    }
+    /// Undoes [`Index::unused`], and says the same.
+    fn used_again(&self, block: BlockId, unpinned: &mut Unpinned) -> u32 {
+        let _ = (block, unpinned);
+        1
     }
     /// Whether a block can be found by content, and so must not be written.
     fn is_published(&self, block: BlockId) -> bool;

@@ -21,13 +21,15 @@ mod sequences;
 mod size;
 mod table;
 mod tree;
+mod victims;
 
-pub use index::{Found, Index, Offer};
+pub use index::{Found, Index, Offer, Unpinned};
 pub use ledger::Ledger;
 pub(crate) use queue::BlockQueue;
 pub(crate) use runs::{common_prefix, indices, leading, runs};
 
 use crate::kept::Identity;
+use crate::victims::OwnerChanges;
 use crate::{BlockId, CacheError, Hit, InFlight, RowMove, SeqTable};
 use leased::LeasedMoves;
 use seq::{ClaimedRow, Replaced, Seq};
@@ -98,6 +100,7 @@ pub struct BlockCache<I> {
     /// Of the newest claim, the rows whose tables grew where they lie far.
     far: Vec<usize>,
     rows: Vec<RowMove>,
+    owner_changes: OwnerChanges,
 }
 
 impl<I: Index> BlockCache<I> {
@@ -121,6 +124,7 @@ impl<I: Index> BlockCache<I> {
             fresh: BlockQueue::default(),
             far: Vec::new(),
             rows: Vec::new(),
+            owner_changes: OwnerChanges::default(),
         })
     }
 

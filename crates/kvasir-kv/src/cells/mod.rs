@@ -7,11 +7,13 @@ mod free;
 mod plan;
 mod table;
 mod verbs;
+mod victims;
 
 use crate::kept::Identity;
+use crate::victims::OwnerChanges;
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Flight, InFlight, Moves, Nodes, Plan,
-    Position, RareNodes, Rewind, Room, SeqId, SeqTable, Sequences, Slot, StepId, Tree,
+    Position, RareNodes, Rewind, Room, SeqId, SeqTable, Sequences, Slot, StepId, Tree, VictimSearch,
 };
 use entries::Entries;
 use table::CellTable;
@@ -74,6 +76,7 @@ pub struct Cells {
     /// Of the claim being made: its rows, and the sequences whose list grows where it lies far.
     rows: Vec<Row>,
     far: Vec<SeqId>,
+    owner_changes: OwnerChanges,
 }
 
 impl Cells {
@@ -96,6 +99,7 @@ impl Cells {
             generation: 0,
             rows: Vec::new(),
             far: Vec::new(),
+            owner_changes: OwnerChanges::default(),
         })
     }
 
@@ -264,6 +268,10 @@ impl Cache for Cells {
         self.strip(seq)?;
         self.generation += 1;
         self.seqs.close(seq)
+    }
+
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        self.choose_victims(search, victims)
     }
 
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {

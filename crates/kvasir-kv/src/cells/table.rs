@@ -56,6 +56,16 @@ impl CellTable {
         }
     }
 
+    /// Sequences that own a cell.
+    pub(crate) fn owners(&self, slot: Slot) -> u32 {
+        self.cells.get(slot as usize).map_or(0, |cell| cell.owners)
+    }
+
+    /// Leases of steps in flight on a cell.
+    pub(crate) fn leases(&self, slot: Slot) -> u32 {
+        self.cells.get(slot as usize).map_or(0, |cell| cell.leases)
+    }
+
     /// Takes the lowest free cell for one owner.
     #[inline]
     pub(crate) fn take(&mut self, position: Position) -> Option<Slot> {

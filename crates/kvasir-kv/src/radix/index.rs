@@ -1,6 +1,6 @@
 use super::places::Places;
 use super::tree::{NodeId, RadixTree, Reached};
-use crate::blocks::{BlockConfig, BlockQueue, BlockSize, Found, Index, Offer, indices, runs};
+use crate::blocks::{BlockConfig, BlockQueue, BlockSize, Found, Index, Offer, Unpinned, indices, runs};
 use crate::{BlockId, CacheError, CacheKind, Token};
 use std::ops::Range;
 
@@ -128,6 +128,14 @@ impl Index for RadixIndex {
         while let Some((node, pages)) = self.places.next_alike(&mut rest) {
             self.let_go_of(node, pages);
         }
+    }
+
+    fn unused(&self, block: BlockId, unpinned: &mut Unpinned) -> u32 {
+        self.places.node(block).map_or(1, |node| self.tree.count_unpin(node, unpinned))
+    }
+
+    fn used_again(&self, block: BlockId, unpinned: &mut Unpinned) -> u32 {
+        self.places.node(block).map_or(1, |node| self.tree.count_pin(node, unpinned))
     }
 
     fn is_published(&self, block: BlockId) -> bool {

@@ -1,5 +1,5 @@
 use super::oldest::Oldest;
-use crate::blocks::common_prefix;
+use crate::blocks::{Unpinned, common_prefix};
 use crate::{BlockId, Token};
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -262,6 +262,42 @@ impl RadixTree {
             (at, count) = (parent, 1);
         }
         true
+    }
+
+    /// Counts one pin less on a node in `unpinned`. Returns the pages of all nodes that lose their last pin thereby.
+    pub(crate) fn count_unpin(&self, node: NodeId, unpinned: &mut Unpinned) -> u32 {
+        let (mut at, mut pages) = (node, 0);
+        loop {
+            let node = &self.nodes[at as usize];
+            let lost = unpinned.entry(at).or_default();
+            *lost += 1;
+            if *lost < node.pins {
+                return pages;
+            }
+            pages += node.pages.len() as u32;
+            if node.parent == NONE {
+                return pages;
+            }
+            at = node.parent;
+        }
+    }
+
+    /// Undoes [`RadixTree::count_unpin`], and returns the same.
+    pub(crate) fn count_pin(&self, node: NodeId, unpinned: &mut Unpinned) -> u32 {
+        let (mut at, mut pages) = (node, 0);
+        loop {
+            let node = &self.nodes[at as usize];
+            let lost = unpinned.entry(at).or_default();
+            *lost -= 1;
+            if *lost + 1 < node.pins {
+                return pages;
+            }
+            pages += node.pages.len() as u32;
+            if node.parent == NONE {
+                return pages;
+            }
+            at = node.parent;
+        }
     }
 
     /// Evicts the leaf that nothing pins and that was used least recently; its pages go to the end of `freed`.

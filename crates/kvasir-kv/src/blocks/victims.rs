@@ -1,0 +1,88 @@
+//! Victim selection in a block cache: a block comes free with its last owner, unless a step in flight names it.
+
+use super::seq::{HOLE, Seq};
+use super::{BlockCache, Index, Ledger, Unpinned};
+use crate::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
+use crate::{BlockId, SeqId};
+
+/// Blocks of each sequence as they would be owned.
+struct BlockWhatIf<'a, I> {
+    cache: &'a BlockCache<I>,
+    changes: OwnerChanges,
+    unpinned: Unpinned,
+    leased_too: bool,
+    /// Blocks that have come free.
+    freed: u32,
+}
+
+impl<I: Index> BlockCache<I> {
+    pub(super) fn choose_victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        let mut changes = std::mem::take(&mut self.owner_changes);
+        changes.reset(self.config.blocks as usize + usize::from(self.config.dummy));
+        // A hit whose lookup is out of date protects nothing: its blocks are looked up again when it is attached.
+        if self.looked_up.is_some_and(|(hit, _)| hit.lookup.0 == search.hit.lookup.0) {
+            let found = self.found.iter().take((search.hit.tokens / self.config.block_size) as usize);
+            found.for_each(|&block| changes.own(block));
+        }
+        let unpinned = Unpinned::default();
+        let mut what_if =
+            BlockWhatIf { cache: self, changes, unpinned, leased_too: search.leased_too, freed: 0 };
+        let enough = choose(&mut what_if, search, victims);
+        self.owner_changes = what_if.changes;
+        enough
+    }
+}
+
+impl<I: Index> BlockWhatIf<'_, I> {
+    /// Calls `each` with the blocks that a sequence gives back at once when it is truncated to `from`.
+    fn blocks_behind(&mut self, seq: SeqId, from: u32, each: impl Fn(&mut Self, BlockId)) {
+        let cache = self.cache;
+        let Ok(seq) = cache.seqs.get(seq) else { return };
+        if self.leased_too || !self.is_in_flight(seq) {
+            let blocks = seq.table.range(cache.size.holding(from)..seq.table.len());
+            blocks.filter(|&block| block != HOLE).for_each(|block| each(self, block));
+        }
+        if from == 0 {
+            seq.ahead.iter().for_each(|&block| each(self, block));
+        }
+    }
+
+    fn is_in_flight(&self, seq: &Seq) -> bool {
+        seq.last_step.is_some_and(|step| self.cache.inflight.is_pending(step))
+    }
+
+    fn ledger(&self) -> &Ledger<I> {
+        &self.cache.ledger
+    }
+
+    /// Whether a block without owners can be handed out.
+    fn comes_free(&self, block: BlockId) -> bool {
+        self.leased_too || self.ledger().uses(block).leases == 0
+    }
+}
+
+impl<I: Index> WhatIf for BlockWhatIf<'_, I> {
+    fn let_go(&mut self, seq: SeqId, from: u32) {
+        self.blocks_behind(seq, from, |what_if, block| {
+            let owners = what_if.ledger().uses(block).owners;
+            if what_if.changes.disown(block, owners) && what_if.comes_free(block) {
+                let index = &what_if.cache.ledger.index;
+                what_if.freed += index.unused(block, &mut what_if.unpinned);
+            }
+        });
+    }
+
+    fn take_back(&mut self, seq: SeqId) {
+        self.blocks_behind(seq, 0, |what_if, block| {
+            let owners = what_if.ledger().uses(block).owners;
+            if what_if.changes.disown_not(block, owners) && what_if.comes_free(block) {
+                let index = &what_if.cache.ledger.index;
+                what_if.freed -= index.used_again(block, &mut what_if.unpinned);
+            }
+        });
+    }
+
+    fn freed(&self) -> u32 {
+        self.freed.saturating_mul(self.cache.config.block_size)
+    }
+}

@@ -1,0 +1,63 @@
+//! Victim selection in the `cells` cache: a cell comes free with its last owner, unless a step in flight names it.
+
+use super::Cells;
+use crate::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
+use crate::{SeqId, Slot};
+
+/// Cells of each sequence as they would be owned.
+struct CellWhatIf<'a> {
+    cache: &'a Cells,
+    changes: OwnerChanges,
+    leased_too: bool,
+    freed: u32,
+}
+
+impl Cells {
+    pub(super) fn choose_victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        let mut changes = std::mem::take(&mut self.owner_changes);
+        changes.reset(self.cells.high_water() as usize);
+        let mut what_if = CellWhatIf { cache: self, changes, leased_too: search.leased_too, freed: 0 };
+        let enough = choose(&mut what_if, search, victims);
+        self.owner_changes = what_if.changes;
+        enough
+    }
+}
+
+impl CellWhatIf<'_> {
+    /// Calls `each` with the cells that a sequence gives back at once when it is truncated to position `from`.
+    fn cells_behind(&mut self, seq: SeqId, from: u32, each: impl Fn(&mut Self, Slot)) {
+        let cache = self.cache;
+        let Ok(seq) = cache.seqs.get(seq) else { return };
+        let in_flight = seq.last_step.is_some_and(|step| cache.inflight.is_pending(step));
+        if !in_flight || self.leased_too {
+            let slots = seq.entries.slots().range(seq.entries.index_of(from)..seq.entries.len());
+            slots.chain(seq.node_slots.iter().copied()).for_each(|slot| each(self, slot));
+        }
+    }
+
+    fn comes_free(&self, slot: Slot) -> bool {
+        self.leased_too || self.cache.cells.leases(slot) == 0
+    }
+}
+
+impl WhatIf for CellWhatIf<'_> {
+    fn let_go(&mut self, seq: SeqId, from: u32) {
+        self.cells_behind(seq, from, |what_if, slot| {
+            let owners = what_if.cache.cells.owners(slot);
+            let is_last = what_if.changes.disown(slot, owners);
+            what_if.freed += u32::from(is_last && what_if.comes_free(slot));
+        });
+    }
+
+    fn take_back(&mut self, seq: SeqId) {
+        self.cells_behind(seq, 0, |what_if, slot| {
+            let owners = what_if.cache.cells.owners(slot);
+            let was_last = what_if.changes.disown_not(slot, owners);
+            what_if.freed -= u32::from(was_last && what_if.comes_free(slot));
+        });
+    }
+
+    fn freed(&self) -> u32 {
+        self.freed
+    }
+}

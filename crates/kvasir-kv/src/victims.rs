@@ -1,0 +1,100 @@
+//! Victim selection: which sequences to close so that enough slots come free, weighed without changing anything.
+//!
+//! A slot comes free when its last owner lets go, so the sum of the candidates' lengths says little where they share a
+//! trunk. [`choose`] counts in a [`WhatIf`], which stands for the cache as it would be:
+//!
+//! 1. The candidates are closed in their order until enough slots have come free.
+//! 2. From the last to the first, each one without which enough slots still come free stays open.
+//!
+//! Guarded by `tests/victims.rs`, which closes what was chosen and compares.
+
+use crate::{Hit, SeqId};
+
+/// What [`Cache::victims`](crate::Cache::victims) looks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VictimSearch<'a> {
+    /// Slots that must come free.
+    pub slots: u32,
+    /// Sequences that may be closed, the first to go first.
+    pub candidates: &'a [SeqId],
+    /// A sequence that is truncated to a length in any case, or closed if that is 0. It is not among the candidates.
+    pub truncate: Option<(SeqId, u32)>,
+    /// What the newest lookup found, which is to be attached afterwards: it stays in use, so it does not come free.
+    pub hit: Hit,
+    /// Whether slots count that come free when the steps in flight have retired. A cache may count fewer. Not together with a
+    /// hit.
+    pub leased_too: bool,
+}
+
+/// A cache as it would be if sequences had let go of their slots.
+pub(crate) trait WhatIf {
+    /// `seq` lets go of its rows from `from` on; with `from` 0 it is closed.
+    fn let_go(&mut self, seq: SeqId, from: u32);
+    /// Undoes [`WhatIf::let_go`] of a closed sequence.
+    fn take_back(&mut self, seq: SeqId);
+    /// Slots that have come free.
+    fn freed(&self) -> u32;
+}
+
+/// Writes the sequences to close into `victims`. False, and none, if not even all candidates are enough.
+pub(crate) fn choose(what_if: &mut impl WhatIf, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+    victims.clear();
+    if let Some((seq, len)) = search.truncate {
+        what_if.let_go(seq, len);
+    }
+    for &candidate in search.candidates {
+        if what_if.freed() >= search.slots {
+            break;
+        }
+        what_if.let_go(candidate, 0);
+        victims.push(candidate);
+    }
+    if what_if.freed() < search.slots {
+        victims.clear();
+        return false;
+    }
+    for at in (0..victims.len()).rev() {
+        let victim = victims[at];
+        what_if.take_back(victim);
+        if what_if.freed() >= search.slots {
+            victims.remove(at);
+        } else {
+            what_if.let_go(victim, 0);
+        }
+    }
+    true
+}
+
+/// Owners that would come or go, per block or cell.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OwnerChanges(Vec<i32>);
+
+impl OwnerChanges {
+    /// No change for any of `count` blocks.
+    pub(crate) fn reset(&mut self, count: usize) {
+        self.0.clear();
+        self.0.resize(count, 0);
+    }
+
+    /// A block gets one owner more.
+    pub(crate) fn own(&mut self, block: u32) {
+        if let Some(change) = self.0.get_mut(block as usize) {
+            *change += 1;
+        }
+    }
+
+    /// A block of `owners` owners loses one. Whether that is the last.
+    pub(crate) fn disown(&mut self, block: u32, owners: u32) -> bool {
+        let Some(change) = self.0.get_mut(block as usize) else { return false };
+        *change -= 1;
+        i64::from(owners) + i64::from(*change) == 0
+    }
+
+    /// Undoes [`OwnerChanges::disown`], and says the same of it.
+    pub(crate) fn disown_not(&mut self, block: u32, owners: u32) -> bool {
+        let Some(change) = self.0.get_mut(block as usize) else { return false };
+        let was_last = i64::from(owners) + i64::from(*change) == 0;
+        *change += 1;
+        was_last
+    }
+}
