@@ -1,7 +1,11 @@
 use crate::{
     Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Held, Limits, Nanos, Order, Outbox, Policy,
     Reason, Refusal, Request, RequestId, Sequence, StateSlots, Status, StepRecord, Timings,
-    kept::KeptSessions, queue::Queue, slab::Slab, stop::Plain, world::World,
+    kept::{KeptSessions, Shortage},
+    queue::Queue,
+    slab::Slab,
+    stop::Plain,
+    world::World,
 };
 use kvasir_exec::{PoolRow, SequenceSpec, Step};
 use kvasir_kv::blocks::BlockSize;
@@ -315,12 +319,12 @@ impl Core {
         world.in_flight == 0 && world.record.held.iter().any(no_room)
     }
 
-    /// Preempts the request admitted last; if it runs alone, the cache is too small for it, and it ends with what it has.
+    /// Evicts retained K/V where that frees anything, else preempts the request admitted last; if it runs alone, the cache is too small for it, and it ends with what it has.
     /// What is leased with nothing in flight waits for row moves, which a preemption makes needless.
     fn make_way(&mut self, now: Nanos) {
         let world = &mut self.world;
-        if world.evict_kept(None) {
-            return;
+        if world.find_victims(Shortage { slots: 1, leased_too: true, ..Shortage::default() }) {
+            return world.evict_victims();
         }
         match world.running.as_slice() {
             [] => {}

@@ -1,6 +1,7 @@
 use crate::rectangular::RectangleRecord;
 use crate::{
     Admission, Costs, Finish, Limits, Nanos, Reason, RequestId, Sequence, Status,
+    kept::Shortage,
     world::{Pick, World},
 };
 use kvasir_exec::SequenceSpec;
@@ -35,6 +36,16 @@ pub struct Feed {
     pub left_pad_blocks: u32,
     /// Tokens beyond those of this step for which slots are taken already.
     pub ahead: u32,
+}
+
+/// What a newcomer gets if it is admitted now.
+#[derive(Clone, Copy, Debug)]
+struct Weighed {
+    hit: Hit,
+    /// Tokens of the hit that its session retained; the others are found by content, or are its leader's.
+    retained: u32,
+    /// Length up to which room is reserved, in whole blocks.
+    upto: u32,
 }
 
 impl Desk<'_> {
@@ -196,54 +207,60 @@ impl Desk<'_> {
             || leader.status == Status::Waiting && leader.rest.timings.admitted.is_none()
     }
 
-    /// What a waiting sequence would find if it were admitted now, or why it cannot be.
+    /// What a waiting sequence would find if it were admitted now, or why it cannot be. Changes nothing.
     pub fn admissible(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
-        self.weigh(entry, admit).map(|(hit, _)| hit)
+        self.weigh(entry, admit).map(|weighed| weighed.hit)
     }
 
-    /// The hit of a newcomer and the slots kept for it.
-    fn weigh(&mut self, entry: u32, admit: Admit) -> Result<(Hit, u32), Reason> {
+    /// Whether there is room for a newcomer, and at what price. Changes nothing; the retained sequences to evict are then those that
+    /// [`World::evict_victims`] evicts.
+    fn weigh(&mut self, entry: u32, admit: Admit) -> Result<Weighed, Reason> {
         if let Some(reason) = self.closed_to(entry) {
             return Err(reason);
         }
-        loop {
-            let weighed = self.weigh_once(entry, admit);
-            let short = match weighed {
-                Err(Reason::Reserved { needed, available } | Reason::NoRoom { needed, available }) => {
-                    needed.saturating_sub(available)
-                }
-                _ => return weighed,
-            };
-            // What a prefix hit takes may have been held by what goes now, so everything is weighed again.
-            if !self.world.evict_kept_for(short, self.world.slab[entry].rest.params.session) {
-                return weighed;
-            }
+        let weighed = self.weigh_hit(entry, admit);
+        let world = &*self.world;
+        // Where only part of a hit is taken over, a cache may count too much of it as in use. With nothing running that would not
+        // change by waiting, so the request goes on without the hit.
+        let waits_in_vain = world.running.is_empty() && world.in_flight == 0 && !world.kept.is_empty();
+        if weighed.is_err() && waits_in_vain && admit.hit_limit > world.base {
+            return self.weigh_hit(entry, Admit { hit_limit: world.base, ..admit });
         }
+        weighed
     }
 
-    fn weigh_once(&mut self, entry: u32, admit: Admit) -> Result<(Hit, u32), Reason> {
+    fn weigh_hit(&mut self, entry: u32, admit: Admit) -> Result<Weighed, Reason> {
         let found = self.find_prefix(entry);
-        let hit = match self.world.fit_kept(entry, found.tokens, admit.hit_limit) {
+        let world = &mut *self.world;
+        let retained = world.session_hit(entry, found.tokens, admit.hit_limit);
+        let hit = match retained {
             0 => {
                 let most = admit.hit_limit;
                 Hit { tokens: found.tokens.min(most), idle: found.idle.min(most), ..found }
             }
             tokens => Hit { tokens, ..Hit::default() },
         };
-        let world = &*self.world;
         let upto = world.whole_blocks(admit.reserve_to.max(world.slab[entry].len()));
         let needed = upto.saturating_sub(hit.tokens / world.block * world.block) + hit.idle;
         let room = world.cache.room();
         let low = u64::from(world.cache.capacity()) * u64::from(world.limits.watermark) / 1000;
         let low = if world.running.is_empty() { 0 } else { low as u32 };
-        if needed <= world.unpromised().saturating_sub(low) {
-            return Ok((hit, upto));
+        let weighed = Weighed { hit, retained, upto };
+        let available = world.unpromised().saturating_sub(low);
+        if needed <= available {
+            world.clear_victims();
+            return Ok(weighed);
+        }
+        if room.leased > 0 && needed <= world.unpromised() + room.leased {
+            return Err(Reason::Lease { slots: room.leased });
+        }
+        let own = world.slab[entry].rest.params.session.map(|session| (session, retained));
+        let slots = world.shortage(needed.saturating_add(low));
+        if world.find_victims_for(entry, Shortage { slots, hit, own, leased_too: false }) {
+            return Ok(weighed);
         }
         Err(match needed <= room.available() {
-            _ if room.leased > 0 && needed <= world.unpromised() + room.leased => {
-                Reason::Lease { slots: room.leased }
-            }
-            true => Reason::Reserved { needed, available: world.unpromised().saturating_sub(low) },
+            true => Reason::Reserved { needed, available },
             false => Reason::NoRoom { needed, available: room.available() },
         })
     }
@@ -251,20 +268,24 @@ impl Desk<'_> {
     /// Moves a waiting sequence to the running ones, with what the cache has of it, and promises it room up to
     /// `admit.reserve_to`. Refused with the reason if it cannot be; that changes nothing.
     pub fn admit(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
-        let (seq, attached, upto) = loop {
-            let (hit, upto) = self.weigh(entry, admit)?;
-            let world = &mut *self.world;
-            if let Some((seq, tokens)) = world.take_kept(entry) {
-                break (seq, Hit { tokens, ..Hit::default() }, upto);
-            }
-            match world.cache.open() {
-                Ok(seq) => break (seq, world.attach(entry, seq, hit), upto),
-                Err(_) if world.evict_kept(None) => {}
-                Err(_) => return Err(Reason::CacheSequences),
+        let Weighed { hit, retained, upto } = self.weigh(entry, admit)?;
+        let world = &mut *self.world;
+        // Everything that can be refused comes before anything is evicted.
+        let Some(&row) = world.free_rows.last() else { return Err(Reason::NoPoolRow) };
+        let opened = if retained == 0 { world.cache.open().ok() } else { None };
+        if retained == 0 && opened.is_none() && world.kept.is_empty() {
+            return Err(Reason::CacheSequences);
+        }
+        world.evict_victims();
+        let (seq, attached) = match (world.take_kept(entry, retained), opened) {
+            (Some((seq, tokens)), _) => (seq, Hit { tokens, ..Hit::default() }),
+            (None, Some(seq)) => (seq, world.attach(entry, seq, hit)),
+            (None, None) => {
+                let seq = world.open_sequence()?;
+                (seq, world.attach(entry, seq, hit))
             }
         };
-        let world = &mut *self.world;
-        let Some(row) = world.free_rows.pop() else { return Err(Reason::NoPoolRow) };
+        world.free_rows.pop();
         let sequence = &mut world.slab[entry];
         sequence.cache = Some(seq);
         sequence.pool_row = Some(row);
@@ -410,15 +431,28 @@ impl Desk<'_> {
         Ok(())
     }
 
-    /// Makes sure that `slots` may be claimed for `entry`; what sessions left behind goes where that helps.
+    /// Makes sure that `slots` may be claimed for `entry`, by evicting retained K/V if that is enough.
     fn find_room(&mut self, entry: u32, slots: u32) -> Result<(), Reason> {
-        while slots > self.room_for(entry) && self.world.evict_kept(None) {}
-        let room = self.room_for(entry);
-        let leased = self.world.cache.room().leased;
-        match slots {
-            _ if slots <= room => Ok(()),
-            _ if slots <= room + leased => Err(Reason::Lease { slots: leased }),
-            _ => Err(Reason::NoRoom { needed: slots, available: room }),
+        let world = &mut *self.world;
+        let missing = world.shortage(slots.saturating_sub(world.slab[entry].promised));
+        let enough = |slots: u32, leased_too: bool| Shortage { slots, leased_too, ..Shortage::default() };
+        if missing == 0 {
+            return Ok(());
+        }
+        if world.find_victims(enough(missing, false)) {
+            world.evict_victims();
+            return Ok(());
+        }
+        // To wait for a step in flight costs less than to preempt.
+        let leased = world.cache.room().leased;
+        let beyond = missing.saturating_sub(leased);
+        if beyond > 0 && world.find_victims(enough(beyond, true)) {
+            world.evict_victims();
+            return Err(Reason::Lease { slots: world.cache.room().leased });
+        }
+        match beyond {
+            0 => Err(Reason::Lease { slots: leased }),
+            _ => Err(Reason::NoRoom { needed: slots, available: self.room_for(entry) }),
         }
     }
 

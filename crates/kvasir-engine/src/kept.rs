@@ -1,7 +1,16 @@
-//! K and V that outlive their request: what a session has computed stays in the pool until somebody needs the room.
+//! Retained K/V of sessions: what a request of a session has computed stays in the cache for the next one, until its slots are
+//! needed.
+//!
+//! Invariants:
+//! - Retained K/V is truncated or evicted only for a request that is admitted or fed thereby. Whether it would be is found out
+//!   first, by [`World::find_victims`], which changes nothing.
+//! - What comes free is counted by the cache: a block that several sessions share comes free with the last of them.
+//! - Retained sequences are evicted in the order of their last use; one that would free nothing is passed over.
+//!
+//! `tests/retained_sessions.rs` and `tests/sessions.rs` guard this.
 
-use crate::{Core, Sequence, sequence::Moves, world::World};
-use kvasir_kv::{SeqId, Token};
+use crate::{Core, RequestId, Sequence, sequence::Moves, world::World};
+use kvasir_kv::{Hit, SeqId, Token, VictimSearch};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -25,6 +34,37 @@ pub(crate) struct Kept {
 pub(crate) struct KeptSessions {
     entries: BTreeMap<SessionId, Kept>,
     uses: u64,
+    /// Counts everything that may let more slots come free: sequences closed or retained, leases ended.
+    changes: u64,
+    /// Steps in flight that may name a retained sequence.
+    steps_in_flight: u32,
+    /// The newest admission for which not all retained sequences together were enough.
+    refused: Option<Refused>,
+    /// The sequences to evict, as found last.
+    victims: Vec<SeqId>,
+    /// Memory to reuse.
+    by_use: Vec<(u64, SeqId)>,
+    candidates: Vec<SeqId>,
+}
+
+/// A search for victims that found none. It need not be repeated while `changes` stays.
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    request: RequestId,
+    slots: u32,
+    changes: u64,
+}
+
+/// Slots that are missing, and what retained K/V may be given up for them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shortage {
+    pub(crate) slots: u32,
+    /// What the request finds in the cache and takes over.
+    pub(crate) hit: Hit,
+    /// The request's own session, whose K/V is truncated to a length in any case.
+    pub(crate) own: Option<(SessionId, u32)>,
+    /// Whether slots count that a step in flight still names.
+    pub(crate) leased_too: bool,
 }
 
 impl KeptSessions {
@@ -36,16 +76,44 @@ impl KeptSessions {
         self.entries.get(&session).map_or(0, |kept| kept.tokens.len() as u32)
     }
 
-    fn insert(&mut self, session: SessionId, mut kept: Kept) {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Notes that more slots may come free than before.
+    pub(crate) fn note_change(&mut self) {
+        self.changes += 1;
+    }
+
+    /// Notes that a step has ended, which may have been the last to name a retained sequence.
+    pub(crate) fn note_step(&mut self) {
+        if self.steps_in_flight > 0 {
+            self.steps_in_flight -= 1;
+            self.note_change();
+        }
+    }
+
+    fn insert(&mut self, session: SessionId, mut kept: Kept, steps_in_flight: u32) {
+        self.note_change();
+        self.steps_in_flight = self.steps_in_flight.max(steps_in_flight);
         self.uses += 1;
         kept.used = self.uses;
         self.entries.insert(session, kept);
     }
 
-    /// The session that was used longest ago, `except` apart.
-    fn oldest(&self, except: Option<SessionId>) -> Option<SessionId> {
+    /// The least recently used session.
+    fn oldest(&self) -> Option<SessionId> {
+        self.entries.iter().min_by_key(|(_, kept)| kept.used).map(|(session, _)| *session)
+    }
+
+    /// Lists the sequences of all sessions but one, least recently used first.
+    fn list_candidates(&mut self, except: Option<SessionId>) {
+        self.by_use.clear();
         let others = self.entries.iter().filter(|(session, _)| Some(**session) != except);
-        others.min_by_key(|(_, kept)| kept.used).map(|(session, _)| *session)
+        self.by_use.extend(others.map(|(_, kept)| (kept.used, kept.seq)));
+        self.by_use.sort_unstable();
+        self.candidates.clear();
+        self.candidates.extend(self.by_use.iter().map(|(_, seq)| *seq));
     }
 }
 
@@ -74,7 +142,7 @@ impl World {
         sequence.cache = None;
         let tokens = sequence.tokens.gather().iter().take(len as usize).copied().collect();
         let kept = Kept { seq, tokens, salt: sequence.rest.params.salt, used: 0 };
-        self.kept.insert(session, kept);
+        self.kept.insert(session, kept, self.in_flight);
     }
 
     /// Says what is left of an ended request's session.
@@ -93,20 +161,25 @@ impl World {
         self.blocks_within(same.min(most))
     }
 
-    /// Makes what a waiting request's session left fit the request: cut where the two part, given up where the request
-    /// finds more elsewhere. Returns the tokens that it can go on from.
-    pub(crate) fn fit_kept(&mut self, entry: u32, elsewhere: u32, limit: u32) -> u32 {
+    /// Tokens of what its session retained that a waiting request can go on from: none where it finds more elsewhere, or where the
+    /// cache cannot go back so far.
+    pub(crate) fn session_hit(&mut self, entry: u32, elsewhere: u32, limit: u32) -> u32 {
         let sequence = &self.slab[entry];
-        let Some(session) = sequence.rest.params.session else { return 0 };
         let hit = self.blocks_within(self.kept_hit(sequence).min(limit));
-        let len = if hit >= elsewhere { hit } else { 0 };
-        self.cut_kept(session, len);
-        self.kept.len_of(session)
+        let kept = sequence.rest.params.session.and_then(|session| self.kept.entries.get(&session));
+        let Some(kept) = kept.filter(|_| hit > 0 && hit >= elsewhere) else { return 0 };
+        if hit as usize == kept.tokens.len() {
+            return hit;
+        }
+        let lowest = self.cache.rewind().and_then(|face| face.lowest_rewind(kept.seq));
+        if lowest.is_ok_and(|lowest| lowest <= hit) { hit } else { 0 }
     }
 
-    /// Hands what a session left over to its request.
-    pub(crate) fn take_kept(&mut self, entry: u32) -> Option<(SeqId, u32)> {
+    /// Hands the first `len` retained tokens of a session over to its request, and gives up the others. With `len` 0 all are given
+    /// up.
+    pub(crate) fn take_kept(&mut self, entry: u32, len: u32) -> Option<(SeqId, u32)> {
         let session = self.slab[entry].rest.params.session?;
+        self.cut_kept(session, len);
         let kept = self.kept.entries.remove(&session)?;
         Some((kept.seq, kept.tokens.len() as u32))
     }
@@ -123,6 +196,7 @@ impl World {
             return self.forget(session);
         }
         kept.tokens.truncate(len as usize);
+        self.kept.note_change();
         self.outbox.kept.push((session, len));
     }
 
@@ -131,23 +205,69 @@ impl World {
         if let Some(kept) = self.kept.entries.remove(&session) {
             let closed = self.cache.close(kept.seq);
             debug_assert!(closed.is_ok(), "{closed:?}");
+            self.kept.note_change();
             self.outbox.kept.push((session, 0));
         }
     }
 
-    /// Gives up what was used longest ago, that of `except` apart. False if there is nothing.
-    pub(crate) fn evict_kept(&mut self, except: Option<SessionId>) -> bool {
-        let oldest = self.kept.oldest(except);
+    /// Evicts the least recently used session. False if there is none.
+    pub(crate) fn evict_oldest(&mut self) -> bool {
+        let oldest = self.kept.oldest();
         oldest.inspect(|session| self.forget(*session)).is_some()
     }
 
-    /// Gives up what was used longest ago, if that may help somebody who is `short` of slots. While others run, who will give theirs
-    /// back, nothing goes that would not be enough.
-    pub(crate) fn evict_kept_for(&mut self, short: u32, except: Option<SessionId>) -> bool {
-        let others = self.kept.entries.iter().filter(|(session, _)| Some(**session) != except);
-        let slots: usize = others.map(|(_, kept)| kept.tokens.len().saturating_sub(self.base as usize)).sum();
-        // A cache may hold more for a sequence than its rows: a radix tree keeps whole edges.
-        (self.running.is_empty() || slots >= short as usize) && self.evict_kept(except)
+    /// Finds the retained sequences whose eviction lets enough slots come free, for [`World::evict_victims`]. False if there are not
+    /// enough. Changes nothing else.
+    pub(crate) fn find_victims(&mut self, shortage: Shortage) -> bool {
+        self.kept.victims.clear();
+        if self.kept.is_empty() {
+            return false;
+        }
+        self.kept.list_candidates(shortage.own.map(|(session, _)| session));
+        let own = shortage.own.and_then(|(session, len)| Some((self.kept.entries.get(&session)?.seq, len)));
+        let search = VictimSearch {
+            slots: shortage.slots,
+            candidates: &self.kept.candidates,
+            truncate: own,
+            hit: shortage.hit,
+            leased_too: shortage.leased_too,
+        };
+        self.cache.victims(&search, &mut self.kept.victims)
+    }
+
+    /// [`World::find_victims`] for the admission of `entry`. The answer is remembered if it is no: a request at the head of the queue asks
+    /// again before every step.
+    pub(crate) fn find_victims_for(&mut self, entry: u32, shortage: Shortage) -> bool {
+        let (request, slots, changes) = (self.slab[entry].id, shortage.slots, self.kept.changes);
+        let is_known = |refused: Refused| {
+            refused.request == request && refused.changes == changes && slots >= refused.slots
+        };
+        let may_change = !self.running.is_empty() || self.in_flight > 0;
+        if may_change && self.kept.refused.is_some_and(is_known) {
+            return false;
+        }
+        let found = self.find_victims(shortage);
+        if !found {
+            self.kept.refused = Some(Refused { request, slots, changes });
+        }
+        found
+    }
+
+    /// No sequence need be evicted.
+    pub(crate) fn clear_victims(&mut self) {
+        self.kept.victims.clear();
+    }
+
+    /// Evicts what was found last.
+    pub(crate) fn evict_victims(&mut self) {
+        let mut victims = std::mem::take(&mut self.kept.victims);
+        for seq in victims.drain(..) {
+            let session = self.kept.entries.iter().find(|(_, kept)| kept.seq == seq);
+            if let Some(session) = session.map(|(session, _)| *session) {
+                self.forget(session);
+            }
+        }
+        self.kept.victims = victims;
     }
 
     /// Lets `into` own the first `at` tokens of what `from` left; they stay where they are. Returns how many it owns.
@@ -168,7 +288,7 @@ impl World {
             debug_assert!(closed.is_ok(), "{closed:?}");
             return 0;
         }
-        self.kept.insert(into, Kept { seq, tokens, salt, used: 0 });
+        self.kept.insert(into, Kept { seq, tokens, salt, used: 0 }, self.in_flight);
         len
     }
 }

@@ -79,6 +79,10 @@ impl Core {
             return false;
         }
         self.world.retired = step.batch.step;
+        if self.world.cache.room().leased > 0 {
+            self.world.kept.note_change();
+        }
+        self.world.kept.note_step();
         let retired = self.world.cache.retire(step.batch.step);
         debug_assert!(retired.is_ok(), "{retired:?}");
         true

@@ -105,6 +105,24 @@ impl World {
         self.cache.room().available().saturating_sub(self.picked_slots).saturating_sub(self.promised)
     }
 
+    /// Slots that are missing for a claim of `slots` that are not reserved.
+    pub(crate) fn shortage(&self, slots: u32) -> u32 {
+        let taken = u64::from(self.picked_slots) + u64::from(self.promised) + u64::from(slots);
+        let missing = taken.saturating_sub(u64::from(self.cache.room().available()));
+        missing.min(u64::from(u32::MAX)) as u32
+    }
+
+    /// Begins a sequence of the cache; evicts retained ones if it can have no more sequences.
+    pub(crate) fn open_sequence(&mut self) -> Result<SeqId, Reason> {
+        loop {
+            match self.cache.open() {
+                Ok(seq) => return Ok(seq),
+                Err(_) if self.evict_oldest() => {}
+                Err(_) => return Err(Reason::CacheSequences),
+            }
+        }
+    }
+
     pub(crate) fn hold(&mut self, entry: u32, reason: Reason) {
         let round = self.round;
         let sequence = &mut self.slab[entry];
@@ -203,6 +221,7 @@ impl World {
             // The id is ours and open, so the cache has nothing to refuse.
             let closed = self.cache.close(seq);
             debug_assert!(closed.is_ok(), "{closed:?}");
+            self.kept.note_change();
         }
         self.release_row(entry);
     }
@@ -305,7 +324,7 @@ impl World {
 
     /// Ends everybody because the executor is gone, and what sessions left with it.
     pub(crate) fn fail_all(&mut self, fault: Fault, now: Nanos) {
-        while self.evict_kept(None) {}
+        while self.evict_oldest() {}
         let all: Vec<u32> = self.slab.iter().map(|(entry, _)| entry).collect();
         for entry in all {
             let first = self.slab[entry].outputs_len();

@@ -51,6 +51,9 @@ impl Cache for Flaky {
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.inner.close(seq)
     }
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        self.inner.victims(search, victims)
+    }
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool {
         self.inner.can_extend(seq, tokens)
     }

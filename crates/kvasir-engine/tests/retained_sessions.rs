@@ -1,0 +1,171 @@
+//! Retained K/V of sessions is evicted only for a request that is admitted thereby, and no more of it than that takes.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use kvasir_engine::*;
+use kvasir_kv::{CacheConfig, CacheKind, Token, build};
+use kvasir_sim::Toy;
+
+const FORKING: [CacheKind; 3] = [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix];
+
+fn engine(kind: CacheKind, slots: u32, prefix_cache: bool) -> Engine<Toy> {
+    let config = CacheConfig { block_size: 4, sharing: prefix_cache, ..CacheConfig::new(slots) };
+    let limits = Limits { prefix_cache, ..Limits::default() };
+    let policy = Box::new(Chunked::new(256, Mixing::Off));
+    let core = Core::new(limits, Order::Fcfs, policy, build(kind, &config).unwrap());
+    Engine::new(core, Toy::new(), || 0)
+}
+
+/// A request whose salt is its session: no two sessions share a prefix by content.
+fn request(prompt: &[Token], max_tokens: u32, session: Option<u64>) -> Request {
+    let salt = session.unwrap_or_default();
+    let params = Params { max_tokens, session: session.map(SessionId), salt, ..Params::default() };
+    Request { tag: 1, prompt: prompt.to_vec(), params }
+}
+
+fn run(engine: &mut Engine<Toy>, prompt: &[Token], session: u64) {
+    let done = engine.generate(vec![request(prompt, 0, Some(session))]).unwrap().remove(0).unwrap();
+    assert_eq!(done.summary.finish, Finish::MaxTokens);
+}
+
+fn step(engine: &mut Engine<Toy>) {
+    engine.step().unwrap();
+    engine.core().check_invariants().unwrap();
+    engine.core_mut().outbox().clear();
+}
+
+fn status(engine: &Engine<Toy>, id: RequestId) -> Option<Status> {
+    engine.core().sequence(id).map(|sequence| sequence.status())
+}
+
+/// Tokens that each of these sessions has retained.
+fn retained(engine: &Engine<Toy>, sessions: std::ops::RangeInclusive<u64>) -> Vec<u32> {
+    sessions.map(|session| engine.core().kept(SessionId(session))).collect()
+}
+
+#[test]
+fn an_aborted_turn_that_waited_for_room_leaves_its_session_as_it_was() {
+    for kind in FORKING {
+        for prefix_cache in [false, true] {
+            let mut engine = engine(kind, 64, prefix_cache);
+            run(&mut engine, &[5; 40], 1);
+            assert_eq!(retained(&engine, 1..=1), [40], "{kind}");
+            // Runs, and reserves all that is left.
+            let running = engine.add_request(request(&[6; 12], 12, None)).unwrap();
+            step(&mut engine);
+            // Goes on from half of what the session has, and needs more than there is.
+            let mut edited = vec![5; 20];
+            edited.extend([7; 28]);
+            let turn = engine.add_request(request(&edited, 8, Some(1))).unwrap();
+            step(&mut engine);
+            step(&mut engine);
+            assert_eq!(status(&engine, running), Some(Status::Running), "{kind}");
+            assert_eq!(status(&engine, turn), Some(Status::Waiting), "{kind}");
+            assert_eq!(retained(&engine, 1..=1), [40], "{kind}: while its turn waits");
+            assert!(engine.core_mut().abort(turn, 0));
+            engine.drain().unwrap();
+            assert_eq!(retained(&engine, 1..=1), [40], "{kind}: after its turn was aborted");
+        }
+    }
+}
+
+#[test]
+fn a_request_without_room_evicts_nothing_until_it_can_be_admitted() {
+    for kind in FORKING {
+        for prefix_cache in [false, true] {
+            let mut engine = engine(kind, 256, prefix_cache);
+            for session in 1..=9 {
+                run(&mut engine, &[session as Token; 16], session);
+            }
+            // Has 16 slots and reserves 64 more.
+            let running = engine.add_request(request(&[20; 16], 64, None)).unwrap();
+            step(&mut engine);
+            // Needs 200 slots. Together with the retained ones 176 are not reserved.
+            let large = engine.add_request(request(&[21; 100], 100, None)).unwrap();
+            for _ in 0..10 {
+                step(&mut engine);
+                assert_eq!(status(&engine, running), Some(Status::Running), "{kind}");
+                assert_eq!(status(&engine, large), Some(Status::Waiting), "{kind}");
+                assert_eq!(retained(&engine, 1..=9), [16; 9], "{kind}");
+            }
+            while status(&engine, large) == Some(Status::Waiting) {
+                step(&mut engine);
+            }
+            // 112 slots are free then, and six sessions have the 88 that are missing.
+            let kept = retained(&engine, 1..=9);
+            assert_eq!(kept, [0, 0, 0, 0, 0, 0, 16, 16, 16], "{kind}, prefix cache {prefix_cache}");
+            engine.drain().unwrap();
+        }
+    }
+}
+
+/// A trunk of 40 tokens in session 1, and sessions 2 to 9 that have 8 tokens each behind it: 104 slots.
+fn forked(kind: CacheKind) -> Engine<Toy> {
+    let mut engine = engine(kind, 256, false);
+    run(&mut engine, &[5; 40], 1);
+    for fork in 2..=9 {
+        assert_eq!(engine.core_mut().fork_session(SessionId(1), SessionId(fork), 40), 40);
+        let mut prompt = vec![5; 40];
+        prompt.extend([fork as Token + 10; 8]);
+        // The salt of a fork is that of its trunk.
+        let params = Params { session: Some(SessionId(fork)), salt: 1, max_tokens: 0, ..Params::default() };
+        engine.generate(vec![Request { tag: 1, prompt, params }]).unwrap().remove(0).unwrap();
+    }
+    assert_eq!(engine.core().cache().room().held, 104, "{kind}");
+    engine
+}
+
+#[test]
+fn forks_of_a_trunk_count_it_once() {
+    for kind in FORKING {
+        let mut engine = forked(kind);
+        let before = retained(&engine, 1..=9);
+        // 152 slots are free, 80 of which this one takes; another one then needs 36 more than all sessions have.
+        let running = engine.add_request(request(&[20; 16], 64, None)).unwrap();
+        step(&mut engine);
+        let large = engine.add_request(request(&[21; 112], 100, None)).unwrap();
+        for _ in 0..10 {
+            step(&mut engine);
+            assert_eq!(status(&engine, running), Some(Status::Running), "{kind}");
+            assert_eq!(status(&engine, large), Some(Status::Waiting), "{kind}");
+            assert_eq!(retained(&engine, 1..=9), before, "{kind}");
+        }
+        engine.drain().unwrap();
+    }
+}
+
+#[test]
+fn eviction_passes_over_sessions_that_would_free_nothing() {
+    for kind in FORKING {
+        let mut engine = forked(kind);
+        let (trunk, fork) = (40, 48);
+        assert_eq!(
+            retained(&engine, 1..=9),
+            [trunk, fork, fork, fork, fork, fork, fork, fork, fork],
+            "{kind}"
+        );
+        // 16 more than are free: the tails of the two oldest forks. The trunk has other owners.
+        let id = engine.add_request(request(&[21; 100], 68, None)).unwrap();
+        step(&mut engine);
+        assert_eq!(status(&engine, id), Some(Status::Running), "{kind}");
+        assert_eq!(retained(&engine, 1..=9), [trunk, 0, 0, fork, fork, fork, fork, fork, fork], "{kind}");
+        engine.drain().unwrap();
+    }
+}
+
+#[test]
+fn a_turn_counts_what_its_own_session_gives_up() {
+    for kind in FORKING {
+        let mut engine = engine(kind, 64, false);
+        run(&mut engine, &[5; 40], 1);
+        run(&mut engine, &[6; 16], 2);
+        // 8 slots are free, and 20 of the session's own 40 come free because its turn goes another way.
+        let mut edited = vec![5; 20];
+        edited.extend([7; 20]);
+        let turn = engine.add_request(request(&edited, 8, Some(1))).unwrap();
+        step(&mut engine);
+        assert_eq!(status(&engine, turn), Some(Status::Running), "{kind}");
+        assert_eq!(engine.core().sequence(turn).unwrap().computed(), 20, "{kind}");
+        assert_eq!(retained(&engine, 2..=2), [16], "{kind}: the other session's stay");
+        engine.drain().unwrap();
+    }
+}
