@@ -47,17 +47,19 @@ mod tests {
         for chunk in [64, 128, 256, 512] {
             for prompt in 1..1100 {
                 let shape = PrefillShape::new(prompt, 64, chunk);
-                for hit in (0..prompt).step_by(64) {
+                for hit in (0..=prompt).step_by(64) {
                     let plan = HitPlan::new(shape, hit);
                     assert!(plan.first_chunk < shape.chunks());
-                    assert_eq!(plan.usable + plan.redirected, hit);
+                    // A hit of the whole prompt leaves its last token.
+                    let computed = hit.min(prompt - 1);
+                    assert_eq!(plan.usable + plan.redirected, computed);
                     assert!(
-                        shape.tokens(plan.first_chunk).contains(&hit),
+                        shape.tokens(plan.first_chunk).contains(&computed),
                         "the chunk computes the first new token"
                     );
                     // The published form of the same rule, in blocks.
                     let (lb, c) = (shape.left_blocks(), chunk / 64);
-                    let full = (lb + hit / 64) / c;
+                    let full = ((lb + hit / 64) / c).min(shape.chunks() - 1);
                     assert_eq!(plan.usable / 64, (full * c).saturating_sub(lb));
                 }
             }

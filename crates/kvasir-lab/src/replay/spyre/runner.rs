@@ -34,7 +34,15 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
         let which = named.map(|id| scenario.requests.iter().position(|request| request.id == id));
         let verdict = match (action.starts_with("plan"), which) {
             (_, Some(None)) => return Err(case.error(format!("{at}: request is not known"))),
-            (true, which) => plan(&scenario, &mut bench, which.flatten().unwrap_or(0), step, &at),
+            (true, which) => {
+                let which = which.flatten().unwrap_or(0);
+                let hit = match step.get("hit_tokens") {
+                    Some(given) => given_hit(&scenario, which, given)
+                        .ok_or_else(|| case.error(format!("{at}: bad `hit_tokens` `{given}`")))?,
+                    None => bench.lookup(&scenario.prompt(which)),
+                };
+                plan(&scenario, which, hit, step, &at)
+            }
             (false, which) => {
                 if let Some(Some(which)) = which.filter(|_| action.starts_with("add")) {
                     let request = &scenario.requests[which];
@@ -55,17 +63,19 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     Ok(Outcome::Passed)
 }
 
-/// What a prompt would skip, without running it.
-fn plan(
-    scenario: &Scenario,
-    bench: &mut Bench,
-    which: usize,
-    step: &Value,
-    at: &str,
-) -> Result<(), Box<Mismatch>> {
+/// The hit that a step names, in tokens of whole blocks. With prefix caching off nothing is hit.
+fn given_hit(scenario: &Scenario, which: usize, given: &Value) -> Option<u32> {
+    let hit = u32::try_from(given.as_u64()?).ok()?;
+    let block = scenario.config.block_size;
+    let prompt = scenario.prompt(which).len() as u32;
+    let whole = if scenario.blocks.sharing { hit / block * block } else { 0 };
+    (hit <= prompt.next_multiple_of(block)).then_some(whole)
+}
+
+/// Compares the chunk plan of a prompt of which `hit` tokens are cached; nothing runs.
+fn plan(scenario: &Scenario, which: usize, hit: u32, step: &Value, at: &str) -> Result<(), Box<Mismatch>> {
     let prompt = scenario.prompt(which);
     let block = scenario.config.block_size;
-    let hit = bench.lookup(&prompt);
     let shape = PrefillShape::new(prompt.len() as u32, block, scenario.config.chunk_size);
     let plan = HitPlan::new(shape, hit);
     let got = json!({
