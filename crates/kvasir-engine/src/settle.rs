@@ -295,6 +295,7 @@ impl Core {
     pub fn cancel(&mut self, step: &Step) {
         let cancelled = self.world.cache.cancel(step.batch.step);
         debug_assert!(cancelled.is_ok(), "{cancelled:?}");
+        self.world.kept.note_change();
         self.world.in_flight = self.world.in_flight.saturating_sub(1);
         let id = step.batch.step;
         for i in 0..self.world.running.len() {
