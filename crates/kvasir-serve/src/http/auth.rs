@@ -23,6 +23,11 @@ impl Keys {
         Self(keys)
     }
 
+    /// Whether no key is asked for.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Number of the key that a request shows, or 0 where no key is asked for.
     ///
     /// Every key is compared in full, so that the time says nothing about how much of one was right.

@@ -1,4 +1,6 @@
-use super::listen::Patience;
+//! Accepts connections: at most so many at once, in the clear or under TLS, and a [`Reserve`] for probes beyond those.
+
+use super::{listen::Patience, reserve::Reserve};
 use axum::serve::Listener;
 use std::{
     future::Future,
@@ -10,7 +12,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{Sleep, sleep, timeout},
@@ -19,24 +21,19 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 /// How long a client may take to agree on keys.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Clients that are told at once that there is no place; one more is not answered.
-const HEARD: usize = 256;
 /// Times that a client may take as long to take an answer as to go on with a request: people look at a stream in a pager.
 const STALLED: u32 = 4;
 /// How long to wait when the system has no more room for sockets.
 const BREATHER: Duration = Duration::from_millis(100);
-/// What one connection too many is told.
-const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Type: application/json\r\nContent-Length: 111\r\nConnection: close\r\n\r\n{\"error\":{\"message\":\"too many connections; try again\",\"type\":\"server_error\",\"param\":null,\"code\":\"unavailable\"}}";
-
 /// Takes connections, as many at once as may be, in the clear or under TLS.
 pub struct Gate {
     listener: TcpListener,
     places: Arc<Semaphore>,
-    /// Places of those who are told that there is none.
-    heard: Arc<Semaphore>,
+    /// For connections that find no place.
+    reserve: Reserve,
     tls: Option<TlsAcceptor>,
     patience: Patience,
-    /// Connections that have agreed on keys.
+    /// Connections that have agreed on keys, and probes whose head has been read.
     ready: mpsc::Receiver<(Connection, SocketAddr)>,
     agreed: mpsc::Sender<(Connection, SocketAddr)>,
 }
@@ -76,7 +73,7 @@ impl Gate {
         Self {
             listener,
             places: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
-            heard: Arc::new(Semaphore::new(HEARD)),
+            reserve: Reserve::new(agreed.clone()),
             tls,
             patience: Patience(PATIENCE),
             ready,
@@ -85,12 +82,9 @@ impl Gate {
     }
 
     /// A connection that can be served at once; one that must agree on keys first comes back later.
-    fn receive(&self, stream: TcpStream, from: SocketAddr) -> Option<(Connection, SocketAddr)> {
+    fn receive(&mut self, stream: TcpStream, from: SocketAddr) -> Option<(Connection, SocketAddr)> {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
-            // Under TLS nothing can be said before keys are agreed on, which is what there is no room for.
-            if let (None, Ok(heard)) = (&self.tls, self.heard.clone().try_acquire_owned()) {
-                tokio::spawn(timeout(self.patience.0, turn_away(stream, heard)));
-            }
+            self.reserve.take(stream, from, self.tls.clone(), self.patience.0);
             return None;
         };
         // Pieces of an answer must not wait for each other. Where it cannot be set they do.
@@ -108,20 +102,6 @@ impl Gate {
         });
         None
     }
-}
-
-/// Says why, once the client has begun to say what it wants, and reads on until it leaves: who closes earlier is not heard.
-async fn turn_away(mut stream: TcpStream, _heard: OwnedSemaphorePermit) -> io::Result<()> {
-    let mut request = [0; 1024];
-    let mut is_told = false;
-    while stream.read(&mut request).await? > 0 {
-        if !is_told {
-            stream.write_all(FULL).await?;
-            stream.shutdown().await?;
-        }
-        is_told = true;
-    }
-    Ok(())
 }
 
 impl Listener for Gate {
@@ -150,14 +130,72 @@ impl Listener for Gate {
     }
 }
 
-enum Stream {
+/// A client's socket, in the clear or under TLS.
+pub(super) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
 }
 
 /// A client's connection; its place is free again when it is dropped.
 pub struct Connection {
     stream: Stream,
+    /// The head of a probe's request, which was read to tell that it is one; it is read again from here.
+    head: io::Cursor<Vec<u8>>,
+    is_probe: bool,
     patience: Duration,
     /// When its client will have left what was said to it lying too long.
     stalled: Option<Pin<Box<Sleep>>>,
@@ -166,7 +204,23 @@ pub struct Connection {
 
 impl Connection {
     fn new(stream: Stream, patience: Duration, place: OwnedSemaphorePermit) -> Self {
-        Self { stream, patience, stalled: None, _place: place }
+        let head = io::Cursor::default();
+        Self { stream, head, is_probe: false, patience, stalled: None, _place: place }
+    }
+
+    /// A connection of the reserve that has sent the head of a probe's request.
+    pub(super) fn probe(
+        stream: Stream,
+        head: Vec<u8>,
+        patience: Duration,
+        place: OwnedSemaphorePermit,
+    ) -> Self {
+        Self { head: io::Cursor::new(head), is_probe: true, ..Self::new(stream, patience, place) }
+    }
+
+    /// Whether it has a place of the reserve, and so is closed after one answer.
+    pub(super) fn is_probe(&self) -> bool {
+        self.is_probe
     }
 
     /// What came of a try to say something; an error when none has come to anything for too long.
@@ -187,19 +241,19 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        let before = buffer.filled().len();
+        if let Poll::Ready(Ok(())) = Pin::new(&mut self.head).poll_read(cx, buffer)
+            && buffer.filled().len() > before
+        {
+            return Poll::Ready(Ok(()));
         }
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let tried = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        };
+        let tried = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.said(cx, tried)
     }
 
@@ -208,33 +262,21 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let tried = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
-            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
-        };
+        let tried = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         self.said(cx, tried)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.stream {
-            Stream::Plain(stream) => stream.is_write_vectored(),
-            Stream::Tls(stream) => stream.is_write_vectored(),
-        }
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let tried = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        };
+        let tried = Pin::new(&mut self.stream).poll_flush(cx);
         self.said(cx, tried)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let tried = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        };
+        let tried = Pin::new(&mut self.stream).poll_shutdown(cx);
         self.said(cx, tried)
     }
 }
@@ -243,6 +285,7 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
     use std::net;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
     async fn a_burst_of_connections_waits_to_be_taken() {
@@ -277,13 +320,5 @@ mod tests {
         assert!(gate.places.try_acquire().is_err());
         drop(connection);
         assert!(gate.places.try_acquire().is_ok(), "its place is free again");
-    }
-
-    #[test]
-    fn what_a_connection_too_many_is_told_has_the_length_that_it_says() {
-        let text = std::str::from_utf8(FULL).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{}", body.len());
-        serde_json::from_str::<serde_json::Value>(body).unwrap();
     }
 }

@@ -15,6 +15,7 @@ mod openapi;
 mod origins;
 mod page;
 mod reply;
+mod reserve;
 mod responses;
 mod sessions;
 mod speaker;
@@ -28,7 +29,7 @@ mod usage;
 pub use auth::{Door, Keys};
 pub use gate::Gate;
 pub use hosts::Hosts;
-pub use listen::serve;
+pub use listen::{serve, serve_probes};
 pub use origins::Origins;
 pub use speaker::{Ended, Gain, Speaker};
 pub use tls::tls;
@@ -173,6 +174,17 @@ impl App {
 
     fn answers_to(&self, name: &str) -> bool {
         name == self.model.name || self.rules.aliases.iter().any(|alias| alias == "*" || alias == name)
+    }
+
+    /// The routes of a listener for probes: `/live` and `/health` without a key, and `/metrics` where no key is asked for.
+    pub fn probes(self: &Arc<Self>) -> Router {
+        let probes = Router::new().route("/live", get(async || "live")).route("/health", get(health));
+        let counted = Router::new().route("/metrics", get(metrics));
+        // As on the main listener a page of another name may not read them.
+        let counted = counted.route_layer(from_fn_with_state(self.clone(), authorize));
+        let probes = if self.door.keys.is_empty() { probes.merge(counted) } else { probes };
+        let not_found = async || ApiError::not_found("path", "this listener has /live and /health only");
+        probes.fallback(not_found).with_state(self.clone())
     }
 
     fn known_model(&self, asked: Option<&str>) -> Result<(), ApiError> {

@@ -63,13 +63,13 @@ mod tests {
         assert!(wrong(&cert, &cert).contains("test-cert.pem"));
     }
 
-    #[tokio::test]
-    async fn a_client_that_trusts_the_certificate_is_answered() {
+    /// What a client that trusts the certificate gets for `path`, from a server with so many places.
+    async fn answer(places: usize, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let acceptor = tls(&data("test-cert.pem"), &data("test-key.pem")).unwrap();
-        let router = Router::new().route("/", get(async || "under TLS"));
-        tokio::spawn(async move { axum::serve(Gate::new(listener, 8, Some(acceptor)), router).await });
+        let router = Router::new().route("/live", get(async || "under TLS"));
+        tokio::spawn(async move { axum::serve(Gate::new(listener, places, Some(acceptor)), router).await });
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(data("test-cert.pem")).unwrap()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -80,11 +80,25 @@ mod tests {
         let stream = TcpStream::connect(address).await.unwrap();
         let name = ServerName::try_from("localhost").unwrap();
         let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         // A server that closes without saying so under TLS is an error here, with all that was read kept.
         let _ = stream.read_to_end(&mut answer).await;
-        let answer = String::from_utf8(answer).unwrap();
+        String::from_utf8(answer).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_client_that_trusts_the_certificate_is_answered() {
+        let answer = answer(8, "/live").await;
         assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("under TLS"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_probe_under_tls_needs_no_ordinary_place() {
+        let probe = answer(0, "/live").await;
+        assert!(probe.starts_with("HTTP/1.1 200") && probe.ends_with("under TLS"), "{probe}");
+        let other = answer(0, "/v1/models").await;
+        assert!(other.starts_with("HTTP/1.1 503"), "{other}");
     }
 }

@@ -4,6 +4,7 @@
 mod health;
 mod leavers;
 mod origins;
+mod probes;
 mod server;
 mod sessions;
 mod stops;

@@ -1,4 +1,4 @@
-//! The server without its sockets: a request goes in at the router, an answer comes out.
+//! The server without its sockets, unless a test listens on one: a request goes in at the router, an answer comes out.
 
 use axum::{
     Router,
@@ -14,7 +14,7 @@ use kvasir_sample::Sampling;
 use kvasir_serve::{
     Watch,
     host::{Allowance, Host},
-    http::{App, ClientRules, Door, Keys, Live},
+    http::{App, ClientRules, Door, Gate, Keys, Live, serve, serve_probes},
     metrics::Names,
     model::{Facts, Model},
     report::Reports,
@@ -22,7 +22,14 @@ use kvasir_serve::{
 use kvasir_sim::Toy;
 use serde_json::Value;
 use std::{
-    convert::Infallible, future::poll_fn, path::Path, pin::pin, sync::Arc, task::Poll, time::Duration,
+    convert::Infallible,
+    future::{pending, poll_fn},
+    net::SocketAddr,
+    path::Path,
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
 };
 use tokio::{runtime::Runtime, task::JoinSet};
 use tower_service::Service;
@@ -30,6 +37,7 @@ use tower_service::Service;
 const LONGEST: u32 = 1000;
 
 pub(crate) struct Server {
+    app: Arc<App>,
     router: Router,
     runtime: Runtime,
 }
@@ -82,7 +90,28 @@ impl Server {
         let host = Host::start(engine, Allowance::default(), reports, patience).unwrap();
         let live = Live { watch, setup: Value::Null };
         let app = App::new(Arc::new(model), host, door, live, Names::Own, ClientRules::default());
-        Self { router: app.router(), runtime: Runtime::new().unwrap() }
+        Self { router: app.router(), app, runtime: Runtime::new().unwrap() }
+    }
+
+    /// Serves this server on a socket with so many places.
+    pub(crate) fn listen(&self, places: usize) -> SocketAddr {
+        let gate = self.gate(places);
+        let address = gate.address().unwrap();
+        self.runtime.spawn(serve(self.app.clone(), gate, pending(), Duration::ZERO));
+        address
+    }
+
+    /// Serves its probes on a socket with so many places.
+    pub(crate) fn listen_for_probes(&self, places: usize) -> SocketAddr {
+        let gate = self.gate(places);
+        let address = gate.address().unwrap();
+        self.runtime.spawn(serve_probes(self.app.clone(), gate));
+        address
+    }
+
+    fn gate(&self, places: usize) -> Gate {
+        let _inside = self.runtime.enter();
+        Gate::open(([127, 0, 0, 1], 0).into(), places, None).unwrap()
     }
 
     /// Clients that ask at the same time and leave after so many pieces of their answers; with none, before anything has come.

@@ -1,0 +1,96 @@
+//! `/live` and `/health` are answered while silent connections hold every place.
+
+use super::server::Server;
+use kvasir_kv::CacheKind;
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+/// Ordinary places of the listeners under test.
+const PLACES: usize = 4;
+/// Connections that say nothing: more than all places and the reserve together.
+const SILENT: usize = PLACES + 64 + 20;
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+}
+
+/// The whole answer to a request whose client does not ask to be closed.
+fn ask(address: SocketAddr, method: &str, path: &str, headers: &str) -> String {
+    let mut stream = connect(address);
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n").unwrap();
+    let mut answer = Vec::new();
+    let read = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(read.is_ok() || !answer.is_empty(), "{method} {path}: {read:?}");
+    answer
+}
+
+fn status(address: SocketAddr, path: &str, headers: &str) -> u16 {
+    let answer = ask(address, "GET", path, headers);
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+}
+
+fn silent(address: SocketAddr) -> Vec<TcpStream> {
+    (0..SILENT).map(|_| connect(address)).collect()
+}
+
+#[test]
+fn probes_find_a_place_when_silent_connections_hold_all() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let address = server.listen(PLACES);
+    let opened = Instant::now();
+    let mut silent = silent(address);
+    for _ in 0..100 {
+        assert_eq!(status(address, "/live", ""), 200);
+        assert_eq!(status(address, "/health", ""), 200);
+    }
+    let answer = ask(address, "GET", "/v1/models", "").to_lowercase();
+    assert!(answer.starts_with("http/1.1 503") && answer.contains("\r\nretry-after: 1\r\n"), "{answer}");
+    assert!(answer.contains("\r\nconnection: close\r\n") && answer.contains("too many connections"));
+    // The oldest of the reserve went for newer ones, the others when their time was up. The ordinary ones stay.
+    for reserve in silent.split_off(PLACES) {
+        assert!(matches!((&reserve).read(&mut [0]), Ok(0) | Err(_)));
+    }
+    assert!(opened.elapsed() < Duration::from_secs(15), "{:?}", opened.elapsed());
+    for ordinary in &silent {
+        ordinary.set_nonblocking(true).unwrap();
+        assert!((&*ordinary).read(&mut [0]).is_err(), "an ordinary connection has its usual time");
+    }
+    // A place that is free again is anybody's.
+    drop(silent);
+    while status(address, "/v1/models", "Connection: close\r\n") != 200 {}
+}
+
+#[test]
+fn a_probe_in_the_reserve_needs_the_key_that_it_needs_elsewhere() {
+    let server = Server::start(CacheKind::Radix, 512, &["secret"]);
+    let address = server.listen(PLACES);
+    let _silent = silent(address);
+    assert_eq!(status(address, "/live", ""), 200);
+    assert_eq!(status(address, "/health", ""), 401);
+    assert_eq!(status(address, "/health", "Authorization: Bearer secret\r\n"), 200);
+}
+
+#[test]
+fn a_listener_for_probes_has_no_other_routes() {
+    for (keys, metrics) in [(&[][..], 200), (&["secret"][..], 404)] {
+        let server = Server::start(CacheKind::Radix, 512, keys);
+        let (main, probes) = (server.listen(PLACES), server.listen_for_probes(PLACES));
+        let _silent = silent(main);
+        let close = "Connection: close\r\n";
+        assert_eq!(status(probes, "/live", close), 200);
+        assert_eq!(status(probes, "/health", close), 200);
+        assert_eq!(status(probes, "/metrics", close), metrics);
+        assert_eq!(status(probes, "/v1/models", close), 404);
+        assert_eq!(status(probes, "/", close), 404);
+        // Its own places may be taken, too.
+        let _silent = silent(probes);
+        assert_eq!(status(probes, "/live", ""), 200);
+        assert_eq!(status(probes, "/health", ""), 200);
+    }
+}
