@@ -19,7 +19,7 @@ const GROUPS: [Group; 14] = [
     Group {
         heading: "Listening",
         common: &["host", "port", "api-key", "model-name"],
-        rest: &["allowed-origins", "tls-cert", "tls-key", "grace"],
+        rest: &["health-port", "allowed-origins", "tls-cert", "tls-key", "grace"],
     },
     Group {
         heading: "Answers",

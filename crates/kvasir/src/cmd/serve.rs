@@ -7,7 +7,7 @@ use super::{
 use crate::{options::Options, switch::Switch};
 use kvasir_serve::{
     host::Allowance,
-    http::{ClientRules, Door, Gate, Hosts, Keys, Origins, TlsAcceptor, serve, tls},
+    http::{ClientRules, Door, Gate, Hosts, Keys, Origins, TlsAcceptor, serve, serve_probes, tls},
     metrics::Names,
     report::{Collector, Format, Level, Log, Reports},
     request::UnknownFields,
@@ -32,6 +32,9 @@ pub(crate) struct Args {
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000, env = "KVASIR_PORT")]
     port: u16,
+    /// Port of a second listener on the same host that answers /live and /health without a key, and /metrics if the server has no keys
+    #[arg(long, env = "KVASIR_HEALTH_PORT", value_name = "PORT")]
+    health_port: Option<u16>,
     /// A key that clients must show, on every route but /live and the page; may be given several times
     #[arg(long, env = "KVASIR_API_KEY", hide_env_values = true, value_name = "KEY", value_delimiter = ',')]
     api_key: Vec<String>,
@@ -68,6 +71,11 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 30, env = "KVASIR_GRACE", value_name = "SECONDS")]
     grace: u64,
 }
+
+/// Connections of the listener for probes.
+const PROBES: usize = 32;
+/// How long one of them may take to send its request, and lie idle.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is turned away with 429 or 503.
 #[derive(clap::Args)]
@@ -170,6 +178,12 @@ impl Args {
         if let Some(empty) = self.api_key.iter().position(|key| key.is_empty()) {
             return Err(Failure::usage(format!("--api-key: key {} is empty", empty + 1)));
         }
+        if self.health_port.is_some_and(|port| port != 0 && port == self.port) {
+            return Err(Failure::usage(format!(
+                "--health-port {0} is --port {0}; give another one",
+                self.port
+            )));
+        }
         let origins = Origins::parse(&self.allowed_origins);
         let origins = origins.map_err(|why| Failure::usage(format!("--allowed-origins: {why}")))?;
         // Who opens a server to a network, or asks for keys, has said who may use it.
@@ -218,13 +232,17 @@ impl Args {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.map_err(Failure::failed)?.block_on(async {
             let scheme = if tls.is_some() { "https" } else { "http" };
-            let gate = Gate::open(address, places, tls);
-            let why =
-                |error| format!("cannot listen on {address}: {error}; --port and --host take another place");
-            let gate = gate.map_err(|error| Failure::failed(why(error)))?;
+            let gate = listen(address, places, tls, "--port")?;
             let address = gate.address().map_err(Failure::failed)?;
+            let mut probes = String::new();
+            if let Some(port) = self.health_port {
+                let gate = listen(SocketAddr::new(self.host, port), PROBES, None, "--health-port")?;
+                let address = gate.address().map_err(Failure::failed)?;
+                probes = format!(", probes at http://{address}");
+                tokio::spawn(serve_probes(app.clone(), gate.waiting(PROBE_TIMEOUT)));
+            }
             eprintln!(
-                "kvasir: {name} on {backend}, {slots} slots, {scheme}://{address}, ready after {:.2} s",
+                "kvasir: {name} on {backend}, {slots} slots, {scheme}://{address}, ready after {:.2} s{probes}",
                 started.elapsed().as_secs_f64()
             );
             let gate = gate.waiting(patience);
@@ -240,6 +258,16 @@ impl Args {
             Ok(ExitCode::SUCCESS)
         })
     }
+}
+
+fn listen(
+    address: SocketAddr,
+    places: usize,
+    tls: Option<TlsAcceptor>,
+    option: &str,
+) -> Result<Gate, Failure> {
+    let why = |error| format!("cannot listen on {address}: {error}; {option} and --host take another place");
+    Gate::open(address, places, tls).map_err(|error| Failure::failed(why(error)))
 }
 
 async fn told_to_stop() {

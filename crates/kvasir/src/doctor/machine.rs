@@ -7,8 +7,8 @@ use std::{env::consts::ARCH, fs, path::Path, thread};
 const GB: f64 = 1e9;
 /// Memory without which speeds are not measured: a gigabyte is read, and as much again stays free.
 const ROOM_TO_MEASURE: u64 = 2 << 30;
-/// Files that a server with its usual limit on connections may have open.
-const FILES: u64 = 4096 + 64;
+/// Files that a server with its default `--max-connections` may have open, connections beyond that for probes and refusals included.
+const FILES: u64 = 4096 + 512;
 
 pub(super) fn processor() -> Check {
     let level = Level::detect();
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(
             limits("1024"),
             Check::warn("files", "1024 may be open")
-                .advise("raise it with `ulimit -n 4160`, or give a lower --max-connections")
+                .advise("raise it with `ulimit -n 4608`, or give a lower --max-connections")
                 .value("limit", 1024)
         );
         assert_eq!(limits("unlimited"), Check::ok("files", "unlimited may be open"));

@@ -4,6 +4,7 @@ use super::server::{Answer, COMPLETIONS, JSON, Server, chat, head};
 use serde_json::json;
 use std::{
     io::{Read, Write},
+    net::TcpStream,
     thread,
     time::Duration,
 };
@@ -118,4 +119,32 @@ fn a_key_that_asks_for_much_does_not_keep_the_others_waiting() {
         assert!(long.read(&mut [0]).is_err(), "the newcomer came last");
         short.into_iter().for_each(|job| assert_eq!(job.join().unwrap(), 200));
     });
+}
+
+/// As many silent connections as there are places, and as the reserve has.
+fn silent(server: &Server, places: usize) -> Vec<TcpStream> {
+    (0..places + 64).map(|_| server.connect()).collect()
+}
+
+#[test]
+fn probes_are_answered_when_all_connections_are_taken() {
+    let server = slow("probes", &["--max-connections", "4"]);
+    let _silent = silent(&server, 4);
+    for path in ["/live", "/health"] {
+        assert_eq!(server.exchange("GET", path, "", "").status, 200, "{path}");
+    }
+    assert_eq!(server.exchange("GET", "/v1/models", "", "").status, 503);
+}
+
+#[test]
+fn a_port_of_their_own_answers_probes_without_a_key() {
+    let environment = [("KVASIR_HEALTH_PORT", "0")];
+    let options = [SLOW, &["--max-connections", "4", "--api-key", "secret"]].concat();
+    let mut server = Server::start_with("health-port", &options, &environment);
+    let _silent = silent(&server, 4);
+    let main = std::mem::replace(&mut server.address, server.probes.clone().unwrap());
+    for (path, status) in [("/live", 200), ("/health", 200), ("/metrics", 404), ("/v1/models", 404)] {
+        assert_eq!(server.exchange("GET", path, "", "").status, status, "{path}");
+    }
+    server.address = main;
 }

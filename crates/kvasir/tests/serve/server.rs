@@ -18,6 +18,8 @@ pub(crate) const JSON: &str = "Content-Type: application/json\r\n";
 pub(crate) struct Server {
     pub(crate) process: Child,
     pub(crate) address: String,
+    /// Where its listener for probes is, if it has one.
+    pub(crate) probes: Option<String>,
     pub(crate) folder: PathBuf,
 }
 
@@ -82,7 +84,8 @@ impl Server {
         BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.split("://").nth(1).unwrap_or_else(|| panic!("{line}"));
         let address = address.split(',').next().unwrap().to_owned();
-        Self { process, address, folder }
+        let probes = line.split(", probes at http://").nth(1).map(|address| address.trim().to_owned());
+        Self { process, address, probes, folder }
     }
 
     /// A connection that does not wait for ever.
