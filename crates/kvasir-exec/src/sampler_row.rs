@@ -1,7 +1,7 @@
 use crate::{BatchRow, IN_FLIGHT, SequenceSpec, TokenLogprobs};
 use kvasir_kv::{Position, Token};
 use kvasir_sample::{
-    Context, Follower, accept, can_be_drawn_from, draw_from, log_probability, top_log_probabilities,
+    Allowed, Context, Follower, accept, can_be_drawn_from, draw_from, log_probability, top_log_probabilities,
 };
 
 /// A token-pool row: a sequence's newest token, and what its sampler must remember.
@@ -159,12 +159,11 @@ impl SamplerRow {
         work: &mut Vec<f32>,
         after_draft: bool,
     ) -> Option<Token> {
-        let allowed = match &mut self.follower {
-            None => None,
-            Some(follower) => match follower.allowed(&self.output) {
-                None if !after_draft => return None,
-                allowed => allowed,
-            },
+        let allowed = match self.follower.as_mut().map(|follower| follower.allowed(&self.output)) {
+            None | Some(Allowed::Any) => None,
+            Some(Allowed::Only(mask)) => Some(mask),
+            Some(Allowed::Nothing) if after_draft => None,
+            Some(Allowed::Nothing) => return None,
         };
         let early = (position as usize) < self.spec.prompt.len() + self.spec.min_tokens as usize;
         let context = Context {

@@ -3,7 +3,7 @@
 
 use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, Phase, SamplerRow, SequenceSpec};
 use kvasir_kv::Span;
-use kvasir_sample::{Constrained, Constraint, Follower};
+use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
 use std::sync::Arc;
 
 const VOCAB: usize = 40;
@@ -22,13 +22,13 @@ impl Constraint for Rising {
 }
 
 impl Follower for Walk {
-    fn allowed(&mut self, output: &[u32]) -> Option<&[u32]> {
+    fn allowed(&mut self, output: &[u32]) -> Allowed<'_> {
         let rises = output.windows(2).all(|pair| (1..=2).contains(&(pair[1].wrapping_sub(pair[0]))));
         let last = output.last().copied().unwrap_or(9);
         let ids = (last + 1..=last + 2).filter(|id| rises && *id < 30);
         self.0 = vec![0; 2];
         ids.for_each(|id| self.0[id as usize / 32] |= 1 << (id % 32));
-        self.0.iter().any(|word| *word != 0).then_some(&self.0)
+        if self.0.iter().any(|word| *word != 0) { Allowed::Only(&self.0) } else { Allowed::Nothing }
     }
 
     fn expect(&mut self, _: &[u32]) {}

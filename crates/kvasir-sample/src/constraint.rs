@@ -6,14 +6,24 @@ pub trait Constraint: Debug + Send + Sync {
     fn follow(&self) -> Box<dyn Follower>;
 }
 
+/// Which ids may be sampled next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowed<'a> {
+    /// Every id. The sampler applies no mask.
+    Any,
+    /// The ids of this bit mask. The lowest bit of the first word is id 0; ids beyond the last word are not allowed.
+    Only(&'a [u32]),
+    /// No id, or `output` itself violates the constraint.
+    Nothing,
+}
+
 /// One sequence on its way through a [`Constraint`].
 pub trait Follower: Debug + Send {
-    /// The ids that may come after `output`, a bit for each, the lowest bit of the first word being id 0; ids beyond the last word may
-    /// not come. None if nothing may, or if `output` itself does not have the form.
+    /// Which ids may come after `output`.
     ///
-    /// It follows from `output` alone, whatever was asked before: a step that is run again and drafts that were wrong leave
-    /// nothing behind.
-    fn allowed(&mut self, output: &[u32]) -> Option<&[u32]>;
+    /// The answer is a function of `output` alone, whatever was asked before: a step that runs again and rejected drafts leave nothing
+    /// behind.
+    fn allowed(&mut self, output: &[u32]) -> Allowed<'_>;
 
     /// Says that `output` will be asked about next. What it takes to answer can be done elsewhere meanwhile.
     fn expect(&mut self, output: &[u32]);

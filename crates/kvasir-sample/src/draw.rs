@@ -11,7 +11,7 @@ pub struct Context<'a> {
     pub bias: &'a [(u32, f32)],
     /// Ids that may not be drawn.
     pub suppressed: &'a [u32],
-    /// Ids that alone may be drawn, as [`Follower::allowed`](crate::Follower::allowed) gives them; none allows all.
+    /// Ids that alone may be drawn, as [`Allowed::Only`](crate::Allowed::Only) gives them; none allows all.
     pub allowed: Option<&'a [u32]>,
     /// Position of the token that is drawn, in its sequence.
     pub position: u32,

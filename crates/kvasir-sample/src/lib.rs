@@ -13,7 +13,7 @@ mod noise;
 mod params;
 pub mod processors;
 
-pub use constraint::{Constrained, Constraint, Follower};
+pub use constraint::{Allowed, Constrained, Constraint, Follower};
 pub use draw::{Context, can_be_drawn_from, draw, draw_from};
 pub use logprobs::{log_probability, top_log_probabilities};
 pub use mix::{STRIDE, mix};

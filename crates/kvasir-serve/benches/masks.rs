@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kvasir_formats::Tokenizer;
-use kvasir_sample::Follower;
+use kvasir_sample::{Allowed, Follower};
 use kvasir_serve::form::{Shape, Vocabulary};
 use serde_json::{Map, Value, json};
 use std::{
@@ -92,7 +92,7 @@ fn run(vocabulary: &Vocabulary, ahead: bool, steps: usize) -> Vec<f64> {
         let mut spent = Duration::ZERO;
         for row in &mut rows {
             let started = Instant::now();
-            let bits = row.0.allowed(&row.1).unwrap();
+            let Allowed::Only(bits) = row.0.allowed(&row.1) else { panic!("{:?} has no mask", row.1) };
             spent += started.elapsed();
             let token = draw(bits, &mut dice);
             row.1.push(token);

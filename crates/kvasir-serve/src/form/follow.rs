@@ -1,9 +1,9 @@
 use super::{
-    helper::{Helper, locked},
+    helper::{Helper, LookAhead, locked},
     warden::{Warden, Watched},
 };
 use kvasir_kv::Token;
-use kvasir_sample::{Constraint, Follower};
+use kvasir_sample::{Allowed, Constraint, Follower};
 use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 use std::{
@@ -64,12 +64,12 @@ impl fmt::Debug for Following {
 }
 
 impl Follower for Following {
-    fn allowed(&mut self, output: &[Token]) -> Option<&[u32]> {
+    fn allowed(&mut self, output: &[Token]) -> Allowed<'_> {
         let mut state = locked(&self.state);
-        let mask = state.allowed(output)?;
+        let Some(mask) = state.allowed(output) else { return Allowed::Nothing };
         self.bits.clear();
         self.bits.extend_from_slice(mask.as_slice());
-        Some(&self.bits)
+        Allowed::Only(&self.bits)
     }
 
     fn expect(&mut self, output: &[Token]) {
@@ -83,7 +83,7 @@ impl Follower for Following {
 }
 
 /// Where a sequence stands.
-pub(super) struct State {
+struct State {
     start: Arc<Mutex<Matcher>>,
     matcher: Watched,
     warden: Warden,
@@ -116,15 +116,6 @@ impl State {
         self.mask.as_ref().filter(|mask| !mask.is_zero())
     }
 
-    /// Answers the question that is expected next, unless somebody was faster.
-    pub(super) fn look_ahead(&mut self) {
-        if self.is_expecting {
-            let expected = std::mem::take(&mut self.expected);
-            self.allowed(&expected);
-            self.expected = expected;
-        }
-    }
-
     /// Takes back what is not in `output` and takes what is missing of it. False if `output` does not have the form.
     fn go_to(&mut self, output: &[Token]) -> bool {
         let mut same = self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
@@ -148,5 +139,15 @@ impl State {
             self.taken.push(*token);
         }
         true
+    }
+}
+
+impl LookAhead for State {
+    fn look_ahead(&mut self) {
+        if self.is_expecting {
+            let expected = std::mem::take(&mut self.expected);
+            self.allowed(&expected);
+            self.expected = expected;
+        }
     }
 }

@@ -1,6 +1,6 @@
-use super::follow::State;
 use std::{
     collections::VecDeque,
+    fmt::Debug,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
 };
@@ -16,14 +16,20 @@ struct Desk {
     come: Condvar,
 }
 
+/// A follower's state whose next mask can be computed in advance.
+pub(super) trait LookAhead: Debug + Send {
+    /// Computes the mask of the output that was announced last, unless that is done already.
+    fn look_ahead(&mut self);
+}
+
 #[derive(Debug, Default)]
 struct Jobs {
-    waiting: VecDeque<Arc<Mutex<State>>>,
+    waiting: VecDeque<Arc<Mutex<dyn LookAhead>>>,
     over: bool,
 }
 
 /// Locks. A panic inside the grammar library is caught there, so what is behind a lock is never half changed.
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -38,7 +44,7 @@ impl Helper {
     }
 
     /// Has `state` look ahead to what it expects.
-    pub(super) fn ask(&self, state: Arc<Mutex<State>>) {
+    pub(super) fn ask(&self, state: Arc<Mutex<dyn LookAhead>>) {
         locked(&self.0.jobs).waiting.push_back(state);
         self.0.come.notify_one();
     }
