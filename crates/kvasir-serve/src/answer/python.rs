@@ -1,6 +1,8 @@
 //! Calls as Python or as JSON writes them, with literals for arguments.
 
+use super::json_text::Named;
 use serde_json::{Map, Value};
+use std::str::CharIndices;
 
 /// Deepest nesting of an argument.
 const MAX_DEPTH: usize = 64;
@@ -26,6 +28,18 @@ pub(super) fn calls(text: &str) -> Option<Vec<(String, Value)>> {
     }
     let ends = !is_list || reader.take(']');
     (ends && reader.rest.trim().is_empty()).then_some(calls)
+}
+
+/// The function that is called at the beginning of `text`: `f(`.
+pub(super) fn named(text: &str) -> Named {
+    let mut reader = Reader { rest: text };
+    let name = reader.name();
+    reader.rest = reader.rest.trim_start();
+    match name {
+        _ if reader.rest.is_empty() => Named::Perhaps,
+        Some(name) if reader.rest.starts_with('(') => Named::Name(name.to_owned()),
+        _ => Named::Other,
+    }
 }
 
 struct Reader<'a> {
@@ -141,11 +155,10 @@ impl<'a> Reader<'a> {
                     'n' => text.push('\n'),
                     't' => text.push('\t'),
                     'r' => text.push('\r'),
+                    'b' => text.push('\u{8}'),
+                    'f' => text.push('\u{c}'),
                     c @ ('\\' | '\'' | '"' | '/') => text.push(c),
-                    'u' => {
-                        let digits: String = chars.by_ref().take(4).map(|(_, c)| c).collect();
-                        text.push(char::from_u32(u32::from_str_radix(&digits, 16).ok()?)?);
-                    }
+                    'u' => text.push(unicode_escape(&mut chars)?),
                     c => text.extend(['\\', c]),
                 },
                 c => text.push(c),
@@ -153,6 +166,23 @@ impl<'a> Reader<'a> {
         }
         None
     }
+}
+
+/// The character behind `\u`. JSON writes one beyond the basic plane as two escapes; half of one becomes U+FFFD.
+fn unicode_escape(chars: &mut CharIndices<'_>) -> Option<char> {
+    let unit = |chars: &mut CharIndices<'_>| {
+        let digits: String = chars.by_ref().take(4).map(|(_, c)| c).collect();
+        u32::from_str_radix(&digits, 16).ok()
+    };
+    let first = unit(chars)?;
+    let mut ahead = chars.clone();
+    let is_escape =
+        ahead.next().is_some_and(|(_, c)| c == '\\') && ahead.next().is_some_and(|(_, c)| c == 'u');
+    if let (0xd800..0xdc00, true, Some(second @ 0xdc00..0xe000)) = (first, is_escape, unit(&mut ahead)) {
+        *chars = ahead;
+        return char::from_u32(0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00));
+    }
+    Some(char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER))
 }
 
 #[cfg(test)]
@@ -173,6 +203,13 @@ mod tests {
             calls(r#"{"name": "f", "parameters": {"a": 1}}"#).unwrap(),
             [("f".to_owned(), json!({"a": 1}))]
         );
+    }
+
+    #[test]
+    fn escapes_are_those_of_json_too() {
+        let text = r#"f(a="\b\f\u00e9\ud83d\ude00\ud83d!\q")"#;
+        let want = json!({"a": "\u{8}\u{c}é\u{1f600}\u{fffd}!\\q"});
+        assert_eq!(calls(text).unwrap(), [("f".to_owned(), want)]);
     }
 
     #[test]
