@@ -21,6 +21,7 @@ mod raw_arguments;
 pub mod report;
 pub mod request;
 pub mod session;
+mod tool_grammars;
 mod watch;
 
 pub use call::Call;

@@ -5,9 +5,10 @@ use crate::{
     answer::{Reading, ReasoningDialect, ToolDialect},
     aside::{LONG, aside},
     folded::{fold, shows_late_system},
-    form::{Budget, Part, Refused, Shape, Vocabulary},
+    form::{BehindLast, Budget, CallsBeginning, Part, Refused, Shape, Vocabulary},
     raw_arguments::{MARK, RawArguments},
     request::{AskedForm, ChatRequest, ThinkingBudget, Tool, ToolChoice},
+    tool_grammars::{Compiler, StrictRefused, ToolGrammars},
 };
 use kvasir_formats::{ChatTemplate, TextFiles, TextStream, Tokenizer};
 use kvasir_kv::Token;
@@ -64,6 +65,19 @@ pub struct Model {
     kept: Vec<(Token, String)>,
     /// Made when a form is first asked for.
     vocabulary: OnceLock<Result<Vocabulary, Refused>>,
+    /// Calls that the model makes of its own accord are constrained.
+    constrain_calls: bool,
+    tool_grammars: ToolGrammars,
+}
+
+/// What an answer to a chat is constrained by.
+#[derive(Debug, Default)]
+pub(crate) struct ChatConstraint {
+    pub(crate) constrained: Constrained,
+    /// Calls of tools are constrained from their beginning on.
+    pub(crate) calls: bool,
+    /// Where the request has schemas of tools that cannot be compiled, if they were met for the first time.
+    pub(crate) loosened: Vec<String>,
 }
 
 impl Model {
@@ -87,6 +101,8 @@ impl Model {
             reasoning: None,
             kept: Vec::new(),
             vocabulary: OnceLock::new(),
+            constrain_calls: true,
+            tool_grammars: ToolGrammars::default(),
         }
         .speaking(tools, reasoning))
     }
@@ -102,6 +118,12 @@ impl Model {
         self.kept = self.tokenizer.specials().filter(kept).collect();
         self.tool_dialect = tools;
         self.reasoning = reasoning;
+        self
+    }
+
+    /// The same model, with the calls constrained that it makes of its own accord, or not.
+    pub fn constraining_calls(mut self, on: bool) -> Self {
+        self.constrain_calls = on;
         self
     }
 
@@ -158,12 +180,18 @@ impl Model {
             goes_on: request.continue_final_message,
             calls: offers_tools.then(|| (self.tool_dialect, request.tools.clone().into())),
             reasoning: self.reasoning.map(|dialect| (dialect, self.ends_with(prompt, dialect.marks().0))),
+            constrained: false,
             one_call: !request.parallel_tool_calls,
         }
     }
 
-    /// What the answer to a chat must look like: the calls that must be made, else the form that was asked for.
-    pub fn chat_constraint(&self, request: &ChatRequest, prompt: &[Token]) -> Result<Constrained, ApiError> {
+    /// What the answer to a chat must look like: the calls that must be made, else the form that was asked for; else calls are free to be
+    /// made, and constrained from their beginning on.
+    pub(crate) fn chat_constraint(
+        &self,
+        request: &ChatRequest,
+        prompt: &[Token],
+    ) -> Result<ChatConstraint, ApiError> {
         let all: Vec<&Tool> = request.tools.iter().collect();
         let calls = |tools: &[&Tool], several: bool, param: &str| AskedForm {
             shape: Shape::Calls(self.tool_dialect.form(tools, several)),
@@ -177,22 +205,78 @@ impl Model {
             }
             ToolChoice::Auto | ToolChoice::None => request.form.clone(),
         };
-        let form = match asked {
-            None => Constrained::default(),
+        let mut constraint = match asked {
+            None if request.tool_choice == ToolChoice::Auto => self.free_calls(request, prompt)?,
+            None => ChatConstraint::default(),
             Some(asked) => {
                 asked.check_lengths(&request.sampling)?;
                 let is_call = matches!(asked.shape, Shape::Calls(_));
                 let form = self.constraint(&asked, &self.lead(prompt, is_call));
-                form.map_err(|error| match is_call {
+                let constrained = form.map_err(|error| match is_call {
                     true => all.iter().find_map(|tool| self.fault_of(tool)).unwrap_or(error),
                     false => error,
-                })?
+                })?;
+                ChatConstraint { constrained, ..ChatConstraint::default() }
             }
         };
-        match request.thinking {
-            None => Ok(form),
-            Some(thinking) => self.thinking(thinking, form, prompt),
+        if let Some(thinking) = request.thinking {
+            constraint.constrained = self.thinking(thinking, constraint.constrained, prompt)?;
         }
+        Ok(constraint)
+    }
+
+    /// Constrains the calls of an answer that may hold calls and need not.
+    fn free_calls(&self, request: &ChatRequest, prompt: &[Token]) -> Result<ChatConstraint, ApiError> {
+        // A simulated device computes nothing that could be constrained.
+        let is_off = !self.constrain_calls || request.tools.is_empty() || self.facts.hidden.is_none();
+        let Some(dialect) = self.dialect_of_calls().filter(|_| !is_off) else {
+            return Ok(ChatConstraint::default());
+        };
+        let compiled = aside(|| {
+            let vocabulary = match self.vocabulary() {
+                Ok(vocabulary) => vocabulary,
+                Err(why) => {
+                    let strict = request.tools.iter().find(|tool| tool.strict);
+                    let refused = |tool: &Tool| StrictRefused { schema: tool.schema.clone(), why };
+                    return strict.map(refused).map_or(Ok(None), Err);
+                }
+            };
+            let compiler = Compiler { vocabulary, dialect, spelled: &self.kept };
+            self.tool_grammars.of(&compiler, &request.tools, request.parallel_tool_calls).map(Some)
+        });
+        let refused = |StrictRefused { schema, why }| ApiError::param(&schema, format!("`{schema}` {why}"));
+        let Some(compiled) = compiled.map_err(refused)? else { return Ok(ChatConstraint::default()) };
+        let Some(grammars) = compiled.grammars else { return Ok(ChatConstraint::default()) };
+        let length = request.sampling.length.min_tokens;
+        let beginning = CallsBeginning {
+            reasoning: self.reasoning.map(ReasoningDialect::marks),
+            is_reasoning: self.reasoning.is_some_and(|dialect| self.ends_with(prompt, dialect.marks().0)),
+            one_call: !request.parallel_tool_calls,
+            // An answer that must go on goes on behind its call.
+            behind_last: match request.sampling.ignore_eos || length > 0 {
+                true => BehindLast::Anything,
+                false => BehindLast::End,
+            },
+        };
+        Ok(ChatConstraint {
+            constrained: grammars.constraint(beginning),
+            calls: true,
+            loosened: if compiled.is_new { compiled.loosened } else { Vec::new() },
+        })
+    }
+
+    /// The dialect that calls in answers are read in, if any are: channels are read for calls exactly where they are read for reasoning.
+    fn dialect_of_calls(&self) -> Option<ToolDialect> {
+        match (self.reasoning, self.tool_dialect) {
+            (Some(ReasoningDialect::Harmony), _) => Some(ToolDialect::Harmony),
+            (_, ToolDialect::Harmony) => None,
+            (_, dialect) => Some(dialect),
+        }
+    }
+
+    fn vocabulary(&self) -> Result<&Vocabulary, Refused> {
+        let vocabulary = || Vocabulary::new(self.tokenizer.clone(), self.facts.vocab, &self.facts.eos);
+        self.vocabulary.get_or_init(vocabulary).as_ref().map_err(Refused::clone)
     }
 
     /// What is wrong with the schema of a tool, if anything is.
@@ -240,11 +324,7 @@ impl Model {
     /// Compiles a form that was asked for.
     pub fn constraint(&self, asked: &AskedForm, lead: &[Part]) -> Result<Constrained, ApiError> {
         self.computes("form of answers")?;
-        let vocabulary = || Vocabulary::new(self.tokenizer.clone(), self.facts.vocab, &self.facts.eos);
-        let compiled = aside(|| {
-            let vocabulary = self.vocabulary.get_or_init(vocabulary).as_ref();
-            vocabulary.map_err(Refused::clone).and_then(|v| v.compile(&asked.shape, lead))
-        });
+        let compiled = aside(|| self.vocabulary().and_then(|v| v.compile(&asked.shape, lead)));
         compiled.map_err(|why| ApiError::param(&asked.param, format!("`{}` {why}", asked.param)))
     }
 

@@ -36,6 +36,7 @@ const GROUPS: [Group; 14] = [
             "generation-config",
             "tool-parser",
             "reasoning-parser",
+            "constrain-tool-calls",
         ],
     },
     Group { heading: "Form of the answer", common: &["json-schema", "regex", "grammar"], rest: &[] },

@@ -41,10 +41,11 @@ enum Kind {
 
 impl Calls {
     /// For this dialect; none for one whose calls are messages of their own. `tools` tell which arguments are texts, and
-    /// what is a call, where the dialect does not.
-    pub fn new(dialect: ToolDialect, tools: Arc<[Tool]>) -> Option<Self> {
+    /// what is a call, where the dialect does not. `constrained`: calls were generated under [`CallSyntax`](super::CallSyntax), so
+    /// an object without a mark is a call only if it begins with its name.
+    pub fn new(dialect: ToolDialect, tools: Arc<[Tool]>, constrained: bool) -> Option<Self> {
         Some(Self(match dialect.reading() {
-            Reading::Json(marks) => Kind::Json(JsonCalls::new(marks, tools)),
+            Reading::Json(marks) => Kind::Json(JsonCalls::new(marks, tools, constrained)),
             Reading::Tagged(tags) => Kind::Tagged(TaggedCalls::new(tags, tools)),
             Reading::Pythonic => Kind::Pythonic(PythonicCalls::default()),
             Reading::Harmony => return None,

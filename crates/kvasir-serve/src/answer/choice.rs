@@ -38,6 +38,8 @@ pub struct Reading {
     pub calls: Option<(ToolDialect, Arc<[Tool]>)>,
     /// It may begin with reasoning, in this dialect; true when the prompt ends inside it.
     pub reasoning: Option<(ReasoningDialect, bool)>,
+    /// Calls are constrained from their beginning on, and read accordingly.
+    pub constrained: bool,
     /// Calls after the first are dropped.
     pub one_call: bool,
 }
@@ -66,7 +68,9 @@ impl Choice {
             Some((ReasoningDialect::Harmony, _)) => Parts::Channels(Harmony::new(reading.calls.is_some())),
             reasoning => Parts::Marked {
                 reasoning: reasoning.map(|(dialect, begun)| Reasoning::new(dialect, begun)),
-                calls: reading.calls.and_then(|(dialect, tools)| Calls::new(dialect, tools)),
+                calls: reading
+                    .calls
+                    .and_then(|(dialect, tools)| Calls::new(dialect, tools, reading.constrained)),
             },
         };
         let (one_call, unstopped) = (reading.one_call, reading.unstopped);
@@ -193,6 +197,7 @@ mod tests {
             goes_on: false,
             calls: Some((ToolDialect::Hermes, Arc::new([]))),
             reasoning: Some((ReasoningDialect::Think, false)),
+            constrained: false,
             one_call: true,
         };
         for at in 0..text.len() {

@@ -1,10 +1,12 @@
 use super::{
-    Harmony,
+    Bare, CallSyntax, Harmony, Next,
     json_calls::{Body, Marks},
+    pythonic_calls::OPEN as FENCE,
+    schema::admits,
     tagged_calls::Tags,
 };
 use crate::{
-    form::{Calls, Part},
+    form::{Calls, Part, Raw, text_patterns},
     request::Tool,
 };
 use serde_json::{Value, json};
@@ -76,7 +78,7 @@ const DEEPSEEK: Marks = Marks {
     body: Body::Named { before: "function<｜tool▁sep｜>", between: &["<｜tool▁sep｜>", "\n"] },
 };
 const PHI4: Marks = Marks {
-    open: &["<|tool_call|>", "functools"],
+    open: &["<|tool_call|>", "functools["],
     close: None,
     beside: &["<|/tool_call|>"],
     bare: false,
@@ -214,9 +216,149 @@ impl ToolDialect {
         }
     }
 
+    /// Where calls of `tools` begin in free text, and what must follow. With `several` one run may hold more than one.
+    pub fn syntax(self, tools: &[&Tool], several: bool) -> CallSyntax {
+        let names = tools.iter().map(|tool| tool.name.clone()).collect();
+        let calls = |begin: &str, separator: &str, end: &str, one: &dyn Fn(&Tool) -> Vec<Part>| Calls {
+            begin: begin.into(),
+            calls: tools.iter().map(|tool| one(tool)).collect(),
+            separator: (several && !separator.is_empty()).then(|| separator.into()),
+            end: end.into(),
+        };
+        let object = |key: &'static [&'static str]| move |tool: &Tool| object(tool, key);
+        // Behind its brace, which the scanner has seen.
+        let behind_brace = |key: &'static [&'static str]| move |tool: &Tool| object_behind_brace(tool, key);
+        let own = |mark: &'static str| CallSyntax {
+            grammars: vec![vec![calls("", "", "", &|tool| behind(mark, self.call(tool)))]],
+            openings: vec![(mark, 0)],
+            ..CallSyntax::default()
+        };
+        let syntax = match self {
+            Self::Hermes => {
+                let one = |tool: &Tool| {
+                    let parts = [vec![Part::Space], object(&["arguments"])(tool), vec![Part::Space]];
+                    parts.into_iter().flatten().chain([Part::Text("</tool_call>".into())]).collect()
+                };
+                CallSyntax {
+                    grammars: vec![vec![calls("", "", "", &one)]],
+                    openings: vec![("<tool_call>", 0)],
+                    ..CallSyntax::default()
+                }
+            }
+            Self::Llama3Json => {
+                let marked = |tool: &Tool| {
+                    [Part::Space].into_iter().chain(object(&["parameters", "arguments"])(tool)).collect()
+                };
+                CallSyntax {
+                    grammars: vec![
+                        vec![calls("", "", "", &marked)],
+                        vec![calls("", "", "", &behind_brace(&["parameters", "arguments"]))],
+                    ],
+                    openings: vec![("<|python_tag|>", 0)],
+                    bare: Some((Bare::Json, 1)),
+                    next: if several { Next::Bare } else { Next::Text },
+                    ..CallSyntax::default()
+                }
+            }
+            Self::Pythonic => {
+                let call = |tool: &Tool| self.call(tool);
+                let printed = |tool: &Tool| {
+                    let before = Part::Text("print(".into());
+                    [before].into_iter().chain(self.call(tool)).chain([Part::Text(")".into())]).collect()
+                };
+                CallSyntax {
+                    grammars: vec![
+                        vec![calls("", ", ", "]", &call)],
+                        vec![
+                            calls("\n", "\n", "\n```", &call),
+                            calls("\n", "", "\n```", &printed),
+                            calls("\n[", ", ", "]\n```", &call),
+                        ],
+                    ],
+                    openings: vec![(FENCE, 1)],
+                    bare: Some((Bare::Python, 0)),
+                    ..CallSyntax::default()
+                }
+            }
+            Self::Mistral => {
+                let named = |tool: &Tool| {
+                    let id = vec![Part::Text("[CALL_ID]".into()), Part::Regex("[a-zA-Z0-9]{1,32}".into())];
+                    let mark = vec![Part::Text("[ARGS]".into())];
+                    let name = Part::Text(tool.name.clone());
+                    vec![name, Part::Optional(id), Part::Optional(mark), Part::Json(arguments(tool))]
+                };
+                let listed = |tool: &Tool| {
+                    let mut parts = object(&["arguments"])(tool);
+                    let id = [",", "\"id\"", ":"]
+                        .into_iter()
+                        .flat_map(|text| [Part::Space, Part::Text(text.into())]);
+                    let value = [Part::Space, Part::Regex("\"[a-zA-Z0-9]{1,32}\"".into())];
+                    // Behind the arguments and before the brace.
+                    parts.insert(parts.len() - 2, Part::Optional(id.chain(value).collect()));
+                    parts
+                };
+                CallSyntax {
+                    grammars: vec![
+                        vec![
+                            calls("", "", "", &named),
+                            calls("[", ", ", "]", &listed),
+                            calls(" [", ", ", "]", &listed),
+                        ],
+                        vec![calls("", "", "", &behind_brace(&["arguments"]))],
+                    ],
+                    openings: vec![("[TOOL_CALLS]", 0)],
+                    next: Next::Call(1),
+                    ..CallSyntax::default()
+                }
+            }
+            Self::Phi4 => CallSyntax {
+                grammars: vec![
+                    vec![calls("[", ", ", "]", &object(&["arguments"]))],
+                    vec![calls("", ", ", "]", &object(&["arguments"]))],
+                    vec![calls("", "", "", &behind_brace(&["arguments"]))],
+                ],
+                openings: vec![("<|tool_call|>", 0), ("functools[", 1)],
+                next: Next::Call(2),
+                ..CallSyntax::default()
+            },
+            Self::Harmony => {
+                let one = |tool: &Tool| {
+                    let text = |text: &str| Part::Text(text.into());
+                    let (constrain, kind) = (text("<|constrain|>"), Part::Regex("(json|code)?".into()));
+                    vec![
+                        text(&tool.name),
+                        Part::Optional(vec![text("<|channel|>commentary")]),
+                        // The name ends at a space or a mark.
+                        Part::Optional(vec![Part::Either(vec![
+                            vec![text(" "), Part::Optional(vec![constrain.clone()]), kind.clone()],
+                            vec![constrain, kind],
+                        ])]),
+                        text("<|message|>"),
+                        Part::Json(arguments(tool)),
+                    ]
+                };
+                CallSyntax {
+                    grammars: vec![vec![calls("", "", "", &one)]],
+                    channels: true,
+                    ..CallSyntax::default()
+                }
+            }
+            Self::DeepSeekV3 | Self::DeepSeekV31 => own(DEEPSEEK.open[0]),
+            Self::DeepSeekV32 => own(DSML.open),
+            Self::Glm45 => own(GLM.open),
+            Self::Qwen3Coder => own(QWEN3_CODER.open),
+        };
+        let beside = match self.reading() {
+            Reading::Json(marks) => marks.beside,
+            Reading::Tagged(tags) => tags.beside,
+            Reading::Pythonic | Reading::Harmony => &[],
+        };
+        CallSyntax { beside: beside.to_vec(), names, ..syntax }
+    }
+
     fn call(self, tool: &Tool) -> Vec<Part> {
         let name = &tool.name;
-        let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object"}));
+        let schema = arguments(tool);
         let around = |before: String, after: &str| {
             vec![Part::Text(before), Part::Json(schema.clone()), Part::Text(after.into())]
         };
@@ -257,6 +399,74 @@ impl ToolDialect {
     }
 }
 
+/// The schema of a tool's arguments: always one of an object.
+fn arguments(tool: &Tool) -> Value {
+    let any = || json!({"type": "object"});
+    let Some(schema) = &tool.parameters else { return any() };
+    let mut schema = resolved(schema, schema);
+    let kind = schema.get("type").cloned();
+    match (&kind, schema.as_object_mut()) {
+        (Some(Value::String(kind)), _) if kind == "object" => schema,
+        (Some(Value::Array(kinds)), Some(map)) if kinds.iter().any(|kind| kind == "object") => {
+            map.insert("type".into(), "object".into());
+            schema
+        }
+        (None, Some(map)) if !map.contains_key("$ref") => {
+            map.insert("type".into(), "object".into());
+            schema
+        }
+        (None, Some(_)) => schema,
+        _ => any(),
+    }
+}
+
+/// A schema, or what it refers to, with the definitions of `root`.
+fn resolved(root: &Value, schema: &Value) -> Value {
+    let mut found = schema;
+    for _ in 0..LONGEST_CHAIN {
+        let reference = found["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
+        let Some(next) = reference.and_then(|path| root.pointer(path)) else { break };
+        found = next;
+    }
+    let mut found = found.clone();
+    for definitions in ["$defs", "definitions"] {
+        if let (Some(map), Some(all)) = (found.as_object_mut(), root.get(definitions)) {
+            map.entry(definitions).or_insert_with(|| all.clone());
+        }
+    }
+    found
+}
+
+/// References that are followed into each other.
+const LONGEST_CHAIN: usize = 8;
+
+/// What follows `mark` in the parts of a call.
+fn behind(mark: &str, mut parts: Vec<Part>) -> Vec<Part> {
+    if let Some(Part::Text(first)) = parts.first_mut()
+        && let Some((_, rest)) = first.split_once(mark)
+    {
+        *first = rest.to_owned();
+    }
+    parts
+}
+
+/// A call as an object with name and arguments, the arguments under one of `keys`.
+fn object(tool: &Tool, keys: &[&str]) -> Vec<Part> {
+    [Part::Text("{".into())].into_iter().chain(object_behind_brace(tool, keys)).collect()
+}
+
+/// The same behind its brace. The space before the brace that ends it stands for itself.
+fn object_behind_brace(tool: &Tool, keys: &[&str]) -> Vec<Part> {
+    let text = |text: &str| Part::Text(text.into());
+    let key = match keys {
+        [one] => text(&format!("\"{one}\"")),
+        _ => Part::OneOf(keys.iter().map(|key| format!("\"{key}\"")).collect()),
+    };
+    let name = text(&format!("\"{}\"", tool.name));
+    let before = [text("\"name\""), text(":"), name, text(","), key, text(":"), Part::Json(arguments(tool))];
+    before.into_iter().chain([text("}")]).flat_map(|part| [Part::Space, part]).collect()
+}
+
 /// The properties of a schema of arguments: key, schema, whether it must be there. Definitions go along with each.
 fn properties(schema: &Value) -> impl Iterator<Item = (&String, Value, bool)> {
     let required =
@@ -283,9 +493,52 @@ fn listed(schema: &Value) -> Option<Vec<String>> {
     texts.into_iter().map(|text| text.map(str::to_owned)).collect()
 }
 
-/// Whether values that fit a schema are texts, which tags hold without quotes.
-fn is_text(schema: &Value) -> bool {
-    schema["type"] == "string" || listed(schema).is_some()
+/// How a value stands in a tag.
+enum Tagged {
+    /// A text without quotes that all these regular expressions match.
+    Text(Vec<String>),
+    /// One of these texts without quotes.
+    Listed(Vec<String>),
+    /// JSON.
+    Json(Value),
+}
+
+/// The ways in which values of a schema stand in tags. Where `says_kind` the tag says whether it holds a text. Elsewhere the
+/// reader takes whatever is no other JSON for a text, so texts never have quotes.
+fn ways(property: &Value, says_kind: bool) -> Vec<Tagged> {
+    let schema = resolved(property, property);
+    if let Some(texts) = listed(&schema) {
+        return vec![Tagged::Listed(texts)];
+    }
+    if schema["type"] == "string" {
+        return vec![Tagged::Text(text_patterns(&schema))];
+    }
+    if says_kind || !admits(property, property, &Value::from("")) {
+        return vec![Tagged::Json(property.clone())];
+    }
+    if let Some(values) = schema["enum"].as_array() {
+        let written = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        return vec![Tagged::Listed(values.iter().map(written).collect())];
+    }
+    if let Some(kinds) = schema["type"].as_array() {
+        let others: Vec<Value> = kinds.iter().filter(|kind| *kind != "string").cloned().collect();
+        let mut rest = schema.clone();
+        rest["type"] = others.clone().into();
+        let rest = (!others.is_empty()).then_some(Tagged::Json(rest));
+        return [Tagged::Text(text_patterns(&schema))].into_iter().chain(rest).collect();
+    }
+    let options = ["anyOf", "oneOf"].iter().find_map(|key| schema[*key].as_array());
+    let single = |option: &Value| match resolved(&schema, option) {
+        text if text["type"] == "string" && listed(&text).is_none() => Tagged::Text(text_patterns(&text)),
+        other => match listed(&other) {
+            Some(texts) => Tagged::Listed(texts),
+            None => Tagged::Json(other),
+        },
+    };
+    match options {
+        Some(options) => options.iter().map(single).collect(),
+        None => vec![Tagged::Text(Vec::new())],
+    }
 }
 
 /// A call whose arguments stand in tags: texts as they are, everything else as JSON. Models of one family differ in the line ends between tags.
@@ -297,24 +550,65 @@ fn tagged(
     before: impl Fn(&str, bool) -> Vec<Part>,
 ) -> Vec<Part> {
     let mut parts = vec![Part::Text(open.into()), Part::Gap];
-    let end = format!("{}{}", if tags.padded { "\n" } else { "" }, tags.value_end);
+    let pad = if tags.padded { "\n" } else { "" };
+    let closing = tags.beside.iter().filter(|mark| mark.starts_with("</"));
+    let without = [tags.key, tags.close, tags.open, tags.value_end].into_iter().chain(closing.copied());
+    let without: Vec<String> = without.map(str::to_owned).collect();
+    let text = |patterns: Vec<String>| {
+        // Whatever the reader takes for the end ends a text, on a line of its own or not; of one with a pattern the line end is no part.
+        let pad = if patterns.is_empty() { "" } else { pad };
+        Part::Raw(Raw { patterns, without: without.clone(), pad: pad.into(), end: tags.value_end.into() })
+    };
+    let end = Part::Text(format!("{pad}{}", tags.value_end));
+    let value = |way: Tagged| match way {
+        Tagged::Text(patterns) => (true, vec![text(patterns)]),
+        Tagged::Listed(texts) => (true, vec![Part::OneOf(texts), end.clone()]),
+        Tagged::Json(schema) => (false, vec![Part::Json(schema), end.clone()]),
+    };
     for (key, property, required) in properties(schema) {
-        let is_text = is_text(&property);
-        let mut pair = before(key, is_text);
-        match (is_text, listed(&property)) {
-            (true, Some(texts)) => pair.extend([Part::OneOf(texts), Part::Text(end.clone())]),
-            // Whatever the reader takes for the end ends it, on a line of its own or not.
-            (true, None) => pair.push(Part::Until(tags.value_end.into())),
-            (false, _) => pair.extend([Part::Json(property), Part::Text(end.clone())]),
+        let says_kind = tags.value == DSML.value;
+        let mut pairs: Vec<Vec<Part>> = Vec::new();
+        for way in ways(&property, says_kind) {
+            let (is_text, value) = value(way);
+            pairs.push(before(key, is_text).into_iter().chain(value).chain([Part::Gap]).collect());
         }
-        pair.push(Part::Gap);
+        let pair = if pairs.len() == 1 { pairs.pop().unwrap_or_default() } else { vec![Part::Either(pairs)] };
         match required {
             true => parts.extend(pair),
             false => parts.push(Part::Optional(pair)),
         }
     }
+    if takes_any(schema) {
+        let any = before(ANY_KEY, true).into_iter().flat_map(with_any_key);
+        parts.push(Part::Many(any.chain([text(Vec::new()), Part::Gap]).collect()));
+    }
     parts.push(Part::Text(close.into()));
     parts
+}
+
+/// Stands for a key that a tool does not name.
+const ANY_KEY: &str = "\u{fdd2}";
+
+/// A part with `ANY_KEY` replaced by what keys may be.
+fn with_any_key(part: Part) -> Vec<Part> {
+    let split = match &part {
+        Part::Text(text) => text.split_once(ANY_KEY),
+        _ => None,
+    };
+    match split {
+        Some((before, after)) => {
+            vec![Part::Text(before.into()), Part::Regex(KEY.into()), Part::Text(after.into())]
+        }
+        None => vec![part],
+    }
+}
+
+/// A key that a tool does not name.
+const KEY: &str = "[A-Za-z_][A-Za-z0-9_]{0,40}";
+
+/// Whether arguments may have any names, since the schema names none.
+fn takes_any(schema: &Value) -> bool {
+    schema.get("properties").is_none() && schema.get("additionalProperties") != Some(&Value::Bool(false))
 }
 
 /// A call as Python writes it, with the arguments that must be there and then those that may; values as JSON.
@@ -325,7 +619,11 @@ fn pythonic(name: &str, schema: &Value) -> Vec<Part> {
     let (needed, free): (Vec<_>, Vec<_>) = properties(schema).partition(|(_, _, required)| *required);
     let comma = || Part::Text(", ".into());
     let mut parts = vec![Part::Text(format!("{name}("))];
-    if needed.is_empty() {
+    if takes_any(schema) {
+        let any = [Part::Regex(KEY.into()), Part::Text("=".into()), Part::Json(json!({}))];
+        let more = [comma()].into_iter().chain(any.clone()).collect();
+        parts.push(Part::Optional(any.into_iter().chain([Part::Many(more)]).collect()));
+    } else if needed.is_empty() {
         parts.push(Part::Some(", ".into(), free.into_iter().map(argument).collect()));
     } else {
         for (n, one) in needed.into_iter().map(argument).enumerate() {

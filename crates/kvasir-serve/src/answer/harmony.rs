@@ -26,7 +26,7 @@ enum Place {
 
 const MESSAGE: &str = "<|message|>";
 /// Marks that end a message.
-const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
+pub(super) const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
 
 impl Harmony {
     /// Control tokens that must stay in the text.

@@ -60,6 +60,8 @@ pub(super) struct JsonCalls {
     count: usize,
     /// Nothing but white space so far.
     fresh: bool,
+    /// Calls without a mark begin with their name, and what begins otherwise is text at once.
+    name_first: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +89,7 @@ enum Place {
 
 impl JsonCalls {
     /// What stands without a mark is a call of one of these tools, or none.
-    pub(super) fn new(marks: &'static Marks, tools: Arc<[Tool]>) -> Self {
+    pub(super) fn new(marks: &'static Marks, tools: Arc<[Tool]>, name_first: bool) -> Self {
         Self {
             marks,
             tools,
@@ -96,6 +98,7 @@ impl JsonCalls {
             said: Said::default(),
             count: 0,
             fresh: true,
+            name_first,
         }
     }
 
@@ -207,6 +210,7 @@ impl JsonCalls {
                 return true;
             }
             Head::Perhaps if !over => return false,
+            _ if bare && self.name_first => return self.no_call(0, events),
             Head::Call(..) | Head::Perhaps | Head::Other => {}
         }
         // Keys in another order, or no arguments at all: only the whole object tells.

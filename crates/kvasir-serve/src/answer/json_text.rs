@@ -51,6 +51,28 @@ pub(super) enum Head {
     Other,
 }
 
+/// What a text names at its beginning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    /// This name, and its end is there.
+    Name(String),
+    /// More text decides.
+    Perhaps,
+    /// Nothing.
+    Other,
+}
+
+/// The name in an object that begins with one: `{"name": "f"`.
+pub(super) fn named(text: &str) -> Named {
+    let mut rest = Rest { text, at: 0 };
+    let name = rest.expect("{").and_then(|()| rest.expect("\"name\"")).and_then(|()| rest.expect(":"));
+    match name.and_then(|()| rest.string()) {
+        Ok(name) => Named::Name(name),
+        Err(Missing) if rest.at >= text.len() => Named::Perhaps,
+        Err(Missing) => Named::Other,
+    }
+}
+
 /// Reads the beginning of an object.
 pub(super) fn head(text: &str) -> Head {
     let mut rest = Rest { text, at: 0 };
@@ -153,6 +175,18 @@ mod tests {
             "{}",
         ] {
             assert_eq!(head(other), Head::Other, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_known_at_its_closing_quote() {
+        let text = "{ \"name\": \"a\\\"b\"";
+        for end in 0..text.len() {
+            assert_eq!(named(&text[..end]), Named::Perhaps, "{}", &text[..end]);
+        }
+        assert_eq!(named(&format!("{text}, ")), Named::Name("a\"b".into()));
+        for other in ["[", "{\"a\"", "{\"name\": 3", "{}"] {
+            assert_eq!(named(other), Named::Other, "{other}");
         }
     }
 

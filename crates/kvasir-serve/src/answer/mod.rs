@@ -2,6 +2,7 @@
 //!
 //! Each part takes text as it comes and gives out what is certain. Whatever the pieces, the sum is the same.
 
+mod call_start;
 mod calls;
 mod choice;
 mod dialect;
@@ -18,6 +19,7 @@ mod schema;
 mod stop;
 mod tagged_calls;
 
+pub use call_start::{Bare, CallSyntax, Next, Opened, Scanner};
 pub use calls::{CallEvent, Calls};
 pub use choice::{Choice, Delta, Reading};
 pub use dialect::ToolDialect;

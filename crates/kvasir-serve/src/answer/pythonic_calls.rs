@@ -24,7 +24,7 @@ enum Place {
     Fence,
 }
 
-const OPEN: &str = "```tool_code";
+pub(super) const OPEN: &str = "```tool_code";
 const CLOSE: &str = "```";
 
 impl PythonicCalls {

@@ -25,11 +25,7 @@ impl Budget {
         if let Some(word) = closing.get_mut(self.close as usize / 32) {
             *word = 1 << (self.close % 32);
         }
-        Constrained(Some(Arc::new(Bounded {
-            budget: self,
-            inner,
-            closing: closing.into(),
-        })))
+        Constrained(Some(Arc::new(Bounded { budget: self, inner, closing: closing.into() })))
     }
 
     /// Whether the reasoning must end now.

@@ -5,6 +5,7 @@
 //! needs it runs.
 
 mod budget;
+mod call_grammars;
 mod closed;
 mod ebnf;
 mod follow;
@@ -15,5 +16,7 @@ mod vocabulary;
 mod warden;
 
 pub use budget::Budget;
-pub use shape::{Calls, Part, Shape};
+pub use call_grammars::{BehindLast, CallGrammars, CallsBeginning};
+pub(crate) use shape::text_patterns;
+pub use shape::{Calls, Part, Raw, Shape};
 pub use vocabulary::{Refused, Vocabulary};

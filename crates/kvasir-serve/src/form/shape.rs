@@ -54,6 +54,29 @@ pub enum Part {
     Some(String, Vec<Vec<Part>>),
     /// A few line ends, or none.
     Gap,
+    /// A space, or a line end with an indent, or nothing.
+    Space,
+    /// What this regular expression matches, in Lark's notation.
+    Regex(String),
+    /// A text that stands between marks, and the mark that ends it.
+    Raw(Raw),
+    /// One of these.
+    Either(Vec<Vec<Part>>),
+    /// This any number of times.
+    Many(Vec<Part>),
+}
+
+/// A text between marks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Raw {
+    /// Regular expressions in Lark's notation that the whole text must match, each of them.
+    pub patterns: Vec<String>,
+    /// Marks that must not occur in it.
+    pub without: Vec<String>,
+    /// Stands behind it and is no part of it.
+    pub pad: String,
+    /// Ends it.
+    pub end: String,
 }
 
 /// White space between two pieces of JSON: a space, or a line end with an indent. Without an end to it a model may put out
@@ -138,20 +161,39 @@ fn choice(texts: &[String]) -> Result<String, String> {
 
 impl Calls {
     fn lark(&self, literal: &impl Fn(&str) -> String) -> Result<String, String> {
+        Ok(format!("start: {}", self.rules("call", literal)?))
+    }
+
+    /// The body of a rule that takes all of it, then the rules that it needs, whose names begin with `call`.
+    fn rules(&self, call: &str, literal: &impl Fn(&str) -> String) -> Result<String, String> {
         let mut rules = String::new();
         let mut names = Vec::new();
-        for (i, call) in self.calls.iter().enumerate() {
-            let name = format!("call_{i}");
+        for (i, parts_of_call) in self.calls.iter().enumerate() {
+            let name = format!("{call}_{i}");
             let mut body = String::new();
-            parts(call, &name, literal, &mut body, &mut rules)?;
+            parts(parts_of_call, &name, literal, &mut body, &mut rules)?;
             let _ = writeln!(rules, "{name}: {body}");
             names.push(name);
         }
-        let more = self.separator.as_ref().map(|separator| format!("({} call)*", literal(separator)));
+        let more = self.separator.as_ref().map(|separator| format!("({} {call})*", literal(separator)));
         let (begin, end) = (literal(&self.begin), literal(&self.end));
         let (more, names) = (more.unwrap_or_default(), names.join(" | "));
-        Ok(format!("start: {begin} call {more} {end}\ncall: {names}\n{rules}"))
+        Ok(format!("{begin} {call} {more} {end}\n{call}: {names}\n{rules}"))
     }
+}
+
+/// The grammar of calls that are written in one of these ways; `literal` writes a text that may hold control tokens.
+pub(super) fn calls_grammar(
+    ways: &[Calls],
+    literal: impl Fn(&str) -> String,
+) -> Result<TopLevelGrammar, String> {
+    let mut text = String::from("start: ");
+    let mut rules = String::new();
+    for (n, calls) in ways.iter().enumerate() {
+        let _ = write!(text, "{}way_{n}", if n > 0 { " | " } else { "" });
+        let _ = writeln!(rules, "way_{n}: {}", calls.rules(&format!("call{n}"), &literal)?);
+    }
+    Ok(TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(format!("{text}\n{rules}"))))
 }
 
 fn parts(
@@ -195,9 +237,111 @@ fn parts(
                 }
             }
             Part::Gap => *body += "/\\n{0,4}/ ",
+            Part::Space => {
+                let _ = write!(body, "/({SPACE})?/ ");
+            }
+            Part::Regex(pattern) => {
+                let _ = write!(body, "/{pattern}/ ");
+            }
+            Part::Raw(raw) => {
+                let _ = writeln!(rules, "{}", raw.rules(&name, &literal(&raw.end)));
+                let _ = write!(body, "{name} ");
+            }
+            Part::Either(options) => {
+                let mut written = Vec::with_capacity(options.len());
+                for (n, option) in options.iter().enumerate() {
+                    let mut one = String::new();
+                    parts(option, &format!("{name}_{n}"), literal, &mut one, rules)?;
+                    written.push(one);
+                }
+                let _ = write!(body, "({}) ", written.join(" | "));
+            }
+            Part::Many(inner) => {
+                let mut one = String::new();
+                parts(inner, &name, literal, &mut one, rules)?;
+                let _ = write!(body, "({one})* ");
+            }
         }
     }
     Ok(())
+}
+
+impl Raw {
+    /// The rule `name`, and the terminal that it needs. `end` is the mark as a grammar writes it.
+    fn rules(&self, name: &str, end: &str) -> String {
+        let terminal = name.to_uppercase();
+        let is_token = end.starts_with("<[");
+        // A control token is no text, so nothing of it need be kept out of the text.
+        let own = (!is_token).then_some(&self.end);
+        let mut without: Vec<String> = self.without.iter().chain(own).map(|mark| escaped(mark)).collect();
+        without.sort();
+        without.dedup();
+        let mut text = self.patterns.iter().map(|pattern| format!("/{pattern}/")).collect::<Vec<_>>();
+        if text.is_empty() {
+            text.push("/(?s:.*)/".into());
+        }
+        if !without.is_empty() {
+            text.push(format!("~/(?s:.*)({})(?s:.*)/", without.join("|")));
+        }
+        let text = text.join(" & ");
+        let pad =
+            if self.pad.is_empty() { String::new() } else { Value::from(self.pad.as_str()).to_string() };
+        match is_token {
+            true => format!(
+                "{terminal}_TEXT: {text}\n{terminal}: {terminal}_TEXT {pad}\n{name}: {terminal} {end}"
+            ),
+            false => format!(
+                "{terminal}_TEXT: {text}\n{terminal}: {terminal}_TEXT {pad} {end}\n{name}: {terminal}"
+            ),
+        }
+    }
+}
+
+/// What a schema says of a text that stands without quotes, as regular expressions in Lark's notation. A pattern with alternatives at its
+/// top is left out.
+pub(crate) fn text_patterns(schema: &Value) -> Vec<String> {
+    let bound = |key: &str| schema[key].as_u64();
+    let length = match (bound("minLength"), bound("maxLength")) {
+        (None, None) => None,
+        (low, None) => Some(format!("(?s:.{{{},}})", low.unwrap_or(0))),
+        (low, Some(high)) => Some(format!("(?s:.{{{},{high}}})", low.unwrap_or(0))),
+    };
+    let pattern =
+        schema["pattern"].as_str().filter(|pattern| !has_top_alternatives(pattern)).map(|pattern| {
+            let (before, inner) = pattern.strip_prefix('^').map_or(("(?s:.*)", pattern), |inner| ("", inner));
+            let anchored = inner.strip_suffix('$').filter(|inner| !inner.ends_with('\\'));
+            let (inner, after) = anchored.map_or((inner, "(?s:.*)"), |inner| (inner, ""));
+            format!("{before}({}){after}", regex_to_lark(inner, "d"))
+        });
+    length.into_iter().chain(pattern).collect()
+}
+
+fn has_top_alternatives(pattern: &str) -> bool {
+    let (mut depth, mut is_escaped) = (0i32, false);
+    pattern.chars().any(|c| {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            '(' | '[' => depth += 1,
+            ')' | ']' => depth -= 1,
+            '|' => return depth == 0,
+            _ => {}
+        }
+        false
+    })
+}
+
+/// A text as a regular expression between slashes.
+fn escaped(text: &str) -> String {
+    // A backslash before `<` or `>` would make a word boundary of it.
+    let is_plain = |c: char| !c.is_ascii_punctuation() || matches!(c, '<' | '>' | '_' | '"' | '=');
+    text.chars().fold(String::new(), |mut out, c| {
+        if !is_plain(c) {
+            out.push('\\');
+        }
+        out.push(c);
+        out
+    })
 }
 
 /// Rules for some of these: `_any_n` begins with one from `n` on, `_more_n` goes on with them.

@@ -1,9 +1,14 @@
-use super::{Part, Shape, follow::Form, helper::Helper, warden::Warden};
+use super::{CallGrammars, Part, Shape, follow::Form, helper::Helper, warden::Warden};
+use crate::answer::CallSyntax;
 use kvasir_formats::Tokenizer;
 use kvasir_kv::Token;
 use kvasir_sample::{Constrained, Constraint};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
-use llguidance::{Cancelled, Matcher, ParserFactory, api::StopReason, earley::SlicedBiasComputer};
+use llguidance::{
+    Cancelled, Matcher, ParserFactory,
+    api::{StopReason, TopLevelGrammar},
+    earley::SlicedBiasComputer,
+};
 use std::{fmt, sync::Arc, thread};
 
 /// A model's tokens as forms see them.
@@ -72,14 +77,16 @@ impl Vocabulary {
 
     /// Compiles a form with what comes in front of it, on a thread of its own: a long chain of rules takes a deep stack. What cannot be kept to, or would allow nothing, is refused.
     pub fn compile(&self, shape: &Shape, lead: &[Part]) -> Result<Constrained, Refused> {
-        let compiled = thread::scope(|scope| {
-            let thread = thread::Builder::new().name("forms".into()).stack_size(STACK);
-            let job = thread.spawn_scoped(scope, || self.compile_here(shape, lead));
-            job.map_err(|error| Refused(error.to_string()))?
-                .join()
-                .unwrap_or_else(|_| Err(Refused("cannot be compiled".into())))
-        })?;
-        Ok(Constrained(Some(compiled)))
+        Ok(Constrained(Some(on_deep_stack(|| self.compile_here(shape, lead))?)))
+    }
+
+    /// Compiles what calls of tools must look like from their beginning on. `spelled` are the control tokens that an answer's text keeps.
+    pub fn compile_calls(
+        &self,
+        syntax: CallSyntax,
+        spelled: Vec<(Token, String)>,
+    ) -> Result<CallGrammars, Refused> {
+        on_deep_stack(|| CallGrammars::new(self, syntax, spelled))
     }
 
     fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, Refused> {
@@ -94,6 +101,11 @@ impl Vocabulary {
     /// A form at its beginning, which can be followed from there.
     fn begin(&self, shape: &Shape, lead: &[Part]) -> Result<Matcher, Refused> {
         let grammar = shape.grammar(lead, |text| self.literal(text)).map_err(Refused)?;
+        self.start(grammar)
+    }
+
+    /// A grammar at its beginning, which can be followed from there.
+    pub(super) fn start(&self, grammar: TopLevelGrammar) -> Result<Matcher, Refused> {
         let mut start = self.warden.watch(Matcher::new(self.factory.create_parser(grammar)));
         let mask = start.work(Matcher::compute_mask).map_err(|error| refused(&error.to_string()))?;
         let start = start.matcher().clone();
@@ -112,8 +124,13 @@ impl Vocabulary {
         Ok(start)
     }
 
+    /// What followers of grammars share.
+    pub(super) fn parts(&self) -> (TokEnv, Arc<Helper>, Warden) {
+        (self.factory.tok_env().clone(), self.helper.clone(), self.warden.clone())
+    }
+
     /// A text as a grammar writes it: control tokens by their numbers, what is between them quoted.
-    fn literal(&self, text: &str) -> String {
+    pub(super) fn literal(&self, text: &str) -> String {
         let mut out = String::new();
         let mut rest = text;
         while !rest.is_empty() {
@@ -134,6 +151,28 @@ impl Vocabulary {
         }
         if out.is_empty() { "\"\"".into() } else { out }
     }
+}
+
+/// Runs a compilation on a thread with a deep stack.
+fn on_deep_stack<T: Send>(compile: impl FnOnce() -> Result<T, Refused> + Send) -> Result<T, Refused> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("forms".into()).stack_size(STACK);
+        let job = thread.spawn_scoped(scope, compile);
+        job.map_err(|error| Refused(error.to_string()))?
+            .join()
+            .unwrap_or_else(|_| Err(Refused("cannot be compiled".into())))
+    })
+}
+
+/// A mask of all ids below `size` but these.
+pub(super) fn bits_without(size: usize, excluded: &[Token]) -> Arc<[u32]> {
+    let mut bits = vec![u32::MAX; size.div_ceil(32)];
+    for id in excluded {
+        if let Some(word) = bits.get_mut(*id as usize / 32) {
+            *word &= !(1 << (id % 32));
+        }
+    }
+    bits.into()
 }
 
 /// What no grammar of text could take is left out: it has no place in the tree beside control tokens.

@@ -1,6 +1,6 @@
 use super::{App, reply::Reply, sessions::Note, speaker::Speaker};
-use crate::{ApiError, request::ChatRequest};
-use std::sync::Arc;
+use crate::{ApiError, Call, answer::Reading, report::Told, request::ChatRequest};
+use std::{sync::Arc, time::SystemTime};
 
 /// Hands a conversation to the engine, whichever endpoint it came through; `param` is what that endpoint calls the conversation.
 pub(super) fn ask(app: &Arc<App>, key: u64, request: &ChatRequest, param: &str) -> Result<Reply, ApiError> {
@@ -20,10 +20,14 @@ pub(super) fn ask_noting(
     let prompt = model.chat_prompt(request)?;
     let (sampling, prompt_tokens) = (&request.sampling, prompt.len() as u64);
     let constraint = model.chat_constraint(request, &prompt)?;
-    let reading = model.reading(request, &prompt);
+    if !constraint.loosened.is_empty() {
+        let (call, schemas) = (Call::current(), constraint.loosened);
+        app.host.reports().tell(Told::Loosened { call, schemas, at: SystemTime::now() });
+    }
+    let reading = Reading { constrained: constraint.calls, ..model.reading(request, &prompt) };
     let scored = sampling.prompt_logprobs.map(|_| prompt.clone());
     let mut order = app.order(param, prompt, sampling, key)?;
-    order.request.params.constraint = constraint;
+    order.request.params.constraint = constraint.constrained;
     if let Some(note) = &mut note {
         note.follow(&mut order.request);
     }

@@ -67,6 +67,12 @@ impl Log {
         let (level, at, fields) = match told {
             Told::Flush(_) => return,
             Told::Ended { call, summary, at } => (grade(summary.finish), *at, ended(call, summary)),
+            Told::Loosened { call, schemas, at } => {
+                let mut fields = about(call);
+                fields.insert("unconstrained".into(), schemas.join(",").into());
+                fields.insert("why".into(), "schema-cannot-be-compiled".into());
+                (Level::Warn, *at, fields)
+            }
             Told::Answered { call, status, micros, at } => {
                 let level = match status {
                     500.. => Level::Error,

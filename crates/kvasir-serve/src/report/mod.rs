@@ -55,6 +55,15 @@ pub enum Told {
         /// When.
         at: SystemTime,
     },
+    /// Schemas of tools cannot be compiled: calls of these tools may have any object for arguments.
+    Loosened {
+        /// Which request offers them.
+        call: Arc<Call>,
+        /// Where it has them.
+        schemas: Vec<String>,
+        /// When.
+        at: SystemTime,
+    },
     /// Somebody waits until all that was told before is written, which is when this is dropped.
     Flush(SyncSender<()>),
 }

@@ -20,6 +20,8 @@ pub struct Tool {
     pub schema: String,
     /// The function for the template.
     pub source: Value,
+    /// Its schema is kept to, or the request refused.
+    pub strict: bool,
     /// What it is to the client.
     pub kind: ToolKind,
 }
@@ -90,7 +92,8 @@ impl Tool {
             }
         }
         let (name, schema) = (name.to_owned(), function.name(schema));
-        Ok(Self { name, parameters, schema, source, kind: ToolKind::Function })
+        let strict = function.flag("strict", false)?;
+        Ok(Self { name, parameters, schema, source, strict, kind: ToolKind::Function })
     }
 
     /// The same function under another name.

@@ -1,4 +1,5 @@
 use super::Failure;
+use crate::switch::Switch;
 use clap::builder::PossibleValuesParser;
 use kvasir::{Loaded, Opened, Sampling};
 use kvasir_serve::{
@@ -18,6 +19,9 @@ pub(crate) struct Manners {
     /// How the model marks its reasoning; as its chat template shows unless given
     #[arg(long, env = "KVASIR_REASONING_PARSER", value_name = "NAME", value_parser = PossibleValuesParser::new(ReasoningDialect::names().chain(["none"])))]
     reasoning_parser: Option<String>,
+    /// Constrain tool calls that the model makes of its own accord to the tools' JSON schemas, on or off
+    #[arg(long, env = "KVASIR_CONSTRAIN_TOOL_CALLS", default_value = "on", value_parser = Switch::read)]
+    constrain_tool_calls: Switch,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -51,6 +55,6 @@ impl Manners {
             None => model.reasoning_dialect(),
             Some(name) => ReasoningDialect::named(name),
         };
-        model.speaking(tools, reasoning)
+        model.speaking(tools, reasoning).constraining_calls(self.constrain_tool_calls.is_on())
     }
 }

@@ -10,7 +10,7 @@ use kvasir_engine::{
 };
 use kvasir_formats::{TextFiles, Tokenizer};
 use kvasir_kv::{Radix, blocks::BlockConfig};
-use kvasir_sample::{Constrained, Sampling};
+use kvasir_sample::{Allowed, Constrained, Sampling};
 use kvasir_serve::{
     answer::ToolDialect,
     form::{Budget, Part, Shape, Vocabulary},
@@ -227,6 +227,7 @@ fn calls_are_read_back(house: &House) {
         schema: String::new(),
         source: Value::Null,
         kind: Default::default(),
+        strict: false,
     };
     let tools = [
         tool(
@@ -248,7 +249,7 @@ fn calls_are_read_back(house: &House) {
     let all: Vec<&Tool> = tools.iter().collect();
     for name in ToolDialect::names() {
         let dialect = ToolDialect::named(name).unwrap();
-        let Some(mut reader) = kvasir_serve::answer::Calls::new(dialect, tools.clone().into()) else {
+        let Some(mut reader) = kvasir_serve::answer::Calls::new(dialect, tools.clone().into(), false) else {
             continue;
         };
         let form = dialect.form(&all, true);
@@ -286,6 +287,7 @@ fn of_arguments_that_need_not_be_there_any_may() {
         schema: String::new(),
         source: Value::Null,
         kind: Default::default(),
+        strict: false,
     };
     let shape = Shape::Calls(ToolDialect::Pythonic.form(&[&look], false));
     let mut seen = std::collections::BTreeSet::new();
@@ -374,11 +376,11 @@ fn text_that_is_forced_without_end_is_given_up() {
     // Behind a choice it shows when the choice is made.
     let late = compile(Shape::Grammar("start: (\"b\" | \"c\") a\na: /a+/ a".into())).unwrap();
     let mut follower = late.0.unwrap().follow();
-    assert!(follower.allowed(&[]).is_some());
+    assert!(matches!(follower.allowed(&[]), Allowed::Only(_)));
     let chosen = tokenizer.encode("b", false).unwrap();
-    assert!(follower.allowed(&chosen).is_none());
+    assert_eq!(follower.allowed(&chosen), Allowed::Nothing);
     // Nobody else is ended, however long it takes in all.
     let plain = compile(Shape::Regex("ab{1,40}".into())).unwrap();
     let mut follower = plain.0.unwrap().follow();
-    assert!(follower.allowed(&tokenizer.encode("ab", false).unwrap()).is_some());
+    assert!(matches!(follower.allowed(&tokenizer.encode("ab", false).unwrap()), Allowed::Only(_)));
 }

@@ -12,3 +12,4 @@ mod limits;
 mod memory;
 mod operations;
 mod server;
+mod tool_calls;

@@ -71,10 +71,12 @@ impl Server {
         Self::of_model(model(name), options, environment)
     }
 
-    /// Serves the model in this folder, which goes with the server.
+    /// Serves the model in this folder, a checkpoint or `model.gguf`. The folder is removed with the server.
     pub(crate) fn of_model(folder: PathBuf, options: &[&str], environment: &[(&str, &str)]) -> Self {
+        let file = folder.join("model.gguf");
+        let model = if file.exists() { &file } else { &folder };
         let mut process = Command::new(env!("CARGO_BIN_EXE_kvasir"))
-            .args(["serve", folder.to_str().unwrap(), "--port", "0", "--model-name", "tiny"])
+            .args(["serve", model.to_str().unwrap(), "--port", "0", "--model-name", "tiny"])
             .args(options)
             .envs(environment.iter().copied())
             .stderr(Stdio::piped())

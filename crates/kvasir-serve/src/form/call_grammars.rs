@@ -1,0 +1,406 @@
+//! Constrains tool calls from the moment the model begins one; text before, between and behind calls is free.
+//!
+//! A sequence alternates between two states:
+//!
+//! 1. *Text.* A [`Scanner`] reads the bytes of each token. Every token is allowed and no mask is made, unless a token could complete
+//!    the beginning of a call and go on with bytes that no call begins with. Such tokens are excluded: the parser would read the text as
+//!    a call, and no continuation could make it a valid one. Their masks depend on the scanner's state alone and are cached by it.
+//! 2. *Call.* A compiled grammar takes the bytes behind the mark and then each token; its masks are made on side threads. When it has
+//!    matched as a whole, the scanner resumes.
+//!
+//! Invariant: the state is a function of the output alone. Output that was taken back (rejected drafts, a step that runs again) is undone
+//! by the matcher inside a call, and otherwise by reading again from the last checkpoint.
+
+use super::{
+    Refused, Vocabulary,
+    helper::{Helper, LookAhead, locked},
+    shape::calls_grammar,
+    vocabulary::bits_without,
+    warden::{Warden, Watched},
+};
+use crate::answer::{CallSyntax, Opened, Scanner};
+use kvasir_kv::Token;
+use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
+use llguidance::{
+    Matcher,
+    toktrie::{SimpleVob, TokEnv, TokTrie},
+};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+/// The compiled grammars of a set of tools in one dialect. They are shared by all requests that offer these tools.
+pub struct CallGrammars {
+    syntax: CallSyntax,
+    /// Behind the beginning of a call, one for each grammar. Locked only to be copied.
+    starts: Vec<Mutex<Matcher>>,
+    words: TokEnv,
+    /// Control tokens that are part of an answer's text, and their spelling.
+    spelled: Vec<(Token, String)>,
+    /// Text tokens that can complete the beginning of a call.
+    closers: Vec<Token>,
+    /// What a scanner in this state excludes, if anything.
+    exclusions: Mutex<HashMap<Scanner, Option<Arc<[u32]>>>>,
+    /// Only what ends an answer.
+    ends: Arc<[u32]>,
+    helper: Arc<Helper>,
+    warden: Warden,
+}
+
+/// Scanner states whose exclusions are remembered.
+const REMEMBERED: usize = 1024;
+/// Text tokens after which a checkpoint is taken.
+const STRIDE: usize = 64;
+
+impl fmt::Debug for CallGrammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallGrammars").field("names", &self.syntax.names).finish_non_exhaustive()
+    }
+}
+
+impl CallGrammars {
+    /// Compiles what may follow the beginning of a call. `spelled` are the control tokens that an answer's text keeps.
+    pub(super) fn new(
+        vocabulary: &Vocabulary,
+        syntax: CallSyntax,
+        spelled: Vec<(Token, String)>,
+    ) -> Result<Self, Refused> {
+        let (words, helper, warden) = vocabulary.parts();
+        let mut starts = Vec::with_capacity(syntax.grammars.len());
+        for ways in &syntax.grammars {
+            let grammar = calls_grammar(ways, |text| vocabulary.literal(text)).map_err(Refused)?;
+            starts.push(Mutex::new(vocabulary.start(grammar)?));
+        }
+        let closing = syntax.closers();
+        let trie = words.tok_trie();
+        let size = trie.vocab_size() as Token;
+        let is_closer = |id: &Token| {
+            let bytes = trie.token(*id);
+            is_text(bytes) && bytes.iter().any(|byte| closing.contains(byte))
+        };
+        Ok(Self {
+            closers: (0..size).filter(is_closer).collect(),
+            ends: trie.eos_token_set().as_slice().into(),
+            syntax,
+            starts,
+            words,
+            spelled,
+            exclusions: Mutex::default(),
+            helper,
+            warden,
+        })
+    }
+
+    /// The constraint of one answer.
+    pub fn constraint(self: &Arc<Self>, beginning: CallsBeginning) -> Constrained {
+        let scanner = Scanner::new(&self.syntax, beginning.reasoning, beginning.is_reasoning);
+        Constrained(Some(Arc::new(Triggered {
+            grammars: self.clone(),
+            scanner,
+            behind_last: beginning.one_call.then_some(beginning.behind_last),
+        })))
+    }
+
+    /// The bytes that a token adds to an answer's text.
+    fn bytes(&self, token: Token) -> &[u8] {
+        let bytes = self.words.tok_trie().token(token);
+        match is_text(bytes) {
+            true => bytes,
+            false => {
+                let spelled = self.spelled.iter().find(|(id, _)| *id == token);
+                spelled.map_or(&[], |(_, spelling)| spelling.as_bytes())
+            }
+        }
+    }
+
+    /// Follows the grammar of a call from its beginning. None if the bytes that came already do not fit it.
+    fn begin(&self, opened: &Opened) -> Option<Matcher> {
+        let mut matcher = locked(self.starts.get(opened.grammar?)?).clone();
+        let trie = self.words.tok_trie();
+        let tokens = trie.greedy_tokenize(&opened.bytes);
+        // A byte that no token spells is left out there.
+        let is_whole = tokens.iter().map(|id| trie.token_len(*id)).sum::<usize>() == opened.bytes.len();
+        let taken = if is_whole { matcher.try_consume_tokens(&tokens).ok() } else { None };
+        (taken == Some(tokens.len())).then_some(matcher)
+    }
+
+    /// The mask of a scanner's state, if it excludes any token.
+    fn exclusion(&self, scanner: &Scanner) -> Option<Arc<[u32]>> {
+        if let Some(found) = locked(&self.exclusions).get(scanner) {
+            return found.clone();
+        }
+        let begins_none = |id: &Token| {
+            let opened = scanner.clone().push(&self.syntax, self.bytes(*id));
+            opened.is_some_and(|opened| self.begin(&opened).is_none())
+        };
+        let excluded: Vec<Token> = self.closers.iter().copied().filter(begins_none).collect();
+        let mask =
+            (!excluded.is_empty()).then(|| bits_without(self.words.tok_trie().vocab_size(), &excluded));
+        let mut exclusions = locked(&self.exclusions);
+        if exclusions.len() >= REMEMBERED {
+            exclusions.clear();
+        }
+        exclusions.insert(scanner.clone(), mask.clone());
+        mask
+    }
+}
+
+/// A control token has a marker in front of its spelling, and unused ids have no bytes.
+fn is_text(bytes: &[u8]) -> bool {
+    bytes.first().is_some_and(|first| *first != TokTrie::SPECIAL_TOKEN_MARKER)
+}
+
+/// How an answer begins that may hold calls.
+#[derive(Clone, Copy, Debug)]
+pub struct CallsBeginning {
+    /// What begins and ends reasoning, in which no call begins.
+    pub reasoning: Option<(&'static str, &'static str)>,
+    /// The prompt ends inside reasoning.
+    pub is_reasoning: bool,
+    /// The answer may hold one call.
+    pub one_call: bool,
+    /// What follows the one call.
+    pub behind_last: BehindLast,
+}
+
+/// What follows the last call that an answer may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BehindLast {
+    /// The end of the answer.
+    End,
+    /// Whatever the model writes; calls among it are not constrained, and the reader drops them.
+    Anything,
+}
+
+/// [`CallGrammars`] for one request.
+#[derive(Debug)]
+struct Triggered {
+    grammars: Arc<CallGrammars>,
+    scanner: Scanner,
+    behind_last: Option<BehindLast>,
+}
+
+impl Constraint for Triggered {
+    fn follow(&self) -> Box<dyn Follower> {
+        let state = State {
+            grammars: self.grammars.clone(),
+            behind_last: self.behind_last,
+            taken: Vec::new(),
+            checkpoints: vec![(0, self.scanner.clone())],
+            place: Place::Text(self.scanner.clone()),
+            mask: None,
+            expected: Vec::new(),
+            is_expecting: false,
+        };
+        Box::new(Following { state: Arc::new(Mutex::new(state)), bits: Vec::new() })
+    }
+}
+
+/// One sequence on its way.
+#[derive(Debug)]
+struct Following {
+    state: Arc<Mutex<State>>,
+    bits: Vec<u32>,
+}
+
+impl Follower for Following {
+    fn allowed(&mut self, output: &[Token]) -> Allowed<'_> {
+        let mut state = locked(&self.state);
+        let mask = match state.allowed(output) {
+            Allowed::Only(mask) => mask,
+            Allowed::Any => return Allowed::Any,
+            Allowed::Nothing => return Allowed::Nothing,
+        };
+        self.bits.clear();
+        self.bits.extend_from_slice(mask);
+        Allowed::Only(&self.bits)
+    }
+
+    fn expect(&mut self, output: &[Token]) {
+        let mut state = locked(&self.state);
+        // Text is read here and now, which takes less than to wake a thread.
+        if matches!(state.place, Place::Text(_)) && state.go_to(output) && state.is_answered() {
+            return;
+        }
+        state.expected.clear();
+        state.expected.extend_from_slice(output);
+        state.is_expecting = true;
+        let helper = state.grammars.helper.clone();
+        drop(state);
+        helper.ask(self.state.clone());
+    }
+}
+
+/// Where a sequence stands.
+enum Place {
+    Text(Scanner),
+    /// In a call whose grammar has taken the tokens from `from` on.
+    Call {
+        matcher: Box<Watched>,
+        from: usize,
+        scanner: Scanner,
+    },
+    /// Only the end of the answer may come.
+    End,
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(scanner) => write!(f, "Text({scanner:?})"),
+            Self::Call { from, .. } => write!(f, "Call({from})"),
+            Self::End => f.write_str("End"),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    grammars: Arc<CallGrammars>,
+    behind_last: Option<BehindLast>,
+    /// The output that `place` has taken.
+    taken: Vec<Token>,
+    /// The scanner after so many tokens of text, rising. The first is that of the beginning.
+    checkpoints: Vec<(usize, Scanner)>,
+    place: Place,
+    /// What may come after `taken` in a call, once it was asked for.
+    mask: Option<Arc<[u32]>>,
+    /// The output that will be asked about.
+    expected: Vec<Token>,
+    is_expecting: bool,
+}
+
+impl State {
+    /// Whether the next answer takes no work.
+    fn is_answered(&self) -> bool {
+        match &self.place {
+            Place::Text(scanner) => locked(&self.grammars.exclusions).contains_key(scanner),
+            Place::Call { .. } => self.mask.is_some(),
+            Place::End => true,
+        }
+    }
+
+    fn allowed(&mut self, output: &[Token]) -> Allowed<'_> {
+        self.is_expecting = false;
+        if !self.go_to(output) {
+            return Allowed::Nothing;
+        }
+        match &mut self.place {
+            Place::Text(scanner) => {
+                self.mask = self.grammars.exclusion(scanner);
+                self.mask.as_deref().map_or(Allowed::Any, Allowed::Only)
+            }
+            Place::End => Allowed::Only(&self.grammars.ends),
+            Place::Call { matcher, .. } => {
+                if self.mask.is_none() {
+                    // A grammar that has become too large to follow fails here; the sequence ends with an error.
+                    let mask: Option<SimpleVob> = matcher.work(Matcher::compute_mask_or_eos).ok();
+                    self.mask = mask.filter(|mask| !mask.is_zero()).map(|mask| mask.as_slice().into());
+                }
+                self.mask.as_deref().map_or(Allowed::Nothing, Allowed::Only)
+            }
+        }
+    }
+
+    /// Takes back what is not in `output`, and takes what is missing of it. False if a call in it does not fit its grammar.
+    fn go_to(&mut self, output: &[Token]) -> bool {
+        // Nearly always it is one more token, which a plain comparison of memory tells.
+        let goes_on = output.starts_with(&self.taken);
+        let common = || self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
+        let same = if goes_on { self.taken.len() } else { common() };
+        if !goes_on && !self.take_back(same) {
+            return false;
+        }
+        output[same..].iter().all(|token| self.take(*token))
+    }
+
+    /// Keeps the first `len` tokens.
+    fn take_back(&mut self, len: usize) -> bool {
+        self.mask = None;
+        if let Place::Call { matcher, from, .. } = &mut self.place
+            && len >= *from
+            && !matcher.matcher().is_error()
+            && matcher.work(|matcher| matcher.rollback(self.taken.len() - len)).is_ok()
+        {
+            self.taken.truncate(len);
+            return true;
+        }
+        while self.checkpoints.len() > 1 && self.checkpoints.last().is_some_and(|(at, _)| *at > len) {
+            self.checkpoints.pop();
+        }
+        let Some((at, scanner)) = self.checkpoints.last().cloned() else { return false };
+        let again: Vec<Token> = self.taken.drain(at..).take(len - at).collect();
+        self.place = Place::Text(scanner);
+        again.into_iter().all(|token| self.take(token))
+    }
+
+    fn take(&mut self, token: Token) -> bool {
+        match &mut self.place {
+            Place::End => {}
+            Place::Text(scanner) => {
+                let opened = scanner.push(&self.grammars.syntax, self.grammars.bytes(token));
+                let begun = opened.and_then(|opened| self.grammars.begin(&opened));
+                // Bytes that fit no call were excluded. Where they came all the same they are text.
+                if let Some(begun) = begun {
+                    let matcher = Box::new(self.grammars.warden.watch(begun));
+                    self.place =
+                        Place::Call { matcher, from: self.taken.len() + 1, scanner: scanner.clone() };
+                } else if self.checkpoints.last().is_none_or(|(at, _)| self.taken.len() + 1 >= at + STRIDE) {
+                    self.checkpoints.push((self.taken.len() + 1, scanner.clone()));
+                }
+            }
+            Place::Call { matcher, .. } => {
+                let takes = |matcher: &mut Matcher| {
+                    !matcher.is_stopped() && matches!(matcher.try_consume_tokens(&[token]), Ok(1))
+                };
+                if !matcher.work(takes) {
+                    return false;
+                }
+            }
+        }
+        self.mask = None;
+        self.taken.push(token);
+        self.end_call();
+        true
+    }
+
+    /// Goes on behind a call whose grammar has matched as a whole.
+    fn end_call(&mut self) {
+        let Place::Call { matcher, scanner, .. } = &mut self.place else { return };
+        if matcher.matcher().is_error() || !matcher.matcher().is_stopped() {
+            return;
+        }
+        let mut scanner = scanner.clone();
+        // A message to a function ends the turn.
+        let behind = if self.grammars.syntax.channels { Some(BehindLast::End) } else { self.behind_last };
+        self.place = match behind {
+            Some(BehindLast::End) => Place::End,
+            Some(BehindLast::Anything) => {
+                scanner.close();
+                Place::Text(scanner)
+            }
+            None => {
+                scanner.resume(&self.grammars.syntax);
+                Place::Text(scanner)
+            }
+        };
+        if let Place::Text(scanner) = &self.place {
+            self.checkpoints.push((self.taken.len(), scanner.clone()));
+        }
+    }
+}
+
+impl LookAhead for State {
+    fn look_ahead(&mut self) {
+        if self.is_expecting {
+            let expected = std::mem::take(&mut self.expected);
+            self.allowed(&expected);
+            self.expected = expected;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
