@@ -1,12 +1,17 @@
 //! What masks cost: 16 sequences under a JSON schema over a vocabulary of 151,936 tokens. `asked` is a mask made when it is asked for,
-//! `ahead` one that was expected while a step of the given length ran.
+//! `ahead` one that was expected while a step of the given length ran. `free calls` are 20 tools that a model may call: what it takes to
+//! compile them, and what each token of text costs in which no call begins.
 //!
 //! `cargo bench -p kvasir-serve --bench masks`
 #![allow(clippy::unwrap_used)]
 
 use kvasir_formats::Tokenizer;
 use kvasir_sample::{Allowed, Follower};
-use kvasir_serve::form::{Shape, Vocabulary};
+use kvasir_serve::{
+    answer::ToolDialect,
+    form::{BehindLast, CallsBeginning, Shape, Vocabulary},
+    request::Tool,
+};
 use serde_json::{Map, Value, json};
 use std::{
     sync::Arc,
@@ -92,7 +97,7 @@ fn run(vocabulary: &Vocabulary, ahead: bool, steps: usize) -> Vec<f64> {
         let mut spent = Duration::ZERO;
         for row in &mut rows {
             let started = Instant::now();
-            let Allowed::Only(bits) = row.0.allowed(&row.1) else { panic!("{:?} has no mask", row.1) };
+            let Allowed::Only(bits) = row.0.allowed(&row.1) else { unreachable!() };
             spent += started.elapsed();
             let token = draw(bits, &mut dice);
             row.1.push(token);
@@ -112,6 +117,49 @@ fn run(vocabulary: &Vocabulary, ahead: bool, steps: usize) -> Vec<f64> {
     times
 }
 
+/// Compiles 20 tools, and follows text under them.
+fn free_calls(vocabulary: &Vocabulary) {
+    let tool = |n| {
+        let (parameters, source) = (Some(schema()), Value::Null);
+        Tool { name: format!("tool_{n}"), parameters, schema: String::new(), source, strict: false }
+    };
+    let tools: Vec<Tool> = (0..20).map(tool).collect();
+    let all: Vec<&Tool> = tools.iter().collect();
+    for dialect in [ToolDialect::Hermes, ToolDialect::Llama3Json, ToolDialect::Qwen3Coder] {
+        let started = Instant::now();
+        let grammars = Arc::new(vocabulary.compile_calls(dialect.syntax(&all, true), Vec::new()).unwrap());
+        let compiled = started.elapsed();
+        let beginning = CallsBeginning {
+            reasoning: None,
+            is_reasoning: false,
+            one_call: false,
+            behind_last: BehindLast::End,
+        };
+        let mut follower = grammars.constraint(beginning).0.unwrap().follow();
+        let (mut dice, mut output) = (Dice(3), Vec::with_capacity(4000));
+        let (mut first, mut longest) = (Duration::ZERO, Duration::ZERO);
+        let started = Instant::now();
+        for n in 0..4000 {
+            let asked = Instant::now();
+            // No mask, or one that leaves nearly everything.
+            assert!(!matches!(follower.allowed(&output), Allowed::Nothing));
+            output.push(dice.below(EOS as usize) as u32);
+            follower.expect(&output);
+            match n {
+                0 => first = asked.elapsed(),
+                _ => longest = longest.max(asked.elapsed()),
+            }
+        }
+        let each = started.elapsed().as_secs_f64() * 1e6 / 4000.0;
+        println!(
+            "free calls, {dialect:?}: compiled in {:.1} ms; a token of text {each:.2} us, the first {:.0} us, the longest {:.0} us",
+            compiled.as_secs_f64() * 1e3,
+            first.as_secs_f64() * 1e6,
+            longest.as_secs_f64() * 1e6
+        );
+    }
+}
+
 fn main() {
     let started = Instant::now();
     let tokenizer = Arc::new(tokenizer());
@@ -124,6 +172,7 @@ fn main() {
         vocabulary.compile(&Shape::JsonSchema(schema()), &[]).unwrap();
     }
     println!("schema compiled in {:.2} ms", started.elapsed().as_secs_f64() * 10.0);
+    free_calls(&vocabulary);
     for (name, ahead, steps) in [("asked", false, 400), ("ahead", true, 100)] {
         let times = run(&vocabulary, ahead, steps);
         let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];

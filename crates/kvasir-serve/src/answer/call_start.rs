@@ -144,6 +144,22 @@ impl Scanner {
         }
     }
 
+    /// Whether the bytes of a token could complete the beginning of a call. A cheap test that may say yes too often.
+    pub fn may_open(&self, syntax: &CallSyntax, bytes: &[u8]) -> bool {
+        let has = |closer: u8| bytes.contains(&closer);
+        let has_mark = || syntax.openings.iter().any(|(mark, _)| mark.bytes().last().is_some_and(has));
+        let bracket = syntax.bare.map(|(bare, _)| bare.bracket());
+        match self.place {
+            Place::Text => has_mark(),
+            Place::Bare => syntax.bare.is_some_and(|(bare, _)| has(bare.closer())) || has_mark(),
+            Place::Fresh => has_mark() || bracket.is_some() && trimmed(bytes).first().copied() == bracket,
+            Place::Behind => has(b'{') || has_mark(),
+            Place::Header | Place::Message => has(b'.'),
+            Place::Start | Place::Reasoning => true,
+            Place::Over => false,
+        }
+    }
+
     fn start(&mut self) -> Option<Opened> {
         let said = trimmed(&self.tail);
         match self.reasoning {
@@ -299,13 +315,21 @@ impl Bare {
             Self::Python => b'[',
         }
     }
+
+    /// Completes the beginning of a call.
+    fn closer(self) -> u8 {
+        match self {
+            Self::Json => b'"',
+            Self::Python => b'(',
+        }
+    }
 }
 
 impl CallSyntax {
     /// Bytes of which a token must have one to complete the beginning of a call.
     pub fn closers(&self) -> Vec<u8> {
         let marks = self.openings.iter().filter_map(|(mark, _)| mark.bytes().last());
-        let bare = self.bare.map(|(bare, _)| if bare == Bare::Json { b'"' } else { b'(' });
+        let bare = self.bare.map(|(bare, _)| bare.closer());
         let next = matches!(self.next, Next::Call(_)).then_some(b'{');
         let channel = self.channels.then_some(b'.');
         marks.chain(bare).chain(next).chain(channel).collect()

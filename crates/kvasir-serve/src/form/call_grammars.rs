@@ -132,7 +132,9 @@ impl CallGrammars {
             return found.clone();
         }
         let begins_none = |id: &Token| {
-            let opened = scanner.clone().push(&self.syntax, self.bytes(*id));
+            let bytes = self.bytes(*id);
+            let may_open = scanner.may_open(&self.syntax, bytes);
+            let opened = may_open.then(|| scanner.clone().push(&self.syntax, bytes)).flatten();
             opened.is_some_and(|opened| self.begin(&opened).is_none())
         };
         let excluded: Vec<Token> = self.closers.iter().copied().filter(begins_none).collect();

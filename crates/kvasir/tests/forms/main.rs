@@ -13,7 +13,7 @@ use kvasir_kv::{Radix, blocks::BlockConfig};
 use kvasir_sample::{Allowed, Constrained, Sampling};
 use kvasir_serve::{
     answer::ToolDialect,
-    form::{Budget, Part, Shape, Vocabulary},
+    form::{BehindLast, Budget, CallsBeginning, Part, Shape, Vocabulary},
     request::Tool,
 };
 use schemas::{Dice, misfit, schema};
@@ -118,6 +118,76 @@ fn two_hundred_schemas_are_kept_to() {
     let again = small.generate(requests(&house)).unwrap();
     let preemptions: u32 = again.iter().map(|done| done.as_ref().unwrap().summary.preemptions).sum();
     assert!(preemptions > 0);
+    for (a, b) in done.iter().zip(&again) {
+        assert_eq!(a.as_ref().unwrap().tokens, b.as_ref().unwrap().tokens);
+    }
+}
+
+/// Calls that a random model begins of its own accord, since it likes the mark: in any batch, preempted or not, the same that fit.
+#[test]
+fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
+    let house = House::new();
+    let mark = house.tokenizer.encode("<tool_call>", false).unwrap()[0];
+    let mut dice = Dice(11);
+    let tools: Vec<Tool> = (0..6)
+        .map(|n| Tool {
+            name: format!("tool_{n}"),
+            parameters: Some(schema(&mut dice)),
+            schema: String::new(),
+            source: Value::Null,
+            strict: false,
+        })
+        .collect();
+    let all: Vec<&Tool> = tools.iter().collect();
+    let syntax = ToolDialect::Hermes.syntax(&all, true);
+    let grammars = Arc::new(house.vocabulary.compile_calls(syntax, Vec::new()).unwrap());
+    let beginning = CallsBeginning {
+        reasoning: None,
+        is_reasoning: false,
+        one_call: false,
+        behind_last: BehindLast::End,
+    };
+    let requests = || -> Vec<Request> {
+        let one = |seed| {
+            let mut request = house.request(seed, grammars.constraint(beginning));
+            request.params.max_tokens = 250;
+            request.params.sampling.temperature = 1.5;
+            request.params.bias = vec![(mark, 4.0)];
+            request
+        };
+        (0..40).map(one).collect()
+    };
+    let mut roomy = house.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 2048, true);
+    let done = roomy.generate(requests()).unwrap();
+    let mut made = 0;
+    for done in done.iter().map(|done| done.as_ref().unwrap()) {
+        let text = house.text(done);
+        let mut reader =
+            kvasir_serve::answer::Calls::new(ToolDialect::Hermes, tools.clone().into(), true).unwrap();
+        let mut calls: Vec<(String, String)> = Vec::new();
+        for event in reader.push(&text).into_iter().chain(reader.finish()) {
+            match event {
+                kvasir_serve::answer::CallEvent::Begin { name, .. } => calls.push((name, String::new())),
+                kvasir_serve::answer::CallEvent::Arguments { index, text } => calls[index].1 += &text,
+                kvasir_serve::answer::CallEvent::Text(_) => {}
+            }
+        }
+        if done.summary.finish == Finish::MaxTokens {
+            // The last one may have been cut off.
+            calls.pop();
+        }
+        made += calls.len();
+        for (name, arguments) in calls {
+            let tool = tools.iter().find(|tool| tool.name == name).unwrap_or_else(|| panic!("{text}"));
+            let schema = tool.parameters.as_ref().unwrap();
+            let arguments = serde_json::from_str(&arguments).unwrap_or_else(|e| panic!("{e}: {text}"));
+            assert_eq!(misfit(schema, schema, &arguments), None, "{text}");
+        }
+    }
+    assert!(made > 20, "{made}");
+    let mut small = house.engine(Box::new(PrefillFirst::new(Chunking::On { cap: Some(24) }, 0.0)), 96, false);
+    let again = small.generate(requests()).unwrap();
+    assert!(again.iter().map(|done| done.as_ref().unwrap().summary.preemptions).sum::<u32>() > 0);
     for (a, b) in done.iter().zip(&again) {
         assert_eq!(a.as_ref().unwrap().tokens, b.as_ref().unwrap().tokens);
     }
