@@ -1,7 +1,7 @@
 //! A least-recently-used cache of compiled tool grammars: agents offer the same tools in every turn.
 
 use crate::{
-    answer::ToolDialect,
+    answer::{ToolDialect, takes_objects},
     form::{CallGrammars, Refused, Vocabulary},
     request::Tool,
 };
@@ -126,6 +126,9 @@ impl Compiler<'_> {
 
     fn grammars(&self, tools: &[Tool], several: bool) -> Result<CallGrammars, Refused> {
         let all: Vec<&Tool> = tools.iter().collect();
+        if !tools.iter().all(takes_objects) {
+            return Err(Refused("describes no object".into()));
+        }
         self.vocabulary.compile_calls(self.dialect.syntax(&all, several), self.spelled.to_vec())
     }
 }

@@ -399,25 +399,26 @@ impl ToolDialect {
     }
 }
 
-/// The schema of a tool's arguments: always one of an object.
+/// Whether the schema of a tool's arguments describes objects, among other values or not.
+pub(crate) fn takes_objects(tool: &Tool) -> bool {
+    let schema = tool.parameters.as_ref().map(|schema| resolved(schema, schema));
+    schema.is_none_or(|schema| match &schema["type"] {
+        Value::Null => true,
+        Value::Array(kinds) => kinds.iter().any(|kind| kind == "object"),
+        kind => kind == "object",
+    })
+}
+
+/// The schema of a tool's arguments, without other values than objects where it takes objects.
 fn arguments(tool: &Tool) -> Value {
-    let any = || json!({"type": "object"});
-    let Some(schema) = &tool.parameters else { return any() };
+    let Some(schema) = &tool.parameters else { return json!({"type": "object"}) };
     let mut schema = resolved(schema, schema);
-    let kind = schema.get("type").cloned();
-    match (&kind, schema.as_object_mut()) {
-        (Some(Value::String(kind)), _) if kind == "object" => schema,
-        (Some(Value::Array(kinds)), Some(map)) if kinds.iter().any(|kind| kind == "object") => {
-            map.insert("type".into(), "object".into());
-            schema
-        }
-        (None, Some(map)) if !map.contains_key("$ref") => {
-            map.insert("type".into(), "object".into());
-            schema
-        }
-        (None, Some(_)) => schema,
-        _ => any(),
+    if let (true, Some(map)) = (takes_objects(tool), schema.as_object_mut())
+        && !map.contains_key("$ref")
+    {
+        map.insert("type".into(), "object".into());
     }
+    schema
 }
 
 /// A schema, or what it refers to, with the definitions of `root`.

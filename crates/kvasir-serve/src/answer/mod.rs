@@ -23,6 +23,7 @@ pub use call_start::{Bare, CallSyntax, Next, Opened, Scanner};
 pub use calls::{CallEvent, Calls};
 pub use choice::{Choice, Delta, Reading};
 pub use dialect::ToolDialect;
+pub(crate) use dialect::takes_objects;
 use harmony::Harmony;
 pub use items::{Item, ItemEvent, ItemKind, Items};
 pub use reasoning::{Part, Reasoning, ReasoningDialect};

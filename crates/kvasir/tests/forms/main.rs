@@ -150,12 +150,12 @@ fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
     let requests = || -> Vec<Request> {
         let one = |seed| {
             let mut request = house.request(seed, grammars.constraint(beginning));
-            request.params.max_tokens = 250;
+            request.params.max_tokens = 180;
             request.params.sampling.temperature = 1.5;
             request.params.bias = vec![(mark, 4.0)];
             request
         };
-        (0..40).map(one).collect()
+        (0..24).map(one).collect()
     };
     let mut roomy = house.engine(Box::new(Chunked::new(64, Mixing::On { target: None })), 2048, true);
     let done = roomy.generate(requests()).unwrap();
@@ -184,7 +184,7 @@ fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
             assert_eq!(misfit(schema, schema, &arguments), None, "{text}");
         }
     }
-    assert!(made > 20, "{made}");
+    assert!(made > 10, "{made}");
     let mut small = house.engine(Box::new(PrefillFirst::new(Chunking::On { cap: Some(24) }, 0.0)), 96, false);
     let again = small.generate(requests()).unwrap();
     assert!(again.iter().map(|done| done.as_ref().unwrap().summary.preemptions).sum::<u32>() > 0);

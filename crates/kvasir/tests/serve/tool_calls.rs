@@ -146,6 +146,12 @@ fn likeliest_answers_do_not_change() {
 #[test]
 fn only_a_strict_schema_that_cannot_be_compiled_is_refused() {
     let server = server("strict", &[], &[]);
+    let no_object =
+        json!([tool("ping", json!({"type": "object"})), tool("clock", json!({"type": "string"}))]);
+    let extra = json!({"tools": no_object, "temperature": 0});
+    let (_, answer) = server.post(CHAT, &asked("What time is it in Oslo?", extra));
+    let (_, arguments) = calls(&answer["choices"][0]["message"]).next().unwrap();
+    assert!(serde_json::from_str::<Value>(arguments).unwrap().is_object(), "{answer}");
     let offered = |strict: Value| {
         let mut broken =
             tool("clock", json!({"type": "object", "properties": {"city": {"type": "nonsense"}}}));
