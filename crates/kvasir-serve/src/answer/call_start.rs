@@ -107,10 +107,12 @@ impl Scanner {
         Self { place, tail: Vec::new(), reasoning }
     }
 
-    /// Behind a call that has ended.
-    pub fn resume(&mut self, syntax: &CallSyntax) {
+    /// Behind a call that has ended. `first` is the first byte of its grammar's text, white space aside: a call that begins with the name
+    /// itself is no object, and nothing that follows it belongs to it.
+    pub fn resume(&mut self, syntax: &CallSyntax, first: Option<u8>) {
+        let is_name = first.is_some_and(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
         self.tail.clear();
-        self.place = if syntax.next == Next::Text { Place::Text } else { Place::Behind };
+        self.place = if is_name || syntax.next == Next::Text { Place::Text } else { Place::Behind };
     }
 
     /// Reads no further call.

@@ -243,6 +243,8 @@ enum Place {
         matcher: Box<Watched>,
         from: usize,
         scanner: Scanner,
+        /// Bytes that came in the token with the mark.
+        bytes: Vec<u8>,
     },
     /// Only the end of the answer may come.
     End,
@@ -343,12 +345,12 @@ impl State {
             Place::End => {}
             Place::Text(scanner) => {
                 let opened = scanner.push(&self.grammars.syntax, self.grammars.bytes(token));
-                let begun = opened.and_then(|opened| self.grammars.begin(&opened));
+                let begun = opened.and_then(|opened| Some((self.grammars.begin(&opened)?, opened.bytes)));
                 // Bytes that fit no call were excluded. Where they came all the same they are text.
-                if let Some(begun) = begun {
+                if let Some((begun, bytes)) = begun {
+                    let (from, scanner) = (self.taken.len() + 1, scanner.clone());
                     let matcher = Box::new(self.grammars.warden.watch(begun));
-                    self.place =
-                        Place::Call { matcher, from: self.taken.len() + 1, scanner: scanner.clone() };
+                    self.place = Place::Call { matcher, from, scanner, bytes };
                 } else if self.checkpoints.last().is_none_or(|(at, _)| self.taken.len() + 1 >= at + STRIDE) {
                     self.checkpoints.push((self.taken.len() + 1, scanner.clone()));
                 }
@@ -370,10 +372,13 @@ impl State {
 
     /// Goes on behind a call whose grammar has matched as a whole.
     fn end_call(&mut self) {
-        let Place::Call { matcher, scanner, .. } = &mut self.place else { return };
+        let Place::Call { matcher, scanner, from, bytes } = &mut self.place else { return };
         if matcher.matcher().is_error() || !matcher.matcher().is_stopped() {
             return;
         }
+        let later = self.taken[*from..].iter().map(|token| self.grammars.bytes(*token));
+        let mut text = std::iter::once(bytes.as_slice()).chain(later).flatten();
+        let first = text.find(|byte| !byte.is_ascii_whitespace()).copied();
         let mut scanner = scanner.clone();
         // A message to a function ends the turn.
         let behind = if self.grammars.syntax.channels { Some(BehindLast::End) } else { self.behind_last };
@@ -384,7 +389,7 @@ impl State {
                 Place::Text(scanner)
             }
             None => {
-                scanner.resume(&self.grammars.syntax);
+                scanner.resume(&self.grammars.syntax, first);
                 Place::Text(scanner)
             }
         };

@@ -218,6 +218,12 @@ mod tests {
             lines(Format::Text, Level::Error),
             "1970-01-01T00:00:00.000Z error request=r1 route=/v1/x key=2 trace=00000000000000000000000000000005 status=500 total_ms=1.5\n"
         );
+        let schemas = vec!["tools[0].function.parameters".to_owned()];
+        let mut text = String::new();
+        let loosened = Told::Loosened { call: call.clone(), schemas, at: UNIX_EPOCH };
+        Log { format: Format::Text, level: Level::Warn }.line(&mut text, &loosened);
+        let said = "unconstrained=tools[0].function.parameters why=schema-cannot-be-compiled\n";
+        assert!(text.contains(" warn ") && text.ends_with(said), "{text}");
         for line in lines(Format::Json, Level::Debug).lines() {
             let value: Value = serde_json::from_str(line).unwrap();
             assert_eq!(value["request"], "r1");

@@ -1,3 +1,5 @@
+//! Scripted and random answers: what is free, what is masked, and that every call that is read fits its tool.
+
 #[path = "../../../../kvasir/tests/forms/schemas.rs"]
 mod schemas;
 
@@ -263,6 +265,19 @@ fn objects_without_a_mark_are_calls_by_their_name() {
             Allowed::Nothing => panic!("{text}"),
         };
         assert_eq!(masked, is_call, "{text}");
+    }
+}
+
+#[test]
+fn an_object_behind_a_call_is_one_only_behind_objects() {
+    let grammars = grammars(ToolDialect::Mistral, true);
+    let mut follower = follower(&grammars, beginning());
+    let named = "[TOOL_CALLS]now[ARGS]{}";
+    let listed = "[TOOL_CALLS][{\"name\": \"now\", \"arguments\": {}}]";
+    for (text, is_call) in [(named, false), (listed, true)] {
+        let is_free = follower.allowed(&spelt(&format!("{text} {{"))) == Allowed::Any;
+        assert_eq!(is_free, !is_call, "{text}");
+        assert_eq!(follower.allowed(&spelt(&format!("{text} So {{"))), Allowed::Any, "{text}");
     }
 }
 
