@@ -298,7 +298,7 @@ impl Raw {
 }
 
 /// What a schema says of a text that stands without quotes, as regular expressions in Lark's notation. A pattern with alternatives at its
-/// top is left out.
+/// top and a rarer `format` are left out.
 pub(crate) fn text_patterns(schema: &Value) -> Vec<String> {
     let bound = |key: &str| schema[key].as_u64();
     let length = match (bound("minLength"), bound("maxLength")) {
@@ -313,7 +313,25 @@ pub(crate) fn text_patterns(schema: &Value) -> Vec<String> {
             let (inner, after) = anchored.map_or((inner, "(?s:.*)"), |inner| (inner, ""));
             format!("{before}({}){after}", regex_to_lark(inner, "d"))
         });
-    length.into_iter().chain(pattern).collect()
+    let format = schema["format"].as_str().and_then(|format| format_pattern(format));
+    length.into_iter().chain(pattern).chain(format).collect()
+}
+
+/// The regular expression of a `format`, if it is one of those that are held to outside of quotes.
+fn format_pattern(format: &str) -> Option<String> {
+    const DATE: &str = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])";
+    const TIME: &str =
+        "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([zZ]|[+\\-]([01][0-9]|2[0-3]):[0-5][0-9])";
+    const BYTE: &str = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+    Some(match format {
+        "date" => DATE.into(),
+        "time" => TIME.into(),
+        "date-time" => format!("{DATE}[tT]{TIME}"),
+        "uuid" => "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}".into(),
+        "ipv4" => format!("({BYTE}\\.){{3}}{BYTE}"),
+        "email" => "[a-zA-Z0-9._%+\\-]+@[a-zA-Z0-9\\-]+(\\.[a-zA-Z0-9\\-]+)*".into(),
+        _ => return None,
+    })
 }
 
 fn has_top_alternatives(pattern: &str) -> bool {
