@@ -81,7 +81,9 @@ impl Collector {
     fn of(&self, told: &Told, ids: &mut Ids) -> Vec<Value> {
         match told {
             Told::Ended { call, summary, at } => spans(call, summary, *at, ids),
-            Told::Answered { .. } | Told::Ignored { .. } | Told::Loosened { .. } | Told::Flush(_) => Vec::new(),
+            Told::Answered { .. } | Told::Ignored { .. } | Told::Loosened { .. } | Told::Flush(_) => {
+                Vec::new()
+            }
         }
     }
 

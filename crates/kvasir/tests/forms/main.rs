@@ -136,6 +136,7 @@ fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
             schema: String::new(),
             source: Value::Null,
             strict: false,
+            kind: Default::default(),
         })
         .collect();
     let all: Vec<&Tool> = tools.iter().collect();
