@@ -121,7 +121,14 @@ fn run(vocabulary: &Vocabulary, ahead: bool, steps: usize) -> Vec<f64> {
 fn free_calls(vocabulary: &Vocabulary) {
     let tool = |n| {
         let (parameters, source) = (Some(schema()), Value::Null);
-        Tool { name: format!("tool_{n}"), parameters, schema: String::new(), source, strict: false }
+        Tool {
+            name: format!("tool_{n}"),
+            parameters,
+            schema: String::new(),
+            source,
+            strict: false,
+            kind: Default::default(),
+        }
     };
     let tools: Vec<Tool> = (0..20).map(tool).collect();
     let all: Vec<&Tool> = tools.iter().collect();

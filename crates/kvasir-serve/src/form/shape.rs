@@ -313,7 +313,7 @@ pub(crate) fn text_patterns(schema: &Value) -> Vec<String> {
             let (inner, after) = anchored.map_or((inner, "(?s:.*)"), |inner| (inner, ""));
             format!("{before}({}){after}", regex_to_lark(inner, "d"))
         });
-    let format = schema["format"].as_str().and_then(|format| format_pattern(format));
+    let format = schema["format"].as_str().and_then(format_pattern);
     length.into_iter().chain(pattern).chain(format).collect()
 }
 

@@ -102,7 +102,14 @@ fn long(marks: &[&str]) -> (Arc<Tokenizer>, Vocabulary, Vec<(Token, String)>) {
 
 fn tool(name: &str, parameters: Value) -> Tool {
     let (parameters, schema) = (Some(parameters), String::new());
-    Tool { name: name.into(), parameters, schema, source: Value::Null, strict: false }
+    Tool {
+        name: name.into(),
+        parameters,
+        schema,
+        source: Value::Null,
+        strict: false,
+        kind: Default::default(),
+    }
 }
 
 fn grammars(dialect: ToolDialect, several: bool) -> Arc<CallGrammars> {
