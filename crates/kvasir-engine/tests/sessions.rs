@@ -49,9 +49,12 @@ struct World {
     about: String,
     /// As the outbox told it.
     told: BTreeMap<SessionId, u32>,
+    /// Its policy reserves all that a request may write, so only admissions evict.
+    reserves: bool,
 }
 
-fn engine(kind: CacheKind, dice: &mut Dice) -> (Engine<Toy>, String) {
+/// An engine, what it is, and whether its policy reserves all that a request may write.
+fn engine(kind: CacheKind, dice: &mut Dice) -> (Engine<Toy>, String, bool) {
     let in_blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
     let block = if in_blocks { [1, 2, 4, 16][dice.below(4) as usize] } else { 1 };
     let slots = if dice.below(2) == 0 { 96 } else { 1024 };
@@ -81,15 +84,16 @@ fn engine(kind: CacheKind, dice: &mut Dice) -> (Engine<Toy>, String) {
     let overlap = dice.below(2) == 0;
     let about =
         format!("{kind}, block {block}, {slots} slots, sharing {sharing}, policy {which}, overlap {overlap}");
-    (Engine::new(core, Toy::new(), clock).overlap(overlap), about)
+    (Engine::new(core, Toy::new(), clock).overlap(overlap), about, which != 0)
 }
 
 impl World {
     fn new(kind: CacheKind, seed: u64) -> Self {
         let mut dice = Dice(seed);
-        let (engine, about) = engine(kind, &mut dice);
+        let (engine, about, reserves) = engine(kind, &mut dice);
         let about = format!("seed {seed}: {about}");
-        Self { engine, conversations: BTreeMap::new(), next: 1, dice, about, told: BTreeMap::new() }
+        let (conversations, told) = (BTreeMap::new(), BTreeMap::new());
+        Self { engine, conversations, next: 1, dice, about, told, reserves }
     }
 
     fn begin(&mut self, conversation: Conversation) -> u64 {
@@ -156,7 +160,14 @@ impl World {
     }
 
     fn step(&mut self, seen: &mut Seen) -> Turn {
+        let retained = |engine: &Engine<Toy>| -> Vec<u32> {
+            self.conversations.keys().map(|key| engine.core().kept(SessionId(*key))).collect()
+        };
+        let before = retained(&self.engine);
         let turn = self.engine.step().unwrap_or_else(|exit| panic!("{}: {exit}", self.about));
+        let evicts = before.iter().zip(retained(&self.engine)).any(|(before, after)| after < *before);
+        let admits = !self.engine.core().record().admitted.is_empty();
+        assert!(!evicts || admits || !self.reserves, "{}: a step that admits nobody evicts", self.about);
         assert_eq!(self.engine.executor().violations().first(), None, "{}", self.about);
         self.engine.core().check_invariants().unwrap_or_else(|why| panic!("{}: {why}", self.about));
         let outbox = self.engine.core_mut().outbox();
