@@ -319,8 +319,9 @@ impl Core {
         world.in_flight == 0 && world.record.held.iter().any(no_room)
     }
 
-    /// Evicts retained K/V where that frees anything, else preempts the request admitted last; if it runs alone, the cache is too small for it, and it ends with what it has.
-    /// What is leased with nothing in flight waits for row moves, which a preemption makes needless.
+    /// Evicts retained K/V where that frees anything, else preempts the request admitted last; if
+    /// it runs alone, the cache is too small for it, and it ends with what it has. What is leased
+    /// with nothing in flight waits for row moves, which a preemption makes needless.
     fn make_way(&mut self, now: Nanos) {
         let world = &mut self.world;
         if world.find_victims(Shortage { slots: 1, leased_too: true, ..Shortage::default() }) {

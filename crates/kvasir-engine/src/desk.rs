@@ -42,7 +42,8 @@ pub struct Feed {
 #[derive(Clone, Copy, Debug)]
 struct Weighed {
     hit: Hit,
-    /// Tokens of the hit that its session retained; the others are found by content, or are its leader's.
+    /// Tokens of the hit that its session retained; the others are found by content, or are its
+    /// leader's.
     retained: u32,
     /// Length up to which room is reserved, in whole blocks.
     upto: u32,
@@ -207,21 +208,22 @@ impl Desk<'_> {
             || leader.status == Status::Waiting && leader.rest.timings.admitted.is_none()
     }
 
-    /// What a waiting sequence would find if it were admitted now, or why it cannot be. Changes nothing.
+    /// What a waiting sequence would find if it were admitted now, or why it cannot be. Changes
+    /// nothing.
     pub fn admissible(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
         self.weigh(entry, admit).map(|weighed| weighed.hit)
     }
 
-    /// Whether there is room for a newcomer, and at what price. Changes nothing; the retained sequences to evict are then those that
-    /// [`World::evict_victims`] evicts.
+    /// Whether there is room for a newcomer, and at what price. Changes nothing; the retained
+    /// sequences to evict are then those that [`World::evict_victims`] evicts.
     fn weigh(&mut self, entry: u32, admit: Admit) -> Result<Weighed, Reason> {
         if let Some(reason) = self.closed_to(entry) {
             return Err(reason);
         }
         let weighed = self.weigh_hit(entry, admit);
         let world = &*self.world;
-        // Where only part of a hit is taken over, a cache may count too much of it as in use. With nothing running that would not
-        // change by waiting, so the request goes on without the hit.
+        // Where only part of a hit is taken over, a cache may count too much of it as in use. With
+        // nothing running that would not change by waiting, so the request goes on without the hit.
         let waits_in_vain = world.running.is_empty() && world.in_flight == 0 && !world.kept.is_empty();
         if weighed.is_err() && waits_in_vain && admit.hit_limit > world.base {
             return self.weigh_hit(entry, Admit { hit_limit: world.base, ..admit });
@@ -431,7 +433,8 @@ impl Desk<'_> {
         Ok(())
     }
 
-    /// Makes sure that `slots` may be claimed for `entry`, by evicting retained K/V if that is enough.
+    /// Makes sure that `slots` may be claimed for `entry`, by evicting retained K/V if that is
+    /// enough.
     fn find_room(&mut self, entry: u32, slots: u32) -> Result<(), Reason> {
         let world = &mut *self.world;
         let missing = world.shortage(slots.saturating_sub(world.slab[entry].promised));

@@ -1,11 +1,13 @@
-//! Retained K/V of sessions: what a request of a session has computed stays in the cache for the next one, until its slots are
-//! needed.
+//! Retained K/V of sessions: what a request of a session has computed stays in the cache for the
+//! next one, until its slots are needed.
 //!
 //! Invariants:
-//! - Retained K/V is truncated or evicted only for a request that is admitted or fed thereby. Whether it would be is found out
-//!   first, by [`World::find_victims`], which changes nothing.
-//! - What comes free is counted by the cache: a block that several sessions share comes free with the last of them.
-//! - Retained sequences are evicted in the order of their last use; one that would free nothing is passed over.
+//! - Retained K/V is truncated or evicted only for a request that is admitted or fed thereby.
+//!   Whether it would be is found out first, by [`World::find_victims`], which changes nothing.
+//! - What comes free is counted by the cache: a block that several sessions share comes free with
+//!   the last of them.
+//! - Retained sequences are evicted in the order of their last use; one that would free nothing is
+//!   passed over.
 //!
 //! `tests/retained_sessions.rs` and `tests/sessions.rs` guard this.
 
@@ -34,7 +36,8 @@ pub(crate) struct Kept {
 pub(crate) struct KeptSessions {
     entries: BTreeMap<SessionId, Kept>,
     uses: u64,
-    /// Counts everything that may let more slots come free: sequences closed or retained, leases ended.
+    /// Counts everything that may let more slots come free: sequences closed or retained, leases
+    /// ended.
     changes: u64,
     /// Steps in flight that may name a retained sequence.
     steps_in_flight: u32,
@@ -161,8 +164,8 @@ impl World {
         self.blocks_within(same.min(most))
     }
 
-    /// Tokens of what its session retained that a waiting request can go on from: none where it finds more elsewhere, or where the
-    /// cache cannot go back so far.
+    /// Tokens of what its session retained that a waiting request can go on from: none where it
+    /// finds more elsewhere, or where the cache cannot go back so far.
     pub(crate) fn session_hit(&mut self, entry: u32, elsewhere: u32, limit: u32) -> u32 {
         let sequence = &self.slab[entry];
         let hit = self.blocks_within(self.kept_hit(sequence).min(limit));
@@ -175,8 +178,8 @@ impl World {
         if lowest.is_ok_and(|lowest| lowest <= hit) { hit } else { 0 }
     }
 
-    /// Hands the first `len` retained tokens of a session over to its request, and gives up the others. With `len` 0 all are given
-    /// up.
+    /// Hands the first `len` retained tokens of a session over to its request, and gives up the
+    /// others. With `len` 0 all are given up.
     pub(crate) fn take_kept(&mut self, entry: u32, len: u32) -> Option<(SeqId, u32)> {
         let session = self.slab[entry].rest.params.session?;
         self.cut_kept(session, len);
@@ -216,8 +219,8 @@ impl World {
         oldest.inspect(|session| self.forget(*session)).is_some()
     }
 
-    /// Finds the retained sequences whose eviction lets enough slots come free, for [`World::evict_victims`]. False if there are not
-    /// enough. Changes nothing else.
+    /// Finds the retained sequences whose eviction lets enough slots come free, for
+    /// [`World::evict_victims`]. False if there are not enough. Changes nothing else.
     pub(crate) fn find_victims(&mut self, shortage: Shortage) -> bool {
         self.kept.victims.clear();
         if self.kept.is_empty() {
@@ -235,8 +238,8 @@ impl World {
         self.cache.victims(&search, &mut self.kept.victims)
     }
 
-    /// [`World::find_victims`] for the admission of `entry`. The answer is remembered if it is no: a request at the head of the queue asks
-    /// again before every step.
+    /// [`World::find_victims`] for the admission of `entry`. The answer is remembered if it is no:
+    /// a request at the head of the queue asks again before every step.
     pub(crate) fn find_victims_for(&mut self, entry: u32, shortage: Shortage) -> bool {
         let (request, slots, changes) = (self.slab[entry].id, shortage.slots, self.kept.changes);
         let is_known = |refused: Refused| {

@@ -1,4 +1,5 @@
-//! Retained K/V of sessions is evicted only for a request that is admitted thereby, and no more of it than that takes.
+//! Retained K/V of sessions is evicted only for a request that is admitted thereby, and no more of
+//! it than that takes.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
@@ -98,7 +99,8 @@ fn a_request_without_room_evicts_nothing_until_it_can_be_admitted() {
     }
 }
 
-/// A trunk of 40 tokens in session 1, and sessions 2 to 9 that have 8 tokens each behind it: 104 slots.
+/// A trunk of 40 tokens in session 1, and sessions 2 to 9 that have 8 tokens each behind it: 104
+/// slots.
 fn forked(kind: CacheKind) -> Engine<Toy> {
     let mut engine = engine(kind, 256, false);
     run(&mut engine, &[5; 40], 1);
@@ -119,7 +121,8 @@ fn forks_of_a_trunk_count_it_once() {
     for kind in FORKING {
         let mut engine = forked(kind);
         let before = retained(&engine, 1..=9);
-        // 152 slots are free, 80 of which this one takes; another one then needs 36 more than all sessions have.
+        // 152 slots are free, 80 of which this one takes; another one then needs 36 more than all
+        // sessions have.
         let running = engine.add_request(request(&[20; 16], 64, None)).unwrap();
         step(&mut engine);
         let large = engine.add_request(request(&[21; 112], 100, None)).unwrap();
@@ -158,7 +161,8 @@ fn a_turn_counts_what_its_own_session_gives_up() {
         let mut engine = engine(kind, 64, false);
         run(&mut engine, &[5; 40], 1);
         run(&mut engine, &[6; 16], 2);
-        // 8 slots are free, and 20 of the session's own 40 come free because its turn goes another way.
+        // 8 slots are free, and 20 of the session's own 40 come free because its turn goes another
+        // way.
         let mut edited = vec![5; 20];
         edited.extend([7; 20]);
         let turn = engine.add_request(request(&edited, 8, Some(1))).unwrap();

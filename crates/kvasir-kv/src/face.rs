@@ -166,8 +166,9 @@ pub trait Cache: Send {
     fn open(&mut self) -> Result<SeqId, CacheError>;
     /// Ends a sequence. What only it owned comes back now, or when the last step that names it retires.
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError>;
-    /// Which of the candidates to close so that enough slots come free, written into `victims`. False, and none, if not even
-    /// all of them are enough. Changes nothing; takes time in the lengths of the candidates' tables.
+    /// Which of the candidates to close so that enough slots come free, written into `victims`.
+    /// False, and none, if not even all of them are enough. Changes nothing; takes time in the
+    /// lengths of the candidates' tables.
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool;
     /// Whether a claim of `tokens` more for this sequence would find room now.
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool;

@@ -1,7 +1,9 @@
-//! Victim selection: which sequences to close so that enough slots come free, weighed without changing anything.
+//! Victim selection: which sequences to close so that enough slots come free, weighed without
+//! changing anything.
 //!
-//! A slot comes free when its last owner lets go, so the sum of the candidates' lengths says little where they share a
-//! trunk. [`choose`] counts in a [`WhatIf`], which stands for the cache as it would be:
+//! A slot comes free when its last owner lets go, so the sum of the candidates' lengths says little
+//! where they share a trunk. [`choose`] counts in a [`WhatIf`], which stands for the cache as it
+//! would be:
 //!
 //! 1. The candidates are closed in their order until enough slots have come free.
 //! 2. From the last to the first, each one without which enough slots still come free stays open.
@@ -17,12 +19,14 @@ pub struct VictimSearch<'a> {
     pub slots: u32,
     /// Sequences that may be closed, the first to go first.
     pub candidates: &'a [SeqId],
-    /// A sequence that is truncated to a length in any case, or closed if that is 0. It is not among the candidates.
+    /// A sequence that is truncated to a length in any case, or closed if that is 0. It is not
+    /// among the candidates.
     pub truncate: Option<(SeqId, u32)>,
-    /// What the newest lookup found, which is to be attached afterwards: it stays in use, so it does not come free.
+    /// What the newest lookup found, which is to be attached afterwards: it stays in use, so it
+    /// does not come free.
     pub hit: Hit,
-    /// Whether slots count that come free when the steps in flight have retired. A cache may count fewer. Not together with a
-    /// hit.
+    /// Whether slots count that come free when the steps in flight have retired. A cache may count
+    /// fewer. Not together with a hit.
     pub leased_too: bool,
 }
 
@@ -36,7 +40,8 @@ pub(crate) trait WhatIf {
     fn freed(&self) -> u32;
 }
 
-/// Writes the sequences to close into `victims`. False, and none, if not even all candidates are enough.
+/// Writes the sequences to close into `victims`. False, and none, if not even all candidates are
+/// enough.
 pub(crate) fn choose(what_if: &mut impl WhatIf, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
     victims.clear();
     if let Some((seq, len)) = search.truncate {

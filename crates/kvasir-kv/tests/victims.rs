@@ -1,5 +1,6 @@
-//! Victim selection beside what it predicts: on random caches of every kind, with steps in flight, forks, shared prefixes and
-//! holes in the order of use, closing what was chosen frees as much as was asked for, and no smaller choice does.
+//! Victim selection beside what it predicts, on random caches of every kind with steps in flight,
+//! forks and shared prefixes: closing what was chosen frees as much as was asked for, and no part
+//! of the choice does.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_kv::{Cache, CacheConfig, CacheKind, ClaimRow, Hit, SeqId, StepId, Token, VictimSearch, build};
@@ -15,7 +16,8 @@ impl Dice {
     }
 }
 
-/// A verb that leads to the state under test. States cannot be copied, so that each one is made anew for every question.
+/// A verb that leads to the state under test. States cannot be copied, so that each one is made
+/// anew for every question.
 #[derive(Clone, Debug)]
 enum Verb {
     Open(Vec<Token>, bool),
@@ -86,7 +88,8 @@ impl State {
                     return;
                 }
                 let Ok(fork) = self.cache.open() else { return };
-                // Whole blocks, so that no row moves wait: what they lease comes free earlier where their target is closed.
+                // Whole blocks, so that no row moves wait: what they lease comes free earlier where
+                // their target is closed.
                 let block = self.cache.block_size();
                 let len = (*len).min(self.cache.len(source).unwrap()) / block * block;
                 let copied = self.cache.sequences().unwrap().copy(source, fork, 0..len);
@@ -150,8 +153,8 @@ struct Question {
     leased_too: bool,
 }
 
-/// Slots that come free when a state's sequences are truncated and closed; the prompt is attached then. With `leased_too`, once all
-/// steps in flight have retired.
+/// Slots that come free when a state's sequences are truncated and closed; the prompt is attached
+/// then. With `leased_too`, once all steps in flight have retired.
 fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
     let counted = |state: &mut State| {
         while question.leased_too && state.retired + 1 < state.next {

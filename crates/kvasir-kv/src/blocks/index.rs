@@ -26,7 +26,8 @@ pub struct Offer<'a> {
     pub from: u32,
 }
 
-/// Pins that groups of blocks would lose, by the number of the group: what [`Index::unused`] counts in.
+/// Pins that groups of blocks would lose, by the number of the group: what [`Index::unused`] counts
+/// in.
 pub type Unpinned = HashMap<u32, u32, BuildHasherDefault<DefaultHasher>>;
 
 /// How blocks are found again by content, and which one is handed out next: what `paged` and `radix` differ in.
@@ -61,8 +62,8 @@ pub trait Index: Send {
     fn let_go_all(&mut self, blocks: Range<BlockId>) {
         blocks.for_each(|block| self.let_go(block));
     }
-    /// How many blocks could be handed out if this one were no longer used, beside those that `unpinned` counts already.
-    /// Changes nothing but that.
+    /// How many blocks could be handed out if this one were no longer used, beside those that
+    /// `unpinned` counts already. Changes nothing but that.
     fn unused(&self, block: BlockId, unpinned: &mut Unpinned) -> u32 {
         let _ = (block, unpinned);
         1

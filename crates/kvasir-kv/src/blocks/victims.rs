@@ -1,4 +1,5 @@
-//! Victim selection in a block cache: a block comes free with its last owner, unless a step in flight names it.
+//! Victim selection in a block cache: a block comes free with its last owner, unless a step in
+//! flight names it.
 
 use super::seq::{HOLE, Seq};
 use super::{BlockCache, Index, Ledger, Unpinned};
@@ -19,7 +20,8 @@ impl<I: Index> BlockCache<I> {
     pub(super) fn choose_victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let mut changes = std::mem::take(&mut self.owner_changes);
         changes.reset(self.config.blocks as usize + usize::from(self.config.dummy));
-        // A hit whose lookup is out of date protects nothing: its blocks are looked up again when it is attached.
+        // A hit whose lookup is out of date protects nothing: its blocks are looked up again when
+        // it is attached.
         if self.looked_up.is_some_and(|(hit, _)| hit.lookup.0 == search.hit.lookup.0) {
             let found = self.found.iter().take((search.hit.tokens / self.config.block_size) as usize);
             found.for_each(|&block| changes.own(block));
@@ -34,7 +36,8 @@ impl<I: Index> BlockCache<I> {
 }
 
 impl<I: Index> BlockWhatIf<'_, I> {
-    /// Calls `each` with the blocks that a sequence gives back at once when it is truncated to `from`.
+    /// Calls `each` with the blocks that a sequence gives back at once when it is truncated to
+    /// `from`.
     fn blocks_behind(&mut self, seq: SeqId, from: u32, each: impl Fn(&mut Self, BlockId)) {
         let cache = self.cache;
         let Ok(seq) = cache.seqs.get(seq) else { return };

@@ -1,4 +1,5 @@
-//! Victim selection in the `cells` cache: a cell comes free with its last owner, unless a step in flight names it.
+//! Victim selection in the `cells` cache: a cell comes free with its last owner, unless a step in
+//! flight names it.
 
 use super::Cells;
 use crate::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
@@ -24,7 +25,8 @@ impl Cells {
 }
 
 impl CellWhatIf<'_> {
-    /// Calls `each` with the cells that a sequence gives back at once when it is truncated to position `from`.
+    /// Calls `each` with the cells that a sequence gives back at once when it is truncated to
+    /// position `from`.
     fn cells_behind(&mut self, seq: SeqId, from: u32, each: impl Fn(&mut Self, Slot)) {
         let cache = self.cache;
         let Ok(seq) = cache.seqs.get(seq) else { return };

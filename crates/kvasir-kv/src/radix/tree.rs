@@ -264,7 +264,8 @@ impl RadixTree {
         true
     }
 
-    /// Counts one pin less on a node in `unpinned`. Returns the pages of all nodes that lose their last pin thereby.
+    /// Counts one pin less on a node in `unpinned`. Returns the pages of all nodes that lose their
+    /// last pin thereby.
     pub(crate) fn count_unpin(&self, node: NodeId, unpinned: &mut Unpinned) -> u32 {
         let (mut at, mut pages) = (node, 0);
         loop {

@@ -1,4 +1,5 @@
-//! Accepts connections: at most so many at once, in the clear or under TLS, and a [`Reserve`] for probes beyond those.
+//! Accepts connections: at most so many at once, in the clear or under TLS, and a [`Reserve`] for
+//! probes beyond those.
 
 use super::{listen::Patience, reserve::Reserve};
 use axum::serve::Listener;
@@ -193,7 +194,8 @@ impl AsyncWrite for Stream {
 /// A client's connection; its place is free again when it is dropped.
 pub struct Connection {
     stream: Stream,
-    /// The head of a probe's request, which was read to tell that it is one; it is read again from here.
+    /// The head of a probe's request, which was read to tell that it is one; it is read again from
+    /// here.
     head: io::Cursor<Vec<u8>>,
     is_probe: bool,
     patience: Duration,

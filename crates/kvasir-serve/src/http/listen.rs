@@ -52,8 +52,8 @@ impl Connections {
     }
 }
 
-/// Serves `/live`, `/health` and, where no key is asked for, `/metrics` on a listener of their own, for as long as the process runs:
-/// a probe is answered while the server is leaving, too.
+/// Serves `/live`, `/health` and, where no key is asked for, `/metrics` on a listener of their own,
+/// for as long as the process runs: a probe is answered while the server is leaving, too.
 pub async fn serve_probes(app: Arc<App>, mut gate: Gate) {
     let connections = Connections::new(app.probes(), &gate);
     loop {

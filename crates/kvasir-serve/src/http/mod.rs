@@ -176,7 +176,8 @@ impl App {
         name == self.model.name || self.rules.aliases.iter().any(|alias| alias == "*" || alias == name)
     }
 
-    /// The routes of a listener for probes: `/live` and `/health` without a key, and `/metrics` where no key is asked for.
+    /// The routes of a listener for probes: `/live` and `/health` without a key, and `/metrics`
+    /// where no key is asked for.
     pub fn probes(self: &Arc<Self>) -> Router {
         let probes = Router::new().route("/live", get(async || "live")).route("/health", get(health));
         let counted = Router::new().route("/metrics", get(metrics));

@@ -1,11 +1,13 @@
 //! Connection places for liveness and readiness probes when the ordinary ones are taken.
 //!
-//! A connection beyond `--max-connections` gets one of [`PLACES`] while the head of its request is read:
+//! A connection beyond `--max-connections` gets one of [`PLACES`] while the head of its request is
+//! read:
 //!
 //! 1. It asks for `/live` or `/health`: it is answered, and closed after that.
 //! 2. It asks for anything else: it gets `503` with `Retry-After`, and is closed.
-//! 3. It says nothing for [`PATIENCE`]: it is dropped. If the reserve is full, the oldest connection that has not sent its
-//!    head is dropped for the newest, so silent connections never keep a probe out.
+//! 3. It says nothing for [`PATIENCE`]: it is dropped. If the reserve is full, the oldest
+//!    connection that has not sent its head is dropped for the newest, so silent connections never
+//!    keep a probe out.
 //!
 //! `tests/http/probes.rs` guards this.
 
@@ -65,8 +67,8 @@ impl Reserve {
         Self { waiting: VecDeque::new(), answering: places(PLACES), told: places(TOLD), probes }
     }
 
-    /// Reads the head of a connection's request, and answers it or sends it on. `patience` is what a client that is told `503` has
-    /// to read that.
+    /// Reads the head of a connection's request, and answers it or sends it on. `patience` is what
+    /// a client that is told `503` has to read that.
     pub(super) fn take(
         &mut self,
         stream: TcpStream,
@@ -132,7 +134,8 @@ fn asked(head: &[u8]) -> Option<Asked> {
     }
 }
 
-/// Answers `503`, and reads on until the client leaves: one that is closed while it writes would not read the answer.
+/// Answers `503`, and reads on until the client leaves: one that is closed while it writes would
+/// not read the answer.
 async fn turn_away(mut stream: Stream, _place: OwnedSemaphorePermit) -> io::Result<()> {
     stream.write_all(FULL).await?;
     stream.shutdown().await?;

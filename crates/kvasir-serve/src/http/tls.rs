@@ -63,7 +63,8 @@ mod tests {
         assert!(wrong(&cert, &cert).contains("test-cert.pem"));
     }
 
-    /// What a client that trusts the certificate gets for `path`, from a server with so many places.
+    /// What a client that trusts the certificate gets for `path`, from a server with so many
+    /// places.
     async fn answer(places: usize, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -52,7 +52,8 @@ fn probes_find_a_place_when_silent_connections_hold_all() {
     let answer = ask(address, "GET", "/v1/models", "").to_lowercase();
     assert!(answer.starts_with("http/1.1 503") && answer.contains("\r\nretry-after: 1\r\n"), "{answer}");
     assert!(answer.contains("\r\nconnection: close\r\n") && answer.contains("too many connections"));
-    // The oldest of the reserve went for newer ones, the others when their time was up. The ordinary ones stay.
+    // The oldest of the reserve went for newer ones, the others when their time was up. The
+    // ordinary ones stay.
     for reserve in silent.split_off(PLACES) {
         assert!(matches!((&reserve).read(&mut [0]), Ok(0) | Err(_)));
     }

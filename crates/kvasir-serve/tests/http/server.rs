@@ -1,4 +1,5 @@
-//! The server without its sockets, unless a test listens on one: a request goes in at the router, an answer comes out.
+//! The server without its sockets, unless a test listens on one: a request goes in at the router,
+//! an answer comes out.
 
 use axum::{
     Router,

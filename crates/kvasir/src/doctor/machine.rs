@@ -7,7 +7,8 @@ use std::{env::consts::ARCH, fs, path::Path, thread};
 const GB: f64 = 1e9;
 /// Memory without which speeds are not measured: a gigabyte is read, and as much again stays free.
 const ROOM_TO_MEASURE: u64 = 2 << 30;
-/// Files that a server with its default `--max-connections` may have open, connections beyond that for probes and refusals included.
+/// Files that a server with its default `--max-connections` may have open, connections beyond that
+/// for probes and refusals included.
 const FILES: u64 = 4096 + 512;
 
 pub(super) fn processor() -> Check {
