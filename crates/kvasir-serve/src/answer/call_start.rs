@@ -21,7 +21,7 @@ pub struct CallSyntax {
     pub beside: Vec<&'static str>,
     /// A call that needs no mark where it begins the answer.
     pub bare: Option<(Bare, usize)>,
-    /// What an object begins that follows a call.
+    /// How an object behind a call is read.
     pub next: Next,
     /// Calls are messages in channels.
     pub channels: bool,
@@ -38,15 +38,15 @@ pub enum Bare {
     Python,
 }
 
-/// What an object begins that follows a call, where calls have no mark at their end.
+/// How an object behind a call is read, where calls have no mark at their end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing: it is text.
+    /// As text.
     #[default]
     Text,
-    /// A further call if it begins as a bare one does.
+    /// As a further call if it begins as a bare one does.
     Bare,
-    /// A further call, whose grammar begins behind the brace.
+    /// As a further call, whose grammar begins behind the brace.
     Call(usize),
 }
 

@@ -77,7 +77,8 @@ const LONG: &[&str] = &[
 /// A tokenizer with these tokens and with control tokens for `marks`, its vocabulary, and the control tokens.
 fn long(marks: &[&str]) -> (Arc<Tokenizer>, Vocabulary, Vec<(Token, String)>) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
-    let to = std::env::temp_dir().join(format!("kvasir-long-tokens-{:?}", std::thread::current().id()));
+    let thread = std::thread::current().id();
+    let to = std::env::temp_dir().join(format!("kvasir-long-tokens-{}-{thread:?}", std::process::id()));
     std::fs::create_dir_all(&to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
