@@ -1,0 +1,154 @@
+"""Writes a model whose n-th answer of a conversation is the n-th of a script, for clients that decide themselves what they ask.
+
+The file is a GGUF of one Llama layer with the built-in model's tokenizer and chat format. The script's answers are cut
+into pieces, each a token of its own. The template ends a prompt with the token `<|reply_N|>`, N being the number of
+answers so far. Attention and the feed-forward network add zero, so the hidden state is the last token's embedding, a
+unit vector, and the output matrix maps each token to the one behind it in the script. The server knows nothing of this:
+it tokenizes, prefills, samples and parses as with any other model."""
+
+import json
+import struct
+
+UNSIGNED, FLOAT, BOOLEAN, STRING, ARRAY = 4, 6, 7, 8, 9
+FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", UNSIGNED: "I", 5: "i", FLOAT: "f", BOOLEAN: "?", 10: "Q", 11: "q", 12: "d"}
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+WIDTH = 64
+HEAD = 32  # small: prompts have more than 10,000 tokens
+PIECE = 16  # characters of an answer's token
+PROMPT_END = "<|im_start|>assistant\\n"
+# Counts runs of messages of the assistant: a text and its calls may be sent as two.
+NEXT_REPLY = """
+{%- set replies = namespace(n=0, last='') -%}
+{%- for message in messages -%}
+  {%- if message.role == 'assistant' and replies.last != 'assistant' -%}{%- set replies.n = replies.n + 1 -%}{%- endif -%}
+  {%- set replies.last = message.role -%}
+{%- endfor -%}
+"""
+
+
+def call(name, **arguments):
+    """A call of a tool as the chat format writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+class Metadata:
+    """Reads the key-value section of a GGUF file."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 16
+        (count,) = self.take("Q")
+        self.values = {}
+        for _ in range(count):
+            name = self.value(STRING)
+            (kind,) = self.take("I")
+            self.values[name] = self.value(kind)
+
+    def take(self, form):
+        found = struct.unpack_from(f"<{form}", self.data, self.at)
+        self.at += struct.calcsize(f"<{form}")
+        return found
+
+    def value(self, kind):
+        if kind == STRING:
+            (size,) = self.take("Q")
+            self.at += size
+            return self.data[self.at - size : self.at].decode()
+        if kind == ARRAY:
+            item, count = self.take("IQ")
+            return [self.value(item) for _ in range(count)]
+        return self.take(FORMATS[kind])[0]
+
+
+def text(value):
+    encoded = value.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def pair(name, kind, value):
+    head = text(name) + struct.pack("<I", kind)
+    if kind == STRING:
+        return head + text(value)
+    if kind != ARRAY:
+        return head + struct.pack(f"<{FORMATS[kind]}", value)
+    if isinstance(value[0], str):
+        return head + struct.pack("<IQ", STRING, len(value)) + b"".join(map(text, value))
+    return head + struct.pack(f"<IQ{len(value)}I", UNSIGNED, len(value), *value)
+
+
+def write(source, path, replies, context=131072):
+    """Writes to `path` the model that says `replies`; `source` is the built-in model's file."""
+    with open(source, "rb") as file:
+        known = Metadata(file.read()).values
+    tokens, types = known["tokenizer.ggml.tokens"], known["tokenizer.ggml.token_type"]
+    end = known["tokenizer.ggml.eos_token_id"]
+
+    follows = {}
+    for number, reply in enumerate(replies):
+        last = len(tokens)
+        tokens.append(f"<|reply_{number}|>")
+        types.append(CONTROL)
+        while reply:
+            # A token stands for one place in the script: a piece that came before is made longer, and so is the last one,
+            # because the ends of calls are alike.
+            left = len(reply)
+            size = next(size for size in (*range(PIECE, left - 2 * PIECE), left) if reply[:size] not in tokens)
+            follows[last] = len(tokens)
+            last = len(tokens)
+            tokens.append(reply[:size])
+            types.append(USER_DEFINED)
+            reply = reply[size:]
+        follows[last] = end
+    assert len(follows) <= WIDTH, f"the script has {len(follows)} tokens, more than {WIDTH}"
+
+    template = known["tokenizer.chat_template"]
+    assert template.count(PROMPT_END) == 1, "the built-in model's chat format has changed"
+    template = NEXT_REPLY + template.replace(PROMPT_END, f"{PROMPT_END}<|reply_' ~ replies.n ~ '|>")
+
+    numbers = {
+        "block_count": 1, "context_length": context, "embedding_length": WIDTH, "feed_forward_length": WIDTH,
+        "attention.head_count": 1, "attention.head_count_kv": 1, "attention.key_length": HEAD, "attention.value_length": HEAD,
+        "rope.dimension_count": HEAD,
+        "vocab_size": len(tokens)}
+    pairs = [
+        pair("general.architecture", STRING, "llama"),
+        pair("general.alignment", UNSIGNED, 32),
+        *(pair(f"llama.{name}", UNSIGNED, value) for name, value in numbers.items()),
+        pair("llama.attention.layer_norm_rms_epsilon", FLOAT, 1e-6),
+        pair("llama.rope.freq_base", FLOAT, 10000.0),
+        pair("tokenizer.chat_template", STRING, template),
+        pair("tokenizer.ggml.model", STRING, known["tokenizer.ggml.model"]),
+        pair("tokenizer.ggml.pre", STRING, known["tokenizer.ggml.pre"]),
+        pair("tokenizer.ggml.add_bos_token", BOOLEAN, False),
+        pair("tokenizer.ggml.eos_token_id", UNSIGNED, end),
+        pair("tokenizer.ggml.padding_token_id", UNSIGNED, known["tokenizer.ggml.padding_token_id"]),
+        pair("tokenizer.ggml.tokens", ARRAY, tokens),
+        pair("tokenizer.ggml.token_type", ARRAY, types),
+        pair("tokenizer.ggml.merges", ARRAY, known["tokenizer.ggml.merges"]),
+    ]
+
+    ones = struct.pack(f"<{WIDTH}f", *[1.0] * WIDTH)
+    embedding, output = bytearray(4 * WIDTH * len(tokens)), bytearray(4 * WIDTH * len(tokens))
+    for direction, (token, following) in enumerate(follows.items()):
+        struct.pack_into("<f", embedding, 4 * (WIDTH * token + direction), 1.0)
+        struct.pack_into("<f", output, 4 * (WIDTH * following + direction), 10.0)
+    into_head, out_of_head, square = [WIDTH, HEAD], [HEAD, WIDTH], [WIDTH, WIDTH]
+    layer = {
+        "attn_q": into_head, "attn_k": into_head, "attn_v": into_head, "attn_output": out_of_head,
+        "ffn_gate": square, "ffn_up": square, "ffn_down": square}
+    tensors = [
+        ("token_embd.weight", [WIDTH, len(tokens)], embedding),
+        ("output.weight", [WIDTH, len(tokens)], output),
+        ("output_norm.weight", [WIDTH], ones),
+        ("blk.0.attn_norm.weight", [WIDTH], ones),
+        ("blk.0.ffn_norm.weight", [WIDTH], ones),
+        *((f"blk.0.{name}.weight", shape, bytes(4 * shape[0] * shape[1])) for name, shape in layer.items()),
+    ]
+    infos, offset = [], 0
+    for name, shape, data in tensors:
+        infos.append(text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset))
+        offset += len(data)
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)) + b"".join(pairs + infos)
+    with open(path, "wb") as file:
+        file.write(head + bytes(-len(head) % 32))
+        for _, _, data in tensors:
+            file.write(data)
