@@ -1,6 +1,6 @@
 """What the scripts of coding agents share: a server with a scripted model, a fresh home, and a run of the agent in it.
 
-No agent may reach a network: proxies that refuse every connection stand before all but the local server."""
+Proxies that refuse every connection keep agents off all networks but the local server."""
 
 import os
 import pathlib
@@ -47,7 +47,7 @@ def serving(folder, name, replies):
             address = next((word for word in words if word.startswith("http://")), None)
             time.sleep(0.05)
         yield Server(address)
-    except SystemExit:
+    except BaseException:
         print(log.read_text(), file=sys.stderr)
         raise
     finally:

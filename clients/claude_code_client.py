@@ -1,7 +1,8 @@
-"""Claude Code in print mode and its default configuration: two turns, with calls of its shell and of its file reader.
+"""Claude Code in print mode and its default configuration: shell, file reader and deferred tools.
 
-`claude_code_client.py CLAUDE` takes the path of the program. The client asks for 128,000 tokens; the server's context is too
-small for them beside the prompt, so every request is refused once and repeated with what the refusal says is left."""
+`claude_code_client.py CLAUDE` takes the path of the program. The client asks for 128,000 tokens of
+answer, which do not fit the context beside the prompt. So every request is refused once, and the
+client repeats it with what the refusal says is left."""
 
 import json
 import pathlib
@@ -35,6 +36,8 @@ with tempfile.TemporaryDirectory() as name:
         "The shell repeated the words.",
         call("Read", file_path=str(note)),
         "The note has one line.",
+        call("ToolSearch", query="select:WebFetch"),
+        "Pages can be fetched now.",
     ]
     with serving(folder, MODEL, replies) as server:
         environment, work = home(folder / "agent", ANTHROPIC_BASE_URL=server.url, ANTHROPIC_AUTH_TOKEN="none")
@@ -50,3 +53,7 @@ with tempfile.TemporaryDirectory() as name:
         second = server.counted("prompt_tokens_computed_total") - first
         check(f"{second} tokens of the history computed again", second < first / 10)
         check("the cache is reported", end["usage"]["cache_read_input_tokens"] > first)
+        results, end = turn("a tool is found", ["-p", "--continue", "Can you fetch pages?"], work, environment)
+        found = [{"type": "tool_reference", "tool_name": "WebFetch"}]
+        check(f"the reference came: {results}", [r["content"] for r in results] == [found])
+        check(f"third answer: {end}", end["result"] == replies[5])

@@ -1,4 +1,4 @@
-"""Codex CLI in its default configuration: two turns with calls of its shell and of a namespaced tool, and a free-form patch.
+"""Codex CLI in its default configuration: shell, namespaced tool, resumed session, free-form patch.
 
 `codex_client.py CODEX` takes the path of the program."""
 

@@ -1,17 +1,22 @@
-"""Writes a model whose n-th answer of a conversation is the n-th of a script, for clients that decide themselves what they ask.
+"""Writes a model whose n-th answer of a conversation is the n-th of a script.
 
-The file is a GGUF of one Llama layer with the built-in model's tokenizer and chat format. The script's answers are cut
-into pieces, each a token of its own. The template ends a prompt with the token `<|reply_N|>`, N being the number of
-answers so far. Attention and the feed-forward network add zero, so the hidden state is the last token's embedding, a
-unit vector, and the output matrix maps each token to the one behind it in the script. The server knows nothing of this:
-it tokenizes, prefills, samples and parses as with any other model."""
+The model makes agents call tools: they never force a call, and their prompts do not fit the built-in
+model. The file is a GGUF of one Llama layer with the built-in model's tokenizer and chat format.
+
+1. Each answer of the script is cut into pieces; each piece is a token of its own.
+2. The template ends a prompt with the token `<|reply_N|>`, where N answers came before.
+3. Attention and the feed-forward network add zero, so the hidden state is the last token's embedding,
+   a unit vector. The output matrix maps it to the token that follows in the script.
+
+The server tokenizes, prefills, samples and parses as with any other model."""
 
 import json
 import struct
 
 UNSIGNED, FLOAT, BOOLEAN, STRING, ARRAY = 4, 6, 7, 8, 9
-FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", UNSIGNED: "I", 5: "i", FLOAT: "f", BOOLEAN: "?", 10: "Q", 11: "q", 12: "d"}
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+FORMATS = {
+    0: "B", 1: "b", 2: "H", 3: "h", UNSIGNED: "I", 5: "i", FLOAT: "f", BOOLEAN: "?", 10: "Q", 11: "q", 12: "d"}
+CONTROL, USER_DEFINED = 3, 4
 WIDTH = 64
 HEAD = 32  # small: prompts have more than 10,000 tokens
 PIECE = 16  # characters of an answer's token
@@ -20,7 +25,9 @@ PROMPT_END = "<|im_start|>assistant\\n"
 NEXT_REPLY = """
 {%- set replies = namespace(n=0, last='') -%}
 {%- for message in messages -%}
-  {%- if message.role == 'assistant' and replies.last != 'assistant' -%}{%- set replies.n = replies.n + 1 -%}{%- endif -%}
+  {%- if message.role == 'assistant' and replies.last != 'assistant' -%}
+    {%- set replies.n = replies.n + 1 -%}
+  {%- endif -%}
   {%- set replies.last = message.role -%}
 {%- endfor -%}
 """
@@ -88,8 +95,8 @@ def write(source, path, replies, context=131072):
         tokens.append(f"<|reply_{number}|>")
         types.append(CONTROL)
         while reply:
-            # A token stands for one place in the script: a piece that came before is made longer, and so is the last one,
-            # because the ends of calls are alike.
+            # A token stands for one place in the script, so a piece that came before is made longer.
+            # The last piece is long because the ends of calls are alike.
             left = len(reply)
             size = next(size for size in (*range(PIECE, left - 2 * PIECE), left) if reply[:size] not in tokens)
             follows[last] = len(tokens)
@@ -105,10 +112,10 @@ def write(source, path, replies, context=131072):
     template = NEXT_REPLY + template.replace(PROMPT_END, f"{PROMPT_END}<|reply_' ~ replies.n ~ '|>")
 
     numbers = {
-        "block_count": 1, "context_length": context, "embedding_length": WIDTH, "feed_forward_length": WIDTH,
-        "attention.head_count": 1, "attention.head_count_kv": 1, "attention.key_length": HEAD, "attention.value_length": HEAD,
-        "rope.dimension_count": HEAD,
-        "vocab_size": len(tokens)}
+        "block_count": 1, "context_length": context, "vocab_size": len(tokens),
+        "embedding_length": WIDTH, "feed_forward_length": WIDTH,
+        "attention.head_count": 1, "attention.head_count_kv": 1,
+        "attention.key_length": HEAD, "attention.value_length": HEAD, "rope.dimension_count": HEAD}
     pairs = [
         pair("general.architecture", STRING, "llama"),
         pair("general.alignment", UNSIGNED, 32),

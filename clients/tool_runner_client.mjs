@@ -1,4 +1,4 @@
-// The tool runner of the official Node client: it opens a thread, is told that there are none, and goes on without.
+// The tool runner of the Node client, which continues without a thread when refused one.
 
 import Anthropic from '@anthropic-ai/sdk';
 import { betaTool } from '@anthropic-ai/sdk/helpers/beta/json-schema';

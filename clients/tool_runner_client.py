@@ -1,4 +1,4 @@
-"""The tool runner of the official `anthropic` client: it opens a thread, is told that there are none, and goes on without."""
+"""The tool runner of the `anthropic` client, which continues without a thread when refused one."""
 
 import anthropic
 from anthropic import beta_tool
