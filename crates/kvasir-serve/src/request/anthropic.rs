@@ -293,7 +293,15 @@ fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Resu
                 messages.push(Message::result(id, result_text(&block)?));
             }
             Some("text") => said.get_or_insert_default().push_str(needed(&block, "text")?),
-            kind @ Some("image" | "document" | "search_result") => return Err(no_text(&block, kind)),
+            // Claude Code takes these blocks out of its conversation by itself when it reads these words.
+            Some("image") => {
+                return Err(block.error("type", "is `image`: could not process image, the engine reads text"));
+            }
+            Some("document") => {
+                return Err(block
+                    .error("type", "is `document`: the engine reads text and does not support PDF input"));
+            }
+            kind @ Some("search_result") => return Err(no_text(&block, kind)),
             _ => return Err(block.error("type", "must be text or tool_result in a message of the user")),
         }
     }
@@ -367,6 +375,8 @@ fn loaded(body: &Reader, mut tools: Vec<Tool>) -> Vec<Tool> {
     let referenced: Vec<&Value> = references.filter(|name| deferred.contains(name)).collect();
     let is_named = |names: &[&Value], tool: &Tool| names.iter().any(|name| **name == tool.name);
     tools.retain(|tool| !is_named(&deferred, tool) || is_named(&referenced, tool));
+    // Behind the others, whose place in the prompt stays what it was.
+    tools.sort_by_key(|tool| is_named(&deferred, tool));
     tools
 }
 

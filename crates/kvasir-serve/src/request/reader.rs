@@ -45,6 +45,11 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Records or refuses something unknown, by its whole path.
+    pub fn unknown(&self, path: &str) -> Result<(), ApiError> {
+        self.ignored.unknown(path)
+    }
+
     /// Records that a field, or what it asks for, has no effect.
     pub fn ignore(&self, field: &str) {
         self.ignored.record(&self.name(field));

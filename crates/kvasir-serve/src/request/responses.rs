@@ -169,10 +169,8 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
             // What the provider's own tools did, and what only the provider can read, says nothing to a model.
             Some("compaction" | "compaction_summary") => item.ignore("compaction"),
             Some(hosted) if hosted.ends_with("_call") => item.ignore(hosted),
-            _ => {
-                let known = "message, reasoning, function_call, custom_tool_call, local_shell_call or one of their outputs";
-                return Err(item.error("type", format!("must be {known}")));
-            }
+            // A conversation with an item of a later version of the API goes on without it.
+            Some(unknown) => body.unknown(&item.name(unknown))?,
         }
     }
     messages.extend(turn.take());

@@ -212,3 +212,27 @@ fn threads_are_refused_in_the_words_that_tool_runners_know() {
     assert_eq!((error.status, &error.to_anthropic()["error"]["details"]), (400, &details));
     assert_eq!(error.to_anthropic()["error"]["type"], "invalid_request_error");
 }
+
+#[test]
+fn loaded_tools_stand_behind_the_others_and_media_are_refused_by_name() {
+    let tool = |name: &str, deferred: bool| json!({"name": name, "input_schema": {"type": "object"}, "defer_loading": deferred});
+    let found = json!([{"type": "tool_reference", "tool_name": "b"}]);
+    let messages = json!([
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "a", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": found}]},
+    ]);
+    let tools = json!([tool("a", false), tool("b", true), tool("c", false), tool("d", true)]);
+    let names = |messages: Value| {
+        let chat = read(json!({"tools": tools, "messages": messages})).unwrap();
+        chat.tools.into_iter().map(|tool| tool.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(messages), ["a", "c", "b"]);
+    assert_eq!(names(json!([{"role": "user", "content": "x"}])), ["a", "c"]);
+    for (kind, words) in [("image", "could not process image"), ("document", "does not support PDF input")] {
+        let block = json!({"type": kind, "source": {"type": "base64", "data": "AA=="}});
+        let error = read(json!({"messages": [{"role": "user", "content": [block]}]})).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[0].content[0].type"));
+        assert!(error.message.contains(words), "{}", error.message);
+    }
+}

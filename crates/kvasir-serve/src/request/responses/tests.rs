@@ -68,7 +68,7 @@ fn what_is_wrong_is_named() {
         (json!({"truncation": "auto"}), "truncation"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),
         (json!({"tools": [{"name": "f"}]}), "tools[0].type"),
-        (json!({"input": [{"type": "riddle"}]}), "input[0].type"),
+        (json!({"input": [{"type": "riddle"}]}), "input[0].riddle"),
         (json!({"metadata": 1}), "metadata"),
         (json!({"tool_choice": {"type": "function", "name": "f"}}), "tool_choice.name"),
         (json!({"top_logprobs": 21}), "top_logprobs"),
