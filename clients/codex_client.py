@@ -29,6 +29,10 @@ PATCH = "*** Begin Patch\n*** Add File: greeting.txt\n+good morning\n*** End Pat
 FREE_FORM = [call("apply_patch", input=PATCH), "The file is written."]
 # A model whose name the client knows is offered `apply_patch` as a free-form tool; others are not.
 KNOWN_MODEL = "gpt-5.5"
+# The client's default model gets its tools in an item of the input, and runs commands from a script.
+DEFAULT_MODEL = "gpt-6.2-sol"
+SCRIPT = 'const done = await tools.exec_command({cmd: "echo heard-in-the-script"}); text(done.output)'
+INPUT_TOOLS = [call("functions__exec", input=SCRIPT), "The script repeated the words."]
 
 
 def configured(folder, model, url):
@@ -69,3 +73,10 @@ with tempfile.TemporaryDirectory() as name:
         items = turn("patch", command, work, environment)
         check(f"answer after the patch: {items}", items["agent_message"]["text"] == FREE_FORM[1])
         check(f"the patch was applied: {items}", (work / "greeting.txt").read_text() == "good morning\n")
+
+    with serving(folder, DEFAULT_MODEL, INPUT_TOOLS) as server:
+        environment, work = configured(folder / "script", DEFAULT_MODEL, server.url)
+        items = turn("script", [codex, "exec", "Repeat the words in a script."], work, environment)
+        output = items["command_execution"]["aggregated_output"]
+        check(f"the script ran: {items}", "heard-in-the-script" in output)
+        check(f"answer after the script: {items}", items["agent_message"]["text"] == INPUT_TOOLS[1])

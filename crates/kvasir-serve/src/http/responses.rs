@@ -182,7 +182,11 @@ impl Form {
                         "id": id, "type": "custom_tool_call", "status": status, "call_id": call, "name": name,
                         "input": custom_input(arguments),
                     }),
-                    Some(ToolKind::Namespaced { namespace, name }) => json!({
+                    Some(ToolKind::Namespaced { namespace, name, is_custom: true }) => json!({
+                        "id": id, "type": "custom_tool_call", "status": status, "call_id": call, "name": name,
+                        "namespace": namespace, "input": custom_input(arguments),
+                    }),
+                    Some(ToolKind::Namespaced { namespace, name, .. }) => json!({
                         "id": id, "type": "function_call", "status": status, "call_id": call, "name": name,
                         "namespace": namespace, "arguments": arguments,
                     }),
@@ -196,7 +200,7 @@ impl Form {
     }
 
     fn is_custom(&self, item: &Item) -> bool {
-        matches!(&item.kind, ItemKind::Call(name) if self.kinds.get(name) == Some(&ToolKind::Custom))
+        matches!(&item.kind, ItemKind::Call(name) if self.kinds.get(name).is_some_and(ToolKind::is_custom))
     }
 
     fn logprobs_of(&self, index: usize) -> &[Value] {

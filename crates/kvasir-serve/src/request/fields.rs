@@ -104,6 +104,7 @@ const ITEM: &[&str] = &[
     "input",
     "action",
     "output",
+    "tools",
 ];
 /// Fields of an Anthropic message.
 const TURN: &[&str] = &["role", "content"];

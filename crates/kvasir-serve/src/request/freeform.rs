@@ -27,7 +27,16 @@ pub enum ToolKind {
         namespace: String,
         /// The name in it.
         name: String,
+        /// Whether it is free-form.
+        is_custom: bool,
     },
+}
+
+impl ToolKind {
+    /// Whether its calls go back with an input instead of arguments.
+    pub fn is_custom(&self) -> bool {
+        matches!(self, Self::Custom | Self::Namespaced { is_custom: true, .. })
+    }
 }
 
 /// The function name of a tool in a namespace, as the model sees it.
@@ -35,6 +44,24 @@ pub(super) fn flat_name(namespace: &str, name: &str) -> String {
     let flat = format!("{}__{name}", namespace.trim_end_matches("__"));
     if flat.len() <= MAX_NAME { flat } else { name.to_owned() }
 }
+
+/// The functions that a request offers: in `tools`, and in items of `input` of type `additional_tools`.
+pub(super) fn all(body: &Reader) -> Result<Vec<Tool>, ApiError> {
+    let mut tools = Tool::all(body, "name", read)?;
+    let items = body.get("input").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    for (i, item) in items.iter().enumerate() {
+        if let Some(map) = item.as_object().filter(|_| item["type"] == ADDITIONAL_TOOLS) {
+            let more = Tool::all(&body.at(map, format!("input[{i}]")), "name", read)?;
+            let is_new = |tool: &Tool| tools.iter().all(|other| other.name != tool.name);
+            let new: Vec<Tool> = more.into_iter().filter(is_new).collect();
+            tools.extend(new);
+        }
+    }
+    Ok(tools)
+}
+
+/// The item of `input` that offers tools.
+pub(super) const ADDITIONAL_TOOLS: &str = "additional_tools";
 
 /// The functions that one entry of `tools` stands for.
 pub(super) fn read(tool: &Reader) -> Result<Vec<Tool>, ApiError> {
@@ -85,12 +112,9 @@ fn namespace(outer: &Reader) -> Result<Vec<Tool>, ApiError> {
             return Err(inner.error("type", "must not be another namespace"));
         }
         for tool in read(&inner)? {
-            if tool.kind != ToolKind::Function {
-                inner.ignore("custom");
-                continue;
-            }
             let (name, flat) = (tool.name.clone(), flat_name(namespace, &tool.name));
-            let kind = ToolKind::Namespaced { namespace: namespace.to_owned(), name };
+            let is_custom = tool.kind.is_custom();
+            let kind = ToolKind::Namespaced { namespace: namespace.to_owned(), name, is_custom };
             tools.push(Tool { kind, ..tool.renamed(flat) });
         }
     }
@@ -126,7 +150,10 @@ mod tests {
         let tools = tools.unwrap();
         assert_eq!((tools.len(), tools[0].name.as_str(), ignored.len()), (1, "agents__close", 0));
         assert_eq!(tools[0].source["function"]["name"], "agents__close");
-        assert_eq!(tools[0].kind, ToolKind::Namespaced { namespace: "agents".into(), name: "close".into() });
+        assert_eq!(
+            tools[0].kind,
+            ToolKind::Namespaced { namespace: "agents".into(), name: "close".into(), is_custom: false }
+        );
         assert_eq!(flat_name("mcp__files__", "read"), "mcp__files__read");
         assert_eq!(flat_name(&"n".repeat(60), "read"), "read", "no longer than a name may be");
     }

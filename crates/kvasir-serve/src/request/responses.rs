@@ -29,7 +29,7 @@ impl ResponsesRequest {
         let logprobs = wants_logprobs(body)?;
         let top = sampling::top_logprobs(body)?;
         sampling.sampling.logprobs = (logprobs || top.is_some_and(|top| top > 0)).then_some(top.unwrap_or(0));
-        let tools = Tool::all(body, "name", freeform::read)?;
+        let tools = freeform::all(body)?;
         let mut messages = Vec::new();
         messages.extend(body.text("instructions")?.map(|text| Message::said(Role::System, text.to_owned())));
         conversation(body, &mut messages)?;
@@ -142,9 +142,10 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 calls.push(id);
             }
             Some("custom_tool_call") => {
-                item.only(&["type", "id", "call_id", "name", "input", "status"])?;
-                let id = needed(&item, "call_id")?;
-                turn.call(id, needed(&item, "name")?, json!({"input": needed(&item, "input")?}));
+                item.only(&["type", "id", "call_id", "name", "namespace", "input", "status"])?;
+                let (id, name) = (needed(&item, "call_id")?, needed(&item, "name")?);
+                let flat = item.text("namespace")?.map(|namespace| freeform::flat_name(namespace, name));
+                turn.call(id, flat.as_deref().unwrap_or(name), json!({"input": needed(&item, "input")?}));
                 calls.push(id);
             }
             Some("local_shell_call") => {
@@ -166,6 +167,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
             Some("item_reference") => {
                 return Err(ApiError::unsupported(item.name("type"), "items are not kept; send the item"));
             }
+            Some(freeform::ADDITIONAL_TOOLS) => item.only(&["type", "id", "role", "tools", "status"])?,
             // What the provider's own tools did, and what only the provider can read, says nothing to a model.
             Some("compaction" | "compaction_summary") => item.ignore("compaction"),
             Some(hosted) if hosted.ends_with("_call") => item.ignore(hosted),

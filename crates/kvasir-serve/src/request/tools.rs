@@ -63,7 +63,7 @@ impl Tool {
         for (i, item) in items.iter().enumerate() {
             let path = format!("tools[{i}]");
             let map = item.as_object().ok_or_else(|| body.error(&path, "must be an object"))?;
-            for tool in one(&body.at(map, path.as_str()))? {
+            for tool in one(&body.at(map, body.name(&path)))? {
                 if tools.iter().any(|other| other.name == tool.name) {
                     return Err(body.error(&format!("{path}.{name}"), "stands twice"));
                 }

@@ -119,3 +119,19 @@ fn history_of_a_coding_agent_is_taken() {
     let results: Vec<_> = sources[3..].iter().map(|result| result["content"].as_str().unwrap()).collect();
     assert_eq!(results, ["[image left out]", "done", "x"]);
 }
+
+#[test]
+fn tools_stand_in_the_input_too() {
+    let exec = json!({"type": "custom", "name": "exec"});
+    let run = json!({"type": "function", "name": "run"});
+    let offered = json!({"type": "additional_tools", "id": "at_1", "role": "developer",
+        "tools": [{"type": "namespace", "name": "functions", "description": "", "tools": [exec, run]}, run]});
+    let input = json!([offered, {"role": "user", "content": "x"}]);
+    let request = read(json!({"tools": [run], "input": input})).unwrap();
+    let names: Vec<_> =
+        request.chat.tools.iter().map(|tool| (tool.name.as_str(), tool.kind.is_custom())).collect();
+    assert_eq!(names, [("run", false), ("functions__exec", true), ("functions__run", false)]);
+    let bad =
+        json!([{"type": "additional_tools", "tools": [{"name": "x"}]}, {"role": "user", "content": "x"}]);
+    assert_eq!(read(json!({"input": bad})).unwrap_err().param.as_deref(), Some("input[0].tools[0].type"));
+}
