@@ -1,99 +1,120 @@
+//! The batch of one step: which tokens of which sequences run, and which logits to sample.
+//!
+//! A batch holds the token ids and sampling parameters. The plan of the same step holds KV slots,
+//! block tables and masks. `Batch::rows[i]` and `Plan::rows[i]` describe the same sequence.
+//! `Step::check_sizes` checks that they agree. Row spans cover `Batch::tokens` in order, without
+//! gaps.
+
 use kvasir_kv::{SeqId, Span, StepId, Token};
 use kvasir_sample::Sampling;
 use serde::{Deserialize, Serialize};
 
-/// An input token that the host has not seen yet: the executor takes it from the row's place in the token pool.
+/// Placeholder for an input token that the host has not seen yet.
+///
+/// The executor replaces it with the newest sampled token in the row's token-pool slot, so the next
+/// step can be submitted before the previous one is read back.
 pub const IN_FLIGHT: Token = Token::MAX;
 
-/// A sequence's place in the token pool, where the executor keeps its newest sampled token and its sampler state.
-/// A lease: it is handed on only when the last step naming it has retired.
+/// Index into the token pool, where the executor keeps a sequence's newest sampled token and its
+/// sampler state.
+///
+/// A lease: the engine reissues it only after the last step that names it has retired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PoolRow(pub u32);
 
-/// What a step consists of.
+/// The composition of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepKind {
-    /// Prompts only.
+    /// Prefill rows only.
     Prefill,
-    /// One token (and drafts) per sequence.
+    /// Decode rows only: one token per sequence, plus its drafts.
     #[default]
     Decode,
-    /// Both.
+    /// Prefill and decode rows together (chunked prefill).
     Mixed,
-    /// Nothing real: warm-up, lockstep with other replicas, or padding. It writes nothing, and every row's output is empty.
+    /// A dummy run: warm-up, padding, or lockstep with other replicas. It writes no KV slot, and
+    /// each row's output is empty.
     Dummy,
 }
 
-/// What one row does in a step.
+/// The phase of one row in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Feeds known tokens: a prompt, or everything again after a preemption.
+    /// Feeds known tokens: a prompt chunk, or the recomputation of a preempted sequence.
     #[default]
     Prefill,
-    /// Feeds the newest token, and drafts behind it.
+    /// Feeds the newest token, followed by its speculative drafts.
     Decode,
 }
 
-/// Draft tokens of one row: the last `count` of its tokens.
+/// The speculative draft tokens of one row: the last `count` of its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drafts {
-    /// How many; 0 for none.
+    /// Number of drafts; 0 if the row has none.
     pub count: u32,
-    /// Their parents in [`Batch::parents`] when they are a tree, else they are a chain. Parents are numbered from
-    /// the newest committed token, which is node 0 of the row's verification; −1 is never used for a draft.
+    /// Parents of the drafts in [`Batch::parents`] if they form a token tree; `None` if they form a
+    /// chain.
+    ///
+    /// Node 0 is the newest committed token, and draft `i` is node `i + 1`. A draft's parent is
+    /// never −1.
     pub tree: Option<Span>,
 }
 
 /// One sequence's part of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BatchRow {
-    /// The request, as the engine numbers it; opaque here.
+    /// The engine's request id; opaque to the executor.
     pub request: u64,
     /// The sequence in the cache.
     pub seq: SeqId,
     /// Prefill or decode.
     pub phase: Phase,
-    /// Its tokens in [`Batch::tokens`].
+    /// Its input tokens in [`Batch::tokens`].
     pub tokens: Span,
-    /// Tokens of it whose K and V were there before the step.
+    /// Tokens of the sequence that were in the KV cache before this step.
     pub cached: u32,
-    /// Length after the step.
+    /// Sequence length after the step, in tokens.
     pub context_len: u32,
-    /// Tokens in its last block after the step.
+    /// Tokens in the sequence's last KV block after the step.
     pub last_block_tokens: u32,
-    /// The first of `tokens` whose logits are sampled; all from there on are. Equal to `tokens.len` when the row is a
-    /// chunk that is not its prompt's last.
+    /// Index into the row's tokens of the first one whose logits are sampled; all later ones are
+    /// sampled too.
+    ///
+    /// Equals `tokens.len` for a prefill chunk that does not end its prompt.
     pub sample_from: u32,
-    /// Those of `tokens`, counted from the row's first, after which the log-probability of the prompt's next token is reported.
+    /// Tokens of the row (counted from its first) after which the log-probability of the next
+    /// prompt token is reported (`prompt_logprobs`).
     #[serde(default)]
     pub scored: Span,
-    /// Its place in the token pool.
+    /// The sequence's token-pool index.
     pub pool_row: PoolRow,
-    /// Its drafts.
+    /// Its speculative drafts.
     pub drafts: Drafts,
-    /// How to sample.
+    /// Sampling parameters.
     pub sampling: Sampling,
 }
 
 impl BatchRow {
-    /// Whether the row yields at least one token.
+    /// Whether the row yields at least one sampled token.
     pub fn samples(&self) -> bool {
         self.sample_from < self.tokens.len
     }
 
-    /// Whether it feeds one token to have the next one, and nothing else.
+    /// Whether the row is a plain decode: one token in, one token out, no drafts.
     pub fn is_one_decode(&self) -> bool {
         self.phase == Phase::Decode && self.tokens.len == 1 && self.samples() && self.drafts.count == 0
     }
 
-    /// Whether the hidden state behind the row's last token is wanted: with the last row of a prompt whose request asked.
+    /// Whether the hidden state of the row's last token is wanted: on the last prefill row of a
+    /// request with `Sampling::hidden`.
     pub fn wants_hidden(&self) -> bool {
         self.sampling.hidden && self.phase == Phase::Prefill && self.samples()
     }
 
-    /// The first of `tokens` whose logits are wanted, to be scored or sampled; all from there on are.
+    /// Index into the row's tokens of the first one whose logits are computed, for scoring or
+    /// sampling; all later ones are computed too.
     pub fn logits_from(&self) -> u32 {
         match self.scored.len {
             0 => self.sample_from,
@@ -102,27 +123,27 @@ impl BatchRow {
     }
 }
 
-/// The immutable snapshot of what one step runs. The block tables are in the step's plan.
+/// The immutable description of what one step runs. Block tables are in the step's plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Batch {
-    /// The step.
+    /// The step id.
     pub step: StepId,
-    /// What it consists of.
+    /// The composition of the step.
     pub kind: StepKind,
-    /// All rows' input tokens, row after row, or [`IN_FLIGHT`].
+    /// Input tokens of all rows, concatenated. An entry may be [`IN_FLIGHT`].
     pub tokens: Vec<Token>,
-    /// The sequences, in order.
+    /// One entry per sequence, in plan order.
     pub rows: Vec<BatchRow>,
-    /// Parents of all tree drafts.
+    /// Parents of all tree drafts, concatenated; indexed by `Drafts::tree`.
     pub parents: Vec<i32>,
-    /// Draft tokens that every decode row has room for in this step.
+    /// Draft tokens that each decode row has room for in this step.
     pub spec_steps: u32,
-    /// Whether the logits themselves are wanted beside the sampled tokens, as the model yields them, before any processor.
+    /// Whether the raw logits (before any logits processor) are returned beside the sampled tokens.
     pub logits: bool,
 }
 
 impl Batch {
-    /// Empties it for the next step, keeping its memory.
+    /// Clears it for the next step and keeps the allocated capacity.
     pub fn reset(&mut self, step: StepId) {
         self.step = step;
         self.kind = StepKind::Decode;
@@ -133,17 +154,17 @@ impl Batch {
         self.logits = false;
     }
 
-    /// Whether it is a dummy run.
+    /// Whether this is a dummy run.
     pub fn is_dummy(&self) -> bool {
         self.kind == StepKind::Dummy
     }
 
-    /// Tokens over all rows.
+    /// Input tokens over all rows.
     pub fn total_tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Rows and tokens of one phase.
+    /// `(rows, tokens)` of one phase.
     pub fn count(&self, phase: Phase) -> (usize, usize) {
         let rows = self.rows.iter().filter(|row| row.phase == phase);
         rows.fold((0, 0), |(n, tokens), row| (n + 1, tokens + row.tokens.len as usize))

@@ -1,22 +1,33 @@
+//! The [`Executor`] trait: asynchronous submission of steps to a backend.
+//!
+//! Life of a step: the engine fills a [`Step`], `submit` moves it into the executor, and `wait`
+//! returns it with its output filled in. Up to [`Abilities::depth`] steps are in flight. They run
+//! and return in submission order.
+//!
+//! The executor must not take scheduling decisions. A step that it refuses in `submit` comes back
+//! unchanged in [`Refused`].
+
 use crate::{Batch, Output, PoolRow};
 use kvasir_kv::{Plan, Token};
 use kvasir_sample::{Constrained, Sampling};
 use std::fmt;
 
-/// One step on its way: it is handed to the executor whole and comes back whole, so that nothing is copied and no
-/// memory is taken in the steady state.
+/// One step: batch, plan and output.
+///
+/// It moves into the executor and back as one box, so that the steady state copies and allocates
+/// nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
     /// What runs.
     pub batch: Batch,
-    /// Where it writes and what it reads.
+    /// The KV slots it writes, and the entries it attends to.
     pub plan: Plan,
-    /// What it yielded.
+    /// Sampled tokens and logits, filled in by the executor.
     pub output: Output,
 }
 
 impl Step {
-    /// Refuses a batch of more than so many tokens, and a plan for another batch.
+    /// Checks that the batch has at most `most` tokens and that the plan describes the same rows.
     pub fn check_sizes(&self, most: u32) -> Result<(), StepError> {
         let (batch, plan, n) = (&self.batch, &self.plan, self.batch.tokens.len());
         let mut spans = batch.rows.iter().map(|row| row.tokens);
@@ -35,60 +46,64 @@ impl Step {
     }
 }
 
-/// What an executor can run. The engine lowers or refuses the rest, by name and at start-up.
+/// The capabilities of an executor. At start-up the engine lowers or rejects, by name, what is not
+/// supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// Takes plans of kind contiguous.
+    /// Accepts plans of kind contiguous.
     pub contiguous: bool,
-    /// Takes plans of kind ragged.
+    /// Accepts plans of kind ragged.
     pub ragged: bool,
-    /// Takes plans with explicit masks.
+    /// Accepts plans with explicit masks (token trees).
     pub explicit: bool,
-    /// Takes prefill and decode rows in one step.
+    /// Accepts prefill and decode rows in one step (chunked prefill).
     pub mixed: bool,
-    /// Steps that may be submitted before the first is waited for.
+    /// Steps that may be in flight: submitted but not waited for.
     pub depth: u32,
-    /// Tokens one step may hold.
+    /// Maximum tokens per step.
     pub max_tokens: u32,
-    /// Token-pool rows.
+    /// Size of the token pool, in rows.
     pub pool_rows: u32,
 }
 
 impl Abilities {
-    /// Takes plans of every kind, in mixed steps.
+    /// An executor that accepts every kind of plan and mixed steps.
     pub const fn all(depth: u32, max_tokens: u32, pool_rows: u32) -> Self {
         Self { contiguous: true, ragged: true, explicit: true, mixed: true, depth, max_tokens, pool_rows }
     }
 }
 
-/// What the executor must know of a sequence before its first step.
+/// What the executor must know of a sequence before its first step; see [`Executor::bind`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SequenceSpec {
-    /// How to sample.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Added to the logits of single ids.
+    /// Logit bias: added to the logits of these ids.
     pub bias: Vec<(Token, f32)>,
-    /// Prompt ids, for penalties that look at them.
+    /// Prompt ids, for the repetition penalty and prompt log-probabilities.
     pub prompt: Vec<Token>,
-    /// Output ids that exist already (after a preemption).
+    /// Output ids that already exist (the sequence resumes after a preemption).
     pub output: Vec<Token>,
-    /// Ids that may not be sampled before `min_tokens` outputs exist.
+    /// Ids that are masked out until `min_tokens` outputs exist, such as EOS.
     pub suppressed_until_min: Vec<Token>,
-    /// Outputs that must exist before those ids may be sampled.
+    /// Outputs that must exist before `suppressed_until_min` is lifted.
     pub min_tokens: u32,
-    /// What alone may be sampled. An executor draws nothing where nothing may be, which ends that one sequence.
+    /// Constrained decoding: the token mask at every position. Where the mask allows no token, the
+    /// executor samples none, which ends that one sequence.
     pub constraint: Constrained,
-    /// Tokens that the sequence may ever hold, prompt and limit together. Some models turn all of a long sequence's rows by
-    /// other angles, so this must be the same at every binding of one sequence.
+    /// Maximum length that the sequence may reach: prompt plus output limit, in tokens.
+    ///
+    /// LongRoPE models choose the rotary frequencies by it for all positions, so it must be the
+    /// same whenever the sequence is bound.
     pub final_len: u32,
 }
 
 /// Why a step failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StepError {
-    /// The device reported an error; the sequences of the step have failed, others go on.
+    /// The device reported an error. The sequences of this step have failed; others continue.
     Failed(String),
-    /// Memory could not be had for it.
+    /// An allocation for the step failed.
     OutOfMemory(String),
     /// The executor is gone for good.
     Lost(String),
@@ -106,7 +121,7 @@ impl fmt::Display for StepError {
 
 impl std::error::Error for StepError {}
 
-/// A step that was not taken, with the reason.
+/// A step that `submit` rejected, with the reason.
 #[derive(Debug)]
 pub struct Refused {
     /// The step, unchanged.
@@ -115,19 +130,22 @@ pub struct Refused {
     pub error: StepError,
 }
 
-/// A backend's compiled form of one program with its weights and pools.
+/// A backend's compiled form of one program, with its weights and KV pool.
 ///
-/// Steps run in the order of submission, and each sees the K and V, and the sampled tokens, of all before it.
+/// Steps run in submission order. Each step sees the K and V and the sampled tokens of all earlier
+/// ones.
 pub trait Executor {
-    /// A submitted step.
+    /// A ticket for a submitted step.
     type Pending;
 
-    /// What it can run.
+    /// The capabilities of this executor.
     fn abilities(&self) -> Abilities;
-    /// Gives a token-pool row to a sequence.
+    /// Assigns a token-pool row to a sequence and resets its sampler state. No step in flight may
+    /// name the row.
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec);
-    /// Hands a step over; returns without waiting for the device.
+    /// Submits a step and returns without waiting for the device.
     fn submit(&mut self, step: Box<Step>) -> Result<Self::Pending, Refused>;
-    /// Waits for the oldest submitted step and gives it back, its output filled in unless it failed.
+    /// Waits for the oldest submitted step and returns it. The output is filled in unless the step
+    /// failed.
     fn wait(&mut self, pending: Self::Pending) -> (Box<Step>, Result<(), StepError>);
 }

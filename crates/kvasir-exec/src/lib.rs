@@ -1,6 +1,13 @@
-//! What the engine and a backend say to each other: a [`Batch`] and a [`Plan`](kvasir_kv::Plan) go in, an [`Output`] comes out.
+//! The interface between the engine and a backend: [`Batch`] plus [`Plan`](kvasir_kv::Plan) in,
+//! [`Output`] out.
 //!
-//! Plain data with opaque ids. No decision is taken here.
+//! - `batch.rs`: the rows of one step (continuous batching: prefill, decode and draft tokens).
+//! - `executor.rs`: the [`Executor`] trait with asynchronous `submit` and `wait`, and [`Step`].
+//! - `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
+//! - `ranks.rs`: all-reduce and all-gather for tensor parallelism.
+//!
+//! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
+//! request, a policy or a kernel.
 #![forbid(unsafe_code)]
 
 mod batch;

@@ -1,50 +1,64 @@
+//! The output of one step: sampled tokens, log-probabilities, logits and hidden states.
+//!
+//! `Output::rows[i]` belongs to `Batch::rows[i]`. The vectors keep their capacity between steps, so
+//! the steady state allocates nothing. `logprobs` and `scores` stay empty if no row of the step
+//! requests them.
+
 use crate::Drawn;
 use kvasir_kv::{Span, Token};
 use serde::{Deserialize, Serialize};
 
-/// Log-probabilities of one sampled token.
+/// Log-probabilities at one sampled position.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// Of the token itself.
+    /// Of the sampled token.
     pub chosen: f32,
-    /// The likeliest ids with theirs, best first.
+    /// The most likely ids with their log-probabilities, in descending order.
     pub top: Vec<(Token, f32)>,
 }
 
-/// What one row of a batch yielded.
+/// The output of one row of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputRow {
-    /// The row's sampled tokens in [`Output::tokens`]: one per input token from `sample_from` on. With drafts, the
-    /// first is the target's token after the newest committed one, the next after the first draft, and so on.
+    /// The row's sampled tokens in [`Output::tokens`]: one per input token from `sample_from` on.
+    ///
+    /// With drafts, the first is the target's token after the newest committed token, the next the
+    /// one after the first draft, and so on.
     pub tokens: Span,
 }
 
-/// What a step yielded, row for row of its batch.
+/// The output of a step, in the row order of its batch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Output {
     /// One entry per row of the batch.
     pub rows: Vec<OutputRow>,
-    /// All sampled tokens.
+    /// Sampled tokens of all rows, concatenated.
     pub tokens: Vec<Token>,
-    /// Log-probabilities of `tokens`, for rows that asked; empty if none did.
+    /// Log-probabilities of `tokens`; `None` for rows that do not request them. Empty if no row
+    /// does.
     pub logprobs: Vec<Option<TokenLogprobs>>,
-    /// Log-probabilities of prompts' tokens: of each row in order as many as its [`BatchRow::scored`](crate::BatchRow::scored) has; empty if none asked.
+    /// Log-probabilities of prompt tokens: per row as many as its
+    /// [`BatchRow::scored`](crate::BatchRow::scored) has, in row order. Empty if no row requests
+    /// them.
     #[serde(default)]
     pub scores: Vec<TokenLogprobs>,
-    /// Logits of every sampled token's row, one whole vocabulary after the other; empty unless the batch asked.
+    /// Raw logits at every sampled position, `vocab` numbers each; empty unless
+    /// [`Batch::logits`](crate::Batch::logits) is set.
     pub logits: Vec<f32>,
-    /// Hidden states after the final norm, one for each row of the batch that [wants it](crate::BatchRow::wants_hidden), in order.
+    /// Hidden states after the final norm: one per row that [wants
+    /// one](crate::BatchRow::wants_hidden), in row order.
     #[serde(default)]
     pub hidden: Vec<f32>,
-    /// Rows of the batch whose logits were no numbers to draw from, in order; they have no tokens.
+    /// Rows of the batch whose logits contained NaN or +infinity, in ascending order; they have no
+    /// tokens.
     #[serde(default)]
     pub broken: Vec<u32>,
-    /// Time the step took on the device, in nanoseconds of whatever clock the executor lives by.
+    /// Device time of the step in nanoseconds, by the executor's own clock.
     pub device_ns: u64,
 }
 
 impl Output {
-    /// Empties it for the next step, keeping its memory.
+    /// Clears it for the next step and keeps the allocated capacity.
     pub fn reset(&mut self) {
         self.rows.clear();
         self.tokens.clear();
@@ -56,20 +70,20 @@ impl Output {
         self.device_ns = 0;
     }
 
-    /// The `i`-th row's token, if it yielded just one.
+    /// The token of row `i`, if it yielded exactly one.
     pub fn only_token(&self, i: usize) -> Option<Token> {
         let span = self.rows.get(i)?.tokens;
         if span.len == 1 { self.tokens.get(span.start as usize).copied() } else { None }
     }
 
-    /// Adds what one row drew; `drawn` keeps its memory.
+    /// Appends the result of one row; `drawn` keeps its capacity.
     pub fn push(&mut self, drawn: &mut Drawn) {
         if drawn.broken {
             self.broken.push(self.rows.len() as u32);
         }
         self.rows.push(OutputRow { tokens: Span::new(self.tokens.len(), drawn.tokens.len()) });
         if !drawn.logprobs.is_empty() {
-            // Rows before it that did not ask have none.
+            // Pad earlier rows that did not request log-probabilities.
             self.logprobs.resize(self.tokens.len(), None);
             self.logprobs.extend(drawn.logprobs.drain(..).map(Some));
         }

@@ -1,36 +1,54 @@
+//! Collectives for tensor parallelism: all-reduce (`sum`) and all-gather (`join`) between the ranks
+//! of one model.
+//!
+//! [`ThreadRank`] implements them for ranks that are threads of one process:
+//!
+//! 1. Each rank copies its rows into its own slot.
+//! 2. All ranks wait at a barrier.
+//! 3. Each rank reads all slots in rank order.
+//! 4. All ranks wait again, so that no slot is overwritten while another rank still reads it.
+//!
+//! Invariant: a reduction accumulates in rank order, so every rank gets the same bits. Every rank
+//! must call the same collectives in the same order, or the barrier deadlocks.
+
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
-/// How an executor talks to those of the other ranks of its model. All of them run the same steps, so all call the same in the same order.
+/// The collectives between the ranks of one model (tensor parallelism).
+///
+/// All ranks run the same steps, so all call the same collectives in the same order.
 pub trait Ranks: Send + Sync {
-    /// How many there are.
+    /// Number of ranks.
     fn count(&self) -> usize;
-    /// Replaces rows by the sum of all ranks' rows, added up in order of ranks, so that all get the same bits.
+    /// All-reduce: replaces `rows` by the sum over all ranks, accumulated in rank order, so that
+    /// all get the same bits.
     fn sum(&self, rows: &mut [f32]);
-    /// Puts all ranks' rows of `width` numbers side by side, in order of ranks.
+    /// All-gather: concatenates the ranks' rows of `width` numbers in rank order. `all` holds
+    /// `rows.len() * count()` numbers.
     fn join(&self, rows: &[f32], width: usize, all: &mut [f32]);
 }
 
-/// One of several ranks that are threads of one process.
+/// One rank of several that are threads of one process.
 pub struct ThreadRank {
     rank: usize,
     meeting: Arc<Meeting>,
 }
 
 struct Meeting {
-    /// What each rank has brought.
+    /// The latest contribution of each rank.
     rows: Vec<Mutex<Vec<f32>>>,
     barrier: Barrier,
 }
 
 impl ThreadRank {
-    /// As many as these, which talk to each other; each belongs in a thread of its own.
+    /// Creates `count` connected ranks. Each must run on its own thread, since every collective
+    /// blocks on a barrier.
     pub fn all(count: usize) -> Vec<Self> {
         let rows = (0..count).map(|_| Mutex::default()).collect();
         let meeting = Arc::new(Meeting { rows, barrier: Barrier::new(count) });
         (0..count).map(|rank| Self { rank, meeting: Arc::clone(&meeting) }).collect()
     }
 
-    /// Brings rows, waits for the others', and hands those of each rank to `take`.
+    /// Publishes `rows`, waits for all ranks, and passes each rank's rows to `take` in rank order.
     fn meet(&self, rows: &[f32], mut take: impl FnMut(usize, &[f32])) {
         let of = |rank: usize| self.meeting.rows[rank].lock().unwrap_or_else(PoisonError::into_inner);
         let mut own = of(self.rank);
@@ -39,7 +57,7 @@ impl ThreadRank {
         drop(own);
         self.meeting.barrier.wait();
         (0..self.count()).for_each(|rank| take(rank, &of(rank)));
-        // Nobody brings what comes next while somebody still reads.
+        // No rank may publish its next rows while another still reads these.
         self.meeting.barrier.wait();
     }
 }

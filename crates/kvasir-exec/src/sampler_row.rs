@@ -1,42 +1,62 @@
+//! Per-sequence sampler state: penalties, constrained decoding, and verification of speculative
+//! drafts.
+//!
+//! `SamplerRow::draw` runs once per row and step:
+//!
+//! 1. Score prompt tokens (`prompt_logprobs`).
+//! 2. Append the fed tokens, drafts excluded, to the output history.
+//! 3. For each sampled position, set the history to the path from the newest committed token
+//!    through its draft ancestors, then sample.
+//! 4. Accept the drafts that equal the sampled tokens (`kvasir_sample::accept`). The token after
+//!    the last accepted draft becomes the newest one.
+//!
+//! Invariant: the state is a function of the fed tokens and of the last `bind`, never of earlier
+//! draws. A step that runs again, or drafts that are rejected, leave nothing behind. Guarded by
+//! `tests/constraint.rs` and by the numerics tests of the `kvasir` crate.
+
 use crate::{BatchRow, IN_FLIGHT, SequenceSpec, TokenLogprobs};
 use kvasir_kv::{Position, Token};
 use kvasir_sample::{
     Allowed, Context, Follower, accept, can_be_drawn_from, draw_from, log_probability, top_log_probabilities,
 };
 
-/// A token-pool row: a sequence's newest token, and what its sampler must remember.
+/// The token-pool entry of one sequence: its newest token and its sampler state.
 #[derive(Debug, Default)]
 pub struct SamplerRow {
-    /// How the sequence is sampled.
+    /// Sampling parameters, prompt, bias and constraint of the sequence.
     pub spec: SequenceSpec,
-    /// Output ids up to the newest one that was fed. What counts is what is fed, so a step that is run again, or a chain that is
-    /// cut short, leaves nothing behind.
+    /// Output ids up to the newest fed one.
+    ///
+    /// It is rebuilt from what is fed, so a repeated step or a truncated draft chain leaves nothing
+    /// behind.
     output: Vec<Token>,
     newest: Option<Token>,
-    /// Where it stands in its constraint.
+    /// State of the constrained-decoding matcher, if the sequence has a constraint.
     follower: Option<Box<dyn Follower>>,
-    /// What the last step drew; kept for its memory.
+    /// Result of the last step, kept here to reuse its capacity.
     drawn: Drawn,
 }
 
-/// Outputs that a sequence gets room for at once.
+/// Output tokens for which capacity is reserved up front, at most.
 const ROOM: usize = 1 << 14;
 
-/// What one row of a step drew.
+/// The sampling result of one row of a step.
 #[derive(Debug, Default)]
 pub struct Drawn {
-    /// Tokens, one per row of logits; none where the constraint leaves nothing or the logits are broken.
+    /// Sampled tokens, one per row of logits. Empty if the constraint allows no token or the logits
+    /// are broken.
     pub tokens: Vec<Token>,
-    /// Log-probabilities of each if asked for, else none at all.
+    /// Log-probabilities of each sampled token; empty unless requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Log-probabilities of the prompt's tokens after those that the row wanted scored.
+    /// Log-probabilities of the prompt tokens that follow the row's scored positions.
     pub scores: Vec<TokenLogprobs>,
-    /// A row of logits held something that is no number, or infinitely likely: no token is drawn.
+    /// A row of logits contained NaN or +infinity, so no token is sampled.
     pub broken: bool,
 }
 
 impl SamplerRow {
-    /// A row given to a sequence.
+    /// Initial state for a sequence. Reserves capacity for its output, so that decoding does not
+    /// reallocate.
     pub fn bind(spec: SequenceSpec) -> Self {
         let room = (spec.final_len as usize).saturating_sub(spec.prompt.len()).min(ROOM);
         let mut output = Vec::with_capacity(room.max(spec.output.len()));
@@ -48,7 +68,9 @@ impl SamplerRow {
         Self { output, newest: spec.output.last().copied(), follower, spec, drawn: Drawn::default() }
     }
 
-    /// Adds the row's tokens, those in flight filled in, to `into`; says whether it could: not if one is in flight that was never sampled.
+    /// Appends the row's tokens to `into`, with [`IN_FLIGHT`] replaced by the newest sampled token.
+    ///
+    /// Returns false if a token is in flight that was never sampled.
     #[must_use]
     pub fn resolve(&self, tokens: &[Token], into: &mut Vec<Token>) -> bool {
         tokens.iter().all(|t| {
@@ -58,12 +80,12 @@ impl SamplerRow {
         })
     }
 
-    /// What the last step drew.
+    /// The result of the last `draw`.
     pub fn drawn(&mut self) -> &mut Drawn {
         &mut self.drawn
     }
 
-    /// Notes the tokens that a step feeds, drafts excepted.
+    /// Records the fed tokens (drafts excluded) in the output history, by position.
     fn feed(&mut self, tokens: &[Token], positions: &[Position]) {
         let prompt = self.spec.prompt.len();
         for (token, position) in tokens.iter().zip(positions) {
@@ -74,7 +96,7 @@ impl SamplerRow {
         }
     }
 
-    /// What the model said of the prompt's tokens after those that the row wants scored.
+    /// Computes the log-probabilities of the prompt tokens that follow the scored positions.
     fn score(&mut self, row: &BatchRow, positions: &[Position], logits: &[f32], vocab: usize) {
         self.drawn.scores.clear();
         let Some(count) = row.sampling.prompt_logprobs else { return };
@@ -88,8 +110,10 @@ impl SamplerRow {
         }));
     }
 
-    /// Draws a token after each fed token from `sample_from` on, and scores what is to be scored. `logits` are the rows from
-    /// [`BatchRow::logits_from`] on, one vocabulary each; `work` is memory for one.
+    /// Samples a token after each fed token from `sample_from` on, and scores prompt tokens.
+    ///
+    /// `logits` holds `vocab` numbers per row from [`BatchRow::logits_from`] on. `work` is scratch
+    /// memory for one row of logits.
     #[allow(clippy::too_many_arguments)] // a row's part of a step, and memory
     pub fn draw(
         &mut self,
@@ -142,15 +166,18 @@ impl SamplerRow {
         }
         self.output.truncate(committed);
         if drawn.tokens.is_empty() && row.samples() {
-            // A step that is under way already feeds it, for an answer that is over.
+            // A later step already in flight feeds `IN_FLIGHT` for this ended sequence, so `newest`
+            // must resolve to some token.
             self.newest = tokens.last().copied();
         }
         self.settle(&tokens[tokens.len() - drafts..], parents, root.max(from) - from, &drawn.tokens);
         self.drawn = drawn;
     }
 
-    /// None if the constraint leaves nothing. A draft that does not have the form is never accepted, so it does not matter what is drawn
-    /// after it.
+    /// Samples one token; `None` if the constraint allows none.
+    ///
+    /// After a draft that violates the constraint the token does not matter: such a draft is never
+    /// accepted.
     fn draw_one(
         &mut self,
         row: &BatchRow,
@@ -177,7 +204,7 @@ impl SamplerRow {
         Some(draw_from(logits, &row.sampling, &context, work))
     }
 
-    /// The drafts that were right have become output, and the token after them is the newest.
+    /// Appends the accepted drafts to the output history and sets the newest token.
     fn settle(&mut self, drafts: &[Token], parents: &[i32], root: usize, sampled: &[Token]) {
         let Some(sampled) = sampled.get(root..).filter(|s| !s.is_empty()) else { return };
         let mut accepted = Vec::new();

@@ -1,4 +1,5 @@
-//! A constraint at the sampler: drafts, steps run again and dead ends.
+//! Constrained decoding in `SamplerRow`: draft verification, repeated steps, preemption and dead
+//! ends.
 #![allow(clippy::unwrap_used)]
 
 use kvasir_exec::{BatchRow, Drafts, IN_FLIGHT, Phase, SamplerRow, SequenceSpec};
@@ -8,7 +9,7 @@ use std::sync::Arc;
 
 const VOCAB: usize = 40;
 
-/// After `n` only `n + 1` and `n + 2` may come, below 30.
+/// A constraint for tests: after `n` only `n + 1` and `n + 2` are allowed, below 30.
 #[derive(Debug)]
 struct Rising;
 
@@ -43,7 +44,7 @@ fn bound(output: &[u32]) -> SamplerRow {
     })
 }
 
-/// Logits that like id 35 best, then rising ids less and less.
+/// Logits that favor id 35 (never allowed); among the others, lower ids win.
 fn logits(rows: usize) -> Vec<f32> {
     let row = (0..VOCAB).map(|id| if id == 35 { 9.0 } else { -(id as f32) });
     row.cycle().take(rows * VOCAB).collect()
@@ -62,7 +63,7 @@ fn draw(state: &mut SamplerRow, tokens: &[u32], first: u32, drafts: u32, parents
     state.drawn().tokens.clone()
 }
 
-/// What a step that feeds the token in flight would feed.
+/// The token that a step feeding `IN_FLIGHT` would feed.
 fn newest(state: &SamplerRow) -> Vec<u32> {
     let mut token = Vec::new();
     assert_eq!(state.resolve(&[IN_FLIGHT], &mut token), !token.is_empty());
@@ -75,10 +76,10 @@ fn only_allowed_ids_are_drawn_step_by_step_and_again() {
     assert_eq!(draw(&mut state, &[1, 2], 0, 0, &[]), [10]);
     assert_eq!(newest(&state), [10]);
     assert_eq!(draw(&mut state, &[10], 2, 0, &[]), [11]);
-    // The same step once more, and another token fed in its place: nothing is left of before.
+    // Repeat the same step, then feed another token in its place: no state is left behind.
     assert_eq!(draw(&mut state, &[10], 2, 0, &[]), [11]);
     assert_eq!(draw(&mut state, &[11], 2, 0, &[]), [12]);
-    // Bound anew after a preemption.
+    // Bind again, as after a preemption.
     let mut state = bound(&[10, 12]);
     assert_eq!(draw(&mut state, &[1, 2, 10, 12], 0, 0, &[]), [13]);
 }
@@ -87,7 +88,8 @@ fn only_allowed_ids_are_drawn_step_by_step_and_again() {
 fn drafts_are_judged_by_what_is_allowed_after_them() {
     let mut state = bound(&[]);
     assert_eq!(draw(&mut state, &[1, 2], 0, 0, &[]), [10]);
-    // 11 is right, 12 is right, 35 has not the form: what is drawn after it does not matter.
+    // 11 and 12 are accepted; 35 violates the constraint, so the token sampled after it does not
+    // matter.
     let drawn = draw(&mut state, &[10, 11, 12, 35], 2, 3, &[]);
     assert_eq!(drawn[..3], [11, 12, 13]);
     assert_eq!(newest(&state), [13]);

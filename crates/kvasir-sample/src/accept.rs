@@ -1,23 +1,32 @@
-//! Which drafts were right, given the token that the target sampled at every place.
+//! Verification of speculative drafts: which draft tokens the target accepts, for chains and token
+//! trees.
 //!
-//! *Coupled* acceptance: a draft is kept exactly if it is the token that the target samples there with the same noise,
-//! so a completion with drafts equals the one without, at any temperature.
+//! *Coupled* acceptance: a draft is accepted exactly if it equals the token that the target samples
+//! at its position with the same noise. So the output with drafts equals the output without, at any
+//! temperature. No rejection sampling takes place.
 
-/// Accepts the longest start of a chain of `drafts` that was right. `sampled[0]` is the target's token before the first
-/// draft, `sampled[i]` the one after draft `i - 1`. Accepted nodes are numbered from 1.
+/// Accepts the longest prefix of a draft chain that matches; appends the accepted nodes, numbered
+/// from 1.
+///
+/// `sampled[0]` is the target's token before the first draft, and `sampled[i]` the one after draft
+/// `i - 1`.
 pub fn chain(drafts: &[u32], sampled: &[u32], accepted: &mut Vec<u32>) {
     let right = drafts.iter().zip(sampled).take_while(|(draft, token)| draft == token).count();
     accepted.extend(1..=right as u32);
 }
 
-/// The same for a tree: node `i + 1` is `drafts[i]` with parent `parents[i]`, node 0 is the newest committed token and
-/// `sampled[n]` is the target's token after node `n`. Of siblings with one token the first counts.
+/// Accepts the path of a draft tree that matches; appends the accepted nodes from the root down.
+///
+/// Node `i + 1` is `drafts[i]` with parent `parents[i]`, and node 0 is the newest committed token.
+/// `sampled[n]` is the target's token after node `n`. Of siblings with the same token the first is
+/// taken.
 pub fn tree(drafts: &[u32], parents: &[i32], sampled: &[u32], accepted: &mut Vec<u32>) {
     let mut node = 0;
     while let Some(token) = sampled.get(node) {
         let child =
             drafts.iter().zip(parents).position(|(draft, parent)| *parent == node as i32 && draft == token);
-        // A child comes after its parent, so the walk ends.
+        // A child has a higher number than its parent, so the walk terminates even on malformed
+        // parents.
         match child.map(|i| i + 1).filter(|child| *child > node) {
             Some(child) => {
                 accepted.push(child as u32);
@@ -54,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_tree_is_walked_from_the_newest_token() {
-        // 0 -> 1 (5), 2 (6); 1 -> 3 (7); 2 -> 4 (7), 5 (8)
+        // Tree: 0 -> 1 (5), 2 (6); 1 -> 3 (7); 2 -> 4 (7), 5 (8)
         let (drafts, parents) = ([5, 6, 7, 7, 8], [0, 0, 1, 2, 2]);
         assert_eq!(of_tree(&drafts, &parents, &[6, 0, 8, 0, 0, 3]), [2, 5]);
         assert_eq!(of_tree(&drafts, &parents, &[5, 7, 0, 3, 0, 0]), [1, 3]);

@@ -1,23 +1,41 @@
+//! Token sampling from one row of logits: logits processors, then greedy argmax or the Gumbel-max
+//! trick.
+//!
+//! `id = argmax_i(logits[i] + gumbel(seed, position, i))` is distributed as `softmax(logits)`. It
+//! needs no prefix sum over the vocabulary, and each id's noise is independent of which other ids
+//! remain.
+//!
+//! Two shortcuts leave the result unchanged:
+//!
+//! - Greedy rows without processors skip the copy of the logits.
+//! - An id's exact Gumbel noise (two logarithms) is computed only if the cheap upper bound
+//!   `Noise::at_most` could beat the best so far.
+//!
+//! The tests of this module check ties, NaN, masks, penalties and the sampled distribution.
+
 use crate::{Noise, Sampling, processors};
 
-/// What a draw depends on beside the logits and the parameters.
+/// The inputs of a draw beside the logits and the sampling parameters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Context<'a> {
     /// Ids of the prompt.
     pub prompt: &'a [u32],
-    /// Ids that were put out before the one that is drawn.
+    /// Output ids before the sampled one, for penalties.
     pub output: &'a [u32],
-    /// Added to single logits.
+    /// Logit bias: `(id, value)`, added to the logits.
     pub bias: &'a [(u32, f32)],
-    /// Ids that may not be drawn.
+    /// Ids that are masked out.
     pub suppressed: &'a [u32],
-    /// Ids that alone may be drawn, as [`Allowed::Only`](crate::Allowed::Only) gives them; none allows all.
+    /// Token mask of constrained decoding, as in [`Allowed::Only`](crate::Allowed::Only); `None`
+    /// allows all ids.
     pub allowed: Option<&'a [u32]>,
-    /// Position of the token that is drawn, in its sequence.
+    /// Position of the sampled token in its sequence; keys the noise.
     pub position: u32,
 }
 
-/// Draws one token as [`draw`] does, and leaves `logits` as they are; `work` is memory for a copy, taken only where something changes them.
+/// Samples one token as [`draw`] does, but leaves `logits` unchanged.
+///
+/// `work` is scratch memory for a copy, which is made only if a processor or noise applies.
 pub fn draw_from(logits: &[f32], params: &Sampling, context: &Context<'_>, work: &mut Vec<f32>) -> u32 {
     let penalties =
         params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
@@ -30,9 +48,11 @@ pub fn draw_from(logits: &[f32], params: &Sampling, context: &Context<'_>, work:
     draw(work, params, context)
 }
 
-/// Draws one token; `logits` are worked on in place. Greedy takes the largest processed logit, of equals the lowest id.
+/// Samples one token; `logits` are modified in place. Greedy takes the largest processed logit, and
+/// the lowest id of equals.
 ///
-/// Only an allowed id is drawn, whatever the logits say: where the allowed ones are all suppressed or no numbers, the lowest of them.
+/// The result is always an allowed id. If all allowed ids are suppressed or NaN, it is the lowest
+/// allowed one.
 pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
     let drawn = draw_processed(logits, params, context);
     let is_left = logits.get(drawn as usize).is_some_and(|logit| *logit > f32::NEG_INFINITY);
@@ -66,15 +86,17 @@ fn draw_processed(logits: &mut [f32], params: &Sampling, context: &Context<'_>) 
     noisiest(logits, Noise::at(params.seed, context.position))
 }
 
-/// Whether all logits are numbers below infinity: others come of weights or of arithmetic that went wrong.
+/// Whether no logit is NaN or +infinity. Such logits come from broken weights or from numeric
+/// overflow.
 pub fn can_be_drawn_from(logits: &[f32]) -> bool {
-    // Without a branch, so that many are looked at at once.
+    // Branch-free, so that the compiler vectorizes it (SIMD).
     logits.iter().fold(true, |all, logit| all & (*logit < f32::INFINITY))
 }
 
-/// The id of the largest logit, of equals the lowest; 0 if nothing is above negative infinity.
+/// Argmax, the lowest id of equals; 0 if no logit is above negative infinity.
 fn greedy(logits: &[f32]) -> u32 {
-    // The part that has it is looked through again while it is in the nearest cache.
+    // Two passes per chunk: find the maximum, then its index. A chunk of 16 KiB is still in the L1
+    // cache for the second.
     const PART: usize = 4096;
     let mut best = (f32::NEG_INFINITY, 0);
     for (n, part) in logits.chunks(PART).enumerate() {
@@ -88,7 +110,7 @@ fn greedy(logits: &[f32]) -> u32 {
     (first + found.unwrap_or_default()) as u32
 }
 
-/// The largest number; negative infinity if none is larger.
+/// The maximum, ignoring NaN; negative infinity if there is none. Sixteen accumulators, for SIMD.
 fn largest(all: &[f32]) -> f32 {
     const LANES: usize = 16;
     let more = |a: f32, b: f32| if b > a { b } else { a };
@@ -100,11 +122,11 @@ fn largest(all: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| more(a, *b))
 }
 
-/// The id with the largest sum of logit and noise.
+/// Gumbel-max: `argmax(logit + gumbel)`.
 fn noisiest(logits: &[f32], noise: Noise) -> u32 {
     let mut best = (0, f64::NEG_INFINITY);
     for (logit, id) in logits.iter().zip(0..) {
-        // Most ids cannot win whatever their noise is exactly, and two logarithms are dear.
+        // Skip ids whose upper bound cannot win: the exact noise costs two logarithms.
         let value = f64::from(*logit);
         if value > f64::NEG_INFINITY && value + noise.at_most(id) > best.1 {
             let value = value + noise.gumbel(id);
@@ -169,7 +191,7 @@ mod tests {
                 let drawn = draw_from(&logits, &params, &context, &mut work);
                 assert_eq!(drawn, draw(&mut logits.clone(), &params, &context));
                 if params.seed == 3 {
-                    // Without the bound, every id's noise is looked at.
+                    // Reference without the bound: computes the noise of every id.
                     assert_eq!(drawn, all(&work, Noise::at(3, position)));
                 }
             }

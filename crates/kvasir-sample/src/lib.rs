@@ -1,7 +1,18 @@
-//! From logits to a token: pure functions over one row, the reference for every device.
+//! Sampling: logits processors, Gumbel-max sampling, constrained decoding, and acceptance of
+//! speculative drafts.
 //!
-//! [`draw`] is the whole way: what a [`Constraint`] allows, bias, penalties, suppressed ids, temperature, top-k, top-p, min-p, then the token by
-//! [`Noise`]. Nothing here knows where a row came from.
+//! Pure functions over one row of logits; the reference that every device must reproduce. [`draw`]
+//! is the whole pipeline, in this order:
+//!
+//! 1. token mask of a [`Constraint`] (constrained decoding)
+//! 2. logit bias
+//! 3. repetition, presence and frequency penalties
+//! 4. suppressed ids (`min_tokens`)
+//! 5. temperature, top-k, top-p (nucleus), min-p
+//! 6. `argmax(logit + Gumbel noise)`, with [`Noise`] keyed by (seed, position, id)
+//!
+//! Invariant: the sampled token does not depend on the batch, the step or earlier draws. This crate
+//! must not know where a row of logits came from.
 #![forbid(unsafe_code)]
 
 pub mod accept;

@@ -1,12 +1,15 @@
+//! Log-probabilities for the API's `logprobs` and `top_logprobs`: log-softmax of one row of logits.
+
 use crate::processors::Total;
 
-/// Log-probability of one id under the softmax of a row.
+/// `log softmax(logits)[id]`. Reads the whole row.
 pub fn log_probability(logits: &[f32], id: u32) -> f32 {
     let logit = logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
     Total::of(logits).log_probability(logit)
 }
 
-/// The `count` likeliest ids with their log-probabilities, best first, of equals the lower id.
+/// The `count` most likely ids with their log-probabilities, in descending order; the lower id
+/// first among equals.
 pub fn top_log_probabilities(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     let best_first = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();

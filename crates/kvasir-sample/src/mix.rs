@@ -1,9 +1,10 @@
-//! The mixer behind everything that is drawn from a seed.
+//! The 64-bit mixer (splitmix64) behind everything that is drawn from a seed.
 
-/// What a counter grows by between two numbers of a sequence: `mix` of it is splitmix64.
+/// The increment of splitmix64 (2^64 divided by the golden ratio): `mix(seed + n * STRIDE)` is its
+/// n-th number.
 pub const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finishing rounds of a well-known 64-bit mixer: every input bit moves every output bit.
+/// The finalizer of splitmix64: a bijection in which every input bit affects every output bit.
 pub fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,14 +1,20 @@
+//! Counter-based random numbers for sampling: Gumbel noise as a pure function of (seed, position,
+//! id).
+//!
+//! There is no generator state. The sampled token therefore does not depend on batch composition,
+//! on preemption, or on how many drafts were verified in between. Built on splitmix64 (`mix.rs`).
+
 use crate::mix::{STRIDE, mix};
 
-/// The randomness of one draw: a function of the request's seed, the position of the token that is drawn, and the id.
-/// There is no state, so it does not matter what else was drawn, or when.
+/// The random numbers of one draw: a function of the request's seed, the position of the sampled
+/// token, and the id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noise {
     key: u64,
 }
 
 impl Noise {
-    /// For the token at `position` (0 is the first of the prompt).
+    /// Noise for the token at `position`, where 0 is the first prompt token.
     pub fn at(seed: u64, position: u32) -> Self {
         let key = mix(seed.wrapping_add(STRIDE));
         Self { key: mix(key ^ u64::from(position).wrapping_mul(STRIDE)) }
@@ -18,19 +24,22 @@ impl Noise {
         mix(self.key.wrapping_add(u64::from(id).wrapping_add(1).wrapping_mul(STRIDE)))
     }
 
-    /// Evenly spread over (0, 1), ends excluded.
+    /// Uniform over the open interval (0, 1).
     pub fn uniform(self, id: u32) -> f64 {
         let bits = self.bits(id);
         ((bits >> 11) as f64 + 0.5) * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// A standard Gumbel variable: the id with the largest logit plus Gumbel noise is distributed as the softmax says.
+    /// A standard Gumbel variable `-ln(-ln u)`: `argmax(logit + gumbel)` is distributed as the
+    /// softmax.
     pub fn gumbel(self, id: u32) -> f64 {
         -(-self.uniform(id).ln()).ln()
     }
 
-    /// A bound of [`gumbel`](Self::gumbel) that takes no logarithm. With n leading ones the uniform variable u is less than 1 - 2⁻ⁿ⁻¹, and
-    /// -ln(-ln u) <= -ln(1 - u) < (n + 1) ln 2.
+    /// An upper bound of [`gumbel`](Self::gumbel) without a logarithm.
+    ///
+    /// With n leading one bits the uniform variable u is less than 1 - 2⁻ⁿ⁻¹, and -ln(-ln u) <=
+    /// -ln(1 - u) < (n + 1) ln 2.
     pub fn at_most(self, id: u32) -> f64 {
         f64::from(self.bits(id).leading_ones().min(53) + 1) * (std::f64::consts::LN_2 + 1e-9)
     }
@@ -54,7 +63,8 @@ mod tests {
 
     #[test]
     fn neighbours_in_every_key_are_independent() {
-        // Mean, variance and correlation of 40,000 draws against their neighbours in id, position and seed.
+        // Mean, variance and correlation of 40,000 draws with their neighbors in id, position and
+        // seed.
         let mut list = Vec::new();
         for seed in 0..20 {
             for position in 0..20 {

@@ -1,31 +1,41 @@
+//! Sampling parameters of a request: temperature, top-k, top-p, min-p, penalties, seed and
+//! logprobs.
+
 use serde::{Deserialize, Serialize};
 
-/// How one sequence's tokens are drawn. Plain numbers; what varies in size (bias, grammar masks, penalty counts) is
-/// bound to the sequence's token-pool row instead.
+/// Sampling parameters of one sequence.
+///
+/// Fixed-size, so that they travel in every batch row. What varies in size (logit bias, grammar
+/// masks, token history) is bound to the sequence's token-pool row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
-    /// 0 is greedy, and so is all below [`Sampling::COLDEST`].
+    /// 0 is greedy, and so is every value below [`Sampling::COLDEST`].
     pub temperature: f32,
-    /// Keep the k likeliest; 0 keeps all.
+    /// Keep the k most likely ids; 0 keeps all.
     pub top_k: u32,
-    /// Keep the smallest set whose probabilities reach this; 1 keeps all.
+    /// Nucleus sampling: keep the smallest set of ids whose probabilities sum to at least this; 1
+    /// keeps all.
     pub top_p: f32,
-    /// Keep what is at least this share of the likeliest; 0 keeps all.
+    /// Keep ids at least this fraction as likely as the most likely one; 0 keeps all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of ids that occurred in prompt or output; 1 is off.
+    /// Divides positive and multiplies negative logits of ids in the prompt or output; 1 disables
+    /// it.
     pub repetition_penalty: f32,
-    /// Subtracted once from ids that occurred in the output; 0 is off.
+    /// Subtracted once from the logit of each id in the output; 0 disables it.
     pub presence_penalty: f32,
-    /// Subtracted per occurrence in the output; 0 is off.
+    /// Subtracted per occurrence in the output; 0 disables it.
     pub frequency_penalty: f32,
-    /// Key of the noise, together with the position.
+    /// Keys the noise, together with the position and the id.
     pub seed: u64,
-    /// Log-probabilities to report per token beside the chosen one; `None` reports none at all.
+    /// Number of top log-probabilities to report per sampled token; `None` reports none, not even
+    /// the sampled one's.
     pub logprobs: Option<u32>,
-    /// The same for the tokens of the prompt after its first.
+    /// Number of top log-probabilities to report per prompt token after the first; `None` reports
+    /// none.
     pub prompt_logprobs: Option<u32>,
-    /// Report the hidden state that the first token is drawn from: the prompt's last row, after the final norm.
+    /// Report the hidden state behind the first sampled token: the last prompt row after the final
+    /// norm (embeddings).
     pub hidden: bool,
 }
 
@@ -48,10 +58,10 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Below this temperature the likeliest token is taken: logits divided by less could overflow.
+    /// Below this temperature sampling is greedy: dividing logits by less could overflow f32.
     pub const COLDEST: f32 = 1e-5;
 
-    /// Whether the likeliest token is always the one drawn.
+    /// Whether the most likely token is always the one sampled.
     pub fn is_greedy(&self) -> bool {
         self.temperature < Self::COLDEST || self.top_k == 1
     }

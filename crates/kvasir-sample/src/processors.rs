@@ -1,10 +1,13 @@
-//! What happens to one row of logits before a token is drawn. An id that is taken out gets minus infinity.
+//! Logits processors: bias, penalties, token mask, temperature, top-k, top-p and min-p, in place
+//! over one row of logits.
 //!
-//! The rules, ties included, are those of the Transformers library's classes of the same names.
+//! A removed id gets a logit of negative infinity. Rules and tie-breaking are those of the
+//! Transformers library's `LogitsProcessor` classes of the same names. Guarded by
+//! `tests/processors.rs`.
 
 use std::cmp::Ordering;
 
-/// Adds to the logits of single ids.
+/// Logit bias: adds to the logits of the given ids; ids outside the vocabulary are ignored.
 pub fn bias(logits: &mut [f32], bias: &[(u32, f32)]) {
     for (id, add) in bias {
         if let Some(logit) = logits.get_mut(*id as usize) {
@@ -13,7 +16,7 @@ pub fn bias(logits: &mut [f32], bias: &[(u32, f32)]) {
     }
 }
 
-/// Divides positive and multiplies negative logits of ids that occurred, once however often.
+/// Repetition penalty: divides positive and multiplies negative logits of seen ids, once per id.
 pub fn repetition_penalty(logits: &mut [f32], seen: impl IntoIterator<Item = u32>, penalty: f32) {
     let mut done = vec![false; logits.len()];
     for id in seen {
@@ -26,7 +29,7 @@ pub fn repetition_penalty(logits: &mut [f32], seen: impl IntoIterator<Item = u32
     }
 }
 
-/// Subtracts `presence` once, and `frequency` per occurrence, from ids that were put out.
+/// Presence and frequency penalty: `logit -= presence + frequency * count`, for ids in the output.
 pub fn output_penalties(
     logits: &mut [f32],
     output: impl IntoIterator<Item = u32>,
@@ -44,7 +47,7 @@ pub fn output_penalties(
     }
 }
 
-/// Takes every id out whose bit is not set; those beyond the last word too.
+/// Applies a token bitmask: removes ids whose bit is not set, and all ids beyond the last word.
 pub fn allow(logits: &mut [f32], allowed: &[u32]) {
     let words = allowed.iter().copied().chain(std::iter::repeat(0));
     for (chunk, word) in logits.chunks_mut(32).zip(words) {
@@ -59,13 +62,13 @@ pub fn allow(logits: &mut [f32], allowed: &[u32]) {
     }
 }
 
-/// The lowest id whose bit is set.
+/// The lowest id in a token bitmask.
 pub(crate) fn lowest(allowed: &[u32]) -> Option<u32> {
     let (at, word) = allowed.iter().enumerate().find(|(_, word)| **word != 0)?;
     Some(at as u32 * 32 + word.trailing_zeros())
 }
 
-/// Takes ids out.
+/// Removes the given ids.
 pub fn suppress(logits: &mut [f32], ids: &[u32]) {
     for id in ids {
         if let Some(logit) = logits.get_mut(*id as usize) {
@@ -74,12 +77,12 @@ pub fn suppress(logits: &mut [f32], ids: &[u32]) {
     }
 }
 
-/// Divides by a temperature above 0.
+/// Divides by a temperature, which must be above 0.
 pub fn temperature(logits: &mut [f32], temperature: f32) {
     logits.iter_mut().for_each(|logit| *logit /= temperature);
 }
 
-/// Keeps the `k` largest, and whatever equals the last of them; 0 keeps all.
+/// Top-k: keeps the `k` largest logits and all ties with the smallest of them; 0 keeps all.
 pub fn top_k(logits: &mut [f32], k: usize) {
     if k == 0 || k >= logits.len() {
         return;
@@ -90,7 +93,8 @@ pub fn top_k(logits: &mut [f32], k: usize) {
     logits.iter_mut().filter(|logit| **logit < least).for_each(|logit| *logit = f32::NEG_INFINITY);
 }
 
-/// Keeps the likeliest ids until their probabilities reach `p`, at least one; 1 keeps all.
+/// Top-p (nucleus): keeps the most likely ids until their probabilities sum to `p`, at least one; 1
+/// keeps all.
 pub fn top_p(logits: &mut [f32], p: f32) {
     if p >= 1.0 {
         return;
@@ -98,7 +102,8 @@ pub fn top_p(logits: &mut [f32], p: f32) {
     let total = Total::of(logits);
     let best_first = |a: &usize, b: &usize| -> Ordering { logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)) };
     let mut ids: Vec<usize> = (0..logits.len()).filter(|id| logits[*id] > f32::NEG_INFINITY).collect();
-    // The nucleus is small as a rule: sort a growing head instead of all.
+    // The nucleus is usually small: sort a growing head (64, then eight times as much) instead of
+    // the vocabulary.
     let (mut kept, mut sum, mut head) = (0, 0.0, 0);
     while kept == head && head < ids.len() {
         let more = (head * 7).max(64).min(ids.len() - head);
@@ -117,7 +122,7 @@ pub fn top_p(logits: &mut [f32], p: f32) {
     ids.into_iter().for_each(|id| logits[id] = f32::NEG_INFINITY);
 }
 
-/// Keeps what is at least `p` times as likely as the likeliest; 0 keeps all.
+/// Min-p: keeps ids at least `p` times as likely as the most likely one; 0 keeps all.
 pub fn min_p(logits: &mut [f32], p: f32) {
     if p <= 0.0 {
         return;
@@ -128,13 +133,13 @@ pub fn min_p(logits: &mut [f32], p: f32) {
     unlikely.for_each(|logit| *logit = f32::NEG_INFINITY);
 }
 
-/// The softmax.
+/// Softmax of the row.
 pub fn probabilities(logits: &[f32]) -> Vec<f32> {
     let total = Total::of(logits);
     logits.iter().map(|logit| total.probability(*logit) as f32).collect()
 }
 
-/// What turns a logit into a probability.
+/// The maximum and the f64 sum of exponentials of a row: the softmax normalizer.
 #[derive(Clone, Copy)]
 pub(crate) struct Total {
     pub(crate) largest: f32,
@@ -157,7 +162,7 @@ impl Total {
     }
 }
 
-/// Not a number counts as nothing, and so does everything where there is no largest.
+/// `exp(logit - largest)`; 0 for NaN and for negative infinity.
 fn weight(logit: f32, largest: f32) -> f64 {
     if logit > f32::NEG_INFINITY { (f64::from(logit) - f64::from(largest)).exp() } else { 0.0 }
 }

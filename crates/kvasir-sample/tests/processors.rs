@@ -1,4 +1,5 @@
-//! Recorded chains of processors: the same ids stay, with the same logits and probabilities.
+//! Logits processors against chains recorded from Transformers: same surviving ids, logits and
+//! probabilities.
 
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
