@@ -1,3 +1,9 @@
+//! Reference attention: softmax(Q K^T * scale) V per query, with GQA, MLA, soft-capping and sinks;
+//! and the top-k indexer.
+//!
+//! Scores of all visible entries are materialized, in order of position. The order of the reduction
+//! therefore depends on positions only, not on slots.
+
 use crate::{
     mask::Reads,
     math::{add_scaled, dot, largest, softmax},
@@ -7,7 +13,7 @@ use kvasir_kv::{Plan, PoolId, Slot};
 use kvasir_program::{LayerFacts, LayerId};
 use std::{collections::HashMap, sync::Arc};
 
-/// The pools that a step reads: the session's own under number 0, and frozen ones.
+/// The KV pools that a step reads: the session's own (id 0), and frozen ones (shared prefixes).
 pub(crate) struct Pools<'a> {
     pub(crate) own: &'a Pool,
     pub(crate) frozen: &'a HashMap<PoolId, Arc<Pool>>,
@@ -20,7 +26,7 @@ impl Pools<'_> {
     }
 }
 
-/// One attention of one layer.
+/// The attention of one layer.
 pub(crate) struct Attention<'a> {
     pub(crate) layer: LayerId,
     pub(crate) facts: LayerFacts,
@@ -31,7 +37,8 @@ pub(crate) struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// What one query gets: its heads in `q`, their results in `out`, the entries it sees in order of position.
+    /// Computes one query: its heads in `q`, the results in `out`. `visible` are the indices of
+    /// visible entries in order of position.
     pub(crate) fn query(&self, reads: &Reads, visible: &[u32], q: &[f32], out: &mut [f32]) {
         let LayerFacts { kv_heads, key_dim, value_dim, value_in_key, .. } = self.facts;
         let shared = q.len() / key_dim / kv_heads;
@@ -59,7 +66,8 @@ impl Attention<'_> {
     }
 }
 
-/// The indexer's choice for one query: numbers of the best of the entries that it sees, in order of position.
+/// The indexer's selection for one query: the `top_k` visible entries with the highest scores, in
+/// order of position.
 pub(crate) fn select_keys(
     pools: &Pools<'_>,
     layer: LayerId,
@@ -82,7 +90,8 @@ pub(crate) fn select_keys(
     best
 }
 
-/// Every query of a step with its row: what its row reads, and what it sees of it through `window`.
+/// Iterates over all queries of a step: token index, the entries its row reads, and those visible
+/// through `window`.
 pub(crate) fn for_each_query<'a>(
     plan: &'a Plan,
     reads: &'a [Reads],

@@ -1,3 +1,8 @@
+//! [`PlainExecutor`]: runs a step synchronously. Check the step, run the program, sample.
+//!
+//! A step that does not fit (sizes, slots, pools, token ids) is refused before anything is written.
+//! A failed step leaves the executor usable.
+
 use crate::{
     model::{Compiled, Pass, PlainModel},
     pool::Pool,
@@ -10,18 +15,19 @@ use kvasir_kv::{PoolId, Token};
 use kvasir_program::{Program, Tap};
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
-/// What an executor may use.
+/// Capacity of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Slots of its pool, dummy slots included.
+    /// Slots of its KV pool, dummy slots included.
     pub slots: u32,
-    /// Tokens of one step.
+    /// Maximum tokens per step.
     pub tokens: u32,
-    /// Token-pool rows.
+    /// Size of the token pool, in rows.
     pub rows: u32,
 }
 
-/// Runs steps of one program over a pool of its own: f32, a mask for every query, one thread.
+/// The reference executor: runs steps of one program over a KV pool of its own, in f32 on the
+/// calling thread.
 pub struct PlainExecutor {
     compiled: Arc<Compiled>,
     limits: Limits,
@@ -32,12 +38,13 @@ pub struct PlainExecutor {
 }
 
 impl PlainExecutor {
-    /// For the target.
+    /// An executor of the target model.
     pub fn new(model: &PlainModel, limits: Limits) -> Self {
         Self::of(Arc::clone(&model.target), limits)
     }
 
-    /// For a prediction layer, which has a pool of its own.
+    /// An executor of an MTP layer (draft model), with a KV pool of its own; `None` if the model
+    /// has no such layer.
     pub fn prediction(model: &PlainModel, index: usize, limits: Limits) -> Option<Self> {
         model.predictions.get(index).map(|compiled| Self::of(Arc::clone(compiled), limits))
     }
@@ -48,29 +55,32 @@ impl PlainExecutor {
         Self { compiled, limits, own, frozen: HashMap::new(), rows, ranks: None }
     }
 
-    /// The same, as one of several ranks of the model that its program is a part for.
+    /// Makes it one rank of a tensor-parallel group; fails if the program is sharded for another
+    /// number of ranks.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
         self.compiled.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
         Ok(self)
     }
 
-    /// What it runs.
+    /// The program it runs.
     pub fn program(&self) -> &Program {
         &self.compiled.program
     }
 
-    /// Its pool, for others to read as a frozen prefix.
+    /// Its KV pool, to be attached to other executors as a frozen prefix.
     pub fn into_pool(self) -> Arc<Pool> {
         Arc::new(self.own)
     }
 
-    /// Lets plans read a frozen pool under a number other than 0. It must come from an executor of the same program.
+    /// Lets plans read a frozen pool (shared prefix) under an id other than 0. It must come from an
+    /// executor of the same program.
     pub fn attach(&mut self, id: PoolId, pool: Arc<Pool>) {
         self.frozen.insert(id, pool);
     }
 
-    /// Runs a step's tokens through the program, samples nothing. `hidden` has a row per token for programs that take them.
+    /// Runs a forward pass without sampling. `hidden` holds one row per token, for MTP programs
+    /// only.
     pub fn pass(&mut self, step: &Step, hidden: Option<&[f32]>, taps: &[Tap]) -> Result<Pass, StepError> {
         let tokens = self.check(step, hidden)?;
         Ok(self.run(step, &tokens, hidden, taps))
@@ -105,7 +115,7 @@ impl PlainExecutor {
         }
     }
 
-    /// Refuses what would not fit together; gives the tokens with those in flight filled in.
+    /// Rejects steps that do not fit; returns the tokens with those in flight resolved.
     fn check(&self, step: &Step, hidden: Option<&[f32]>) -> Result<Vec<Token>, StepError> {
         let fail = |why: String| Err(StepError::Failed(why));
         let (batch, plan, program) = (&step.batch, &step.plan, &self.compiled.program);

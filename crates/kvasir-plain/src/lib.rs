@@ -1,10 +1,16 @@
-//! The plain backend: f32 and explicit masks only. The example of how little a backend needs, and the oracle for the others.
+//! The reference backend: naive f32 kernels on one thread. The oracle that every other backend is
+//! tested against.
 //!
-//! [`PlainModel::load`] unpacks a checkpoint's weights; a [`PlainExecutor`] runs steps over a pool of its own. A mask is built for
-//! every query from positions alone, so that a cache's plan is checked and not repeated. Where the plan has explicit bits they
-//! narrow the mask further.
+//! [`PlainModel::load`] dequantizes a checkpoint's weights to f32; a [`PlainExecutor`] runs steps
+//! over a KV pool of its own. Attention materializes scores and a mask per query. The mask is built
+//! from positions alone, so that a cache's plan is checked instead of trusted. Explicit masks of a
+//! plan narrow it further.
 //!
-//! It must not become clever: no threads, no fusion, no path that only some plans take.
+//! Invariant: it stays simple. No threads, no fused ops, no online softmax, no path that only some
+//! plans take.
+//!
+//! Guarded by `tests/checkpoints.rs` (recorded logits) and `tests/plans.rs` (every cache gives the
+//! same bits).
 #![forbid(unsafe_code)]
 
 mod attention;

@@ -1,19 +1,26 @@
+//! Builds attention masks from positions and draft trees, independently of the plan's own masks.
+//!
+//! An entry is visible to a query when all of these hold:
+//!
+//! 1. Causal: its position is at or before the query's.
+//! 2. Sliding window: `query - entry < window`, if the layer has one.
+//! 3. Draft tree: if this step writes it as a draft, it is the query itself or an ancestor.
+//! 4. The plan's explicit mask has its bit set, if there is one (tree nodes of earlier steps).
+
 use kvasir_exec::{Batch, BatchRow};
 use kvasir_kv::{Mask, Plan, PlanRow, PoolId, Position, Slot};
 use std::collections::HashMap;
 
-/// What one row of a step reads, and which of it each query sees. Built from positions alone: an entry is visible when it lies at or
-/// before the query and, if it is a draft of this step, when it is the query itself or an ancestor. Where the cache says more
-/// (nodes of earlier steps), its explicit bits narrow it further.
+/// The entries that one row of a step reads, and what each of its queries may attend to.
 pub(crate) struct Reads {
-    /// In order of position.
+    /// In order of position: pool, slot, position.
     pub(crate) entries: Vec<(PoolId, Slot, Position)>,
     row: PlanRow,
-    /// Node of each slot that this step writes a draft or its root to.
+    /// Tree node of each slot to which this step writes a draft or its root.
     nodes: HashMap<Slot, usize>,
-    /// Parent of each node, the root's being itself.
+    /// Parent of each node; the root is its own parent.
     parents: Vec<usize>,
-    /// Query that is node 0.
+    /// Index of the query that is node 0 (the newest committed token).
     first_node: usize,
 }
 
@@ -32,7 +39,8 @@ impl Reads {
         Self { entries, row: *row, nodes, parents, first_node }
     }
 
-    /// Numbers of the entries that `query` (counted within the row) sees through a window, in order.
+    /// Indices of the entries visible to `query` (counted within the row) through a window, in
+    /// order of position.
     pub(crate) fn visible(&self, plan: &Plan, query: usize, window: Option<u32>) -> Vec<u32> {
         let position = plan.positions[self.row.queries.range()][query];
         let sees = |entry: usize| {
@@ -46,7 +54,7 @@ impl Reads {
         (0..self.entries.len()).filter(|entry| sees(*entry)).map(|entry| entry as u32).collect()
     }
 
-    /// Whether `query` is `node` or comes after it on its path.
+    /// Whether `node` is `query`'s node or one of its ancestors.
     fn descends(&self, query: usize, node: usize) -> bool {
         let Some(mut at) = query.checked_sub(self.first_node) else { return false };
         while at > node {

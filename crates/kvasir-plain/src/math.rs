@@ -1,9 +1,10 @@
-//! Arithmetic on rows, in one order of summation whatever the batch.
+//! Scalar kernels: dot product, axpy, softmax, top-k. The order of summation depends on lengths
+//! only, not on the batch.
 
-/// Lanes of a sum: enough for the compiler to use vector instructions.
+/// Independent accumulators of a dot product, so that the compiler can use SIMD.
 const LANES: usize = 16;
 
-/// Σ a·b over equal lengths.
+/// Σ a·b over slices of equal length.
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (a_chunks, a_rest) = a.as_chunks::<LANES>();
@@ -17,12 +18,12 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-/// y += factor * x.
+/// axpy: y += factor * x.
 pub(crate) fn add_scaled(y: &mut [f32], factor: f32, x: &[f32]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y += factor * x);
 }
 
-/// Turns scores into shares in place; `sink` joins the sum and gets a share that nobody sees.
+/// Softmax in place. `sink` (attention sink) joins the denominator and yields no weight.
 pub(crate) fn softmax(scores: &mut [f32], sink: Option<f32>) {
     let largest = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
     scores.iter_mut().for_each(|s| *s = (*s - largest).exp());
@@ -34,7 +35,8 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The indices of the `k` largest, of equals the lower index, best first.
+/// Top-k: the indices of the `k` largest values, in descending order; the lower index first among
+/// equals.
 pub(crate) fn largest(values: &[f32], k: usize) -> Vec<u32> {
     let mut ids: Vec<u32> = (0..values.len() as u32).collect();
     ids.sort_by(|a, b| values[*b as usize].total_cmp(&values[*a as usize]).then(a.cmp(b)));

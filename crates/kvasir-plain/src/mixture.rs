@@ -1,10 +1,15 @@
+//! Reference MoE: router scores to expert weights, and the weighted sum of the experts' outputs.
+//!
+//! Routing: score (softmax or sigmoid), add the correction bias, mask out all but the best groups,
+//! take the top k, renormalize, scale. The correction bias affects the selection only.
+
 use crate::{
     math::{add_scaled, largest, sigmoid, softmax},
     weights::Weights,
 };
 use kvasir_program::{Activation, Experts, Routing, Score};
 
-/// Experts of one token with their shares, the best first.
+/// The experts of one token with their weights, in descending order of selection score.
 pub(crate) type Routes = Vec<(u32, f32)>;
 
 pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Routes {
@@ -38,7 +43,7 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Rou
     routes
 }
 
-/// What one token's experts yield together.
+/// Computes Σ weight * down(act(gate(x)) * up(x)) over the chosen experts.
 pub(crate) fn mixture(x: &[f32], routes: &Routes, experts: &Experts, weights: &Weights, out: &mut [f32]) {
     out.fill(0.0);
     for (expert, share) in routes {

@@ -1,15 +1,17 @@
+//! [`PlainModel`]: programs with dequantized f32 weights and buffer plans, shared by executors.
+
 use crate::weights::Weights;
 use kvasir_formats::{Checkpoint, Error};
 use kvasir_program::{Buffers, Model, Program, Tap};
 use std::{collections::HashMap, sync::Arc};
 
-/// A checkpoint's programs with their weights in f32; any number of executors may share it.
+/// The programs of a checkpoint with their weights in f32; any number of executors may share it.
 pub struct PlainModel {
     pub(crate) target: Arc<Compiled>,
     pub(crate) predictions: Vec<Arc<Compiled>>,
 }
 
-/// One program, ready to run.
+/// One program with its weights and activation buffers, ready to run.
 pub(crate) struct Compiled {
     pub(crate) program: Program,
     pub(crate) weights: Weights,
@@ -17,7 +19,7 @@ pub(crate) struct Compiled {
 }
 
 impl PlainModel {
-    /// Unpacks the weights of all programs. Every tap stays readable.
+    /// Dequantizes the weights of all programs (4 bytes per parameter). Every tap stays readable.
     pub fn load(model: &Model, checkpoint: &Checkpoint) -> Result<Self, Error> {
         let mut shared = HashMap::new();
         let mut compile = |program: &Program| {
@@ -39,13 +41,13 @@ impl PlainModel {
     }
 }
 
-/// What a pass over a step yields beside the K and V it keeps.
+/// The results of a forward pass, beside the K and V that it wrote to the pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pass {
-    /// Logits of the rows that are sampled, one vocabulary after the other.
+    /// Logits of the sampled rows, `vocab` numbers each.
     pub logits: Vec<f32>,
-    /// The hidden states that those logits were made of.
+    /// The LM head's inputs for those rows (after the final norm).
     pub hidden: Vec<f32>,
-    /// The values that were asked for, a row per token.
+    /// The requested taps, one row per token.
     pub taps: Vec<(Tap, Vec<f32>)>,
 }

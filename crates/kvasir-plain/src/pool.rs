@@ -1,7 +1,12 @@
+//! The KV cache memory of the reference backend: K, V and indexer keys per layer and slot, in f32.
+//!
+//! Slots are assigned by the cache's plan; the pool knows no sequence and no block table. Memory
+//! grows by doubling.
+
 use kvasir_kv::{RowMove, Slot};
 use kvasir_program::{LayerFacts, LayerId};
 
-/// K, V and indexer keys of a session, layer by layer, in f32.
+/// KV cache memory of a session, one array per layer and part.
 #[derive(Default)]
 pub struct Pool {
     layers: Vec<Layer>,
@@ -10,12 +15,12 @@ pub struct Pool {
 
 #[derive(Default)]
 struct Layer {
-    /// Numbers per slot of each of the three.
+    /// Elements per slot of each part.
     widths: [usize; 3],
     data: [Vec<f32>; 3],
 }
 
-/// Which of a slot's parts.
+/// A part of a slot.
 #[derive(Clone, Copy)]
 pub(crate) enum Part {
     Key = 0,
@@ -32,7 +37,7 @@ impl Pool {
         Self { layers: layers.iter().map(layer).collect(), slots: 0 }
     }
 
-    /// Makes room for every slot below `bound`.
+    /// Allocates memory for every slot below `bound`; existing rows keep their contents.
     pub(crate) fn grow(&mut self, bound: usize) {
         if bound <= self.slots {
             return;
@@ -56,7 +61,8 @@ impl Pool {
         layer.data[part as usize][slot * width..(slot + 1) * width].copy_from_slice(row);
     }
 
-    /// All moves read before any writes.
+    /// Copies slots (compaction, accepted tree nodes). All sources are read before any destination
+    /// is written.
     pub(crate) fn run_moves(&mut self, moves: &[RowMove]) {
         for layer in &mut self.layers {
             for (data, width) in layer.data.iter_mut().zip(layer.widths) {
@@ -67,7 +73,7 @@ impl Pool {
         }
     }
 
-    /// Slots that there is memory for.
+    /// Slots for which memory is allocated.
     pub fn slots(&self) -> usize {
         self.slots
     }

@@ -1,3 +1,12 @@
+//! The interpreter of the reference backend: runs a program's ops one after the other over one
+//! step.
+//!
+//! 1. Apply the plan's slot copies (`moves`).
+//! 2. For each op, compute its result into the buffer of its value. Attention first writes K and V
+//!    to the plan's slots.
+//!
+//! It defines the reference semantics of every op in `kvasir_program::Op`.
+
 use crate::{
     attention::{Attention, Pools, for_each_query, select_keys},
     mask::Reads,
@@ -13,7 +22,7 @@ use kvasir_program::{
 };
 use std::{collections::HashMap, sync::Arc};
 
-/// What one step computes, all of it checked before.
+/// The inputs of one step, validated by the executor.
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'a> {
     pub(crate) program: &'a Program,
@@ -22,22 +31,22 @@ pub(crate) struct Job<'a> {
     pub(crate) frozen: &'a HashMap<PoolId, Arc<Pool>>,
     pub(crate) batch: &'a Batch,
     pub(crate) plan: &'a Plan,
-    /// Those in flight resolved.
+    /// Input tokens, with those in flight resolved.
     pub(crate) tokens: &'a [Token],
-    /// Longest that each row of the batch may become.
+    /// Maximum length of each row's sequence; selects LongRoPE frequencies.
     pub(crate) final_lens: &'a [u32],
-    /// A row per token, for programs that take them.
+    /// The target's hidden states, one row per token, for MTP programs.
     pub(crate) hidden: &'a [f32],
-    /// Those that have other parts of the model.
+    /// The other tensor-parallel ranks.
     pub(crate) ranks: Option<&'a dyn Ranks>,
 }
 
-/// A program's ops, one after the other, over one step.
+/// The execution state of one step.
 pub(crate) struct Run<'a> {
     job: Job<'a>,
     own: &'a mut Pool,
     reads: Vec<Reads>,
-    /// Row of the batch that each token belongs to.
+    /// Batch row of each token.
     row_of: Vec<usize>,
     /// Tokens whose logits are wanted.
     sampled: Vec<usize>,
@@ -59,7 +68,7 @@ impl<'a> Run<'a> {
         Self { job, own, reads, row_of, sampled, memory, routes, selections }
     }
 
-    /// Runs all ops; values of `keep` can be read afterwards, and the logits.
+    /// Runs all ops. Logits and the values that the buffer plan keeps can be read afterwards.
     pub(crate) fn all(&mut self) {
         self.own.run_moves(&self.job.plan.moves);
         for op in &self.job.program.ops {
@@ -79,7 +88,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A value's numbers, row after row.
+    /// A value's elements, row after row.
     pub(crate) fn value(&self, value: ValueId) -> &[f32] {
         self.job.buffers.of_value[value.0 as usize].map_or(&[], |buffer| &self.memory[buffer])
     }
@@ -92,7 +101,7 @@ impl<'a> Run<'a> {
         self.value(value).chunks_exact(self.width(value))
     }
 
-    /// An op that yields rows of numbers.
+    /// Runs an op whose result is rows of numbers.
     fn numbers(&mut self, op: &Op) {
         let out = op.out();
         let value = self.job.program.value(out);
@@ -105,7 +114,8 @@ impl<'a> Run<'a> {
             v.iter().for_each(|v| self.keep(*v, *layer, Part::Value));
         }
         let rows = if value.rows == Rows::Tokens { self.job.tokens.len() } else { self.sampled.len() };
-        // The buffer plan never gives an op's result the place of one of its operands.
+        // Taking the buffer is safe: the buffer plan never assigns a result the buffer of an
+        // operand.
         let mut y = std::mem::take(&mut self.memory[buffer]);
         y.clear();
         y.resize(rows * width, 0.0);
@@ -202,7 +212,7 @@ impl<'a> Run<'a> {
         self.job.weights.multiply(matrix, self.value(x), matrix.inputs, y, matrix.outputs);
     }
 
-    /// Writes each token's row of a value to its slot.
+    /// Writes each token's row of a value to its KV slot.
     fn keep(&mut self, value: ValueId, layer: LayerId, part: Part) {
         let Some(buffer) = self.job.buffers.of_value[value.0 as usize] else { return };
         let rows = self.memory[buffer].chunks_exact(self.width(value));

@@ -1,16 +1,18 @@
+//! Weights dequantized to f32, and matrix products over strided views of them.
+
 use kvasir_formats::{Checkpoint, Error};
 use kvasir_program::{Matrix, Program, Vector, WeightId};
 use std::{collections::HashMap, sync::Arc};
 
 use crate::math::{add_scaled, dot};
 
-/// A program's weights as f32, unpacked once. Programs of one checkpoint share them by name.
+/// A program's weights in f32. Programs of one checkpoint share them by name.
 pub(crate) struct Weights {
     data: Vec<Arc<Vec<f32>>>,
 }
 
 impl Weights {
-    /// Unpacks what `program` needs and `shared` does not have yet.
+    /// Dequantizes the weights of `program` that are not in `shared` yet; checks their shapes.
     pub(crate) fn load(
         program: &Program,
         checkpoint: &Checkpoint,
@@ -39,7 +41,7 @@ impl Weights {
         &self.data[id.0 as usize]
     }
 
-    /// One row of a table.
+    /// One row of a table (embedding lookup).
     pub(crate) fn row(&self, id: WeightId, row: usize, width: usize) -> &[f32] {
         &self.get(id)[row * width..(row + 1) * width]
     }
@@ -48,12 +50,13 @@ impl Weights {
         self.get(vector.weight)[vector.offset + place * vector.stride]
     }
 
-    /// Matrix times each row of `x`, whose rows start `x_stride` apart; the results' rows start `y_stride` apart.
+    /// GEMM: matrix times each row of `x`. Rows of `x` start `x_stride` apart, rows of the result
+    /// `y_stride`.
     pub(crate) fn multiply(&self, m: &Matrix, x: &[f32], x_stride: usize, y: &mut [f32], y_stride: usize) {
         let rows = || x.chunks(x_stride).map(|row| &row[..m.inputs]);
         let data = &self.get(m.weight)[m.offset..];
         if m.input_stride == 1 {
-            // A row of the matrix is read once for all rows of x.
+            // Outputs in the outer loop: each weight row is read once for all rows of x.
             for output in 0..m.outputs {
                 let weights = &data[output * m.output_stride..][..m.inputs];
                 for (x, y) in rows().zip(y.chunks_mut(y_stride)) {

@@ -1,4 +1,5 @@
-//! Every checkpoint: logits, hidden states, likeliest tokens, greedy continuations and drafts as recorded.
+//! Every test checkpoint gives the recorded logits, hidden states, top tokens, greedy continuations
+//! and MTP drafts.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod common;
@@ -56,7 +57,8 @@ fn last_logits(model: &PlainModel, prompt: &[Token], expected: &[f32]) -> f32 {
     worst(&stream.pass(prompt, prompt.len() - 1, None, &[]).logits, expected)
 }
 
-/// The prompt in two chunks, then token by token without the host looking.
+/// Prefill in two chunks, then decode with tokens in flight, so that the host never feeds a sampled
+/// token.
 fn greedy(name: &str, model: &PlainModel, prompt: &[Token], expected: &[Token]) {
     let executor = PlainExecutor::new(model, limits());
     let mut stream = Stream::new(executor, prompt, prompt.len() + expected.len());
@@ -120,7 +122,8 @@ fn prediction_layers_propose_what_is_recorded() {
             let mut target = Stream::new(PlainExecutor::new(&model, limits()), &ids, 512);
             let draft = PlainExecutor::prediction(&model, 0, limits()).unwrap();
             let mut draft = Stream::new(draft, &ids, 512);
-            // Row i pairs the state of token i with token i + 1, so the layer is one token behind.
+            // MTP: row i pairs the hidden state of token i with token i + 1, so the layer lags one
+            // token behind.
             let state = target.pass(&ids, ids.len(), None, &[Tap::FinalNorm]).taps.remove(0).1;
             let mut next: Vec<Token> = ids[1..].to_vec();
             next.push(greedy[0]);

@@ -1,4 +1,7 @@
-//! One sequence gets the same bits whatever cache holds it and whatever else runs.
+//! A sequence gets bit-identical logits whatever cache holds it and whatever else is in the batch.
+//!
+//! Covers ragged chunked prefill, forks, frozen prefixes, token trees, redirected writes, refused
+//! steps and penalties.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod common;
@@ -74,7 +77,7 @@ fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
     step
 }
 
-/// Runs it and gives each token's logits.
+/// Runs a step and returns each token's logits.
 fn run(executor: &mut PlainExecutor, cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Vec<Vec<f32>> {
     let step = step(cache, id, parts);
     let logits = executor.pass(&step, None, &[]).unwrap().logits;
@@ -82,7 +85,7 @@ fn run(executor: &mut PlainExecutor, cache: &mut dyn Cache, id: u64, parts: &[Pa
     logits.chunks(executor.program().vocab).map(<[f32]>::to_vec).collect()
 }
 
-/// The same tokens alone on a contiguous cache, in one step.
+/// The reference: the same tokens alone on a contiguous cache, in one step.
 fn alone(model: &PlainModel, tokens: &[Token]) -> Vec<Vec<f32>> {
     let mut stream = Stream::new(PlainExecutor::new(model, limits()), tokens, tokens.len());
     let logits = stream.pass(tokens, 0, None, &[]).logits;
@@ -98,7 +101,7 @@ fn a_batch_of_cells_gives_every_sequence_its_own_bits() {
         let seqs: Vec<SeqId> = (0..3).map(|_| cache.open().unwrap()).collect();
         let prompts = [prompt(41, 1), prompt(7, 2), prompt(29, 3)];
         let wanted: Vec<_> = prompts.iter().map(|p| alone(&model, p)).collect();
-        // Ragged chunks of all three, step after step.
+        // Chunked prefill of all three sequences, in ragged steps.
         let mut at = [0; 3];
         for (id, take) in (1..).zip([[9, 1, 4], [1, 1, 1], [16, 3, 2], [15, 2, 22]]) {
             let parts: Vec<Part> =
@@ -110,7 +113,7 @@ fn a_batch_of_cells_gives_every_sequence_its_own_bits() {
                 at[i] += take[i];
             }
         }
-        // A fork continues as the original would, and so does the original.
+        // After a fork, both the copy and the original continue as they would alone.
         let fork = cache.sequences().unwrap().fork(seqs[0], 1).unwrap()[0];
         let (one, two) = ([5, 6], [7, 8, 9]);
         let rows = run(&mut executor, &mut cache, 9, &[part(seqs[0], &one), part(fork, &two)]);
@@ -248,7 +251,8 @@ fn penalties_count_what_was_fed_and_accepted() {
         executor
     };
     let wanted = plain(&mut bound());
-    // The same with chains of drafts of which two are right and the third is wrong, then the newest token in flight.
+    // Again with draft chains, of which two are accepted and the third is rejected, then with the
+    // newest token in flight.
     let mut executor = bound();
     let mut cache = Contiguous::new(64);
     let seq = cache.open().unwrap();

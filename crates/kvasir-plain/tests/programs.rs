@@ -1,4 +1,4 @@
-//! Programs of real files: everything in them is used, nothing is missing.
+//! Programs of real checkpoints use every tensor; missing, misshapen and unused tensors are named.
 
 mod common;
 
@@ -45,11 +45,12 @@ fn what_is_missing_misshapen_or_unused_is_named() {
                     assert!(name.starts_with(&bad), "{name}: {bad}")
                 }
                 Err(other) => panic!("{}: bad shape of {name}: {other}", case.display()),
-                // Scales have no shape of their own here: whoever reads the weight checks them against it.
+                // Scales have no shape in the program; the reader of the weight checks them against
+                // it.
                 Ok(_) => assert!(name.contains("_scale"), "{}: bad shape of {name}", case.display()),
             }
         }
-        // Copies of the embedding and head inside prediction layers, and scales, may be absent here.
+        // May be absent: copies of the embedding and LM head inside MTP layers, and scales.
         unnoticed.retain(|n| {
             !n.contains("_scale") && !n.ends_with("embed_tokens.weight") && !n.ends_with("head.weight")
         });

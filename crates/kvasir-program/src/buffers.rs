@@ -1,24 +1,38 @@
+//! Activation memory planning: assigns values to reusable buffers by liveness (linear scan).
+//!
+//! 1. Find the last op that reads each value.
+//! 2. Walk the ops in order. Each result takes the smallest free buffer that is wide enough.
+//! 3. After an op, the buffers of values that are no longer read become free.
+//!
+//! Invariant: an op's result never shares a buffer with one of its operands, because operands are
+//! freed only after the result got its buffer.
+
 use crate::{Holds, Op, Program, Rows, ValueId};
 use serde::{Deserialize, Serialize};
 
-/// Which values share memory: a value's buffer is free again after the last op that takes it. Selections and routes are
-/// not rows of numbers and get none.
+/// The assignment of values to buffers.
+///
+/// A buffer is free again after the last op that reads its value. Selections and routes are not
+/// rows of numbers and get no buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Buffers {
-    /// Numbers per row and kind of rows of each buffer.
+    /// Elements per row, and kind of rows, of each buffer.
     pub buffers: Vec<(usize, Rows)>,
     /// The buffer of each value.
     pub of_value: Vec<Option<usize>>,
 }
 
 impl Buffers {
-    /// Plans a program's values; those in `keep` are not overwritten.
+    /// Plans the buffers of a program; the values in `keep` are never overwritten.
     pub fn plan(program: &Program, keep: &[ValueId]) -> Self {
         Self::plan_merged(program, keep, &[])
     }
 
-    /// As [`plan`](Self::plan), for a backend that runs some ops inside the next one: `merged` says of each op whether it does. Such an op's
-    /// result gets no memory, and what it takes stays until the next op has run.
+    /// Like [`plan`](Self::plan), for a backend that fuses ops: `merged[i]` says that op `i` runs
+    /// inside op `i + 1`.
+    ///
+    /// The result of a merged op gets no buffer, and its operands stay live until the next op has
+    /// run.
     pub fn plan_merged(program: &Program, keep: &[ValueId], merged: &[bool]) -> Self {
         let merged = |at: usize| merged.get(at).copied().unwrap_or(false);
         let last_use = last_uses(program, keep, &merged);
@@ -43,7 +57,8 @@ impl Buffers {
         plan
     }
 
-    /// The smallest free buffer that is wide enough, else the widest one, made wider, else a new one.
+    /// Best fit: the smallest free buffer that is wide enough, else the widest free one (widened),
+    /// else a new one.
     fn take(&mut self, free: &mut Vec<usize>, width: usize, rows: Rows) -> usize {
         let fitting = free.iter().enumerate().filter(|(_, b)| self.buffers[**b].1 == rows);
         let best = fitting.min_by_key(|(_, b)| {
@@ -63,7 +78,8 @@ impl Buffers {
         }
     }
 
-    /// Numbers that a step of so many tokens, of which so many are sampled, takes.
+    /// Elements of activation memory for a step of `tokens` tokens, of which `sampled` yield
+    /// logits.
     pub fn numbers(&self, tokens: usize, sampled: usize) -> usize {
         let rows = |kind: Rows| if kind == Rows::Tokens { tokens } else { sampled };
         self.buffers.iter().map(|(width, kind)| width * rows(*kind)).sum()

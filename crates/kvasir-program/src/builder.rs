@@ -1,3 +1,8 @@
+//! Builds a program op by op, and checks shapes against the config and the checkpoint.
+//!
+//! Widths are checked when ops are connected, weights (presence and shape) when they are named.
+//! Every error names the config key or the tensor. No tensor data is read.
+
 use crate::{
     Activation, Experts, Holds, LayerFacts, LayerId, Matrices, Matrix, NormKind, NumberType, Op, Pairs,
     Program, ProgramError, Purpose, Role, Rope, RopeId, Routing, Rows, Source, Tap, Value, ValueId, Weight,
@@ -6,7 +11,7 @@ use crate::{
 use serde_json::Value as Json;
 use std::collections::HashMap;
 
-/// Puts a program together, op by op. Widths are checked as they meet, weights as they are named.
+/// Builds a program op by op; used by `arch/` and `blocks/`.
 pub(crate) struct Builder<'a> {
     pub(crate) config: Config<'a>,
     pub(crate) source: &'a Source,
@@ -14,7 +19,7 @@ pub(crate) struct Builder<'a> {
     names: HashMap<String, WeightId>,
 }
 
-/// How attention's operands hang together, beside the layer's own facts.
+/// Operands of an attention op, beside the layer's own facts.
 pub(crate) struct Attend {
     pub(crate) q: ValueId,
     pub(crate) k: ValueId,
@@ -26,7 +31,7 @@ pub(crate) struct Attend {
 }
 
 impl<'a> Builder<'a> {
-    /// `config` is the source's, spelled out.
+    /// `config` is the source's config with the architecture's defaults filled in.
     pub(crate) fn new(
         source: &'a Source,
         config: &'a Json,
@@ -54,7 +59,7 @@ impl<'a> Builder<'a> {
 
     // ---- weights
 
-    /// Names a weight that the checkpoint must have.
+    /// Declares a weight that the checkpoint must contain; the same name yields the same id.
     pub(crate) fn weight(&mut self, name: &str, shape: &[usize], role: Role) -> Result<WeightId> {
         if let Some(id) = self.names.get(name) {
             return Ok(*id);
@@ -66,7 +71,7 @@ impl<'a> Builder<'a> {
         Ok(self.declare(name, shape, role, None))
     }
 
-    /// Names a weight in whose place another one's bytes are used.
+    /// Declares a tied weight: the bytes of `to` are used instead.
     pub(crate) fn tied(&mut self, name: &str, to: WeightId) -> Result<WeightId> {
         let (shape, role) = (self.program.weight(to).shape.clone(), self.program.weight(to).role);
         if let Some(found) = self.source.shape(name) {
@@ -82,7 +87,7 @@ impl<'a> Builder<'a> {
         id
     }
 
-    /// `NAME.weight` of shape [outputs, inputs], and `NAME.bias` if it has one.
+    /// `NAME.weight` of shape [outputs, inputs], and `NAME.bias` if `bias` is set.
     pub(crate) fn matrix(
         &mut self,
         name: &str,
@@ -116,7 +121,7 @@ impl<'a> Builder<'a> {
         self.push(Holds::Numbers(width), Rows::Tokens, op)
     }
 
-    /// What one group of a value is wide.
+    /// Width of one group (head) of a value; `what` is the config key to blame.
     fn group(&self, value: ValueId, groups: usize, what: &str) -> Result<usize> {
         let width = self.width(value);
         match groups > 0 && width.is_multiple_of(groups) {
@@ -142,7 +147,7 @@ impl<'a> Builder<'a> {
         self.numbers(self.program.hidden, |out| Op::Hidden { out })
     }
 
-    /// An RMS norm over each of `groups` parts, with the scales under `NAME.weight`.
+    /// RMSNorm over each of `groups` parts, with the weight `NAME.weight`.
     pub(crate) fn rms(&mut self, x: ValueId, name: &str, groups: usize, eps: f64) -> Result<ValueId> {
         self.norm(x, NormKind::Rms, name, groups, eps)
     }

@@ -1,16 +1,23 @@
+//! Typed, bounds-checked access to `config.json`. Sizes are limited, so that hostile configs cannot
+//! overflow or exhaust memory.
+//!
+//! A key whose value is null counts as absent. Every error names the key. Guarded by
+//! `tests/hostile.rs`.
+
 use crate::{ProgramError, error::Result};
 use serde_json::Value as Json;
 
-/// Typed access to a config. A key whose value is null counts as absent; every refusal names the key.
+/// A JSON object of the config, with the path at which errors report its keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config<'a> {
     json: &'a Json,
     path: &'a str,
 }
 
-/// No published dimension comes near; products of two, doubled, keep to 64 bits.
+/// Upper bound of a dimension, above any published one. Twice the product of two such sizes fits in
+/// 64 bits.
 const MAX_SIZE: u64 = 1 << 24;
-/// The same for what is counted one by one: layers and experts.
+/// Upper bound of layers and experts, each of which costs memory.
 const MAX_COUNT: usize = 1 << 12;
 
 impl<'a> Config<'a> {
@@ -18,7 +25,7 @@ impl<'a> Config<'a> {
         Self { json, path: "" }
     }
 
-    /// The object under `key`, with all its keys named from there.
+    /// The nested object under `key`; its errors are reported as `key.…`.
     pub(crate) fn object(&self, key: &'a str) -> Result<Option<Self>> {
         match self.get(key) {
             None => Ok(None),
@@ -36,7 +43,7 @@ impl<'a> Config<'a> {
         ProgramError::config(format!("{}{dot}{key}", self.path), why)
     }
 
-    /// A count of at least 1.
+    /// A size of at least 1.
     pub(crate) fn opt_size(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
@@ -49,7 +56,7 @@ impl<'a> Config<'a> {
         self.opt_size(key)?.ok_or_else(|| self.bad(key, "is missing"))
     }
 
-    /// How many layers, experts or groups there are.
+    /// The number of layers, experts or groups: at least 1, at most `MAX_COUNT`.
     pub(crate) fn number(&self, key: &str) -> Result<usize> {
         match self.size(key)? {
             n @ 1..=MAX_COUNT => Ok(n),
@@ -61,7 +68,7 @@ impl<'a> Config<'a> {
         Ok(self.opt_size(key)?.unwrap_or(default))
     }
 
-    /// A count that may be 0; absent is 0.
+    /// A size that may be 0; absent is 0.
     pub(crate) fn count(&self, key: &str) -> Result<usize> {
         match self.get(key).map(|v| (v, v.as_u64())) {
             None => Ok(0),
@@ -86,7 +93,7 @@ impl<'a> Config<'a> {
         Ok(self.opt_float(key)?.unwrap_or(default))
     }
 
-    /// A number above 0, also as f32; null and absent are none.
+    /// A number above 0 that is finite and positive as f32 too; null and absent are `None`.
     pub(crate) fn opt_positive(&self, key: &str) -> Result<Option<f64>> {
         match self.opt_float(key)? {
             Some(v) if v as f32 <= 0.0 || (v as f32).is_infinite() => {
@@ -96,7 +103,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A number of at least 0, also as f32.
+    /// A number of at least 0 that is finite as f32 too.
     pub(crate) fn amount_or(&self, key: &str, default: f64) -> Result<f64> {
         match self.float_or(key, default)? {
             v if v >= 0.0 && (v as f32).is_finite() => Ok(v),

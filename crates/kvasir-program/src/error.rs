@@ -1,33 +1,35 @@
+//! Errors of a program build. Each names the config key or the tensor that is wrong.
+
 use std::fmt;
 
-/// Why no program can be made of a checkpoint. Names the key or the tensor.
+/// Why no program can be built from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProgramError {
-    /// No file here builds this architecture.
+    /// The architecture is not in the table of `arch/mod.rs`.
     UnknownArchitecture(String),
-    /// A config value is absent, or makes no sense.
+    /// A config value is missing or invalid.
     Config {
-        /// Its key.
+        /// Its key, with a dotted path.
         key: String,
-        /// What is wrong with it.
+        /// What is wrong with it; reads after the key.
         why: String,
     },
-    /// A tensor that the architecture needs is not there.
+    /// A tensor that the architecture needs is missing from the checkpoint.
     Missing(String),
-    /// A tensor has another shape than the config says.
+    /// A tensor's shape differs from the one that the config implies.
     Misshapen {
         /// Its name.
         name: String,
-        /// The shape that the config says.
+        /// The shape that the config implies.
         expected: Vec<usize>,
-        /// The shape it has.
+        /// The shape in the checkpoint.
         found: Vec<usize>,
     },
-    /// Tensors that the architecture has no use for: the first one's name, and how many there are.
+    /// Tensors that the architecture does not use.
     Unused {
-        /// Name of the first.
+        /// Name of the first one.
         name: String,
-        /// How many.
+        /// Number of such tensors.
         count: usize,
     },
 }

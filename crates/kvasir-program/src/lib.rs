@@ -1,21 +1,28 @@
-//! Frozen programs: a short list of ops made once from an architecture's description and a checkpoint's config.
+//! Model architectures as frozen op lists (a small compute graph IR), built once from a config and
+//! tensor shapes.
 //!
-//! [`Model::build`] takes a [`Source`] (config, tensor names and shapes; no bytes) and gives a [`Program`] per computation:
-//! the target, and a second one for each prediction layer. A program is plain data. It never mentions a backend, a cache,
-//! a batch or a way of decoding; [`Op::UpdateAndAttend`] is where they meet.
+//! [`Model::build`] takes a [`Source`] (config, tensor names and shapes; no bytes) and returns one
+//! [`Program`] for the target and one per multi-token-prediction (MTP) layer. A program is plain
+//! data in SSA form: each op makes one value.
+//!
+//! Invariant: a program never mentions a backend, a KV cache, a batch or a decoding method.
+//! [`Op::UpdateAndAttend`] is where they meet: it writes K and V to the cache and attends to what
+//! the step's plan makes visible.
 //!
 //! ```
 //! # fn main() -> kvasir_program::Result<()> {
 //! let config = serde_json::json!({
-//!     "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
-//!     "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+//!     "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 160,
+//!     "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512,
+//!     "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
 //! });
 //! let model = kvasir_program::Model::build(&kvasir_program::Source::of_config(config))?;
 //! assert_eq!(model.target.kv_width(), 2 * 2 * 64);
 //! # Ok(()) }
 //! ```
 //!
-//! A new architecture is one file in `arch`, made of `blocks`.
+//! A new architecture is one file in `arch/`, composed of `blocks/` (attention, MLA, feed-forward,
+//! MoE), plus one line in the table of `arch/mod.rs`.
 #![forbid(unsafe_code)]
 
 mod arch;

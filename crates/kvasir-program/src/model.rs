@@ -1,21 +1,29 @@
+//! [`Model`]: all programs of a checkpoint, built from its config and checked against its tensors.
+//!
+//! Guarded by `tests/` of this crate (published configs, hostile configs) and by
+//! `kvasir-plain/tests/programs.rs`, which runs on real checkpoints.
+
 use crate::{
     Architecture, Program, ProgramError, Purpose, Source, builder::Builder, config::Config, error::Result,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
-/// All programs of one checkpoint.
+/// The programs of one checkpoint: target model and MTP layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
-    /// The model itself.
+    /// The target model.
     pub target: Program,
-    /// Its prediction layers, in order; they share weights with the target by name.
+    /// Its multi-token-prediction (MTP) layers, in order. They share weights with the target by
+    /// name.
     pub predictions: Vec<Program>,
 }
 
 impl Model {
-    /// Builds the programs and checks the checkpoint against them: what is missing, misshapen or unused is an error that
-    /// names it. Prediction layers that the config promises but of which no tensor is there are left out.
+    /// Builds the programs and checks the checkpoint against them. A missing, misshapen or unused
+    /// tensor is an error that names it.
+    ///
+    /// MTP layers that the config announces but of which the checkpoint has no tensor are left out.
     pub fn build(source: &Source) -> Result<Self> {
         let architecture = Architecture::of(&source.config)?;
         let config = &architecture.spelled_out(&source.config);
@@ -46,7 +54,7 @@ impl Model {
         Ok(model)
     }
 
-    /// The target and its predictions.
+    /// The target's program, then those of the MTP layers.
     pub fn programs(&self) -> impl Iterator<Item = &Program> {
         std::iter::once(&self.target).chain(&self.predictions)
     }
@@ -56,8 +64,8 @@ impl Model {
         let names: HashSet<&str> =
             self.programs().flat_map(|p| &p.weights).map(|w| w.name.as_str()).collect();
         let used = |name: &str| {
-            // Scales and packed halves belong to the weight whose name they extend. Old checkpoints keep a rope's
-            // frequencies, which follow from the config.
+            // Scales and packed blocks belong to the weight whose name they extend. Old checkpoints
+            // store RoPE frequencies, which follow from the config.
             let packed = |end| name.strip_suffix(end).is_some_and(|n| names.contains(n) && !source.has(n));
             names.contains(name)
                 || name.strip_suffix("_scale_inv").is_some_and(|n| names.contains(n))

@@ -1,154 +1,169 @@
+//! The op set of programs: embedding, norms, GEMM/GEMV, RoPE, attention, activations, MoE routing,
+//! collectives.
+//!
+//! Every op makes one value and treats each row (token) independently. Only [`Op::UpdateAndAttend`]
+//! and [`Op::SelectKeys`] read other rows, through the KV cache. Shapes are not stored in ops: they
+//! follow from the values and matrices.
+//!
+//! Backends may fuse ops; the reference semantics are those of `kvasir-plain/src/run.rs`.
+
 use crate::{LayerId, Matrices, Matrix, RopeId, ValueId, WeightId};
 use serde::{Deserialize, Serialize};
 
-/// How rotary pairs lie in a head.
+/// How the pairs of a rotary embedding (RoPE) lie in a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairs {
-    /// (i, i + half).
+    /// (i, i + half): the GPT-NeoX layout.
     Half,
-    /// (2i, 2i + 1).
+    /// (2i, 2i + 1): the GPT-J layout.
     Interleaved,
 }
 
-/// Which norm.
+/// The kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormKind {
-    /// x / sqrt(mean(x²) + eps) * w.
+    /// RMSNorm: x / sqrt(mean(x²) + eps) * w.
     Rms,
-    /// x / sqrt(mean(x²) + eps) * (1 + w).
+    /// RMSNorm with an offset weight (Gemma): x / sqrt(mean(x²) + eps) * (1 + w).
     RmsPlusOne,
-    /// (x - mean) / sqrt(variance + eps) * w + bias.
+    /// LayerNorm: (x - mean) / sqrt(variance + eps) * w + bias.
     Layer,
 }
 
-/// What a gate does to its partner.
+/// The gated activation of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
-    /// gate * sigmoid(gate) * up.
+    /// SwiGLU: gate * sigmoid(gate) * up.
     Silu,
-    /// gelu(gate) * up with the tanh form of gelu.
+    /// GeGLU: gelu(gate) * up, with the tanh approximation of GELU.
     GeluTanh,
-    /// With g = min(gate, limit) and u = clamp(up, -limit, limit): g * sigmoid(alpha * g) * (u + 1).
+    /// Clamped SwiGLU (gpt-oss): with g = min(gate, limit) and u = clamp(up, -limit, limit), g *
+    /// sigmoid(alpha * g) * (u + 1).
     ClampedSwiglu {
-        /// Steepness.
+        /// Steepness of the sigmoid.
         alpha: f32,
-        /// Largest magnitude that passes.
+        /// Clamping limit.
         limit: f32,
     },
 }
 
-/// How a token's experts follow from their scores.
+/// MoE routing: how a token's experts and their weights follow from the router's scores.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Routing {
-    /// How scores become shares.
+    /// How scores become expert weights.
     pub score: Score,
-    /// Experts per token, the best first; of equals the one with the lower number.
+    /// Experts per token, in descending order of weight; the lower index first among equals.
     pub top_k: usize,
-    /// Added to the shares for the choice only.
+    /// Added to the weights for the selection only (DeepSeek's `e_score_correction_bias`).
     pub correction: Option<WeightId>,
-    /// Experts come in groups, of which only the best may be chosen from.
+    /// Group-limited routing: experts may be chosen only from the best groups.
     pub groups: Option<Groups>,
-    /// Divide the chosen shares by their sum plus this.
+    /// If set, divide the chosen weights by their sum plus this epsilon.
     pub renormalise: Option<f32>,
-    /// Multiplies the shares at the end.
+    /// Multiplies the final weights (`routed_scaling_factor`).
     pub scale: f32,
 }
 
-/// How scores become shares.
+/// The scoring function of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Score {
     /// Softmax over all experts.
     Softmax,
-    /// Each its own.
+    /// Sigmoid of each score.
     Sigmoid,
 }
 
-/// Groups of experts. A group's worth is the sum of its two best (corrected) shares.
+/// Groups of experts (group-limited routing). A group's score is the sum of its two best corrected
+/// weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Groups {
-    /// How many, of equal size.
+    /// Number of groups, of equal size.
     pub count: usize,
-    /// How many of them stay.
+    /// Number of groups that experts are chosen from.
     pub keep: usize,
 }
 
-/// The experts of one layer, whose results are added up with their shares.
+/// The expert weights of one MoE layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
-    /// From the hidden state to the gate.
+    /// Gate projections: hidden to intermediate.
     pub gate: Matrices,
-    /// From the hidden state to the gate's partner.
+    /// Up projections: hidden to intermediate.
     pub up: Matrices,
-    /// Back.
+    /// Down projections: intermediate to hidden.
     pub down: Matrices,
-    /// In between.
+    /// The gated activation between them.
     pub activation: Activation,
 }
 
-/// How what the ranks of a model have becomes one row.
+/// Collective operations of tensor parallelism: how the ranks' partial rows become one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Collective {
-    /// Added up, in order of ranks: each had a part of a matrix's inputs.
+    /// All-reduce, accumulated in rank order: each rank multiplied a slice of the inputs (row
+    /// parallel).
     Sum,
-    /// One behind the other: each had a part of a matrix's outputs.
+    /// All-gather in rank order: each rank computed a slice of the outputs (column parallel).
     Join,
 }
 
-/// Number type that an op's result has by the model's contract.
+/// The number type that the model's reference implementation gives an op's result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NumberType {
-    /// 32-bit.
+    /// IEEE binary32.
     #[default]
     F32,
-    /// 16-bit, 5 exponent bits.
+    /// IEEE binary16: 5 exponent bits.
     F16,
-    /// 16-bit, 8 exponent bits.
+    /// bfloat16: 8 exponent bits.
     Bf16,
 }
 
-/// One operation on rows. Each row is computed by itself; only [`Op::UpdateAndAttend`] and [`Op::SelectKeys`] see other rows,
-/// and those through the cache. `groups` splits a row into so many equal parts (heads), each treated alike.
+/// One operation on rows. Each row is computed by itself; only [`Op::UpdateAndAttend`] and
+/// [`Op::SelectKeys`] read other rows, through the KV cache.
+///
+/// `groups` splits a row into equal parts (heads) that are treated alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {
-    /// The table's row of each token, times `scale`.
+    /// Embedding lookup: `out = table[token] * scale`.
     Embed {
-        /// The table.
+        /// The embedding table.
         table: WeightId,
-        /// Factor.
+        /// Factor (Gemma: sqrt(hidden)).
         scale: f32,
         /// Result.
         out: ValueId,
     },
-    /// Hidden states that the caller hands in, a row per token: the target's, for a prediction layer.
+    /// Hidden states that the caller provides, one row per token: the target's, as input of an MTP
+    /// layer.
     Hidden {
         /// Result.
         out: ValueId,
     },
-    /// A norm over each group.
+    /// RMSNorm or LayerNorm over each group.
     Norm {
         /// Operand.
         x: ValueId,
-        /// Which.
+        /// The kind of norm.
         kind: NormKind,
-        /// One number per place of a group; all groups share them.
+        /// One weight per element of a group; shared by all groups.
         weight: WeightId,
-        /// What a layer norm adds.
+        /// Bias of a LayerNorm.
         bias: Option<WeightId>,
-        /// Keeps the root away from zero.
+        /// Epsilon, added to the variance.
         eps: f32,
-        /// Parts.
+        /// Number of groups (heads); 1 for a norm over the whole row.
         groups: usize,
         /// Result.
         out: ValueId,
     },
-    /// A matrix times the row, plus its bias.
+    /// Linear projection (GEMM, or GEMV for one row): `out = matrix * x + bias`.
     Linear {
         /// Operand.
         x: ValueId,
@@ -157,106 +172,114 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
-    /// Matrix number g times group g.
+    /// Batched projection per group: `out[g] = matrices[g] * x[g]` (absorbed MLA).
     GroupLinear {
-        /// Operand, of as many groups as there are matrices.
+        /// Operand, with as many groups as there are matrices.
         x: ValueId,
-        /// One per group.
+        /// One matrix per group.
         matrices: Matrices,
         /// Result.
         out: ValueId,
     },
-    /// `width` places of each group from `start` on.
+    /// `out[g] = x[g][start .. start + width]` for each group.
     Slice {
         /// Operand.
         x: ValueId,
-        /// Parts.
+        /// Number of groups.
         groups: usize,
-        /// First place.
+        /// First element of the slice.
         start: usize,
-        /// Number of places.
+        /// Number of elements.
         width: usize,
         /// Result.
         out: ValueId,
     },
-    /// Each group of `a` followed by the group of `b`.
+    /// `out[g] = a[g] ++ b[g]` for each group.
     Concat {
         /// First operand.
         a: ValueId,
         /// Second operand.
         b: ValueId,
-        /// Parts of both.
+        /// Number of groups, in both operands.
         groups: usize,
         /// Result.
         out: ValueId,
     },
-    /// Turns pairs of places of each group by the token's position; places outside stay.
+    /// RoPE: rotates pairs of each group by angles that depend on the token's position; elements
+    /// outside are copied.
     Rotary {
         /// Operand.
         x: ValueId,
-        /// Parts.
+        /// Number of groups (heads).
         groups: usize,
-        /// First place that turns; as many turn as the rope has dimensions.
+        /// First rotated element; the rope's `dims` elements are rotated (partial rotary).
         start: usize,
-        /// Angles.
+        /// Frequencies.
         rope: RopeId,
-        /// How pairs lie.
+        /// How pairs lie in a head.
         pairs: Pairs,
         /// Result.
         out: ValueId,
     },
-    /// The sparse-attention indexer: keeps `k` with the layer's rows, scores every visible entry by
-    /// Σ over heads of weight * max(0, q · k), and selects the `top_k` best; of equals the earlier one.
+    /// The sparse-attention indexer (DeepSeek sparse attention): writes `k` to the cache, scores
+    /// every visible entry, and selects the `top_k` best, earlier entries first among equals.
+    ///
+    /// `score = Σ over heads of weight * max(0, q · k)`.
     SelectKeys {
-        /// Queries: a group per head, each as wide as the layer's `index_dim`.
+        /// Indexer queries: one group per head, each `index_dim` of the layer wide.
         q: ValueId,
-        /// The token's own key.
+        /// The token's own indexer key.
         k: ValueId,
-        /// One number per head.
+        /// One weight per indexer head.
         weights: ValueId,
-        /// Where keys are kept.
+        /// The layer that holds the indexer keys.
         layer: LayerId,
-        /// How many are selected.
+        /// Number of entries selected.
         top_k: usize,
         /// Result.
         out: ValueId,
     },
-    /// Keeps K and V in the layer's slots, then attends to what the plan lets each token see. The cache decides what that is; the
-    /// layer's window narrows it.
+    /// Attention: writes K and V to the layer's KV cache slots, then attends to every entry that
+    /// the plan makes visible.
+    ///
+    /// The plan decides visibility (causal, token tree, shared prefix); the layer's sliding window
+    /// narrows it.
     UpdateAndAttend {
-        /// Queries; heads are those of the keys times a whole number, and share key heads in order.
+        /// Queries. Their head count is a multiple of the KV heads (GQA): consecutive query heads
+        /// share a KV head.
         q: ValueId,
         /// Keys.
         k: ValueId,
-        /// Values; without, they are the first `value_dim` places of the keys.
+        /// Values. `None` for MLA: the values are the first `value_dim` elements of the keys.
         v: Option<ValueId>,
-        /// Which layer's slots.
+        /// The layer whose cache slots are used.
         layer: LayerId,
-        /// Factor of the scores.
+        /// Softmax scale, applied to Q · K.
         scale: f32,
-        /// Scores s become cap * tanh(s / cap).
+        /// Logit soft-capping: scores s become cap * tanh(s / cap).
         soft_cap: Option<f32>,
-        /// One logit per query head that joins the softmax and yields nothing.
+        /// Attention sinks: one logit per query head that joins the softmax denominator and
+        /// contributes no value.
         sinks: Option<WeightId>,
-        /// Narrows what is seen further.
+        /// Restricts visibility further, to the entries that an indexer selected.
         selection: Option<ValueId>,
-        /// Number type of the result by the model's contract; exact arithmetic keeps f32.
+        /// The result's number type in the reference implementation. An exact backend keeps f32.
         out_dtype: NumberType,
         /// Result.
         out: ValueId,
     },
-    /// The activation of a gate and its partner.
+    /// Gated activation: `out = act(gate) * up`; see [`Activation`].
     Gate {
-        /// Gate.
+        /// Gate projection.
         gate: ValueId,
-        /// Partner.
+        /// Up projection.
         up: ValueId,
-        /// Which.
+        /// The activation.
         activation: Activation,
         /// Result.
         out: ValueId,
     },
-    /// Sum.
+    /// Elementwise sum (residual connection).
     Add {
         /// First operand.
         a: ValueId,
@@ -265,56 +288,57 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
-    /// Which experts, with which shares.
+    /// MoE routing: selects experts and their weights.
     Route {
-        /// A score per expert.
+        /// Router scores, one per expert.
         scores: ValueId,
-        /// Rules.
+        /// The routing rules.
         routing: Routing,
         /// Result.
         out: ValueId,
     },
-    /// The experts' results, added up with their shares.
+    /// MoE feed-forward: the weighted sum of the chosen experts' outputs.
     Mixture {
         /// Operand.
         x: ValueId,
-        /// Which experts.
+        /// The chosen experts with their weights.
         routes: ValueId,
-        /// The experts.
+        /// The expert weights.
         experts: Box<Experts>,
         /// Result.
         out: ValueId,
     },
-    /// What all ranks have of a row. Each runs the same ops over its part of the weights; a lone rank has all of it.
+    /// A collective (tensor parallelism): combines the ranks' partial rows. Without other ranks it
+    /// copies.
     Collect {
-        /// This rank's.
+        /// This rank's partial rows.
         x: ValueId,
-        /// How.
+        /// All-reduce or all-gather.
         how: Collective,
-        /// Result, the same on every rank.
+        /// Result, identical on every rank.
         out: ValueId,
     },
-    /// Only the rows whose logits are wanted.
+    /// Gathers the rows whose logits are wanted.
     Gather {
         /// Operand.
         x: ValueId,
         /// Result.
         out: ValueId,
     },
-    /// Logits.
+    /// The LM head: hidden states to logits.
     Head {
         /// Operand.
         x: ValueId,
-        /// Matrix.
+        /// The LM head's matrix.
         matrix: Matrix,
-        /// Logits l become cap * tanh(l / cap).
+        /// Logit soft-capping: logits l become cap * tanh(l / cap).
         soft_cap: Option<f32>,
         /// Result.
         out: ValueId,
     },
 }
 
-/// The places of an op's operands, to read or to write.
+/// An op's operands as options of references; `as_ref` reads them and `as_mut` replaces them.
 macro_rules! operands {
     ($op:ident, $as_part:ident) => {
         match $op {
@@ -340,7 +364,7 @@ macro_rules! operands {
 }
 
 impl Op {
-    /// What it yields.
+    /// The value it makes.
     pub fn out(&self) -> ValueId {
         match self {
             Self::Embed { out, .. }
@@ -363,12 +387,12 @@ impl Op {
         }
     }
 
-    /// What it takes.
+    /// The values it reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         operands!(self, as_ref).into_iter().flatten().copied()
     }
 
-    /// Takes other values in the place of those it takes.
+    /// Substitutes its operands by `by`.
     pub(crate) fn replace(&mut self, by: impl Fn(ValueId) -> ValueId) {
         operands!(self, as_mut).into_iter().flatten().for_each(|value| *value = by(*value));
     }

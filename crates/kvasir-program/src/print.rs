@@ -1,4 +1,4 @@
-//! Programs as text: an op per line.
+//! `Display` for programs: a readable dump, one op per line (`%value [width] = op operands`).
 
 use crate::{Holds, Matrices, Matrix, NormKind, Op, Pairs, Program, Purpose, Rope, ValueId, WeightId};
 use std::fmt::{self, Display, Formatter};
@@ -35,7 +35,8 @@ impl Display for Program {
     }
 }
 
-/// The base and how far positions are stretched, where all frequencies follow from them; the first and the last one else.
+/// The base and the position scaling if all frequencies follow from them; else the first and last
+/// frequency.
 impl Display for Rope {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         frequencies(f, &self.inv_freq)?;
@@ -58,7 +59,7 @@ fn frequencies(f: &mut Formatter<'_>, inv_freq: &[f32]) -> fmt::Result {
     if !inv_freq.iter().enumerate().all(even) {
         return write!(f, "frequencies {first} to {last}, not all scaled alike");
     }
-    // Frequencies are f32: of a base that is told by them four digits are true.
+    // Frequencies are f32, so a base derived from them is accurate to four digits.
     let base = ratio.powi(-(pairs as i32));
     let unit = 10f64.powi(base.log10().ceil() as i32 - 4).max(1.0);
     write!(f, "base {}", (base / unit).round() * unit)?;

@@ -1,20 +1,26 @@
+//! [`Program`]: the frozen op list of one model, with its weight schema, ropes and KV cache layout.
+//!
+//! SSA form: each op makes one value, and no value is written twice. Ops run in list order.
+//! `Program::SCHEMA` versions the serialized form.
+
 use crate::{Collective, Holds, LayerFacts, NumberType, Op, Rope, Value, ValueId, Weight, WeightId};
 use serde::{Deserialize, Serialize};
 
-/// What a program computes.
+/// The role of a program in generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
-    /// The model itself.
+    /// The target model.
     Target,
-    /// One of its prediction layers, which guesses the token after the next from the target's hidden states.
+    /// One of its multi-token-prediction (MTP) layers: a draft model for speculative decoding. It
+    /// predicts the token after the next from the target's hidden states.
     Prediction {
-        /// Which, from 0.
+        /// Index of the prediction layer, from 0.
         index: u32,
     },
 }
 
-/// A value that callers may ask for beside the logits.
+/// An internal value that callers may request beside the logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tap {
@@ -22,69 +28,71 @@ pub enum Tap {
     IntoLayer(u32),
     /// The residual stream that leaves the last layer.
     OutOfLastLayer,
-    /// The same after the final norm.
+    /// The residual stream after the final norm.
     FinalNorm,
 }
 
-/// The frozen op list of one model, with all it says about weights and caches. Plain data, made once.
+/// The frozen op list of one model, with its weights and KV cache layout. Plain data, made once.
 ///
-/// It names no backend, no cache and no batch: the same program decodes one stream, a ragged batch or a tree.
+/// It names no backend, cache or batch: the same program decodes one stream, a ragged batch or a
+/// draft tree.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
-    /// [`Program::SCHEMA`] of the crate that made it.
+    /// [`Program::SCHEMA`] of the crate version that made it.
     pub schema_version: u32,
-    /// The architecture's name, as configs spell it.
+    /// The architecture's name, as in `config.json`.
     pub architecture: String,
-    /// What it computes.
+    /// Target model or MTP layer.
     pub purpose: Purpose,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Number of token ids.
+    /// Vocabulary size: rows of the embedding and of the logits.
     pub vocab: usize,
-    /// Longest sequence that the model is made for.
+    /// Context length that the model is made for, in tokens.
     pub max_positions: usize,
-    /// Number type of the model's activations by its own contract.
+    /// The number type of activations in the model's reference implementation.
     pub dtype: NumberType,
-    /// In the order in which they are run.
+    /// Ops in execution order.
     pub ops: Vec<Op>,
-    /// What the ops yield.
+    /// The values that ops make, by [`ValueId`].
     pub values: Vec<Value>,
-    /// What it needs of the checkpoint.
+    /// The weights it needs from the checkpoint, by [`WeightId`].
     pub weights: Vec<Weight>,
-    /// Rotary angles.
+    /// Rotary embeddings, by `RopeId`.
     pub ropes: Vec<Rope>,
-    /// What each layer keeps.
+    /// KV cache layout of each layer.
     pub layers: Vec<LayerFacts>,
-    /// Values worth looking at.
+    /// Values that callers may inspect.
     pub taps: Vec<(Tap, ValueId)>,
 }
 
 impl Program {
-    /// Version of the op list; a serialised program of another version is not understood.
+    /// Version of the op list. A serialized program of another version cannot be run.
     pub const SCHEMA: u32 = 1;
 
-    /// Windows of the layers that may keep a ring in place of a row per position.
+    /// Sliding windows of the layers that may use a ring buffer instead of one row per position.
+    /// Layers with an indexer are excluded.
     pub fn windows(&self) -> Vec<u32> {
         let layers = self.layers.iter().filter(|layer| layer.index_dim == 0);
         layers.filter_map(|layer| layer.window).collect()
     }
 
-    /// The weight of this id.
+    /// The weight of this id; panics if the id is from another program.
     pub fn weight(&self, id: WeightId) -> &Weight {
         &self.weights[id.0 as usize]
     }
 
-    /// The weight whose bytes stand for this one.
+    /// Follows a tie: the weight whose bytes are used for this one.
     pub fn resolve(&self, id: WeightId) -> WeightId {
         self.weight(id).tie.unwrap_or(id)
     }
 
-    /// The value of this id.
+    /// The value of this id; panics if the id is from another program.
     pub fn value(&self, id: ValueId) -> Value {
         self.values[id.0 as usize]
     }
 
-    /// Experts that a token gets of a mixture; none of other ops.
+    /// Experts per token (top-k) of a mixture op; 0 for other ops.
     pub fn chosen(&self, op: &Op) -> usize {
         let Op::Mixture { routes, .. } = op else { return 0 };
         match self.value(*routes).holds {
@@ -93,7 +101,7 @@ impl Program {
         }
     }
 
-    /// The logits: a head's, or all ranks' together.
+    /// The logits: the LM head's result, or all ranks' results joined (vocabulary-parallel head).
     pub fn logits(&self) -> Option<ValueId> {
         let head = self.ops.iter().rposition(|op| matches!(op, Op::Head { .. }))?;
         let own = self.ops[head].out();
@@ -101,7 +109,7 @@ impl Program {
         Some(joined.map_or(own, Op::out))
     }
 
-    /// Refuses to run among so many ranks if it is a part for another number of them.
+    /// Returns an error if the program is sharded for another number of tensor-parallel ranks.
     pub fn check_ranks(&self, count: usize) -> Result<(), String> {
         match self.ranks() {
             Some(parts) if parts != count => {
@@ -111,7 +119,8 @@ impl Program {
         }
     }
 
-    /// How many ranks it is a part for, where an op joins their rows.
+    /// The number of tensor-parallel ranks it is sharded for, taken from its first all-gather;
+    /// `None` without one.
     pub fn ranks(&self) -> Option<usize> {
         self.ops.iter().find_map(|op| match op {
             Op::Collect { x, how: Collective::Join, out } => {
@@ -121,28 +130,28 @@ impl Program {
         })
     }
 
-    /// What the logits are made of: the hidden states of the sampled tokens, after the final norm.
+    /// The LM head's input: final-norm hidden states of the rows whose logits are wanted.
     pub fn head_input(&self) -> Option<ValueId> {
         self.ops.iter().rev().find(|op| matches!(op, Op::Head { .. }))?.inputs().next()
     }
 
-    /// The value behind a tap.
+    /// The value of a tap, if the program has it.
     pub fn tap(&self, tap: Tap) -> Option<ValueId> {
         self.taps.iter().find(|(t, _)| *t == tap).map(|(_, value)| *value)
     }
 
-    /// Whether rows are wanted that the target computed.
+    /// Whether callers must provide hidden states of the target.
     pub fn takes_hidden(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Op::Hidden { .. }))
     }
 
-    /// Numbers that one token keeps in all layers together.
+    /// KV cache elements per token, over all layers.
     pub fn kv_width(&self) -> usize {
         self.layers.iter().map(LayerFacts::width).sum()
     }
 
-    /// Keeps apart in prefix sharing what must not be shared: sequences whose rows were turned by other angles. Equal
-    /// salts may share.
+    /// A salt for prefix caching: sequences with different salts must not share KV, because
+    /// LongRoPE rotated them with other frequencies.
     pub fn prefix_salt(&self, final_len: u32) -> u64 {
         let long = |rope: &Rope| rope.long.as_ref().is_some_and(|long| final_len > long.after);
         u64::from(self.ropes.iter().any(long))

@@ -1,33 +1,42 @@
+//! Rotary position embedding (RoPE): frequencies per pair, amplitude, and LongRoPE's second set of
+//! frequencies.
+//!
+//! The config's variants (linear, Llama 3, YaRN, LongRoPE) are resolved in `rope_config.rs`. A
+//! program only holds frequencies.
+
 use serde::{Deserialize, Serialize};
 
-/// A place in [`Program::ropes`](crate::Program::ropes).
+/// An index into [`Program::ropes`](crate::Program::ropes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RopeId(pub u32);
 
-/// Angles of a rotary embedding: pair `i` at position `p` turns by `p * inv_freq[i]`, the product taken in f32; cosine and
-/// sine are multiplied by `amplitude`.
+/// A rotary embedding: `angle = position * inv_freq[i]` for pair `i`, in f32. Cosine and sine are
+/// multiplied by `amplitude`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
-    /// Radians per position of each pair.
+    /// Radians per position, for each pair.
     pub inv_freq: Vec<f32>,
-    /// Factor of cosine and sine.
+    /// Factor of cosine and sine (YaRN's attention factor).
     pub amplitude: f32,
-    /// Other frequencies for long sequences.
+    /// Other frequencies for long sequences (LongRoPE).
     pub long: Option<LongRope>,
 }
 
-/// Frequencies that hold at *every* position of a sequence that may grow beyond `after` tokens (prompt plus limit). K of one
-/// kind is of no use to the other.
+/// LongRoPE's frequencies for *every* position of a sequence that may grow beyond `after` tokens
+/// (prompt plus output limit).
+///
+/// K rotated with one set cannot be shared with sequences that use the other; see
+/// [`Program::prefix_salt`](crate::Program::prefix_salt).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LongRope {
-    /// Longest sequence for which the other frequencies hold.
+    /// Maximum sequence length, in tokens, for which the short frequencies apply.
     pub after: u32,
-    /// Radians per position of each pair.
+    /// Radians per position, for each pair.
     pub inv_freq: Vec<f32>,
 }
 
 impl Rope {
-    /// Places that turn.
+    /// Number of rotated elements of a head.
     pub fn dims(&self) -> usize {
         self.inv_freq.len() * 2
     }
@@ -40,7 +49,7 @@ impl Rope {
         }
     }
 
-    /// Cosine and sine of a pair of this frequency at a position.
+    /// Cosine and sine at a position, for a pair of this frequency.
     pub fn turn(&self, inv_freq: f32, position: u32) -> (f32, f32) {
         let angle = position as f32 * inv_freq;
         (angle.cos() * self.amplitude, angle.sin() * self.amplitude)

@@ -1,19 +1,23 @@
-//! The rotary embedding that a config describes, in either spelling: `rope_theta` with `rope_scaling`, or
-//! `rope_parameters`.
+//! Reads RoPE settings from a config: default, dynamic, linear, Llama 3, YaRN and LongRoPE scaling.
+//!
+//! Both spellings are understood: `rope_theta` with `rope_scaling` (older), and `rope_parameters`
+//! (newer). Frequencies are computed in f32, with the rounding of the Transformers library. Guarded
+//! by `tests/spelling.rs` and `tests/published.rs`.
 
 use crate::{LongRope, Rope, config::Config, error::Result};
 use std::f64::consts::TAU;
 
-/// The places that a config may keep rotary facts in.
+/// The config objects that may contain RoPE settings.
 #[derive(Clone, Copy)]
 pub(crate) struct RopeConfig<'a> {
     top: Config<'a>,
-    /// Older spelling. Where both are there, which happens when somebody adds it to a config of the newer one, it wins.
+    /// `rope_scaling`, the older spelling. It takes precedence: users add it by hand to configs of
+    /// the newer spelling.
     scaling: Option<Config<'a>>,
-    /// Newer spelling.
+    /// `rope_parameters`, the newer spelling.
     parameters: Option<Config<'a>>,
     theta: f64,
-    /// A kind, and what it stands for here.
+    /// An alias for this model family: (name in the config, meaning).
     renamed: Option<(&'a str, &'a str)>,
 }
 
@@ -23,13 +27,14 @@ impl<'a> RopeConfig<'a> {
         Self { top, scaling, parameters, theta: 0.0, renamed: None }.with_theta("rope_theta", 10_000.0)
     }
 
-    /// As the layers of one kind see it, where layers differ: `rope_parameters` has an object per kind.
+    /// Settings of one layer type, for models with a rope per type: `rope_parameters` then has an
+    /// object per type.
     pub(crate) fn of_kind(top: Config<'a>, kind: &'a str, theta_key: &'a str, theta: f64) -> Result<Self> {
         let parameters = match top.object("rope_parameters")? {
             Some(all) => Some(all.object(kind)?.ok_or_else(|| all.bad(kind, "is missing"))?),
             None => None,
         };
-        // In the older spelling only the layers with the common base are scaled.
+        // In the older spelling only the layers that use `rope_theta` are scaled.
         let scaling = if theta_key == "rope_theta" { top.object("rope_scaling")? } else { None };
         Self { top, scaling, parameters, theta: 0.0, renamed: None }.with_theta(theta_key, theta)
     }
@@ -45,7 +50,7 @@ impl<'a> RopeConfig<'a> {
         Ok(Self { theta, ..self })
     }
 
-    /// The same, in a family that means kind `to` by `from`.
+    /// For a model family in which the type `from` means `to`.
     pub(crate) fn with_kind(self, from: &'a str, to: &'a str) -> Self {
         Self { renamed: Some((from, to)), ..self }
     }
@@ -54,7 +59,7 @@ impl<'a> RopeConfig<'a> {
         [self.scaling, self.parameters].into_iter().flatten()
     }
 
-    /// The one that counts, which errors name.
+    /// The object that takes precedence, which errors name.
     fn place(&self) -> Config<'a> {
         self.places().next().unwrap_or(self.top)
     }
@@ -90,7 +95,7 @@ impl<'a> RopeConfig<'a> {
         Ok("default")
     }
 
-    /// How many places of a head turn.
+    /// Number of rotated elements of a head (`partial_rotary_factor`).
     pub(crate) fn dims(&self, head_dim: usize, default_share: f64) -> Result<usize> {
         let share = match self.float("partial_rotary_factor")? {
             Some(share) => share,
@@ -104,7 +109,7 @@ impl<'a> RopeConfig<'a> {
         Ok(dims)
     }
 
-    /// What latent attention multiplies its scale by.
+    /// YaRN's factor on the softmax scale for MLA: magnitude(factor, `mscale_all_dim`)².
     pub(crate) fn score_factor(&self) -> Result<f64> {
         let all = self.float("mscale_all_dim")?.unwrap_or(0.0);
         if self.kind()? == "default" || all == 0.0 {
@@ -113,21 +118,23 @@ impl<'a> RopeConfig<'a> {
         Ok(magnitude(self.required("factor")?, all).powi(2))
     }
 
-    /// The rope over `dims` places.
+    /// The rotary embedding over `dims` elements.
     pub(crate) fn rope(&self, dims: usize) -> Result<Rope> {
         if dims == 0 || !dims.is_multiple_of(2) {
             return Err(self
                 .top
                 .bad("head_dim", format!("leaves {dims} places to turn, not an even number")));
         }
-        // In 32 bits, as models are trained with: the last position of a long context turns by as much as the rounding says.
+        // Powers in f32, as in training: at the end of a long context the rounding shifts the angle
+        // visibly.
         let powers: Vec<f32> =
             (0..dims / 2).map(|i| self.theta.powf(f64::from((2 * i) as f32 / dims as f32)) as f32).collect();
         let inv: Vec<f32> = powers.iter().map(|power| 1.0 / power).collect();
         let plain =
             |inv_freq: Vec<f32>, amplitude: f64| Rope { inv_freq, amplitude: amplitude as f32, long: None };
         match self.kind()? {
-            // "dynamic" changes angles only beyond `max_position_embeddings`, and no sequence goes there.
+            // "dynamic" changes frequencies only beyond `max_position_embeddings`, which no
+            // sequence exceeds.
             "default" | "dynamic" => Ok(plain(inv, 1.0)),
             "linear" => {
                 let factor = self.required("factor")?;
@@ -146,7 +153,8 @@ impl<'a> RopeConfig<'a> {
         }
     }
 
-    /// The length that the model was first made for. Where it is said twice, beside the rope counts.
+    /// The pre-training context length. The value beside the rope object takes precedence over the
+    /// one inside.
     fn original(&self) -> Result<f64> {
         let key = "original_max_position_embeddings";
         let said = match self.top.opt_float(key)? {
@@ -160,7 +168,8 @@ impl<'a> RopeConfig<'a> {
         }
     }
 
-    /// Long waves are stretched, short ones kept, those between are mixed.
+    /// Llama 3 scaling: low frequencies are divided by `factor`, high ones kept, those between
+    /// interpolated.
     fn llama3(&self, inv: &[f32]) -> Result<Vec<f32>> {
         let original = self.original()?;
         let (low, high) = (self.required("low_freq_factor")?, self.required("high_freq_factor")?);
@@ -174,10 +183,11 @@ impl<'a> RopeConfig<'a> {
         Ok(inv.iter().map(stretch).collect())
     }
 
-    /// The same by a ramp over the pairs, with a change of amplitude.
+    /// YaRN (NTK by parts): a linear ramp over the pairs between scaled and original frequencies,
+    /// and an amplitude.
     fn yarn(&self, powers: &[f32], dims: usize) -> Result<(Vec<f32>, f64)> {
         let original = self.original()?;
-        // Configs that leave the factor out mean what the two lengths say.
+        // Without `factor`, the ratio of the two context lengths is used.
         let factor = match self.float("factor")? {
             Some(_) => self.required("factor")?,
             None => self.top.float("max_position_embeddings")? / original,
@@ -206,7 +216,7 @@ impl<'a> RopeConfig<'a> {
         Ok((stretched.collect(), amplitude))
     }
 
-    /// A divisor per pair, one list for short and one for long sequences.
+    /// LongRoPE: a divisor per pair, one list for short and one for long sequences.
     fn longrope(&self, powers: &[f32]) -> Result<Rope> {
         let original = self.original()?;
         let divided = |key: &str| {
@@ -239,7 +249,7 @@ impl<'a> RopeConfig<'a> {
     }
 }
 
-/// YaRN's growth of amplitude with the stretch.
+/// YaRN's amplitude: 0.1 * weight * ln(factor) + 1.
 fn magnitude(factor: f64, weight: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
 }

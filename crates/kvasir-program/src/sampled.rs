@@ -1,10 +1,20 @@
+//! Lowering pass: computes only the rows whose logits are wanted, from the last attention on.
+//!
+//! In prefill only the last token of a prompt needs logits. This pass hoists the `Gather` op above
+//! every row-wise op whose result leads only to the logits. Mostly those are the last layer's
+//! output projection and feed-forward block.
+//!
+//! Invariant: remaining rows have the same bits, because each row is computed by itself. Values in
+//! `keep` (taps) stay whole. Guarded by the tests of this module.
+
 use crate::{Op, Program, Rows, ValueId};
 
 impl Program {
-    /// The same program, but what only leads to logits is computed for the rows whose logits are wanted and for no other: the last layer's
-    /// matrices behind its attention, mostly. Values in `keep` stay whole.
+    /// The program with its `Gather` moved up, so that ops which only lead to logits run on the
+    /// sampled rows.
     ///
-    /// Each row is computed by itself, so the rows that are left have the same bits.
+    /// Values in `keep` stay whole. Each row is computed by itself, so the remaining rows have the
+    /// same bits.
     pub fn sampled_early(&self, keep: &[ValueId]) -> Self {
         let mut program = self.clone();
         let Some(at) = self.ops.iter().position(|op| matches!(op, Op::Gather { .. })) else { return program };
@@ -27,7 +37,8 @@ impl Program {
                 op.replace(|x| gathered.iter().find(|(of, _)| *of == x).map_or(x, |(_, out)| *out));
             }
             match op {
-                // What it would take has only those rows already: those who took its result take that.
+                // The operand of the original `Gather` has sampled rows only by now: its readers
+                // take the operand directly.
                 Op::Gather { x, out } if number == at && !late.is_empty() => gathered.push((out, x)),
                 mut op => {
                     if number > at {
@@ -41,7 +52,8 @@ impl Program {
         program
     }
 
-    /// The ops before number `gather` whose results lead to nothing but it, and look at one row at a time without asking where it stands.
+    /// The ops before op `gather` that are row-wise, do not depend on the position, and lead only
+    /// to `gather`.
     fn only_for(&self, gather: usize, keep: &[ValueId]) -> Vec<usize> {
         let mut late: Vec<usize> = Vec::new();
         for (number, op) in self.ops.iter().enumerate().take(gather).rev() {

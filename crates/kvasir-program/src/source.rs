@@ -1,39 +1,47 @@
+//! [`Source`]: the input of a program build. Config, tensor names and shapes; no tensor data.
+
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
-/// What a program is made of: the config in Hugging Face spelling and the names and shapes of the tensors. No bytes.
+/// The config in Hugging Face spelling, with names and shapes of the tensors.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// The config.
+    /// The contents of `config.json`.
     pub config: Json,
-    /// Shapes of all tensors by Hugging Face name, slowest dimension first. `None` describes a model whose weights
-    /// are to be made up (`bench --shape`): every tensor that the config asks for then counts as present.
+    /// Shapes of all tensors by Hugging Face name, the slowest dimension first.
+    ///
+    /// `None` describes a model with synthetic weights (`bench --shape`): every tensor that the
+    /// config implies counts as present.
     pub tensors: Option<BTreeMap<String, Vec<usize>>>,
-    /// How the checkpoint keeps its weights.
+    /// Deviations of the checkpoint's storage from the Hugging Face layout.
     pub layout: Layout,
 }
 
-/// Where a checkpoint keeps the same weights in another way than the Hugging Face layout, which has none of these set.
+/// How a checkpoint (such as GGUF) stores weights differently from Hugging Face's layout; all false
+/// for the latter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// The rows of each head of the query and key weights are permuted so that rotary pairs are (2i, 2i + 1).
+    /// The rows of each Q and K head are permuted, so that rotary pairs are (2i, 2i + 1).
     pub interleaved_qk: bool,
-    /// Norm weights already hold 1 + w.
+    /// Norm weights already include the offset: 1 + w.
     pub norm_plus_one: bool,
-    /// `kv_b_proj` is split into `k_b_proj` [heads, kv_lora, qk_nope] and `v_b_proj` [heads, v_head, kv_lora].
+    /// MLA: `kv_b_proj` is split into `k_b_proj` [heads, kv_lora, qk_nope] and `v_b_proj` [heads,
+    /// v_head, kv_lora].
     pub split_kv_b: bool,
     /// Fused experts are split into `experts.N.{gate,up,down}_proj`, [out, in] each.
     pub split_gate_up: bool,
 }
 
 impl Source {
-    /// A model without weights.
+    /// A model without a checkpoint, for synthetic weights.
     pub fn of_config(config: Json) -> Self {
         Self { config, tensors: None, layout: Layout::default() }
     }
 
-    /// Shape of a tensor as the config means it: for a weight kept as `NAME_blocks` of 32 four-bit floats, 16 bytes
-    /// each, the shape that the unpacked weight has.
+    /// The logical shape of a tensor.
+    ///
+    /// A weight stored as MXFP4 (`NAME_blocks`, 32 four-bit floats in 16 bytes) has the shape of
+    /// the dequantized weight.
     pub(crate) fn shape(&self, name: &str) -> Option<Vec<usize>> {
         let tensors = self.tensors.as_ref()?;
         if let Some(shape) = tensors.get(name) {

@@ -1,22 +1,25 @@
+//! The values of a program: what each row holds, and which rows exist.
+
 use serde::{Deserialize, Serialize};
 
-/// A value that an op yields and later ops take; a place in [`Program::values`](crate::Program::values).
+/// A value that an op makes and later ops read; an index into
+/// [`Program::values`](crate::Program::values).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ValueId(pub u32);
 
-/// What a value holds for each of its rows.
+/// The contents of one row of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Holds {
-    /// This many numbers.
+    /// This many elements.
     Numbers(usize),
-    /// This many experts, each with the share it has in the result.
+    /// This many experts, each with its weight (MoE routing).
     Routes(usize),
-    /// The entries of the row's read that its query may attend to.
+    /// The KV entries that the row's query may attend to (sparse attention).
     Selection,
 }
 
-/// Which rows a value has.
+/// The rows of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rows {
@@ -26,17 +29,17 @@ pub enum Rows {
     Sampled,
 }
 
-/// One value: every op makes exactly one, and none is written twice.
+/// One value in SSA form: made by exactly one op, never written twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Value {
-    /// What a row holds.
+    /// Contents of a row.
     pub holds: Holds,
-    /// Which rows there are.
+    /// Which rows exist.
     pub rows: Rows,
 }
 
 impl Value {
-    /// Numbers in a row; 0 for what is no row of numbers.
+    /// Elements per row; 0 for routes and selections.
     pub fn width(&self) -> usize {
         match self.holds {
             Holds::Numbers(n) => n,

@@ -1,93 +1,105 @@
+//! The weight schema: named tensors, and matrices as strided views into them.
+//!
+//! `element(output, input) = weight[offset + output * output_stride + input * input_stride]`.
+//!
+//! Strides express fused QKV, interleaved gate/up, transposed, per-head and per-expert matrices
+//! without a copy and without an op of their own.
+
 use serde::{Deserialize, Serialize};
 
-/// A place in [`Program::weights`](crate::Program::weights).
+/// An index into [`Program::weights`](crate::Program::weights).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WeightId(pub u32);
 
-/// What a weight is for. Conversion rules and backends' layouts go by it.
+/// The use of a weight. Quantization rules and backends' memory layouts depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// A row per token id.
+    /// Token embedding: one row per token id.
     Embedding,
-    /// From the hidden state to logits.
+    /// LM head: hidden state to logits.
     Head,
-    /// Scales of a norm, or what a layer norm adds.
+    /// Weight or bias of a norm.
     Norm,
-    /// A matrix that every token passes.
+    /// A dense matrix: every token is multiplied with it.
     Matrix,
-    /// A matrix, or a stack of them, of which every token passes a few.
+    /// Expert matrices, of which each token uses a few (MoE).
     Experts,
-    /// Decides which experts; small, and sensitive to rounding.
+    /// A router's matrix: small, and sensitive to quantization.
     Router,
-    /// Added to a matrix's result.
+    /// Bias of a linear projection.
     Bias,
-    /// One logit per head that takes attention away from all rows.
+    /// Attention sinks: one logit per query head.
     Sinks,
 }
 
-/// One tensor of the checkpoint, as the program needs it.
+/// One tensor that the program needs from the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Weight {
     /// The Hugging Face name.
     pub name: String,
-    /// Slowest dimension first.
+    /// Dimensions, the slowest first (row-major).
     pub shape: Vec<usize>,
-    /// What it is for.
+    /// Its use.
     pub role: Role,
-    /// The weight whose bytes are used in its place: the checkpoint need not have a tensor of this name, and one that is
-    /// there is a copy.
+    /// A tied weight: the one whose bytes are used instead.
+    ///
+    /// The checkpoint need not contain this tensor; if it does, the tensor is a copy.
     pub tie: Option<WeightId>,
 }
 
-/// `outputs` numbers of a weight, `stride` elements apart.
+/// A strided vector inside a weight (a bias).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vector {
-    /// Where they are.
+    /// The weight that contains it.
     pub weight: WeightId,
-    /// Element of the first.
+    /// Offset of element 0, in elements.
     pub offset: usize,
-    /// Elements from one to the next.
+    /// Elements between neighbors.
     pub stride: usize,
 }
 
-/// A matrix inside a weight: element (output, input) is at `offset + output * output_stride + input * input_stride`,
-/// counted in elements of the weight in its row-major order.
+/// A matrix inside a weight: a strided view, counted in elements of the weight in row-major order.
 ///
-/// Most matrices are whole weights of shape [outputs, inputs]. The strides say what is not: an expert of a stack, every second
-/// row (gate and up in turns), a transposed part.
+/// `element(output, input) = weight[offset + output * output_stride + input * input_stride]`.
+///
+/// Most matrices are whole weights of shape [outputs, inputs]. The strides describe the others: an
+/// expert of a stack, every second row (interleaved gate and up), or a transposed part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matrix {
-    /// Where it is.
+    /// The weight that contains it.
     pub weight: WeightId,
-    /// Element (0, 0).
+    /// Offset of element (0, 0).
     pub offset: usize,
-    /// Numbers it yields.
+    /// Number of outputs (rows).
     pub outputs: usize,
-    /// Numbers it takes.
+    /// Number of inputs (columns).
     pub inputs: usize,
-    /// Elements from one output's row to the next.
+    /// Elements between the rows of two neighboring outputs.
     pub output_stride: usize,
-    /// Elements from one input to the next; 1 where the rows of the weight are the rows of the matrix.
+    /// Elements between neighboring inputs; 1 if rows are contiguous.
     pub input_stride: usize,
-    /// Added to the outputs.
+    /// Bias, added to the outputs.
     pub bias: Option<Vector>,
 }
 
 impl Matrix {
-    /// A weight of shape [outputs, inputs].
+    /// A whole weight of shape [outputs, inputs], without a bias.
     pub fn whole(weight: WeightId, outputs: usize, inputs: usize) -> Self {
         Self { weight, offset: 0, outputs, inputs, output_stride: inputs, input_stride: 1, bias: None }
     }
 
-    /// With a bias that holds one number per output.
+    /// Adds a bias: a weight with one element per output.
     #[must_use]
     pub fn with_bias(self, weight: Option<WeightId>) -> Self {
         Self { bias: weight.map(|weight| Vector { weight, offset: 0, stride: 1 }), ..self }
     }
 
-    /// First row of the weight (all leading dimensions counted as one) and rows from one output to the next, if the matrix
-    /// consists of whole rows of a weight whose rows have `row_len` elements.
+    /// `(first row, row step)` within the weight, if the matrix consists of whole stored rows of
+    /// `row_len` elements; else `None`.
+    ///
+    /// All leading dimensions of the weight count as rows. Quantized formats can serve only such
+    /// matrices row by row.
     pub fn stored_rows(&self, row_len: usize) -> Option<(usize, usize)> {
         let rows = self.input_stride == 1
             && self.inputs == row_len
@@ -97,18 +109,19 @@ impl Matrix {
     }
 }
 
-/// Matrices of one kind, such as all experts' gates or one per head. Number `n` is the first one moved by `n` strides.
+/// A family of equal matrices: all experts' gates, or one matrix per head. Matrix `n` is the first,
+/// moved by `n` strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matrices {
-    /// How many.
+    /// Number of matrices.
     pub count: usize,
-    /// Number 0.
+    /// Matrix 0.
     pub first: Matrix,
-    /// Weights from one to the next, also for the bias.
+    /// Step in weight ids from one matrix to the next; also for the bias.
     pub weight_stride: u32,
-    /// Elements from one to the next inside one weight.
+    /// Step in elements from one matrix to the next, within one weight.
     pub offset_stride: usize,
-    /// The same for the bias.
+    /// Step in elements from one bias to the next.
     pub bias_stride: usize,
 }
 

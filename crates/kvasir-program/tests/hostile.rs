@@ -1,4 +1,5 @@
-//! Configs with nonsense in them: an error or a program, never a crash, and quickly.
+//! Property test: configs with nonsense values give an error or a valid program, never a panic, and
+//! quickly.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_program::{Model, Source};

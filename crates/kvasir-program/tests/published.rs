@@ -1,4 +1,5 @@
-//! Configs as published with well-known models: the programs have the published number of weights.
+//! Published configs of well-known models: weight counts, KV widths, RoPE and sliding windows are
+//! as published.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_program::{Model, Op, Program, Source};
@@ -8,7 +9,7 @@ fn model(config: Json) -> Model {
     Model::build(&Source::of_config(config)).unwrap()
 }
 
-/// Numbers in all weights that are not ties.
+/// Number of parameters, tied weights excluded.
 fn weights(program: &Program) -> u64 {
     let own = program.weights.iter().filter(|w| w.tie.is_none());
     own.map(|w| w.shape.iter().map(|n| *n as u64).product::<u64>()).sum()
@@ -27,7 +28,7 @@ fn llama_3_2_1b() {
     assert_eq!(model.target.kv_width(), 16 * 2 * 8 * 64);
     let rope = &model.target.ropes[0];
     assert_eq!((rope.inv_freq[0], rope.dims()), (1.0, 64));
-    // The longest waves are stretched by the whole factor.
+    // The lowest frequencies are scaled by the whole factor.
     let last = 500_000f64.powf(-62.0 / 64.0) / 32.0;
     assert!((f64::from(rope.inv_freq[31]) / last - 1.0).abs() < 1e-6);
 }
@@ -64,7 +65,8 @@ fn deepseek_v3() {
         "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
         "tie_word_embeddings": false, "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128,
         "vocab_size": 129280}));
-    // 671 billion, of which 58 layers of 256 corrections are no weights proper.
+    // 671 billion parameters as published, plus the correction biases of 58 MoE layers with 256
+    // experts each.
     assert_eq!(weights(&model.target), 671_026_404_352 + 58 * 256);
     assert_eq!(model.target.kv_width(), 61 * (512 + 64));
     assert_eq!(model.predictions.len(), 1);
@@ -126,7 +128,7 @@ fn what_is_not_supported_is_refused_by_name() {
     assert!(with("dtype", json!("int8")).contains("\"int8\""));
 }
 
-/// Gemma 3 4B's text model as its makers write it: most is meant by silence.
+/// Gemma 3 4B's text model as published: most keys are absent.
 #[test]
 fn gemma_3_4b() {
     let model = model(json!({
@@ -136,7 +138,7 @@ fn gemma_3_4b() {
     assert_eq!(weights(&model.target), 3_880_263_168);
     let windows = model.target.layers.iter().filter(|layer| layer.window == Some(1024)).count();
     assert_eq!((windows, model.target.max_positions), (29, 131_072));
-    // Only what sees everything is stretched.
+    // Only the full-attention layers' rope is scaled.
     let firsts: Vec<_> = model.target.ropes.iter().map(|rope| rope.inv_freq[0]).collect();
     assert_eq!(firsts, [1.0, 0.125]);
 }

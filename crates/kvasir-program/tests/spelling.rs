@@ -1,11 +1,11 @@
-//! Configs that say the same in other words, or leave it out.
+//! Config spellings: aliases, defaults of absent keys, and RoPE variants build the same program.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_program::{Activation, Model, Op, Role, Source};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 
-/// A small config of an architecture, with `more` beside or in place of what is common.
+/// A small config of an architecture, with `more` added or replacing keys.
 fn small(architecture: &str, more: Json) -> Result<Model, String> {
     let mut config = json!({
         "architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -20,9 +20,9 @@ fn small(architecture: &str, more: Json) -> Result<Model, String> {
 fn spellings_of_a_rope_mean_the_same() {
     let rope = |more: Json| small("LlamaForCausalLM", more).unwrap().target.ropes.remove(0);
     let scaled = |scaling: Json| rope(json!({"rope_scaling": scaling}));
-    // Nothing changes within the length that the model was made for.
+    // Dynamic scaling changes nothing within the original context length.
     assert_eq!(scaled(json!({"type": "dynamic", "factor": 4.0})), rope(json!({})));
-    // A stretch that is not said follows from the lengths; lengths that are not said are the model's.
+    // An absent factor follows from the context lengths; an absent original length is the model's.
     let said = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256});
     assert_eq!(
         scaled(json!({"rope_type": "yarn", "original_max_position_embeddings": 256})),
@@ -55,7 +55,7 @@ fn experts_have_the_activation_of_the_config() {
     }
 }
 
-/// A small config without a key, and with one added.
+/// A small config without `key`, and with `more` added.
 fn without(architecture: &str, key: &str, more: Json) -> Model {
     let mut config = json!({
         "architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 30,
@@ -101,7 +101,7 @@ fn silence_means_what_the_architecture_means_by_it() {
         };
         assert_ne!(silent, without(architecture, key, json!({ key: other })), "{architecture} {key}");
     }
-    // Null is not silence.
+    // Null differs from an absent key.
     let null = without("MistralForCausalLM", "sliding_window", json!({"sliding_window": null}));
     assert!(null.target.layers.iter().all(|layer| layer.window.is_none()));
     let null = without("Qwen3ForCausalLM", "head_dim", json!({"head_dim": null}));
@@ -132,7 +132,7 @@ fn ropes_that_a_family_means_by_something_else() {
         without("Phi3ForCausalLM", "-", more).target.ropes.remove(0)
     };
     assert_eq!(phi("yarn", json!(512)), phi("longrope", json!(512)));
-    // Beside the rope wins over inside.
+    // The value beside the rope object takes precedence over the one inside.
     let llama = |top: Json, inner: u32| {
         let scaling = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": inner});
         let more = json!({"rope_scaling": scaling, "original_max_position_embeddings": top});

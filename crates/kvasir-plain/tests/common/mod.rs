@@ -1,4 +1,4 @@
-//! A sequence on a contiguous cache, driven by hand.
+//! Test helper: one sequence on a contiguous cache, driven step by step.
 #![allow(dead_code, clippy::unwrap_used)] // helpers: every test file uses its own part, and a failure is a failed test
 
 use kvasir_exec::{Batch, BatchRow, Drafts, Executor, Phase, PoolRow, SequenceSpec, Step};
@@ -9,7 +9,7 @@ use kvasir_program::{Model, Tap};
 use kvasir_sample::Sampling;
 use std::path::{Path, PathBuf};
 
-/// The checkpoints in the project, or those under `KVASIR_MODELS`.
+/// The test checkpoints of the repository, or those under `KVASIR_MODELS`.
 pub(crate) fn cases() -> Vec<PathBuf> {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
     let dir = std::env::var_os("KVASIR_MODELS").map_or(here, PathBuf::from);
@@ -30,7 +30,7 @@ pub(crate) fn limits() -> Limits {
     Limits { slots: 512, tokens: 256, rows: 4 }
 }
 
-/// One sequence.
+/// One sequence with its executor and cache.
 pub(crate) struct Stream {
     pub(crate) executor: PlainExecutor,
     pub(crate) cache: Contiguous,
@@ -48,7 +48,7 @@ impl Stream {
         Self { executor, cache, seq, next: 1 }
     }
 
-    /// Claims room for tokens of which those from `sample_from` on are sampled.
+    /// Claims and plans a step in which the tokens from `sample_from` on are sampled.
     pub(crate) fn step(&mut self, tokens: &[Token], sample_from: usize) -> Step {
         let id = StepId(self.next);
         self.next += 1;
@@ -75,7 +75,7 @@ impl Stream {
         step
     }
 
-    /// Runs tokens without sampling.
+    /// Runs a forward pass without sampling.
     pub(crate) fn pass(
         &mut self,
         tokens: &[Token],
@@ -89,7 +89,7 @@ impl Stream {
         pass
     }
 
-    /// Runs tokens and gives the one sampled after the last.
+    /// Runs tokens; returns the one sampled after the last, and the logits.
     pub(crate) fn submit(&mut self, tokens: &[Token]) -> (Token, Vec<f32>) {
         let step = self.step(tokens, tokens.len() - 1);
         let pending = self.executor.submit(Box::new(step)).unwrap();

@@ -1,4 +1,5 @@
-//! DeepSeek-V3: latent attention, grouped experts, prediction layers. V3.2 adds the sparse-attention indexer.
+//! DeepSeek-V3: MLA (multi-head latent attention), group-limited MoE with shared experts, MTP
+//! layers. V3.2 adds the sparse-attention indexer (DSA).
 
 use super::llama::layer;
 use crate::{

@@ -1,4 +1,5 @@
-//! Gemma 3, text only: norms on both sides of both halves of a layer, local and global layers with a rope each.
+//! Gemma 3, text only: a norm before and after both attention and feed-forward, and alternating
+//! sliding-window and full-attention layers with a rope each.
 
 use crate::{
     NormKind,

@@ -1,4 +1,4 @@
-//! GLM-4.5: partly turned heads, DeepSeek's experts and prediction layers.
+//! GLM-4.5: GQA with partial rotary embedding, MoE and MTP layers as in DeepSeek-V3.
 
 use super::llama::layer;
 use crate::{

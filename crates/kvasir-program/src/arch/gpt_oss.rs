@@ -1,4 +1,5 @@
-//! gpt-oss: sinks, windows in every second layer, biases throughout, clamped experts in one stack.
+//! gpt-oss: attention sinks, sliding window in every second layer, biases throughout, and a MoE
+//! with clamped SwiGLU in MXFP4.
 
 use super::llama::layer;
 use crate::{
@@ -18,7 +19,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let limit = c.opt_positive("swiglu_limit")?.unwrap_or(7.0) as f32;
     let alpha = c.float_or("swiglu_alpha", 1.702)? as f32;
     let activation = Activation::ClampedSwiglu { alpha, limit };
-    // The softmax of the chosen scores alone: the same as choosing by softmax and renormalising.
+    // Softmax over the chosen scores only equals softmax over all scores with renormalization.
     let routing = by_softmax(c.size("num_experts_per_tok")?, true);
     let rope = attention.rope(b, RopeConfig::read(c)?, 1.0)?;
     decoder(b, 1.0, norms, |b, i, x| {
@@ -38,8 +39,10 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     })
 }
 
-/// All experts in one tensor: [experts, inputs, outputs] as floats, [experts, outputs, inputs] in four bits. Outputs
-/// of `gate_up_proj` are gate and partner in turns.
+/// All experts stacked in one tensor: [experts, inputs, outputs] as floats, [experts, outputs,
+/// inputs] in MXFP4.
+///
+/// The outputs of `gate_up_proj` are interleaved: gate, up, gate, up.
 fn stacked(
     b: &mut Builder<'_>,
     p: &str,
@@ -55,7 +58,8 @@ fn stacked(
     let down = b.weight(&format!("{p}down_proj"), &shape(hidden, inner), Role::Experts)?;
     let down_bias = b.weight(&format!("{p}down_proj_bias"), &[count, hidden], Role::Bias)?;
     let part = |weight: WeightId, bias: WeightId, outputs: usize, inputs: usize, turn: usize, of: usize| {
-        // Strides of one output and one input in the stored matrix.
+        // Strides of one output and one input in the stored matrix; `of` is the number of
+        // interleaved parts, `turn` the part.
         let (output, input) = if packed { (inputs, 1) } else { (1, outputs * of) };
         let bias = Vector { weight: bias, offset: turn, stride: of };
         let first = Matrix {

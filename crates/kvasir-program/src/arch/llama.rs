@@ -1,4 +1,5 @@
-//! Llama, and Mistral, which is Llama with a window and without biases.
+//! Llama (GQA, RMSNorm, SwiGLU), and Mistral, which adds a sliding window and drops the biases.
+//! Also the common pre-norm decoder layer.
 
 use crate::{
     ValueId,
@@ -28,7 +29,8 @@ fn build(b: &mut Builder<'_>, attention: Attention, ffn: FeedForward, window: Op
     })
 }
 
-/// The common layer: norm, attention, add, norm, feed-forward, add. `ffn` is given the prefix of the layer's `mlp` tensors.
+/// The common pre-norm layer: x + attention(norm(x)), then x + ffn(norm(x)). `ffn` is given the
+/// prefix of the layer's `mlp` tensors.
 pub(super) fn layer<'a>(
     b: &mut Builder<'a>,
     i: usize,

@@ -1,4 +1,4 @@
-//! Mixtral: Mistral's attention, experts in every layer.
+//! Mixtral: Mistral's attention with a softmax top-k MoE in every layer.
 
 use super::llama::layer;
 use crate::{

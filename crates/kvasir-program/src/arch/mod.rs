@@ -1,4 +1,8 @@
-//! The architectures, a file each.
+//! The architecture table: one file per model family, each a function that builds the ops from
+//! blocks.
+//!
+//! To add an architecture: write its file, add a line to `ALL`, and add the defaults of absent
+//! config keys to `silent.rs`.
 
 mod deepseek;
 mod gemma3;
@@ -14,13 +18,13 @@ mod silent;
 use crate::{ProgramError, builder::Builder, config::Config, error::Result};
 use serde_json::Value as Json;
 
-/// One architecture that programs can be made for.
+/// One model architecture that programs can be built for.
 #[derive(Clone, Copy, Debug)]
 pub struct Architecture {
-    /// As configs spell it.
+    /// The class name in `architectures` of `config.json`.
     pub name: &'static str,
     pub(crate) target: fn(&mut Builder<'_>) -> Result<()>,
-    /// Its prediction layers, if it has some.
+    /// Builds an MTP layer, if the architecture has any.
     pub(crate) prediction: Option<fn(&mut Builder<'_>) -> Result<()>>,
 }
 
@@ -52,12 +56,12 @@ const ALL: [Architecture; 12] = [
 ];
 
 impl Architecture {
-    /// All of them.
+    /// All supported architectures.
     pub fn all() -> impl Iterator<Item = Self> {
         ALL.into_iter()
     }
 
-    /// The one that a config names.
+    /// The architecture that a config names first.
     pub fn of(config: &Json) -> Result<Self> {
         let config = Config::new(config);
         let names = config.texts("architectures")?.unwrap_or_default();

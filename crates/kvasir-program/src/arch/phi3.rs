@@ -1,4 +1,4 @@
-//! Phi-3: fused projections, partly turned heads, other frequencies for long sequences.
+//! Phi-3: fused QKV and gate/up projections, partial rotary embedding, LongRoPE.
 
 use super::llama::layer;
 use crate::{
@@ -13,7 +13,7 @@ pub(super) fn target(b: &mut Builder<'_>) -> Result<()> {
     let (norms, window) = (Norms::rms(c)?, common_window(c)?);
     let attention = Attention { fused: true, ..Attention::read(c)? };
     let ffn = FeedForward { fused: true, ..FeedForward::read(c)? };
-    // What older configs call YaRN is this family's own.
+    // Older Phi-3 configs say `yarn` but mean LongRoPE.
     let rope = RopeConfig::read(c)?.with_kind("yarn", "longrope");
     let rope = attention.rope(b, rope, 1.0)?;
     decoder(b, 1.0, norms, |b, i, x| {

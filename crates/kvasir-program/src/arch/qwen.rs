@@ -1,4 +1,5 @@
-//! Qwen2: biases on the projections into attention. Qwen3: a norm over each query and key head instead.
+//! Qwen2 (biases on the Q, K and V projections) and Qwen3 (QK-norm: an RMSNorm over each query and
+//! key head instead).
 
 use super::llama::layer;
 use crate::{

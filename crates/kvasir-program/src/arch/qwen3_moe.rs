@@ -1,4 +1,4 @@
-//! Qwen3 with experts in most layers.
+//! Qwen3 MoE: Qwen3's attention with a softmax top-k MoE in most layers.
 
 use super::llama::layer;
 use crate::{

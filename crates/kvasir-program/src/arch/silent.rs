@@ -1,9 +1,13 @@
-//! What a config leaves unsaid: keys under another name, and values that its architecture then has.
+//! Config defaults: fills in absent keys with the values of each architecture's Transformers config
+//! class, and resolves key aliases.
+//!
+//! Guarded by `tests/spelling.rs`.
 
 use super::Architecture;
 use serde_json::{Value as Json, json};
 
-/// Names of the same number of experts or prediction layers. A null under one of them says nothing.
+/// Aliases of the same setting (experts, experts per token, MTP layers). A null under one of them
+/// counts as absent.
 const NAMES: [&[&str]; 3] = [
     &["num_experts", "num_local_experts", "n_routed_experts"],
     &["num_experts_per_tok", "experts_per_token"],
@@ -11,7 +15,8 @@ const NAMES: [&[&str]; 3] = [
 ];
 
 impl Architecture {
-    /// A config with everything said that its architecture means by silence. Values that are there stay, and null is one of them.
+    /// Returns the config with aliases resolved and the architecture's defaults filled in. Present
+    /// values stay, and so does null.
     pub fn spelled_out(&self, config: &Json) -> Json {
         let Some(map) = config.as_object() else { return config.clone() };
         let mut all = map.clone();
@@ -28,7 +33,7 @@ impl Architecture {
             all.entry(key).or_insert_with(|| value.clone());
         }
         if self.name == "GptOssForCausalLM" && ["rope_parameters", "rope_scaling"].iter().all(unsaid) {
-            // Here null says nothing, either.
+            // For this family a null `rope_scaling` counts as absent too.
             let yarn = json!({
                 "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
                 "original_max_position_embeddings": 4096,
@@ -38,7 +43,7 @@ impl Architecture {
         Json::Object(all)
     }
 
-    /// Values of absent keys, where they are not everybody's.
+    /// The architecture's defaults of absent keys, where they differ from those common to all.
     fn meant(&self) -> Json {
         match self.name {
             "MistralForCausalLM" => json!({"sliding_window": 4096}),

@@ -1,3 +1,6 @@
+//! Multi-head and grouped-query attention (GQA): QKV projections, optional QK-norm, RoPE, KV cache
+//! attention, output projection.
+
 use super::Norms;
 use crate::{
     LayerFacts, Pairs, Role, RopeId, ValueId,
@@ -7,7 +10,7 @@ use crate::{
     rope_config::RopeConfig,
 };
 
-/// Attention over grouped heads: projections, rotary embedding, the cache, and back.
+/// A GQA attention block.
 #[derive(Clone, Copy)]
 pub(crate) struct Attention {
     pub(crate) heads: usize,
@@ -17,18 +20,18 @@ pub(crate) struct Attention {
     pub(crate) bias: bool,
     /// A bias on the output projection.
     pub(crate) out_bias: bool,
-    /// The three projections are one matrix: all query heads, all key heads, all value heads.
+    /// Fused QKV: one matrix with all query heads, then all key heads, then all value heads.
     pub(crate) fused: bool,
-    /// A norm over each query and key head.
+    /// QK-norm: a norm over each query and key head.
     pub(crate) norms: Option<Norms>,
-    /// A sink per head.
+    /// Attention sinks: a learned logit per query head.
     pub(crate) sinks: bool,
-    /// Factor of the scores.
+    /// Softmax scale.
     pub(crate) scale: f64,
 }
 
 impl Attention {
-    /// With nothing beside the projections.
+    /// Reads head counts and widths; no biases, no QK-norm, no sinks, scale 1 / sqrt(head_dim).
     pub(crate) fn read(config: Config<'_>) -> Result<Self> {
         let heads = config.size("num_attention_heads")?;
         let head_dim = match config.opt_size("head_dim")? {
@@ -48,13 +51,13 @@ impl Attention {
         })
     }
 
-    /// The rope of its heads, of which this share turns unless the config says otherwise.
+    /// The rope of its heads; `share` is the default of `partial_rotary_factor`.
     pub(crate) fn rope(&self, b: &mut Builder<'_>, config: RopeConfig<'_>, share: f64) -> Result<RopeId> {
         let rope = config.rope(config.dims(self.head_dim, share)?)?;
         Ok(b.rope(rope))
     }
 
-    /// The block of one layer, from its normed input to what is added to the residual stream.
+    /// Builds the attention of one layer, from the normed input to the output projection.
     pub(crate) fn build(
         &self,
         b: &mut Builder<'_>,
@@ -66,7 +69,7 @@ impl Attention {
         let p = format!("model.layers.{layer}.self_attn.");
         let (q, k, v) = self.project(b, &p, x)?;
         let pairs = if b.source.layout.interleaved_qk { Pairs::Interleaved } else { Pairs::Half };
-        // A norm stands right before the rotation that takes it, so that a backend can run both at once.
+        // The norm directly precedes the rotation that reads it, so that a backend can fuse both.
         let mut place = |x: ValueId, name: &str, heads: usize| {
             let x = match self.norms {
                 Some(norms) => norms.heads(b, x, &format!("{p}{name}_norm"), heads)?,

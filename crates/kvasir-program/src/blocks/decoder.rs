@@ -1,8 +1,11 @@
+//! The decoder stack (embedding, layers, final norm, LM head) and the MTP layer for speculative
+//! decoding.
+
 use crate::{
     NormKind, Purpose, Role, Tap, ValueId, WeightId, builder::Builder, config::Config, error::Result,
 };
 
-/// The norm that a model uses throughout.
+/// The kind and epsilon of the norms in a model.
 #[derive(Clone, Copy)]
 pub(crate) struct Norms {
     pub(crate) kind: NormKind,
@@ -19,14 +22,15 @@ impl Norms {
         b.norm(x, self.kind, name, 1, self.eps)
     }
 
-    /// Over each head.
+    /// Over each head (QK-norm).
     pub(crate) fn heads(self, b: &mut Builder<'_>, x: ValueId, name: &str, heads: usize) -> Result<ValueId> {
         b.norm(x, self.kind, name, heads, self.eps)
     }
 }
 
-/// Embedding, layers, final norm and head, with taps along the residual stream. `layer` is given the layer's number and
-/// what enters it.
+/// Builds embedding, layers, final norm and LM head, with taps along the residual stream.
+///
+/// `layer` is given the layer's number and its input.
 pub(crate) fn decoder<'a>(
     b: &mut Builder<'a>,
     embedding_scale: f64,
@@ -44,8 +48,10 @@ pub(crate) fn decoder<'a>(
     finish(b, x, "model.norm", norms, head, soft_cap)
 }
 
-/// A prediction layer as DeepSeek-V3 and GLM-4.5 have them: the next token's embedding and the target's hidden state of this
-/// token are joined, and pass one decoder layer.
+/// Builds an MTP layer as in DeepSeek-V3 and GLM-4.5.
+///
+/// The next token's embedding and the target's hidden state of this token are normed, concatenated
+/// and projected. The result passes one decoder layer.
 pub(crate) fn prediction<'a>(
     b: &mut Builder<'a>,
     norms: Norms,
@@ -96,8 +102,9 @@ fn embedding_weight(b: &mut Builder<'_>) -> Result<WeightId> {
     b.weight("model.embed_tokens.weight", &shape, Role::Embedding)
 }
 
-/// `lm_head.weight`, or the embedding in its place. What a file has counts, whatever the config says of tying: a head that was
-/// trained apart is stored by itself.
+/// `lm_head.weight`, or the embedding if they are tied.
+///
+/// A stored LM head is used whatever the config says: it may have been trained apart.
 fn output_weight(b: &mut Builder<'_>) -> Result<WeightId> {
     let name = "lm_head.weight";
     let shape = [b.program.vocab, b.program.hidden];

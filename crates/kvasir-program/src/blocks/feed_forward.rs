@@ -1,3 +1,5 @@
+//! The gated feed-forward block: down(act(gate(x)) * up(x)), as SwiGLU or GeGLU.
+
 use crate::{Activation, Role, ValueId, builder::Builder, config::Config, error::Result};
 
 /// A gated feed-forward block.
@@ -5,7 +7,7 @@ use crate::{Activation, Role, ValueId, builder::Builder, config::Config, error::
 pub(crate) struct FeedForward {
     pub(crate) intermediate: usize,
     pub(crate) bias: bool,
-    /// Gate and partner are one matrix, all rows of the gate first.
+    /// Fused gate and up: one matrix, all rows of the gate first.
     pub(crate) fused: bool,
     pub(crate) activation: Activation,
 }
@@ -16,7 +18,7 @@ impl FeedForward {
         Ok(Self { intermediate, bias: false, fused: false, activation })
     }
 
-    /// The block whose tensors are called `p…`.
+    /// Builds the block; its tensor names start with `p`.
     pub(crate) fn build(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<ValueId> {
         let (hidden, inner) = (b.program.hidden, self.intermediate);
         let (gate, up) = if self.fused {
@@ -34,7 +36,7 @@ impl FeedForward {
     }
 }
 
-/// `hidden_act`, or `hidden_activation` as Gemma calls it; of a model's experts too.
+/// Reads `hidden_act`, or Gemma's `hidden_activation`; it applies to experts too.
 pub(crate) fn activation(config: Config<'_>) -> Result<Activation> {
     let key = if config.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
     match config.text(key)?.unwrap_or("silu") {

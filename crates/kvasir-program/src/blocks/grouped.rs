@@ -1,8 +1,12 @@
+//! The MoE of DeepSeek-V3 and GLM-4.5: sigmoid scores, group-limited routing, correction bias,
+//! shared experts.
+
 use super::{FeedForward, Routed};
 use crate::{Groups, Routing, Score, ValueId, builder::Builder, config::Config, error::Result};
 
-/// Experts as DeepSeek-V3 and GLM-4.5 have them: sigmoid shares, a correction that only the choice sees, groups, shared
-/// experts, and dense layers in front.
+/// A MoE block with group-limited routing and shared experts; the first layers are dense.
+///
+/// The correction bias affects the selection of experts, not their weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Grouped {
     first: usize,

@@ -1,3 +1,15 @@
+//! MLA (multi-head latent attention) with absorbed projections, and the sparse-attention indexer.
+//!
+//! Per head, with latent c, up-projections W_uk and W_uv, and rotary parts r:
+//!
+//! ```text
+//! score = q · (W_uk c) + q_r · k_r = (W_uk^T q) · c + q_r · k_r
+//! out   = W_uv (sum over j of P_j c_j)
+//! ```
+//!
+//! So the KV cache holds one row (c, k_r) per token, shared by all heads (MQA). W_uk is applied to
+//! the queries and W_uv to the result, as per-head matrices (`GroupLinear`).
+
 use crate::{
     LayerFacts, LayerId, Matrices, Matrix, NormKind, Pairs, Role, RopeId, ValueId,
     builder::{Attend, Builder},
@@ -6,17 +18,19 @@ use crate::{
     rope_config::RopeConfig,
 };
 
-/// Latent attention in its absorbed form. The cache keeps one row per token, the normed latent and one turned key part, which all
-/// heads share; what would expand the latent into keys and values is applied to the queries and to the result instead.
+/// MLA in its absorbed form.
+///
+/// The KV cache holds one row per token, shared by all heads: the normed latent and one rotated key
+/// part.
 #[derive(Clone, Copy)]
 pub(crate) struct Latent {
     heads: usize,
-    /// Rank of the query projection; none where it is one matrix.
+    /// Rank of the low-rank query projection; `None` if it is one matrix.
     q_rank: Option<usize>,
     rank: usize,
-    /// Places of a query and key head that do not turn.
+    /// Elements of a query and key head without RoPE (`qk_nope_head_dim`).
     still: usize,
-    /// Places that do.
+    /// Elements with RoPE (`qk_rope_head_dim`).
     turning: usize,
     value: usize,
     bias: bool,
@@ -25,7 +39,7 @@ pub(crate) struct Latent {
     indexer: Option<Indexer>,
 }
 
-/// The lightning indexer of DeepSeek-V3.2.
+/// The lightning indexer of DeepSeek-V3.2 (sparse attention).
 #[derive(Clone, Copy)]
 struct Indexer {
     heads: usize,
@@ -33,7 +47,7 @@ struct Indexer {
     top_k: usize,
 }
 
-/// Of the norms inside latent attention, whatever the config says of the others.
+/// Epsilon of the norms inside MLA, whatever the config says of the others.
 const EPS: f64 = 1e-6;
 
 impl Latent {
@@ -55,7 +69,7 @@ impl Latent {
         })
     }
 
-    /// With the sparse-attention indexer.
+    /// Adds the sparse-attention indexer.
     pub(crate) fn sparse(self, config: Config<'_>) -> Result<Self> {
         let indexer = Indexer {
             heads: config.size("index_n_heads")?,
@@ -68,7 +82,7 @@ impl Latent {
         Ok(Self { indexer: Some(indexer), ..self })
     }
 
-    /// The rope that fits.
+    /// The rope over the rotary part.
     pub(crate) fn rope(&self, b: &mut Builder<'_>) -> Result<RopeId> {
         let rope = RopeConfig::read(b.config)?.rope(self.turning)?;
         Ok(b.rope(rope))
@@ -110,7 +124,7 @@ impl Latent {
         b.linear(y, out)
     }
 
-    /// The query latent, if there is one, and the queries.
+    /// The query latent (if the projection is low-rank) and the queries.
     fn queries(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<(Option<ValueId>, ValueId)> {
         let (hidden, width) = (b.program.hidden, self.heads * (self.still + self.turning));
         let Some(rank) = self.q_rank else {
@@ -124,7 +138,7 @@ impl Latent {
         Ok((Some(latent), b.linear(latent, up)?))
     }
 
-    /// What the cache keeps.
+    /// The row that the KV cache stores: normed latent and rotated key part.
     fn keys(&self, b: &mut Builder<'_>, p: &str, x: ValueId, rope: RopeId) -> Result<ValueId> {
         let (hidden, width) = (b.program.hidden, self.rank + self.turning);
         let matrix = b.matrix(&format!("{p}kv_a_proj_with_mqa"), width, hidden, self.bias, Role::Matrix)?;
@@ -136,7 +150,7 @@ impl Latent {
         b.concat(latent, turning, 1)
     }
 
-    /// Per head: from a query's still part to the latent, and from a latent to the head's value.
+    /// Per head: W_uk^T (query to latent) and W_uv (latent to value), as views into `kv_b_proj`.
     fn expansions(&self, b: &mut Builder<'_>, p: &str) -> Result<(Matrices, Matrices)> {
         let (count, rank, still, value) = (self.heads, self.rank, self.still, self.value);
         let all = |first: Matrix, offset_stride: usize| Matrices {
@@ -169,7 +183,8 @@ impl Latent {
 }
 
 impl Indexer {
-    /// Its rotary part comes first in a head, and its pairs are half a part apart.
+    /// Builds the indexer. Its rotary part is first in a head (last in the attention's heads), and
+    /// its pairs are always (i, i + half).
     fn build(
         self,
         b: &mut Builder<'_>,
@@ -187,7 +202,7 @@ impl Indexer {
         let k = b.linear(x, wk)?;
         let k = b.norm(k, NormKind::Layer, &format!("{p}indexer.k_norm"), 1, EPS)?;
         let k = b.rotary(k, 1, 0, rope, Pairs::Half)?;
-        // A constant factor of all scores does not change which are best, so none is applied.
+        // A positive constant factor on all scores would not change the top-k, so none is applied.
         let weights =
             b.matrix(&format!("{p}indexer.weights_proj"), self.heads, hidden, false, Role::Router)?;
         let weights = b.linear(x, weights)?;

@@ -1,4 +1,5 @@
-//! What several architectures have in common.
+//! Building blocks shared by architectures: GQA attention, MLA, feed-forward, MoE, the decoder
+//! stack, sliding windows.
 
 mod attention;
 mod decoder;
@@ -16,12 +17,13 @@ pub(crate) use routed::{Routed, by_softmax, named_experts, scores};
 
 use crate::{config::Config, error::Result};
 
-/// The window of every layer, for architectures that give one to all or none.
+/// The sliding window, for architectures in which all layers have it or none.
 pub(crate) fn common_window(config: Config<'_>) -> Result<Option<u32>> {
     Ok(config.opt_size("sliding_window")?.map(|w| w as u32))
 }
 
-/// Windows per layer: from `layer_types` if it is there, else those layers that the family says have one.
+/// The sliding window per layer: from `layer_types` if present, else where `sliding_by_default` is
+/// true.
 pub(crate) fn listed_windows(
     config: Config<'_>,
     sliding_by_default: impl Fn(usize) -> bool,
@@ -41,7 +43,8 @@ pub(crate) fn listed_windows(
     types.into_iter().map(of_type).collect()
 }
 
-/// Qwen's rule: off unless asked for, and then from `max_window_layers` on.
+/// Qwen's rule: no sliding window unless `use_sliding_window`, and then from layer
+/// `max_window_layers` on.
 pub(crate) fn qwen_windows(config: Config<'_>) -> Result<Vec<Option<u32>>> {
     let on = config.flag_or("use_sliding_window", false)?;
     let first = config.count("max_window_layers")?;

@@ -1,26 +1,28 @@
+//! MoE with one tensor per expert and projection: router, top-k selection, expert matrices.
+
 use crate::{
     Activation, Experts, Matrices, Matrix, Role, Routing, Score, ValueId, builder::Builder, error::Result,
 };
 
-/// Experts that are tensors of their own, of which each token gets some.
+/// A MoE block whose experts are separate tensors.
 #[derive(Clone, Copy)]
 pub(crate) struct Routed {
     pub(crate) count: usize,
-    /// Width between an expert's matrices.
+    /// Intermediate width of an expert.
     pub(crate) inner: usize,
-    /// What the tensors of a gate, of its partner and of the way back are called.
+    /// Tensor names of the gate, up and down projections.
     pub(crate) names: [&'static str; 3],
     pub(crate) activation: Activation,
-    /// The choice looks at corrected shares; the correction is a tensor beside the router's.
+    /// Whether a correction bias (`e_score_correction_bias`) is added for the selection.
     pub(crate) corrected: bool,
     pub(crate) routing: Routing,
 }
 
 impl Routed {
-    /// The usual names.
+    /// The usual tensor names.
     pub(crate) const NAMES: [&'static str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-    /// The block whose tensors are called `p…`.
+    /// Builds the block; its tensor names start with `p`.
     pub(crate) fn build(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<ValueId> {
         let scores = scores(b, x, &format!("{p}gate"), self.count, false)?;
         let correction = match self.corrected {
@@ -36,13 +38,13 @@ impl Routed {
     }
 }
 
-/// The best of all experts by softmax.
+/// Softmax top-k routing.
 pub(crate) fn by_softmax(top_k: usize, renormalise: bool) -> Routing {
     let renormalise = renormalise.then_some(0.0);
     Routing { score: Score::Softmax, top_k, correction: None, groups: None, renormalise, scale: 1.0 }
 }
 
-/// A score for each expert, by the router of this name.
+/// Router scores, one per expert.
 pub(crate) fn scores(
     b: &mut Builder<'_>,
     x: ValueId,
@@ -54,7 +56,7 @@ pub(crate) fn scores(
     b.linear(x, router)
 }
 
-/// Experts that are tensors of their own: `pN.GATE.weight` and so on, `names` being gate, partner and the way back.
+/// Declares experts as separate tensors `pN.GATE.weight` and so on; `names` are gate, up and down.
 pub(crate) fn named_experts(
     b: &mut Builder<'_>,
     p: &str,
@@ -76,7 +78,8 @@ pub(crate) fn named_experts(
         first.get_or_insert(matrices);
     }
     let Some([gate, up, down]) = first else { return Err(b.config.bad("num_experts", "is 0")) };
-    // Weights are numbered as they are named, so an expert's are this far from the expert's before.
+    // Weight ids are assigned in order of declaration, so expert n's are this many ids after those
+    // of n - 1.
     let weight_stride = if bias { 6 } else { 3 };
     let all = |first| Matrices { count, first, weight_stride, offset_stride: 0, bias_stride: 0 };
     Ok(Experts { gate: all(gate), up: all(up), down: all(down), activation })
