@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 /// Placeholder for an input token that the host has not seen yet.
 ///
-/// The executor replaces it with the newest sampled token in the row's token-pool slot, so the next
-/// step can be submitted before the previous one is read back.
+/// The executor replaces it with the newest sampled token in the row's token-pool slot. So a step
+/// can be submitted before the output of the previous one is read back.
 pub const IN_FLIGHT: Token = Token::MAX;
 
 /// Index into the token pool, where the executor keeps a sequence's newest sampled token and its

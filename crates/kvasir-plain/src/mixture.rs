@@ -12,6 +12,7 @@ use kvasir_program::{Activation, Experts, Routing, Score};
 /// The experts of one token with their weights, in descending order of selection score.
 pub(crate) type Routes = Vec<(u32, f32)>;
 
+/// MoE routing of one token: selects its experts and computes their weights.
 pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Routes {
     let mut shares = scores.to_vec();
     match routing.score {
@@ -60,6 +61,7 @@ pub(crate) fn mixture(x: &[f32], routes: &Routes, experts: &Experts, weights: &W
     }
 }
 
+/// `act(gate) * up` for one element.
 pub(crate) fn gated(gate: f32, up: f32, activation: Activation) -> f32 {
     match activation {
         Activation::Silu => gate * sigmoid(gate) * up,

@@ -48,7 +48,7 @@ pub(crate) struct Run<'a> {
     reads: Vec<Reads>,
     /// Batch row of each token.
     row_of: Vec<usize>,
-    /// Tokens whose logits are wanted.
+    /// Indices of the tokens whose logits are wanted.
     sampled: Vec<usize>,
     memory: Vec<Vec<f32>>,
     routes: HashMap<ValueId, Vec<Routes>>,
@@ -221,6 +221,7 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// RoPE in place. `group` is the width of a head, `start` its first rotated element.
     fn rotate(&self, y: &mut [f32], group: usize, groups: usize, start: usize, rope: &Rope, pairs: Pairs) {
         let positions = self.job.plan.positions.iter().zip(&self.row_of);
         for (heads, (position, row)) in y.chunks_exact_mut(group * groups).zip(positions) {
@@ -245,6 +246,7 @@ impl<'a> Run<'a> {
         Pools { own: self.own, frozen: self.job.frozen }
     }
 
+    /// Attention of all queries; K and V of this step are in the pool already.
     fn attend(&self, op: &Op, y: &mut [f32], width: usize) {
         let Op::UpdateAndAttend { q, layer, scale, soft_cap, sinks, selection, .. } = op else { return };
         let facts = self.job.program.layers[layer.0 as usize];
@@ -265,6 +267,7 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// The indexer: selected entries per token, by index into the entries of its row.
     fn select(&self, q: ValueId, weights: ValueId, layer: LayerId, top_k: usize) -> Vec<Vec<u32>> {
         let window = self.job.program.layers[layer.0 as usize].window;
         let mut selections = vec![Vec::new(); self.job.tokens.len()];
@@ -280,6 +283,7 @@ impl<'a> Run<'a> {
     }
 }
 
+/// RMSNorm or LayerNorm of one group.
 fn norm(y: &mut [f32], x: &[f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) {
     let n = x.len() as f32;
     match kind {

@@ -46,6 +46,7 @@ impl Weights {
         &self.get(id)[row * width..(row + 1) * width]
     }
 
+    /// One element of a strided vector (a bias).
     fn number(&self, vector: &Vector, place: usize) -> f32 {
         self.get(vector.weight)[vector.offset + place * vector.stride]
     }

@@ -86,6 +86,7 @@ impl Buffers {
     }
 }
 
+/// Index of the last op that reads each value; `usize::MAX` for logits and for values in `keep`.
 fn last_uses(program: &Program, keep: &[ValueId], merged: &dyn Fn(usize) -> bool) -> Vec<usize> {
     let mut last = vec![0; program.values.len()];
     for (at, op) in program.ops.iter().enumerate() {

@@ -110,6 +110,7 @@ impl<'a> Builder<'a> {
         self.program.value(value).width()
     }
 
+    /// Appends an op and the value that it makes.
     fn push(&mut self, holds: Holds, rows: Rows, op: impl FnOnce(ValueId) -> Op) -> ValueId {
         let out = ValueId(self.program.values.len() as u32);
         self.program.values.push(Value { holds, rows });
@@ -117,6 +118,7 @@ impl<'a> Builder<'a> {
         out
     }
 
+    /// Appends an op that makes one row of `width` elements per token.
     fn numbers(&mut self, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
         self.push(Holds::Numbers(width), Rows::Tokens, op)
     }
@@ -130,6 +132,7 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// Fails unless two widths agree; `what` is the config key to blame.
     fn same(&self, found: usize, expected: usize, what: &str) -> Result<()> {
         match found == expected {
             true => Ok(()),
@@ -221,6 +224,7 @@ impl<'a> Builder<'a> {
         LayerId(self.program.layers.len() as u32 - 1)
     }
 
+    /// The sparse-attention indexer. Checks the widths of its queries, keys and weights.
     pub(crate) fn select_keys(
         &mut self,
         q: ValueId,
@@ -236,6 +240,8 @@ impl<'a> Builder<'a> {
         Ok(self.push(Holds::Selection, Rows::Tokens, op))
     }
 
+    /// Attention of one layer. Checks the widths of Q, K and V, and that the KV heads divide the
+    /// query heads (GQA).
     pub(crate) fn attend(&mut self, layer: LayerId, a: &Attend) -> Result<ValueId> {
         let facts = self.program.layers[layer.0 as usize];
         self.same(self.width(a.k), facts.key_width(), "num_key_value_heads")?;
@@ -272,6 +278,7 @@ impl<'a> Builder<'a> {
         Ok(self.numbers(self.width(a), |out| Op::Add { a, b, out }))
     }
 
+    /// MoE routing. Checks that top-k and group-limited routing fit the number of experts.
     pub(crate) fn route(&mut self, scores: ValueId, routing: Routing) -> Result<ValueId> {
         let experts = self.width(scores);
         if let Some(groups) = routing.groups {
@@ -299,6 +306,7 @@ impl<'a> Builder<'a> {
         self.push(Holds::Numbers(self.width(x)), Rows::Sampled, |out| Op::Gather { x, out })
     }
 
+    /// The LM head, over the rows whose logits are wanted.
     pub(crate) fn head(&mut self, x: ValueId, weight: WeightId, soft_cap: Option<f64>) -> Result<ValueId> {
         let matrix = Matrix::whole(weight, self.program.vocab, self.program.hidden);
         self.same(self.width(x), matrix.inputs, "hidden_size")?;
@@ -319,6 +327,7 @@ fn check_shape(name: &str, expected: &[usize], found: Vec<usize>) -> Result<()> 
     }
 }
 
+/// The number type of activations: `dtype`, or `torch_dtype` in older configs; absent is f32.
 fn number_type(config: Config<'_>) -> Result<NumberType> {
     let name = match config.text("dtype")? {
         Some(name) => Some(name),

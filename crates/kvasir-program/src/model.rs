@@ -59,6 +59,8 @@ impl Model {
         std::iter::once(&self.target).chain(&self.predictions)
     }
 
+    /// Fails if the checkpoint has a tensor that no program uses, so that no part of a model is
+    /// ignored silently.
     fn check_unused(&self, source: &Source) -> Result<()> {
         let Some(tensors) = &source.tensors else { return Ok(()) };
         let names: HashSet<&str> =

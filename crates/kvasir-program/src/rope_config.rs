@@ -1,8 +1,8 @@
 //! Reads RoPE settings from a config: default, dynamic, linear, Llama 3, YaRN and LongRoPE scaling.
 //!
 //! Both spellings are understood: `rope_theta` with `rope_scaling` (older), and `rope_parameters`
-//! (newer). Frequencies are computed in f32, with the rounding of the Transformers library. Guarded
-//! by `tests/spelling.rs` and `tests/published.rs`.
+//! (newer). Frequencies are computed in f32, as in training. Guarded by `tests/spelling.rs` and
+//! `tests/published.rs`.
 
 use crate::{LongRope, Rope, config::Config, error::Result};
 use std::f64::consts::TAU;

@@ -62,6 +62,7 @@ pub fn draw(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32
     }
 }
 
+/// Runs the logits processors in place, then samples.
 fn draw_processed(logits: &mut [f32], params: &Sampling, context: &Context<'_>) -> u32 {
     if let Some(allowed) = context.allowed {
         processors::allow(logits, allowed);

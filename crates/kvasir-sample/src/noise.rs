@@ -20,6 +20,7 @@ impl Noise {
         Self { key: mix(key ^ u64::from(position).wrapping_mul(STRIDE)) }
     }
 
+    /// 64 hash bits for one id.
     fn bits(self, id: u32) -> u64 {
         mix(self.key.wrapping_add(u64::from(id).wrapping_add(1).wrapping_mul(STRIDE)))
     }

@@ -1,17 +1,20 @@
+//! The tokens that a simulated model outputs, as a function of seed and output index.
+
 use kvasir_kv::Token;
 
-/// What the simulated model says.
+/// The source of output tokens of a simulated device.
 pub trait Answers: Send {
-    /// Output `index` of the request with this seed.
+    /// Output token `index` of the request with this sampling seed. Must be a pure function of
+    /// both.
     fn token(&self, seed: u64, index: u32) -> Token;
 }
 
-/// Says tokens of a list, any of them, which follow from the seed and the place in the answer alone.
+/// Draws tokens from a list by a hash of seed and output index.
 #[derive(Clone, Debug)]
 pub struct Words(Vec<Token>);
 
 impl Words {
-    /// These tokens; of none it says token 0.
+    /// Uses these tokens; if there are none, every output is token 0.
     pub fn new(tokens: Vec<Token>) -> Self {
         Self(tokens)
     }

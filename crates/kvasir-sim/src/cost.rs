@@ -1,3 +1,15 @@
+//! [`CostDevice`]: a roofline model of a device, in simulated time.
+//!
+//! `time = max(bytes / bandwidth, operations / peak) + launch overhead`.
+//!
+//! - Bytes: weights once per step, plus K and V read and written.
+//! - Operations: two per weight and token (LM head: per sampled token), plus attention.
+//! - Launch overhead: per kernel, or one CUDA graph launch for decode steps up to the largest
+//!   captured batch.
+//!
+//! Steps run back to back in submission order while the host continues, as on an asynchronous GPU
+//! stream. Nothing is computed. Guarded by the tests of this module.
+
 use crate::{
     Answers, Clock, Faults, Preset, StaticShape,
     fault::{Fate, Injector},
@@ -9,24 +21,24 @@ use kvasir_exec::{
 use kvasir_kv::Span;
 use std::collections::VecDeque;
 
-/// What the steps so far added up to.
+/// Totals over all steps so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
-    /// Nanoseconds that the device was busy.
+    /// Device time in nanoseconds.
     pub busy_ns: u64,
-    /// Bytes moved: weights once per step, keys and values as read and written.
+    /// Bytes moved: weights once per step, K and V as read and written.
     pub bytes: f64,
-    /// Operations.
+    /// Arithmetic operations; a multiply-add counts as two.
     pub operations: f64,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
 }
 
-/// The device that takes the time a real one would.
+/// A simulated device that takes as long as a real one would, by the roofline model.
 ///
-/// A step takes as long as its bytes at the machine's bandwidth or its operations at its peak, whichever is longer, and
-/// the time of starting it: kernel by kernel, or at once if it is a recorded decode step, whose kernels take a little each
-/// all the same. Nothing is computed; tokens come from [`Answers`].
+/// A step takes the longer of its memory time and its arithmetic time, plus the time to launch it:
+/// kernel by kernel, or as one CUDA graph for captured decode steps. Output tokens come from
+/// [`Answers`].
 pub struct CostDevice {
     preset: Preset,
     clock: Clock,
@@ -34,7 +46,7 @@ pub struct CostDevice {
     rows: Vec<(u64, u32)>,
     queue: VecDeque<(u64, Box<Step>, u64)>,
     next: u64,
-    /// When it is done with everything that was handed over.
+    /// Simulated time at which all submitted steps are done.
     free_at: u64,
     faults: Injector,
     graph_max_batch: u32,
@@ -43,7 +55,7 @@ pub struct CostDevice {
 }
 
 impl CostDevice {
-    /// A device without faults that records decode steps of up to 256 rows.
+    /// A device without faults that has CUDA graphs for decode steps of up to 256 rows.
     pub fn new(preset: Preset, clock: Clock, answers: Box<dyn Answers>) -> Self {
         Self {
             preset,
@@ -60,35 +72,36 @@ impl CostDevice {
         }
     }
 
-    /// With faults.
+    /// Injects faults.
     pub fn with_faults(mut self, faults: Faults) -> Self {
         self.faults = Injector::new(faults);
         self
     }
 
-    /// Rows of the largest recorded decode step; 0 records none.
+    /// Sets the largest decode batch with a CUDA graph; 0 disables graphs.
     pub fn with_graphs(mut self, max_batch: u32) -> Self {
         self.graph_max_batch = max_batch;
         self
     }
 
-    /// Of static shapes: every step costs what it is padded to, and one that has no such shape loses the device, loudly.
+    /// Makes it a device of static shapes: a step costs its padded size, and a step that does not
+    /// fit loses the device.
     pub fn with_static_shapes(mut self, shape: StaticShape) -> Self {
         self.shape = Some(shape);
         self
     }
 
-    /// What the steps so far added up to.
+    /// Totals over all steps so far.
     pub fn spent(&self) -> Spent {
         self.spent
     }
 
-    /// What it is a picture of.
+    /// The machine and model that it simulates.
     pub fn preset(&self) -> &Preset {
         &self.preset
     }
 
-    /// Nanoseconds of a step, with its bytes and operations counted.
+    /// Nanoseconds of a step; adds its bytes and operations to the totals.
     fn cost(&mut self, step: &Step) -> u64 {
         let load = Load::of(step, self.shape);
         let Preset { machine, shape } = &self.preset;
@@ -110,6 +123,7 @@ impl CostDevice {
         ns.max(1)
     }
 
+    /// Fills in the output tokens. Nothing is computed.
     fn answer(&self, step: &mut Step) {
         let Step { batch, output, .. } = step;
         output.reset();
@@ -195,7 +209,7 @@ mod tests {
         CostDevice::new(Preset::parse(preset).unwrap(), Clock::default(), Box::new(Silent))
     }
 
-    /// Rows that feed `fed` tokens each and read `read` afterwards.
+    /// Rows that feed `fed` tokens each and have `read` entries in the KV cache afterwards.
     fn step(kind: StepKind, rows: u32, fed: u32, read: u32) -> Box<Step> {
         let mut step = Step::default();
         step.batch.kind = kind;
@@ -222,7 +236,7 @@ mod tests {
         Box::new(step)
     }
 
-    /// Nanoseconds from here to the end of a step.
+    /// Nanoseconds from now to the end of the step.
     fn time(device: &mut CostDevice, step: Box<Step>) -> f64 {
         let before = device.clock.now();
         let pending = device.submit(step).unwrap();
@@ -239,14 +253,15 @@ mod tests {
         let mut device = device("h200:qwen3-0.6b");
         let Preset { machine, shape } = device.preset;
         let weights = 2.0 * (shape.layer_weights() + shape.head_weights());
-        // Few tokens: the weights once, and what a row reads and writes. 28 layers, 8 heads, 128 wide, K and V, two bytes each.
+        // Memory bound: the weights once, plus K and V read and written. 28 layers, 8 KV heads of
+        // 128, K and V, two bytes each.
         let bytes = weights + 4.0 * 1001.0 * (28 * 8 * 128 * 2 * 2) as f64;
         let decode = time(&mut device, step(StepKind::Decode, 4, 1, 1000));
-        // 28 layers of 6.25 kernels.
+        // 28 layers of 6.25 kernels, in one CUDA graph.
         let start = 1300.0 + 28.0 * 6.25 * 730.0;
         assert!(near(decode, bytes / 4.64e12 * 1e9 + start), "{decode}");
         assert!(near(device.spent().bytes, bytes));
-        // Many tokens: two operations a weight, those of the head for the last token only.
+        // Compute bound: two operations per weight and token; the LM head for the last token only.
         let prompt = time(&mut device, step(StepKind::Prefill, 1, 4096, 4096));
         let operations = device.spent().operations - 4.0 * 2.0 * (weights / 2.0);
         assert!(operations > 4096.0 * 2.0 * shape.layer_weights());
@@ -260,7 +275,7 @@ mod tests {
         let decode = |rows| step(StepKind::Decode, rows, 1, 8);
         let prompt = || step(StepKind::Prefill, 1, 1, 8);
         let with = |largest: u32, step: Box<Step>| time(&mut device("h200").with_graphs(largest), step);
-        // 28 layers of 6.25 kernels, 3.6 µs each, in place of 0.73 and one start.
+        // 28 layers of 6.25 kernels, 3.6 µs each, instead of 0.73 µs and one graph launch.
         let saved = 28.0 * 6.25 * (3600.0 - 730.0) - 1300.0;
         assert!(near(with(0, decode(2)) - with(2, decode(2)), saved));
         assert_eq!(with(2, decode(3)), with(0, decode(3)), "more rows than any that was recorded");

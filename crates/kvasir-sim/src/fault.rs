@@ -1,24 +1,30 @@
+//! Fault injection: refused, failed, out-of-memory, late and lost steps, drawn from a seed.
+//!
+//! The sequence of faults is a function of the seed and of the order of calls, so every failure can
+//! be replayed.
+
 use kvasir_exec::StepError;
 use kvasir_sample::{STRIDE, mix};
 
-/// Seeded faults of a simulated device, each in thousandths of the steps.
+/// Fault rates of a simulated device, each in thousandths of all steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Where the sequence of faults starts.
+    /// Seed of the fault sequence.
     pub seed: u64,
-    /// Steps that are not taken.
+    /// Steps that `submit` refuses.
     pub refused: u32,
-    /// Steps that fail while they run, with or without having written what they had to.
+    /// Steps that fail while running; half of them after writing their K and V, half without
+    /// writing.
     pub failed: u32,
-    /// Steps that run out of memory.
+    /// Steps that `submit` refuses for lack of memory.
     pub out_of_memory: u32,
-    /// Steps that come back late.
+    /// Steps that complete late.
     pub late: u32,
-    /// Completions that never come: the device is gone.
+    /// Steps whose completion reports that the device is lost.
     pub lost: u32,
 }
 
-/// Numbers from a seed, one after the other.
+/// A seeded random number generator (splitmix64).
 #[derive(Clone, Debug)]
 struct Dice(u64);
 
@@ -32,31 +38,31 @@ impl Dice {
         mix(self.0)
     }
 
-    /// True in `thousandths` of the throws.
+    /// True with a probability of `thousandths` / 1000.
     fn throw(&mut self, thousandths: u32) -> bool {
         thousandths > 0 && self.next() % 1000 < u64::from(thousandths)
     }
 }
 
-/// What becomes of a step that was taken.
+/// The outcome of a submitted step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It never comes back.
+    /// The device is lost.
     Lost(StepError),
-    /// It fails, before or after it has written what it had to.
+    /// It fails, with or without having written its K and V.
     Failed { error: StepError, wrote: bool },
-    /// It comes back late.
+    /// It completes late.
     Late,
-    /// It comes back in time.
+    /// It completes in time.
     InTime,
 }
 
-/// Throws the faults of one device, the same for the same seed.
+/// Draws the faults of one device; deterministic in the seed.
 #[derive(Debug)]
 pub(crate) struct Injector {
     faults: Faults,
     dice: Dice,
-    /// What becomes of the next step, where that was said.
+    /// The outcome of the next completed step, if a test has set it.
     planned: Option<Fate>,
 }
 
@@ -71,7 +77,7 @@ impl Injector {
         Self { faults, dice: Dice::new(faults.seed), planned: None }
     }
 
-    /// Whether a step is taken.
+    /// Draws whether a step is accepted.
     pub(crate) fn submit(&mut self) -> Result<(), StepError> {
         if self.dice.throw(self.faults.refused) {
             return Err(StepError::Failed("injected: refused".into()));
@@ -82,12 +88,12 @@ impl Injector {
         }
     }
 
-    /// Says what becomes of the next step that was taken.
+    /// Sets the outcome of the next completed step.
     pub(crate) fn plan(&mut self, fate: Fate) {
         self.planned = Some(fate);
     }
 
-    /// What becomes of a step that was taken.
+    /// Draws the outcome of a submitted step.
     pub(crate) fn complete(&mut self) -> Fate {
         if let Some(fate) = self.planned.take() {
             return fate;

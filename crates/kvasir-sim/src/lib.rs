@@ -1,4 +1,14 @@
-//! Simulated devices: one whose output depends on every slot that is read, one that takes the time a real one would.
+//! Simulated devices that implement `Executor`, to test and benchmark the scheduler without a
+//! model.
+//!
+//! - [`Toy`]: correctness. Its tokens depend on every KV slot that is read, so a wrong slot changes
+//!   the output.
+//! - [`CostDevice`]: performance. Advances a simulated clock by the roofline time of each step.
+//! - [`Paced`]: the same in real time, to measure engine and server overhead.
+//! - [`StaticShape`]: checks that steps fit a device of static shapes (padded rectangles).
+//!
+//! [`Faults`] injects refused, failed, late and lost steps. A simulated run is a function of its
+//! options and seeds.
 #![forbid(unsafe_code)]
 
 mod answers;

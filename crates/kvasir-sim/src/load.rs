@@ -1,18 +1,24 @@
+//! Counts the work of a step for the roofline model: tokens, sampled rows, KV entries read and
+//! written, query-key pairs.
+//!
+//! With static shapes the padded sizes count instead.
+
 use crate::StaticShape;
 use kvasir_exec::Step;
 
-/// What a step amounts to.
+/// The work of one step.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     pub(crate) tokens: f64,
     pub(crate) sampled: f64,
-    /// Entries read, written, and pairs of a query and an entry that it sees.
+    /// KV entries read and written, and visible pairs of query and key (`seen`).
     pub(crate) read: f64,
     pub(crate) written: f64,
     pub(crate) seen: f64,
 }
 
 impl Load {
+    /// Counts the work of a step; with `shape`, of the step padded to it.
     pub(crate) fn of(step: &Step, shape: Option<StaticShape>) -> Self {
         let mut load = Self::default();
         for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {

@@ -1,3 +1,6 @@
+//! [`Paced`]: a roofline-paced device in real time, so that a benchmark against it measures engine,
+//! server and client overhead.
+
 use crate::{Clock, CostDevice, Preset, Words};
 use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
 use std::{
@@ -5,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A cost device that lets real time pass: what the engine, the server and their clients cost shows against it.
+/// A [`CostDevice`] that sleeps until each step would be done.
 pub struct Paced {
     device: CostDevice,
     clock: Clock,
@@ -13,7 +16,7 @@ pub struct Paced {
 }
 
 impl Paced {
-    /// A device as fast as `preset` that talks in `words`.
+    /// A device as fast as `preset`, whose output consists of `words`.
     pub fn new(preset: Preset, words: Words) -> Self {
         let clock = Clock::default();
         Self {
@@ -45,10 +48,10 @@ impl Executor for Paced {
     }
 
     fn wait(&mut self, pending: u64) -> (Box<Step>, Result<(), StepError>) {
-        // The device's clock is then at the end of this step.
+        // `wait` advances the device's clock to the end of this step.
         let done = self.device.wait(pending);
         let left = self.clock.now().saturating_sub(self.now());
-        // A sleep is some 50 µs late; what is shorter than that is as good as over.
+        // A sleep overshoots by about 50 µs; shorter remainders are skipped.
         if left > 50_000 {
             thread::sleep(Duration::from_nanos(left - 50_000));
         }

@@ -1,14 +1,20 @@
+//! Machine limits for the roofline model: bandwidth, arithmetic, memory and launch overhead, each
+//! with its source.
+//!
+//! `Preset::parse` reads `--sim-preset MACHINE:SHAPE`. Every figure of a built-in machine was
+//! measured or published; a test checks this.
+
 use crate::Shape;
 use std::fmt;
 
-/// Where a figure is from.
+/// The origin of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// By us, on such a machine.
+    /// Measured by this project, on such a machine.
     Measured,
-    /// By others, who are named.
+    /// Published by others, named here.
     Published(&'static str),
-    /// By whoever asked for a device of such a speed.
+    /// Given by the user (`fixed:5ms`) or by convention.
     Given,
 }
 
@@ -22,12 +28,12 @@ impl fmt::Display for Source {
     }
 }
 
-/// A number and where it is from.
+/// A number with its source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure {
-    /// The number.
+    /// The value, in the unit of the field that holds it.
     pub value: f64,
-    /// Its origin.
+    /// Its source.
     pub source: Source,
 }
 
@@ -43,40 +49,40 @@ const fn given(value: f64) -> Figure {
     Figure { value, source: Source::Given }
 }
 
-/// A machine as the roofline sees it.
+/// The limits of a machine, as the roofline model sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
     /// Its name.
     pub name: &'static str,
-    /// Bytes per second from memory.
+    /// Memory bandwidth for reading, in bytes per second.
     pub bandwidth: Figure,
-    /// Operations per second of the kind that the weights are multiplied with.
+    /// Peak arithmetic in operations per second, for the number type of its weights.
     pub operations: Figure,
-    /// Bytes of memory that a model and its cache may take.
+    /// Bytes of memory for weights and KV cache.
     pub memory: Figure,
-    /// Bytes of one weight as stored: what is run there, no figure of the machine.
+    /// Bytes per weight as stored; a property of the simulated model, not of the machine.
     pub weight_bytes: f64,
-    /// Bytes of one value in the cache.
+    /// Bytes per KV cache element.
     pub kv_bytes: f64,
-    /// Seconds of starting one kernel.
+    /// Seconds to launch one kernel.
     pub launch: Figure,
-    /// What a recorded step costs, where steps can be recorded.
+    /// Costs of a captured step (CUDA graph), where the machine supports it.
     pub recorded: Option<Recorded>,
-    /// Kernels of one layer.
+    /// Kernels per layer.
     pub kernels_per_layer: Figure,
 }
 
-/// What a recorded step costs beside its bytes and operations.
+/// Overhead of a captured step (CUDA graph), beside its bytes and operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recorded {
-    /// Seconds of starting it.
+    /// Seconds to launch the graph.
     pub start: Figure,
-    /// Seconds that each of its kernels takes however little it does, after the one before it.
+    /// Minimum seconds per kernel inside the graph.
     pub kernel: Figure,
 }
 
 impl Machine {
-    /// Every figure of it with its name.
+    /// All figures with their names.
     pub fn figures(&self) -> Vec<(&'static str, Figure)> {
         let recorded = self.recorded.map(|Recorded { start, kernel }| {
             [("start of a recorded step", start), ("a kernel of a recorded step", kernel)]
@@ -91,7 +97,7 @@ impl Machine {
         always.into_iter().chain(recorded.into_iter().flatten()).collect()
     }
 
-    /// Seconds of starting a step of `layers` and its kernels.
+    /// Launch overhead in seconds of a step of `layers` layers.
     pub(crate) fn start(&self, layers: u32, is_recorded: bool) -> f64 {
         let kernels = self.kernels_per_layer.value * f64::from(layers);
         match self.recorded {
@@ -101,18 +107,27 @@ impl Machine {
     }
 }
 
-/// <https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles>: vLLM and SGLang run the 16 layers of Llama-3.2-1B as about a hundred kernels.
+/// <https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles>: vLLM and SGLang run the 16
+/// layers of Llama-3.2-1B as about a hundred kernels.
 const KERNELS: &str = "Hazy Research on megakernels, about 100 kernels for 16 layers";
 
-/// The machines that are known by name.
+/// The machines known by name.
 ///
-/// Of the CPU everything was measured, with two threads: bandwidth and arithmetic (AMX, int8 weights of 34 bytes per 32) by `kvasir bench`;
-/// the start of work on its threads as that of 200,000 empty pieces of work, one after the other; the kernels of a layer as the pieces of work in
-/// which two steps of the built-in model ran, head included, over its layers; memory is all that the system has.
+/// CPU (`cpu2-amx`), all measured with two threads:
 ///
-/// Of the H200 everything but the kernels of a layer, by `probe/device.cu`: bandwidth is of reading alone; arithmetic that of bf16 products for 2,048
-/// tokens, which falls to 690 TOPS when nothing else is done for seconds; memory what is free beside a context. Starts are the host's time for one of
-/// some hundred kernels and for a recorded step of as many; such a kernel reads, adds to and writes one number.
+/// - Bandwidth and arithmetic (AMX, int8 weights of 34 bytes per 32) by `kvasir bench`.
+/// - Launch overhead as the time of 200,000 empty fork-join tasks in sequence.
+/// - Kernels per layer as the tasks of two steps of the built-in model, LM head included, divided
+///   by its layers.
+/// - Memory as all that the system has.
+///
+/// H200, all measured by `probe/device.cu` except the kernels per layer:
+///
+/// - Bandwidth of reading alone.
+/// - Arithmetic of bf16 GEMM for 2,048 tokens; it falls to 690 TOPS under sustained load.
+/// - Memory that is free beside a CUDA context.
+/// - Launch overhead as the host's time per kernel, over about a hundred kernels, and per graph
+///   launch of as many. Such a kernel reads, increments and writes one number.
 pub const MACHINES: [Machine; 2] = [
     Machine {
         name: "cpu2-amx",
@@ -138,17 +153,17 @@ pub const MACHINES: [Machine; 2] = [
     },
 ];
 
-/// `--sim-preset MACHINE:SHAPE`.
+/// A machine and a model: `--sim-preset MACHINE:SHAPE`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Preset {
-    /// The machine.
+    /// The machine's limits.
     pub machine: Machine,
-    /// The model.
+    /// The model's shape.
     pub shape: Shape,
 }
 
 impl Preset {
-    /// Reads `h200:qwen3-14b`, `instant` or `fixed:5ms`. The error lists what there is.
+    /// Parses `h200:qwen3-14b`, `instant` or `fixed:5ms`. The error lists the known names.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text == "instant" {
             return Ok(Self::fixed(0.0));
@@ -173,7 +188,7 @@ impl Preset {
         }
     }
 
-    /// A device whose every step takes this long, whatever is in it.
+    /// A device on which every step takes this long.
     fn fixed(seconds: f64) -> Self {
         let shape = crate::SHAPES[0];
         let machine = Machine {
@@ -190,7 +205,7 @@ impl Preset {
         Self { machine, shape }
     }
 
-    /// Slots that `share` of the memory beside the weights holds.
+    /// KV slots that fit into `share` of the memory left beside the weights.
     pub fn slots(&self, share: f64) -> u32 {
         let Machine { memory, weight_bytes, kv_bytes, .. } = self.machine;
         let weights = self.shape.layer_weights() + self.shape.head_weights() + self.shape.table_weights();
@@ -238,7 +253,8 @@ mod tests {
     #[test]
     fn a_pool_takes_its_share_of_what_the_weights_leave() {
         let preset = Preset::parse("h200:qwen3-14b").unwrap();
-        // 40 layers of 8 heads, 128 wide, K and V, two bytes each; 14.8 billion weights of two bytes, the table that no step reads whole among them.
+        // 40 layers, 8 KV heads of 128, K and V, two bytes each; 14.8 billion weights of two bytes,
+        // embedding table included.
         let all = f64::from(preset.slots(1.0)) * (40 * 8 * 128 * 2 * 2) as f64;
         assert!((all / (149.5e9 - 29.5e9) - 1.0).abs() < 0.01, "{all}");
         assert_eq!(preset.slots(0.5), preset.slots(1.0) / 2);

@@ -1,25 +1,31 @@
+//! Checks that a step fits a device of static shapes: one prefill chunk, or a rectangular decode
+//! batch padded with blocks.
+//!
+//! The check recomputes every number from the step and knows nothing of the policy that padded it.
+//! So it can serve as the oracle of the rectangular policy. `tkv` is a row's left padding plus its
+//! length, in slots.
+
 use kvasir_exec::{Batch, BatchRow, Phase, Step};
 use kvasir_kv::{BlockId, Layout, Mask, Plan, PlanRow, PoolId};
 
-/// What a device of fixed shapes can run: one chunk of one prompt, or one token of each row of a rectangle of blocks.
-///
-/// It looks at nothing but the step, and works out every number on its own; the policy that padded the step is not asked.
+/// The static shapes of a device: one chunk of one prompt, or one token for each row of a rectangle
+/// of KV blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StaticShape {
-    /// Slots per block. Block 0 is the dummy.
+    /// Slots per KV block. Block 0 is the dummy block.
     pub block: u32,
     /// Positions of a prefill step.
     pub chunk: u32,
-    /// Rows of a decode step.
+    /// Maximum rows of a decode step.
     pub max_rows: u32,
-    /// What rows times largest tkv may not exceed.
+    /// Upper bound of rows times largest tkv.
     pub max_volume: u64,
-    /// What no tkv may exceed.
+    /// Upper bound of the largest tkv.
     pub max_model_len: u32,
 }
 
 impl StaticShape {
-    /// What is wrong with a step's shape, if anything.
+    /// Returns what is wrong with a step's shape, if anything.
     pub fn check(&self, step: &Step) -> Result<(), String> {
         let Step { batch, plan, .. } = step;
         if batch.is_dummy() {
@@ -38,6 +44,8 @@ impl StaticShape {
         }
     }
 
+    /// Checks one row: no drafts, no explicit mask, whole blocks, and each token written to its own
+    /// block (redirected ones to the dummy block).
     fn check_row(&self, row: &BatchRow, planned: &PlanRow, plan: &Plan) -> Result<(), String> {
         ensure(row.drafts.count == 0, || "drafts".into())?;
         ensure(!matches!(planned.mask, Mask::Explicit { .. }), || "an explicit mask".into())?;
@@ -67,7 +75,7 @@ impl StaticShape {
         Ok(())
     }
 
-    /// The blocks that a row reads.
+    /// The block table of a row.
     fn table(&self, planned: &PlanRow, plan: &Plan) -> Result<Vec<BlockId>, String> {
         let mut blocks = Vec::new();
         let mut at = 0;
@@ -93,6 +101,8 @@ impl StaticShape {
         Ok(blocks)
     }
 
+    /// Checks a prefill step: it starts at a chunk boundary, left padding included, and fills the
+    /// chunk or ends the prompt.
     fn check_chunk(&self, batch: &Batch, plan: &Plan) -> Result<(), String> {
         let (row, planned) = (&batch.rows[0], &plan.rows[0]);
         let queries = plan.positions.get(planned.queries.range()).unwrap_or(&[]);
@@ -110,6 +120,8 @@ impl StaticShape {
         ensure(planned.redirected.is_multiple_of(self.block), || "redirects part of a block".into())
     }
 
+    /// Checks a decode step: one token per row, and rows of equal width in blocks, left padding
+    /// included, within the limits.
     fn check_rectangle(&self, plan: &Plan) -> Result<(), String> {
         ensure(plan.rows.len() <= self.max_rows as usize, || format!("{} rows", plan.rows.len()))?;
         let width = |row: &PlanRow| row.left_pad_blocks + row.read_len.div_ceil(self.block);
@@ -140,7 +152,7 @@ mod tests {
     const SHAPE: StaticShape =
         StaticShape { block: 4, chunk: 8, max_rows: 2, max_volume: 30, max_model_len: 32 };
 
-    /// A row that reads `len` tokens through `table` and feeds the last `queries` of them.
+    /// Adds a row that reads `len` tokens through `table` and feeds the last `queries` of them.
     fn add(step: &mut Step, phase: Phase, table: &[BlockId], len: u32, queries: u32, left: u32) {
         let Step { batch, plan, .. } = step;
         let seq = SeqId(batch.rows.len() as u64);

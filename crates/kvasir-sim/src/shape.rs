@@ -1,4 +1,9 @@
-/// What a model costs, in numbers: published shapes, no weights.
+//! Model shapes for the roofline model: parameters, KV size and attention operations of published
+//! dense models.
+//!
+//! No weights. Covers GQA with a gated feed-forward block; no MoE and no MLA.
+
+/// The dimensions of a dense transformer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Its name.
@@ -9,21 +14,21 @@ pub struct Shape {
     pub hidden: u32,
     /// Query heads.
     pub heads: u32,
-    /// Heads of keys and values.
+    /// KV heads (GQA).
     pub kv_heads: u32,
     /// Width of a head.
     pub head_dim: u32,
-    /// Width of the gated feed-forward part.
+    /// Intermediate width of the gated feed-forward block.
     pub feed_forward: u32,
-    /// Tokens of the vocabulary.
+    /// Vocabulary size.
     pub vocabulary: u32,
-    /// Longest sequence it was made for.
+    /// Context length that the model is made for.
     pub max_model_len: u32,
-    /// Whether the head is the table of embeddings.
+    /// Whether LM head and embedding share one table.
     pub tied: bool,
 }
 
-/// The shapes that are known by name, as their published configurations have them.
+/// The shapes known by name, from the published configs.
 pub const SHAPES: [Shape; 6] = [
     shape("qwen3-0.6b", [28, 1024, 16, 8, 128, 3072, 151_936, 40_960], true),
     shape("qwen3-8b", [36, 4096, 32, 8, 128, 12_288, 151_936, 40_960], false),
@@ -39,12 +44,12 @@ const fn shape(name: &'static str, n: [u32; 8], tied: bool) -> Shape {
 }
 
 impl Shape {
-    /// A shape by its name.
+    /// The shape of this name.
     pub fn named(name: &str) -> Option<Self> {
         SHAPES.iter().find(|shape| shape.name == name).copied()
     }
 
-    /// Weights that every token of a step is multiplied with: those of the layers.
+    /// Parameters of all layers, which every token is multiplied with. Norms are not counted.
     pub fn layer_weights(&self) -> f64 {
         let [hidden, heads, kv, dim, wide] =
             [self.hidden, self.heads, self.kv_heads, self.head_dim, self.feed_forward].map(f64::from);
@@ -52,22 +57,22 @@ impl Shape {
         f64::from(self.layers) * (attention + 3.0 * hidden * wide)
     }
 
-    /// Weights of the head, which only sampled tokens are multiplied with.
+    /// Parameters of the LM head, which only sampled rows are multiplied with.
     pub fn head_weights(&self) -> f64 {
         f64::from(self.hidden) * f64::from(self.vocabulary)
     }
 
-    /// Weights of the table of embeddings, where it is not the head.
+    /// Parameters of the embedding table; 0 if tied to the LM head.
     pub fn table_weights(&self) -> f64 {
         if self.tied { 0.0 } else { self.head_weights() }
     }
 
-    /// Numbers that one token leaves in the cache.
+    /// KV cache elements per token.
     pub fn kv_values(&self) -> f64 {
         2.0 * f64::from(self.layers) * f64::from(self.kv_heads) * f64::from(self.head_dim)
     }
 
-    /// Operations of one query with one entry that it sees.
+    /// Attention operations per pair of query and visible key, over all layers.
     pub fn attention_operations(&self) -> f64 {
         4.0 * f64::from(self.layers) * f64::from(self.heads) * f64::from(self.head_dim)
     }

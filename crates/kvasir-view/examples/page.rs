@@ -1,4 +1,4 @@
-//! Turns a data object on stdin into a page on stdout, for work on the drawing alone.
+//! Renders a data object from stdin as a page on stdout, to develop the viewer alone.
 
 fn main() -> std::io::Result<()> {
     let data = std::io::read_to_string(std::io::stdin())?;

@@ -1,39 +1,59 @@
-//! The drawing of steps, slots and timings: one script and one style, in saved pages and on the live page.
+//! The step viewer: draws traces (schedule, KV slot map, timings) in saved HTML pages and on the
+//! live page.
 //!
-//! [`page`] puts a trace into one self-contained HTML file. A live page loads [`script`] and [`STYLE`] instead, makes
-//! `new KvasirView(element, data, {follow: true, deep: false})` and feeds it one step after another with `push(step)`.
+//! [`page`] puts a trace into one self-contained HTML file. A live page loads [`script`] and
+//! [`STYLE`] instead. It creates `new KvasirView(element, data, {follow: true, deep: false})` and
+//! feeds it each step with `push(step)`.
+//!
+//! The script must not fetch anything: the tests of this crate check that a page has no URL and
+//! that data cannot break out of its element. Pages must also draw traces that lack newer keys.
 //!
 //! # The data
 //!
-//! `{title, setup, names, first, total, steps, report}`. `setup` says what ran: `policy`, `cache`, `block_size`, `capacity`
-//! in slots, `dummy_blocks`, `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `chunk_size`, `max_batch_tkv`,
-//! `rectangular`, `device`, `notes`. `names` are `[tag, name]`. `first` is the number of steps left out before the first of `steps`, `total` the
-//! number in the run. `report` is `{numbers: [[name, text]], series: [{title, unit, points: [[x, y]]}], percentiles:
-//! [{name, values}]}` over the whole run, `values` rising in equal shares and in nanoseconds; without it rates are
-//! taken from the steps. With a report and no steps the page shows the figures alone.
+//! `{title, setup, names, first, total, steps, report}`:
 //!
-//! A step is what one call of `schedule` decided, and what came back before the next call. Absent keys changed nothing:
+//! - `setup`: the configuration. `policy`, `cache`, `block_size`, `capacity` in slots,
+//!   `dummy_blocks`, `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `chunk_size`,
+//!   `max_batch_tkv`, `rectangular`, `device`, `notes`.
+//! - `names`: `[tag, name]` pairs.
+//! - `first`: number of steps omitted before the first of `steps`.
+//! - `total`: number of steps in the run.
+//! - `report`: `{numbers: [[name, text]], series: [{title, unit, points: [[x, y]]}], percentiles:
+//!   [{name, values}]}` over the whole run. `values` are quantiles at equal distances, ascending,
+//!   in nanoseconds. Without a report, rates are computed from the steps. With a report and no
+//!   steps the page shows the figures alone.
+//!
+//! A step is what one call of `schedule` decided, and what came back before the next call. An
+//! absent key means no change:
 //!
 //! | key | value |
 //! |---|---|
-//! | `step`, `at`, `kind` | its number (none if nothing ran), when in ns, `prefill`, `decode`, `mixed` or `dummy` |
-//! | `arrived` | `[id, prompt, most outputs, tag]` |
-//! | `admitted`, `preempted` | `[id, tokens found in the cache]`; ids |
-//! | `rows` | `[id, 0 prefill or 1 decode, first token, tokens, redirected, left padding in blocks, drafts]` |
-//! | `again` | `[first id, count]`: who decodes one more token, padded as the last time |
-//! | `computed`, `skipped` | `[id, tokens there before the first step]`; `[id, tokens in chunks that were skipped]` |
+//! | `step`, `at` | step id (absent if nothing ran); start time in ns |
+//! | `kind` | `prefill`, `decode`, `mixed` or `dummy` |
+//! | `arrived` | `[id, prompt tokens, output limit, tag]` |
+//! | `admitted`, `preempted` | `[id, tokens found in the prefix cache]`; ids |
+//! | `rows` | `[id, phase, first token, tokens, redirected, left padding, drafts]` |
+//! | | phase: 0 prefill, 1 decode; left padding in blocks |
+//! | `again` | `[first id, count]`: requests that decode one more token, padded as the last time |
+//! | `computed` | `[id, tokens in the cache before the first step]` |
+//! | `skipped` | `[id, tokens in skipped chunks]` |
 //! | `tables` | `[id, blocks kept, then new ones: an id, or [first, count]]` |
-//! | `held`, `rest_waiting`, `rest_running` | `[id, reason]`; the reason of all others |
-//! | `spoke` | `[first id, count]`: who yielded one token |
-//! | `outputs`, `ended` | `[id, new tokens]`; `[id, why]` |
+//! | `held` | `[id, reason]`: requests that the policy deferred |
+//! | `rest_waiting`, `rest_running` | the reason of all other waiting or running requests |
+//! | `spoke` | `[first id, count]`: requests that yielded one token |
+//! | `outputs`, `ended` | `[id, new tokens]`; `[id, finish reason]` |
 //! | `retired` | `[step, ns on the device]` |
-//! | `room`, `promised` | slots `[free, evictable, held, leased]`; slots promised to running requests |
-//! | `map` | `[first block, blocks, 0 free, 1 cached, 2 held, 3 leased, 4 dummy]` |
-//! | `projection` | `[id, length it would end at, [those of who decodes, shortest first]]`: what the volume test saw |
+//! | `room` | slots `[free, evictable, held, leased]` |
+//! | `promised` | slots reserved for running requests |
+//! | `map` | `[first block, blocks, state]` |
+//! | | state: 0 free, 1 cached, 2 held, 3 leased, 4 dummy |
+//! | `projection` | `[id, projected final length, [those of decoding requests, ascending]]` |
+//! | | what the volume test of the rectangular policy computed |
+//! | `waiting`, `running` | number of requests |
 //! | `waiting`, `running` | how many |
 #![forbid(unsafe_code)]
 
-/// The style of the page.
+/// The viewer's style sheet.
 pub const STYLE: &str = include_str!("page/style.css");
 
 const PAGE: &str = include_str!("page/page.html");
@@ -47,12 +67,15 @@ const SCRIPTS: [&str; 6] = [
     include_str!("page/app.js"),
 ];
 
-/// The drawing code; it defines `KvasirView` and nothing else.
+/// The viewer's script, which defines `KvasirView` and nothing else.
 pub fn script() -> String {
     format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat())
 }
 
-/// A page that draws `data`, a JSON object as the crate's documentation has it. It needs no network.
+/// Returns a self-contained page that draws `data`, a JSON object as described in the crate
+/// documentation.
+///
+/// `data` is not validated; its `<` characters are escaped.
 pub fn page(title: &str, data: &str) -> String {
     let mut out = String::with_capacity(PAGE.len() + STYLE.len() + data.len() + (1 << 16));
     let mut rest = PAGE;
@@ -63,7 +86,8 @@ pub fn page(title: &str, data: &str) -> String {
             "title" => push_escaped(&mut out, title),
             "style" => out.push_str(STYLE),
             "script" => out.push_str(&script()),
-            // `<` occurs only in strings; written like this it can neither end the element nor begin a comment.
+            // In JSON `<` occurs only in strings. Escaped, it can neither end the element nor begin
+            // a comment.
             _ => data.split('<').enumerate().for_each(|(i, part)| {
                 out.push_str(if i > 0 { "\\u003c" } else { "" });
                 out.push_str(part);
@@ -75,6 +99,7 @@ pub fn page(title: &str, data: &str) -> String {
     out
 }
 
+/// Appends text with `<` and `&` escaped, for the content of an HTML element.
 fn push_escaped(out: &mut String, text: &str) {
     for c in text.chars() {
         match c {
@@ -89,7 +114,7 @@ fn push_escaped(out: &mut String, text: &str) {
 mod tests {
     use super::{STYLE, page, script};
 
-    /// How bright a colour such as `#5f6875` is, as WCAG counts.
+    /// The relative luminance of a color such as `#5f6875`, by WCAG.
     fn luminance(colour: &str) -> f64 {
         let channel = |at: usize| {
             let value = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
@@ -98,7 +123,7 @@ mod tests {
         0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
     }
 
-    /// Small text has the contrast that WCAG asks for (4.5) on whatever it stands, in light and dark.
+    /// Small text has WCAG's minimum contrast of 4.5 on every background, in light and dark themes.
     #[test]
     fn text_can_be_read_on_its_ground() {
         let themes: Vec<&str> = STYLE.split("--paper:").skip(1).collect();

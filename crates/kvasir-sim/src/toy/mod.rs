@@ -1,3 +1,17 @@
+//! [`Toy`]: a device that detects KV cache errors. Every output token depends on every KV slot that
+//! its query reads.
+//!
+//! 1. `submit` only queues a step. It runs in `wait`, as late as the contract allows, so premature
+//!    reuse of slots shows.
+//! 2. Slot copies are applied, all sources before any destination.
+//! 3. Each query folds the values of its visible slots, stores its own value, and samples from the
+//!    result (`model.rs`).
+//! 4. The shadow state records which prefix each slot was written for, and reports reads of foreign
+//!    slots (`shadow.rs`).
+//!
+//! A failed step overwrites or spoils its slots, as a real device may. It is the main oracle of the
+//! engine's tests (`kvasir-engine/tests/toy`).
+
 mod model;
 mod shadow;
 
@@ -13,14 +27,16 @@ use model::{START, mix, sample};
 use shadow::{Cell, PoolState, digest};
 use std::{collections::VecDeque, sync::mpsc};
 
-/// A device whose every output depends on every slot that is read.
+/// A device whose every output depends on every KV slot that is read.
 ///
-/// Arithmetic is modulo 2^61 − 1. F starts at 1; a token t at position p folds in the slots of all visible positions
-/// before p, stores e = mix(F, t) in its own slot and samples from mix(F, e). So a wrong hit, an unwritten slot, a lost
-/// or phantom token changes the tokens that follow.
+/// `F = 1; F = mix(F, slot)` over all visible positions before p; then `e = mix(F, t)` is stored
+/// for token t at position p, and the output is `sample(mix(F, e))`, modulo 2^61 − 1. A wrong
+/// prefix-cache hit, an unwritten slot, or a lost or phantom token changes the tokens that follow.
 ///
-/// Beside the values it keeps a shadow of what each slot was written for, and notes every read that touches a slot
-/// written for another prefix, and every token that is fed twice differently. Steps run as late as the contract allows: when they are waited for.
+/// A shadow state records what each slot was written for. Reads of slots written for another
+/// prefix, and positions that are fed two different tokens, are recorded as
+/// [`violations`](Self::violations). Steps run when they are waited for, as late as the contract
+/// allows.
 #[derive(Debug, Default)]
 pub struct Toy {
     slots: Vec<Cell>,
@@ -32,7 +48,7 @@ pub struct Toy {
     depth: u32,
     entries: Vec<(Slot, Position)>,
     moved: Vec<Cell>,
-    /// What the next step that is waited for waits for itself.
+    /// Blocks the next `wait` until the sender sends or is dropped.
     hang: Option<mpsc::Receiver<()>>,
 }
 
@@ -42,36 +58,38 @@ impl Toy {
         Self { depth: 2, ..Self::default() }
     }
 
-    /// With faults.
+    /// Injects faults.
     pub fn with_faults(faults: Faults) -> Self {
         Self { faults: Injector::new(faults), ..Self::new() }
     }
 
-    /// Steps that may be submitted before the first is waited for.
+    /// Sets the number of steps that may be in flight.
     pub fn with_depth(mut self, depth: u32) -> Self {
         self.depth = depth;
         self
     }
 
-    /// Lets the next step that is waited for fail, with or without having written what it had to.
+    /// Makes the next completed step fail, with or without having written its slots.
     pub fn fail_next(&mut self, wrote: bool) {
         self.faults.plan(Fate::Failed { error: StepError::Failed("as planned".into()), wrote });
     }
 
-    /// Lets the next step that is waited for never come back.
+    /// Makes the next completed step report that the device is lost.
     pub fn lose_next(&mut self) {
         self.faults.plan(Fate::Lost(StepError::Lost("as planned".into())));
     }
 
-    /// Lets the next step that is waited for hang until the sender has sent or is dropped.
+    /// Makes the next `wait` hang until the sender sends or is dropped.
     pub fn hang_next(&mut self) -> mpsc::Sender<()> {
         let (sender, receiver) = mpsc::channel();
         self.hang = Some(receiver);
         sender
     }
 
-    /// Reads of slots that were written for something else, tokens fed differently at one position, and other breaches of
-    /// the contract. Must be empty.
+    /// Breaches of the contract (at most 20): reads of foreign slots, positions fed two different
+    /// tokens, and others.
+    ///
+    /// Tests must find it empty.
     pub fn violations(&self) -> &[String] {
         &self.violations
     }
@@ -118,7 +136,7 @@ impl Toy {
         }
     }
 
-    /// What a step had to write is not there.
+    /// Fills the slots that a failed step had to write with wrong values.
     fn spoil(&mut self, plan: &Plan) {
         let destinations = plan.moves.iter().map(|m| m.to).chain(plan.write_slots.iter().copied());
         for slot in destinations {
@@ -126,7 +144,7 @@ impl Toy {
         }
     }
 
-    /// All sources are read before any destination is written.
+    /// Slot copies: all sources are read before any destination is written.
     fn move_rows(&mut self, plan: &Plan) {
         let mut moved = std::mem::take(&mut self.moved);
         moved.clear();
@@ -145,7 +163,7 @@ impl Toy {
         &mut self.slots[slot]
     }
 
-    /// Runs one token of a row and returns what it is sampled from.
+    /// Runs one token of a row; returns the value to sample from.
     #[allow(clippy::too_many_arguments)] // the coordinates of one token
     fn query(
         &mut self,
@@ -246,7 +264,7 @@ impl Executor for Toy {
             self.note(format!("ticket {pending} is waited for before {ticket}"));
         }
         if let Some(hang) = self.hang.take() {
-            // Either way it is over.
+            // A sent message and a dropped sender both release it.
             let _ = hang.recv();
         }
         let fate = self.faults.complete();
@@ -298,7 +316,7 @@ mod tests {
         step
     }
 
-    /// How many tokens each row of a step of this kind yields.
+    /// Runs a step of this kind; returns the number of output tokens per row.
     fn yields(device: &mut impl Executor, id: u64, kind: StepKind) -> Vec<u32> {
         let mut cache = Contiguous::new(64);
         let seq = cache.open().unwrap();

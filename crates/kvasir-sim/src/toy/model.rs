@@ -1,18 +1,21 @@
-//! The model that the toy device runs: arithmetic on numbers in slots.
+//! The toy model: modular arithmetic on KV slots. `Toy::alone` computes a request's output without
+//! a cache, as the reference.
 
 use super::Toy;
 use kvasir_kv::Token;
 
 const PRIME: u128 = (1 << 61) - 1;
-/// Value of F before anything is folded in.
+/// F before any slot is folded in.
 pub(super) const START: u64 = 1;
-/// End of sequence of the toy model.
+/// End-of-sequence token.
 const EOS: Token = 2;
 
+/// One fold step: `(a * 1000003 + b * 7919 + 12345) mod (2^61 − 1)`.
 pub(super) fn mix(a: u64, b: u64) -> u64 {
     ((u128::from(a) * 1_000_003 + u128::from(b) * 7919 + 12345) % PRIME) as u64
 }
 
+/// The token sampled from F: EOS for one value in 29, else a token from 10 to 49.
 pub(super) fn sample(f: u64) -> Token {
     match f % 29 {
         0 => EOS,
@@ -21,13 +24,14 @@ pub(super) fn sample(f: u64) -> Token {
 }
 
 impl Toy {
-    /// The end-of-sequence token of its model.
+    /// The end-of-sequence token of the toy model.
     pub const EOS: Token = EOS;
 
-    /// What its model says after `prompt`, alone: up to `max_tokens` tokens, or unless ignored to [`Toy::EOS`], which is
-    /// included.
+    /// The reference output for `prompt`: at most `max_tokens` tokens, up to and including
+    /// [`Toy::EOS`] unless it is ignored.
     pub fn alone(prompt: &[Token], max_tokens: u32, ignore_eos: bool) -> Vec<Token> {
-        // A step starts from 1 and folds in everything that is stored; that is the same as carrying F on.
+        // A step starts from F = 1 and folds in every stored slot; carrying F along gives the same
+        // value.
         let mut f = START;
         let mut feed = |token: Token| {
             f = mix(f, mix(f, token.into()));

@@ -1,26 +1,31 @@
-//! What each slot was written for, beside its value: every read and every token that is fed is checked against it.
+//! Shadow state of the toy device: which prefix each slot was written for. Checks every read and
+//! every fed token against it.
+//!
+//! A prefix is identified by a chained digest of its tokens, like the block hashes of a prefix
+//! cache.
 
 use super::Toy;
 use kvasir_exec::{BatchRow, SequenceSpec};
 use kvasir_kv::{Plan, Position, Slot, Token};
 
-/// One slot: its value, and what it was written for.
+/// One KV slot: its value, and the prefix it was written for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cell {
     pub(super) value: u64,
     pub(super) token: Token,
-    /// Digest of the prefix that ends with this token; 0 in a slot that was never written.
+    /// Digest of the prefix that ends with this token; 0 if the slot was never written.
     pub(super) tag: u64,
     /// Digest of the prefix before it.
     pub(super) before: u64,
-    /// A step that failed did not write it. Reading it is no breach, but whatever comes of that must not be delivered.
+    /// A failed step did not write it. Reading it is allowed, but the resulting tokens must not be
+    /// delivered.
     pub(super) spoiled: bool,
 }
 
-/// What the device keeps for a place in the token pool.
+/// The device's state for a token-pool row.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolState {
-    /// Tokens that are known for sure, by position.
+    /// Tokens known for certain, by position.
     known: Vec<Token>,
     /// Digests of the prefixes that end with them.
     tags: Vec<u64>,
@@ -29,7 +34,7 @@ pub(super) struct PoolState {
 }
 
 impl PoolState {
-    /// Of a sequence that is bound to the place.
+    /// The initial state for a sequence that is bound to the row.
     pub(super) fn of(spec: SequenceSpec) -> Self {
         let mut known = spec.prompt;
         known.extend(spec.output);
@@ -42,7 +47,8 @@ impl PoolState {
     }
 }
 
-/// Of the prefix that ends with `token`, by that of the prefix before it.
+/// The digest of the prefix that ends with `token`; `before` is that of the prefix before it. Never
+/// 0.
 pub(super) fn digest(before: u64, token: Token) -> u64 {
     let z =
         (before ^ 0x9E37_79B9_7F4A_7C15).wrapping_add(u64::from(token)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -50,8 +56,10 @@ pub(super) fn digest(before: u64, token: Token) -> u64 {
 }
 
 impl Toy {
-    /// Checks that what a query sees before itself was written for one and the same prefix, this row's own as far as it is
-    /// known; returns the digest of that prefix.
+    /// Checks that the entries a query sees before itself were written for one prefix: this row's
+    /// own, as far as it is known.
+    ///
+    /// Returns the digest of that prefix.
     pub(super) fn check_prefix(
         &mut self,
         row: &BatchRow,
@@ -85,8 +93,9 @@ impl Toy {
         before
     }
 
-    /// Takes note of a token that is certain, and complains if it was another one before. Accepted drafts were fed as
-    /// drafts; they are certain now that something is fed after them.
+    /// Records a certain token, and reports a violation if the position was fed another one before.
+    ///
+    /// Accepted drafts were fed as drafts; they are certain once something is fed after them.
     pub(super) fn learn(
         &mut self,
         row: &BatchRow,
