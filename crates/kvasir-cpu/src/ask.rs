@@ -1,22 +1,24 @@
-//! Memory that is asked for before it is read.
+//! Software prefetch hints (`prefetcht0`, `prefetcht1`); no-ops outside x86-64.
+//!
+//! A hint never faults, so any address is allowed. No result depends on it.
 
-/// How near to a thread memory is brought.
+/// Which cache level a prefetch targets.
 #[derive(Clone, Copy)]
 pub(crate) enum Near {
-    /// Into the first level of the caches.
+    /// L1.
     First,
-    /// Into the second.
+    /// L2.
     Second,
 }
 
-/// What processors foresee ends with a page of this many bytes, whatever size it really has.
+/// Hardware prefetchers stop at 4 KB page boundaries, also inside huge pages.
 pub(crate) const PAGE: usize = 4096;
 
-/// Asks for a line, whatever the address.
+/// Prefetches one cache line; any address is allowed.
 #[inline(always)]
 pub(crate) fn ask_line(near: Near, at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint.
+    // SAFETY: a hint; it accesses no memory.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
         match near {
@@ -27,13 +29,14 @@ pub(crate) fn ask_line(near: Near, at: *const u8) {
     let _ = (near, at);
 }
 
-/// Asks for a tile's worth: 16 lines.
+/// Prefetches a tile of 16 cache lines (1 KB).
 #[inline(always)]
 pub(crate) fn ask_tile(near: Near, at: *const u8) {
     (0..16).for_each(|line| ask_line(near, at.wrapping_add(line * 64)));
 }
 
-/// What is at the beginning of a page is a sign that the next one is wanted.
+/// Prefetches the first line of the next page if `at` begins a page: this starts the hardware
+/// prefetcher there.
 #[inline(always)]
 pub(crate) fn ask_next_page(at: *const u8) {
     if at.addr().is_multiple_of(PAGE) {

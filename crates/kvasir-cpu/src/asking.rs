@@ -1,6 +1,18 @@
-//! How far ahead of a kernel that reads each line once memory is asked for. Processors differ in what they foresee by themselves and in how many lines a core
-//! can wait for, and a machine's memory in how fast it is from one minute to the next: so the ways are tried in turns while work is done, and the fastest is
-//! kept for a while. No result depends on it.
+//! Auto-tunes the software prefetch distance of streaming kernels.
+//!
+//! Processors differ in their hardware prefetchers and fill buffers, and memory bandwidth on shared
+//! machines changes by the minute. So the candidates are measured during regular work (a bandit
+//! with periodic exploration):
+//!
+//! 1. Explore: the candidates (`WAYS`) take turns, `TRIES` measurements each, in seconds per byte.
+//!    Jobs above `PART` bytes are split, and each part is one measurement.
+//! 2. Decide: a candidate's slowdown against the round's best median is added to its decayed
+//!    slowdown of earlier rounds. The smallest total wins.
+//! 3. Exploit: the winner is used until `PERIOD` measurements have passed since the round began.
+//!
+//! Measurements are exclusive: a job that finds the lock taken runs untimed. No result depends on
+//! the distance. Decision 0110 has the measurements; the tests below cover convergence and
+//! fairness.
 
 use crate::ask::{Near, PAGE, ask_line};
 use std::ops::Range;
@@ -8,31 +20,37 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
 use std::time::Instant;
 
-/// How memory is asked for.
+/// One candidate: the prefetch distances of a streaming kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ahead {
-    /// How many bytes ahead, into the second level.
+    /// Distance in bytes of the L2 prefetch.
     far: usize,
-    /// Of each page only what begins it is asked for so far ahead: lines that are asked for at once, if the first is among so many bytes.
+    /// The L2 prefetch is issued only if its first line lies within this many bytes of a page's
+    /// start.
     of_page: usize,
-    /// How many bytes ahead, into the first level.
+    /// Distance in bytes of the L1 prefetch.
     near: Option<usize>,
 }
 
-/// The first is in force until something was tried. Bytes past what is read are usually read next.
+/// The candidates; the first is used until a round has finished. Addresses past the end of a stream
+/// are usually read next.
 const WAYS: [Ahead; 5] = [
-    // Best on Intel's server processors: inside a small page, where that also sets their own foresight going, and once more just before use.
+    // Best on Intel servers: within a 4 KB page, where it also triggers the hardware prefetcher,
+    // and once more just before use.
     Ahead { far: 3584, of_page: PAGE, near: Some(256) },
-    // On AMD's whoever asks waits for one of few places, and what the processor foresees has more of them: best is a sign that the next page is wanted, too.
+    // Best on AMD: a software prefetch occupies one of few fill buffers, while the hardware
+    // prefetcher has more. So it only gets a hint that the next page is wanted.
     Ahead { far: PAGE, of_page: 512, near: None },
     Ahead { far: PAGE, of_page: 512, near: Some(256) },
-    // Where lines are not read in order, as fifth bits are not, asking puts them in order.
+    // For streams that are not read in order, such as the fifth bits of 5-bit codes: the prefetch
+    // restores the order.
     Ahead { far: 2 * PAGE, of_page: 512, near: Some(2048) },
     Ahead { far: 2 * PAGE, of_page: PAGE, near: None },
 ];
 
 impl Ahead {
-    /// Asks for what lies ahead of so many lines. How is asked once for all of them: a branch for each would take a tenth of a kernel's time.
+    /// Issues the prefetches for `lines` cache lines from `from` on. The distances are checked once
+    /// for all of them: a branch per line would cost a tenth of a kernel's time.
     #[inline(always)]
     pub(crate) fn ask(self, from: *const u8, lines: usize) {
         let lines = |ahead: usize| (0..lines).map(move |line| from.wrapping_add(ahead + line * 64));
@@ -45,42 +63,44 @@ impl Ahead {
     }
 }
 
-/// Works that each way is tried on. The median counts: some are disturbed.
+/// Measurements of each candidate in a round. Their median counts, as some are disturbed.
 const TRIES: usize = 21;
-/// Works from one round of trials to the next.
+/// Measurements from the start of one round to the next.
 const PERIOD: usize = 8192;
-/// How much of what was found counts a round later.
+/// Decay factor of the slowdowns of earlier rounds.
 const KEPT: f64 = 0.75;
-/// Bytes from which on a work says something about memory.
+/// Bytes below which a job is not measured: it may run from the caches.
 const ENOUGH: usize = 1 << 20;
-/// Bytes of a part, where ways are tried on larger works: a head is met once per token, and a round should not take a hundred.
+/// Bytes per measurement of a larger job: the LM head runs once per token, and a round should not
+/// take a hundred tokens.
 const PART: usize = 2 << 20;
 
-/// What was found out about one kind of work.
+/// The prefetch tuner of one kind of kernel and shape.
 pub(crate) struct Asking {
-    /// The way in force.
+    /// Index of the candidate in use.
     way: AtomicUsize,
     trials: Mutex<Trials>,
 }
 
 struct Trials {
-    /// Works since the round began.
+    /// Measurements since the round began.
     work: usize,
-    /// Times for a byte, of each way.
+    /// Seconds per byte, by candidate.
     times: [[f64; TRIES]; WAYS.len()],
-    /// How much slower than the best of a round each way was, what is long ago counting less: where memory is so slow that all ways are alike, what was found
-    /// while it was fast still holds.
+    /// Decayed slowdown of each candidate against the best of its round. While memory is so slow
+    /// that all candidates are alike, what was learned from fast memory still holds.
     slower: [f64; WAYS.len()],
     best: usize,
 }
 
 impl Trials {
-    /// Whether the next work is one of those that ways are tried on.
+    /// Whether the next measurement belongs to the exploration phase.
     fn trying(&self) -> bool {
         self.work < TRIES * WAYS.len()
     }
 
-    /// The way that the next work goes. Ways take turns at each place of a row of works that comes again and again.
+    /// The candidate for the next measurement. The rotation shifts by one each round trip, so that
+    /// every candidate meets every position of a periodic sequence of jobs.
     fn way(&self) -> usize {
         match self.trying() {
             true => (self.work + self.work / WAYS.len()) % WAYS.len(),
@@ -88,7 +108,7 @@ impl Trials {
         }
     }
 
-    /// A work took so long for each byte.
+    /// Records a measurement in seconds per byte, and decides at the end of the exploration phase.
     fn note(&mut self, time: f64) {
         let (way, tried) = (self.way(), self.trying());
         if tried {
@@ -119,19 +139,20 @@ impl Asking {
         Self { way: AtomicUsize::new(0), trials: Mutex::new(trials) }
     }
 
-    /// The way in force.
+    /// The candidate in use.
     #[inline]
     pub(crate) fn ahead(&self) -> Ahead {
         WAYS[self.way.load(Ordering::Relaxed)]
     }
 
-    /// Does work of so many pieces, which read so many bytes, in the way whose turn it is. `job` is handed all pieces, or, while ways are tried, some after the
-    /// others.
+    /// Runs `job` over `pieces` items that read `bytes` bytes in all, and measures it. `job`
+    /// receives all items at once, or consecutive ranges of them during exploration.
     pub(crate) fn work(&self, bytes: usize, pieces: usize, job: impl Fn(Range<usize>)) {
         if bytes < ENOUGH {
             return job(0..pieces);
         }
-        // One at a time: what another engine's work takes says nothing, and its way must not change meanwhile.
+        // One at a time: a concurrent engine would disturb the measurement, and the candidate must
+        // not change during it.
         let mut trials = match self.trials.try_lock() {
             Ok(trials) => trials,
             Err(TryLockError::Poisoned(trials)) => trials.into_inner(),
@@ -157,7 +178,8 @@ mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
 
-    /// Does so many works; `time` says how long one takes in a way. Returns how often each way was gone.
+    /// Records `pieces` measurements; `time(n, way)` gives their values. Returns how often each
+    /// candidate was used.
     fn work(trials: &mut Trials, pieces: usize, time: impl Fn(usize, usize) -> f64) -> [usize; WAYS.len()] {
         let mut gone = [0; WAYS.len()];
         for n in 0..pieces {
@@ -173,18 +195,19 @@ mod tests {
         let asking = Asking::new();
         assert_eq!(asking.ahead(), WAYS[0]);
         let mut trials = asking.trials.into_inner().unwrap();
-        // Matrices of seven kinds in turns, of which one takes twice as long for a byte, and now and then a disturbance.
+        // Matrices of seven kinds in turn, one of which takes twice as long per byte, and
+        // occasional disturbances.
         let disturbed = |n: usize| if n % 11 == 3 { 50.0 } else { 0.0 };
         let of_kind = |n: usize| if n % 7 == 2 { 2.0 } else { 1.0 };
         for fastest in [2, 1, 4, 0, 3] {
-            // What was found before counts for a while.
+            // Earlier rounds count for a while.
             for _ in 0..4 {
                 work(&mut trials, PERIOD, |n, way| {
                     of_kind(n) * if way == fastest { 1.0 } else { 1.05 } + disturbed(n)
                 });
             }
             assert_eq!(trials.best, fastest);
-            // While all are alike it still holds.
+            // While all candidates are alike the choice holds.
             for _ in 0..4 {
                 let alike = |n, way| of_kind(n) * (1.0 + (way * 7 + n / PERIOD) as f64 % 5.0 * 1e-4);
                 let gone = work(&mut trials, PERIOD, alike);
@@ -205,7 +228,7 @@ mod tests {
         asking.work(ENOUGH, 1, |pieces| {
             more(pieces);
             let way = asking.way.load(Ordering::Relaxed);
-            // Another engine's, while this one's is measured.
+            // A concurrent engine's job, while this one is measured.
             asking.work(ENOUGH, 1, more);
             assert_eq!(way, asking.way.load(Ordering::Relaxed));
         });
@@ -228,7 +251,7 @@ mod tests {
         let (mut ways, best) = (ways.into_inner(), asking.trials.try_lock().unwrap().best);
         assert_eq!((ways.len(), ways.pop()), (tried + 1, Some(best)));
         assert!((0..WAYS.len()).all(|way| ways.iter().filter(|tried| **tried == way).count() == TRIES));
-        // Few pieces are few parts.
+        // A job is never split into more parts than it has items.
         asking.trials.try_lock().unwrap().work = 0;
         asking.work(10 * PART, 3, |pieces| assert_eq!(pieces.len(), 1));
         asking.work(10 * PART, 0, |pieces| assert!(pieces.is_empty()));

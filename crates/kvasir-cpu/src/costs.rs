@@ -1,4 +1,5 @@
-//! What a step costs: bytes that it reads, and what it multiplies.
+//! Roofline inputs of a step: bytes read from the weights, and multiply-adds by kind of GEMM. The
+//! benchmarks of `kvasir-lab` compare them with the measured limits of `peaks`.
 
 use crate::CpuModel;
 use crate::form::Form;
@@ -8,7 +9,7 @@ use kvasir_program::{Op, Rows};
 use std::collections::BTreeMap;
 
 impl CpuModel {
-    /// Bytes of packed matrices by form.
+    /// Bytes of packed weight panels, by kind of GEMM.
     pub fn forms(&self) -> BTreeMap<Form, usize> {
         let mut forms = BTreeMap::new();
         for l in self.linears() {
@@ -17,8 +18,8 @@ impl CpuModel {
         forms
     }
 
-    /// Bytes of the file that a step of so many tokens must read: all matrices, and of experts as many as get a token where each is chosen
-    /// as often as any other.
+    /// Weight bytes, as stored in the checkpoint, that a step of `tokens` tokens reads: all dense
+    /// matrices, and the expected share of active experts under uniform routing.
     pub fn bytes_read(&self, tokens: u32) -> f64 {
         let of_op = |(op, weights): (&Op, &OpWeights)| {
             let bytes = weights.all().map(|l| l.stored_bytes).sum::<usize>() as f64;
@@ -33,8 +34,8 @@ impl CpuModel {
         self.program.ops.iter().zip(&self.weights).map(of_op).sum()
     }
 
-    /// Multiply-adds that one token takes in matrices of each form, counting of the experts those that are used. What only tokens take whose
-    /// logits are wanted is not included unless `sampled`.
+    /// Multiply-adds per token, by kind of GEMM; of the experts only the top-k that are routed to.
+    /// Ops that run for sampled rows alone (the LM head) are left out unless `sampled`.
     pub fn multiply_adds(&self, sampled: bool) -> BTreeMap<Form, u64> {
         let mut work = BTreeMap::new();
         for (op, weights) in self.program.ops.iter().zip(&self.weights) {

@@ -1,23 +1,30 @@
-//! What one thread does before any piece of work, while the others have what they will read first brought near: memory idles meanwhile, and they wait.
+//! A prologue: work that one thread must finish before any item of a parallel region starts.
+//!
+//! Thread 0 (the caller of the pool, the only thread guaranteed to participate) runs the job. The
+//! other threads meanwhile pull the first bytes of their own items into L2 with demand loads.
+//!
+//! Ordering: `done` is stored with Release after the job, also when it panics, and loaded with
+//! Acquire. So whatever the job wrote is visible to every thread whose `wait` returned.
 
 use crate::team::spin_until;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that a thread reads ahead at most: what comes in the time that a few rows take, and stays in the second level.
+/// Bytes that a waiting thread reads ahead at most: about what memory delivers during a short
+/// prologue, and it fits L2.
 const AHEAD: usize = 64 * 1024;
-/// Bytes of a line of memory, and lines between two looks at whether the wait is over.
+/// Bytes of a cache line; `LOOK` is the number of bytes read between two polls of `done`.
 const LINE: usize = 64;
 const LOOK: usize = 4 * LINE;
 
-/// Something to be done once.
+/// A job to run once before a parallel region.
 pub(crate) struct First<'a> {
     job: Option<&'a (dyn Fn() + Sync)>,
     done: AtomicBool,
 }
 
 impl<'a> First<'a> {
-    /// Nothing is to be done.
+    /// No prologue: `is_done` is true at once.
     pub(crate) fn nothing() -> Self {
         Self { job: None, done: AtomicBool::new(true) }
     }
@@ -30,7 +37,7 @@ impl<'a> First<'a> {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Does it, unless it is done. One thread may call this.
+    /// Runs the job unless it has run. Only one thread may call this.
     pub(crate) fn run(&self) {
         if !self.is_done() {
             let _done = Done(&self.done);
@@ -40,13 +47,14 @@ impl<'a> First<'a> {
         }
     }
 
-    /// Waits until another thread has done it, and reads of `soon` meanwhile. No result depends on that.
+    /// Waits until another thread has run the job, and reads ahead in `soon` meanwhile. Only a
+    /// warm-up: no result depends on the bytes.
     pub(crate) fn wait(&self, soon: &[u8]) {
         for lines in soon[..soon.len().min(AHEAD)].chunks(LOOK) {
             if self.is_done() {
                 return;
             }
-            // Reads, not requests: processors foresee what comes behind them.
+            // Demand loads, not prefetch hints: they train the hardware prefetcher.
             for byte in lines.iter().step_by(LINE) {
                 black_box(*byte);
             }
@@ -55,7 +63,7 @@ impl<'a> First<'a> {
     }
 }
 
-/// Says that nobody need wait any more, also when the job panicked.
+/// Releases the waiting threads when dropped, also when the job panicked.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {

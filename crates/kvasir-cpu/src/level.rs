@@ -1,6 +1,13 @@
-/// Compiles one plain function for each level, so that the compiler's own vectors do the work: `per_level! { name(args) => body }` makes
-/// `name(level, args)`, which runs `body(args)` built for the level's instructions. All builds do the same arithmetic. With `unsafe` before the name
-/// the body is an unsafe function, and so is what is made.
+//! Multiversioning by CPU feature: dispatch of autovectorized functions.
+//!
+//! `per_level!` compiles one portable function body for AVX-512, for AVX2 + FMA and for the
+//! baseline target, and dispatches on the ISA level at run time. All builds execute the same
+//! operations in the same order, so results are bit-identical on every level. The macro relies on
+//! `Level` values being supported by the machine (see `machine.rs`).
+
+/// `per_level! { name(args) => body }` makes `name(level, args)`, which runs `body(args)` compiled
+/// for the SIMD features of `level`. With `unsafe` before the name, the body and the generated
+/// function are unsafe.
 macro_rules! per_level {
     (@ [$($unsafe:tt)?] $(#[$doc:meta])* $name:ident ( $($arg:ident : $ty:ty),* ) => $body:path) => {
         $(#[$doc])*

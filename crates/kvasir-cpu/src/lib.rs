@@ -1,8 +1,16 @@
-//! The CPU backend: kernels, pools and the executor.
+//! The CPU backend: SIMD kernels (GEMM, GEMV, attention), the KV cache pools, weight packing, the
+//! thread pool, and the executor that runs steps of a program.
+//!
+//! The layers, top down: `executor` validates a step and samples; `run` executes the ops;
+//! `attention`, `dense`, `quant` and `mixture` are the kernels. `pool` stores K and V; `panels`
+//! stores weights; `machine` and `level` choose the instruction set; `team` is the thread pool.
+//!
+//! Batch invariance: a token's results are bit-identical whatever the batch composition, the
+//! chunking, the KV layout and the number of threads.
 
-// Kernels walk several arrays in lockstep; an index says so more plainly than a chain of zips.
+// Kernels index several arrays in lockstep, which reads better than a chain of zips.
 #![allow(clippy::needless_range_loop)]
-// Some parts of what is shared serve only the tile unit and the widest vectors.
+// Parts of the shared code are used only by AMX and AVX-512 kernels.
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports, unused_mut, unused_variables))]
 
 #[cfg(target_arch = "x86_64")]

@@ -1,35 +1,49 @@
+//! Operator fusion: decides how each op of a program runs on this backend, and where its values
+//! live.
+//!
+//! - A norm or an activation gate whose result only matrices read is fused into the GEMM that
+//!   follows: each row is computed just before it is quantized, and never stored.
+//! - A norm before a rotary embedding runs in the rotary's buffer.
+//! - Neighboring matrices with the same input are multiplied in one pass (fused QKV, fused gate and
+//!   up).
+//! - A gated MLP's gate and up matrices and its activation can run as one op.
+//!
+//! Fusion never changes the order of arithmetic, so results are bit-identical without it. Values
+//! that taps keep are never fused away.
+
 use crate::form::Form;
 use crate::matmul::AT_ONCE;
 use crate::model::OpWeights;
 use crate::weights::Packed;
 use kvasir_program::{Buffers, Op, Program, ValueId};
 
-/// How a program's ops run here.
+/// A program's execution plan on this backend.
 pub(crate) struct Lowered {
-    /// How each does.
+    /// How each op runs.
     pub(crate) runs: Vec<Runs>,
-    /// Where values lie.
+    /// Buffer assignment of all values.
     pub(crate) buffers: Buffers,
 }
 
-/// How an op runs.
+/// How one op runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Runs {
-    /// Inside the next one.
+    /// Fused into the next op.
     Inside,
-    /// As the first of so many matrices that are multiplied at once.
+    /// First of this many matrices that are multiplied in one pass.
     Together(usize),
-    /// As the first of [`GATE`] ops that are one where that pays; otherwise so many matrices are multiplied at once.
+    /// First of the [`GATE`] ops of a gated MLP that run as one where that pays; otherwise
+    /// `together` matrices are multiplied in one pass.
     Gate { together: usize },
     /// By itself.
     Alone,
 }
 
-/// Ops of a gate: a matrix, its partner, and what joins them.
+/// Ops of a gated MLP: the gate matrix, the up matrix, and the activation that combines them.
 pub(crate) const GATE: usize = 3;
 
 impl Lowered {
-    /// Values in `keep` are stored, and stay.
+    /// Plans fusion and buffers. Values in `keep` are materialized and survive the step.
     pub(crate) fn new(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Self {
         let merged = merged(program, weights, keep);
         let buffers = Buffers::plan_merged(program, keep, &merged);
@@ -43,10 +57,12 @@ impl Lowered {
     }
 }
 
-/// Which ops run inside the next one: their rows are made where they are taken, and never stored.
+/// Which ops are fused into the next one: their rows are computed where they are read, and never
+/// stored.
 ///
-/// A norm or a gate whose result only matrices take makes each row just before it is quantised; a norm before a rotation makes its row in
-/// the rotation's place. The arithmetic is the same, so the bits are. Values in `keep` are stored.
+/// A norm or a gate that only matrices read produces each row just before it is quantized; a norm
+/// before a rotary embedding writes in its buffer. The arithmetic is the same, so results are
+/// bit-identical. Values in `keep` are stored.
 fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<bool> {
     let fits = |at: usize| {
         let op = &program.ops[at];
@@ -59,7 +75,8 @@ fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<boo
         if matches!(next, Op::Rotary { .. }) {
             return last == at + 1;
         }
-        // What is prepared for the first matrix serves the others, if nothing else is prepared in between.
+        // The quantized rows made for the first matrix serve the others, if no other GEMM
+        // overwrites them in between.
         let Some(form) = form(&weights[at + 1]) else { return false };
         (at + 1..=last).all(|i| {
             let matrix = matches!(program.ops[i], Op::Linear { .. } | Op::Head { .. });
@@ -72,7 +89,9 @@ fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<boo
     (0..program.ops.len()).map(fits).collect()
 }
 
-/// Whether an op begins a gate that can run as one, whose result is `merged` into a matrix of integers. Values in `keep` are stored.
+/// Whether an op begins a gated MLP that can run as one op: both matrices and the down projection
+/// are quantized, and the gate's result is fused into the latter. Values in `keep` are stored,
+/// which rules it out.
 fn begins_gate(
     program: &Program,
     weights: &[OpWeights],
@@ -104,7 +123,8 @@ fn begins_gate(
     }
 }
 
-/// How many neighbouring matrices take the same rows and are multiplied at once, from an op on; none if it is no matrix that runs by itself.
+/// Number of neighboring matrices, from op `at` on, that read the same rows and are multiplied in
+/// one pass; 0 if the op is no matrix.
 fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers, at: usize) -> usize {
     let matrix = |at: usize| match (program.ops.get(at)?, weights.get(at)?) {
         (Op::Linear { x, out, .. } | Op::Head { x, out, .. }, OpWeights::One(_)) => {
@@ -114,7 +134,7 @@ fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers, at: usi
     };
     let Some((x, rows, place)) = matrix(at) else { return 0 };
     let mut places = vec![place];
-    // A head is by itself.
+    // The LM head is never combined.
     let linear = |at: usize| matches!(program.ops[at], Op::Linear { .. });
     for next in (at + 1..at + AT_ONCE).take_while(|_| linear(at)) {
         match matrix(next).filter(|_| linear(next)) {
@@ -125,7 +145,8 @@ fn siblings(program: &Program, weights: &[OpWeights], buffers: &Buffers, at: usi
     places.len()
 }
 
-/// In which form a matrix takes rows, if it takes them in another form than they are in.
+/// The form in which a GEMM takes its input rows, if they are converted (quantized or rounded to
+/// bf16) first.
 fn form(weights: &OpWeights) -> Option<Form> {
     match weights {
         OpWeights::One(l) => Some(l.packed.form()).filter(|form| *form != Form::F32),

@@ -1,35 +1,43 @@
+//! CPU feature detection: which SIMD instruction set (ISA level) the kernels dispatch to.
+//!
+//! Invariant: inside this crate a `Level` value is proof that the machine has the features, because
+//! values come from `detect` or `available` only. The level in use is fixed once per process.
+
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// The level that is used; set once.
+/// The level in use; set once.
 static USED: OnceLock<Level> = OnceLock::new();
 
-/// The best set of instructions that the kernels may use. Each level includes the ones before it, but 512-bit vectors not the byte products of 256 bits.
+/// The best instruction set that the kernels may use, from scalar code over AVX2, AVX-512 VNNI and
+/// bf16 to AMX. Each x86 level includes the ones before it, except that AVX-512 levels do not use
+/// AVX-VNNI.
 ///
-/// Kernels take a level's word for it that the machine has the instructions: inside this crate a level is one of those that this machine has, from
-/// [`detect`](Self::detect) or [`available`](Self::available). Nobody outside can hand one to a kernel.
+/// Kernels take a `Level` as proof that the machine has the instructions. Inside this crate every
+/// value comes from [`detect`](Self::detect) or [`available`](Self::available); no public API
+/// passes one to a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Whatever the target always has: the reference that the others are tested against.
+    /// The target's baseline: the reference that other levels are tested against.
     Portable,
-    /// 128-bit vectors of Arm.
+    /// Arm NEON, 128-bit SIMD.
     Neon,
-    /// The same with byte dot products.
+    /// NEON with int8 dot products (`sdot`).
     NeonDotprod,
-    /// 256-bit vectors with fused multiply-add.
+    /// AVX2 with FMA and F16C, 256-bit SIMD.
     Avx2,
-    /// The same with byte dot products.
+    /// AVX2 with int8 dot products (AVX-VNNI, `vpdpbusd`).
     AvxVnni,
-    /// 512-bit vectors with byte dot products.
+    /// AVX-512 with int8 dot products (VNNI).
     Avx512Vnni,
-    /// The same with dot products of bf16 pairs.
+    /// AVX-512 VNNI with bf16 pair dot products (`vdpbf16ps`).
     Avx512Bf16,
-    /// Tiles of 8-bit integers and bf16.
+    /// AMX: tile matrix multiplication of int8 and bf16.
     Amx,
 }
 
-/// Those of this kind of processor, the least first.
+/// Levels of the target architecture, the weakest first.
 #[cfg(target_arch = "x86_64")]
 const LEVELS: [Level; 6] =
     [Level::Portable, Level::Avx2, Level::AvxVnni, Level::Avx512Vnni, Level::Avx512Bf16, Level::Amx];
@@ -39,25 +47,26 @@ const LEVELS: [Level; 3] = [Level::Portable, Level::Neon, Level::NeonDotprod];
 const LEVELS: [Level; 1] = [Level::Portable];
 
 impl Level {
-    /// The best level of this machine, within the [limit](Self::limit); found once.
+    /// The best profitable level of this machine, or what [`limit`](Self::limit) has set; detected
+    /// once per process.
     pub fn detect() -> Self {
         *USED.get_or_init(|| best(|level| level.pays()))
     }
 
-    /// Uses no better level in this process, to measure or to try the paths of lesser machines; returns what is used. It must be said before
-    /// anything else asks.
+    /// Caps the level for this process, for benchmarks or to exercise the code paths of weaker
+    /// machines; returns the level in use. Has no effect once any level was detected.
     pub fn limit(self) -> Self {
         *USED.get_or_init(|| best(|level| level == self || level < self && level.pays()))
     }
 
-    /// Every level that this machine has, best first.
+    /// Every level up to the one in use that this machine supports, best first.
     pub fn available() -> impl Iterator<Item = Self> {
         let best = Self::detect();
         LEVELS.iter().rev().copied().filter(move |level| *level <= best && level.is_here())
     }
 }
 
-/// The best of those levels that this machine has.
+/// The best of the allowed levels that this machine supports.
 fn best(allowed: impl Fn(Level) -> bool) -> Level {
     let here = LEVELS.into_iter().rev().find(|level| allowed(*level) && level.is_here());
     here.unwrap_or(Level::Portable)
@@ -116,7 +125,8 @@ impl Level {
         }
     }
 
-    /// Whether it is faster than the one before. Intel's processors take four times as long for a dot product of pairs as for a multiply-add.
+    /// Whether the level is faster than the one below. On Intel `vdpbf16ps` has a quarter of the
+    /// throughput of a multiply-add, so it does not pay there.
     fn pays(self) -> bool {
         let vendor = std::arch::x86_64::__cpuid(0);
         let is_intel =
@@ -139,7 +149,7 @@ impl Level {
         }
     }
 
-    /// Whether it is faster than the one before.
+    /// Whether the level is faster than the one below.
     fn pays(self) -> bool {
         true
     }

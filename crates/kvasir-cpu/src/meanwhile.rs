@@ -1,6 +1,18 @@
-//! What a thread attends to in the next layer, asked for beside products of matrices. With many streams these wait for operations and leave memory idle, and
-//! attention the other way round: what it reads then comes from the caches. It is asked for as late as there is time for all of it: weights and other guests'
-//! work push it out of the caches again. No result depends on it.
+//! KV prefetch for the next layer, issued inside the GEMM loops.
+//!
+//! With 5 to 64 tokens per step the GEMMs are compute-bound and leave memory bandwidth idle, while
+//! attention is memory-bound. While a thread attends to a layer, it records where the same K and V
+//! rows lie in the next layer. The GEMM kernels in between prefetch those pages into L2, so that
+//! attention then reads from the caches.
+//!
+//! 1. `note` (attention) appends the pages of one KV chunk to a thread-local queue, up to a budget.
+//! 2. `next` (GEMM kernels) is called at every possible prefetch point and pops a page when it is
+//!    due.
+//! 3. The queue delays its pages to the latest point at which all of them can still be issued. The
+//!    number of prefetch points per layer is learned from the previous step. Pages issued too early
+//!    are evicted again by the weights.
+//!
+//! No result depends on it. Decision 0112 has the measurements.
 
 use crate::Level;
 use crate::ask::{Near, ask_line};
@@ -8,53 +20,57 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
-/// Lines of a page.
+/// Cache lines per page.
 const LINES: usize = 64;
-/// Bytes of a line of memory, and of a page.
+/// Bytes of a cache line; `PAGE` is a 4 KB page.
 const LINE: usize = 64;
 const PAGE: usize = LINES * LINE;
-/// Pages that all threads note at most, 16 MB: what is asked for must still be in the third level when it is read.
+/// Budget of all threads together, in pages (16 MB): prefetched rows must still be in L3 when
+/// attention reads them.
 const MOST: usize = 4096;
-/// How many pages earlier than the last moment a thread begins: it may find less to do than in the step before.
+/// Margin in pages before the latest possible start: a thread may meet fewer prefetch points than
+/// in the previous step.
 const EARLY: usize = 128;
-/// Tokens of steps whose matrices wait for operations and whose attention waits for memory.
+/// Tokens per step for which the GEMMs are compute-bound and attention is memory-bound.
 const TOKENS: RangeInclusive<usize> = 5..=64;
 
-/// Whether steps of so many tokens, or so many rows of one, gain by it where a level does.
+/// Whether a step of `tokens` tokens (or rows of one GEMM) is in the range that gains from the
+/// prefetch.
 pub(crate) fn fits(tokens: usize) -> bool {
     TOKENS.contains(&tokens)
 }
 
-/// Whether a level does. Tile units multiply faster than memory brings weights; others were not measured.
+/// Whether the ISA level gains. With AMX the GEMMs are memory-bound themselves; other levels were
+/// not measured.
 pub(crate) const fn gains(level: Level) -> bool {
     matches!(level, Level::Avx512Bf16)
 }
 
-/// Whether such steps gain at this level.
+/// Whether steps of `tokens` tokens gain at this ISA level.
 pub(crate) fn pays(level: Level, tokens: usize) -> bool {
     gains(level) && fits(tokens)
 }
 
-/// How many pages each of so many threads may note in a step of so many tokens.
+/// Budget of one thread in pages, for a step of `tokens` tokens; 0 turns the prefetch off.
 pub(crate) fn most(level: Level, tokens: usize, threads: usize) -> usize {
     if pays(level, tokens) { MOST / threads } else { 0 }
 }
 
-/// What a thread has noted and not yet taken.
+/// One thread's prefetch queue for the next layer's K and V.
 struct Pages {
-    /// The layer that they were noted in.
+    /// The layer whose attention recorded the pages.
     layer: usize,
     left: VecDeque<Page>,
-    /// How often one has been wanted since.
+    /// Prefetch points since the queue was filled.
     wanted: usize,
-    /// The same of each layer, all of it, the last time.
+    /// Prefetch points behind each layer in the previous step.
     before: Vec<usize>,
 }
 
 impl Pages {
     const NONE: Self = Self { layer: usize::MAX, left: VecDeque::new(), wanted: 0, before: Vec::new() };
 
-    /// Begins anew behind another layer.
+    /// Stores the count of prefetch points of the previous layer and empties the queue.
     fn begin(&mut self, layer: usize) {
         if self.layer != usize::MAX {
             let layers = self.before.len().max(self.layer + 1);
@@ -65,7 +81,7 @@ impl Pages {
         (self.layer, self.wanted) = (layer, 0);
     }
 
-    /// Whether as many will still be wanted after this one as are left, and some.
+    /// Whether enough prefetch points remain after this one for all queued pages plus `EARLY`.
     fn can_wait(&self) -> bool {
         let all = self.before.get(self.layer).copied().unwrap_or(0);
         self.wanted + self.left.len() + EARLY < all
@@ -76,18 +92,18 @@ thread_local! {
     static PAGES: RefCell<Pages> = const { RefCell::new(Pages::NONE) };
 }
 
-/// Notes what is read in the next layer, at most so many pages, in the order in which `layer` reads its own: `note` is handed what takes where bytes lie and how
-/// many.
+/// Records what is read in the next layer: at most `most` pages, in the order in which `layer`
+/// reads its own. `note` receives a callback that takes an address and a length in bytes.
 pub(crate) fn note(layer: usize, most: usize, note: impl FnOnce(&mut dyn FnMut(*const u8, usize))) {
     PAGES.with_borrow_mut(|pages| {
         if pages.layer != layer {
             pages.begin(layer);
         }
         let mut room = most.saturating_sub(pages.left.len());
-        // Once: a step takes no memory from the heap.
+        // Reserved once: a steady decode step must not allocate.
         pages.left.reserve(room);
         note(&mut |at, bytes| {
-            // A last half is asked for as a whole one; less is left to who reads it.
+            // A trailing half page counts as a whole page; less than half is left to demand loads.
             let count = ((bytes + PAGE / 2) / PAGE).min(room);
             pages.left.extend((0..count).map(|n| Page(at.wrapping_add(n * PAGE))));
             room -= count;
@@ -95,7 +111,7 @@ pub(crate) fn note(layer: usize, most: usize, note: impl FnOnce(&mut dyn FnMut(*
     });
 }
 
-/// The next page of those that were noted, if it is time for it.
+/// Pops the next page to prefetch, if it is due.
 pub(crate) fn next() -> Option<Page> {
     PAGES.with_borrow_mut(|pages| {
         pages.wanted += 1;
@@ -103,18 +119,20 @@ pub(crate) fn next() -> Option<Page> {
     })
 }
 
-/// A page to be asked for a few lines at a time: a core waits for some 50 lines at once, and forgets what it is asked for beyond.
+/// A page, prefetched a few lines at a time: a core has some 50 fill buffers and drops prefetches
+/// beyond them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Page(*const u8);
 
 impl Page {
-    /// In place of one: memory that is in the first level costs nothing to ask for, and nothing branches.
+    /// A stand-in where no page is due. Prefetching memory that is in L1 is free, so kernels need
+    /// no branch.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn of(near: *const u8) -> Self {
         Self(near)
     }
 
-    /// Asks for part `part` of `of`, which divides its 64 lines.
+    /// Prefetches part `part` of `of` into L2; `of` must divide the 64 lines.
     #[inline(always)]
     pub(crate) fn ask(self, part: usize, of: usize) {
         let lines = LINES / of;

@@ -1,3 +1,15 @@
+//! A loaded model: one program with its weights packed into the kernels' panel layout.
+//!
+//! 1. `load` maps integer and bf16 matrices in place. Their panels are at first made on the fly
+//!    from the stored rows, so that time to first token does not wait for packing.
+//! 2. `settle` packs a quarter of the weights before each step after the first.
+//! 3. `pack` packs everything at once.
+//!
+//! Packed and unpacked panels have the same bytes, so results do not change. Mapped pages are
+//! released once packed: a model is never in memory twice. Executors share a model through an
+//! `Arc`; packing takes a lock, and kernels see it only through the atomics of `panels`.
+//! `tests/checkpoints.rs` compares every recorded checkpoint.
+
 use crate::KvType;
 use crate::lowering::Lowered;
 use crate::packer::{Packer, out_of_memory};
@@ -12,7 +24,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The matrices of one op.
+/// The weight matrices of one op.
 pub(crate) enum OpWeights {
     None,
     One(Linear),
@@ -32,36 +44,39 @@ impl OpWeights {
     }
 }
 
-/// One program with its weights in the kernels' form. Any number of executors, of different caches and pools, share it.
+/// One program with its weights ready for the kernels. Immutable but for lazy packing; any number
+/// of executors with different caches and pools share it.
 pub struct CpuModel {
-    /// As it was handed in, and as it is run: with what only leads to logits for sampled rows alone.
+    /// The program as it was handed in. `program` is the lowered one: ops that only lead to logits
+    /// run for sampled rows alone.
     whole: Program,
     pub(crate) program: Program,
-    /// How its ops run.
+    /// Fusion and buffer assignment of its ops.
     pub(crate) how: Lowered,
-    /// Values that are kept, to be asked for.
+    /// Values that stay readable after a step, for `CpuExecutor::tap`.
     pub(crate) taps: Vec<(Tap, ValueId)>,
-    /// An entry per op.
+    /// Weight matrices, one entry per op.
     pub(crate) weights: Vec<OpWeights>,
-    /// Weights that are no matrices.
+    /// Weights that are not matrices: norms, biases, sinks, corrections.
     pub(crate) vectors: BTreeMap<WeightId, Vec<f32>>,
     pub(crate) source: Arc<dyn WeightSource + Send + Sync>,
     pub(crate) precision: Precision,
     pub(crate) level: Level,
     pub(crate) team: Arc<Team>,
-    /// Whether a step has been run: the first one reads matrices where they lie.
+    /// Whether a step has run: the first one reads unpacked matrices in place.
     used: AtomicBool,
-    /// Whether everything is packed; locked by whoever packs.
+    /// Whether all matrices are packed; held while packing.
     packed: Mutex<bool>,
 }
 
-/// Of what matrices take in all, the part that a step packs; and the least.
+/// Each step packs the total divided by this, but at least `LEAST_PACKED` bytes.
 const PACKED_PER_STEP: usize = 4;
 const LEAST_PACKED: usize = 16 << 20;
 
 impl CpuModel {
-    /// Makes the weights of `program` ready. Matrices whose rows are stored as such are read where they lie, if their source lets that, and packed while
-    /// steps run, but those that are computed in f32; [`pack`](Self::pack) does it at once.
+    /// Loads the weights of `program`. Matrices that the source stores row by row are mapped and
+    /// packed lazily while steps run; f32 matrices are packed now. [`pack`](Self::pack) packs the
+    /// rest at once.
     pub fn load(
         program: &Program,
         source: Arc<dyn WeightSource + Send + Sync>,
@@ -74,8 +89,8 @@ impl CpuModel {
         let mut packer = Packer::new(&team, whole, &source, precision);
         let mut weights: Vec<_> = program.ops.iter().map(|_| OpWeights::None).collect();
         let mut vectors = BTreeMap::new();
-        // Mapped pages go as soon as they are packed, so that a model is never in memory twice: the head, the largest by far, while
-        // nothing else is there.
+        // Mapped pages are released once packed, so a model is never in memory twice. The LM head,
+        // the largest matrix by far, goes first while memory is still free.
         let heads = |at: &usize| matches!(program.ops[*at], Op::Head { .. });
         let (first, rest): (Vec<_>, Vec<_>) = (0..program.ops.len()).partition(heads);
         for at in first.into_iter().chain(rest) {
@@ -108,14 +123,15 @@ impl CpuModel {
         })
     }
 
-    /// Packs all matrices that are read where they lie: steps then are as fast as they get.
+    /// Packs all matrices that are still read in place. Afterwards steps run at full speed.
     pub fn pack(&self) -> Result<(), Error> {
         let mut packed = self.packed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         *packed = self.pack_some(usize::MAX).map_err(out_of_memory)?;
         Ok(())
     }
 
-    /// Packs some matrices before a step, unless it is the first one or somebody else does. Without memory for that they are read where they lie.
+    /// Packs some matrices before a step, unless it is the first step or another thread is packing.
+    /// If memory runs out, the rest stays unpacked and is read in place.
     pub(crate) fn settle(&self) {
         if !self.used.swap(true, Ordering::Relaxed) {
             return;
@@ -127,7 +143,7 @@ impl CpuModel {
         }
     }
 
-    /// Packs matrices of at least so many bytes together; says whether none is left.
+    /// Packs at least `bytes` bytes of panels; returns whether nothing is left to pack.
     fn pack_some(&self, bytes: usize) -> io::Result<bool> {
         let mut left = bytes;
         for l in self.linears() {
@@ -141,7 +157,8 @@ impl CpuModel {
         Ok(true)
     }
 
-    /// Keeps the values behind these taps, so that an executor can be asked for them.
+    /// Keeps the activations behind these taps, so that `CpuExecutor::tap` can return them after a
+    /// step. Fails if the program lacks one of the taps.
     pub fn keeping(mut self, taps: &[Tap]) -> Result<Self, Error> {
         let value = |tap: &Tap| {
             let missing = || Error::at("program", format!("has no tap {tap:?}"));
@@ -149,7 +166,7 @@ impl CpuModel {
         };
         let keep = taps.iter().map(value).collect::<Result<Vec<_>, _>>()?;
         let program = self.whole.sampled_early(&keep);
-        // Only gathers come and go, and they have no weights.
+        // Only gathers differ between the two lowerings, and they have no weights.
         let gathers = |op: &Op| matches!(op, Op::Gather { .. });
         let laid = self.program.ops.iter().zip(self.weights).filter(|(op, _)| !gathers(op));
         let mut laid = laid.map(|(_, weights)| weights);
@@ -162,28 +179,28 @@ impl CpuModel {
         Ok(self)
     }
 
-    /// The program.
+    /// The program as it runs, lowered for sampled rows.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Its threads.
+    /// The thread pool that its kernels run on.
     pub fn team(&self) -> &Arc<Team> {
         &self.team
     }
 
-    /// The instructions its kernels use.
+    /// The instruction set that its kernels use.
     pub fn level(&self) -> Level {
         self.level
     }
 
-    /// How K and V are kept unless somebody says otherwise.
+    /// The default KV cache data type: bf16 where attention is computed in bf16, f32 otherwise.
     pub fn natural_kv(&self) -> KvType {
         if self.precision == Precision::Auto { KvType::Bf16 } else { KvType::F32 }
     }
 
-    /// How it computes: as asked for, but no less than [`Precision::Exact`] for weights stored as f32 and [`Precision::Close`] for routed experts
-    /// stored as floats.
+    /// The arithmetic in use: as requested, but at least [`Precision::Exact`] for weights stored as
+    /// f32 and [`Precision::Close`] for routed experts stored as floats.
     pub fn precision(&self) -> Precision {
         self.precision
     }

@@ -1,21 +1,48 @@
+//! A fork-join thread pool with a late-joiner cutoff.
+//!
+//! The caller participates as thread 0. Workers that have not joined by the time all items are
+//! claimed are skipped, so a preempted worker on a busy machine delays nothing.
+//!
+//! `gate` is one `u64`: the run number (epoch, upper 32 bits), the `OPEN` bit, and how many workers
+//! are inside. Its states are:
+//!
+//! 1. Closed and empty: `OPEN` is clear and the count is 0. Only the caller that holds `turn` may
+//!    write `job`.
+//! 2. Open: the caller adds `NEXT + OPEN`, which publishes `job`. A worker joins by a
+//!    compare-and-swap that checks the epoch and `OPEN` and increments the count.
+//! 3. Draining: the caller clears `OPEN`, after which no worker can join, and spins until the count
+//!    is 0. Only then may `job` and what it borrows end.
+//!
+//! Ordering: the join reads the value that the open wrote, so the worker sees `job`. The caller's
+//! load of count 0 reads the workers' decrements, so it sees all their writes and none still uses
+//! `job`. Both guards (`Close`, `Done`) run on unwinding too.
+//!
+//! Sleep and wake-up are a store-load handshake and need `SeqCst`. A worker sets `asleep`, then
+//! re-reads the epoch; the caller advances the epoch, then reads `asleep`. At least one of them
+//! sees the other, and an unpark before the park is not lost.
+//!
+//! Work is claimed by counting items. No kernel may rely on a thread index or on all threads
+//! joining. The tests at the end of the file cover late joiners, panics and wake-ups.
+
 use crate::first::First;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
-/// How often a thread looks for work before it gives its core away; some tens of microseconds.
+/// Polls for work before a worker yields its core; some tens of microseconds.
 const SPINS: u32 = 2000;
-/// Times it lets others run before it sleeps.
+/// Yields before a worker parks.
 const YIELDS: u32 = 20;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
-/// Threads that run one piece of work together: fork and join. The caller is one of them, and waits only for those that have come in before the
-/// work was all taken: on a busy machine a thread that gets no core in time is not waited for.
+/// A fork-join thread pool. The caller participates; workers that have not joined by the time all
+/// items are claimed are skipped.
 ///
-/// Waiting threads spin for a moment, then let others run, then sleep, so an idle team uses no processor. Engines on one machine share one
-/// team (an `Arc`): runs take turns, so two engines never have more threads running than one.
+/// Idle workers spin briefly, then yield, then park, so an idle pool uses no CPU time. Engines on
+/// one machine share one pool through an `Arc`. Runs are serialized, so two engines never have more
+/// threads running than one.
 pub struct Team {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -23,7 +50,8 @@ pub struct Team {
 }
 
 struct Shared {
-    /// The number of the run (the upper half; a change is the call to work), whether workers may still come in ([`OPEN`]), and how many are in.
+    /// The epoch (upper 32 bits; a change is the call to work), [`OPEN`], and the number of workers
+    /// inside.
     gate: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     stop: AtomicBool,
@@ -31,20 +59,22 @@ struct Shared {
     asleep: Vec<AtomicBool>,
 }
 
-/// Workers may come in.
+/// Workers may join.
 const OPEN: u64 = 1 << 31;
-/// How many are in.
+/// Mask of the number of workers inside.
 const INSIDE: u64 = OPEN - 1;
-/// One run more.
+/// Increment of the epoch.
 const NEXT: u64 = 1 << 32;
 
-// SAFETY: `job` is written only while the gate is closed and nobody is in, and read only inside.
+// SAFETY: `job` is written only while the gate is closed and empty, and read only by workers
+// inside.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is to a `Sync` closure that outlives the run.
 unsafe impl Send for Shared {}
 
 impl Team {
-    /// A team of `threads` threads, the caller included. Fewer if the system gives no more.
+    /// A pool of `threads` threads, the caller included; clamped to 1024, and fewer if the system
+    /// cannot spawn them.
     pub fn new(threads: usize) -> Self {
         let helpers = threads.clamp(1, 1024) - 1;
         let shared = Arc::new(Shared {
@@ -63,35 +93,38 @@ impl Team {
         Self { shared, workers, turn: Mutex::new(()) }
     }
 
-    /// As many threads as the system says can run at once.
+    /// A pool of as many threads as the system reports as available parallelism.
     pub fn of_machine() -> Self {
         Self::new(std::thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// Number of threads, the caller included.
+    /// Number of threads, the caller included: thread indices passed to jobs are below it.
     pub fn len(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Never: the caller is always there.
+    /// Always false: the caller is a member.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Runs `job(thread)` here, and on every other thread of the team that comes before it is done here; returns when all of them are done.
+    /// Runs `job(thread)` on the caller and on every worker that joins before the caller's own call
+    /// returns; returns when all of them have finished. Panics if a worker panicked.
     fn run(&self, job: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() {
             return job(0);
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is changed; `Close` below does not let this function end, even by unwinding, before all workers are out.
+        // SAFETY: only the lifetime is changed; `Close` below keeps this function from ending, even
+        // by unwinding, before all workers have left.
         let job_for_all: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: the gate is closed and nobody is in, so none reads the place.
+        // SAFETY: the gate is closed and no worker is inside, so none reads the cell.
         unsafe { *shared.job.get() = Some(job_for_all) };
-        // The run before may have ended in a panic of its own before it saw that of a worker.
+        // The previous run may have unwound by its own panic before it looked at a worker's
+        // failure.
         shared.failed.store(false, Ordering::Relaxed);
-        // A closed gate with nobody in is the number of the last run alone.
+        // A closed and empty gate holds the epoch alone, so this addition sets `OPEN`.
         shared.gate.fetch_add(NEXT + OPEN, Ordering::SeqCst);
         for (worker, asleep) in self.workers.iter().zip(&shared.asleep) {
             if asleep.load(Ordering::SeqCst) {
@@ -106,7 +139,8 @@ impl Team {
         assert!(!failed, "a worker thread of the team failed");
     }
 
-    /// Runs `job(thread, item)` for every item below `count`, shared out as threads become free.
+    /// Dynamic scheduling: runs `job(thread, item)` for every item below `count`, claimed one by
+    /// one from a shared counter.
     pub fn each(&self, count: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         if count <= 1 {
             return (0..count).for_each(|i| job(0, i));
@@ -123,13 +157,15 @@ impl Team {
         });
     }
 
-    /// The same, but each thread goes through a stretch of neighbouring items of its own, and helps others when it is done, from the ends of
-    /// theirs: what is read through in order stays in order.
+    /// Static scheduling with work stealing: each thread walks a contiguous range of items in
+    /// order, then helps other threads from the ends of their ranges. Streams of memory stay
+    /// sequential per thread.
     pub fn each_in_order(&self, count: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         self.each_in_order_after(&First::nothing(), &|_| &[], count, job);
     }
 
-    /// The same after something that is done `first`, here, while the others read some of the bytes that their first item begins with.
+    /// `each_in_order` after a prologue: the caller runs `first`, while the other threads warm up
+    /// the bytes `begins(item)` of their first item.
     pub(crate) fn each_in_order_after<'b>(
         &self,
         first: &First<'_>,
@@ -161,12 +197,13 @@ impl Team {
     }
 }
 
-/// How many items of a stretch are taken: of the first ones in the lower half, of the last ones in the upper. In a cache line of its own.
+/// Claims of one thread's range: from its front in the lower half, from its back (stealing) in the
+/// upper half. Padded against false sharing.
 #[repr(align(128))]
 struct Taken(AtomicU64);
 
 impl Taken {
-    /// Takes one of so many, the first or the last that is left.
+    /// Claims one of `count` items: the first unclaimed one, or the last.
     fn take(&self, first: bool, count: usize) -> Option<usize> {
         let taken = self.0.fetch_add(if first { 1 } else { 1 << 32 }, Ordering::Relaxed);
         let (before, behind) = (taken as u32 as usize, (taken >> 32) as usize);
@@ -180,13 +217,13 @@ impl Drop for Team {
         self.shared.gate.fetch_add(NEXT, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             Thread::unpark(worker.thread());
-            // A worker that failed has said so in the run it failed in.
+            // A worker's panic was reported by the run in which it happened.
             let _ = worker.join();
         }
     }
 }
 
-/// Waits for what another thread is about to do.
+/// Spins, then yields, until another thread makes `done` true.
 pub(crate) fn spin_until(done: impl Fn() -> bool) {
     let mut spins = 0u32;
     while !done() {
@@ -195,7 +232,7 @@ pub(crate) fn spin_until(done: impl Fn() -> bool) {
     }
 }
 
-/// Lets nobody in any more, and waits for those who are, when dropped.
+/// Join guard of the caller: closes the gate and waits for the workers inside, when dropped.
 struct Close<'a>(&'a Shared);
 
 impl Drop for Close<'_> {
@@ -205,7 +242,7 @@ impl Drop for Close<'_> {
     }
 }
 
-/// Says that a worker is out, also when its job panicked.
+/// Leave guard of a worker: decrements the count and records a panic, when dropped.
 struct Done<'a>(&'a Shared);
 
 impl Drop for Done<'_> {
@@ -232,7 +269,8 @@ impl Shared {
             if !self.enter(seen) {
                 continue;
             }
-            // SAFETY: this worker is in, so the job is set, and it stays until it is out again.
+            // SAFETY: this worker is inside, so the job is set, and it stays valid until the worker
+            // leaves.
             let job = unsafe { (*self.job.get()).map(|job| &*job) };
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let _done = Done(self);
@@ -243,7 +281,7 @@ impl Shared {
         }
     }
 
-    /// Comes in to run number `run`, if it is still open.
+    /// Joins run `run` if it is still open.
     fn enter(&self, run: u32) -> bool {
         let open = |gate: u64| (number(gate) == run && gate & OPEN != 0).then_some(gate + 1);
         self.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, open).is_ok()
@@ -357,7 +395,7 @@ mod tests {
             while !team.shared.asleep[0].load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
-            // Neither item ends before the other has begun.
+            // Neither item ends before the other has begun, so the worker must wake up.
             let here = AtomicU32::new(0);
             let patience = std::time::Instant::now() + Duration::from_secs(60);
             team.each(2, &|_, _| {
@@ -387,7 +425,8 @@ mod tests {
             team.each(3, &|_, _| {});
             let gate = team.shared.gate.load(Ordering::SeqCst);
             assert_eq!(gate & (OPEN | INSIDE), 0);
-            // As the worker would do it that gets its core only now, and one that is still at the run before.
+            // What a worker does that is scheduled only now, and one that is still at the previous
+            // run.
             assert!(!team.shared.enter(number(gate)) && !team.shared.enter(number(gate).wrapping_sub(1)));
         }
     }
@@ -396,7 +435,7 @@ mod tests {
     #[should_panic(expected = "worker thread")]
     fn a_failing_worker_fails_the_run_and_nothing_hangs() {
         let team = Team::new(2);
-        // Until the worker has come in once.
+        // Repeats until the worker has joined once.
         for _ in 0..10_000 {
             team.each(2, &|thread, _| {
                 std::thread::sleep(Duration::from_micros(200));

@@ -1,3 +1,10 @@
+//! Query blocks: groups the query rows (query heads of tokens) of a work item by 16, and packs
+//! their queries for the kernels.
+//!
+//! A block is the M (or N) dimension of the attention GEMMs: 16 query rows of one KV head, as GQA
+//! and the tokens of a prefill chunk supply them. In decode, where each KV head has few rows,
+//! several heads share a block.
+
 #[cfg(target_arch = "x86_64")]
 use super::few;
 use super::scratch::Scratch;
@@ -12,20 +19,21 @@ use crate::dense::narrow;
 use crate::tile::{LANES, STEP, Tile, transpose};
 use std::ops::Range;
 
-/// Up to 16 lanes that are worked on together: some of one head, or all of several heads.
+/// Up to 16 query rows that are computed together: some of one KV head, or all of several KV heads.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    /// Heads, counted within the piece.
+    /// KV heads, relative to the work item's first.
     pub(super) heads: Range<usize>,
-    /// Lanes of each head.
+    /// Query rows per KV head.
     pub(super) per_head: usize,
     pub(super) lanes: [u32; LANES],
-    /// Whether each that is used is the next of the one before.
+    /// Whether the used row indices are consecutive.
     in_line: bool,
-    /// First tile of its queries, one for each of [`Shape::steps`].
+    /// Index of its first query tile, of one per [`Shape::steps`].
     pub(super) queries: usize,
     pub(super) sight: Sight,
-    /// Bounds of what its lanes see: entries that the least and the most seeing one sees, first positions of the widest and the narrowest.
+    /// Minimum and maximum of `sight`: the number of visible entries, and the first visible
+    /// position, over its rows.
     visible: (i32, i32),
     from: (i32, i32),
 }
@@ -35,7 +43,7 @@ impl Block {
         self.heads.len() * self.per_head
     }
 
-    /// Its lanes' numbers.
+    /// Loads a number per query row, such as the running maxima.
     pub(super) fn gather(&self, from: &[f32]) -> [f32; LANES] {
         let at = self.lanes[0] as usize;
         match from.get(at..at + LANES).and_then(<[f32]>::first_chunk) {
@@ -44,7 +52,7 @@ impl Block {
         }
     }
 
-    /// Puts numbers where [`gather`](Self::gather) finds them.
+    /// Stores a number per query row; the inverse of [`gather`](Self::gather).
     pub(super) fn scatter(&self, numbers: &[f32; LANES], to: &mut [f32]) {
         let (at, used) = (self.lanes[0] as usize, self.used());
         if self.in_line {
@@ -57,7 +65,8 @@ impl Block {
         self.visible.1 > chunk.first as i32 && self.from.0 <= last
     }
 
-    /// Whether every lane sees a whole chunk, which begins at position `first`.
+    /// Whether every row sees the whole chunk, which begins at position `first`: then no mask is
+    /// applied.
     pub(super) fn sees_all(&self, chunk: &Chunk, first: i32) -> bool {
         chunk.len as usize == CHUNK
             && self.visible.0 >= (chunk.first + chunk.len) as i32
@@ -66,7 +75,8 @@ impl Block {
 }
 
 impl Attend<'_> {
-    /// Whether values are multiplied as they lie by so many lanes of a head.
+    /// Whether the decode kernels (`few`) take this many query rows of a KV head: V is then
+    /// multiplied in place, as a GEMV.
     pub(super) fn is_few(&self, level: Level, lanes: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
         return level >= Level::Avx2
@@ -79,11 +89,11 @@ impl Attend<'_> {
         }
     }
 
-    /// Blocks of the lanes of these tokens, in order of head.
+    /// Builds the blocks of these tokens' query rows, ordered by KV head, and packs their queries.
     pub(super) fn make_blocks(&self, level: Level, piece: &Piece<'_>, tokens: Range<usize>, s: &mut Scratch) {
         let (group, steps) = (self.per_head(), Shape::of(self.facts).steps());
         let per_head = tokens.len() * group;
-        // Several heads share a block where each one's products have columns of their own.
+        // In decode several KV heads share a block; each one's rows get columns of their own.
         let few = self.is_few(level, per_head);
         let as_rows = few && in_pairs(level);
         let pack = if level >= Level::Amx || few { (LANES / per_head.max(1)).max(1) } else { 1 };
@@ -98,7 +108,7 @@ impl Attend<'_> {
                 let n = (per_head - from).min(LANES);
                 let queries = s.queries.len();
                 let used = heads.len() * n;
-                // Lanes past the end repeat the last one, so that they never stand in the way of the fast case.
+                // Unused rows repeat the last one, so that they never force a mask.
                 let place = |lane: usize| {
                     let lane = lane.min(used - 1);
                     (
@@ -151,10 +161,10 @@ impl Attend<'_> {
             head = heads.end;
         }
         if few && widens(level) {
-            // As numbers, which is how vectors take few lanes.
+            // Widened to f32 for the decode kernels.
             s.open_queries.resize(s.queries.len(), Columns::NONE);
             for (tile, open) in s.queries.iter().zip(&mut s.open_queries) {
-                // SAFETY: a tile.
+                // SAFETY: a whole tile is readable.
                 unsafe { open.open(level, tile.as_ptr().cast()) };
             }
         }
@@ -163,10 +173,11 @@ impl Attend<'_> {
     }
 }
 
-/// How many lanes ahead queries are asked for: they lie far apart, and nothing foresees them.
+/// Prefetch distance in query rows: they lie far apart, beyond the hardware prefetcher.
 const AHEAD: usize = 4;
 
-/// Puts the queries of `used` lanes into their rows, of a tile per step.
+/// Rounds the queries of `used` rows to bf16, a tile per 32 numbers of the head dimension and a
+/// tile row per query row; unused rows are zeroed.
 fn lay_queries<'q>(level: Level, lying: &mut [Tile], used: usize, query: impl Fn(usize) -> &'q [f32]) {
     for lane in 0..LANES {
         if lane >= used {
@@ -178,7 +189,7 @@ fn lay_queries<'q>(level: Level, lying: &mut [Tile], used: usize, query: impl Fn
         let mut last = [0.0; STEP];
         last[..rest.len()].copy_from_slice(rest);
         for (part, tile) in whole.iter().chain([&last]).zip(&mut *lying) {
-            // SAFETY: a row's bytes; pairs of numbers are words as they lie.
+            // SAFETY: a tile row is 64 bytes, and a pair of bf16 fills a word.
             narrow(level, part, unsafe { &mut *tile[lane].as_mut_ptr().cast::<[u16; STEP]>() });
         }
     }

@@ -1,4 +1,8 @@
-//! What attention's results are compared with: nothing is staged, shared or done in vectors.
+//! Reference implementations of attention for tests: scalar, without staging, fusion or SIMD.
+//!
+//! `naive` is softmax attention in f64 over the stored rows. `in_pairs` repeats the order of
+//! summation of the bf16 dot-product kernels (`pairs.rs`) number by number, for bit-exact
+//! comparison.
 
 use super::scratch::finished;
 use super::softmax::{Entries, Scores, Sharing, Sight, exp2};
@@ -9,12 +13,12 @@ use crate::dense::narrow;
 use crate::halves::bf16;
 use crate::pool::Rows;
 
-/// Row by row in f64, of what is stored.
+/// Naive attention in f64 on the stored K and V rows.
 pub(super) fn naive(a: &Attend<'_>, out: &mut [f32]) {
     let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
     let read = |rows: &Rows, slot, head, width| {
         let mut row = vec![0f32; width];
-        // SAFETY: the tests' slots are there, and nobody writes.
+        // SAFETY: the tests' slots exist, and no thread writes them.
         unsafe { rows.read(Level::Portable, slot, head, &mut row) };
         row
     };
@@ -51,12 +55,12 @@ pub(super) fn naive(a: &Attend<'_>, out: &mut [f32]) {
     }
 }
 
-/// Pairs of numbers, which are added to the sum: the later one first.
+/// `sum + a1 * b1 + a0 * b0`: one bf16 pair dot product, the later number first.
 fn add_pair(sum: f32, a: [f32; 2], b: [f32; 2]) -> f32 {
     a[0].mul_add(b[0], a[1].mul_add(b[1], sum))
 }
 
-/// A score: a chain for each place of a line, added up by halves.
+/// A score: an accumulator per word of a 64-byte line, reduced by halves.
 fn score(key: &[f32], query: &[f32]) -> f32 {
     let mut chains = vec![0f32; LANES];
     for (key, query) in key.chunks(STEP).zip(query.chunks(STEP)) {
@@ -74,12 +78,12 @@ fn by_halves(mut chains: Vec<f32>) -> f32 {
     chains[0]
 }
 
-/// In the order of [`pairs`](super::pairs), number by number: a lane's chunks one after the other.
+/// Attention in the summation order of [`pairs`](super::pairs), number by number.
 pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
     let (kd, vd) = (a.facts.key_dim, a.facts.value_dim);
     let read = |rows: &Rows, slot, head, width: usize| {
         let (mut wide, mut row) = (vec![0f32; width], vec![0u16; width]);
-        // SAFETY: the tests' slots are there, and nobody writes.
+        // SAFETY: the tests' slots exist, and no thread writes them.
         unsafe { rows.narrow(Level::Portable, slot, head, &mut wide, &mut row) };
         row.into_iter().map(bf16).chain(std::iter::repeat(0.0)).take(width.next_multiple_of(STEP)).collect()
     };
@@ -97,7 +101,7 @@ pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
             for chunk in a.views.chunks(view) {
                 let mut scores: Scores = [[0.0; LANES]; CHUNK];
                 let mut values = vec![vec![0f32; vd.next_multiple_of(STEP)]; CHUNK];
-                // Entries 0 are seen.
+                // Masks by entry: 0 is visible, 1 is not.
                 let mut rows = Entries { entry: [1; CHUNK], position: [0; CHUNK] };
                 let sight = Sight { visible: [1; LANES], from: [0; LANES] };
                 for (number, (pool, slot, position)) in (chunk.first as usize..).zip(a.views.entries(chunk)) {
@@ -110,7 +114,7 @@ pub(super) fn in_pairs(a: &Attend<'_>, out: &mut [f32]) {
                 }
                 sharing.begin(Level::Portable, &mut scores, &rows, Some(&sight), a.rule());
                 let shares = scores.map(|row| exp2(row[0].mul_add(sharing.scale, -sharing.base[0])));
-                // A chain for each place of 16, added up by halves.
+                // An accumulator for each position modulo 16, reduced by halves.
                 let chain = |place| (place..CHUNK).step_by(LANES).map(|row| shares[row]).reduce(|a, b| a + b);
                 let total = by_halves((0..LANES).filter_map(chain).collect());
                 sharing.run.sum[0] = sharing.run.sum[0].mul_add(sharing.run.fade[0], total);

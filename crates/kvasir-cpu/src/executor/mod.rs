@@ -1,4 +1,14 @@
-//! Steps of one program over a pool of its own.
+//! The CPU executor: runs steps (batches) of one program over a KV cache pool of its own.
+//!
+//! A step goes through these stages:
+//!
+//! 1. Validate (`take_in`): sizes, slots and tokens are checked before anything is changed.
+//! 2. Pack some weights, grow the pool, and apply the plan's slot copies.
+//! 3. Forward pass (`run`).
+//! 4. Sample every row's tokens in parallel, verify drafts, and copy logits and hidden states out.
+//!
+//! A step runs synchronously inside `submit`. On a validation error the pool and the samplers are
+//! unchanged. `tests/plans.rs` and `tests/no_allocation.rs` guard it.
 
 mod take_in;
 
@@ -15,32 +25,33 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// What an executor may use.
+/// Capacity limits of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Slots of its pool, dummy slots included.
+    /// KV slots of its pool, dummy slots included.
     pub slots: u32,
-    /// Tokens of one step.
+    /// Maximum number of tokens per step.
     pub tokens: u32,
-    /// Token-pool rows.
+    /// Maximum number of sequences that are bound at once (sampler rows).
     pub rows: u32,
-    /// How K and V are stored.
+    /// Storage type of the KV cache.
     pub kv: KvType,
-    /// Tokens of the longest write of a session whose layers with a window keep rings ([`Contiguous::with_rings`](kvasir_kv::Contiguous::with_rings)).
-    /// Steps are then of one sequence in a line.
+    /// If set, sliding-window layers keep their KV cache in ring buffers made for writes of at most
+    /// this many tokens; see [`Contiguous::with_rings`](kvasir_kv::Contiguous::with_rings). Every
+    /// step is then one sequence with consecutive positions.
     pub ring: Option<u32>,
 }
 
-/// Runs steps of one program over a pool of its own.
+/// Runs steps of one program over a KV cache pool of its own.
 pub struct CpuExecutor {
     model: Arc<CpuModel>,
     limits: Limits,
     own: Arc<Pool>,
     frozen: Vec<Option<Arc<Pool>>>,
-    /// Its own pool, then the frozen ones; its own again where none is.
+    /// Pools by the plan's pool id: its own, then the frozen ones. Its own pool fills unused ids.
     pools: Vec<Arc<Pool>>,
     rows: Vec<Mutex<SamplerRow>>,
-    /// Per thread: memory for one row of logits.
+    /// Per thread: sampler scratch for one row of logits.
     work: Vec<Mutex<Vec<f32>>>,
     memory: Memory,
     tokens: Vec<Token>,
@@ -48,12 +59,13 @@ pub struct CpuExecutor {
     sampled: Vec<usize>,
     writes: Vec<(Slot, u32)>,
     ranks: Option<Box<dyn Ranks>>,
-    /// Tokens of the last step, if it ran.
+    /// Tokens of the last step; 0 if it failed.
     last: usize,
 }
 
 impl CpuExecutor {
-    /// Takes address space for the largest step and the whole pool; memory follows as it is used.
+    /// Reserves address space for the largest step and the whole pool; physical memory is committed
+    /// as it is used.
     pub fn new(model: Arc<CpuModel>, limits: Limits) -> io::Result<Self> {
         let own =
             Arc::new(Pool::with_rings(&model.program.layers, limits.kv, limits.slots as usize, limits.ring)?);
@@ -77,30 +89,32 @@ impl CpuExecutor {
         })
     }
 
-    /// The same, as one of several ranks of the model that its program is a part for.
+    /// Makes it one rank of a tensor-parallel group. Fails if the model's program was not split for
+    /// that many ranks.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
         self.model.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
         Ok(self)
     }
 
-    /// What it runs.
+    /// The program that it runs.
     pub fn program(&self) -> &Program {
         &self.model.program
     }
 
-    /// The pool that its steps write to.
+    /// The KV cache pool that its steps write to.
     pub fn pool(&self) -> &Pool {
         &self.own
     }
 
-    /// Its pool, for others to read as a frozen prefix: nothing writes to it any more.
+    /// Consumes the executor and returns its pool, to be attached elsewhere as a frozen prefix:
+    /// nothing writes to it any more.
     pub fn into_pool(self) -> Arc<Pool> {
         self.own
     }
 
-    /// Lets plans read a frozen pool under a number from 1 to 65,536. It must come from an executor of the same program, whose K and
-    /// V are stored alike.
+    /// Attaches a frozen pool, so that plans may read it under an id from 1 to 65,536. Fails unless
+    /// the pool has the same layer shapes and KV type as the executor's own, and no rings.
     pub fn attach(&mut self, id: PoolId, pool: Arc<Pool>) -> Result<(), String> {
         let place = (id.0 as usize).checked_sub(1).filter(|place| *place < 65_536);
         let place = place.ok_or_else(|| format!("a frozen pool cannot have number {}", id.0))?;
@@ -126,19 +140,21 @@ impl CpuExecutor {
         Ok(())
     }
 
-    /// The last step's values behind a tap that the model [keeps](CpuModel::keeping), a row per token.
+    /// The last step's activations behind a tap that the model [keeps](CpuModel::keeping), a row
+    /// per token.
     pub fn tap(&self, tap: Tap) -> Option<&[f32]> {
         let (_, value) = self.model.taps.iter().find(|(kept, _)| *kept == tap)?;
         let width = self.model.program.value(*value).width();
         self.memory.numbers(self.model.how.buffers.of_value[value.0 as usize]?).get(..self.last * width)
     }
 
-    /// Of the logits' rows, the number of that which belongs to a token. `sampled` lists the tokens that have one, in rising order.
+    /// Row of the logits that belongs to a token: its rank in `sampled`, the sorted list of sampled
+    /// tokens.
     fn place(&self, token: usize) -> usize {
         self.sampled.partition_point(|at| *at < token)
     }
 
-    /// The hidden states that the batch wants.
+    /// Appends the final hidden state of every row that requests it.
     fn tell_hidden(&self, batch: &Batch, states: &[f32], into: &mut Vec<f32>) {
         let width = self.model.program.hidden;
         for row in batch.rows.iter().filter(|row| row.wants_hidden()) {
@@ -147,7 +163,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Draws every row's tokens, all threads at once.
+    /// Samples every row's tokens and verifies its drafts, in parallel over the rows.
     fn draw(&self, batch: &Batch, plan: &Plan, logits: &[f32]) {
         let vocab = self.model.program.vocab;
         self.model.team.each(batch.rows.len(), &|thread, item| {
@@ -162,7 +178,9 @@ impl CpuExecutor {
         });
     }
 
-    /// Runs a step at once. `hidden` has a row per token for programs that go on from the target's states, and none for others.
+    /// Runs a step synchronously. `hidden` has a row per token for MTP (draft) programs, which
+    /// continue from the target's hidden states, and is empty for others. On an error the step's
+    /// output is empty.
     pub fn execute(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {
         let started = Instant::now();
         step.output.reset();
@@ -180,7 +198,8 @@ impl CpuExecutor {
         self.model.settle();
         let Step { batch, plan, output } = step;
         self.own.grow(plan.read_bound);
-        // SAFETY: `take_in` has seen that the slots exist; the pool is this executor's, which runs nothing else.
+        // SAFETY: `take_in` has checked that the slots exist; only this executor writes its pool,
+        // and it runs nothing else now.
         unsafe { self.own.apply(&plan.moves, &mut self.memory.kept) };
         let run = Run {
             model: &self.model,
@@ -193,7 +212,8 @@ impl CpuExecutor {
             pools: &self.pools,
             ranks: self.ranks.as_deref(),
         };
-        // SAFETY: `take_in` has seen that everything fits together; only this executor writes its pool, and nobody frozen ones.
+        // SAFETY: `take_in` has validated the step; only this executor writes its pool, and frozen
+        // pools are never written.
         unsafe { run.all(&mut self.memory) };
         self.last = self.tokens.len();
         let (logits, states) = (run.logits(&self.memory), run.head_input(&self.memory));

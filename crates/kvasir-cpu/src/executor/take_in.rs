@@ -1,4 +1,8 @@
-//! What a step brings is looked at before anything is changed, so that kernels need not look again.
+//! Validates a step before anything is changed, so that kernels need no bounds checks on slots.
+//!
+//! Checked are: the number of ranks, sizes, every written, copied and read KV slot against its
+//! pool, the restrictions of ring buffers, tokens against the vocabulary, and that tokens in flight
+//! were sampled.
 
 use super::CpuExecutor;
 use kvasir_exec::{Batch, Step, StepError};
@@ -10,7 +14,8 @@ fn failed(why: String) -> StepError {
 }
 
 impl CpuExecutor {
-    /// Refuses what does not fit together, and notes what the step writes, reads and goes on from.
+    /// Rejects an inconsistent step; otherwise prepares its write list, its read views and its
+    /// resolved tokens.
     pub(super) fn take_in(&mut self, step: &Step) -> Result<(), StepError> {
         let (batch, plan) = (&step.batch, &step.plan);
         let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
@@ -18,7 +23,8 @@ impl CpuExecutor {
         step.check_sizes(self.limits.tokens)?;
         self.check_writes(plan)?;
         self.check_rings(plan)?;
-        // Several tokens may be redirected to one dummy slot; which of them it gets is of no matter.
+        // Several tokens may be redirected to one dummy slot; it does not matter which of them is
+        // stored.
         self.writes.clear();
         self.writes.extend(plan.write_slots.iter().copied().zip(0..));
         self.writes.sort_unstable();
@@ -68,7 +74,7 @@ impl CpuExecutor {
         Ok(())
     }
 
-    /// Notes the tokens, with those in flight filled in, and which of them have logits.
+    /// Collects the step's tokens, with tokens in flight resolved, and which of them need logits.
     fn take_tokens(&mut self, batch: &Batch) -> Result<(), StepError> {
         self.tokens.clear();
         self.final_lens.clear();

@@ -1,25 +1,38 @@
+//! KV cache data types: encoding and decoding of K and V rows (f32, f16, bf16, and block-quantized
+//! 8 and 4 bits).
+//!
+//! A quantized row is a sequence of blocks along the head dimension:
+//!
+//! - `q8_0`, `q4_0`: 32 numbers, an f16 scale `d`, then codes; `x = d * q` or `x = d * (q - 8)`.
+//! - `q8a`, `q4a`: 64 numbers, an f16 scale and an f16 bias, then codes; `x = scale * q + bias`.
+//!
+//! Of 4-bit codes the first half of a block is in the low nibbles. The functions are autovectorized
+//! per ISA level and give the same bytes on each, which the tests below check.
+
 use crate::halves::{bf16, half, round_bf16};
 use crate::level::per_level;
 use half::f16;
 use kvasir_program::LayerFacts;
 use std::fmt;
 
-/// How K and V are stored.
+/// KV cache data type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvType {
     /// 32-bit floats.
     F32,
-    /// 16-bit floats with 5 exponent bits.
+    /// IEEE half precision: 5 exponent bits.
     F16,
-    /// 16-bit floats with 8 exponent bits.
+    /// bfloat16: 8 exponent bits.
     Bf16,
-    /// Bytes, 32 under one f16 scale.
+    /// 8-bit codes, 32 per block with an f16 scale (8.5 bits per number).
     Q8_0,
-    /// Four bits, 32 under one f16 scale.
+    /// 4-bit codes, 32 per block with an f16 scale (4.5 bits per number).
     Q4_0,
-    /// Bytes, 64 under an f16 scale and an f16 bias.
+    /// Asymmetric 8-bit codes, 64 per block with an f16 scale and an f16 bias (8.5 bits per
+    /// number).
     Q8a,
-    /// Four bits, 64 under an f16 scale and an f16 bias.
+    /// Asymmetric 4-bit codes, 64 per block with an f16 scale and an f16 bias (4.5 bits per
+    /// number).
     Q4a,
 }
 
@@ -28,12 +41,12 @@ impl KvType {
     pub const ALL: [Self; 7] =
         [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0, Self::Q8a, Self::Q4a];
 
-    /// The type of this name.
+    /// The type with this name, as `Display` writes it.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|t| t.to_string() == name)
     }
 
-    /// Bytes that one token takes in all layers.
+    /// Bytes that one token takes in all layers: K, V and indexer keys.
     pub fn slot_bytes(self, layers: &[LayerFacts]) -> usize {
         let layer = |l: &LayerFacts| {
             let values = if l.value_in_key { 0 } else { self.bytes(l.value_dim) };
@@ -42,7 +55,7 @@ impl KvType {
         layers.iter().map(layer).sum()
     }
 
-    /// Bytes of `width` numbers. The last group may hold fewer numbers than it has room for.
+    /// Bytes of `width` numbers; a partial last block takes a whole one.
     pub(crate) fn bytes(self, width: usize) -> usize {
         match self {
             Self::F32 => width * 4,
@@ -83,7 +96,8 @@ fn encode_body(kind: KvType, x: &[f32], out: &mut [u8]) {
             codes.for_each(|(b, v)| *b = (v * inverse).round_ties_even() as i8 as u8);
         }),
         KvType::Q4_0 => groups::<18, 32>(out, x, |group, x| {
-            // The number farthest from zero gets the code that reaches farthest, -8.
+            // The number of the largest magnitude gets code -8, the end of the range that reaches
+            // farthest.
             let far = x.iter().fold(0f32, |a, v| if v.abs() > a.abs() { *v } else { a });
             let d = far / -8.0;
             let inverse = if d != 0.0 { 1.0 / d } else { 0.0 };
@@ -108,13 +122,14 @@ fn encode_body(kind: KvType, x: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Each number becomes `N` bytes.
+/// Encodes each number as `N` bytes.
 #[inline(always)]
 fn pairs<const N: usize>(out: &mut [u8], x: &[f32], f: impl Fn(f32) -> [u8; N]) {
     out.as_chunks_mut::<N>().0.iter_mut().zip(x).for_each(|(b, v)| *b = f(*v));
 }
 
-/// Each group of `N` numbers becomes `B` bytes; the last one is filled up with its last number.
+/// Encodes each block of `N` numbers as `B` bytes; a partial last block is padded with its last
+/// number.
 #[inline(always)]
 fn groups<const B: usize, const N: usize>(out: &mut [u8], x: &[f32], f: impl Fn(&mut [u8; B], &[f32; N])) {
     for (group, x) in out.as_chunks_mut::<B>().0.iter_mut().zip(x.chunks(N)) {
@@ -124,7 +139,8 @@ fn groups<const B: usize, const N: usize>(out: &mut [u8], x: &[f32], f: impl Fn(
     }
 }
 
-/// Writes the scale and the bias; gives the code of a number under them, as they are stored.
+/// Writes scale and bias of an asymmetric block, and returns the quantizer of its numbers, which
+/// uses both as stored (rounded to f16).
 #[inline(always)]
 fn affine<const B: usize>(group: &mut [u8; B], x: &[f32; 64], most: f32) -> impl Fn(f32) -> u8 + use<B> {
     let (low, high) = x.iter().fold((f32::MAX, f32::MIN), |(a, b), v| (a.min(*v), b.max(*v)));
@@ -137,7 +153,7 @@ fn affine<const B: usize>(group: &mut [u8; B], x: &[f32; 64], most: f32) -> impl
 }
 
 per_level! {
-    /// Stores numbers.
+    /// Quantizes or rounds a row into its stored form.
     encode(kind: KvType, x: &[f32], out: &mut [u8]) => encode_body
 }
 
@@ -183,7 +199,7 @@ fn decode_body(kind: KvType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Low halves of all bytes first, then the high ones.
+/// Unpacks nibbles: the low nibbles of all bytes first, then the high ones.
 #[inline(always)]
 fn nibbles(out: &mut [f32], bytes: &[u8], f: impl Fn(u8) -> f32) {
     let (low, high) = out.split_at_mut(out.len().min(bytes.len()));
@@ -203,11 +219,11 @@ fn narrow_body(kind: KvType, bytes: &[u8], room: &mut [f32], out: &mut [u16]) {
 }
 
 per_level! {
-    /// The first `out.len()` numbers of what was stored.
+    /// Dequantizes the first `out.len()` numbers of a stored row.
     decode(kind: KvType, bytes: &[u8], out: &mut [f32]) => decode_body
 }
 per_level! {
-    /// The same, rounded to bf16; `room` is memory for as many numbers.
+    /// Dequantizes and rounds to bf16; `room` is scratch of the same length.
     narrow(kind: KvType, bytes: &[u8], room: &mut [f32], out: &mut [u16]) => narrow_body
 }
 
@@ -221,7 +237,8 @@ mod tests {
         for width in [128, 64, 48, 80] {
             let x: Vec<f32> = (0..width).map(|i| ((i * 37 % 101) as f32 / 50.0 - 1.0) * 3.0).collect();
             for kind in KvType::ALL {
-                // Half a step of the codes, or of the mantissa, and what the scales lose.
+                // Half a quantization step, or half an ulp of the mantissa, plus the rounding of
+                // the scales.
                 let allowed = match kind {
                     KvType::F32 => 0.0,
                     KvType::F16 => 3.0 / 2048.0,

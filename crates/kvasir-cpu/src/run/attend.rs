@@ -1,4 +1,5 @@
-//! What is written to pools and read from them.
+//! Executes `UpdateAndAttend`: writes K and V rows to the KV cache (pools), then runs attention
+//! over them.
 
 use super::{Memory, Run};
 use crate::attention::{Attend, Views, attend_exact};
@@ -9,7 +10,8 @@ use kvasir_kv::Slot;
 use kvasir_program::{Op, ValueId};
 
 impl Run<'_> {
-    /// Makes the views of layers that keep rings, once for each window.
+    /// Builds the views of sliding-window layers whose KV cache is a ring buffer, once per window
+    /// size.
     pub(super) fn look_into_rings(&self, m: &mut Memory) {
         let layers = self.pools[0].layers.iter().zip(&self.model.program.layers);
         let mut seen = 0;
@@ -26,7 +28,8 @@ impl Run<'_> {
         }
     }
 
-    /// Writes each token's rows of some values to its slot, or to its place in the layer's ring.
+    /// Writes each token's K and V rows to its KV slot, or to its position modulo the ring of a
+    /// sliding-window layer.
     pub(super) fn keep(&self, ring: Option<Slot>, all: &[Option<(&PoolRows, &[f32])>]) {
         let tokens = self.tokens.len().max(1);
         by_rows(&self.model.team, self.writes.len(), &|i| {
@@ -35,7 +38,8 @@ impl Run<'_> {
             for (pool, x) in all.iter().flatten() {
                 let width = x.len() / tokens;
                 let x = &x[row as usize * width..][..width];
-                // SAFETY: slots were checked, and each is named once; so is each place in a ring, which is no shorter than a step.
+                // SAFETY: slots were checked, and each is named once; so is each ring slot, as a
+                // ring is no shorter than a step.
                 unsafe { pool.write(self.model.level, slot, x) };
             }
         });
@@ -73,7 +77,8 @@ impl Run<'_> {
         };
         let results = Parts::new(y, width);
         let (team, level) = (&*self.model.team, self.model.level);
-        // SAFETY: the plan's slots were checked, and writes come before reads; the results are this op's alone.
+        // SAFETY: the plan's slots were checked, and writes come before reads; only this op writes
+        // the results.
         unsafe {
             match self.model.precision {
                 Precision::Exact | Precision::Close => attend_exact(&attend, team, level, &results),

@@ -1,4 +1,4 @@
-//! What an executor works in.
+//! Activation buffers and scratch of one executor.
 
 use crate::attention::Views;
 use crate::buffer::Buffer;
@@ -10,17 +10,17 @@ use crate::prepared::Prepared;
 use kvasir_program::{Rows, ValueId};
 use std::io;
 
-/// Memory of an executor; made once, for the largest step.
+/// Workspace of an executor; allocated once, for the largest step.
 pub(crate) struct Memory {
     pub(super) values: Vec<Buffer>,
     pub(super) prepared: Prepared,
     pub(super) mixture: MixtureMemory,
     pub(crate) views: Views,
-    /// What is seen in rings, by window.
+    /// Views of ring buffers, by window size.
     pub(super) rings: Vec<(u32, Views)>,
     pub(super) routes: Vec<(ValueId, Vec<Routes>)>,
     pub(super) selections: Vec<(ValueId, Views)>,
-    /// Per rope and token: cosines, then sines.
+    /// Rotary tables, per rope and token: cosines, then sines.
     pub(super) turns: Vec<Vec<f32>>,
     pub(crate) kept: Vec<u8>,
 }
@@ -29,7 +29,8 @@ impl Memory {
     pub(crate) fn new(model: &CpuModel, tokens: usize) -> io::Result<Self> {
         let widest = model.program.values.iter().map(|v| v.width()).max().unwrap_or(0);
         let taken = if model.precision == Precision::Close { Taken::Twice } else { Taken::Once };
-        // Matrices write down columns of rows that lie pages apart.
+        // In huge pages: GEMMs write columns of rows that lie pages apart, which costs TLB misses
+        // otherwise.
         let size = |(width, _): &(usize, Rows)| Buffer::in_large_pages(width * tokens * 4);
         Ok(Self {
             values: model.how.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
@@ -44,10 +45,11 @@ impl Memory {
         })
     }
 
-    /// All that fits into a buffer of values; what the last step wrote comes first.
+    /// All numbers of a value buffer; the last step's rows come first.
     pub(crate) fn numbers(&self, buffer: usize) -> &[f32] {
         let values = &self.values[buffer];
-        // SAFETY: the bytes are the buffer's own, nothing writes them while it is borrowed, and any bytes are floats.
+        // SAFETY: the bytes belong to the buffer, nothing writes them while it is borrowed, and any
+        // bytes are floats.
         unsafe { std::slice::from_raw_parts(values.ptr().cast(), values.len() / 4) }
     }
 }

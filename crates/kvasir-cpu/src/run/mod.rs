@@ -1,4 +1,7 @@
-//! A program's ops, one after the other, over one step.
+//! The forward pass: runs a program's ops one after the other over one step (batch).
+//!
+//! Each op is a parallel region on the thread pool, so its writes are visible to the next op. The
+//! step was validated by the executor (`executor/take_in.rs`); nothing here checks slots again.
 
 mod attend;
 mod memory;
@@ -18,31 +21,32 @@ pub(crate) use memory::Memory;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One step; everything in it is checked.
+/// One validated step: the model, the plan and the batch.
 pub(crate) struct Run<'a> {
     pub(crate) model: &'a CpuModel,
     pub(crate) plan: &'a Plan,
     pub(crate) tokens: &'a [Token],
-    /// What programs of prediction layers go on from: a row per token.
+    /// Hidden states of the target model that MTP (draft) layers continue from: a row per token.
     pub(crate) hidden: &'a [f32],
-    /// Longest that the sequence of each token may become.
+    /// Final length (prompt plus limit) of each token's sequence; long-context ropes depend on it.
     pub(crate) final_lens: &'a [u32],
-    /// Tokens whose logits are wanted.
+    /// Tokens whose logits are wanted, in rising order.
     pub(crate) sampled: &'a [usize],
-    /// Slots that are written, each once, with the token whose rows they get.
+    /// KV slots to write, each named once, with the token whose rows go there.
     pub(crate) writes: &'a [(Slot, u32)],
-    /// The session's own pool first.
+    /// KV pools that the plan reads; the session's own pool comes first.
     pub(crate) pools: &'a [Arc<Pool>],
-    /// Those that have other parts of the model.
+    /// The other ranks of a tensor-parallel model.
     pub(crate) ranks: Option<&'a dyn Ranks>,
 }
 
 impl Run<'_> {
-    /// Runs all ops; the logits can be read from `m` afterwards.
+    /// Runs the forward pass; afterwards `logits` reads its result from `m`.
     ///
     /// # Safety
-    /// All slots that are named must exist in their pools, `writes` name each once, memory be made for so many tokens of the model, and nobody else may write
-    /// what is read of pools, or use what is written, meanwhile.
+    /// All slots that the plan names must exist in their pools, and `writes` must name each once.
+    /// `m` must have been made for the model and as many tokens. No other thread may write the KV
+    /// rows that are read, or access those that are written, during the call.
     pub(crate) unsafe fn all(&self, m: &mut Memory) {
         m.prepared.forget();
         m.routes.clear();
@@ -52,7 +56,8 @@ impl Run<'_> {
         let mut at = 0;
         while let Some(op) = self.model.program.ops.get(at) {
             let weights = &self.model.weights[at];
-            // Of a part of a prompt nothing may be sampled: a matrix times no rows would still be read.
+            // A prefill chunk may sample nothing: a GEMM over zero rows would still read its
+            // weights.
             let idle = !matches!(weights, OpWeights::None) && self.rows(op.out()) == 0;
             at += match self.model.how.runs[at] {
                 Runs::Inside => 1,
@@ -70,13 +75,13 @@ impl Run<'_> {
         }
     }
 
-    /// The op that runs inside op `at`.
+    /// The op that is fused into op `at`.
     fn before(&self, at: usize) -> Option<&Op> {
         let inside = |before: &usize| matches!(self.model.how.runs[*before], Runs::Inside);
         at.checked_sub(1).filter(inside).map(|before| &self.model.program.ops[before])
     }
 
-    /// Runs neighbouring matrices that take the same rows.
+    /// Runs neighboring GEMMs that read the same rows in one pass, with the op fused into them.
     fn products(&self, ops: Range<usize>, m: &mut Memory) {
         let values = &m.values;
         let make =
@@ -87,11 +92,11 @@ impl Run<'_> {
             else {
                 return None;
             };
-            // SAFETY: no two of them have a result in one place, and only they write now.
+            // SAFETY: no two of them share an output buffer, and only they write now.
             let y = unsafe { self.value_mut(values, *out) };
             Some((l, Output::new(y, self.rows(*out), self.width(*out), l.outputs)))
         };
-        // An array, not a list: a step allocates nothing.
+        // An array, not a `Vec`: a steady decode step must not allocate.
         let mut wanted = [const { None }; AT_ONCE];
         wanted.iter_mut().zip(ops.clone()).for_each(|(wanted, at)| *wanted = product(at));
         let [Some((first, _)), ..] = &wanted else { return };
@@ -103,7 +108,7 @@ impl Run<'_> {
         let units = (&*self.model.team, self.model.level);
         m.prepared.multiply(units, &mut wanted, Some(x), &rows);
         if let Op::Head { out, soft_cap: Some(cap), .. } = &self.model.program.ops[ops.start] {
-            // SAFETY: only this writes it now.
+            // SAFETY: only this writes the logits now.
             let parts = Parts::new(unsafe { self.value_mut(values, *out) }, self.width(*out));
             by_rows(units.0, self.rows(*out), &|row| {
                 // SAFETY: each row goes to one thread.
@@ -112,7 +117,7 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a gate, its partner and what joins them as one, if that pays.
+    /// Runs the fused gate-up GEMM with its activation, if that pays; returns whether it ran.
     fn gate(&self, at: usize, m: &mut Memory) -> bool {
         if let [Op::Linear { x, .. }, _, Op::Gate { activation, out, .. }] =
             &self.model.program.ops[at..at + GATE]

@@ -1,4 +1,5 @@
-//! What each op does.
+//! Dispatch of one op to its kernel: embedding, norms, rotary, attention, MoE routing and experts,
+//! collectives.
 
 use super::{Memory, Run};
 use crate::attention::Views;
@@ -14,7 +15,7 @@ use kvasir_kv::Token;
 use kvasir_program::{Collective, Holds, Op, RopeId, ValueId, WeightId};
 
 impl Run<'_> {
-    /// Row `row` of a result whose rows depend on the operands' row of the same number alone.
+    /// Computes row `row` of a row-wise op (norm, gate, add) into `y`.
     pub(super) fn row(&self, op: &Op, values: &[Buffer], row: usize, y: &mut [f32]) {
         let (level, width) = (self.model.level, y.len());
         let x = |v: ValueId| &self.value(values, v)[row * width..(row + 1) * width];
@@ -29,7 +30,7 @@ impl Run<'_> {
         }
     }
 
-    /// Runs an op, and inside it the one `before` it, if that is merged into it.
+    /// Runs op `op`, and inside it the op `before` it if that is fused into it.
     pub(super) fn op(&self, (op, before): (&Op, Option<&Op>), weights: &OpWeights, m: &mut Memory) {
         let (team, level) = (&*self.model.team, self.model.level);
         let out = op.out();
@@ -37,7 +38,7 @@ impl Run<'_> {
         let n = self.rows(out);
         let values = &m.values;
         let x = |v: ValueId| self.value(values, v);
-        // SAFETY: only this op writes it now.
+        // SAFETY: only this op writes its output now.
         let y = unsafe { self.value_mut(values, out) };
         let parts = Parts::new(y, width);
         // SAFETY: `by_rows` hands each row to one thread.
@@ -50,7 +51,7 @@ impl Run<'_> {
             Op::Norm { .. } | Op::Gate { .. } | Op::Add { .. } => {
                 by_rows(team, n, &|row| self.row(op, values, row, row_of(row)));
             }
-            // Matrices have a way of their own.
+            // Run by `products`.
             Op::Linear { .. } | Op::Head { .. } => {}
             Op::GroupLinear { x: v, .. } => {
                 let OpWeights::Many(all) = weights else { return };
@@ -157,7 +158,8 @@ impl Run<'_> {
     fn embed(&self, table: WeightId, token: Token, scale: f32, y: &mut [f32]) {
         let program = &self.model.program;
         let weight = program.weight(program.resolve(table));
-        // One was read when the model was loaded, and tokens are below their number: it is there.
+        // A row of the table was read when the model was loaded, and tokens are below its length,
+        // so this does not fail.
         if self.model.source.row(&weight.name, &weight.shape, token as usize, y).is_err() {
             y.fill(f32::NAN);
         } else if scale != 1.0 {
@@ -165,7 +167,8 @@ impl Run<'_> {
         }
     }
 
-    /// Cosines and sines of all tokens for one rope.
+    /// Fills the rotary table (cosines and sines of all tokens) of one rope; a no-op if it is
+    /// filled.
     fn make_turns(&self, id: RopeId, turns: &mut [Vec<f32>]) {
         let rope = &self.model.program.ropes[id.0 as usize];
         let turns = &mut turns[id.0 as usize];

@@ -1,4 +1,4 @@
-//! Where values lie.
+//! Where the values (activations) of a program lie in the executor's buffers.
 
 use super::{Memory, Run};
 use crate::buffer::Buffer;
@@ -17,7 +17,7 @@ impl Run<'_> {
         }
     }
 
-    /// Where a value's numbers lie, row after row, and how many there are.
+    /// Address of a value's rows, and how many numbers they have.
     fn place(&self, values: &[Buffer], value: ValueId) -> (*mut f32, usize) {
         let Some(buffer) = self.model.how.buffers.of_value[value.0 as usize] else {
             return (std::ptr::dangling_mut(), 0);
@@ -27,17 +27,18 @@ impl Run<'_> {
         (values[buffer].ptr().cast_mut().cast(), len)
     }
 
-    /// A value's numbers, row after row.
+    /// A value's rows, contiguous.
     pub(crate) fn value<'m>(&self, values: &'m [Buffer], value: ValueId) -> &'m [f32] {
         let (at, len) = self.place(values, value);
-        // SAFETY: so many numbers are there; any bytes are floats.
+        // SAFETY: that many numbers are in the buffer; any bytes are floats.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 
-    /// A result's numbers, to be written.
+    /// An output value's rows, to be written.
     ///
     /// # Safety
-    /// Nobody else may have them meanwhile. The plan of buffers never gives a result the place of an operand.
+    /// No other reference to the value's buffer may be alive. The buffer plan never gives an output
+    /// the buffer of one of its operands.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn value_mut<'m>(&self, values: &'m [Buffer], value: ValueId) -> &'m mut [f32] {
         let (at, len) = self.place(values, value);
@@ -45,12 +46,12 @@ impl Run<'_> {
         unsafe { std::slice::from_raw_parts_mut(at, len) }
     }
 
-    /// The logits.
+    /// The logits, a row per sampled token.
     pub(crate) fn logits<'m>(&self, m: &'m Memory) -> &'m [f32] {
         self.model.program.logits().map_or(&[], |v| self.value(&m.values, v))
     }
 
-    /// What the logits were made of.
+    /// The hidden states that the LM head read, a row per sampled token.
     pub(crate) fn head_input<'m>(&self, m: &'m Memory) -> &'m [f32] {
         self.model.program.head_input().map_or(&[], |v| self.value(&m.values, v))
     }

@@ -1,4 +1,5 @@
-//! Checkpoints as the fast arithmetic meets them.
+//! Test checkpoints in each precision: the recorded models quantized to q8_0, as stored in f32, and
+//! with routed experts in bf16.
 #![allow(dead_code, clippy::unwrap_used)] // helpers: every test file uses its own part
 
 use kvasir_cpu::{CpuModel, Precision, Stored, Team, WeightSource};
@@ -6,8 +7,8 @@ use kvasir_formats::{Checkpoint, DType, Error, encoding};
 use kvasir_program::{Model, Program, Role};
 use std::{collections::HashMap, path::Path, sync::Arc};
 
-/// A checkpoint whose matrices are q8_0, or bf16 where a row is no whole number of blocks. The recorded ones are mostly f32, which
-/// would keep every model from the fast arithmetic.
+/// A checkpoint whose matrices are quantized to q8_0, or rounded to bf16 where a row is not a whole
+/// number of blocks. The recorded ones are mostly f32, which would force `Precision::Exact`.
 pub(crate) struct Narrow {
     checkpoint: Checkpoint,
     narrowed: HashMap<String, (DType, Vec<u8>)>,
@@ -50,7 +51,7 @@ impl WeightSource for Narrow {
     }
 }
 
-/// A recorded checkpoint of `testdata/models`, in the fast arithmetic.
+/// A recorded checkpoint of `testdata/models`, quantized, at `Precision::Auto`.
 pub(crate) fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
     let source = Arc::new(Narrow::new(checkpoint, &model.target));
@@ -59,14 +60,15 @@ pub(crate) fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
     Arc::new(model)
 }
 
-/// The same as it is stored, in exact arithmetic.
+/// The checkpoint as stored, at `Precision::Exact`.
 pub(crate) fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
     let team = Arc::new(Team::new(threads));
     Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Exact, team).unwrap())
 }
 
-/// One with experts as it is stored, in the fastest arithmetic that does not send tokens to other experts.
+/// A mixture-of-experts checkpoint as stored, at `Precision::Close`: the fastest that does not
+/// change expert routing.
 pub(crate) fn close(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
     let team = Arc::new(Team::new(threads));

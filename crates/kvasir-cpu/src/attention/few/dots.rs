@@ -1,7 +1,13 @@
-//! Dot products of pairs of bf16, in the order of [`pairs`](crate::attention::pairs): rows are multiplied as they lie.
+//! Decode attention (GEMV) in bf16 pair dot products (`vdpbf16ps`): K and V rows are multiplied in
+//! place, one row at a time.
 //!
-//! Each load of a loop goes on by one row, which processors foresee: where one goes on by 1 KB or more, as in a loop that turns a block of rows, they foresee
-//! half of it, and asking does not make up for that. Of rows that lie one behind the other only the beginning of the next page is asked for.
+//! - `scores`: S = Q K^T for up to 4 query rows at a time, with the queries in registers.
+//! - `add`: O += P V for up to 4 query rows, two positions per instruction.
+//!
+//! Sums are reduced in the order of [`pairs`](crate::attention::pairs). Each loop advances its load
+//! by one row, a stride that the hardware prefetcher follows. Strides of 1 KB or more, as in a loop
+//! that transposes a block of rows, lose half of the bandwidth, and software prefetch does not
+//! recover it. For consecutive rows only the start of the next page is prefetched.
 
 use super::{LINE, Later, Lying};
 use crate::ask::ask_next_page;
@@ -14,11 +20,13 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
-/// Products of a head's keys, of which as many positions are seen, with the queries of the `lanes` lanes from `from` on: a tile for each step, a row per lane.
-/// What is read `later` is asked for.
+/// S = Q K^T of one KV head: its first `keys.1` positions, and the `lanes` query rows from `from`
+/// on. `queries` has a tile per step of 32 numbers, a row per query row; `out` a row per query row.
+/// Prefetches `later`.
 ///
 /// # Safety
-/// The machine must have the instructions, and the keys be 64 rows of as many steps.
+/// The machine must have the instructions of `avx512-bf16`, and the keys must be 64 rows of as many
+/// steps as there are query tiles.
 pub(super) unsafe fn scores(
     keys: (&Keys, usize),
     later: &Later,
@@ -48,11 +56,12 @@ pub(super) unsafe fn scores(
     }
 }
 
-/// Adds the values of positions, which come by twos, to the sums of some lanes, as the lanes from `from` on share them: a row per lane, a pair of positions
-/// to a word.
+/// O += P V for some query rows of one head, over an even number of positions. `shares` has the
+/// attention weights as bf16: a row per query row from `from` on, two positions per word.
 ///
 /// # Safety
-/// The machine must have the instructions, and each of `rows` point at `width` numbers, which are whole lines.
+/// The machine must have the instructions, and each of `rows` must point at `width` numbers, a
+/// multiple of [`LINE`].
 pub(super) unsafe fn add(
     (shares, from): (&[Tile; 2], usize),
     rows: (&[*const u16], usize),
@@ -61,7 +70,8 @@ pub(super) unsafe fn add(
     sums: &mut [f32],
 ) {
     let lines = width / LINE;
-    // A lane's sums of a line are two registers. Two lanes of four lines leave room for what they are multiplied with, and read whole rows.
+    // Register blocking: a row's accumulators of one line take two registers. Two rows of four
+    // lines leave room for the operands, and read whole rows.
     let at_once = if lines.is_multiple_of(4) { 2 } else { FEW };
     for (n, sums) in sums.chunks_mut(at_once * width).enumerate() {
         let lanes = sums.len() / width;
@@ -91,11 +101,11 @@ pub(super) unsafe fn add(
     }
 }
 
-/// Products of a head's keys, of which as many positions are seen, with the queries of the `N` lanes from `from` on: a tile for each step, a row per
-/// lane. Keys have `S` steps, or as many as there are tiles if that is none.
+/// Scores of `N` query rows from `from` on: see [`scores`]. Keys have `S` steps of 32 numbers, or
+/// as many as there are query tiles if `S` is 0.
 ///
 /// # Safety
-/// The machine must have the instructions, and the keys be 64 rows of so many steps.
+/// The machine must have the instructions, and the keys must be 64 rows of as many steps.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn positions<const N: usize, const S: usize>(
     (keys, seen): (&Keys, usize),
@@ -105,7 +115,7 @@ unsafe fn positions<const N: usize, const S: usize>(
     out: &mut Lying,
 ) {
     let query = |step: usize, n: usize| {
-        // SAFETY: a row of 64 bytes.
+        // SAFETY: a tile row of 64 bytes.
         unsafe { _mm512_loadu_si512(queries[step][from + n].as_ptr().cast()) }
     };
     let held: [[__m512i; N]; S] = from_fn(|step| from_fn(|n| query(step, n)));
@@ -142,14 +152,15 @@ unsafe fn positions<const N: usize, const S: usize>(
     }
 }
 
-/// A lane's shares: pairs of positions to a word, in two halves.
+/// Attention weights of one query row: two positions per word, in two halves of a chunk.
 type Shares = [*const u32; CHUNK / STEP];
 
-/// Adds the values of positions, which come by twos, to the sums of `N` lanes, `W` lines of a row at a time.
+/// O += P V for `N` query rows, `W` lines of a V row at a time.
 ///
 /// # Safety
-/// The machine must have the instructions; there must be shares of all positions, each of `rows` point at `width` numbers, which are `W` lines or several times
-/// that, and the sums be as many for each lane.
+/// The machine must have the instructions. There must be weights of all positions, each of `rows`
+/// must point at `width` numbers (a multiple of `W` lines), and `sums` must have as many per query
+/// row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn values<const N: usize, const W: usize>(
     shares: &[Shares; N],
@@ -179,7 +190,7 @@ unsafe fn values<const N: usize, const W: usize>(
                     even = now;
                     continue;
                 }
-                // SAFETY: the caller's shares.
+                // SAFETY: the caller's weights.
                 let shares: [_; N] =
                     from_fn(|i| unsafe { _mm512_set1_epi32(*shares[i][half].wrapping_add(n / 2).cast()) });
                 for w in 0..W {
@@ -204,10 +215,11 @@ unsafe fn values<const N: usize, const W: usize>(
     }
 }
 
-/// The same number, of which compilers know nothing: they would make a load for each of two rows out of the loop's one.
+/// Hides a number from the optimizer, which would otherwise unroll by two rows and split the loop's
+/// load in two: the hardware prefetcher follows two strided loads less well.
 #[inline(always)]
 fn opaque(mut n: usize) -> usize {
-    // SAFETY: nothing is done.
+    // SAFETY: the assembly is empty.
     unsafe { asm!("/* {0} */", inout(reg) n, options(pure, nomem, nostack, preserves_flags)) };
     n
 }

@@ -1,3 +1,9 @@
+//! Prefetch of the next head's K or V rows in decode attention.
+//!
+//! While the rows of one KV head are multiplied, those of the next head are prefetched into L2 line
+//! by line; behind the last head come the next chunk's keys. Nothing is prefetched where rows are
+//! contiguous and read in order: the hardware prefetcher follows those.
+
 use crate::Level;
 use crate::ask::{Near, ask_line};
 use crate::attention::view::{CHUNK, Chunk, Run};
@@ -6,13 +12,13 @@ use crate::pool::{Heads, KvType, Rows, TOGETHER};
 use crate::tile::LANES;
 use std::ops::Range;
 
-/// What is read a head later: where the rows of each 16 positions lie.
+/// A head's K or V rows of one chunk, to be prefetched: the address of each 16 positions.
 #[derive(Clone, Copy)]
 pub(crate) struct Later {
     pub(crate) at: [*const u8; CHUNK / LANES],
-    /// Bytes of each 16 rows.
+    /// Bytes of 16 rows.
     bytes: usize,
-    /// Whose rows they are, and how far others lie apart from them.
+    /// The head that they belong to, and the offsets of other heads.
     head: usize,
     heads: Heads,
 }
@@ -21,26 +27,26 @@ impl Later {
     pub(crate) const NOTHING: Self =
         Self { at: [std::ptr::null(); CHUNK / LANES], bytes: 0, head: 0, heads: Heads::NONE };
 
-    /// Whether there is anything to ask for.
+    /// Whether there is anything to prefetch.
     #[inline(always)]
     pub(super) fn is_something(&self) -> bool {
         self.bytes > 0
     }
 
-    /// The same rows of the next head: they lie as the first one's do.
+    /// The same rows of the next head; every head has the same layout.
     pub(super) fn next_head(self) -> Self {
         let step = self.heads.to_next(self.head);
         Self { at: self.at.map(|at| at.wrapping_add(step)), head: self.head + 1, ..self }
     }
 
-    /// Asks for some lines of a row.
+    /// Prefetches some cache lines of a row into L2.
     #[inline(always)]
     pub(super) fn ask_row(&self, row: usize, lines: Range<usize>) {
         let at = self.at[row / LANES].wrapping_add(row % LANES * (self.bytes / LANES));
         lines.for_each(|line| ask_line(Near::Second, at.wrapping_add(line * 64)));
     }
 
-    /// Where its parts begin, so many to each 16 rows.
+    /// Addresses of its parts in memory order, `parts` to each 16 rows.
     pub(super) fn parts(&self, parts: usize) -> impl Iterator<Item = *const u8> {
         let each = self.bytes / parts;
         self.at.iter().flat_map(move |at| (0..parts).map(move |part| at.wrapping_add(part * each)))
@@ -48,8 +54,9 @@ impl Later {
 }
 
 impl Attend<'_> {
-    /// A head's keys of a chunk and its values. Nothing is asked for where rows are read as they lie, in order, and all lie one behind the other, head by
-    /// head: that is foreseen.
+    /// A head's K rows of a chunk and its V rows. Nothing is to be prefetched where the bf16 rows
+    /// of a whole chunk are contiguous and read in place: the hardware prefetcher follows them from
+    /// head to head.
     pub(in crate::attention) fn first_later(&self, level: Level, chunk: &Chunk, head: usize) -> [Later; 2] {
         let in_order = |run: &Run| {
             run.len as usize == CHUNK
@@ -62,19 +69,19 @@ impl Attend<'_> {
         }
     }
 
-    /// One head's keys of a chunk.
+    /// One head's K rows of a chunk.
     pub(super) fn later_keys(&self, chunk: &Chunk, head: usize) -> Later {
         self.later(chunk, head, |run| &self.pool(run.pool).keys)
     }
 
-    /// One head's values of a chunk.
+    /// One head's V rows of a chunk.
     fn later_values(&self, chunk: &Chunk, head: usize) -> Later {
         self.later(chunk, head, |run| self.pool(run.pool).read_as_values())
     }
 
     fn later<'a>(&'a self, chunk: &Chunk, head: usize, rows: impl Fn(&Run) -> &'a Rows) -> Later {
         let Some(first) = self.views.runs(chunk).first() else { return Later::NOTHING };
-        // Where there are no rows, the first ones stand for them.
+        // Positions without rows repeat the first address.
         let (pool, at) = (rows(first), [rows(first).part(first.slot, head); CHUNK / LANES]);
         let mut later = Later { at, bytes: pool.part_bytes() * LANES, head, heads: pool.heads() };
         for run in self.views.runs(chunk) {
