@@ -1,5 +1,9 @@
-//! Every checkpoint: exact arithmetic gives the recorded logits and tokens, the fast one stays near and does not depend on company,
-//! chunking or threads.
+//! Golden tests over every recorded checkpoint: logits, greedy decoding, MTP drafts, batch
+//! invariance, and weight loading.
+//!
+//! Exact arithmetic must reproduce the recorded logits and tokens. The quantized arithmetic must
+//! stay near them and must not depend on batch composition, chunked prefill or the number of
+//! threads.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{
@@ -48,7 +52,7 @@ struct Session {
     step: u64,
 }
 
-/// A sequence and its next tokens, of which those from `.2` on are sampled.
+/// A sequence, its next tokens, and the index from which they are sampled.
 type Row<'a> = (SeqId, &'a [Token], usize);
 
 impl Session {
@@ -65,7 +69,8 @@ impl Session {
         seq
     }
 
-    /// Runs one sequence's tokens as they come, `hidden` beside them, and gives the logits of those from `from` on.
+    /// Runs one sequence's tokens with optional hidden states, and returns the logits from `from`
+    /// on.
     fn pass(&mut self, seq: SeqId, tokens: &[Token], from: usize, hidden: &[f32]) -> Vec<f32> {
         let mut step = self.step(&[(seq, tokens, from)]);
         self.executor.execute(&mut step, hidden).unwrap();
@@ -124,7 +129,7 @@ fn deviation(x: &[f32]) -> f32 {
     (x.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / x.len() as f32).sqrt()
 }
 
-/// Margin between the best and the second best.
+/// Margin between the largest and the second largest logit.
 fn margin(logits: &[f32]) -> f32 {
     let mut sorted = logits.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
@@ -245,7 +250,8 @@ fn largest(row: &[f32]) -> Token {
     (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as Token
 }
 
-/// The drafts of a prediction layer along a prompt and its continuation, and its logits after the prompt.
+/// Greedy drafts of an MTP layer along a prompt and its continuation, and its logits after the
+/// prompt.
 fn drafts(case: &Path, precision: Precision, ids: &[Token], greedy: &[Token]) -> (Vec<Token>, Vec<f32>) {
     let target = load_as(case, precision, 2, |model| &model.target).keeping(&[Tap::FinalNorm]).unwrap();
     let layer = load_as(case, precision, 2, |model| &model.predictions[0]);
@@ -260,7 +266,8 @@ fn drafts(case: &Path, precision: Precision, ids: &[Token], greedy: &[Token]) ->
         target.pass(target_seq, tokens, tokens.len(), &[]);
         target.executor.tap(Tap::FinalNorm).unwrap().to_vec()
     };
-    // Row i pairs the state of token i with token i + 1, so the layer is one token behind.
+    // Row i combines the hidden state of token i with token i + 1, so the layer is one token
+    // behind.
     let next: Vec<Token> = ids[1..].iter().chain(&greedy[..1]).copied().collect();
     let first = layer.pass(layer_seq, &next, next.len() - 1, &state(ids));
     let mut drafts = vec![largest(&first)];
@@ -317,7 +324,7 @@ fn values_that_are_kept_have_the_bits_of_any_run() {
     assert!(model().keeping(&[Tap::IntoLayer(99)]).is_err());
 }
 
-/// A checkpoint that notes which weights were let go.
+/// A checkpoint that records which weights were read and released.
 struct Noting {
     checkpoint: Checkpoint,
     noted: Mutex<Noted>,
@@ -327,7 +334,7 @@ struct Noting {
 struct Noted {
     read: BTreeSet<String>,
     gone: BTreeSet<String>,
-    /// Most that had been read and not let go.
+    /// Maximum number of weights that were read and not yet released.
     most: usize,
 }
 
@@ -382,7 +389,7 @@ fn a_weight_is_let_go_before_the_next_one_is_read() {
         let program = Model::build(&checkpoint.source()).unwrap().target;
         let source = Arc::new(Noting { checkpoint, noted: Mutex::default() });
         CpuModel::load(&program, source.clone(), Precision::Exact, Arc::new(Team::new(1))).unwrap();
-        // Rows of a table are read where they lie.
+        // Rows of an embedding table are read in place, so it is never released.
         let tables: Vec<_> = program
             .ops
             .iter()
@@ -400,7 +407,8 @@ fn a_weight_is_let_go_before_the_next_one_is_read() {
     }
 }
 
-/// A checkpoint one of whose weights has rows that need something which is not there, as 8-bit floats do their scales.
+/// A checkpoint with one weight whose rows cannot be read by themselves, like FP8 without its
+/// scales.
 struct Lacking {
     checkpoint: Checkpoint,
     weight: String,

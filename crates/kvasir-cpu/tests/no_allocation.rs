@@ -1,4 +1,5 @@
-//! A steady decode step takes no memory from the heap, in any thread of the backend, and behind a long context none in which a pool would fit.
+//! A steady decode step does not allocate, on any thread of the backend; behind a long context it
+//! allocates nothing of the size of the KV cache. Counts through a global allocator.
 #![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, Team};
@@ -15,14 +16,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 struct Counting;
 
-/// Allocations of the process; this file has one test.
+/// Allocations of the process; this file has a single test, so they are its own.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: everything is handed to the system's allocator; counting touches no memory of the caller.
+// SAFETY: everything is forwarded to the system's allocator; counting touches no memory of the
+// caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         TAKEN.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's contract is passed on.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
@@ -77,27 +79,27 @@ impl Session {
     }
 }
 
-/// What 90 steps after a warm-up took.
+/// Allocations of 90 decode steps after a warm-up.
 struct Taken {
-    /// Those that took memory from the heap.
+    /// Indices of the steps that allocated.
     steps: Vec<usize>,
-    /// How much more memory the process held at its highest; none where the system does not tell.
+    /// Growth of the peak resident set in bytes; 0 where the system does not report it.
     higher: u64,
-    /// What the tokens take that are kept.
+    /// Bytes of the KV cache of all tokens.
     kept: u64,
 }
 
-/// Bytes that the process held at most so far.
+/// Peak resident set of the process in bytes; 0 where the system does not report it.
 fn highest() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Tokens of a part of a prompt.
+/// Tokens per prefill chunk.
 const PART: usize = 70;
 
-/// Three sequences write behind prompts of so many parts.
+/// Three sequences decode behind prompts of `parts` prefill chunks each.
 fn steady(threads: usize, parts: usize) -> Taken {
     let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3_bf16");
     let checkpoint = Checkpoint::open(&case).unwrap();
@@ -145,15 +147,17 @@ fn steady(threads: usize, parts: usize) -> Taken {
     Taken { steps, higher, kept }
 }
 
-/// What grows with the history does so by doubling: hardly a step takes anything. Each thread has scratch memory of its own, which grows when
-/// that thread first meets a piece as large; on a busy machine the second thread may come in late, but it too takes each piece once.
+/// Buffers that grow with the context double, so hardly a step allocates. Each thread has scratch
+/// that grows when the thread first meets a larger work item; on a busy machine a worker may join
+/// late, but it too grows once per size.
 #[test]
 fn a_steady_decode_step_takes_no_memory() {
     let alone = steady(1, 1);
     assert!(alone.steps.len() <= 2, "steps that took memory on one thread: {:?}", alone.steps);
     let two = steady(2, 1);
     assert!(two.steps.len() <= 30, "steps that took memory on two threads: {:?}", two.steps);
-    // Behind 4,200 tokens each: a write that copied the pool, or one layer of it, would show, however soon it was let go again.
+    // Behind 4,200 tokens each: a step that copied the pool, or one layer of it, would raise the
+    // peak even if it freed it at once.
     let long = steady(2, 60);
     assert!(long.steps.len() <= 30, "steps that took memory behind a long context: {:?}", long.steps);
     assert!(long.kept > 8 << 20, "{} bytes are no long context", long.kept);

@@ -1,5 +1,6 @@
-//! One sequence gets the same bits whatever kind of plan it runs under: alone on a contiguous cache, in a ragged batch, forked, behind a
-//! frozen prefix, as a tree, with redirected writes, through a window's cells, and under an explicit mask in place of any of these.
+//! Layout invariance: a sequence gets bit-identical logits under every kind of plan. Covered are
+//! contiguous and paged caches, ragged batches, forks, frozen prefixes, draft trees, redirected
+//! writes, sliding windows in cells and in rings, and an explicit mask in place of each.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod common;
@@ -14,8 +15,9 @@ use kvasir_kv::{
 use kvasir_program::LayerFacts;
 use std::sync::Arc;
 
-/// Latent attention that selects its keys, sinks beside windows, windows beside full layers, windows alone, experts without biases; each
-/// in exact arithmetic over f32, and in the fast one over every kind of pool in turn; and experts that are computed closely.
+/// Models with sparse latent attention (MLA with an indexer), sinks with windows, mixed window and
+/// full layers, windows alone, and MoE. Each runs in exact f32 and quantized over two KV types in
+/// turn; and one MoE model at `Precision::Close`.
 fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     let mut setups = Vec::new();
     let mut kinds = KvType::ALL.into_iter().cycle();
@@ -39,7 +41,7 @@ fn executor(model: &Arc<CpuModel>, kv: KvType) -> CpuExecutor {
     CpuExecutor::new(Arc::clone(model), limits).unwrap()
 }
 
-/// One sequence's part of a step.
+/// One sequence's tokens in a step.
 #[derive(Clone, Default)]
 struct Part {
     seq: u64,
@@ -52,7 +54,7 @@ fn part(seq: SeqId, tokens: &[Token]) -> Part {
     Part { seq: seq.0, tokens: tokens.to_vec(), ..Part::default() }
 }
 
-/// Claims and plans a step in which every token's logits are wanted.
+/// Claims and plans a step in which every token's logits are requested.
 fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
     let claim = |p: &Part| ClaimRow {
         seq: SeqId(p.seq),
@@ -76,14 +78,14 @@ fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
     step
 }
 
-/// Runs a step and, over the same pool, once more under an explicit mask; gives each token's logits.
+/// Runs a step, then again over the same pool under an explicit mask; returns each token's logits.
 fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Vec<Vec<f32>> {
     let mut step = step(cache, id, parts);
     executor.execute(&mut step, &[]).unwrap();
     let logits = step.output.logits.clone();
     let mut explicit = Plan::default();
     Lowering::default().lower(&step.plan, &mut explicit);
-    // What has moved has moved.
+    // The slot copies were done by the first run.
     explicit.moves.clear();
     step.plan = explicit;
     executor.execute(&mut step, &[]).unwrap();
@@ -92,7 +94,7 @@ fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, parts: &[Part
     logits.chunks(executor.program().vocab).map(<[f32]>::to_vec).collect()
 }
 
-/// The same tokens alone on a contiguous cache, in one step.
+/// Reference: the same tokens alone on a contiguous cache, in one step.
 fn alone(model: &Arc<CpuModel>, kv: KvType, tokens: &[Token]) -> Vec<Vec<f32>> {
     let mut cache = Contiguous::new(256);
     let seq = cache.open().unwrap();
@@ -125,7 +127,7 @@ fn ragged_batches_and_forks() {
                 (first, at[i]) = (first + take[i], at[i] + take[i]);
             }
         }
-        // Forks read their trunk together, and go on as it would.
+        // Forks share the reads of their common prefix, and continue as the original would.
         let forks = cache.sequences().unwrap().fork(seqs[0], 2).unwrap();
         let tails: [&[Token]; 3] = [&[5, 6], &[7, 8, 9], &[5]];
         let parts: Vec<Part> =
@@ -156,7 +158,7 @@ fn a_frozen_prefix_in_front() {
         let mut unattached = step(&mut fork, 1, &[part(seq, &all[69..72])]);
         assert!(matches!(second.execute(&mut unattached, &[]), Err(StepError::Failed(_))));
         fork.cancel(StepId(1)).unwrap();
-        // As many bytes a token in other heads: its rows lie elsewhere.
+        // Another head split with equally many bytes per token: its rows lie elsewhere.
         let other = |facts: &LayerFacts| {
             let all = facts.kv_heads;
             let [key_dim, value_dim] = [facts.key_dim, facts.value_dim].map(|dim| dim * all);
@@ -184,7 +186,8 @@ fn trees_and_the_rows_that_a_commit_moves() {
             let seq = cache.open().unwrap();
             let start = prompt(30, 5);
             run(&mut executor, &mut *cache, 1, &[part(seq, &start)]);
-            // Node 0 is the newest token; 1 and 2 follow it, 3 follows 1, 4 and 5 follow 2.
+            // Draft tree: node 0 is the newest token; 1 and 2 follow it, 3 follows 1, 4 and 5
+            // follow 2.
             let (tokens, parents) = ([400, 10, 20, 30, 40, 50], [0, 0, 1, 2, 2]);
             let frontier: Vec<i32> = [-1].into_iter().chain(parents).collect();
             cache.tree().unwrap().propose(seq, &frontier).unwrap();
@@ -209,7 +212,7 @@ fn redirected_writes_beside_blocks_in_any_place() {
         let mut executor = executor(&model, kv);
         let config = BlockConfig { block_size: 8, blocks: 32, dummy: true, ..BlockConfig::default() };
         let mut cache = Paged::new(config).unwrap();
-        // The blocks of one that has left are handed out again, in another order.
+        // The blocks of a closed sequence are reused in another order.
         let left = cache.open().unwrap();
         run(&mut executor, &mut cache, 1, &[part(left, &prompt(77, 8))]);
         cache.close(left).unwrap();
@@ -219,7 +222,7 @@ fn redirected_writes_beside_blocks_in_any_place() {
         let mut again = Part { redirected: 5, ..part(seq, &all[59..]) };
         let rows = run(&mut executor, &mut cache, 3, &[again.clone(), part(other, &[5])]);
         same(&about, &rows[..21], &wanted[59..]);
-        // Blocks of padding on the left, as the rectangular policy has them, change nothing.
+        // Left padding blocks, as the rectangular policy adds them, change nothing.
         again = part(seq, &[1, 2]);
         let mut padded = step(&mut cache, 4, &[again]);
         padded.plan.rows[0].left_pad_blocks = 3;
@@ -248,7 +251,7 @@ fn cells_that_a_window_has_left_behind() {
             if at == all.len() {
                 break;
             }
-            // What no later token sees.
+            // Frees what no later token sees.
             let behind = (at as u32 + 1).saturating_sub(window.unwrap());
             cache.sequences().unwrap().remove(seq, 0..behind).unwrap();
         }
@@ -283,12 +286,12 @@ fn rings_in_place_of_rows_that_a_window_has_left_behind() {
                 break;
             }
         }
-        // Back as far as the rings still hold, and on in another way.
+        // Rewinds as far as the rings still hold, and continues with other tokens.
         cache.rewind().unwrap().rewind_to(seq, 126).unwrap();
         all.truncate(126);
         all.extend([5, 6, 7]);
         same(&about, &run(&mut executor, &mut cache, 90, &all[126..]), &alone(&model, kv, &all)[126..]);
-        // More than the rings were made for is refused.
+        // A write longer than the rings were made for is rejected.
         let mut other = Contiguous::new(256);
         let seq = other.open().unwrap();
         let mut long = step(&mut other, 91, &[part(seq, &all[..25])]);

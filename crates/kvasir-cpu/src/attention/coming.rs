@@ -1,3 +1,13 @@
+//! Packing of V rows into AMX tiles (VNNI layout), software-pipelined with the GEMMs of the
+//! previous head.
+//!
+//! Two V rows of neighboring positions are interleaved: a word holds the pair of bf16 that one dot
+//! product consumes. A few row pairs are packed beside each tile product, so that the memory
+//! latency of V is hidden behind it.
+//!
+//! Unpacking within 128-bit lanes permutes the columns of the output O (`place`). `scaled` undoes
+//! this when it writes `O * factor`.
+
 use super::soon::Soon;
 use super::view::CHUNK;
 use crate::Level;
@@ -6,41 +16,41 @@ use crate::level::per_level;
 use crate::lines::Lines;
 use crate::tile::{LANES, Tile};
 
-/// Pairs of rows that become tiles beside one product of those before.
+/// Row pairs packed beside one product of the previous head.
 const TOGETHER: usize = 2;
-/// How far ahead of a row memory is asked for, in bytes: inside a small page, where it also sets the processor's own prefetching going.
+/// Prefetch distance in bytes: within a 4 KB page, where it also triggers the hardware prefetcher.
 const AHEAD: usize = 2048;
 
-/// One head's values of a chunk on their way into tiles, a few rows at a time while the tile unit works on the head before: memory is waited for
-/// beside the products, not between them.
+/// One head's V rows of a chunk on their way into tiles, a few rows at a time while the previous
+/// head is multiplied.
 pub(super) struct Coming {
-    /// Where the row of each position lies.
+    /// Address of each position's V row.
     pub(super) rows: [*const u16; CHUNK],
-    /// Numbers of a row.
+    /// Head dimension of V.
     pub(super) width: usize,
     pub(super) tiles: Lines<Tile>,
-    /// Pairs of rows that are in tiles.
+    /// Row pairs that are packed.
     pub(super) done: usize,
-    /// What is asked for meanwhile.
+    /// What to prefetch meanwhile.
     pub(super) soon: Soon,
 }
 
 impl Coming {
-    /// No values, only what is asked for.
+    /// Nothing to pack, only a prefetch.
     pub(super) fn nothing(soon: Soon) -> Self {
         Self { rows: [std::ptr::null(); CHUNK], width: 0, tiles: Lines::new(), done: CHUNK / 2, soon }
     }
 
-    /// Whether rows are still to come.
+    /// Whether rows are left to pack.
     #[inline(always)]
     pub(super) fn is_coming(&self) -> bool {
         self.done < CHUNK / 2
     }
 
-    /// Some more rows.
+    /// Packs a few more row pairs and issues the next prefetches.
     ///
     /// # Safety
-    /// Rows that are not done must point at `width` numbers each.
+    /// Rows that are not packed yet must point at `width` numbers each.
     #[inline(always)]
     pub(super) unsafe fn some(&mut self, level: Level) {
         self.soon.ask();
@@ -53,7 +63,7 @@ impl Coming {
         }
     }
 
-    /// The rest.
+    /// Packs the remaining rows.
     ///
     /// # Safety
     /// As for [`some`](Self::some).
@@ -65,11 +75,11 @@ impl Coming {
     }
 }
 
-/// Numbers of a row that fill two tiles side by side.
+/// Numbers of a V row that fill one row of two neighboring tiles.
 const WIDE: usize = 2 * LANES;
 
-/// Where number `d` of [`WIDE`] goes: in which of two tiles, and to which column. So two vectors of rows become two of pairs without a number
-/// leaving its 128 bits.
+/// Tile and column of number `d` of [`WIDE`]. With this order, interleaving two vectors needs no
+/// movement across 128-bit lanes.
 const fn place(d: usize) -> (usize, usize) {
     (d / 4 % 2, d / 8 * 4 + d % 4)
 }
@@ -93,16 +103,16 @@ fn scaled_body(sums: &[f32], factor: f32, to: &mut [f32]) {
 }
 
 per_level! {
-    /// `to = sums * factor`, sums in the order of the tiles' columns, results in their own.
+    /// `to = sums * factor`, undoing the column order of the tiles.
     scaled_by_compiler(sums: &[f32], factor: f32, to: &mut [f32]) => scaled_body
 }
 
-/// The same; compilers gather where vectors permute.
+/// `to = sums * factor` in the natural column order; with AVX-512 by permutes instead of gathers.
 pub(super) fn scaled(level: Level, sums: &[f32], factor: f32, to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx512Vnni {
         let whole = to.len() / WIDE * WIDE;
-        // SAFETY: the level was found on this machine.
+        // SAFETY: the level was detected on this machine.
         unsafe { scaled_wide(&sums[..whole], factor, &mut to[..whole]) };
         return scaled_by_compiler(level, &sums[whole..], factor, &mut to[whole..]);
     }
@@ -121,7 +131,7 @@ fn scaled_wide(sums: &[f32], factor: f32, to: &mut [f32]) {
         })
     });
     for (sums, to) in sums.as_chunks::<WIDE>().0.iter().zip(to.as_chunks_mut::<WIDE>().0) {
-        // SAFETY: 16 numbers each.
+        // SAFETY: 16 numbers are read and written each time.
         unsafe {
             let [low, high] = [0, HALF].map(|at| _mm512_loadu_ps(sums[at..].as_ptr()));
             for (half, from) in from.iter().enumerate() {
@@ -133,7 +143,8 @@ fn scaled_wide(sums: &[f32], factor: f32, to: &mut [f32]) {
     }
 }
 
-/// Puts pairs of rows of values (the first of positions 2 `first` and 2 `first` + 1) into rows of their step's tiles, pairs of numbers to a word.
+/// Interleaves pairs of V rows into tile rows in VNNI layout; the first pair holds positions
+/// `2 * first` and `2 * first + 1`.
 ///
 /// # Safety
 /// Each row must be `width` numbers.
@@ -149,7 +160,7 @@ unsafe fn interleave(
         let mut done = 0;
         #[cfg(target_arch = "x86_64")]
         if level >= Level::Avx512Vnni {
-            // SAFETY: the level was found on this machine; the caller's rows.
+            // SAFETY: the level was detected on this machine; the caller's rows.
             unsafe { interleave_wide(*at, width / WIDE, &mut tiles[step..], row) };
             done = width / WIDE * WIDE;
         }
@@ -162,10 +173,10 @@ unsafe fn interleave(
     }
 }
 
-/// `parts` times [`WIDE`] numbers of two rows, into row `row` of every other tile.
+/// Interleaves `parts` times [`WIDE`] numbers of two rows into row `row` of every other tile.
 ///
 /// # Safety
-/// The machine must have the instructions, and each of `at` so many numbers.
+/// The machine must have the instructions, and each of `at` must point at that many numbers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn interleave_wide(at: [*const u16; 2], parts: usize, tiles: &mut [Tile], row: usize) {

@@ -1,4 +1,14 @@
-//! The same attention in f32, on what is stored: for models that are not rounded.
+//! Exact attention in f32 with online softmax, on K and V as stored: for models that are not
+//! rounded to bf16, and as a reference for those that are.
+//!
+//! Per KV head and block of 16 query rows, over the KV chunks in rising order of position:
+//!
+//! 1. S = Q K^T, soft cap, mask.
+//! 2. m_new = max(m, S); P = exp(S - m_new); l and O are rescaled by exp(m - m_new).
+//! 3. O = O + P V. At the end the result is O / l, with the attention sink added to l.
+//!
+//! A row's chunk bounds and order of summation depend on positions alone, so its bits do not depend
+//! on batch composition.
 
 use super::Attend;
 use super::view::{CHUNK, Chunk, View};
@@ -12,16 +22,17 @@ use crate::{Level, Team};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Blocks of lanes that share what is read.
+/// Query blocks per work item; they share each read of K and V.
 const BLOCKS: usize = 4;
 
-/// A block's scores, then shares, of a chunk: a row per position.
+/// Scores, then attention weights, of a block and a chunk: a row per position, a column per query
+/// row.
 type Scores = [[f32; LANES]; CHUNK];
 
-/// What a lane has so far.
+/// Online softmax state of a block of 16 query rows.
 #[derive(Clone, Copy)]
 pub(super) struct Lanes {
-    /// Entries that each sees, and the first position.
+    /// Number of visible entries, and first visible position, of each row.
     visible: [i32; LANES],
     from: [i32; LANES],
     most: [f32; LANES],
@@ -33,14 +44,14 @@ impl Lanes {
         Self { visible: [0; LANES], from: [0; LANES], most: [f32::NEG_INFINITY; LANES], total: [0.0; LANES] };
 }
 
-/// Memory of one thread.
+/// Scratch of one thread.
 struct Room {
     lanes: [Lanes; BLOCKS],
-    /// A column per number of a query, for each block; sums of values likewise.
+    /// Per block a column vector for each number of the queries; accumulators O likewise.
     queries: Lines<[f32; LANES]>,
     sums: Lines<[f32; LANES]>,
     scores: Lines<Scores>,
-    /// A chunk's keys, then its values, a row per entry; and where the entries are.
+    /// A chunk's K rows, later its V rows, dequantized to f32; and the positions of its entries.
     rows: Lines<f32>,
     positions: Vec<i32>,
 }
@@ -58,15 +69,15 @@ thread_local! {
     };
 }
 
-/// Some lanes of one head of a view: query heads of its tokens, token by token.
+/// A work item: some query rows of one KV head of a view, numbered token by token.
 struct Piece<'v> {
     view: &'v View,
     head: usize,
     lanes: Range<usize>,
 }
 
-/// Computes all tokens' results. A lane's chunks begin where its positions say, and its sums are chains in their order, so they do not depend on who
-/// is with it.
+/// Computes all tokens' attention. A row's chunks are aligned by position and reduced in that
+/// order, so its bits do not depend on batch composition.
 ///
 /// # Safety
 /// As for [`Attend::run`].
@@ -74,7 +85,7 @@ pub(crate) unsafe fn attend_exact(a: &Attend<'_>, team: &Team, level: Level, out
     let kv_heads = a.facts.kv_heads;
     let lanes = |view: &View| view.tokens * a.per_head();
     let blocks: usize = a.views.views.iter().map(|view| lanes(view).div_ceil(LANES) * kv_heads).sum();
-    // As many blocks at once as leave enough for all threads.
+    // As many blocks per work item as leave enough items for all threads.
     let most = (blocks / (4 * team.len())).clamp(1, BLOCKS) * LANES;
     let pieces = |view: &View| lanes(view).div_ceil(most) * kv_heads;
     team.each(a.views.views.iter().map(pieces).sum(), &|_, mut item| {
@@ -118,7 +129,7 @@ impl Attend<'_> {
                 let scores = &mut room.scores[block][..n];
                 scores.fill([0.0; LANES]);
                 let rows = Lying { first: room.rows.as_ptr(), row: kd, number: 1 };
-                // SAFETY: so many rows were staged.
+                // SAFETY: as many rows were staged.
                 unsafe { add_products(level, rows, &room.queries[block * kd..][..kd], scores) };
                 let sums = &mut room.sums[block * vd..][..vd];
                 let at = (chunk.first as i32, &room.positions[..]);
@@ -128,20 +139,20 @@ impl Attend<'_> {
             for block in 0..blocks {
                 let rows = Lying { first: room.rows.as_ptr(), row: 1, number: vd };
                 let sums = &mut room.sums[block * vd..][..vd];
-                // SAFETY: as above; here numbers are rows.
+                // SAFETY: as above; here V is read as its transpose.
                 unsafe { add_products(level, rows, &room.scores[block][..n], sums) };
             }
         }
         self.finish(piece, room, out);
     }
 
-    /// The token and the query head of each lane of a piece.
+    /// Token and query head of each row of a work item.
     fn lanes(&self, piece: &Piece<'_>) -> impl Iterator<Item = (usize, usize)> {
         let (group, first) = (self.per_head(), piece.head * self.per_head());
         piece.lanes.clone().map(move |lane| (lane / group, first + lane % group))
     }
 
-    /// Takes the lanes' queries.
+    /// Loads the queries and masks, and resets the softmax state.
     fn begin(&self, piece: &Piece<'_>, room: &mut Room) {
         let kd = self.facts.key_dim;
         room.lanes.fill(Lanes::NONE);
@@ -159,7 +170,7 @@ impl Attend<'_> {
         }
     }
 
-    /// Reads the first `n` rows of a chunk.
+    /// Dequantizes the first `n` K or V rows of a chunk.
     fn stage(&self, level: Level, piece: &Piece<'_>, chunk: &Chunk, n: usize, keys: bool, room: &mut Room) {
         let width = if keys { self.facts.key_dim } else { self.facts.value_dim };
         room.positions.clear();
@@ -178,12 +189,12 @@ impl Attend<'_> {
         for (n, (query, head)) in self.lanes(piece).enumerate() {
             let (block, lane) = (n / LANES, n % LANES);
             let (most, total) = (room.lanes[block].most[lane], room.lanes[block].total[lane]);
-            // A sink is one more share, of nothing.
+            // An attention sink adds to the denominator, and no value.
             let sink = self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
             let largest = most.max(sink);
             let (faded, sink) = ((most - largest).exp(), (sink - largest).exp());
             let total = total * faded + sink;
-            // SAFETY: a lane is in one piece of work.
+            // SAFETY: a query row belongs to one work item.
             let to = unsafe { out.part(piece.view.token + query, head * vd, vd) };
             for (to, sums) in to.iter_mut().zip(&room.sums[block * vd..]) {
                 *to = if total > 0.0 { sums[lane] * faded / total } else { 0.0 };
@@ -192,7 +203,8 @@ impl Attend<'_> {
     }
 }
 
-/// Makes shares of a block's products with the entries from `first` on, which are at these positions, and fades what a larger maximum makes less of.
+/// Online softmax step: turns a block's dot products with the entries from `first` on into
+/// attention weights, and rescales `total` and `sums` where the running maximum grew.
 #[inline(always)]
 fn share_body(
     scores: &mut [[f32; LANES]],

@@ -1,8 +1,23 @@
-//! Attention over what a plan lets each token see.
+//! Multi-head attention (MHA, GQA, MQA, MLA) over a paged KV cache: FlashAttention-style online
+//! softmax on the CPU.
 //!
-//! A lane is one query head of one token. Its visible rows are reduced in chunks of 64 positions, in order of position, whatever their slots
-//! and whoever else is in the batch: so every layout, mask and batch gives the same bits. Chunks that several views read are read once for
-//! all their lanes.
+//! 1. `view`: the plan becomes, per span of query tokens, a list of KV chunks of 64 positions.
+//! 2. `share`: views with a common prefix form groups, which read its chunks once (cascade
+//!    attention).
+//! 3. `run`: groups are cut into work items by KV heads and tokens, for the thread pool.
+//! 4. `block`: the query rows of an item (one row is one query head of one token) are packed 16 at
+//!    a time.
+//! 5. `stretch`: per chunk `S = Q K^T`, then `O = O * exp(m_old - m_new) + P V` with
+//!    `P = exp(S - m_new)`.
+//! 6. The result is `O / l`, where the denominator `l` includes the attention sink.
+//!
+//! Kernels: `products` and `values` are the GEMMs (AMX tiles, or their order of summation in SIMD).
+//! `few` is the decode path (GEMV) for few query rows per KV head. `pairs` is the AVX-512 bf16
+//! dot-product order. `exact` is f32.
+//!
+//! Batch invariance: a row's KV entries are reduced in rising order of position, in chunks aligned
+//! to multiples of 64. So every cache layout, mask and batch composition gives the same bits.
+//! `tests.rs` and `tests/plans.rs` check this.
 
 mod block;
 #[cfg(test)]
@@ -48,16 +63,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 thread_local! {
-    /// Where each group's pieces end, counted through all groups.
+    /// Cumulative number of work items behind each group.
     static ENDS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Blocks of lanes that one piece of work takes at most: their sums stay in the second-level cache.
+/// Query blocks of one work item at most: their accumulators stay in L2.
 const BLOCKS: usize = 32;
 
 /// One layer's attention in one step.
 pub(crate) struct Attend<'a> {
-    /// A row per token, a group per query head.
+    /// Queries: a row per token, split by query head.
     pub(crate) q: &'a [f32],
     pub(crate) q_stride: usize,
     pub(crate) heads: usize,
@@ -65,45 +80,47 @@ pub(crate) struct Attend<'a> {
     pub(crate) layer: usize,
     pub(crate) pools: &'a [Arc<Pool>],
     pub(crate) views: &'a Views,
-    /// Position of every token.
+    /// Position of every token of the step.
     pub(crate) positions: &'a [Position],
     pub(crate) scale: f32,
     pub(crate) soft_cap: Option<f32>,
-    /// One per query head.
+    /// Attention sink logits, one per query head.
     pub(crate) sinks: Option<&'a [f32]>,
 }
 
-/// One thread's piece of work: some heads of all tokens of a group, or one head of some tokens of a single view.
+/// A work item of one thread: some KV heads of all tokens of a group, or one KV head of some tokens
+/// of a single view.
 struct Piece<'v> {
     group: &'v Group,
-    /// K and V heads.
+    /// KV heads.
     heads: Range<usize>,
     /// Tokens, counted over the group's views.
     tokens: Range<usize>,
-    /// Pages of the next layer that its thread may note.
+    /// Budget in pages for the prefetch of the next layer's KV; 0 if it is off.
     pages: usize,
 }
 
-/// Whether a level takes products in the order of [`pairs`], which needs nothing widened or turned. All others have the tile unit's order.
+/// Whether a level multiplies bf16 pairs in the order of [`pairs`], without widening or
+/// transposing. All other levels use the summation order of AMX.
 const fn in_pairs(level: Level) -> bool {
     matches!(level, Level::Avx512Bf16)
 }
 
-/// Whether a level multiplies numbers of 32 bits, for which what is stored is widened.
+/// Whether a level multiplies in f32, so that bf16 operands are widened first.
 fn widens(level: Level) -> bool {
     level < Level::Amx && !in_pairs(level)
 }
 
-/// How the work of a step is cut.
+/// Granularity of work items in a step.
 struct Cut {
-    /// Tokens of a single view that go together.
+    /// Tokens per work item of a single view.
     tokens: usize,
-    /// Heads that go together where tokens are few.
+    /// KV heads per work item where query rows are few (decode).
     heads: usize,
 }
 
 impl Attend<'_> {
-    /// Query heads per K and V head.
+    /// Query heads per KV head: the GQA group size.
     fn per_head(&self) -> usize {
         self.heads / self.facts.kv_heads
     }
@@ -112,7 +129,7 @@ impl Attend<'_> {
         &self.pools[pool as usize].layers[self.layer]
     }
 
-    /// The first position that a token sees.
+    /// First position that a token sees: its sliding window, or 0.
     fn window_from(&self, token: usize) -> i32 {
         let position = self.positions[token] as i64;
         self.facts.window.map_or(0, |w| (position - i64::from(w) + 1).max(0) as i32)
@@ -122,12 +139,12 @@ impl Attend<'_> {
         Rule { scale: self.scale, soft_cap: self.soft_cap }
     }
 
-    /// Enough pieces for all threads, each as large as the cache allows.
+    /// Chooses enough work items for all threads, each as large as the cache allows.
     fn cut(&self, team: &Team) -> Cut {
         let kv_heads = self.facts.kv_heads;
         let lanes: usize = self.views.views.iter().map(|v| v.tokens * self.heads).sum();
         let blocks = (lanes.div_ceil(LANES) / (2 * team.len())).clamp(1, BLOCKS);
-        // Heads of few lanes share blocks, so as many as possible go together.
+        // Heads with few query rows share blocks, so as many as possible go together.
         let heads = (kv_heads * self.views.groups.len() / team.len()).clamp(1, kv_heads);
         Cut { tokens: (blocks * LANES / self.per_head()).max(1), heads }
     }
@@ -137,7 +154,7 @@ impl Attend<'_> {
         views.iter().map(|&v| self.views.views[v as usize].tokens).sum()
     }
 
-    /// Tokens and heads of one piece of a group of so many tokens.
+    /// Tokens and KV heads per work item of a group with `tokens` tokens.
     fn size(&self, group: &Group, tokens: usize, cut: &Cut) -> (usize, usize) {
         let alone = group.views.1 - group.views.0 == 1;
         match tokens * self.per_head() >= LANES {
@@ -147,10 +164,11 @@ impl Attend<'_> {
         }
     }
 
-    /// Computes all tokens' results.
+    /// Computes all tokens' attention results on the thread pool.
     ///
     /// # Safety
-    /// The slots of the views must exist, and nobody may write them meanwhile, nor use the results.
+    /// The slots of the views must exist. No other thread may write them, or access the results,
+    /// during the call.
     pub(crate) unsafe fn run(&self, team: &Team, level: Level, out: &Parts<'_>) {
         let cut = self.cut(team);
         let kv_heads = self.facts.kv_heads;
@@ -181,7 +199,8 @@ impl Attend<'_> {
                 SCRATCH.with_borrow_mut(|scratch| self.piece(level, &piece, scratch, out));
             };
             if pages > 0 {
-                // What a thread has asked for in the layer before should be its own.
+                // In static order: a thread should meet the rows that it prefetched a layer
+                // earlier.
                 return team.each_in_order(end, &each);
             }
             team.each(end, &each);
@@ -210,7 +229,7 @@ impl Attend<'_> {
             for (t, &(token, _)) in s.tokens.iter().enumerate() {
                 for g in 0..self.per_head() {
                     let q_head = head * self.per_head() + g;
-                    // SAFETY: a lane is in one piece of work.
+                    // SAFETY: a query row belongs to one work item.
                     let to = unsafe { out.part(token, q_head * self.facts.value_dim, self.facts.value_dim) };
                     let lane = (h * s.tokens.len() + t) * self.per_head() + g;
                     s.finish(level, shape, lane, self.sinks.map(|sinks| sinks[q_head]), to);
@@ -220,7 +239,7 @@ impl Attend<'_> {
     }
 }
 
-/// Widths in whole tiles, and what of them is used: the rest is kept zero.
+/// Head dimensions padded to whole tiles, and the unpadded `dims`: the padding is kept zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     key_width: usize,

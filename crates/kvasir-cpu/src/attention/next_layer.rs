@@ -1,11 +1,14 @@
+//! Enqueues the prefetch of the next layer's KV rows (see `meanwhile.rs`).
+
 use super::Attend;
 use super::view::Chunk;
 use crate::meanwhile;
 use std::ops::Range;
 
 impl Attend<'_> {
-    /// Notes where what these heads read of a chunk lies in the next layer, at most so many pages for a layer. Behind the last layer comes the first: the next
-    /// step's. Where a layer keeps something else nothing is noted.
+    /// Records where these heads' K and V rows of a chunk lie in the next layer, at most `most`
+    /// pages per layer. The last layer is followed by the first one, of the next step. Nothing is
+    /// recorded if the next layer has another shape.
     pub(super) fn note_next_layer(&self, chunk: &Chunk, heads: Range<usize>, most: usize) {
         meanwhile::note(self.layer, most, |note| {
             for run in self.views.runs(chunk) {

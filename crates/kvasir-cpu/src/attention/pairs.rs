@@ -1,8 +1,16 @@
-//! The two products of attention in dot products of pairs of bf16, in an order of their own (decision 0113): nothing is widened, turned or put apart.
+//! Attention GEMMs in bf16 pair dot products (`vdpbf16ps`), for blocks of many query rows
+//! (prefill). Operands are used as stored: nothing is widened or transposed.
 //!
-//! A score is 16 chains, one for each pair of a step of 32 numbers, over the steps of a row; the chains are added up by halves, the first eight and the last,
-//! then four and four. A chunk's sum of shares likewise is 16 chains, one for each place of 16 positions. A sum of values is one chain over all positions. Of a
-//! pair the later number comes first, as the instruction has it. Here is how many lanes do it, a column each; [`few`](super::few) takes rows as they lie.
+//! These kernels define a summation order of their own (decision 0113):
+//!
+//! - A score has 16 accumulators, one per word (bf16 pair) of a 64-byte line, each over the lines
+//!   of a row. They are reduced by halves: 8 + 8, then 4 + 4, and so on.
+//! - The denominator of a chunk has 16 accumulators, one per position modulo 16, reduced likewise.
+//! - An output number is one accumulator over all positions.
+//! - Of a pair the later number is added first, as the instruction does.
+//!
+//! [`few`](super::few) has the decode kernels of the same order; `by_hand.rs` is the scalar
+//! reference.
 
 use super::products::Keys;
 use super::softmax::Scores;
@@ -11,7 +19,7 @@ use crate::tile::LANES;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
-/// The sums of four vectors' numbers, or whatever two numbers come to: by halves.
+/// Reduces four vectors to four numbers, by halves, with the operation `of` (sum or maximum).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn by_halves([a, b, c, d]: [__m512; 4], of: impl Fn(__m512, __m512) -> __m512) -> [f32; 4] {
@@ -22,27 +30,27 @@ pub(super) fn by_halves([a, b, c, d]: [__m512; 4], of: impl Fn(__m512, __m512) -
     let one = of(two, _mm512_permute_ps::<0xb1>(two));
     let firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
     let mut sums = [0.0; 4];
-    // SAFETY: four numbers.
+    // SAFETY: four numbers are written.
     unsafe {
         _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
     }
     sums
 }
 
-/// Rows that are multiplied at once.
+/// K rows multiplied at once (register blocking).
 const AT_ONCE: usize = 4;
 
-/// Each with its partner.
+/// Elementwise sums of vectors.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn add<const N: usize>(a: [__m512; N], b: [__m512; N]) -> [__m512; N] {
     from_fn(|n| _mm512_add_ps(a[n], b[n]))
 }
 
-/// [`super::products::scores`].
+/// S = Q K^T; see [`super::products::scores`].
 ///
 /// # Safety
-/// As there, and the machine must have the instructions.
+/// As for [`super::products::scores`], and the machine must have the instructions.
 pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, steps: usize, out: &mut Scores) {
     // SAFETY: as the caller vouches.
     unsafe {
@@ -54,10 +62,10 @@ pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, steps: usize, out: 
     }
 }
 
-/// The same where rows have `S` steps, or `steps` if that is none.
+/// S = Q K^T for rows of `S` steps of 32 numbers, or `steps` if `S` is 0.
 ///
 /// # Safety
-/// As there.
+/// As for [`super::products::scores`], and the machine must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn scores_of<const S: usize>(keys: &Keys, queries: *const u8, steps: usize, out: &mut Scores) {
     let steps = if S == 0 { steps } else { S };
@@ -65,11 +73,11 @@ unsafe fn scores_of<const S: usize>(keys: &Keys, queries: *const u8, steps: usiz
         let (quarter, row) = (four * AT_ONCE / LANES, four * AT_ONCE % LANES);
         let (base, stride) = (keys.base[quarter], keys.stride[quarter]);
         let rows: [_; AT_ONCE] = from_fn(|n| base.wrapping_add((row + n) * stride));
-        // The chains of a place, of all lanes.
+        // The accumulators of one word of a line, for all query rows.
         let one = |place: usize| {
             let mut chains = [_mm512_setzero_ps(); AT_ONCE];
             for step in 0..steps {
-                // SAFETY: a row of the caller's tile, and a word of each of its rows.
+                // SAFETY: a row of the caller's query tile, and a word of each K row.
                 unsafe {
                     let lanes = _mm512_loadu_si512(queries.wrapping_add(step * 1024 + place * 64).cast());
                     for n in 0..AT_ONCE {
@@ -84,16 +92,16 @@ unsafe fn scores_of<const S: usize>(keys: &Keys, queries: *const u8, steps: usiz
         let four = |place| add(two(place), two(place + 4));
         let eight = |place| add(four(place), four(place + 2));
         for (out, sum) in out.iter_mut().zip(add(eight(0), eight(1))) {
-            // SAFETY: 16 numbers.
+            // SAFETY: 16 numbers are written.
             unsafe { _mm512_storeu_ps(out.as_mut_ptr(), sum) };
         }
     }
 }
 
-/// [`super::products::values`] of one chunk.
+/// O += P V for one chunk; see [`super::products::values`].
 ///
 /// # Safety
-/// As there, and the machine must have the instructions.
+/// As for [`super::products::values`], and the machine must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn values(
     (shares, values): super::products::Shared,
@@ -108,7 +116,8 @@ pub(super) unsafe fn values(
         while lane < lanes {
             let (left, shares) = (lanes - lane, shares.wrapping_add(lane * 64));
             let sums = sums[lane * width + at..].as_mut_ptr();
-            // SAFETY: two tiles of shares, two for each 16 places of the values, and a row of sums for each lane.
+            // SAFETY: two tiles of weights, two tiles of V for each 16 columns, and a row of O per
+            // query row.
             lane += unsafe {
                 match left {
                     8.. => two_tiles::<8>(shares, tiles, sums, width),
@@ -122,10 +131,11 @@ pub(super) unsafe fn values(
     }
 }
 
-/// Adds 32 places of a chunk's values to the sums of `N` lanes; how many that were.
+/// O += P V for 32 columns of a chunk's V and `N` query rows; returns `N`.
 ///
 /// # Safety
-/// There must be two tiles of shares, two for each 16 places of the values, and sums of `N` lanes, `width` apart.
+/// There must be two tiles of weights, two for each 16 columns of V, and accumulators of `N` query
+/// rows, `width` apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn two_tiles<const N: usize>(

@@ -1,4 +1,9 @@
-//! The two products of attention, on tiles of bf16: keys times queries, shares times values.
+//! The two GEMMs of attention in bf16 with f32 accumulators: `S = Q K^T` (`scores`) and `O += P V`
+//! (`values`).
+//!
+//! Dispatch: AMX tiles, bf16 pair dot products (`pairs`), or f32 SIMD in the summation order of AMX
+//! (`chains`), which gives bit-identical results to AMX. Callbacks (`Beside`, `during`) interleave
+//! softmax, packing and prefetch with the tile products.
 
 use super::softmax::Scores;
 use super::view::CHUNK;
@@ -10,38 +15,40 @@ use crate::dense::dot_step;
 use crate::level::per_level;
 use crate::tile::{LANES, STEP, Tile};
 
-/// Keys of a chunk: four times 16 rows of bf16, each padded to whole steps of 32.
+/// K rows of a chunk: four times 16 rows of bf16, each padded to whole steps of 32 numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys {
     pub(crate) base: [*const u8; 4],
-    /// Bytes between the rows of each 16.
+    /// Row stride in bytes, for each 16 rows.
     pub(crate) stride: [usize; 4],
 }
 
-/// Something to do while a product of keys is made.
+/// Work to interleave with the products of `S = Q K^T` (software pipelining).
 pub(crate) trait Beside {
-    /// Some of it, beside a product.
+    /// Does a little work beside one tile product.
     ///
     /// # Safety
     /// The machine must have the instructions of [`Level::Amx`].
     unsafe fn some(&mut self);
-    /// What is done less often: before `products` products, of the last head's keys or not.
+    /// Does work that is due less often: called before `products` products; `last` says whether
+    /// they are of the last head.
     ///
     /// # Safety
     /// As above.
     unsafe fn before(&mut self, last: bool, products: usize);
 }
 
-/// How often [`Beside::before`] is called for one head's keys of `steps` times 32 numbers.
+/// Number of calls of [`Beside::before`] for one head's K of `steps` times 32 numbers.
 pub(crate) fn asks(steps: usize) -> usize {
     2 * steps
 }
 
-/// Products of one head's keys of a chunk with 16 lanes of queries, a tile for each of `steps`. This is how levels below [`Level::Amx`] do it; `open`
-/// may have the keys' numbers, per step four times 16 rows.
+/// S = Q K^T of one head's chunk and 16 query rows, with a query tile per step of 32 numbers. For
+/// levels below [`Level::Amx`]; `open` may have the keys widened to f32, per step four times 16
+/// rows.
 ///
 /// # Safety
-/// `queries` must be `steps` tiles, the keys 64 rows of as many steps.
+/// `queries` must be `steps` tiles, and the keys 64 rows of as many steps.
 pub(crate) unsafe fn scores(
     level: Level,
     (keys, open): (&Keys, &[[Rows; 4]]),
@@ -51,7 +58,7 @@ pub(crate) unsafe fn scores(
 ) {
     #[cfg(target_arch = "x86_64")]
     if in_pairs(level) {
-        // SAFETY: as the caller vouches; the level was found on this machine.
+        // SAFETY: as the caller vouches; the level was detected on this machine.
         return unsafe { pairs::scores(keys, queries, steps, out) };
     }
     let (mut columns, mut room) = (Columns::NONE, Rows::NONE);
@@ -71,10 +78,10 @@ pub(crate) unsafe fn scores(
     }
 }
 
-/// One head's keys of a chunk, `steps` times 32 numbers each, widened for all blocks of lanes.
+/// Widens one head's K rows of a chunk to f32, once for all query blocks.
 ///
 /// # Safety
-/// They must be 64 rows of so many steps.
+/// They must be 64 rows of `steps` times 32 numbers.
 pub(crate) unsafe fn open_keys(level: Level, keys: &Keys, steps: usize, to: &mut Vec<[Rows; 4]>) {
     for step in 0..steps {
         to.push([Rows::NONE; 4]);
@@ -85,16 +92,16 @@ pub(crate) unsafe fn open_keys(level: Level, keys: &Keys, steps: usize, to: &mut
     }
 }
 
-/// One head's values of a chunk, widened for all blocks of lanes.
+/// Widens one head's V tiles of a chunk to f32, once for all query blocks.
 pub(crate) fn open_values(level: Level, values: &[Tile], to: &mut Vec<Columns>) {
     to.resize(values.len(), Columns::NONE);
     for (tile, to) in values.iter().zip(to) {
-        // SAFETY: a tile.
+        // SAFETY: a whole tile is readable.
         unsafe { to.open(level, tile.as_ptr().cast()) };
     }
 }
 
-/// Lanes that are not worth the work on all 16.
+/// Up to this many query rows, computing all 16 of a tile is not worth it.
 pub(crate) const FEW: usize = 4;
 
 /// # Safety
@@ -109,22 +116,24 @@ unsafe fn few_values_body(shares: *const u8, values: *const u8, sums: &mut [[f32
 }
 
 per_level! {
-    /// Adds the products of a chunk's shares of so many lanes with 16 places of its values.
+    /// O += P V for up to [`FEW`] query rows and 16 columns of V.
     ///
     /// # Safety
-    /// There must be two tiles of each, of which the shares' lanes count.
+    /// There must be two tiles each of weights and of V.
     unsafe few_values(shares: *const u8, values: *const u8, sums: &mut [[f32; LANES]; FEW]) => few_values_body
 }
 
-/// What is multiplied of one chunk: two tiles of shares, and two tiles of values for each 16 places.
+/// Operands of `O += P V` for one chunk: two tiles of attention weights P, and two tiles of V for
+/// each 16 columns.
 pub(crate) type Shared = (*const u8, *const u8);
 
-/// Adds the products of some lanes of shares with the values of `chunks`, 16 places of the values to a tile, to the lanes' `sums` of `width` places
-/// each. `during` is run beside every product. Without tiles `open` has the values' numbers of the only chunk, if lanes are more than [`FEW`].
+/// O += P V over `chunks`, for some query rows with accumulators `sums` of `width` numbers each.
+/// `during` runs beside every tile product. Levels that widen pass the only chunk's V as f32 in
+/// `open`, if there are more than [`FEW`] rows.
 ///
 /// # Safety
-/// The chunks' tiles must be there; at level [`Level::Amx`] tiles must be configured, those of shares and products with as many rows as there are
-/// lanes.
+/// The chunks' tiles must be readable. At [`Level::Amx`] tiles must be configured, those of weights
+/// and products with as many rows as there are query rows.
 pub(crate) unsafe fn values(
     level: Level,
     (chunks, open): (&[Shared], &[Columns]),
@@ -134,7 +143,7 @@ pub(crate) unsafe fn values(
 ) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Amx {
-        // SAFETY: as the caller vouches; the level was found on this machine.
+        // SAFETY: as the caller vouches; the level was detected on this machine.
         return unsafe { tiles::values(chunks, sums, width, during) };
     }
     #[cfg(target_arch = "x86_64")]
@@ -173,22 +182,25 @@ pub(crate) unsafe fn values(
     }
 }
 
-/// The products on the tile unit. What runs beside them may be made of 512-bit vectors, and becomes part of these functions.
+/// The attention GEMMs on AMX tiles. Callbacks are inlined into these functions and may use
+/// AVX-512.
 ///
-/// No more tiles are touched than it takes: where a core's other thread is at work, few results can be on their way besides what the tiles
-/// hold, and with all eight in use a product waits for the one before.
+/// As few tiles as possible are used: with hyper-threading the core can keep few results in flight
+/// besides the tiles, and with all eight in use each product waits for the one before.
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod tiles {
     use super::{Beside, CHUNK, Keys, LANES, Scores, Shared};
     use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
     use crate::ask::{Near, ask_tile};
 
-    /// Products of a chunk's keys with the queries of a block, with something `beside` every product. A tile of queries has the numbers of `lanes` lanes
-    /// of each head in as many columns, one head's behind the other's. If heads are many, there may be anything of positions from `seen` on, and what is
-    /// read `behind` them, for each 16 positions, is asked for beside the last one's if it lies elsewhere.
+    /// S = Q K^T for the heads of a block, with `beside` called at every tile product. A query tile
+    /// has `lanes` columns per head, head after head. With several heads, positions from `seen` on
+    /// are undefined. What is read `behind` the last head, per 16 positions, is prefetched into L2
+    /// if it is not contiguous.
     ///
     /// # Safety
-    /// As for [`super::scores`], for all heads; tiles must be configured for so many columns, or for 16 if there is one head.
+    /// As for [`super::scores`], for all heads; tiles must be configured for `lanes` columns, or
+    /// for 16 if there is one head.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(crate) unsafe fn scores(
@@ -223,8 +235,9 @@ pub(crate) mod tiles {
                 }
                 return;
             }
-            // Many heads' keys come from memory: in the order in which they lie there, 16 positions ahead. The products of 16 positions are stored when those of
-            // the next have been asked of the unit.
+            // With several heads K streams from memory: it is read in memory order and prefetched
+            // 16 positions ahead. The products of 16 positions are stored only after those of the
+            // next were issued.
             let quarters = seen.div_ceil(LANES);
             let elsewhere =
                 keys.last().is_some_and(|keys| keys.base[0].wrapping_add(CHUNK * steps * 64) != behind[0]);
@@ -271,10 +284,10 @@ pub(crate) mod tiles {
         }
     }
 
-    /// [`super::values`].
+    /// O += P V on AMX; see [`super::values`].
     ///
     /// # Safety
-    /// As there.
+    /// As for [`super::values`] at [`Level::Amx`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) unsafe fn values(chunks: &[Shared], sums: &mut [f32], width: usize, mut during: impl FnMut()) {
         let stride = width * 4;
@@ -285,7 +298,7 @@ pub(crate) mod tiles {
                 during();
             };
         }
-        // SAFETY: as the caller vouches; the width is a multiple of two tiles'.
+        // SAFETY: as the caller vouches; the width is a multiple of two tiles' columns.
         unsafe {
             for pair in 0..width / (2 * LANES) {
                 let to = sums.as_mut_ptr().add(pair * 2 * LANES);

@@ -1,4 +1,11 @@
-//! One block of lanes and one chunk: from products of keys to shares.
+//! One query block and one KV chunk: S = Q K^T, software-pipelined with the online softmax of the
+//! previous block.
+//!
+//! 1. `score`: tile products of this block, while the previous block's scores become attention
+//!    weights.
+//! 2. `begin_shares`: mask, running maximum, rescale factor.
+//! 3. `end_shares`: the remaining weights as bf16 tiles, the running maximum and denominator stored
+//!    back.
 
 use super::coming::Coming;
 #[cfg(target_arch = "x86_64")]
@@ -13,32 +20,32 @@ use super::{Shape, in_pairs, products};
 use crate::Level;
 use crate::tile::transpose;
 
-/// A block whose scores become shares.
+/// A query block with scores on their way to attention weights.
 #[derive(Clone, Copy)]
 pub(super) struct Scored {
     pub(super) block: usize,
-    /// Which of the chunks that are taken together.
+    /// Index among the chunks that are processed together.
     pub(super) chunk: usize,
-    /// Positions up to the last that is seen.
+    /// Positions up to the last visible one.
     pub(super) seen: usize,
-    /// Which of two scores are its own.
+    /// Which of the two score buffers it uses (double buffering).
     pub(super) place: usize,
 }
 
 impl Scored {
-    /// Its number among the shares of so many blocks.
+    /// Its index among the weight tiles of `blocks` blocks per chunk.
     fn number(self, blocks: usize) -> usize {
         self.chunk * blocks + self.block
     }
 }
 
-/// What is done beside the products of a block's keys.
+/// What is interleaved with the tile products of a block's keys.
 #[cfg(target_arch = "x86_64")]
 struct Meanwhile<'a> {
-    /// The block before.
+    /// Softmax of the previous block.
     making: Making<'a>,
     soon: &'a mut Soon,
-    /// The first head's values.
+    /// Packing of the first head's V.
     coming: Option<&'a mut Coming>,
 }
 
@@ -46,7 +53,7 @@ struct Meanwhile<'a> {
 impl products::Beside for Meanwhile<'_> {
     #[inline(always)]
     unsafe fn some(&mut self) {
-        // SAFETY: the caller's instructions.
+        // SAFETY: the caller vouches for the instructions.
         unsafe { self.making.some() };
     }
 
@@ -54,19 +61,20 @@ impl products::Beside for Meanwhile<'_> {
     unsafe fn before(&mut self, last: bool, products: usize) {
         self.soon.ask();
         if last && let Some(coming) = self.coming.as_mut().filter(|coming| coming.is_coming()) {
-            // SAFETY: the caller's instructions; the rows that come are the pool's or staged.
+            // SAFETY: the caller vouches for the instructions; the rows are the pool's or staged.
             (0..products).for_each(|_| unsafe { coming.some(Level::Amx) });
         }
     }
 }
 
 impl Scratch {
-    /// Products of a chunk's keys with the queries of a block, while the scores of the one `before` become shares. Values are `coming` but where
-    /// heads have few lanes.
+    /// Computes S = Q K^T for a block and a chunk, and meanwhile finishes the softmax of the block
+    /// `before`. V is packed through `coming`, except in the decode path, which multiplies V in
+    /// place.
     ///
     /// # Safety
-    /// The blocks must have been made and the keys staged at this level, rows that come be there, and tiles configured for such products where the level has
-    /// them.
+    /// The blocks must have been made and the keys staged at this level, and the rows of `coming`
+    /// must be readable. With AMX, tiles must be configured for these products.
     pub(super) unsafe fn score(
         &mut self,
         level: Level,
@@ -78,7 +86,8 @@ impl Scratch {
         let queries = self.queries[self.blocks[now.block].queries..].as_ptr().cast();
         match level {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was found on this machine; the block has a tile of queries for each step, keys are 64 rows each; as the caller vouches.
+            // SAFETY: the level was detected on this machine; the block has a query tile per step,
+            // keys are 64 rows each; as the caller vouches.
             Level::Amx => unsafe { self.score_beside(shape, queries, now, coming) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -94,10 +103,11 @@ impl Scratch {
         }
     }
 
-    /// The same on the tile unit.
+    /// `score` on AMX.
     ///
     /// # Safety
-    /// The machine must have the instructions, the block's queries and the keys must be there and tiles configured.
+    /// The machine must have the instructions, the block's queries and the keys must be readable,
+    /// and tiles configured.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn score_beside(
@@ -110,7 +120,7 @@ impl Scratch {
         let queries = (queries, self.blocks[now.block].per_head);
         let [first, second] = &mut self.scores[..] else { return };
         let (out, scores) = if now.place == 0 { (first, second) } else { (second, first) };
-        // Nothing is left of it where there was no block before.
+        // Where there was no block before, none of its work is left.
         let sharing = &mut self.sharing[1 - now.place];
         let making = Making::go_on(sharing, scores, &mut self.packed[0]);
         let keys = (&self.keys[..], now.seen, &self.later[1].at);
@@ -120,7 +130,7 @@ impl Scratch {
         meanwhile.making.leave();
     }
 
-    /// What has been scored for a block is to become shares of the chunk's positions.
+    /// Starts the online softmax of a scored block: mask, running maximum, rescale factor.
     pub(super) fn begin_shares(
         &mut self,
         level: Level,
@@ -137,7 +147,7 @@ impl Scratch {
         #[cfg(target_arch = "x86_64")]
         if few && in_pairs(level) {
             let Some(lying) = self.lying_scores.first_chunk_mut() else { return };
-            // SAFETY: the level was found on this machine.
+            // SAFETY: the level was detected on this machine.
             return unsafe {
                 few::shares::begin(sharing, level, (lying, block.used()), &self.entries, sight, rule)
             };
@@ -145,7 +155,7 @@ impl Scratch {
         sharing.begin(level, &mut self.scores[place], &self.entries, sight, rule);
     }
 
-    /// The rest of a block's shares.
+    /// Finishes the online softmax of a block: attention weights, running maximum and denominator.
     pub(super) fn end_shares(&mut self, level: Level, scored: Scored, few: bool) {
         let number = scored.number(self.blocks.len());
         match few {
@@ -167,7 +177,7 @@ impl Scratch {
         self.fades[number] = sharing.run.fade;
     }
 
-    /// The same for a block whose heads have few lanes.
+    /// The remaining attention weights of a decode block (few query rows per KV head).
     #[cfg(target_arch = "x86_64")]
     fn few_shares(&mut self, level: Level, scored: Scored) {
         let number = scored.number(self.blocks.len());
@@ -175,11 +185,12 @@ impl Scratch {
         if in_pairs(level) {
             let Some(lying) = self.lying_scores.first_chunk() else { return };
             let lanes = self.blocks[scored.block].used();
-            // SAFETY: the level was found on this machine.
+            // SAFETY: the level was detected on this machine.
             return unsafe { few::shares::rest(sharing, (lying, lanes), &mut self.shares[number]) };
         }
         sharing.rest(level, &self.scores[scored.place], &mut self.packed[0]);
-        // SAFETY: the level was found on this machine, and has heads of few lanes taken apart.
+        // SAFETY: the level was detected on this machine, and is at least AVX2, as only those have
+        // a decode path.
         unsafe { few::open(level, &self.packed[0], &mut self.open_shares[0]) };
     }
 }

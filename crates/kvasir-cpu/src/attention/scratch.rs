@@ -1,3 +1,8 @@
+//! Thread-local scratch of attention: queries, softmax state (m, l), accumulators O, staged K and
+//! V, scores and attention weights.
+//!
+//! Buffers grow to the largest work item and stay, so a steady decode step does not allocate.
+
 use super::Shape;
 use super::block::Block;
 use super::coming::scaled;
@@ -18,54 +23,56 @@ thread_local! {
     pub(super) static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
-/// Memory of one thread; grows to the largest piece of work and stays.
+/// Scratch of one thread; grows to the largest work item and stays.
 pub(super) struct Scratch {
     shape: Option<Shape>,
-    /// The piece's tokens in the step's list, and how many entries each sees.
+    /// The work item's tokens by their index in the step, and how many entries each sees.
     pub(super) tokens: Vec<(usize, i32)>,
-    /// Per view of the piece's group its first token, counted over the group; then their number.
+    /// Per view of the item's group its first token, counted over the group; then the total.
     pub(super) starts: Vec<usize>,
     pub(super) blocks: Vec<Block>,
-    /// Per block: a tile of queries for each step, a pair of numbers to a word and a column per lane, or a row where heads of few lanes have their products
-    /// [in pairs](super::in_pairs).
+    /// Per block, a query tile for each step of 32 numbers: bf16 pairs to a word. A query row is a
+    /// column, or a row in the decode path of levels [in pairs](super::in_pairs).
     pub(super) queries: Lines<Tile>,
-    /// The same as numbers, where heads have few lanes and there are neither tiles nor pairs; and what comes of either, a row per lane.
+    /// Queries widened to f32, in the decode path of levels that widen; and scores of either decode
+    /// path, a row per query row.
     pub(super) open_queries: Vec<Columns>,
     pub(super) lying_scores: Lines<[f32; CHUNK]>,
-    /// A block's queries, a row per lane.
+    /// A block's queries before the transpose: a row per query row.
     pub(super) lying: Lines<Tile>,
-    /// Per lane: running maximum, sum of shares, and sums of values over the chunks so far, in the order of [`super::coming`].
+    /// Online softmax state per query row: running maximum m, denominator l, and accumulators O in
+    /// the column order of [`super::coming`].
     pub(super) most: Vec<f32>,
     pub(super) sum: Vec<f32>,
     pub(super) sums: Lines<f32>,
-    /// Per head of a block: a chunk's keys.
+    /// K of a chunk, per head of a block.
     pub(super) keys: Vec<Keys>,
-    /// The first head's keys of the chunk and its values, where they are asked for.
+    /// The first head's K and V rows of the chunk, where they are prefetched.
     #[cfg(target_arch = "x86_64")]
     pub(super) later: [Later; 2],
-    /// What is asked for while the keys of a lone head are multiplied.
+    /// Prefetch list while a single head's keys are multiplied.
     pub(super) soon: Soon,
-    /// The keys of a head and one head's values, widened, where there are no tiles.
+    /// K of a head and V of one head, widened to f32, at levels that widen.
     pub(super) open_keys: Vec<[Rows; 4]>,
     pub(super) open_values: Vec<Columns>,
     pub(super) staged_keys: Lines<u16>,
     pub(super) staged_values: Lines<u16>,
-    /// A row of zeros.
+    /// A row of zeros, for positions without an entry.
     pub(super) nothing: Vec<u16>,
     pub(super) wide: Vec<f32>,
-    /// Tiles of one head's values and of those of the next, or of the next chunk's.
+    /// V tiles of one head, and of the next head or the next chunk.
     pub(super) values: [Lines<Tile>; TAKEN],
-    /// Of two blocks: one is scored while the other's shares are made.
+    /// Two score buffers: one block is scored while the other's weights are made.
     pub(super) scores: Lines<Scores>,
     pub(super) sharing: [Sharing; 2],
     pub(super) packed: Lines<Packed>,
-    /// Per block and chunk that is taken, and one that may be looked at past them.
+    /// Attention weights per chunk and block, and one spare at the end, as loads may touch it.
     pub(super) shares: Lines<[Tile; 2]>,
-    /// A block's shares as numbers, where its heads have few lanes.
+    /// A block's weights as f32, in the decode path.
     pub(super) open_shares: Lines<Scores>,
-    /// Per block and chunk what its lanes' sums must be multiplied with before.
+    /// Rescale factors exp(m_old - m_new) per chunk and block.
     pub(super) fades: Vec<[f32; LANES]>,
-    /// The chunk's entries; made where some lane does not see all of them.
+    /// Entry numbers of the chunk; made only if some query row needs a mask.
     pub(super) entries: Entries,
 }
 
@@ -106,7 +113,8 @@ impl Default for Scratch {
 }
 
 impl Scratch {
-    /// Starts a piece of `heads` heads with `lanes` lanes each.
+    /// Starts a work item of `heads` KV heads with `lanes` query rows each: grows buffers and
+    /// resets the softmax state.
     pub(super) fn prepare(&mut self, shape: Shape, heads: usize, lanes: usize) {
         if self.shape != Some(shape) {
             self.shape = Some(shape);
@@ -118,7 +126,7 @@ impl Scratch {
             self.nothing.resize(widest, 0);
             self.wide.resize(widest, 0.0);
             let tiles = shape.value_width / LANES;
-            // Places past the end of a value stay zero.
+            // The padding of V beyond the head dimension stays zero.
             for values in &mut self.values {
                 values.clear();
                 values.grow(tiles * 2);
@@ -130,26 +138,26 @@ impl Scratch {
             self.open_shares.grow(1);
             self.lying_scores.grow(LANES);
         }
-        // Places past the end of a key are never written, and stay zero.
+        // The padding of K beyond the head dimension is never written, and stays zero.
         self.staged_keys.grow(heads * CHUNK * shape.key_width);
         let lanes = heads * lanes;
         self.sums.clear();
         self.sums.grow(lanes * shape.value_width);
-        // A block takes 16 at a time, whoever they are of.
+        // Padded, as a block loads 16 numbers at a time.
         self.most.clear();
         self.most.resize(lanes + LANES, f32::NEG_INFINITY);
         self.sum.clear();
         self.sum.resize(lanes + LANES, 0.0);
     }
 
-    /// A lane's result.
+    /// Writes a query row's result: O / l.
     pub(super) fn finish(&self, level: Level, shape: Shape, lane: usize, sink: Option<f32>, to: &mut [f32]) {
         let factor = finished(self.most[lane], self.sum[lane], sink);
         scaled(level, &self.sums[lane * shape.value_width..][..shape.value_width], factor, to);
     }
 }
 
-/// What a lane's sums of values are multiplied with in the end.
+/// Normalization factor of O: 1 / l, with the attention sink added to l.
 pub(super) fn finished(most: f32, sum: f32, sink: Option<f32>) -> f32 {
     let (fade, total) = match sink.map(Rule::unit) {
         None => (1.0, sum),

@@ -1,32 +1,45 @@
+//! Shared-prefix (cascade) attention: finds views that read the same KV chunks, so that each chunk
+//! is read once for all of their query rows.
+//!
+//! 1. Sort the views by their runs of slots, so that views with a common prefix are neighbors.
+//! 2. Neighbors that share at least the first chunk form a group, of at most 64 views.
+//! 3. Cut each group recursively, like a radix tree: a stretch is a range of chunks that a range of
+//!    views all read.
+//!
+//! Sharing is detected from the plan alone: forks, siblings, prefix-cache hits and draft trees look
+//! alike (decision 0106). Each row keeps its own m and l and meets its chunks in the same order, so
+//! results are bit-identical to separate reads.
+
 use super::view::{Chunk, View, Views};
 use std::cmp::Ordering;
 
-/// A view of more tokens than this keeps the units busy alone.
+/// A view of more tokens than this has enough arithmetic intensity alone.
 const FEW: usize = 16;
-/// Views of one group at most: their sums must stay in a cache.
+/// Views per group at most: their accumulators must stay in a cache.
 const MOST: usize = 64;
 
-/// Views whose first chunks are the same: branches of one trunk, siblings, hits on one prefix; or a single view.
+/// Views whose first chunks are the same (branches of one prefix), or a single view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// Its views, in [`Views::order`].
+    /// Its views, as a range of [`Views::order`].
     pub(crate) views: (usize, usize),
-    /// Its stretches, in [`Views::stretches`].
+    /// Its stretches, as a range of [`Views::stretches`].
     pub(crate) stretches: (usize, usize),
 }
 
-/// Chunks that some neighbouring views of a group all read: they are read once for all of them.
+/// A range of chunks that neighboring views of a group all read; they are read once for all of
+/// them.
 ///
-/// The stretches that concern one view follow each other in order of position, so every view reduces its chunks as if it were alone.
+/// The stretches of one view are in order of position, so it reduces its chunks as it would alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
-    /// The views, in [`Views::order`].
+    /// The views, as a range of [`Views::order`].
     pub(crate) views: (usize, usize),
     /// The chunks, counted from each view's first.
     pub(crate) chunks: (usize, usize),
 }
 
-/// Finds which views read the same, and cuts their reads into stretches.
+/// Groups the views by common prefix, and cuts their chunks into stretches.
 pub(super) fn share(views: &mut Views) {
     let (mut order, mut groups, mut stretches) = (
         std::mem::take(&mut views.order),
@@ -61,22 +74,22 @@ impl Views {
         a.first == b.first && self.runs(a) == self.runs(b)
     }
 
-    /// Chunks from the first on that two views both read.
+    /// Length of the common prefix of two views, in chunks.
     fn common(&self, a: &View, b: &View) -> usize {
         self.chunks(a).iter().zip(self.chunks(b)).take_while(|(a, b)| self.same(a, b)).count()
     }
 
-    /// An order in which views with the same first chunks are neighbours.
+    /// An order in which views with a common prefix are neighbors.
     fn compare(&self, a: &View, b: &View) -> Ordering {
         let (a, b) = (self.chunks(a), self.chunks(b));
         let unlike = a.iter().zip(b).find(|(a, b)| !self.same(a, b));
         unlike.map_or(a.len().cmp(&b.len()), |(a, b)| self.runs(a).cmp(self.runs(b)))
     }
 
-    /// Cuts what the views `from .. to` read from chunk `done` on.
+    /// Cuts what the views `from .. to` read from chunk `done` on, recursively.
     fn cut(&self, order: &[u32], (from, to): (usize, usize), done: usize, into: &mut Vec<Stretch>) {
         let view = |at: usize| &self.views[order[at] as usize];
-        // The views are sorted, so what the first and the last have in common all have.
+        // The views are sorted, so the common prefix of the first and the last is that of all.
         let end = if to - from == 1 {
             self.chunks(view(from)).len()
         } else {

@@ -1,17 +1,20 @@
+//! An incremental prefetch list: address ranges that are prefetched a few lines at a time, beside
+//! other work. Issued at once they would exceed the fill buffers and stall; AMX tile loads across
+//! rows are not followed by the hardware prefetcher.
+
 use crate::ask::{Near, ask_line};
 
-/// Stretches of memory: a chunk's keys and values in blocks of 16 slots.
+/// Ranges of a list: a chunk's K and V in blocks of 16 slots.
 const PLACES: usize = 8;
 
-/// Memory that is read soon, to be asked for a little at a time while something else is worked on: asked for at once it would be waited for, and
-/// tiles read across rows, which processors do not foresee.
+/// Address ranges to prefetch step by step, beside other work.
 #[derive(Clone, Copy)]
 pub(crate) struct Soon {
-    /// What is left, in lines of 64 bytes: places `first .. end`.
+    /// What is left, in lines of 64 bytes: the ranges `first .. end`.
     places: [(*const u8, u32); PLACES],
     first: u8,
     end: u8,
-    /// Lines that are asked for at a time.
+    /// Lines prefetched per call.
     step: u32,
     near: Near,
 }
@@ -20,7 +23,8 @@ impl Soon {
     pub(super) const NOTHING: Self =
         Self { places: [(std::ptr::null(), 0); PLACES], first: 0, end: 0, step: 0, near: Near::First };
 
-    /// Adds bytes from `at` on. What is in more places is left to itself.
+    /// Appends a range; contiguous ranges are merged, and those beyond the capacity are left to
+    /// demand loads.
     pub(super) fn add(&mut self, at: *const u8, bytes: usize) {
         let lines = bytes.div_ceil(64) as u32;
         if let Some((before, n)) = self.places[..self.end as usize].last_mut()
@@ -33,21 +37,22 @@ impl Soon {
         }
     }
 
-    /// Its second half: who is asked for half a step ahead fills the first level, but not more of it.
+    /// The second half of the list; the first half is prefetched earlier, and both at once would
+    /// exceed L1.
     pub(super) fn second_half(&self) -> Self {
         let mut half = Self::NOTHING;
         self.part(self.lines() / 2, u32::MAX, &mut half);
         half
     }
 
-    /// Its first half.
+    /// The first half of the list.
     pub(super) fn first_half(&self) -> Self {
         let mut half = Self::NOTHING;
         self.part(0, self.lines() / 2, &mut half);
         half
     }
 
-    /// Adds lines `from .. to` of this to another.
+    /// Appends lines `from .. to` of this list to another.
     fn part(&self, from: u32, to: u32, all: &mut Self) {
         let mut before = 0;
         for &(at, lines) in self.left() {
@@ -60,7 +65,7 @@ impl Soon {
         }
     }
 
-    /// The same, for the second-level cache.
+    /// The same list, targeting L2.
     pub(super) fn far(self) -> Self {
         Self { near: Near::Second, ..self }
     }
@@ -73,18 +78,18 @@ impl Soon {
         self.left().iter().map(|place| place.1).sum()
     }
 
-    /// The same, to be asked for in so many parts.
+    /// The same list, spread over `parts` calls of [`ask`](Self::ask).
     pub(super) fn in_parts(mut self, parts: usize) -> Self {
         self.step = self.lines().div_ceil(parts.max(1) as u32);
         self
     }
 
-    /// Whether there is anything left.
+    /// Whether anything is left to prefetch.
     pub(super) fn is_left(&self) -> bool {
         self.first < self.end
     }
 
-    /// Asks for the next part.
+    /// Prefetches the next part.
     #[inline(always)]
     pub(super) fn ask(&mut self) {
         let mut wanted = self.step;
@@ -98,7 +103,7 @@ impl Soon {
     }
 }
 
-/// Asks for numbers that are read soon.
+/// Prefetches numbers into L1.
 pub(super) fn ask(numbers: &[f32]) {
     numbers.chunks(16).for_each(|line| ask_line(Near::First, line.as_ptr().cast()));
 }

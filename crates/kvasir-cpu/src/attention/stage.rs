@@ -1,3 +1,7 @@
+//! Staging of K and V for the attention kernels: rows are used in place if they are bf16 and laid
+//! out as the kernels need them. Otherwise they are dequantized to bf16 in scratch. Also builds the
+//! prefetch lists of a chunk.
+
 use super::coming::Coming;
 use super::products::{Keys, open_keys};
 use super::scratch::Scratch;
@@ -12,7 +16,7 @@ use crate::tile::{TILE, Tile};
 use std::ops::Range;
 
 impl Attend<'_> {
-    /// Notes which entry stands at each position of a chunk.
+    /// Records the entry number at each position of a chunk, for masking.
     pub(super) fn number_entries(&self, chunk: &Chunk, s: &mut Scratch) {
         s.entries = Entries::NONE;
         let mut number = chunk.first as i32;
@@ -25,7 +29,7 @@ impl Attend<'_> {
         }
     }
 
-    /// Runs that have entries among each 16 positions of a chunk.
+    /// Number of runs with entries among each 16 positions of a chunk.
     fn runs_of_quarters(&self, chunk: &Chunk) -> [u8; 4] {
         let mut runs = [0; 4];
         for run in self.views.runs(chunk) {
@@ -35,7 +39,7 @@ impl Attend<'_> {
         runs
     }
 
-    /// One head's keys of a chunk, to be asked for.
+    /// Prefetch list of one head's K rows of a chunk.
     pub(super) fn soon(&self, chunk: &Chunk, head: usize) -> Soon {
         let mut soon = Soon::NOTHING;
         for run in self.views.runs(chunk) {
@@ -44,7 +48,7 @@ impl Attend<'_> {
         soon
     }
 
-    /// One head's values of a chunk, if they are not part of the keys, behind what is there to be asked for already.
+    /// Appends one head's V rows of a chunk to a prefetch list, unless V is part of K.
     pub(super) fn soon_values(&self, chunk: &Chunk, head: usize, mut soon: Soon) -> Soon {
         for run in self.views.runs(chunk) {
             if let Some(values) = &self.pool(run.pool).values {
@@ -54,8 +58,9 @@ impl Attend<'_> {
         soon
     }
 
-    /// Brings a chunk's keys of these heads into the form that the products take. 16 positions are used where they are if they are bf16 and
-    /// lie as they would in a run; what is there at positions that nobody sees does not matter.
+    /// Stages a chunk's K rows of these heads. Each 16 positions are used in place if they are bf16
+    /// and contiguous; what is stored at positions without an entry is masked. Other rows are
+    /// dequantized into scratch.
     pub(super) fn stage_keys(
         &self,
         level: Level,
@@ -99,22 +104,24 @@ impl Attend<'_> {
                     let to = &mut s.staged_keys[i * size + row * shape.key_width..][..n * shape.key_width];
                     let wide = &mut s.wide[..self.facts.key_dim];
                     for (slot, to) in (part.slot..).zip(to.chunks_exact_mut(shape.key_width)) {
-                        // SAFETY: the executor has checked the plan's slots, and writes come before reads.
+                        // SAFETY: the executor has checked the plan's slots, and writes come before
+                        // reads.
                         unsafe { rows.narrow(level, slot, head, wide, &mut to[..self.facts.key_dim]) };
                     }
                 }
             }
         }
-        // Widened for more than one block.
+        // Widened to f32 once, if several query blocks use them.
         if many && widens(level) {
             for keys in &s.keys {
-                // SAFETY: 64 rows of the pool's or staged, whole steps.
+                // SAFETY: 64 rows of whole steps, the pool's or staged.
                 unsafe { open_keys(level, keys, shape.steps(), &mut s.open_keys) };
             }
         }
     }
 
-    /// The slot that stands for the first of 16 positions if a run's `part` of them is all that is read of them, and they can be read from there on.
+    /// The slot of the first of 16 positions, if they can be read in place: a run's `part` must be
+    /// all that is read of them, in bf16 and within an aligned block of slots.
     fn in_place(&self, rows: &Rows, shape: Shape, part: &Run, runs_of_quarter: &[u8; 4]) -> Option<u32> {
         let row = part.position as usize % CHUNK;
         let slot = part.slot.checked_sub((row % TILE) as u32)?;
@@ -125,7 +132,7 @@ impl Attend<'_> {
         fits.then_some(slot)
     }
 
-    /// One head's values of a chunk, to be brought into `tiles`.
+    /// Starts packing one head's V rows of a chunk into `tiles`.
     pub(super) fn coming(
         &self,
         level: Level,
@@ -139,7 +146,8 @@ impl Attend<'_> {
         Coming { rows, width: self.facts.value_dim, tiles, done: 0, soon }
     }
 
-    /// Where one head's values of a chunk lie as bf16: those of bf16 rows where they are; rows of no entry are zeros.
+    /// Addresses of one head's V rows of a chunk as bf16: in place if stored as bf16, else
+    /// dequantized into scratch. Positions without an entry point at zeros.
     pub(super) fn value_rows(
         &self,
         level: Level,

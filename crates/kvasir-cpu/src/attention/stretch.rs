@@ -1,4 +1,10 @@
-//! A stretch: neighbouring chunks that the same views read, taken by all lanes of a piece of work.
+//! The main loop of attention: all query blocks of a work item over a stretch of KV chunks.
+//!
+//! Per chunk (or two chunks in prefill on AMX), per KV head:
+//!
+//! 1. Stage K, start packing V, set up prefetch.
+//! 2. `make_shares`: S = Q K^T and online softmax, pipelined over the query blocks.
+//! 3. O += P V: `take_values` (GEMM on packed V) or `take_rows` (decode, V in place).
 
 use super::block::Block;
 use super::scored::Scored;
@@ -13,33 +19,33 @@ use crate::lines::Lines;
 use crate::tile::LANES;
 use std::ops::Range;
 
-/// Chunks that are taken together at most: shares of all of them are made first, then sums are read and written once. Two chunks' values
-/// leave room in the first-level cache.
+/// Chunks processed together at most: the attention weights of all of them are made first, then O
+/// is loaded and stored once. The V tiles of two chunks fit L1.
 pub(super) const TAKEN: usize = 2;
 
-/// A chunk that some lane sees some of.
+/// A chunk of which some query row sees a part.
 #[derive(Clone, Copy)]
 pub(super) struct Seen<'c> {
     pub(super) chunk: &'c Chunk,
-    /// The chunk behind it.
+    /// The chunk that follows.
     pub(super) next: Option<&'c Chunk>,
-    /// Its first position and its last.
+    /// First and last position with an entry.
     pub(super) first: i32,
     last: i32,
 }
 
-/// Chunks that are taken together by blocks which read the same heads.
+/// Chunks and query blocks that are processed together, of the same KV heads.
 pub(super) struct Work<'c> {
     pub(super) chunks: &'c [Seen<'c>],
     pub(super) blocks: Range<usize>,
-    /// Heads, counted within the piece.
+    /// KV heads, relative to the work item's first.
     pub(super) heads: Range<usize>,
-    /// Whether values are multiplied as they lie, because each head has few lanes.
+    /// Whether the decode path is used: few query rows per KV head, V multiplied in place.
     few: bool,
 }
 
 impl Seen<'_> {
-    /// Positions up to the last one.
+    /// Positions of the chunk up to the last entry.
     pub(super) fn len(&self) -> usize {
         self.last as usize % CHUNK + 1
     }
@@ -52,7 +58,7 @@ impl Block {
 }
 
 impl Attend<'_> {
-    /// Takes all lanes of a stretch's views through its chunks.
+    /// Runs all query rows of a stretch's views over its chunks.
     pub(super) fn stretch(&self, level: Level, piece: &Piece<'_>, stretch: &Stretch, s: &mut Scratch) {
         let first_view = stretch.views.0 - piece.group.views.0;
         let last_view = stretch.views.1 - piece.group.views.0;
@@ -62,7 +68,8 @@ impl Attend<'_> {
         let view = &self.views.views[self.views.order[stretch.views.0] as usize];
         let mut chunks = &self.views.chunks(view)[stretch.chunks.0..stretch.chunks.1];
         let mut unit = Unit::of(level);
-        // Where many lanes share a head it is their sums that cost; heads of few lanes wait for memory, which is read in order.
+        // With many query rows per head, loading and storing O dominates; with few, memory
+        // bandwidth does, and K and V are read in order.
         let most =
             if level >= Level::Amx && piece.heads.len() == 1 && s.blocks.len() > 1 { TAKEN } else { 1 };
         while let Some(seen) = self.next_seen(&mut chunks, &s.blocks) {
@@ -86,7 +93,7 @@ impl Attend<'_> {
         }
     }
 
-    /// Goes on to the next chunk that a block sees some of.
+    /// Advances to the next chunk of which some block sees a part.
     fn next_seen<'c>(&self, chunks: &mut &'c [Chunk], blocks: &[Block]) -> Option<Seen<'c>> {
         while let Some((chunk, rest)) = chunks.split_first() {
             *chunks = rest;
@@ -102,8 +109,9 @@ impl Attend<'_> {
         None
     }
 
-    /// Scores the chunks for all blocks and makes shares of that: products of a block run while the shares of the one before are made. The first
-    /// head's values become tiles beside products of its keys.
+    /// S = Q K^T and online softmax of the chunks for all blocks. The products of a block overlap
+    /// with the softmax of the one before, and the packing of the first head's V with the products
+    /// of its keys.
     fn make_shares(
         &self,
         level: Level,
@@ -135,7 +143,7 @@ impl Attend<'_> {
                     Some(next) if many => self.soon_values(next, head, self.soon(next, head)).far(),
                     _ if many => Soon::NOTHING,
                     _ if work.few => self.soon_values(seen.chunk, head, Soon::NOTHING).far(),
-                    // The first half has been asked for.
+                    // The first half was prefetched beside the previous chunk's values.
                     _ => self.soon(seen.chunk, head).second_half(),
                 };
                 s.soon = soon.in_parts(meeting * products::asks(shape.steps()));
@@ -150,7 +158,8 @@ impl Attend<'_> {
                 }
                 let place = before.map_or(0, |before| 1 - before.place);
                 let now = Scored { block, chunk: n, seen: seen.len(), place };
-                // SAFETY: blocks and keys are there, and the unit is as it should be; the rows are the pool's or staged.
+                // SAFETY: blocks and keys were made, and tiles are configured; the rows are the
+                // pool's or staged.
                 unsafe { s.score(level, shape, now, before, coming.as_mut()) };
                 s.begin_shares(level, now, seen, self.rule(), work.few);
                 before = Some(now);

@@ -1,12 +1,14 @@
+//! The AMX tile configuration of a work item; a no-op at levels without AMX.
+
 use crate::Level;
 
-/// The tile unit, where the level has one.
+/// Guard of the AMX tile state, where the level has it.
 pub(super) struct Unit(#[cfg(target_arch = "x86_64")] Option<crate::amx::Tiles>);
 
 impl Unit {
     pub(super) fn of(level: Level) -> Self {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the level says that tiles are permitted.
+        // SAFETY: the level implies that the system permits tiles.
         return Self((level >= Level::Amx).then(|| unsafe { crate::amx::Tiles::configure() }));
         #[cfg(not(target_arch = "x86_64"))]
         {
@@ -15,7 +17,8 @@ impl Unit {
         }
     }
 
-    /// Products have so many rows from here on, of values with few shares, or columns, of keys with few queries.
+    /// Reconfigures the tiles for products of `rows` rows (P V with few query rows) and `columns`
+    /// columns (Q K^T with few queries).
     pub(super) fn of_shape(&mut self, rows: usize, columns: usize) {
         #[cfg(target_arch = "x86_64")]
         if let Some(tiles) = &mut self.0 {

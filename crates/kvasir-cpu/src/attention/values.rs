@@ -1,4 +1,5 @@
-//! Values of heads that have many lanes: as tiles, multiplied with the lanes' shares.
+//! O += P V as a GEMM, for KV heads with many query rows: V packed into tiles, multiplied with the
+//! attention weights P. Packing of the next head's V overlaps with the products.
 
 use super::coming::Coming;
 use super::scratch::Scratch;
@@ -11,7 +12,8 @@ use crate::lines::Lines;
 use crate::tile::LANES;
 
 impl Attend<'_> {
-    /// Adds the chunks' values, head by head, to the sums of all blocks. One head's values become tiles while those of the one before are multiplied.
+    /// O += P V, head by head, for all blocks. The next head's V is packed while one is multiplied;
+    /// beside the last head the next chunk's keys are prefetched.
     pub(super) fn take_values(
         &self,
         level: Level,
@@ -37,7 +39,8 @@ impl Attend<'_> {
             }
             for block in work.blocks.clone() {
                 unit.of_shape(s.blocks[block].per_head, LANES);
-                // SAFETY: shares and values are there, and the unit is as it should be; the rows are the pool's or staged.
+                // SAFETY: weights and V tiles were made, and tiles are configured; the rows are the
+                // pool's or staged.
                 unsafe { s.add_values(level, shape, (block, i), work.chunks, &mut coming) };
             }
             // SAFETY: the rows are the pool's or staged.
@@ -50,11 +53,12 @@ impl Attend<'_> {
 }
 
 impl Scratch {
-    /// Adds the values of a block's `i`th head, as its lanes share them.
+    /// O = O * exp(m_old - m_new) + P V for the `i`th head of block `b`.
     ///
     /// # Safety
-    /// The chunks' shares must have been made and their values be in tiles, or opened at levels without a unit that takes them; rows that come be there, and
-    /// tiles configured for so many lanes where the level has them.
+    /// The chunks' weights and V tiles must have been made (V widened at levels that widen), the
+    /// rows of `coming` be readable, and tiles configured for the block's rows where the level has
+    /// AMX.
     unsafe fn add_values(
         &mut self,
         level: Level,
@@ -79,12 +83,13 @@ impl Scratch {
                 at += 1;
                 continue;
             }
-            // What follows is added in one go as long as no maximum moves.
+            // Later chunks are added in the same pass as long as no running maximum moves.
             let steady = |c: &usize| block.meets(&chunks[*c]) && fade(*c).iter().all(|fade| *fade == 1.0);
             let end = at + 1 + (at + 1..chunks.len()).take_while(steady).count();
             softmax::fade(level, sums, shape.value_width, fade(at));
             let all: [products::Shared; TAKEN] = std::array::from_fn(|n| shared((at + n).min(end - 1)));
-            // SAFETY: two tiles of shares and one behind them, two tiles of values for each 16 of the width; as the caller vouches.
+            // SAFETY: two tiles of weights and one spare behind them, two tiles of V for each 16
+            // columns; as the caller vouches.
             unsafe {
                 let chunks = (&all[..end - at], &self.open_values[..]);
                 if comes {

@@ -1,5 +1,13 @@
-//! Matrices as panels of 16 outputs, read once and in order by every kernel. Until a matrix is packed each panel is made when it is wanted, out of the
-//! rows as they are stored: the same bytes.
+//! Packed weight panels: a matrix in panels of 16 outputs, in the order in which GEMM and GEMV
+//! kernels stream them.
+//!
+//! A matrix starts unpacked: each panel is made on the fly from the stored rows (mapped file), into
+//! thread-local scratch. `pack_some` packs a prefix of the panels and releases the pages behind it.
+//! Packed and on-the-fly panels have the same bytes (decision 0107).
+//!
+//! Ordering: `packing` admits one packer. It writes panels `done ..` and then stores `done` with
+//! Release. Readers load `done` with Acquire and touch packed panels below it only, which are never
+//! written again.
 
 mod reader;
 
@@ -14,19 +22,19 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub(crate) use reader::{PanelAt, PanelReader};
 
-/// The bytes of a row, by its number.
+/// Maps a row index to the row's stored bytes.
 pub(crate) type RowBytes<'a> = dyn Fn(usize) -> &'a [u8] + Sync + 'a;
 
-/// Rows of a panel as they are stored; none where the matrix ends.
+/// The stored rows of a panel; empty slices past the last row of the matrix.
 pub(crate) type Encoded<'a> = [&'a [u8]; LANES];
 
-/// How many bytes behind each row the next panel's probably lies.
+/// Estimated distance in bytes from a row to the same row of the next panel.
 #[inline(always)]
 pub(crate) fn ahead(rows: &Encoded<'_>) -> usize {
     (rows[1].as_ptr() as usize).wrapping_sub(rows[0].as_ptr() as usize).wrapping_mul(LANES)
 }
 
-/// Asks memory for what lies so many bytes ahead of some.
+/// Prefetches into L2 what lies `ahead` bytes behind `bytes`.
 #[inline(always)]
 pub(crate) fn fetch(bytes: &[u8], ahead: usize) {
     for at in (0..bytes.len()).step_by(64) {
@@ -34,20 +42,20 @@ pub(crate) fn fetch(bytes: &[u8], ahead: usize) {
     }
 }
 
-/// Where a panel is made that is not packed.
+/// Scratch for a panel made on the fly.
 pub(crate) type Room = Lines<u8>;
 
-/// A matrix's rows where they are stored.
+/// A matrix's rows in their stored (checkpoint) encoding.
 pub(crate) trait EncodedRows: Send + Sync {
-    /// Hands them to `to`, once. A row that is not there is empty.
+    /// Calls `to` once with access to the rows. A missing row is empty.
     fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>));
-    /// Some of them are read soon.
+    /// Hint: these rows are read soon (page them in).
     fn bring(&self, _rows: Range<usize>) {}
-    /// Some of them are not needed any more.
+    /// Hint: these rows are no longer needed (pages may be released).
     fn let_go(&self, _rows: Range<usize>) {}
 }
 
-/// No rows: everything is packed.
+/// The row source of a matrix that is fully packed.
 struct Nothing;
 
 impl EncodedRows for Nothing {
@@ -56,36 +64,36 @@ impl EncodedRows for Nothing {
     }
 }
 
-/// What a panel is made of and how.
+/// A panel format: its size, and how to pack stored rows into it.
 pub(crate) trait Kind: Send + Sync {
-    /// Bytes of a panel.
+    /// Bytes of one panel.
     fn panel_bytes(&self) -> usize;
-    /// Makes the panel of some rows. Nobody asks for one of a matrix that is packed when it is made.
+    /// Packs a panel from its stored rows. Never called for a matrix that was packed at creation.
     fn make(&self, _rows: &Encoded<'_>, _out: &mut [u8]) {
         unreachable!("it is packed");
     }
 }
 
-/// The panels of a matrix.
+/// The weight panels of one matrix.
 pub(crate) struct Panels<K> {
-    /// No other matrix of the process has or had it.
+    /// Unique id of the matrix within the process, never reused.
     number: u64,
     pub(crate) kind: K,
     pub(crate) outputs: usize,
     rows: Box<dyn EncodedRows>,
-    /// Room for all panels, once there is one.
+    /// Memory of all panels, once allocated.
     packed: OnceLock<Buffer>,
-    /// How many of the first panels lie there; they are not written any more.
+    /// Length of the packed prefix, in panels; these are never written again.
     done: AtomicUsize,
-    /// Held by whoever packs.
+    /// Held while packing.
     packing: Mutex<()>,
-    /// Whether the rows have been brought before they are read where they lie.
+    /// Whether the rows were paged in before being read in place.
     brought: AtomicBool,
 }
 
-/// Bytes that are packed before what they were made of is let go.
+/// Bytes packed before the pages of the stored rows are released.
 const AT_ONCE: usize = 16 << 20;
-/// Bytes of panels whose rows a thread brings at a time.
+/// Bytes of panels whose stored rows a thread pages in at a time.
 const BROUGHT: usize = 1 << 20;
 
 impl<K: Kind> Panels<K> {
@@ -98,7 +106,7 @@ impl<K: Kind> Panels<K> {
         Self { number, kind, outputs, rows, packed, done, packing, brought: AtomicBool::new(false) }
     }
 
-    /// A matrix that is packed at once: `make` fills panel by panel.
+    /// A matrix packed at once, in parallel: `make` fills one panel.
     pub(crate) fn packed(
         kind: K,
         outputs: usize,
@@ -108,13 +116,14 @@ impl<K: Kind> Panels<K> {
         let all = Self::of(kind, outputs, Nothing);
         let buffer = Buffer::in_large_pages(all.bytes())?;
         all.fill(&buffer, team, 0..all.panels(), &|panel, out| make(&all.kind, panel, out));
-        // Nobody else has it yet.
+        // The value is not shared yet.
         let _ = all.packed.set(buffer);
         all.done.store(all.panels(), Ordering::Release);
         Ok(all)
     }
 
-    /// Packs at least one panel more, up to about so many bytes, and returns how many bytes; from then on kernels read them there.
+    /// Packs at least one more panel, up to about `bytes` bytes, and returns the number of bytes.
+    /// Returns 0 if all are packed. Kernels use the packed panels from then on.
     pub(crate) fn pack_some(&self, team: &Team, bytes: usize) -> io::Result<usize> {
         let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, all, from) = (self.kind.panel_bytes(), self.panels(), self.done());
@@ -122,7 +131,7 @@ impl<K: Kind> Panels<K> {
             return Ok(0);
         }
         if self.packed.get().is_none() {
-            // It was not set before: only this sets it.
+            // Cannot fail: the lock is held, and only this function sets it.
             let _ = self.packed.set(Buffer::in_large_pages(self.bytes())?);
         }
         let Some(buffer) = self.packed.get() else { return Ok(0) };
@@ -135,7 +144,7 @@ impl<K: Kind> Panels<K> {
         Ok((end - from) * len)
     }
 
-    /// Writes panels that nobody reads yet.
+    /// Packs a range of panels in parallel. No reader may have access to them yet.
     fn fill(
         &self,
         buffer: &Buffer,
@@ -146,7 +155,8 @@ impl<K: Kind> Panels<K> {
         let (len, base) = (self.kind.panel_bytes(), buffer.ptr() as usize);
         team.each_in_order(panels.len(), &|_, n| {
             let panel = panels.start + n;
-            // SAFETY: the panel lies within the buffer; nobody reads it before it is done, and one thread writes it.
+            // SAFETY: the panel lies within the buffer; it is not read before `done` covers it, and
+            // one thread writes it.
             let out = unsafe { std::slice::from_raw_parts_mut((base + panel * len) as *mut u8, len) };
             make(panel, out);
         });
@@ -164,7 +174,7 @@ impl<K: Kind> Panels<K> {
         self.outputs.div_ceil(LANES)
     }
 
-    /// What all panels take.
+    /// Bytes of all panels.
     pub(crate) fn bytes(&self) -> usize {
         self.panels() * self.kind.panel_bytes()
     }
@@ -177,13 +187,14 @@ impl<K: Kind> Panels<K> {
         self.kind.make(&encoded, out);
     }
 
-    /// What kernels read panels from, if all are packed.
+    /// A reader of the panels, if all are packed.
     pub(crate) fn packed_reader(&self) -> Option<PanelReader<'_, '_, K>> {
         let done = self.is_packed().then(|| self.panels())?;
         Some(PanelReader { panels: self, packed: self.packed.get(), done, rows: &|_| &[] })
     }
 
-    /// Hands out what kernels read panels from.
+    /// Calls `job` with a reader of the panels; the first call of an unpacked matrix pages its rows
+    /// in, in parallel.
     pub(crate) fn read(&self, team: &Team, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
         if let Some(reader) = self.packed_reader() {
             return job(reader);
@@ -206,7 +217,7 @@ impl<K: Kind> Panels<K> {
 pub(crate) mod tests {
     use super::{EncodedRows, RowBytes};
 
-    /// Encoded rows in memory.
+    /// Stored rows in memory.
     pub(crate) struct Lines {
         pub(crate) bytes: Vec<u8>,
         pub(crate) step: usize,

@@ -1,23 +1,24 @@
-//! How kernels read a matrix's panels: where they lie packed, or else made one by one.
+//! How kernels read weight panels: packed ones from memory, others packed on the fly into scratch.
 
 use super::{Kind, Panels, Room, RowBytes};
 use crate::buffer::Buffer;
 
-/// Where a panel lies. Two that are equal and packed are the same, whenever each was met.
+/// Identity and address of a panel. Equal values of packed panels are the same panel at any time,
+/// so a kernel can recognize a panel that is still unpacked in its scratch.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct PanelAt {
-    /// The number of its matrix.
+    /// Id of the matrix.
     matrix: u64,
     pub(crate) at: *const u8,
 }
 
-/// A matrix's panels for one multiplication.
+/// A snapshot of a matrix's panels for one GEMM or GEMV.
 pub(crate) struct PanelReader<'a, 'r, K> {
     pub(crate) panels: &'a Panels<K>,
     pub(super) packed: Option<&'a Buffer>,
-    /// Panels that are packed.
+    /// Length of the packed prefix when the reader was made.
     pub(super) done: usize,
-    /// What the others are made of.
+    /// The stored rows behind the other panels.
     pub(super) rows: &'a RowBytes<'r>,
 }
 
@@ -30,32 +31,34 @@ impl<K> Clone for PanelReader<'_, '_, K> {
 impl<K> Copy for PanelReader<'_, '_, K> {}
 
 impl<'a, K: Kind> PanelReader<'a, '_, K> {
-    /// Whether all panels are read packed, one after the other. What is packed after the reader was made does not count.
+    /// Whether all panels are read packed, as one contiguous stream. Packing after the reader was
+    /// made does not count.
     pub(crate) fn is_packed(&self) -> bool {
         self.done == self.panels.panels()
     }
 
-    /// Where panel `n` lies packed, if there is such a panel and it is.
+    /// Panel `n` if it exists and is packed.
     pub(crate) fn packed_at(&self, n: usize) -> Option<PanelAt> {
         let buffer = self.packed.filter(|_| n < self.done)?;
         let at = buffer.ptr().wrapping_add(n * self.panels.kind.panel_bytes());
         Some(PanelAt { matrix: self.panels.number, at })
     }
 
-    /// All that is packed from panel `n` on.
+    /// All packed panels from `n` on.
     pub(crate) fn packed_from(&self, n: usize) -> &'a [u8] {
         let Some(first) = self.packed_at(n) else { return &[] };
         let len = (self.done - n) * self.panels.kind.panel_bytes();
-        // SAFETY: these panels lie within the buffer and are not written any more.
+        // SAFETY: these panels lie within the buffer and are never written again.
         unsafe { std::slice::from_raw_parts(first.at, len) }
     }
 
-    /// Panel `n`, and which it is; otherwise as [`panel`](Self::panel).
+    /// Panel `n` with its identity; see [`panel`](Self::panel).
     pub(crate) fn panel_at(&self, n: usize, room: &mut Room) -> PanelAt {
         PanelAt { matrix: self.panels.number, at: self.panel(n, room).as_ptr() }
     }
 
-    /// Panel `n`. `room` is where it is made if it is not packed, and else of no more use.
+    /// Panel `n`. `room` is the scratch for a panel made on the fly; it is freed once panels are
+    /// packed.
     pub(crate) fn panel<'p>(&'p self, n: usize, room: &'p mut Room) -> &'p [u8] {
         let len = self.panels.kind.panel_bytes();
         match self.packed_from(n).get(..len) {

@@ -1,15 +1,15 @@
-//! What Arm's processors multiply at best.
+//! Peak FLOPS microbenchmarks on Arm: f32 FMA and int8 dot products.
 
 use super::Bytes;
 use crate::quant::Dots;
 use std::arch::aarch64::*;
 
 const ROUNDS: usize = 250_000;
-/// Products that do not wait for each other.
+/// Independent accumulators, to hide the latency of the multiply-add.
 const CHAINS: usize = 12;
 
 pub(super) fn floats() -> f64 {
-    // SAFETY: every processor of this architecture has these.
+    // SAFETY: NEON is part of the aarch64 baseline.
     unsafe {
         let (x, y) = (vdupq_n_f32(std::hint::black_box(0.999)), vdupq_n_f32(std::hint::black_box(0.9)));
         let mut sums = [y; CHAINS];
@@ -34,7 +34,8 @@ pub(super) unsafe fn bytes<D: Dots>(numbers: &Bytes) -> f64 {
         let mut sums = [D::NONE; CHAINS];
         for _ in 0..ROUNDS {
             for sum in &mut sums {
-                // Made anew for each sum: the operand is hidden from the compiler, which would make the product once.
+                // The operand is hidden from the compiler, which would otherwise compute the
+                // product once.
                 let [mut a, b] = x;
                 std::arch::asm!("/* {0:v} */", inout(vreg) a, options(nomem, nostack, preserves_flags));
                 *sum = D::add(*sum, w, [a, b]);

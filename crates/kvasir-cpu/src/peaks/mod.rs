@@ -1,4 +1,8 @@
-//! The limits that speeds are measured against, measured.
+//! Measures the machine limits of the roofline model: memory bandwidth and peak int8, bf16 and f32
+//! throughput of a thread pool.
+//!
+//! Each limit is the best of several repetitions, as every disturbance makes it slower.
+//! `kvasir bench` and `kvasir doctor` compare speeds with them.
 
 #[cfg(target_arch = "aarch64")]
 mod arm;
@@ -12,25 +16,25 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What this machine reaches at best with a team's threads: the limits that speeds are measured against.
+/// Roofline limits of this machine with the threads of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks {
-    /// Bytes per second that can be read from memory.
+    /// Read bandwidth of memory, in bytes per second.
     pub bandwidth: f64,
-    /// 8-bit multiply-adds per second, each counted as two operations.
+    /// int8 operations per second; a multiply-add counts as two.
     pub int8: f64,
-    /// The same of bf16.
+    /// bf16 operations per second; a multiply-add counts as two.
     pub bf16: f64,
-    /// The same of f32.
+    /// f32 operations per second; a multiply-add counts as two.
     pub f32: f64,
 }
 
-/// Repetitions; the best one counts, because everything that disturbs makes it slower.
+/// Repetitions; the best one counts, because every disturbance makes it slower.
 const TRIES: usize = 7;
 /// Parts of the memory that are read one after the other.
 const PARTS: usize = 8;
 
-/// What peaks are measured with: a team, and a gigabyte of memory.
+/// The microbenchmark: a thread pool and 1 GB of memory, more than the caches hold.
 pub struct PeakMeter<'t> {
     team: &'t Team,
     level: Level,
@@ -38,7 +42,7 @@ pub struct PeakMeter<'t> {
 }
 
 impl<'t> PeakMeter<'t> {
-    /// Takes the memory and writes to all of it.
+    /// Allocates 1 GB and writes to all of it, so that every page is backed.
     pub fn new(team: &'t Team) -> io::Result<Self> {
         const BYTES: usize = 1 << 30;
         let mut memory = Buffer::in_large_pages(BYTES)?;
@@ -49,7 +53,7 @@ impl<'t> PeakMeter<'t> {
         Ok(Self { team, level: Level::detect(), memory })
     }
 
-    /// Measures for about a tenth of a second.
+    /// Measures all limits; takes about a tenth of a second.
     pub fn measure(&self) -> Peaks {
         let Self { team, level, .. } = *self;
         let bandwidth = self.bandwidth();
@@ -66,7 +70,7 @@ impl<'t> PeakMeter<'t> {
         };
         let f32 = best(&|| match level {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was found on this machine.
+            // SAFETY: the level was detected on this machine.
             Level::Avx512Vnni | Level::Avx512Bf16 | Level::Amx => unsafe { wide::floats_16() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -82,7 +86,7 @@ impl<'t> PeakMeter<'t> {
             let n = &numbers;
             match level {
                 Level::Portable | Level::Neon | Level::NeonDotprod => {}
-                // SAFETY: the level was found on this machine.
+                // SAFETY: the level was detected on this machine.
                 Level::Avx2 => peaks.int8 = best(&|| unsafe { wide::pairs_of_bytes(n) }),
                 // SAFETY: as above.
                 Level::AvxVnni => peaks.int8 = best(&|| unsafe { wide::bytes_32(n) }),
@@ -92,7 +96,7 @@ impl<'t> PeakMeter<'t> {
                 Level::Amx => peaks.int8 = best(&|| unsafe { wide::tiles_i8(n) }),
             }
             let mut floats = random_bytes();
-            // Between one and two: numbers of no special kind.
+            // Numbers between 1 and 2: no denormals, infinities or NaNs.
             floats.chunks_exact_mut(2).for_each(|v| (v[0], v[1]) = (v[0] & 0x7f | 0x80, 0x3f));
             match level {
                 // SAFETY: as above.
@@ -106,7 +110,7 @@ impl<'t> PeakMeter<'t> {
         {
             let numbers = random_bytes();
             match level {
-                // SAFETY: the level was found on this machine.
+                // SAFETY: the level was detected on this machine.
                 Level::Neon => peaks.int8 = best(&|| unsafe { arm::bytes::<crate::quant::Pairs>(&numbers) }),
                 Level::NeonDotprod => {
                     // SAFETY: as above.
@@ -118,7 +122,8 @@ impl<'t> PeakMeter<'t> {
         peaks
     }
 
-    /// The best of some parts of the memory, each read by all threads: together they are more than caches hold.
+    /// Best read bandwidth over parts of the memory, each read by all threads; together they exceed
+    /// the caches.
     fn bandwidth(&self) -> f64 {
         let bytes = self.memory.bytes();
         let mut best = 0f64;
@@ -136,10 +141,10 @@ impl<'t> PeakMeter<'t> {
     }
 }
 
-/// What products are made of.
+/// Operands of the microbenchmarks.
 type Bytes = [u8; 4096];
 
-/// Random ones: processors run slower on numbers than on zeros.
+/// Random operands: multipliers draw less power on zeros, and run faster.
 fn random_bytes() -> Bytes {
     let mut seed = 1u64;
     let mut next = || {
@@ -162,7 +167,7 @@ fn read_body(bytes: &[u8], sink: &mut u64) {
 
 per_level! { read(bytes: &[u8], sink: &mut u64) => read_body }
 
-/// Products and sums of f32 by whatever the compiler has.
+/// f32 multiply-adds as the compiler vectorizes them for the baseline target.
 fn multiply_add() -> f64 {
     const ROUNDS: usize = 250_000;
     const CHAINS: usize = 32;

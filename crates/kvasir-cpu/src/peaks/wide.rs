@@ -1,4 +1,4 @@
-//! What processors of x86 multiply at best.
+//! Peak FLOPS microbenchmarks on x86: f32 FMA, int8 (AVX2, VNNI, AMX) and bf16 (AVX-512, AMX).
 
 use super::Bytes;
 use crate::amx::{Tiles, tile_dot_bf16, tile_dot_i8, tile_load, tile_zero};
@@ -6,10 +6,10 @@ use crate::chains::add_pairs;
 use std::arch::x86_64::*;
 
 const ROUNDS: usize = 500_000;
-/// Products that do not wait for each other.
+/// Independent accumulators, to hide the latency of the multiply-add.
 const CHAINS: usize = 12;
 
-/// Defines a function of multiply-adds of so many numbers at once.
+/// Defines an f32 FMA benchmark of `$lanes` SIMD lanes.
 macro_rules! floats {
     ($name:ident, $features:literal, $fused:path, from $all:path, $lanes:literal each) => {
         #[target_feature(enable = $features)]
@@ -31,19 +31,20 @@ macro_rules! floats {
 floats!(floats_16, "avx512f", _mm512_fmadd_ps, from _mm512_set1_ps, 16 each);
 floats!(floats_8, "avx2,fma", _mm256_fmadd_ps, from _mm256_set1_ps, 8 each);
 
-/// The 256-bit way to multiply bytes: sums of two in 16 bits, then of four in 32.
+/// int8 multiply-adds without VNNI: `vpmaddubsw` to 16 bits, then `vpmaddwd` to 32.
 #[target_feature(enable = "avx2")]
 pub(super) fn pairs_of_bytes(numbers: &Bytes) -> f64 {
-    // SAFETY: 4096 bytes.
+    // SAFETY: `Bytes` has 4096 bytes.
     let load = |i: usize| unsafe { _mm256_loadu_si256(numbers.as_ptr().add(i * 32).cast()) };
     let (low, ones) = (_mm256_set1_epi8(63), _mm256_set1_epi16(1));
     let (w, x) = (_mm256_and_si256(load(0), low), load(1));
     let mut sums: [__m256i; CHAINS] = std::array::from_fn(load);
     for _ in 0..ROUNDS {
         for sum in &mut sums {
-            // Made anew for each sum: the operand is hidden from the compiler, which would make the product once.
+            // The operand is hidden from the compiler, which would otherwise compute the product
+            // once.
             let mut x = x;
-            // SAFETY: no instruction, only a value that nobody knows.
+            // SAFETY: the assembly is empty; it only hides the value.
             unsafe {
                 std::arch::asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags))
             };
@@ -55,12 +56,12 @@ pub(super) fn pairs_of_bytes(numbers: &Bytes) -> f64 {
     (ROUNDS * CHAINS * 32 * 2) as f64
 }
 
-/// Defines a function of products of the first two vectors of some numbers.
+/// Defines a benchmark of SIMD dot products of the first two vectors of `numbers`.
 macro_rules! products {
     ($name:ident, $features:literal, $load:ident of $bytes:literal, $product:path, from $none:path, $operations:literal each) => {
         #[target_feature(enable = $features)]
         pub(super) fn $name(numbers: &Bytes) -> f64 {
-            // SAFETY: 4096 bytes.
+            // SAFETY: `Bytes` has 4096 bytes.
             let load = |i: usize| unsafe { $load(numbers.as_ptr().add(i * $bytes).cast()) };
             let (w, x) = (std::hint::black_box(load(0)), std::hint::black_box(load(1)));
             let mut sums = [$none(); CHAINS];
@@ -68,7 +69,7 @@ macro_rules! products {
                 for sum in &mut sums {
                     *sum = $product(*sum, w, x);
                 }
-                // The sums stay apart and are not folded into one.
+                // Keeps the compiler from folding the rounds into one.
                 std::hint::black_box(());
             }
             std::hint::black_box(sums);
@@ -81,14 +82,14 @@ products!(bytes, "avx512f,avx512bw,avx512vl,avx512vnni", _mm512_loadu_si512 of 6
 products!(bytes_32, "avx2,avxvnni", _mm256_loadu_si256 of 32, _mm256_dpbusd_avx_epi32, from _mm256_setzero_si256, 64 each);
 products!(pairs_bf16, "avx512f,avx512bw,avx512bf16", _mm512_loadu_si512 of 64, add_pairs, from _mm512_setzero_ps, 64 each);
 
-/// Numbers in the two tiles that are multiplied, zeros in those that are added to. No more of them: while the core's other thread is at
-/// work, each that is in use slows products down.
+/// Loads operands into two AMX tiles and zeros into two accumulators. No more than four tiles: with
+/// hyper-threading each further tile in use slows the products down.
 ///
 /// # Safety
-/// Tiles must be configured.
+/// AMX tiles must be configured.
 unsafe fn fill(numbers: &Bytes) {
     let at = numbers.as_ptr();
-    // SAFETY: the caller has configured tiles; 4096 bytes are more than two.
+    // SAFETY: the caller has configured tiles; two tiles are 2048 of the 4096 bytes.
     unsafe {
         tile_zero!(0);
         tile_zero!(1);
@@ -97,13 +98,13 @@ unsafe fn fill(numbers: &Bytes) {
     }
 }
 
-/// Defines a function of products of two tiles.
+/// Defines a benchmark of AMX tile products.
 macro_rules! tiles {
     ($name:ident, $product:ident, $inputs:literal inputs each) => {
         /// # Safety
-        /// Tiles must be permitted.
+        /// The system must have permitted AMX tiles.
         pub(super) unsafe fn $name(numbers: &Bytes) -> f64 {
-            // SAFETY: the caller says that tiles are permitted.
+            // SAFETY: the caller vouches for the permission.
             unsafe {
                 let _tiles = Tiles::configure();
                 fill(numbers);

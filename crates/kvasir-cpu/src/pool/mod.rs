@@ -1,4 +1,14 @@
-//! The bytes behind the slots.
+//! The KV cache pool: storage of K and V rows behind the slots that a cache hands out.
+//!
+//! A slot holds one token's rows in all layers. Invariants:
+//!
+//! - A row's address never changes. Address space for the whole capacity is reserved at once,
+//!   memory is committed by doubling.
+//! - Rows move only by a plan's slot copies (`apply`), which read all sources before they write.
+//! - The pool does not know which sequence owns a slot; caches and plans decide that.
+//!
+//! Sliding-window layers may use ring buffers instead of a slot per position. The layout is in
+//! `rows.rs` and in decision 0109.
 
 mod kind;
 mod rows;
@@ -14,22 +24,22 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Slots that a pool has at first; from there on it doubles.
+/// Slots committed at first; from there on the pool doubles.
 const FIRST: usize = GROUP;
 
-/// What one layer keeps.
+/// The KV cache of one layer.
 pub(crate) struct LayerPool {
     pub(crate) keys: Rows,
-    /// Absent where values are part of the keys.
+    /// Absent where V is a prefix of K (MLA latent attention).
     pub(crate) values: Option<Rows>,
-    /// Keys of the sparse-attention indexer.
+    /// Keys of the sparse-attention indexer (DSA).
     pub(crate) index: Option<Rows>,
-    /// Slots of the ring that a layer with a window keeps in place of a slot per position.
+    /// Ring size in slots of a sliding-window layer, in place of a slot per position.
     pub(crate) ring: Option<Slot>,
 }
 
 impl LayerPool {
-    /// The values, or the keys that they are part of.
+    /// The V rows, or the K rows that they are part of.
     pub(crate) fn read_as_values(&self) -> &Rows {
         self.values.as_ref().unwrap_or(&self.keys)
     }
@@ -39,9 +49,11 @@ impl LayerPool {
     }
 }
 
-/// Into how many strips a layer's heads are cut. Where one token waits for memory its heads are shared out between threads, and who reads without a gap is
-/// foreseen best: two strips for two threads. More threads read shorter stretches, and heads of one strip share what is done once per chunk. Not
-/// with a tile unit, where all heads of a layer share that, and not at other levels, where it was not measured.
+/// Number of stripes that a layer's KV heads are split into. In decode the heads are divided
+/// between threads, and a thread that reads without gaps gets the most from the hardware
+/// prefetcher: two stripes serve two threads. More threads read shorter ranges, and heads of one
+/// stripe share per-chunk work. One stripe with AMX, where all heads of a layer share a block, and
+/// at levels where it was not measured.
 const fn strips(level: Level, facts: &LayerFacts) -> usize {
     match level {
         Level::Avx512Bf16
@@ -53,25 +65,27 @@ const fn strips(level: Level, facts: &LayerFacts) -> usize {
     }
 }
 
-/// The bytes behind a session's slots.
+/// The KV cache storage of a session.
 pub struct Pool {
     pub(crate) layers: Vec<LayerPool>,
     facts: Vec<LayerFacts>,
-    /// Where the layers' rows lie.
+    /// Backing memory of the layers' rows, one region per number of slots.
     fields: Vec<Arc<Field>>,
     pub(crate) slots: usize,
     kind: KvType,
-    /// Slots below this may have been used.
+    /// Slots committed so far.
     grown: AtomicUsize,
 }
 
 impl Pool {
-    /// Room for `slots` tokens. Takes address space, not memory.
+    /// A pool of `slots` tokens. Reserves address space, not memory. Fails if the size overflows or
+    /// cannot be mapped.
     pub fn new(layers: &[LayerFacts], kind: KvType, slots: usize) -> io::Result<Self> {
         Self::with_rings(layers, kind, slots, None)
     }
 
-    /// The same; where a longest write is given, layers with a window keep [`Rings`](kvasir_kv::Rings) for it.
+    /// A pool whose sliding-window layers use ring buffers of `window + longest_write - 1` slots,
+    /// if a longest write is given; see [`Rings`](kvasir_kv::Rings).
     pub fn with_rings(
         layers: &[LayerFacts],
         kind: KvType,
@@ -84,7 +98,7 @@ impl Pool {
             let ring = window.saturating_add(longest_write?).saturating_sub(1);
             Some(ring).filter(|ring| (*ring as usize) < slots)
         };
-        // Layers with as many slots share a field, in which each has its place.
+        // Layers with equally many slots share a region, in which each has its offset.
         let mut fields = Vec::<(Option<Slot>, Arc<Field>, usize)>::new();
         let mut made = Vec::with_capacity(layers.len());
         for facts in layers {
@@ -121,12 +135,12 @@ impl Pool {
         Ok(Self { layers: made, facts: layers.to_vec(), fields, slots, kind, grown: AtomicUsize::new(0) })
     }
 
-    /// What each layer keeps.
+    /// Shapes of the layers that it was made for.
     pub(crate) fn facts(&self) -> &[LayerFacts] {
         &self.facts
     }
 
-    /// How rows are stored.
+    /// Storage type of its rows.
     pub fn kind(&self) -> KvType {
         self.kind
     }
@@ -136,12 +150,13 @@ impl Pool {
         self.layers.iter().flat_map(LayerPool::all).map(Rows::row_bytes).sum()
     }
 
-    /// Slots that the pool has memory for: it doubles from a first few hundred, and never beyond its capacity.
+    /// Slots with committed memory: it doubles from a first few hundred, and never exceeds the
+    /// capacity.
     pub fn grown(&self) -> usize {
         self.grown.load(Ordering::Relaxed)
     }
 
-    /// Makes room for slots below `bound`. No row moves: their addresses were taken when the pool was made.
+    /// Commits memory for slots below `bound`. No row moves.
     pub(crate) fn grow(&self, bound: Slot) {
         let have = self.grown();
         if bound as usize <= have {
@@ -153,15 +168,15 @@ impl Pool {
         self.grown.store(want, Ordering::Relaxed);
     }
 
-    /// Whether some layer keeps fewer rows than there are slots.
+    /// Whether some layer keeps its rows in a ring buffer.
     pub(crate) fn has_rings(&self) -> bool {
         self.layers.iter().any(|layer| layer.ring.is_some())
     }
 
-    /// Carries out a plan's moves.
+    /// Carries out a plan's slot copies in all layers; `kept` is scratch.
     ///
     /// # Safety
-    /// The slots must exist, and nobody else may use them meanwhile.
+    /// The slots must exist, and no other thread may access them during the call.
     pub(crate) unsafe fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
         if !moves.is_empty() {
             // SAFETY: as the caller vouches.
@@ -233,7 +248,7 @@ mod tests {
             let (at, before) = (rows.part(63, 1), stored(63));
             pool.grow(4_999);
             assert_eq!((rows.part(63, 1), stored(63)), (at, before.clone()), "{kind}");
-            // All are read before any is written: a chain of moves is no shift.
+            // All sources are read before any write: a chain of copies must not shift.
             let zeros = stored(64);
             let moves = [RowMove { from: 63, to: 64 }, RowMove { from: 64, to: 4_998 }];
             // SAFETY: as above.

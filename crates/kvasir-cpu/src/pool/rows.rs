@@ -1,3 +1,12 @@
+//! Memory layout of K and V rows in a pool.
+//!
+//! From the outermost to the innermost: group of 512 slots, layer, stripe of KV heads, block of 64
+//! slots, K then V, head, slot. So a head's rows of 64 slots are contiguous, and a layer's rows of
+//! 512 slots are. Attention streams a chunk's K and V of one layer without jumps.
+//!
+//! Unsafe code relies on the caller (the executor) for valid slots, and on the plan for not writing
+//! a row while it is read.
+
 use super::kind::{self, KvType};
 use crate::Level;
 use crate::buffer::Buffer;
@@ -6,33 +15,37 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Slots whose rows of one head follow each other, so that a chunk of a history is read as one stretch per head.
+/// Slots whose rows of one head are contiguous: an aligned KV chunk is one range per head.
 pub(crate) const TOGETHER: usize = 64;
 
-/// Slots of which a layer's rows lie together: what a history reads of a layer is long stretches, whatever else is kept. Pools grow by no less.
+/// Slots whose rows of one layer are contiguous, so that attention over a long context reads long
+/// ranges. Pools grow by at least this.
 pub(super) const GROUP: usize = 8 * TOGETHER;
 
-/// Memory of all rows that have as many slots: of [`GROUP`] slots those of the first layer, those of the second and so on, then those of the next so many
-/// slots. A layer's are those of its first strip of heads, then those of the next strip: keys and values of [`TOGETHER`] slots, then of the next so many.
+/// The memory region of all layers with equally many slots: per [`GROUP`] slots the rows of the
+/// first layer, of the second, and so on. Within a layer come the rows of its first stripe of
+/// heads, then those of the second: K and V of [`TOGETHER`] slots, then of the next.
 ///
-/// Address space for the capacity is taken at once, memory when a row is first written. A row never moves but by a plan's moves.
+/// Address space for the capacity is reserved at once; memory is committed when a row is first
+/// written. A row moves only by a plan's slot copies.
 pub(super) struct Field {
     pub(super) slots: usize,
-    /// Bytes of a slot in all layers.
+    /// Bytes of a slot in all layers of the region.
     row: usize,
     bytes: Buffer,
 }
 
 impl Field {
-    /// Room for `slots` slots of `row` bytes.
+    /// A region of `slots` slots of `row` bytes.
     pub(super) fn new(slots: usize, row: usize) -> io::Result<Self> {
         let len = slots.checked_next_multiple_of(GROUP).and_then(|slots| slots.checked_mul(row));
         let len = len.ok_or_else(|| io::Error::other("the pool's size overflows"))?;
         Ok(Self { slots, row, bytes: Buffer::new(len)? })
     }
 
-    /// Slots `slots` are about to be used for the first time. The first [`GROUP`] stay in small pages until there are more: large ones for every layer
-    /// would be many times what a short history takes, and take time to find.
+    /// Asks for huge pages for slots that are about to be used for the first time. The first
+    /// [`GROUP`] stay in small pages until more follow: huge pages for every layer would be many
+    /// times what a short context needs, and take time to find.
     pub(super) fn grow(&self, slots: Range<usize>) {
         let at = |slot: usize| slot.min(self.slots).next_multiple_of(GROUP) * self.row;
         if slots.end > GROUP {
@@ -41,25 +54,25 @@ impl Field {
     }
 }
 
-/// Where rows lie in a field, in bytes of a slot.
+/// Where rows lie in a region, in bytes per slot.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    /// What the layers before take.
+    /// Bytes of the layers before.
     pub(super) layers: usize,
-    /// Strips that the layer is cut into, one or two.
+    /// Number of stripes of the layer, 1 or 2.
     pub(super) strips: usize,
-    /// What a strip of this layer takes.
+    /// Bytes of one stripe of the layer.
     pub(super) strip: usize,
-    /// What comes before the rows in their strip.
+    /// Bytes before these rows in their stripe.
     pub(super) before: usize,
 }
 
-/// How a slot's parts lie, head by head.
+/// Offsets of a slot's heads.
 #[derive(Clone, Copy)]
 pub(crate) struct Heads {
-    /// Bytes from one to the next.
+    /// Bytes from one head to the next within a stripe.
     each: usize,
-    /// The first head of a second strip, and how much farther away its part is, and all behind it.
+    /// The first head of the second stripe, and the extra offset of it and those after it.
     second: usize,
     more: usize,
 }
@@ -67,24 +80,24 @@ pub(crate) struct Heads {
 impl Heads {
     pub(crate) const NONE: Self = Self { each: 0, second: 0, more: 0 };
 
-    /// Bytes from the first head's part to another's.
+    /// Bytes from head 0 to `head`.
     pub(crate) fn offset(self, head: usize) -> usize {
         head * self.each + if head >= self.second { self.more } else { 0 }
     }
 
-    /// Bytes from a head's part to the next one's.
+    /// Bytes from `head` to the next one.
     pub(crate) fn to_next(self, head: usize) -> usize {
         self.offset(head + 1) - self.offset(head)
     }
 }
 
-/// Rows of one kind (keys, values or indexer keys) of one layer, a row per slot, in parts: one per head.
+/// The K, V or indexer rows of one layer: a row per slot, split by head.
 pub(crate) struct Rows {
     kind: KvType,
     heads: usize,
-    /// Numbers of a head.
+    /// Head dimension.
     width: usize,
-    /// Bytes of a head's part of a row.
+    /// Bytes of one head of a row.
     part: usize,
     parts: Heads,
     place: Place,
@@ -104,7 +117,7 @@ impl Rows {
         Self { kind, heads, width, part, parts, place, field: Arc::clone(field) }
     }
 
-    /// One head's part of a stored row.
+    /// Address of one head of a row.
     pub(crate) fn part(&self, slot: Slot, head: usize) -> *const u8 {
         debug_assert!((slot as usize) < self.field.slots && head < self.heads);
         let Place { layers, strip, before, .. } = self.place;
@@ -114,12 +127,13 @@ impl Rows {
         self.field.bytes.ptr().wrapping_add(at + self.parts.offset(head))
     }
 
-    /// Bytes of a part: what lies between the rows of neighbouring slots, unless a multiple of [`TOGETHER`] is between them.
+    /// Bytes of one head: the stride between neighboring slots within an aligned block of
+    /// [`TOGETHER`].
     pub(crate) fn part_bytes(&self) -> usize {
         self.part
     }
 
-    /// How a slot's parts lie.
+    /// Offsets of the heads.
     pub(crate) fn heads(&self) -> Heads {
         self.parts
     }
@@ -132,23 +146,23 @@ impl Rows {
         self.kind
     }
 
-    /// Stores a row of all heads.
+    /// Encodes and stores a row of all heads.
     ///
     /// # Safety
-    /// The slot must exist, and no other thread may use it meanwhile.
+    /// The slot must exist, and no other thread may access it during the call.
     pub(crate) unsafe fn write(&self, level: Level, slot: Slot, x: &[f32]) {
         debug_assert_eq!(x.len(), self.width * self.heads);
         for (head, x) in x.chunks_exact(self.width.max(1)).enumerate() {
-            // SAFETY: the part lies in the buffer; nobody else uses it.
+            // SAFETY: the part lies in the buffer; the caller excludes other accesses.
             let part = unsafe { std::slice::from_raw_parts_mut(self.part(slot, head).cast_mut(), self.part) };
             kind::encode(level, self.kind, x, part);
         }
     }
 
-    /// The first `out.len()` numbers of a head.
+    /// Dequantizes the first `out.len()` numbers of one head.
     ///
     /// # Safety
-    /// The slot must exist, and nobody may write it meanwhile.
+    /// The slot must exist, and no thread may write it during the call.
     pub(crate) unsafe fn read(&self, level: Level, slot: Slot, head: usize, out: &mut [f32]) {
         debug_assert!(out.len() <= self.width);
         // SAFETY: the part lies in the buffer.
@@ -156,7 +170,7 @@ impl Rows {
         kind::decode(level, self.kind, part, out);
     }
 
-    /// The same as bf16; `wide` has room for as many numbers.
+    /// Reads one head rounded to bf16; `wide` is scratch of the same length.
     ///
     /// # Safety
     /// As for [`read`](Self::read).
@@ -178,7 +192,8 @@ impl Rows {
         kind::narrow(level, self.kind, part, wide, out);
     }
 
-    /// Hands where one head's parts of `n` slots from `slot` on lie, stretch by stretch, to `take`, with the number of bytes.
+    /// Calls `take(address, bytes)` for each contiguous range of one head's rows of `n` slots from
+    /// `slot` on.
     pub(crate) fn stretches(&self, slot: Slot, n: u32, head: usize, mut take: impl FnMut(*const u8, usize)) {
         let (mut at, end) = (slot as usize, (slot + n) as usize);
         while at < end {
@@ -188,10 +203,10 @@ impl Rows {
         }
     }
 
-    /// Copies rows byte for byte; all are read before any is written.
+    /// Copies rows byte for byte; all sources are read before any write.
     ///
     /// # Safety
-    /// The slots must exist, and nobody else may use them meanwhile.
+    /// The slots must exist, and no other thread may access them during the call.
     pub(super) unsafe fn apply(&self, moves: &[RowMove], kept: &mut Vec<u8>) {
         kept.clear();
         for (m, head) in moves.iter().flat_map(|m| (0..self.heads).map(move |head| (m, head))) {
@@ -200,7 +215,7 @@ impl Rows {
         }
         let parts = moves.iter().flat_map(|m| (0..self.heads).map(move |head| (m, head)));
         for ((m, head), bytes) in parts.zip(kept.chunks_exact(self.part.max(1))) {
-            // SAFETY: as above; `kept` is memory of its own.
+            // SAFETY: as above; `kept` does not overlap the pool.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.part(m.to, head).cast_mut(), self.part);
             }
