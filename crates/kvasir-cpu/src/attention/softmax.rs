@@ -1,4 +1,15 @@
-//! One chunk's scores of 16 lanes (a lane is one query head of one token): from products to shares.
+//! Online softmax over one KV chunk for 16 query rows (a row is one query head of one token).
+//!
+//! Per row, with the running maximum m, the denominator l and the accumulators O:
+//!
+//! 1. `begin`: scale or soft-cap the dot products, mask them, `m_new = max(m, S)`,
+//!    `fade = exp(m - m_new)`.
+//! 2. `rest`: `P = exp(S - m_new)`, rounded to bf16 and packed in pairs; chunk sums of P.
+//! 3. `end`: `l = l * fade + sum(P)`. The caller rescales: `O = O * fade + P V`.
+//!
+//! Everything is in base 2: scores are multiplied by log2(e), and `exp2` is a polynomial with the
+//! same bits on every level. `wide.rs` has the AVX-512 versions; `tests.rs` checks that levels
+//! agree.
 
 use super::view::CHUNK;
 #[cfg(target_arch = "x86_64")]
@@ -8,13 +19,13 @@ use crate::halves::ROUND;
 use crate::level::per_level;
 use crate::tile::LANES;
 
-/// Scores of a chunk: a row per position, a column per lane.
+/// Dot products, then scores S, of a chunk: a row per position, a column per query row.
 pub(crate) type Scores = [[f32; LANES]; CHUNK];
 
-/// Shares of a chunk: pairs of positions to a word, a column per lane.
+/// Attention weights P of a chunk in bf16: two positions per word, a column per query row.
 pub(crate) type Packed = [[u32; LANES]; CHUNK / 2];
 
-/// What turns products into scores, the same for all lanes. Scores are kept in units of which two make a factor of four.
+/// How dot products become scores. Scores are kept in base-2 units (times log2 e).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     pub(crate) scale: f32,
@@ -22,13 +33,14 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// A score in the units of the shares.
+    /// Converts a score to base-2 units.
     pub(crate) fn unit(score: f32) -> f32 {
         score * std::f32::consts::LOG2_E
     }
 }
 
-/// Number of the entry at each position of a chunk, and the position; what stands nowhere is seen by nobody.
+/// Entry number and position at each place of a chunk; a place without an entry has number
+/// `i32::MAX`, which no row sees.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entries {
     pub(crate) entry: [i32; CHUNK],
@@ -39,29 +51,31 @@ impl Entries {
     pub(crate) const NONE: Self = Self { entry: [i32::MAX; CHUNK], position: [0; CHUNK] };
 }
 
-/// What each lane sees of a chunk: row `r` if `entry[r] < visible` and `position[r] >= from`.
+/// Mask bounds per query row: place `r` of a chunk is visible if `entry[r] < visible` and
+/// `position[r] >= from`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sight {
     pub(crate) visible: [i32; LANES],
     pub(crate) from: [i32; LANES],
 }
 
-/// Running maximum and sum per lane.
+/// Online softmax state per query row: running maximum m, and denominator l.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Running {
     pub(crate) most: [f32; LANES],
     pub(crate) sum: [f32; LANES],
-    /// What sums so far must be multiplied with after the last chunk.
+    /// Rescale factor exp(m_old - m_new) of the last chunk, for l and O.
     pub(crate) fade: [f32; LANES],
 }
 
-/// 2^f for |f| <= 1/2, highest power first.
+/// Polynomial of 2^f for |f| <= 1/2, highest power first.
 pub(super) const TERMS: [f32; 5] = [9.582_853e-3, 5.590_643e-2, 2.402_41e-1, 6.931_242e-1, 1.0];
-/// Below this a share is nothing: no sum has room for it, and its products stay clear of the numbers that the tile unit takes for zeros and vectors
-/// do not.
+/// Attention weights below 2^-64 are flushed to zero: they are below f32 accumulator precision. So
+/// products stay clear of the denormals that AMX flushes and SIMD does not.
 pub(super) const TINY: f32 = -64.0;
 
-/// 2^x for x <= 0, the same on every level, good to 2⁻¹⁸; exactly 1 at 0 and exactly 0 below [`TINY`].
+/// 2^x for x <= 0 with the same bits on every level; relative error 2⁻¹⁸, exactly 1 at 0 and
+/// exactly 0 below [`TINY`].
 #[inline(always)]
 pub(crate) fn exp2(x: f32) -> f32 {
     let t = x + ROUND;
@@ -72,17 +86,18 @@ pub(crate) fn exp2(x: f32) -> f32 {
     if x < TINY { 0.0 } else { scaled }
 }
 
-/// One block's scores on their way to shares of a chunk, some positions at a time: vectors work on them while the tile unit multiplies
-/// something else.
+/// Online softmax of one query block over one chunk, resumable: SIMD works on a few positions at a
+/// time while AMX multiplies.
 pub(super) struct Sharing {
-    /// A score's factor, and what is taken from it: the maximum so far.
+    /// Factor of the dot products, and the running maximum that is subtracted (0 where nothing is
+    /// visible yet).
     pub(super) scale: f32,
     pub(super) base: [f32; LANES],
-    /// Sums of shares of even positions, and of odd ones; or of all, and nothing.
+    /// Chunk sums of P over even and over odd positions; or over all positions, and 0.
     pub(super) sums: [[f32; LANES]; 2],
-    /// The block's lanes.
+    /// Running state of the block's query rows.
     pub(super) run: Running,
-    /// Pairs of positions that are done.
+    /// Pairs of positions whose weights are made.
     pub(super) done: usize,
 }
 
@@ -127,7 +142,7 @@ fn some_body(sharing: &mut Sharing, scores: &[[f32; LANES]], packed: &mut [[u32;
             let (a, b) = (share(pair[0][lane]), share(pair[1][lane]));
             even[lane] += a;
             odd[lane] += b;
-            // To the nearest bf16; halves go up.
+            // Rounds to the nearest bf16, ties up.
             let (a, b) = (a.to_bits() + 0x8000, b.to_bits() + 0x8000);
             packed[lane] = a >> 16 | b & 0xffff_0000;
         }
@@ -152,7 +167,8 @@ fn rise_body(largest: &[f32; LANES], scale: f32, run: &mut Running, base: &mut [
 }
 
 per_level! {
-    /// Maxima with a chunk's largest products, and what that does to the sums so far.
+    /// Raises the running maxima by a chunk's largest dot products, and computes the rescale
+    /// factors.
     rise_by_compiler(largest: &[f32; LANES], scale: f32, run: &mut Running, base: &mut [f32; LANES]) => rise_body
 }
 
@@ -174,7 +190,8 @@ impl Sharing {
         done: CHUNK / 2,
     };
 
-    /// Looks at a chunk's products. Without `sight` every lane sees all of them.
+    /// Scales and masks a chunk's dot products and updates the running maxima. Without `sight`
+    /// every row sees the whole chunk.
     pub(super) fn begin(
         &mut self,
         level: Level,
@@ -186,7 +203,7 @@ impl Sharing {
         self.scale(level, scores.as_flattened_mut(), rule);
         #[cfg(target_arch = "x86_64")]
         if level >= Level::Avx512Vnni {
-            // SAFETY: the level was found on this machine.
+            // SAFETY: the level was detected on this machine.
             return unsafe { wide::rise(self, scores, entries, sight) };
         }
         if let Some(sight) = sight {
@@ -197,7 +214,8 @@ impl Sharing {
         rise_by_compiler(level, &largest, self.scale, &mut self.run, &mut self.base);
     }
 
-    /// Products have their factor still to come, unless they are capped.
+    /// Sets the factor of the dot products; a soft cap (`cap * tanh(s / cap)`) is applied at once,
+    /// with factor 1.
     pub(super) fn scale(&mut self, level: Level, scores: &mut [f32], rule: Rule) {
         self.scale = match rule.soft_cap {
             None => Rule::unit(rule.scale),
@@ -206,16 +224,16 @@ impl Sharing {
                 1.0
             }
         };
-        // The largest score is that of the largest product.
+        // Required: then the largest score is that of the largest dot product.
         debug_assert!(self.scale >= 0.0);
         (self.sums, self.done) = ([[0.0; LANES]; 2], 0);
     }
 
-    /// Shares of the positions that are left, as bf16, pairs of positions to a word of `packed`.
+    /// Makes the remaining attention weights, as bf16 with two positions per word of `packed`.
     pub(super) fn rest(&mut self, level: Level, scores: &Scores, packed: &mut Packed) {
         match level {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level was found on this machine.
+            // SAFETY: the level was detected on this machine.
             Level::Avx512Bf16 => unsafe { wide::in_pairs(self, scores, packed) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -225,7 +243,7 @@ impl Sharing {
         self.done = CHUNK / 2;
     }
 
-    /// The lanes' sums with this chunk's shares.
+    /// `l = l * fade + sum(P)`.
     pub(super) fn end(&mut self, level: Level) {
         add_up(level, &self.sums, &mut self.run);
     }
@@ -234,7 +252,7 @@ impl Sharing {
 #[inline(always)]
 fn fade_body(sums: &mut [f32], width: usize, fade: &[f32]) {
     for (sums, &fade) in sums.chunks_exact_mut(width).zip(fade) {
-        // Maxima seldom move.
+        // Running maxima seldom move, so the factor is mostly 1.
         if fade != 1.0 {
             sums.iter_mut().for_each(|s| *s *= fade);
         }
@@ -242,6 +260,6 @@ fn fade_body(sums: &mut [f32], width: usize, fade: &[f32]) {
 }
 
 per_level! {
-    /// `sums[lane] *= fade[lane]`; lanes' sums lie `width` apart.
+    /// Rescale: `sums[row] *= fade[row]`; accumulators lie `width` apart.
     fade(sums: &mut [f32], width: usize, fade: &[f32]) => fade_body
 }

@@ -1,3 +1,7 @@
+//! Attention tests: every ISA level and kernel against references, bit for bit where the order of
+//! summation is the same. They also check invariance to the KV layout, masks, chunked prefill,
+//! batch composition and shared prefixes.
+
 use super::*;
 use crate::KvType;
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Segment, SeqId, Span};
@@ -16,7 +20,7 @@ fn facts(window: Option<u32>, key_dim: usize) -> LayerFacts {
     LayerFacts { kv_heads: 2, key_dim, value_dim: 48, value_in_key: false, window, index_dim: 0 }
 }
 
-/// A pool in which position p's rows are in slot `slot(p)`.
+/// A pool in which the rows of position `p` are in slot `slot(p)`.
 fn pool(facts: &LayerFacts, kind: KvType, slot: &dyn Fn(usize) -> u32) -> Arc<Pool> {
     let pool = Pool::new(&[*facts], kind, 1024).unwrap();
     for p in 0..HISTORY {
@@ -93,7 +97,7 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
     let mut out = vec![f32::NAN; plan.positions.len() * row];
     let results = Parts::new(&mut out, row);
     match way {
-        // SAFETY: plans read what was written before.
+        // SAFETY: plans read only what was written before.
         Way::Rounded(level) => unsafe { a.run(&Team::new(threads), level, &results) },
         // SAFETY: as above.
         Way::Exact(level) => unsafe { attend_exact(&a, &Team::new(threads), level, &results) },
@@ -103,18 +107,18 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
     out
 }
 
-/// Which attention.
+/// The attention implementation under test.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Rounded(Level),
     Exact(Level),
-    /// As [`pairs`] has it, number by number.
+    /// The scalar reference of the bf16 pair order (see [`pairs`]).
     Pairs,
-    /// Row by row in f64.
+    /// Naive softmax attention in f64.
     Naive,
 }
 
-/// Both ways of each level, with what they must agree with.
+/// Both implementations at every level, each with the reference that it must equal bit for bit.
 fn ways() -> impl Iterator<Item = (Way, Way)> {
     Level::available().flat_map(|level| {
         let same = if in_pairs(level) { Way::Pairs } else { Way::Rounded(Level::Portable) };
@@ -140,7 +144,7 @@ fn levels_agree_to_the_bit_and_with_exact_arithmetic() {
         for (sinks, soft_cap) in [(None, None), (Some(&sinks[..]), None), (None, Some(1.5))] {
             let setup = Setup { facts: &facts, pool: &pool, sinks, soft_cap };
             let plan = contiguous(0, HISTORY);
-            // What is written down by hand is held against exact arithmetic on every machine.
+            // The scalar reference is compared with exact arithmetic on every machine.
             for (way, same) in ways().chain([(Way::Pairs, Way::Pairs)]) {
                 let got = attend(way, &setup, &plan, 2);
                 assert!(got == attend(same, &setup, &plan, 1), "{way:?} {kind}");
@@ -165,12 +169,12 @@ fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
         let setup = Setup { facts: &facts, pool: &straight, sinks: None, soft_cap: None };
         let all = attend(way, &setup, &contiguous(0, HISTORY), 2);
         let row = HEADS * 48;
-        // In chunks of any size, down to single tokens.
+        // Chunked prefill: chunks of any size, down to single tokens.
         for (first, n) in [(0, 1), (0, 64), (64, 70), (63, 2), (134, 66), (199, 1), (130, 1)] {
             let got = attend(way, &setup, &contiguous(first, n), 1);
             assert_eq!(got, all[first * row..(first + n) * row], "{first} + {n}");
         }
-        // Blocks of 16 slots in any order, and single slots.
+        // Paged layouts: blocks of slots in any order, and single slots.
         for block in [16u32, 1, 64] {
             let table: Vec<u32> =
                 (0..HISTORY as u32 / block + 1).map(|b| (b * 7 + 3) % (1024 / block)).collect();
@@ -181,7 +185,7 @@ fn a_token_gets_the_same_bits_however_its_rows_lie_and_whoever_is_with_it() {
             let got = attend(way, &setup, &plan(layout, table.clone(), 150, 50, Mask::Causal, vec![]), 2);
             assert_eq!(got, all[150 * row..], "blocks of {block}");
         }
-        // The same visibility as explicit bits.
+        // The causal mask as explicit bits.
         let words = HISTORY.div_ceil(64);
         let mut bits = vec![0u64; 50 * words];
         for q in 0..50 {
@@ -217,7 +221,8 @@ fn a_token_alone_gets_the_bits_it_gets_in_a_prompt_whatever_the_lanes_of_a_head(
     }
 }
 
-/// Rows that branch off each other: what each reads, as slots of its positions.
+/// Rows with shared prefixes, as a plan: each row's slots by position, and its number of query
+/// tokens.
 fn branches(rows: &[(Vec<u32>, usize)]) -> Plan {
     let mut all = Plan::default();
     for (slots, queries) in rows {
@@ -268,7 +273,8 @@ fn branches_get_the_bits_that_they_get_alone() {
     let trunk = |n: u32| (0..n).collect::<Vec<u32>>();
     let from =
         |trunk: Vec<u32>, own: std::ops::Range<u32>| trunk.into_iter().chain(own).collect::<Vec<u32>>();
-    // Off one trunk of 150 at its end, off another at 70, a branch of a branch, some in other slots, one that is a whole prompt.
+    // Branches of a prefix of 150 at its end, one of a prefix of 70, a branch of a branch, some in
+    // other slots, one whole prompt.
     let deep = from(trunk(150), 400..460);
     let mut rows: Vec<(Vec<u32>, usize)> =
         (0..5).map(|i| (from(trunk(150), 200 + i * 17..210 + i * 18), 1)).collect();
@@ -314,7 +320,8 @@ fn chunks_that_several_rows_read_are_read_once() {
     let mut views = Views::default();
     views.of_plan(&branches(&rows));
     assert_eq!(views.groups.len(), 1);
-    // 31 whole chunks of the trunk together, then the rest of it and what is each branch's own.
+    // 31 whole chunks of the prefix together, then per branch the rest of the prefix and its own
+    // tokens.
     assert_eq!(views.stretches.len(), 9);
     assert_eq!((views.stretches[0].views, views.stretches[0].chunks), ((0, 8), (0, 31)));
     assert!(views.stretches[1..].iter().all(|s| s.views.1 - s.views.0 == 1 && s.chunks == (31, 32)));
@@ -345,8 +352,8 @@ fn what_the_next_layer_keeps_is_noted_where_it_is_alike() {
         a.note_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99);
         std::iter::from_fn(meanwhile::next).count()
     };
-    // Keys and values of two heads: two pages each.
+    // K and V of two heads: two pages each.
     assert_eq!(noted(wide(2, 64)), 8);
-    // A row of as many bytes, of one head.
+    // A row of equally many bytes, but of one head.
     assert_eq!(noted(wide(1, 128)), 0);
 }

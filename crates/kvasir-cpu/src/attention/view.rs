@@ -1,10 +1,23 @@
+//! Read lists of attention: turns a plan's page tables, masks and windows into per-query lists of
+//! KV chunks.
+//!
+//! - A *view* is what a span of query tokens reads; its entries are numbered in rising order of
+//!   position.
+//! - A *chunk* is its entries within 64 positions, aligned to multiples of 64 whatever the slots.
+//! - A *run* is a range of consecutive positions in consecutive slots of one pool, within one
+//!   chunk.
+//!
+//! A causal view serves all its query tokens with one list: query `q` sees a prefix of it. Explicit
+//! masks and sparse selections get a view per query. Chunk bounds depend on positions alone, which
+//! makes the order of reduction independent of the KV layout.
+
 use super::share::{Stretch, share};
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, Position, Segment, Slot};
 
-/// Positions that are reduced together. Chunks begin at multiples of this, whatever the slots.
+/// Positions that are reduced together; chunks begin at multiples of this, whatever the slots.
 pub(crate) const CHUNK: usize = 64;
 
-/// Rows of K and V whose slots and positions both follow each other, within one chunk.
+/// K and V rows with consecutive slots and consecutive positions, within one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
     pub(crate) position: Position,
@@ -13,17 +26,17 @@ pub(crate) struct Run {
     pub(crate) len: u32,
 }
 
-/// What a view reads of one chunk of positions.
+/// The entries of a view within one chunk of positions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk {
-    /// Entries of the view before this chunk.
+    /// Number of the view's entries before this chunk.
     pub(crate) first: u32,
-    /// Entries of it in this chunk.
+    /// Number of its entries in this chunk.
     pub(crate) len: u32,
     pub(super) runs: (u32, u32),
 }
 
-/// What a stretch of query tokens reads.
+/// What a span of query tokens reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     /// First query token, in the step's flat list.
@@ -31,19 +44,20 @@ pub(crate) struct View {
     pub(crate) tokens: usize,
     entries: usize,
     pub(super) chunks: (usize, usize),
-    /// The last token sees all entries, each one before it one fewer; otherwise every token sees all.
+    /// If set, the last token sees all entries and each one before it one fewer; otherwise every
+    /// token sees all.
     causal: bool,
 }
 
-/// What each token of a step reads, by chunks of positions; made once per step, or per layer where the layer selects.
+/// The read lists of a step; built once per step, or per layer with sparse key selection.
 #[derive(Debug, Default)]
 pub(crate) struct Views {
     pub(crate) views: Vec<View>,
     runs: Vec<Run>,
     pub(super) chunks: Vec<Chunk>,
-    /// Views in the order in which those that read the same are neighbours.
+    /// Indices of the views, sorted so that views with a common prefix are neighbors.
     pub(super) order: Vec<u32>,
-    /// Views that begin with the same chunks, as stretches of [`order`](Self::order).
+    /// Groups of views with a common prefix, as ranges of [`order`](Self::order).
     pub(super) groups: Vec<super::share::Group>,
     pub(super) stretches: Vec<Stretch>,
 }
@@ -53,17 +67,17 @@ impl Views {
         &self.chunks[view.chunks.0..view.chunks.1]
     }
 
-    /// Where a chunk's rows lie, in order of position.
+    /// The runs of a chunk, in order of position.
     pub(crate) fn runs(&self, chunk: &Chunk) -> &[Run] {
         &self.runs[chunk.runs.0 as usize..chunk.runs.1 as usize]
     }
 
-    /// What all views read.
+    /// The runs of all views.
     pub(crate) fn all_runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// A chunk's entries, in order of position: pool, slot and position.
+    /// The entries of a chunk in order of position: pool, slot and position.
     pub(crate) fn entries(&self, chunk: &Chunk) -> impl Iterator<Item = (u32, Slot, Position)> {
         let runs = self.runs(chunk).iter();
         runs.flat_map(|run| (0..run.len).map(|i| (run.pool, run.slot + i, run.position + i)))
@@ -75,7 +89,7 @@ impl Views {
         self.chunks.clear();
     }
 
-    /// What the plan lets every token see.
+    /// Builds the views of a plan, replacing the previous ones. Keeps its allocations.
     pub(crate) fn of_plan(&mut self, plan: &Plan) {
         self.clear();
         for row in &plan.rows {
@@ -98,7 +112,8 @@ impl Views {
         share(self);
     }
 
-    /// What the tokens of a plan, of one sequence in a line, see through a window whose rows lie in a ring of so many slots.
+    /// Builds the views of a sliding-window layer whose KV cache is a ring of `ring` slots; the
+    /// plan must be one sequence with consecutive positions.
     pub(crate) fn of_ring(&mut self, plan: &Plan, window: u32, ring: Slot) {
         self.clear();
         for row in &plan.rows {
@@ -117,7 +132,8 @@ impl Views {
         share(self);
     }
 
-    /// What one query of a row sees of the entries that `keep`, given each entry's number within the row's read.
+    /// Adds a view of one query: the entries that the mask shows it and that `keep` accepts by
+    /// their number within the row's read.
     fn of_query(&mut self, plan: &Plan, row: &PlanRow, query: usize, keep: impl Fn(usize) -> bool) {
         let mut view = self.open(row.queries.start as usize + query, 1, false);
         for (i, (pool, slot, position)) in plan.entries(row).enumerate() {
@@ -128,7 +144,8 @@ impl Views {
         self.close(view);
     }
 
-    /// One view for each query: of its row's entries those that it sees and that `keep(query's number in the step)` names, in rising order.
+    /// Builds the views of a sparse selection (DSA top-k), one per query: the visible entries whose
+    /// numbers are in `keep(query's index in the step)`, which must be sorted.
     pub(crate) fn of_selection<'s>(&mut self, plan: &Plan, keep: impl Fn(usize) -> &'s [u32]) {
         self.clear();
         for row in &plan.rows {
@@ -153,7 +170,7 @@ impl Views {
         let Segment { pool, layout, len, first, sparse } = *segment;
         let mut i = 0;
         while i < len {
-            // As many entries as surely follow each other.
+            // Entries that are surely contiguous: up to the end of the block.
             let n = match (sparse, layout) {
                 (Some(_), _) => 1,
                 (None, Layout::Run { .. }) => len - i,
@@ -165,7 +182,8 @@ impl Views {
         }
     }
 
-    /// Adds entries behind those that are there, cut at the bounds of chunks.
+    /// Appends contiguous entries, cut at chunk boundaries and merged with the last run where they
+    /// continue it.
     fn add(&mut self, view: &mut View, mut rest: Run) {
         while rest.len > 0 {
             let n = rest.len.min(CHUNK as u32 - rest.position % CHUNK as u32);
@@ -202,7 +220,7 @@ impl Run {
 }
 
 impl View {
-    /// Entries that query `query` of this view sees: the first so many.
+    /// Number of entries that query `query` of this view sees: a prefix of the list.
     pub(crate) fn visible(&self, query: usize) -> usize {
         let all = self.entries;
         if self.causal { (all + query + 1).saturating_sub(self.tokens) } else { all }

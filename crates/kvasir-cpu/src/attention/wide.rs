@@ -1,5 +1,7 @@
-//! The hot ones of [`super::softmax`] in 512-bit vectors: compilers gather across the lanes instead of working along them. The arithmetic is that of the plain
-//! functions, operation by operation, but that [`in_pairs`] adds shares up in another order.
+//! Online softmax in AVX-512: the hot functions of [`super::softmax`], which compilers vectorize
+//! with gathers across query rows instead of along them. The operations and their order are those
+//! of the portable functions, so the bits are equal; only [`in_pairs`] sums the attention weights
+//! in another order.
 
 use super::pairs::add;
 use super::softmax::{self, Entries, Packed, Scores, Sharing, Sight};
@@ -11,18 +13,18 @@ use std::arch::x86_64::*;
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn load(from: &[f32; LANES]) -> __m512 {
-    // SAFETY: 16 floats.
+    // SAFETY: 16 floats are read.
     unsafe { _mm512_loadu_ps(from.as_ptr()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn store(to: &mut [f32; LANES], v: __m512) {
-    // SAFETY: 16 floats.
+    // SAFETY: 16 floats are written.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) }
 }
 
-/// [`softmax::exp2`] of 16 numbers.
+/// [`softmax::exp2`] of 16 numbers, with the same bits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn exp2(x: __m512) -> __m512 {
@@ -36,10 +38,10 @@ pub(super) fn exp2(x: __m512) -> __m512 {
     _mm512_castsi512_ps(_mm512_maskz_mov_epi32(some, scaled))
 }
 
-/// What a lane does not see is less than anything.
+/// Masks: scores of invisible positions become negative infinity.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn hide(scores: &mut Scores, entries: &Entries, sight: &Sight) {
-    // SAFETY: 16 integers each.
+    // SAFETY: 16 integers are read each time.
     let (visible, from) = unsafe {
         (_mm512_loadu_si512(sight.visible.as_ptr().cast()), _mm512_loadu_si512(sight.from.as_ptr().cast()))
     };
@@ -51,7 +53,7 @@ fn hide(scores: &mut Scores, entries: &Entries, sight: &Sight) {
     }
 }
 
-/// Maxima with a chunk's products, and what that does to the sums so far.
+/// Masks a chunk's dot products, updates the running maxima and computes the rescale factors.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn rise(sharing: &mut Sharing, scores: &mut Scores, entries: &Entries, sight: Option<&Sight>) {
     if let Some(sight) = sight {
@@ -68,7 +70,8 @@ pub(super) fn rise(sharing: &mut Sharing, scores: &mut Scores, entries: &Entries
     risen(sharing, _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
 }
 
-/// Maxima with each lane's largest product.
+/// Updates the running maxima with each query row's largest dot product, and computes the rescale
+/// factors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn risen(sharing: &mut Sharing, largest: __m512) {
@@ -81,13 +84,15 @@ pub(super) fn risen(sharing: &mut Sharing, largest: __m512) {
     store(&mut sharing.run.fade, exp2(_mm512_sub_ps(before, base)));
 }
 
-/// A block's shares in the making: what each pair of positions needs stays in registers.
+/// The softmax of a block in progress: the constants of the loop over pairs of positions stay in
+/// registers.
 pub(super) struct Making<'a> {
     scale: __m512,
     base: __m512,
     even: __m512,
     odd: __m512,
-    /// The upper half of a word. Compilers that know it put two words together by a permutation, which costs more than what it stands for.
+    /// Mask of the upper half of a word. Hidden from the compiler, which would otherwise merge two
+    /// words by a slower permute.
     high: __m512i,
     done: usize,
     sharing: &'a mut Sharing,
@@ -96,7 +101,7 @@ pub(super) struct Making<'a> {
 }
 
 impl<'a> Making<'a> {
-    /// Goes on where `sharing` is.
+    /// Resumes where `sharing` stopped.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) fn go_on(sharing: &'a mut Sharing, scores: &'a Scores, packed: &'a mut Packed) -> Self {
@@ -106,15 +111,15 @@ impl<'a> Making<'a> {
         Self { scale, base, even, odd, high, done: sharing.done, sharing, scores, packed }
     }
 
-    /// Shares of two more pairs of positions, if there are any.
+    /// Makes the attention weights of two more pairs of positions, if any are left.
     ///
     /// # Safety
-    /// The machine must have the instructions.
+    /// The machine must have AVX-512.
     #[inline(always)]
     pub(super) unsafe fn some(&mut self) {
         if self.done < CHUNK / 2 {
             for pair in self.done..self.done + 2 {
-                // SAFETY: as the caller vouches; pairs are made by twos.
+                // SAFETY: as the caller vouches; pairs are made two at a time.
                 let [a, b] = unsafe { self.pair(pair) };
                 // SAFETY: as above.
                 (self.even, self.odd) = unsafe { (_mm512_add_ps(self.even, a), _mm512_add_ps(self.odd, b)) };
@@ -123,10 +128,10 @@ impl<'a> Making<'a> {
         }
     }
 
-    /// The shares of a pair, which are packed.
+    /// Makes and packs the attention weights of one pair of positions, and returns them in f32.
     ///
     /// # Safety
-    /// As for [`some`](Self::some), and there must be such a pair.
+    /// As for [`some`](Self::some), and `pair` must be less than `CHUNK / 2`.
     #[inline(always)]
     unsafe fn pair(&mut self, pair: usize) -> [__m512; 2] {
         // SAFETY: as the caller vouches.
@@ -142,7 +147,7 @@ impl<'a> Making<'a> {
         }
     }
 
-    /// Leaves the rest to be made later.
+    /// Stores the state, so that a later call resumes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) fn leave(self) {
@@ -153,24 +158,24 @@ impl<'a> Making<'a> {
     }
 }
 
-/// All that are left of a block's shares.
+/// Makes the remaining attention weights of a block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn rest(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
     let mut making = Making::go_on(sharing, scores, packed);
     while making.done < CHUNK / 2 {
-        // SAFETY: this function has the instructions.
+        // SAFETY: this function has the target features.
         unsafe { making.some() };
     }
     making.leave();
 }
 
-/// All of a block's shares, added up in the order of [`super::pairs`].
+/// Makes all attention weights of a block, summed in the order of [`super::pairs`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn in_pairs(sharing: &mut Sharing, scores: &Scores, packed: &mut Packed) {
     let mut making = Making::go_on(sharing, scores, packed);
-    // Chains of two places.
+    // Accumulators of two neighboring positions modulo 16.
     let mut one = |place: usize| {
-        // SAFETY: this function has the instructions.
+        // SAFETY: this function has the target features.
         let mut pair = |quarter: usize| unsafe { making.pair((quarter * LANES + place) / 2) };
         (1..CHUNK / LANES).fold(pair(0), |chains, quarter| add(chains, pair(quarter)))
     };

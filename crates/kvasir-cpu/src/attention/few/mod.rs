@@ -1,10 +1,15 @@
-//! A few lanes of a head, in vectors that take rows as they lie.
+//! The decode path of attention (GEMV): few query rows per KV head, SIMD kernels that read K and V
+//! in place.
 //!
-//! Values never become tiles: a tile of so few rows of shares costs the unit nearly as much as a whole one, and putting values into tiles costs more
-//! than multiplying them. Where there is no tile unit, scores are made for as many positions at a time as a vector has numbers, instead of 16 lanes.
+//! Used up to `most` query rows per KV head, which is decode, small GQA groups and short draft
+//! verification. V is not packed into tiles: with so few rows of P a tile product costs nearly as
+//! much as a full one, and packing V costs more than multiplying it. Without AMX the scores are
+//! computed for a SIMD vector of positions at a time, instead of 16 query rows.
 //!
-//! [`numbers`] widens what it multiplies, in the tile unit's order of summation: per 32 numbers one chain of fused multiply-adds over the even ones and one
-//! over the odd, the two added, that added to the sum. [`dots`] multiplies pairs, in the order of [`pairs`](super::pairs).
+//! - [`numbers`]: operands widened to f32, in the summation order of AMX. Per 32 numbers one FMA
+//!   chain runs over the even and one over the odd; the two are added, then added to the sum.
+//! - [`dots`]: bf16 pair dot products, in the order of [`pairs`](super::pairs).
+//! - `later`: prefetch of the next head's rows. `shares`: online softmax in this layout.
 
 mod dots;
 mod later;
@@ -25,7 +30,7 @@ use crate::chains::Columns;
 use crate::pool::{Heads, KvType};
 use crate::tile::LANES;
 
-/// Runs `$body` with `$v` as the [`numbers`] of the vectors that the level has.
+/// Runs `$body` with `$v` as the [`numbers`] kernels of the level's SIMD width.
 macro_rules! in_vectors {
     ($level:expr, $v:ident => $body:expr) => {
         match $level {
@@ -41,27 +46,28 @@ macro_rules! in_vectors {
     };
 }
 
-/// Numbers of a row in a line of memory, and positions of a step.
+/// Numbers of bf16 in a cache line, and positions per step of P V.
 pub(super) const LINE: usize = 32;
 
-/// Lanes of a head up to which this pays where there is no tile unit, which would work on all 16 of a tile.
+/// Query rows per KV head up to which the decode path pays without AMX, whose tiles always compute
+/// 16.
 const MOST: usize = 8;
 
-/// Lanes of a head up to which this pays.
+/// Query rows per KV head up to which the decode path pays.
 pub(super) fn most(level: Level) -> usize {
     if level >= Level::Amx { FEW } else { MOST }
 }
 
-/// Scores of 16 lanes, a row per lane.
+/// Scores of 16 query rows, a row per query row.
 pub(super) type Lying = [[f32; CHUNK]; LANES];
 
 impl Attend<'_> {
-    /// Adds a chunk's values, head by head, to the sums of a block whose heads have few lanes each.
+    /// O = O * exp(m_old - m_new) + P V for one chunk, head by head, with V rows read in place.
     pub(super) fn take_rows(&self, level: Level, piece: &Piece<'_>, work: &Work<'_>, s: &mut Scratch) {
         let width = self.facts.value_dim;
         let seen = &work.chunks[0];
         let mut rows = [std::ptr::null::<u16>(); CHUNK];
-        // How far the head's rows lie behind these.
+        // Byte offset from these addresses to the current head's rows.
         let mut by = 0;
         let first = piece.heads.start + work.heads.start;
         let heads = self.heads_of_values(seen.chunk);
@@ -77,7 +83,7 @@ impl Attend<'_> {
             let last = head + 1 == work.heads.end;
             later = match seen.next {
                 Some(next) if last && asks => self.later_keys(next, first),
-                // Where nothing comes it is the same once more.
+                // Without a next chunk the same rows are prefetched again, which costs nothing.
                 None if last => later,
                 _ => later.next_head(),
             };
@@ -86,9 +92,9 @@ impl Attend<'_> {
             let at = block.lanes[from] as usize * width;
             let sums = &mut s.sums[at..][..lanes * width];
             softmax::fade(level, sums, width, &s.fades[work.blocks.start][from..from + lanes]);
-            // Nobody sees what is behind, and its shares are zeros.
+            // Positions past the last entry have weight 0 and are skipped.
             let rows = (&rows[..seen.len().next_multiple_of(2)], by);
-            // SAFETY: the level has the instructions; the rows are the pool's or staged.
+            // SAFETY: the level was detected on this machine; the rows are the pool's or staged.
             unsafe {
                 if in_pairs(level) {
                     dots::add((&s.shares[work.blocks.start], from), rows, &later, width, sums);
@@ -99,7 +105,8 @@ impl Attend<'_> {
         }
     }
 
-    /// How far heads' values lie apart, if that is all it takes to find those of a chunk.
+    /// Offsets between the heads' V rows, if the addresses of a chunk's other heads follow from the
+    /// first head's alone.
     fn heads_of_values(&self, chunk: &Chunk) -> Option<Heads> {
         let runs = self.views.runs(chunk);
         let rows = |run: &Run| self.pool(run.pool).read_as_values();
@@ -109,10 +116,11 @@ impl Attend<'_> {
 }
 
 impl Scratch {
-    /// Products of a chunk's keys with the queries of a block whose heads have few lanes, where there is no tile unit.
+    /// S = Q K^T of a decode block and a chunk, at levels without AMX.
     ///
     /// # Safety
-    /// The machine must have the instructions, the block's queries and the keys must be there.
+    /// The machine must have the level's instructions; the block's queries and the keys must have
+    /// been made.
     pub(super) unsafe fn score_few(&mut self, level: Level, shape: Shape, now: Scored) {
         let block = &self.blocks[now.block];
         let lanes = block.per_head;
@@ -140,10 +148,12 @@ impl Scratch {
     }
 }
 
-/// Products of a head's keys, of which as many positions are seen, with the queries of the `lanes` lanes from `from` on. `queries` has a step's numbers of all lanes each.
+/// S = Q K^T of one KV head: its first `keys.1` positions, and the `lanes` query rows from `from`
+/// on. `queries` has the rows' numbers per step of 32.
 ///
 /// # Safety
-/// The machine must have the instructions, and `keys` be 64 rows of as many steps.
+/// The machine must have the level's instructions, and `keys` must be 64 rows of as many steps as
+/// `queries`.
 unsafe fn scores(
     level: Level,
     keys: (&Keys, usize),
@@ -166,20 +176,21 @@ unsafe fn scores(
     }
 }
 
-/// Shares as numbers.
+/// Widens attention weights to f32.
 ///
 /// # Safety
-/// The level must be at least [`Level::Avx2`], and the machine have its instructions.
+/// The level must be at least [`Level::Avx2`], and the machine must have its instructions.
 pub(super) unsafe fn open(level: Level, packed: &Packed, shares: &mut Scores) {
     // SAFETY: as the caller vouches.
     unsafe { in_vectors!(level, v => v::open(packed, shares)) };
 }
 
-/// Adds the values of a chunk's positions, which come by twos, `width` numbers each, to the `sums` of the `lanes` lanes from `from` on, in the order
-/// of [`super::coming`]. What is read `later` is asked for.
+/// O += P V for the `lanes` query rows from `from` on, over an even number of positions with
+/// `width` numbers each. `sums` is in the column order of [`super::coming`]. Prefetches `later`.
 ///
 /// # Safety
-/// The machine must have the instructions, and each of `rows` point at `width` numbers, which are whole lines.
+/// The machine must have the level's instructions, and each of `rows` must point at `width`
+/// numbers, a multiple of [`LINE`].
 unsafe fn add(
     level: Level,
     shares: &Scores,
@@ -193,7 +204,7 @@ unsafe fn add(
     let shares = shares.as_ptr().cast::<f32>().wrapping_add(from);
     for (n, sums) in sums.chunks_mut(FEW * width).enumerate() {
         let shares = shares.wrapping_add(n * FEW);
-        // As much of a row at once as there are registers for.
+        // Register blocking: as much of a row at once as there are registers for.
         macro_rules! steps {
             ($vectors:ident, $lanes:expr, $vectors_of_row:expr) => {
                 numbers::$vectors::steps::<{ $lanes }, { $vectors_of_row }>(shares, rows, later, width, sums)

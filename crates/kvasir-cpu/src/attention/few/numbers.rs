@@ -1,4 +1,5 @@
-//! Numbers of 32 bits: each line is widened once for all lanes.
+//! Decode attention kernels in f32 (GEMV): bf16 rows of K and V are widened once for all query
+//! rows. Generated for AVX2 and AVX-512.
 
 use super::{LINE, Later, Lying};
 use crate::ask::{Near, ask_line};
@@ -14,10 +15,11 @@ macro_rules! kernels {
             use super::*;
             use crate::vectors::$vectors::*;
 
-            /// Bf16 of a vector.
+            /// Numbers of bf16 in a SIMD vector.
             pub(in super::super) const HALVES: usize = 2 * WORDS;
 
-            /// Products of a head's keys, of which as many positions are `seen`, with the queries of the `N` lanes from `from` on.
+            /// S = Q K^T of one KV head for `N` query rows from `from` on, a SIMD vector of
+            /// positions at a time, up to position `seen`.
             ///
             /// # Safety
             /// As for [`super::super::scores`].
@@ -34,7 +36,7 @@ macro_rules! kernels {
                     let next = keys.base.get(quarter + 1).copied().unwrap_or(later.at[0]);
                     let mut sums = [none(); N];
                     for (step, queries) in queries.iter().enumerate() {
-                        // A line for each of the rows that are read.
+                        // Prefetches a line for each of the rows that are read.
                         for n in at..at + WORDS {
                             let line = next.wrapping_add(step * 1024 + n * 64);
                             ask_line(Near::$near, line);
@@ -62,18 +64,18 @@ macro_rules! kernels {
                         }
                     }
                     for n in 0..N {
-                        // SAFETY: as many numbers as a vector has, of 64.
+                        // SAFETY: one vector of numbers within a row of 64.
                         unsafe { store_numbers(out[from + n][first..].as_mut_ptr(), sums[n]) };
                     }
                 }
             }
 
-            /// Shares as numbers, a row per position.
+            /// Widens attention weights to f32, a row per position.
             #[target_feature(enable = $features)]
             pub(in super::super) fn open(packed: &Packed, shares: &mut Scores) {
                 for (pair, to) in packed.iter().zip(shares.as_chunks_mut::<2>().0) {
                     for lane in (0..LANES).step_by(WORDS) {
-                        // SAFETY: as many words, or numbers, as a vector has, of 16.
+                        // SAFETY: one vector of words, and one of numbers, within rows of 16.
                         unsafe {
                             let both = widened(load(pair[lane..].as_ptr().cast()));
                             for (to, numbers) in to.iter_mut().zip(both) {
@@ -84,8 +86,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Adds the values of positions to the sums of `N` lanes, `W` vectors of a row at a time. What is read a head later is asked for into the second
-            /// level.
+            /// O += P V for `N` query rows, `W` vectors of a V row at a time. Prefetches the next
+            /// head's rows into L2.
             ///
             /// # Safety
             /// As for [`super::super::add`].
@@ -97,13 +99,14 @@ macro_rules! kernels {
                 width: usize,
                 sums: &mut [f32],
             ) {
-                // A line for each vector of the rows that the first phase reads.
+                // One prefetched line for each vector of the rows that the first phase reads.
                 const { assert!(HALVES * PHASES == LINE) };
-                // In the order of memory, whatever the order of what is worked on.
+                // Prefetches in memory order, whatever the order of the loops.
                 let mut asked = later.parts(width / (W * HALVES));
                 for (step, rows) in rows.chunks(LINE).enumerate() {
                     for at in (0..width).step_by(W * HALVES) {
-                        // Per parity of positions, lane, vector and half of a vector.
+                        // Accumulators by parity of position, query row, vector and half of a
+                        // vector.
                         let mut chains = [[[[none(); 2]; W]; N]; 2];
                         for phase in 0..PHASES {
                             for (half, rows) in rows.chunks(LANES).enumerate() {
@@ -127,7 +130,7 @@ macro_rules! kernels {
                                         let row = step * LINE + half * LANES + 2 * pair + odd;
                                         let shares = shares.wrapping_add(row * LANES);
                                         for n in 0..N {
-                                            // SAFETY: shares of 64 positions.
+                                            // SAFETY: there are weights of 64 positions.
                                             let x = all(unsafe { *shares.add(n) });
                                             for w in 0..W {
                                                 for half in 0..2 {
@@ -145,7 +148,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Adds chains (per parity of positions, lane, vector of values and half of it) to the `sums` of their lanes, from number `at` on.
+            /// Adds the accumulators (by parity of position, query row, vector and half of a
+            /// vector) to `sums`, from number `at` of a V row on.
             #[inline]
             #[target_feature(enable = $features)]
             fn settle<const N: usize, const W: usize>(
@@ -157,30 +161,30 @@ macro_rules! kernels {
                 for n in 0..N {
                     for w in 0..W {
                         for half in 0..2 {
-                            // Of each line the first halves come first.
+                            // Column order of packed V: of each line the first halves come first.
                             let at = at + w * HALVES;
                             let place = at / LINE * LINE + half * LANES + at % LINE / 2;
                             let to = sums[n * width + place..][..WORDS].as_mut_ptr();
                             let sum = plus(even[n][w][half], odd[n][w][half]);
-                            // SAFETY: as many numbers as a vector has.
+                            // SAFETY: one vector of numbers.
                             unsafe { store_numbers(to, plus(load_numbers(to), sum)) };
                         }
                     }
                 }
             }
 
-            /// Gives every position its row.
+            /// Transposes scores from a row per query row to a row per position.
             #[target_feature(enable = $features)]
             pub(in super::super) fn stand(lying: &Lying, scores: &mut Scores) {
                 for lane in (0..LANES).step_by(WORDS) {
                     for first in (0..CHUNK).step_by(WORDS) {
                         let mut columns = [zero(); WORDS];
                         for (n, column) in columns.iter_mut().enumerate() {
-                            // SAFETY: as many words as a vector has, of 64.
+                            // SAFETY: one vector of words within a row of 64.
                             *column = unsafe { load(lying[lane + n][first..].as_ptr().cast()) };
                         }
                         for (row, to) in transposed(columns).into_iter().zip(&mut scores[first..]) {
-                            // SAFETY: as many words as a vector has, of 16.
+                            // SAFETY: one vector of words within a row of 16.
                             unsafe { store(to[lane..].as_mut_ptr().cast(), row) };
                         }
                     }
@@ -190,6 +194,6 @@ macro_rules! kernels {
     };
 }
 
-// Where the next positions' keys are asked for: found by measuring, as docs/kernels.md has it.
+// The cache level that the next positions' keys are prefetched into: measured, see docs/kernels.md.
 kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq", near: First);
 kernels!(v256, "avx2,fma,f16c", near: Second);

@@ -1,5 +1,6 @@
-//! Shares of few lanes where products are [in pairs](crate::attention::in_pairs), of scores that are a row per lane: nothing is turned, and no vector works
-//! for a lane that is not there. Their order of summation is that of [`pairs`](crate::attention::pairs).
+//! Online softmax of the decode path in bf16 pair order ([`in_pairs`](crate::attention::in_pairs)):
+//! scores are a row per query row, so nothing is transposed, and no work is spent on unused rows.
+//! The order of summation is that of [`pairs`](crate::attention::pairs).
 
 use super::Lying;
 use crate::Level;
@@ -11,13 +12,13 @@ use crate::tile::{LANES, Tile};
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
-/// Lanes whose maxima and sums are found at once.
+/// Query rows whose maxima and sums are reduced at once.
 const AT_ONCE: usize = 4;
 
-/// [`Sharing::begin`] with the scores of so many lanes.
+/// [`Sharing::begin`] for the scores of `lanes` query rows.
 ///
 /// # Safety
-/// The machine must have the instructions.
+/// The machine must have AVX-512.
 pub(in crate::attention) unsafe fn begin(
     sharing: &mut Sharing,
     level: Level,
@@ -36,15 +37,15 @@ pub(in crate::attention) unsafe fn begin(
     }
 }
 
-/// A lane's scores.
+/// A query row's scores, in four vectors.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn quarters(row: &[f32; CHUNK]) -> [__m512; CHUNK / LANES] {
-    // SAFETY: 16 floats each.
+    // SAFETY: 16 floats are read each time.
     from_fn(|quarter| unsafe { _mm512_loadu_ps(row[quarter * LANES..].as_ptr()) })
 }
 
-/// What a lane does not see is less than anything.
+/// Masks: scores of invisible positions become negative infinity.
 #[target_feature(enable = "avx512f")]
 fn hide(scores: &mut [[f32; CHUNK]], entries: &Entries, sight: &Sight) {
     for (lane, scores) in scores.iter_mut().enumerate() {
@@ -52,13 +53,13 @@ fn hide(scores: &mut [[f32; CHUNK]], entries: &Entries, sight: &Sight) {
         let from = _mm512_set1_epi32(sight.from[lane]);
         for (quarter, scores) in scores.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             let numbers = |of: &[i32; CHUNK]| {
-                // SAFETY: 16 integers.
+                // SAFETY: 16 integers are read.
                 unsafe { _mm512_loadu_si512(of[quarter * LANES..].as_ptr().cast()) }
             };
             let seen = _mm512_cmplt_epi32_mask(numbers(&entries.entry), visible)
                 & _mm512_cmpge_epi32_mask(numbers(&entries.position), from);
             let hidden = _mm512_set1_ps(f32::NEG_INFINITY);
-            // SAFETY: 16 floats.
+            // SAFETY: 16 floats are read and written.
             unsafe {
                 _mm512_storeu_ps(scores.as_mut_ptr(), _mm512_mask_blend_ps(seen, hidden, load(scores)))
             };
@@ -66,7 +67,7 @@ fn hide(scores: &mut [[f32; CHUNK]], entries: &Entries, sight: &Sight) {
     }
 }
 
-/// Maxima with a chunk's products. Rows of no lane are of no consequence.
+/// Updates the running maxima. The results of unused rows are not read.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn rise(sharing: &mut Sharing, scores: &Lying) {
     let most = |a, b| _mm512_max_ps(a, b);
@@ -81,10 +82,11 @@ fn rise(sharing: &mut Sharing, scores: &Lying) {
     risen(sharing, load(&largest));
 }
 
-/// The shares of so many lanes: a row of `shares` for each, pairs of positions to a word.
+/// Makes the attention weights P of `lanes` query rows, in bf16: a row of `shares` for each, two
+/// positions per word; and their sums.
 ///
 /// # Safety
-/// The machine must have the instructions.
+/// The machine must have AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(in crate::attention) unsafe fn rest(
     sharing: &mut Sharing,
@@ -93,21 +95,22 @@ pub(in crate::attention) unsafe fn rest(
 ) {
     let scale = _mm512_set1_ps(sharing.scale);
     let half = _mm512_set1_epi32(0x8000);
-    // The upper half of each word of two vectors.
+    // Selects the upper half of each word of two vectors: bf16 of f32.
     let upper: [u16; 2 * LANES] = from_fn(|n| 2 * n as u16 + 1);
-    // SAFETY: 32 of 16 bits.
+    // SAFETY: 32 numbers of 16 bits are read.
     let upper = unsafe { _mm512_loadu_si512(upper.as_ptr().cast()) };
     for first in (0..lanes).step_by(AT_ONCE) {
         let mut chains = [_mm512_setzero_ps(); AT_ONCE];
-        // A loop: as a closure for each of four it is called, and keeps its constants in memory.
+        // A loop: closures for each of the four rows are not inlined, and keep their constants in
+        // memory.
         for (lane, chain) in (first..LANES).zip(&mut chains) {
             let base = _mm512_set1_ps(sharing.base[lane]);
             let [a, b, c, d] = quarters(&scores[lane]).map(|score| exp2(_mm512_fmsub_ps(score, scale, base)));
             for (shares, (low, high)) in shares.iter_mut().zip([(a, b), (c, d)]) {
-                // To the nearest bf16; halves go up.
+                // Rounds to the nearest bf16, ties up.
                 let [low, high] = [low, high].map(|share| _mm512_add_epi32(_mm512_castps_si512(share), half));
                 let both = _mm512_permutex2var_epi16(low, upper, high);
-                // SAFETY: 16 words.
+                // SAFETY: 16 words are written.
                 unsafe { _mm512_storeu_si512(shares[lane].as_mut_ptr().cast(), both) };
             }
             *chain = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(a, b), c), d);
