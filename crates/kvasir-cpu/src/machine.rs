@@ -11,8 +11,8 @@ use std::sync::OnceLock;
 static USED: OnceLock<Level> = OnceLock::new();
 
 /// The best instruction set that the kernels may use, from scalar code over AVX2, AVX-512 VNNI and
-/// bf16 to AMX. Each x86 level includes the ones before it, except that AVX-512 levels do not use
-/// AVX-VNNI.
+/// bf16 to AMX. Each x86 level includes the ones before it, except that AVX-512 levels do not imply
+/// AVX-VNNI, and AMX does not imply bf16 dot products.
 ///
 /// Kernels take a `Level` as proof that the machine has the instructions. Inside this crate every
 /// value comes from [`detect`](Self::detect) or [`available`](Self::available); no public API

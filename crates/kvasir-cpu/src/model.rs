@@ -1,7 +1,7 @@
 //! A loaded model: one program with its weights packed into the kernels' panel layout.
 //!
-//! 1. `load` maps integer and bf16 matrices in place. Their panels are at first made on the fly
-//!    from the stored rows, so that time to first token does not wait for packing.
+//! 1. `load` maps matrices that are multiplied as integers or bf16. Their panels are at first made
+//!    on the fly from the stored rows, so that time to first token does not wait for packing.
 //! 2. `settle` packs a quarter of the weights before each step after the first.
 //! 3. `pack` packs everything at once.
 //!
@@ -75,8 +75,8 @@ const LEAST_PACKED: usize = 16 << 20;
 
 impl CpuModel {
     /// Loads the weights of `program`. Matrices that the source stores row by row are mapped and
-    /// packed lazily while steps run; f32 matrices are packed now. [`pack`](Self::pack) packs the
-    /// rest at once.
+    /// packed lazily while steps run; those computed in f32 are packed now. [`pack`](Self::pack)
+    /// packs the rest at once.
     pub fn load(
         program: &Program,
         source: Arc<dyn WeightSource + Send + Sync>,
@@ -210,6 +210,7 @@ impl CpuModel {
     }
 }
 
+/// Packs the weight matrices of one op.
 fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
     let mut many =
         |m: &Matrices| (0..m.count).map(|n| packer.linear(&m.nth(n))).collect::<Result<Vec<_>, _>>();
@@ -225,6 +226,7 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
     })
 }
 
+/// The weights of an op that are not matrices.
 fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
     let pair = match op {
         Op::Norm { weight, bias, .. } => [Some(*weight), *bias],

@@ -46,6 +46,7 @@ type Job = *const (dyn Fn(usize) + Sync);
 pub struct Team {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// Held during a run: two callers take turns.
     turn: Mutex<()>,
 }
 
@@ -53,9 +54,13 @@ struct Shared {
     /// The epoch (upper 32 bits; a change is the call to work), [`OPEN`], and the number of workers
     /// inside.
     gate: AtomicU64,
+    /// The job of the current run; see the module's states.
     job: UnsafeCell<Option<Job>>,
+    /// Tells workers to exit.
     stop: AtomicBool,
+    /// Whether a worker panicked in the current run.
     failed: AtomicBool,
+    /// Per worker: whether it is parked, or about to park.
     asleep: Vec<AtomicBool>,
 }
 
@@ -259,6 +264,7 @@ fn number(gate: u64) -> u32 {
 }
 
 impl Shared {
+    /// The main loop of a worker.
     fn work(&self, index: usize) {
         let mut seen = 0;
         loop {
@@ -287,6 +293,7 @@ impl Shared {
         self.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, open).is_ok()
     }
 
+    /// Waits for an epoch other than `seen` by spinning, yielding and then parking; returns it.
     fn await_run(&self, index: usize, seen: u32) -> u32 {
         let mut waited = 0u32;
         loop {

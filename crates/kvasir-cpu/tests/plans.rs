@@ -1,6 +1,8 @@
-//! Layout invariance: a sequence gets bit-identical logits under every kind of plan. Covered are
-//! contiguous and paged caches, ragged batches, forks, frozen prefixes, draft trees, redirected
-//! writes, sliding windows in cells and in rings, and an explicit mask in place of each.
+//! Layout invariance: a sequence gets bit-identical logits under every kind of plan.
+//!
+//! - Contiguous and paged caches, ragged batches, forks, and frozen prefixes.
+//! - Draft trees, redirected writes, and sliding windows in cells and in rings.
+//! - An explicit mask in place of each.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod common;

@@ -61,6 +61,7 @@ impl Block {
         self.lanes.iter().zip(numbers).take(used).for_each(|(lane, number)| to[*lane as usize] = *number);
     }
 
+    /// Whether some row of the block sees some entry of the chunk, whose last position is `last`.
     pub(super) fn sees(&self, chunk: &Chunk, last: i32) -> bool {
         self.visible.1 > chunk.first as i32 && self.from.0 <= last
     }

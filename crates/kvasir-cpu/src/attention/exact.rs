@@ -102,6 +102,7 @@ pub(crate) unsafe fn attend_exact(a: &Attend<'_>, team: &Team, level: Level, out
 }
 
 impl Attend<'_> {
+    /// Computes one work item: online softmax over the chunks of its view.
     fn exact_piece(&self, level: Level, piece: &Piece<'_>, room: &mut Room, out: &Parts<'_>) {
         let (kd, vd) = (self.facts.key_dim, self.facts.value_dim);
         let blocks = piece.lanes.len().div_ceil(LANES);
@@ -184,6 +185,7 @@ impl Attend<'_> {
         }
     }
 
+    /// Writes the normalized results O / l, with the attention sink in l.
     fn finish(&self, piece: &Piece<'_>, room: &Room, out: &Parts<'_>) {
         let vd = self.facts.value_dim;
         for (n, (query, head)) in self.lanes(piece).enumerate() {

@@ -207,6 +207,7 @@ impl Attend<'_> {
         });
     }
 
+    /// Computes one work item: runs its stretches, then writes the normalized results.
     fn piece(&self, level: Level, piece: &Piece<'_>, s: &mut Scratch, out: &Parts<'_>) {
         let shape = Shape::of(self.facts);
         s.prepare(shape, piece.heads.len(), piece.tokens.len() * self.per_head());

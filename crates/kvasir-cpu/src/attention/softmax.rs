@@ -74,8 +74,8 @@ pub(super) const TERMS: [f32; 5] = [9.582_853e-3, 5.590_643e-2, 2.402_41e-1, 6.9
 /// products stay clear of the denormals that AMX flushes and SIMD does not.
 pub(super) const TINY: f32 = -64.0;
 
-/// 2^x for x <= 0 with the same bits on every level; relative error 2⁻¹⁸, exactly 1 at 0 and
-/// exactly 0 below [`TINY`].
+/// 2^x for x <= 0 with the same bits on every level; accurate to 2⁻¹⁸, exactly 1 at 0 and exactly 0
+/// below [`TINY`].
 #[inline(always)]
 pub(crate) fn exp2(x: f32) -> f32 {
     let t = x + ROUND;
@@ -101,6 +101,7 @@ pub(super) struct Sharing {
     pub(super) done: usize,
 }
 
+/// Masks: scores of invisible positions become negative infinity.
 #[inline(always)]
 fn hide_body(scores: &mut Scores, entries: &Entries, sight: &Sight) {
     for (row, (&entry, &position)) in scores.iter_mut().zip(entries.entry.iter().zip(&entries.position)) {
@@ -113,6 +114,7 @@ fn hide_body(scores: &mut Scores, entries: &Entries, sight: &Sight) {
 
 per_level! { hide_by_compiler(scores: &mut Scores, entries: &Entries, sight: &Sight) => hide_body }
 
+/// Soft cap: `cap * tanh(s * scale / cap)`, in base-2 units.
 #[inline(always)]
 fn cap_body(scores: &mut [f32], scale: f32, cap: f32) {
     let capped = |s: f32| Rule::unit(cap * (s * scale / cap).tanh());
@@ -122,6 +124,7 @@ fn cap_body(scores: &mut [f32], scale: f32, cap: f32) {
 per_level! { cap_scores(scores: &mut [f32], scale: f32, cap: f32) => cap_body }
 
 #[inline(always)]
+/// Largest dot product of each query row.
 fn most_body(scores: &Scores, most: &mut [f32; LANES]) {
     *most = scores[0];
     for row in &scores[1..] {
@@ -133,6 +136,7 @@ fn most_body(scores: &Scores, most: &mut [f32; LANES]) {
 
 per_level! { most_by_compiler(scores: &Scores, most: &mut [f32; LANES]) => most_body }
 
+/// Attention weights P of some positions, rounded to bf16 and packed; adds them to the chunk sums.
 #[inline(always)]
 fn some_body(sharing: &mut Sharing, scores: &[[f32; LANES]], packed: &mut [[u32; LANES]]) {
     let [even, odd] = &mut sharing.sums;
@@ -172,6 +176,7 @@ per_level! {
     rise_by_compiler(largest: &[f32; LANES], scale: f32, run: &mut Running, base: &mut [f32; LANES]) => rise_body
 }
 
+/// `l = l * fade + sum(P)`.
 #[inline(always)]
 fn add_up_body([even, odd]: &[[f32; LANES]; 2], run: &mut Running) {
     for lane in 0..LANES {

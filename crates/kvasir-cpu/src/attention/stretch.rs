@@ -1,6 +1,6 @@
 //! The main loop of attention: all query blocks of a work item over a stretch of KV chunks.
 //!
-//! Per chunk (or two chunks in prefill on AMX), per KV head:
+//! Per chunk (two at a time in prefill on AMX) and per set of KV heads that share query blocks:
 //!
 //! 1. Stage K, start packing V, set up prefetch.
 //! 2. `make_shares`: S = Q K^T and online softmax, pipelined over the query blocks.

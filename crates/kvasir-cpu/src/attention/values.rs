@@ -56,9 +56,9 @@ impl Scratch {
     /// O = O * exp(m_old - m_new) + P V for the `i`th head of block `b`.
     ///
     /// # Safety
-    /// The chunks' weights and V tiles must have been made (V widened at levels that widen), the
-    /// rows of `coming` be readable, and tiles configured for the block's rows where the level has
-    /// AMX.
+    /// The chunks' weights and V tiles must have been made, with V widened at levels that widen.
+    /// The rows of `coming` must be readable. With AMX, tiles must be configured for the block's
+    /// rows.
     unsafe fn add_values(
         &mut self,
         level: Level,

@@ -157,15 +157,18 @@ impl Views {
         share(self);
     }
 
+    /// Begins a view of `tokens` query tokens.
     fn open(&self, token: usize, tokens: usize, causal: bool) -> View {
         View { token, tokens, entries: 0, chunks: (self.chunks.len(), self.chunks.len()), causal }
     }
 
+    /// Ends a view.
     fn close(&mut self, mut view: View) {
         view.chunks.1 = self.chunks.len();
         self.views.push(view);
     }
 
+    /// Appends the entries of one plan segment (contiguous run, page table or sparse list).
     fn segment(&mut self, plan: &Plan, segment: &Segment, view: &mut View) {
         let Segment { pool, layout, len, first, sparse } = *segment;
         let mut i = 0;

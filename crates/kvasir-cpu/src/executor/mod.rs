@@ -47,17 +47,24 @@ pub struct CpuExecutor {
     model: Arc<CpuModel>,
     limits: Limits,
     own: Arc<Pool>,
+    /// Frozen prefix pools by id, from id 1 on.
     frozen: Vec<Option<Arc<Pool>>>,
     /// Pools by the plan's pool id: its own, then the frozen ones. Its own pool fills unused ids.
     pools: Vec<Arc<Pool>>,
+    /// Sampler state by pool row.
     rows: Vec<Mutex<SamplerRow>>,
     /// Per thread: sampler scratch for one row of logits.
     work: Vec<Mutex<Vec<f32>>>,
     memory: Memory,
+    /// Tokens of the step, with those in flight resolved.
     tokens: Vec<Token>,
+    /// Final length of each token's sequence.
     final_lens: Vec<u32>,
+    /// Tokens that have logits, in rising order.
     sampled: Vec<usize>,
+    /// Slots to write, sorted and unique, with the token whose rows go there.
     writes: Vec<(Slot, u32)>,
+    /// The other ranks of a tensor-parallel group.
     ranks: Option<Box<dyn Ranks>>,
     /// Tokens of the last step; 0 if it failed.
     last: usize,

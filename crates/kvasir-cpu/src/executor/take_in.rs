@@ -1,8 +1,11 @@
 //! Validates a step before anything is changed, so that kernels need no bounds checks on slots.
 //!
-//! Checked are: the number of ranks, sizes, every written, copied and read KV slot against its
-//! pool, the restrictions of ring buffers, tokens against the vocabulary, and that tokens in flight
-//! were sampled.
+//! Checked are:
+//!
+//! - the number of ranks and the sizes of batch and plan;
+//! - every written, copied and read KV slot against its pool;
+//! - the restrictions of ring buffers;
+//! - tokens against the vocabulary, and that tokens in flight were sampled.
 
 use super::CpuExecutor;
 use kvasir_exec::{Batch, Step, StepError};
@@ -34,6 +37,7 @@ impl CpuExecutor {
         self.take_tokens(batch)
     }
 
+    /// Checks written and copied slots against the pool's size.
     fn check_writes(&self, plan: &Plan) -> Result<(), StepError> {
         let slots = self.limits.slots;
         let moved = plan.moves.iter().flat_map(|m| [m.from, m.to]);
@@ -43,6 +47,8 @@ impl CpuExecutor {
         Ok(())
     }
 
+    /// With ring buffers, rejects all but one causal sequence with consecutive positions, without
+    /// copies or frozen prefixes and no longer than the rings allow.
     fn check_rings(&self, plan: &Plan) -> Result<(), StepError> {
         if !self.own.has_rings() {
             return Ok(());
@@ -59,6 +65,7 @@ impl CpuExecutor {
         Err(failed(format!("rings take one sequence in a line, at most {longest:?} tokens")))
     }
 
+    /// Checks every slot that attention will read against the size of its pool.
     fn check_reads(&self) -> Result<(), StepError> {
         for run in self.memory.views.all_runs() {
             let room = match run.pool {

@@ -144,7 +144,7 @@ impl<'t> PeakMeter<'t> {
 /// Operands of the microbenchmarks.
 type Bytes = [u8; 4096];
 
-/// Random operands: multipliers draw less power on zeros, and run faster.
+/// Random operands: processors run faster on zeros.
 fn random_bytes() -> Bytes {
     let mut seed = 1u64;
     let mut next = || {

@@ -45,6 +45,8 @@ impl Run<'_> {
         });
     }
 
+    /// Appends the step's K and V rows to the KV cache, then computes attention of op `op` into
+    /// `y`.
     pub(super) fn attend(&self, op: &Op, m: &Memory, y: &mut [f32], width: usize) {
         let Op::UpdateAndAttend { q, k, v, layer, scale, soft_cap, sinks, selection, .. } = op else {
             return;

@@ -16,12 +16,16 @@ pub(crate) struct Memory {
     pub(super) prepared: Prepared,
     pub(super) mixture: MixtureMemory,
     pub(crate) views: Views,
+    /// Read lists of the plan, for layers without a ring.
     /// Views of ring buffers, by window size.
     pub(super) rings: Vec<(u32, Views)>,
+    /// MoE routing of the step, by value.
     pub(super) routes: Vec<(ValueId, Vec<Routes>)>,
+    /// Read lists of sparse key selection (DSA), by value.
     pub(super) selections: Vec<(ValueId, Views)>,
     /// Rotary tables, per rope and token: cosines, then sines.
     pub(super) turns: Vec<Vec<f32>>,
+    /// Scratch of slot copies.
     pub(crate) kept: Vec<u8>,
 }
 

@@ -155,6 +155,7 @@ impl Run<'_> {
         debug_assert!(matches!(self.model.program.value(out).holds, Holds::Numbers(_)) || width == 0);
     }
 
+    /// Embedding lookup of one token.
     fn embed(&self, table: WeightId, token: Token, scale: f32, y: &mut [f32]) {
         let program = &self.model.program;
         let weight = program.weight(program.resolve(table));

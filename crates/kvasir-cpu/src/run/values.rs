@@ -5,10 +5,12 @@ use crate::buffer::Buffer;
 use kvasir_program::{Rows, ValueId};
 
 impl Run<'_> {
+    /// Numbers per row of a value.
     pub(super) fn width(&self, value: ValueId) -> usize {
         self.model.program.value(value).width()
     }
 
+    /// Rows of a value in this step: one per token, or one per sampled token.
     pub(super) fn rows(&self, value: ValueId) -> usize {
         if self.model.program.value(value).rows == Rows::Tokens {
             self.tokens.len()

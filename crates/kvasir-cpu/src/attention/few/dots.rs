@@ -6,8 +6,8 @@
 //!
 //! Sums are reduced in the order of [`pairs`](crate::attention::pairs). Each loop advances its load
 //! by one row, a stride that the hardware prefetcher follows. Strides of 1 KB or more, as in a loop
-//! that transposes a block of rows, lose half of the bandwidth, and software prefetch does not
-//! recover it. For consecutive rows only the start of the next page is prefetched.
+//! that transposes rows, lose half of the bandwidth. Software prefetch does not recover it. For
+//! consecutive rows only the start of the next page is prefetched.
 
 use super::{LINE, Later, Lying};
 use crate::ask::ask_next_page;
@@ -158,9 +158,8 @@ type Shares = [*const u32; CHUNK / STEP];
 /// O += P V for `N` query rows, `W` lines of a V row at a time.
 ///
 /// # Safety
-/// The machine must have the instructions. There must be weights of all positions, each of `rows`
-/// must point at `width` numbers (a multiple of `W` lines), and `sums` must have as many per query
-/// row.
+/// The machine must have the instructions. There must be weights of all positions. Each of `rows`
+/// must point at `width` numbers, a multiple of `W` lines; `sums` must have as many per query row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn values<const N: usize, const W: usize>(
     shares: &[Shares; N],

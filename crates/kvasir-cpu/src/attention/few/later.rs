@@ -1,8 +1,9 @@
 //! Prefetch of the next head's K or V rows in decode attention.
 //!
 //! While the rows of one KV head are multiplied, those of the next head are prefetched into L2 line
-//! by line; behind the last head come the next chunk's keys. Nothing is prefetched where rows are
-//! contiguous and read in order: the hardware prefetcher follows those.
+//! by line; behind the last K head come the V rows, and behind the last V head the next chunk's K
+//! rows. At levels in bf16 pair order nothing is prefetched where rows are contiguous and read in
+//! order: the hardware prefetcher follows those.
 
 use crate::Level;
 use crate::ask::{Near, ask_line};
@@ -54,9 +55,9 @@ impl Later {
 }
 
 impl Attend<'_> {
-    /// A head's K rows of a chunk and its V rows. Nothing is to be prefetched where the bf16 rows
-    /// of a whole chunk are contiguous and read in place: the hardware prefetcher follows them from
-    /// head to head.
+    /// A head's K rows of a chunk and its V rows. At levels [in pairs](in_pairs), nothing is to be
+    /// prefetched where the bf16 rows of a whole chunk are contiguous: the hardware prefetcher
+    /// follows them from head to head.
     pub(in crate::attention) fn first_later(&self, level: Level, chunk: &Chunk, head: usize) -> [Later; 2] {
         let in_order = |run: &Run| {
             run.len as usize == CHUNK

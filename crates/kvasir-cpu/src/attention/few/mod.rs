@@ -1,8 +1,9 @@
 //! The decode path of attention (GEMV): few query rows per KV head, SIMD kernels that read K and V
 //! in place.
 //!
-//! Used up to `most` query rows per KV head, which is decode, small GQA groups and short draft
-//! verification. V is not packed into tiles: with so few rows of P a tile product costs nearly as
+//! Used up to `most` query rows per KV head: decode, small GQA groups and short draft verification.
+//! Needs AVX2 and a V dimension of whole cache lines. With AMX only P V takes this path; S = Q K^T
+//! stays on tiles. V is not packed into tiles: with so few rows of P a tile product costs nearly as
 //! much as a full one, and packing V costs more than multiplying it. Without AMX the scores are
 //! computed for a SIMD vector of positions at a time, instead of 16 query rows.
 //!
