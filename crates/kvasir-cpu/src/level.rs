@@ -26,7 +26,7 @@ macro_rules! per_level {
                     $($unsafe)? { $body($($arg),*) }
                 }
                 if level >= $crate::Level::Avx512Vnni {
-                    // SAFETY: the level says that the machine has these instructions; as the caller vouches.
+                    // SAFETY: the level implies these instructions; as the caller vouches.
                     return unsafe { wide($($arg),*) };
                 }
                 if level >= $crate::Level::Avx2 {

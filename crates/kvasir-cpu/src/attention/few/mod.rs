@@ -50,8 +50,8 @@ macro_rules! in_vectors {
 /// Numbers of bf16 in a cache line, and positions per step of P V.
 pub(super) const LINE: usize = 32;
 
-/// Query rows per KV head up to which the decode path pays without AMX, whose tiles always compute
-/// 16.
+/// Query rows per KV head up to which the decode path pays without AMX, whose tiles have 16 rows
+/// whatever is used.
 const MOST: usize = 8;
 
 /// Query rows per KV head up to which the decode path pays.
