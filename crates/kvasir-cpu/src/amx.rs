@@ -1,10 +1,14 @@
-//! The tile unit. Its intrinsics are unstable, so the instructions are written out.
+//! AMX: tile configuration, the Linux permission request, and the tile instructions as macros.
+//!
+//! The intrinsics are unstable in Rust, so the instructions are inline assembly. Tile state belongs
+//! to a thread: `Tiles` configures it and releases it on drop, and is neither `Send` nor `Sync`. A
+//! kernel may use tile instructions only while it holds a `Tiles`.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::marker::PhantomData;
 
-/// Rows and bytes per row of all eight tiles.
+/// The 64-byte operand of `ldtilecfg`: rows and bytes per row of the eight tiles.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -22,8 +26,8 @@ const FULL: Config = Config {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Whether the machine has the tile unit (integers and bf16) and this process may use it. The permission is asked for once and holds for
-/// all threads made afterwards.
+/// Whether the CPU has AMX (int8 and bf16) and the kernel grants this process its tile state. The
+/// permission is process-wide and holds for threads created afterwards.
 pub(crate) fn permitted() -> bool {
     const TILE_BITS: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     let leaves = __cpuid(0).eax;
@@ -36,7 +40,7 @@ fn ask_for_tile_state() -> bool {
     const REQUEST_PERMISSION: usize = 0x1023;
     const TILE_DATA: usize = 18;
     let result: isize;
-    // SAFETY: the call takes two integers and touches no memory of ours.
+    // SAFETY: `arch_prctl` takes two integers here and touches no user memory.
     unsafe {
         asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") REQUEST_PERMISSION, in("rsi") TILE_DATA,
             lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -49,25 +53,27 @@ fn ask_for_tile_state() -> bool {
     false
 }
 
-/// Tiles of this thread, configured as eight of 16 rows × 64 bytes; given back when dropped.
+/// The calling thread's AMX tiles, configured as eight of 16 rows x 64 bytes. Dropping releases
+/// them.
 pub(crate) struct Tiles {
-    /// Rows of first operands and products, and columns of second operands and products, if those are fewer.
+    /// Current rows (A and C tiles) and columns (B and C tiles) as set by `of_shape`.
     shape: (u8, u8),
-    /// They cannot be handed to another one.
+    /// Makes the type `!Send`: tile state belongs to a thread.
     of: PhantomData<*const ()>,
 }
 
 impl Tiles {
     /// # Safety
-    /// [`permitted`] must have returned true.
+    /// `permitted` must have returned true.
     pub(crate) unsafe fn configure() -> Self {
         // SAFETY: FULL is a valid configuration of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL, options(nostack, preserves_flags, readonly)) };
         Self { shape: (16, 16), of: PhantomData }
     }
 
-    /// Tiles 0 to 5 (products and first operands) have so many rows from here on, tiles 0 and 1 (products) and 6 (second operands) so many columns of
-    /// 32 bits, and nothing is in any tile: products of few rows or columns take less time, and touch no others.
+    /// Reconfigures tiles 0 to 5 (C and A) to `rows` rows, and tiles 0, 1 (C) and 6 (B) to
+    /// `columns` columns of 32 bits. All tiles are zeroed. Products of smaller tiles take less
+    /// time.
     pub(crate) fn of_shape(&mut self, rows: usize, columns: usize) {
         let shape @ (n, columns) = (rows.clamp(1, 16) as u8, columns.clamp(1, 16) as u8);
         if shape == self.shape {
@@ -88,14 +94,15 @@ impl Drop for Tiles {
     }
 }
 
-/// `tile_load!(n, pointer, stride)`: 16 rows of 64 bytes, `stride` bytes apart.
+/// `tile_load!(n, pointer, stride)`: loads 16 rows of 64 bytes, `stride` bytes apart.
 macro_rules! tile_load {
     ($n:literal, $p:expr, $stride:expr) => {
         std::arch::asm!(concat!("tileloadd tmm", $n, ", [{p} + {s}*1]"), p = in(reg) $p, s = in(reg) ($stride as usize),
             options(nostack, preserves_flags, readonly))
     };
 }
-/// `tile_store!(n, pointer)`: 16 rows of 64 bytes, one after the other; `tile_store!(n, pointer, stride)`: `stride` bytes apart.
+/// `tile_store!(n, pointer)` stores 16 contiguous rows of 64 bytes; with `stride`, rows `stride`
+/// bytes apart.
 macro_rules! tile_store {
     ($n:literal, $p:expr, $stride:expr) => {
         std::arch::asm!(concat!("tilestored [{p} + {s}*1], tmm", $n), p = in(reg) $p, s = in(reg) ($stride as usize),
@@ -106,12 +113,13 @@ macro_rules! tile_store {
             options(nostack, preserves_flags))
     };
 }
+/// `tile_zero!(n)`: clears tile `n`.
 macro_rules! tile_zero {
     ($n:literal) => {
         std::arch::asm!(concat!("tilezero tmm", $n), options(nostack, nomem, preserves_flags))
     };
 }
-/// `tile_dot_i8!(c, a, b)`: c += a · b, signed bytes, four to an element.
+/// `tile_dot_i8!(c, a, b)`: `c += a b`, int8 x int8 to int32, four products per element.
 macro_rules! tile_dot_i8 {
     ($c:literal, $a:literal, $b:literal) => {
         std::arch::asm!(
@@ -120,7 +128,7 @@ macro_rules! tile_dot_i8 {
         )
     };
 }
-/// `tile_dot_bf16!(c, a, b)`: c += a · b, pairs of bf16.
+/// `tile_dot_bf16!(c, a, b)`: `c += a b`, bf16 x bf16 to f32, two products per element.
 macro_rules! tile_dot_bf16 {
     ($c:literal, $a:literal, $b:literal) => {
         std::arch::asm!(

@@ -1,40 +1,53 @@
+//! Zeroed, aligned, anonymous memory mappings for weights and activations, in huge pages where
+//! possible.
+//!
+//! Small matrices share one region per 256 MiB, because a matrix alone is often smaller than a huge
+//! page. A region is unmapped with its last buffer; a buffer that is dropped earlier returns its
+//! pages at once (`MADV_DONTNEED`). Buffers own disjoint page ranges of their region, and addresses
+//! never change.
+
 #[cfg(unix)]
 use memmap2::UncheckedAdvice;
 use memmap2::{MmapMut, MmapOptions};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Zeroed bytes at the start of a cache line. Address space is taken at once, memory when it is touched; nothing ever moves.
+/// A zero-initialized, page-aligned byte buffer. Address space is reserved at once, pages are
+/// committed when touched.
 pub(crate) struct Buffer {
     base: *mut u8,
     len: usize,
-    /// What `base` points into; freed with the last buffer.
+    /// The mapping that `base` points into; unmapped with its last buffer.
     region: Arc<MmapMut>,
 }
 
-// SAFETY: the bytes belong to this buffer alone, and lie in a mapping that it keeps.
+// SAFETY: the bytes belong to this buffer alone, in a mapping that it keeps alive.
 unsafe impl Send for Buffer {}
-// SAFETY: as above; writing through a shared buffer takes unsafe code that says why.
+// SAFETY: as above; writing through a shared reference needs unsafe code that states its own
+// argument.
 unsafe impl Sync for Buffer {}
 
-/// Bytes past the end that vector loads may touch.
+/// Bytes past the end that vector loads may read.
 const TAIL: usize = 256;
-/// Buffers in large pages share regions of at least this size: a matrix alone is often smaller than a large page.
+/// Minimum size of a region that huge-page buffers share.
 const REGION: usize = 256 << 20;
 const LARGE_PAGE: usize = 2 << 20;
-/// What buffers of a region share none of: the largest page that systems for the processor have, for what goes with a buffer goes by whole pages.
+/// Granularity of buffers within a region: the largest base page of the target's systems, because
+/// dropping works on whole pages.
 const PAGE: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 << 10 };
 
-/// The region that is being filled, and how far it is.
+/// The region being filled: mapping, next free offset, end.
 static OPEN: Mutex<Option<(Arc<MmapMut>, usize, usize)>> = Mutex::new(None);
 
 impl Buffer {
+    /// A buffer in a mapping of its own, in base pages.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         let mut map = map(len.checked_add(TAIL).ok_or_else(|| too_large(len))?)?;
         Ok(Self { base: map.as_mut_ptr(), len, region: Arc::new(map) })
     }
 
-    /// In large pages where the system has them: for what is read through once per step.
+    /// A buffer in transparent huge pages if the system has them, for data that is streamed once
+    /// per step.
     pub(crate) fn in_large_pages(len: usize) -> io::Result<Self> {
         let taken = len.checked_add(TAIL).ok_or_else(|| too_large(len))?.next_multiple_of(PAGE);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +55,7 @@ impl Buffer {
             let size = taken.max(REGION).checked_add(LARGE_PAGE).ok_or_else(|| too_large(len))?;
             let map = map(size)?;
             #[cfg(target_os = "linux")]
-            // A hint: without large pages everything works, only slower.
+            // A hint: it affects speed only.
             let _ = map.advise(memmap2::Advice::HugePage);
             let start = map.as_ptr().align_offset(LARGE_PAGE).min(LARGE_PAGE);
             *open = Some((Arc::new(map), start, size));
@@ -53,7 +66,8 @@ impl Buffer {
         Ok(Self { base, len, region: Arc::clone(region) })
     }
 
-    /// Bytes `range` are about to be filled: in large pages, as far as whole ones fit, so that no memory outside is taken for them.
+    /// Advises huge pages for `range`, which is about to be filled. Only whole huge pages within
+    /// the buffer are advised, so that no memory outside is committed.
     pub(crate) fn expect(&self, range: std::ops::Range<usize>) {
         let offset = self.base as usize - self.region.as_ptr() as usize;
         let address = |at: usize| self.base as usize + at;
@@ -62,7 +76,7 @@ impl Buffer {
             (address(range.end.min(self.len)) / LARGE_PAGE * LARGE_PAGE).saturating_sub(self.base as usize);
         #[cfg(target_os = "linux")]
         if start < end {
-            // A hint: without large pages everything works, only slower.
+            // A hint: it affects speed only.
             let _ = self.region.advise_range(memmap2::Advice::HugePage, offset + start, end - start);
         }
     }
@@ -81,19 +95,21 @@ impl Buffer {
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the buffer is borrowed alone.
+        // SAFETY: as above, and the buffer is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.base, self.len) }
     }
 }
 
 impl Drop for Buffer {
-    /// Gives its pages back at once: those of its region stay as long as any other buffer in it, and a session's lie beside a model's.
+    /// Returns the pages at once if other buffers keep the region alive: session buffers may lie
+    /// beside a model's weights.
     fn drop(&mut self) {
         #[cfg(unix)]
         if Arc::strong_count(&self.region) > 1 {
             let offset = self.base as usize - self.region.as_ptr() as usize;
             let len = (self.len + TAIL).next_multiple_of(PAGE);
-            // SAFETY: the pages are this buffer's alone, whatever their size, which is gone, and nobody gets them again.
+            // SAFETY: the pages belong to this buffer alone at any page size, it is gone, and the
+            // offsets are never reused.
             let _ = unsafe { self.region.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len) };
         }
     }
@@ -111,14 +127,14 @@ fn too_large(len: usize) -> io::Error {
 mod tests {
     use super::*;
 
-    /// Bytes of memory that the buffer's pages take.
+    /// Resident bytes of a page range, from `/proc/self/pagemap`.
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     fn resident(at: usize, len: usize) -> usize {
         let mut file = std::fs::File::open("/proc/self/pagemap").unwrap();
         let mut entries = vec![0u8; len / PAGE * 8];
         std::io::Seek::seek(&mut file, io::SeekFrom::Start((at / PAGE * 8) as u64)).unwrap();
         std::io::Read::read_exact(&mut file, &mut entries).unwrap();
-        // The highest bit of a page's entry says that it is there.
+        // Bit 63 of an entry: page present.
         entries.as_chunks::<8>().0.iter().filter(|entry| u64::from_le_bytes(**entry) >> 63 == 1).count()
             * PAGE
     }

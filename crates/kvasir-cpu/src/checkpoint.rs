@@ -1,4 +1,9 @@
-//! A checkpoint's files as a source of weights.
+//! `WeightSource` for a `Checkpoint`: mapped safetensors or GGUF files, FP8 with block scales, and
+//! MXFP4.
+//!
+//! Rows are slices of the mapping, so matrices can be read in place before they are packed. `bring`
+//! and `let_go` pass on to the mapping's prefetch and release hints. Shapes are validated when a
+//! weight is looked up, so reading a row cannot fail.
 
 use crate::source::{Nibbles, Scaled, Stored, WeightSource};
 use kvasir_formats::{Checkpoint, DType, Error, TensorView, encoding};
@@ -6,7 +11,7 @@ use std::ops::Range;
 
 fn rows_of(view: TensorView<'_>) -> Result<Stored<'_>, Error> {
     let row_len = view.row_len();
-    // Checked once here, so that reading a row cannot fail.
+    // Validated here once, so that reading a row cannot fail.
     view.dtype.row_bytes(row_len)?;
     let rows = view.len() / row_len.max(1);
     let row = move |n| view.rows(n, 1).unwrap_or_default();

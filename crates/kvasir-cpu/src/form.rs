@@ -1,13 +1,15 @@
+//! The kernel family that a packed matrix uses; reported to users in load and benchmark output.
+
 use std::fmt;
 
-/// Which kernels a matrix goes to.
+/// The kernel family that multiplies a packed matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Form {
-    /// Integers in superblocks, at their stored width.
+    /// Integer kernels: superblocks of codes at their stored width, int8 activations.
     Quantised,
-    /// Pairs of bf16.
+    /// bf16 kernels.
     Bf16,
-    /// f32.
+    /// f32 arithmetic.
     F32,
 }
 

@@ -1,31 +1,35 @@
-//! Floats of 16 bits, and rounding.
+//! Conversion of 16-bit floats: f16 and bf16 to f32, f32 to bf16 with rounding to nearest even.
+//!
+//! Everything is branch-free integer or exact f32 arithmetic, so that loops over it vectorize and
+//! results are the same at every ISA level.
 
-/// Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
+/// Adding `1.5 * 2^23` rounds an f32 to an integer, ties to even, and leaves the integer in the low
+/// bits.
 pub(crate) const ROUND: f32 = 12_582_912.0;
 
-/// What these bits of an f16 say. In integers and one exact product, so that all rows' are made at once.
+/// f16 to f32: integer operations and one exact multiplication, so that a loop over it vectorizes.
 #[inline(always)]
 pub(crate) fn half(bits: u16) -> f32 {
     let size = u32::from(bits & !0x8000) << 13;
-    // A power of two between the two types' least exponents makes subnormal numbers normal, too.
+    // 2^112, the ratio of the exponent biases, also normalizes subnormal f16.
     let value = f32::from_bits(size) * f32::from_bits(0x7780_0000);
     let value = if bits & !0x8000 >= 0x7c00 { f32::from_bits(size | 0x7f80_0000) } else { value };
     f32::from_bits(value.to_bits() | u32::from(bits & 0x8000) << 16)
 }
 
-/// What these bits of a bf16 say.
+/// bf16 to f32, exact.
 #[inline(always)]
 pub(crate) fn bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The bits of a bf16 that is held as a float.
+/// The upper 16 bits of an f32: exact if it holds a bf16, else truncation.
 #[inline(always)]
 pub(crate) fn high_half(float: f32) -> u16 {
     (float.to_bits() >> 16) as u16
 }
 
-/// The nearest bf16, ties to even. Infinities stay; a NaN stays a NaN.
+/// f32 to bf16, round to nearest even. Infinities stay infinite, NaNs stay NaNs (quiet).
 #[inline(always)]
 pub(crate) fn round_bf16(v: f32) -> u16 {
     let bits = v.to_bits();

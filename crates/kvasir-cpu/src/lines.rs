@@ -1,13 +1,16 @@
+//! A growable list of plain values whose first element is aligned to a cache line.
+
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-/// Numbers, and arrays of them, for which every pattern of bits stands.
+/// Types for which every bit pattern is valid (numbers and arrays of numbers).
 ///
 /// # Safety
-/// All bytes zero must be a value, every byte must be part of it, and it must need no alignment above 64.
+/// Every bit pattern must be a valid value, there must be no padding, and the alignment must be at
+/// most 64.
 pub(crate) unsafe trait Plain: Copy {}
 
-// SAFETY: numbers.
+// SAFETY: integers and floats have no padding and no invalid bit patterns.
 unsafe impl Plain for u8 {}
 // SAFETY: as above.
 unsafe impl Plain for u16 {}
@@ -15,14 +18,15 @@ unsafe impl Plain for u16 {}
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
-// SAFETY: an array holds its elements one after the other.
+// SAFETY: an array is its elements, contiguous and without padding of its own.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// A list that begins with a cache line: a vector or a row of a tile that straddles two lines takes twice as long.
+/// A `Vec` aligned to 64 bytes. A vector or tile row that straddles two cache lines takes twice as
+/// long to load.
 pub(crate) struct Lines<T: Plain> {
     lines: Vec<Line>,
     len: usize,
@@ -39,7 +43,7 @@ impl<T: Plain> Lines<T> {
         self.len = 0;
     }
 
-    /// As many as `len`, if there were fewer; new ones are zeros.
+    /// Grows to at least `len` elements; new memory is zeroed. Never shrinks.
     pub(crate) fn grow(&mut self, len: usize) {
         let lines = (len * size_of::<T>()).div_ceil(64);
         if lines > self.lines.len() {
@@ -53,14 +57,14 @@ impl<T: Plain> Deref for Lines<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the lines hold `len` values, which any bytes are.
+        // SAFETY: the lines hold `len` values, for which every bit pattern is valid.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
     }
 }
 
 impl<T: Plain> DerefMut for Lines<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and borrowed alone.
+        // SAFETY: as above, and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
     }
 }

@@ -1,4 +1,13 @@
-//! Mixtures of experts: tokens are sorted by expert, so that each expert's weights are read once for all its tokens.
+//! Mixture of experts (MoE): router top-k, then gather, expert FFN and weighted scatter, expert by
+//! expert.
+//!
+//! 1. `route` turns a token's router scores into `(expert, weight)` pairs (softmax or sigmoid,
+//!    group-limited top-k).
+//! 2. For each expert with tokens: gather their rows, gate and up GEMM with activation, down GEMM,
+//!    and `y[token] += weight * out`.
+//!
+//! Each expert's weights are read once per step. Experts run in ascending order, so a token's sum
+//! does not depend on the rest of the batch.
 
 use crate::buffer::Buffer;
 use crate::dense::Taken;
@@ -10,10 +19,11 @@ use crate::{Level, Team, rows};
 use kvasir_program::{Activation, Op, Program, Routing, Score, ValueId};
 use std::io;
 
-/// Experts of one token with their shares.
+/// Selected experts of one token with their routing weights.
 pub(crate) type Routes = Vec<(u32, f32)>;
 
-/// Chooses a token's experts from their scores.
+/// Selects a token's experts. `correction` is added for the selection only, not to the routing
+/// weights.
 pub(crate) fn route(scores: &[f32], routing: &Routing, correction: Option<&[f32]>) -> Routes {
     let mut shares = scores.to_vec();
     match routing.score {
@@ -50,7 +60,7 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, correction: Option<&[f32]
     routes
 }
 
-/// The `k` largest, best first, of equals the earlier.
+/// Indices of the `k` largest values, largest first; the lower index wins ties.
 fn best(values: &[f32], k: usize) -> Vec<usize> {
     let mut ids: Vec<usize> = (0..values.len()).collect();
     ids.sort_by(|&a, &b| values[b].total_cmp(&values[a]).then(a.cmp(&b)));
@@ -58,7 +68,7 @@ fn best(values: &[f32], k: usize) -> Vec<usize> {
     ids
 }
 
-/// Rows of the tokens of one expert.
+/// Scratch buffers for the tokens of one expert.
 pub(crate) struct MixtureMemory {
     x: Buffer,
     gate: Buffer,
@@ -69,7 +79,7 @@ pub(crate) struct MixtureMemory {
 }
 
 impl MixtureMemory {
-    /// Room for `tokens` tokens in any mixture of the program.
+    /// Buffers for up to `tokens` tokens in any MoE layer of the program.
     pub(crate) fn new(program: &Program, tokens: usize, taken: Taken) -> io::Result<Self> {
         let sizes = program.ops.iter().filter_map(|op| match op {
             Op::Mixture { experts, .. } => Some((experts.gate.first.inputs, experts.gate.first.outputs)),
@@ -90,15 +100,17 @@ impl MixtureMemory {
 
 fn floats(buffer: &mut Buffer) -> &mut [f32] {
     let len = buffer.len() / 4;
-    // SAFETY: the buffer begins at a page and is borrowed alone; any bytes are floats.
+    // SAFETY: the buffer is page-aligned and borrowed exclusively; every bit pattern is a valid
+    // f32.
     unsafe { std::slice::from_raw_parts_mut(buffer.bytes_mut().as_mut_ptr().cast(), len) }
 }
 
-/// Names of an expert's operands, so that they are prepared once.
+/// Reserved value ids of an expert's operands, so that each operand is quantized only once.
 const GATHERED: ValueId = ValueId(u32::MAX);
 const ACTIVATED: ValueId = ValueId(u32::MAX - 1);
 
-/// What each token's experts yield together. Experts are taken in the order of their numbers, so a token's sum does not depend on others.
+/// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))`. Experts run in ascending order,
+/// so a token's sum does not depend on other tokens.
 pub(crate) fn mixture(
     (team, level): (&Team, Level),
     [gate, up, down]: [&[Linear]; 3],
@@ -123,12 +135,13 @@ pub(crate) fn mixture(
         let rows_x = floats(&mut m.x);
         let gathered = Parts::new(rows_x, outer);
         by_rows(team, n, &|row| {
-            // SAFETY: each row is handed to one thread.
+            // SAFETY: each row is written by one thread.
             unsafe { gathered.row(row) }.copy_from_slice(&x[chosen[row].0 * outer..][..outer]);
         });
         m.prepared.forget();
         let all = (team, level);
-        // A gate and its partner in one, whose activation is the next operand already: where nothing comes between.
+        // Fused gate and up projection whose activation is already quantized for the down
+        // projection, if there are no biases.
         let alone = gate.bias.is_none() && up.bias.is_none() && matches!(down.packed, Packed::Quant(_));
         let x = || Operand::Rows(rows_x, outer);
         let together = alone && m.prepared.gate(all, (gate, up, activation), (GATHERED, x()), n, ACTIVATED);
@@ -151,7 +164,7 @@ pub(crate) fn mixture(
         let (out, sums) = (floats(&mut m.out), Parts::new(y, width));
         by_rows(team, n, &|row| {
             let (token, share) = chosen[row];
-            // SAFETY: as above: a token chooses an expert once.
+            // SAFETY: as above; a token selects an expert at most once.
             let sum = unsafe { sums.row(token) };
             sum.iter_mut().zip(&out[row * outer..(row + 1) * outer]).for_each(|(y, v)| *y += share * v);
         });

@@ -1,4 +1,15 @@
-//! Makes matrices out of what their source has.
+//! Chooses the kernel family of each weight matrix and packs it from its source.
+//!
+//! | precision and stored type | kernel family |
+//! |---|---|
+//! | `Exact`, router weights, or stored f32 | f32 panels at the stored width (FP8 and MXFP4 codes stay as they are) |
+//! | `Close`, not stored as bf16 | f32 panels |
+//! | block-quantized integers (GGUF types, MXFP4) | integer panels |
+//! | all else | bf16 panels |
+//!
+//! Matrices whose rows are whole stored rows are read in place until they are packed in the
+//! background (`where_they_lie`); transposed or strided views are dequantized as a whole first
+//! (`pack_dense`). Pages of the file are released once a matrix is packed.
 
 use crate::Team;
 use crate::dense::{Bf16Panels, F32Panels, PART, Width, nibbles, octets};
@@ -12,7 +23,7 @@ use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// Rows of a weight in its file.
+/// Rows `first + n * step` of a stored weight, looked up by name whenever they are read.
 struct FileRows {
     source: Arc<Source>,
     name: String,
@@ -23,7 +34,7 @@ struct FileRows {
 
 impl EncodedRows for FileRows {
     fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
-        // It was there, and in this shape, when the model was loaded.
+        // The weight was present in this shape when the model was loaded.
         let stored = self.source.stored(&self.name, &self.shape).ok().flatten();
         match &stored {
             Some(stored) => to(&|n| (stored.row)(self.first + n * self.step)),
@@ -46,7 +57,8 @@ impl FileRows {
     }
 }
 
-/// Makes matrices; remembers the last weight that had to be unpacked whole, because its neighbours are often wanted next.
+/// Packs matrices. Caches the last weight that was dequantized as a whole: the next matrices are
+/// often other views of it.
 pub(crate) struct Packer<'a> {
     pub(crate) team: &'a Team,
     pub(crate) program: &'a Program,
@@ -65,7 +77,7 @@ impl<'a> Packer<'a> {
         Self { team, program, source, precision, unpacked: None }
     }
 
-    /// All numbers of a weight, whose pages go.
+    /// Dequantizes a whole weight to f32 and releases its file pages.
     pub(crate) fn numbers(&self, id: WeightId) -> Result<Vec<f32>, Error> {
         let weight = self.program.weight(self.program.resolve(id));
         let values = self.source.dense(&weight.name, &weight.shape)?;
@@ -79,7 +91,7 @@ impl<'a> Packer<'a> {
         Ok(values)
     }
 
-    /// Sees to it that rows of a table can be read one by one.
+    /// Checks that rows of an embedding table can be read one by one.
     pub(crate) fn look_into(&self, table: WeightId) -> Result<(), Error> {
         let weight = self.program.weight(self.program.resolve(table));
         let mut row = vec![0.0; weight.shape.last().copied().unwrap_or(0)];
@@ -94,7 +106,7 @@ impl<'a> Packer<'a> {
         let pick = |values: &[f32], from: usize| -> Vec<f32> {
             (0..len).map(|i| values.get(from + i * v.stride).copied().unwrap_or_default()).collect()
         };
-        // Of a stack of experts' one row, not all of it for each.
+        // Reads one row of a stacked expert weight instead of the whole stack.
         let (row, from) = (v.offset / row_len, v.offset % row_len);
         if from + len.saturating_sub(1) * v.stride < row_len {
             let mut values = vec![0.0; row_len];
@@ -106,7 +118,7 @@ impl<'a> Packer<'a> {
         Ok(pick(&self.numbers(v.weight)?, v.offset))
     }
 
-    /// A matrix, whose pages go if it is packed.
+    /// Builds one linear layer's matrix. Its file pages are released if it is packed already.
     pub(crate) fn linear(&mut self, m: &Matrix) -> Result<Linear, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let bias = m.bias.as_ref().map(|v| self.vector(v, m.outputs)).transpose()?;
@@ -134,7 +146,8 @@ impl<'a> Packer<'a> {
                         let failed = OnceLock::new();
                         let packed = self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
                             if let Err(why) = self.source.row(name, shape, first + n * step, out) {
-                                // One of them is told; the rows of the others come to nothing as well.
+                                // The first error is reported; later rows of a failed matrix do not
+                                // matter.
                                 let _ = failed.set(why);
                             }
                         })?;
@@ -149,7 +162,8 @@ impl<'a> Packer<'a> {
         Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes })
     }
 
-    /// A matrix that is read where it lies until it is packed, unless its source is better read once.
+    /// A matrix that is read in place until it is packed. It is packed at once if the source does
+    /// not stay readable.
     fn where_they_lie(
         &self,
         dtype: DType,
@@ -170,7 +184,8 @@ impl<'a> Packer<'a> {
         Ok(packed)
     }
 
-    /// Packs what `row` fills: for f32 arithmetic in this width, or else as bf16.
+    /// Packs the rows that `row` writes: in f32 arithmetic at the given width, or as bf16 if there
+    /// is none.
     fn pack(
         &self,
         wide: Option<Width>,
@@ -185,7 +200,8 @@ impl<'a> Packer<'a> {
         packed.map_err(out_of_memory)
     }
 
-    /// Packs narrow floats as they are, each 32 with their scale, for f32 arithmetic; nothing if a weight is not made of such.
+    /// Packs FP8 or MXFP4 codes with their scales, without dequantization; `None` if the weight is
+    /// of another type.
     fn pack_codes(
         &self,
         name: &str,
@@ -228,7 +244,7 @@ impl<'a> Packer<'a> {
             let from = &values[m.offset + n * m.output_stride..];
             out.iter_mut().zip(from.iter().step_by(m.input_stride.max(1))).for_each(|(o, &v)| *o = v);
         };
-        // Scales of blocks do not go along with inputs that lie apart.
+        // Block-scaled widths do not fit strided inputs.
         let width = dtype.filter(|dtype| dtype.block_len() == 1).map_or(Width::Whole, Width::of);
         self.pack(wide.then_some(width), m, &fill)
     }

@@ -1,17 +1,17 @@
-//! Rows of one slice that several threads write.
+//! Parallel loops over rows, and disjoint mutable row slices of one buffer for them.
 
 use crate::Team;
 use std::marker::PhantomData;
 
-/// Rows that are one piece of work.
+/// Rows per work item; up to this many run on the calling thread alone.
 const TOGETHER: usize = 4;
 
-/// Whether [`by_rows`] does so many rows on the thread that calls it.
+/// Whether `by_rows` runs `n` rows on the calling thread only, without a parallel region.
 pub(crate) fn by_caller(n: usize) -> bool {
     n <= TOGETHER
 }
 
-/// Runs `job` for each row, on all threads if that is worth it.
+/// Runs `job` for each row, in parallel if there are more than a few.
 pub(crate) fn by_rows(team: &Team, n: usize, job: &(dyn Fn(usize) + Sync)) {
     if by_caller(n) {
         return (0..n).for_each(job);
@@ -19,7 +19,7 @@ pub(crate) fn by_rows(team: &Team, n: usize, job: &(dyn Fn(usize) + Sync)) {
     team.each(n.div_ceil(TOGETHER), &|_, item| (item * TOGETHER..n.min((item + 1) * TOGETHER)).for_each(job));
 }
 
-/// Rows of a slice, to be written in parts by several threads.
+/// A mutable slice of rows that several threads write in disjoint parts.
 pub(crate) struct Parts<'a> {
     base: *mut f32,
     len: usize,
@@ -27,31 +27,33 @@ pub(crate) struct Parts<'a> {
     of: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: it hands out parts only to those who vouch that nobody else has them.
+// SAFETY: references to parts are handed out by unsafe methods whose callers guarantee that they
+// are disjoint.
 unsafe impl Sync for Parts<'_> {}
 
 impl<'a> Parts<'a> {
-    /// Rows `stride` apart in `out`.
+    /// Rows of `stride` numbers each in `out`.
     pub(crate) fn new(out: &'a mut [f32], stride: usize) -> Self {
         Self { base: out.as_mut_ptr(), len: out.len(), stride, of: PhantomData }
     }
 
-    /// `len` numbers of a row, from number `at` on.
+    /// Numbers `at .. at + len` of a row. Panics if they lie outside the slice.
     ///
     /// # Safety
-    /// Nobody else may have any of them meanwhile.
-    #[allow(clippy::mut_from_ref)] // that is what this type is for: disjoint parts of one slice
+    /// No other reference to any of them may exist.
+    #[allow(clippy::mut_from_ref)] // hands out disjoint parts of one slice
     pub(crate) unsafe fn part(&self, row: usize, at: usize, len: usize) -> &mut [f32] {
         let start = row * self.stride + at;
         assert!(start + len <= self.len, "a part lies outside its slice");
-        // SAFETY: within the slice this was made from; the caller vouches for the rest.
+        // SAFETY: within the slice this was made from; the caller guarantees that parts are
+        // disjoint.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
     }
 
-    /// A row as long as they are apart.
+    /// A whole row of `stride` numbers.
     ///
     /// # Safety
-    /// Nobody else may have any of it meanwhile.
+    /// No other reference to any of it may exist.
     #[allow(clippy::mut_from_ref)] // as above
     pub(crate) unsafe fn row(&self, row: usize) -> &mut [f32] {
         // SAFETY: as the caller vouches.

@@ -1,24 +1,31 @@
+//! The arithmetic precision of a model's matrices, and the default chosen from its checkpoint.
+
 use crate::quant::Format;
 use crate::source::WeightSource;
 use kvasir_formats::{DType, Error};
 use kvasir_program::{Op, Program, Role};
 
-/// How a model is computed.
+/// Arithmetic precision of matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precision {
     /// f32 arithmetic on the weights as stored.
     Exact,
-    /// Nearly that: weights stored as bf16 are multiplied with numbers of 16 bits and more; all else is f32.
+    /// bf16 weights times activations split into two bf16 terms (at least 16 bits); all else in
+    /// f32.
     Close,
-    /// The fastest that keeps a row's bits independent of its company.
+    /// The fastest kernels that are batch-invariant: int8 or bf16 activations.
     #[default]
     Auto,
 }
 
 impl Precision {
-    /// How weights must be computed at least. A checkpoint whose matrices are f32 is there to be compared with. And experts stored as floats of any
-    /// width are chosen by scores that lie close together: rounded activations choose others. Large matrices of MXFP4 are taken for the integers that
-    /// their users want the speed of.
+    /// The minimum precision of a program with these weights:
+    ///
+    /// - `Exact` if all matrices are stored as f32: such checkpoints serve as references.
+    /// - `Close` for MoE models with float experts: router scores lie close together, and rounded
+    ///   activations would select other experts. Large MXFP4 experts are exempt, because their
+    ///   users expect integer speed.
+    /// - `Auto` otherwise.
     pub(crate) fn least(program: &Program, source: &dyn WeightSource) -> Result<Self, Error> {
         let routed = program.ops.iter().any(|op| matches!(op, Op::Route { .. }));
         let mut least = Self::Exact;

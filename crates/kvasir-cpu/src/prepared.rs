@@ -1,3 +1,12 @@
+//! Linear layers: prepares activations once per operand (int8, bf16 or f32) and dispatches to the
+//! kernel family.
+//!
+//! Matrices that share an operand (Q, K, V; gate, up) share its quantized rows: `quant_of` and
+//! `bf16_of` name the value that the buffers hold. For few rows the preparation is the prologue
+//! (`First`) of the product and runs on the calling thread while the workers prefetch weights. For
+//! many rows it is a parallel region of its own, because parallel regions do not nest. Results
+//! equal those of preparing each operand anew.
+
 use crate::dense::{Bf16Activations, Taken, matmul_bf16, matmul_f32};
 use crate::first::First;
 use crate::matmul::Output;
@@ -11,16 +20,16 @@ use kvasir_program::{Activation, ValueId};
 use std::cell::RefCell;
 use std::io;
 
-/// Rows that a matrix is multiplied with.
+/// The activations that a matrix is multiplied with.
 pub(crate) enum Operand<'a> {
-    /// Stored, so many numbers apart.
+    /// Rows in memory and their stride in numbers.
     Rows(&'a [f32], usize),
-    /// Made when they are taken.
+    /// Rows computed on demand: `make(row, out)`. Not supported by f32 matrices.
     Made(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
 }
 
 impl Operand<'_> {
-    /// Hands row `row` of `width` numbers to `take`.
+    /// Calls `take` with row `row`, `width` numbers.
     fn with(&self, row: usize, width: usize, take: impl FnOnce(&[f32])) {
         thread_local! {
             static MADE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -28,7 +37,7 @@ impl Operand<'_> {
         match self {
             Self::Rows(x, stride) => take(&x[row * stride..row * stride + width]),
             Self::Made(make) => MADE.with_borrow_mut(|made| {
-                // Room stays as large as the widest row wanted it: what it gains is written twice.
+                // The buffer never shrinks: growing zeroes memory that is then overwritten.
                 if made.len() < width {
                     made.resize(width, 0.0);
                 }
@@ -39,24 +48,26 @@ impl Operand<'_> {
     }
 }
 
-/// Makes one row integers.
+/// Quantizes one row to int8.
 fn integers<'a>(
     level: Level,
     inputs: usize,
     x: &'a Operand<'_>,
     quant: &'a QuantActivations,
 ) -> impl Fn(usize) + Sync + 'a {
-    // SAFETY: each row is written by one thread, and there is room for all that are made.
+    // SAFETY: each row is written by one thread, and the buffer fits all rows.
     move |row| x.with(row, inputs, |x| unsafe { quant.write_row(level, row, x) })
 }
 
-/// Whether `of` is another operand than the one whose rows were made last, or has no name; its rows are from now on.
+/// Records `of` as the prepared operand; returns whether its rows must be prepared. An unnamed
+/// operand always must.
 fn is_new(last: &mut Option<ValueId>, of: Option<ValueId>) -> bool {
     std::mem::replace(last, of) != of || of.is_none()
 }
 
-/// What `make` makes of so many rows, if they are wanted: few are made by one thread when the others are called, many by all of them now, for who is called
-/// calls nobody.
+/// The preparation of `n` rows as a prologue. Few rows run on the calling thread as part of the
+/// next parallel region; many rows run now in a parallel region of their own, because regions do
+/// not nest.
 fn before<'a>(wanted: bool, n: usize, make: &'a (dyn Fn() + Sync)) -> First<'a> {
     match wanted {
         true if by_caller(n) => First::of(make),
@@ -68,10 +79,11 @@ fn before<'a>(wanted: bool, n: usize, make: &'a (dyn Fn() + Sync)) -> First<'a> 
     }
 }
 
-/// Rows of activations in the forms that kernels take, made once for all matrices that share an operand.
+/// Prepared activations in the operand formats of the kernels, shared by all matrices with the same
+/// operand.
 pub(crate) struct Prepared {
     quant: QuantActivations,
-    /// What a gate and its partner yield, while `quant` is what they take.
+    /// Output of the fused gate and up projection, while `quant` is its input.
     gated: QuantActivations,
     bf16: Bf16Activations,
     quant_of: Option<ValueId>,
@@ -79,19 +91,20 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Room for so many rows; floats are taken so many times.
+    /// Buffers for `rows` rows of up to `inputs` numbers; bf16 kernels use the `taken` number of
+    /// terms.
     pub(crate) fn new(rows: usize, inputs: usize, taken: Taken) -> io::Result<Self> {
         let quant = || QuantActivations::new(rows, inputs);
         let bf16 = Bf16Activations::new(rows, inputs, taken)?;
         Ok(Self { quant: quant()?, gated: quant()?, bf16, quant_of: None, bf16_of: None })
     }
 
-    /// What was prepared is of no use any more.
+    /// Invalidates all prepared operands.
     pub(crate) fn forget(&mut self) {
         (self.quant_of, self.bf16_of) = (None, None);
     }
 
-    /// Whether `n` rows of `of` are still to become integers, for which there is room then.
+    /// Returns whether `of` must be quantized, and shapes the buffer for `n` rows of it if so.
     fn begin_quant(&mut self, inputs: usize, of: Option<ValueId>, n: usize) -> bool {
         let wanted = is_new(&mut self.quant_of, of);
         if wanted {
@@ -100,8 +113,9 @@ impl Prepared {
         wanted
     }
 
-    /// Prepares `out`, the activation of a gate and its partner, for matrices that take it; nothing else of it is kept. False if that does not pay
-    /// for so many rows.
+    /// Fused `out = act(gate x) * (up x)`, left quantized as the next operand; its f32 values are
+    /// not stored. Returns false, with nothing done, if the kernel does not support or does not pay
+    /// for `n` rows.
     pub(crate) fn gate(
         &mut self,
         all: (&Team, Level),
@@ -125,12 +139,13 @@ impl Prepared {
                 return true;
             }
         }
-        // Other architectures have no way for both.
+        // Other architectures have no fused kernel.
         let _ = (all, w, partner, activation, of, x, n, out);
         false
     }
 
-    /// `out = l · x + bias`, for those matrices that there are, which take the same rows. `of` names the operand, so that the next matrix need not prepare it again.
+    /// `out = W x + bias` for each matrix in `wanted`, all with the same rows. `of` names the
+    /// operand, so that later calls can reuse its prepared rows.
     pub(crate) fn multiply(
         &mut self,
         units: (&Team, Level),
@@ -149,7 +164,7 @@ impl Prepared {
         }
     }
 
-    /// The products of matrices of one form.
+    /// The products of matrices of one kernel family.
     fn multiply_alike(
         &mut self,
         (team, level): (&Team, Level),
@@ -178,7 +193,7 @@ impl Prepared {
                 let bf16 = &self.bf16;
                 let make = || {
                     by_rows(team, n, &|row| {
-                        // SAFETY: each row is written by one thread, and there is room for so many.
+                        // SAFETY: each row is written by one thread, and the buffer fits all rows.
                         x.with(row, inputs, |x| unsafe { bf16.write_row(level, row, x) });
                     });
                 };

@@ -1,20 +1,22 @@
+//! A `WeightSource` of random weights, for benchmarks of model shapes without a checkpoint.
+
 use crate::source::{Stored, WeightSource};
 use kvasir_formats::{DType, Error, encoding};
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// Made-up weights of one type, to measure the speed of a shape whose checkpoint is not at hand. Speed does not depend on the values.
+/// Random weights of one data type, to benchmark a model shape without its checkpoint.
 pub struct RandomWeights {
     dtype: DType,
-    /// A few rows for each length, used again and again.
+    /// A pool of rows per row length, reused cyclically.
     rows: Mutex<HashMap<usize, &'static [u8]>>,
 }
 
-/// Rows that are made for each length.
+/// Rows generated per row length.
 const ROWS: usize = 61;
 
 impl RandomWeights {
-    /// Matrices of this type; a row that is not whole blocks of it becomes bf16.
+    /// Matrices of type `dtype`; rows that are not whole blocks of it become bf16.
     pub fn new(dtype: DType) -> Self {
         Self { dtype, rows: Mutex::new(HashMap::new()) }
     }
@@ -33,14 +35,14 @@ impl RandomWeights {
         for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
             tame(dtype, block);
         }
-        // Leaked once per length of row and process: a measurement, not a service.
+        // Leaked once per row length and process, which benchmarks can afford.
         let bytes: &'static [u8] = Box::leak(bytes.into_boxed_slice());
         rows.insert(row_len, bytes);
         Ok(bytes)
     }
 }
 
-/// Where a block has its scales of 16 bits.
+/// Byte offsets of the f16 scales within a block.
 pub(crate) fn scales_at(dtype: DType) -> &'static [usize] {
     match dtype {
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::Iq4Nl | DType::Iq4Xs => &[0],
@@ -52,7 +54,7 @@ pub(crate) fn scales_at(dtype: DType) -> &'static [usize] {
     }
 }
 
-/// Makes a block of random bytes one of small finite numbers.
+/// Overwrites scales and exponents of a random block so that it decodes to small finite values.
 fn tame(dtype: DType, block: &mut [u8]) {
     let small = half::f16::from_f32(0.002).to_le_bytes();
     if dtype == DType::Mxfp4

@@ -1,4 +1,8 @@
-//! Arithmetic on rows of floats. Every function works on one row alone, in one order.
+//! Element-wise and row-wise f32 kernels: RMSNorm, LayerNorm, SiLU/GELU/SwiGLU gates, residual add,
+//! RoPE.
+//!
+//! Every function works on one row with a fixed order of operations, so results depend neither on
+//! the batch nor on the ISA level.
 
 use crate::halves::ROUND;
 use crate::level::per_level;
@@ -38,7 +42,8 @@ fn norm_body(
     }
 }
 
-/// Σ f(x) in 16 sums, added up by halves at the end.
+/// Sum of `f(x)` in 16 lanes, reduced pairwise by halves at the end. The order is part of the
+/// numerics contract.
 #[inline(always)]
 fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0f32; 16];
@@ -54,7 +59,7 @@ fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     by_halves(lanes)
 }
 
-/// Apart from the loop before it, which compilers would otherwise cut into as many pieces as this one wants.
+/// Kept out of line: inlined, compilers split the loop before it to match this one.
 #[inline(never)]
 fn by_halves(mut lanes: [f32; 16]) -> f32 {
     for n in [8, 4, 2, 1] {
@@ -65,11 +70,11 @@ fn by_halves(mut lanes: [f32; 16]) -> f32 {
 }
 
 per_level! {
-    /// A norm over each group of a row.
+    /// RMSNorm or LayerNorm over each group of `group` numbers of a row.
     norm(x: &[f32], y: &mut [f32], group: usize, kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) => norm_body
 }
 
-/// e^x, good to a few units in the last place, the same on every level.
+/// `e^x` to a few ulp, clamped to `[-87, 88]`, with the same bits at every ISA level.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let x = x.clamp(-87.0, 88.0);
@@ -109,7 +114,7 @@ fn gate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) {
 }
 
 per_level! {
-    /// The activation of a gate and its partner.
+    /// `y = act(gate) * up`: SwiGLU, GeGLU (tanh) or clamped SwiGLU.
     gate(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) => gate_body
 }
 
@@ -119,11 +124,12 @@ fn add_body(a: &[f32], b: &[f32], y: &mut [f32]) {
 }
 
 per_level! {
-    /// y = a + b.
+    /// `y = a + b`, the residual addition.
     add(a: &[f32], b: &[f32], y: &mut [f32]) => add_body
 }
 
-/// Which places of a row turn.
+/// Which elements of a row RoPE rotates: in each head of `group` numbers, from `start` on, paired
+/// as `pairs` says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
     pub(crate) group: usize,
@@ -153,6 +159,6 @@ fn rotate_body(y: &mut [f32], turn: Turn, cos: &[f32], sin: &[f32]) {
 }
 
 per_level! {
-    /// Turns the pairs of every head of a row.
+    /// Applies RoPE to every head of a row: `(a, b) = (a cos - b sin, b cos + a sin)`.
     rotate(y: &mut [f32], turn: Turn, cos: &[f32], sin: &[f32]) => rotate_body
 }

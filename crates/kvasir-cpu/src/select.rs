@@ -1,4 +1,8 @@
-//! The sparse-attention indexer: which entries each query may attend to.
+//! The indexer of sparse attention: scores all visible cache entries and selects the top-k for each
+//! query.
+//!
+//! `score = sum over heads of weight * max(q . k, 0)`. Each query is one work item; the summation
+//! order is fixed, so the selection does not depend on the batch.
 
 use crate::attention::Views;
 use crate::pool::Pool;
@@ -7,10 +11,11 @@ use kvasir_kv::{Plan, PlanRow};
 use kvasir_program::LayerFacts;
 use std::sync::{Arc, Mutex};
 
-/// Fills `views` with the `top_k` best entries of each query, in order of position; of equals the earlier one wins.
+/// Fills `views` with the `top_k` best-scored entries of each query, sorted by position; the
+/// earlier entry wins ties.
 ///
 /// # Safety
-/// The slots that the plan reads must exist, and nobody may write them meanwhile.
+/// The KV slots that the plan reads must exist, and no other thread may write them concurrently.
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn select(
     (team, level): (&Team, Level),
@@ -42,7 +47,7 @@ pub(crate) unsafe fn select(
             if !near || !plan.sees(row, query as u32, i) {
                 continue;
             }
-            // SAFETY: one of the slots that the caller vouches for.
+            // SAFETY: one of the slots that the caller guarantees.
             unsafe { rows.read(level, slot, 0, &mut key) };
             let head = |q: &[f32]| q.iter().zip(&key).map(|(a, b)| a * b).sum::<f32>().max(0.0);
             let score = q.chunks_exact(facts.index_dim.max(1)).zip(weights).map(|(q, w)| w * head(q)).sum();

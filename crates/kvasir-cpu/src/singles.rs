@@ -1,10 +1,14 @@
-//! Products of f32: rows of numbers times columns of 16. Every sum is one chain of fused multiply-adds in the order of its numbers, on all levels.
+//! f32 micro-kernel: `sums[n][lane] += sum over i of rows[n][i] * columns[i][lane]`, 16 lanes.
+//!
+//! Every sum is one chain of fused multiply-adds in input order at every ISA level; the test
+//! compares all levels with a scalar chain. Used by the f32 GEMM and by attention in f32.
 
 use crate::Level;
 use crate::level::per_level;
 use crate::tile::LANES;
 
-/// Rows of numbers as they lie: number `i` of row `n` is `n * row + i * number` numbers behind the first.
+/// A strided view of rows: number `i` of row `n` is at `first + n * row + i * number`. Strides are
+/// in f32.
 #[derive(Clone, Copy)]
 pub(crate) struct Lying {
     pub(crate) first: *const f32,
@@ -13,16 +17,16 @@ pub(crate) struct Lying {
 }
 
 impl Lying {
-    /// The rows behind the first `n`.
+    /// The view without its first `n` rows.
     fn skip(self, n: usize) -> Self {
         Self { first: self.first.wrapping_add(n * self.row), ..self }
     }
 }
 
-/// `sums[n][lane] += Σ rows(n)[i] * columns[i][lane]`.
+/// `sums[n][lane] += sum over i of rows(n)[i] * columns[i][lane]`.
 ///
 /// # Safety
-/// There must be a row for each of `sums`, with a number for each of `columns`.
+/// `rows` must have a row for each of `sums`, with a number for each of `columns`.
 pub(crate) unsafe fn add_products(
     level: Level,
     rows: Lying,
@@ -38,7 +42,8 @@ pub(crate) unsafe fn add_products(
     unsafe { by_compiler(level, rows, columns, sums) };
 }
 
-/// Rows whose sums fit 16 registers of 256 bits beside what is multiplied.
+/// Rows per register block: 4 x 16 f32 accumulators fit 16 256-bit registers together with the
+/// operands.
 const FEW: usize = 4;
 
 /// # Safety
@@ -84,7 +89,8 @@ mod v512 {
     use super::{LANES, Lying};
     use std::arch::x86_64::*;
 
-    /// Rows at once: enough chains that none waits for itself, and as many numbers for each column that is loaded.
+    /// Rows per register block: enough independent chains to hide the FMA latency, and enough uses
+    /// of each loaded column.
     const MANY: usize = 16;
     const FEW: usize = 4;
 
@@ -122,7 +128,8 @@ mod v512 {
         }
         let mut at = rows.first;
         for column in columns {
-            // SAFETY: 16 floats, and a number of each of the caller's rows. Four rows share a base: addresses have no room for more.
+            // SAFETY: 16 floats, and a number of each of the caller's rows. Four rows share a base
+            // register: that is what addressing modes can express.
             unsafe {
                 let column = _mm512_loadu_ps(column.as_ptr());
                 for (four, all) in all.chunks_mut(FEW).enumerate() {
@@ -154,7 +161,7 @@ mod tests {
             (0..numbers).map(|i| std::array::from_fn(|lane| value(i * LANES + lane + 5_000))).collect();
         let began: Vec<[f32; LANES]> =
             (0..rows).map(|n| std::array::from_fn(|lane| value(n + lane + 90_000))).collect();
-        // Row by row, and number by number.
+        // Row-major and column-major.
         for (row, number) in [(numbers, 1), (1, rows)] {
             for some in 0..=rows {
                 let mut want = began.clone();

@@ -1,16 +1,19 @@
+//! Tile geometry shared by all kernels (16 lanes, 16 rows, 32 bf16), and the 16 x 16 transpose of
+//! 32-bit words.
+
 use crate::Level;
 
-/// Lanes of a vector: outputs of a panel, columns of a tile, what attention works on together.
+/// Lanes of a vector: outputs of a panel and columns of a tile.
 pub(crate) const LANES: usize = 16;
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
-/// Numbers of a row of a tile of bf16.
+/// bf16 numbers in a tile row (64 bytes): the K dimension of one GEMM step.
 pub(crate) const STEP: usize = 32;
 
-/// 16 rows of 16 words: numbers, or pairs of bf16.
+/// 16 x 16 32-bit words: f32, or pairs of bf16.
 pub(crate) type Tile = [[u32; LANES]; LANES];
 
-/// Rows become columns.
+/// Transposes a tile.
 pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
     let mut rows = [std::ptr::null(); LANES];
     rows.iter_mut().zip(from).for_each(|(at, row)| *at = row.as_ptr().cast());
@@ -18,7 +21,7 @@ pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
     unsafe { transpose_rows(level, &rows, to.as_mut_ptr().cast()) };
 }
 
-/// Writes a tile whose columns are at `rows`, words in the order of bytes that the processor has.
+/// Transposes 16 rows of 16 words into a tile. Words keep their bytes.
 ///
 /// # Safety
 /// 64 bytes must be readable at each of `rows`, and 1,024 be writable at `to`; none need be aligned.
@@ -41,7 +44,7 @@ pub(crate) unsafe fn transpose_rows(level: Level, rows: &[*const u8; LANES], to:
     }
 }
 
-/// The same in vectors, a square of as many words as they have at a time.
+/// The transpose in 512-bit or 256-bit vectors, one square of vector width at a time.
 #[cfg(target_arch = "x86_64")]
 mod vectors {
     use super::LANES;
@@ -57,7 +60,7 @@ mod vectors {
                     for j in (0..LANES).step_by(WORDS) {
                         let mut square = [zero(); WORDS];
                         for (n, row) in square.iter_mut().enumerate() {
-                            // SAFETY: as many words as a vector has, of the caller's 16.
+                            // SAFETY: one vector's words of the caller's 16.
                             *row = unsafe { load(rows[i + n].wrapping_add(j * 4)) };
                         }
                         for (n, row) in transposed(square).into_iter().enumerate() {

@@ -1,6 +1,10 @@
-//! Vectors of words and of numbers, under the same names for both widths.
+//! Thin wrappers over AVX-512 and AVX2 intrinsics under the same names, so that kernels are written
+//! once for both.
+//!
+//! `operations!` and `memory!` define functions with the right `target_feature`; a kernel module
+//! imports `v512` or `v256`. `Words` are integer vectors, `Numbers` f32 vectors.
 
-/// Defines safe functions for processors with these instructions.
+/// Defines safe functions compiled with these target features.
 macro_rules! operations {
     ($features:literal: $($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {
         $(
@@ -13,20 +17,20 @@ macro_rules! operations {
 }
 pub(crate) use operations;
 
-/// Defines how vectors of words, and of numbers, come from memory and go there; neither need be aligned.
+/// Defines unaligned loads and stores of integer and f32 vectors.
 macro_rules! memory {
     ($features:literal: $load:ident, $store:ident, $load_numbers:ident, $store_numbers:ident) => {
         /// # Safety
-        /// There must be a whole vector's bytes at `at`.
+        /// A whole vector must be readable at `at`.
         #[inline]
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn load(at: *const u8) -> Words {
-            // SAFETY: the caller's bytes, of a whole vector.
+            // SAFETY: the caller's bytes, a whole vector.
             unsafe { $load(at.cast()) }
         }
 
         /// # Safety
-        /// There must be room for a whole vector at `at`.
+        /// A whole vector must be writable at `at`.
         #[inline]
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn store(at: *mut u8, v: Words) {
@@ -59,16 +63,17 @@ pub(crate) mod v512 {
 
     pub(crate) type Words = __m512i;
     pub(crate) type Numbers = __m512;
-    /// Words of a vector: pairs of bf16, or numbers.
+    /// 32-bit words per vector: bf16 pairs or f32.
     pub(crate) const WORDS: usize = 16;
-    /// Even and odd positions have chains of their own, for which there are registers at the same time.
+    /// Passes over the inputs: the chains of even and odd positions fit the registers together.
     pub(crate) const PHASES: usize = 1;
 
     operations! { "avx512f,avx512bw,avx512vl,avx512dq":
-        /// In each lane of 16 bytes those at `places`. Compilers that know the places take two instructions instead.
+        /// Byte shuffle (`vpshufb`) within each 16-byte lane. Inline assembly, because compilers
+        /// that see constant indices emit two instructions instead.
         fn picked(v: Words, places: Words) -> Words = {
             let to;
-            // SAFETY: an instruction without effects.
+            // SAFETY: a pure register instruction.
             unsafe {
                 std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(zmm_reg) to, in(zmm_reg) v, in(zmm_reg) places, options(pure, nomem, nostack, preserves_flags));
             }
@@ -80,17 +85,18 @@ pub(crate) mod v512 {
         fn plus(a: Numbers, b: Numbers) -> Numbers = _mm512_add_ps(a, b);
         /// `a * b + c`
         fn fused(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm512_fmadd_ps(a, b, c);
-        /// The even bf16 of each pair, and the odd ones.
+        /// Widens bf16 pairs to f32: the even elements, then the odd ones.
         fn widened(pairs: Words) -> [Numbers; 2] = [
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
             _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32))),
         ];
-        /// Of each eight bf16 the first four, and the last four.
+        /// Widens bf16 to f32: of each 16-byte lane the first four, then the last four.
         fn fours(v: Words) -> [Numbers; 2] = [
             _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), v)),
             _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), v)),
         ];
-        /// In each lane of four words rows become columns. Half of it without permutations, which have one port on Intel's processors.
+        /// Transposes 4 x 4 words within each 16-byte lane. Half of the work avoids shuffles, which
+        /// have one port on Intel CPUs.
         fn turned(r: [Words; 4]) -> [Words; 4] = {
             const UPPER: __mmask16 = 0xaaaa;
             let two = |a, b| {
@@ -105,7 +111,8 @@ pub(crate) mod v512 {
                 _mm512_unpackhi_epi64(b, d),
             ]
         };
-        /// The same by permutations alone, which are fewer operations.
+        /// Transposes 4 x 4 words within each 16-byte lane with shuffles alone, which are fewer
+        /// operations.
         fn turned_by_permutations(r: [Words; 4]) -> [Words; 4] = {
             let (a, b) = (_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
             let (c, d) = (_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
@@ -116,7 +123,7 @@ pub(crate) mod v512 {
                 _mm512_unpackhi_epi64(b, d),
             ]
         };
-        /// Rows become columns.
+        /// Transposes a square of words.
         fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
             let mut q = r;
             for four in q.as_chunks_mut().0 {
@@ -145,16 +152,18 @@ pub(crate) mod v256 {
 
     pub(crate) type Words = __m256i;
     pub(crate) type Numbers = __m256;
-    /// Words of a vector: pairs of bf16, or numbers.
+    /// 32-bit words per vector: bf16 pairs or f32.
     pub(crate) const WORDS: usize = 8;
-    /// Even and odd positions have chains of their own, for which there are registers one after the other.
+    /// Passes over the inputs: the chains of even and odd positions fit the registers only one
+    /// after the other.
     pub(crate) const PHASES: usize = 2;
 
     operations! { "avx2,fma,f16c":
-        /// In each lane of 16 bytes those at `places`. Compilers that know the places take two instructions instead.
+        /// Byte shuffle (`vpshufb`) within each 16-byte lane. Inline assembly, because compilers
+        /// that see constant indices emit two instructions instead.
         fn picked(v: Words, places: Words) -> Words = {
             let to;
-            // SAFETY: an instruction without effects.
+            // SAFETY: a pure register instruction.
             unsafe {
                 std::arch::asm!("vpshufb {0}, {1}, {2}", lateout(ymm_reg) to, in(ymm_reg) v, in(ymm_reg) places, options(pure, nomem, nostack, preserves_flags));
             }
@@ -166,17 +175,17 @@ pub(crate) mod v256 {
         fn plus(a: Numbers, b: Numbers) -> Numbers = _mm256_add_ps(a, b);
         /// `a * b + c`
         fn fused(a: Numbers, b: Numbers, c: Numbers) -> Numbers = _mm256_fmadd_ps(a, b, c);
-        /// The even bf16 of each pair, and the odd ones.
+        /// Widens bf16 pairs to f32: the even elements, then the odd ones.
         fn widened(pairs: Words) -> [Numbers; 2] = [
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
             _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32))),
         ];
-        /// Of each eight bf16 the first four, and the last four.
+        /// Widens bf16 to f32: of each 16-byte lane the first four, then the last four.
         fn fours(v: Words) -> [Numbers; 2] = [
             _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), v)),
             _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), v)),
         ];
-        /// In each lane of four words rows become columns.
+        /// Transposes 4 x 4 words within each 16-byte lane.
         fn turned(r: [Words; 4]) -> [Words; 4] = {
             let (a, b) = (_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[0], r[1]));
             let (c, d) = (_mm256_unpacklo_epi32(r[2], r[3]), _mm256_unpackhi_epi32(r[2], r[3]));
@@ -187,7 +196,7 @@ pub(crate) mod v256 {
                 _mm256_unpackhi_epi64(b, d),
             ]
         };
-        /// Rows become columns.
+        /// Transposes a square of words.
         fn transposed(r: [Words; WORDS]) -> [Words; WORDS] = {
             let mut q = r;
             for four in q.as_chunks_mut().0 {

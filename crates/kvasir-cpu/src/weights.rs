@@ -1,11 +1,11 @@
-//! Matrices in the form that the kernels read.
+//! Packed weight matrices: one enum over the kernel families, and a linear layer with its bias.
 
 use crate::Team;
 use crate::dense::{Bf16Panels, F32Panels};
 use crate::form::Form;
 use crate::quant::QuantPanels;
 
-/// One matrix, in panels of 16 outputs.
+/// A matrix in panels of 16 outputs, in the layout of its kernel family.
 pub(crate) enum Packed {
     Quant(QuantPanels),
     Bf16(Bf16Panels),
@@ -13,7 +13,8 @@ pub(crate) enum Packed {
 }
 
 impl Packed {
-    /// Packs some more of what is read where it lies, about so many bytes, and returns how many it took; none if all is packed.
+    /// Packs about `bytes` more of a matrix that is still read in place. Returns the bytes packed;
+    /// zero if all is packed.
     pub(crate) fn pack_some(&self, team: &Team, bytes: usize) -> std::io::Result<usize> {
         match self {
             Self::Quant(w) => w.pack_some(team, bytes),
@@ -47,12 +48,12 @@ impl Packed {
     }
 }
 
-/// A matrix with its bias.
+/// A linear layer: `y = W x + bias`.
 pub(crate) struct Linear {
     pub(crate) packed: Packed,
     pub(crate) bias: Option<Vec<f32>>,
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
-    /// Bytes of it in the file.
+    /// Bytes of the matrix in the checkpoint file.
     pub(crate) stored_bytes: usize,
 }

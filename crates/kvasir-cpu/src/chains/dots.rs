@@ -1,16 +1,20 @@
-//! The same with dot products of pairs of bf16, which processors make in one instruction: it adds the product of the upper halves, rounds, adds
-//! that of the lower halves and rounds again. So a chain's numbers, two to a word with the earlier one on top, are added up in the chain's order,
-//! two at a time. Nothing is widened: two words of neighbours become one of even inputs and one of odd ones.
+//! bf16 GEMM micro-kernel with AVX-512 BF16 dot products (`vdpbf16ps`), without widening to f32.
+//!
+//! `vdpbf16ps` adds the product of the upper halves, rounds, adds the product of the lower halves,
+//! and rounds again. One 32-bit word therefore carries two consecutive inputs of one chain, the
+//! earlier one in the upper half. `open_rows` and `open_columns` regroup neighboring pairs `(x0 x1)
+//! (x2 x3)` into an even word `(x0 x2)` and an odd word `(x1 x3)`, so that the results have the
+//! bits of `chains::multiply` at all other ISA levels.
 
 use super::{Columns, Rows};
 use crate::tile::{LANES, TILE};
 use crate::vectors::v512::picked;
 use std::arch::x86_64::*;
 
-/// Words of each chain.
+/// 32-bit words (two inputs each) per chain and step.
 const WORDS: usize = 8;
 
-/// Adds the products of both halves of each word.
+/// `sum + a.upper * b.upper + a.lower * b.lower` per 32-bit lane, rounded after each addition.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(crate) fn add_pairs(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
@@ -19,7 +23,8 @@ pub(crate) fn add_pairs(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
     _mm512_dpbf16_ps(sum, a, b)
 }
 
-/// Two vectors of pairs, the second behind the first, as one of even numbers and one of odd ones.
+/// Splits two consecutive vectors of input pairs into a vector of even inputs and one of odd
+/// inputs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn apart(first: __m512i, second: __m512i) -> [__m512i; 2] {
@@ -30,7 +35,7 @@ fn apart(first: __m512i, second: __m512i) -> [__m512i; 2] {
     ]
 }
 
-/// A row's numbers by fours: the even two, then the odd two.
+/// Regroups each four consecutive inputs of a row: the two even ones, then the two odd ones.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn row_apart(row: __m512i) -> __m512i {
@@ -39,10 +44,10 @@ fn row_apart(row: __m512i) -> __m512i {
     picked(row, order)
 }
 
-/// [`Rows::open`]: words of even and odd inputs in turns, a line per row.
+/// `Rows::open`: alternating words of even and odd inputs, one cache line per row.
 ///
 /// # Safety
-/// As there, and the machine must have the instructions.
+/// As there, and the CPU must support the target features.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn open_rows(rows: &mut Rows, base: *const u8, stride: usize) {
@@ -55,10 +60,10 @@ pub(super) unsafe fn open_rows(rows: &mut Rows, base: *const u8, stride: usize) 
     }
 }
 
-/// [`Columns::open`]: the words of the even chain, then those of the odd one.
+/// `Columns::open`: the words of the even chain, then those of the odd chain.
 ///
 /// # Safety
-/// As there, and the machine must have the instructions.
+/// As there, and the CPU must support the target features.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn open_columns(columns: &mut Columns, tile: *const u8) {
@@ -74,10 +79,11 @@ pub(super) unsafe fn open_columns(columns: &mut Columns, tile: *const u8) {
     }
 }
 
-/// Rows that are multiplied at once: both chains of each have a register, and no product waits for the one before.
+/// Rows per register block: with two chains per row, eight rows hide the latency of the dot
+/// product.
 const AT_ONCE: usize = 8;
 
-/// [`super::multiply`].
+/// `chains::multiply`. `rows` and `columns` must have been converted by this file's functions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) {

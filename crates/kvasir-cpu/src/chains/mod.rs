@@ -1,5 +1,14 @@
-//! Tiles of bf16 multiplied with vectors of f32, in the tile unit's order: per tile of 32 inputs one chain of fused multiply-adds over the even
-//! inputs and one over the odd, the two added, that added to the sum. Numbers are widened once and multiplied often.
+//! bf16 GEMM micro-kernel for CPUs without AMX, bit-identical to the AMX instruction `tdpbf16ps`.
+//!
+//! `C[16 x 16] += A[16 x 32] B[32 x 16]` per step. Summation order, identical at every ISA level:
+//!
+//! 1. one chain of fused multiply-adds over the even inputs of the step, starting at zero;
+//! 2. one chain over the odd inputs;
+//! 3. `c += even + odd`.
+//!
+//! Operands are converted once to the form that the ISA level multiplies (`open`) and then reused:
+//! widened to f32, or left as bf16 pairs for `vdpbf16ps` (`dots.rs`). `wide.rs` holds the AVX-512
+//! version. The order is guarded by `dense/tests.rs`, which compares all levels bit by bit.
 
 #[cfg(target_arch = "x86_64")]
 mod dots;
@@ -14,26 +23,27 @@ use crate::halves::bf16;
 use crate::level::per_level;
 use crate::tile::{LANES, STEP, TILE};
 
-/// 16 rows of 32 inputs, in the form that the level multiplies.
+/// Operand A: 16 rows x 32 inputs, in the form that the ISA level multiplies.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Rows([[f32; STEP]; TILE]);
 
-/// 32 inputs of 16 columns, in the form that the level multiplies: the even ones, then the odd ones.
+/// Operand B: 32 inputs x 16 columns, in the form that the ISA level multiplies: even inputs, then
+/// odd ones.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Columns([[[f32; LANES]; TILE]; 2]);
 
-/// The sums of 16 rows and 16 columns.
+/// f32 accumulators of 16 rows x 16 columns.
 pub(crate) type Sums = [[f32; LANES]; TILE];
 
 impl Rows {
     pub(crate) const NONE: Self = Self([[0.0; STEP]; TILE]);
 
-    /// Takes rows that lie `stride` bytes apart.
+    /// Converts 16 bf16 rows that start at `base` and are `stride` bytes apart.
     ///
     /// # Safety
-    /// There must be 16 rows of 64 bytes.
+    /// 16 rows of 64 bytes must be readable.
     pub(crate) unsafe fn open(&mut self, level: Level, base: *const u8, stride: usize) {
         #[cfg(target_arch = "x86_64")]
         if level == Level::Avx512Bf16 {
@@ -48,17 +58,18 @@ impl Rows {
 impl Columns {
     pub(crate) const NONE: Self = Self([[[0.0; LANES]; TILE]; 2]);
 
-    /// A column's even or odd input of a pair.
+    /// Input `2 * pair + odd` of a column. Valid only at levels that widen to f32 (not AVX-512
+    /// BF16).
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn number(&self, odd: usize, pair: usize, column: usize) -> f32 {
         self.0[odd][pair][column]
     }
 
-    /// Takes a tile of pairs of inputs.
+    /// Converts one tile in VNNI layout: 16 rows of bf16 input pairs x 16 columns.
     ///
     /// # Safety
-    /// There must be 1024 bytes.
+    /// 1024 bytes must be readable at `tile`.
     pub(crate) unsafe fn open(&mut self, level: Level, tile: *const u8) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was found on this machine; the caller's tile.
@@ -74,7 +85,7 @@ impl Columns {
     }
 }
 
-/// Adds the products of 16 rows, or the first eight, and 16 columns to their sums.
+/// `sums[row] += rows[row] * columns` for the first `sums.len()` rows, a multiple of eight.
 pub(crate) fn multiply(level: Level, rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the level was found on this machine.
@@ -127,7 +138,7 @@ per_level! {
     unsafe open_columns(columns: &mut [[[f32; LANES]; TILE]; 2], tile: *const u8) => open_columns_body
 }
 
-/// One chain for each of `N` rows and 16 columns.
+/// The even (`odd == 0`) or odd FMA chain of `N` rows x 16 columns.
 #[inline(always)]
 fn chains<const N: usize>(
     rows: &[[f32; STEP]; N],
@@ -146,7 +157,8 @@ fn chains<const N: usize>(
     sums
 }
 
-/// Rows whose sums, of 16 columns, fit 16 registers of 256 bits beside what is multiplied.
+/// Rows per register block: 4 x 16 f32 accumulators fit 16 256-bit registers together with the
+/// operands.
 const AT_ONCE: usize = 4;
 
 #[inline(always)]

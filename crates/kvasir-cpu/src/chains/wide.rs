@@ -1,10 +1,13 @@
-//! The same in 512-bit vectors: compilers gather across the lanes instead of working along them.
+//! bf16 GEMM micro-kernel widened to f32, with explicit 512-bit FMA.
+//!
+//! Same arithmetic as `chains::multiply_body`. It is written by hand because the compiler
+//! vectorizes the plain loop with gathers across lanes.
 
 use super::{Columns, Rows};
 use crate::tile::{LANES, TILE};
 use std::arch::x86_64::*;
 
-/// [`Columns::open`].
+/// `Columns::open`: widens bf16 pairs to f32.
 ///
 /// # Safety
 /// As there.
@@ -37,7 +40,7 @@ fn chains(rows: &Rows, columns: &[[f32; LANES]; TILE], odd: usize) -> [__m512; T
     sums
 }
 
-/// [`super::multiply`], all rows at once.
+/// `chains::multiply`, with all 16 rows in one register block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) {

@@ -1,4 +1,8 @@
-//! Rows of activations as bf16.
+//! bf16 activations in AMX tile layout: the A operand of the bf16 GEMM.
+//!
+//! Each f32 activation is stored as one bf16, or as a sum of two bf16 (`Taken::Twice`) for nearly
+//! f32 precision at twice the multiply-adds. Rows are written independently, so the values of a row
+//! do not depend on the batch.
 
 use crate::Level;
 use crate::buffer::Buffer;
@@ -7,21 +11,23 @@ use crate::level::per_level;
 use crate::tile::{STEP, TILE};
 use std::io;
 
-/// Rows of activations as bf16 in tiles of 16 rows × 32 inputs.
+/// bf16 activations in tiles of 16 rows x 32 inputs (1 KiB), the steps of a tile row one after the
+/// other.
 pub(crate) struct Bf16Activations {
     pub(super) taken: Taken,
-    /// Tiles that rows are multiplied as, one after the other.
+    /// Tiles along the K dimension; twice as many with `Taken::Twice`.
     pub(crate) steps: usize,
     tiles: usize,
     bytes: Buffer,
 }
 
-/// As how many bf16 a number is taken.
+/// How many bf16 terms represent one f32 activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// The nearest one.
+    /// One: the nearest bf16.
     Once,
-    /// That, and the nearest one to what it leaves: 16 bits and more of the number. A tile of the first is followed by one of the second.
+    /// Two: the nearest bf16 and the bf16 nearest to the remainder, at least 16 significant bits in
+    /// all. The tile of remainders follows the tile of leading terms.
     Twice,
 }
 
@@ -31,14 +37,15 @@ impl Bf16Activations {
         Ok(Self { taken, steps, tiles, bytes: Buffer::in_large_pages(tiles * steps * 1024)? })
     }
 
-    /// The same room for so many rows of another length, which must fit.
+    /// Reinterprets the same memory as at least `rows` rows of `inputs` numbers. Panics if they do
+    /// not fit.
     pub(crate) fn reshape(&mut self, inputs: usize, rows: usize) {
         self.steps = inputs.div_ceil(STEP) << self.taken as u32;
         self.tiles = (self.bytes.len() / 1024 / self.steps.max(1)) & !1;
         assert!(self.takes(rows), "rows fit");
     }
 
-    /// Whether there is room for so many rows.
+    /// Whether `rows` rows fit.
     pub(crate) fn takes(&self, rows: usize) -> bool {
         rows <= self.tiles * TILE
     }
@@ -48,10 +55,10 @@ impl Bf16Activations {
         self.bytes.ptr().wrapping_add((tile * self.steps + step) * 1024)
     }
 
-    /// Writes row `row` from `x`.
+    /// Converts `x` into row `row`.
     ///
     /// # Safety
-    /// No other thread may use the same row meanwhile, and there must be room for it.
+    /// No other thread may access the same row concurrently, and `takes(row + 1)` must hold.
     pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
         let place = |step| self.tile(row / TILE, step).wrapping_add(row % TILE * 64).cast_mut();
         for (n, numbers) in x.chunks(STEP).enumerate() {
@@ -61,7 +68,7 @@ impl Bf16Activations {
                 Taken::Twice => split(level, numbers, &mut bits),
             }
             for (part, bits) in bits.iter().enumerate().take(1 << self.taken as u32) {
-                // SAFETY: 64 bytes of this row.
+                // SAFETY: 64 bytes that belong to this row alone.
                 unsafe {
                     place((n << self.taken as u32) + part).cast::<[u16; STEP]>().write_unaligned(*bits)
                 };
@@ -69,7 +76,7 @@ impl Bf16Activations {
         }
     }
 
-    /// Where in a panel the weights lie that a step is multiplied with.
+    /// Byte offset within a panel of the weight tile that activation tile `step` multiplies.
     #[inline(always)]
     pub(crate) fn weights_of(&self, step: usize) -> usize {
         (step >> self.taken as u32) * 1024
@@ -82,7 +89,7 @@ fn narrow_body(x: &[f32], bits: &mut [u16]) {
 }
 
 per_level! {
-    /// Rounds to bf16.
+    /// Rounds to the nearest bf16.
     narrow(x: &[f32], bits: &mut [u16]) => narrow_body
 }
 
@@ -95,6 +102,6 @@ fn split_body(x: &[f32], [upper, lower]: &mut [[u16; STEP]; 2]) {
 }
 
 per_level! {
-    /// Numbers as sums of two bf16.
+    /// Splits each f32 into two bf16 whose sum approximates it.
     split(x: &[f32], parts: &mut [[u16; STEP]; 2]) => split_body
 }

@@ -1,4 +1,10 @@
-//! Matrices that are computed in f32.
+//! GEMM and GEMV in f32 arithmetic: `out[row] = W x[row]`, weights dequantized to f32 inside the
+//! loop.
+//!
+//! Weights stay in their stored width (`Width`). Per block of `ROWS` activation rows the kernel
+//! walks the K dimension in parts of `PART` inputs, dequantizes the part of up to `PANELS` panels,
+//! and accumulates all rows. Every output is one chain of fused multiply-adds in input order,
+//! whatever the ISA level or batch, so results are batch-invariant. Guarded by `dense/tests.rs`.
 
 use super::width::{Opened, PART, Width, put_row};
 use crate::ask::{Near, ask_line};
@@ -11,14 +17,14 @@ use crate::{Level, Team};
 use std::cell::RefCell;
 use std::io;
 
-/// Numbers as wide as they came, [`PART`] inputs of all outputs after the other. One chain of fused multiply-adds per output.
+/// Panel layout: parts of [`PART`] inputs x 16 outputs, in the stored width.
 #[derive(Clone, Copy)]
 pub(crate) struct Wide {
     inputs: usize,
     width: Width,
 }
 
-/// A matrix that is computed in f32; it is packed when it is made.
+/// A matrix multiplied in f32 arithmetic. It is packed on construction, never read in place.
 pub(crate) type F32Panels = Panels<Wide>;
 
 impl Kind for Wide {
@@ -28,7 +34,8 @@ impl Kind for Wide {
 }
 
 impl F32Panels {
-    /// Packs rows that `row(n, values)` fills with numbers of this width.
+    /// Packs `size = (outputs, inputs)`; `row(n, values)` writes row `n`, whose values must be
+    /// exact in `width`.
     pub(crate) fn numbers(
         team: &Team,
         size: (usize, usize),
@@ -48,7 +55,7 @@ impl F32Panels {
         })
     }
 
-    /// Packs rows that `put(n, lane, panel)` writes into their panels.
+    /// Packs encoded rows: `put(n, lane, panel)` writes row `n` into lane `lane` of its panel.
     pub(crate) fn codes(
         team: &Team,
         (outputs, inputs): (usize, usize),
@@ -62,13 +69,13 @@ impl F32Panels {
     }
 }
 
-/// Panels that take a row at the same time: a chain waits for itself.
+/// Panels per work item: independent FMA chains that hide the latency of a single row.
 const PANELS: usize = 4;
-/// Rows that a part is opened for at once.
+/// Activation rows per dequantized part.
 const ROWS: usize = 32;
-/// Rows from which on a panel is multiplied alone.
+/// Row count from which one panel has enough independent chains.
 const TOGETHER: usize = 4;
-/// Bytes from what is opened to what memory is asked for.
+/// Software prefetch distance in bytes, from the part that is being dequantized.
 const AHEAD: usize = 2048;
 
 /// # Safety
@@ -98,13 +105,13 @@ unsafe fn f32_panels_body(
             }
             let inputs = PART.min(all - at);
             let row = |n: usize| &x[(from + n) * stride + at..][..inputs];
-            // A few rows take all panels at once, so that no chain waits for itself.
+            // Remaining rows run across all panels at once, to hide the FMA latency.
             let mut n = rows / TOGETHER * TOGETHER;
             if n > 0 {
                 let all = &x[from * stride + at..][..(n - 1) * stride + inputs];
                 let x = Lying { first: all.as_ptr(), row: stride, number: 1 };
                 for (opened, sums) in opened[..panels.len()].iter().zip(&mut sums) {
-                    // SAFETY: so many rows of so many inputs each.
+                    // SAFETY: `n` rows of `inputs` numbers each lie within `all`.
                     unsafe { add_products(own_level, x, &opened[..inputs], &mut sums[..n]) };
                 }
             }
@@ -122,7 +129,7 @@ unsafe fn f32_panels_body(
     }
 }
 
-/// Adds a part of all panels times one row.
+/// Accumulates one part of all panels for one row.
 #[inline(always)]
 fn add_row(w: &[Opened; PANELS], x: &[f32], row: usize, sums: &mut [[[f32; LANES]; ROWS]; PANELS]) {
     let mut all: [[f32; LANES]; PANELS] = std::array::from_fn(|panel| sums[panel][row]);
@@ -137,14 +144,15 @@ fn add_row(w: &[Opened; PANELS], x: &[f32], row: usize, sums: &mut [[[f32; LANES
 }
 
 per_level! {
-    /// At most [`PANELS`] panels, whose outputs begin with panel `first`'s, times all rows.
+    /// `out[row] = panels x[row]` for all rows, at most [`PANELS`] panels, starting with panel
+    /// `first` of the matrix.
     ///
     /// # Safety
-    /// Nobody else may write their outputs meanwhile.
+    /// No other thread may write the outputs of these panels concurrently.
     unsafe f32_panels(kind: Wide, panels: &[&[u8]], x: (&[f32], usize), first: usize, own_level: Level, out: &Output<'_>) => f32_panels_body
 }
 
-/// `out[row] = w · x[row]`, rows of `x` `stride` apart.
+/// `out[row] = w x[row]`; `x` is the activations and their row stride in numbers.
 pub(crate) fn matmul_f32(team: &Team, level: Level, w: &F32Panels, x: (&[f32], usize), out: &mut Output<'_>) {
     let (out, all) = (&*out, w.panels());
     w.read(team, |reader| {

@@ -1,5 +1,15 @@
-//! Many rows of bf16 without a tile unit: some steps of rows are brought into the form that is multiplied and stay in the caches while panels pass by,
-//! of which one step is brought into it at a time.
+//! bf16 GEMM without AMX, for batches above the GEMV threshold (prefill, large decode batches).
+//!
+//! Loop nest per work item of at most `BLOCK` rows x `PANELS` panels:
+//!
+//! 1. convert the activations of up to `ROWS` tile-steps (`chains::Rows`); they stay in L2;
+//! 2. for each panel, convert one weight tile at a time (`chains::Columns`) and prefetch the
+//!    following ones;
+//! 3. accumulate with `chains::multiply`; after the last step, store the sums.
+//!
+//! Small batches are compute-bound and leave memory idle, so the loop also prefetches the KV cache
+//! of the next layer (`meanwhile`). Results are bit-identical to the GEMV path; `dense/tests.rs`
+//! checks this.
 
 use super::Bf16Activations;
 use crate::Level;
@@ -12,33 +22,35 @@ use std::cell::RefCell;
 use std::mem::offset_of;
 use std::ops::Range;
 
-/// Rows from which on this pays: where pairs are multiplied as such, half of a tile's rows at a time.
+/// Smallest row count for which this GEMM beats the GEMV path. With bf16 dot products, half a row
+/// tile is enough.
 pub(crate) fn from(level: Level) -> usize {
     if level == Level::Avx512Bf16 { 5 } else { 9 }
 }
 
-/// Rows that go together.
+/// Rows per work item.
 pub(crate) const BLOCK: usize = 128;
-/// Panels that take the same widened rows.
+/// Panels that share the same converted activations.
 pub(crate) const PANELS: usize = 8;
-/// Steps of tiles of rows that there is room for: the fewer the rows, the more of a panel is read in one go.
+/// Capacity in row tiles x steps. With fewer row tiles, a longer stretch of each panel is read
+/// sequentially.
 const ROWS: usize = 32;
 
-/// Steps in which a page of what is attended to next is asked for.
+/// Steps over which the prefetch of one page of the next layer's KV cache is spread.
 const PARTS: usize = 8;
 
-/// So many bytes behind a tile that is opened lies the next but one, which is brought into the first level meanwhile.
+/// L1 prefetch distance in bytes: the tile after the next one.
 const SOON: usize = 2048;
 
-/// What a thread works in.
+/// Per-thread scratch memory.
 #[repr(C, align(64))]
 struct Room {
-    /// The rows of a step one after the other.
+    /// Converted activations: all row tiles of a step, then those of the next step.
     rows: [Rows; ROWS],
     sums: [[Sums; BLOCK / TILE]; PANELS],
 }
 
-// A vector that straddles two lines takes twice as long.
+// A vector load that straddles two cache lines takes twice as long.
 const _: () = assert!(offset_of!(Room, sums).is_multiple_of(64));
 
 thread_local! {
@@ -48,7 +60,8 @@ thread_local! {
     }));
 }
 
-/// At most [`PANELS`] panels of so many bytes, from panel `first_panel` of the matrix on, times at most [`BLOCK`] rows, which begin with a tile.
+/// At most [`PANELS`] panels of `bytes` bytes each, starting with panel `first_panel` of the
+/// matrix, times at most [`BLOCK`] rows. `rows.start` must be a multiple of the tile height.
 ///
 /// # Safety
 /// The panels and the rows must exist, and nobody else may write their outputs meanwhile.
@@ -62,7 +75,7 @@ pub(crate) unsafe fn panels(
 ) {
     debug_assert!(rows.start.is_multiple_of(TILE) && rows.len() <= BLOCK && panels.len() <= PANELS);
     let (first, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
-    // Half a tile is multiplied where the last one has no more.
+    // The last row tile is computed by halves.
     let taken = rows.len().next_multiple_of(TILE / 2);
     let few = meanwhile::pays(level, rows.len());
     ROOM.with_borrow_mut(|room| {
@@ -98,7 +111,8 @@ pub(crate) unsafe fn panels(
                     }
                     let tile = panel.wrapping_add(x.weights_of(step));
                     if tile != opened {
-                        // The next panel's, then what comes soon.
+                        // Prefetch the same tile of the next panel, then the tile after the next of
+                        // this one.
                         ask_tile(Near::Second, tile.wrapping_add(bytes));
                         ask_tile(Near::First, tile.wrapping_add(SOON));
                         // SAFETY: a tile of the panel.

@@ -1,4 +1,12 @@
-//! Weights that are floats: bf16 in pairs of inputs, and f32 for exact arithmetic.
+//! GEMM and GEMV with floating-point weights: bf16 (VNNI pairs, AMX where available) and f32
+//! arithmetic.
+//!
+//! - `panels.rs`, `f32_panels.rs`: packing of weights into panels of 16 outputs.
+//! - `width.rs`, `octets.rs` (FP8 E4M3), `nibbles.rs` (MXFP4): storage formats that are dequantized
+//!   to f32.
+//! - `activations.rs`: activations rounded or split to bf16.
+//! - `product.rs`: dispatch by ISA level and row count; `many.rs`: GEMM without AMX; `tiles.rs`:
+//!   GEMM on AMX.
 
 mod activations;
 mod f32_panels;

@@ -1,11 +1,14 @@
-//! Floats of four bits whose scales are powers of two, one for each 32 inputs of an output: MXFP4. A part begins with its scales' bytes; a line of
-//! codes has eight inputs of 16 outputs, a word for each output.
+//! MXFP4 weights (E2M1 codes, one E8M0 scale per 32 inputs): packing and dequantization to f32.
+//!
+//! Layout of a part (32 inputs x 16 outputs): 16 scale bytes, then four lines of codes. A line
+//! holds eight inputs of 16 outputs, one 32-bit word per output. Dequantized values are exact;
+//! `width.rs` tests every ISA level.
 
 use super::width::{Opened, PART, Width};
 use crate::tile::LANES;
 use kvasir_formats::encoding::{E2M1_DOUBLED, e8m0_half};
 
-/// Writes one output's codes, as they are stored, and the bytes of their scales into its panel: eight inputs' are a word there, too.
+/// Packs one output's stored codes and scale bytes into lane `lane` of its panel.
 pub(crate) fn put_codes(lane: usize, (codes, scales): (&[u8], &[u8]), panel: &mut [u8]) {
     let parts = panel.chunks_exact_mut(Width::Nibble.bytes());
     for (part, (codes, scale)) in parts.zip(codes.as_chunks::<{ PART / 2 }>().0.iter().zip(scales)) {
@@ -17,7 +20,7 @@ pub(crate) fn put_codes(lane: usize, (codes, scales): (&[u8], &[u8]), panel: &mu
     }
 }
 
-/// Writes one output's numbers into its panel's part.
+/// Re-encodes one output's 32 values, which must be exact MXFP4 values, into its part.
 #[inline(always)]
 pub(super) fn put(lane: usize, values: &[f32; PART], part: &mut [u8]) {
     let (scales, codes) = part.split_at_mut(LANES);
@@ -34,14 +37,15 @@ pub(super) fn put(lane: usize, values: &[f32; PART], part: &mut [u8]) {
     }
 }
 
-/// A number's power of two, its second bit and its sign. As f64 all numbers are normal.
+/// `(exponent, first mantissa bit, sign)`. In f64 every f32 value is a normal number.
 #[inline(always)]
 fn taken_apart(v: f32) -> (i64, i64, i64) {
     let bits = f64::from(v).to_bits() as i64;
     ((bits >> 52 & 0x7ff) - 1023, bits >> 51 & 1, bits >> 63 & 1)
 }
 
-/// The largest power of two that all numbers are whole multiples of, as its scale byte. No number has more than two bits.
+/// Scale byte of the largest power of two that divides all values. E2M1 values have at most two
+/// significant bits.
 #[inline(always)]
 fn common_power(values: &[f32; PART]) -> u8 {
     let mut least = 127;
@@ -52,7 +56,8 @@ fn common_power(values: &[f32; PART]) -> u8 {
     (least + 128).max(0) as u8
 }
 
-/// The float of four bits that a number is, in units of its power of two. What is too large for an f32 was eight or twelve of the largest power.
+/// The E2M1 code of `v` in units of `scale`. Values that overflowed to infinity were 8 or 12 times
+/// the largest scale.
 #[inline(always)]
 fn code(v: f32, scale: u8) -> u32 {
     let (power, second, negative) = taken_apart(v);
@@ -61,7 +66,7 @@ fn code(v: f32, scale: u8) -> u32 {
     (if v == 0.0 { 0 } else { size | negative << 3 }) as u32
 }
 
-/// What the scale bytes that a part begins with stand for.
+/// Decodes the 16 E8M0 scales at the start of a part.
 #[inline(always)]
 fn scales(part: &[u8]) -> [f32; LANES] {
     let mut scales = [0f32; LANES];
@@ -71,7 +76,7 @@ fn scales(part: &[u8]) -> [f32; LANES] {
     scales
 }
 
-/// Opens a part by arithmetic: of a code's three lower bits two are an exponent.
+/// Dequantizes a part with scalar arithmetic: two of the code's three lower bits are the exponent.
 #[inline(always)]
 pub(super) fn open(part: &[u8], out: &mut Opened) {
     let (scale, codes) = (scales(part), &part[LANES..]);
@@ -87,7 +92,7 @@ pub(super) fn open(part: &[u8], out: &mut Opened) {
     }
 }
 
-/// The same in vectors.
+/// Dequantizes a part with AVX-512: a 16-entry table lookup, then one multiplication by the scale.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -96,14 +101,14 @@ pub(super) fn open_512(part: &[u8], out: &mut Opened) {
     let table = E2M1_DOUBLED.map(f32::from);
     let part = &part[..Width::Nibble.bytes()];
     let scale = scales(part);
-    // SAFETY: tables of 16, the part's lines, and places of the result.
+    // SAFETY: tables of 16 floats, lines of the part, and rows of the result.
     unsafe {
         let table = _mm512_loadu_ps(table.as_ptr());
         let scale = _mm512_loadu_ps(scale.as_ptr());
         for line in 0..PART / 8 {
             let mut codes = _mm512_loadu_si512(part.as_ptr().add(LANES + line * 64).cast());
             for i in 0..8 {
-                // Of a place four bits count.
+                // The permutation uses the low four bits of each lane only.
                 let value = _mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scale);
                 _mm512_storeu_ps(out[line * 8 + i].as_mut_ptr(), value);
                 codes = _mm512_srli_epi32::<4>(codes);

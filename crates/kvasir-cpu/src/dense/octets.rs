@@ -1,19 +1,23 @@
-//! Floats of eight bits, four of them an exponent, and a scale for each 32 inputs of an output. A part begins with its scales; each line of codes has
-//! four inputs, one after the other, of 16 outputs.
+//! FP8 E4M3 weights with an f32 scale per 32 inputs: packing and dequantization to f32.
 //!
-//! Moved to the places that an f16 has for them, a code's bits say 1/256 of its value, subnormal or not. Products with powers of two are exact, so a
-//! number is the product of code and scale rounded once, as if both were f32.
+//! Layout of a part (32 inputs x 16 outputs): 16 f32 scales, then 32 lines of 16 codes, one input
+//! each.
+//!
+//! Trick: an E4M3 code shifted into the exponent and mantissa bits of an f16 has 1/256 of its
+//! value, subnormal or not. Multiplying by the power of two is exact, so the result is `code *
+//! scale` rounded once.
 
 use super::width::{Opened, PART, Width};
 use crate::halves::half;
 use crate::tile::LANES;
 
-/// What an f16 with a code's bits must be multiplied with.
+/// Factor from the value of an f16 with a code's bits to the value of the code.
 const UNIT: f32 = 256.0;
-/// The code that is no number, but for its sign.
+/// The NaN code without its sign; also the mask of the magnitude bits.
 const NAN: u8 = 0x7f;
 
-/// Writes one output's codes, as they are stored, into its panel, each part's with the scale of that part.
+/// Packs one output's stored codes into lane `lane` of its panel; `scale(n)` is the scale of part
+/// `n`.
 pub(crate) fn put_codes(lane: usize, codes: &[u8], scale: impl Fn(usize) -> f32, panel: &mut [u8]) {
     let parts = panel.chunks_exact_mut(Width::Octet.bytes()).zip(codes.chunks(PART));
     for (n, (part, codes)) in parts.enumerate() {
@@ -25,7 +29,7 @@ pub(crate) fn put_codes(lane: usize, codes: &[u8], scale: impl Fn(usize) -> f32,
     }
 }
 
-/// Opens a part by arithmetic.
+/// Dequantizes a part with scalar arithmetic.
 #[inline(always)]
 pub(super) fn open(part: &[u8], out: &mut Opened) {
     let (scales, codes) = part.split_at(LANES * 4);
@@ -42,7 +46,7 @@ pub(super) fn open(part: &[u8], out: &mut Opened) {
     }
 }
 
-/// The same in vectors.
+/// Dequantizes a part with AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -50,7 +54,7 @@ pub(super) fn open_512(part: &[u8], out: &mut Opened) {
     use std::arch::x86_64::*;
     let (scales, codes) = part.split_at(LANES * 4);
     let (unit, sizes) = (_mm512_set1_ps(UNIT), _mm256_set1_epi16(i16::from(NAN)));
-    // SAFETY: 16 floats, 16 codes of each line, and places of the result.
+    // SAFETY: 16 scales, 16 codes per line, and rows of the result.
     unsafe {
         let scale = _mm512_loadu_ps(scales.as_ptr().cast());
         for (out, codes) in out.iter_mut().zip(codes.as_chunks::<LANES>().0) {

@@ -1,4 +1,8 @@
-//! Panels of bf16 out of rows of any encoding.
+//! bf16 weight panels in VNNI tile layout (the B operand of AMX), packed from rows of any encoding.
+//!
+//! bf16 rows are only transposed; other encodings are dequantized to f32 and rounded to bf16 first.
+//! A panel is a pure function of its rows, so an in-place (not yet packed) matrix gives the same
+//! bits as a packed one.
 
 use super::narrow;
 use crate::ask::{Near, ask_line};
@@ -9,20 +13,20 @@ use kvasir_formats::{DType, encoding};
 use std::cell::RefCell;
 use std::io;
 
-/// Floats as tiles of 32 inputs: 16 rows of pairs of inputs × 16 outputs each.
+/// Panel layout: tiles of 32 inputs x 16 outputs, each 16 rows of bf16 input pairs (VNNI).
 pub(crate) struct Floats {
-    /// How rows are stored, if they are.
+    /// Encoding of the stored rows; `None` if the matrix was packed from computed values.
     stored: Option<DType>,
     pub(crate) steps: usize,
 }
 
-/// A matrix of bf16.
+/// A bf16 weight matrix.
 ///
-/// Order of summation, which all levels keep: per tile one chain of fused multiply-adds over the even inputs and one over the odd, the
-/// two added, that added to the sum of the tiles before. It is the tile unit's own.
+/// Summation order at every ISA level, that of AMX: per tile one FMA chain over the even inputs and
+/// one over the odd inputs; their sum is added to the accumulator.
 pub(crate) type Bf16Panels = Panels<Floats>;
 
-/// Bytes of a tile, and of a row's part of it.
+/// Bytes of a tile, and of one source row's part of it.
 const TILE_BYTES: usize = 1024;
 const LINE: usize = 64;
 
@@ -37,7 +41,8 @@ impl Kind for Floats {
             return lay(level, rows, out);
         };
         self.round(level, out, |lane, values| {
-            // The row's length was checked against the type when the file was opened; there is none where the matrix ends.
+            // Row lengths were checked against the type when the file was opened. Rows past the end
+            // of the matrix are empty.
             let row = rows[lane];
             let inputs = row.len() / dtype.block_bytes() * dtype.block_len();
             if encoding::dequantize(dtype, row, &mut values[..inputs]).is_err() {
@@ -48,7 +53,7 @@ impl Kind for Floats {
 }
 
 impl Floats {
-    /// Makes a panel out of the numbers that `row` writes for each of its outputs.
+    /// Builds a panel from the f32 values that `row(lane, values)` writes, rounded to bf16.
     fn round(&self, level: Level, out: &mut [u8], row: impl Fn(usize, &mut [f32])) {
         thread_local! {
             static MADE: RefCell<(Vec<f32>, Vec<u16>)> = const { RefCell::new((Vec::new(), Vec::new())) };
@@ -62,7 +67,7 @@ impl Floats {
                 values.fill(0.0);
                 row(lane, values);
                 narrow(level, values, bits);
-                // SAFETY: any numbers are bytes.
+                // SAFETY: u16 has no padding, so its bytes are initialized.
                 *bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
             }
             lay(level, &rows, out);
@@ -71,7 +76,7 @@ impl Floats {
 }
 
 impl Bf16Panels {
-    /// A matrix of `outputs` rows of `inputs` floats that is not packed yet.
+    /// A matrix of `outputs` rows of `inputs` floats that is read in place until it is packed.
     pub(crate) fn floats(
         dtype: DType,
         (outputs, inputs): (usize, usize),
@@ -80,7 +85,7 @@ impl Bf16Panels {
         Self::of(Floats { stored: Some(dtype), steps: inputs.div_ceil(STEP) }, outputs, rows)
     }
 
-    /// Packs rows that `row(n, values)` fills.
+    /// Packs a matrix whose row `n` is written by `row(n, values)`, rounded to bf16.
     pub(crate) fn rounded(
         team: &Team,
         (outputs, inputs): (usize, usize),
@@ -98,10 +103,11 @@ impl Bf16Panels {
     }
 }
 
-/// Writes rows of bf16 into their panel, and asks memory for what lies where the next panel's rows probably are.
+/// Transposes 16 bf16 rows into panel layout; prefetches the rows of the next panel at their likely
+/// addresses.
 fn lay(level: Level, rows: &Encoded<'_>, out: &mut [u8]) {
     let ahead = ahead(rows);
-    // What is not a whole line: where rows end, or where there is none.
+    // Zero-padded copies of partial lines, at the end of rows and for absent rows.
     let mut rests = [[0u8; LINE]; LANES];
     for (step, out) in out.chunks_exact_mut(TILE_BYTES).enumerate() {
         let mut lines = [std::ptr::null(); LANES];
@@ -115,7 +121,7 @@ fn lay(level: Level, rows: &Encoded<'_>, out: &mut [u8]) {
                 *line = rest.as_ptr();
             }
         }
-        // SAFETY: whole lines, and a tile.
+        // SAFETY: each pointer has 64 readable bytes, and `out` is a whole tile.
         unsafe { transpose_rows(level, &lines, out.as_mut_ptr()) };
     }
 }

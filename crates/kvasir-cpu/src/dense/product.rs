@@ -1,4 +1,13 @@
-//! Matrices of bf16 times rows.
+//! bf16 GEMM and GEMV: dispatch by ISA level and number of rows, and partitioning into work items.
+//!
+//! | rows | kernel |
+//! |---|---|
+//! | any, with AMX | `tiles.rs` |
+//! | at least `many::from(level)` | `many.rs` (GEMM) |
+//! | fewer | `vector_panel` (GEMV, up to four rows at once) |
+//!
+//! Work items are disjoint sets of outputs (panels x row blocks). All kernels sum in the order of
+//! `dense::panels::Bf16Panels`, so results depend neither on the kernel nor on the batch.
 
 use super::panels::Floats;
 #[cfg(target_arch = "x86_64")]
@@ -14,15 +23,16 @@ use crate::tile::{LANES, STEP, TILE};
 use crate::{Level, Team};
 use std::cell::RefCell;
 
-/// `c += a · b` for one tile of 16 outputs and `N` rows, as the tile unit does it. `a` is a row of 32 bf16, `b` a tile.
+/// `c += a b` for one weight tile and `N` rows, in the order of AMX. Each `a[n]` is a row of 32
+/// bf16, `b` a tile.
 ///
 /// # Safety
-/// `b` must be a tile of 1024 bytes, each of `a` 64 bytes.
+/// `b` must point to a tile of 1024 bytes, each `a[n]` to 64 bytes.
 #[inline(always)]
 pub(crate) unsafe fn dot_step<const N: usize>(a: [*const u8; N], b: *const u8, c: &mut [[f32; LANES]; N]) {
     let (mut even, mut odd) = ([[0f32; LANES]; N], [[0f32; LANES]; N]);
     for i in 0..16 {
-        // SAFETY: row `i` of the tile, pair `i` of each row.
+        // SAFETY: row `i` of the tile and pair `i` of each row.
         let pairs = unsafe { b.add(i * 64).cast::<[u32; LANES]>().read_unaligned() };
         for n in 0..N {
             // SAFETY: as above.
@@ -83,7 +93,7 @@ unsafe fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, row
 }
 
 per_level! {
-    /// One panel times all rows with vectors; its outputs begin with `first`.
+    /// GEMV kernel: one panel times all rows; `first` is the index of the panel's first output.
     ///
     /// # Safety
     /// The rows must exist, and nobody else may write these outputs meanwhile.
@@ -91,14 +101,15 @@ per_level! {
 }
 
 thread_local! {
-    /// Where panels are made that are not packed.
+    /// Scratch memory for panels of matrices that are not packed yet.
     static MADE: RefCell<[Room; many::PANELS]> = const { RefCell::new([const { Room::new() }; many::PANELS]) };
 }
 
-/// Panels of a piece of work where rows are few: so many bytes of them.
+/// Target bytes of weights per work item when memory-bound.
 const PIECE: usize = 64 * 1024;
 
-/// `out[row] = w · x[row]`, of rows that are there when what comes `first` is done.
+/// `out[row] = w x[row]`. The prologue `first` prepares `x`; the calling thread runs it before any
+/// work item.
 pub(crate) fn matmul_bf16(
     team: &Team,
     level: Level,
@@ -116,7 +127,7 @@ pub(crate) fn matmul_bf16(
     });
 }
 
-/// How many panels are one piece of work where few rows are multiplied.
+/// Panels per work item when memory-bound.
 fn together(w: PanelReader<'_, '_, Floats>) -> usize {
     (PIECE / w.panels.kind.panel_bytes().max(1)).clamp(1, 64).next_multiple_of(2)
 }
@@ -183,7 +194,8 @@ fn on_tiles(
     team.each_in_order_after(first, &begins, groups * rows.div_ceil(block.max(1)), &|_, item| {
         let panels = item % groups * group..all.min((item % groups + 1) * group);
         let first = item / groups * block;
-        // SAFETY: the level says that tiles are permitted; the rows exist, and the outputs are this piece of work's own.
+        // SAFETY: the level implies that AMX is permitted; the rows exist, and the outputs are
+        // exclusive to this work item.
         MADE.with_borrow_mut(|made| unsafe {
             tiles::panels(&w, made, x, panels, first..rows.min(first + block), out);
         });

@@ -1,4 +1,5 @@
-//! Matrices of floats on all levels, beside f64.
+//! Tests of the float GEMM and GEMV: every ISA level and row count gives the same bits, close to an
+//! f64 reference; in-place matrices give the bits of packed ones.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -29,7 +30,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
         let [once, twice] = [Taken::Once, Taken::Twice].map(|taken| {
             let x = Bf16Activations::new(70, inputs, taken).unwrap();
             for (r, v) in values.chunks_exact(inputs).enumerate() {
-                // SAFETY: one thread, rows below the number asked for.
+                // SAFETY: single-threaded; row indices are below the allocated count.
                 unsafe { x.write_row(Level::detect(), r, v) };
             }
             x
@@ -86,7 +87,7 @@ fn rows_where_they_lie_give_the_bits_of_packed_ones() {
         let x = Bf16Activations::new(70, inputs, Taken::Once).unwrap();
         for r in 0..70 {
             let row: Vec<f32> = (0..inputs).map(|i| value(r * inputs + i + 1_000_000)).collect();
-            // SAFETY: one thread, rows below the number asked for.
+            // SAFETY: single-threaded; row indices are below the allocated count.
             unsafe { x.write_row(Level::detect(), r, &row) };
         }
         for part in 0..3 {

@@ -1,4 +1,8 @@
-//! bf16 on the tile unit: two tiles of rows times two panels, or one of each where there are no more.
+//! bf16 GEMM on AMX: two row tiles x two panels per step, or fewer at the edges.
+//!
+//! Tile registers: 0 to 3 accumulate, 4 holds activations, 5 holds weights. No more are used than
+//! necessary; see `docs/kernels.md`. With one row tile (decode) the kernel is memory-bound and
+//! prefetches weights into L2.
 
 use super::Bf16Activations;
 use super::many::PANELS;
@@ -13,10 +17,11 @@ use std::ops::Range;
 #[repr(C, align(64))]
 struct Sums([[[f32; LANES]; TILE]; 4]);
 
-/// Some panels times some rows, which begin with a tile.
+/// `out = panels x rows`. `rows.start` must be a multiple of the tile height.
 ///
 /// # Safety
-/// Tiles must be permitted, the panels and the rows exist, and nobody else may write their outputs meanwhile.
+/// AMX must be permitted, the panels and rows must exist, and no other thread may write their
+/// outputs concurrently.
 pub(super) unsafe fn panels(
     w: &PanelReader<'_, '_, Floats>,
     [one, two, ..]: &mut [Room; PANELS],
@@ -64,13 +69,14 @@ pub(super) unsafe fn panels(
     }
 }
 
-/// How far ahead of a tile memory is asked for, in bytes: the half of it that is read last, and half of the next.
+/// Software prefetch distance in bytes: the second half of this tile and the first half of the
+/// next.
 const AHEAD: usize = 512;
 
-/// Products of `T` tiles of rows with `P` panels.
+/// Computes the products of `T` row tiles with `P` panels into `sums[2 * tile + panel]`.
 ///
 /// # Safety
-/// Tiles must be configured, and the panels and the tiles of rows exist.
+/// AMX tiles must be configured; the panels and row tiles must exist.
 unsafe fn dot<const T: usize, const P: usize>(
     b: [*const u8; 2],
     x: &Bf16Activations,
@@ -79,7 +85,7 @@ unsafe fn dot<const T: usize, const P: usize>(
 ) {
     // SAFETY: all tiles lie within the panels, the activations and the sums.
     unsafe {
-        // As few registers as it takes: see `docs/kernels.md`.
+        // Uses as few tile registers as possible; see `docs/kernels.md`.
         tile_zero!(0);
         if P == 2 {
             tile_zero!(1);
@@ -93,7 +99,7 @@ unsafe fn dot<const T: usize, const P: usize>(
         for step in 0..x.steps {
             let at = x.weights_of(step);
             if T == 1 {
-                // Few rows wait for memory, not for the tiles.
+                // One row tile is memory-bound.
                 b.iter().take(P).for_each(|b| ask_tile(Near::Second, b.wrapping_add(at + AHEAD)));
             }
             tile_load!(4, x.tile(tile, step), 64);

@@ -1,4 +1,9 @@
-//! How the numbers of a matrix that is computed in f32 are kept: as narrow as they came, which loses nothing.
+//! Storage width of weights that are multiplied in f32: f32, bf16, f16, FP8 E4M3 or MXFP4, all
+//! without loss.
+//!
+//! A panel is a sequence of parts of `PART` inputs x 16 outputs. `put_row` packs, `Width::open`
+//! dequantizes one part to f32. The tests check `put` and `open` against `kvasir_formats::encoding`
+//! at every ISA level.
 
 use super::{nibbles, octets};
 use crate::Level;
@@ -7,29 +12,30 @@ use crate::level::per_level;
 use crate::tile::LANES;
 use kvasir_formats::DType;
 
-/// Inputs that are opened together, and share a scale where there are some.
+/// Inputs that are dequantized together; also the block size of the formats with scales.
 pub(crate) const PART: usize = 32;
 
-/// What a number takes.
+/// Storage format of one weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
     /// f32.
     Whole,
-    /// The upper half of an f32.
+    /// bf16.
     Bf16,
     /// f16.
     Half,
-    /// Floats of eight bits, a scale for each 32 inputs of an output.
+    /// FP8 E4M3 with an f32 scale per 32 inputs of an output.
     Octet,
-    /// Floats of four bits, a power of two for each 32 inputs of an output.
+    /// MXFP4: E2M1 with a power-of-two scale per 32 inputs of an output.
     Nibble,
 }
 
-/// Some inputs' numbers of a panel's outputs.
+/// One dequantized part: `[input][output]`.
 pub(crate) type Opened = [[f32; LANES]; PART];
 
 impl Width {
-    /// That of numbers that came in this encoding, whose scales, if they have some, are part of it.
+    /// The narrowest lossless width for weights stored as `dtype`. Scales must be part of the
+    /// encoding, not of another tensor.
     pub(crate) fn of(dtype: DType) -> Self {
         match dtype {
             DType::BF16 => Self::Bf16,
@@ -49,7 +55,7 @@ impl Width {
         }
     }
 
-    /// Writes one output's numbers into its panel's part.
+    /// Encodes one output's 32 values into lane `lane` of a part.
     #[inline(always)]
     fn put(self, lane: usize, values: &[f32; PART], part: &mut [u8]) {
         match self {
@@ -72,7 +78,7 @@ impl Width {
         }
     }
 
-    /// Opens a part.
+    /// Dequantizes a part.
     #[inline(always)]
     pub(crate) fn open(self, level: Level, part: &[u8], out: &mut Opened) {
         #[cfg(target_arch = "x86_64")]
@@ -129,7 +135,7 @@ fn put_row_body(width: Width, lane: usize, values: &[f32], panel: &mut [u8]) {
 }
 
 per_level! {
-    /// Writes one output's numbers into its panel.
+    /// Encodes one output's row into lane `lane` of its panel, zero-padded to whole parts.
     put_row(width: Width, lane: usize, values: &[f32], panel: &mut [u8]) => put_row_body
 }
 
@@ -138,7 +144,7 @@ mod tests {
     use super::*;
     use kvasir_formats::encoding;
 
-    /// Checks what each level opens of a part.
+    /// Checks that every ISA level dequantizes `part` to `values(lane, input)`.
     fn check(width: Width, part: &[u8], values: impl Fn(usize, usize) -> f32) {
         for level in Level::available() {
             let mut out = [[f32::NAN; LANES]; PART];
@@ -178,7 +184,7 @@ mod tests {
 
     #[test]
     fn floats_of_eight_bits_are_their_codes_times_their_scales() {
-        // Scales of which products are subnormal, infinite and no numbers, too.
+        // Includes scales whose products are subnormal, infinite or NaN.
         for scale in [1.0, 0.012_345, -3.7e-5, 2f32.powi(-126), 1e-44, 1e37, f32::INFINITY, f32::NAN] {
             for from in (0..=255u8).step_by(PART) {
                 let code = |lane: usize, i: usize| from + ((i + lane) % PART) as u8;
