@@ -2,13 +2,13 @@
 //!
 //! | precision and stored type | kernel family |
 //! |---|---|
-//! | `Exact`, router weights, or stored f32 | f32 panels at the stored width (FP8 and MXFP4 codes stay as they are) |
+//! | `Exact`, router weights, or stored f32 | f32 panels at the stored width (FP8, MXFP4: codes) |
 //! | `Close`, not stored as bf16 | f32 panels |
 //! | block-quantized integers (GGUF types, MXFP4) | integer panels |
 //! | all else | bf16 panels |
 //!
-//! Matrices whose rows are whole stored rows are read in place until they are packed in the
-//! background (`where_they_lie`); transposed or strided views are dequantized as a whole first
+//! Matrices whose rows are whole stored rows are read in place until they are packed, a part at
+//! each step (`where_they_lie`). Transposed or strided views are dequantized as a whole first
 //! (`pack_dense`). Pages of the file are released once a matrix is packed.
 
 use crate::Team;

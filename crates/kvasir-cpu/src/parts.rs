@@ -56,7 +56,7 @@ impl<'a> Parts<'a> {
     /// No other reference to any of it may exist.
     #[allow(clippy::mut_from_ref)] // as above
     pub(crate) unsafe fn row(&self, row: usize) -> &mut [f32] {
-        // SAFETY: as the caller vouches.
+        // SAFETY: upheld by the caller.
         unsafe { self.part(row, 0, self.stride) }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) unsafe fn add_products(
 ) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx512Vnni {
-        // SAFETY: the level was found on this machine; the caller's rows.
+        // SAFETY: the level was detected on this machine; the caller's rows.
         return unsafe { v512::add(rows, columns, sums) };
     }
     // SAFETY: the caller's rows.
@@ -95,7 +95,7 @@ mod v512 {
     const FEW: usize = 4;
 
     /// # Safety
-    /// As for [`super::add_products`], and the machine must have the instructions.
+    /// As for [`super::add_products`], and the CPU must support the target features.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) unsafe fn add(rows: Lying, columns: &[[f32; LANES]], sums: &mut [[f32; LANES]]) {
         let mut n = 0;

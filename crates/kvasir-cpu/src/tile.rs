@@ -24,9 +24,10 @@ pub(crate) fn transpose(level: Level, from: &Tile, to: &mut Tile) {
 /// Transposes 16 rows of 16 words into a tile. Words keep their bytes.
 ///
 /// # Safety
-/// 64 bytes must be readable at each of `rows`, and 1,024 be writable at `to`; none need be aligned.
+/// 64 bytes must be readable at each of `rows`, and 1,024 be writable at `to`, all possibly
+/// unaligned.
 pub(crate) unsafe fn transpose_rows(level: Level, rows: &[*const u8; LANES], to: *mut u8) {
-    // SAFETY: the level was found on this machine; the caller's memory.
+    // SAFETY: the level was detected on this machine; the caller's memory.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         match level {
@@ -52,7 +53,7 @@ mod vectors {
     macro_rules! transpose {
         ($vectors:ident, $features:literal) => {
             /// # Safety
-            /// As for [`super::transpose_rows`], and the machine must have the instructions.
+            /// As for [`super::transpose_rows`], and the CPU must support the target features.
             #[target_feature(enable = $features)]
             pub(super) unsafe fn $vectors(rows: &[*const u8; LANES], to: *mut u8) {
                 use crate::vectors::$vectors::*;

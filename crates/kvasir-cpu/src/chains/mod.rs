@@ -1,4 +1,5 @@
 //! bf16 GEMM micro-kernel for CPUs without AMX, bit-identical to the AMX instruction `tdpbf16ps`.
+//! The bf16 GEMM and attention (`Q K^T` and `P V`) use it.
 //!
 //! `C[16 x 16] += A[16 x 32] B[32 x 16]` per step. Summation order, identical at every ISA level:
 //!
@@ -47,7 +48,7 @@ impl Rows {
     pub(crate) unsafe fn open(&mut self, level: Level, base: *const u8, stride: usize) {
         #[cfg(target_arch = "x86_64")]
         if level == Level::Avx512Bf16 {
-            // SAFETY: the level was found on this machine; the caller's rows.
+            // SAFETY: the level was detected on this machine; the caller's rows.
             return unsafe { dots::open_rows(self, base, stride) };
         }
         // SAFETY: the caller's rows.
@@ -72,7 +73,7 @@ impl Columns {
     /// 1024 bytes must be readable at `tile`.
     pub(crate) unsafe fn open(&mut self, level: Level, tile: *const u8) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the level was found on this machine; the caller's tile.
+        // SAFETY: the level was detected on this machine; the caller's tile.
         unsafe {
             match level {
                 Level::Avx512Bf16 => return dots::open_columns(self, tile),
@@ -88,7 +89,7 @@ impl Columns {
 /// `sums[row] += rows[row] * columns` for the first `sums.len()` rows, a multiple of eight.
 pub(crate) fn multiply(level: Level, rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the level was found on this machine.
+    // SAFETY: the level was detected on this machine.
     unsafe {
         match level {
             Level::Avx512Bf16 => return dots::multiply(rows, columns, sums),

@@ -163,7 +163,7 @@ pub(crate) fn matmul_f32(team: &Team, level: Level, w: &F32Panels, x: (&[f32], u
             for ((panel, room), n) in panels.iter_mut().zip(&mut unused).zip(there.clone()) {
                 *panel = reader.panel(n, room);
             }
-            // SAFETY: the outputs are this piece of work's own.
+            // SAFETY: the outputs are exclusive to this work item.
             unsafe { f32_panels(level, w.kind, &panels[..there.len()], x, first, level, out) };
         });
     });

@@ -64,7 +64,7 @@ thread_local! {
 /// matrix, times at most [`BLOCK`] rows. `rows.start` must be a multiple of the tile height.
 ///
 /// # Safety
-/// The panels and the rows must exist, and nobody else may write their outputs meanwhile.
+/// The panels and the rows must exist, and no other thread may write their outputs concurrently.
 pub(crate) unsafe fn panels(
     level: Level,
     (panels, bytes): (&[*const u8], usize),

@@ -79,7 +79,7 @@ unsafe fn vector_panel_body(tiles: &[u8], x: &Bf16Activations, first: usize, row
     let mut row = 0;
     while row < rows {
         let n = (rows - row).min(4);
-        // SAFETY: as the caller vouches.
+        // SAFETY: upheld by the caller.
         unsafe {
             match n {
                 1 => some::<1>(tiles, x, first, row, out),
@@ -96,7 +96,7 @@ per_level! {
     /// GEMV kernel: one panel times all rows; `first` is the index of the panel's first output.
     ///
     /// # Safety
-    /// The rows must exist, and nobody else may write these outputs meanwhile.
+    /// The rows must exist, and no other thread may write these outputs concurrently.
     unsafe vector_panel(tiles: &[u8], x: &Bf16Activations, first: usize, rows: usize, out: &Output<'_>) => vector_panel_body
 }
 
@@ -145,7 +145,7 @@ fn few_rows(
         MADE.with_borrow_mut(|[made, ..]| {
             for n in item * group..all.min((item + 1) * group) {
                 let tiles = w.panel(n, made);
-                // SAFETY: the rows exist; the outputs are this piece of work's own.
+                // SAFETY: the rows exist; the outputs are exclusive to this work item.
                 unsafe { vector_panel(level, tiles, x, n * LANES, out.rows(), out) };
             }
         });
@@ -170,7 +170,7 @@ fn many_rows(
             let mut at = [std::ptr::null(); many::PANELS];
             let some = at.iter_mut().zip(made).zip(first..all.min(first + many::PANELS));
             let n = some.map(|((at, room), panel)| *at = w.panel(panel, room).as_ptr()).count();
-            // SAFETY: the panels exist, and so do the rows; the outputs are this piece of work's own.
+            // SAFETY: the panels and rows exist; the outputs are exclusive to this work item.
             unsafe { many::panels(level, (&at[..n], w.panels.kind.panel_bytes()), x, first, rows, out) };
         });
     });

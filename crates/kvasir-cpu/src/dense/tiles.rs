@@ -30,7 +30,7 @@ pub(super) unsafe fn panels(
     rows: Range<usize>,
     out: &Output<'_>,
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: upheld by the caller.
     let _tiles = unsafe { Tiles::configure() };
     let mut sums = Sums([[[0.0; LANES]; TILE]; 4]);
     let mut panel = panels.start;

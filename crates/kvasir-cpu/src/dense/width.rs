@@ -84,7 +84,7 @@ impl Width {
         #[cfg(target_arch = "x86_64")]
         if level >= Level::Avx512Vnni {
             match self {
-                // SAFETY: the level says that the machine has the instructions.
+                // SAFETY: the level implies the instructions.
                 Self::Octet => return unsafe { octets::open_512(part, out) },
                 // SAFETY: as above.
                 Self::Nibble => return unsafe { nibbles::open_512(part, out) },

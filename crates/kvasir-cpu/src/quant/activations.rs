@@ -1,3 +1,17 @@
+//! Int8 activations: the quantized operand of the integer GEMM and GEMV, in AMX tile layout.
+//!
+//! Symmetric quantization with one f32 scale per row and superblock of 256 inputs. The rule looks
+//! at one superblock of one row only, so a row's codes do not depend on the batch. Negated sums of
+//! codes are stored with them: they replace the products with mins and undo the `lift` of unsigned
+//! weights.
+//!
+//! Per tile (16 rows) and superblock:
+//!
+//! - 4 KiB of codes: four steps of 64 inputs, 16 rows x 64 bytes each;
+//! - 16 scales, and `Sums` for each row;
+//! - one bf16 tile with the sums of 16 inputs, each as two exact parts, for AMX;
+//! - `Words` (16-bit codes), for the first `FEW` rows of the batch only.
+
 use super::format::{Format, SUPER};
 use super::quantise::{Places, quantise};
 use crate::Level;
@@ -5,11 +19,7 @@ use crate::buffer::Buffer;
 use crate::tile::TILE;
 use std::io;
 
-/// Rows of activations as 8-bit integers, one scale per row and superblock, in tiles of 16 rows. The rule is fixed and looks at one row's
-/// superblock alone, so a row's numbers do not depend on what else is in the batch.
-///
-/// Per tile and superblock: four kilobytes of integers (four steps of 64 inputs, 16 rows × 64 bytes each), 16 scales, each row's
-/// [sums](Sums), and a bf16 tile whose rows hold those of 16 inputs as two exact parts. The first rows also lie in [words](Words).
+/// Rows of int8 activations; the module documentation has the layout.
 pub(crate) struct QuantActivations {
     pub(crate) supers: usize,
     tiles: usize,
@@ -20,32 +30,34 @@ pub(crate) struct QuantActivations {
     words: Buffer,
 }
 
-/// A row's superblock as kernels of few rows want it for weights of 16 bits: of each four integers the first and the third, then those between.
+/// A row's superblock as 16-bit integers, for GEMV with 6-bit weights: of each four codes the first
+/// and third, then the second and fourth.
 pub(super) type Words = [[[i16; 2]; SUPER / 4]; 2];
 
-/// Rows that can be few: more are multiplied otherwise.
+/// Largest row count of the GEMV kernels.
 pub(super) const FEW: usize = 4;
 
-/// The negated sums of a row's superblock of integers.
+/// Negated sums of the codes of one row and superblock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C, align(64))]
 pub(crate) struct Sums {
-    /// Of 16 inputs each.
+    /// Per 16 inputs.
     pub(super) of_16: [i16; SUPER / 16],
-    /// Of 32 inputs each.
+    /// Per 32 inputs.
     pub(super) of_32: [i16; SUPER / 32],
-    /// Of all inputs, 128 times: what weights that are [lifted](Format::lift) by so much must lose again.
+    /// 128 times the sum over all inputs: the correction for weights that are
+    /// [lifted](Format::lift) by 128.
     pub(super) lifted: i32,
 }
 
 impl Sums {
-    /// Those of the format's sub-blocks.
+    /// The sums per sub-block of the format.
     #[inline(always)]
     pub(super) fn of_subs(&self, f: Format) -> &[i16] {
         if f.sub == 32 { &self.of_32 } else { &self.of_16 }
     }
 
-    /// Those of two neighbouring sub-blocks in one word, the first in the low half.
+    /// The sums of sub-blocks `2 two` and `2 two + 1` in one word, the first in the low half.
     #[inline(always)]
     pub(super) fn pair(&self, f: Format, two: usize) -> i32 {
         let sums = self.of_subs(f);
@@ -54,7 +66,7 @@ impl Sums {
 }
 
 impl QuantActivations {
-    /// Room for `rows` rows of `inputs` numbers.
+    /// Allocates `rows` rows of `inputs` numbers.
     pub(crate) fn new(rows: usize, inputs: usize) -> io::Result<Self> {
         let (tiles, supers) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(SUPER));
         let n = tiles * supers;
@@ -65,12 +77,14 @@ impl QuantActivations {
             scales: Buffer::in_large_pages(n * 64)?,
             sums: Buffer::in_large_pages(n * TILE * size_of::<Sums>())?,
             parts: Buffer::in_large_pages(n * 1024)?,
-            // Rows are at least two tiles, so this many superblocks at most however they are reshaped.
+            // There are at least two tiles, so this bounds the superblocks of a row whatever
+            // `reshape` makes of them.
             words: Buffer::in_large_pages(n / 2 * size_of::<[Words; FEW]>())?,
         })
     }
 
-    /// The same room for so many rows of another length, which must fit.
+    /// Reinterprets the same memory as at least `rows` rows of `inputs` numbers. Panics if they do
+    /// not fit.
     pub(crate) fn reshape(&mut self, inputs: usize, rows: usize) {
         let supers = inputs.div_ceil(SUPER);
         self.tiles = (self.codes.len() / 4096 / supers.max(1)) & !1;
@@ -78,7 +92,7 @@ impl QuantActivations {
         assert!(self.takes(rows), "rows fit");
     }
 
-    /// Whether there is room for so many rows.
+    /// Whether `rows` rows fit.
     pub(crate) fn takes(&self, rows: usize) -> bool {
         rows <= self.tiles * TILE
     }
@@ -88,48 +102,48 @@ impl QuantActivations {
         tile * self.supers + s
     }
 
-    /// Four tiles of integers.
+    /// Four tiles of int8 codes.
     pub(crate) fn codes(&self, tile: usize, s: usize) -> *const i8 {
         self.codes.ptr().wrapping_add(self.at(tile, s) * 4096).cast()
     }
 
-    /// 16 scales.
+    /// 16 scales, one per row of the tile.
     pub(crate) fn scales(&self, tile: usize, s: usize) -> *const f32 {
         self.scales.ptr().wrapping_add(self.at(tile, s) * 64).cast()
     }
 
-    /// Those of 16 rows.
+    /// The sums of the tile's 16 rows.
     pub(crate) fn sums(&self, tile: usize, s: usize) -> *const Sums {
         self.sums.ptr().cast::<Sums>().wrapping_add(self.at(tile, s) * TILE)
     }
 
-    /// One tile: 16 rows of 32 bf16.
+    /// One bf16 tile of sums: 16 rows x 32 numbers.
     pub(crate) fn parts(&self, tile: usize, s: usize) -> *const u8 {
         self.parts.ptr().wrapping_add(self.at(tile, s) * 1024)
     }
 
-    /// One of the first rows'; those of the rows after it follow.
+    /// The 16-bit codes of one of the first [`FEW`] rows; the following rows are contiguous.
     pub(super) fn words(&self, row: usize, s: usize) -> *const Words {
         debug_assert!(row < FEW && s < self.supers);
         self.words.ptr().cast::<Words>().wrapping_add(s * FEW + row)
     }
 
-    /// Writes row `row` from `x`.
+    /// Quantizes `x` into row `row`.
     ///
     /// # Safety
-    /// No other thread may use the same row meanwhile, and there must be room for it.
+    /// No other thread may access the same row concurrently, and `takes(row + 1)` must hold.
     pub(crate) unsafe fn write_row(&self, level: Level, row: usize, x: &[f32]) {
         let (whole, rest) = x.as_chunks::<SUPER>();
         let mut last = [0f32; SUPER];
         last[..rest.len()].copy_from_slice(rest);
         let parts = whole.iter().chain((!rest.is_empty()).then_some(&last));
         for (s, part) in parts.enumerate().take(self.supers) {
-            // SAFETY: as the caller vouches.
+            // SAFETY: upheld by the caller.
             unsafe { self.write_super(level, row, s, part) };
         }
     }
 
-    /// Writes superblock `s` of row `row`.
+    /// Quantizes superblock `s` of row `row`.
     ///
     /// # Safety
     /// As for [`write_row`](Self::write_row), for this superblock.

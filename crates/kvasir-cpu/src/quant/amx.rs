@@ -1,9 +1,15 @@
-//! Many rows on the tile unit.
+//! Integer GEMM on AMX (`tdpbssd`): a pair of panels times a block of rows.
 //!
-//! Superblocks are the outer loop: two panels' opened superblocks stay in the first-level cache while all rows of a block pass, because
-//! tile products outrun the second-level cache. A tile of rows meets two panels, in four tile registers: those that are not used are room for
-//! results on their way, of which there is little while the core's other thread is at work.
-//! The last superblock's sums go straight to their places, two panels' side by side: rows lie pages apart, and a line alone is dear.
+//! Loop nest: superblocks outside, row tiles inside. Two panels' unpacked superblocks (10 KiB) stay
+//! in L1 while all row tiles of the block pass, because tile products outrun L2 bandwidth. Software
+//! pipeline: while the tile unit multiplies row tile `t`, vector code scales and accumulates the
+//! products of tile `t - 1`, and weights of the next superblock are prefetched.
+//!
+//! - Four tile registers are used (two accumulators, one per operand). Unused registers leave room
+//!   for results in flight, which is scarce while the sibling hyperthread is busy.
+//! - Mins are multiplied by activation sums as one extra bf16 tile product, which is exact.
+//! - The last superblock's sums go straight to the output, both panels side by side: output rows
+//!   lie pages apart, and storing single cache lines is expensive.
 
 use super::activations::QuantActivations;
 use super::format::Format;
@@ -17,19 +23,21 @@ use crate::tile::{LANES, TILE};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Bytes of one opened superblock: four tiles of weights, one of mins, then the units and dmin as floats.
+/// Bytes of one unpacked superblock: four weight tiles, one tile of mins, then the f32 units and
+/// dmin.
 const OPENED: usize = 4 * 1024 + 1024 + 128;
 const MINS: usize = 4 * 1024;
 const SCALES: usize = MINS + 1024;
 
-/// Bytes of a tile of rows' products with two panels.
+/// Bytes of the products of a row tile with two panels.
 const PRODUCTS: usize = 2 * 1024;
 
-/// What a thread works in, besides the sums.
+/// Per-thread scratch memory, besides the sums in `pairs::Room`.
 #[repr(C, align(64))]
 pub(super) struct Room {
     opened: [[u8; OPENED]; 2],
-    /// Products of a tile of rows with two panels, waiting to be put together, then those of mins.
+    /// Products of a row tile with two panels (double-buffered until they are folded), followed by
+    /// those of mins.
     products: [[u8; 4 * 1024]; 2],
 }
 
@@ -37,14 +45,16 @@ impl Room {
     pub(super) const NONE: Self = Self { opened: [[0; OPENED]; 2], products: [[0; 4 * 1024]; 2] };
 }
 
-/// Eighths of what is opened next that memory is asked for while something is opened; the rest is asked for beside the first products.
-/// Who asks for more than a core can wait for is held up, so it is spread over all the time there is.
+/// Eighths of the next superblock that are prefetched during unpacking; the rest is prefetched
+/// beside the first products. A core stalls on more outstanding prefetches than it has fill
+/// buffers, so they are spread out.
 const ASKED_IN_OPENING: usize = 3;
 
-/// Opens one superblock of a panel into `to`, and asks memory for some of the `next` one.
+/// Unpacks one superblock of a panel to int8 tiles in `to`, and prefetches part of the `next` one.
 ///
 /// # Safety
-/// The machine must have the instructions, `block` be a superblock of the layout, and `to` be 64-byte aligned with room for [`OPENED`] bytes.
+/// The CPU must support the target features. `block` must be a superblock of the layout, and `to`
+/// must be 64-byte aligned with room for [`OPENED`] bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) {
     let f = L::FORMAT;
@@ -64,7 +74,8 @@ unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) 
     }
 }
 
-/// The tile of mins: row i holds those of sub-blocks 2i and 2i + 1 (of 16 inputs) as bf16, twice.
+/// Writes the bf16 tile of mins: row `i` holds those of sub-blocks `2i` and `2i + 1` (of 16
+/// inputs), repeated in row `i + 8`.
 ///
 /// # Safety
 /// `block` must be a superblock of the format, and `to` be 64-byte aligned with room for a tile.
@@ -87,12 +98,12 @@ unsafe fn open_mins(f: Format, block: *const u8, to: *mut u8) {
     }
 }
 
-/// A pair of panels times a block of at most [`BLOCK`] rows, as [`super::pairs::panels`] says.
+/// `pairs::panels` on AMX: a pair of panels times a block of at most [`BLOCK`] rows.
 ///
-/// While the tile unit works on a tile of rows, the vectors put the products of the one before together.
+/// While the tile unit works on one row tile, vector code folds the products of the one before.
 ///
 /// # Safety
-/// As there: tiles must be configured, and the machine have the instructions.
+/// As there; AMX tiles must be configured, and the CPU must support the target features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn panels<L: Layout, const P: usize>(
     pair: &Pair<P>,
@@ -110,10 +121,10 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     let (tile, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
     for block in 0..blocks {
         let (s, last) = (block / f.planes, block + 1 == blocks);
-        // Puts together the products of tile `t` of the rows with panel `p`.
+        // Scales and accumulates the products of row tile `t` with panel `p`.
         let fold = |t: usize, p: usize| {
-            // SAFETY: the products were stored a tile ago; the sums are those of the tile's rows, which are all there if they go to
-            // their places.
+            // SAFETY: the products were stored one tile ago. The sums are those of the tile's rows,
+            // all of which exist if they go to the output.
             unsafe {
                 let from = products[t % 2].add(p * 1024);
                 let sums = sums[p].add(t * TILE).cast::<f32>();
@@ -125,16 +136,18 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                 fold_tile::<L>(from, opened[p].add(SCALES), x.scales(tile + t, s), before, to);
             }
         };
-        // What is opened next: the panels' next superblocks, in the end those of the panels that are multiplied next.
+        // Unpacked next: the panels' next superblocks, at the end the first ones of the next
+        // panels.
         let next: [*const u8; P] = std::array::from_fn(|p| pair.at(p, block + 1, blocks, f.bytes()));
-        // SAFETY: superblocks of panels, and `s` of rows; products have room for a tile of rows.
+        // SAFETY: superblocks of the panels, and superblock `s` of the rows; products have room for
+        // a row tile.
         unsafe {
             for p in 0..P {
                 open_super::<L>(pair.at(p, block, blocks, f.bytes()), next[p], opened[p]);
             }
             for t in 0..tiles {
                 let beside = |step: usize| {
-                    // Beside the first two tiles, where there are two.
+                    // Spread the prefetches over the first two row tiles, if there are two.
                     let at = if tiles == 1 { step * 2..step * 2 + 2 } else { t * 4 + step..t * 4 + step + 1 };
                     if at.end <= 8 {
                         let asked = |at| 8 * ASKED_IN_OPENING + (8 - ASKED_IN_OPENING) * at;
@@ -152,17 +165,19 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
         (0..P).for_each(|p| fold(tiles - 1, p));
     }
     let Some((out, first)) = out else { return };
-    // Rows of a tile that is not full.
+    // The rows of a partial last tile.
     for r in rows.len() / TILE * TILE..rows.len() {
         // SAFETY: the caller's outputs.
         (0..P).for_each(|p| unsafe { out.store(rows.start + r, first + p * LANES, &room.sums[p][r]) });
     }
 }
 
-/// Multiplies a tile of rows with `P` panels' open superblocks and stores the products, a tile for each; does what is to be done beside.
+/// Multiplies a row tile by `P` panels' unpacked superblocks and stores one product tile per panel.
+/// Calls `beside(step)` after each of the four steps, to overlap other work.
 ///
 /// # Safety
-/// Tiles must be configured, `x` be four tiles, and there be room for the products of two panels.
+/// AMX tiles must be configured, `x` must be four tiles, and `to` must have room for two panels'
+/// products.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn multiply<const P: usize>(x: *const i8, opened: [*mut u8; P], to: *mut u8, beside: impl Fn(usize)) {
@@ -187,10 +202,10 @@ unsafe fn multiply<const P: usize>(x: *const i8, opened: [*mut u8; P], to: *mut 
     }
 }
 
-/// The same for sums of activations and mins, exact in bf16 and f32.
+/// Multiplies activation sums by mins as bf16 tiles, exact in bf16 and f32.
 ///
 /// # Safety
-/// As for [`multiply`], but `parts` is one tile, and the room is behind that of the others.
+/// As for [`multiply`], but `parts` is one tile, and the products follow those of the weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn multiply_mins<L: Layout, const P: usize>(parts: *const u8, opened: [*mut u8; P], to: *mut u8) {
@@ -214,10 +229,10 @@ unsafe fn multiply_mins<L: Layout, const P: usize>(parts: *const u8, opened: [*m
     }
 }
 
-/// Stores the tiles of products of a tile of rows.
+/// Stores the product tiles of a row tile.
 ///
 /// # Safety
-/// Tiles must be configured, and there be room for those of `P` panels.
+/// AMX tiles must be configured, and `to` must have room for `P` product tiles.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn store<const P: usize>(to: *mut u8) {
@@ -230,11 +245,12 @@ unsafe fn store<const P: usize>(to: *mut u8) {
     }
 }
 
-/// Puts the products of a tile together, adds the sums `before`, and writes them `to` their place.
+/// Folds a product tile: scales the products, subtracts mins, adds the sums `before`, and stores
+/// the result in `to`.
 ///
 /// # Safety
-/// The products must be there and aligned, as [`multiply`] and [`multiply_mins`] have stored them, `scales` be those of the opened superblock, and there be
-/// 16 rows' scales, sums and places.
+/// The products must have been stored by [`multiply`] and [`multiply_mins`], aligned. `scales` must
+/// be those of the unpacked superblock, and 16 rows' scales, sums and destinations must exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn fold_tile<L: Layout>(
@@ -244,7 +260,7 @@ unsafe fn fold_tile<L: Layout>(
     before: Option<*const f32>,
     to: Place,
 ) {
-    // SAFETY: one tile of products, and its rows of the activations' scales, of the sums, and of the place.
+    // SAFETY: one tile of products, with the scales, sums and destinations of its rows.
     unsafe {
         let units = _mm512_load_ps(scales.cast());
         let dmin = _mm512_load_ps(scales.add(64).cast());

@@ -1,5 +1,16 @@
-//! Few rows: weights are opened in registers and multiplied with up to four rows at once. Codes of six bits become integers of 16 bits; those of four and
-//! five and what is stored open are multiplied as bytes.
+//! Integer GEMV for decode: weights are unpacked in registers and multiplied by up to four rows at
+//! once.
+//!
+//! Three inner loops, by format:
+//!
+//! - `lanes` (4- and 5-bit codes): table lookup (`pshufb`) of code x scale, a vector holds inputs
+//!   of a few outputs; words are summed across lanes at the end.
+//! - `fours` (8-bit, stored unpacked): byte dot products of four inputs x 16 outputs.
+//! - `pairs` (6-bit): 16-bit weights and `vpdpwssd` or `vpmaddwd`.
+//!
+//! GEMV is bound by memory bandwidth. The software prefetch distance is tuned at run time by
+//! `asking.rs`, one tuner per (row count, mins, code bits, panel length). One source is compiled
+//! for AVX-512 VNNI, AVX-VNNI and AVX2.
 
 use super::activations::{FEW, QuantActivations, Sums, Words};
 use super::format::Format;
@@ -8,15 +19,18 @@ use super::opening::PARTS;
 use crate::asking::{Ahead, Asking};
 use crate::tile::TILE;
 
-/// Ways to ask, by rows, whether there are mins, the bits of a code (the fewer bits and the more rows there are, the longer a line takes), and how long panels
-/// are: of codes of six bits, and of four with mins, those of 3,072 inputs are best asked for otherwise than those of 1,024.
+/// Prefetch tuners by row count, whether there are mins, bits of a code, and panel length: these
+/// change the time spent per cache line. For 6-bit codes, and 4-bit codes with mins, the best
+/// distance also depends on the panel length.
 static ASKING: [[[[Asking; LENGTHS]; 9]; 2]; 3] =
     [const { [const { [const { [const { Asking::new() }; LENGTHS] }; 9] }; 2] }; 3];
 
-/// Up to 256 inputs, below 1,024, 2,048 and so on, more.
+/// Classes of panel length by the logarithm of superblocks: up to 256 inputs, below 1,024, below
+/// 2,048, and so on.
 const LENGTHS: usize = 8;
 
-/// How memory is asked for where panels of so many superblocks meet so many rows: one, two or three, or more.
+/// The prefetch tuner for panels of `supers` superblocks and `rows` rows (classes: one, two or
+/// three, more).
 pub(super) fn asking(format: Format, supers: usize, rows: usize) -> &'static Asking {
     let rows = rows.max(1).ilog2().min(2) as usize;
     let length = (supers.max(1).ilog2() as usize).min(LENGTHS - 1);
@@ -30,10 +44,11 @@ macro_rules! kernels {
             use super::super::vectors::$vectors::*;
             use super::*;
 
-            /// One panel times rows `row .. row + N`, which must lie in one tile.
+            /// GEMV kernel: one panel times rows `row .. row + N`, which must lie in one tile.
             ///
             /// # Safety
-            /// The machine must have the instructions; `panel` must hold superblocks of layout `L`, and the rows exist.
+            /// The CPU must support the target features, `panel` must hold superblocks of layout
+            /// `L`, and the rows must exist.
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn dot<L: Layout, const N: usize>(
                 panel: *const u8,
@@ -48,13 +63,14 @@ macro_rules! kernels {
                 let ahead = asking(f, x.supers, N).ahead();
                 for at in 0..x.supers * f.planes {
                     let s = at / f.planes;
-                    // SAFETY: superblock `at` of the panel, and `s` of rows `r .. r + N` of the tile.
+                    // SAFETY: superblock `at` of the panel, superblock `s` of rows `r .. r + N` of
+                    // the tile.
                     unsafe {
                         let block = panel.add(at * f.bytes());
                         let codes = x.codes(tile, s).add(r * 64);
                         let all = &*x.sums(tile, s).add(r).cast::<[Sums; N]>();
                         for (half, sums) in sums.iter_mut().enumerate() {
-                            // Mins lie before codes: memory is read in order.
+                            // Mins are stored before codes: this keeps memory access sequential.
                             let mins = match f.has_min {
                                 true => of_mins::<L, N>(block, half, all),
                                 false => [zero(); N],
@@ -85,7 +101,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// A superblock's exact sums of weights times activations: weights that are opened first.
+            /// Exact sums of a superblock's weights times activations, for 6-bit codes unpacked to
+            /// 16 bits.
             ///
             /// # Safety
             /// `block` must point at a superblock of layout `L`.
@@ -114,10 +131,11 @@ macro_rules! kernels {
                 add_up(&totals)
             }
 
-            /// The same where a lane has inputs of one output: its words' sums are put together at the end.
+            /// Exact sums for codes stored by output: each lane holds inputs of one output, and its
+            /// words are added at the end.
             ///
             /// # Safety
-            /// As for [`pairs`], and `codes` must be those of `N` rows of a tile.
+            /// As for [`pairs`]; `codes` must be those of `N` rows of a tile.
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn lanes<L: Layout, const N: usize>(
@@ -130,7 +148,7 @@ macro_rules! kernels {
                 let mut words = [[zero(); 4]; N];
                 for part in 0..PARTS {
                     ask::<L, PARTS>(block, half, part, ahead);
-                    // SAFETY: the caller's superblock, and rows that are there.
+                    // SAFETY: the caller's superblock and rows.
                     unsafe {
                         let x = codes.add(part / 2 * 1024 + part % 2 * 32);
                         for four in 0..4 {
@@ -152,7 +170,8 @@ macro_rules! kernels {
                 totals
             }
 
-            /// The same of weights that are stored open. What is too much in each is taken out by the negated sums of activations.
+            /// Exact sums for weights that are stored unpacked. The negated sums of activations
+            /// take out the lift.
             ///
             /// # Safety
             /// As for [`lanes`].
@@ -171,7 +190,7 @@ macro_rules! kernels {
                 for i in 0..16 {
                     ask::<L, 16>(block, half, i, ahead);
                     for j in 0..4 {
-                        // SAFETY: line `4 i + j` of the superblock, and of rows that are there.
+                        // SAFETY: line `4 i + j` of the superblock; the caller's rows.
                         unsafe {
                             let w = stored::<L>(block, (half, i * 4 + j), lift::<L>());
                             let x = codes.add(i / 4 * 1024 + i % 4 * 16 + j * 4).cast::<i32>();
@@ -185,13 +204,15 @@ macro_rules! kernels {
                 add_up(&totals)
             }
 
-            /// Sums in turn for so many rows.
+            /// Number of independent accumulators per row, which hide the latency of the dot
+            /// product.
             const fn chains(rows: usize) -> usize {
                 if rows < CHAINS { CHAINS / rows } else { 1 }
             }
 
             #[inline]
             #[target_feature(enable = $features)]
+            /// Adds up the independent accumulators.
             fn add_up<const N: usize>(totals: &[[Ints; N]; CHAINS]) -> [Ints; N] {
                 let mut all = totals[0];
                 for more in &totals[1..chains(N)] {
@@ -200,8 +221,9 @@ macro_rules! kernels {
                 all
             }
 
-            /// Asks memory for what lies ahead of part `i` of `OF`. Each has as many lines, so that nothing branches; what that is too much is the next superblock's,
-            /// and so is a last line that is not whole.
+            /// Prefetches ahead of part `i` of `OF`. Every part prefetches the same number of
+            /// lines, so the loop has no branches; the excess belongs to the next superblock, as
+            /// does a partial last line.
             #[inline]
             fn ask<L: Layout, const OF: usize>(block: *const u8, half: usize, i: usize, ahead: Ahead) {
                 let lines = const { (L::FORMAT.bytes() / 64).div_ceil(OF) };
@@ -210,7 +232,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// A superblock's exact sums of mins times negated sums of activations.
+            /// Exact sums of a superblock's mins times negated sums of activations.
             ///
             /// # Safety
             /// As for [`pairs`].

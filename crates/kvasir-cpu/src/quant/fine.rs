@@ -1,5 +1,8 @@
-//! Superblocks in two planes, out of any encoding: weights as 16 bits of a unit for 256 of them. A plane is a superblock of bytes like any other,
-//! so the kernels know nothing of it but that two of them meet the same activations.
+//! 16-bit weights for small matrices: two int8 planes per superblock, requantized from any
+//! encoding.
+//!
+//! `w = unit * (256 * high + low)`. Each plane is an ordinary superblock of unpacked bytes, so
+//! kernels need no special case: both planes meet the same activations, and their sums add up.
 
 use super::format::{Format, SUPER};
 use super::source::unit;
@@ -7,10 +10,10 @@ use crate::halves::high_half;
 use crate::panels::Encoded;
 use kvasir_formats::{DType, encoding};
 
-/// The largest number whose high byte, rounded, is still less than 128.
+/// Largest 16-bit code whose rounded high byte is still below 128.
 const MOST: f32 = 32_639.0;
 
-/// Writes both superblocks of `rows` into `out`. Weights that are not there, or are no numbers, are zero.
+/// Packs both planes of 256 inputs of `rows` into `out`. Absent weights and NaNs become zero.
 #[inline(always)]
 pub(super) fn pack(dtype: DType, rows: &Encoded<'_>, out: &mut [u8]) {
     let (high, low) = out.split_at_mut(Format::FINE.bytes());
@@ -25,7 +28,7 @@ pub(super) fn pack(dtype: DType, rows: &Encoded<'_>, out: &mut [u8]) {
         set_unit(high, lane, one * 256.0);
         set_unit(low, lane, one);
         for (i, w) in weights.iter().enumerate() {
-            // What is no number is cast to zero.
+            // The cast turns NaN into zero.
             let whole = (w * inverse).round_ties_even() as i32;
             let rounded = (whole + 128) >> 8;
             let at = Format::FINE.codes_at() + i / 4 * 64 + lane * 4 + i % 4;
@@ -35,6 +38,7 @@ pub(super) fn pack(dtype: DType, rows: &Encoded<'_>, out: &mut [u8]) {
 }
 
 #[inline(always)]
+/// Stores a lane's scale as bf16. `unit` must be exact in bf16.
 fn set_unit(plane: &mut [u8], lane: usize, unit: f32) {
     plane[lane * 2..lane * 2 + 2].copy_from_slice(&high_half(unit).to_le_bytes());
 }

@@ -1,5 +1,10 @@
-//! A gate and its partner in one piece of work: what they yield is activated and made integers while it is in the cache, and neither is ever
-//! stored as a value.
+//! Fused gate and up projection (SwiGLU) for GEMM: `out = act(gate x) * (up x)`, quantized to int8
+//! in cache.
+//!
+//! One work item is a superblock of 256 outputs x a block of rows. For each of its panels the gate
+//! and up panels are multiplied as a pair and activated; the finished superblock is quantized
+//! straight into the operand of the down projection. No f32 intermediate goes to memory. The bits
+//! equal those of the separate steps; `tests.rs` checks this.
 
 use super::activations::QuantActivations;
 use super::format::SUPER;
@@ -14,14 +19,14 @@ use kvasir_program::Activation;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Two matrices of one layout that take the same rows, and what joins their results.
+/// Gate and up matrices of one format and shape, and the activation that joins them.
 pub(crate) struct Gated<'w> {
     pub(crate) gate: &'w QuantPanels,
     pub(crate) up: &'w QuantPanels,
     pub(crate) activation: Activation,
 }
 
-/// One panel's activated results, and those of a superblock of outputs, row after row.
+/// Per-thread results: one activated panel, and a superblock of outputs for each row.
 struct Results {
     panel: Vec<f32>,
     rows: Vec<[f32; SUPER]>,
@@ -32,15 +37,15 @@ thread_local! {
 }
 
 impl Gated<'_> {
-    /// Whether this pays and works for so many rows.
+    /// Whether the fused kernel supports these matrices and pays for `rows` rows.
     pub(crate) fn takes(&self, level: Level, rows: usize) -> bool {
         pairs::takes(level, self.gate.kind.format, rows)
             && self.gate.kind.format == self.up.kind.format
             && (self.gate.kind.supers, self.gate.outputs) == (self.up.kind.supers, self.up.outputs)
     }
 
-    /// `to[row]` = the activation of both matrices times `x[row]`, as integers, for the first `rows` rows. The bits are those of the products, the
-    /// activation and the quantisation one after the other.
+    /// `to[row] = quantize(act(gate x[row]) * (up x[row]))` for the first `rows` rows. The bits are
+    /// those of product, activation and quantization one after the other.
     pub(crate) fn multiply(
         &self,
         team: &Team,
@@ -64,6 +69,7 @@ impl Gated<'_> {
         });
     }
 
+    /// Computes superblock `s` of the outputs for a block of rows.
     fn superblock(
         &self,
         level: Level,
@@ -80,7 +86,8 @@ impl Gated<'_> {
             let both = [gate.panel_at(panel, a), up.panel_at(panel, b)];
             let next = gate.packed_at(panel + 1).zip(up.packed_at(panel + 1));
             let pair = Pair { panels: both, next: next.map(<[_; 2]>::from) };
-            // SAFETY: the level takes so many rows, which exist, both panels have layout `L`, and blocks of rows begin with a tile.
+            // SAFETY: the level supports the row count, the rows exist and begin with a tile, and
+            // both panels have layout `L`.
             layouts::with_layout!(self.gate.kind.format, L => unsafe {
                 pairs::panels::<L, 2>(level, &pair, x, rows.clone(), room, None);
             });
@@ -99,12 +106,13 @@ impl Gated<'_> {
                 panels.clone().for_each(|panel| multiply(panel, made, room));
             });
         });
-        // Outputs past the last are none: a panel's weights past them are zeros, and so are the panels' that are not there.
+        // Outputs past the last are zero: padding weights of a panel are zero, and absent panels
+        // are cleared here.
         for row in &mut made.rows[..rows.len()] {
             row[panels.len() * LANES..].fill(0.0);
         }
         for (row, y) in rows.zip(&made.rows) {
-            // SAFETY: the piece of work has these rows' superblock to itself, and there is room for the rows.
+            // SAFETY: this work item alone writes this superblock of these rows, and the rows fit.
             unsafe { to.write_super(level, row, s, y) };
         }
     }

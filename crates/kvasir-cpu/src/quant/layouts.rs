@@ -1,13 +1,14 @@
-//! A type per layout, so that kernels are compiled for each.
+//! Static dispatch over formats: one zero-sized type per `Format`, so that kernels are
+//! monomorphized for each.
 
 use super::format::Format;
 
-/// A [`Format`] known when the kernel is compiled.
+/// A [`Format`] as a compile-time constant.
 pub(crate) trait Layout {
     const FORMAT: Format;
 }
 
-/// Names a type for each layout and runs `$body` with `$L` as the one that `$format` has.
+/// Runs `$body` with the type alias `$L` bound to the layout type of `$format`.
 macro_rules! with_layout {
     ($format:expr, $L:ident => $body:expr) => {{
         use $crate::quant::layouts::*;

@@ -1,8 +1,17 @@
-//! Many rows with products of four bytes, of 512 or 256 bits. A panel's superblock is opened once for a block of rows, into the first-level cache, beside
-//! the products of the one before; as many rows are multiplied at once as there are registers for their sums.
+//! Integer GEMM with vector dot products (AVX-512 VNNI, AVX-VNNI, AVX2): a pair of panels times a
+//! block of rows.
 //!
-//! One operand of a byte product is unsigned: weights that may be negative are stored with 128 added, which negated sums of activations take out again. Where
-//! there are no dot products of bytes, pairs of such products would not fit 16 bits; there weights stay signed, and their sizes are multiplied.
+//! 1. A panel's superblock is unpacked once per block of rows into L1 (`Opened`), double-buffered:
+//!    superblock `n + 1` is unpacked, and `n + 2` prefetched, between the dot products of the first
+//!    rows with superblock `n`.
+//! 2. As many rows are multiplied at once as there are registers for their sums; each product
+//!    broadcasts four codes.
+//! 3. `Work::add` scales the exact integer sums and adds them to the f32 sums.
+//!
+//! Unsigned x signed dot products (`vpdpbusd`): weights that may be negative are stored with 128
+//! added, and the negated sums of activations take the excess out. AVX2 has no such product, and
+//! pairs of lifted products would overflow `vpmaddubsw`; there weights stay signed, and `|w| *
+//! sign(x, w)` is multiplied.
 
 use super::activations::{QuantActivations, Sums};
 use super::layouts::Layout;
@@ -15,10 +24,10 @@ use crate::meanwhile::{self, Page};
 use crate::tile::{LANES, TILE};
 use std::ops::Range;
 
-/// Lines of a part.
+/// Cache lines per part.
 const LINES: usize = 8;
 
-/// One superblock of a panel, as the products take it. Mins are those of neighbouring sub-blocks.
+/// One unpacked superblock of a panel. A word of `mins` holds those of two neighboring sub-blocks.
 #[repr(C, align(64))]
 pub(super) struct Opened {
     weights: [[u8; 64]; 64],
@@ -39,38 +48,41 @@ macro_rules! kernels {
             use super::super::vectors::$vectors::*;
             use super::*;
 
-            /// Rows of a tile that are multiplied at once: the first, and those behind them.
+            /// Rows per register block: the first block of a tile, and the ones after it.
             const MOST: usize = $most;
             const LESS: usize = $less;
-            /// Whether something is asked for meanwhile.
+            /// Whether the KV cache of the next layer is prefetched alongside.
             const MEANWHILE: bool = meanwhile::gains(Level::$level);
 
-            /// Whether weights are multiplied where they lie: they are stored as products take them.
+            /// Whether weights are multiplied straight from the panel: they are stored as dot
+            /// products need them.
             const fn in_place<L: Layout>() -> bool {
                 L::FORMAT.is_open() && lift::<L>() == 128
             }
 
-            /// How many rows are multiplied at once from row `first` of a tile on, if `left` are left.
+            /// Rows of the next register block, from row `first` of a tile with `left` rows left.
             fn at_once(first: usize, left: usize) -> usize {
                 if first == 0 && left > LESS { MOST } else { LESS }
             }
 
-            /// A superblock that is opened a part at a time, while another one is multiplied: products leave half of the units for vectors idle.
+            /// A superblock that is unpacked part by part between the products of another one: dot
+            /// products leave half of the vector ports idle.
             struct Opening<'o> {
                 block: *const u8,
-                /// What comes behind it, which is asked for meanwhile.
+                /// The superblock after it, which is prefetched.
                 next: *const u8,
                 to: &'o mut Opened,
-                /// What is asked for beside the products that open it.
+                /// Page of the next layer's KV cache that is prefetched alongside.
                 meanwhile: Page,
             }
 
             impl Opening<'_> {
-                /// Asks for what comes later, beside line `line` of part `i` of what is multiplied: spread, for a core waits for some 50 lines at once, and
-                /// forgets what it is asked for beyond.
+                /// Prefetches beside line `line` of part `i`. Spread out, because a core tracks
+                /// some 50 outstanding lines and drops further prefetches.
                 #[inline(always)]
                 fn ask<L: Layout>(&self, i: usize, line: usize) {
-                    // As many lines for each part: which line asks for how many is known where the loop is unrolled.
+                    // A constant number of lines per part, so that the choice is resolved when the
+                    // loop is unrolled.
                     let each = const { L::FORMAT.bytes().div_ceil(64 * PARTS) };
                     (i * each + line..(i + 1) * each)
                         .step_by(LINES)
@@ -80,7 +92,7 @@ macro_rules! kernels {
                     }
                 }
 
-                /// Opens part `i` of [`PARTS`].
+                /// Unpacks part `i` of [`PARTS`].
                 ///
                 /// # Safety
                 /// `block` must be a superblock of the layout.
@@ -91,7 +103,7 @@ macro_rules! kernels {
                         return;
                     }
                     for half in 0..HALVES {
-                        // SAFETY: the caller's superblock; half a line is there to be written.
+                        // SAFETY: the caller's superblock; half a line is writable.
                         unsafe {
                             lines::<L>(self.block, (half, i), lift::<L>(), |line, bytes| {
                                 store(self.to.weights[line].as_mut_ptr().add(half * 32), bytes);
@@ -100,7 +112,7 @@ macro_rules! kernels {
                     }
                 }
 
-                /// Opens the rest: what belongs to all of it.
+                /// Unpacks what belongs to the whole superblock: d, dmin and mins.
                 ///
                 /// # Safety
                 /// As for [`part`](Self::part).
@@ -111,7 +123,8 @@ macro_rules! kernels {
                     let f = L::FORMAT;
                     for half in 0..HALVES {
                         let at = half * LANES / HALVES;
-                        // SAFETY: sub-blocks of the layout, and what begins it; as many numbers as a vector has.
+                        // SAFETY: sub-blocks and head of the layout; a vector's numbers are
+                        // writable.
                         unsafe {
                             store_floats(to.d.as_mut_ptr().add(at), units::<L>(block, half));
                             if f.has_min {
@@ -126,7 +139,7 @@ macro_rules! kernels {
                     }
                 }
 
-                /// Opens all of it.
+                /// Unpacks the whole superblock without overlap.
                 ///
                 /// # Safety
                 /// As for [`part`](Self::part).
@@ -143,10 +156,11 @@ macro_rules! kernels {
                 }
             }
 
-            /// The exact sums of `R` rows, whose activations are at `codes`, times a superblock's weights. Another superblock is opened beside the products.
+            /// Exact sums of `R` rows of activations times a superblock's weights. Unpacks another
+            /// superblock alongside.
             ///
             /// # Safety
-            /// So many rows of a tile must be there, and 64 lines of weights.
+            /// `codes` must have `R` rows of a tile, and `weights` 64 lines.
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn superblock<L: Layout, const R: usize>(
@@ -160,10 +174,10 @@ macro_rules! kernels {
                     let total = unlifted::<L>(&sums[n]);
                     totals.iter_mut().for_each(|totals| totals[n] = total);
                 }
-                // Where products and additions are apart the compiler must not know how many: it would unroll the loop, add products up before they meet their
-                // sums, and run out of registers.
+                // Without a fused dot product, the compiler must not know the trip count: it would
+                // unroll the loop, add products before they meet their sums, and spill registers.
                 let lines = if LIFT == 0 { std::hint::black_box(LINES) } else { LINES };
-                // SAFETY: all offsets are those of the superblock and of rows that are there.
+                // SAFETY: all offsets lie within the superblock and the caller's rows.
                 unsafe {
                     for part in 0..PARTS {
                         if let Some(opening) = &mut opening {
@@ -194,10 +208,12 @@ macro_rules! kernels {
                 totals
             }
 
-            /// A pair of panels times a block of at most [`BLOCK`] rows, as [`super::pairs::panels`] says.
+            /// `pairs::panels` with vector dot products: a pair of panels times a block of at most
+            /// [`BLOCK`] rows.
             ///
             /// # Safety
-            /// The machine must have the instructions, the panels have layout `L`, and the rows exist.
+            /// The CPU must support the target features, the panels must have layout `L`, and the
+            /// rows must exist.
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn panels<L: Layout, const P: usize>(
                 pair: &Pair<P>,
@@ -212,7 +228,8 @@ macro_rules! kernels {
                 let at = |p: usize, block: usize| pair.at(p, block, blocks, f.bytes());
                 let Room { vectors: [first, second], sums, in_second, opened, .. } = room;
                 let near = Page::of(first.as_ptr().cast());
-                // Beside few rows weights that are stored open leave memory no time.
+                // With few rows, weights that are stored unpacked leave no memory bandwidth to
+                // spare.
                 let few = MEANWHILE && meanwhile::fits(rows.len()) && (rows.len() > LESS || !in_place::<L>());
                 let page = || if few { meanwhile::next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
@@ -225,7 +242,7 @@ macro_rules! kernels {
                     }
                 }
                 *in_second ^= blocks % 2 == 1;
-                // Rows whose sums are where they belong.
+                // Rows whose sums are already in the output.
                 let mut done = 0;
                 for block in 0..blocks {
                     let last = block + 1 == blocks;
@@ -243,14 +260,15 @@ macro_rules! kernels {
                                 Work { opened: &now[p], weights, rows: (tile, r), block: block / f.planes };
                             let sums = &mut sums[p][first..];
                             let to = to.map(|(out, at)| out.place(rows.start + first, at + p * LANES));
-                            // The first rows open the next superblock.
+                            // The first row block unpacks the next superblock.
                             let next = (first == 0 && (!last || pair.next.is_some())).then(|| Opening {
                                 block: at(p, block + 1),
                                 next: at(p, block + 2),
                                 to: &mut then[p],
                                 meanwhile: page(),
                             });
-                            // SAFETY: activations are whole tiles; sums are there for a block, and places for rows that all are.
+                            // SAFETY: activations are whole tiles; `sums` covers a block, and `to`
+                            // is set only if all its rows exist.
                             unsafe {
                                 match (n == MOST, next) {
                                     (true, Some(next)) => {
@@ -277,21 +295,22 @@ macro_rules! kernels {
                 }
             }
 
-            /// Some rows of a tile and one superblock of a panel.
+            /// One register block: rows of a tile x one superblock of a panel.
             struct Work<'w> {
                 opened: &'w Opened,
                 weights: *const u8,
                 /// The tile, and the first of its rows.
                 rows: (usize, usize),
-                /// The superblock of their activations.
+                /// The superblock of the activations.
                 block: usize,
             }
 
             impl Work<'_> {
-                /// Adds the products of `R` rows to their `sums`, or puts what comes of it at a place.
+                /// Adds the products of `R` rows to their `sums`, or stores the final result at
+                /// `to`.
                 ///
                 /// # Safety
-                /// As for [`panels`]; there must be so many rows, sums, and rows at the place.
+                /// As for [`panels`]; `R` rows, sums and destination rows must exist.
                 #[inline]
                 #[target_feature(enable = $features)]
                 unsafe fn add<L: Layout, const R: usize>(
@@ -306,7 +325,7 @@ macro_rules! kernels {
                     let ((tile, r), s) = (self.rows, self.block);
                     let before = sums.as_mut_ptr().cast::<f32>();
                     let to = to.unwrap_or(Place { at: before, step: LANES, lanes: u16::MAX });
-                    // SAFETY: as the caller vouches.
+                    // SAFETY: upheld by the caller.
                     unsafe {
                         let codes = x.codes(tile, s).add(r * 64).cast();
                         let of_rows = &*x.sums(tile, s).add(r).cast::<[Sums; R]>();

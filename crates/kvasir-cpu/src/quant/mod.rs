@@ -1,4 +1,22 @@
-//! Quantised weights times rows of activations.
+//! Quantized GEMM and GEMV: block-quantized integer weights times int8 activations.
+//!
+//! Per superblock `s` of 256 inputs, with int8 weights `v` (unpacked from codes and sub-block
+//! scales) and int8 activations `x`:
+//!
+//! `y[o] += x_scale[s] * (d[s][o] * factor * sum(v * x) - dmin[s][o] * sum(min * -sum_of_x))`
+//!
+//! Sums within a superblock are exact integers; across superblocks there is one f32 FMA chain per
+//! output, in order. Hence every kernel gives the bits of `portable.rs`, and a row's result does
+//! not depend on the batch. `tests.rs` compares all formats, ISA levels and row counts.
+//!
+//! - `format.rs`, `layouts.rs`, `panels.rs`: storage formats and panels of 16 outputs.
+//! - `pack.rs`, `source.rs`, `transpose.rs`, `pack_bytes.rs`, `fine.rs`: packing from GGUF and
+//!   MXFP4 encodings.
+//! - `activations.rs`, `quantise.rs`: quantization of activations to int8.
+//! - `opening.rs`, `vectors.rs`: unpacking of weights in registers.
+//! - `few.rs`, `neon.rs`: GEMV for up to four rows. `pairs.rs`, `many.rs`, `amx.rs`: GEMM for more
+//!   rows.
+//! - `product.rs`: dispatch and work items. `gated.rs`: fused gate and up projection.
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
@@ -50,18 +68,20 @@ use product::SHORT;
 #[cfg(target_arch = "x86_64")]
 use {crate::panels::Room, panels::QuantReader, std::ops::Range};
 
-/// One panel, and the output that it begins with.
+/// One packed panel and the index of its first output.
 struct Panel<'a> {
     bytes: &'a [u8],
     first: usize,
 }
 
-/// Defines a function that runs a kernel over `N` rows and stores their sums, which asks for as much as [`few_rows`].
+/// Defines a wrapper that runs a GEMV kernel for `N` rows and stores the sums; it has the contract
+/// of `few_rows`.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! some_rows {
     ($name:ident, $kernel:path $(, $D:ident: $bound:path)?) => {
         /// # Safety
-        /// As for [`few_rows`]; the level must have the kernel's instructions, and rows `row .. row + N` be in one tile.
+        /// As for `few_rows`; the ISA level must have the kernel's instructions, and rows `row ..
+        /// row + N` be in one tile.
         unsafe fn $name<L: layouts::Layout, $($D: $bound,)? const N: usize>(
             w: &Panel<'_>,
             x: &QuantActivations,
@@ -69,7 +89,8 @@ macro_rules! some_rows {
             out: &Output<'_>,
         ) {
             let mut sums = [[0.0; LANES]; N];
-            // SAFETY: the level was found on this machine; the panel has the layout that its format names; the caller's rows.
+            // SAFETY: the level was detected on this machine; the panel has the layout of its
+            // format; the caller's rows.
             unsafe { $kernel(w.bytes.as_ptr(), x, row, &mut sums) };
             // SAFETY: the caller's outputs.
             sums.iter().enumerate().for_each(|(n, sums)| unsafe { out.store(row + n, w.first, sums) });
@@ -77,25 +98,25 @@ macro_rules! some_rows {
     };
 }
 
-/// One panel times all rows, a few at a time.
+/// GEMV: one panel times all rows, up to four at a time.
 ///
 /// # Safety
-/// The rows must exist, and nobody else may write the panel's outputs meanwhile.
+/// The rows must exist, and no other thread may write the panel's outputs concurrently.
 #[cfg(target_arch = "x86_64")]
 unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
     some_rows!(wide, few::v512::dot::<L, N>);
     some_rows!(middle, few::v256::dot::<L, N>);
     some_rows!(middle_dots, few::v256_dots::dot::<L, N>);
     if level < Level::Avx2 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: upheld by the caller.
         return unsafe { reference::<L>(w, x, out) };
     }
     let (mut row, rows) = (0, out.rows());
     while row < rows {
         let n = (rows - row).min(4);
-        // Half as wide vectors, of which there are half as many.
+        // Half as many registers of half the width hold the sums of two rows.
         let n = if level < Level::Avx512Vnni { n.min(2) } else { n };
-        // SAFETY: as the caller vouches.
+        // SAFETY: upheld by the caller.
         unsafe {
             match (level, n) {
                 (Level::Avx2, 1) => middle::<L, 1>(w, x, row, out),
@@ -112,10 +133,10 @@ unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations,
     }
 }
 
-/// One panel times all rows, a few at a time.
+/// GEMV: one panel times all rows, up to four at a time.
 ///
 /// # Safety
-/// The rows must exist, and nobody else may write the panel's outputs meanwhile.
+/// The rows must exist, and no other thread may write the panel's outputs concurrently.
 #[cfg(target_arch = "aarch64")]
 unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
     some_rows!(some, neon::dot::<L, D, N>, D: neon::Dots);
@@ -126,7 +147,7 @@ unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations,
             2 | 3 => 2,
             _ => 4,
         };
-        // SAFETY: as the caller vouches.
+        // SAFETY: upheld by the caller.
         unsafe {
             match (level, n) {
                 (Level::NeonDotprod, 1) => some::<L, neon::Fours, 1>(w, x, row, out),
@@ -142,13 +163,13 @@ unsafe fn few_rows<L: Layout>(level: Level, w: &Panel<'_>, x: &QuantActivations,
     }
 }
 
-/// One panel times all rows.
+/// GEMV with the portable kernel: one panel times all rows.
 ///
 /// # Safety
-/// The rows must exist, and nobody else may write the panel's outputs meanwhile.
+/// The rows must exist, and no other thread may write the panel's outputs concurrently.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 unsafe fn few_rows<L: Layout>(_: Level, w: &Panel<'_>, x: &QuantActivations, out: &Output<'_>) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: upheld by the caller.
     unsafe { reference::<L>(w, x, out) };
 }
 
@@ -165,11 +186,11 @@ unsafe fn reference<L: Layout>(w: &Panel<'_>, x: &QuantActivations, out: &Output
     }
 }
 
-/// Some panels, in pairs as far as there are two, times some rows.
+/// GEMM: panels, in pairs where there are two, times a block of rows.
 ///
 /// # Safety
-/// The level must be one that [takes](pairs::takes) so many rows, they must exist and begin with a tile, and nobody else may write the panels' outputs of
-/// them meanwhile.
+/// `pairs::takes` must hold for the level and row count. The rows must exist and begin with a tile.
+/// No other thread may write these outputs concurrently.
 #[cfg(target_arch = "x86_64")]
 unsafe fn many_rows<L: Layout>(
     level: Level,
@@ -179,13 +200,14 @@ unsafe fn many_rows<L: Layout>(
     [made, next_made]: &mut [Room; 2],
     out: &Output<'_>,
 ) {
-    // With registers for four rows few rows pass while a superblock is read: one panel after the other keeps memory in order.
+    // AVX2 multiplies only four rows at once, so little time passes per superblock with few rows:
+    // single panels keep memory reads sequential.
     let at_once = if level == Level::Avx2 && rows.len() <= SHORT { 1 } else { 2 };
     pairs::with_room(level, |room| {
         for panel in panels.clone().step_by(at_once) {
             let (rows, to) = (rows.clone(), Some((out, panel * LANES)));
             let one = w.panel_at(panel, made);
-            // SAFETY: as the caller vouches; the panels have layout `L`.
+            // SAFETY: upheld by the caller; the panels have layout `L`.
             unsafe {
                 if at_once == 2 && panel + 1 < panels.end {
                     let panels = [one, w.panel_at(panel + 1, next_made)];

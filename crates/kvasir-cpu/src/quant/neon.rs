@@ -1,4 +1,8 @@
-//! Rows with 128-bit vectors: the panel's 16 outputs are four vectors of four. Weights are opened in registers, as signed bytes.
+//! Integer GEMV and GEMM on Arm NEON: 16 outputs in four 128-bit vectors, up to four rows at once.
+//!
+//! Weights are unpacked to int8 in registers. `Fours` uses `sdot` (Armv8.2 dot product); `Pairs` is
+//! the fallback with widening multiplies, whose pairs fit 16 bits. Results have the bits of
+//! `portable.rs`.
 
 use super::activations::QuantActivations;
 use super::layouts::Layout;
@@ -6,31 +10,33 @@ use crate::tile::TILE;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-/// How products of four inputs and four outputs are summed.
+/// How products of four inputs x four outputs are accumulated.
 pub(crate) trait Dots {
     type Sum: Copy;
     const NONE: Self::Sum;
-    /// Adds two lines of weights times four activations each, which are there four times.
+    /// Adds two lines of weights times four activations each; `x` holds the four activations in
+    /// every 32-bit lane.
     ///
     /// # Safety
-    /// The processor must have the instructions.
+    /// The CPU must support the instructions.
     unsafe fn add(sum: Self::Sum, w: [int8x16_t; 2], x: [int8x16_t; 2]) -> Self::Sum;
-    /// A sum for each output.
+    /// Reduces to one sum per output.
     fn finish(sum: Self::Sum) -> int32x4_t;
 }
 
-/// By the instruction that sums four products of bytes.
+/// With `sdot`, which adds four byte products per 32-bit lane.
 pub(crate) struct Fours;
 
 impl Dots for Fours {
     type Sum = int32x4_t;
-    // SAFETY: integers.
+    // SAFETY: all zero bits are a valid integer vector.
     const NONE: int32x4_t = unsafe { std::mem::zeroed() };
 
     #[inline(always)]
     unsafe fn add(mut sum: int32x4_t, w: [int8x16_t; 2], x: [int8x16_t; 2]) -> int32x4_t {
         for i in 0..2 {
-            // The intrinsic is unstable. SAFETY: the caller says that the processor has it; only registers are touched.
+            // SAFETY: the caller guarantees the instruction (its intrinsic is unstable); only
+            // registers are touched.
             unsafe {
                 asm!(".arch_extension dotprod", "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) sum, in(vreg) w[i], in(vreg) x[i],
                     options(pure, nomem, nostack, preserves_flags))
@@ -45,11 +51,11 @@ impl Dots for Fours {
     }
 }
 
-/// By products of 16 bits, of which two fit: 2 times 128 times 127.
+/// With 16-bit products; the sum of two fits: 2 x 128 x 127.
 pub(crate) struct Pairs;
 
 impl Dots for Pairs {
-    /// Two sums for each output: of the first two, and of the last two.
+    /// Two partial sums per output: of inputs 0 and 1, and of inputs 2 and 3.
     type Sum = [int32x4_t; 2];
     const NONE: [int32x4_t; 2] = [Fours::NONE; 2];
 
@@ -59,7 +65,7 @@ impl Dots for Pairs {
         [w0, w1]: [int8x16_t; 2],
         [x0, x1]: [int8x16_t; 2],
     ) -> [int32x4_t; 2] {
-        // SAFETY: every processor of this architecture has these.
+        // SAFETY: NEON is part of the aarch64 baseline.
         unsafe {
             let a = vmlal_s8(vmull_s8(vget_low_s8(w0), vget_low_s8(x0)), vget_low_s8(w1), vget_low_s8(x1));
             let b = vmlal_high_s8(vmull_high_s8(w0, x0), w1, x1);
@@ -69,12 +75,13 @@ impl Dots for Pairs {
 
     #[inline(always)]
     fn finish([low, high]: [int32x4_t; 2]) -> int32x4_t {
-        // SAFETY: every processor of this architecture has it.
+        // SAFETY: NEON is part of the aarch64 baseline.
         unsafe { vpaddq_s32(low, high) }
     }
 }
 
-/// Inputs `16 i .. 16 i + 16`: four lines, of which each has four vectors of four outputs. `scales` are those of the sub-block.
+/// Unpacks inputs `16 i .. 16 i + 16` to int8: four lines of four vectors of four outputs. `scales`
+/// are those of the sub-block.
 ///
 /// # Safety
 /// `block` must point at a superblock of layout `L`, and `i` be below 16.
@@ -87,13 +94,13 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
     }
     // SAFETY: zero.
     let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
-    // Bits `from` to `from + bits` of each 16, moved to `to`.
-    // SAFETY: every processor of this architecture has these.
+    // SAFETY: NEON is part of the aarch64 baseline.
     let moved = |v: uint8x16_t, from: usize, to: usize, bits: u32| unsafe {
         let v = vshlq_u16(vreinterpretq_u16_u8(v), vdupq_n_s16(to as i16 - from as i16));
         vandq_u16(v, vdupq_n_u16((((1u32 << bits) - 1) << to) as u16))
     };
-    // Where codes go, so that the high product of their scale is shifted by as much as it should be.
+    // Bit position of the codes at which the rounding high multiply by the scale shifts by the
+    // right amount.
     let to = 15 - f.shift();
     for (j, line) in lines.iter_mut().enumerate() {
         for (v, bytes) in line.iter_mut().enumerate() {
@@ -108,7 +115,8 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
                 let six = |n: usize, byte: usize, from: usize, to: usize, bits: u32| {
                     moved(vld1q_u8(codes.add((i * 3 + n) * 64)), byte + from, to, bits)
                 };
-                // Three lines in the high bits of bytes, the fourth in what is left.
+                // Three lines are in the high six bits of bytes; the fourth is in the low bits left
+                // over.
                 let word = |byte: usize| match j {
                     0..3 => six(j, byte, 2, to, 6),
                     _ => vorrq_u16(
@@ -118,7 +126,7 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
                 };
                 let [even, odd] =
                     [word(0), word(8)].map(|w| vqrdmulhq_s16(vreinterpretq_s16_u16(w), scales[v]));
-                // The even input's byte, and the odd one's above it.
+                // The even input's byte, with the odd one's above it.
                 vreinterpretq_s8_s16(vsliq_n_s16::<8>(even, odd))
             };
         }
@@ -126,7 +134,8 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
     lines
 }
 
-/// The same of codes of four or five bits: 16 inputs of an output are looked up in the products of its scale, then rows become columns.
+/// Unpacks 4- and 5-bit codes: table lookup of 16 inputs of an output in products of its scale,
+/// then a transpose.
 ///
 /// # Safety
 /// As for [`open`].
@@ -136,7 +145,7 @@ unsafe fn by_output<L: Layout>(block: *const u8, i: usize) -> [[int8x16_t; 4]; 4
     let values = const { L::FORMAT.values() };
     // SAFETY: zero.
     let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
-    // SAFETY: the lines of the layout; every processor of this architecture has these.
+    // SAFETY: lines of the layout; NEON is part of the aarch64 baseline.
     unsafe {
         let values = values.map(|values| vld1q_s16(values.as_ptr()));
         for v in 0..4 {
@@ -174,14 +183,15 @@ unsafe fn by_output<L: Layout>(block: *const u8, i: usize) -> [[int8x16_t; 4]; 4
     lines
 }
 
-/// The scales of a sub-block, each for two numbers of 16 bits.
+/// The scales of a sub-block, each in two 16-bit lanes.
 ///
 /// # Safety
 /// `block` must point at a superblock of layout `L`.
 #[inline(always)]
 unsafe fn scales<L: Layout>(block: *const u8, sub: usize) -> [int16x8_t; 4] {
     let f = L::FORMAT;
-    // SAFETY: the offset is that of the layout; where weights are stored open, what lies there is not used.
+    // SAFETY: the offset is that of the layout; the result is unused where weights are stored
+    // unpacked.
     unsafe {
         let [low, high] = bytes(block.add(f.scales_at() + sub * 16));
         [vzip1q_s16(low, low), vzip2q_s16(low, low), vzip1q_s16(high, high), vzip2q_s16(high, high)]
@@ -189,10 +199,10 @@ unsafe fn scales<L: Layout>(block: *const u8, sub: usize) -> [int16x8_t; 4] {
     }
 }
 
-/// 16 signed bytes in 16 bits.
+/// Widens 16 signed bytes to 16 bits.
 ///
 /// # Safety
-/// So many bytes must be readable.
+/// 16 bytes must be readable at `at`.
 #[inline(always)]
 unsafe fn bytes(at: *const u8) -> [int16x8_t; 2] {
     // SAFETY: the caller's bytes.
@@ -202,10 +212,10 @@ unsafe fn bytes(at: *const u8) -> [int16x8_t; 2] {
     }
 }
 
-/// The same in 32 bits.
+/// Widens 16-bit integers to 32 bits.
 #[inline(always)]
 fn words([low, high]: [int16x8_t; 2]) -> [int32x4_t; 4] {
-    // SAFETY: every processor of this architecture has these.
+    // SAFETY: NEON is part of the aarch64 baseline.
     unsafe {
         [
             vmovl_s16(vget_low_s16(low)),
@@ -219,7 +229,7 @@ fn words([low, high]: [int16x8_t; 2]) -> [int32x4_t; 4] {
 /// The float scales d, or dmin, that begin at `at`.
 ///
 /// # Safety
-/// 16 bits for each output must be readable.
+/// 32 bytes must be readable at `at`.
 #[inline(always)]
 unsafe fn float_scales<L: Layout>(at: *const u8) -> [float32x4_t; 4] {
     std::array::from_fn(|v| {
@@ -237,10 +247,11 @@ unsafe fn float_scales<L: Layout>(at: *const u8) -> [float32x4_t; 4] {
     })
 }
 
-/// One panel times rows `row .. row + N`, which must lie in one tile.
+/// GEMV kernel: one panel times rows `row .. row + N`, which must lie in one tile.
 ///
 /// # Safety
-/// The processor must have the instructions of `D`; `panel` must hold superblocks of layout `L`, and the rows exist.
+/// The CPU must support the instructions of `D`; `panel` must hold superblocks of layout `L`, and
+/// the rows must exist.
 pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
     panel: *const u8,
     x: &QuantActivations,
@@ -279,10 +290,11 @@ pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
     }
 }
 
-/// Four numbers for each of four vectors of outputs and each row.
+/// Int32 sums: `[row][vector]`, four outputs each.
 type Sums<const N: usize> = [[int32x4_t; 4]; N];
 
-/// The exact sums of one superblock: weights times activations, and mins times negated sums of activations.
+/// Exact sums of one superblock: weights times activations, and mins times negated sums of
+/// activations.
 ///
 /// # Safety
 /// As for [`dot`].
@@ -294,7 +306,7 @@ unsafe fn superblock<L: Layout, D: Dots, const N: usize>(
 ) -> (Sums<N>, Sums<N>) {
     let f = L::FORMAT;
     let (mut totals, mut mins) = ([[D::NONE; 4]; N], [[Fours::NONE; 4]; N]);
-    // SAFETY: as the caller says.
+    // SAFETY: upheld by the caller.
     unsafe {
         let codes = x.codes(tile, s).add(r * 64);
         for sub in 0..f.subs() {

@@ -1,8 +1,18 @@
-//! Superblocks opened in registers: codes times the scales of their sub-blocks, in 16 bits or as bytes.
+//! Unpacks superblocks in registers: codes times sub-block scales to int8 (or int16 for 6-bit
+//! codes).
+//!
+//! | codes | method |
+//! |---|---|
+//! | 4 and 5 bits | `tables` scales all code values; `of_tables` looks up 16 codes (`pshufb`) |
+//! | 6 bits | `open` multiplies shifted codes by the scale (`pmulhrsw`) to 16 bits |
+//! | 8 bits | `stored` loads weights that were unpacked at packing time |
+//!
+//! `lift` is 0 or 128 and makes weights unsigned for `vpdpbusd`. Compiled for 512-bit and 256-bit
+//! vectors. All results equal `portable.rs`, which `tests.rs` checks.
 
 use super::layouts::Layout;
 
-/// Parts that a superblock is opened in: 32 inputs each.
+/// Parts of a superblock for unpacking: 32 inputs each.
 pub(super) const PARTS: usize = 8;
 
 macro_rules! opening {
@@ -11,10 +21,11 @@ macro_rules! opening {
             use super::super::vectors::$vectors::*;
             use super::*;
 
-            /// The scales of a sub-block, in the low halves of words.
+            /// The scales of a sub-block, in the low half of each 32-bit word.
             ///
             /// # Safety
-            /// `block` must point at a superblock of layout `L`, from `half` a vector's outputs on, that is not stored open.
+            /// `block` must point at a superblock of layout `L` that is not stored unpacked; `half`
+            /// selects a vector's outputs.
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn scale_words<L: Layout>(block: *const u8, half: usize, sub: usize) -> Ints {
@@ -24,8 +35,10 @@ macro_rules! opening {
                 if f.times == 1 { scale } else { times16(scale, all16(f.times)) }
             }
 
-            /// Where codes of four or five bits are looked up, inputs `32 part .. 32 part + 32`, the first 16 and the last: for every fourth output from the `n`th on, a
-            /// lane for each, the products of its scale with what codes below 16 and the others stand for, plus `lift`.
+            /// Lookup tables for 4- and 5-bit codes of inputs `32 part .. 32 part + 32`: first and
+            /// last 16 inputs, then codes below 16 and the others. Each 16-byte lane belongs to one
+            /// output, every fourth from the `n`th on, and holds the products of its scale with all
+            /// code values, plus `lift`.
             ///
             /// # Safety
             /// As for [`scale_words`]; `part` must be below [`PARTS`] and `n` below 4.
@@ -46,7 +59,7 @@ macro_rules! opening {
                     for (table, values) in
                         tables.iter_mut().zip(values.as_chunks::<2>().0).take(L::FORMAT.bits - 3)
                     {
-                        // SAFETY: eight integers of 16 bits each.
+                        // SAFETY: eight 16-bit integers each.
                         let (low, high) = unsafe {
                             (in_each_lane(values[0].as_ptr().cast()), in_each_lane(values[1].as_ptr().cast()))
                         };
@@ -57,7 +70,8 @@ macro_rules! opening {
                 if subs == 1 { [all[0]; 2] } else { all }
             }
 
-            /// Of these inputs the first 16, or the last, of the outputs whose codes are looked up in these tables of the four.
+            /// Looks up the first 16 inputs of the part, or the last 16, for the outputs of
+            /// `tables`.
             ///
             /// # Safety
             /// As for [`tables`]; `n` must be below 4.
@@ -82,7 +96,8 @@ macro_rules! opening {
                 }
             }
 
-            /// Inputs `16 i .. 16 i + 16` of codes of six bits, a sub-block: of each line of four the first and the third, then the second and the fourth, in 16 bits.
+            /// Unpacks 6-bit codes of inputs `16 i .. 16 i + 16` (a sub-block) to 16 bits. Of each
+            /// line of four inputs: the first and third, then the second and fourth.
             ///
             /// # Safety
             /// As for [`scale_words`]; `i` must be below 16.
@@ -106,7 +121,8 @@ macro_rules! opening {
                 lines
             }
 
-            /// Codes of six bits on top of 16, even and odd: three lines have them in the high bits of bytes, the fourth's are in what is left.
+            /// Moves 6-bit codes to the top of 16-bit lanes, even and odd inputs apart. Three lines
+            /// are in the high bits of bytes; the fourth is in the low bits left over.
             #[inline]
             #[target_feature(enable = $features)]
             fn sixes(v: [Ints; 3]) -> [[Ints; 2]; 4] {
@@ -117,10 +133,11 @@ macro_rules! opening {
                 [apart(v[0], 0xfc00), apart(v[1], 0xfc00), apart(v[2], 0xfc00), apart(fourth, 0xff00)]
             }
 
-            /// A line of weights that are stored open, plus `lift`.
+            /// One line of weights that are stored unpacked, plus `lift`.
             ///
             /// # Safety
-            /// `block` must point at a superblock of layout `L`, which is stored open, and `line` be below 64.
+            /// `block` must point at a superblock of layout `L` that is stored unpacked, and `line`
+            /// must be below 64.
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn stored<L: Layout>(
@@ -133,7 +150,8 @@ macro_rules! opening {
                 xor(v, all8((lift - 128) as i8))
             }
 
-            /// Puts inputs `32 part .. 32 part + 32` as bytes plus `lift`: eight lines, each as soon as it is there.
+            /// Unpacks inputs `32 part .. 32 part + 32` to bytes plus `lift`, and calls `put` for
+            /// each of the eight lines.
             ///
             /// # Safety
             /// As for [`scale_words`]; `part` must be below [`PARTS`].
@@ -146,8 +164,7 @@ macro_rules! opening {
                 mut put: impl FnMut(usize, Ints),
             ) {
                 let f = L::FORMAT;
-                // Loops: closures that are mapped over arrays are calls.
-                // SAFETY: the caller's superblock.
+                // Plain loops: closures mapped over arrays are not inlined here.
                 unsafe {
                     if f.is_open() {
                         for line in part * 8..(part + 1) * 8 {
@@ -176,10 +193,10 @@ macro_rules! opening {
                 }
             }
 
-            /// Mins of the sub-blocks `2 two` and `2 two + 1`, the first in the low half of a word.
+            /// Mins of sub-blocks `2 two` and `2 two + 1`, the first in the low half of a word.
             ///
             /// # Safety
-            /// As for [`scale_words`]; there must be so many sub-blocks.
+            /// As for [`scale_words`]; both sub-blocks must exist.
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn mins<L: Layout>(
@@ -191,10 +208,10 @@ macro_rules! opening {
                 unsafe { widen_two(block.add(L::FORMAT.mins_at() + two * 32 + half * 8)) }
             }
 
-            /// The float scales d, or dmin, that begin at `at`.
+            /// Loads the 16-bit float scales d or dmin at `at` as f32.
             ///
             /// # Safety
-            /// 16 bits for each output must be readable.
+            /// 16 bits per output must be readable at `at`.
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn float_scales<L: Layout>(at: *const u8) -> Floats {
@@ -203,14 +220,14 @@ macro_rules! opening {
                 if L::FORMAT.wide_d { bf16s(bits) } else { f16s(bits) }
             }
 
-            /// What the integer sums are multiplied with.
+            /// `d * factor`: the f32 factor of the integer sums.
             ///
             /// # Safety
             /// As for [`scale_words`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(in super::super) unsafe fn units<L: Layout>(block: *const u8, half: usize) -> Floats {
-                // SAFETY: they begin the superblock.
+                // SAFETY: d is at the start of the superblock.
                 times(unsafe { float_scales::<L>(block.add(half * 16)) }, all_floats(L::FORMAT.factor()))
             }
         }

@@ -1,4 +1,7 @@
-//! A panel out of 16 encoded rows.
+//! Packs 16 encoded rows into a panel: read superblocks, rearrange the codes, write head and codes.
+//!
+//! Runs at load time or while a matrix is still read in place, so it is vectorized and prefetches
+//! the next panel's rows. Every ISA level writes the same bytes.
 
 use super::fine;
 use super::format::{Format, SUPER};
@@ -11,7 +14,8 @@ use crate::tile::LANES;
 use kvasir_formats::DType;
 
 per_level! {
-    /// Writes the panel of `rows` into `out`, and asks memory for what lies where the next panel's rows probably are.
+    /// Packs `rows` into the panel `out`; prefetches the rows of the next panel at their likely
+    /// addresses.
     pack(dtype: DType, format: Format, rows: &Encoded<'_>, own_level: Level, out: &mut [u8]) => pack_body
 }
 
@@ -34,7 +38,7 @@ fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out
         }
         #[cfg(target_arch = "x86_64")]
         if dtype == DType::Q8_0 && level >= Level::Avx512Vnni {
-            // SAFETY: the level was found on this machine.
+            // SAFETY: the level was detected on this machine.
             if unsafe { super::pack_bytes::pack(&parts, out) } {
                 continue;
             }
@@ -51,7 +55,7 @@ fn pack_body(dtype: DType, format: Format, rows: &Encoded<'_>, level: Level, out
     }
 }
 
-/// Everything but the codes.
+/// Writes d, dmin, scales and mins.
 #[inline(always)]
 fn write_head(format: Format, supers: &Supers, head: &mut [u8]) {
     let (scales, mins) = head.split_at_mut(format.mins_at());
@@ -67,12 +71,13 @@ fn write_head(format: Format, supers: &Supers, head: &mut [u8]) {
     }
 }
 
-/// Codes of four or five bits: 32 inputs of four outputs to a vector, every fourth output. A byte has one of the first 16 inputs, and one of the last. The fifth
-/// bits of four such vectors are bits of one.
+/// Writes 4- and 5-bit codes by output: a vector holds 32 inputs of every fourth output. A byte
+/// holds one of the first 16 inputs (low half) and one of the last 16. One vector holds the fifth
+/// bits of four such vectors.
 #[inline(always)]
 fn write_by_output(format: Format, supers: &Supers, codes: &mut [u8]) {
     let (codes, high) = codes.split_at_mut(format.high_at() - format.codes_at());
-    // The first 16 inputs of a part, and the last.
+    // The first and the last 16 inputs of a part.
     let halves = |code: &[u8; SUPER], part: usize| {
         [0, 1].map(|last| u128::from_le_bytes(code.as_chunks().0[part * 2 + last]))
     };
@@ -95,7 +100,7 @@ fn write_by_output(format: Format, supers: &Supers, codes: &mut [u8]) {
     }
 }
 
-/// All others: four inputs of all outputs to a line.
+/// Writes 6- and 8-bit codes: a line holds four inputs of all 16 outputs.
 #[inline(always)]
 fn write_lines(format: Format, lines: &[[u8; 64]; 64], codes: &mut [u8]) {
     let codes = codes.as_chunks_mut::<64>().0;
@@ -103,7 +108,8 @@ fn write_lines(format: Format, lines: &[[u8; 64]; 64], codes: &mut [u8]) {
         codes.copy_from_slice(lines);
         return;
     }
-    // Of four lines three in the high bits of a vector each; of the fourth each has two bits.
+    // Three of four lines are in the high six bits of a vector each, which also has two bits of the
+    // fourth.
     for (vectors, lines) in codes.as_chunks_mut::<3>().0.iter_mut().zip(lines.as_chunks::<4>().0) {
         for (n, vector) in vectors.iter_mut().enumerate() {
             for (i, v) in vector.iter_mut().enumerate() {

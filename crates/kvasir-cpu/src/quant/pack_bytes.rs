@@ -1,4 +1,8 @@
-//! Superblocks of eight-bit codes with vectors: what [`super::source`] and [`super::transpose`] make, without the way through memory.
+//! Packs Q8_0 superblocks with AVX-512: requantizes block scales and unpacks to int8 without a
+//! detour through memory.
+//!
+//! Writes the bytes that `source` and `transpose` would; the test compares them for all kinds of
+//! scales.
 
 use super::format::Format;
 use super::source::FINE;
@@ -10,11 +14,12 @@ use crate::vectors::v512::transposed;
 use kvasir_formats::DType;
 use std::arch::x86_64::*;
 
-/// Bytes of a block, and of eight.
+/// Bytes of a Q8_0 block, and of the eight blocks of a superblock.
 const BLOCK: usize = 34;
 const WHOLE: usize = 8 * BLOCK;
 
-/// Writes the superblock of `rows` into `out`, unless a row is not there.
+/// Packs the superblock of `rows` into `out`. Returns false if a row is absent or incomplete; `out`
+/// is unchanged then.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn pack(rows: &Encoded<'_>, out: &mut [u8]) -> bool {
@@ -55,10 +60,10 @@ pub(super) fn pack(rows: &Encoded<'_>, out: &mut [u8]) -> bool {
     true
 }
 
-/// The scales of eight blocks for all rows.
+/// Gathers the f16 scales of eight blocks of all rows as f32.
 ///
 /// # Safety
-/// Eight blocks must lie at each place.
+/// Eight blocks must be readable at each pointer.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn block_scales(at: &[*const u8; LANES]) -> [__m512; 8] {
@@ -78,7 +83,7 @@ unsafe fn block_scales(at: &[*const u8; LANES]) -> [__m512; 8] {
     out
 }
 
-/// Codes times their scales, shifted right by 15 bits and rounded, plus 128.
+/// `((code * scale) >> 15, rounded) + 128`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn opened(codes: __m512i, scale: __m512i) -> __m512i {
@@ -87,17 +92,18 @@ fn opened(codes: __m512i, scale: __m512i) -> __m512i {
     _mm512_xor_si512(v, _mm512_set1_epi8(-128))
 }
 
-/// The bf16 unit of each row, and the blocks' scales as multiples of it, each for two numbers of 16 bits.
+/// The bf16 unit of each row, and the block scales as integer multiples of it, each in two 16-bit
+/// lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn whole_scales(blocks: &[__m512; 8]) -> (__m256i, [__m512i; 8]) {
     let most = _mm512_set1_ps(FINE);
     let mut largest = _mm512_setzero_ps();
     for scale in blocks {
-        // Of a NaN and a number the second is taken.
+        // `vmaxps` returns the second operand if one is NaN.
         largest = _mm512_max_ps(_mm512_abs_ps(*scale), largest);
     }
-    // The least bf16 that is not below, if it is a normal number.
+    // The smallest bf16 not below it, if normal.
     let exact = _mm512_castps_si512(_mm512_div_ps(largest, most));
     let up = _mm512_srli_epi32::<16>(_mm512_add_epi32(exact, _mm512_set1_epi32(0xffff)));
     let normal = _mm512_cmpge_epu32_mask(up, _mm512_set1_epi32(0x80))
@@ -132,7 +138,7 @@ mod tests {
             let mut rows: Vec<Vec<u8>> =
                 (0..LANES).map(|_| (0..2 * WHOLE + BLOCK).map(|_| random() as u8).collect()).collect();
             for block in rows.iter_mut().flat_map(|row| row.chunks_exact_mut(BLOCK)) {
-                // Every kind of scale: zero, subnormal, large, no number, and negative.
+                // All kinds of scales: zero, subnormal, infinite or NaN, large, negative.
                 let bits = match random() % 12 {
                     0 => 0,
                     1 => random() & 0x3ff,

@@ -1,4 +1,9 @@
-//! Many rows: two panels at a time, each superblock opened once for a block of rows.
+//! Driver of the integer GEMM: panel pairs, per-thread scratch memory, and dispatch by ISA level.
+//!
+//! One or two panels are multiplied by a block of up to `BLOCK` rows, so that each superblock is
+//! unpacked once per block. A kernel may unpack the first superblocks of the panels that the thread
+//! probably multiplies next. `opened` records for which panels that was done; it is ignored for any
+//! other panels or ISA level, so a wrong guess only costs time. `tests.rs` checks that.
 
 use super::activations::QuantActivations;
 use super::format::Format;
@@ -14,26 +19,26 @@ use std::cell::RefCell;
 use std::mem::offset_of;
 use std::ops::Range;
 
-/// Rows that pass while a superblock stays open.
+/// Rows per block: they share one unpacked superblock.
 pub(super) const BLOCK: usize = 512;
 
-/// What a thread works in.
+/// Per-thread scratch memory.
 #[repr(C, align(64))]
 pub(super) struct Room {
     pub(super) tiles: amx::Room,
-    /// Superblocks that are multiplied, and those behind them.
+    /// Double buffer of unpacked superblocks, a pair each.
     pub(super) vectors: [[many::Opened; 2]; 2],
-    /// Sums of a block's rows, per panel.
+    /// f32 sums of a block's rows, per panel.
     pub(super) sums: [[[f32; LANES]; BLOCK]; 2],
-    /// Whether those that were opened last are the second ones.
+    /// Whether the superblocks unpacked last are in the second buffer.
     pub(super) in_second: bool,
-    /// Panels whose first superblocks those are, if whoever went before opened any: mostly they are the thread's next.
+    /// Panels whose first superblocks were unpacked ahead, if any.
     pub(super) opened: [Option<PanelAt>; 2],
-    /// What the room was last ready for.
+    /// ISA level that last used this memory.
     level: Option<Level>,
 }
 
-// Kernels load them as whole lines.
+// Kernels load sums as whole cache lines.
 const _: () = assert!(offset_of!(Room, sums).is_multiple_of(64));
 
 thread_local! {
@@ -47,29 +52,31 @@ thread_local! {
     }));
 }
 
-/// What a thread works in, ready for this level: tiles are configured.
+/// Runs `work` with the thread's scratch memory. On AMX, tiles are configured for its duration.
 pub(super) fn with_room(level: Level, work: impl FnOnce(&mut Room)) {
     ROOM.with_borrow_mut(|room| {
-        // SAFETY: the level says that tiles are permitted.
+        // SAFETY: the level implies that AMX is permitted.
         let _tiles = (level >= Level::Amx).then(|| unsafe { Tiles::configure() });
         if room.level.replace(level) != Some(level) {
-            // Levels open weights in ways of their own.
+            // ISA levels unpack weights differently.
             room.opened = [None; 2];
         }
         work(room);
     });
 }
 
-/// One or two panels that are multiplied together.
+/// One or two panels that are multiplied together, and the probable next ones.
 pub(super) struct Pair<const P: usize> {
-    /// They have one layout and as many inputs.
+    /// Panels of the same layout and length.
     pub(super) panels: [PanelAt; P],
-    /// Those that are probably multiplied next by the thread, of the same layout and packed: a kernel that opens superblocks ahead opens the first of these.
+    /// The panels that the thread probably multiplies next, packed and of the same layout; kernels
+    /// unpack ahead from these.
     pub(super) next: Option<[PanelAt; P]>,
 }
 
 impl<const P: usize> Pair<P> {
-    /// Where superblock `block` of panel `p` lies, of so many bytes. Behind the last of `blocks` come those of the panels that are multiplied next.
+    /// Address of superblock `block` of panel `p`. Indices from `blocks` on continue in the next
+    /// panels.
     #[inline]
     pub(super) fn at(&self, p: usize, block: usize, blocks: usize, bytes: usize) -> *const u8 {
         match self.next {
@@ -78,12 +85,12 @@ impl<const P: usize> Pair<P> {
         }
     }
 
-    /// Whether the first superblocks of these are open already.
+    /// Whether the first superblocks of these panels were unpacked ahead; clears the record.
     pub(super) fn take_opened(&self, opened: &mut [Option<PanelAt>; 2]) -> bool {
         std::mem::take(opened) == Self::each(&self.panels)
     }
 
-    /// Says that those of the next ones are.
+    /// Records that the first superblocks of the next panels were unpacked.
     pub(super) fn leave_opened(&self, opened: &mut [Option<PanelAt>; 2]) {
         if let Some(next) = &self.next {
             *opened = Self::each(next);
@@ -95,7 +102,7 @@ impl<const P: usize> Pair<P> {
     }
 }
 
-/// Whether so many rows are multiplied like this, instead of up to four at a time with weights that are opened in registers.
+/// Whether `rows` rows are multiplied by this GEMM rather than by the GEMV kernels.
 pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
     let from = match level {
         Level::Amx if format.is_open() => 5,
@@ -107,12 +114,13 @@ pub(super) fn takes(level: Level, format: Format, rows: usize) -> bool {
     rows >= from
 }
 
-/// A pair of panels times a block of at most [`BLOCK`] rows, which begins with a tile. The sums go to `out`, to its outputs from the given one
-/// on; without, they stay in the room.
+/// `panels x rows` for a block of at most [`BLOCK`] rows that begins with a tile. The sums go to
+/// `out`, from the given output on; without `out` they stay in `room.sums`.
 ///
 /// # Safety
-/// The level must be one that [`takes`] rows and that the room is [ready for](with_room), the panels have layout `L`, the rows exist, and nobody else may
-/// write their outputs of the panels meanwhile.
+/// [`takes`] must hold, and `room` must come from [`with_room`] at this level. The panels must have
+/// layout `L`, the rows must exist, and no other thread may write their outputs of the panels
+/// concurrently.
 pub(super) unsafe fn panels<L: Layout, const P: usize>(
     level: Level,
     pair: &Pair<P>,
@@ -121,7 +129,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     room: &mut Room,
     out: Option<(&Output, usize)>,
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: upheld by the caller.
     unsafe {
         match level {
             Level::Amx => amx::panels::<L, P>(pair, x, rows, room, out),
@@ -133,7 +141,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
     }
 }
 
-/// Asks memory for some of the lines of superblocks, cut into `of` parts.
+/// Prefetches parts `parts` of `of` of the lines of superblocks into L2.
 #[inline]
 pub(super) fn ask<L: Layout, const P: usize>(blocks: [*const u8; P], parts: Range<usize>, of: usize) {
     let lines = L::FORMAT.bytes().div_ceil(64);

@@ -1,15 +1,17 @@
+//! Quantized weight matrices as panels of superblocks, read in place until they are packed.
+
 use super::format::{Format, SUPER};
 use super::pack::pack;
 use crate::Level;
 use crate::panels::{Encoded, EncodedRows, Kind, PanelReader, Panels};
 use kvasir_formats::DType;
 
-/// Quantised weights: the superblocks of a panel one after the other. Bytes and codes of six bits have four inputs of 16 outputs to a vector, others
-/// lie by output.
+/// Panel layout: superblocks one after the other. 6- and 8-bit codes have four inputs of 16 outputs
+/// per vector; 4- and 5-bit codes are stored by output.
 pub(crate) struct Integers {
     pub(crate) dtype: DType,
     pub(crate) format: Format,
-    /// Superblocks of a panel, of all planes.
+    /// Superblocks per panel, all planes counted.
     pub(crate) supers: usize,
 }
 
@@ -24,13 +26,15 @@ impl Kind for Integers {
     }
 }
 
+/// A block-quantized weight matrix.
 pub(crate) type QuantPanels = Panels<Integers>;
 
-/// Its panels for one multiplication.
+/// Panel access for one multiplication.
 pub(super) type QuantReader<'a, 'r> = PanelReader<'a, 'r, Integers>;
 
 impl QuantPanels {
-    /// A matrix of `outputs` rows of `inputs` weights that is not packed yet; the rows themselves for encodings that are not integers in blocks.
+    /// A matrix of `outputs` rows of `inputs` weights, not packed yet. Returns the rows for
+    /// encodings that are not block-quantized integers.
     pub(crate) fn quantised<R: EncodedRows + 'static>(
         dtype: DType,
         (outputs, inputs): (usize, usize),
@@ -42,7 +46,7 @@ impl QuantPanels {
         }
     }
 
-    /// The same in a format that the encoding can have.
+    /// As [`quantised`](Self::quantised), in a given format, which the encoding must support.
     pub(super) fn in_format(
         format: Format,
         dtype: DType,

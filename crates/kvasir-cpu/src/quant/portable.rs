@@ -1,13 +1,14 @@
-//! The reference: what every faster kernel must yield, to the bit.
+//! Portable reference kernel of the integer GEMV; every faster kernel must match it bit by bit.
 
 use super::activations::QuantActivations;
 use super::format::{Format, SUPER};
 use crate::tile::{LANES, TILE};
 use half::{bf16, f16};
 
-/// One panel times one row: `out` gets 16 numbers.
+/// `out = panel x[row]`: 16 outputs.
 ///
-/// Within a superblock everything is an exact integer; across superblocks one float sum per output, in order.
+/// Sums within a superblock are exact integers; across superblocks there is one f32 chain per
+/// output, in order.
 ///
 /// # Safety
 /// The row must exist.
@@ -56,7 +57,7 @@ pub(super) unsafe fn dot(
     }
 }
 
-/// Inputs `4i..4i + 4` of all 16 outputs, each as one byte.
+/// Unpacks inputs `4i .. 4i + 4` of all 16 outputs to int8.
 fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
     let codes = &block[format.codes_at()..];
     let high = &block[format.high_at()..];
@@ -65,8 +66,9 @@ fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
             return (codes[i * 64 + j] ^ 0x80) as i8;
         }
         let six = |n: usize| codes[(i / 4 * 3 + n) * 64 + j];
-        // Output j / 4 is lane j / 16 of each fourth line; a byte has one of the first 16 inputs of 32, and one of the last. So has a byte of fifth bits, of
-        // all four lines.
+        // Output `j / 4` is in 16-byte lane `j / 16` of every fourth line. A byte holds one of the
+        // first 16 inputs of a part and one of the last 16. So does a byte of fifth bits, for all
+        // four lines.
         let by_output = || {
             let (part, n, last) = (i / 8, j / 4 % 4, i / 4 % 2);
             let at = j / 16 * 16 + i % 4 * 4 + j % 4;
@@ -85,6 +87,7 @@ fn opened(format: Format, block: &[u8], i: usize) -> [i8; 64] {
     })
 }
 
+/// Loads d or dmin of one output.
 fn float_scale(format: Format, block: &[u8], lane: usize) -> f32 {
     let bits = u16::from_le_bytes([block[lane * 2], block[lane * 2 + 1]]);
     if format.wide_d { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }

@@ -1,4 +1,10 @@
-//! Matrices of integers times rows, several at once where they take the same rows: sharing work out costs a moment each time.
+//! Integer GEMM and GEMV: dispatch and partitioning; several matrices with one operand form one
+//! parallel region.
+//!
+//! Q, K and V (or gate and up) are multiplied in one fork-join, because each one costs
+//! synchronization. Work items are ranges of panels (x row blocks for GEMM) over all matrices, with
+//! disjoint outputs. GEMV over packed matrices also feeds the prefetch tuner (`asking.rs`) with
+//! timings.
 
 use super::activations::QuantActivations;
 use super::format::SUPER;
@@ -15,18 +21,19 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use {super::many_rows, super::pairs, crate::matmul::token_blocks};
 
-/// Bytes that one piece of work reads where few rows are multiplied.
+/// Target bytes of weights per GEMV work item.
 const PIECE: usize = 32 * 1024;
-/// Rows up to which a pair of panels takes so little time that several are one piece of work.
+/// Row count up to which a panel pair takes so little time that several form one work item.
 #[cfg(target_arch = "x86_64")]
 pub(super) const SHORT: usize = 64;
 
 thread_local! {
-    /// Where panels are made that are not packed.
+    /// Scratch memory for panels of matrices that are not packed yet.
     pub(super) static MADE: RefCell<[Room; 2]> = const { RefCell::new([Room::new(), Room::new()]) };
 }
 
-/// `out[row] = w · x[row]`, of at most [`AT_ONCE`] matrices that take the same rows, which are there when what comes `first` is done.
+/// `out[row] = w x[row]` for at most [`AT_ONCE`] matrices with the same rows. The prologue `first`
+/// prepares `x`; the calling thread runs it before any work item.
 pub(crate) fn matmul<'a, 'o: 'a>(
     team: &Team,
     level: Level,
@@ -50,15 +57,16 @@ pub(crate) fn matmul<'a, 'o: 'a>(
     multiply(team, &products, first);
 }
 
-/// Whether so many rows are there, and have the superblocks that the matrix multiplies.
+/// Whether `x` has room for `rows` rows with as many superblocks as the matrix.
 pub(super) fn fits(w: &QuantPanels, x: &QuantActivations, rows: usize) -> bool {
     x.takes(rows) && x.supers * w.kind.format.planes == w.kind.supers
 }
 
+/// Runs all work items of the products as one parallel region.
 fn multiply(team: &Team, products: &[Option<Product<'_, '_>>], first: &First<'_>) {
     let there = || products.iter().flatten();
     let pieces = there().map(|product| product.pieces).sum();
-    // Whose piece one is, and which of its own.
+    // Maps a work item to its product and the index within it.
     let find = |mut piece: usize| {
         there().find_map(|product| {
             let found = (piece < product.pieces).then_some((product, piece));
@@ -73,7 +81,8 @@ fn multiply(team: &Team, products: &[Option<Product<'_, '_>>], first: &First<'_>
         };
         team.each_in_order_after(first, &begins, pieces.len(), &|_, n| {
             if let Some((product, piece)) = find(pieces.start + n) {
-                // SAFETY: no two products have outputs in common, and no two pieces of one.
+                // SAFETY: products have disjoint outputs, and so have the work items of one
+                // product.
                 unsafe { product.piece(piece) };
             }
         });
@@ -89,19 +98,19 @@ fn multiply(team: &Team, products: &[Option<Product<'_, '_>>], first: &First<'_>
     some(0..pieces);
 }
 
-/// A matrix, the rows that it is multiplied with, and where the results go.
+/// One matrix product: weights, activations, output and its partitioning.
 struct Product<'a, 'r> {
     level: Level,
     w: QuantReader<'a, 'r>,
     x: &'a QuantActivations,
     out: &'a Output<'a>,
-    /// Pieces of work.
+    /// Number of work items.
     pieces: usize,
-    /// Panels of one.
+    /// Panels per work item.
     panels: usize,
-    /// Rows of one, where they are many; else it has all.
+    /// Rows per work item for GEMM; `None` for GEMV, whose items have all rows.
     block: Option<usize>,
-    /// Does one, in the layout that the matrix has.
+    /// Runs one work item, monomorphized for the matrix's layout.
     work: unsafe fn(&Self, usize, &mut [Room; 2]),
 }
 
@@ -121,12 +130,12 @@ impl<'a, 'r> Product<'a, 'r> {
         Self { level, w, x, out, pieces: all.div_ceil(once), panels: once, block: None, work }
     }
 
-    /// Does one piece of the work.
+    /// Runs one work item.
     ///
     /// # Safety
-    /// Nobody else may write the outputs of its panels meanwhile.
+    /// No other thread may write the outputs of its panels concurrently.
     unsafe fn piece(&self, piece: usize) {
-        // SAFETY: the function is that of the matrix's layout; as the caller vouches.
+        // SAFETY: the function is that of the matrix's layout; the rest is upheld by the caller.
         MADE.with_borrow_mut(|made| unsafe { (self.work)(self, piece, made) });
     }
 
@@ -141,12 +150,13 @@ impl<'a, 'r> Product<'a, 'r> {
             let groups = all.div_ceil(self.panels);
             let (first, panels) = (piece / groups * block, some(piece % groups));
             let rows = first..out.rows().min(first + block);
-            // SAFETY: the level takes so many rows, and they exist; the caller vouches for the outputs.
+            // SAFETY: `pairs::takes` held for this level and row count, and the rows exist; the
+            // caller guarantees the outputs.
             return unsafe { many_rows::<L>(level, (w, panels), x, rows, made, out) };
         }
         for n in some(piece) {
             let panel = Panel { bytes: w.panel(n, &mut made[0]), first: n * LANES };
-            // SAFETY: the rows exist; the caller vouches for the outputs.
+            // SAFETY: the rows exist; the caller guarantees the outputs.
             unsafe { few_rows::<L>(level, &panel, x, out) };
         }
     }

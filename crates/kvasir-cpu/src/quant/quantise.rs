@@ -1,4 +1,8 @@
-//! A superblock of one row of activations as integers.
+//! Quantizes one superblock of activations to int8: `scale = max |x| / 127`, codes rounded to
+//! nearest even.
+//!
+//! Also writes the negated code sums that kernels need. The AVX-512 version has the bits of the
+//! plain loop; the test compares them on ties, extremes and NaNs.
 
 use super::activations::{Sums, Words};
 use super::format::SUPER;
@@ -6,33 +10,36 @@ use crate::Level;
 use crate::halves::ROUND;
 use crate::level::per_level;
 
-/// Where the numbers of a superblock of one row go.
+/// Destinations of one row's quantized superblock.
 pub(super) struct Places {
-    /// Four lines of 64 integers, a tile (1024 bytes) apart.
+    /// Four lines of 64 codes, a tile (1024 bytes) apart.
     pub(super) codes: *mut i8,
     pub(super) scale: *mut f32,
     pub(super) sums: *mut Sums,
-    /// 32 bf16.
+    /// 32 bf16: the two exact parts of the sums of 16 inputs.
     pub(super) parts: *mut u16,
-    /// Those that kernels of few rows take, if the row can be one of few.
+    /// The 16-bit codes for GEMV, if the row is one of the first.
     pub(super) words: Option<*mut Words>,
 }
 
-/// Integers in -127..=127, their scale, and what kernels need of their sums. Ties round to even.
+/// Writes codes in `-127..=127`, their scale and their sums. Ties round to even; NaNs do not affect
+/// the scale.
 ///
 /// # Safety
-/// The places must be valid for writes and nobody else's meanwhile; codes and parts may have any alignment.
+/// All destinations must be valid for writes and exclusive to this call. Codes and parts may be
+/// unaligned.
 pub(super) unsafe fn quantise(level: Level, x: &[f32; SUPER], to: &Places) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx512Vnni {
-        // SAFETY: the caller's places; the level was found on this machine.
+        // SAFETY: the caller's destinations; the level was detected on this machine.
         return unsafe { wide::quantise(x, to) };
     }
-    // SAFETY: the caller's places.
+    // SAFETY: the caller's destinations.
     unsafe { by_compiler(level, x, to) };
 }
 
-/// The scale for a largest absolute value, and its inverse; both 0 if there is none.
+/// The scale for a maximum absolute value, and its inverse; both 0 if the scale would not be
+/// normal.
 #[inline(always)]
 fn scales(largest: f32) -> (f32, f32) {
     let scale = largest / 127.0;
@@ -43,7 +50,7 @@ fn scales(largest: f32) -> (f32, f32) {
 /// As for [`quantise`].
 #[inline(always)]
 unsafe fn body(x: &[f32; SUPER], to: &Places) {
-    // Sixteen at a time, so that compilers find vectors.
+    // 16 lanes at a time, so that the loop vectorizes.
     let mut most = [0f32; 16];
     for x in x.as_chunks::<16>().0 {
         most.iter_mut().zip(x).for_each(|(most, v)| *most = if v.abs() > *most { v.abs() } else { *most });
@@ -57,11 +64,11 @@ unsafe fn body(x: &[f32; SUPER], to: &Places) {
         sums.of_16[i] = sum;
         sums.of_32[i / 2] += sum;
         sums.lifted += 128 * i32::from(sum);
-        // Both parts have at most eight significant bits, so bf16 holds them exactly.
+        // Both parts have at most eight significant bits, so they are exact in bf16.
         parts[i] = f32::from(sum & !15).to_bits().wrapping_shr(16) as u16;
         parts[16 + i] = f32::from(sum & 15).to_bits().wrapping_shr(16) as u16;
     }
-    // SAFETY: the caller's places.
+    // SAFETY: the caller's destinations.
     unsafe {
         for (step, line) in codes.as_chunks::<64>().0.iter().enumerate() {
             to.codes.add(step * 1024).cast::<[i8; 64]>().write_unaligned(*line);
@@ -89,13 +96,14 @@ mod wide {
     use std::arch::x86_64::*;
 
     /// # Safety
-    /// As for [`super::quantise`], and the machine must have the instructions.
+    /// As for [`super::quantise`], and the CPU must support the target features.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) unsafe fn quantise(x: &[f32; SUPER], to: &Places) {
         let mut largest = [_mm512_setzero_ps(); 4];
         let x = x.as_chunks::<16>().0;
         for (i, x) in x.iter().enumerate() {
-            // SAFETY: 16 floats. Of a NaN and a number the instruction takes the second, so NaNs are passed over.
+            // SAFETY: 16 floats. `vmaxps` returns the second operand if one is NaN, so NaNs are
+            // skipped.
             let v = unsafe { _mm512_loadu_ps(x.as_ptr()) };
             largest[i % 4] = _mm512_max_ps(_mm512_abs_ps(v), largest[i % 4]);
         }
@@ -122,7 +130,7 @@ mod wide {
             _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(v))
         };
         let low = _mm512_set1_epi32(15);
-        // SAFETY: the caller's places.
+        // SAFETY: the caller's destinations.
         unsafe {
             for (step, line) in lines.iter().enumerate() {
                 _mm512_storeu_si512(to.codes.add(step * 1024).cast(), *line);
@@ -144,16 +152,16 @@ mod wide {
         }
     }
 
-    /// The negated sums of 16 runs of 16 signed bytes.
+    /// Negated sums of 16 runs of 16 signed bytes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     fn negated_sums(lines: &[__m512i; 4]) -> __m512i {
         let zero = _mm512_setzero_si512();
-        // Bytes are made unsigned; each sum of eight lies in a lane of 64 bits.
+        // Bytes are offset to unsigned; `vpsadbw` leaves sums of eight in 64-bit lanes.
         let eights = lines.map(|l| _mm512_sad_epu8(_mm512_xor_si512(l, _mm512_set1_epi8(-128)), zero));
         let two = |a, b| _mm512_add_epi64(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
         let (first, second) = (two(eights[0], eights[1]), two(eights[2], eights[3]));
-        // In lane i of 128 bits: run i of line 0, of line 2, of line 1, of line 3.
+        // 128-bit lane `i` holds run `i` of lines 0, 2, 1 and 3.
         let mixed = _mm512_or_si512(first, _mm512_slli_epi64::<32>(second));
         let order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15);
         _mm512_sub_epi32(_mm512_set1_epi32(16 * 128), _mm512_permutexvar_epi32(order, mixed))
@@ -183,7 +191,7 @@ mod tests {
             parts: parts.as_mut_ptr(),
             words: Some(&mut words),
         };
-        // SAFETY: all places are this function's own.
+        // SAFETY: all destinations are local to this function.
         unsafe { quantise(level, x, &places) };
         Made { codes, scale: scale.to_bits(), sums, parts, words }
     }
@@ -196,7 +204,7 @@ mod tests {
             (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
         };
         let mut rows: Vec<[f32; SUPER]> = (0..200).map(|_| std::array::from_fn(|_| next())).collect();
-        // Ties, nothing, one number, extremes, what is no number.
+        // Ties, all zeros, a single value, extremes, NaNs.
         rows.push(std::array::from_fn(|i| if i == 0 { 127.0 } else { i as f32 / 2.0 - 63.5 }));
         rows.push([0.0; SUPER]);
         rows.push(std::array::from_fn(|i| if i == 77 { -3.0 } else { 0.0 }));

@@ -1,4 +1,8 @@
-//! Superblocks of 16 rows, read out of the bytes of a published encoding.
+//! Decodes superblocks of 16 rows from GGUF and MXFP4 encodings to integer codes, scales and mins.
+//!
+//! K types keep their stored integers. The 32-weight types (Q4_0 to Q8_0, IQ4_NL) have a float
+//! scale per block; these become integer multiples of a bf16 unit per superblock (`whole`). MXFP4
+//! scales become `64 >> (largest - own)`.
 
 use super::format::{Codes, Format, SUPER};
 use crate::halves::{ROUND, half, high_half};
@@ -6,10 +10,11 @@ use crate::tile::LANES;
 use kvasir_formats::DType;
 use kvasir_formats::encoding::{iq4_xs_scale, q3_k_scale, q45_k_scale_min};
 
-/// 256 weights of each of 16 rows as integers. Signed codes are in two's complement, in the low bits of their bytes.
+/// Decoded superblocks of 16 rows. Signed codes are in two's complement, in the low bits of their
+/// bytes.
 pub(super) struct Supers {
     pub(super) code: [[u8; SUPER]; LANES],
-    /// Of each sub-block, for all rows.
+    /// Scales: `[sub-block][row]`.
     pub(super) scale: [[i16; LANES]; 16],
     pub(super) min: [[i16; LANES]; 16],
     pub(super) d: [u16; LANES],
@@ -22,7 +27,8 @@ impl Supers {
         Self { code: [[0; SUPER]; LANES], scale, min, d: [0; LANES], dmin: [0; LANES] }
     }
 
-    /// The superblocks in `rows`: each has 256 weights or, at the end of a row, fewer. Weights that are not there are zero.
+    /// Decodes the superblocks in `rows`, 256 weights each, or fewer at the end of a row. Absent
+    /// weights are zero.
     #[inline(always)]
     pub(super) fn read(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
         match dtype {
@@ -39,10 +45,12 @@ impl Supers {
     }
 
     #[inline(always)]
+    /// K types and IQ4_XS: superblocks of 256 weights with integer scales.
     fn k_rows(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
         for (lane, bytes) in rows.iter().enumerate() {
             let mut row = Row { code: &mut self.code[lane], scale: [0; 16], min: [0; 16], d: 0, dmin: 0 };
-            // No function is handed over here: it would not be built for the level's instructions.
+            // No function pointers: they would not be compiled with the ISA level's target
+            // features.
             if bytes.len() < dtype.block_bytes() {
                 row.code.fill(0);
             } else if dtype == DType::Q2K {
@@ -65,7 +73,7 @@ impl Supers {
         }
     }
 
-    /// Eight blocks of `B` bytes a row, each with a scale of its own.
+    /// 32-weight types: eight blocks of `B` bytes per row, each with a float scale.
     #[inline(always)]
     fn legacy<const B: usize>(&mut self, format: Format, rows: &[&[u8]; LANES]) {
         let (mut d, mut m) = ([[0u16; LANES]; 8], [[0u16; LANES]; 8]);
@@ -98,7 +106,7 @@ impl Supers {
         }
     }
 
-    /// Eight blocks a row, each with a power of two as its scale: the largest is 64 units.
+    /// MXFP4: eight blocks per row with power-of-two scales; the largest becomes 64 units.
     #[inline(always)]
     fn mxfp4(&mut self, format: Format, rows: &[&[u8]; LANES]) {
         for (lane, bytes) in rows.iter().enumerate() {
@@ -116,12 +124,12 @@ impl Supers {
                 nibbles_of(block, format, code);
                 self.scale[b][lane] = 64 >> (largest - block[0]).min(7);
             }
-            // A bf16 of 2^(largest - 128) / 64; zero where that is no normal number.
+            // bf16 of `2^(largest - 128) / 64`; zero if that is not normal.
             self.d[lane] = u16::from(largest.saturating_sub(7)) << 7;
         }
     }
 
-    /// Codes of eight bits become what they are multiplied as.
+    /// Unpacks 8-bit codes to `v + 128`: `code * scale >> 15`, rounded.
     #[inline(always)]
     fn open(&mut self) {
         for (lane, codes) in self.code.iter_mut().enumerate() {
@@ -135,7 +143,7 @@ impl Supers {
     }
 }
 
-/// What is read of one row.
+/// One row's decoded superblock.
 struct Row<'a> {
     code: &'a mut [u8; SUPER],
     scale: [i16; 16],
@@ -144,10 +152,11 @@ struct Row<'a> {
     dmin: u16,
 }
 
-/// A one in every byte of a number of 16: bytes are worked on together in such numbers, which compilers would gather one by one.
+/// 1 in every byte of a u128. SIMD within a register: the compiler would otherwise gather bytes one
+/// by one.
 pub(super) const ONES: u128 = u128::MAX / 255;
 
-/// 32 bytes as two numbers.
+/// Loads 32 bytes as two u128.
 #[inline(always)]
 fn numbers(bytes: &[u8], at: usize) -> [u128; 2] {
     let part = bytes[at..at + 32].as_chunks::<16>().0;
@@ -159,12 +168,12 @@ fn put(code: &mut [u8; 32], numbers: [u128; 2]) {
     code.as_chunks_mut::<16>().0.iter_mut().zip(numbers).for_each(|(c, n)| *c = n.to_le_bytes());
 }
 
-/// Codes of four bits, and the fifths where there are some.
+/// 4-bit codes, and the fifth bits of 5-bit types.
 #[inline(always)]
 fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 32]) {
     let Some(stored) = block.last_chunk::<16>() else { return };
     let stored = u128::from_le_bytes(*stored);
-    // Less half of their range, integers are what they were but for the highest bit.
+    // Subtracting half of the range is flipping the highest bit.
     let highest = if format.codes == Codes::Signed { ONES << (format.bits - 1) } else { 0 };
     put(code, [stored, stored >> 4].map(|q| q & (ONES * 15) ^ highest));
     if format.bits == 5 {
@@ -195,7 +204,8 @@ fn q3_k(b: &[u8], row: &mut Row<'_>) {
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let (low, high) = (numbers(b, 32 + part / 4 * 32), numbers(b, 0));
         let codes = |i: usize| low[i] >> (part % 4 * 2) & (ONES * 3) | (high[i] >> part & ONES) << 2;
-        // Less four; the highest bit lends, so that no byte takes from the next.
+        // Subtracts 4 from each byte; bit 7 absorbs the borrow, so that bytes do not affect each
+        // other.
         put(code, [0, 1].map(|i| ((codes(i) | (ONES * 128)) - ONES * 4) ^ (ONES * 128)));
     }
     row.d = bits_at(b, 108);
@@ -250,12 +260,14 @@ fn bits_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// The largest multiples of a unit that scales are: where they are stored, and where they are only used.
+/// Largest integer scale: where scales are stored (int8), and where they are only used for
+/// unpacking (below).
 const COARSE: f32 = 127.0;
-/// 128 times it, shifted by 15 bits, is still less than 128.
+/// Largest 16-bit scale: `128 * FINE >> 15`, rounded, is still below 128.
 pub(super) const FINE: f32 = 32511.0;
 
-/// Eight blocks' scales as whole multiples, at most `most`, of a bf16 unit for each row; returns the units.
+/// Writes eight blocks' scales as integer multiples, at most `most`, of a bf16 unit per row;
+/// returns the units.
 #[inline(always)]
 fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) -> [u16; LANES] {
     let (mut values, mut largest) = ([[0f32; LANES]; 8], [0f32; LANES]);
@@ -272,7 +284,7 @@ fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) ->
     }
     for (out, values) in out.iter_mut().zip(&values) {
         for lane in 0..LANES {
-            // What is no number becomes one.
+            // `min` and `max` return the other operand for NaN.
             let whole = most.min((values[lane] * inverse[lane]).max(-most));
             out[lane] = (whole + ROUND).to_bits() as i16;
         }
@@ -280,7 +292,7 @@ fn whole(scales: &[[u16; LANES]; 8], most: f32, out: &mut [[i16; LANES]; 16]) ->
     units
 }
 
-/// The least bf16 that is not below a number, and its inverse: zeros if it is not normal.
+/// The smallest bf16 not below `exact`, and its inverse; zeros if it is not normal.
 #[inline(always)]
 pub(super) fn unit(exact: f32) -> (f32, f32) {
     let one = f32::from_bits(exact.to_bits().wrapping_add(0xffff) & 0xffff_0000);

@@ -1,3 +1,8 @@
+//! Tests of the integer GEMM and GEMV: every format, ISA level, row count and packing state gives
+//! the bits of the portable kernel, close to an f64 product with the dequantized weights. Also:
+//! unpacking ahead, the fused gate and up projection, MXFP4 and 16-bit accuracy, and the classes of
+//! prefetch tuners.
+
 use super::*;
 use crate::Team;
 use crate::first::First;
@@ -6,7 +11,7 @@ use crate::random_weights::scales_at;
 use crate::tile::LANES;
 use kvasir_formats::{DType, encoding};
 
-/// A small generator, so that cases are the same everywhere.
+/// A deterministic generator, so that cases are reproducible.
 struct Rng(u64);
 
 impl Rng {
@@ -35,7 +40,7 @@ const TYPES: [DType; 13] = [
     DType::Iq4Xs,
 ];
 
-/// Random bytes of an encoding, with scales of a sensible size.
+/// Random encoded rows with scales of plausible size.
 fn random_rows(rng: &mut Rng, dtype: DType, rows: usize, inputs: usize) -> Vec<u8> {
     let n = rows * inputs / dtype.block_len();
     let mut bytes: Vec<u8> = (0..n * dtype.block_bytes()).map(|_| rng.next() as u8).collect();
@@ -59,7 +64,7 @@ struct Case {
     inputs: Vec<f32>,
 }
 
-/// Every encoding in its own format, and some in the one that small matrices have: it comes of decoded weights.
+/// Every encoding in its own format, and some in the 16-bit format of small matrices.
 fn formats() -> impl Iterator<Item = (DType, Format)> {
     let own = TYPES.into_iter().filter_map(|dtype| Some((dtype, Format::of(dtype)?)));
     own.chain([DType::Q8_0, DType::Q4K].map(|dtype| (dtype, Format::FINE)))
@@ -75,7 +80,7 @@ fn case(format: Format, dtype: DType, outputs: usize, inputs: usize, rows: usize
     let values: Vec<f32> = (0..rows * inputs).map(|_| rng.normal()).collect();
     let x = QuantActivations::new(rows, inputs).unwrap();
     for (r, row) in values.chunks_exact(inputs).enumerate() {
-        // SAFETY: one thread, rows below the number asked for.
+        // SAFETY: single-threaded; row indices are below the allocated count.
         unsafe { x.write_row(Level::detect(), r, row) };
     }
     Case { w, x, dense, inputs: values }
@@ -95,7 +100,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
         for (outputs, inputs) in [(35, 512), (16, 256), (64, 768)] {
             let case = case(format, dtype, outputs, inputs, 70);
             let reference = run(&case, Level::Portable, 70, 1);
-            // First where the rows lie, then packed in part, then packed.
+            // First read in place, then partly packed, then packed.
             for packed in 0..3 {
                 for level in Level::available() {
                     for rows in [1, 2, 3, 4, 5, 7, 16, 17, 32, 33, 48, 49, 70] {
@@ -132,12 +137,13 @@ fn results_are_those_of_the_decoded_weights() {
                 worst = worst.max((f64::from(got[row * 40 + o]) - exact).abs() / size);
             }
         }
-        // Eight bits of activations: an error of a few parts in a hundred of one output's standard deviation.
+        // Int8 activations: an error of a few percent of one output's standard deviation.
         assert!(worst < 0.06, "{dtype}: {worst}");
     }
 }
 
-/// Kernels open what the thread probably multiplies next. It may be told to multiply something else, at another level.
+/// Kernels unpack the probable next panels ahead. The thread may multiply other panels next, at
+/// another ISA level.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn what_is_opened_ahead_serves_its_own_panels_alone() {
@@ -151,7 +157,7 @@ fn what_is_opened_ahead_serves_its_own_panels_alone() {
             Level::available().filter(|level| pairs::takes(*level, format, rows)).collect();
         let mut made = [panels::Room::new(), panels::Room::new()];
         let pieces = [(0, 0), (0, 2), (1, 2), (1, 4), (0, 4), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (1, 6)];
-        // One level on all pieces, and levels in turns.
+        // One ISA level for all work items, and alternating levels.
         for turn in 0..2 * levels.len() {
             for (n, (which, first)) in pieces.into_iter().enumerate() {
                 let (case, wanted) = (&both[which], &wanted[which]);
@@ -160,7 +166,8 @@ fn what_is_opened_ahead_serves_its_own_panels_alone() {
                 let mut out = vec![f32::NAN; rows * outputs];
                 let to = Output::new(&mut out, rows, outputs, outputs);
                 let some = (case.w.packed_reader().unwrap(), first..end);
-                // SAFETY: the level takes so many rows, which are there; nobody else has the outputs.
+                // SAFETY: the level supports the row count, the rows exist, and no other thread has
+                // the outputs.
                 layouts::with_layout!(format, L => unsafe {
                     many_rows::<L>(level, some, &case.x, 0..rows, &mut made, &to);
                 });
@@ -202,7 +209,7 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             let mut y = vec![f32::NAN; rows * inner];
             crate::rows::gate(level, &product(&gate.w), &product(&up.w), gated.activation, &mut y);
             for (r, row) in y.chunks_exact(inner).enumerate() {
-                // SAFETY: one thread, rows below the number asked for.
+                // SAFETY: single-threaded; row indices are below the allocated count.
                 unsafe { apart.write_row(level, r, row) };
             }
             let of = |x: &QuantActivations| {
@@ -216,13 +223,13 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
     }
 }
 
-/// What the weights of one input are used as: it alone is an activation of 127 times its scale, 1.
+/// The effective weights of one input: a one-hot activation is quantized to 127 with scale 1/127.
 fn column(case: &Case, input: usize) -> Vec<f32> {
     let (outputs, inputs) = (case.w.outputs, case.dense.len() / case.w.outputs);
     let x = QuantActivations::new(1, inputs).unwrap();
     let mut row = vec![0.0; inputs];
     row[input] = 1.0;
-    // SAFETY: one thread, the only row.
+    // SAFETY: single-threaded, the only row.
     unsafe { x.write_row(Level::detect(), 0, &row) };
     let mut got = vec![f32::NAN; outputs];
     let mut out = Output::new(&mut got, 1, outputs, outputs);
@@ -235,7 +242,8 @@ fn floats_of_four_bits_keep_their_values_within_three_powers_of_two() {
     let (outputs, inputs) = (35, 416);
     let mut bytes = random_rows(&mut Rng(7), DType::Mxfp4, outputs, inputs);
     for (n, block) in bytes.chunks_exact_mut(17).enumerate() {
-        // One range for each row; of powers below 8 the unit would not be a normal number.
+        // One exponent range per row; with a largest scale byte below 8 the unit would not be a
+        // normal number.
         let least = [7, 100, 120, 240][n / 13 % 4];
         block[0] = least + block[0] % 4;
     }
@@ -281,7 +289,7 @@ fn a_reader_knows_what_was_packed_when_it_was_made() {
     let case = case(Format::Q4_0, DType::Q4_0, 64, 256, 16);
     let team = Team::new(1);
     case.w.read(&team, |reader| {
-        // As another engine does it between two pieces of this one's work.
+        // As another engine may do between two work items of this one.
         while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {}
         assert!(case.w.is_packed() && !reader.is_packed());
     });
@@ -296,7 +304,7 @@ fn one_row_does_not_ask_as_many_do() {
     let same = |a, b| of(4, a) == of(4, b);
     assert!(same(1, 1) && same(2, 3) && same(4, 8) && same(8, 32));
     assert!(!same(1, 2) && !same(3, 4));
-    // Nor do long panels as short ones do.
+    // Nor do long and short panels share a tuner.
     assert!(of(8, 1) == of(12, 1) && of(4, 1) != of(12, 1) && of(0, 1) == of(1, 1));
     assert!(of(128, 1) == of(1 << 20, 1));
 }

@@ -1,13 +1,16 @@
+//! Transposes the codes of 16 rows to lines of four inputs x 16 outputs, the layout of byte dot
+//! products.
+
 use super::format::SUPER;
 use crate::Level;
 use crate::tile::LANES;
 
-/// Codes of 16 rows to lines of four inputs of each row: line `i` has inputs `4 i .. 4 i + 4`.
+/// Line `i` gets inputs `4 i .. 4 i + 4` of each row.
 #[inline(always)]
 pub(super) fn transpose(level: Level, code: &[[u8; SUPER]; LANES], lines: &mut [[u8; 64]; 64]) {
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx512Vnni {
-        // SAFETY: the level was found on this machine.
+        // SAFETY: the level was detected on this machine.
         return unsafe { wide::transpose(code, lines) };
     }
     let _ = level;

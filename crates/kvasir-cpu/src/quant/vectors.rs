@@ -1,15 +1,21 @@
-//! What the kernels need of vectors, under the same names for both widths.
+//! Integer vector operations of the quantized kernels, under the same names for AVX-512, AVX2 and
+//! AVX-VNNI.
+//!
+//! `products!` defines the byte dot product that fits a layout. `LIFT` is what makes weights
+//! unsigned: 128 for `vpdpbusd` (unsigned x signed), 0 for the AVX2 fallback, which multiplies
+//! magnitudes by sign-adjusted activations.
 
 use super::activations::Sums;
 use super::layouts::Layout;
 use crate::vectors::operations;
 
-/// Four lanes, in one line of memory.
+/// Four 16-byte lanes: one cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Lanes([[u8; 16]; 4]);
 
-/// Where every fourth output's scale is among 16, for a lane each: in the high bytes, nothing in the low ones.
+/// Shuffle indices that move every fourth output's scale to its lane, into the high byte of each
+/// 16-bit element, with zero in the low byte.
 static PLACES: [Lanes; 4] = {
     let mut all = [Lanes([[0x80; 16]; 4]); 4];
     let mut at = 0;
@@ -21,22 +27,22 @@ static PLACES: [Lanes; 4] = {
     all
 };
 
-/// Products of four bytes as a layout's weights need them.
+/// The byte dot product, and its offset correction, for a layout.
 macro_rules! products {
     ($features:literal) => {
-        /// What is added to weights that [`add`] multiplies.
+        /// Offset of the weights that `add` multiplies.
         pub(in super::super) const fn lift<L: Layout>() -> i32 {
             if L::FORMAT.lift() < LIFT { L::FORMAT.lift() } else { LIFT }
         }
 
-        /// What sums of a row's superblock begin with: what its weights' lift adds is taken out.
+        /// Initial value of a row's superblock sums: minus what the lift of its weights will add.
         #[inline]
         #[target_feature(enable = $features)]
         pub(in super::super) fn unlifted<L: Layout>(sums: &Sums) -> Ints {
             if lift::<L>() == 0 { zero() } else { all32(sums.lifted) }
         }
 
-        /// Adds the sums of four products of weights, which are lifted, and activations.
+        /// `sum + dot4(w, x)` per 32-bit lane; `w` is lifted.
         #[inline]
         #[target_feature(enable = $features)]
         pub(in super::super) fn add<L: Layout>(sum: Ints, w: Ints, x: Ints) -> Ints {
@@ -45,7 +51,7 @@ macro_rules! products {
     };
 }
 
-/// A vector of 64 bytes, opened, holds four inputs of all 16 outputs of a panel.
+/// AVX-512 VNNI: an unpacked vector of 64 bytes holds four inputs of all 16 outputs of a panel.
 pub(super) mod v512 {
     use super::{Layout, Sums, operations};
     use std::arch::x86_64::*;
@@ -54,11 +60,11 @@ pub(super) mod v512 {
         Numbers as Floats, Words as Ints, all as all_floats, fused, load, load_numbers as load_floats,
         none as zero_floats, picked, store, store_numbers as store_floats, turned, zero,
     };
-    /// Vectors that a panel's outputs fill.
+    /// Vectors per line of a panel.
     pub(in super::super) const HALVES: usize = 1;
-    /// Sums in turn that keep the multiplier busy with one row.
+    /// Independent accumulators that hide the dot product's latency with one row.
     pub(in super::super) const CHAINS: usize = 4;
-    /// What is added to weights that [`add_signed`] multiplies: one of its operands is unsigned.
+    /// Offset of the weights that `add_signed` multiplies: the first operand is unsigned.
     pub(in super::super) const LIFT: i32 = 128;
     pub(in super::super) use self::{add_fours as add_signed, add_fours as add_unsigned};
 
@@ -69,28 +75,29 @@ pub(super) mod v512 {
         fn or(a: Ints, b: Ints) -> Ints = _mm512_or_si512(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm512_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm512_srl_epi16(v, _mm_cvtsi32_si128(by));
-        /// Integers of 16 bits, which fit, as bytes: in each lane those of the first, then those of the second.
+        /// Narrows 16-bit integers that fit to bytes: in each lane those of `a`, then those of `b`.
         fn narrowed(a: Ints, b: Ints) -> Ints = _mm512_packs_epi16(a, b);
-        /// Of each lane of a table the bytes at these places, which are below 16.
+        /// Table lookup (`pshufb`) within each 16-byte lane; indices must be below 16.
         fn looked_up(table: Ints, places: Ints) -> Ints = _mm512_shuffle_epi8(table, places);
-        /// The same of the second table where bytes have a certain bit.
+        /// Lookup in the second table where bit `bit` of `bytes` is set, else in the first.
         fn looked_up_in(tables: [Ints; 2], places: Ints, bytes: Ints, bit: usize) -> Ints = {
             let second = _mm512_test_epi8_mask(bytes, all8((1u8 << bit) as i8));
             _mm512_mask_shuffle_epi8(looked_up(tables[0], places), second, tables[1], places)
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
-        /// Two integers of 16 bits to a word.
+        /// Packs the low 16 bits of `a` and `b` into each 32-bit word.
         fn pair(a: Ints, b: Ints) -> Ints = or(and(a, all32(0xffff)), left32(b, 16));
         fn times16(a: Ints, b: Ints) -> Ints = _mm512_mullo_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm512_add_epi32(a, b);
-        /// Products of 16 bits, shifted right by 15 and rounded, halves up.
+        /// `(a * b + 2^14) >> 15` in 16 bits (`pmulhrsw`).
         fn high_product(a: Ints, b: Ints) -> Ints = _mm512_mulhrs_epi16(a, b);
-        /// Adds the sums of pairs of products of 16 bits.
+        /// `sum + dot2(a, b)`: 16-bit pairs to 32 bits.
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpwssd_epi32(sum, a, b);
-        /// Adds the sums of four products of unsigned bytes and signed ones.
+        /// `sum + dot4(a, b)`: unsigned bytes `a`, signed bytes `b` (`vpdpbusd`).
         fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpbusd_epi32(sum, a, b);
         fn xor(a: Ints, b: Ints) -> Ints = _mm512_xor_si512(a, b);
-        /// The sum of each vector's words in a lane, the first vector's in the lane's first word.
+        /// Horizontal sums within each 16-byte lane: word `i` of a lane is the sum of `v[i]`'s
+        /// words there.
         fn sums_in_lanes(v: [Ints; 4]) -> Ints = {
             let two = |a, b| add32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
             let (first, last) = (two(v[0], v[1]), two(v[2], v[3]));
@@ -109,28 +116,28 @@ pub(super) mod v512 {
     products! { "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni" }
 
     operations! { "avx512f,avx512bw":
-        /// Signed bytes in 16 bits: of each two the first, then the second.
+        /// Sign-extends bytes to 16 bits: even bytes, then odd bytes.
         fn words(bytes: Ints) -> [Ints; 2] =
             [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)];
-        /// The bytes that [`words`] takes apart.
+        /// Inverse of `words`: interleaves even and odd bytes.
         fn bytes(words: [Ints; 2]) -> Ints = {
             let odd = _mm512_slli_epi16::<8>(words[1]);
             _mm512_ternarylogic_epi32::<0xf8>(odd, words[0], _mm512_set1_epi16(0xff))
         };
     }
 
-    /// Stores those numbers that `lanes` has a bit for.
+    /// Stores the numbers whose bit in `lanes` is set.
     ///
     /// # Safety
-    /// All that it has bits for must be writable at `at`.
+    /// The selected numbers must be writable at `at`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(in super::super) unsafe fn store_some(at: *mut f32, lanes: u16, v: Floats) {
-        // SAFETY: the caller has room for them.
+        // SAFETY: the caller's memory.
         unsafe { _mm512_mask_storeu_ps(at, lanes, v) }
     }
 
-    /// 16 bytes in each lane.
+    /// Broadcasts 16 bytes to every lane.
     ///
     /// # Safety
     /// 16 bytes must be readable at `at`.
@@ -141,7 +148,7 @@ pub(super) mod v512 {
         unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(at.cast())) }
     }
 
-    /// Of 16 bytes in each lane the one of its `n`th output, in the high halves of 16 bits.
+    /// Spreads the byte of each lane's `n`th output over the high halves of its 16-bit elements.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(in super::super) fn spread(v: Ints, _: usize, n: usize) -> Ints {
@@ -149,7 +156,7 @@ pub(super) mod v512 {
         picked(v, unsafe { load(super::PLACES[n].0.as_flattened().as_ptr()) })
     }
 
-    /// As many signed bytes as there are outputs, each in 32 bits.
+    /// Sign-extends 16 bytes, one per output, to 32 bits.
     ///
     /// # Safety
     /// 16 bytes must be readable at `at`.
@@ -160,7 +167,8 @@ pub(super) mod v512 {
         unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())) }
     }
 
-    /// A signed byte for each output, and another 16 bytes behind, as integers of 16 bits of one word.
+    /// Combines, per output, the byte at `at` and the one 16 bytes later as two 16-bit integers of
+    /// one word.
     ///
     /// # Safety
     /// 32 bytes must be readable at `at`.
@@ -183,7 +191,7 @@ pub(super) mod v512 {
         }
     }
 
-    /// 16 bits for each output.
+    /// Loads 16 bits per output.
     ///
     /// # Safety
     /// 32 bytes must be readable at `at`.
@@ -195,13 +203,14 @@ pub(super) mod v512 {
     }
 }
 
-/// The same for processors that permute on several ports, as those with dot products of bf16 pairs do.
+/// AVX-512 BF16 CPUs (Zen 4): as `v512`, but with shuffle-only transposes, as they shuffle on
+/// several ports.
 pub(super) mod v512_bf16 {
     pub(in super::super) use super::v512::*;
     pub(in super::super) use crate::vectors::v512::turned_by_permutations as turned;
 }
 
-/// A vector of 32 bytes, opened, holds four inputs of eight of a panel's outputs.
+/// AVX2: an unpacked vector of 32 bytes holds four inputs of eight of a panel's outputs.
 pub(super) mod v256 {
     use super::{Layout, Sums, operations};
     use std::arch::x86_64::*;
@@ -210,11 +219,11 @@ pub(super) mod v256 {
         Numbers as Floats, Words as Ints, all as all_floats, fused, load, load_numbers as load_floats,
         none as zero_floats, picked, store, store_numbers as store_floats, turned, zero,
     };
-    /// Vectors that a panel's outputs fill.
+    /// Vectors per line of a panel.
     pub(in super::super) const HALVES: usize = 2;
-    /// Sums in turn that keep the multiplier busy with one row: an addition takes one cycle.
+    /// Independent accumulators per row: one, as an addition has a latency of one cycle.
     pub(in super::super) const CHAINS: usize = 1;
-    /// What is added to weights that [`add_signed`] multiplies: nothing, they stay signed.
+    /// Offset of the weights that `add_signed` multiplies: none, they stay signed.
     pub(in super::super) const LIFT: i32 = 0;
 
     operations! { "avx2,fma,f16c":
@@ -224,35 +233,37 @@ pub(super) mod v256 {
         fn or(a: Ints, b: Ints) -> Ints = _mm256_or_si256(a, b);
         fn left16(v: Ints, by: i32) -> Ints = _mm256_sll_epi16(v, _mm_cvtsi32_si128(by));
         fn right16(v: Ints, by: i32) -> Ints = _mm256_srl_epi16(v, _mm_cvtsi32_si128(by));
-        /// Signed bytes in 16 bits as bytes: of each two the first vector's, then the second's.
+        /// Interleaves bytes from 16-bit elements: even bytes of `words[0]`, odd bytes of
+        /// `words[1]`.
         fn bytes(words: [Ints; 2]) -> Ints =
             _mm256_or_si256(_mm256_slli_epi16::<8>(words[1]), and(words[0], all16(0xff)));
-        /// Integers of 16 bits, which fit, as bytes: in each lane those of the first, then those of the second.
+        /// Narrows 16-bit integers that fit to bytes: in each lane those of `a`, then those of `b`.
         fn narrowed(a: Ints, b: Ints) -> Ints = _mm256_packs_epi16(a, b);
-        /// Of each lane of a table the bytes at these places, which are below 16.
+        /// Table lookup (`pshufb`) within each 16-byte lane; indices must be below 16.
         fn looked_up(table: Ints, places: Ints) -> Ints = _mm256_shuffle_epi8(table, places);
-        /// The same of the second table where bytes have a certain bit.
+        /// Lookup in the second table where bit `bit` of `bytes` is set, else in the first.
         fn looked_up_in(tables: [Ints; 2], places: Ints, bytes: Ints, bit: usize) -> Ints = {
             let second = left16(bytes, 7 - bit as i32);
             _mm256_blendv_epi8(looked_up(tables[0], places), looked_up(tables[1], places), second)
         };
         fn left32(v: Ints, by: i32) -> Ints = _mm256_sll_epi32(v, _mm_cvtsi32_si128(by));
-        /// Two integers of 16 bits to a word.
+        /// Packs the low 16 bits of `a` and `b` into each 32-bit word.
         fn pair(a: Ints, b: Ints) -> Ints = or(and(a, all32(0xffff)), left32(b, 16));
         fn times16(a: Ints, b: Ints) -> Ints = _mm256_mullo_epi16(a, b);
         fn add32(a: Ints, b: Ints) -> Ints = _mm256_add_epi32(a, b);
-        /// Products of 16 bits, shifted right by 15 and rounded, halves up.
+        /// `(a * b + 2^14) >> 15` in 16 bits (`pmulhrsw`).
         fn high_product(a: Ints, b: Ints) -> Ints = _mm256_mulhrs_epi16(a, b);
-        /// Adds the sums of pairs of products of 16 bits.
+        /// `sum + dot2(a, b)`: 16-bit pairs to 32 bits.
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
-        /// Adds the sums of four products of bytes up to 128 and signed ones above -128: pairs of them fit 16 bits.
+        /// `sum + dot4(a, b)` for `a <= 128` and `b > -128`: pairs of products fit 16 bits.
         fn add_unsigned(sum: Ints, a: Ints, b: Ints) -> Ints =
             add32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), all16(1)));
-        /// The same of signed bytes: products of sizes and of what has the sign of both.
+        /// `sum + dot4(a, b)` for signed bytes, as `|a| * sign(b, a)`.
         fn add_signed(sum: Ints, a: Ints, b: Ints) -> Ints =
             add_unsigned(sum, _mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
         fn xor(a: Ints, b: Ints) -> Ints = _mm256_xor_si256(a, b);
-        /// The sum of each vector's words in a lane, the first vector's in the lane's first word.
+        /// Horizontal sums within each 16-byte lane: word `i` of a lane is the sum of `v[i]`'s
+        /// words there.
         fn sums_in_lanes(v: [Ints; 4]) -> Ints = {
             let two = |a, b| add32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
             let (first, last) = (two(v[0], v[1]), two(v[2], v[3]));
@@ -270,14 +281,14 @@ pub(super) mod v256 {
 
     products! { "avx2,fma,f16c" }
 
-    /// Stores those numbers that the low eight of `lanes` have a bit for.
+    /// Stores the numbers whose bit in the low eight bits of `lanes` is set.
     ///
     /// # Safety
-    /// All that they have bits for must be writable at `at`.
+    /// The selected numbers must be writable at `at`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(in super::super) unsafe fn store_some(at: *mut f32, lanes: u16, v: Floats) {
-        // SAFETY: the caller has room for them.
+        // SAFETY: the caller's memory.
         unsafe {
             if lanes as u8 == u8::MAX {
                 return _mm256_storeu_ps(at, v);
@@ -288,7 +299,7 @@ pub(super) mod v256 {
         }
     }
 
-    /// 16 bytes in each lane.
+    /// Broadcasts 16 bytes to every lane.
     ///
     /// # Safety
     /// 16 bytes must be readable at `at`.
@@ -299,7 +310,8 @@ pub(super) mod v256 {
         unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(at.cast())) }
     }
 
-    /// Of 16 bytes in each lane the one of its `n`th output of a half, in the high halves of 16 bits.
+    /// Spreads the byte of each lane's `n`th output of a half over the high halves of its 16-bit
+    /// elements.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(in super::super) fn spread(v: Ints, half: usize, n: usize) -> Ints {
@@ -307,7 +319,7 @@ pub(super) mod v256 {
         picked(v, unsafe { load(super::PLACES[n].0[half * 2].as_ptr()) })
     }
 
-    /// As many signed bytes as a vector has outputs, each in 32 bits.
+    /// Sign-extends eight bytes, one per output, to 32 bits.
     ///
     /// # Safety
     /// Eight bytes must be readable at `at`.
@@ -318,7 +330,8 @@ pub(super) mod v256 {
         unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())) }
     }
 
-    /// A signed byte for each output, and another 16 bytes behind, as integers of 16 bits of one word.
+    /// Combines, per output, the byte at `at` and the one 16 bytes later as two 16-bit integers of
+    /// one word.
     ///
     /// # Safety
     /// Eight bytes must be readable at `at` and 16 behind it.
@@ -329,7 +342,7 @@ pub(super) mod v256 {
         unsafe { pair(widen(at), widen(at.add(16))) }
     }
 
-    /// 16 bits for each output.
+    /// Loads 16 bits per output.
     ///
     /// # Safety
     /// 16 bytes must be readable at `at`.
@@ -341,24 +354,24 @@ pub(super) mod v256 {
     }
 }
 
-/// The same with dot products of bytes and of 16 bits.
+/// AVX-VNNI: 256-bit vectors with dot products of bytes and of 16-bit pairs.
 pub(super) mod v256_dots {
     use super::{Layout, Sums, operations};
     use std::arch::x86_64::*;
 
     pub(in super::super) use super::v256::*;
-    /// Sums in turn that keep the multiplier busy with one row.
+    /// Independent accumulators that hide the dot product's latency with one row.
     pub(in super::super) const CHAINS: usize = 4;
-    /// What is added to weights that [`add_signed`] multiplies: one of its operands is unsigned.
+    /// Offset of the weights that `add_signed` multiplies: the first operand is unsigned.
     pub(in super::super) const LIFT: i32 = 128;
     pub(in super::super) use self::{add_fours as add_signed, add_fours as add_unsigned};
 
     products! { "avx2,fma,f16c,avxvnni" }
 
     operations! { "avx2,fma,f16c,avxvnni":
-        /// Adds the sums of pairs of products of 16 bits.
+        /// `sum + dot2(a, b)`: 16-bit pairs to 32 bits.
         fn add_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpwssd_avx_epi32(sum, a, b);
-        /// Adds the sums of four products of unsigned bytes and signed ones.
+        /// `sum + dot4(a, b)`: unsigned bytes `a`, signed bytes `b` (`vpdpbusd`).
         fn add_fours(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_dpbusd_avx_epi32(sum, a, b);
     }
 }
