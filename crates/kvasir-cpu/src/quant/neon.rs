@@ -94,6 +94,7 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
     }
     // SAFETY: zero.
     let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
+    // Shifts bits `from .. from + bits` of each 16-bit lane to bit `to`.
     // SAFETY: NEON is part of the aarch64 baseline.
     let moved = |v: uint8x16_t, from: usize, to: usize, bits: u32| unsafe {
         let v = vshlq_u16(vreinterpretq_u16_u8(v), vdupq_n_s16(to as i16 - from as i16));

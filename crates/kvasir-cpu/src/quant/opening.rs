@@ -165,6 +165,7 @@ macro_rules! opening {
             ) {
                 let f = L::FORMAT;
                 // Plain loops: closures mapped over arrays are not inlined here.
+                // SAFETY: the caller's superblock.
                 unsafe {
                     if f.is_open() {
                         for line in part * 8..(part + 1) * 8 {
