@@ -18,6 +18,7 @@ struct Config {
     rows: [u8; 16],
 }
 
+/// All eight tiles at full size: 16 rows x 64 bytes.
 const FULL: Config = Config {
     palette: 1,
     start_row: 0,
@@ -34,6 +35,7 @@ pub(crate) fn permitted() -> bool {
     leaves >= 0x1d && __cpuid_count(7, 0).edx & TILE_BITS == TILE_BITS && ask_for_tile_state()
 }
 
+/// Requests `XFEATURE_XTILE_DATA` with `arch_prctl`; false on other systems.
 #[cfg(target_os = "linux")]
 fn ask_for_tile_state() -> bool {
     const ARCH_PRCTL: usize = 158;
@@ -48,6 +50,7 @@ fn ask_for_tile_state() -> bool {
     result == 0
 }
 
+/// Requests `XFEATURE_XTILE_DATA` with `arch_prctl`; false on other systems.
 #[cfg(not(target_os = "linux"))]
 fn ask_for_tile_state() -> bool {
     false

@@ -31,6 +31,7 @@ unsafe impl Sync for Buffer {}
 const TAIL: usize = 256;
 /// Minimum size of a region that huge-page buffers share.
 const REGION: usize = 256 << 20;
+/// Size of a transparent huge page.
 const LARGE_PAGE: usize = 2 << 20;
 /// Granularity of buffers within a region: the largest base page of the target's systems, because
 /// dropping works on whole pages.

@@ -9,6 +9,7 @@ use crate::source::{Nibbles, Scaled, Stored, WeightSource};
 use kvasir_formats::{Checkpoint, DType, Error, TensorView, encoding};
 use std::ops::Range;
 
+/// Encoded rows of a tensor; fails if its row length does not fit the data type.
 fn rows_of(view: TensorView<'_>) -> Result<Stored<'_>, Error> {
     let row_len = view.row_len();
     // Validated here once, so that reading a row cannot fail.

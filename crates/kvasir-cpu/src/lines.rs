@@ -21,6 +21,7 @@ unsafe impl Plain for f32 {}
 // SAFETY: an array is its elements, contiguous and without padding of its own.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
+/// One cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);

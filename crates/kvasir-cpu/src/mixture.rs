@@ -98,6 +98,7 @@ impl MixtureMemory {
     }
 }
 
+/// A buffer as f32.
 fn floats(buffer: &mut Buffer) -> &mut [f32] {
     let len = buffer.len() / 4;
     // SAFETY: the buffer is page-aligned and borrowed exclusively; every bit pattern is a valid

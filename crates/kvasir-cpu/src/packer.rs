@@ -52,6 +52,7 @@ impl EncodedRows for FileRows {
 }
 
 impl FileRows {
+    /// Row numbers of the stored weight for rows of this matrix.
     fn in_file(&self, rows: Range<usize>) -> Range<usize> {
         self.first + rows.start * self.step..self.first + rows.end * self.step
     }
@@ -100,6 +101,7 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
+    /// A bias or norm vector of `len` numbers, possibly strided or part of a stacked weight.
     fn vector(&self, v: &Vector, len: usize) -> Result<Vec<f32>, Error> {
         let weight = self.program.weight(self.program.resolve(v.weight));
         let row_len = weight.shape.last().copied().unwrap_or(1).max(1);
@@ -225,6 +227,7 @@ impl<'a> Packer<'a> {
         packed.map(|packed| Some(Packed::F32(packed))).map_err(out_of_memory)
     }
 
+    /// Packs a view that does not consist of whole stored rows, from the dequantized weight.
     fn pack_dense(&mut self, m: &Matrix, wide: bool, dtype: Option<DType>) -> Result<Packed, Error> {
         let id = self.program.resolve(m.weight);
         if self.unpacked.as_ref().is_none_or(|(have, _)| *have != id) {

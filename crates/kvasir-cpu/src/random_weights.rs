@@ -21,6 +21,7 @@ impl RandomWeights {
         Self { dtype, rows: Mutex::new(HashMap::new()) }
     }
 
+    /// The pool of random rows of a length, generated on first use from a fixed seed.
     fn made(&self, dtype: DType, row_len: usize) -> Result<&'static [u8], Error> {
         let mut rows = self.rows.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(bytes) = rows.get(&row_len) {
@@ -62,7 +63,7 @@ fn tame(dtype: DType, block: &mut [u8]) {
     {
         *power = 118 + *power % 4;
     }
-    // Exponents near that of 0.01.
+    // Sets exponents near that of 0.01.
     if let DType::BF16 | DType::F16 | DType::F32 = dtype
         && let Some(top) = block.last_mut()
     {

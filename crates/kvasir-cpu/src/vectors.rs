@@ -61,7 +61,9 @@ macro_rules! memory {
 pub(crate) mod v512 {
     use std::arch::x86_64::*;
 
+    /// Integer vector.
     pub(crate) type Words = __m512i;
+    /// f32 vector.
     pub(crate) type Numbers = __m512;
     /// 32-bit words per vector: bf16 pairs or f32.
     pub(crate) const WORDS: usize = 16;
@@ -150,7 +152,9 @@ pub(crate) mod v512 {
 pub(crate) mod v256 {
     use std::arch::x86_64::*;
 
+    /// Integer vector.
     pub(crate) type Words = __m256i;
+    /// f32 vector.
     pub(crate) type Numbers = __m256;
     /// 32-bit words per vector: bf16 pairs or f32.
     pub(crate) const WORDS: usize = 8;

@@ -23,6 +23,7 @@ impl Packed {
         }
     }
 
+    /// Whether nothing is read in place any more.
     pub(crate) fn is_packed(&self) -> bool {
         match self {
             Self::Quant(w) => w.is_packed(),
@@ -31,6 +32,7 @@ impl Packed {
         }
     }
 
+    /// The kernel family.
     pub(crate) fn form(&self) -> Form {
         match self {
             Self::Quant(_) => Form::Quantised,
@@ -39,6 +41,7 @@ impl Packed {
         }
     }
 
+    /// Bytes of all panels when packed.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Quant(w) => w.bytes(),

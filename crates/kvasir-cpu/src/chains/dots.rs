@@ -52,7 +52,8 @@ fn row_apart(row: __m512i) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn open_rows(rows: &mut Rows, base: *const u8, stride: usize) {
     for n in 0..TILE {
-        // SAFETY: the caller's rows; a line each in a room of two.
+        // SAFETY: the caller's rows; each destination row has two cache lines, of which one is
+        // used.
         unsafe {
             let row = _mm512_loadu_si512(base.wrapping_add(n * stride).cast());
             _mm512_store_si512(rows.0.as_mut_ptr().cast::<__m512i>().add(n), row_apart(row));
@@ -68,7 +69,7 @@ pub(super) unsafe fn open_rows(rows: &mut Rows, base: *const u8, stride: usize) 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn open_columns(columns: &mut Columns, tile: *const u8) {
     for word in 0..WORDS {
-        // SAFETY: two rows of the caller's tile; rows of columns.
+        // SAFETY: two rows of the caller's tile; two rows of `columns`.
         unsafe {
             let pairs = |row: usize| _mm512_loadu_si512(tile.wrapping_add(row * 64).cast());
             let [even, odd] = apart(pairs(2 * word), pairs(2 * word + 1));
@@ -91,7 +92,7 @@ pub(super) fn multiply(rows: &Rows, columns: &Columns, sums: &mut [[f32; LANES]]
     for (part, sums) in sums.as_chunks_mut::<AT_ONCE>().0.iter_mut().enumerate() {
         let mut chains = [[_mm512_setzero_ps(); 2]; AT_ONCE];
         for word in 0..WORDS {
-            // SAFETY: what the functions above have written.
+            // SAFETY: within the rows and columns that `open_rows` and `open_columns` have written.
             unsafe {
                 let w = [0, 1].map(|odd| _mm512_load_si512(columns.add(odd * WORDS + word)));
                 for (n, chains) in chains.iter_mut().enumerate() {

@@ -10,14 +10,14 @@ use std::arch::x86_64::*;
 /// `Columns::open`: widens bf16 pairs to f32.
 ///
 /// # Safety
-/// As there.
+/// As there, and the CPU must support the target features.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) unsafe fn open(columns: &mut Columns, tile: *const u8) {
     let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
     let [even, odd] = &mut columns.0;
     for (i, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
-        // SAFETY: a row of the caller's tile; rows of columns.
+        // SAFETY: a row of the caller's tile; two rows of `columns`.
         unsafe {
             let pairs = _mm512_loadu_si512(tile.wrapping_add(i * 64).cast());
             _mm512_storeu_si512(even.as_mut_ptr().cast(), _mm512_slli_epi32::<16>(pairs));
@@ -26,6 +26,7 @@ pub(super) unsafe fn open(columns: &mut Columns, tile: *const u8) {
     }
 }
 
+/// The even (`odd == 0`) or odd FMA chain of 16 rows x 16 columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 fn chains(rows: &Rows, columns: &[[f32; LANES]; TILE], odd: usize) -> [__m512; TILE] {

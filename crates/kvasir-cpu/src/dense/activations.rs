@@ -32,6 +32,7 @@ pub(crate) enum Taken {
 }
 
 impl Bf16Activations {
+    /// Allocates `rows` rows of `inputs` numbers.
     pub(crate) fn new(rows: usize, inputs: usize, taken: Taken) -> io::Result<Self> {
         let (tiles, steps) = (rows.div_ceil(TILE).next_multiple_of(2), inputs.div_ceil(STEP) << taken as u32);
         Ok(Self { taken, steps, tiles, bytes: Buffer::in_large_pages(tiles * steps * 1024)? })
@@ -50,6 +51,7 @@ impl Bf16Activations {
         rows <= self.tiles * TILE
     }
 
+    /// Address of step `step` of row tile `tile`, 1 KiB.
     pub(crate) fn tile(&self, tile: usize, step: usize) -> *const u8 {
         debug_assert!(tile < self.tiles && step < self.steps);
         self.bytes.ptr().wrapping_add((tile * self.steps + step) * 1024)

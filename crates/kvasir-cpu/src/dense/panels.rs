@@ -26,8 +26,9 @@ pub(crate) struct Floats {
 /// one over the odd inputs; their sum is added to the accumulator.
 pub(crate) type Bf16Panels = Panels<Floats>;
 
-/// Bytes of a tile, and of one source row's part of it.
+/// Bytes of a tile.
 const TILE_BYTES: usize = 1024;
+/// Bytes of one source row's part of a tile.
 const LINE: usize = 64;
 
 impl Kind for Floats {

@@ -132,6 +132,7 @@ fn together(w: PanelReader<'_, '_, Floats>) -> usize {
     (PIECE / w.panels.kind.panel_bytes().max(1)).clamp(1, 64).next_multiple_of(2)
 }
 
+/// GEMV: groups of panels as work items, all rows in each.
 fn few_rows(
     team: &Team,
     level: Level,
@@ -152,6 +153,7 @@ fn few_rows(
     });
 }
 
+/// GEMM without AMX: groups of panels x blocks of rows as work items.
 fn many_rows(
     team: &Team,
     level: Level,
@@ -176,6 +178,7 @@ fn many_rows(
     });
 }
 
+/// GEMM on AMX. Few rows are memory-bound and use work items of more panels.
 #[cfg(target_arch = "x86_64")]
 fn on_tiles(
     team: &Team,

@@ -14,6 +14,7 @@ use crate::panels::{PanelReader, Room};
 use crate::tile::{LANES, TILE};
 use std::ops::Range;
 
+/// Accumulators of 2 x 2 products: `[2 * tile + panel][row][output]`.
 #[repr(C, align(64))]
 struct Sums([[[f32; LANES]; TILE]; 4]);
 

@@ -97,6 +97,7 @@ impl QuantActivations {
         rows <= self.tiles * TILE
     }
 
+    /// Index of a tile's superblock in the buffers.
     fn at(&self, tile: usize, s: usize) -> usize {
         debug_assert!(tile < self.tiles && s < self.supers);
         tile * self.supers + s
@@ -149,7 +150,7 @@ impl QuantActivations {
     /// As for [`write_row`](Self::write_row), for this superblock.
     pub(super) unsafe fn write_super(&self, level: Level, row: usize, s: usize, x: &[f32; SUPER]) {
         let (tile, r) = (row / TILE, row % TILE);
-        // SAFETY: the places belong to this row alone and lie within the buffers.
+        // SAFETY: the destinations belong to this row alone and lie within the buffers.
         unsafe {
             let places = Places {
                 codes: self.codes(tile, s).add(r * 64).cast_mut(),

@@ -26,7 +26,9 @@ use std::ops::Range;
 /// Bytes of one unpacked superblock: four weight tiles, one tile of mins, then the f32 units and
 /// dmin.
 const OPENED: usize = 4 * 1024 + 1024 + 128;
+/// Byte offset of the bf16 tile of mins.
 const MINS: usize = 4 * 1024;
+/// Byte offset of the f32 units; dmin follows.
 const SCALES: usize = MINS + 1024;
 
 /// Bytes of the products of a row tile with two panels.
@@ -181,7 +183,7 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn multiply<const P: usize>(x: *const i8, opened: [*mut u8; P], to: *mut u8, beside: impl Fn(usize)) {
-    // SAFETY: four tiles of each operand, and room for two of products.
+    // SAFETY: four tiles of each operand; two product tiles are writable at `to`.
     unsafe {
         tile_zero!(0);
         if P == 2 {
@@ -212,7 +214,7 @@ unsafe fn multiply_mins<L: Layout, const P: usize>(parts: *const u8, opened: [*m
     if !L::FORMAT.has_min {
         return;
     }
-    // SAFETY: a tile of each operand, and room for two of products behind the others.
+    // SAFETY: a tile of each operand; two product tiles are writable behind the others.
     unsafe {
         tile_zero!(0);
         if P == 2 {

@@ -210,9 +210,9 @@ macro_rules! kernels {
                 if rows < CHAINS { CHAINS / rows } else { 1 }
             }
 
+            /// Adds up the independent accumulators.
             #[inline]
             #[target_feature(enable = $features)]
-            /// Adds up the independent accumulators.
             fn add_up<const N: usize>(totals: &[[Ints; N]; CHAINS]) -> [Ints; N] {
                 let mut all = totals[0];
                 for more in &totals[1..chains(N)] {

@@ -37,8 +37,8 @@ pub(super) fn pack(dtype: DType, rows: &Encoded<'_>, out: &mut [u8]) {
     }
 }
 
-#[inline(always)]
 /// Stores a lane's scale as bf16. `unit` must be exact in bf16.
+#[inline(always)]
 fn set_unit(plane: &mut [u8], lane: usize, unit: f32) {
     plane[lane * 2..lane * 2 + 2].copy_from_slice(&high_half(unit).to_le_bytes());
 }

@@ -92,10 +92,14 @@ impl Format {
     /// 1/256.
     pub(crate) const FINE: Self = Self { planes: 2, ..Self::Q8_0 };
 
+    /// A type with blocks of 32 weights and float scales, which become integer scales with a bf16
+    /// unit.
     const fn legacy(bits: usize, has_min: bool) -> Self {
         Self { wide_d: true, ..Self::k(bits, 32, has_min, 1) }
     }
 
+    /// A K type: sub-blocks of `sub` weights with integer scales; codes are signed if there are no
+    /// mins.
     const fn k(bits: usize, sub: usize, has_min: bool, times: i16) -> Self {
         let codes = if has_min { Codes::Unsigned } else { Codes::Signed };
         Self { bits, codes, sub, has_min, times, wide_d: false, planes: 1 }

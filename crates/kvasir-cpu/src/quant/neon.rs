@@ -92,7 +92,7 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
         // SAFETY: the caller's superblock.
         return unsafe { by_output::<L>(block, i) };
     }
-    // SAFETY: zero.
+    // SAFETY: NEON is part of the aarch64 baseline.
     let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
     // Shifts bits `from .. from + bits` of each 16-bit lane to bit `to`.
     // SAFETY: NEON is part of the aarch64 baseline.
@@ -144,7 +144,7 @@ unsafe fn open<L: Layout>(block: *const u8, i: usize, scales: &[int16x8_t; 4]) -
 unsafe fn by_output<L: Layout>(block: *const u8, i: usize) -> [[int8x16_t; 4]; 4] {
     let f = L::FORMAT;
     let values = const { L::FORMAT.values() };
-    // SAFETY: zero.
+    // SAFETY: NEON is part of the aarch64 baseline.
     let mut lines = [[unsafe { vdupq_n_s8(0) }; 4]; 4];
     // SAFETY: lines of the layout; NEON is part of the aarch64 baseline.
     unsafe {
@@ -227,7 +227,7 @@ fn words([low, high]: [int16x8_t; 2]) -> [int32x4_t; 4] {
     }
 }
 
-/// The float scales d, or dmin, that begin at `at`.
+/// Loads the 16-bit float scales d or dmin at `at` as f32.
 ///
 /// # Safety
 /// 32 bytes must be readable at `at`.
@@ -241,7 +241,7 @@ unsafe fn float_scales<L: Layout>(at: *const u8) -> [float32x4_t; 4] {
                 return vreinterpretq_f32_u32(vshll_n_u16::<16>(bits));
             }
             let wide: float32x4_t;
-            // The intrinsic is unstable; the instruction is not.
+            // Inline assembly, because the intrinsic is unstable.
             asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
             wide
         }
@@ -261,7 +261,7 @@ pub(super) unsafe fn dot<L: Layout, D: Dots, const N: usize>(
 ) {
     let f = L::FORMAT;
     let (tile, r) = (row / TILE, row % TILE);
-    // SAFETY: zero.
+    // SAFETY: NEON is part of the aarch64 baseline.
     let mut acc = [[unsafe { vdupq_n_f32(0.0) }; 4]; N];
     for at in 0..x.supers * f.planes {
         let s = at / f.planes;

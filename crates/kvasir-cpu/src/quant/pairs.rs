@@ -97,6 +97,7 @@ impl<const P: usize> Pair<P> {
         }
     }
 
+    /// The panels as options, absent ones `None`.
     fn each(panels: &[PanelAt; P]) -> [Option<PanelAt>; 2] {
         std::array::from_fn(|p| panels.get(p).copied())
     }

@@ -115,6 +115,7 @@ struct Product<'a, 'r> {
 }
 
 impl<'a, 'r> Product<'a, 'r> {
+    /// Chooses GEMM or GEMV and the partitioning.
     fn new(level: Level, w: QuantReader<'a, 'r>, x: &'a QuantActivations, out: &'a Output<'a>) -> Self {
         let (all, rows) = (w.panels.panels(), out.rows());
         let work = layouts::with_layout!(w.panels.kind.format, L => Self::piece_of::<L> as unsafe fn(&Self, usize, &mut [Room; 2]));

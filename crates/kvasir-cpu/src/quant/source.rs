@@ -44,8 +44,8 @@ impl Supers {
         }
     }
 
-    #[inline(always)]
     /// K types and IQ4_XS: superblocks of 256 weights with integer scales.
+    #[inline(always)]
     fn k_rows(&mut self, dtype: DType, format: Format, rows: &[&[u8]; LANES]) {
         for (lane, bytes) in rows.iter().enumerate() {
             let mut row = Row { code: &mut self.code[lane], scale: [0; 16], min: [0; 16], d: 0, dmin: 0 };
@@ -163,6 +163,7 @@ fn numbers(bytes: &[u8], at: usize) -> [u128; 2] {
     [u128::from_le_bytes(part[0]), u128::from_le_bytes(part[1])]
 }
 
+/// Stores two u128 as 32 codes.
 #[inline(always)]
 fn put(code: &mut [u8; 32], numbers: [u128; 2]) {
     code.as_chunks_mut::<16>().0.iter_mut().zip(numbers).for_each(|(c, n)| *c = n.to_le_bytes());
@@ -184,6 +185,8 @@ fn nibbles_of<const B: usize>(block: &[u8; B], format: Format, code: &mut [u8; 3
     }
 }
 
+/// Q2_K: 2-bit codes, 4-bit scales and mins per 16 weights. `dmin` changes sign, because mins are
+/// subtracted there.
 #[inline(always)]
 fn q2_k(b: &[u8], row: &mut Row<'_>) {
     for (i, &s) in b.iter().enumerate().take(16) {
@@ -196,6 +199,7 @@ fn q2_k(b: &[u8], row: &mut Row<'_>) {
     (row.d, row.dmin) = (bits_at(b, 80), bits_at(b, 82) ^ SIGN);
 }
 
+/// Q3_K: 2 low bits and 1 high bit, less 4; 6-bit scales per 16 weights.
 #[inline(always)]
 fn q3_k(b: &[u8], row: &mut Row<'_>) {
     for (i, scale) in row.scale.iter_mut().enumerate() {
@@ -211,6 +215,7 @@ fn q3_k(b: &[u8], row: &mut Row<'_>) {
     row.d = bits_at(b, 108);
 }
 
+/// Q4_K and Q5_K: nibbles, for Q5_K with `high` fifth bits; 6-bit scales and mins per 32 weights.
 #[inline(always)]
 fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
     for i in 0..8 {
@@ -227,6 +232,7 @@ fn q45_k(b: &[u8], nibbles: usize, high: Option<&[u8]>, row: &mut Row<'_>) {
     (row.d, row.dmin) = (bits_at(b, 0), bits_at(b, 2) ^ SIGN);
 }
 
+/// Q6_K: 4 low bits and 2 high bits, less 32; int8 scales per 16 weights.
 #[inline(always)]
 fn q6_k(b: &[u8], row: &mut Row<'_>) {
     for (part, code) in row.code.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -240,6 +246,7 @@ fn q6_k(b: &[u8], row: &mut Row<'_>) {
     row.d = bits_at(b, 208);
 }
 
+/// IQ4_XS: 4-bit table codes; 6-bit scales per 32 weights.
 #[inline(always)]
 fn iq4_xs(b: &[u8], row: &mut Row<'_>) {
     let Some(block) = b.first_chunk() else { return };
@@ -255,6 +262,7 @@ fn iq4_xs(b: &[u8], row: &mut Row<'_>) {
 /// Sign bit of a 16-bit float.
 const SIGN: u16 = 0x8000;
 
+/// A little-endian u16.
 #[inline(always)]
 fn bits_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])

@@ -57,6 +57,7 @@ fn random_rows(rng: &mut Rng, dtype: DType, rows: usize, inputs: usize) -> Vec<u
     bytes
 }
 
+/// A packed matrix with its dequantized weights, and activations quantized and in f32.
 struct Case {
     w: QuantPanels,
     x: QuantActivations,
@@ -86,6 +87,7 @@ fn case(format: Format, dtype: DType, outputs: usize, inputs: usize, rows: usize
     Case { w, x, dense, inputs: values }
 }
 
+/// The product of a case's first `rows` rows.
 fn run(case: &Case, level: Level, rows: usize, threads: usize) -> Vec<f32> {
     let n = case.w.outputs;
     let mut out = vec![f32::NAN; rows * n];

@@ -17,6 +17,7 @@ pub(super) fn transpose(level: Level, code: &[[u8; SUPER]; LANES], lines: &mut [
     plain(code, lines);
 }
 
+/// The portable transpose.
 #[inline(always)]
 fn plain(code: &[[u8; SUPER]; LANES], lines: &mut [[u8; 64]; 64]) {
     for (lane, code) in code.iter().enumerate() {
