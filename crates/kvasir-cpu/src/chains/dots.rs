@@ -3,8 +3,8 @@
 //! `vdpbf16ps` adds the product of the upper halves, rounds, adds the product of the lower halves,
 //! and rounds again. One 32-bit word therefore carries two consecutive inputs of one chain, the
 //! earlier one in the upper half. `open_rows` and `open_columns` regroup neighboring pairs `(x0 x1)
-//! (x2 x3)` into an even word `(x0 x2)` and an odd word `(x1 x3)`, so that the results have the
-//! bits of `chains::multiply` at all other ISA levels.
+//! (x2 x3)` into an even word `(x0 x2)` and an odd word `(x1 x3)`. The results have the bits of
+//! `chains::multiply` at all other ISA levels.
 
 use super::{Columns, Rows};
 use crate::tile::{LANES, TILE};
