@@ -1,8 +1,10 @@
-//! What the block caches cost, beside what is published or was measured of others.
+//! Benchmark of the block caches: prefix lookup, eviction, decode step (claim, plan, retire) and
+//! admission, beside published or measured figures of peers.
 //!
-//! `cargo bench -p kvasir-kv --bench blocks`. Every figure is the least of many samples, in microseconds: the machine is
-//! shared, and what others do on it only ever adds. The median stands beside it. Peers' figures are of CPython engines on a
-//! machine of the same class (`reference: notes on Mini-SGLang and nano-vLLM, section 5`), least of 31 samples or more.
+//! `cargo bench -p kvasir-kv --bench blocks`. Each figure is the minimum of many samples, in
+//! microseconds, because noise on a shared machine only adds; the median stands beside it. Peers'
+//! figures are of CPython engines on a machine of the same class (`reference: notes on Mini-SGLang
+//! and nano-vLLM, section 5`), minimum of 31 samples or more.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

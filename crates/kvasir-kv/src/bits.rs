@@ -1,4 +1,5 @@
-//! Bits of explicit masks, 64 to a word.
+//! Bit operations on explicit attention masks, 64 columns to a word: setting a range, shifting a
+//! row.
 
 /// Words that `columns` bits take.
 pub(crate) fn words_for(columns: u32) -> u32 {

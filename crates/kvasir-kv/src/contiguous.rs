@@ -1,3 +1,10 @@
+//! `--cache contiguous`: one sequence, one length counter; row `i` lies in slot `i`.
+//!
+//! Its plans are always one run from slot 0 (the fastest single-stream path). Sliding-window layers
+//! may keep ring buffers (`Rings`); a rewind below what a ring still holds is refused. A cache
+//! without rings can be frozen into a `SharedPrefix` while no step is in flight. Guarded by
+//! `tests/lines_and_cells.rs` and `tests/random_operations.rs`.
+
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Plan, PlanKind, PlanRow, PoolId,
     Position, Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, VictimSearch, line::Line,

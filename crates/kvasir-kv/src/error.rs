@@ -1,3 +1,5 @@
+//! `CacheError`: why a cache refused an operation. A refused operation has changed nothing.
+
 use crate::{CacheKind, Face, Position, SeqId, StepId};
 use std::fmt;
 

@@ -1,3 +1,10 @@
+//! The cache traits: `Cache`, which every KV cache implements, and the optional capabilities
+//! `Rewind`, `Sequences`, `Prefix` and `Tree`.
+//!
+//! A capability that a cache lacks is refused by name (`CacheError::NoFace`), so callers need not
+//! match on the cache kind. An operation that returns an error has changed nothing. An operation
+//! that changes what an unsubmitted plan may name raises `Cache::generation`; `retire` never does.
+
 use crate::{BlockId, CacheError, Plan, Position, Rings, RowMove, SeqId, StepId, Token, VictimSearch};
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,3 +1,8 @@
+//! Integer ids of the KV cache: token, position, slot, block, sequence and step.
+//!
+//! `SeqId` carries a use count beside the table index, so an id is never issued twice and a stale
+//! id is recognized.
+
 use serde::{Deserialize, Serialize};
 
 /// A token id.

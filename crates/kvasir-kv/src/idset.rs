@@ -1,3 +1,10 @@
+//! `IdSet`: a hierarchical bitmap over small integers with find-lowest, insert and remove in
+//! O(log64 n).
+//!
+//! Level 0 has one bit per id; each level above has one bit per non-empty word, up to a single
+//! word. The free lists of `cells` and `paged` use it to allocate the lowest free id first. Its
+//! test compares it with a `BTreeSet`.
+
 /// A set of small integers that gives its lowest member quickly: one bit per id, and above it one bit per
 /// non-empty word, up to a single word.
 #[derive(Clone, Debug)]

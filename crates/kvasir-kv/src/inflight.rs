@@ -1,3 +1,20 @@
+//! Steps in flight and deferred release: which steps are claimed, and which references are released
+//! only when a step ends.
+//!
+//! States of a step: *claimed* (`begin`) → *retired* (`take_oldest`) or *cancelled*
+//! (`take_newest`).
+//!
+//! Invariants:
+//!
+//! - Steps are claimed under rising numbers, retire in that order, and only the newest can be
+//!   cancelled.
+//! - A reference that a sequence releases while a step naming the sequence is in flight stays until
+//!   that step ends. The reference itself waits, so reference counts cannot free the slot early.
+//! - Releases of a cancelled step move to the step before it.
+//!
+//! The unit tests cover each rule; `tests/random_operations.rs` and `tests/shadow` run it under
+//! every cache.
+
 use crate::{CacheError, StepId};
 use std::collections::VecDeque;
 

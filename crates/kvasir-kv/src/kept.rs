@@ -1,3 +1,24 @@
+//! `KeptTables`: incremental block tables, so that a step copies only the entries added since the
+//! last plan in the same memory.
+//!
+//! The plan's flat `table` holds one slice with spare capacity per batch row, plus a scratch
+//! region.
+//!
+//! 1. `begin` keeps the memory if the same cache wrote it, the last plan was ended, and at most
+//!    half is garbage; otherwise it resets.
+//! 2. `place`, per batch row in order: an unchanged table costs one comparison; growth within the
+//!    spare capacity copies the new entries; any other change rewrites the table at the end.
+//! 3. The inline tail of each table (`LongList::near`) goes into the scratch region. A row whose
+//!    tail has the offset it had in the last step gets only the new entries.
+//! 4. `go_on` is the decode fast path: the row differs from the last step only by the end of its
+//!    inline tail.
+//! 5. `end` drops the rows that this plan does not have.
+//!
+//! Invariant: `tables[i]` describes batch row `i` of the plan being written, and what it describes
+//! is in `table`. A plan that failed half-way leaves `is_open` set, which forces a reset. Guarded
+//! by the tests that compare a plan in reused memory with one in fresh memory
+//! (`tests/blocks/plans.rs`, `tests/lines_and_cells.rs`) and by `tests/allocation.rs`.
+
 use crate::{BlockId, LongList, SeqId, Span};
 use std::sync::Arc;
 

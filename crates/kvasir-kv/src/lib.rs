@@ -1,7 +1,26 @@
-//! The bookkeeping half of every cache: slots, claims, plans, sharing and eviction, as integers.
+//! Device-independent KV cache bookkeeping: slot and block allocation, block tables, prefix
+//! caching, copy-on-write, eviction and draft trees, all as integers.
 //!
-//! Nothing here knows a tensor, a clock, IO, a thread or a global. A step goes
-//! *claim → plan → submit → retire*; see [`Cache`] for the contract and [`Plan`] for what a backend gets.
+//! The life of a step: *claim* (allocate slots) → *plan* (block tables, slot mapping, masks) →
+//! *submit* (the backend runs it) → *retire* (lengths become visible, deferred releases happen).
+//! The trait `Cache` is the contract; `Plan` is the attention metadata that a backend reads.
+//!
+//! Where to look:
+//!
+//! - Single sequence: `contiguous` (with ring buffers for sliding windows), `tree` (draft trees for
+//!   speculative decoding).
+//! - Token-granular pool as in llama.cpp: `cells`.
+//! - Paged attention: `blocks` over two prefix-cache indices, `paged` (hash chain, LRU) and `radix`
+//!   (radix tree).
+//! - Frozen shared prefix in a pool of its own, as cascade attention reads it: `prefix`,
+//!   `prefixed`.
+//! - Shared parts: `inflight` (deferred release), `kept` (incremental block tables), `nodes` (draft
+//!   trees), `moves` (slot copies), `victims` (preemption victims).
+//!
+//! Must not know: a tensor, a clock, IO, a thread or a global. Guarded by the model-based tests in
+//! `tests/` (`random_operations.rs`, `shadow/`, `prefix_model.rs`, `radix_model.rs`, `victims.rs`,
+//! `prefixed.rs`) and by `benches/blocks.rs`.
+
 #![forbid(unsafe_code)]
 
 mod bits;

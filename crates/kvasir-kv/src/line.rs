@@ -1,3 +1,10 @@
+//! `Line`: bookkeeping of one sequence whose row `i` lies in slot `i`, shared by the `contiguous`
+//! and the `tree` cache.
+//!
+//! Invariants: `len <= claimed <= peak`, and `claimed` plus unsettled nodes is at most the
+//! capacity. Slots are handed out from 0, so after `close` with a step in flight the whole pool
+//! counts as leased until that step ends.
+
 use crate::victims::{WhatIf, choose};
 use crate::{CacheError, ClaimRow, InFlight, Plan, PlanKind, Room, SeqId, SeqTable, StepId, VictimSearch};
 

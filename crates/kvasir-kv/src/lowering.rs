@@ -1,3 +1,16 @@
+//! `Lowering`: rewrites any plan into one window of slots under one explicit attention mask, for
+//! backends without block tables.
+//!
+//! 1. Collect every (position, pool, slot) that some batch row reads; sort and deduplicate: the
+//!    window.
+//! 2. Write the window as one segment per stretch in one pool: a run if the slots are consecutive,
+//!    else a slot table.
+//! 3. Per batch row, map its entries to window columns and set the bits that its mask shows each
+//!    query.
+//!
+//! Each query sees the same entries in the same order as before. `tests/oracle/device.rs` lowers
+//! every plan it runs and compares.
+
 use crate::{
     Layout, Mask, Plan, PlanKind, PlanRow, PoolId, Position, Segment, Slot, Span,
     bits::{set_range, words_for},

@@ -1,3 +1,11 @@
+//! `Moves`: the queue of slot copies (`RowMove`) that the next step runs before it writes K and V.
+//!
+//! States of a batch of copies: *waiting* → *sent* with a step (`claim`) → gone (`retire`), or
+//! waiting again (`cancel`). Copies from several operations merge into one list that reads all
+//! sources before it writes any destination. A copy whose source is an earlier copy's destination
+//! is therefore redirected to that copy's source. The property test compares merged with sequential
+//! execution.
+
 use crate::{RowMove, StepId};
 use std::collections::{BTreeMap, VecDeque};
 

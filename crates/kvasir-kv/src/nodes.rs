@@ -1,3 +1,19 @@
+//! `Nodes`: draft-token trees of one sequence for speculative decoding (tree attention): parents,
+//! depths, ancestor masks.
+//!
+//! States: *proposed* (`propose`) → *claimed* by a step, unsettled (`claim`) → *settled* (`settle`,
+//! after verification).
+//!
+//! - Nodes are numbered over all frontiers since the last commit; a parent has a lower number than
+//!   its children.
+//! - Position of a node = end of the committed prefix + depth. It sees the prefix, its ancestors
+//!   and itself.
+//! - The mask columns of a frontier are its nodes sorted by (depth, number), so every read is in
+//!   rising order of position.
+//!
+//! A claimed frontier's columns never change afterwards, which keeps the plans of earlier steps
+//! valid.
+
 use crate::{
     CacheError,
     bits::{set_range, words_for},

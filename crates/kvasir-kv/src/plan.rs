@@ -1,3 +1,16 @@
+//! `Plan`: the attention metadata of one step (slot mapping, block tables, positions, masks, and
+//! slot copies that run first).
+//!
+//! In vLLM's words, `write_slots` is the slot mapping, `table` with `segments` is the block table,
+//! and `rows[i].queries` are the query ranges. A batch row reads a list of segments in rising order
+//! of position. A segment is a run of slots or a slice of the flat block table, in the session's
+//! own pool or in a frozen prefix's pool.
+//!
+//! The vectors are reused from step to step. `KeptTables` records what stands in the memory, so the
+//! next plan of the same cache rewrites only what changed; rows and segments are overwritten in
+//! place. Plain data in deterministic order; `tests/oracle/device.rs` checks the form of every
+//! plan.
+
 use crate::kept::{Identity, KeptTables, Places, Progress};
 use crate::{Position, SeqId, Slot, StepId};
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,10 @@
+//! `SharedPrefix`: a frozen, read-only KV prefix that independent caches read in front of their own
+//! (system prompt, shared context).
+//!
+//! The rows lie in a pool of their own and may stand on another prefix. Reference counting by `Arc`
+//! decides when the backend may free the pool: `PrefixWatch::is_gone`. Nothing here writes the rows
+//! again.
+
 use crate::{Cache, CacheError, Contiguous, Layout, PoolId, Prefixed, Segment};
 use std::sync::{Arc, Weak};
 

@@ -1,3 +1,13 @@
+//! `Prefixed`: puts a `SharedPrefix` in front of every sequence of any cache.
+//!
+//! The inner cache counts positions from the prefix's end and does not know of it. Arguments are
+//! moved down by `base` positions, results up. Each plan gets the prefix's segments in front of
+//! every read, and each explicit mask is shifted and shows the whole prefix (the shape that cascade
+//! attention takes).
+//!
+//! Invariant: the prefix's rows take no slots and cannot be written, removed or rewound into.
+//! Guarded by `tests/prefixed.rs`, which runs the same random operations with and without a prefix.
+
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Contiguous, Hit, Lookup, Mask, Plan, PlanKind,
     PlanRow, PoolId, Position, Prefix, Rewind, Room, SeqId, Sequences, SharedPrefix, Span, StepId, Token,

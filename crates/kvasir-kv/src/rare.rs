@@ -1,3 +1,6 @@
+//! `RareList`: a list that is almost always empty, stored as one null pointer to keep hot structs
+//! small.
+
 use std::ops::{Deref, DerefMut};
 
 /// A list of which hardly any sequence ever has anything, so that it takes no room beside what every step looks at.

@@ -1,3 +1,9 @@
+//! Cache construction: `CacheConfig`, the built-in `build`, and `Builders`, a registry of cache
+//! builders per backend and kind.
+//!
+//! `Builders` is an owned value, not a global. A configuration that a kind cannot honor (a window,
+//! rings) is refused.
+
 use crate::{
     Cache, CacheError, CacheKind, Cells, Contiguous, Paged, Radix, Rings, TreeCache, blocks::BlockConfig,
 };

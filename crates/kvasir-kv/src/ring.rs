@@ -1,3 +1,10 @@
+//! `Rings`: ring-buffer KV storage of sliding-window layers.
+//!
+//! Rows per layer = `window + longest_write - 1`; position `p` lies in row `p % rows`. A step
+//! writes before it reads, so the first query of the longest write still finds the `window - 1`
+//! positions before it. This module only counts; a backend computes ring rows from the plan's
+//! positions. The unit tests replay every small history on real rows.
+
 use crate::{CacheError, Position, Slot};
 
 /// Rings that layers with a window keep instead of a row per position, beside full layers under one cache.

@@ -1,3 +1,8 @@
+//! `SeqTable`: a slab of live sequences with generational ids.
+//!
+//! An entry is reused, its id never: `SeqId` = (index, use count). The value outlives its sequence
+//! so that its allocations serve the next one. The closing cache must empty it.
+
 use crate::{CacheError, SeqId};
 
 /// What names it comes first, beside what every step looks at.

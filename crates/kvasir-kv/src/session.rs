@@ -1,3 +1,10 @@
+//! `Sessions`: installed caches under keys, so that a backend finds the cache its steps name; a
+//! missing capability is refused at installation.
+//!
+//! `Session<U>` removes its entry when dropped, on every exit path. A `HeldCache` is shared by the
+//! session, the registry and each step in flight, so erasing a session in the middle of a step is
+//! safe. The engine owns its one cache and does not need this module.
+
 use crate::{Cache, CacheError, Prefix, Rewind, Sequences, Tree};
 use std::{
     collections::BTreeMap,

@@ -1,3 +1,10 @@
+//! `--cache tree`: one sequence plus draft trees for speculative decoding.
+//!
+//! Row `i` lies in slot `i`, draft node `n` in the slot `n` past the last row. `commit` keeps the
+//! accepted chain: it queues slot copies that move the accepted nodes down to the sequence's end. A
+//! step without nodes has a contiguous plan; a step with nodes has an ancestor mask. Guarded by
+//! `tests/random_operations.rs`.
+
 use crate::{
     BlockId, BlockUse, Cache, CacheError, CacheKind, ClaimRow, Layout, Mask, Moves, Nodes, Plan, PlanKind,
     PlanRow, PoolId, Position, Rewind, Room, RowMove, Segment, SeqId, Span, StepId, Tree, VictimSearch,

@@ -1,14 +1,14 @@
-//! Victim selection: which sequences to close so that enough slots come free, weighed without
-//! changing anything.
+//! Selection of preemption and eviction victims: which sequences to close so that enough slots come
+//! free, computed without changing anything.
 //!
-//! A slot comes free when its last owner lets go, so the sum of the candidates' lengths says little
-//! where they share a trunk. [`choose`] counts in a [`WhatIf`], which stands for the cache as it
-//! would be:
+//! A slot comes free with its last owner, so the sum of the candidates' lengths overestimates where
+//! they share a prefix. `choose` counts in a `WhatIf`, a model of the cache after hypothetical
+//! releases:
 //!
-//! 1. The candidates are closed in their order until enough slots have come free.
-//! 2. From the last to the first, each one without which enough slots still come free stays open.
+//! 1. Close the candidates in the caller's order (typically LRU) until enough slots come free.
+//! 2. From the last to the first, keep open each one without which enough slots still come free.
 //!
-//! Guarded by `tests/victims.rs`, which closes what was chosen and compares.
+//! Guarded by `tests/victims.rs`, which closes the chosen sequences and compares.
 
 use crate::{Hit, SeqId};
 

@@ -1,4 +1,4 @@
-//! A steady decode step takes no memory from the heap.
+//! A steady decode step of a block cache makes no heap allocation (counting global allocator).
 
 #![allow(clippy::unwrap_used)]
 

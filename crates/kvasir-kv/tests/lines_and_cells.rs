@@ -1,4 +1,7 @@
-//! What `contiguous`, `tree` and `cells` promise one by one; `random_operations.rs` has the rest.
+//! Unit-level properties of the `contiguous`, `tree` and `cells` caches: stale plans, rings, frozen
+//! prefixes, plan classification, compaction.
+//!
+//! `random_operations.rs` tests the same caches against a model.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

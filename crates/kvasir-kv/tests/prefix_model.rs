@@ -1,4 +1,5 @@
-//! What prompts find, beside naive models: a set of prefixes for `paged`, a flat list of sequences for `radix`.
+//! Prefix-cache hits against naive models: a set of published prefixes for `paged`, a flat list of
+//! sequences for `radix`.
 
 #![allow(clippy::unwrap_used)]
 

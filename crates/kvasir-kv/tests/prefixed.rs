@@ -1,5 +1,7 @@
-//! A cache on a frozen prefix beside the same cache without one, under the same random verbs: what either answers is the other's, moved by
-//! the prefix, and every read of the one is the prefix's rows and then what the other reads.
+//! `Prefixed` against the same cache without a prefix, under the same random operations.
+//!
+//! Results must agree up to the prefix length, and each read must be the prefix's rows followed by
+//! the other cache's read.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! The radix tree beside a naive one that looks at every node for everything it does.
+//! `RadixTree` against a naive tree that scans every node for each match, split, pin and eviction.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,8 @@
-//! Random operations on every cache beside a naive model, several steps in flight, on a device that keeps real rows.
+//! Model-based test of `contiguous`, `tree` and `cells`: random operations with several steps in
+//! flight, against the oracle.
+//!
+//! Checks refusals, generations, lengths, pool usage and, on a device with a tag per slot, what
+//! each query reads.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

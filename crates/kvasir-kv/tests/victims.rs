@@ -1,6 +1,9 @@
-//! Victim selection beside what it predicts, on random caches of every kind with steps in flight,
-//! forks and shared prefixes: closing what was chosen frees as much as was asked for, and no part
-//! of the choice does.
+//! Victim selection against its prediction, on random caches of every kind with steps in flight,
+//! forks and shared prefixes.
+//!
+//! Closing the chosen sequences must free enough slots, and the choice without any one of them must
+//! not suffice.
+
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_kv::{Cache, CacheConfig, CacheKind, ClaimRow, Hit, SeqId, StepId, Token, VictimSearch, build};

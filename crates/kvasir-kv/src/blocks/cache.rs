@@ -1,3 +1,6 @@
+//! The `Cache` trait of `BlockCache`: lifecycle, pool usage and lengths; the work is in the sibling
+//! modules.
+
 use super::seq::Seq;
 use super::{BlockCache, Index};
 use crate::{

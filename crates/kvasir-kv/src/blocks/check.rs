@@ -1,3 +1,8 @@
+//! Consistency check of `BlockCache`: recounts every reference from tables, slot copies and steps
+//! in flight, and checks each sequence and the index.
+//!
+//! The model-based tests run it after every operation; it costs time in everything the cache holds.
+
 use super::claims::Pending;
 use super::ledger::Uses;
 use super::seq::{HOLE, Seq};

@@ -1,3 +1,16 @@
+//! Allocation for a step (`claim`), its undo (`cancel`), retirement, and preallocation of blocks.
+//!
+//! A claim:
+//!
+//! 1. `check_rows` validates every batch row and counts the fresh blocks needed, minus preallocated
+//!    ones. A failure up to here changes nothing.
+//! 2. `Ledger::take_all` allocates them all, evicting cached blocks where the free list is short.
+//! 3. Per row: replace a shared, partly filled last block by a private copy (copy-on-write,
+//!    `replace_tail`), grow the table, and turn a proposed frontier into draft nodes.
+//!
+//! A cancel undoes the rows in reverse, so that the same blocks are preallocated or shared again. A
+//! batch row of one decode token with nothing unusual takes a short check (`one_token`).
+
 use super::claims::Pending;
 use super::seq::{ClaimedRow, LONGEST, Replaced, Seq};
 use super::{BlockCache, BlockQueue, BlockSize, Index, Ledger};

@@ -1,3 +1,9 @@
+//! `Claims`: the claims in flight of one sequence, the newest two stored inline.
+//!
+//! An overlapped loop has at most two steps in flight, so a decode step touches no heap memory
+//! here. Retired claims are not removed eagerly: readers pass the newest retired step and skip
+//! everything up to it. The test compares it with a `VecDeque`.
+
 use crate::{RareList, StepId};
 
 /// One claim in flight of one sequence.

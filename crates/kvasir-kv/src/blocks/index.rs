@@ -1,3 +1,10 @@
+//! `Index`: the prefix-cache index of a block cache (find by content, publish, evict) together with
+//! its free list.
+//!
+//! States of a block: *used* (referenced; only the `Ledger` counts that), *idle* (unreferenced but
+//! still findable, evictable), *free*. `HashIndex` (paged) and `RadixIndex` (radix) implement it.
+//! An index must not know sequences, steps or reference counts.
+
 use crate::{BlockId, CacheKind, LongList, Token};
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;

@@ -1,3 +1,10 @@
+//! `LeasedMoves`: slot copies that hold a lease on their source and destination blocks until the
+//! step that carries them has retired.
+//!
+//! Invariant: a block that a pending copy reads or writes is never allocated again, even if its
+//! owner has released it. Copies into a block without owners are dropped, because their result
+//! would never be read.
+
 use super::{Index, Ledger};
 use crate::{BlockId, Moves, RowMove, StepId};
 

@@ -1,3 +1,10 @@
+//! `Ledger`: reference counts per block: owners (sequences) and leases (steps in flight, pending
+//! slot copies).
+//!
+//! Invariant: a block returns to its index (`Index::let_go`) exactly when both counts are zero.
+//! Blocks with leases but no owners count as `leased`. Bulk operations work on ranges of block ids
+//! with equal counts, so releasing a long sequence costs a few range fills.
+
 use super::{BlockQueue, Index, indices, leading, runs};
 use crate::{BlockId, BlockUse};
 use std::ops::Range;

@@ -1,8 +1,23 @@
-//! Caches that hand out blocks: `paged` and `radix` are one bookkeeping over two indices.
+//! `BlockCache`: the paged-attention block manager behind `--cache paged` and `--cache radix`.
 //!
-//! [`BlockCache`] maps a sequence's positions to blocks through its table, counts who uses each block, and forks,
-//! truncates and reads; the [`Index`] says which block is handed out next and how blocks are found again by content. A
-//! block that a step in flight names is leased until that step retires, whoever has let go of it meanwhile.
+//! It maps a sequence's positions to blocks through a block table, counts references per block
+//! (`Ledger`), and implements fork, copy-on-write, truncation, draft trees and plans. The
+//! prefix-cache `Index` decides which block is allocated next and finds cached blocks by content;
+//! it is all in which the two caches differ.
+//!
+//! States of a block: *free* → *used* (owned by sequences, or leased by a step in flight or a
+//! pending slot copy) → *cached* (unreferenced, still findable, evictable) → free.
+//!
+//! Invariants:
+//!
+//! - A block that a step in flight names is not reused before that step retires, even if its owners
+//!   have released it.
+//! - A shared or published block is never written: a partly filled one is copied first
+//!   (copy-on-write).
+//! - Only full, retired blocks that are a function of the tokens before them are published.
+//!
+//! Guarded by `tests/blocks`, the model-based `tests/shadow`, `tests/prefix_model.rs` and
+//! `benches/blocks.rs`.
 
 mod cache;
 mod check;

@@ -1,3 +1,14 @@
+//! Plans of a block cache: slot mapping, block-table segments and masks for each claimed batch row.
+//!
+//! - A batch row of one token that continues the last plan in the same memory takes the decode fast
+//!   path (`goes_on`).
+//! - A single row in blocks 0, 1, 2 .. is reclassified as contiguous.
+//! - A draft tree reads the committed rows, then its nodes in order of position, under an ancestor
+//!   mask.
+//!
+//! Block tables are copied incrementally by `KeptTables`. `tests/blocks/plans.rs` compares plans in
+//! reused and in fresh memory.
+
 use super::claims::Pending;
 use super::seq::{ClaimedRow, Seq};
 use super::{BlockCache, Index};

@@ -1,3 +1,10 @@
+//! Prefix caching in a block cache: lookup, attach, publish and evict.
+//!
+//! A lookup never covers the last token of a prompt, because its logits are needed. Publishing
+//! stops at the first block that is partial, not retired, a destination of a pending slot copy, or
+//! no function of its preceding tokens. Where the index already holds the same content, the
+//! sequence adopts the canonical block and releases its own (deduplication).
+
 use super::{BlockCache, Index, Offer, runs};
 use crate::{CacheError, Hit, Lookup, Prefix, SeqId, Token};
 

@@ -1,3 +1,5 @@
+//! `BlockQueue`: a FIFO of block ids, run-length encoded as ranges of consecutive ids.
+
 use crate::BlockId;
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -1,3 +1,6 @@
+//! Truncation of sequences in a block cache, and release of blocks: at once, or deferred until the
+//! last step that names the sequence retires.
+
 use super::seq::HOLE;
 use super::{BlockCache, Index};
 use crate::{BlockId, CacheError, Rewind, SeqId, StepId};

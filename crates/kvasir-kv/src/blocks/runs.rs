@@ -1,3 +1,8 @@
+//! Run detection in block lists: consecutive ids, equal prefixes and leading matches, compared in
+//! strides that vectorize (SIMD).
+//!
+//! What must be done for every block of a long table is done per range of ids instead.
+
 use crate::BlockId;
 use std::ops::Range;
 

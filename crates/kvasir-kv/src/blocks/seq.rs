@@ -1,3 +1,9 @@
+//! `Seq`: one sequence of a block cache: block table, removed ranges, draft nodes and claims in
+//! flight.
+//!
+//! Row = position, except for unsettled draft nodes, which lie behind the last position. The fields
+//! that every step reads come first, grouped by cache line.
+
 use super::claims::{Claims, Pending};
 use super::table::Table;
 use crate::{BlockId, CacheError, Nodes, Position, RareList, RareNodes, SeqId, StepId};

@@ -1,3 +1,10 @@
+//! Fork, copy, remove and keep in a block cache, with copy-on-write of partial blocks.
+//!
+//! Copying a range shares every block below the end of the source of which all owned rows are
+//! copied. Other rows are moved by slot copies into the destination's own block, or into a fresh
+//! one (`Part`). Only retired rows are shared, because a claimed row may yet be cancelled. All
+//! checks and the count of fresh blocks come first, so a refusal changes nothing.
+
 use super::claim::push_rows;
 use super::seq::{HOLE, Seq};
 use super::{BlockCache, Index};

@@ -1,3 +1,5 @@
+//! `BlockSize`: row-to-block arithmetic; a shift and a mask where the block size is a power of two.
+
 /// Rows per block. Mostly a power of two, for which a shift does what a division would.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSize {

@@ -1,3 +1,10 @@
+//! `Table`: the block table of one sequence, with a change counter for incremental copies and a
+//! count of leading in-place blocks.
+//!
+//! Growth does not raise `changes`; every other edit does, so a plan that holds an older copy knows
+//! whether appending suffices. `is_in_place` detects tables that are the blocks 0, 1, 2 .. for the
+//! contiguous path.
+
 use super::leading;
 use crate::{BlockId, LongList};
 use std::ops::Range;

@@ -1,3 +1,9 @@
+//! Draft trees (speculative decoding) in a block cache: propose a frontier, commit the accepted
+//! chain.
+//!
+//! Node `n` lies in the sequence's own blocks, `n` rows past its last position. A commit queues
+//! slot copies that move accepted nodes down and releases the blocks behind the new end.
+
 use super::{BlockCache, Index};
 use crate::{CacheError, RowMove, SeqId, Tree};
 

@@ -1,5 +1,8 @@
 //! Victim selection in a block cache: a block comes free with its last owner, unless a step in
 //! flight names it.
+//!
+//! In a radix index a node's pages come free together, so the index counts hypothetical unpins
+//! (`Unpinned`). Guarded by `tests/victims.rs`.
 
 use super::seq::{HOLE, Seq};
 use super::{BlockCache, Index, Ledger, Unpinned};

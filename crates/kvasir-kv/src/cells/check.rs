@@ -1,3 +1,6 @@
+//! Consistency check of `Cells`: recounts owners and leases of every cell from sequences and steps
+//! in flight.
+
 use super::{Cells, Written};
 
 impl Cells {

@@ -1,3 +1,9 @@
+//! Defragmentation of `cells`: a new layout, sequence after sequence in order of position, carried
+//! out by slot copies in the next plan.
+//!
+//! Refused while a step is in flight. Afterwards a single sequence is one run from cell 0, which
+//! makes its plans contiguous again.
+
 use super::Cells;
 use crate::{CacheError, RowMove, Slot};
 

@@ -1,3 +1,10 @@
+//! `Entries`: the cells one sequence owns, in order of position: an ordered map from positions to
+//! slots.
+//!
+//! Slots are a flat list; positions are stored as breaks where a run of consecutive positions
+//! begins, so a sequence without holes has one break. Appending and slicing are the hot operations.
+//! The property tests compare it with a `BTreeMap`.
+
 use crate::{LongList, Position, Slot};
 use std::ops::Range;
 

@@ -1,3 +1,6 @@
+//! `FreeCells`: a lowest-first free list with a high-water mark; cells above the mark are free
+//! implicitly.
+
 use crate::{Slot, idset::IdSet};
 
 /// The free cells of a pool, of which the lowest is handed out first.

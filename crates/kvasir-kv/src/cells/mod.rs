@@ -1,4 +1,14 @@
-//! The `cells` cache: a pool of single-token cells, each with a position and a set of owners.
+//! `--cache cells`: a pool of single-token cells, each with a position and any number of owners
+//! (llama.cpp's unified KV cache).
+//!
+//! It serves batches, forks that copy nothing, removal of ranges, sliding windows and draft trees
+//! over one pool. Ownership is kept as a list of cells per sequence (`Entries`) and a count per
+//! cell (`CellTable`). The lowest free cell is allocated first, so a single sequence fills the pool
+//! from cell 0 and gets contiguous plans. `compact` restores that after fragmentation.
+//!
+//! Invariants: a cell is free exactly when it has no owner and no lease; a cell named by a step in
+//! flight is leased until that step ends. Guarded by `tests/random_operations.rs` (against
+//! `tests/oracle`) and `tests/lines_and_cells.rs`.
 
 mod check;
 mod compact;

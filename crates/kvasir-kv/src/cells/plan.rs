@@ -1,3 +1,14 @@
+//! Plans of `cells`: slot tables or runs per sequence, sliding-window and ancestor masks, and the
+//! classification of the step.
+//!
+//! - *Contiguous*: one batch row that reads cells `0 ..` in order of position without a hole, and
+//!   no window cuts in.
+//! - *Explicit*: a draft tree, or a window that cuts into a row with several queries.
+//! - *Ragged*: everything else, read through slot tables.
+//!
+//! Without a window, slot tables are copied incrementally by `KeptTables`; with a window the read
+//! begins later in every step.
+
 use super::entries::Entries;
 use super::{Cells, Row, Sequence, Written};
 use crate::{

@@ -1,3 +1,5 @@
+//! `CellTable`: position, owner count and lease count of every cell, and the free list.
+
 use super::free::FreeCells;
 use crate::{BlockUse, Position, Room, Slot};
 

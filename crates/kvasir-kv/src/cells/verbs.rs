@@ -1,3 +1,9 @@
+//! Rewind, copy, remove, keep, fork and draft trees in `cells`.
+//!
+//! A fork or copy shares cells by raising owner counts; no K or V is copied. Only retired rows are
+//! shared. Committing draft nodes moves nothing: an accepted node's cell becomes the sequence's
+//! next one.
+
 use super::Cells;
 use crate::{Cache, CacheError, Nodes, Position, Rewind, RowMove, SeqId, Sequences, Tree};
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Victim selection in the `cells` cache: a cell comes free with its last owner, unless a step in
-//! flight names it.
+//! Victim selection in `cells`: a cell comes free with its last owner, unless a step in flight
+//! names it.
 
 use super::Cells;
 use crate::victims::{OwnerChanges, VictimSearch, WhatIf, choose};

@@ -1,3 +1,6 @@
+//! `CacheEvent`: KV cache events (blocks stored, removed, cleared), from which a prefix-aware
+//! router follows what this cache holds.
+
 use crate::Token;
 use serde::{Deserialize, Serialize};
 

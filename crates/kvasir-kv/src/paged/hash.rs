@@ -1,3 +1,6 @@
+//! Chained block hash of the prefix cache: `h_i = xxh64(h_{i-1} ‖ tokens_i)`, a stable format that
+//! routers compute too.
+
 use crate::Token;
 use xxhash_rust::xxh64::xxh64;
 

@@ -1,3 +1,18 @@
+//! `HashIndex`: the prefix-cache index of `paged`: hash chains of published blocks, a free list,
+//! and an LRU of evictable blocks.
+//!
+//! - Lookup: per block, hash (parent hash, tokens), then compare tokens, tenant salt and the
+//!   parent's content number. A hash collision can therefore never yield another prefix.
+//! - Content numbers name a prefix of one tenant exactly; blocks with equal content share the
+//!   number and stand in for each other.
+//! - Allocation: lowest vacant id first, then the least recently released published block (its
+//!   content is forgotten).
+//! - A sequence releases its blocks from the end, so chains are evicted leaf first.
+//! - At most `MAX_PROBES` blocks per hash are searched; forged collisions beyond that are neither
+//!   found nor published.
+//!
+//! Guarded by the unit tests with a constant hash, `tests/prefix_model.rs` and `tests/shadow`.
+
 use super::events::CacheEvent;
 use super::hash::hash_with;
 use super::lru::Lru;

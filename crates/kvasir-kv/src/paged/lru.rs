@@ -1,3 +1,6 @@
+//! `Lru`: an intrusive doubly linked list of block ids in order of release; push, pop and remove in
+//! O(1).
+
 use crate::BlockId;
 
 const NONE: BlockId = BlockId::MAX;

@@ -1,4 +1,9 @@
-//! `--cache paged`: blocks shared by chained content hashes, evicted out of the free list.
+//! `--cache paged`: paged attention with hash-based prefix caching (as vLLM's automatic prefix
+//! caching) and LRU eviction.
+//!
+//! A full block is found by the chained hash of its tokens and all tokens before it, then verified
+//! by comparing them. Unreferenced published blocks stay findable until they are evicted for other
+//! content, least recently released first.
 
 mod events;
 mod hash;

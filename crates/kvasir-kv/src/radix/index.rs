@@ -1,3 +1,10 @@
+//! `RadixIndex`: the prefix-cache index of `radix`: published pages in a `RadixTree`, all others
+//! used or in a FIFO free list.
+//!
+//! Each used page pins its node (SGLang's `lock_ref`); nodes without pins are evicted leaf first.
+//! Duplicate content is published once: `publish` returns the canonical pages and the cache
+//! releases its own copies. A page is in at most one node.
+
 use super::places::Places;
 use super::tree::{NodeId, RadixTree, Reached};
 use crate::blocks::{BlockConfig, BlockQueue, BlockSize, Found, Index, Offer, Unpinned, indices, runs};

@@ -1,4 +1,5 @@
-//! `--cache radix`: pages shared through a radix tree over token ids, evicted by least recent use.
+//! `--cache radix`: prefix caching by a radix tree over token ids, in whole pages (as SGLang's
+//! RadixAttention), with LRU eviction of leaves.
 
 mod index;
 mod oldest;

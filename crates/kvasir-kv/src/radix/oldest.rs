@@ -1,3 +1,6 @@
+//! `Oldest`: an indexed 4-ary min-heap of nodes by last use (LRU); update and removal of any node
+//! in O(log n).
+
 use super::NodeId;
 
 const NOWHERE: u32 = u32::MAX;

@@ -1,3 +1,8 @@
+//! `Places`: which tree node each page is in, through one level of labels.
+//!
+//! Pages name a label and a label names a node. Splitting a node therefore relabels only the pages
+//! of the smaller part.
+
 use super::NodeId;
 use crate::BlockId;
 use crate::blocks::{indices, leading, runs};

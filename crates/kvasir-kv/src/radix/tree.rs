@@ -1,3 +1,17 @@
+//! `RadixTree`: a radix tree over token ids in whole pages, with pins and LRU eviction of leaves.
+//!
+//! - Edges are found by (parent, hash of the edge's first page) and verified by comparing tokens. A
+//!   second edge with an equal hash is not added.
+//! - `walk` matches as far as possible and splits a node that matches in part; it counts as a use
+//!   of what matches whole.
+//! - `pin` and `unpin` propagate to the parent only when a node's count leaves or reaches zero, so
+//!   a pinned node has pinned ancestors.
+//! - `evictable + protected` = tokens in the tree. Exactly the leaves without pins are in the
+//!   eviction heap.
+//! - Each tenant (salt) has a root; all but tenant 0's are dropped when bare.
+//!
+//! Guarded by `tests/radix_model.rs` against a naive tree.
+
 use super::oldest::Oldest;
 use crate::blocks::{Unpinned, common_prefix};
 use crate::{BlockId, Token};

@@ -1,4 +1,5 @@
-//! What a step takes, and when it comes back.
+//! Claims of block caches: allocation, all-or-nothing refusal, deferred release, preallocation,
+//! redirected writes.
 
 use crate::*;
 

@@ -1,4 +1,5 @@
-//! Blocks that several sequences own.
+//! Blocks shared by several sequences: forks, slot copies of draft trees, copy-on-write of the last
+//! block.
 
 use crate::*;
 

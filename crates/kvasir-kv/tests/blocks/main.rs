@@ -1,4 +1,4 @@
-//! The verbs of `paged` and `radix`, one rule per test.
+//! Operations of the `paged` and `radix` caches, one rule per test, each run on both.
 
 #![allow(clippy::unwrap_used)]
 

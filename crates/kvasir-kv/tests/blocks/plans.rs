@@ -1,4 +1,5 @@
-//! What a plan says, and until when.
+//! Plans of block caches: incremental block tables equal fresh ones; which operations make a plan
+//! stale.
 
 use crate::*;
 

@@ -1,4 +1,4 @@
-//! What is found by content.
+//! Prefix caching in block caches: lookup, attach, publish, deduplication, tenant isolation.
 
 use crate::*;
 

@@ -1,4 +1,4 @@
-//! What tests of several caches share.
+//! Helpers shared by the tests of several caches.
 
 use kvasir_kv::{Cache, Plan, StepId};
 

@@ -1,3 +1,8 @@
+//! `Device`: executes plans on one tag per slot and checks that each query reads exactly the tags
+//! the model expects.
+//!
+//! It also checks the form of every plan and that its `Lowering` shows each query the same entries.
+
 use super::model::Query;
 use kvasir_kv::{Lowering, Mask, Plan, PlanKind, PoolId};
 use std::collections::VecDeque;

@@ -1,3 +1,9 @@
+//! `Model`: the naive cache: per sequence a map from positions to tags, draft nodes, and the steps
+//! in flight.
+//!
+//! It predicts for each operation whether it is refused (not with which error), and for each query
+//! which tags it must see.
+
 use kvasir_kv::{CacheKind, ClaimRow, SeqId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;

@@ -1,8 +1,10 @@
-//! Random lives on the block caches against a model that knows what every slot holds.
+//! Model-based test of the block caches: random operations against a shadow model that knows what
+//! every slot holds.
 //!
-//! A device is played: a slot remembers the fold of everything that was visible when it was written, so a read of a
-//! slot that was written for any other history is seen at once. Every verb is drawn at random, refused ones too; the cache's
-//! own walker runs after each.
+//! A simulated device stores per slot a hash over everything visible when it was written. A read of
+//! a slot written under any other history is therefore detected at once. Operations are random,
+//! refused ones included; the cache's own consistency check runs after each. `KVASIR_SEEDS=10000`
+//! runs more seeds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

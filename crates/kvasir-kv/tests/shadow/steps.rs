@@ -1,4 +1,5 @@
-//! Steps: what they must read and write, and what becomes of them.
+//! Steps in the shadow test: claim, submit, run on the simulated device, retire, and which slots a
+//! plan may name.
 
 use crate::*;
 

@@ -1,4 +1,5 @@
-//! Everything that can be done to a sequence between steps.
+//! Sequence operations of the shadow test between steps: open, attach, publish, rewind, remove,
+//! copy, fork, draft trees.
 
 use crate::*;
 
