@@ -1,12 +1,12 @@
 //! Bit operations on explicit attention masks, 64 columns to a word: setting a range, shifting a
 //! row.
 
-/// Words that `columns` bits take.
+/// Words needed for `columns` mask bits.
 pub(crate) fn words_for(columns: u32) -> u32 {
     columns.div_ceil(64)
 }
 
-/// Sets the bits `from .. to` of one query's words. Bits past the last word are left out.
+/// Sets the bits `from .. to` of one query's mask row. Bits past the last word are dropped.
 pub(crate) fn set_range(words: &mut [u64], from: u32, to: u32) {
     if from >= to {
         return;
@@ -19,7 +19,7 @@ pub(crate) fn set_range(words: &mut [u64], from: u32, to: u32) {
     }
 }
 
-/// Sets in `words` the bits of `bits`, each `by` columns further up. Bits past the last word are left out.
+/// `words |= bits << by`. Bits past the last word are dropped.
 pub(crate) fn shift_into(words: &mut [u64], bits: &[u64], by: u32) {
     let (first, up) = (by as usize / 64, by % 64);
     for (i, &part) in bits.iter().enumerate() {

@@ -10,9 +10,8 @@ use crate::{
     Position, Rewind, Rings, Room, Segment, SeqId, SharedPrefix, Span, StepId, VictimSearch, line::Line,
 };
 
-/// One sequence and a length counter: row `i` of the sequence lies in slot `i`. The fastest single stream.
-///
-/// It may have [`Rings`]; it then refuses to rewind into what a ring has lost.
+/// One sequence and a length counter: row `i` lies in slot `i`. The fastest single stream. With
+/// [`Rings`], it refuses to rewind below what a ring still holds.
 #[derive(Debug)]
 pub struct Contiguous {
     line: Line,
@@ -25,7 +24,7 @@ impl Contiguous {
         Self { line: Line::new(capacity), rings: None }
     }
 
-    /// A cache whose layers with a window keep rings.
+    /// A cache whose sliding-window layers keep ring buffers.
     pub fn with_rings(capacity: u32, rings: Rings) -> Self {
         Self { rings: Some(rings), ..Self::new(capacity) }
     }
@@ -35,8 +34,8 @@ impl Contiguous {
         self.rings.as_ref().map_or(0, |rings| rings.retained_from(self.line.peak()))
     }
 
-    /// Makes what it holds a read-only prefix, which the backend then keeps as `pool`. Refused, and the cache given
-    /// back, while a step is in flight.
+    /// Freezes its rows into a read-only prefix, which the backend then keeps as `pool`. Refused,
+    /// with the cache returned, while a step is in flight or with rings.
     pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
         match self.rows_to_freeze() {
             Ok(rows) => Ok(SharedPrefix::new(pool, rows, None)),
@@ -44,12 +43,12 @@ impl Contiguous {
         }
     }
 
-    /// Rows whose K and V are there.
+    /// Retired rows: K and V computed.
     pub(crate) fn rows(&self) -> u32 {
         self.line.len()
     }
 
-    /// Rows that a prefix made of it would have.
+    /// Rows of the prefix that `freeze` would make, or why it is refused.
     pub(crate) fn rows_to_freeze(&self) -> Result<u32, CacheError> {
         match () {
             () if self.line.is_flying() => Err(CacheError::InFlight),
@@ -178,7 +177,7 @@ impl Cache for Contiguous {
 impl Rewind for Contiguous {
     fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
         let lost = self.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.line.peak()));
-        // Nothing is lost for a rewind that drops nothing.
+        // A rewind to the current length drops nothing and is always possible.
         Ok(lost.min(self.claimed_len(seq)?))
     }
 

@@ -3,40 +3,41 @@
 use crate::{CacheKind, Face, Position, SeqId, StepId};
 use std::fmt;
 
-/// Why a cache refused. A refused verb has changed nothing.
+/// Why a cache refused an operation. A refused operation has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheError {
     /// The id was never issued, or its sequence is closed.
     UnknownSequence(SeqId),
     /// The step was never claimed, or is retired or cancelled.
     UnknownStep(StepId),
-    /// Steps are claimed under rising numbers.
+    /// Steps must be claimed under rising numbers, retire in order, and be cancelled newest first.
     StepOutOfOrder(StepId),
-    /// A step names the same sequence twice, or names none.
+    /// An invalid claim: no row, a sequence twice, no tokens, a wrong draft-tree size, or a
+    /// redirected write that is not possible.
     BadClaim,
-    /// Not enough free slots, even after evicting what may be evicted.
+    /// Not enough free slots, even after evicting every evictable block.
     Full {
-        /// Slots asked for.
+        /// Slots needed.
         needed: u32,
-        /// Slots that could be had.
+        /// Slots available: free plus evictable.
         available: u32,
     },
     /// The table of live sequences is full.
     TooManySequences,
     /// A write must start where the sequence ends.
     StartNotLength {
-        /// The start asked for.
+        /// The requested start.
         start: Position,
         /// The length.
         length: u32,
     },
     /// The positions of one write must form a run.
     NotARun,
-    /// A rewind may only go to a position between what is still held and the length.
+    /// The target of a rewind is outside what is still held.
     RewindOutOfRange {
         /// The target.
         to: u32,
-        /// Lowest target that is possible.
+        /// Lowest possible target.
         lowest: u32,
         /// The length.
         length: u32,
@@ -54,39 +55,39 @@ pub enum CacheError {
         /// Its parent.
         parent: i32,
     },
-    /// An accepted chain must start at a root and go from child to child.
+    /// An accepted chain must start at a root and go from parent to child.
     NotAChain {
         /// The node that breaks it.
         node: u32,
     },
-    /// The verb cannot be used while nodes are unsettled.
+    /// The operation is not possible while draft nodes are unsettled.
     Unsettled,
-    /// The step is still on the device; what was asked would move bytes that it uses.
+    /// A step in flight still uses what the operation would change.
     InFlight,
-    /// A part of what the step claimed was taken from the sequence since; cancel the step.
+    /// Rows of the claim were truncated since; cancel the step.
     RowGone(SeqId),
-    /// A layer's ring has no room for so many tokens in one step.
+    /// A ring buffer cannot take so many tokens in one step.
     WriteTooLong {
         /// Tokens of the claim.
         tokens: u32,
         /// Most that one step may write.
         longest: u32,
     },
-    /// The plan was made before something it depends on changed.
+    /// The plan is stale: the cache has changed since.
     StalePlan {
         /// Generation of the plan.
         plan: u64,
         /// Generation of the cache.
         current: u64,
     },
-    /// This kind of cache has no such face.
+    /// This kind of cache lacks the capability.
     NoFace {
         /// The cache.
         kind: CacheKind,
-        /// The face asked for.
+        /// The missing capability.
         face: Face,
     },
-    /// A configuration value that makes no sense; names it.
+    /// An invalid configuration value; the text names it.
     BadConfig(&'static str),
 }
 

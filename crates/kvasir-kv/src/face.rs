@@ -9,27 +9,27 @@ use crate::{BlockId, CacheError, Plan, Position, Rings, RowMove, SeqId, StepId, 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The kinds of `--cache`.
+/// The cache kinds, as `--cache` names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheKind {
-    /// One sequence and a length counter.
+    /// One sequence and a length counter: row `i` in slot `i`.
     Contiguous,
-    /// A pool of single-token cells, each with a position and a set of owners.
+    /// A pool of single-token cells, each with a position and any number of owners.
     Cells,
-    /// A committed prefix plus candidate frontiers.
+    /// One sequence with draft trees behind it (speculative decoding).
     Tree,
-    /// Reference-counted blocks, shared by content hash.
+    /// Paged attention; prefix caching by chained block hashes.
     Paged,
-    /// Blocks shared through a radix tree over token ids.
+    /// Paged attention; prefix caching by a radix tree over token ids.
     Radix,
 }
 
 impl CacheKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: &[Self] = &[Self::Contiguous, Self::Cells, Self::Tree, Self::Paged, Self::Radix];
 
-    /// What `--cache` calls it.
+    /// The name on the command line (`--cache`).
     pub fn name(self) -> &'static str {
         match self {
             Self::Contiguous => "contiguous",
@@ -47,17 +47,17 @@ impl fmt::Display for CacheKind {
     }
 }
 
-/// What a caller may hold beyond the neutral face.
+/// An optional capability of a cache beyond the `Cache` trait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Face {
-    /// [`Rewind`].
+    /// Truncation: [`Rewind`].
     Rewind,
-    /// [`Sequences`].
+    /// Fork, copy and range removal: [`Sequences`].
     Sequences,
-    /// [`Prefix`].
+    /// Prefix caching: [`Prefix`].
     Prefix,
-    /// [`Tree`].
+    /// Draft trees for speculative decoding: [`Tree`].
     Tree,
 }
 
@@ -72,45 +72,47 @@ impl fmt::Display for Face {
     }
 }
 
-/// One sequence's share of a step.
+/// One batch row of a step to be claimed: one sequence and its token counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimRow {
-    /// The sequence.
+    /// The sequence; a step may name it only once.
     pub seq: SeqId,
-    /// Tokens fed again although their K and V are there (a prefix hit that ends inside a chunk): they are the
-    /// last ones before the claimed length, and their writes are redirected to a dummy slot.
+    /// Tokens recomputed although their K and V are cached (a prefix hit that ends inside a chunk).
+    /// They are the last ones before the claimed length; their writes go to a dummy slot.
     pub redirected: u32,
-    /// New tokens, which get slots. For a sequence with a proposed frontier this is the frontier's size.
+    /// New tokens, each of which gets a slot. For a sequence with a proposed draft tree this must
+    /// be the number of its nodes.
     pub tokens: u32,
 }
 
 impl ClaimRow {
-    /// New tokens only.
+    /// A row without redirected writes.
     pub fn new(seq: SeqId, tokens: u32) -> Self {
         Self { seq, redirected: 0, tokens }
     }
 }
 
-/// How a pool's slots are spread. `free + evictable + held + leased + dummy` is the capacity plus dummy slots.
+/// Pool usage in slots. `free + evictable + held + leased` is the capacity; dummy slots are not
+/// counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
-    /// Slots that nobody owns and that hold nothing anybody could want.
+    /// Unreferenced slots without cached content.
     pub free: u32,
-    /// Slots that hold a prefix nobody uses now; they are handed out after the free ones.
+    /// Unreferenced slots that hold a cached prefix; allocated (evicted) after the free ones.
     pub evictable: u32,
     /// Slots that live sequences own.
     pub held: u32,
-    /// Slots given up by their owners that a step in flight still names.
+    /// Slots released by their owners that a step in flight still names.
     pub leased: u32,
 }
 
 impl Room {
-    /// Slots that a claim can get now.
+    /// Slots that a claim can allocate now: free plus evictable.
     pub fn available(self) -> u32 {
         self.free + self.evictable
     }
 
-    /// [`Cache::survey`] of a pool that is filled from slot 0 on.
+    /// [`Cache::survey`] of a pool that allocates from slot 0 upward.
     pub(crate) fn survey_line(self, slots: &mut Vec<BlockUse>) {
         slots.clear();
         for (n, used) in
@@ -121,104 +123,113 @@ impl Room {
     }
 }
 
-/// What one block (or cell) is used for.
+/// State of one block (or cell).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BlockUse {
-    /// For nothing.
+    /// Unreferenced and without content.
     Free,
-    /// It holds a prefix that nobody uses now.
+    /// Unreferenced, holds a cached prefix, evictable.
     Cached,
-    /// Live sequences own it.
+    /// Owned by live sequences.
     Held,
-    /// Its owners gave it up; a step in flight still names it.
+    /// Released by its owners; a step in flight still names it.
     Leased,
-    /// It takes redirected writes and is never handed out.
+    /// Takes redirected writes; never allocated.
     Dummy,
 }
 
-/// What every cache offers. A step goes *claim → plan → submit → retire*.
+/// The contract of every KV cache. The life of a step: *claim → plan → submit → retire*.
 ///
-/// `claim` takes slots for every token of the step, or none with an error that changes nothing. `plan` only
-/// reads. `retire` publishes lengths, is idempotent per step, and ends the step's lease; `cancel` gives the slots
-/// of a claim that was never submitted back. Steps retire in the order of their claims. With several steps in flight a
-/// claim builds on the *claimed* length; [`Cache::len`] reports the retired one.
+/// - `claim` allocates slots for every token of the step, or fails and changes nothing.
+/// - `plan` only reads and may be repeated.
+/// - `retire` publishes lengths, is idempotent per step, and ends the step's leases.
+/// - `cancel` undoes a claim that was never submitted.
 ///
-/// Every verb that changes what an unsubmitted plan may name raises [`Cache::generation`]; `retire` does not.
+/// Steps retire in the order of their claims. With several steps in flight (overlapped scheduling)
+/// a claim builds on the *claimed* length; [`Cache::len`] reports the retired one.
+///
+/// Every operation that changes what an unsubmitted plan may name raises [`Cache::generation`];
+/// `retire` does not.
 pub trait Cache: Send {
-    /// Which kind it is.
+    /// The kind of this cache.
     fn kind(&self) -> CacheKind;
-    /// Slots it may ever hand out.
+    /// Slots it may allocate, dummy slots not included.
     fn capacity(&self) -> u32;
-    /// Slots that are handed out together; 1 where single slots are.
+    /// Slots per block, the unit of allocation; 1 for token-granular caches.
     fn block_size(&self) -> u32;
-    /// Positions at the start of every sequence that lie in a [`SharedPrefix`](crate::SharedPrefix) and take no slots here.
+    /// Length of the [`SharedPrefix`](crate::SharedPrefix) in front of every sequence, in
+    /// positions; it takes no slots here.
     fn base(&self) -> Position {
         0
     }
-    /// The rings that layers with a window keep, where they keep them.
+    /// Ring buffers of sliding-window layers, if this cache has them.
     fn rings(&self) -> Option<&Rings> {
         None
     }
-    /// How its slots are spread now.
+    /// Current pool usage, in slots.
     fn room(&self) -> Room;
-    /// Writes what each block is used for, by its id; those behind the last one are free. Nothing where that is not kept. For
-    /// pictures: it may take time in the size of what was ever used.
+    /// Writes the state of each block by id; ids past the end are free. Writes nothing if the cache
+    /// does not track it. For visualization: may cost time linear in the high-water mark.
     fn survey(&self, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
     }
-    /// Counts every change that can make a plan stale.
+    /// Raised by every change that can make a plan stale.
     fn generation(&self) -> u64;
-    /// Begins a sequence that owns nothing; its length is [`Cache::base`].
+    /// Opens an empty sequence; its length is [`Cache::base`].
     fn open(&mut self) -> Result<SeqId, CacheError>;
-    /// Ends a sequence. What only it owned comes back now, or when the last step that names it retires.
+    /// Closes a sequence. What only it owned is freed now, or when the last step that names it
+    /// retires.
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError>;
-    /// Which of the candidates to close so that enough slots come free, written into `victims`.
-    /// False, and none, if not even all of them are enough. Changes nothing; takes time in the
-    /// lengths of the candidates' tables.
+    /// Selects preemption or eviction victims: which candidates to close so that enough slots come
+    /// free. Returns false, and no victims, if not even all of them suffice. Changes nothing; time
+    /// linear in the block tables of the candidates.
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool;
-    /// Whether a claim of `tokens` more for this sequence would find room now.
+    /// Whether a claim of `tokens` more for this sequence would succeed now.
     fn can_extend(&self, seq: SeqId, tokens: u32) -> bool;
-    /// Takes slots for what a sequence will claim up to length `upto`, without a step: claims use them first. Returns the
-    /// length up to which it holds slots now; with `upto` 0 nothing is taken. Takes all or nothing. A cache whose
-    /// slots are taken by claims alone takes none.
+    /// Preallocates slots up to length `upto`, outside a step; claims use them first. All or
+    /// nothing. Returns the length up to which the sequence holds slots; `upto` 0 only asks. The
+    /// default preallocates nothing.
     fn take_ahead(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         let _ = upto;
         self.claimed_len(seq)
     }
-    /// Takes memory, not slots, for a sequence that may grow to `tokens`, so that its steps take none.
+    /// Reserves host memory for up to `tokens`; allocates no slots.
     fn expect(&mut self, seq: SeqId, tokens: u32) {
         let _ = (seq, tokens);
     }
-    /// Appends the blocks that a sequence holds, in order of position, those taken ahead included: for looking in. Where
-    /// single slots are handed out, each is a block.
+    /// Appends the blocks of a sequence in order of position, preallocated ones included. For
+    /// inspection. In token-granular caches a block is one slot.
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError>;
-    /// Retired length: tokens whose K and V are there.
+    /// Retired length: tokens whose K and V have been computed.
     fn len(&self, seq: SeqId) -> Result<u32, CacheError>;
-    /// Length with all claims in flight.
+    /// Length including all claims in flight.
     fn claimed_len(&self, seq: SeqId) -> Result<u32, CacheError>;
-    /// Position that the next claimed token gets; differs from the length after a removal.
+    /// Position of the next claimed token; differs from the length after a range removal.
     fn next_position(&self, seq: SeqId) -> Result<Position, CacheError>;
-    /// Takes slots for one step.
+    /// Allocates slots for one step: all of them, or none with an error. `step` must be above every
+    /// step claimed before.
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError>;
-    /// Writes the plan of a claimed step into `plan`, reusing its memory.
+    /// Writes the plan of a claimed step into `plan`, reusing its memory. Fails with `RowGone` if a
+    /// claimed row was truncated since; such a step can only be cancelled.
     fn plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError>;
-    /// Ends a step that ran: its lengths are published and what it alone kept alive is freed.
+    /// Ends a step that ran: publishes its lengths and performs the releases deferred to it.
+    /// Idempotent; steps retire in order.
     fn retire(&mut self, step: StepId) -> Result<(), CacheError>;
     /// Undoes the claim of a step that was not run; only the newest claim can be undone.
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError>;
-    /// Forgets every sequence and everything shared; refused while a step is in flight.
+    /// Closes every sequence and drops the prefix cache; refused while a step is in flight.
     fn clear(&mut self) -> Result<(), CacheError>;
-    /// Walks the whole bookkeeping and reports the first thing that does not add up.
+    /// Consistency check of the whole bookkeeping; reports the first violation. For tests: linear
+    /// in everything held.
     fn check(&self) -> Result<(), String>;
 
-    /// Moves rows so that the fastest path applies again, where that takes moves; returns how many go out with the next
-    /// plan. Refused while a step is in flight.
+    /// Defragments: queues slot copies so that contiguous plans are possible again. Returns how
+    /// many copies go out with the next plan. Refused while a step is in flight.
     fn compact(&mut self) -> Result<u32, CacheError> {
         Ok(0)
     }
-    /// Refuses positions of a write that are no run from the sequence's next position on, for callers that bring
-    /// their own.
+    /// Checks positions supplied by the caller: they must be consecutive from the next position on.
     fn check_positions(&self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
         let (next, length) = (self.next_position(seq)?, self.claimed_len(seq)?);
         match positions.first() {
@@ -229,72 +240,75 @@ pub trait Cache: Send {
             _ => Ok(()),
         }
     }
-    /// Refuses a plan that something has changed under.
+    /// Refuses a stale plan: one whose generation is not the current one.
     fn check_fresh(&self, plan: &Plan) -> Result<(), CacheError> {
         match plan.generation == self.generation() {
             true => Ok(()),
             false => Err(CacheError::StalePlan { plan: plan.generation, current: self.generation() }),
         }
     }
-    /// The rewind face.
+    /// Truncation, or `NoFace`.
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
         Err(CacheError::NoFace { kind: self.kind(), face: Face::Rewind })
     }
-    /// The sequence face.
+    /// Forks and range operations, or `NoFace`.
     fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
         Err(CacheError::NoFace { kind: self.kind(), face: Face::Sequences })
     }
-    /// The prefix face.
+    /// Prefix caching, or `NoFace`.
     fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {
         Err(CacheError::NoFace { kind: self.kind(), face: Face::Prefix })
     }
-    /// The tree face.
+    /// Draft trees, or `NoFace`.
     fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
         Err(CacheError::NoFace { kind: self.kind(), face: Face::Tree })
     }
 }
 
-/// Truncation of one sequence.
+/// Capability: truncation of a sequence, as after rejected draft tokens.
 pub trait Rewind {
-    /// The lowest length that [`Rewind::rewind_to`] takes.
+    /// The lowest length that [`Rewind::rewind_to`] accepts; above 0 where ring buffers have
+    /// overwritten rows.
     fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
         let _ = seq;
         Ok(0)
     }
-    /// Drops every position from `to` on. Refused outside what is still held.
+    /// Truncates to positions below `to`, claims in flight included.
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
 }
 
-/// Forks and removals, without moving more than a partial block.
+/// Capability: forks, copies and removals of ranges (llama.cpp: `seq_cp`, `seq_rm`, `seq_keep`).
+/// Copies K and V of partial blocks only; whole blocks are shared.
 pub trait Sequences {
-    /// Makes `dst` an owner of `src`'s retired rows with positions in `range`: claimed ones may yet be cancelled. Refused
-    /// where `dst` already owns one of the positions, or `src` owns nothing at all.
+    /// Makes `dst` an owner of `src`'s retired rows with positions in `range`; claimed rows may yet
+    /// be cancelled. Refused if `dst` owns one of the positions, or `src` owns nothing.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
-    /// Takes `seq` off the rows in `range`; never renumbers what is left.
+    /// Removes the rows in `range` from `seq`; the remaining positions are never renumbered.
     fn remove(&mut self, seq: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
     /// Closes every other sequence of `seq`'s fork family.
     fn keep(&mut self, seq: SeqId) -> Result<(), CacheError>;
-    /// Opens `n` sequences that own all retired rows of `seq`.
+    /// Opens `n` sequences that share all retired rows of `seq` (copy-on-write).
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError>;
 }
 
-/// What a prompt found of what earlier requests left.
+/// A prefix-cache hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hit {
-    /// Tokens whose K and V are there already.
+    /// Leading tokens whose K and V are cached; whole blocks.
     pub tokens: u32,
-    /// Slots of the hit that nobody uses now: attaching takes them out of [`Room::evictable`].
+    /// Slots of the hit that are unreferenced now: attaching takes them out of [`Room::evictable`].
     pub idle: u32,
-    /// Which lookup this is.
+    /// Ticket of this lookup, for [`Prefix::attach`].
     #[serde(skip)]
     pub lookup: Lookup,
 }
 
-/// Names one lookup, so that what it found can be attached without looking again.
+/// Ticket of one lookup, so that its result can be attached without a second search. The default
+/// never matches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lookup(pub(crate) u64);
 
-/// Hits are equal if as much was found, whoever looked.
+/// All tickets compare equal, so that hits are equal if they found as much.
 impl PartialEq for Lookup {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -303,13 +317,15 @@ impl PartialEq for Lookup {
 
 impl Eq for Lookup {}
 
-/// Sharing by content.
+/// Capability: prefix caching (sharing of blocks by content).
 pub trait Prefix {
-    /// What `tokens` would find. Never the whole of it: the last token is always computed. `salt` keeps tenants apart.
-    /// Takes nothing and gives nothing up; it counts as a use of what it finds.
+    /// Looks up the longest cached prefix of `tokens`, at most all but the last token, whose logits
+    /// are needed. `salt` isolates tenants. Allocates and evicts nothing, but counts as a use for
+    /// the eviction order.
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit;
-    /// Gives `seq`, which must own nothing yet, what `tokens` finds; its length is then the hit. At most `limit` tokens. Where
-    /// `lookup` is of these tokens and nothing has changed since, they are not looked up again.
+    /// Attaches the longest cached prefix of `tokens`, at most `limit` tokens, to `seq`, which must
+    /// be empty; its length is then the hit. If `lookup` is the newest lookup of these tokens and
+    /// nothing has changed since, its result is reused.
     fn attach(
         &mut self,
         seq: SeqId,
@@ -318,23 +334,26 @@ pub trait Prefix {
         limit: u32,
         lookup: Lookup,
     ) -> Result<Hit, CacheError>;
-    /// Makes `seq`'s rows findable by others, up to `computed` tokens, of which `tokens` are the ids. Only what has
-    /// retired may be published; a sequence with holes never is. It also counts as a use of what was there before, so
-    /// call it when a sequence ends even if nothing new is to be published.
+    /// Publishes `seq`'s full blocks up to `computed` tokens, whose ids are `tokens`. Only retired
+    /// rows are published, and only up to the first hole. It also refreshes the eviction order of
+    /// what was published before, so call it when a sequence ends.
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError>;
-    /// Evicts at least `slots` slots of what nobody uses, or all of it; returns how many.
+    /// Evicts at least `slots` slots of unreferenced cached blocks, or all of them; returns how
+    /// many.
     fn evict(&mut self, slots: u32) -> Result<u32, CacheError>;
 }
 
-/// Candidate tokens that are run before it is known which are right.
+/// Capability: draft trees for speculative decoding (tree attention): draft nodes are run first and
+/// verified afterwards.
 pub trait Tree {
-    /// Declares the frontier that the next claim of `seq` runs. `parents[i]` is the node number of its parent, over
-    /// all unsettled nodes of the sequence, or −1 for the committed prefix. It takes the place of one that was not claimed yet;
-    /// an empty one withdraws that.
+    /// Declares the draft nodes that the next claim of `seq` runs. `parents[i]` is the node number
+    /// of the parent, over all unsettled nodes of the sequence, or −1 for the committed prefix.
+    /// Replaces a frontier that was not claimed yet; an empty one withdraws it.
     fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError>;
-    /// Keeps the accepted chain (node numbers from a root on) as committed tokens and drops all other nodes. The row moves
-    /// that this takes go out with the next plan; they are returned for inspection.
+    /// Commits the accepted chain (node numbers from a root on) after verification and drops all
+    /// other nodes. The slot copies that this takes go out with the next plan; they are returned
+    /// for inspection.
     fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError>;
-    /// Number of unsettled nodes.
+    /// Number of claimed draft nodes not yet committed or dropped.
     fn unsettled(&self, seq: SeqId) -> Result<u32, CacheError>;
 }

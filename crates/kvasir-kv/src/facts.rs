@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-/// The version of the `kv_cache.*` keys that this reader understands and this writer writes.
+/// Schema version of the `kv_cache.*` keys that is read and written.
 pub const SCHEMA_VERSION: i64 = 1;
 
 const VERSION: &str = "kv_cache.schema_version";
@@ -22,7 +22,7 @@ const KEYS: [&str; 7] = [VERSION, LAYERS, HEADS, HEAD_DIM, VALUE_DIM, INDEX_DIM,
 const MAX_LAYERS: i64 = 1 << 16;
 const MAX_VALUE: i64 = 1 << 24;
 
-/// One metadata value of a model file: a number, or one per layer.
+/// One metadata value of a model file: a number, or one number per layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
     /// The same for all layers.
@@ -31,30 +31,30 @@ pub enum Fact {
     PerLayer(Vec<i64>),
 }
 
-/// What one layer keeps per token.
+/// KV cache shape of one layer, per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerForm {
-    /// Heads of K, and of V.
+    /// KV heads (fewer than query heads in GQA).
     pub n_kv_heads: u32,
-    /// Numbers of a key head.
+    /// Elements of a key head.
     pub head_dim: u32,
-    /// Numbers of a value head; 0 where the value is a part of the key and not kept again.
+    /// Elements of a value head; 0 if the value is part of the key and not stored again (MLA).
     pub value_dim: u32,
-    /// Numbers that a sparse-attention indexer keeps beside.
+    /// Elements that a sparse-attention indexer stores besides.
     pub index_dim: u32,
-    /// How far back the layer sees.
+    /// Sliding window, in positions; `None` for full attention.
     pub window: Option<u32>,
 }
 
-/// What a model's architecture fixes about its K and V: everything that a pool's shape takes but capacity and storage
-/// type, which are run-time policy and never in the file.
+/// KV cache shape fixed by a model's architecture. Capacity and storage type are run-time policy
+/// and never in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFacts {
     /// The layers, from the first.
     pub layers: Vec<LayerForm>,
 }
 
-/// The fields of a `config.json` that fix the facts of a uniform model, as they stand there.
+/// The `config.json` fields from which the shape of a uniform model is derived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConfigFacts {
     /// `num_hidden_layers`.
@@ -69,7 +69,7 @@ pub struct ConfigFacts {
     pub head_dim: Option<i64>,
 }
 
-/// Why facts were refused; names the key.
+/// Why metadata were refused; names the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FactError {
     /// The metadata are of a version that is not understood.
@@ -127,7 +127,7 @@ impl KvFacts {
         Self { layers: vec![form; n_layers as usize] }
     }
 
-    /// Derives the facts of a uniform model from its config.
+    /// Derives the shape of a uniform model from its config.
     pub fn derive(config: &ConfigFacts) -> Result<Self, FactError> {
         let field =
             |key, value: Option<i64>| value.map(|value| in_range(key, value, 1, MAX_VALUE)).transpose();
@@ -145,7 +145,7 @@ impl KvFacts {
         Ok(Self::uniform(layers, heads.ok_or(FactError::Missing("num_key_value_heads"))?, head_dim))
     }
 
-    /// Reads a model file's metadata. `None` where there is no `kv_cache.*` key at all.
+    /// Reads the shape from a model file's metadata. `None` if there is no `kv_cache.*` key.
     pub fn read(metadata: &BTreeMap<String, Fact>) -> Result<Option<Self>, FactError> {
         let mut ours = metadata.keys().filter(|key| key.starts_with("kv_cache."));
         let Some(first) = ours.next() else { return Ok(None) };
@@ -174,20 +174,21 @@ impl KvFacts {
         Ok(Some(Self { layers: heads.iter().zip(&head_dims).enumerate().map(form).collect() }))
     }
 
-    /// The facts of a uniform model by its metadata, which must agree with its config, or by its config alone.
+    /// The shape of a uniform model from its metadata, which must agree with its config, or from
+    /// its config alone.
     pub fn resolve(metadata: &BTreeMap<String, Fact>, config: &ConfigFacts) -> Result<Self, FactError> {
         let derived = Self::derive(config);
         match (Self::read(metadata)?, derived) {
             (None, derived) => derived,
-            // A config that says too little is no reason to refuse metadata that say enough.
+            // An incomplete config does not invalidate complete metadata.
             (Some(read), Err(FactError::Missing(_))) => Ok(read),
             (Some(_), Err(error)) => Err(error),
             (Some(read), Ok(derived)) => read.agree(&derived, &[HEADS, HEAD_DIM]).map(|()| read),
         }
     }
 
-    /// Refuses metadata that are not understood, or differ from what the model's program says of its layers. Absent metadata,
-    /// and keys that a file leaves to the program, are fine.
+    /// Refuses metadata that are invalid or contradict the layers of the model's program. Absent
+    /// metadata, and absent optional keys, are accepted.
     pub fn check(metadata: &BTreeMap<String, Fact>, program: &Self) -> Result<(), FactError> {
         let Some(read) = Self::read(metadata)? else { return Ok(()) };
         let optional = [VALUE_DIM, INDEX_DIM, WINDOW].into_iter().filter(|key| metadata.contains_key(*key));
@@ -195,7 +196,7 @@ impl KvFacts {
         read.agree(program, &keys)
     }
 
-    /// Writes the facts as metadata: one number where all layers are alike, else one per layer.
+    /// Writes the shape as metadata: one number where all layers agree, else one per layer.
     pub fn write(&self, metadata: &mut BTreeMap<String, Fact>) {
         metadata.insert(VERSION.into(), Fact::One(SCHEMA_VERSION));
         metadata.insert(LAYERS.into(), Fact::One(self.layers.len() as i64));

@@ -9,13 +9,14 @@ use serde::{Deserialize, Serialize};
 pub type Token = u32;
 /// A token's index in its own sequence.
 pub type Position = u32;
-/// Room for one token's K and V in every layer.
+/// Storage for one token's K and V in every layer.
 pub type Slot = u32;
-/// `block_size` slots that are handed out together; block `b` holds slots `b * block_size ..`.
+/// A block of `block_size` slots, the unit of allocation; block `b` holds slots `b * block_size
+/// ..`.
 pub type BlockId = u32;
 
-/// One sequence inside one cache. The low half is an index into the cache's own table, the high half counts
-/// how often that index was used, so an id is never issued twice and a stale one is recognised.
+/// One sequence inside one cache. Low half: table index; high half: use count of that entry. An id
+/// is never issued twice, so a stale one is recognized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SeqId(pub u64);
 
@@ -25,7 +26,7 @@ impl SeqId {
         Self(u64::from(use_count) << 32 | u64::from(index))
     }
 
-    /// The table entry.
+    /// The table index.
     pub fn index(self) -> usize {
         self.0 as u32 as usize
     }

@@ -5,8 +5,8 @@
 //! word. The free lists of `cells` and `paged` use it to allocate the lowest free id first. Its
 //! test compares it with a `BTreeSet`.
 
-/// A set of small integers that gives its lowest member quickly: one bit per id, and above it one bit per
-/// non-empty word, up to a single word.
+/// A set of small integers with fast find-lowest: `levels[0]` has a bit per id, each further level
+/// a bit per non-empty word below.
 #[derive(Clone, Debug)]
 pub(crate) struct IdSet {
     levels: Vec<Vec<u64>>,
@@ -38,7 +38,7 @@ impl IdSet {
         self.levels[0].get(id as usize / 64).is_some_and(|word| word >> (id % 64) & 1 == 1)
     }
 
-    /// Adds `id`; whether it was not there.
+    /// Adds `id`; returns whether it was absent.
     pub(crate) fn insert(&mut self, id: u32) -> bool {
         if self.contains(id) {
             return false;
@@ -56,7 +56,7 @@ impl IdSet {
         true
     }
 
-    /// Takes `id` out; whether it was there.
+    /// Removes `id`; returns whether it was present.
     pub(crate) fn remove(&mut self, id: u32) -> bool {
         if !self.contains(id) {
             return false;

@@ -18,26 +18,25 @@
 use crate::{CacheError, StepId};
 use std::collections::VecDeque;
 
-/// One claimed step: what the cache noted of its rows, and what must be let go of when it ends.
+/// One claimed step: its row records and the releases deferred to its end.
 #[derive(Clone, Debug)]
 pub struct Flight<R, D> {
     /// The step.
     pub step: StepId,
-    /// One record per row of the claim, in its order.
+    /// One record per batch row of the claim, in its order.
     pub rows: Vec<R>,
-    /// References that were given up while the step was in flight.
+    /// References released while the step was in flight.
     pub releases: Vec<D>,
 }
 
-/// The claimed steps of one cache, oldest first: the bookkeeping that every cache shares.
+/// The claimed steps of one cache, oldest first, with deferred releases.
 ///
-/// Steps are claimed under rising numbers, retire in that order, and only the newest can be cancelled. What a
-/// sequence gives up (it is closed, truncated, re-pointed) while a step naming it is in flight is not let go of at
-/// once: [`InFlight::defer`] attaches it to that step, and whoever ends the step finds it in
-/// [`Flight::releases`]. The *reference* is what waits, so nothing that looks at references can take the slot early.
+/// When a sequence releases something while a step naming it is in flight, [`InFlight::defer`]
+/// attaches the release to that step. The cache that ends the step performs [`Flight::releases`].
+/// The *reference* waits, so a reference count cannot free the slot early.
 ///
-/// `R` is what a cache notes per row, `D` is one thing to release. Ended flights are handed back with
-/// [`InFlight::recycle`], so the steady state takes no memory.
+/// `R` is the record per batch row, `D` one deferred release. Ended flights are handed back with
+/// [`InFlight::recycle`], so the steady state allocates nothing.
 #[derive(Clone, Debug)]
 pub struct InFlight<R, D> {
     steps: VecDeque<Flight<R, D>>,
@@ -63,13 +62,14 @@ impl<R, D> InFlight<R, D> {
         self.steps.iter()
     }
 
-    /// The claimed steps' row records, oldest step first, to change: a verb that shortens a sequence shortens what its
-    /// steps will publish.
+    /// The row records of all claimed steps, mutable, oldest step first: truncating a sequence also
+    /// shortens what its steps in flight will publish.
     pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut R> {
         self.steps.iter_mut().flat_map(|flight| flight.rows.iter_mut())
     }
 
-    /// Whether `step` may be claimed now: its number is above all that were ever claimed, cancelled ones included.
+    /// Whether `step` may be claimed: its number must exceed every step ever claimed, cancelled
+    /// ones included.
     pub fn check_claim(&self, step: StepId) -> Result<(), CacheError> {
         match self.newest_claimed.is_none_or(|newest| newest < step) {
             true => Ok(()),
@@ -77,8 +77,8 @@ impl<R, D> InFlight<R, D> {
         }
     }
 
-    /// Begins a step and gives its row records to fill. Check everything that can fail before: a begun step only
-    /// ends by [`InFlight::take_oldest`] or [`InFlight::take_newest`].
+    /// Begins a step and returns its empty row records to fill. Check everything that can fail
+    /// before: a begun step ends only by [`InFlight::take_oldest`] or [`InFlight::take_newest`].
     pub fn begin(&mut self, step: StepId) -> Result<&mut Vec<R>, CacheError> {
         self.check_claim(step)?;
         self.newest_claimed = Some(step);
@@ -95,7 +95,7 @@ impl<R, D> InFlight<R, D> {
 
     /// A claimed step.
     pub fn get(&self, step: StepId) -> Result<&Flight<R, D>, CacheError> {
-        // Few steps are in flight, and the one asked for is mostly the newest.
+        // Few steps are in flight, and the newest is looked up most often.
         let found = self.steps.iter().rev().find(|flight| flight.step == step);
         found.ok_or(CacheError::UnknownStep(step))
     }
@@ -110,8 +110,8 @@ impl<R, D> InFlight<R, D> {
         self.steps.front().is_some_and(|flight| flight.step <= after)
     }
 
-    /// Keeps `release` until the newest claimed step up to `after` ends, or gives it back for doing at once where
-    /// there is none. `after` is the last step that named the sequence.
+    /// Defers `release` to the end of the newest claimed step up to `after`, the last step that
+    /// named the sequence. Returns it in `Err` if there is no such step: then release at once.
     pub fn defer(&mut self, after: StepId, release: D) -> Result<(), D> {
         match self.steps.iter_mut().rev().find(|flight| flight.step <= after) {
             Some(flight) => {
@@ -122,7 +122,8 @@ impl<R, D> InFlight<R, D> {
         }
     }
 
-    /// The same for several, all or none.
+    /// Defers several releases to one step. False, with nothing deferred, if no step up to `after`
+    /// is claimed.
     pub fn defer_all(&mut self, after: StepId, releases: &[D]) -> bool
     where
         D: Copy,
@@ -136,8 +137,8 @@ impl<R, D> InFlight<R, D> {
         }
     }
 
-    /// Takes the oldest step for retirement. `None` if it has retired before. The caller does what
-    /// [`Flight::releases`] says and recycles the flight.
+    /// Takes the oldest step for retirement; `None` if it has retired before. The caller performs
+    /// [`Flight::releases`] and recycles the flight.
     pub fn take_oldest(&mut self, step: StepId) -> Result<Option<Flight<R, D>>, CacheError> {
         if self.newest_retired.is_some_and(|newest| step <= newest) {
             return Ok(None);
@@ -151,8 +152,8 @@ impl<R, D> InFlight<R, D> {
         Ok(Some(flight))
     }
 
-    /// Takes the newest step for cancelling. Releases that waited for it now wait for the step before it; only
-    /// where there is none are they left in the flight, for the caller to do.
+    /// Takes the newest step for cancellation. Its releases move to the step before it; only if
+    /// there is none do they stay in the flight, for the caller to perform.
     pub fn take_newest(&mut self, step: StepId) -> Result<Flight<R, D>, CacheError> {
         self.get(step)?;
         if self.steps.back().is_some_and(|flight| flight.step != step) {
@@ -165,7 +166,7 @@ impl<R, D> InFlight<R, D> {
         Ok(flight)
     }
 
-    /// Takes an ended flight's memory back.
+    /// Keeps an ended flight's memory for reuse.
     pub fn recycle(&mut self, mut flight: Flight<R, D>) {
         flight.rows.clear();
         flight.releases.clear();

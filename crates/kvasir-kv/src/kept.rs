@@ -22,7 +22,7 @@
 use crate::{BlockId, LongList, SeqId, Span};
 use std::sync::Arc;
 
-/// Tells one cache from every other; a clone is another cache.
+/// Identity of one cache instance; a clone is another instance.
 #[derive(Debug, Default)]
 pub(crate) struct Identity(Arc<()>);
 
@@ -32,43 +32,43 @@ impl Clone for Identity {
     }
 }
 
-/// What stands where in a plan's table, from the last time that the plan was written: in the next one only what was added
-/// since is copied. Steps of many rows, or of long tables, would otherwise copy all of them every time. What lies near of each
-/// table, and what only one step needs, is laid into one stretch that every step uses anew, so that it lies close together; a
-/// row whose part of it is where it was in the step before finds there what it wrote.
+/// Layout of a plan's flat block table, kept from the last time it was written, so that the next
+/// plan copies only the entries added since.
 ///
-/// Each table has some room behind it to grow into. One that outgrows it, or that changed, is written anew at the end;
-/// when more than half of the whole is out of use everything is.
+/// Each batch row's heap part has spare capacity behind it. A table that outgrows it, or changed
+/// otherwise, is rewritten at the end; when more than half of the whole is garbage, everything is
+/// rewritten. The inline parts, and entries that only one step needs, share one compact scratch
+/// region that every step reuses.
 #[derive(Clone, Debug, Default)]
 pub struct KeptTables {
-    /// The cache whose tables they are.
+    /// The cache that wrote the tables.
     cache: Option<Arc<()>>,
-    /// One per row of the plan, in its order.
+    /// One per placed table, in order: one per batch row, or one per run of positions in `cells`.
     tables: Vec<KeptTable>,
-    /// Rows of the plan that were written so far.
+    /// Tables of the current plan placed so far.
     rows: usize,
-    /// Entries that belong to no row.
+    /// Garbage entries: capacity that belongs to no row.
     unused: usize,
-    /// Where near parts are laid, and things that only one step needs.
+    /// The scratch region: inline parts, and entries that only one step needs.
     laid: Span,
-    /// Entries of that stretch which this step has used.
+    /// Entries of the scratch region that this step has used.
     used: u32,
-    /// A plan was begun and not ended: what lies in the stretch is not known.
+    /// A plan was begun and not ended: the content of the scratch region is unknown.
     is_open: bool,
-    /// Whether the plan's rows and segments are what was written last, too.
+    /// Whether the plan's `rows` and `segments` are also as last written.
     has_rows: bool,
-    /// Of them, how many this step has written.
+    /// How many of them this step has written.
     pub(crate) written: Progress,
 }
 
-/// How many of a plan's rows and segments were written so far.
+/// Rows and segments of the current plan written so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) rows: usize,
     pub(crate) segments: usize,
 }
 
-/// Where the two parts of a table stand in a plan's.
+/// Where the heap and the inline part of a table begin in the plan's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
     pub(crate) far: u32,
@@ -82,14 +82,14 @@ struct KeptTable {
     at: u32,
     blocks: u32,
     room: u32,
-    /// Where its near part was laid, and how many that were.
+    /// Offset and length of its inline part in the scratch region.
     near_at: u32,
     near: u32,
-    /// Its row's last segments are its far and its near part, as far as there are such.
+    /// The row's last segments are exactly its heap and its inline part, as far as they exist.
     is_plain: bool,
 }
 
-/// Two plans are equal if they say the same, whatever they remember.
+/// Always equal: plans compare by content, not by what is remembered for reuse.
 impl PartialEq for KeptTables {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -99,7 +99,7 @@ impl PartialEq for KeptTables {
 impl Eq for KeptTables {}
 
 impl KeptTables {
-    /// Forgets everything.
+    /// Forgets all layout; the next plan is written in full.
     pub(crate) fn clear(&mut self) {
         self.cache = None;
         self.tables.clear();
@@ -112,7 +112,8 @@ impl KeptTables {
         self.written = Progress::default();
     }
 
-    /// Begins a plan of `cache` in the memory of an earlier one. Whether its rows and segments are still what was written there.
+    /// Begins a plan of `cache` in the memory of an earlier one. Returns whether its `rows` and
+    /// `segments` are as last written.
     pub(crate) fn begin(&mut self, cache: &Identity, table: &mut Vec<BlockId>) -> bool {
         let is_same = self.cache.as_ref().is_some_and(|of| Arc::ptr_eq(of, &cache.0));
         if !is_same || self.is_open || self.unused > table.len() / 2 {
@@ -129,11 +130,13 @@ impl KeptTables {
         self.has_rows
     }
 
-    /// The plan's rows or segments were changed since they were written.
+    /// Notes that the plan's `rows` or `segments` were changed after writing.
     pub(crate) fn forget_rows(&mut self) {
         self.has_rows = false;
     }
 
+    /// Allocates a new scratch region of `len` entries at the end of `table`; the old one becomes
+    /// garbage.
     fn make_stretch(&mut self, len: u32, table: &mut Vec<BlockId>) {
         self.unused += self.laid.len as usize;
         self.laid = Span { start: table.len() as u32, len };
@@ -141,7 +144,7 @@ impl KeptTables {
         table.resize(table.len() + len as usize, 0);
     }
 
-    /// Finds a place for `count` entries in the stretch, and says where it begins.
+    /// Allocates `count` entries of the scratch region; returns their offset.
     #[inline]
     pub(crate) fn lay(&mut self, count: u32, table: &mut Vec<BlockId>) -> u32 {
         if self.laid.len - self.used < count {
@@ -152,15 +155,16 @@ impl KeptTables {
         at
     }
 
-    /// Looks at the memory where the table of row `row` grows. Who does so for several one after the other waits for it once.
+    /// Prefetch by a dummy load of where the table of batch row `row` grows. Doing so for several
+    /// rows first overlaps their cache misses.
     pub(crate) fn touch_end(&self, row: usize, table: &[BlockId]) {
         if let Some(kept) = self.tables.get(row) {
             std::hint::black_box(table.get((kept.at + kept.blocks) as usize).copied());
         }
     }
 
-    /// Brings the next row's blocks into `table`, those that lie far and those that lie near, and says where they begin. `changes` tells
-    /// whether those that were there are the same still.
+    /// Copies what is new of the next batch row's block table into `table`; returns where its heap
+    /// part (`far`) and inline part (`near`) begin. `changes` is the table's change counter.
     #[inline]
     pub(crate) fn place(
         &mut self,
@@ -171,7 +175,7 @@ impl KeptTables {
         table: &mut Vec<BlockId>,
     ) -> Places {
         let at = self.lay(LongList::NEAR as u32, table);
-        // Mostly nothing of what is kept has changed.
+        // The common case: the heap part is unchanged.
         let is_same = self
             .tables
             .get(self.rows)
@@ -192,15 +196,16 @@ impl KeptTables {
         Places { far, near: at }
     }
 
-    /// The last segments of the row just placed are its far and its near part.
+    /// Notes that the last segments of the row just placed are its heap and inline parts, which
+    /// allows the fast path next time.
     pub(crate) fn note_plain(&mut self) {
         if let Some(kept) = self.tables.get_mut(self.rows - 1) {
             kept.is_plain = true;
         }
     }
 
-    /// Places the next row if it is plain and was before, and nothing of it is new but the end of its near part. False if there is more to
-    /// it; nothing has changed then.
+    /// Decode fast path: places the next row if it is plain, was plain before, and only the end of
+    /// its inline part is new. Returns false, with nothing changed, otherwise.
     #[inline]
     pub(crate) fn go_on(
         &mut self,
@@ -226,7 +231,7 @@ impl KeptTables {
         true
     }
 
-    /// Brings the next row's far blocks in, of which something is new.
+    /// Slow path: the heap part of the next row has grown, changed, or is new.
     fn place_anew(&mut self, seq: SeqId, changes: u32, far: &[BlockId], table: &mut Vec<BlockId>) {
         let count = far.len() as u32;
         self.find(seq);
@@ -244,7 +249,8 @@ impl KeptTables {
         }
     }
 
-    /// Drops what is kept for rows that are gone, so that the next one is that of `seq`, or the end is reached.
+    /// Drops the layout of rows that left the batch, until the next one is that of `seq` or the end
+    /// is reached.
     fn find(&mut self, seq: SeqId) {
         let rest = self.tables.get(self.rows..).unwrap_or(&[]);
         if rest.first().is_none_or(|kept| kept.seq == seq) {
@@ -255,26 +261,27 @@ impl KeptTables {
         self.unused += self.tables.drain(gone).map(|kept| kept.room as usize).sum::<usize>();
     }
 
-    /// Ends a plan: rows that it does not have are dropped.
+    /// Ends a plan; drops the layout of rows that it does not have.
     pub(crate) fn end(&mut self) {
         self.unused += self.tables.drain(self.rows..).map(|kept| kept.room as usize).sum::<usize>();
         self.is_open = false;
         self.has_rows = true;
     }
 
-    /// Most entries that the tables of a plan come to, when those in use are `blocks` in `rows` rows.
+    /// Upper bound of the flat table's length when the tables in use hold `blocks` in `rows` rows.
     pub(crate) fn most_entries(blocks: usize, rows: usize) -> usize {
-        // Half may be out of use when a plan begins, and all may then be written anew.
+        // Half may be garbage when a plan begins, and all may then be rewritten.
         4 * (blocks + blocks / 8 + rows * (LEAST_ROOM + LongList::NEAR))
     }
 }
 
-/// Entries that a table may at least grow by before it is written anew.
+/// Least spare capacity of a table, in entries.
 const LEAST_ROOM: usize = 4;
 
-/// Least length of the stretch.
+/// Least length of the scratch region, in entries.
 const LEAST_LAID: u32 = 64;
 
+/// Writes a table in full at the end of `table`, with spare capacity of an eighth.
 fn write(seq: SeqId, changes: u32, blocks: &[BlockId], table: &mut Vec<BlockId>) -> KeptTable {
     let at = table.len();
     let room = blocks.len() + blocks.len() / 8 + LEAST_ROOM;
@@ -288,7 +295,7 @@ fn write(seq: SeqId, changes: u32, blocks: &[BlockId], table: &mut Vec<BlockId>)
 mod tests {
     use super::*;
 
-    /// A plan that fails half-way has laid other things where rows were.
+    /// A plan that failed half-way has overwritten parts of the scratch region.
     #[test]
     fn after_a_plan_that_was_not_ended_everything_is_written_anew() {
         let (cache, mut tables, mut table) = (Identity::default(), KeptTables::default(), Vec::new());

@@ -8,46 +8,49 @@
 use crate::victims::{WhatIf, choose};
 use crate::{CacheError, ClaimRow, InFlight, Plan, PlanKind, Room, SeqId, SeqTable, StepId, VictimSearch};
 
-/// What one step writes: rows of the sequence, or nodes behind its rows.
+/// What one step writes: rows of the sequence, or draft nodes behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
-    /// Rows `start .. end`. A rewind lowers `end`.
+    /// Rows `start .. end`; a rewind lowers `end`.
     Rows,
-    /// Nodes `start .. end`.
+    /// Draft nodes `start .. end`.
     Nodes,
 }
 
-/// What was noted of a step.
+/// Record of one claimed step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineRow {
     pub(crate) seq: SeqId,
     pub(crate) written: Written,
     pub(crate) start: u32,
     pub(crate) end: u32,
-    /// Tokens claimed; more than `end - start` once a rewind has cut into the claim.
+    /// Tokens claimed; more than `end - start` once a rewind has truncated the claim.
     pub(crate) tokens: u32,
     peak_before: u32,
 }
 
-/// One sequence whose row `i` lies in slot `i`: the bookkeeping under the `contiguous` and the `tree` cache.
+/// One sequence whose row `i` lies in slot `i`.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     capacity: u32,
     seqs: SeqTable<()>,
+    /// Retired rows.
     len: u32,
+    /// Rows including claims in flight.
     claimed: u32,
+    /// Highest `claimed` since the sequence was opened: what rings may have overwritten.
     peak: u32,
     inflight: InFlight<LineRow, ()>,
-    /// The last step of the sequence before, whose slots are leased until it ends.
+    /// The last step of the previous sequence, whose slots are leased until it ends.
     leased_by: Option<StepId>,
     generation: u64,
 }
 
-/// A line whose sequence may have let go of rows.
+/// The line after a hypothetical release.
 struct LineWhatIf<'a> {
     line: &'a Line,
     held: u32,
-    /// Closing the sequence frees nothing yet.
+    /// Closing the sequence frees nothing until the steps in flight retire.
     leased: bool,
     freed: u32,
 }
@@ -89,22 +92,22 @@ impl Line {
         self.generation
     }
 
-    /// Notes that plans may have become stale.
+    /// Raises the generation: plans may be stale.
     pub(crate) fn touch(&mut self) {
         self.generation += 1;
     }
 
-    /// Rows whose K and V are there.
+    /// Retired rows: K and V computed.
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
 
-    /// Rows with all claims in flight.
+    /// Rows including all claims in flight.
     pub(crate) fn claimed(&self) -> u32 {
         self.claimed
     }
 
-    /// Highest number of rows that were claimed at any time of the sequence.
+    /// Highest number of rows claimed since the sequence was opened.
     pub(crate) fn peak(&self) -> u32 {
         self.peak
     }
@@ -113,7 +116,7 @@ impl Line {
         !self.inflight.is_empty()
     }
 
-    /// Whether a claimed step writes nodes.
+    /// Whether a claimed step writes draft nodes.
     pub(crate) fn has_nodes_in_flight(&self, seq: SeqId) -> bool {
         let mut rows = self.inflight.iter().flat_map(|flight| &flight.rows);
         rows.any(|row| row.seq == seq && row.written == Written::Nodes)
@@ -124,8 +127,8 @@ impl Line {
         self.seqs.get(seq).map(|_| ())
     }
 
-    /// How the slots are spread when `extra` of them hold nodes. While a sequence before is on the device nothing can be
-    /// had, because slots are handed out from the first one on.
+    /// Pool usage when `extra` slots hold draft nodes. While a step of the previous sequence is in
+    /// flight nothing is free, because slots are allocated from 0.
     pub(crate) fn room(&self, extra: u32) -> Room {
         if self.is_leased() {
             return Room { leased: self.capacity, ..Room::default() };
@@ -138,7 +141,7 @@ impl Line {
         self.leased_by.is_some_and(|step| self.inflight.is_pending(step))
     }
 
-    /// [`Cache::victims`](crate::Cache::victims) where `extra` slots hold nodes.
+    /// [`Cache::victims`](crate::Cache::victims) when `extra` slots hold draft nodes.
     pub(crate) fn victims(&self, search: &VictimSearch<'_>, extra: u32, victims: &mut Vec<SeqId>) -> bool {
         let leased = self.is_flying() && !search.leased_too;
         choose(&mut LineWhatIf { line: self, held: self.claimed + extra, leased, freed: 0 }, search, victims)
@@ -170,7 +173,8 @@ impl Line {
         }
     }
 
-    /// Checks a claim; `extra` slots behind the rows hold nodes. Its one row comes back.
+    /// Checks a claim when `extra` slots behind the rows hold draft nodes; returns its one batch
+    /// row.
     pub(crate) fn check_claim(
         &self,
         step: StepId,
@@ -190,7 +194,7 @@ impl Line {
         }
     }
 
-    /// Takes the slots of a checked claim of rows.
+    /// Performs a checked claim of rows.
     pub(crate) fn claim_rows(&mut self, step: StepId, row: ClaimRow) -> Result<(), CacheError> {
         let (start, peak_before) = (self.claimed, self.peak);
         let end = start + row.tokens;
@@ -202,7 +206,7 @@ impl Line {
         Ok(())
     }
 
-    /// Notes a checked claim of nodes.
+    /// Performs a checked claim of draft nodes.
     pub(crate) fn claim_nodes(
         &mut self,
         step: StepId,
@@ -217,7 +221,7 @@ impl Line {
         Ok(())
     }
 
-    /// What a step writes, if nothing of it has been taken away since.
+    /// The record of a step, or `RowGone` if a part of its claim was truncated.
     pub(crate) fn row(&self, step: StepId) -> Result<LineRow, CacheError> {
         let row = self.inflight.get(step)?.rows.first().copied().ok_or(CacheError::UnknownStep(step))?;
         self.check_seq(row.seq)?;
@@ -227,7 +231,7 @@ impl Line {
         }
     }
 
-    /// Ends a step that ran; `None` if it had ended before.
+    /// Ends a step that ran; false if it had ended before.
     pub(crate) fn retire(&mut self, step: StepId) -> Result<bool, CacheError> {
         let Some(flight) = self.inflight.take_oldest(step)? else { return Ok(false) };
         for row in flight.rows.iter().filter(|row| row.written == Written::Rows) {
@@ -239,7 +243,7 @@ impl Line {
         Ok(true)
     }
 
-    /// Undoes a claim. Returns the row that it took back if its sequence lives.
+    /// Undoes a claim; returns its record if the sequence is still open.
     pub(crate) fn cancel(&mut self, step: StepId) -> Result<Option<LineRow>, CacheError> {
         let flight = self.inflight.take_newest(step)?;
         let row = flight.rows.first().copied().filter(|row| self.check_seq(row.seq).is_ok());
@@ -252,7 +256,7 @@ impl Line {
         Ok(row)
     }
 
-    /// Drops the rows from `to` on, of steps in flight too.
+    /// Truncates to `to` rows, claims in flight included.
     pub(crate) fn rewind(&mut self, to: u32) {
         self.len = self.len.min(to);
         self.claimed = self.claimed.min(to);
@@ -262,7 +266,7 @@ impl Line {
         self.touch();
     }
 
-    /// Appends rows that are there already: accepted nodes.
+    /// Appends rows that are computed already: accepted draft nodes.
     pub(crate) fn commit(&mut self, rows: u32) {
         self.len += rows;
         self.claimed += rows;
@@ -276,7 +280,7 @@ impl Line {
         plan.kind = kind;
     }
 
-    /// The walker: reports the first thing that does not add up.
+    /// Consistency check; reports the first violation.
     pub(crate) fn check(&self, extra: u32) -> Result<(), String> {
         if self.len > self.claimed || self.claimed + extra > self.capacity {
             let (len, claimed, capacity) = (self.len, self.claimed, self.capacity);

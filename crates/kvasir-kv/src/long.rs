@@ -10,17 +10,17 @@ use crate::blocks::common_prefix;
 use std::borrow::Cow;
 use std::ops::{Index, Range};
 
-/// A long list of tokens, blocks or slots that grows by one in every step. The newest few lie in place and go to the long part
-/// together: the ends of thousands of lists lie in thousands of pages of memory, which a step would wait for one by one.
+/// A list of tokens, blocks or slots that grows by one in every step; its newest entries are
+/// inline. The ends of thousands of heap lists lie in as many pages, each a cache miss per step.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct LongList {
-    /// How many are near.
+    /// Number of inline entries.
     count: u16,
-    /// At how many near ones the next one brings all into one piece.
+    /// Flush threshold: with so many inline entries the next push flushes them to the heap part.
     full: u16,
     newest: u32,
-    /// All but the near ones.
+    /// The heap part.
     far: Vec<u32>,
     near: [u32; Self::NEAR],
 }
@@ -32,46 +32,46 @@ impl Default for LongList {
 }
 
 impl LongList {
-    /// Most that lie in place: as many as fill a cache line together with their count and the newest.
+    /// Inline capacity: with the three header fields in front, 128 bytes (the `Vec` not counted).
     pub const NEAR: usize = 30;
 
-    /// A list of these.
+    /// A list with these entries, all in the heap part.
     pub fn new(list: Vec<u32>) -> Self {
         let mut list = Self { far: list, ..Self::default() };
         list.note_end();
         list
     }
 
-    /// How many there are.
+    /// Number of entries.
     #[inline]
     pub fn len(&self) -> u32 {
         self.far.len() as u32 + u32::from(self.count)
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The last one, without a look into the long part; 0 if there is none.
+    /// The last entry, without touching the heap part; 0 if the list is empty.
     #[inline]
     pub fn newest(&self) -> u32 {
         self.newest
     }
 
-    /// The long part.
+    /// The heap part: the leading entries.
     #[inline]
     pub fn far(&self) -> &[u32] {
         &self.far
     }
 
-    /// What lies in place: everything behind [`LongList::far`].
+    /// The inline part: everything behind [`LongList::far`].
     #[inline]
     pub fn near(&self) -> &[u32] {
         &self.near[..self.count as usize]
     }
 
-    /// The one at `at`, if there is one.
+    /// The entry at `at`, if it exists.
     pub fn get(&self, at: u32) -> Option<u32> {
         match at.checked_sub(self.far.len() as u32) {
             Some(at) => self.near().get(at as usize).copied(),
@@ -79,7 +79,7 @@ impl LongList {
         }
     }
 
-    /// How many leading ones are those of another list.
+    /// Length of the common prefix with another list.
     pub fn common_prefix(&self, other: &[u32]) -> usize {
         match common_prefix(&self.far, other) {
             same if same == self.far.len() => same + common_prefix(self.near(), &other[same..]),
@@ -87,36 +87,37 @@ impl LongList {
         }
     }
 
-    /// All of them, wherever they lie.
+    /// All entries.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.range(0..self.len())
     }
 
-    /// Those in `range`, as far as they are there, wherever they lie.
+    /// The entries in `range`, clamped to the list.
     pub fn range(&self, range: Range<u32>) -> impl Iterator<Item = u32> + Clone + '_ {
         let (far, near) = self.parts(range);
         far.iter().chain(near).copied()
     }
 
-    /// Takes memory for `more`.
+    /// Reserves heap capacity for `more` entries.
     pub fn reserve(&mut self, more: usize) {
         self.far.reserve(self.count as usize + more);
     }
 
-    /// Whether the next one to be added brings all into one piece: at certain lengths, so that lists which began together are
-    /// not all brought together in the same step.
+    /// Whether the next push flushes the inline part. That happens when the length reaches a
+    /// multiple of `NEAR`, so lists of different lengths flush in different steps.
     #[inline]
     pub fn is_due(&self) -> bool {
         self.count == self.full
     }
 
-    /// Looks at the memory where the long part grows. Who does so for several lists one after the other waits for it once.
+    /// Prefetch by a dummy load of the end of the heap part. Doing so for several lists first
+    /// overlaps their cache misses.
     #[inline]
     pub fn touch_end(&self) {
         std::hint::black_box(self.far.last().copied());
     }
 
-    /// Adds one.
+    /// Appends one entry; flushes the inline part when due.
     #[inline]
     pub fn push(&mut self, one: u32) {
         if self.is_due() {
@@ -129,14 +130,14 @@ impl LongList {
         self.newest = one;
     }
 
-    /// Drops what is behind the first `len`.
+    /// Keeps the first `len` entries.
     pub fn truncate(&mut self, len: u32) {
         self.count = (len as usize).saturating_sub(self.far.len()).min(self.count.into()) as u16;
         self.far.truncate(len as usize);
         self.note_end();
     }
 
-    /// All of them, brought into one piece.
+    /// All entries as one slice; flushes the inline part.
     pub fn gather(&mut self) -> &[u32] {
         self.far.extend_from_slice(&self.near[..self.count as usize]);
         self.count = 0;
@@ -144,7 +145,7 @@ impl LongList {
         &self.far
     }
 
-    /// Changes anything, in one piece.
+    /// Flushes, then edits the whole list as a `Vec`.
     pub fn edit<T>(&mut self, edit: impl FnOnce(&mut Vec<u32>) -> T) -> T {
         self.gather();
         let result = edit(&mut self.far);
@@ -152,7 +153,7 @@ impl LongList {
         result
     }
 
-    /// Those from `from` on, brought into one piece if they are not.
+    /// The entries from `from` on as one slice; flushes only if they span both parts.
     #[inline]
     pub fn since(&mut self, from: u32) -> &[u32] {
         let far = self.far.len() as u32;
@@ -165,19 +166,19 @@ impl LongList {
         }
     }
 
-    /// The first ones, as far as they are not near.
+    /// The first `count` entries, as far as they lie in the heap part.
     pub fn first(&self, count: u32) -> &[u32] {
         self.far.get(..count as usize).unwrap_or(&self.far)
     }
 
-    /// Appends those in `range` to `to`, as far as they are there.
+    /// Appends the entries in `range`, clamped to the list, to `to`.
     pub fn copy(&self, range: Range<u32>, to: &mut Vec<u32>) {
         let (far, near) = self.parts(range);
         to.extend_from_slice(far);
         to.extend_from_slice(near);
     }
 
-    /// Those from `from` on, wherever they lie.
+    /// The entries from `from` on; copies only if they reach into the inline part.
     pub fn from(&self, from: u32) -> Cow<'_, [u32]> {
         match self.parts(from..self.len()) {
             (far, []) => Cow::Borrowed(far),
@@ -185,7 +186,7 @@ impl LongList {
         }
     }
 
-    /// What of a range is far, and what is near.
+    /// Splits a range into its heap and inline slices.
     fn parts(&self, range: Range<u32>) -> (&[u32], &[u32]) {
         let far = self.far.len() as u32;
         let (cut, end) = (range.end.min(far), range.end.min(self.len()));

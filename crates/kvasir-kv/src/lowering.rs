@@ -16,10 +16,8 @@ use crate::{
     bits::{set_range, words_for},
 };
 
-/// Turns any plan into one for backends that take explicit masks only, keeping its memory from plan to plan.
-///
-/// All rows then read one *window*: every slot that some row reads, once, in rising order of position. The mask says
-/// which of them each query sees. What a query sees, and in which order, is what it was.
+/// Rewrites any plan into the explicit-mask form; keeps its memory from plan to plan. All batch
+/// rows then read one *window*: every slot that some row reads, once, in rising order of position.
 #[derive(Clone, Debug, Default)]
 pub struct Lowering {
     window: Vec<(Position, PoolId, Slot)>,
@@ -27,7 +25,7 @@ pub struct Lowering {
 }
 
 impl Lowering {
-    /// Writes the explicit form of `plan` into `out`.
+    /// Writes the explicit-mask form of `plan` into `out`.
     pub fn lower(&mut self, plan: &Plan, out: &mut Plan) {
         out.reset(plan.step, plan.generation);
         out.kind = PlanKind::Explicit;
@@ -49,7 +47,7 @@ impl Lowering {
         }
     }
 
-    /// One segment per stretch of the window that lies in one pool.
+    /// Writes the window: one segment per stretch in one pool.
     fn push_window(&self, out: &mut Plan) {
         for stretch in self.window.chunk_by(|a, b| a.1 == b.1) {
             let Some(&(first, pool, start)) = stretch.first() else { continue };
@@ -72,6 +70,7 @@ impl Lowering {
         }
     }
 
+    /// Writes the mask of one batch row over the window.
     fn push_mask(&mut self, plan: &Plan, row: &PlanRow, out: &mut Plan) -> Mask {
         let window = &self.window;
         let column =

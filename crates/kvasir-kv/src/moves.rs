@@ -9,11 +9,11 @@
 use crate::{RowMove, StepId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Row moves on their way into plans.
+/// Slot copies on their way into plans.
 ///
-/// A verb that moves rows (a commit, a partial block's copy, a compaction) leaves its moves here; the next claim takes
-/// them, and that step's plan carries them however often it is made. Moves of several verbs are merged into one list
-/// of which all sources are read before any destination is written.
+/// An operation that moves KV rows (committing draft nodes, copy-on-write of a partial block,
+/// compaction) leaves its copies here. The next claim takes them, and that step's plan carries
+/// them, however often it is written.
 #[derive(Clone, Debug, Default)]
 pub struct Moves {
     waiting: Vec<RowMove>,
@@ -22,7 +22,7 @@ pub struct Moves {
 }
 
 impl Moves {
-    /// Adds one verb's moves, which happen after all that wait already.
+    /// Adds one operation's copies, which happen after all that wait already.
     pub fn push(&mut self, moves: &[RowMove]) {
         if self.waiting.is_empty() {
             self.waiting.extend(moves.iter().filter(|m| m.from != m.to));
@@ -31,7 +31,7 @@ impl Moves {
         }
     }
 
-    /// Hands what waits to a step.
+    /// Assigns all waiting copies to a step.
     pub fn claim(&mut self, step: StepId) {
         if !self.waiting.is_empty() {
             let next = self.spare.pop().unwrap_or_default();
@@ -39,22 +39,22 @@ impl Moves {
         }
     }
 
-    /// The moves of a step.
+    /// The copies that a step carries.
     pub fn of(&self, step: StepId) -> &[RowMove] {
         self.sent.iter().find(|(sent, _)| *sent == step).map_or(&[], |(_, moves)| moves)
     }
 
-    /// Moves that no step has taken yet.
+    /// Copies that no step carries yet.
     pub fn waiting(&self) -> &[RowMove] {
         &self.waiting
     }
 
-    /// Drops waiting moves whose destination nobody will read.
+    /// Drops waiting copies for which `gone` is true: their result will not be read.
     pub fn drop_waiting(&mut self, gone: impl Fn(&RowMove) -> bool) {
         self.waiting.retain(|m| !gone(m));
     }
 
-    /// A step has run: its moves have happened.
+    /// A step has run, and with it its copies.
     pub fn retire(&mut self, step: StepId) {
         if self.sent.front().is_some_and(|(sent, _)| *sent == step)
             && let Some((_, mut moves)) = self.sent.pop_front()
@@ -64,7 +64,7 @@ impl Moves {
         }
     }
 
-    /// A step was not run: its moves wait again, before those that came since.
+    /// A step was not run: its copies wait again, in front of later ones.
     pub fn cancel(&mut self, step: StepId) {
         if self.sent.back().is_some_and(|(sent, _)| *sent == step)
             && let Some((_, mut moves)) = self.sent.pop_back()
@@ -76,14 +76,15 @@ impl Moves {
         }
     }
 
-    /// Forgets all moves.
+    /// Drops all copies.
     pub fn clear(&mut self) {
         self.waiting.clear();
         self.sent.clear();
     }
 }
 
-/// Appends `later` to `earlier` so that the whole may be done at once.
+/// Composes two lists into one that may run at once (all reads before all writes): a source that
+/// `earlier` writes becomes the source of that copy.
 fn merge(earlier: &mut Vec<RowMove>, later: &[RowMove]) {
     let mut source: BTreeMap<_, _> = earlier.iter().map(|m| (m.to, m.from)).collect();
     let resolved: Vec<_> =

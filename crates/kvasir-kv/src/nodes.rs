@@ -20,7 +20,7 @@ use crate::{
 };
 use std::ops::{Deref, Range};
 
-/// One claimed frontier: nodes `start .. end`, and where its columns begin.
+/// One claimed frontier: nodes `start .. end`; its columns begin at `at` in `order` and `columns`.
 #[derive(Clone, Debug)]
 struct Frontier {
     start: u32,
@@ -28,27 +28,21 @@ struct Frontier {
     at: usize,
 }
 
-/// The unsettled nodes of one sequence: the logic of every cache's [`Tree`](crate::Tree) face.
-///
-/// Nodes are numbered over all frontiers since the last commit. A frontier is *proposed*, then *claimed* by a step;
-/// a commit *settles* all of them. A node has the position of the committed prefix's end plus its depth, and sees
-/// the prefix, its ancestors and itself.
-///
-/// A frontier reads the nodes up to its own last one as *columns* in order of position, then of number, so that a
-/// read is always in rising order of position whatever the order of the parents.
+/// The draft nodes of one sequence that are not settled: the logic behind every cache's
+/// [`Tree`](crate::Tree) capability.
 #[derive(Clone, Debug, Default)]
 pub struct Nodes {
     parents: Vec<i32>,
     depths: Vec<u32>,
     proposed: Vec<i32>,
     frontiers: Vec<Frontier>,
-    /// Per frontier: the node in each column.
+    /// Per frontier: the node of each mask column.
     order: Vec<u32>,
-    /// Per frontier: the column of each node.
+    /// Per frontier: the mask column of each node.
     columns: Vec<u32>,
 }
 
-/// No nodes.
+/// The empty tree that [`RareNodes`] dereferences to.
 static NONE: Nodes = Nodes {
     parents: Vec::new(),
     depths: Vec::new(),
@@ -58,7 +52,8 @@ static NONE: Nodes = Nodes {
     columns: Vec::new(),
 };
 
-/// The nodes of a sequence that mostly never has any, so that they take no room beside what every step looks at.
+/// Draft nodes stored as one pointer, null for a sequence that never had any: keeps hot structs
+/// small.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RareNodes(Option<Box<Nodes>>);
 
@@ -70,39 +65,40 @@ impl Deref for RareNodes {
 }
 
 impl RareNodes {
-    /// Whether there never were any.
+    /// Whether the sequence never had draft nodes.
     pub(crate) fn is_none(&self) -> bool {
         self.0.is_none()
     }
 
-    /// To change, if there ever were any.
+    /// The nodes, mutable, if the sequence ever had any.
     pub(crate) fn get_mut(&mut self) -> Option<&mut Nodes> {
         self.0.as_deref_mut()
     }
 
-    /// To change, and to add the first ones.
+    /// The nodes, mutable, allocated on first use.
     pub(crate) fn make(&mut self) -> &mut Nodes {
         self.0.get_or_insert_default()
     }
 }
 
 impl Nodes {
-    /// Number of claimed nodes that are not settled.
+    /// Number of claimed nodes not yet settled.
     pub fn unsettled(&self) -> u32 {
         self.parents.len() as u32
     }
 
-    /// Number of nodes that the next claim takes.
+    /// Number of proposed nodes, which the next claim runs.
     pub fn proposed(&self) -> u32 {
         self.proposed.len() as u32
     }
 
-    /// Whether there is nothing unsettled and nothing proposed.
+    /// Whether nothing is unsettled and nothing proposed.
     pub fn is_idle(&self) -> bool {
         self.parents.is_empty() && self.proposed.is_empty()
     }
 
-    /// Declares the next frontier in place of one that is not claimed yet; an empty one withdraws that.
+    /// Declares the next frontier, replacing one that is not claimed yet; an empty one withdraws
+    /// it. A parent is an earlier unsettled node, or −1 for the committed prefix.
     pub fn propose(&mut self, parents: &[i32]) -> Result<(), CacheError> {
         let first = self.unsettled();
         for (i, &parent) in parents.iter().enumerate() {
@@ -136,7 +132,7 @@ impl Nodes {
         start..end
     }
 
-    /// Undoes the newest claim: its nodes are proposed again, in place of anything proposed since.
+    /// Undoes the newest claim: its nodes are proposed again, replacing any later proposal.
     pub fn unclaim(&mut self) {
         if let Some(frontier) = self.frontiers.pop() {
             self.order.truncate(frontier.at);
@@ -147,12 +143,12 @@ impl Nodes {
         }
     }
 
-    /// Distance of a node from its root.
+    /// Distance of a node from its root, which has depth 0.
     pub fn depth(&self, node: u32) -> u32 {
         self.depths.get(node as usize).copied().unwrap_or_default()
     }
 
-    /// The nodes that the frontier ending before node `end` reads, in order of position.
+    /// The nodes that the frontier ending at node `end` reads, in column order (by position).
     pub fn order(&self, end: u32) -> &[u32] {
         match self.frontier(end) {
             Some(frontier) => &self.order[frontier.at..][..end as usize],
@@ -160,11 +156,11 @@ impl Nodes {
         }
     }
 
-    /// Appends the mask of the frontier `nodes` to `words` and returns the words per query. The columns are those of
-    /// the prefix, `prefix` of them, then those of [`Nodes::order`].
+    /// Appends the ancestor mask of the frontier `nodes` to `words`; returns the words per query.
+    /// Columns: `prefix` columns of the committed prefix, then those of [`Nodes::order`].
     ///
-    /// `window` is how far back a node sees, itself included; `prefix_from` gives the first prefix column that a node
-    /// of a depth sees.
+    /// `window` is how far back a node sees, itself included; `prefix_from` gives the first prefix
+    /// column that a node of a given depth sees.
     pub fn write_mask(
         &self,
         nodes: Range<u32>,
@@ -196,7 +192,7 @@ impl Nodes {
         per_query
     }
 
-    /// Whether `accepted` starts at a root and goes from child to child.
+    /// Checks that `accepted` starts at a root and goes from parent to child.
     pub fn check_chain(&self, accepted: &[u32]) -> Result<(), CacheError> {
         let mut last = -1;
         for &node in accepted {
@@ -208,7 +204,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Forgets all nodes, the proposed ones too.
+    /// Drops all nodes, proposed ones included.
     pub fn settle(&mut self) {
         self.parents.clear();
         self.depths.clear();
@@ -234,7 +230,7 @@ mod tests {
         (nodes, range)
     }
 
-    /// Columns that each query of a frontier sees.
+    /// Mask columns that each query of a frontier sees.
     fn seen(nodes: &Nodes, range: Range<u32>, prefix: u32, window: Option<u32>) -> Vec<Vec<u32>> {
         let mut words = Vec::new();
         let from =

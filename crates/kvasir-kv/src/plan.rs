@@ -15,7 +15,7 @@ use crate::kept::{Identity, KeptTables, Places, Progress};
 use crate::{Position, SeqId, Slot, StepId};
 use serde::{Deserialize, Serialize};
 
-/// A stretch of one of the flat lists of a plan or a batch.
+/// A range of one of the flat lists of a plan or a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// First element.
@@ -36,12 +36,12 @@ impl Span {
     }
 }
 
-/// Which pool a segment lies in: 0 is the session's own, others are frozen prefixes that it was forked off.
+/// The pool of a segment: 0 is the session's own, others hold frozen prefixes (`SharedPrefix`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PoolId(pub u32);
 
-/// K and V of one slot copied to another before the step runs, stored bytes verbatim.
-/// All of a plan's moves read before any of them writes.
+/// Copy of one slot's K and V, in every layer, before the step runs; stored bytes verbatim. All of
+/// a plan's copies read before any of them writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowMove {
     /// Source.
@@ -69,14 +69,14 @@ pub enum Layout {
     },
 }
 
-/// A part of what one row reads, in rising order of position.
+/// A part of one batch row's read, in rising order of position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// The pool that holds it.
     pub pool: PoolId,
     /// Where its entries are.
     pub layout: Layout,
-    /// Number of entries.
+    /// Number of entries (KV rows).
     pub len: u32,
     /// Position of the first entry; entry `i` has position `first + i` unless `sparse` says otherwise.
     pub first: Position,
@@ -84,10 +84,10 @@ pub struct Segment {
     pub sparse: Option<u32>,
 }
 
-/// What a row's queries may see of what the row reads.
+/// Attention mask of a batch row over its read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mask {
-    /// All of it.
+    /// Every query sees every entry: a decode row of one query.
     None,
     /// The queries are the last entries of the read: query `q` of `n` sees all but the last `n - 1 - q`.
     Causal,
@@ -101,75 +101,77 @@ pub enum Mask {
     },
 }
 
-/// One sequence's part of a plan.
+/// One batch row of a plan: one sequence's queries and read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanRow {
     /// The sequence.
     pub seq: SeqId,
-    /// Its query tokens in the flat list of the step, those written here for real and those redirected.
+    /// Its query tokens in the flat list of the step, redirected ones included.
     pub queries: Span,
-    /// What it reads: entries of [`Plan::segments`], in order of position. The K and V that this step writes
-    /// for the row's own queries are part of it.
+    /// Its read, as a range of [`Plan::segments`] in order of position. It includes the K and V
+    /// that this step writes for its own queries.
     pub segments: Span,
-    /// Number of entries over all segments.
+    /// Number of entries over all segments (the KV length).
     pub read_len: u32,
-    /// What each query sees.
+    /// Attention mask.
     pub mask: Mask,
-    /// Dummy blocks that a rectangular executor puts in front of the read so that all rows of a step are equally
-    /// wide. They are never seen; executors of ragged reads ignore them.
+    /// Dummy blocks that a rectangular executor pads in front of the read, so that all rows of a
+    /// step are equally wide. No query sees them; executors of ragged reads ignore them.
     pub left_pad_blocks: u32,
-    /// Leading queries whose writes are redirected to a dummy slot because their K and V are there already.
+    /// Leading queries whose writes go to a dummy slot because their K and V are cached already.
     pub redirected: u32,
 }
 
-/// The cheapest correct way to run a plan, as the cache classified it.
+/// Classification of a plan: the cheapest correct way to run its attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PlanKind {
-    /// One row, one run from slot 0, queries at its tail: the fused path.
+    /// One batch row whose read is one run from slot 0, queries at its tail.
     #[default]
     Contiguous,
-    /// Per-sequence tables.
+    /// Block tables per sequence.
     Ragged,
-    /// At least one row has an explicit mask.
+    /// At least one batch row has an explicit mask (draft tree, sliding window).
     Explicit,
 }
 
-/// A cache's answer to one step's claim: row moves that happen first, write slots, read layout and masks.
-/// Plain data in a deterministic order; the vectors are reused from step to step.
+/// Attention metadata of one claimed step: slot copies, slot mapping, block tables and masks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The step it was made for.
+    /// The claimed step.
     pub step: StepId,
-    /// The cache's generation when it was made; submit refuses a plan whose generation is no longer current.
+    /// The cache's generation when it was written; submit refuses a plan that is not current.
     pub generation: u64,
-    /// How it may be run.
+    /// Classification.
     pub kind: PlanKind,
-    /// Moves that happen before anything is written.
+    /// Slot copies that run before anything is written.
     pub moves: Vec<RowMove>,
-    /// One entry per sequence, in the order of the claim.
+    /// One batch row per sequence, in the order of the claim.
     pub rows: Vec<PlanRow>,
     /// Position of every query token.
     pub positions: Vec<Position>,
-    /// Slot that every query token's K and V are written to, in the session's own pool.
+    /// Slot mapping: where each query token's K and V are written, in the session's own pool.
     pub write_slots: Vec<Slot>,
-    /// The segments of all rows.
+    /// The segments of all batch rows.
     pub segments: Vec<Segment>,
-    /// Block ids of all table segments. What no segment names has no meaning.
+    /// Block tables of all segments, flat. Entries that no segment names are meaningless.
     pub table: Vec<u32>,
     /// Positions of the entries of sparse segments.
     pub read_positions: Vec<Position>,
     /// Bits of all explicit masks.
     pub mask_words: Vec<u64>,
-    /// Every slot of the session's own pool that is read, written or moved is below this.
+    /// Exclusive upper bound of every slot of the session's own pool that is read, written or
+    /// copied.
     pub read_bound: Slot,
-    /// What of it stands where, for the next plan in this memory. Whoever changes its table, segments or rows (a row's `left_pad_blocks`
-    /// apart) resets it.
+    /// What stands where in `table`, for the next plan in this memory. Code that changes `table`,
+    /// `segments` or `rows` (except `left_pad_blocks`) must call [`Plan::reset`] before the next
+    /// plan.
     #[serde(skip)]
     pub kept: KeptTables,
 }
 
 impl Plan {
-    /// Empties it for the next step, keeping its memory.
+    /// Empties the plan for the next step, keeping its memory; the next block tables are written in
+    /// full.
     pub fn reset(&mut self, step: StepId, generation: u64) {
         self.empty(step, generation);
         self.rows.clear();
@@ -178,8 +180,8 @@ impl Plan {
         self.kept.clear();
     }
 
-    /// Empties it for the next step of `cache`, but for what it has of the cache's tables, and rows and segments that the next ones
-    /// are written over.
+    /// Begins the next plan of `cache`. Keeps the block tables that this cache wrote, and rows and
+    /// segments, which the next ones overwrite in place.
     pub(crate) fn begin(&mut self, step: StepId, generation: u64, cache: &Identity) {
         self.empty(step, generation);
         if !self.kept.begin(cache, &mut self.table) {
@@ -188,14 +190,14 @@ impl Plan {
         }
     }
 
-    /// Ends what was begun: rows and segments that were not written over go.
+    /// Ends a begun plan: drops rows and segments that were not overwritten.
     pub(crate) fn end(&mut self) {
         self.rows.truncate(self.kept.written.rows);
         self.segments.truncate(self.kept.written.segments);
         self.kept.end();
     }
 
-    /// Where the next segment is written.
+    /// Index of the next segment to be written.
     pub(crate) fn next_segment(&self) -> usize {
         self.kept.written.segments
     }
@@ -208,8 +210,10 @@ impl Plan {
         write_over(&mut self.rows, &mut self.kept.written.rows, row);
     }
 
-    /// Writes the row of one query, whose position and write slot are there, if it is what it was when this memory was written last
-    /// but for its end: `far` and `near` entries of its table that it reads, `read_len` in all. False, and nothing done, if it is not.
+    /// Decode fast path: writes the row of one query, whose position and write slot are already
+    /// pushed, if it differs from the last plan only by its end. `far` and `near` are the heap and
+    /// inline parts of the block table that it reads, `read_len` the entries in all. Returns false,
+    /// with nothing changed, if the fast path does not apply.
     #[inline]
     pub(crate) fn go_on(
         &mut self,
@@ -238,19 +242,21 @@ impl Plan {
         true
     }
 
-    /// Takes memory for the tables of steps whose rows own `blocks` together.
+    /// Reserves host memory for the block tables of steps whose `rows` rows own `blocks` blocks
+    /// together.
     pub fn expect(&mut self, blocks: usize, rows: usize) {
         let entries = KeptTables::most_entries(blocks, rows);
         self.table.reserve(entries.saturating_sub(self.table.len()));
     }
 
-    /// Brings a sequence's blocks into the table, those that lie far and those that lie near, and says where they begin.
+    /// Copies what is new of a sequence's block table (heap part `far`, inline part `near`) into
+    /// `table`; returns where both begin.
     #[inline]
     pub(crate) fn place(&mut self, seq: SeqId, changes: u32, far: &[u32], near: &[u32]) -> Places {
         self.kept.place(seq, changes, far, near, &mut self.table)
     }
 
-    /// Puts entries into the table that only this step needs, and says where they begin.
+    /// Lays out entries that only this step needs in the scratch region; returns where they begin.
     pub(crate) fn lay(&mut self, entries: impl ExactSizeIterator<Item = u32>) -> u32 {
         let at = self.kept.lay(entries.len() as u32, &mut self.table);
         let places = &mut self.table[at as usize..at as usize + entries.len()];
@@ -270,7 +276,8 @@ impl Plan {
         self.read_bound = 0;
     }
 
-    /// Every entry that `row` reads, in order of position: pool, slot and position.
+    /// Every entry that `row` reads, in order of position: pool, slot, position. Slow; for tests
+    /// and `Lowering`.
     pub fn entries<'a>(&'a self, row: &PlanRow) -> impl Iterator<Item = (PoolId, Slot, Position)> + 'a {
         self.segments[row.segments.range()].iter().flat_map(move |segment| {
             (0..segment.len).map(move |i| (segment.pool, self.slot(segment, i), self.position(segment, i)))
@@ -309,7 +316,7 @@ impl Plan {
     }
 }
 
-/// Writes the next of a list over what stood there from the last time.
+/// Overwrites the next element of a list kept from the last plan, or appends it.
 fn write_over<T>(list: &mut Vec<T>, written: &mut usize, one: T) {
     match list.get_mut(*written) {
         Some(place) => *place = one,

@@ -8,7 +8,7 @@
 use crate::{Cache, CacheError, Contiguous, Layout, PoolId, Prefixed, Segment};
 use std::sync::{Arc, Weak};
 
-/// What is shared: which pool holds the rows, how many, and the prefix that they stand on.
+/// A frozen prefix: its pool, its rows there, and the prefix below it.
 #[derive(Debug)]
 struct Frozen {
     pool: PoolId,
@@ -16,10 +16,9 @@ struct Frozen {
     below: Option<Lease>,
 }
 
-/// A frozen prefix that independent caches share: its rows are never written again.
-///
-/// The handle is the right to fork. When it is dropped there are no new forks; the rows go with the last fork, which a
-/// [`PrefixWatch`] tells the backend that holds them.
+/// A frozen, read-only prefix that independent caches share. Holding the handle permits new forks.
+/// The rows may be freed when the handle and the last fork are gone; a [`PrefixWatch`] tells the
+/// backend.
 #[derive(Debug)]
 pub struct SharedPrefix {
     frozen: Lease,
@@ -30,29 +29,30 @@ impl SharedPrefix {
         Self { frozen: Lease(Arc::new(Frozen { pool, rows, below })) }
     }
 
-    /// Number of positions, those of the prefix below included.
+    /// Number of positions, including the prefix below.
     pub fn rows(&self) -> u32 {
         self.frozen.rows()
     }
 
-    /// A contiguous cache on this prefix, with `capacity` slots of its own.
+    /// A contiguous cache behind this prefix, with `capacity` slots of its own.
     pub fn fork(&self, capacity: u32) -> Result<Prefixed<Contiguous>, CacheError> {
         self.under(Box::new(Contiguous::new(capacity)))
     }
 
-    /// Puts this prefix in front of every sequence of `cache`, which must be new and keep every position: one with a
-    /// window of its own or with rings does not. What is shared is whole blocks of the cache's size.
+    /// Puts this prefix in front of every sequence of `cache`, which must be new and keep every
+    /// position (no window of its own, no rings). Only whole blocks of the cache's block size are
+    /// shared.
     pub fn under<C: Cache + ?Sized>(&self, cache: Box<C>) -> Result<Prefixed<C>, CacheError> {
         Prefixed::new(self.frozen.clone(), cache)
     }
 
-    /// Tells later whether somebody still reads the rows.
+    /// A weak handle that tells whether the rows are still read.
     pub fn watch(&self) -> PrefixWatch {
         PrefixWatch { pool: self.frozen.0.pool, frozen: Arc::downgrade(&self.frozen.0) }
     }
 }
 
-/// Looks at a prefix without keeping it.
+/// Weak handle to a prefix: does not keep it alive.
 #[derive(Clone, Debug)]
 pub struct PrefixWatch {
     pool: PoolId,
@@ -65,23 +65,23 @@ impl PrefixWatch {
         self.pool
     }
 
-    /// Whether handle and forks are gone, so that the pool's bytes may go.
+    /// Whether handle and forks are gone, so that the pool may be freed.
     pub fn is_gone(&self) -> bool {
         self.frozen.strong_count() == 0
     }
 }
 
-/// A share in a frozen prefix: what a fork holds.
+/// A strong reference to a frozen prefix, as a fork holds it.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease(Arc<Frozen>);
 
 impl Lease {
-    /// Number of positions, those of the prefix below included.
+    /// Number of positions, including the prefix below.
     pub(crate) fn rows(&self) -> u32 {
         self.0.below.as_ref().map_or(0, Self::rows) + self.0.rows
     }
 
-    /// Appends the segments of a read of the first `rows` positions, lowest first.
+    /// Appends the segments that read the first `rows` positions, lowest first.
     pub(crate) fn push_segments(&self, rows: u32, segments: &mut Vec<Segment>) {
         let first = self.0.below.as_ref().map_or(0, Self::rows);
         if let Some(below) = &self.0.below {

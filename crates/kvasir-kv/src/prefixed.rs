@@ -17,15 +17,12 @@ use crate::{
 };
 use std::ops::Range;
 
-/// A cache of any kind whose every sequence begins with a [`SharedPrefix`].
-///
-/// The cache inside knows nothing of the prefix: its positions are counted from the prefix's end. What goes in is moved
-/// down by so many positions, what comes out is moved up, and every read has the prefix's segments in front. The
-/// prefix's rows take no slots, are never written, and cannot be removed or rewound into.
+/// A cache of any kind behind a [`SharedPrefix`]. Positions of the inner cache are counted from the
+/// prefix's end; every read has the prefix's segments in front.
 #[derive(Debug)]
 pub struct Prefixed<C: Cache + ?Sized> {
     prefix: Lease,
-    /// Positions of it that are shared: whole blocks of the cache's size.
+    /// Shared positions of it: whole blocks of the inner block size.
     base: u32,
     inner: Box<C>,
 }
@@ -47,7 +44,7 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         }
     }
 
-    /// Brings a plan of the cache inside up behind the prefix.
+    /// Shifts a plan of the inner cache behind the prefix.
     fn lift(&self, plan: &mut Plan) {
         if plan.kind == PlanKind::Contiguous {
             plan.kind = PlanKind::Ragged;
@@ -58,7 +55,7 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         for i in 0..plan.rows.len() {
             self.lift_row(plan, i);
         }
-        // What was built anew stands behind what it was built from.
+        // The rewritten segments and masks stand behind their originals, which go now.
         plan.segments.drain(..segments);
         plan.mask_words.drain(..words);
         for row in &mut plan.rows {
@@ -69,7 +66,7 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         }
     }
 
-    /// Writes one row's segments and mask anew, behind all that are there.
+    /// Rewrites one batch row's segments and mask at the end of the lists.
     fn lift_row(&self, plan: &mut Plan, i: usize) {
         let mut row = plan.rows[i];
         let start = plan.segments.len();
@@ -86,8 +83,8 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         plan.rows[i] = row;
     }
 
-    /// A mask over all of a row's read that shows each query the whole prefix, and of the rest what the mask of `words`
-    /// words a query shows it that begins at `from`.
+    /// The mask over prefix plus own read: all prefix bits set, then the inner mask, which begins
+    /// at word `from` with `words` words per query.
     fn lift_mask(&self, plan: &mut Plan, row: &PlanRow, from: u32, words: u32) -> Mask {
         let (at, per_query) = (plan.mask_words.len(), words_for(row.read_len));
         plan.mask_words.resize(at + (per_query * row.queries.len) as usize, 0);
@@ -101,17 +98,17 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         Mask::Explicit { at: at as u32, words_per_query: per_query }
     }
 
-    /// The part of a range that lies behind the prefix, as the cache inside counts.
+    /// The part of a range behind the prefix, in positions of the inner cache.
     fn own(&self, range: &Range<Position>) -> Range<Position> {
         range.start.saturating_sub(self.base)..range.end.saturating_sub(self.base)
     }
 
-    /// What of a prompt lies behind the prefix; nothing where that is all of it.
+    /// The tokens of a prompt behind the prefix; empty if there are none.
     fn rest<'t>(&self, tokens: &'t [Token]) -> &'t [Token] {
         tokens.get(self.base as usize..).unwrap_or_default()
     }
 
-    /// Refuses to touch positions below the prefix's end.
+    /// Refuses positions inside the prefix.
     fn check_own(&self, seq: SeqId, from: Position) -> Result<(), CacheError> {
         let length = self.next_position(seq)?;
         match from < self.base {
@@ -126,13 +123,13 @@ impl<C: Cache + ?Sized> Prefixed<C> {
 }
 
 impl Prefixed<Contiguous> {
-    /// Rows of the sequence in slots of its own.
+    /// Rows of the sequence in its own slots, without the prefix.
     pub fn own_rows(&self) -> u32 {
         self.inner.rows()
     }
 
-    /// Makes what it holds, the prefix below included, a longer prefix. Its own rows the backend then keeps as `pool`.
-    /// Refused, and the cache given back, while a step is in flight.
+    /// Freezes prefix plus own rows into a longer prefix; the backend then keeps the own rows as
+    /// `pool`. Refused, with the cache returned, while a step is in flight.
     pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
         match self.inner.rows_to_freeze() {
             Ok(rows) => Ok(SharedPrefix::new(pool, rows, Some(self.prefix))),
@@ -258,7 +255,7 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
         Ok(self)
     }
 
-    /// Nodes are numbered among themselves, wherever they stand.
+    /// Node numbers do not depend on positions, so the inner tree is used as it is.
     fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
         self.inner.tree()
     }
@@ -284,7 +281,8 @@ impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
 }
 
 impl<C: Cache + ?Sized> Sequences for Prefixed<C> {
-    /// The prefix's positions are every sequence's already; where the source has nothing behind them there is nothing to do.
+    /// Every sequence has the prefix's positions already; if the source has nothing behind them,
+    /// nothing is done.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
         self.inner.len(dst)?;
         let (has_own, own) = (self.inner.len(src)? > 0, self.own(&range));
@@ -307,7 +305,7 @@ impl<C: Cache + ?Sized> Sequences for Prefixed<C> {
     }
 }
 
-/// Callers see to it that what they look up and publish begins with the prefix's tokens.
+/// The caller must pass tokens that begin with the prefix's tokens.
 impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
         let rest = self.rest(tokens);

@@ -3,7 +3,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// A list of which hardly any sequence ever has anything, so that it takes no room beside what every step looks at.
+/// A list that is almost always empty: one pointer, null until first used.
 #[derive(Clone, Debug)]
 #[allow(clippy::box_collection)] // a pointer, not three words
 pub(crate) struct RareList<T>(Option<Box<Vec<T>>>);
@@ -29,17 +29,17 @@ impl<T> DerefMut for RareList<T> {
 }
 
 impl<T> RareList<T> {
-    /// To change, and to add the first ones.
+    /// The list, mutable, allocated on first use.
     pub(crate) fn make(&mut self) -> &mut Vec<T> {
         self.0.get_or_insert_default()
     }
 
-    /// Takes everything out.
+    /// Takes the whole list.
     pub(crate) fn take(&mut self) -> Vec<T> {
         self.0.take().map_or(Vec::new(), |list| *list)
     }
 
-    /// Changes what is there, if anything is, and forgets the list when nothing is left.
+    /// Edits the list if it is allocated; frees it when it becomes empty.
     pub(crate) fn edit<R>(&mut self, edit: impl FnOnce(&mut Vec<T>) -> R) -> Option<R> {
         let result = edit(self.0.as_deref_mut()?);
         if self.is_empty() {

@@ -9,27 +9,28 @@ use crate::{
 };
 use std::{collections::BTreeMap, fmt};
 
-/// What a session asks of its cache; the model's facts and the storage type belong to the pool, not here.
+/// Run-time configuration of a cache. The KV shape and the storage type belong to the pool, not
+/// here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Slots that may be handed out.
+    /// Slots that may be allocated.
     pub capacity: u32,
-    /// Sequences that may live at once, for kinds that hold several.
+    /// Maximum number of live sequences, for kinds that hold several.
     pub max_sequences: u32,
-    /// Slots that are handed out together, for kinds that use blocks.
+    /// Slots per block, for kinds that use blocks.
     pub block_size: u32,
-    /// Whether what one request leaves may be found by another, for kinds that can share by content.
+    /// Whether prefix caching is on, for kinds that support it.
     pub sharing: bool,
-    /// Whether block 0 is kept as a dummy for redirected writes, for kinds that use blocks.
+    /// Whether block 0 is reserved as a dummy for redirected writes, for kinds that use blocks.
     pub dummy: bool,
-    /// How far back every layer sees, for `cells`.
+    /// Sliding window of every layer, for `cells`.
     pub window: Option<u32>,
-    /// Rings of window layers, for `contiguous`.
+    /// Ring buffers of sliding-window layers, for `contiguous`.
     pub rings: Option<Rings>,
 }
 
 impl CacheConfig {
-    /// A configuration of `capacity` slots and defaults.
+    /// Default configuration with `capacity` slots.
     pub fn new(capacity: u32) -> Self {
         let BlockConfig { block_size, max_sequences, sharing, dummy, .. } = BlockConfig::default();
         Self { capacity, max_sequences, block_size, sharing, dummy, window: None, rings: None }
@@ -42,7 +43,7 @@ impl CacheConfig {
         Ok(BlockConfig { block_size, blocks, max_sequences, sharing, dummy })
     }
 
-    /// Refuses what a kind cannot honour.
+    /// Refuses options that the kind does not support.
     fn check(&self, kind: CacheKind) -> Result<(), CacheError> {
         match kind {
             _ if self.window.is_some() && kind != CacheKind::Cells => {
@@ -56,10 +57,10 @@ impl CacheConfig {
     }
 }
 
-/// Builds a cache.
+/// Builds a cache from its configuration.
 pub type CacheBuilder = Box<dyn Fn(&CacheConfig) -> Result<Box<dyn Cache>, CacheError> + Send + Sync>;
 
-/// Why a registry refused.
+/// Why no cache was built or no builder registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistryError {
     /// No builder for this backend and kind.
@@ -100,14 +101,14 @@ impl From<CacheError> for RegistryError {
     }
 }
 
-/// Which backend builds which kinds of cache, and how. An owned value: whoever composes an engine makes one.
+/// Cache builders by backend and kind. An owned value, not a global.
 #[derive(Default)]
 pub struct Builders {
     builders: BTreeMap<(String, &'static str), CacheBuilder>,
 }
 
 impl Builders {
-    /// Adds a builder. Refused where there is one.
+    /// Registers a builder. Refused if there is one already.
     pub fn register(
         &mut self,
         backend: &str,
@@ -122,14 +123,14 @@ impl Builders {
         Ok(())
     }
 
-    /// Adds our own bookkeeping of these kinds for a backend that can run it.
+    /// Registers this crate's caches of these kinds for a backend.
     pub fn register_own(&mut self, backend: &str, kinds: &[CacheKind]) -> Result<(), RegistryError> {
         kinds
             .iter()
             .try_for_each(|&kind| self.register(backend, kind, Box::new(move |config| build(kind, config))))
     }
 
-    /// Builds a cache.
+    /// Builds a cache with the builder registered for this backend and kind.
     pub fn build(
         &self,
         backend: &str,
@@ -143,7 +144,7 @@ impl Builders {
     }
 }
 
-/// Our own bookkeeping of one kind.
+/// Builds this crate's cache of one kind.
 pub fn build(kind: CacheKind, config: &CacheConfig) -> Result<Box<dyn Cache>, CacheError> {
     config.check(kind)?;
     Ok(match kind {

@@ -7,11 +7,9 @@
 
 use crate::{CacheError, Position, Slot};
 
-/// Rings that layers with a window keep instead of a row per position, beside full layers under one cache.
-///
-/// A layer with window `w` keeps `w + longest_write − 1` rows: writes come before reads in a step, so the first query of
-/// the longest write still finds the `w − 1` positions before it. Position `p` lies in row `p % rows`. The cache
-/// only counts; a backend computes a ring layer's rows from the plan's positions.
+/// Ring buffers that sliding-window layers keep instead of a row per position, beside
+/// full-attention layers under one cache. A layer with window `w` keeps `w + longest_write − 1`
+/// rows; position `p` lies in row `p % rows`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rings {
     windows: Vec<u32>,
@@ -19,7 +17,8 @@ pub struct Rings {
 }
 
 impl Rings {
-    /// Rings for layers with these windows, in a session whose steps write at most `longest_write` tokens.
+    /// Ring buffers for layers with these windows, in a session whose steps write at most
+    /// `longest_write` tokens.
     pub fn new(windows: Vec<u32>, longest_write: u32) -> Result<Self, CacheError> {
         if windows.is_empty() {
             return Err(CacheError::BadConfig("no layer of the model has a window"));
@@ -46,18 +45,19 @@ impl Rings {
         window + self.longest_write - 1
     }
 
-    /// Where a layer with `window` keeps a position.
+    /// Ring row of a position in a layer with `window`.
     pub fn slot(&self, window: u32, position: Position) -> Slot {
         position % self.rows(window)
     }
 
-    /// The lowest position that every ring still holds when the highest ever written is `written − 1`.
+    /// The lowest position that every ring still holds after positions `0 .. written` were written.
     pub fn retained_from(&self, written: u32) -> Position {
         let lost = self.windows.iter().map(|&window| written.saturating_sub(self.rows(window)));
         lost.max().unwrap_or(0)
     }
 
-    /// The lowest length from which the sequence can go on: every ring still holds what the next token sees.
+    /// The lowest length from which decoding can continue: every ring still holds all that the next
+    /// token sees.
     pub fn lowest_rewind(&self, written: u32) -> u32 {
         match self.retained_from(written) {
             0 => 0,

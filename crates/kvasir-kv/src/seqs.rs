@@ -5,7 +5,7 @@
 
 use crate::{CacheError, SeqId};
 
-/// What names it comes first, beside what every step looks at.
+/// The id fields come first, beside the value's hot fields.
 #[derive(Clone, Debug, Default)]
 #[repr(C, align(64))]
 struct Entry<T> {
@@ -14,10 +14,8 @@ struct Entry<T> {
     value: T,
 }
 
-/// A cache's live sequences: a dense table whose entries are used again, under ids that are not.
-///
-/// An entry's value outlives its sequence, so that its memory serves the next one; whoever closes a sequence
-/// empties the value first.
+/// The live sequences of a cache: a slab whose entries are reused under ids that are not. The cache
+/// that closes a sequence must empty its value first.
 #[derive(Clone, Debug)]
 pub struct SeqTable<T> {
     entries: Vec<Entry<T>>,
@@ -32,7 +30,7 @@ impl<T: Default> SeqTable<T> {
         Self { entries: Vec::new(), free: Vec::new(), live: 0, limit }
     }
 
-    /// Begins a sequence; its value is as its entry's last user left it, or the default.
+    /// Opens a sequence; its value is as the entry's last user left it, or the default.
     pub fn open(&mut self) -> Result<SeqId, CacheError> {
         if self.live >= self.limit {
             return Err(CacheError::TooManySequences);
@@ -52,13 +50,13 @@ impl<T: Default> SeqTable<T> {
         Ok(SeqId::new(index, entry.uses))
     }
 
-    /// Ends a sequence.
+    /// Closes a sequence; its value stays in the entry for reuse.
     pub fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
         let entry = self.entries.get_mut(seq.index()).filter(|entry| entry.is(seq));
         let entry = entry.ok_or(CacheError::UnknownSequence(seq))?;
         entry.live = false;
         self.live -= 1;
-        // An entry whose count is used up is given up, so that no id is ever issued twice.
+        // An entry whose use count is exhausted is retired, so that no id is issued twice.
         if entry.uses < u32::MAX {
             self.free.push(seq.index() as u32);
         }
@@ -80,7 +78,7 @@ impl<T: Default> SeqTable<T> {
         self.limit - self.live
     }
 
-    /// A live sequence.
+    /// The value of a live sequence; `UnknownSequence` for closed and foreign ids.
     pub fn get(&self, seq: SeqId) -> Result<&T, CacheError> {
         match self.entries.get(seq.index()) {
             Some(entry) if entry.is(seq) => Ok(&entry.value),
@@ -88,7 +86,7 @@ impl<T: Default> SeqTable<T> {
         }
     }
 
-    /// A live sequence, to change.
+    /// The value of a live sequence, mutable.
     pub fn get_mut(&mut self, seq: SeqId) -> Result<&mut T, CacheError> {
         match self.entries.get_mut(seq.index()) {
             Some(entry) if entry.is(seq) => Ok(&mut entry.value),
@@ -96,7 +94,7 @@ impl<T: Default> SeqTable<T> {
         }
     }
 
-    /// The values of the live sequences, to change.
+    /// The values of the live sequences, mutable.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.entries.iter_mut().filter(|entry| entry.live).map(|entry| &mut entry.value)
     }

@@ -12,22 +12,23 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// The name of an installed session; never given twice by one registry.
+/// Key of an installed session; a registry never issues one twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionKey(u64);
 
-/// One session's bookkeeping with everybody who holds it: the session, the registry and each step in flight. It lives
-/// until all have let go, so that erasing a session in the middle of a step is safe.
+/// A shared cache: held by the session, the registry and each step in flight. Lives until all have
+/// dropped it, so erasing a session in the middle of a step is safe.
 #[derive(Clone)]
 pub struct HeldCache(Arc<Mutex<Box<dyn Cache>>>);
 
 impl HeldCache {
-    /// The cache, for the length of one call. Its verbs leave nothing half done, so a holder that panicked leaves it usable.
+    /// Locks the cache for one call. Operations leave nothing half done, so a lock poisoned by a
+    /// panic is usable.
     pub fn lock(&self) -> MutexGuard<'_, Box<dyn Cache>> {
         lock(&self.0)
     }
 
-    /// How many hold it.
+    /// Number of holders.
     pub fn holders(&self) -> usize {
         Arc::strong_count(&self.0)
     }
@@ -39,13 +40,13 @@ struct Table {
     installed: BTreeMap<SessionKey, HeldCache>,
 }
 
-/// The installed sessions: where a backend finds the cache that its steps name. An owned value; clones are the same
-/// registry.
+/// Registry of installed sessions, by which a backend finds the cache its steps name. Clones are
+/// the same registry.
 #[derive(Clone, Default)]
 pub struct Sessions(Arc<Mutex<Table>>);
 
 impl Sessions {
-    /// Installs a cache for a use. Fails here, by the name of the face, if the cache cannot serve that use.
+    /// Installs a cache for a use; refused with `NoFace` if the cache lacks the capability.
     pub fn install<U: Use>(&self, mut cache: Box<dyn Cache>) -> Result<Session<U>, CacheError> {
         U::face(&mut *cache)?;
         let cache = HeldCache(Arc::new(Mutex::new(cache)));
@@ -56,12 +57,13 @@ impl Sessions {
         Ok(Session { key, cache, sessions: self.clone(), used: PhantomData })
     }
 
-    /// The cache installed under a key; whoever submits a step keeps it until the step has ended.
+    /// The cache installed under a key; the submitter of a step must hold it until the step has
+    /// ended.
     pub fn get(&self, key: SessionKey) -> Option<HeldCache> {
         lock(&self.0).installed.get(&key).cloned()
     }
 
-    /// Removes an entry before its session ends. Those who hold the cache keep it.
+    /// Removes an entry before its session ends. Existing holders keep the cache.
     pub fn erase(&self, key: SessionKey) -> bool {
         lock(&self.0).installed.remove(&key).is_some()
     }
@@ -81,7 +83,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An installed cache and the face that its use needs: installed on creation, removed on every way out.
+/// An installed cache with the capability that its use needs; uninstalled on drop.
 pub struct Session<U: Use> {
     key: SessionKey,
     cache: HeldCache,
@@ -90,17 +92,17 @@ pub struct Session<U: Use> {
 }
 
 impl<U: Use> Session<U> {
-    /// What a backend is given to find the cache.
+    /// The key under which a backend finds the cache.
     pub fn key(&self) -> SessionKey {
         self.key
     }
 
-    /// Works on the cache's neutral face.
+    /// Runs `work` on the locked cache.
     pub fn cache<R>(&self, work: impl FnOnce(&mut dyn Cache) -> R) -> R {
         work(&mut **self.cache.lock())
     }
 
-    /// Works on the face that the session was made for.
+    /// Runs `work` on the capability that the session was made for.
     pub fn face<R>(&self, work: impl for<'a> FnOnce(&'a mut U::Face<'a>) -> R) -> Result<R, CacheError> {
         U::face(&mut **self.cache.lock()).map(work)
     }
@@ -112,11 +114,11 @@ impl<U: Use> Drop for Session<U> {
     }
 }
 
-/// What a session is for: the face beyond the neutral one that its holder works with.
+/// What a session is for: the capability that its holder uses.
 pub trait Use {
-    /// The face.
+    /// The capability trait.
     type Face<'a>: ?Sized;
-    /// The cache's face of this use, or the error that names it.
+    /// The cache's capability for this use, or `NoFace`.
     fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError>;
 }
 
@@ -124,9 +126,9 @@ pub trait Use {
 pub enum Rewinding {}
 /// Batches and forks.
 pub enum Branching {}
-/// Sharing by content.
+/// Prefix caching.
 pub enum Matching {}
-/// Candidate trees.
+/// Speculative decoding with draft trees.
 pub enum Speculating {}
 
 impl Use for Rewinding {

@@ -11,14 +11,14 @@ use crate::{
     line::{Line, LineRow, Written},
 };
 
-/// One sequence and candidate frontiers behind it: row `i` lies in slot `i`, and node `n` in the slot `n` past the last
-/// row. A commit moves the accepted nodes' rows down to where the sequence ends.
+/// One sequence with draft trees behind it: row `i` lies in slot `i`, node `n` in the slot `n` past
+/// the last row. A commit moves the accepted nodes' KV rows down to the sequence's end.
 #[derive(Debug)]
 pub struct TreeCache {
     line: Line,
     nodes: Nodes,
     moves: Moves,
-    /// What the last commit moved.
+    /// Slot copies of the last commit.
     committed: Vec<RowMove>,
 }
 
@@ -34,7 +34,7 @@ impl TreeCache {
         self.moves.clear();
     }
 
-    /// A step without a tree: the fused path.
+    /// A step without draft nodes: a contiguous plan.
     fn plan_rows(&self, row: LineRow, plan: &mut Plan) {
         plan.positions.extend(row.start..row.end);
         plan.write_slots.extend(row.start..row.end);
@@ -43,7 +43,8 @@ impl TreeCache {
         push_row(plan, row, row.end, mask);
     }
 
-    /// A frontier: the committed rows, then the nodes in order of position, under an ancestor mask.
+    /// A frontier: the committed rows, then the draft nodes in order of position, under an ancestor
+    /// mask.
     fn plan_nodes(&self, row: LineRow, plan: &mut Plan) {
         let base = self.line.claimed();
         let frontier = row.start..row.end;

@@ -12,27 +12,27 @@
 
 use crate::{Hit, SeqId};
 
-/// What [`Cache::victims`](crate::Cache::victims) looks for.
+/// Input of [`Cache::victims`](crate::Cache::victims).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VictimSearch<'a> {
     /// Slots that must come free.
     pub slots: u32,
-    /// Sequences that may be closed, the first to go first.
+    /// Sequences that may be closed, preferred victim first.
     pub candidates: &'a [SeqId],
     /// A sequence that is truncated to a length in any case, or closed if that is 0. It is not
     /// among the candidates.
     pub truncate: Option<(SeqId, u32)>,
-    /// What the newest lookup found, which is to be attached afterwards: it stays in use, so it
-    /// does not come free.
+    /// The newest prefix lookup, which is to be attached afterwards: its blocks stay in use, so
+    /// they do not come free.
     pub hit: Hit,
-    /// Whether slots count that come free when the steps in flight have retired. A cache may count
-    /// fewer. Not together with a hit.
+    /// Whether to count slots that come free only when the steps in flight have retired. A cache
+    /// may count fewer. Not together with a hit.
     pub leased_too: bool,
 }
 
-/// A cache as it would be if sequences had let go of their slots.
+/// A model of a cache after hypothetical releases.
 pub(crate) trait WhatIf {
-    /// `seq` lets go of its rows from `from` on; with `from` 0 it is closed.
+    /// `seq` releases its rows from `from` on; with `from` 0 it is closed.
     fn let_go(&mut self, seq: SeqId, from: u32);
     /// Undoes [`WhatIf::let_go`] of a closed sequence.
     fn take_back(&mut self, seq: SeqId);
@@ -40,8 +40,8 @@ pub(crate) trait WhatIf {
     fn freed(&self) -> u32;
 }
 
-/// Writes the sequences to close into `victims`. False, and none, if not even all candidates are
-/// enough.
+/// Greedy selection, then pruning of superfluous victims; see the module. Returns false, and no
+/// victims, if not even all candidates suffice.
 pub(crate) fn choose(what_if: &mut impl WhatIf, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
     victims.clear();
     if let Some((seq, len)) = search.truncate {
@@ -70,32 +70,32 @@ pub(crate) fn choose(what_if: &mut impl WhatIf, search: &VictimSearch<'_>, victi
     true
 }
 
-/// Owners that would come or go, per block or cell.
+/// Hypothetical change of the owner count, per block or cell.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OwnerChanges(Vec<i32>);
 
 impl OwnerChanges {
-    /// No change for any of `count` blocks.
+    /// Resets to no change, for `count` blocks.
     pub(crate) fn reset(&mut self, count: usize) {
         self.0.clear();
         self.0.resize(count, 0);
     }
 
-    /// A block gets one owner more.
+    /// A block gains an owner.
     pub(crate) fn own(&mut self, block: u32) {
         if let Some(change) = self.0.get_mut(block as usize) {
             *change += 1;
         }
     }
 
-    /// A block of `owners` owners loses one. Whether that is the last.
+    /// A block that really has `owners` owners loses one. Returns whether that was the last.
     pub(crate) fn disown(&mut self, block: u32, owners: u32) -> bool {
         let Some(change) = self.0.get_mut(block as usize) else { return false };
         *change -= 1;
         i64::from(owners) + i64::from(*change) == 0
     }
 
-    /// Undoes [`OwnerChanges::disown`], and says the same of it.
+    /// Undoes [`OwnerChanges::disown`]; returns the same.
     pub(crate) fn disown_not(&mut self, block: u32, owners: u32) -> bool {
         let Some(change) = self.0.get_mut(block as usize) else { return false };
         let was_last = i64::from(owners) + i64::from(*change) == 0;

@@ -10,7 +10,7 @@ use super::{BlockCache, Index};
 use crate::{BlockId, SeqId};
 
 impl<I: Index> BlockCache<I> {
-    /// Counts every use again from the tables, the moves and the steps in flight, and walks the index.
+    /// Recounts every reference from tables, slot copies and steps in flight, and checks the index.
     pub(super) fn check_all(&self) -> Result<(), String> {
         let ids = self.config.ids().map_err(|error| error.to_string())?;
         let mut uses = vec![Uses::default(); ids.end as usize];
@@ -40,6 +40,8 @@ impl<I: Index> BlockCache<I> {
         }
     }
 
+    /// Invariants of one sequence: table length, writable last block, sorted holes, claims in
+    /// order.
     fn check_seq(&self, id: SeqId, seq: &Seq) -> Result<(), String> {
         let fail = |what: String| Err(format!("sequence {}: {what}", id.0));
         let block_size = self.config.block_size;

@@ -17,7 +17,7 @@ use super::{BlockCache, BlockQueue, BlockSize, Index, Ledger};
 use crate::{BlockId, CacheError, ClaimRow, Nodes, RowMove, SeqId, StepId};
 use std::ops::Range;
 
-/// Moves of the given rows of a sequence from one block to another, at the same place in both.
+/// Appends slot copies of the given rows from one block to another, at equal offsets.
 pub(super) fn push_rows(
     moves: &mut Vec<RowMove>,
     from: BlockId,
@@ -29,7 +29,7 @@ pub(super) fn push_rows(
     moves.extend(within.map(|row| RowMove { from: from * block_size + row, to: to * block_size + row }));
 }
 
-/// What is noted of one token more of a sequence with nothing unusual about it.
+/// The record of one more decode token of a plain sequence (fast path).
 #[inline]
 fn one_token(id: SeqId, seq: &Seq, size: BlockSize) -> ClaimedRow {
     let grows = u32::from(size.of(seq.next) == seq.table.len());
@@ -45,7 +45,7 @@ fn one_token(id: SeqId, seq: &Seq, size: BlockSize) -> ClaimedRow {
     }
 }
 
-/// Checks any row, and says what is to be noted of it.
+/// Validates any batch row and makes its record.
 #[inline(never)]
 fn check_row<I: Index>(
     row: &ClaimRow,
@@ -78,7 +78,8 @@ fn check_row<I: Index>(
     })
 }
 
-/// Blocks that the table grows by, and how many of them were not taken ahead.
+/// Blocks that the table grows by, and how many of them must be freshly allocated (not
+/// preallocated).
 fn growth<I: Index>(
     seq: &Seq,
     tokens: u32,
@@ -91,7 +92,8 @@ fn growth<I: Index>(
     Ok((more, if more > 0 { more.saturating_sub(seq.ahead.len() as u32) } else { 0 }))
 }
 
-/// The partly filled last block, if it must not be written.
+/// The partly filled last block, if it is shared or published and so must be copied before a write.
+/// Only sequences that `was_cut` can have one.
 fn shared_tail<I: Index>(seq: &Seq, size: BlockSize, ledger: &Ledger<I>) -> Option<BlockId> {
     if !seq.was_cut {
         return None;
@@ -101,7 +103,7 @@ fn shared_tail<I: Index>(seq: &Seq, size: BlockSize, ledger: &Ledger<I>) -> Opti
     (is_partial && !ledger.is_writable(tail)).then_some(tail)
 }
 
-/// Lets a table grow by any number of blocks, first by those that were taken ahead.
+/// Grows a table by any number of blocks, preallocated ones first.
 #[inline(never)]
 fn grow_far(seq: &mut Seq, row: &ClaimedRow, fresh: &mut BlockQueue) {
     let (ahead, bound, table) = (&mut seq.ahead, &mut seq.bound, &mut seq.table);
@@ -119,8 +121,8 @@ fn grow_far(seq: &mut Seq, row: &ClaimedRow, fresh: &mut BlockQueue) {
 }
 
 impl<I: Index> BlockCache<I> {
-    /// Fresh blocks that `tokens` more take: the one rule for every check and every growth. A last block that is partly
-    /// filled and shared counts, because it is replaced by a private copy before it is written.
+    /// Fresh blocks that `tokens` more need, the one rule for all checks. A shared, partly filled
+    /// last block counts, because it is copied before it is written (copy-on-write).
     pub(super) fn blocks_needed(&self, seq: &Seq, tokens: u32) -> Result<u32, CacheError> {
         let replaced = tokens > 0 && shared_tail(seq, self.size, &self.ledger).is_some();
         let (_, fresh) = growth(seq, tokens, self.size, &self.ledger)?;
@@ -132,7 +134,7 @@ impl<I: Index> BlockCache<I> {
         let needed = self.check_rows(rows)?;
         self.check_room(needed)?;
         let (mut records, mut fresh) = (std::mem::take(&mut self.records), std::mem::take(&mut self.fresh));
-        // One after the other, so that the waiting for all that memory overlaps.
+        // Prefetch in a loop of its own, so that the cache misses overlap.
         for &row in &self.far {
             self.seqs.get(rows[row].seq)?.table.touch_end();
         }
@@ -140,7 +142,7 @@ impl<I: Index> BlockCache<I> {
         records.iter().try_for_each(|record| self.claim_row(step, record, &mut fresh, bound))?;
         debug_assert_eq!(fresh.len(), 0);
         self.fresh = fresh;
-        // The flight's list is empty; its memory is the next claim's.
+        // The swap hands the flight's empty list to the next claim, so nothing is allocated.
         std::mem::swap(self.inflight.begin(step)?, &mut records);
         self.records = records;
         self.moves.claim(step);
@@ -148,7 +150,8 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
-    /// Checks every row, notes a record for each, and counts the fresh blocks that they need together.
+    /// Validates every batch row, makes a record for each, and counts the fresh blocks they need
+    /// together.
     fn check_rows(&mut self, rows: &[ClaimRow]) -> Result<u32, CacheError> {
         if rows.is_empty() {
             return Err(CacheError::BadClaim);
@@ -176,7 +179,7 @@ impl<I: Index> BlockCache<I> {
         Ok(needed)
     }
 
-    /// Claims one row, for which it takes what it needs from the begin of `fresh`. All of that lies below `bound`.
+    /// Claims one batch row with blocks from the front of `fresh`, all below `bound`.
     fn claim_row(
         &mut self,
         step: StepId,
@@ -205,24 +208,25 @@ impl<I: Index> BlockCache<I> {
             Some(nodes) => drop(nodes.claim()),
             None => seq.next = end,
         }
-        // Nobody else can have the block that it writes next, until it is cut or copied again.
+        // After a claim of tokens the last block is private until the next truncation or copy.
         seq.was_cut &= row.tokens == 0;
         seq.last_step = Some(step);
         seq.pending.push(Pending { step, start, end, is_tree }, self.inflight.retired());
         Ok(())
     }
 
+    /// Preallocates blocks up to length `upto`; see `Cache::take_ahead`.
     pub(super) fn take_blocks_ahead(&mut self, id: crate::SeqId, upto: u32) -> Result<u32, CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get(id)?;
         let needed = self.blocks_needed(seq, upto.saturating_sub(seq.end()))?;
         self.check_room(needed)?;
-        // What was found may be evicted for it.
+        // The allocation may evict blocks of the newest lookup.
         self.looked_up = None;
         let seq = self.seqs.get_mut(id)?;
         let held = seq.table.len() + seq.ahead.len() as u32;
         let fresh = upto.div_ceil(block_size).saturating_sub(held);
-        // The first one taken is the first one used.
+        // Kept in reverse, so that the first block allocated is the first used.
         if fresh > 0 {
             let ahead = seq.ahead.make();
             ahead.reverse();
@@ -232,7 +236,8 @@ impl<I: Index> BlockCache<I> {
         Ok((held + fresh) * block_size)
     }
 
-    /// Gives a sequence a private copy of its shared last block; the filled rows go over with the step's moves.
+    /// Copy-on-write: replaces the shared last block by `fresh`; slot copies of the filled rows go
+    /// with the step. The old block stays leased, for a cancel.
     fn replace_tail(&mut self, step: StepId, id: SeqId, fresh: BlockId) -> Result<(), CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get_mut(id)?;
@@ -259,7 +264,7 @@ impl<I: Index> BlockCache<I> {
 
     pub(super) fn retire_step(&mut self, step: StepId) -> Result<(), CacheError> {
         let Some(flight) = self.inflight.take_oldest(step)? else { return Ok(()) };
-        // What was in use may be idle now.
+        // Blocks of the newest lookup may have changed from used to evictable.
         self.looked_up = None;
         for replaced in self.replaced.extract_if(.., |replaced| replaced.step == step) {
             self.ledger.end_lease(replaced.old);
@@ -289,6 +294,8 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
+    /// Undoes one batch row: truncates or withdraws nodes, returns preallocated blocks, restores a
+    /// replaced last block.
     fn cancel_row(&mut self, step: StepId, row: &ClaimedRow) -> Result<(), CacheError> {
         if let Ok(seq) = self.seqs.get_mut(row.seq)
             && let Some(pending) = seq.pending.take_newest(step)
@@ -313,7 +320,7 @@ impl<I: Index> BlockCache<I> {
             && seq.table.len() == at + 1
         {
             let fresh = seq.table.edit(|blocks| std::mem::replace(&mut blocks[at as usize], old));
-            // It is shared again, and to be looked up before it is written.
+            // The last block is shared again and must be checked before the next write.
             seq.was_cut = true;
             self.ledger.own(old);
             self.moves.drop_into(&mut self.ledger, fresh);

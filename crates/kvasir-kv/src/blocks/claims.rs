@@ -10,10 +10,11 @@ use crate::{RareList, StepId};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pending {
     pub(crate) step: StepId,
-    /// Rows of the sequence that the step writes, counted from its first slot. A truncation cuts them.
+    /// Rows of the sequence that the step writes, draft nodes counted behind the last position. A
+    /// truncation shortens them.
     pub(crate) start: u32,
     pub(crate) end: u32,
-    /// Whether they are tree nodes.
+    /// Whether they are draft nodes.
     pub(crate) is_tree: bool,
 }
 
@@ -23,15 +24,14 @@ impl Pending {
     }
 }
 
-/// A sequence's claims in flight, oldest first. The newest two lie in place, because a step of thousands of sequences would
-/// otherwise wait for memory once more for each; an overlapped loop has no more. For the same reason nobody comes to take out those
-/// of a step that has retired: who looks names the newest such step, and passes over all up to it.
+/// The claims in flight of one sequence, oldest first, the newest two inline. Retired claims are
+/// removed lazily: readers name the newest retired step and skip all claims up to it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     near: [Option<Pending>; 2],
-    /// Which of them is the newest; the other is the one before it.
+    /// Index in `near` of the newest; the other is the one before it.
     newest: bool,
-    /// Those before them.
+    /// Older ones, rare: more than two steps in flight.
     far: RareList<Pending>,
 }
 
@@ -51,6 +51,7 @@ impl Claims {
         self.near[place] = Some(claim);
     }
 
+    /// Moves the inline claim at `place` to the heap list, which drops its retired claims.
     #[cold]
     fn make_far(&mut self, place: usize, retired: Option<StepId>) {
         let far = self.far.make();
@@ -58,11 +59,11 @@ impl Claims {
         far.extend(self.near[place]);
     }
 
-    /// Takes the newest if it belongs to `step`.
+    /// Removes the newest claim if it belongs to `step`.
     pub(crate) fn take_newest(&mut self, step: StepId) -> Option<Pending> {
         let place = &mut self.near[usize::from(self.newest)];
         let newest = place.take_if(|claim| claim.step == step)?;
-        // The one before it is the newest now.
+        // The claim before it becomes the newest.
         *place = self.far.edit(Vec::pop).flatten();
         self.newest = !self.newest;
         Some(newest)
@@ -71,19 +72,19 @@ impl Claims {
     /// The claim of `step`.
     #[inline]
     pub(crate) fn of(&self, step: StepId) -> Option<&Pending> {
-        // Few steps are in flight, and the one asked for is mostly the newest.
+        // Few steps are in flight, and the newest is looked up most often.
         match &self.near[usize::from(self.newest)] {
             Some(newest) if newest.step == step => Some(newest),
             _ => self.all().find(|claim| claim.step == step),
         }
     }
 
-    /// Those of steps after `retired`.
+    /// The claims of steps after `retired`, oldest first.
     pub(crate) fn since(&self, retired: Option<StepId>) -> impl DoubleEndedIterator<Item = &Pending> {
         self.all().filter(move |claim| Some(claim.step) > retired)
     }
 
-    /// All that are noted, in no order, to change.
+    /// All recorded claims, retired ones included, in no order, mutable.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pending> {
         self.far.iter_mut().chain(self.near.iter_mut().flatten())
     }
@@ -112,13 +113,13 @@ mod tests {
                     claims.push(claim, retired);
                     model.push_back(claim);
                 }
-                // One or two retire.
+                // One or two steps retire.
                 0 | 2 => {
                     for _ in 0..=step % 2 {
                         retired = model.pop_front().map(|claim| claim.step).or(retired);
                     }
                 }
-                // What has retired is not cancelled.
+                // A retired step is never cancelled.
                 _ if Some(named) > retired => {
                     assert_eq!(
                         claims.take_newest(named),

@@ -11,90 +11,94 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
 use std::ops::Range;
 
-/// What a prompt found.
+/// A prefix-cache hit, in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Leading blocks of the prompt that are there.
+    /// Leading blocks of the prompt that are cached.
     pub blocks: u32,
-    /// How many of them nobody uses now.
+    /// How many of them are unreferenced (evictable) now.
     pub idle: u32,
 }
 
-/// A sequence's blocks, offered for sharing.
+/// A sequence's blocks, offered for publishing.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
-    /// Its blocks from position 0 on; those that `tokens` fill are offered.
+    /// Its block table from position 0; blocks that `tokens` fill are offered.
     pub table: &'a LongList,
-    /// The tokens in them.
+    /// The token ids in them.
     pub tokens: &'a [Token],
-    /// Keeps tenants apart.
+    /// Isolates tenants (cache salt).
     pub salt: u64,
-    /// Leading blocks of `table` that need not be looked at: they were published before.
+    /// Leading blocks of `table` that were published before and may be skipped.
     pub from: u32,
 }
 
-/// Pins that groups of blocks would lose, by the number of the group: what [`Index::unused`] counts
-/// in.
+/// Hypothetical unpins per group of blocks (radix node), as [`Index::unused`] counts them.
 pub type Unpinned = HashMap<u32, u32, BuildHasherDefault<DefaultHasher>>;
 
-/// How blocks are found again by content, and which one is handed out next: what `paged` and `radix` differ in.
+/// The prefix-cache index of a block cache, with its free list: how cached blocks are found by
+/// content, and which block is allocated next.
 ///
-/// A block is *used* while a sequence owns it or a step in flight names it; the [`Ledger`](super::Ledger) counts that and
-/// says when it begins and ends. A block that is not used is *idle* if it can still be found, else *free*.
+/// A block is *used* while a sequence owns it or a step in flight names it; the
+/// [`Ledger`](super::Ledger) counts that and reports the transitions. An unused block is *idle* if
+/// it can still be found by content, else *free*.
 pub trait Index: Send {
-    /// The cache that it makes.
+    /// The kind of cache over this index.
     const KIND: CacheKind;
-    /// Whether a sequence lets go of its blocks from its end.
+    /// Whether a sequence releases its blocks from the end, so that LRU eviction takes leaves
+    /// first.
     const FROM_END: bool;
 
-    /// Blocks that hold nothing.
+    /// Number of free blocks.
     fn free(&self) -> u32;
-    /// Blocks that nobody uses and that can be handed out after being forgotten.
+    /// Number of evictable blocks; a radix tree excludes idle blocks in pinned nodes.
     fn idle(&self) -> u32;
-    /// Hands out a block, which is used from now on: a free one, or else an idle one that is forgotten.
+    /// Allocates a block: a free one, or else an idle one, which is evicted.
     fn take(&mut self) -> Option<BlockId>;
-    /// Hands out `count` blocks, as far as there are so many; `each` is told of them in order.
+    /// Allocates up to `count` blocks; passes them to `each` in order, as ranges.
     fn take_all(&mut self, count: u32, mut each: impl FnMut(Range<BlockId>)) {
         (0..count).map_while(|_| self.take()).for_each(|block| each(block..block + 1));
     }
-    /// Idle blocks are used again.
+    /// Marks idle blocks as used.
     fn hold_all(&mut self, blocks: Range<BlockId>) {
         blocks.for_each(|block| self.hold(block));
     }
-    /// An idle block is used again.
+    /// Marks an idle block as used.
     fn hold(&mut self, block: BlockId);
-    /// A block is no longer used.
+    /// Releases a block: it becomes idle if it is published, else free.
     fn let_go(&mut self, block: BlockId);
-    /// Blocks are no longer used, in this order.
+    /// Releases blocks, in this order.
     fn let_go_all(&mut self, blocks: Range<BlockId>) {
         blocks.for_each(|block| self.let_go(block));
     }
-    /// How many blocks could be handed out if this one were no longer used, beside those that
-    /// `unpinned` counts already. Changes nothing but that.
+    /// For victim selection: how many more blocks would become available if this one were unused,
+    /// given what `unpinned` counts already. Changes only `unpinned`.
     fn unused(&self, block: BlockId, unpinned: &mut Unpinned) -> u32 {
         let _ = (block, unpinned);
         1
     }
-    /// Undoes [`Index::unused`], and says the same.
+    /// Undoes [`Index::unused`]; returns the same.
     fn used_again(&self, block: BlockId, unpinned: &mut Unpinned) -> u32 {
         let _ = (block, unpinned);
         1
     }
-    /// Whether a block can be found by content, and so must not be written.
+    /// Whether a block is published, and so must not be written.
     fn is_published(&self, block: BlockId) -> bool;
-    /// How many leading ones of `blocks` cannot be found by content.
+    /// How many leading blocks of the range are not published.
     fn unpublished(&self, blocks: Range<BlockId>) -> u32 {
         blocks.take_while(|&block| !self.is_published(block)).count() as u32
     }
-    /// Appends the blocks that hold the leading whole blocks of `tokens`, at most `limit` of them, to `found`.
+    /// Finds the longest cached prefix of `tokens` in whole blocks, at most `limit`; appends its
+    /// blocks to `found`. Counts as a use for the eviction order.
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found;
-    /// Makes blocks findable. Writes to `canonical` what the whole table should be from now on: where the same content was
-    /// there before, an index may name that block instead. Returns how many leading blocks are findable now.
+    /// Publishes blocks. Writes to `canonical` what the leading part of the table should be: where
+    /// equal content was cached before, an index may name that block instead (deduplication).
+    /// Returns how many leading blocks are findable now.
     fn publish(&mut self, offer: Offer<'_>, canonical: &mut Vec<BlockId>) -> u32;
-    /// Forgets at least `blocks` idle blocks, or all; returns how many became free.
+    /// Evicts at least `blocks` idle blocks, or all; returns how many became free.
     fn evict(&mut self, blocks: u32) -> u32;
-    /// Forgets everything that can be found; blocks that are used stay so.
+    /// Drops all published content; used blocks stay used.
     fn forget(&mut self);
-    /// Walks the whole index. `used` says whether the ledger counts a block as used.
+    /// Consistency check. `used` says whether the ledger counts a block as used.
     fn check(&self, used: &dyn Fn(BlockId) -> bool) -> Result<(), String>;
 }

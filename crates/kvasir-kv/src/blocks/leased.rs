@@ -8,15 +8,15 @@
 use super::{Index, Ledger};
 use crate::{BlockId, Moves, RowMove, StepId};
 
-/// Row moves of which each leases the block it reads and the block it writes, until the step that carries it has
-/// retired.
+/// Slot copies, each of which leases its source and destination block until the step that carries
+/// it has retired.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeasedMoves {
     moves: Moves,
     block_size: u32,
-    /// Memory for what waited before a change.
+    /// Scratch memory: the waiting copies before a change.
     before: Vec<RowMove>,
-    /// Claimed steps that carry moves.
+    /// Claimed steps that carry copies.
     unretired: Vec<StepId>,
 }
 
@@ -25,17 +25,17 @@ impl LeasedMoves {
         Self { block_size, ..Self::default() }
     }
 
-    /// Whether no move waits or is on its way.
+    /// Whether no copy waits or is in flight.
     pub(crate) fn is_empty(&self) -> bool {
         self.moves.waiting().is_empty() && self.unretired.is_empty()
     }
 
-    /// Adds one verb's moves for the next step.
+    /// Adds one operation's copies for the next step.
     pub(crate) fn push<I: Index>(&mut self, ledger: &mut Ledger<I>, moves: &[RowMove]) {
         self.change(ledger, |waiting| waiting.push(moves));
     }
 
-    /// All waiting moves go with `step`.
+    /// Assigns all waiting copies to `step`.
     pub(crate) fn claim(&mut self, step: StepId) {
         if !self.moves.waiting().is_empty() {
             self.moves.claim(step);
@@ -43,12 +43,12 @@ impl LeasedMoves {
         }
     }
 
-    /// The moves of `step`.
+    /// The copies that `step` carries.
     pub(crate) fn of(&self, step: StepId) -> &[RowMove] {
         self.moves.of(step)
     }
 
-    /// The moves of `step` have run.
+    /// The copies of `step` have run: ends their leases.
     pub(crate) fn retire<I: Index>(&mut self, ledger: &mut Ledger<I>, step: StepId) {
         self.unretired.retain(|&unretired| unretired != step);
         for rows in self.moves.of(step) {
@@ -58,7 +58,7 @@ impl LeasedMoves {
         self.moves.retire(step);
     }
 
-    /// The moves of `step` wait again.
+    /// The step was cancelled: its copies wait again.
     pub(crate) fn cancel<I: Index>(&mut self, ledger: &mut Ledger<I>, step: StepId) {
         self.unretired.retain(|&unretired| unretired != step);
         let carried = self.moves.of(step).to_vec();
@@ -69,7 +69,8 @@ impl LeasedMoves {
         }
     }
 
-    /// Drops waiting moves into a block whose last owner lets go: nobody will read what they would write.
+    /// Drops waiting copies into a block whose last owner releases it: their result will not be
+    /// read.
     pub(crate) fn drop_into<I: Index>(&mut self, ledger: &mut Ledger<I>, block: BlockId) {
         let gone = block * self.block_size..(block + 1) * self.block_size;
         if self.moves.waiting().iter().any(|rows| gone.contains(&rows.to)) {
@@ -77,8 +78,8 @@ impl LeasedMoves {
         }
     }
 
-    /// Drops waiting moves into blocks that nobody owns any more: their owners left while a step carried the moves, and the
-    /// step was cancelled.
+    /// Drops waiting copies into blocks without owners: the owners closed while a step carried the
+    /// copies, and the step was cancelled.
     pub(crate) fn drop_unowned<I: Index>(&mut self, ledger: &mut Ledger<I>) {
         let into = self.moves.waiting().iter().map(|rows| rows.to / self.block_size);
         let gone: Vec<BlockId> = into.filter(|&block| ledger.uses(block).owners == 0).collect();
@@ -88,12 +89,12 @@ impl LeasedMoves {
         }
     }
 
-    /// Whether rows of `block` are still to be written by a move that has not retired.
+    /// Whether a pending copy still has to fill rows of `block`.
     pub(crate) fn fills(&self, block: BlockId) -> bool {
         self.all().any(|rows| rows.to / self.block_size == block)
     }
 
-    /// Every lease that the moves hold.
+    /// Every lease that the copies hold.
     pub(crate) fn leases(&self) -> impl Iterator<Item = BlockId> {
         self.all().flat_map(|rows| [rows.from / self.block_size, rows.to / self.block_size])
     }
@@ -102,8 +103,8 @@ impl LeasedMoves {
         self.unretired.iter().flat_map(|&step| self.moves.of(step)).chain(self.moves.waiting())
     }
 
-    /// Changes the waiting moves, and the leases with them. What waits after the change is leased before the leases of
-    /// what waited before it end, so that no block is free in between.
+    /// Changes the waiting copies and their leases. New leases begin before old ones end, so that
+    /// no block is free in between.
     fn change<I: Index>(&mut self, ledger: &mut Ledger<I>, change: impl FnOnce(&mut Moves)) {
         self.before.clear();
         self.before.extend_from_slice(self.moves.waiting());

@@ -9,21 +9,24 @@ use super::{BlockQueue, Index, indices, leading, runs};
 use crate::{BlockId, BlockUse};
 use std::ops::Range;
 
+/// Reference counts of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Uses {
+    /// Sequences that own the block.
     pub(crate) owners: u32,
+    /// References of steps in flight and pending slot copies.
     pub(crate) leases: u32,
 }
 
-/// Who uses each block: the sequences that own it, and the leases of steps in flight and of row moves to come.
-/// A block goes back to its index only when both counts are zero.
+/// Reference counts per block: owners (sequences) and leases (steps in flight, pending slot
+/// copies). A block returns to its index only when both are zero.
 #[derive(Clone, Debug)]
 pub struct Ledger<I> {
     pub(crate) index: I,
-    /// Of each block, apart from one another: what is taken and given back by thousands changes one of them.
+    /// Struct of arrays: bulk allocation and release change one count of thousands of blocks.
     owners: Vec<u32>,
     leases: Vec<u32>,
-    /// Blocks that are only leased.
+    /// Number of blocks with leases but no owner.
     leased: u32,
 }
 
@@ -38,15 +41,15 @@ impl<I: Index> Ledger<I> {
         Uses { owners: of(&self.owners), leases: of(&self.leases) }
     }
 
-    /// Blocks that are only leased.
+    /// Number of blocks with leases but no owner.
     pub(crate) fn leased(&self) -> u32 {
         self.leased
     }
 
-    /// Appends what each of `blocks` is used for now.
+    /// Appends the state of each of `blocks`.
     pub(crate) fn survey(&self, blocks: Range<BlockId>, to: &mut Vec<BlockUse>) {
         let mut rest = blocks;
-        // Blocks that nobody uses mostly lie together.
+        // Unused blocks mostly lie in long ranges.
         while let Some((uses, same)) = self.next_alike(&mut rest) {
             match uses {
                 Uses { owners: 0, leases: 0 } => self.survey_unused(same, to),
@@ -69,25 +72,25 @@ impl<I: Index> Ledger<I> {
         }
     }
 
-    /// Blocks that can be had now.
+    /// Blocks that can be allocated now: free plus evictable.
     pub(crate) fn available(&self) -> u32 {
         self.index.free() + self.index.idle()
     }
 
-    /// Whether its one owner may write into a block.
+    /// Whether a block may be written: one owner, not published. Otherwise it must be copied first.
     pub(crate) fn is_writable(&self, block: BlockId) -> bool {
         self.uses(block).owners == 1 && !self.index.is_published(block)
     }
 
-    /// A fresh block with one owner.
+    /// Allocates a block with one owner.
     pub(crate) fn take(&mut self) -> Option<BlockId> {
         let block = self.index.take()?;
         self.owners[block as usize] = 1;
         Some(block)
     }
 
-    /// `count` fresh blocks with one owner each, behind those in `queue`; the caller has seen that there are so many. Returns what
-    /// they all lie below.
+    /// Allocates `count` blocks with one owner each into `queue`; the caller has checked that there
+    /// are enough. Returns an exclusive upper bound of their ids.
     pub(crate) fn take_all(&mut self, count: u32, queue: &mut BlockQueue) -> BlockId {
         let (owners, mut bound) = (&mut self.owners, 0);
         self.index.take_all(count, |run| {
@@ -98,7 +101,7 @@ impl<I: Index> Ledger<I> {
         bound
     }
 
-    /// One more owner.
+    /// Adds an owner.
     pub(crate) fn own(&mut self, block: BlockId) {
         let owners = &mut self.owners[block as usize];
         *owners += 1;
@@ -110,14 +113,14 @@ impl<I: Index> Ledger<I> {
         }
     }
 
-    /// An owner for each of `blocks`, which nobody uses.
+    /// Adds an owner to each of `blocks`, all unused.
     pub(crate) fn own_idle(&mut self, blocks: Range<BlockId>) {
         debug_assert!(blocks.clone().all(|block| self.uses(block) == Uses::default()));
         self.owners[indices(&blocks)].fill(1);
         self.index.hold_all(blocks);
     }
 
-    /// One more owner for each of `blocks`.
+    /// Adds an owner to each of `blocks`.
     pub(crate) fn own_all(&mut self, blocks: Range<BlockId>) {
         self.change(blocks, |ledger, was, same| {
             match was {
@@ -129,7 +132,7 @@ impl<I: Index> Ledger<I> {
         })
     }
 
-    /// One owner less for each of `blocks`.
+    /// Removes an owner from each of `blocks`; unreferenced ones return to the index.
     pub(crate) fn disown_all(&mut self, blocks: &[BlockId]) {
         self.change_runs(blocks, |ledger, was, same| {
             match was {
@@ -141,7 +144,7 @@ impl<I: Index> Ledger<I> {
         });
     }
 
-    /// An owner's share in each of `blocks` becomes a lease.
+    /// Deferred release: turns one owner of each of `blocks` into a lease.
     pub(crate) fn disown_all_later(&mut self, blocks: &[BlockId]) {
         self.change_runs(blocks, |ledger, was, same| {
             ledger.leased += if was.owners == 1 { same.len() as u32 } else { 0 };
@@ -149,7 +152,7 @@ impl<I: Index> Ledger<I> {
         });
     }
 
-    /// One lease less on each of `blocks`.
+    /// Removes a lease from each of `blocks`; unreferenced ones return to the index.
     pub(crate) fn end_leases(&mut self, blocks: &[BlockId]) {
         self.change_runs(blocks, |ledger, was, same| {
             if was == (Uses { owners: 0, leases: 1 }) {
@@ -160,7 +163,8 @@ impl<I: Index> Ledger<I> {
         });
     }
 
-    /// Changes who uses `blocks`: `change` is told a stretch of them that is used alike, and says how it is used from now on.
+    /// Changes the counts of `blocks` range by range: `change` gets a range with equal counts and
+    /// returns the new ones.
     fn change(&mut self, blocks: Range<BlockId>, change: impl Fn(&mut Self, Uses, &Range<BlockId>) -> Uses) {
         let mut rest = blocks;
         while let Some((was, same)) = self.next_alike(&mut rest) {
@@ -174,7 +178,7 @@ impl<I: Index> Ledger<I> {
         }
     }
 
-    /// Takes the leading blocks that are used alike off a range of them.
+    /// Splits off the leading blocks with equal counts.
     fn next_alike(&self, rest: &mut Range<BlockId>) -> Option<(Uses, Range<BlockId>)> {
         let (owners, leases) = (&self.owners[indices(rest)], &self.leases[indices(rest)]);
         let uses = Uses { owners: *owners.first()?, leases: *leases.first()? };
@@ -189,7 +193,7 @@ impl<I: Index> Ledger<I> {
         runs(blocks).for_each(|run| self.change(run, &change));
     }
 
-    /// One owner less.
+    /// Removes an owner; an unreferenced block returns to the index.
     pub(crate) fn disown(&mut self, block: BlockId) {
         let owners = &mut self.owners[block as usize];
         *owners -= 1;
@@ -201,12 +205,12 @@ impl<I: Index> Ledger<I> {
         }
     }
 
-    /// One more lease on a block that is used.
+    /// Adds a lease to a used block.
     pub(crate) fn lease(&mut self, block: BlockId) {
         self.leases[block as usize] += 1;
     }
 
-    /// One lease less.
+    /// Removes a lease; an unreferenced block returns to the index.
     pub(crate) fn end_lease(&mut self, block: BlockId) {
         self.leases[block as usize] -= 1;
         if self.uses(block) == Uses::default() {
@@ -215,12 +219,14 @@ impl<I: Index> Ledger<I> {
         }
     }
 
-    /// An owner's share becomes a lease: given up, but a step in flight still names it.
+    /// Deferred release: turns one owner into a lease, because a step in flight still names the
+    /// block.
     pub(crate) fn disown_later(&mut self, block: BlockId) {
         self.lease(block);
         self.disown(block);
     }
 
+    /// Compares all counts with `expected`, then checks the index.
     pub(crate) fn check(&self, expected: &[Uses]) -> Result<(), String> {
         for (block, want) in (0..self.owners.len() as BlockId).zip(expected) {
             let have = self.uses(block);

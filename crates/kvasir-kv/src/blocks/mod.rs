@@ -51,18 +51,19 @@ use seq::{ClaimedRow, Replaced, Seq};
 pub use size::BlockSize;
 use std::borrow::Cow;
 
-/// How a block cache is built.
+/// Configuration of a block cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockConfig {
     /// Slots per block, 1 to 256.
     pub block_size: u32,
-    /// Blocks it may hand out.
+    /// Blocks it may allocate, the dummy not counted.
     pub blocks: u32,
-    /// Sequences that may live at once.
+    /// Maximum number of live sequences.
     pub max_sequences: u32,
-    /// Whether what one request leaves may be found by another.
+    /// Whether prefix caching is on.
     pub sharing: bool,
-    /// Whether block 0 is kept as a dummy for redirected writes; the blocks handed out then begin with 1.
+    /// Whether block 0 is reserved as a dummy for redirected writes; allocation then begins with
+    /// block 1.
     pub dummy: bool,
 }
 
@@ -73,7 +74,7 @@ impl Default for BlockConfig {
 }
 
 impl BlockConfig {
-    /// The ids of the blocks that may be handed out.
+    /// The ids of the blocks that may be allocated; an error for an invalid configuration.
     pub(crate) fn ids(&self) -> Result<std::ops::Range<BlockId>, CacheError> {
         if !(1..=256).contains(&self.block_size) {
             return Err(CacheError::BadConfig("the block size must be 1 to 256"));
@@ -87,7 +88,7 @@ impl BlockConfig {
     }
 }
 
-/// A cache that hands out blocks, over the index `I`.
+/// The block manager over the prefix-cache index `I`.
 #[derive(Clone, Debug)]
 pub struct BlockCache<I> {
     config: BlockConfig,
@@ -96,23 +97,24 @@ pub struct BlockCache<I> {
     ledger: Ledger<I>,
     seqs: SeqTable<Seq>,
     inflight: InFlight<ClaimedRow, BlockId>,
-    /// What claims in flight put private blocks in the place of.
+    /// Shared last blocks that claims in flight replaced by private copies (copy-on-write).
     replaced: Vec<Replaced>,
     moves: LeasedMoves,
     generation: u64,
-    /// Counts claims and refused claims.
+    /// Counts claims, refused ones included; marks the sequences of a claim to detect duplicates.
     marks: u64,
-    /// Counts fork families.
+    /// Number of the newest fork family.
     families: u64,
-    /// Memory to reuse.
+    /// The blocks of the newest lookup; otherwise scratch memory.
     found: Vec<BlockId>,
-    /// What the newest lookup said, while its blocks are in `found` and the index names them for those tokens; and the salt.
+    /// The newest lookup and its salt, while its blocks are in `found` and still valid for
+    /// `attach`.
     looked_up: Option<(Hit, u64)>,
-    /// Counts lookups.
+    /// Number of the newest lookup.
     lookups: u64,
     records: Vec<ClaimedRow>,
     fresh: BlockQueue,
-    /// Of the newest claim, the rows whose tables grew where they lie far.
+    /// Indices of the newest claim's rows whose tables grew in their heap part, for prefetch.
     far: Vec<usize>,
     rows: Vec<RowMove>,
     owner_changes: OwnerChanges,
@@ -143,28 +145,28 @@ impl<I: Index> BlockCache<I> {
         })
     }
 
-    /// How it was built.
+    /// The configuration.
     pub fn config(&self) -> &BlockConfig {
         &self.config
     }
 
-    /// The blocks of a sequence, in order of position. Where a removed range has freed a whole block stands
-    /// `BlockId::MAX`.
+    /// The block table of a sequence. `BlockId::MAX` stands where a removed range has freed a whole
+    /// block.
     pub fn table(&self, seq: crate::SeqId) -> Result<Cow<'_, [BlockId]>, CacheError> {
         Ok(self.seqs.get(seq)?.table.blocks().from(0))
     }
 
-    /// The blocks that a sequence holds for claims to come, the next one first.
+    /// The preallocated blocks of a sequence, the next to be used first.
     pub fn ahead(&self, seq: crate::SeqId) -> Result<impl Iterator<Item = BlockId>, CacheError> {
         Ok(self.seqs.get(seq)?.ahead.iter().rev().copied())
     }
 
-    /// How many sequences own a block.
+    /// Number of sequences that own a block.
     pub fn owners(&self, block: BlockId) -> u32 {
         self.ledger.uses(block).owners
     }
 
-    /// The index: what can be found and what is handed out next.
+    /// The prefix-cache index and free list.
     pub fn index(&self) -> &I {
         &self.ledger.index
     }
@@ -174,18 +176,19 @@ impl<I: Index> BlockCache<I> {
         &mut self.ledger.index
     }
 
-    /// Leading blocks of a sequence that are published.
+    /// Number of leading blocks of a sequence that are published.
     pub fn published_blocks(&self, seq: crate::SeqId) -> Result<u32, CacheError> {
         Ok(self.seqs.get(seq)?.published)
     }
 
-    /// Forgets everything that can be found by content; live sequences keep their blocks.
+    /// Drops the prefix cache; live sequences keep their blocks.
     pub fn forget(&mut self) {
         self.looked_up = None;
         self.ledger.index.forget();
         self.seqs.values_mut().for_each(|seq| seq.published = 0);
     }
 
+    /// Raises the generation and invalidates the newest lookup.
     pub(crate) fn changed(&mut self) {
         self.looked_up = None;
         self.generation += 1;

@@ -19,6 +19,7 @@ use crate::{
 use std::ops::Range;
 
 impl<I: Index> BlockCache<I> {
+    /// Writes the plan of a claimed step; see `Cache::plan`.
     pub(super) fn write_plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let flight = self.inflight.get(step)?;
         plan.begin(step, self.generation, &self.identity);
@@ -35,7 +36,7 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
-    /// One row that lies in the slots 0, 1, 2 .. is as fast as a sequence alone.
+    /// Reclassifies a single batch row in slots 0, 1, 2 .. as contiguous.
     fn classify(&self, plan: &mut Plan) {
         if let [row] = plan.rows.as_mut_slice()
             && plan.kind == PlanKind::Ragged
@@ -97,7 +98,7 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
-    /// Writes the row of one token in the short way, if it goes on from where this memory was written last.
+    /// Decode fast path for a batch row of one token that continues the last plan in this memory.
     #[inline]
     fn goes_on(&self, id: SeqId, seq: &Seq, end: u32, plan: &mut Plan) -> bool {
         let blocks = seq.table.blocks();
@@ -106,7 +107,8 @@ impl<I: Index> BlockCache<I> {
             && plan.go_on(id, seq.table.changes(), blocks.far().len(), blocks.near(), end)
     }
 
-    /// A frontier: the committed rows, then the nodes in order of position, under an ancestor mask.
+    /// A draft tree: the committed rows, then the nodes in order of position, under an ancestor
+    /// mask.
     fn write_frontier(&self, row: &ClaimedRow, seq: &Seq, claimed: Pending, plan: &mut Plan) {
         let block_size = self.config.block_size;
         let nodes = &seq.nodes;
@@ -147,7 +149,7 @@ impl<I: Index> BlockCache<I> {
         seq.table.block(self.size.of(row)) * self.size.rows() + self.size.within(row)
     }
 
-    /// The slots of rows `start .. end`.
+    /// Slot mapping of rows `start .. end`.
     fn write_slots(&self, seq: &Seq, start: u32, end: u32, plan: &mut Plan) {
         if self.size.rows() == 1 {
             return seq.table.blocks().copy(start..end, &mut plan.write_slots);
@@ -161,7 +163,8 @@ impl<I: Index> BlockCache<I> {
         }
     }
 
-    /// Segments for the owned ranges below `end`: what of the table lies far, and what lies near. Their entries altogether.
+    /// Writes block-table segments for the owned ranges below `end`: heap part, then inline part.
+    /// Returns the number of entries.
     #[inline]
     fn write_segments(&self, id: SeqId, seq: &Seq, end: u32, plan: &mut Plan) -> u32 {
         let count = self.size.holding(end) as usize;
@@ -184,7 +187,7 @@ impl<I: Index> BlockCache<I> {
         end
     }
 
-    /// One range that a sequence owns: what of it lies far, and what lies near.
+    /// Segments of one owned range: its share of the heap part and of the inline part.
     fn push_segments(&self, places: Places, first_near: u32, owned: Range<Position>, plan: &mut Plan) {
         let cut = (first_near * self.size.rows()).clamp(owned.start, owned.end);
         let parts = [(owned.start..cut, places.far, 0), (cut..owned.end, places.near, first_near)];
@@ -197,7 +200,7 @@ impl<I: Index> BlockCache<I> {
         }
     }
 
-    /// A run of positions whose blocks stand from `at` on.
+    /// The segment of consecutive positions whose blocks begin at `table[at]`.
     fn segment(&self, part: Range<Position>, at: u32, offset: u32) -> Segment {
         Segment {
             pool: PoolId::default(),

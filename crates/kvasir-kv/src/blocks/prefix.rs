@@ -31,7 +31,7 @@ impl<I: Index> Prefix for BlockCache<I> {
         }
         seq.salt = salt;
         let hit = match self.looked_up.take() {
-            // A hit that is cut may end inside a node of a tree, so it is looked up again.
+            // A hit cut by `limit` may end inside a radix node, so it is looked up again.
             Some((hit, of)) if hit.lookup.0 == lookup.0 && of == salt && hit.tokens <= limit => hit,
             _ => self.find(tokens, salt, limit),
         };
@@ -64,22 +64,23 @@ impl<I: Index> Prefix for BlockCache<I> {
 }
 
 impl<I: Index> BlockCache<I> {
-    /// Looks `tokens` up; the blocks are then in `self.found`.
+    /// Looks up `tokens`; leaves the blocks in `self.found`.
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32) -> Hit {
         self.looked_up = None;
         self.found.clear();
         if !self.config.sharing {
             return Hit::default();
         }
-        // The last token is always computed, because its logits are wanted.
+        // The last token is always computed, because its logits are needed.
         let most = tokens.len().saturating_sub(1).min(limit as usize) as u32 / self.config.block_size;
         let found = self.ledger.index.find(tokens, salt, most, &mut self.found);
         let slots = |blocks: u32| blocks * self.config.block_size;
         Hit { tokens: slots(found.blocks), idle: slots(found.idle), lookup: Lookup::default() }
     }
 
-    /// Publishes a sequence's blocks `from .. to` as far as they are full, retired and without holes, but never past a
-    /// block that is not findable. Returns how many leading blocks of it are findable then.
+    /// Publishes a sequence's blocks `from .. to` as far as they are full, retired and without
+    /// holes, but never past an unpublished block. Returns how many leading blocks of it are
+    /// findable then.
     pub(crate) fn publish_blocks(
         &mut self,
         id: SeqId,
@@ -96,14 +97,14 @@ impl<I: Index> BlockCache<I> {
             return Ok(seq.published);
         }
         if !self.moves.is_empty() {
-            // What a row move is still to fill is not there yet.
+            // A block that a pending slot copy still has to fill is not complete.
             let is_filled = |&block: &u32| !self.moves.fills(block);
             to = seq.table.range(0..to).take_while(is_filled).count() as u32;
         }
         if to == 0 {
             return Ok(seq.published);
         }
-        // With nothing new to publish the index still learns that the prefix was used.
+        // Even with nothing new, the index refreshes the eviction order of the prefix.
         let offer = Offer {
             table: seq.table.blocks(),
             tokens: &tokens[..(to * block_size) as usize],
@@ -120,7 +121,8 @@ impl<I: Index> BlockCache<I> {
         Ok(published)
     }
 
-    /// Replaces blocks of a sequence by others with the same content, so that its own copies become free.
+    /// Deduplication: replaces blocks of a sequence by canonical ones with equal content and
+    /// releases its own.
     fn adopt(&mut self, id: SeqId, canonical: &[u32]) -> Result<(), CacheError> {
         let same = self.seqs.get(id)?.table.blocks().common_prefix(canonical);
         let mut replaced = false;

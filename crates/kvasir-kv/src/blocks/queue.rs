@@ -4,8 +4,7 @@ use crate::BlockId;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Blocks in the order in which they are handed out, as ranges of ids: what comes and goes thousands at a time is mostly few of
-/// them.
+/// A FIFO of block ids as ranges: blocks that come and go by the thousand form few ranges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockQueue {
     ranges: VecDeque<Range<BlockId>>,
@@ -21,7 +20,7 @@ impl BlockQueue {
         self.ranges.iter().flat_map(Range::clone)
     }
 
-    /// Adds blocks behind all others.
+    /// Appends blocks; merges them with the last range if consecutive.
     pub(crate) fn push(&mut self, blocks: Range<BlockId>) {
         self.len += blocks.len() as u32;
         match self.ranges.back_mut() {
@@ -31,12 +30,12 @@ impl BlockQueue {
         }
     }
 
-    /// Takes the first one.
+    /// Takes the first block.
     pub(crate) fn pop(&mut self) -> Option<BlockId> {
         self.pop_range(1).map(|blocks| blocks.start)
     }
 
-    /// Takes the first ones, at most `count`, as far as they are consecutive.
+    /// Takes up to `count` first blocks, as far as their ids are consecutive.
     pub(crate) fn pop_range(&mut self, count: u32) -> Option<Range<BlockId>> {
         let first = self.ranges.front_mut().filter(|_| count > 0)?;
         let taken = first.start..first.end.min(first.start.saturating_add(count));

@@ -22,11 +22,11 @@ impl<I: Index> Rewind for BlockCache<I> {
 }
 
 impl<I: Index> BlockCache<I> {
-    /// Drops every position from `to` on.
+    /// Truncates a sequence to positions below `to`, claims in flight included.
     pub(super) fn truncate(&mut self, id: SeqId, to: u32) -> Result<(), CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get_mut(id)?;
-        // What is left must end with a position that it owns.
+        // The remaining range must end with an owned position, so trailing holes are dropped.
         let mut end = to;
         seq.holes.edit(|holes| {
             holes.retain(|hole| hole.start < to);
@@ -47,13 +47,13 @@ impl<I: Index> BlockCache<I> {
         self.trim(id)
     }
 
-    /// Takes a sequence off the blocks behind its last row.
+    /// Releases the blocks behind a sequence's last row.
     pub(super) fn trim(&mut self, id: SeqId) -> Result<(), CacheError> {
         let blocks = self.size.holding(self.seqs.get(id)?.end());
         self.release_from(id, blocks)
     }
 
-    /// Takes a sequence off its blocks from table entry `from` on.
+    /// Releases the blocks of a sequence from table entry `from` on.
     pub(super) fn release_from(&mut self, id: SeqId, from: u32) -> Result<(), CacheError> {
         let seq = self.seqs.get_mut(id)?;
         let last_step = seq.last_step;
@@ -71,7 +71,8 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
-    /// Ends a sequence's share in blocks that no row move goes to: now, or when the last step that names it retires.
+    /// Releases blocks that are no destination of a slot copy: now, or when the last step that
+    /// names the sequence retires.
     fn let_go_all(&mut self, last_step: Option<StepId>, blocks: &[BlockId]) {
         match last_step.is_some_and(|step| self.inflight.defer_all(step, blocks)) {
             true => self.ledger.disown_all_later(blocks),
@@ -79,7 +80,8 @@ impl<I: Index> BlockCache<I> {
         }
     }
 
-    /// Ends a sequence's share in a block: now, or when the last step that names the sequence retires.
+    /// Releases one block: now, or when the last step that names the sequence retires. Drops slot
+    /// copies into it if this was its last owner.
     pub(super) fn let_go(&mut self, last_step: Option<StepId>, block: BlockId) {
         if block == HOLE {
             return;

@@ -6,7 +6,8 @@
 use crate::BlockId;
 use std::ops::Range;
 
-/// How many leading items are as `is` wants them, which is told the place of each. Long stretches are looked at several items at once.
+/// Number of leading items for which `is(index, item)` holds. Long matches are tested in strides
+/// without early exit, which vectorizes (SIMD).
 pub(crate) fn leading<T>(items: &[T], is: impl Fn(usize, &T) -> bool) -> usize {
     const FIRST: usize = 8;
     const STRIDE: usize = 64;
@@ -27,8 +28,8 @@ pub(crate) fn leading<T>(items: &[T], is: impl Fn(usize, &T) -> bool) -> usize {
     len + items[len..].iter().enumerate().take_while(|&(i, item)| is(len + i, item)).count()
 }
 
-/// The stretches of `blocks` whose ids rise by one, each as a range of ids: who has something to do for every block of a long
-/// list mostly finds that it can be done for few ranges.
+/// The maximal runs of consecutive ids in `blocks`, as ranges: bulk work is done per range instead
+/// of per block.
 pub(crate) fn runs(blocks: &[BlockId]) -> impl Iterator<Item = Range<BlockId>> + '_ {
     let mut rest = blocks;
     std::iter::from_fn(move || {
@@ -39,12 +40,12 @@ pub(crate) fn runs(blocks: &[BlockId]) -> impl Iterator<Item = Range<BlockId>> +
     })
 }
 
-/// How many leading tokens, or blocks, two lists share.
+/// Length of the common prefix of two lists of tokens or blocks.
 pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     const STRIDE: usize = 256;
     let len = a.len().min(b.len());
     let (a, b) = (&a[..len], &b[..len]);
-    // Whole strides are compared as memory; only the one that differs is looked at one by one.
+    // Whole strides compare as memory (memcmp); only the one that differs is compared by element.
     let strides = a.chunks(STRIDE).zip(b.chunks(STRIDE)).take_while(|(a, b)| a == b);
     let same = (strides.count() * STRIDE).min(len);
     same + a[same..].iter().zip(&b[same..]).take_while(|(a, b)| a == b).count()

@@ -9,29 +9,29 @@ use super::table::Table;
 use crate::{BlockId, CacheError, Nodes, Position, RareList, RareNodes, SeqId, StepId};
 use std::ops::Range;
 
-/// Stands in a table where a removed range has freed a whole block.
+/// Table entry where a removed range has freed a whole block.
 pub(crate) const HOLE: BlockId = BlockId::MAX;
 
-/// No sequence is longer, so that whole blocks can be counted.
+/// Longest sequence, in rows: rounding up to a whole block never overflows.
 pub(crate) const LONGEST: u32 = u32::MAX - 256;
 
-/// One sequence: which block holds which positions. Block `i` of the table holds rows `i * block_size ..`; row and
-/// position are the same but for unsettled tree nodes, which lie behind the last position.
+/// One sequence: block `i` of the table holds rows `i * block_size ..`. Row = position, except for
+/// unsettled draft nodes, which lie behind the last position.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Seq {
-    // What every step looks at comes first and lies together: each paragraph is a cache line.
-    /// Position after the last one, claims in flight included.
+    // Hot fields first: the first two paragraphs are one cache line each.
+    /// Position after the last one, including claims in flight.
     pub(crate) next: Position,
-    /// Above every block that it owned since it was opened.
+    /// Exclusive upper bound of every block it has owned since it was opened.
     pub(crate) bound: BlockId,
-    /// The claim that looked at it last; finds sequences that a claim names twice.
+    /// The last claim that named it; detects sequences that a claim names twice.
     pub(crate) mark: u64,
-    /// Tree nodes that are not settled.
+    /// Unsettled draft nodes.
     pub(crate) nodes: RareNodes,
-    /// Ranges below `next` that it does not own, in order.
+    /// Holes: ranges below `next` that it does not own, sorted and not adjacent.
     pub(crate) holes: RareList<Range<Position>>,
-    /// Blocks taken ahead of the claims that will use them, the next one last.
+    /// Preallocated blocks, the next one last.
     pub(crate) ahead: RareList<BlockId>,
     /// The last step that named it.
     pub(crate) last_step: Option<StepId>,
@@ -39,23 +39,24 @@ pub(crate) struct Seq {
     /// Its claims in flight.
     pub(crate) pending: Claims,
 
-    /// Whether its partly filled last block may be somebody else's too, because it was cut or copied: only then is that
-    /// looked up before it is written.
+    /// Whether its partly filled last block may be shared, because it was truncated or copied. Only
+    /// then is that checked before a write (copy-on-write).
     pub(crate) was_cut: bool,
     pub(crate) table: Table,
 
-    /// Leading blocks that are published.
+    /// Number of leading blocks that are published.
     pub(crate) published: u32,
-    /// Rows from here on were computed beside a hole, or came from elsewhere: they are no function of the tokens
-    /// before them, and are never published.
+    /// Rows from here on were computed beside a hole or copied from elsewhere. They are no function
+    /// of the tokens before them and are never published.
     pub(crate) impure_from: Position,
+    /// Tenant isolation of the prefix cache (cache salt).
     pub(crate) salt: u64,
-    /// Sequences that were forked off one another.
+    /// Fork family: equal for sequences forked from one another.
     pub(crate) family: u64,
 }
 
 impl Seq {
-    /// Makes a closed sequence's entry new again, keeping its memory.
+    /// Resets a reused entry, keeping its memory.
     pub(crate) fn reset(&mut self, family: u64) {
         self.table.edit(Vec::clear);
         self.ahead.take();
@@ -72,7 +73,8 @@ impl Seq {
         self.was_cut = false;
     }
 
-    /// Whether its next token is its next position, in a block of its own, and nothing was taken ahead for it.
+    /// Whether a decode token needs no special treatment: private last block, no draft nodes,
+    /// nothing preallocated.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         !self.was_cut && self.nodes.is_none() && self.ahead.is_empty() && self.next < LONGEST
@@ -83,29 +85,29 @@ impl Seq {
         self.next + self.nodes.unsettled()
     }
 
-    /// Positions that it owns without a hole before `next`.
+    /// Number of owned positions directly below `next`, up to the last hole.
     pub(crate) fn owned_tail(&self) -> u32 {
         self.next - self.holes.last().map_or(0, |hole| hole.end)
     }
 
-    /// Length when the steps up to `retired` have.
+    /// Retired length, when the steps up to `retired` have retired.
     pub(crate) fn len(&self, retired: Option<StepId>) -> u32 {
         let claims = self.pending.since(retired).filter(|pending| !pending.is_tree);
         self.claimed_len() - claims.map(Pending::tokens).sum::<u32>()
     }
 
-    /// Length with claims in flight.
+    /// Length including claims in flight.
     pub(crate) fn claimed_len(&self) -> u32 {
         self.next - self.holes.iter().map(|hole| hole.end - hole.start).sum::<u32>()
     }
 
-    /// Position after the last one that has retired, where the steps up to `retired` have.
+    /// Position after the last retired one, when the steps up to `retired` have retired.
     pub(crate) fn retired_next(&self, retired: Option<StepId>) -> Position {
         let mut claims = self.pending.since(retired).filter(|pending| !pending.is_tree);
         claims.next().map_or(self.next, |pending| pending.start)
     }
 
-    /// The rows of it that `step` writes; an error if a truncation has cut them since.
+    /// The rows that `step` writes; `RowGone` if a truncation has shortened them.
     #[inline]
     pub(crate) fn claimed_rows(&self, step: StepId, row: &ClaimedRow) -> Result<Pending, CacheError> {
         let whole = self
@@ -115,7 +117,7 @@ impl Seq {
         whole.copied().ok_or(CacheError::RowGone(row.seq))
     }
 
-    /// Puts `count` blocks of its table, from entry `first` on, back to those that are taken ahead.
+    /// Moves `count` blocks of its table, from entry `first` on, back to the preallocated ones.
     pub(crate) fn put_ahead(&mut self, first: u32, count: u32) {
         let blocks = first as usize..(first + count) as usize;
         let ahead = self.ahead.make();
@@ -126,7 +128,7 @@ impl Seq {
         });
     }
 
-    /// Adds a range of which it owns nothing.
+    /// Marks a range as owned, none of which was.
     pub(crate) fn add(&mut self, range: Range<Position>) {
         if range.start >= self.next {
             if range.start > self.next {
@@ -141,7 +143,7 @@ impl Seq {
         self.holes.make().splice(at..=at, rest.into_iter().filter(|rest| !rest.is_empty()));
     }
 
-    /// Takes a range out that ends below `next`.
+    /// Marks a range below `next` as a hole, merged with adjacent holes.
     pub(crate) fn punch(&mut self, range: Range<Position>) {
         let first = self.holes.partition_point(|hole| hole.end < range.start);
         let behind = self.holes.partition_point(|hole| hole.start <= range.end);
@@ -151,7 +153,7 @@ impl Seq {
         self.holes.make().splice(first..behind, std::iter::once(start..end));
     }
 
-    /// The block that holds the rows `at * block_size ..`, if it has one.
+    /// The block at table entry `at`, if it has one there.
     pub(crate) fn block(&self, at: u32) -> Option<BlockId> {
         self.table.get(at).filter(|&block| block != HOLE)
     }
@@ -165,30 +167,30 @@ impl Seq {
     }
 }
 
-/// What the cache notes of one row of a claimed step.
+/// Record of one batch row of a claimed step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClaimedRow {
     pub(crate) seq: SeqId,
     pub(crate) redirected: u32,
     pub(crate) tokens: u32,
-    /// The first row that it writes.
+    /// First row that it writes.
     pub(crate) start: u32,
-    /// Blocks of its table that it took from those that were taken ahead; they follow the rows before `start`.
+    /// Preallocated blocks that it took; they follow the rows before `start`.
     pub(crate) from_ahead: u32,
     /// Blocks that its table grows by.
     pub(crate) grows: u32,
-    /// Its table grows where it lies far.
+    /// Whether its table grows in the heap part (prefetched before).
     pub(crate) is_far: bool,
-    /// The claim replaces its shared last block by a private one.
+    /// Whether it replaces its shared last block by a private copy.
     pub(crate) replaces: bool,
 }
 
-/// A shared last block that a claim replaced by a private one, which it leases.
+/// A shared last block that a claim replaced by a private copy; the claim leases the old block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Replaced {
     pub(crate) step: StepId,
     pub(crate) seq: SeqId,
-    /// Its place in the table.
+    /// Its table entry.
     pub(crate) at: u32,
     pub(crate) old: BlockId,
 }

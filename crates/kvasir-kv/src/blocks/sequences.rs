@@ -11,13 +11,13 @@ use super::{BlockCache, Index};
 use crate::{Cache, CacheError, Position, SeqId, Sequences, StepId};
 use std::ops::Range;
 
-/// How one block's rows come to the destination of a copy.
+/// How the rows of one block reach the destination of a copy.
 enum Part {
-    /// Both own the block.
+    /// Both own the block; nothing is copied.
     Share,
-    /// Rows move into the block that the destination has.
+    /// Slot copies into the destination's own block.
     Into,
-    /// Rows move into a fresh block, the destination's own ones too.
+    /// Slot copies into a fresh block, the destination's existing rows included.
     Fresh,
 }
 
@@ -98,7 +98,7 @@ impl<I: Index> Sequences for BlockCache<I> {
     }
 }
 
-/// Whether a sequence's rows are what they will stay: nothing is in flight, nothing unsettled.
+/// Checks that a sequence is quiescent: nothing in flight, nothing unsettled.
 fn check_still(seq: &Seq, retired: Option<StepId>) -> Result<(), CacheError> {
     match (seq.nodes.is_idle(), seq.pending.since(retired).next().is_none()) {
         (false, _) => Err(CacheError::Unsettled),
@@ -107,7 +107,7 @@ fn check_still(seq: &Seq, retired: Option<StepId>) -> Result<(), CacheError> {
     }
 }
 
-/// What a sequence owns of a range.
+/// The owned parts of a range.
 fn overlaps<'a>(seq: &'a Seq, range: &Range<Position>) -> impl Iterator<Item = Range<Position>> + 'a {
     let (start, end) = (range.start, range.end.min(seq.next));
     let cut = seq.owned(end).map(move |owned| owned.start.max(start)..owned.end);
@@ -115,7 +115,7 @@ fn overlaps<'a>(seq: &'a Seq, range: &Range<Position>) -> impl Iterator<Item = R
 }
 
 impl<I: Index> BlockCache<I> {
-    /// The ranges that a copy would make `dst` own, or why it may not.
+    /// The ranges that a copy would make `dst` own, or why it is refused.
     fn copied(
         &self,
         src: SeqId,
@@ -124,7 +124,7 @@ impl<I: Index> BlockCache<I> {
     ) -> Result<Vec<Range<Position>>, CacheError> {
         let (source, target) = (self.seqs.get(src)?, self.seqs.get(dst)?);
         let retired = self.inflight.retired();
-        // Claimed rows may yet be cancelled, so only what has retired is shared.
+        // Claimed rows may yet be cancelled, so only retired ones are shared.
         let shared = range.start..range.end.min(source.retired_next(retired));
         let ranges: Vec<_> = overlaps(source, &shared).collect();
         if source.len(retired) == 0 {
@@ -143,7 +143,7 @@ impl<I: Index> BlockCache<I> {
         }
     }
 
-    /// How the rows of block `at` come to `dst`.
+    /// How the rows of block `at` reach `dst`; `None` if none are copied.
     fn part(&self, src: &Seq, dst: Option<&Seq>, at: u32, ranges: &[Range<Position>]) -> Option<Part> {
         let block_size = self.config.block_size;
         let rows = at * block_size..(at + 1) * block_size;
@@ -155,14 +155,14 @@ impl<I: Index> BlockCache<I> {
         }
         let owned: u32 = overlaps(src, &rows).map(|range| range.end - range.start).sum();
         Some(match dst.and_then(|dst| dst.block(at)) {
-            // Nobody writes into a block that lies below the end of all who own it.
+            // A block entirely below the end of all its owners is never written.
             None if copied == owned && rows.end <= src.next => Part::Share,
             Some(block) if self.ledger.is_writable(block) => Part::Into,
             _ => Part::Fresh,
         })
     }
 
-    /// Fresh blocks that a copy takes.
+    /// Number of fresh blocks that a copy allocates.
     fn blocks_to_copy(
         &self,
         src: SeqId,
@@ -175,11 +175,13 @@ impl<I: Index> BlockCache<I> {
         Ok(fresh.count() as u32)
     }
 
+    /// Table entries that the ranges touch.
     fn blocks_of(&self, ranges: &[Range<Position>]) -> Range<u32> {
         let start = ranges.first().map_or(0, |range| range.start / self.config.block_size);
         start..ranges.last().map_or(start, |range| range.end.div_ceil(self.config.block_size))
     }
 
+    /// Refuses with `Full` if fewer than `needed` blocks are available.
     pub(super) fn check_room(&self, needed: u32) -> Result<(), CacheError> {
         let available = self.ledger.available();
         let slots = |blocks: u32| blocks.saturating_mul(self.config.block_size);
@@ -189,6 +191,7 @@ impl<I: Index> BlockCache<I> {
         }
     }
 
+    /// Copies checked ranges block by block and updates the destination's metadata.
     fn copy_ranges(&mut self, src: SeqId, dst: SeqId, ranges: &[Range<Position>]) -> Result<(), CacheError> {
         let blocks = self.blocks_of(ranges);
         blocks.clone().try_for_each(|at| self.copy_block(src, dst, at, ranges))?;
@@ -207,6 +210,7 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
+    /// Shares or copies one block; releases the block that the destination had there.
     fn copy_block(
         &mut self,
         src: SeqId,
@@ -239,7 +243,7 @@ impl<I: Index> BlockCache<I> {
         });
         target.bound = target.bound.max(to + 1);
         target.was_cut = true;
-        // What the moves read is leased by now.
+        // The slot copies hold leases on what they read by now.
         let last_step = target.last_step;
         if let Some(had) = had.filter(|&had| had != to) {
             self.let_go(last_step, had);
@@ -247,7 +251,8 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
-    /// Moves the rows of block `at` that are copied, and those that the destination has in another block, into `to`.
+    /// Queues slot copies into `to`: the copied rows of block `at`, and those that the destination
+    /// has in another block.
     fn move_rows(
         &mut self,
         src: SeqId,

@@ -1,6 +1,6 @@
 //! `BlockSize`: row-to-block arithmetic; a shift and a mask where the block size is a power of two.
 
-/// Rows per block. Mostly a power of two, for which a shift does what a division would.
+/// Rows per block; shift and mask if a power of two, else division.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSize {
     rows: u32,
@@ -8,18 +8,18 @@ pub struct BlockSize {
 }
 
 impl BlockSize {
-    /// Of `rows`, at least one.
+    /// A block size of `rows`, at least 1.
     pub fn new(rows: u32) -> Self {
         Self { rows, shift: rows.is_power_of_two().then(|| rows.trailing_zeros()) }
     }
 
-    /// How many they are.
+    /// Rows per block.
     #[inline]
     pub fn rows(self) -> u32 {
         self.rows
     }
 
-    /// The block that holds row `row`.
+    /// The table entry of row `row`: `row / rows`.
     #[inline]
     pub fn of(self, row: u32) -> u32 {
         match self.shift {
@@ -28,7 +28,7 @@ impl BlockSize {
         }
     }
 
-    /// Where in its block row `row` lies.
+    /// Offset of row `row` in its block: `row % rows`.
     #[inline]
     pub fn within(self, row: u32) -> u32 {
         match self.shift {
@@ -37,13 +37,13 @@ impl BlockSize {
         }
     }
 
-    /// Blocks that hold `rows` rows.
+    /// Number of blocks that hold `rows` rows: rounded up.
     #[inline]
     pub fn holding(self, rows: u32) -> u32 {
         self.of(rows) + u32::from(self.within(rows) > 0)
     }
 
-    /// Rows of the blocks that hold `rows` rows.
+    /// `rows` rounded up to whole blocks.
     #[inline]
     pub fn whole(self, rows: u32) -> u32 {
         let over = self.within(rows);

@@ -9,20 +9,20 @@ use super::leading;
 use crate::{BlockId, LongList};
 use std::ops::Range;
 
-/// A sequence's blocks in order of position. It knows which of its changes were more than growth, so that who copied it can
-/// tell whether only the end is new.
+/// The block table of one sequence. `changes` tells a holder of an older copy whether appending
+/// suffices.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Table {
-    /// Counts changes other than growth.
+    /// Counts edits other than growth.
     changes: u32,
-    /// Leading entries that name themselves: entry `i` is block `i`.
+    /// Number of leading entries with entry `i` = block `i`.
     in_place: u32,
     blocks: LongList,
 }
 
 impl Table {
-    /// Adds blocks whose ids rise by one.
+    /// Appends blocks with consecutive ids.
     pub(crate) fn extend(&mut self, blocks: Range<BlockId>) {
         if self.is_in_place(self.blocks.len()) && blocks.start == self.blocks.len() {
             self.in_place += blocks.len() as u32;
@@ -30,7 +30,7 @@ impl Table {
         self.blocks.edit(|list| list.extend(blocks));
     }
 
-    /// Adds one block. Where every step adds one to every table, it must not wait for the memory where each of them ends.
+    /// Appends one block, without touching the heap part unless it is due.
     #[inline]
     pub(crate) fn push(&mut self, block: BlockId) {
         let at = self.blocks.len();
@@ -38,7 +38,7 @@ impl Table {
         self.in_place += u32::from(self.in_place == at && block == at);
     }
 
-    /// Changes anything.
+    /// Any edit other than growth; raises `changes`.
     pub(crate) fn edit<T>(&mut self, edit: impl FnOnce(&mut Vec<BlockId>) -> T) -> T {
         let result = self.blocks.edit(edit);
         self.changes = self.changes.wrapping_add(1);
@@ -46,17 +46,17 @@ impl Table {
         result
     }
 
-    /// Takes memory for a table of `blocks`.
+    /// Reserves host memory for a table of `blocks`.
     pub(crate) fn expect(&mut self, blocks: usize) {
         self.blocks.reserve(blocks.saturating_sub(self.blocks.len() as usize));
     }
 
-    /// Whether its long part grows when it grows by `blocks`.
+    /// Whether growth by `blocks` touches the heap part.
     pub(crate) fn grows_far(&self, blocks: u32) -> bool {
         blocks != 1 || self.blocks.is_due()
     }
 
-    /// Looks at the memory where its long part grows.
+    /// Prefetch by a dummy load of the end of the heap part.
     pub(crate) fn touch_end(&self) {
         self.blocks.touch_end();
     }
@@ -67,12 +67,12 @@ impl Table {
         self.blocks.len()
     }
 
-    /// The entry at `at`, if it is there.
+    /// The entry at `at`, if it exists.
     pub(crate) fn get(&self, at: u32) -> Option<BlockId> {
         self.blocks.get(at)
     }
 
-    /// The block at `at`, which must be there.
+    /// The block at `at`; panics if it does not exist.
     #[inline]
     pub(crate) fn block(&self, at: u32) -> BlockId {
         match at + 1 == self.blocks.len() {
@@ -86,23 +86,23 @@ impl Table {
         (!self.blocks.is_empty()).then(|| self.blocks.newest())
     }
 
-    /// The entries, in the two pieces in which they lie.
+    /// The entries as heap and inline parts.
     #[inline]
     pub(crate) fn blocks(&self) -> &LongList {
         &self.blocks
     }
 
-    /// All entries, brought into one piece. That is no change.
+    /// All entries as one slice; not counted as a change.
     pub(crate) fn gather(&mut self) -> &[BlockId] {
         self.blocks.gather()
     }
 
-    /// Some entries, which are there.
+    /// Some entries.
     pub(crate) fn range(&self, range: Range<u32>) -> impl Iterator<Item = BlockId> + '_ {
         self.blocks.range(range)
     }
 
-    /// Changes with every change that is not growth.
+    /// Counter of edits other than growth.
     pub(crate) fn changes(&self) -> u32 {
         self.changes
     }

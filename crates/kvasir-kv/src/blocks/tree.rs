@@ -7,7 +7,7 @@
 use super::{BlockCache, Index};
 use crate::{CacheError, RowMove, SeqId, Tree};
 
-/// Nodes lie in the sequence's own blocks, node `n` in the row `n` past its last position.
+/// Draft nodes lie in the sequence's own blocks, node `n` in the row `n` past its last position.
 impl<I: Index> Tree for BlockCache<I> {
     fn propose(&mut self, seq: SeqId, parents: &[i32]) -> Result<(), CacheError> {
         self.seqs.get_mut(seq)?.nodes.make().propose(parents)?;
@@ -29,7 +29,8 @@ impl<I: Index> Tree for BlockCache<I> {
         self.rows.extend(moves.map(|(&node, to)| RowMove { from: slot(seq.next + node), to: slot(to) }));
         nodes.settle();
         seq.next += accepted.len() as u32;
-        // The moves lease the blocks that they read, so that nobody gets those before they have run.
+        // The slot copies lease the blocks they read, so those are not reallocated before the
+        // copies have run.
         self.moves.push(&mut self.ledger, &self.rows);
         self.trim(id)?;
         self.changed();

@@ -9,13 +9,13 @@ use super::{BlockCache, Index, Ledger, Unpinned};
 use crate::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
 use crate::{BlockId, SeqId};
 
-/// Blocks of each sequence as they would be owned.
+/// The cache after hypothetical releases.
 struct BlockWhatIf<'a, I> {
     cache: &'a BlockCache<I>,
     changes: OwnerChanges,
     unpinned: Unpinned,
     leased_too: bool,
-    /// Blocks that have come free.
+    /// Blocks that have come free so far.
     freed: u32,
 }
 
@@ -23,8 +23,7 @@ impl<I: Index> BlockCache<I> {
     pub(super) fn choose_victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let mut changes = std::mem::take(&mut self.owner_changes);
         changes.reset(self.config.blocks as usize + usize::from(self.config.dummy));
-        // A hit whose lookup is out of date protects nothing: its blocks are looked up again when
-        // it is attached.
+        // A stale lookup protects nothing: its blocks are looked up again when it is attached.
         if self.looked_up.is_some_and(|(hit, _)| hit.lookup.0 == search.hit.lookup.0) {
             let found = self.found.iter().take((search.hit.tokens / self.config.block_size) as usize);
             found.for_each(|&block| changes.own(block));
@@ -39,8 +38,7 @@ impl<I: Index> BlockCache<I> {
 }
 
 impl<I: Index> BlockWhatIf<'_, I> {
-    /// Calls `each` with the blocks that a sequence gives back at once when it is truncated to
-    /// `from`.
+    /// Calls `each` with the blocks that a sequence releases at once when truncated to `from`.
     fn blocks_behind(&mut self, seq: SeqId, from: u32, each: impl Fn(&mut Self, BlockId)) {
         let cache = self.cache;
         let Ok(seq) = cache.seqs.get(seq) else { return };
@@ -61,7 +59,7 @@ impl<I: Index> BlockWhatIf<'_, I> {
         &self.cache.ledger
     }
 
-    /// Whether a block without owners can be handed out.
+    /// Whether a block without owners can be allocated.
     fn comes_free(&self, block: BlockId) -> bool {
         self.leased_too || self.ledger().uses(block).leases == 0
     }

@@ -4,7 +4,7 @@
 use super::{Cells, Written};
 
 impl Cells {
-    /// The walker: counts every owner and lease again.
+    /// Consistency check: recounts every owner and lease.
     pub(super) fn walk(&self) -> Result<(), String> {
         let mut named = vec![(0, 0, None); self.cells.high_water() as usize];
         let outside = |slot| format!("cell {slot} is owned and above the high water");

@@ -8,8 +8,8 @@ use super::Cells;
 use crate::{CacheError, RowMove, Slot};
 
 impl Cells {
-    /// Lays the cells out anew: sequence after sequence, each in order of position, what is shared with its first
-    /// owner. A single sequence is then one run from cell 0 again.
+    /// Computes a new layout, sequence after sequence in order of position; a shared cell goes with
+    /// its first owner. Queues the slot copies and returns their number.
     pub(super) fn compact_cells(&mut self) -> Result<u32, CacheError> {
         if !self.inflight.is_empty() {
             return Err(CacheError::InFlight);
@@ -31,7 +31,7 @@ impl Cells {
         Ok(moves.len() as u32)
     }
 
-    /// Where every cell goes, and how many there are.
+    /// The new slot of every cell in use, and their number.
     fn layout(&self) -> (Vec<Option<Slot>>, u32) {
         let mut to = vec![None; self.cells.high_water() as usize];
         let mut used = 0;

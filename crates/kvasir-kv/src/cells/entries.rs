@@ -8,7 +8,7 @@
 use crate::{LongList, Position, Slot};
 use std::ops::Range;
 
-/// Where a run of consecutive positions begins.
+/// Begin of a run of consecutive positions: entry index and first position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Break {
     index: u32,
@@ -17,26 +17,27 @@ struct Break {
 
 /// The cells that one sequence owns, in order of position.
 ///
-/// This is the owner set of every cell, kept the other way round: a list per sequence and a count per cell. A decode
-/// step appends to it, a plan copies a slice of it, and any number of sequences may own a cell.
+/// This inverts the owner set per cell (llama.cpp): a list per sequence and a count per cell. A
+/// decode step appends to it, a plan copies a slice of it, and any number of sequences may own a
+/// cell.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Entries {
-    // What every step looks at comes first and lies together.
-    /// The last of `breaks`, at hand without a look into the list.
+    // Hot fields first, in one cache line.
+    /// Copy of the last of `breaks`, to avoid a heap access.
     last: Break,
     /// The first slot.
     first: Slot,
-    /// How many leading slots are consecutive.
+    /// Number of leading slots that are consecutive.
     lead: u32,
-    /// Counts changes other than growth at the end.
+    /// Counts edits other than growth at the end.
     changes: u32,
     slots: LongList,
-    /// One per run of positions; more than one where a removal or a copy left holes.
+    /// One per run of consecutive positions; more than one if a removal or a copy left holes.
     breaks: Vec<Break>,
 }
 
-/// Equal are those that own the same.
+/// Equal if they own the same positions and slots.
 impl PartialEq for Entries {
     fn eq(&self, other: &Self) -> bool {
         (&self.slots, &self.breaks, self.lead) == (&other.slots, &other.breaks, other.lead)
@@ -44,7 +45,7 @@ impl PartialEq for Entries {
 }
 
 impl Entries {
-    /// Takes memory for a sequence that may grow to `len`.
+    /// Reserves host memory for a sequence that may grow to `len`.
     pub(crate) fn expect(&mut self, len: usize) {
         self.slots.reserve(len.saturating_sub(self.slots.len() as usize));
     }
@@ -53,7 +54,7 @@ impl Entries {
         self.slots.len()
     }
 
-    /// The slots, in the two pieces in which they lie.
+    /// The slots as heap and inline parts.
     pub(crate) fn slots(&self) -> &LongList {
         &self.slots
     }
@@ -63,7 +64,7 @@ impl Entries {
         self.first
     }
 
-    /// Changes with every change that is not growth at the end.
+    /// Counter of edits other than growth at the end.
     pub(crate) fn changes(&self) -> u32 {
         self.changes
     }
@@ -73,12 +74,12 @@ impl Entries {
         self.lead
     }
 
-    /// Whether its positions are one run, which begins with the first entry.
+    /// Whether its positions are one run, without holes behind the first entry.
     pub(crate) fn is_one_run(&self) -> bool {
         self.last.index == 0
     }
 
-    /// Position above the highest owned.
+    /// Position after the highest owned one.
     pub(crate) fn next_position(&self) -> Position {
         self.last.first + (self.len() - self.last.index)
     }
@@ -92,7 +93,7 @@ impl Entries {
         after.checked_sub(1).map_or(0, |i| self.breaks[i].first + (index - self.breaks[i].index))
     }
 
-    /// Number of entries below `position`.
+    /// Number of entries with a position below `position`.
     pub(crate) fn index_of(&self, position: Position) -> u32 {
         if position >= self.last.first {
             return self.len().min(self.last.index.saturating_add(position - self.last.first));
@@ -103,7 +104,7 @@ impl Entries {
         end.min(run.index.saturating_add(position - run.first))
     }
 
-    /// The runs of consecutive positions in a range of entries: first position, and entries.
+    /// The runs of consecutive positions in a range of entries: (first position, entries).
     pub(crate) fn runs(&self, entries: Range<u32>) -> impl Iterator<Item = (Position, Range<u32>)> + '_ {
         let runs = match entries.start >= self.last.index {
             true => std::slice::from_ref(&self.last),
@@ -123,12 +124,12 @@ impl Entries {
             .take_while(|(_, range)| !range.is_empty())
     }
 
-    /// Appends the next position.
+    /// Appends a slot at the next position.
     pub(crate) fn push(&mut self, slot: Slot) {
         self.push_at(self.next_position(), slot);
     }
 
-    /// Appends a position, which must be above all others.
+    /// Appends a slot at `position`, which must be above all others.
     #[inline]
     pub(crate) fn push_at(&mut self, position: Position, slot: Slot) {
         let len = self.len();
@@ -141,7 +142,7 @@ impl Entries {
         self.slots.push(slot);
     }
 
-    /// The next entry begins a run of positions.
+    /// Begins a new run of positions with the next entry.
     #[cold]
     fn begin_run(&mut self, position: Position, slot: Slot) {
         self.last = Break { index: self.len(), first: position };
@@ -151,7 +152,7 @@ impl Entries {
         }
     }
 
-    /// Takes out a range of entries and gives every slot of it to `gone`.
+    /// Removes a range of entries and passes each of its slots to `gone`.
     pub(crate) fn remove(&mut self, entries: Range<u32>, gone: impl FnMut(Slot)) {
         if entries.is_empty() {
             return;
@@ -161,7 +162,8 @@ impl Entries {
         self.changes = self.changes.wrapping_add(1);
         let rest = (end < len).then(|| Break { index: start, first: self.position(end) });
         self.slots.edit(|slots| slots.drain(start as usize..end as usize).for_each(gone));
-        // Breaks inside the removed entries go, those behind move down, and what follows begins a run of its own.
+        // Breaks inside the removed range go, later ones move down, and what follows begins a new
+        // run.
         let inside = self.breaks.partition_point(|b| b.index < start);
         let behind = self.breaks.partition_point(|b| b.index <= end);
         for b in &mut self.breaks[behind..] {
@@ -175,7 +177,7 @@ impl Entries {
         }
     }
 
-    /// Puts a range of another sequence's entries in, none of whose positions is owned yet.
+    /// Merges in a range of another sequence's entries; none of their positions may be owned.
     pub(crate) fn merge(&mut self, other: &Self, entries: Range<u32>) {
         let append = entries.is_empty() || self.next_position() <= other.position(entries.start);
         let tail = match append {
@@ -192,18 +194,18 @@ impl Entries {
         rest.for_each(|(position, slot)| self.push_at(position, slot));
     }
 
-    /// Whether one of the positions of a range of another's entries is owned.
+    /// Whether any position of a range of another's entries is owned.
     pub(crate) fn overlaps(&self, other: &Self, entries: Range<u32>) -> bool {
         let mut runs = other.runs(entries);
         runs.any(|(first, run)| self.index_of(first) != self.index_of(first + (run.end - run.start)))
     }
 
-    /// Positions and slots of a range of entries.
+    /// (Position, slot) of a range of entries.
     pub(crate) fn iter(&self, entries: Range<u32>) -> impl Iterator<Item = (Position, Slot)> + '_ {
         self.runs(entries).flat_map(|(first, run)| (first..).zip(self.slots.range(run)))
     }
 
-    /// Gives every entry another slot.
+    /// Maps every slot through `to` (compaction).
     pub(crate) fn relabel(&mut self, to: impl Fn(Slot) -> Slot) {
         self.slots.edit(|slots| slots.iter_mut().for_each(|slot| *slot = to(*slot)));
         self.changes = self.changes.wrapping_add(1);
@@ -223,7 +225,7 @@ impl Entries {
         self.lead = lead.count() as u32;
     }
 
-    /// The walker.
+    /// Consistency check.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut next = None;
         for (i, b) in self.breaks.iter().enumerate() {

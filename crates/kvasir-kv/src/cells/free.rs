@@ -3,10 +3,8 @@
 
 use crate::{Slot, idset::IdSet};
 
-/// The free cells of a pool, of which the lowest is handed out first.
-///
-/// Cells from the high water on are free and not noted; below it a set says which are. When the top cells become free,
-/// the high water falls.
+/// The free cells of a pool, allocated lowest first. Cells from the high-water mark on are free
+/// implicitly; below it a bitmap says which are. The mark falls when the top cells become free.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeCells {
     capacity: u32,
@@ -24,7 +22,7 @@ impl FreeCells {
         self.below.len() + (self.capacity - self.high)
     }
 
-    /// Every cell that is not free is below this.
+    /// High-water mark: every used cell is below it.
     pub(crate) fn high_water(&self) -> u32 {
         self.high
     }
@@ -34,7 +32,7 @@ impl FreeCells {
         cell >= self.high || self.below.contains(cell)
     }
 
-    /// Hands out the lowest free cell.
+    /// Allocates the lowest free cell.
     pub(crate) fn take(&mut self) -> Option<Slot> {
         if let Some(cell) = self.below.first() {
             self.below.remove(cell);
@@ -47,7 +45,7 @@ impl FreeCells {
         })
     }
 
-    /// Takes a cell back.
+    /// Frees a cell.
     pub(crate) fn give(&mut self, cell: Slot) {
         self.below.insert(cell);
         while self.high > 0 && self.below.remove(self.high - 1) {
@@ -55,7 +53,7 @@ impl FreeCells {
         }
     }
 
-    /// Makes exactly the cells from `used` on free.
+    /// Resets to exactly the cells from `used` on being free.
     pub(crate) fn reset(&mut self, used: u32) {
         *self = Self { high: used, ..Self::new(self.capacity) };
     }

@@ -28,16 +28,16 @@ use crate::{
 use entries::Entries;
 use table::CellTable;
 
-/// What one row of a step writes.
+/// What one batch row of a step writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Written {
-    /// Positions `start .. end`. A removal at the sequence's end lowers `end`.
+    /// Positions `start .. end`. A truncation lowers `end`.
     Positions,
-    /// Nodes `start .. end`.
+    /// Draft nodes `start .. end`.
     Nodes,
 }
 
-/// What was noted of one row of a step.
+/// Record of one batch row of a claimed step.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     seq: SeqId,
@@ -45,7 +45,7 @@ struct Row {
     start: u32,
     end: u32,
     tokens: u32,
-    /// The step that named the sequence before.
+    /// The last step before this one that named the sequence, to restore on cancel.
     before: Option<StepId>,
 }
 
@@ -53,24 +53,25 @@ struct Row {
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 struct Sequence {
-    // What every step looks at comes first and lies together.
-    /// Tells a claim that it named the sequence before.
+    // Hot fields first.
+    /// The last claim that named it; detects sequences that a claim names twice.
     seen: u64,
     /// The newest step that names it.
     last_step: Option<StepId>,
     nodes: RareNodes,
     entries: Entries,
-    /// Sequences of one number were forked off one another.
+    /// Fork family: equal for sequences forked from one another.
     family: u64,
-    /// The cell of each unsettled node.
+    /// The cell of each unsettled draft node.
     node_slots: Vec<Slot>,
 }
 
-/// A pool of single-token cells, each with a position and any number of owners: batches, forks that copy nothing, rollback,
-/// sliding windows and trees over one pool.
+/// A pool of single-token cells, each with a position and any number of owners: batches, forks
+/// without copies, rollback, sliding windows and draft trees over one pool.
 ///
-/// The lowest free cell is handed out first, so a single sequence fills the pool from its start and takes the fused
-/// path; everything else is planned as tables of cells. [`Cache::compact`] brings fragmented cells back together.
+/// The lowest free cell is allocated first, so a single sequence fills the pool from its start and
+/// gets contiguous plans; everything else is planned as slot tables. [`Cache::compact`]
+/// defragments.
 #[derive(Debug)]
 pub struct Cells {
     identity: Identity,
@@ -83,15 +84,16 @@ pub struct Cells {
     families: u64,
     claims: u64,
     generation: u64,
-    /// Of the claim being made: its rows, and the sequences whose list grows where it lies far.
+    /// Scratch of the current claim: its rows, and the sequences whose list grows in its heap part
+    /// (for prefetch).
     rows: Vec<Row>,
     far: Vec<SeqId>,
     owner_changes: OwnerChanges,
 }
 
 impl Cells {
-    /// A cache of `capacity` cells for at most `max_sequences` live sequences. With a window `w`, a token at position `p`
-    /// sees positions above `p − w` only.
+    /// A cache of `capacity` cells for at most `max_sequences` live sequences. With a sliding
+    /// window `w`, a token at position `p` sees only positions above `p − w`.
     pub fn new(capacity: u32, max_sequences: u32, window: Option<u32>) -> Result<Self, CacheError> {
         if window == Some(0) {
             return Err(CacheError::BadConfig("a window must be at least 1"));
@@ -113,19 +115,19 @@ impl Cells {
         })
     }
 
-    /// Every cell that is not free is below this.
+    /// High-water mark: every used cell is below it.
     pub fn high_water(&self) -> u32 {
         self.cells.high_water()
     }
 
-    /// The cells that a sequence owns, in order of position, those of claims in flight included.
+    /// The cells of a sequence in order of position, claims in flight included.
     pub fn owned(&self, seq: SeqId) -> Result<impl Iterator<Item = (Position, Slot)> + '_, CacheError> {
         let entries = &self.seqs.get(seq)?.entries;
         Ok(entries.iter(0..entries.len()))
     }
 
-    /// Entries of a sequence whose K and V are there; those behind are claimed. Looked up in the steps in flight, so that no
-    /// step that retires has to come by every sequence.
+    /// Number of retired entries of a sequence. Computed from the steps in flight, so that `retire`
+    /// need not touch every sequence.
     fn retired(&self, id: SeqId) -> Result<u32, CacheError> {
         let seq = self.seqs.get(id)?;
         let len = seq.entries.len();
@@ -138,7 +140,7 @@ impl Cells {
         Ok(first.map_or(len, |first| seq.entries.index_of(first)))
     }
 
-    /// Checks everything that can fail in a claim, and notes its rows.
+    /// Validates a claim and records its batch rows; changes nothing that a plan depends on.
     fn check_claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         self.inflight.check_claim(step)?;
         self.claims += 1;
@@ -173,7 +175,7 @@ impl Cells {
         }
     }
 
-    /// Gives back one cell of a sequence: now, or when the last step naming the sequence ends.
+    /// Releases one cell of a sequence: now, or when the last step that names the sequence ends.
     fn let_go(
         cells: &mut CellTable,
         inflight: &mut InFlight<Row, Slot>,
@@ -186,7 +188,7 @@ impl Cells {
         }
     }
 
-    /// Takes every cell from a sequence.
+    /// Releases every cell of a sequence, draft nodes included.
     fn strip(&mut self, seq: SeqId) -> Result<(), CacheError> {
         let s = self.seqs.get_mut(seq)?;
         let (cells, inflight) = (&mut self.cells, &mut self.inflight);
@@ -200,19 +202,20 @@ impl Cells {
         Ok(())
     }
 
-    /// Lets go of what waited for a step that has ended.
+    /// Performs the releases deferred to a step that has ended.
     fn end(&mut self, flight: Flight<Row, Slot>) {
         flight.releases.iter().for_each(|&slot| self.cells.end_lease(slot));
         self.inflight.recycle(flight);
     }
 
-    /// Positions from `next` on are claimed anew by later steps; those in flight must not publish them.
+    /// Shortens the claims in flight to positions below `next`: later ones will be claimed again,
+    /// so these steps must not publish them.
     fn cut_rows(inflight: &mut InFlight<Row, Slot>, seq: SeqId, next: Position) {
         let rows = inflight.rows_mut().filter(|row| row.seq == seq && row.written == Written::Positions);
         rows.for_each(|row| row.end = row.end.min(next));
     }
 
-    /// Undoes one row of a claim.
+    /// Undoes one batch row of a claim.
     fn take_back(&mut self, row: Row) {
         let Ok(s) = self.seqs.get_mut(row.seq) else { return };
         let cells = &mut self.cells;
@@ -309,7 +312,7 @@ impl Cache for Cells {
 
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         self.check_claim(step, rows)?;
-        // One after the other, so that the waiting for all that memory overlaps.
+        // Prefetch in a loop of its own, so that the cache misses overlap.
         for &seq in &self.far {
             self.seqs.get(seq)?.entries.slots().touch_end();
         }
@@ -332,7 +335,7 @@ impl Cache for Cells {
                 }
             }
         }
-        // The flight's list is empty; its memory is the next claim's.
+        // The swap hands the flight's empty list to the next claim, so nothing is allocated.
         std::mem::swap(self.inflight.begin(step)?, &mut self.rows);
         self.moves.claim(step);
         self.generation += 1;
@@ -352,7 +355,7 @@ impl Cache for Cells {
 
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         let flight = self.inflight.take_newest(step)?;
-        // The newest cells go back first, so that the high water falls step by step.
+        // Newest cells first, so that the high-water mark falls step by step.
         flight.rows.iter().rev().for_each(|&row| self.take_back(row));
         self.moves.cancel(step);
         self.end(flight);

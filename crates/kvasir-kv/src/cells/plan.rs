@@ -17,16 +17,16 @@ use crate::{
 };
 use std::ops::Range;
 
-/// From how many consecutive cells on a read's beginning is worth a segment of its own.
+/// Least number of leading consecutive cells that become a run segment of their own.
 const LEAD_WORTH: u32 = 32;
 
 impl Cells {
-    /// Classifies a step and writes its plan.
+    /// Writes the plan of a claimed step and classifies it.
     pub(super) fn write_plan(&self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
         let flight = self.inflight.get(step)?;
         match self.window {
             None => plan.begin(step, self.generation, &self.identity),
-            // What is read begins later with every step.
+            // With a window the read begins later in every step, so tables are not kept.
             Some(_) => plan.reset(step, self.generation),
         }
         plan.kind = PlanKind::Ragged;
@@ -53,6 +53,8 @@ impl Cells {
         Ok(())
     }
 
+    /// Plans a batch row of tokens; a sliding window that cuts into several queries needs an
+    /// explicit mask.
     fn plan_positions(&self, row: &Row, seq: &Sequence, plan: &mut Plan) -> Result<(), CacheError> {
         let entries = &seq.entries;
         let queries = Span::new(plan.positions.len(), row.tokens as usize);
@@ -72,7 +74,8 @@ impl Cells {
             plan.positions.extend(row.start..row.end);
             entries.slots().copy(start..end, &mut plan.write_slots);
         }
-        // Each query's first visible entry rises with its position; what the first does not see, none does.
+        // The first visible entry rises with the query's position, so the first query's bounds the
+        // read.
         let from = |position: Position| entries.index_of(self.sees_from(position));
         let read = from(row.start)..end;
         let mask = if row.tokens == 1 {
@@ -100,7 +103,8 @@ impl Cells {
         Ok(())
     }
 
-    /// A frontier: what the sequence owns, then the nodes in order of position, under an ancestor mask.
+    /// A draft tree: the owned entries, then the nodes in order of position, under an ancestor
+    /// mask.
     fn plan_nodes(&self, row: &Row, seq: &Sequence, plan: &mut Plan) -> Result<(), CacheError> {
         let (entries, frontier) = (&seq.entries, row.start..row.end);
         let Some(slots) = seq.node_slots.get(row.start as usize..row.end as usize) else {
@@ -133,8 +137,8 @@ impl Cells {
         Ok(())
     }
 
-    /// Appends a read of a sequence's entries: a long consecutive beginning as a run, the rest as tables, what of them lies
-    /// far and what lies near.
+    /// Appends the segments of a read: a long consecutive beginning as a run, the rest as slot
+    /// tables (heap part, inline part).
     fn push_entries(&self, row: &Row, seq: &Sequence, read: Range<u32>, plan: &mut Plan) {
         let entries = &seq.entries;
         let (far, near) = (entries.slots().far(), entries.slots().near());
@@ -163,7 +167,8 @@ impl Cells {
         }
     }
 
-    /// Writes the row of one token behind all that a sequence has in the short way, if it goes on from where this memory was written last.
+    /// Decode fast path for one token at the end of a sequence that continues the last plan in this
+    /// memory.
     #[inline]
     fn goes_on(&self, seq: SeqId, entries: &Entries, plan: &mut Plan) -> bool {
         let (far, near) = (entries.slots().far().len(), entries.slots().near());
@@ -174,13 +179,13 @@ impl Cells {
             && plan.go_on(seq, entries.changes(), far - split, near, entries.len())
     }
 
-    /// The lowest position that a token at `position` sees.
+    /// Lowest position that a token at `position` sees (sliding window).
     fn sees_from(&self, position: Position) -> Position {
         self.window.map_or(0, |window| position.saturating_sub(window - 1))
     }
 }
 
-/// Up to where a run of entries is planned as a run of cells.
+/// End of the leading part of `run` that becomes a run segment; `run.start` if that is too short.
 fn split(entries: &Entries, run: &Range<u32>) -> u32 {
     let lead = entries.lead().clamp(run.start, run.end);
     match lead - run.start {

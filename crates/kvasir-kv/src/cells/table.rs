@@ -3,13 +3,13 @@
 use super::free::FreeCells;
 use crate::{BlockUse, Position, Room, Slot};
 
-/// One cell.
+/// One cell: position and reference counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cell {
     position: Position,
     /// Sequences that own it.
     owners: u32,
-    /// Owners that let go while a step naming it was in flight.
+    /// Owners that released it while a step naming it was in flight.
     leases: u32,
 }
 
@@ -23,7 +23,7 @@ impl Cell {
     }
 }
 
-/// The cells of a pool: position and number of owners of each, and which are free.
+/// Position and reference counts of each cell of a pool, and the free list.
 #[derive(Clone, Debug)]
 pub(crate) struct CellTable {
     cells: Vec<Cell>,
@@ -49,7 +49,7 @@ impl CellTable {
         Room { free: self.free.count(), evictable: 0, held: self.held, leased: self.leased }
     }
 
-    /// What a cell is used for now.
+    /// State of a cell.
     pub(crate) fn survey(&self, slot: Slot) -> BlockUse {
         match self.cells.get(slot as usize) {
             Some(cell) if cell.is_held() => BlockUse::Held,
@@ -68,36 +68,36 @@ impl CellTable {
         self.cells.get(slot as usize).map_or(0, |cell| cell.leases)
     }
 
-    /// Takes the lowest free cell for one owner.
+    /// Allocates the lowest free cell for one owner.
     #[inline]
     pub(crate) fn take(&mut self, position: Position) -> Option<Slot> {
         let slot = self.free.take()?;
         let cell = Cell { position, owners: 1, leases: 0 };
         match self.cells.get_mut(slot as usize) {
             Some(place) => *place = cell,
-            // Cells are first handed out in rising order, so the new one is the next.
+            // Cells are first allocated in rising order, so a new one is the next.
             None => self.cells.push(cell),
         }
         self.held += 1;
         Some(slot)
     }
 
-    /// Adds an owner to a cell that has one.
+    /// Adds an owner to a used cell.
     pub(crate) fn share(&mut self, slot: Slot) {
         self.change(slot, |cell| cell.owners += 1);
     }
 
-    /// An owner lets go at once.
+    /// Removes an owner; frees the cell if it was the last reference.
     pub(crate) fn release(&mut self, slot: Slot) {
         self.change(slot, |cell| cell.owners -= 1);
     }
 
-    /// An owner lets go, and a step keeps the cell until it ends.
+    /// Deferred release: turns an owner into a lease of a step in flight.
     pub(crate) fn lease(&mut self, slot: Slot) {
         self.change(slot, |cell| (cell.owners, cell.leases) = (cell.owners - 1, cell.leases + 1));
     }
 
-    /// A step that kept the cell has ended.
+    /// Ends a lease; frees the cell if it was the last reference.
     pub(crate) fn end_lease(&mut self, slot: Slot) {
         self.change(slot, |cell| cell.leases -= 1);
     }
@@ -114,7 +114,8 @@ impl CellTable {
         }
     }
 
-    /// Moves every cell `i` to `to[i]`, which takes up the cells `0 .. used`; nothing may be leased.
+    /// Moves every cell `i` to `to[i]`; the targets are the cells `0 .. used`. Nothing may be
+    /// leased.
     pub(crate) fn relabel(&mut self, to: &[Option<Slot>], used: u32) {
         let mut cells = vec![Cell::default(); self.cells.len()];
         for (cell, to) in self.cells.iter().zip(to) {
@@ -126,7 +127,8 @@ impl CellTable {
         self.free.reset(used);
     }
 
-    /// The walker: `owners` and `leases` count what the sequences and the steps name; `at` are the positions that they name.
+    /// Consistency check against (owners, leases, position) per cell, as sequences and steps name
+    /// them.
     pub(crate) fn check(&self, named: &[(u32, u32, Option<Position>)]) -> Result<(), String> {
         let high = self.free.high_water();
         if named.len() != high as usize || (high > 0 && self.free.is_free(high - 1)) {

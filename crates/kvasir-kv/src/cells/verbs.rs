@@ -9,7 +9,7 @@ use crate::{Cache, CacheError, Nodes, Position, Rewind, RowMove, SeqId, Sequence
 use std::ops::Range;
 
 impl Cells {
-    /// Takes a range of positions from a sequence, of claims in flight too.
+    /// Removes a range of positions from a sequence, claims in flight included.
     fn remove_positions(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
         let s = self.seqs.get_mut(seq)?;
         if !s.nodes.is_idle() {
@@ -24,9 +24,9 @@ impl Cells {
         Ok(())
     }
 
-    /// Makes `dst` an owner of entries of `src`, which it owns none of.
+    /// Makes `dst` an owner of entries of `src`; it must own none of their positions.
     fn share(&mut self, src: SeqId, dst: SeqId, entries: Range<u32>) -> Result<(), CacheError> {
-        // The destination's list is taken out, so that the source can be read meanwhile.
+        // The destination's list is moved out so that the source can be borrowed.
         let mut list = std::mem::take(&mut self.seqs.get_mut(dst)?.entries);
         let s = self.seqs.get(src)?;
         list.merge(&s.entries, entries.clone());
@@ -53,7 +53,7 @@ impl Rewind for Cells {
 
 impl Sequences for Cells {
     fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
-        // Claimed rows may yet be cancelled, so only what has retired is shared.
+        // Claimed rows may yet be cancelled, so only retired ones are shared.
         let retired = self.retired(src)?;
         let (s, d) = (self.seqs.get(src)?, self.seqs.get(dst)?);
         let entries = s.entries.index_of(range.start)..s.entries.index_of(range.end).min(retired);
@@ -121,7 +121,7 @@ impl Tree for Cells {
         Ok(())
     }
 
-    /// An accepted node's cell becomes the sequence's next one: nothing moves.
+    /// No slot copies: an accepted node's cell becomes the sequence's next one.
     fn commit(&mut self, seq: SeqId, accepted: &[u32]) -> Result<&[RowMove], CacheError> {
         let s = self.seqs.get_mut(seq)?;
         s.nodes.check_chain(accepted)?;

@@ -5,7 +5,7 @@ use super::Cells;
 use crate::victims::{OwnerChanges, VictimSearch, WhatIf, choose};
 use crate::{SeqId, Slot};
 
-/// Cells of each sequence as they would be owned.
+/// The cache after hypothetical releases.
 struct CellWhatIf<'a> {
     cache: &'a Cells,
     changes: OwnerChanges,
@@ -25,8 +25,8 @@ impl Cells {
 }
 
 impl CellWhatIf<'_> {
-    /// Calls `each` with the cells that a sequence gives back at once when it is truncated to
-    /// position `from`.
+    /// Calls `each` with the cells that a sequence releases at once when truncated to position
+    /// `from`.
     fn cells_behind(&mut self, seq: SeqId, from: u32, each: impl Fn(&mut Self, Slot)) {
         let cache = self.cache;
         let Ok(seq) = cache.seqs.get(seq) else { return };

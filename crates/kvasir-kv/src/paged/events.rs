@@ -4,26 +4,26 @@
 use crate::Token;
 use serde::{Deserialize, Serialize};
 
-/// A change of what the cache can find, for routers that follow it.
+/// A change of the prefix cache, for prefix-aware routers that mirror it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "event")]
 pub enum CacheEvent {
-    /// Blocks that can be found from now on, one behind the other.
+    /// Blocks published, each the successor of the one before.
     Stored {
         /// Their hashes.
         hashes: Vec<u64>,
-        /// Hash of the block before the first; none at the begin of a prompt.
+        /// Hash of the block before the first; `None` at the beginning of a prompt.
         parent: Option<u64>,
         /// Their tokens.
         tokens: Vec<Token>,
         /// Tokens per block.
         block_size: u32,
     },
-    /// A block that was handed out for other content.
+    /// A published block was evicted.
     Removed {
         /// Its hash.
         hash: u64,
     },
-    /// Nothing can be found any more.
+    /// The whole prefix cache was dropped.
     Cleared,
 }

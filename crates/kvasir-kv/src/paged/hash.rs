@@ -4,13 +4,13 @@
 use crate::Token;
 use xxhash_rust::xxh64::xxh64;
 
-/// The chained hash of a full block: xxh64 with seed 0 over the hash of the block before it as 8 bytes (left out for the
-/// first block), then every token as 8 bytes, all little-endian. Routers compute the same.
+/// Chained hash of a full block: xxh64 with seed 0 over the parent's hash as 8 bytes (omitted for
+/// the first block), then each token as 8 bytes, all little-endian. Routers compute the same.
 pub fn block_hash(parent: Option<u64>, tokens: &[Token]) -> u64 {
     hash_with(parent, tokens, &mut Vec::new())
 }
 
-/// [`block_hash`] with memory to reuse.
+/// [`block_hash`] with scratch memory.
 pub(super) fn hash_with(parent: Option<u64>, tokens: &[Token], words: &mut Vec<u64>) -> u64 {
     words.clear();
     words.extend(parent.map(u64::to_le));

@@ -23,18 +23,19 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 const NONE: BlockId = BlockId::MAX;
-/// Content number of a prompt's begin.
+/// Content number of the empty prefix.
 const ROOT: u64 = 0;
 /// Content number of a block that is not published.
 const UNPUBLISHED: u64 = 0;
-/// Blocks of one hash that are looked at. Only forged prompts have more than a few different ones; what lies beyond is
-/// not found, and not published.
+/// Most blocks of one hash that are compared. Only forged prompts have more; blocks beyond are
+/// neither found nor published.
 const MAX_PROBES: usize = 64;
 
-/// How a block's hash is made of the hash before it and its tokens; the vector is memory to reuse.
+/// Hash of (parent hash, tokens); the vector is scratch memory. Replaced in tests to force
+/// collisions.
 type HashFn = fn(Option<u64>, &[Token], &mut Vec<u64>) -> u64;
 
-/// The keys are hashes already.
+/// Identity hasher: the keys are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
 struct Already(u64);
 
@@ -50,8 +51,9 @@ impl Hasher for Already {
     }
 }
 
-/// What a published block holds. A content number stands for one prefix of one tenant: blocks have the same number only
-/// if their tokens, and all tokens before them, were compared and are the same. Numbers are never used again.
+/// Content of a published block. A content number names one prefix of one tenant: two blocks share
+/// it only if all their tokens, and all tokens before, were compared equal. Numbers are never
+/// reused.
 #[derive(Clone, Copy, Debug, Default)]
 struct Content {
     number: u64,
@@ -63,18 +65,21 @@ struct Content {
     idle: bool,
 }
 
-/// The index of `paged`: published blocks by chained hash, each verified by its tokens and by what comes before it.
-/// Blocks that hold nothing are handed out first, lowest id first; then published ones, least recently let go of first.
+/// Published blocks by chained hash, each verified by its tokens and its parent's content.
+/// Allocation takes vacant blocks first, lowest id first, then the least recently released
+/// published one.
 #[derive(Clone, Debug)]
 pub struct HashIndex {
     block_size: usize,
     hash: HashFn,
+    /// Free blocks: unused and unpublished.
     vacant: IdSet,
+    /// Evictable blocks: unused and published, least recently released first.
     idle: Lru,
     contents: Vec<Content>,
-    /// Tokens of every published block.
+    /// Tokens of every published block, for verification.
     tokens: Vec<Token>,
-    /// The first block of each hash; the others hang behind it.
+    /// The first block of each hash; others with that hash are linked behind it.
     heads: HashMap<u64, BlockId, BuildHasherDefault<Already>>,
     numbers: u64,
     published: u32,
@@ -83,7 +88,7 @@ pub struct HashIndex {
 }
 
 impl HashIndex {
-    /// An index over the blocks of a cache, all of them vacant.
+    /// An index over the blocks of a cache, all of them free.
     pub fn new(config: &BlockConfig) -> Result<Self, CacheError> {
         Self::with_hash(config, hash_with)
     }
@@ -116,22 +121,22 @@ impl HashIndex {
         self.published
     }
 
-    /// The hash of a block, if it is published.
+    /// Hash of a block, if it is published.
     pub fn hash_of(&self, block: BlockId) -> Option<u64> {
         self.is_published(block).then(|| self.contents[block as usize].hash)
     }
 
-    /// A published block with this hash.
+    /// A published block with this hash, not verified by tokens.
     pub fn find_hash(&self, hash: u64) -> Option<BlockId> {
         self.heads.get(&hash).copied()
     }
 
-    /// Begins to record what is stored, removed and cleared.
+    /// Begins to record KV cache events.
     pub fn record_events(&mut self) {
         self.events.get_or_insert_default();
     }
 
-    /// What was recorded since it was last asked for.
+    /// Takes the events recorded since the last call.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         self.events.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -141,7 +146,7 @@ impl HashIndex {
         &self.tokens[first..first + self.block_size]
     }
 
-    /// The block that holds `tokens` behind the content `parent`, or how far the search went.
+    /// The block that holds `tokens` after the content `parent`, or how the search ended.
     fn seek(&self, hash: u64, parent: u64, salt: u64, tokens: &[Token]) -> Result<BlockId, Probed> {
         let mut at = self.heads.get(&hash).copied().unwrap_or(NONE);
         for _ in 0..MAX_PROBES {
@@ -157,7 +162,7 @@ impl HashIndex {
         Err(Probed::TooMany)
     }
 
-    /// Files a block under its hash: behind `twin` if that holds the same, else behind the first of its hash.
+    /// Links a block under its hash: behind `twin` if that has equal content, else behind the head.
     fn link(&mut self, block: BlockId, mut content: Content, twin: Option<BlockId>) {
         let head = *self.heads.entry(content.hash).or_insert(block);
         content.before = NONE;
@@ -174,6 +179,7 @@ impl HashIndex {
         self.published += 1;
     }
 
+    /// Forgets the content of a block.
     fn unlink(&mut self, block: BlockId) {
         let content = std::mem::take(&mut self.contents[block as usize]);
         match (content.before, content.after) {
@@ -206,13 +212,13 @@ impl HashIndex {
     }
 }
 
-/// How a search ended that found nothing.
+/// How an unsuccessful search ended: all candidates compared, or too many.
 enum Probed {
     All,
     TooMany,
 }
 
-/// The place in a chain of blocks: the last block's content number and hash.
+/// A position in a chain of blocks: content number and hash of the last block.
 #[derive(Clone, Copy)]
 struct Place {
     number: u64,
@@ -220,7 +226,7 @@ struct Place {
 }
 
 impl Place {
-    /// The begin of a tenant's prompts. A salt goes in where the hash before would.
+    /// Beginning of a tenant's prompts: a non-zero salt takes the place of the parent hash.
     fn root(salt: u64) -> Self {
         Self { number: ROOT, hash: (salt != 0).then_some(salt) }
     }
@@ -228,7 +234,7 @@ impl Place {
 
 impl Index for HashIndex {
     const KIND: CacheKind = CacheKind::Paged;
-    // The last block of a prompt is let go of first, so that a chain is evicted from its leaf.
+    // The last block of a prompt is released first, so that LRU evicts a chain leaf first.
     const FROM_END: bool = true;
 
     fn free(&self) -> u32 {
@@ -410,7 +416,7 @@ mod tests {
     use super::*;
     use crate::LongList;
 
-    /// Everything collides.
+    /// A hash under which everything collides.
     fn weak(_: Option<u64>, _: &[Token], _: &mut Vec<u64>) -> u64 {
         7
     }

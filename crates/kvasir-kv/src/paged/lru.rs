@@ -11,7 +11,7 @@ struct Link {
     after: BlockId,
 }
 
-/// Blocks in the order in which they were let go of; any can be taken out.
+/// Blocks in order of release, as an intrusive doubly linked list; any can be removed in O(1).
 #[derive(Clone, Debug)]
 pub(super) struct Lru {
     links: Vec<Link>,

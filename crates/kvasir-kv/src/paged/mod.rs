@@ -17,7 +17,7 @@ pub use index::HashIndex;
 use crate::blocks::{BlockCache, BlockConfig};
 use crate::{BlockId, CacheError, SeqId, Token};
 
-/// Blocks with reference counts, found again by a hash over their tokens and those before them.
+/// Reference-counted blocks, found by a hash of their tokens and all tokens before them.
 pub type Paged = BlockCache<HashIndex>;
 
 impl Paged {
@@ -26,8 +26,9 @@ impl Paged {
         Self::over(HashIndex::new(&config)?, config)
     }
 
-    /// Publishes those of a sequence's full blocks that lie in `start .. end`, unless the block before them is not
-    /// published: K and V that came from outside arrive in ranges. Returns how many are published now that were not.
+    /// Publishes a sequence's full blocks in `start .. end`, unless the block before them is
+    /// unpublished. For K and V that arrive from outside in ranges. Returns the number of newly
+    /// published blocks.
     pub fn publish_range(
         &mut self,
         seq: SeqId,
@@ -41,31 +42,31 @@ impl Paged {
         Ok(self.index().published() - before)
     }
 
-    /// Leading tokens of a sequence that are in published blocks.
+    /// Number of leading tokens of a sequence in published blocks.
     pub fn published_tokens(&self, seq: SeqId) -> Result<u32, CacheError> {
         Ok(self.published_blocks(seq)? * self.config().block_size)
     }
 
-    /// The hash of a sequence's block `at`, if it is published.
+    /// Hash of a sequence's block `at`, if it is published.
     pub fn hash_of(&self, seq: SeqId, at: u32) -> Result<Option<u64>, CacheError> {
         let block = self.table(seq)?.get(at as usize).copied();
         Ok(block.and_then(|block| self.index().hash_of(block)))
     }
 
-    /// Begins to record what is stored, removed and cleared.
+    /// Begins to record KV cache events (stored, removed, cleared).
     pub fn record_events(&mut self) {
         self.index_mut().record_events();
     }
 
-    /// What was recorded since it was last asked for.
+    /// Takes the events recorded since the last call.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         self.index_mut().take_events()
     }
 }
 
-/// A block that a prompt's hash names.
+/// Lookup by hash alone, for routers.
 impl Paged {
-    /// A published block with this hash.
+    /// A published block with this hash, not verified by tokens.
     pub fn find_hash(&self, hash: u64) -> Option<BlockId> {
         self.index().find_hash(hash)
     }

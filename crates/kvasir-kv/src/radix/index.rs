@@ -11,19 +11,18 @@ use crate::blocks::{BlockConfig, BlockQueue, BlockSize, Found, Index, Offer, Unp
 use crate::{BlockId, CacheError, CacheKind, Token};
 use std::ops::Range;
 
-/// The index of `radix`: published pages in a [`RadixTree`], and the rest in a queue of free ones. A page that is used
-/// pins its node.
+/// Published pages in a [`RadixTree`], free ones in a FIFO. A used page pins its node.
 #[derive(Clone, Debug)]
 pub struct RadixIndex {
     page: u32,
     size: BlockSize,
     tree: RadixTree,
-    /// The node of each page in the tree.
+    /// Node of each published page.
     places: Places,
-    /// Whether each page is used.
+    /// Whether each page is used (referenced).
     used: Vec<bool>,
     free: BlockQueue,
-    /// Memory to reuse.
+    /// Scratch memory.
     pages: Vec<BlockId>,
 }
 
@@ -50,11 +49,12 @@ impl RadixIndex {
         &self.tree
     }
 
-    /// The free pages, the next to be handed out first.
+    /// The free pages, in allocation order.
     pub fn free_pages(&self) -> impl Iterator<Item = BlockId> {
         self.free.iter()
     }
 
+    /// Matches `tokens`, splitting a node that matches in part; the used pages' pins move along.
     fn walk(&mut self, root: NodeId, tokens: &[Token], found: &mut Vec<BlockId>) -> Reached {
         let Self { tree, places, used, .. } = self;
         let pins = |of: &[BlockId]| of.iter().filter(|&&page| used[page as usize]).count() as u32;
@@ -67,7 +67,7 @@ impl RadixIndex {
 }
 
 impl RadixIndex {
-    /// Pages that are in `node`, or in none, are no longer used.
+    /// Releases pages of one node (unpin) or of none (free).
     fn let_go_of(&mut self, node: Option<NodeId>, pages: Range<BlockId>) {
         match node {
             None => self.free.push(pages),
@@ -78,7 +78,8 @@ impl RadixIndex {
 
 impl Index for RadixIndex {
     const KIND: CacheKind = CacheKind::Radix;
-    // Free pages are handed out in the order in which they came back; a sequence's come back in its order.
+    // Free pages are allocated in the order of their release, so a sequence's pages are released in
+    // its order.
     const FROM_END: bool = false;
 
     fn free(&self) -> u32 {
@@ -164,7 +165,8 @@ impl Index for RadixIndex {
         let root = self.tree.root(offer.salt);
         let reached = self.walk(root, offer.tokens, canonical);
         let there = canonical.len();
-        // A page is in the tree once. One that is there under other tokens was published with tokens that were not its own.
+        // A page is in the tree at most once. One that is there under other tokens was published
+        // with tokens that were not its own; publishing stops before it.
         self.pages.clear();
         offer.table.copy(there as u32..offer.tokens.len() as u32 / self.page, &mut self.pages);
         let fresh = self.places.outside(&self.pages);

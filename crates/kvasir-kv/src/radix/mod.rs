@@ -12,8 +12,8 @@ pub use tree::{NodeId, RadixTree, Reached};
 use crate::CacheError;
 use crate::blocks::{BlockCache, BlockConfig};
 
-/// Pages shared through a radix tree: a prompt finds the longest prefix that is there, in whole pages, and what turns out
-/// to be there twice when it is published is kept once.
+/// A block cache over a radix tree: a prompt finds its longest cached prefix in whole pages, and
+/// duplicate content is kept once when it is published.
 pub type Radix = BlockCache<RadixIndex>;
 
 impl Radix {

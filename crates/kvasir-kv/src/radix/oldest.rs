@@ -5,12 +5,11 @@ use super::NodeId;
 
 const NOWHERE: u32 = u32::MAX;
 
-/// Nodes by the time of their last use, the oldest on top: a heap that knows where each node stands, so that any can
-/// be moved or taken out in logarithmic time.
+/// Nodes by last use, oldest on top: a 4-ary min-heap with the heap index of each node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Oldest {
     heap: Vec<(u64, NodeId)>,
-    /// Where in the heap each node stands.
+    /// Heap index of each node.
     place: Vec<u32>,
 }
 
@@ -31,7 +30,8 @@ impl Oldest {
         self.rise(self.heap.len() - 1);
     }
 
-    /// A node was used again; nothing happens if it is not here.
+    /// Updates the last use of a node, which must not be earlier; no effect if it is not in the
+    /// heap.
     pub(super) fn touch(&mut self, node: NodeId, time: u64) {
         if self.contains(node) {
             let at = self.place[node as usize] as usize;
@@ -40,7 +40,7 @@ impl Oldest {
         }
     }
 
-    /// Takes a node out; nothing happens if it is not here.
+    /// Removes a node; no effect if it is not in the heap.
     pub(super) fn remove(&mut self, node: NodeId) {
         if !self.contains(node) {
             return;
@@ -60,6 +60,7 @@ impl Oldest {
         Some(node)
     }
 
+    /// Sift up; returns the new index.
     fn rise(&mut self, mut at: usize) -> usize {
         let entry = self.heap[at];
         while at > 0 {
@@ -74,6 +75,7 @@ impl Oldest {
         at
     }
 
+    /// Sift down.
     fn sink(&mut self, mut at: usize) {
         let entry = self.heap[at];
         loop {
@@ -122,7 +124,7 @@ mod tests {
                     first.map(|node| model.remove(&node));
                 }
                 (_, false) => {
-                    // Nodes come back with old times when they become leaves.
+                    // Nodes re-enter with old times when they become leaves.
                     let time = time - state % (time + 1).min(50) / 2 * 2;
                     if !model.values().any(|&other| other == time) {
                         oldest.push(node, time);

@@ -8,36 +8,36 @@ use crate::BlockId;
 use crate::blocks::{indices, leading, runs};
 use std::ops::Range;
 
-/// Stands for several pages of one node.
+/// Names a set of pages of one node.
 type Label = u32;
 
 const NONE: Label = Label::MAX;
 
-/// Which node each page is in. Pages name a label and a label names a node, so that where a node is split only the pages of its
-/// smaller part are changed.
+/// Which node each page is in, by one level of indirection: a split relabels only the pages of the
+/// smaller part.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     /// The label of each page.
     pages: Vec<Label>,
     /// The node of each label.
     nodes: Vec<NodeId>,
-    /// Labels that no page has.
+    /// Unused labels.
     spare: Vec<Label>,
 }
 
 impl Places {
-    /// Pages below `bound`, which are in no node.
+    /// Pages below `bound`, none of them in a node.
     pub(super) fn new(bound: usize) -> Self {
         Self { pages: vec![NONE; bound], nodes: Vec::new(), spare: Vec::new() }
     }
 
-    /// The node of a page, if it is in any.
+    /// The node of a page, if it is published.
     #[inline]
     pub(super) fn node(&self, page: BlockId) -> Option<NodeId> {
         self.nodes.get(*self.pages.get(page as usize)? as usize).copied()
     }
 
-    /// Takes the leading pages that are in the same node, or in none, off a range of them.
+    /// Splits off the leading pages of a range that share a node, or are in none.
     pub(super) fn next_alike(&self, rest: &mut Range<BlockId>) -> Option<(Option<NodeId>, Range<BlockId>)> {
         let labels = &self.pages[indices(rest)];
         let label = *labels.first()?;
@@ -46,12 +46,12 @@ impl Places {
         Some((self.nodes.get(label as usize).copied(), alike))
     }
 
-    /// How many leading pages of a range are in no node.
+    /// Number of leading pages of a range that are in no node.
     pub(super) fn outside_of(&self, pages: &Range<BlockId>) -> u32 {
         leading(&self.pages[indices(pages)], |_, &label| label == NONE) as u32
     }
 
-    /// How many leading ones of `pages` are in no node.
+    /// Number of leading `pages` that are in no node.
     pub(super) fn outside(&self, pages: &[BlockId]) -> usize {
         let mut count = 0;
         for run in runs(pages) {
@@ -64,7 +64,7 @@ impl Places {
         count
     }
 
-    /// Pages get a label of their own, which names this node.
+    /// Puts pages into a node, under a new label.
     pub(super) fn put(&mut self, node: NodeId, pages: &[BlockId]) {
         let label = self.spare.pop().unwrap_or(self.nodes.len() as Label);
         match self.nodes.get_mut(label as usize) {
@@ -74,7 +74,7 @@ impl Places {
         runs(pages).for_each(|run| self.pages[indices(&run)].fill(label));
     }
 
-    /// The pages of one node are those of two now.
+    /// Updates the pages after a split of their node.
     pub(super) fn split(&mut self, parts: [(NodeId, &[BlockId]); 2]) {
         let [a, b] = parts;
         let (most, rest) = if a.1.len() > b.1.len() { (a, b) } else { (b, a) };
@@ -85,13 +85,13 @@ impl Places {
         self.put(rest.0, rest.1);
     }
 
-    /// A node is gone, and these were its pages.
+    /// Removes the pages of an evicted node.
     pub(super) fn remove(&mut self, pages: &[BlockId]) {
         self.spare.extend(pages.first().map(|&page| self.pages[page as usize]));
         runs(pages).for_each(|run| self.pages[indices(&run)].fill(NONE));
     }
 
-    /// All nodes are gone; `gone` is told of every page that was in one.
+    /// Removes all nodes; passes every page that was in one to `gone`.
     pub(super) fn clear(&mut self, mut gone: impl FnMut(BlockId)) {
         for (page, label) in (0..).zip(&mut self.pages) {
             if std::mem::replace(label, NONE) != NONE {

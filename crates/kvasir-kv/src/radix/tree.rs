@@ -35,9 +35,9 @@ struct Node {
     /// Hash of the first page of `key`, under which the parent finds it.
     edge: u64,
     children: u32,
-    /// Pins on itself, and one for every child that is pinned.
+    /// Pins of its own pages, plus one per pinned child.
     pins: u32,
-    /// Time of its last use.
+    /// Logical time of its last use (LRU).
     used_at: u64,
 }
 
@@ -48,25 +48,27 @@ pub struct Reached {
     pub node: NodeId,
     /// Tokens from the root to it.
     pub tokens: u32,
-    /// How many of them lie in nodes that nothing pins.
+    /// How many of them lie in unpinned (evictable) nodes.
     pub idle: u32,
-    /// The node that matched in part and keeps what did not match: the node above it was made for the rest.
+    /// The lower part of a node that was split: it keeps the id and the unmatched tokens; `node` is
+    /// the new upper part.
     pub split: Option<NodeId>,
 }
 
 /// A radix tree over token ids, in whole pages.
 ///
-/// A node is *pinned* while something uses it or a node below it; leaves that are not pinned can be evicted, the least
-/// recently used first, and are kept in that order. Protected (pinned) and evictable tokens always add up to the tree.
+/// A node is *pinned* while it or a node below it is in use. Leaves without pins are evictable,
+/// least recently used first. `protected` (pinned) plus `evictable` tokens is the size of the tree.
 #[derive(Clone, Debug)]
 pub struct RadixTree {
     page: usize,
     nodes: Vec<Node>,
     spare: Vec<NodeId>,
-    /// Children by parent and hash of their first page.
+    /// Children by (parent, hash of their first page).
     edges: HashMap<(NodeId, u64), NodeId, BuildHasherDefault<DefaultHasher>>,
     /// The root of each tenant.
     roots: HashMap<u64, NodeId, BuildHasherDefault<DefaultHasher>>,
+    /// Evictable leaves by last use.
     leaves: Oldest,
     clock: u64,
     evictable: u32,
@@ -91,7 +93,7 @@ impl RadixTree {
         tree
     }
 
-    /// Tokens in nodes that nothing pins.
+    /// Tokens in unpinned nodes.
     pub fn evictable(&self) -> u32 {
         self.evictable
     }
@@ -106,13 +108,13 @@ impl RadixTree {
         self.nodes.len() - self.spare.len() - self.roots.len()
     }
 
-    /// The root of a tenant's prompts, if any are there. Tenant 0 always has one.
+    /// The root of a tenant, if it has cached content. Tenant 0 always has one.
     pub fn find_root(&self, salt: u64) -> Option<NodeId> {
         self.roots.get(&salt).copied()
     }
 
-    /// The root of a tenant's prompts, made if there is none. Without a leaf it stays until one has come and gone, or
-    /// until [`RadixTree::drop_bare_root`].
+    /// The root of a tenant, created on demand. A bare root stays until a leaf has come and gone,
+    /// or until [`RadixTree::drop_bare_root`].
     pub fn root(&mut self, salt: u64) -> NodeId {
         if let Some(&root) = self.roots.get(&salt) {
             return root;
@@ -130,14 +132,14 @@ impl RadixTree {
         root
     }
 
-    /// Drops a tenant's root if nothing hangs on it.
+    /// Drops a tenant's root if it has no children and no pins.
     pub fn drop_bare_root(&mut self, salt: u64) {
         if let Some(&root) = self.roots.get(&salt) {
             self.offer(root);
         }
     }
 
-    /// The node above.
+    /// The parent node.
     pub fn parent(&self, node: NodeId) -> Option<NodeId> {
         Some(self.nodes[node as usize].parent).filter(|&parent| parent != NONE)
     }
@@ -152,7 +154,7 @@ impl RadixTree {
         &self.nodes[node as usize].pages
     }
 
-    /// The nodes below a node, by the order of their keys.
+    /// The children of a node, sorted by key. Scans all edges; for inspection.
     pub fn children(&self, node: NodeId) -> Vec<NodeId> {
         let below = self.edges.iter().filter(|((parent, _), _)| *parent == node);
         let mut below: Vec<NodeId> = below.map(|(_, &child)| child).collect();
@@ -160,19 +162,19 @@ impl RadixTree {
         below
     }
 
-    /// Time of a node's last use.
+    /// Logical time of a node's last use.
     pub fn used_at(&self, node: NodeId) -> u64 {
         self.nodes[node as usize].used_at
     }
 
-    /// Whether something uses a node or one below it.
+    /// Whether a node or one below it is in use.
     pub fn is_pinned(&self, node: NodeId) -> bool {
         self.nodes[node as usize].pins > 0
     }
 
-    /// Follows `tokens` from `root` as far as they are there, in whole pages; a node that matches in part is split. Every
-    /// node that matches as a whole was used now and its pages go to `pages`. `held` counts the pins of a node that
-    /// belong to the given pages of it: they move along when the node is split.
+    /// Matches `tokens` from `root` as far as possible in whole pages; appends the matched pages.
+    /// Nodes that match whole count as used now; one that matches in part is split. `held` counts
+    /// the pins that belong to given pages of a node; they move along in a split.
     pub fn walk(
         &mut self,
         root: NodeId,
@@ -205,8 +207,8 @@ impl RadixTree {
         reached
     }
 
-    /// Adds a leaf under `parent` with `tokens`, whole pages of which none is there yet. `None` if there is nothing
-    /// to add, or if another child has the same hash of its first page.
+    /// Adds a leaf under `parent` with `tokens` (whole pages). `None` if there is nothing to add,
+    /// or if another child has the same first-page hash (a collision).
     pub fn add_leaf(&mut self, parent: NodeId, tokens: &[Token], pages: &[BlockId]) -> Option<NodeId> {
         let first = tokens.get(..self.page)?;
         let edge = hash_page(first);
@@ -232,7 +234,7 @@ impl RadixTree {
         Some(leaf)
     }
 
-    /// Adds `count` pins to a node.
+    /// Adds `count` pins to a node; a first pin also pins its parent once.
     pub fn pin(&mut self, node: NodeId, count: u32) {
         let (mut at, mut count) = (node, count);
         while count > 0 {
@@ -253,7 +255,8 @@ impl RadixTree {
         }
     }
 
-    /// Takes `count` pins off a node. `false`, and nothing done, if it has fewer.
+    /// Removes `count` pins of a node; the last also unpins its parent once. False, with nothing
+    /// changed, if it has fewer.
     pub fn unpin(&mut self, node: NodeId, count: u32) -> bool {
         if self.nodes[node as usize].pins < count {
             return false;
@@ -278,8 +281,8 @@ impl RadixTree {
         true
     }
 
-    /// Counts one pin less on a node in `unpinned`. Returns the pages of all nodes that lose their
-    /// last pin thereby.
+    /// For victim selection: counts one hypothetical unpin of a node in `unpinned`. Returns the
+    /// pages of all nodes that thereby lose their last pin.
     pub(crate) fn count_unpin(&self, node: NodeId, unpinned: &mut Unpinned) -> u32 {
         let (mut at, mut pages) = (node, 0);
         loop {
@@ -297,7 +300,7 @@ impl RadixTree {
         }
     }
 
-    /// Undoes [`RadixTree::count_unpin`], and returns the same.
+    /// Undoes [`RadixTree::count_unpin`]; returns the same.
     pub(crate) fn count_pin(&self, node: NodeId, unpinned: &mut Unpinned) -> u32 {
         let (mut at, mut pages) = (node, 0);
         loop {
@@ -315,7 +318,8 @@ impl RadixTree {
         }
     }
 
-    /// Evicts the leaf that nothing pins and that was used least recently; its pages go to the end of `freed`.
+    /// Evicts the least recently used leaf without pins; appends its pages to `freed`. Returns its
+    /// tokens.
     pub fn evict_leaf(&mut self, freed: &mut impl Extend<BlockId>) -> Option<u32> {
         let leaf = self.leaves.pop()?;
         let node = &mut self.nodes[leaf as usize];
@@ -331,7 +335,7 @@ impl RadixTree {
         Some(key.len() as u32)
     }
 
-    /// The child of `node` that `tokens` lead to, and how many tokens of whole pages they have in common.
+    /// The child of `node` that `tokens` continue into, and the length of the match in whole pages.
     fn child(&self, node: NodeId, tokens: &[Token]) -> Option<(NodeId, usize)> {
         let first = tokens.get(..self.page)?;
         let &child = self.edges.get(&(node, hash_page(first)))?;
@@ -340,12 +344,13 @@ impl RadixTree {
         (whole > 0).then_some((child, whole))
     }
 
-    /// Puts a node with the first `at` tokens above `lower`, which keeps the rest and its id. Neither was used by it.
+    /// Splits a node: a new upper node gets the first `at` tokens, `lower` keeps the rest and its
+    /// id. Their last use is unchanged.
     fn split(&mut self, lower: NodeId, at: usize, held: &impl Fn(&[BlockId]) -> u32) -> NodeId {
         let cut = at / self.page;
         let node = &mut self.nodes[lower as usize];
         let was_pinned = node.pins > 0;
-        // Nobody holds a page of what is not pinned.
+        // An unpinned node has no used pages.
         let above = if was_pinned { held(&node.pages[..cut]) } else { 0 };
         node.pins -= above;
         let is_pinned = node.pins > 0;
@@ -374,7 +379,8 @@ impl RadixTree {
         upper
     }
 
-    /// Lists a node for eviction if it may be evicted; drops a tenant's root that nothing hangs on any more.
+    /// Puts a node into the eviction heap if it is an unpinned leaf; drops a bare root of another
+    /// tenant than 0.
     fn offer(&mut self, id: NodeId) {
         let node = &self.nodes[id as usize];
         if node.children > 0 || node.pins > 0 {
@@ -405,7 +411,7 @@ impl RadixTree {
         }
     }
 
-    /// Walks the whole tree and reports the first thing that does not add up. `held` counts the pins that belong to pages.
+    /// Consistency check of the whole tree. `held` counts the pins that belong to pages.
     pub fn check(&self, held: impl Fn(NodeId, &[BlockId]) -> u32) -> Result<(), String> {
         let (mut evictable, mut protected, mut seen, mut leaves) = (0, 0, 0, 0);
         let mut below = vec![(0u32, 0u32); self.nodes.len()];
