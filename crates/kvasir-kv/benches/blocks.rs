@@ -16,7 +16,7 @@ use std::time::Instant;
 const MINISGL: &str = "Mini-SGLang";
 const NANO: &str = "nano-vLLM";
 
-/// Least and median time of one call, in microseconds; `batch` calls are timed together.
+/// Minimum and median time of one call, in microseconds; `batch` calls are timed together.
 fn time(samples: usize, batch: u32, mut call: impl FnMut()) -> (f64, f64) {
     let mut times: Vec<f64> = (0..samples)
         .map(|_| {
@@ -29,6 +29,7 @@ fn time(samples: usize, batch: u32, mut call: impl FnMut()) -> (f64, f64) {
     (times[0], times[samples / 2])
 }
 
+/// Prints one figure beside a peer's.
 fn line(what: &str, (least, median): (f64, f64), peer: Option<(&str, f64)>) {
     let beside = peer.map(|(name, us)| format!("{name} {us:>8.1}   {:>7.0} times", us / least));
     println!("{what:<58} {least:>9.3} {median:>9.3}   {}", beside.unwrap_or_default());
@@ -49,7 +50,7 @@ fn prompt(seed: u32, len: u32) -> Vec<Token> {
         .collect()
 }
 
-/// Computes a prompt, publishes it and ends.
+/// One request: attaches a prompt, computes the rest, publishes and closes.
 fn leave<I: Index>(cache: &mut BlockCache<I>, step: &mut u64, tokens: &[Token]) {
     let seq = cache.open().unwrap();
     let hit = cache.attach(seq, tokens, 0, u32::MAX, Lookup::default()).unwrap();
@@ -65,6 +66,7 @@ fn look<I: Index>(cache: &mut BlockCache<I>, tokens: &[Token]) {
     black_box(cache.lookup(black_box(tokens), 0));
 }
 
+/// Prefix lookup, hits and misses.
 fn matching() {
     for (page, peers) in [(1, [6.9, 8.8, 15.5]), (16, [7.5, 9.3, 16.4]), (256, [11.4, 13.3, 20.0])] {
         for (len, peer) in [1024, 8192, 32768].into_iter().zip(peers) {
@@ -119,6 +121,7 @@ fn matching() {
     }
 }
 
+/// LRU eviction of one leaf.
 fn evicting() {
     for (leaves, peer) in [(100, 24.0), (1000, 158.0), (10_000, 1439.0)] {
         let mut times = Vec::new();
@@ -127,7 +130,7 @@ fn evicting() {
         for n in 0..leaves {
             leave(&mut cache, &mut step, &prompt(n + 1, 16));
         }
-        // One leaf goes and one comes, so the tree keeps its size.
+        // One leaf is evicted and one added, so the tree keeps its size.
         for n in 0..2000 {
             let start = Instant::now();
             let evicted = cache.evict(1).unwrap();
@@ -162,7 +165,7 @@ fn decoding<I: Index>(name: &str, mut cache: BlockCache<I>, batch: u32, peers: &
         let spans = [claimed - start, planned - claimed, retired - planned];
         spans.into_iter().zip(&mut parts).for_each(|(span, part)| part.push(span.as_secs_f64() * 1e6));
         if step % 16 == 0 {
-            // Stay near 1000 tokens.
+            // Keeps the sequences near 1000 tokens.
             seqs.iter().for_each(|&seq| cache.rewind().unwrap().rewind_to(seq, 1000).unwrap());
         }
     }
@@ -181,7 +184,8 @@ fn decoding<I: Index>(name: &str, mut cache: BlockCache<I>, batch: u32, peers: &
     );
 }
 
-/// Admission of a prompt of 8192 tokens: look up, open, attach, claim; then the rest of its life, not timed.
+/// Admission of a prompt of 8192 tokens: lookup, open, attach, claim. Retirement and closing are
+/// not timed.
 fn admitting<I: Index>(name: &str, mut cache: BlockCache<I>, hit: bool, peer: Option<(&str, f64)>) {
     let mut step = 0;
     let mut times = Vec::new();

@@ -22,7 +22,7 @@ pub enum CacheError {
         /// Slots available: free plus evictable.
         available: u32,
     },
-    /// The table of live sequences is full.
+    /// The maximum number of live sequences is reached.
     TooManySequences,
     /// A write must start where the sequence ends.
     StartNotLength {
@@ -44,7 +44,7 @@ pub enum CacheError {
     },
     /// The destination of a copy already owns one of the positions.
     CopyOverlaps,
-    /// The source of a copy owns nothing.
+    /// The source of a copy has no retired rows.
     NothingToCopy,
     /// The two sequences do not belong to one fork family.
     NotInFamily,
@@ -70,7 +70,7 @@ pub enum CacheError {
     WriteTooLong {
         /// Tokens of the claim.
         tokens: u32,
-        /// Most that one step may write.
+        /// Maximum of one step.
         longest: u32,
     },
     /// The plan is stale: the cache has changed since.

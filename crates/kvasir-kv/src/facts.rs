@@ -25,7 +25,7 @@ const MAX_VALUE: i64 = 1 << 24;
 /// One metadata value of a model file: a number, or one number per layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
-    /// The same for all layers.
+    /// The same value for all layers.
     One(i64),
     /// One per layer.
     PerLayer(Vec<i64>),
@@ -50,7 +50,7 @@ pub struct LayerForm {
 /// and never in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFacts {
-    /// The layers, from the first.
+    /// Layers in order.
     pub layers: Vec<LayerForm>,
 }
 
@@ -59,11 +59,11 @@ pub struct KvFacts {
 pub struct ConfigFacts {
     /// `num_hidden_layers`.
     pub num_hidden_layers: Option<i64>,
-    /// `num_attention_heads`; stands in for `num_key_value_heads`.
+    /// `num_attention_heads`; default of `num_key_value_heads`.
     pub num_attention_heads: Option<i64>,
     /// `num_key_value_heads`.
     pub num_key_value_heads: Option<i64>,
-    /// `hidden_size`; over the attention heads it stands in for `head_dim`.
+    /// `hidden_size`; `hidden_size / num_attention_heads` is the default of `head_dim`.
     pub hidden_size: Option<i64>,
     /// `head_dim`.
     pub head_dim: Option<i64>,
@@ -72,30 +72,30 @@ pub struct ConfigFacts {
 /// Why metadata were refused; names the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FactError {
-    /// The metadata are of a version that is not understood.
+    /// The schema version is not supported.
     UnknownVersion(i64),
-    /// A key of the namespace that this version does not have.
+    /// A `kv_cache.*` key that this version does not define.
     UnknownKey(String),
     /// A key or field is missing.
     Missing(&'static str),
-    /// A value is not positive (or negative, where 0 has a meaning), or absurdly large.
+    /// A value is not positive (or negative, where 0 is allowed), or implausibly large.
     OutOfRange {
         /// The key or field.
         key: &'static str,
         /// Its value.
         value: i64,
     },
-    /// A list has not one value per layer, or stands where one value belongs.
+    /// A list whose length is not the number of layers, or a list where one number is required.
     WrongForm(&'static str),
     /// `hidden_size` is no multiple of `num_attention_heads`.
     UnevenHeads,
-    /// Metadata and config, or metadata and program, say different things.
+    /// Metadata contradict the config or the model's program.
     Disagree {
         /// The key.
         key: &'static str,
-        /// What the file's metadata say.
+        /// Value in the file's metadata.
         metadata: i64,
-        /// What the other says.
+        /// Value derived from config or program.
         derived: i64,
     },
 }
@@ -121,7 +121,7 @@ impl fmt::Display for FactError {
 impl std::error::Error for FactError {}
 
 impl KvFacts {
-    /// A model whose layers are all alike.
+    /// The shape of a model whose layers are all alike.
     pub fn uniform(n_layers: u32, n_kv_heads: u32, head_dim: u32) -> Self {
         let form = LayerForm { n_kv_heads, head_dim, value_dim: head_dim, index_dim: 0, window: None };
         Self { layers: vec![form; n_layers as usize] }

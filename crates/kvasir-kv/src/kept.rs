@@ -78,7 +78,9 @@ pub(crate) struct Places {
 #[derive(Clone, Copy, Debug)]
 struct KeptTable {
     seq: SeqId,
+    /// Change counter of the sequence's table when it was copied.
     changes: u32,
+    /// Offset, length and capacity of its heap part in the plan's table.
     at: u32,
     blocks: u32,
     room: u32,

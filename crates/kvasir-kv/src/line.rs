@@ -122,7 +122,7 @@ impl Line {
         rows.any(|row| row.seq == seq && row.written == Written::Nodes)
     }
 
-    /// Refuses every id but the live sequence's.
+    /// Refuses every id but that of the live sequence.
     pub(crate) fn check_seq(&self, seq: SeqId) -> Result<(), CacheError> {
         self.seqs.get(seq).map(|_| ())
     }

@@ -60,9 +60,9 @@ pub enum Layout {
     },
     /// With `j = i + offset`, entry `i` is slot `table[at + j / block] * block + j % block`.
     Table {
-        /// Where in [`Plan::table`] this segment's blocks begin.
+        /// Offset in [`Plan::table`] of this segment's blocks.
         at: u32,
-        /// Slots per table entry; 1 makes it a table of slots.
+        /// Slots per table entry (block size); 1 for a slot table.
         block: u32,
         /// Entries of the first block that are skipped.
         offset: u32,
@@ -72,15 +72,15 @@ pub enum Layout {
 /// A part of one batch row's read, in rising order of position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// The pool that holds it.
+    /// Its pool.
     pub pool: PoolId,
-    /// Where its entries are.
+    /// Layout of its entries in the pool.
     pub layout: Layout,
     /// Number of entries (KV rows).
     pub len: u32,
-    /// Position of the first entry; entry `i` has position `first + i` unless `sparse` says otherwise.
+    /// Position of the first entry; entry `i` has position `first + i` unless `sparse` is set.
     pub first: Position,
-    /// Where in [`Plan::read_positions`] the entries' positions stand, when they are no run.
+    /// Offset in [`Plan::read_positions`] of the positions, if they are not consecutive.
     pub sparse: Option<u32>,
 }
 
@@ -89,7 +89,8 @@ pub struct Segment {
 pub enum Mask {
     /// Every query sees every entry: a decode row of one query.
     None,
-    /// The queries are the last entries of the read: query `q` of `n` sees all but the last `n - 1 - q`.
+    /// Causal: the queries are the last entries of the read; query `q` of `n` sees all but the last
+    /// `n - 1 - q`.
     Causal,
     /// One bit per query and entry: query `q` sees entry `e` if bit `e % 64` of
     /// `mask_words[at + q * words_per_query + e / 64]` is set.

@@ -263,7 +263,7 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
 
 impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
     fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
-        // Only rings lose rows, and a cache with rings takes no prefix.
+        // Only ring buffers lose rows, and a cache with rings takes no prefix.
         self.inner.len(seq)?;
         Ok(self.base)
     }

@@ -77,7 +77,7 @@ pub enum RegistryError {
         /// The kind.
         kind: CacheKind,
     },
-    /// The cache itself refused.
+    /// The cache refused the configuration.
     Cache(CacheError),
 }
 

@@ -73,7 +73,7 @@ impl<T: Default> SeqTable<T> {
         self.live == 0
     }
 
-    /// How many more can be opened.
+    /// Number of sequences that can still be opened.
     pub fn room(&self) -> u32 {
         self.limit - self.live
     }
@@ -99,7 +99,7 @@ impl<T: Default> SeqTable<T> {
         self.entries.iter_mut().filter(|entry| entry.live).map(|entry| &mut entry.value)
     }
 
-    /// The live sequences, by table index.
+    /// The live sequences, in order of table index.
     pub fn iter(&self) -> impl Iterator<Item = (SeqId, &T)> {
         let live = self.entries.iter().enumerate().filter(|(_, entry)| entry.live);
         live.map(|(index, entry)| (SeqId::new(index as u32, entry.uses), &entry.value))

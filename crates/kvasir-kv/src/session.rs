@@ -36,6 +36,7 @@ impl HeldCache {
 
 #[derive(Default)]
 struct Table {
+    /// Number of keys issued.
     issued: u64,
     installed: BTreeMap<SessionKey, HeldCache>,
 }
@@ -122,9 +123,9 @@ pub trait Use {
     fn face<'a>(cache: &'a mut dyn Cache) -> Result<&'a mut Self::Face<'a>, CacheError>;
 }
 
-/// Plain decoding with truncation.
+/// Single-stream decoding with truncation.
 pub enum Rewinding {}
-/// Batches and forks.
+/// Forks and range operations.
 pub enum Branching {}
 /// Prefix caching.
 pub enum Matching {}

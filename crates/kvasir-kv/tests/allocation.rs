@@ -7,24 +7,24 @@ use kvasir_kv::{Cache, ClaimRow, Paged, Plan, Radix, SeqId, StepId};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counting the calls of each thread.
+/// The system allocator, with a count of allocations per thread.
 struct Counting;
 
 thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell of the thread and allocates
-// nothing itself.
+// SAFETY: every call is forwarded unchanged to the system allocator; the counter is a thread-local
+// `Cell` and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.set(CALLS.get() + 1);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is forwarded unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is forwarded unchanged.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -32,8 +32,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Decode steps of 256 sequences, the next one claimed before the last has retired. A sequence's table doubles its memory
-/// now and then, as a vector does; the steps measured cross a block's end but no such doubling.
+/// Overlapped decode steps of 256 sequences: the next step is claimed before the last one retires.
+/// The measured steps cross a block boundary but no capacity doubling of a table.
 fn decode<I: Index>(mut cache: BlockCache<I>) {
     let seqs: Vec<SeqId> = (0..256).map(|_| cache.open().unwrap()).collect();
     let rows = |tokens| seqs.iter().map(|&seq| ClaimRow::new(seq, tokens)).collect::<Vec<_>>();

@@ -27,13 +27,14 @@ fn cells(capacity: u32) -> Cells {
 
 type Verb = (&'static str, fn(&mut dyn Cache, SeqId, SeqId));
 
-/// Makes a plan for `other`, with a step of it in flight or not, does the verb and looks whether the plan is stale.
+/// Makes a plan for `other`, with another step of it in flight or not; the operation must make it
+/// stale.
 fn goes_stale(make: impl Fn() -> Box<dyn Cache>, prepare: fn(&mut dyn Cache, SeqId, SeqId), verbs: &[Verb]) {
     for (name, verb) in verbs {
         for in_flight in [false, true] {
             let cache = &mut *make();
             let seq = cache.open().unwrap();
-            // A cache of one sequence works on that one alone.
+            // A single-sequence cache uses the same sequence for both.
             let other = cache.open().unwrap_or(seq);
             prepare(cache, seq, other);
             if in_flight {
@@ -82,7 +83,7 @@ fn every_verb_of_contiguous_makes_plans_stale() {
 fn every_verb_of_tree_makes_plans_stale() {
     let make = || -> Box<dyn Cache> { Box::new(TreeCache::new(32)) };
     goes_stale(make, |cache, seq, _| drop(run(cache, 1, &[ClaimRow::new(seq, 4)])), ONE_SEQUENCE);
-    // On the one sequence of a tree these come between two of its own steps.
+    // On the single sequence of a `tree` cache these come between two of its own steps.
     goes_stale(
         make,
         |cache, seq, _| drop(run(cache, 1, &[ClaimRow::new(seq, 4)])),
@@ -181,8 +182,8 @@ fn rings_bound_a_write_and_what_a_rewind_may_reach() {
     for step in 1..=3 {
         run(&mut cache, step, &[ClaimRow::new(seq, 3)]);
     }
-    // Nine rows were written to a ring of six: positions below 3 are lost, and position 6 is the lowest that still finds
-    // the three before it.
+    // Nine rows were written to a ring of six: positions below 3 are overwritten, and 6 is the
+    // lowest length whose next token still finds the three before it.
     assert_eq!(cache.retained_from(), 3);
     let refused = cache.rewind().unwrap().rewind_to(seq, 5);
     assert_eq!(refused, Err(CacheError::RewindOutOfRange { to: 5, lowest: 6, length: 9 }));
@@ -193,7 +194,7 @@ fn rings_bound_a_write_and_what_a_rewind_may_reach() {
         Err(CacheError::RewindOutOfRange { to: 5, lowest: 6, length: 7 }),
         "what is lost stays lost"
     );
-    // A cancelled claim was never written.
+    // A cancelled claim overwrote nothing.
     run(&mut cache, 4, &[ClaimRow::new(seq, 2)]);
     cache.claim(StepId(5), &[ClaimRow::new(seq, 3)]).unwrap();
     assert_eq!(cache.retained_from(), 6);
@@ -238,7 +239,7 @@ fn a_fork_reads_the_frozen_prefix_and_then_its_own_tail() {
     assert_eq!(explicit.entries(&explicit.rows[0]).collect::<Vec<_>>(), read, "lowering keeps both segments");
     assert!(!explicit.sees(&explicit.rows[0], 0, 6) && explicit.sees(&explicit.rows[0], 1, 6));
 
-    // A prefix of a prefix: the fork's tail is frozen on top.
+    // A prefix on a prefix: the fork's tail is frozen on top.
     let above = fork.freeze(PoolId(2)).unwrap();
     let mut deep = above.fork(4).unwrap();
     let seq = deep.open().unwrap();
@@ -255,7 +256,7 @@ fn a_fork_reads_the_frozen_prefix_and_then_its_own_tail() {
     assert!(watch.is_gone());
 }
 
-/// The kind and the segments of one more token of `seq`.
+/// The plan kind of one more decode token of `seq`.
 fn classified(cache: &mut Cells, step: u64, seq: SeqId) -> PlanKind {
     let plan = run(cache, step, &[ClaimRow::new(seq, 1)]);
     plan.kind
@@ -284,7 +285,7 @@ fn what_is_not_one_run_from_the_first_cell_is_not_the_fused_path() {
     let mut cache = cells(64);
     let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
     assert_eq!(run(&mut cache, 1, &[ClaimRow::new(a, 3), ClaimRow::new(b, 3)]).kind, PlanKind::Ragged);
-    // Alone in the step, but the cells are not its own run: b's begin at 3, a's are split by b's.
+    // A single row, but no run from cell 0: b begins at cell 3, and b's cells split a's.
     assert_eq!(classified(&mut cache, 2, b), PlanKind::Ragged);
     assert_eq!(classified(&mut cache, 3, a), PlanKind::Ragged);
     // A hole in the positions.
@@ -356,7 +357,8 @@ fn a_trunk_shared_by_many_forks_is_read_as_one_run() {
     let rows: Vec<_> = forks.iter().map(|&fork| ClaimRow::new(fork, 1)).collect();
     run(&mut cache, 2, &rows);
     let plan = run(&mut cache, 3, &rows);
-    // Two tokens a tail; the first fork's first one lies right behind the trunk and lengthens the run.
+    // Each tail has two tokens; the first fork's first token lies right behind the trunk and
+    // extends the run.
     let tables = plan.segments.iter().filter(|segment| matches!(segment.layout, Layout::Table { .. }));
     assert_eq!(tables.map(|segment| segment.len).sum::<u32>(), 399, "only the tails are tables");
     for (i, row) in plan.rows.iter().enumerate() {
@@ -370,7 +372,8 @@ fn a_trunk_shared_by_many_forks_is_read_as_one_run() {
     cache.check().unwrap();
 }
 
-/// A cache keeps what stands in a plan's memory only as long as it is true: reused memory and fresh memory say the same.
+/// Incremental slot tables: a plan in reused memory equals one in fresh memory, whatever happened
+/// in between.
 #[test]
 fn a_plan_of_cells_in_used_memory_says_what_a_fresh_one_says() {
     let mut cache = Cells::new(600, 16, None).unwrap();

@@ -8,7 +8,7 @@ use kvasir_kv::{Cache, ClaimRow, Lookup, Paged, Prefix, Radix, StepId, Token};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
-/// A prompt, its tenant, how much of it is published, and whether to evict before it.
+/// One request: prompt, tenant, published length, slots to evict before it.
 type Life = (Vec<Token>, u64, u32, Option<u32>);
 
 fn lives() -> impl Strategy<Value = Vec<Life>> {
@@ -16,8 +16,8 @@ fn lives() -> impl Strategy<Value = Vec<Life>> {
     proptest::collection::vec((prompt, 0u64..2, 0u32..48, proptest::option::weighted(0.1, 1u32..40)), 1..30)
 }
 
-/// Runs the lives one after the other. `longest` says how many leading tokens of a prompt should be found, of what
-/// `keep` was told of; with nothing evicted it is exact, else a bound.
+/// Runs the requests one after the other. `keep` receives each published prefix; `longest` predicts
+/// the hit of a prompt: exactly if nothing was evicted, else as an upper bound.
 fn check<I: Index>(
     mut cache: BlockCache<I>,
     lives: &[Life],

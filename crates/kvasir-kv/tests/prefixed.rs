@@ -19,7 +19,7 @@ fn fill(cache: &mut dyn Cache, tokens: u32) {
     cache.retire(StepId(1)).unwrap();
 }
 
-/// A prefix of so many rows in two pools, 7 and 8.
+/// A prefix of `ROWS` rows in two pools, 7 and 8.
 fn prefix() -> SharedPrefix {
     let mut below = Contiguous::new(64);
     fill(&mut below, 40);
@@ -33,20 +33,20 @@ fn config(kind: CacheKind) -> CacheConfig {
     CacheConfig { block_size, max_sequences: 6, ..CacheConfig::new(96) }
 }
 
-/// The same cache twice, with and without a prefix.
+/// The same cache twice, without and with a prefix.
 struct Twins {
     alone: Box<dyn Cache>,
     behind: Prefixed<dyn Cache>,
     base: u32,
     ids: Vec<SeqId>,
     step: u64,
-    /// Claimed and neither retired nor cancelled.
+    /// Steps in flight.
     claimed: Vec<u64>,
     plans: u32,
     explicit: u32,
-    /// How often the last plan went stale.
+    /// Number of checks that found the last plan stale.
     staled: u32,
-    /// The last plan of either.
+    /// The last plan of each.
     last: [Plan; 2],
 }
 
@@ -60,7 +60,7 @@ impl Twins {
         Self { alone: make(), behind, base, ids, step: 0, claimed, plans: 0, explicit: 0, staled: 0, last }
     }
 
-    /// Does a verb on both, which must agree whether it is refused.
+    /// Runs an operation on both, which must agree on the result or both refuse.
     fn both<T: PartialEq + std::fmt::Debug>(
         &mut self,
         what: &str,
@@ -75,7 +75,7 @@ impl Twins {
     }
 
     fn verb(&mut self, (op, a, b, c): (u8, u32, u32, u32)) {
-        // With none alive an id that was never issued.
+        // Without live sequences, an id that was never issued.
         let pick = |n: u32| self.ids.get(n as usize % self.ids.len().max(1)).copied().unwrap_or_default();
         let (seq, other, range) = (pick(a), pick(b), b % 24..b % 24 + c % 24);
         match op {
@@ -99,10 +99,10 @@ impl Twins {
             17..=18 => {
                 self.both("rewind", |cache, up| cache.rewind()?.rewind_to(seq, b % 24 + up));
             }
-            // Alone a source without rows is refused; behind a prefix it has that.
+            // Alone, a source without rows is refused; behind a prefix it has the prefix's rows.
             19..=20 if self.alone.len(seq) == Ok(0) || range.is_empty() => {}
             19..=20 => drop(self.both("copy", |cache, up| {
-                // With a prefix a copy may begin anywhere in it: that part is everybody's already.
+                // A copy may begin inside the prefix, which every sequence has already.
                 let start = if range.start == 0 { c % (up + 1) } else { range.start + up };
                 cache.sequences()?.copy(seq, other, start..range.end + up)
             })),
@@ -134,7 +134,7 @@ impl Twins {
             let row = |seq| ClaimRow::new(seq, tokens);
             if seq == other || c.is_multiple_of(3) { vec![row(seq)] } else { vec![row(seq), row(other)] }
         };
-        // A frontier is claimed whole or not at all, so several sizes are tried.
+        // A frontier must be claimed as a whole, so several sizes are tried.
         for tokens in [1 + c % 9, 1, 2, 3, 4, 5] {
             self.step += 1;
             let step = StepId(self.step);
@@ -231,7 +231,7 @@ fn what_lies_behind_a_prefix_is_found_by_content_in_whole_blocks() {
         let seen = cache.prefix().unwrap().lookup(&tokens, 0);
         let hit = cache.prefix().unwrap().attach(second, &tokens, 0, u32::MAX, seen.lookup).unwrap();
         assert_eq!((hit.tokens, cache.len(second)), (88, Ok(88)), "{kind}");
-        // A prompt that ends within the prefix finds the prefix and nothing else.
+        // A prompt that ends inside the prefix hits the prefix only.
         assert_eq!(cache.prefix().unwrap().lookup(&tokens[..50], 0).tokens, 68);
     }
 }

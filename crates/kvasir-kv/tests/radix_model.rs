@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 struct Node {
-    /// The tokens from the root on; its own are those from `start` on.
+    /// All tokens from the root; its own are those from `start` on.
     path: Vec<Token>,
     start: usize,
     pages: Vec<BlockId>,
@@ -18,7 +18,7 @@ struct Node {
 #[derive(Debug, Default)]
 struct Naive {
     page: usize,
-    /// None where a node was evicted.
+    /// `None` for evicted nodes.
     nodes: Vec<Option<Node>>,
     clock: u64,
 }
@@ -28,7 +28,7 @@ impl Naive {
         self.nodes.iter().enumerate().filter_map(|(i, node)| Some((i, node.as_ref()?)))
     }
 
-    /// Follows `tokens`: where it ended, how far it came, and the pages.
+    /// Matches `tokens`: deepest node, matched length, pages.
     fn walk(&mut self, tokens: &[Token]) -> (Option<usize>, usize, Vec<BlockId>) {
         self.clock += 1;
         let (mut at, mut reached, mut pages) = (0, None, Vec::new());
@@ -72,7 +72,7 @@ impl Naive {
         self.live().all(|(_, other)| other.start != node.path.len() || !other.path.starts_with(&node.path))
     }
 
-    /// Tokens in nodes that somebody uses, or a node below them.
+    /// Tokens in nodes that are pinned themselves or have a pinned descendant.
     fn protected(&self) -> usize {
         let pinned: Vec<&Node> = self.live().map(|(_, node)| node).filter(|node| node.pins > 0).collect();
         let is_used = |node: &Node| pinned.iter().any(|below| below.path.starts_with(&node.path));
@@ -83,7 +83,7 @@ impl Naive {
         self.live().map(|(_, node)| node.path.len() - node.start).sum()
     }
 
-    /// The pages of the free leaf that was used least recently.
+    /// Evicts the least recently used unpinned leaf; returns its pages.
     fn evict(&mut self) -> Option<Vec<BlockId>> {
         let free = self.live().filter(|(_, node)| node.pins == 0 && self.is_leaf(node));
         let (i, _) = free.min_by_key(|(_, node)| node.used_at)?;
@@ -112,7 +112,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..80)
 }
 
-/// A node as both know it.
+/// A node's ids in both trees.
 type Both = (NodeId, usize);
 
 fn run(page: usize, ops: &[Op]) {

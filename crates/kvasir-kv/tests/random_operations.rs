@@ -23,10 +23,10 @@ struct Run {
     cache: Box<dyn Cache>,
     model: Model,
     device: Device,
-    /// Every id that was ever issued.
+    /// Every id ever issued.
     ids: Vec<SeqId>,
     next_step: u64,
-    /// The newest claim, while it is not submitted.
+    /// The newest claim, until it is submitted.
     unsubmitted: Option<u64>,
 }
 
@@ -40,13 +40,13 @@ impl Run {
     fn id(&self, pick: u32) -> SeqId {
         let live: Vec<_> = self.model.seqs.keys().copied().collect();
         match pick.is_multiple_of(16) || live.is_empty() {
-            // A stale or foreign one now and then.
+            // Sometimes a stale or foreign id.
             true => self.ids.get(pick as usize / 16).copied().unwrap_or(SeqId::new(7, 9)),
             false => live[pick as usize / 16 % live.len()],
         }
     }
 
-    /// Does one verb on both and compares: refusals, and that a refusal changes nothing a plan could notice.
+    /// Runs one operation on both and compares refusals; a refusal must not raise the generation.
     fn both(
         &mut self,
         what: &str,
@@ -58,7 +58,7 @@ impl Run {
         let got = real(&mut *self.cache);
         assert_eq!(got.is_ok(), expected.is_ok(), "{what}: {got:?}");
         let changed = self.cache.generation() != generation;
-        // A copy of a range in which there is nothing leaves plans as they are.
+        // A copy of an empty range keeps the generation.
         assert!(changed == got.is_ok() || (what == "copy" && !changed), "{what}: generation");
         got.is_ok()
     }
@@ -104,7 +104,7 @@ impl Run {
         self.compare();
     }
 
-    /// Mostly parents that a frontier may have.
+    /// Mostly valid parents of a frontier.
     fn parents(&self, id: SeqId, parents: &[i32], c: u32) -> Vec<i32> {
         let first = self.model.seqs.get(&id).map_or(0, |seq| seq.nodes.len() as i32);
         let valid =
@@ -112,7 +112,7 @@ impl Run {
         (first..).zip(parents).map(valid).collect()
     }
 
-    /// Mostly a chain that there is.
+    /// Mostly a valid chain.
     fn accepted(&self, id: SeqId, parents: &[i32], c: u32) -> Vec<u32> {
         match self.model.seqs.get(&id).filter(|seq| !c.is_multiple_of(4) && !seq.nodes.is_empty()) {
             Some(seq) => {
@@ -266,7 +266,7 @@ impl Run {
         }
     }
 
-    /// Everything ends, and the pool is as it was.
+    /// Retires and clears everything; the pool must be empty again.
     fn finish(mut self) {
         self.submit();
         while !self.model.flights.is_empty() {

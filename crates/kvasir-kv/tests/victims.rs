@@ -19,8 +19,8 @@ impl Dice {
     }
 }
 
-/// A verb that leads to the state under test. States cannot be copied, so that each one is made
-/// anew for every question.
+/// An operation that leads to the state under test. Caches cannot be cloned, so each state is
+/// rebuilt for every question.
 #[derive(Clone, Debug)]
 enum Verb {
     Open(Vec<Token>, bool),
@@ -34,7 +34,7 @@ enum Verb {
 
 struct State {
     cache: Box<dyn Cache>,
-    /// Live sequences and the tokens that they hold.
+    /// Live sequences and their tokens.
     seqs: Vec<(SeqId, Vec<Token>)>,
     next: u64,
     retired: u64,
@@ -73,7 +73,7 @@ impl State {
                 }
                 for (_, at, tokens) in named {
                     let written = &mut self.seqs[at].1;
-                    // Mostly alike, so that prefixes are shared.
+                    // Few different tokens, so that prefixes are shared.
                     written.extend((0..tokens).map(|i| 1 + (i + at as u32) % 2));
                 }
             }
@@ -91,8 +91,8 @@ impl State {
                     return;
                 }
                 let Ok(fork) = self.cache.open() else { return };
-                // Whole blocks, so that no row moves wait: what they lease comes free earlier where
-                // their target is closed.
+                // Whole blocks, so that no slot copies wait: their leases would end early when the
+                // destination is closed.
                 let block = self.cache.block_size();
                 let len = (*len).min(self.cache.len(source).unwrap()) / block * block;
                 let copied = self.cache.sequences().unwrap().copy(source, fork, 0..len);
@@ -146,18 +146,18 @@ fn verbs(dice: &mut Dice) -> Vec<Verb> {
     (0..8 + dice.below(30)).map(|_| verb(dice)).collect()
 }
 
-/// What a search is about, by places in the list of sequences.
+/// Input of a victim search; sequences by index in `State::seqs`.
 #[derive(Debug)]
 struct Question {
     candidates: Vec<usize>,
     truncate: Option<(usize, u32)>,
-    /// A prompt that is looked up before, and attached afterwards.
+    /// A prompt that is looked up before and attached afterwards.
     prompt: Option<Vec<Token>>,
     leased_too: bool,
 }
 
-/// Slots that come free when a state's sequences are truncated and closed; the prompt is attached
-/// then. With `leased_too`, once all steps in flight have retired.
+/// Slots that really come free when the sequences are truncated and closed and the prompt is
+/// attached. With `leased_too`, after all steps in flight have retired.
 fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
     let counted = |state: &mut State| {
         while question.leased_too && state.retired + 1 < state.next {
@@ -171,7 +171,7 @@ fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
     {
         idle = prefix.lookup(prompt, 0).idle;
     }
-    // A lookup may split a node of the tree, of which one half is in use no more.
+    // A lookup may split a radix node, of which one part is then evictable.
     let before = if question.leased_too { 0 } else { counted(&mut state) };
     if let Some((at, len)) = question.truncate {
         let seq = state.seqs[at].0;
@@ -190,7 +190,7 @@ fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
         prefix.attach(seq, prompt, 0, u32::MAX, Hit::default().lookup).unwrap();
     }
     state.cache.check().unwrap();
-    // What the hit takes out of what nobody used was weighed before.
+    // The evictable slots that the hit takes were accounted for before.
     counted(&mut state) + i64::from(idle) - before
 }
 
@@ -214,7 +214,7 @@ fn check(kind: CacheKind, seed: u64) -> bool {
     all.reverse();
     let prompt = dice.below(2) == 0 && state.cache.prefix().is_ok();
     let prompt = prompt.then(|| (0..20).map(|_| 1 + dice.below(2) as Token).collect::<Vec<_>>());
-    // What a hit takes of leased blocks is nobody's loss, so nothing is known of the two together.
+    // A hit may take leased blocks without loss, so the two are not combined.
     let leased_too = prompt.is_none() && dice.below(2) == 0;
     let question = Question { candidates: all, truncate, prompt, leased_too };
     let hit = match &question.prompt {
@@ -223,7 +223,7 @@ fn check(kind: CacheKind, seed: u64) -> bool {
     };
     let candidates: Vec<SeqId> = question.candidates.iter().map(|at| state.seqs[*at].0).collect();
     let truncate = question.truncate.map(|(at, len)| (state.seqs[at].0, len));
-    // What is there, where `freed` has not taken it off.
+    // Baseline where `freed` does not subtract it.
     let none = Question { candidates: Vec::new(), truncate: None, prompt: None, leased_too };
     let base = if leased_too { freed(make(), &none, &[]) } else { 0 };
     let freed = |close: &[usize]| freed(make(), &question, close) - base;
@@ -236,7 +236,7 @@ fn check(kind: CacheKind, seed: u64) -> bool {
     let about = format!("{kind}, seed {seed}: {slots} of {most} slots, {question:?}, {victims:?}, {verbs:?}");
     assert_eq!((state.cache.room(), state.cache.generation()), (before, generation), "{about}");
     state.cache.check().unwrap();
-    // A leased page keeps a whole node of the tree in use, which is not looked through.
+    // A leased page keeps its whole radix node pinned, which the search does not look into.
     let exact = !(leased_too && kind == CacheKind::Radix);
     assert!(!enough || i64::from(slots) <= most, "{about}");
     assert!(enough || i64::from(slots) > most || !exact, "{about}");

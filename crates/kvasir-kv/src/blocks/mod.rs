@@ -92,14 +92,19 @@ impl BlockConfig {
 #[derive(Clone, Debug)]
 pub struct BlockCache<I> {
     config: BlockConfig,
+    /// Tells plans which cache wrote their memory.
     identity: Identity,
     size: BlockSize,
+    /// Reference counts and the index.
     ledger: Ledger<I>,
     seqs: SeqTable<Seq>,
+    /// Claimed steps; a deferred release is one lease of a block.
     inflight: InFlight<ClaimedRow, BlockId>,
     /// Shared last blocks that claims in flight replaced by private copies (copy-on-write).
     replaced: Vec<Replaced>,
+    /// Slot copies for the next step.
     moves: LeasedMoves,
+    /// See `Cache::generation`.
     generation: u64,
     /// Counts claims, refused ones included; marks the sequences of a claim to detect duplicates.
     marks: u64,
@@ -112,6 +117,7 @@ pub struct BlockCache<I> {
     looked_up: Option<(Hit, u64)>,
     /// Number of the newest lookup.
     lookups: u64,
+    /// Scratch memory of claims and victim searches.
     records: Vec<ClaimedRow>,
     fresh: BlockQueue,
     /// Indices of the newest claim's rows whose tables grew in their heap part, for prefetch.

@@ -42,8 +42,10 @@ enum Written {
 struct Row {
     seq: SeqId,
     written: Written,
+    /// First position or node, and the one after the last.
     start: u32,
     end: u32,
+    /// Tokens claimed; more than `end - start` once a truncation has shortened the claim.
     tokens: u32,
     /// The last step before this one that named the sequence, to restore on cancel.
     before: Option<StepId>,
@@ -74,13 +76,17 @@ struct Sequence {
 /// defragments.
 #[derive(Debug)]
 pub struct Cells {
+    /// Tells plans which cache wrote their memory.
     identity: Identity,
     capacity: u32,
+    /// Sliding window of every layer.
     window: Option<u32>,
     cells: CellTable,
     seqs: SeqTable<Sequence>,
+    /// Claimed steps; a deferred release is one lease of a cell.
     inflight: InFlight<Row, Slot>,
     moves: Moves,
+    /// Number of the newest fork family.
     families: u64,
     claims: u64,
     generation: u64,

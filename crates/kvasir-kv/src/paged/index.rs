@@ -56,12 +56,16 @@ impl Hasher for Already {
 /// reused.
 #[derive(Clone, Copy, Debug, Default)]
 struct Content {
+    /// Content number; `UNPUBLISHED` if there is no content.
     number: u64,
+    /// Content number of the block before.
     parent: u64,
     salt: u64,
     hash: u64,
+    /// Links of the list of blocks with this hash.
     before: BlockId,
     after: BlockId,
+    /// Whether it is in the LRU list.
     idle: bool,
 }
 
@@ -81,9 +85,11 @@ pub struct HashIndex {
     tokens: Vec<Token>,
     /// The first block of each hash; others with that hash are linked behind it.
     heads: HashMap<u64, BlockId, BuildHasherDefault<Already>>,
+    /// The newest content number.
     numbers: u64,
     published: u32,
     words: Vec<u64>,
+    /// Recorded events, if recording is on.
     events: Option<Vec<CacheEvent>>,
 }
 
@@ -446,7 +452,7 @@ mod tests {
         let a = leave(&mut index, &[1, 1, 7, 7], 0);
         let b = leave(&mut index, &[2, 2, 7, 7, 8, 8], 0);
         let other_tenant = leave(&mut index, &[1, 1, 7, 7], 5);
-        // The second blocks are equal, and so are all hashes; what comes before them is not.
+        // The second blocks and all hashes are equal; the preceding tokens are not.
         assert_eq!(find(&mut index, &[1, 1, 7, 7, 8, 8], 0), a);
         assert_eq!(find(&mut index, &[2, 2, 7, 7, 8, 8], 0), b);
         assert_eq!(find(&mut index, &[1, 1, 7, 7], 5), other_tenant);
@@ -460,7 +466,7 @@ mod tests {
         let mut index = index(8, hash_with);
         let (a, b) = (leave(&mut index, &[1, 2, 3, 4], 0), leave(&mut index, &[1, 2, 3, 4], 0));
         assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), a);
-        // The second block of the first goes; the second one's follows the same content.
+        // The second block of `a` is evicted; the second block of `b` follows the same content.
         index.let_go(a[1]);
         assert_eq!(index.evict(1), 1);
         assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), [a[0], b[1]]);

@@ -27,12 +27,12 @@ const NONE: NodeId = NodeId::MAX;
 
 #[derive(Clone, Debug)]
 struct Node {
-    /// The tokens on the edge to it, whole pages.
+    /// Tokens on the edge to it, in whole pages.
     key: Vec<Token>,
-    /// The pages that hold them.
+    /// Pages that hold their K and V.
     pages: Vec<BlockId>,
     parent: NodeId,
-    /// Hash of the first page of `key`, under which the parent finds it.
+    /// Hash of the first page of `key`, the edge's key in the parent; for a root, the salt.
     edge: u64,
     children: u32,
     /// Pins of its own pages, plus one per pinned child.
@@ -41,7 +41,7 @@ struct Node {
     used_at: u64,
 }
 
-/// Where a walk ended.
+/// Result of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reached {
     /// The deepest node that matches.
@@ -63,6 +63,7 @@ pub struct Reached {
 pub struct RadixTree {
     page: usize,
     nodes: Vec<Node>,
+    /// Unused node ids.
     spare: Vec<NodeId>,
     /// Children by (parent, hash of their first page).
     edges: HashMap<(NodeId, u64), NodeId, BuildHasherDefault<DefaultHasher>>,
@@ -70,6 +71,7 @@ pub struct RadixTree {
     roots: HashMap<u64, NodeId, BuildHasherDefault<DefaultHasher>>,
     /// Evictable leaves by last use.
     leaves: Oldest,
+    /// Logical time: counts walks and added leaves.
     clock: u64,
     evictable: u32,
     protected: u32,

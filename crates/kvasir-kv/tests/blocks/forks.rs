@@ -66,8 +66,8 @@ fn a_shared_last_block_is_copied_before_it_is_written() {
     });
 }
 
-/// A fork that was cut inside a shared block writes into a copy of it; when that step is cancelled the block is shared again, whatever
-/// the step was.
+/// A fork truncated inside a shared block writes to a copy of it. When that step is cancelled the
+/// block is shared again, and must be copied again before the next write.
 #[test]
 fn a_last_block_that_is_shared_again_is_copied_again() {
     both(SMALL, |cache| {

@@ -16,7 +16,7 @@ use kvasir_kv::{Cache, CacheError, ClaimRow, Paged, Plan, Radix, Room, RowMove, 
 const SMALL: BlockConfig =
     BlockConfig { block_size: 4, blocks: 8, max_sequences: 8, sharing: true, dummy: false };
 
-/// The same test over both caches.
+/// Runs the test on both caches.
 fn both(config: BlockConfig, test: impl Fn(&mut dyn Cache)) {
     test(&mut Paged::new(config).unwrap());
     test(&mut Radix::new(config).unwrap());

@@ -3,7 +3,8 @@
 
 use crate::*;
 
-/// A cache keeps what stands in a plan's memory only as long as it is true: reused memory and fresh memory say the same.
+/// Incremental block tables: a plan in reused memory equals one in fresh memory, whatever happened
+/// in between.
 #[test]
 fn a_plan_in_used_memory_says_what_a_fresh_one_says() {
     both(BlockConfig { block_size: 2, blocks: 64, ..SMALL }, |cache| {
@@ -53,7 +54,8 @@ fn a_plan_in_used_memory_says_what_a_fresh_one_says() {
     });
 }
 
-/// A verb, on a cache in which `a` has 8 published tokens, `b` has forked off it and has 3 more, and `c` has tree nodes.
+/// An operation on a cache in which `a` has 8 published tokens, `b` is a fork of it with 3 more,
+/// and `c` has draft nodes.
 type Verb = fn(&mut dyn Cache, [SeqId; 3]);
 
 const STALE: &[(&str, Verb)] = &[

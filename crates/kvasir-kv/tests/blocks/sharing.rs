@@ -112,7 +112,7 @@ fn a_sequence_that_had_a_hole_is_published_only_up_to_it() {
         };
         assert_eq!(read, [0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12]);
         cache.retire(StepId(2)).unwrap();
-        // From where it is whole again it may be published again.
+        // After truncation to the hole, new rows may be published again.
         cache.rewind().unwrap().rewind_to(a, 4).unwrap();
         run(cache, 3, a, 8);
         publish(cache, a, &prompt);

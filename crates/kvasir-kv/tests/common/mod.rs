@@ -2,7 +2,7 @@
 
 use kvasir_kv::{Cache, Plan, StepId};
 
-/// The plan of a step that is claimed.
+/// The plan of a claimed step, in fresh memory.
 pub(crate) fn plan_of(cache: &dyn Cache, step: u64) -> Plan {
     let mut plan = Plan::default();
     cache.plan(StepId(step), &mut plan).unwrap();

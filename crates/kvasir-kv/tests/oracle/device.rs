@@ -7,7 +7,7 @@ use super::model::Query;
 use kvasir_kv::{Lowering, Mask, Plan, PlanKind, PoolId};
 use std::collections::VecDeque;
 
-/// A pool that holds a tag per slot, and the steps that were submitted to it.
+/// A pool with a tag per slot, and the submitted steps.
 pub(crate) struct Device {
     slots: Vec<Option<u32>>,
     queue: VecDeque<(Plan, Vec<Query>)>,
@@ -19,6 +19,7 @@ impl Device {
         Self { slots: vec![None; capacity as usize], queue: VecDeque::new(), lowering: Lowering::default() }
     }
 
+    /// Queues a step, after checking its form and that lowering preserves what each query sees.
     pub(crate) fn submit(&mut self, plan: &Plan, queries: Vec<Query>) {
         check_form(plan);
         let mut explicit = Plan::default();
@@ -34,7 +35,7 @@ impl Device {
         self.queue.push_back((plan.clone(), queries));
     }
 
-    /// Runs the oldest step.
+    /// Runs the oldest step: slot copies, writes, then reads.
     pub(crate) fn run(&mut self) {
         let (plan, queries) = self.queue.pop_front().unwrap();
         let moved: Vec<_> = plan.moves.iter().map(|m| self.slots[m.from as usize]).collect();
@@ -54,12 +55,13 @@ impl Device {
     }
 }
 
+/// The entries that one query sees.
 fn seen(plan: &Plan, row: &kvasir_kv::PlanRow, query: u32) -> Vec<(PoolId, u32, u32)> {
     let entries = plan.entries(row).zip(0..).filter(|&(_, entry)| plan.sees(row, query, entry));
     entries.map(|(entry, _)| entry).collect()
 }
 
-/// What must hold of every plan, whoever made it.
+/// Invariants of every plan of every cache.
 fn check_form(plan: &Plan) {
     assert_eq!(plan.positions.len(), plan.write_slots.len());
     for row in &plan.rows {

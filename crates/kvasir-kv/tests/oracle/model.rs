@@ -11,7 +11,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) tag: u32,
-    /// The step that will publish it.
+    /// The step in flight that will publish it.
     pub(crate) step: Option<u64>,
 }
 
@@ -51,7 +51,7 @@ impl Seq {
     }
 }
 
-/// What one query token of a step is to see.
+/// What one query token of a step must see.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Query {
     pub(crate) position: u32,
@@ -63,11 +63,11 @@ pub(crate) struct Query {
 pub(crate) struct Flight {
     pub(crate) step: u64,
     pub(crate) seqs: Vec<(SeqId, u32)>,
-    /// Tags given up while it was in flight.
+    /// Tags released while it was in flight.
     leased: Vec<u32>,
 }
 
-/// `Err(())` is a refusal; which error it is does not matter here.
+/// `Err(())` is a refusal; the model does not predict which error.
 pub(crate) type Verdict = Result<(), ()>;
 
 pub(crate) struct Model {
@@ -79,7 +79,7 @@ pub(crate) struct Model {
     pub(crate) flights: VecDeque<Flight>,
     families: u32,
     tags: u32,
-    /// The last step of a single line's sequence before.
+    /// The last step of the previous sequence of a single-sequence cache.
     line_leased_by: Option<u64>,
 }
 
@@ -127,7 +127,7 @@ impl Model {
         );
     }
 
-    /// Tags leave a sequence: a step in flight that names it keeps them.
+    /// Releases tags of a sequence: a step in flight that names it leases them.
     fn let_go(&mut self, seq: SeqId, tags: Vec<u32>) {
         let named = |flight: &&mut Flight| flight.seqs.iter().any(|(s, _)| *s == seq);
         if !self.is_line()
@@ -184,7 +184,7 @@ impl Model {
         Ok(())
     }
 
-    /// What the queries of a step see now, or nothing when a part of the claim is gone.
+    /// What the queries of a step must see, or `None` when part of the claim was truncated.
     pub(crate) fn queries(&self, step: u64) -> Option<Vec<Query>> {
         let flight = self.flights.iter().find(|flight| flight.step == step)?;
         let mut queries = Vec::new();

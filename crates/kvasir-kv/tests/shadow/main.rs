@@ -37,13 +37,13 @@ fn mix(a: u64, b: u64) -> u64 {
 
 #[derive(Clone, Default)]
 struct ModelSeq {
-    /// Token and content of every owned position.
+    /// Token and content hash of every owned position.
     rows: BTreeMap<Position, (Token, u64)>,
     nodes: Vec<Node>,
     proposed: Vec<i32>,
     salt: u64,
     family: u64,
-    /// Rows of claims in flight, and nodes.
+    /// Rows, and draft nodes, of claims in flight.
     inflight: u32,
     nodes_inflight: u32,
 }
@@ -60,7 +60,7 @@ impl ModelSeq {
     fn next(&self) -> Position {
         self.rows.last_key_value().map_or(0, |(position, _)| position + 1)
     }
-    /// Rows whose step has retired: claimed ones are the last.
+    /// Retired rows: claimed ones are the last.
     fn retired(&self) -> impl Iterator<Item = (Position, (Token, u64))> + '_ {
         let rows = self.rows.len() - self.inflight as usize;
         self.rows.iter().take(rows).map(|(&position, &row)| (position, row))
@@ -88,10 +88,10 @@ impl ModelSeq {
     }
 }
 
-/// One query: its position, its token, and position and content of all that it sees, itself last.
+/// One query: position, token, and (position, content) of all it sees, itself last.
 type Query = (Position, Token, Vec<(Position, u64)>);
 
-/// What one row of a submitted step must do.
+/// What one batch row of a submitted step must do.
 struct Expected {
     seq: SeqId,
     salt: u64,
@@ -104,7 +104,7 @@ struct Flight {
     plan: Plan,
     expected: Vec<Expected>,
     named: HashSet<Slot>,
-    /// Who owned which block when it was submitted.
+    /// (Sequence, block) pairs of ownership at submission.
     owned: HashSet<(SeqId, BlockId)>,
     tree: Vec<(SeqId, u32)>,
     plain: Vec<(SeqId, u32)>,
@@ -138,7 +138,7 @@ impl<I: Index> World<I> {
         (0..len).map(|i| if i < cut { stem * 7 + i % 5 } else { self.dice.roll(2) + 90 }).collect()
     }
 
-    /// Everything that can be asked, to show that a refusal changed nothing.
+    /// All observable state, to show that a refusal changed nothing.
     fn picture(&self) -> String {
         let ids = self.seqs.keys();
         let lens: Vec<_> = ids.map(|&id| (self.cache.len(id), self.cache.claimed_len(id))).collect();

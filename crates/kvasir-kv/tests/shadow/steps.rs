@@ -98,7 +98,7 @@ impl<I: Index> World<I> {
         self.flights.push_back(Flight { step, plan, expected, named, owned, tree, plain });
     }
 
-    /// Who forks off a sequence owns what it owned when the steps in flight were submitted.
+    /// A fork counts as owner of what its source owned when the steps in flight were submitted.
     pub(super) fn inherit(&mut self, src: SeqId, dst: SeqId) {
         for flight in &mut self.flights {
             let blocks = flight.owned.iter().filter(|(seq, _)| *seq == src);
@@ -107,9 +107,9 @@ impl<I: Index> World<I> {
         }
     }
 
-    /// The slots that a plan's rows name. Those that it writes are named by no step in flight, unless the sequence
-    /// owned their blocks already when that step was submitted, or has them from one that did: it is the only one left
-    /// then, and steps run in order.
+    /// The slots that a plan's batch rows name. A written slot may be named by a step in flight
+    /// only if the sequence owned its block when that step was submitted, or inherited it from one
+    /// that did. It is then the only owner left, and steps run in order.
     pub(super) fn check_named(&self, plan: &Plan) -> HashSet<Slot> {
         let block = self.config.block_size;
         let dummy = |slot: Slot| self.config.dummy && slot < block;
@@ -141,7 +141,7 @@ impl<I: Index> World<I> {
         named
     }
 
-    /// The device runs the oldest step, and it retires.
+    /// Runs the oldest step on the simulated device and retires it.
     pub(super) fn retire(&mut self) {
         let Some(flight) = self.flights.pop_front() else { return };
         let plan = &flight.plan;
@@ -191,7 +191,7 @@ impl<I: Index> World<I> {
         }
     }
 
-    /// What a sequence's steps in flight still publish is what the cache says.
+    /// Shortens what the model expects the steps in flight to publish, after a truncation.
     pub(super) fn refresh(&mut self, seq: SeqId) {
         let mut rest = self.seqs[&seq].inflight;
         for flight in &mut self.flights {

@@ -12,7 +12,7 @@ impl<I: Index> World<I> {
         if self.dice.roll(4) > 0 {
             let (prompt, salt) = (self.prompt(), u64::from(self.dice.roll(4) / 3));
             let limit = if self.dice.roll(5) == 0 { self.dice.roll(20) } else { u32::MAX };
-            // Sometimes what was looked up before other verbs is attached only now.
+            // Sometimes attaches a lookup made before other operations, possibly stale.
             if let Some((prompt, salt, lookup)) = self.looked_up.take().filter(|_| self.dice.roll(2) == 0) {
                 let hit = self.cache.prefix().unwrap().attach(seq, &prompt, salt, limit, lookup).unwrap();
                 assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
@@ -24,7 +24,7 @@ impl<I: Index> World<I> {
             let before = self.cache.room();
             let found = self.cache.prefix().unwrap().lookup(&prompt, salt);
             let after = self.cache.room();
-            // A split may show that a part of a prefix is idle that was counted with the part in use.
+            // A split in a lookup may turn a part of a used node evictable.
             assert_eq!((after.free, after.leased), (before.free, before.leased));
             assert!(after.evictable >= before.evictable);
             let before = after;
@@ -82,7 +82,7 @@ impl<I: Index> World<I> {
     pub(super) fn cut(&mut self, seq: SeqId, to: Position) {
         let model = self.seqs.get_mut(&seq).unwrap();
         model.rows.split_off(&to);
-        // Claimed rows are the last ones; what is cut of them will not be published.
+        // Claimed rows are the last ones; truncated ones will not be published.
         let len = self.cache.len(seq).unwrap();
         model.inflight = model.rows.len() as u32 - len;
         self.refresh(seq);
