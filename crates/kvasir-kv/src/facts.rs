@@ -1,9 +1,9 @@
-//! KV cache shape per layer (KV heads for GQA, head dims, MLA and indexer dims, sliding window),
-//! read from and written to the `kv_cache.*` keys of a model file.
+//! KV cache shape per layer: KV heads (GQA), head dims, MLA and indexer dims, sliding window.
 //!
-//! Absent keys are derived from `config.json` fields. Metadata that contradict the config or the
-//! model's program are refused, as are unknown versions and unknown keys. Pool capacity and storage
-//! type are run-time policy and never stored.
+//! It is read from and written to the `kv_cache.*` keys of a model file. Absent keys are derived
+//! from `config.json` fields. Metadata that contradict the config or the model's program are
+//! refused, as are unknown versions and unknown keys. Pool capacity and storage type are run-time
+//! policy and never stored.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -2,8 +2,8 @@
 //!
 //! The inner cache counts positions from the prefix's end and does not know of it. Arguments are
 //! moved down by `base` positions, results up. Each plan gets the prefix's segments in front of
-//! every read, and each explicit mask is shifted and shows the whole prefix (the shape that cascade
-//! attention takes).
+//! every read, the shape that cascade attention takes. An explicit mask is shifted and shows each
+//! query the whole prefix.
 //!
 //! Invariant: the prefix's rows take no slots and cannot be written, removed or rewound into.
 //! Guarded by `tests/prefixed.rs`, which runs the same random operations with and without a prefix.

@@ -294,7 +294,7 @@ fn what_is_not_one_run_from_the_first_cell_is_not_the_fused_path() {
     run(&mut cache, 1, &[ClaimRow::new(seq, 8)]);
     cache.sequences().unwrap().remove(seq, 2..4).unwrap();
     assert_eq!(classified(&mut cache, 2, seq), PlanKind::Ragged);
-    // The lowest cell is free again, so the run does not begin at cell 0 (and the new token is in it).
+    // The lowest cell is free again and takes the new token, so the run does not begin at cell 0.
     let mut cache = cells(64);
     let seq = cache.open().unwrap();
     run(&mut cache, 1, &[ClaimRow::new(seq, 8)]);

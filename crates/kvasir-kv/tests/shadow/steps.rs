@@ -108,8 +108,9 @@ impl<I: Index> World<I> {
     }
 
     /// The slots that a plan's batch rows name. A written slot may be named by a step in flight
-    /// only if the sequence owned its block when that step was submitted, or inherited it from one
-    /// that did. It is then the only owner left, and steps run in order.
+    /// only if the sequence owned its block when that step was submitted. Ownership inherited from
+    /// such a sequence counts too. The sequence is then the only owner left, and steps run in
+    /// order.
     pub(super) fn check_named(&self, plan: &Plan) -> HashSet<Slot> {
         let block = self.config.block_size;
         let dummy = |slot: Slot| self.config.dummy && slot < block;
