@@ -2,7 +2,7 @@
 //! and the `tree` cache.
 //!
 //! Invariants: `len <= claimed <= peak`, and `claimed` plus unsettled nodes is at most the
-//! capacity. Slots are handed out from 0, so after `close` with a step in flight the whole pool
+//! capacity. Slots are allocated from 0, so after `close` with a step in flight the whole pool
 //! counts as leased until that step ends.
 
 use crate::victims::{WhatIf, choose};
