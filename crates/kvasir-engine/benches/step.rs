@@ -1,11 +1,16 @@
-//! Host cost of a step's bookkeeping: `cargo bench -p kvasir-engine`.
+//! Benchmark of the host overhead of a step, without a device: `cargo bench -p kvasir-engine`.
 //!
-//! *decode*: schedule, claim, plan and postprocess of a step in which every sequence decodes one token, context 1,024. All sequences alike,
-//! most steps open no block and a few open one for everybody; with lengths that are spread every step does its share of that, and of publishing.
-//! *admission*: the step that admits a prompt of 8,192 tokens, cold and with all but its last block in the cache.
-//! `-- radix/16 4096` runs one cache and one number of rows. Medians, and the least of all samples beside the sum: on a shared machine
-//! that is what the work takes. The device is not part of it. Peers' figures were measured elsewhere on two cores of a Xeon with AVX-512 and
-//! AMX at about 2.6 GHz (thread CPU time, host part of the step only).
+//! - *decode*: schedule, claim, plan and postprocess of a step in which every sequence decodes one
+//!   token at context 1,024. With equal lengths most steps open no block and a few open one for
+//!   every row. With spread lengths (`spread`) every step does its share of block allocation and
+//!   prefix publishing.
+//! - *admission*: the step that admits a prompt of 8,192 tokens, cold and with a prefix-cache hit
+//!   of all but the last block.
+//!
+//! `-- radix/16 4096` selects one cache and one number of rows. The tables show medians, and the
+//! minimum as the noise-free cost on a shared machine. Figures of other engines were measured
+//! elsewhere, on two cores of a Xeon with AVX-512 and AMX at about 2.6 GHz (thread CPU time, host
+//! part of the step only).
 #![allow(clippy::unwrap_used)]
 
 use kvasir_engine::*;

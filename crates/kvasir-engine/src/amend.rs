@@ -1,4 +1,8 @@
-//! What the caller changes of a request that is here, its tokens included, and tokens of a step that never come.
+//! Edits of live requests: changing sampling and stop parameters, appending or truncating tokens,
+//! and removing a row from a step whose token will not arrive.
+//!
+//! Invariant: a running request was admitted with slots for its `max_tokens`, so that may only be
+//! lowered. Guarded by `tests/amend.rs`.
 
 use crate::{Core, Parameter, Params, Refusal, RequestId, Status, stop::Plain, world::World};
 use kvasir_exec::Step;

@@ -1,3 +1,9 @@
+//! Consistency checker for the scheduler: cross-checks sequences, queue, running list, executor
+//! rows, reserved slots, state slots and retained sessions against the KV cache.
+//!
+//! Cost: O(live sequences × running sequences). The tests call it after every step; `Engine::serve`
+//! calls it when it goes idle.
+
 use crate::{Status, world::World};
 
 /// Walks a core's bookkeeping and its cache's, and reports the first thing that does not add up.

@@ -1,4 +1,9 @@
-//! Prefill coalescing: holding newcomers back so that all replicas prefill in the same step.
+//! Prefill coalescing for data-parallel replicas: defers new prompts so that all replicas run
+//! prefill in the same step.
+//!
+//! Prefill is allowed when every replica has enough pending prompt tokens, or the wait has stalled.
+//! It is forced when nothing decodes, KV usage leaves its band, or a timeout in ticks or
+//! milliseconds expires. Pure logic over counters: no clock, no IO.
 
 use serde::{Deserialize, Serialize};
 

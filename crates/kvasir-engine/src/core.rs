@@ -1,3 +1,23 @@
+//! The scheduler core: admits requests into the waiting queue, builds one step at a time, and
+//! commits its results.
+//!
+//! Driving sequence: `Core::add` → `Core::schedule` → the executor runs the step →
+//! `Core::postprocess`, or `Core::cancel` / `Core::reject` if it was not run.
+//!
+//! `Core::schedule`:
+//!
+//! 1. Run the policy: it admits waiting requests and picks prefill chunks and decode rows.
+//! 2. Claim KV slots and plan the step (`Core::claim` in make.rs). A row without space is deferred.
+//! 3. If nothing could run, nothing is in flight and a running request lacks slots: evict retained
+//!    session K/V, else preempt the request admitted last, else end the only one with
+//!    `Finish::Capacity`. Then retry.
+//! 4. Fill the batch and close the `StepRecord`.
+//!
+//! Invariants: several steps may be in flight and they return in order. A request gets exactly one
+//! final event. A steady decode step allocates nothing (`tests/no_allocation.rs`). Must not read a
+//! clock or know the executor. Guarded by `tests/core_life.rs` and `tests/toy`; `benches/step.rs`
+//! measures the host cost.
+
 use crate::{
     Arrival, Costs, Desk, DraftStats, Event, Fault, Finish, Held, Limits, Nanos, Order, Outbox, Policy,
     Reason, Refusal, Request, RequestId, Sequence, StateSlots, Status, StepRecord, Timings,

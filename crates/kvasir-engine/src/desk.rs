@@ -1,3 +1,14 @@
+//! The scheduler view: everything a policy can read (queue, running set, pool usage, budget, costs)
+//! and do (admit, feed a prefill chunk, decode, defer, preempt, give up).
+//!
+//! Admission control: `Desk::admit` reserves slots up to `Admit::reserve_to` after subtracting the
+//! prefix-cache hit or the session's retained K/V. It evicts other sessions' retained K/V only if
+//! that makes the request fit. Reserved slots (`World::promised`) are subtracted from what others
+//! may claim, so a policy keeps no slot accounting of its own.
+//!
+//! Every refused verb returns a `Reason`. On error nothing is admitted, fed or reserved; retained
+//! sessions may have been evicted while looking for slots.
+
 use crate::rectangular::RectangleRecord;
 use crate::{
     Admission, Costs, Finish, Limits, Nanos, Reason, RequestId, Sequence, Status,

@@ -1,3 +1,9 @@
+//! Speculative decoding: the `Drafter` trait, its proposals (a chain or a tree of draft tokens),
+//! and acceptance statistics by draft position.
+//!
+//! The target model verifies the drafts of a sequence in one decode row; `Core::verify` (settle.rs)
+//! accepts them.
+
 use crate::{RequestId, Sequence};
 use kvasir_kv::Token;
 use serde::{Deserialize, Serialize};

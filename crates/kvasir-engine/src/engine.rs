@@ -1,3 +1,17 @@
+//! The step loop: runs a `Core` over an `Executor`, with overlapped scheduling (asynchronous
+//! execution), drafting, observers and offline `generate`.
+//!
+//! One turn with overlap:
+//!
+//! 1. Schedule step n + 1 while step n runs on the device. Input tokens still on the device are fed
+//!    as `IN_FLIGHT`.
+//! 2. Submit it, or park it in `ready` if the executor's pipeline (`Abilities::depth`) is full.
+//! 3. Wait for step n, submit the parked step, then postprocess step n, measure its cost and
+//!    propose drafts.
+//!
+//! Invariants: a plan whose cache generation is stale is never submitted. After `StepError::Lost`
+//! the engine is dead and every request has been failed. Outputs do not depend on overlap.
+
 use crate::{
     Core, Drafter, Fault, Finish, Nanos, Observer, Proposal, Refusal, Request, RequestId, Status, Summary,
     meter::CostMeter,

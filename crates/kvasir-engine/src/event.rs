@@ -1,3 +1,9 @@
+//! Request events and the outbox: token deltas, finish reasons, log-probabilities, hidden states
+//! and request summaries with TTFT and TPOT.
+//!
+//! Invariants: the events of a request arrive in order, and its last event, and no other, has
+//! `finish` set. The outbox keeps its memory when cleared.
+
 use crate::{Finish, Nanos, RequestId, Sequence, SessionId, Timings};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::{Span, StepId, Token};

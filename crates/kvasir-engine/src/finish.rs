@@ -1,3 +1,5 @@
+//! Finish reasons, faults and refusals of requests, with the error messages that clients read.
+
 use kvasir_kv::Token;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,15 +1,17 @@
-//! Retained K/V of sessions: what a request of a session has computed stays in the cache for the
-//! next one, until its slots are needed.
+//! Retained K/V of sessions: the cache sequence of a session's last request stays in the KV cache
+//! for its next turn, until its slots are needed. Eviction is LRU.
 //!
 //! Invariants:
-//! - Retained K/V is truncated or evicted only for a request that is admitted or fed thereby.
-//!   Whether it would be is found out first, by [`World::find_victims`], which changes nothing.
-//! - What comes free is counted by the cache: a block that several sessions share comes free with
-//!   the last of them.
-//! - Retained sequences are evicted in the order of their last use; one that would free nothing is
-//!   passed over.
 //!
-//! `tests/retained_sessions.rs` and `tests/sessions.rs` guard this.
+//! - Retained K/V is truncated or evicted only for a request that is admitted or fed because of it.
+//!   `World::find_victims` determines this beforehand and changes nothing.
+//! - The cache counts the slots that an eviction frees: a block shared by several sessions is freed
+//!   with its last owner.
+//! - Retained sequences are evicted in least-recently-used order; one that would free nothing is
+//!   skipped.
+//! - A retained sequence ends at a block boundary and is reused only under the same tenant salt.
+//!
+//! Guarded by `tests/retained_sessions.rs` and `tests/sessions.rs`.
 
 use crate::{Core, RequestId, Sequence, sequence::Moves, world::World};
 use kvasir_kv::{Hit, SeqId, Token, VictimSearch};

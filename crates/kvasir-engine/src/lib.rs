@@ -1,7 +1,17 @@
-//! Sequences, policies and the step loop: everything that decides.
+//! The scheduler and step loop of the engine: continuous batching, chunked prefill, prefix-cache
+//! hits, preemption, speculative decoding and request lifecycle.
 //!
-//! A [`Core`] owns a policy, a cache, a queue and the sequences; it is pure logic, driven from outside with the time
-//! handed in. An [`Engine`] runs it over an [`Executor`](kvasir_exec::Executor).
+//! - `Core` decides: it owns a scheduling policy, the KV cache bookkeeping, the waiting queue and
+//!   the table of sequences. It is pure logic without threads, IO or a clock. The caller passes the
+//!   time in, so the simulator and recorded replays drive the same code that serves.
+//! - `Engine` runs a `Core` over an `Executor` and overlaps host scheduling with device execution.
+//!   `Engine::serve` is the loop behind an inbox of messages.
+//!
+//! One step: `policy/` picks rows through the `Desk` (desk.rs), make.rs claims KV slots and fills
+//! the batch, the executor runs it, and settle.rs commits the sampled tokens. `tests/toy` is the
+//! main test: every completion must equal that of its request run alone.
+//!
+//! The crate must not know HTTP, JSON bodies, tensors or kernels.
 #![forbid(unsafe_code)]
 
 mod amend;

@@ -1,3 +1,6 @@
+//! Scheduler limits (`max_num_seqs`, `max_num_batched_tokens`, `max_model_len`, …) and the cost
+//! model of a step that policies use to bound latency.
+
 use crate::Nanos;
 use kvasir_exec::Abilities;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,15 @@
-//! From the policy's picks to a step: claim, batch, plan.
+//! Builds a step from the rows that the policy scheduled: claims KV slots, plans the reads and
+//! writes, and fills the batch.
+//!
+//! 1. `claim` takes slots for all rows of the step or for none. If the cache is full, the last row
+//!    is deferred and the claim is retried. Draft trees are proposed to the cache before the claim
+//!    and withdrawn if it fails.
+//! 2. `Cache::plan` writes the plan.
+//! 3. `fill` writes batch rows. A row that decodes one token takes the fast path `decode_row`,
+//!    which reuses the row that stood in the same memory one step earlier. All others (prefill
+//!    chunks, drafts, recomputation) take `any_row`.
+//!
+//! Must not know the policy or the executor.
 
 use crate::{Core, Fault, Finish, Reason, Sequence, sequence::Moves, world::Pick};
 use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, Phase, Step, StepKind};

@@ -1,3 +1,13 @@
+//! Online cost model of a step: exponentially weighted linear regressions of decode time over batch
+//! size and of prefill time per token over context depth.
+//!
+//! `decode_ns = step + row * (rows - 1)`, `prefill_ns per token = token + depth * position / 1000`
+//!
+//! Decode-only steps fit the first line. What a prefill or mixed step takes beyond the predicted
+//! decode time fits the second, weighted by chunk length. Outliers are clipped to twice the
+//! prediction once the fit has settled. The result is `Costs`, which `Chunked` uses to size prefill
+//! chunks against a step-time target.
+
 use crate::{Costs, Nanos};
 use kvasir_exec::{Batch, Phase};
 

@@ -1,3 +1,6 @@
+//! Hook for recorders and metrics: an `Observer` sees every scheduled and completed step and
+//! changes nothing.
+
 use crate::{Core, Nanos};
 use kvasir_exec::{Step, StepError};
 

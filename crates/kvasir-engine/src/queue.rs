@@ -1,3 +1,11 @@
+//! The waiting queue and its orders: FCFS, priority, and fair queueing (deficit round robin over
+//! client keys).
+//!
+//! Deficit round robin: each turn grants a key `QUANTUM` tokens. Its first request may be admitted
+//! once the deficit covers its cost, which is prompt tokens plus the maximum of its output tokens.
+//! Unused output tokens are refunded. A preempted request returns to the front of its priority
+//! class or key.
+
 use crate::Sequence;
 use serde::{Deserialize, Serialize};
 use std::{

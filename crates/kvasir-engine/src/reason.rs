@@ -1,3 +1,9 @@
+//! Reasons why a sequence was deferred in a step: recorded in `StepRecord`, written to traces and
+//! shown by the viewer.
+//!
+//! Every policy must give a reason for each waiting or running sequence that it leaves out
+//! (`tests/toy/reasons.rs`).
+
 use serde::{Deserialize, Serialize};
 
 /// Why a sequence is not run in a step.

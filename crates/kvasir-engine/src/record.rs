@@ -1,3 +1,6 @@
+//! The decision record of one `Core::schedule` call: arrivals, admissions, preemptions, deferrals,
+//! pool usage and costs. Its memory is reused from step to step.
+
 use crate::rectangular::RectangleRecord;
 use crate::{Costs, Reason, RequestId};
 use kvasir_exec::StepKind;

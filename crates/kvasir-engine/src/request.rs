@@ -1,3 +1,6 @@
+//! Requests and their parameters: token limits, stop conditions, sampling, priority, fairness key,
+//! tenant salt and session.
+
 use crate::{Parameter, Refusal, SessionId};
 use kvasir_kv::Token;
 use kvasir_sample::{Constrained, Sampling};

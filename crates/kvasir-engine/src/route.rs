@@ -1,4 +1,8 @@
-//! Which replica a request goes to: pure logic over counters.
+//! Load balancing over data-parallel replicas: picks a replica per request and tracks outstanding
+//! requests and prompt tokens. Pure logic over counters.
+//!
+//! Invariant: every `Charge` is released exactly once, when its request has ended or could not be
+//! sent.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

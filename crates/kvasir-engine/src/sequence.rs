@@ -1,3 +1,16 @@
+//! One request's state in the scheduler: committed tokens, KV progress, tokens in flight, drafts,
+//! status and timings.
+//!
+//! `computed <= claimed <= tokens + in_flight`
+//!
+//! - `computed`: tokens whose K/V is in the cache; every step that wrote them has retired.
+//! - `claimed`: tokens that have KV slots, including those of steps in flight.
+//! - `tokens`: what the host has seen and the target model has chosen. No placeholders, no drafts.
+//!
+//! Layout: hot fields fill whole cache lines in `Sequence`, cold fields are boxed in `Rest`. At
+//! thousands of rows a step is bound by memory latency, so a new field must be placed deliberately
+//! (`benches/step.rs`).
+
 use crate::stop::Plain;
 use crate::{Finish, Nanos, Params, Request, RequestId};
 use kvasir_exec::{PoolRow, TokenLogprobs};

@@ -1,3 +1,10 @@
+//! The serving loop: runs an engine on its own thread, takes messages from an inbox between steps,
+//! and hands the outbox to a delivery callback.
+//!
+//! Backpressure: at most `MESSAGES_PER_TURN` messages are taken between two steps, so a flood of
+//! requests cannot starve the device. The loop blocks on the inbox while the engine is idle.
+//! States: serving, draining (`Message::Drain`), exited.
+
 use crate::{Engine, Exit, Nanos, Outbox, Request, RequestId, SessionId, Turn};
 use kvasir_exec::Executor;
 use std::{

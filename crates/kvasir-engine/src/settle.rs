@@ -1,4 +1,16 @@
-//! What becomes of a step: its outputs are committed, or it is undone.
+//! Commits a finished step: retires its KV slots, appends sampled tokens, verifies drafts, applies
+//! the stop rule and emits events; or undoes a step that failed or was not run.
+//!
+//! 1. `retire` ends the cache's lease of the step: its slots may be published, reused and freed.
+//! 2. A row with one plain token of a sequence that does not stop takes the fast path
+//!    `World::advance`.
+//! 3. Every other row goes through `take_row` → `settle_row`: prompt log-probabilities, hidden
+//!    states, `verify` for speculative decoding, then `commit_outputs`.
+//! 4. A failed step fails its sequences and those whose accepted-draft row moves it carried.
+//!
+//! Invariants: steps are postprocessed in the order they were scheduled. Results for a request that
+//! has finished are dropped. A sequence preempted while its step was in flight keeps its sampled
+//! token.
 
 use crate::{
     Core, Fault, Finish, Nanos, PublishAt, RequestId, Sequence, Status, sequence::Moves, stop, world::World,

@@ -1,3 +1,6 @@
+//! Slab of live sequences, addressed by table index. Ids carry a generation counter (use count), so
+//! a stale `RequestId` finds nothing.
+
 use crate::{RequestId, Sequence};
 
 /// The table of live sequences. Entries are used again; ids are not.

@@ -1,3 +1,6 @@
+//! Counter of fixed-size recurrent-state slots (state-space and linear-attention layers), one per
+//! running sequence that needs one.
+
 /// Places for state of fixed size beside K and V, one per sequence that keeps some: a resource of its own, which costs
 /// no slot of the pool.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,3 +1,9 @@
+//! Trace format of one step: a compact delta record, one JSON object per step, read by the step
+//! viewer.
+//!
+//! The viewer in `kvasir-view` knows the same keys: a new field must be added there, and files
+//! without it must still load.
+
 use crate::{Nanos, Reason};
 use kvasir_exec::StepKind;
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeSeq};

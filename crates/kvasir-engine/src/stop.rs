@@ -1,3 +1,10 @@
+//! The stop rule: finds where a completion ends (stop sequence, EOS, stop token id, `max_tokens`,
+//! model length).
+//!
+//! `Plain` is a compact copy of the common stop conditions, for the decode fast path. It must be
+//! conservative: whenever `Plain::goes_on` says yes, `find` must find no stop. The tests below
+//! check this.
+
 use crate::{Finish, Params};
 use kvasir_kv::Token;
 

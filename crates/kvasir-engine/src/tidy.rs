@@ -1,3 +1,6 @@
+//! Compaction of the `cells` KV cache: moves the slots of the only running sequence to the start of
+//! the pool, so that its plan is contiguous again.
+
 use crate::{sequence::Moves, world::World};
 
 impl World {

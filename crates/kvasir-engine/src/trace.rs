@@ -1,3 +1,9 @@
+//! Step tracer: an `Observer` that turns each step into a `StepTrace` delta (arrivals, rows, block
+//! tables, block usage, events) and writes it to a sink.
+//!
+//! Invariant: the deltas add up. At every step the blocks that requests own are the blocks reported
+//! as held. A tracer that joins a running engine first writes the full state of every live request.
+
 use crate::{Core, Event, Nanos, Observer, RequestId, StepTrace, TableChange};
 use kvasir_exec::{Phase, Step, StepError};
 use kvasir_kv::{BlockId, BlockUse};

@@ -1,3 +1,20 @@
+//! Shared state of the scheduler: limits, KV cache, sequences, queue, running list, reserved slots,
+//! step record and outbox, with the transitions of a request between them.
+//!
+//! Transitions: preempt (running → waiting, K/V released, recomputed later), finish (any →
+//! finished, K/V published, retained for the session or released) and reap (`bury`: entry freed
+//! once no step in flight names it).
+//!
+//! Invariants:
+//!
+//! - `promised` is the sum over sequences of slots reserved and not yet claimed; no other sequence
+//!   may claim them.
+//! - `free_rows` and the sequences together own each executor row exactly once. A row is freed only
+//!   after the last step that names it.
+//! - A finished sequence gets no further event.
+//!
+//! Checked by `check.rs`.
+
 use crate::sequence::Moves;
 use crate::{
     Arrival, Fault, Finish, Held, Limits, Nanos, Outbox, PublishAt, Reason, Refusal, StateSlots, Status,

@@ -1,4 +1,5 @@
-//! What a caller may change of requests that are here, and tokens that never come.
+//! Edits of live requests: parameter changes while running, and sequences whose row is taken out of
+//! a step.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;

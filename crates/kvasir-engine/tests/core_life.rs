@@ -1,4 +1,5 @@
-//! How requests live in a core, step by step.
+//! Request lifecycle in the scheduler, step by step: events, admission, preemption, cancellation,
+//! drafts, siblings, queue orders and the serving loop.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;

@@ -1,4 +1,5 @@
-//! A steady decode step takes no memory from the heap, on any cache, with and without overlap.
+//! A steady decode step makes no heap allocation, on the batching caches and under each policy,
+//! with and without overlap. A counting global allocator checks it.
 #![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
 
 use kvasir_engine::*;

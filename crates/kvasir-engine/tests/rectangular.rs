@@ -1,7 +1,9 @@
-//! Random workloads under the rectangular policy, on the toy device behind a device of fixed shapes: every step has a
-//! shape that it can run, the volume limit is never exceeded, each completion equals that of its request alone.
+//! Randomized test of the `rectangular` policy against a static-shape device: every step has a
+//! supported shape, the volume limit holds, and each completion equals that of its request run
+//! alone.
 //!
-//! `KVASIR_WORKLOADS=100000 cargo test --release -p kvasir-engine --test rectangular` runs more of them.
+//! `KVASIR_WORKLOADS=100000 cargo test --release -p kvasir-engine --test rectangular` runs more
+//! seeds.
 
 #![allow(clippy::unwrap_used)] // a test
 

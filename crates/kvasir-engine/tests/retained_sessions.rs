@@ -1,5 +1,5 @@
-//! Retained K/V of sessions is evicted only for a request that is admitted thereby, and no more of
-//! it than that takes.
+//! Eviction of retained session K/V: only for a request that is admitted because of it, in LRU
+//! order, and no more than it needs.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;

@@ -1,7 +1,8 @@
-//! Random conversations on the toy device: whatever is forked, rewound, gone on with, evicted, preempted or ended, each
-//! answer equals that of its whole conversation alone, and the pool ends at its baseline.
+//! Randomized test of sessions (retained K/V, fork, rewind, eviction, preemption) on the toy
+//! device: each answer must equal that of its whole conversation run alone, and the KV pool must
+//! return to its baseline.
 //!
-//! `KVASIR_WORKLOADS=10000 cargo test --release -p kvasir-engine --test sessions` runs more of them.
+//! `KVASIR_WORKLOADS=10000 cargo test --release -p kvasir-engine --test sessions` runs more seeds.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use kvasir_engine::*;

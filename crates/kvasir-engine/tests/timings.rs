@@ -1,4 +1,5 @@
-//! When what happened to a request: what clients are told of the time that it took.
+//! Request timings: arrival, admission, TTFT, TPOT and end, across preemption and speculative
+//! decoding.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;

@@ -1,3 +1,14 @@
+//! `--policy chunked`: chunked prefill under a token budget, optionally mixed with decodes in one
+//! step.
+//!
+//! - `Mixing::Off`: a step holds prefill chunks or decodes, never both; prefill has priority.
+//! - `Mixing::On`: decodes are picked first, and prefill chunks take the rest of the step. With a
+//!   target, chunks are sized by the cost model so that a mixed step keeps its time and does not
+//!   stall running decodes.
+//!
+//! Admission reserves slots for all that a sequence may write, so requests are not preempted.
+//! Prompts in progress are fed before new ones start.
+
 use super::{
     Policy, PublishAt,
     room::{decode_running, never_fits},

@@ -1,4 +1,5 @@
-//! Policies: what runs in the next step. Each is one file.
+//! Scheduling policies: which prefill chunks and decode rows run in the next step. One policy per
+//! file: `prefill_first`, `chunked`, `rectangular`; `room` holds what they share.
 
 mod chunked;
 mod prefill_first;

@@ -1,3 +1,10 @@
+//! `--policy prefill-first`: waiting prompts before decodes, in separate steps, with optional
+//! chunked prefill and a delay factor.
+//!
+//! Admission reserves slots for the prompt only. A decode that finds no free slot preempts the
+//! sequence admitted last, which is recomputed later. Chunks are multiples of `CHUNK_GRAIN` tokens
+//! or of the block size, whichever is larger, unless the whole step has fewer.
+
 use super::{
     Policy,
     room::{decode_running, never_fits},

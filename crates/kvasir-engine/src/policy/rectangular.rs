@@ -1,3 +1,20 @@
+//! `--policy rectangular`: continuous batching for static-shape accelerators, where each step is
+//! one padded prefill chunk or one rectangular decode batch.
+//!
+//! Per step:
+//!
+//! 1. If the prompt in progress may run its next chunk, or a waiting prompt may start, run that
+//!    chunk alone.
+//! 2. Otherwise decode all rows that fit `max_batch_tkv`. If they do not all fit, rows take turns
+//!    (`rotate`) and the rest are paused.
+//!
+//! A prompt starts only if slots can be reserved for all it may write, so there is no preemption.
+//! Before it joins the decode batch, `Projection` checks that rows times the largest tkv stays
+//! within the limit in every later step. With `interleave`, no two prefill steps run in a row while
+//! a row decodes.
+//!
+//! The arithmetic is in `crate::rectangular`; guarded by `tests/rectangular.rs`.
+
 use super::Policy;
 use crate::rectangular::{
     ChunkRecord, Decoder, HitPlan, Newcomer, PrefillShape, Rectangle, Skipped, Turn, length_allows, rotate,

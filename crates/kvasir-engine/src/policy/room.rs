@@ -1,3 +1,9 @@
+//! Preemption by recomputation and the decode pass shared by the policies `prefill-first` and
+//! `chunked`.
+//!
+//! `decode_running` visits running sequences in order of admission. If one lacks a KV slot, the
+//! sequence admitted last is preempted and the decode is retried.
+
 use crate::{Desk, Reason};
 
 /// Preempts the running sequence admitted last, so that the `i`-th finds room. True if it was somebody else, and it is

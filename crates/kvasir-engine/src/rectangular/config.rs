@@ -1,3 +1,5 @@
+//! Configuration of the `rectangular` policy and its validation at start-up.
+
 use super::Rules;
 use crate::Limits;
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,6 @@
+//! Prefix-cache hits under fixed chunk shapes: which prefill chunks are skipped, and which cached
+//! tokens are recomputed.
+
 use super::PrefillShape;
 
 /// What a prefix hit saves: chunks whose blocks are all there are skipped, the chunk in which the hit ends is computed

@@ -1,3 +1,6 @@
+//! Admission test for `max_model_len`: whether every row's remaining tokens still fit if a new
+//! prompt joins the padded decode batch.
+
 use super::{Decoder, Newcomer};
 
 /// Whether everybody's remaining tokens fit in front of the model's length if the newcomer joins now (rule set

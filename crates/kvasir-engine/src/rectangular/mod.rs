@@ -1,7 +1,9 @@
-//! The arithmetic of static-shape scheduling: prompts padded to chunks, decode batches padded to rectangles, and the
-//! tests that keep a rectangle's volume below a limit; what all that is set to. Pure functions; the policy that uses them is a file of its own.
+//! Arithmetic of static-shape batching: prefill padding to chunks, decode batches padded to
+//! rectangles, and admission tests that bound a rectangle's volume. Pure functions; the policy is
+//! `policy/rectangular.rs`.
 //!
-//! **tkv** is a row's padded position behind its last token; **volume** is rows times the largest tkv.
+//! **tkv** of a row is its padded position behind its last token. **volume** is rows times the
+//! largest tkv.
 
 mod config;
 mod hit;

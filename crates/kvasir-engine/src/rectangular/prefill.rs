@@ -1,3 +1,8 @@
+//! Padding of a prompt to whole prefill chunks, and the mapping between chunk numbers and token
+//! ranges.
+//!
+//! `left + prompt + right = chunks * chunk`, with `left` in whole blocks and `right < block`
+
 use std::ops::Range;
 
 /// How a prompt is padded to whole chunks: whole dummy blocks on the left, room up to the end of the last block on the

@@ -1,3 +1,6 @@
+//! What the `rectangular` policy decided in one step, for traces and the viewer: tkv, batch shape,
+//! chunk, pauses, projection.
+
 use super::Projection;
 use crate::RequestId;
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,8 @@
+//! The shape of a rectangular decode batch: rows, blocks per row (`width`), left padding, tkv and
+//! volume.
+//!
+//! `tkv = (width - 1) * block + offset`, `volume = rows * tkv`
+
 use kvasir_kv::blocks::BlockSize;
 
 /// The shape of a decode step: every row has as many blocks as the longest, shorter ones get dummy blocks on the left.

@@ -1,3 +1,6 @@
+//! Starvation-free rotation of decode rows: chooses which sequences decode when not all fit the
+//! volume limit.
+
 use super::Rectangle;
 
 /// A request that may decode in this step, paused or not.

@@ -1,3 +1,6 @@
+//! The two rule sets of rectangular scheduling (`--rules document` and `--rules later`): queue
+//! order, length test, block allocation ahead of chunks, and the reported tkv.
+
 use super::PrefillShape;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,3 +1,9 @@
+//! Admission test for the volume limit: projects the worst-case length of every row if a prompt
+//! joins the decode batch.
+//!
+//! For a new row and decoding rows sorted by end, every step must satisfy `rows * max(tkv) <=
+//! limit`. It suffices to check at each row's projected end up to the new row's own.
+
 /// A request that decodes, as the admission tests see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoder {

@@ -1,3 +1,5 @@
+//! Seeded random number generator (SplitMix64) of the randomized tests.
+
 /// A small seeded generator (splitmix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u64);

@@ -1,3 +1,6 @@
+//! Oracle drafter for speculative-decoding tests: proposes the correct tokens, corrupted with a
+//! given probability.
+
 use crate::dice::Dice;
 use kvasir_engine::{Drafter, Proposal, Sequence};
 use kvasir_sim::Toy;

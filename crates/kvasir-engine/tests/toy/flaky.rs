@@ -1,3 +1,6 @@
+//! Fault-injecting KV cache: a wrapper that refuses sequences, claims or reservations on demand, or
+//! makes every plan stale.
+
 use kvasir_kv::*;
 
 /// Where a cache takes something.

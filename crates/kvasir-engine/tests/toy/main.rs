@@ -1,8 +1,12 @@
-//! Random workloads on the toy device: whatever is batched, chunked, cached, preempted, drafted, overlapped, aborted or
-//! failed, each completion equals that of its request alone, and the pool ends at its baseline.
+//! Main randomized test of the scheduler on the toy device, whose output depends on every KV slot
+//! it reads.
 //!
-//! `KVASIR_WORKLOADS=100000 cargo test --release -p kvasir-engine --test toy` runs more of them. One small workload is run once for
-//! each place where something can go wrong; `KVASIR_POINTS=all` does that on every cache, policy and way of drafting.
+//! Property: each completion equals that of its request run alone, whatever is batched, chunked,
+//! cached, preempted, drafted, overlapped, aborted or failed. The KV pool returns to its baseline.
+//!
+//! `KVASIR_WORKLOADS=100000 cargo test --release -p kvasir-engine --test toy` runs more seeds, from
+//! `KVASIR_FIRST` on. `points.rs` adds exhaustive fault injection on one small workload;
+//! `KVASIR_POINTS=all` runs it on every combination of cache, policy, drafting and overlap.
 
 #![allow(clippy::panic)] // a test
 

@@ -1,7 +1,11 @@
-//! One small workload, and one thing that goes wrong in it, at every place where it can go wrong.
+//! Exhaustive fault injection: one small workload, rerun once per fault at every point where that
+//! fault can occur.
 //!
-//! The places are counted in a run in which all goes well; then there is a run for each. Requests are aborted, preempted and
-//! stopped between any two calls of the core; steps are refused, fail, come back late or never; the cache has no room.
+//! 1. A fault-free run counts how often each site is passed.
+//! 2. For each site, passage and fault there is one run. Faults: abort, preempt or stop text
+//!    between any two calls of the core; a step refused, out of memory, failed, lost or late; a
+//!    cache that claims to be full.
+//! 3. Each run must end with correct completions for unaffected requests and an empty KV pool.
 #![allow(clippy::unwrap_used, clippy::panic)] // a harness of tests
 
 use crate::flaky::{Flaky, Taking};

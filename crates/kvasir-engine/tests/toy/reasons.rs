@@ -1,3 +1,5 @@
+//! Observer that checks that every sequence left out of a step has a defer reason.
+
 use kvasir_engine::{Core, Nanos, Observer};
 use kvasir_exec::{Step, StepError};
 use std::sync::{Arc, Mutex, PoisonError};

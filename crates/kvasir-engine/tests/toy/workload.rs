@@ -1,3 +1,5 @@
+//! Random workloads for `main.rs`: draws a setup and requests from a seed, drives the engine, and
+//! compares completions with those of each request run alone.
 #![allow(clippy::unwrap_used, clippy::panic)] // a harness of tests
 use crate::{dice::Dice, drafter::Liar, flaky::Flaky, reasons::Reasons};
 use kvasir_engine::rectangular::Rules;
