@@ -31,21 +31,23 @@ use kvasir_exec::{PoolRow, SequenceSpec, Step};
 use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{Cache, StepId, Token};
 
-/// A policy, a cache, a queue and the sequences: everything that decides, and nothing that runs.
+/// The scheduler: a policy, the KV cache, the waiting queue and the table of sequences. It decides;
+/// an executor runs.
 ///
-/// A core is driven from outside: [`Core::add`], [`Core::schedule`], then whoever runs the step gives it to
-/// [`Core::postprocess`], or to [`Core::cancel`] if it was never run. Several steps may be under way; they come back
-/// in order. Time is handed in. After the first steps nothing here takes memory while the same sequences decode.
+/// Call `Core::add`, then `Core::schedule`. After the executor has run the step, pass it to
+/// `Core::postprocess`; pass a step that was never run to `Core::cancel`. Several steps may be in
+/// flight and must return in order. The caller passes the time in. After the first steps, decoding
+/// the same sequences makes no heap allocation.
 pub struct Core {
     pub(crate) world: World,
     policy: Box<dyn Policy>,
     costs: Costs,
     next_step: StepId,
     next_number: u64,
-    /// Steps to use again. They travel in their boxes, so that handing one over copies a pointer.
+    /// Free list of steps. They stay boxed, so that handing one over moves a pointer.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<Step>>,
-    /// Draft tokens that every decode row has room for.
+    /// Most draft tokens of a decode row (speculative decoding).
     spec_steps: u32,
     pub(crate) frontier: Vec<i32>,
     pub(crate) accepted: Vec<u32>,
@@ -53,7 +55,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core with nothing in it.
+    /// A core without requests.
     pub fn new(limits: Limits, order: Order, policy: Box<dyn Policy>, cache: Box<dyn Cache>) -> Self {
         let mut cache = cache;
         let rows = (0..limits.max_num_seqs).rev().map(PoolRow).collect();
@@ -61,7 +63,8 @@ impl Core {
             block: cache.block_size().max(1),
             size: BlockSize::new(cache.block_size().max(1)),
             base: cache.base(),
-            // Where blocks are larger a fork would move the rows of the last one.
+            // With larger blocks a fork would have to copy the rows of the partly filled last
+            // block.
             forks: cache.block_size() == 1 && cache.sequences().is_ok() && !policy.redirects(),
             scattered: false,
             has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
@@ -109,24 +112,26 @@ impl Core {
         }
     }
 
-    /// Hands in what steps cost, for policies that keep to a target.
+    /// Sets the measured step costs, for policies with a step-time target.
     pub fn set_costs(&mut self, costs: Costs) {
         self.costs = costs;
     }
 
-    /// Holds newcomers back while somebody runs, as a [`Coalescer`](crate::Coalescer) has decided for the next step.
+    /// Defers admissions while any request runs: prefill coalescing, as decided by a `Coalescer`
+    /// for the next step.
     pub fn hold_newcomers(&mut self, hold: bool) {
         self.world.coalescing = hold;
     }
 
-    /// Announces how many drafts a decode row may carry. A sequence then waits for its token before it goes on.
+    /// Enables speculative decoding with up to `tokens` drafts per decode row. A sequence is then
+    /// not fed while its sampled token is still in flight.
     pub fn set_spec_steps(&mut self, tokens: u32) {
         self.spec_steps = tokens;
         self.world.speculates = tokens > 0;
     }
 
-    /// Gives a request drafts for its next decode; with `parents` they are a tree, whose node 0 is the newest
-    /// committed token. Dropped when it is not running or parents make no sense.
+    /// Sets the drafts of a request's next decode. With `parents` they form a tree whose node 0 is
+    /// the newest committed token. Ignored if the request is not running or `parents` is malformed.
     pub fn set_drafts(&mut self, id: RequestId, drafts: &[Token], parents: &[i32]) {
         let sane = parents.iter().zip(1i32..).all(|(parent, node)| (0..node).contains(parent));
         if let Some(entry) = self.world.slab.find(id)
@@ -143,14 +148,16 @@ impl Core {
         }
     }
 
-    /// Queues a request. One that can never run is refused, here and with an event.
+    /// Queues a request. A request that can never run is refused: the error is returned and a final
+    /// event is emitted.
     pub fn add(&mut self, request: Request, now: Nanos) -> Result<RequestId, Refusal> {
         let refused = self.check(&request, 1).err();
         self.admit(request, refused, now)
     }
 
-    /// Queues `n` requests with one prompt, noise of their own each and consecutive tags. The first computes the prompt; where the cache
-    /// shares prefixes or can fork, the others wait for it. All are queued, or all are refused, each with an event.
+    /// Queues `n` requests with one prompt (parallel sampling), with consecutive tags and seeds.
+    /// The first computes the prompt; if the cache has prefix sharing or forks, the others wait for
+    /// it. All are queued, or all are refused, each with an event.
     pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
         if n == 0 {
             return Err(Refusal::BadParameter(crate::Parameter::N));
@@ -160,7 +167,7 @@ impl Core {
         for (i, mut sibling) in std::iter::repeat_n(request, n as usize).enumerate() {
             if i > 0 {
                 sibling.tag = sibling.tag.wrapping_add(i as u64);
-                // They share a prompt, which is scored once.
+                // Prompt log-probabilities are computed once, for the first sibling.
                 sibling.params.sampling.prompt_logprobs = None;
                 sibling.params.sampling.seed = sibling.params.sampling.seed.wrapping_add(i as u64);
             }
@@ -173,7 +180,7 @@ impl Core {
         refused.map_or(Ok(ids), Err)
     }
 
-    /// Queues a request, or refuses it.
+    /// Enters the request in the table, then queues or refuses it.
     fn admit(
         &mut self,
         request: Request,
@@ -238,18 +245,19 @@ impl Core {
         self.policy.accepts(tokens, limits)
     }
 
-    /// Ends a request because its client left. False if it has ended already.
+    /// Ends a request because its client disconnected. False if it has ended already.
     pub fn abort(&mut self, id: RequestId, now: Nanos) -> bool {
         self.end(id, None, Finish::Aborted, now)
     }
 
-    /// Ends a request after `keep` outputs because somebody outside found a stop in its text. False if it has ended
-    /// already; it then ended no later than that.
+    /// Ends a request after `keep` outputs because the detokenizer found a stop string in its text.
+    /// False if it has ended already; its outputs may then be longer than `keep`.
     pub fn stop_at(&mut self, id: RequestId, keep: u32, now: Nanos) -> bool {
         self.end(id, Some(keep), Finish::StopText, now)
     }
 
-    /// Sends a running request back to the front of the queue; it is computed again later, and nothing is lost.
+    /// Preempts a running request by recomputation: it returns to the front of the queue and keeps
+    /// its tokens. False if it does not run.
     pub fn preempt(&mut self, id: RequestId) -> bool {
         match self.world.slab.find(id) {
             Some(entry) if self.world.slab[entry].status == Status::Running => {
@@ -268,7 +276,8 @@ impl Core {
         }
         let seen = sequence.outputs_len();
         if let Some(keep) = keep {
-            // The cache keeps what it has; only the answer is shorter.
+            // Only the answer is truncated; the cache keeps the K/V of the dropped tokens until
+            // release.
             sequence.computed = sequence.computed.min(sequence.prompt_len + keep);
             sequence.truncate(sequence.prompt_len + keep);
         }
@@ -277,7 +286,8 @@ impl Core {
         true
     }
 
-    /// Makes the next step, or none if nothing can run now.
+    /// Builds the next step, or returns none if nothing can run now. The step is in flight from
+    /// here on; see the module doc.
     pub fn schedule(&mut self, now: Nanos) -> Option<Box<Step>> {
         let world = &mut self.world;
         world.record.reset(now, &mut world.arrived);
@@ -286,7 +296,8 @@ impl Core {
         let mut step = self.spare.pop().unwrap_or_default();
         let id = self.next_step;
         let mut made = self.try_schedule(id, &mut step, now);
-        // Each time somebody leaves, so that in the end somebody has room.
+        // Each try evicts, preempts or ends at least one request or session, so the loop
+        // terminates.
         let mut tries = self.world.running.len() + self.world.kept.iter().count();
         while !made && tries > 0 && self.is_stuck() {
             self.make_way(now);
@@ -317,7 +328,8 @@ impl Core {
         self.claim(id, step)
     }
 
-    /// Takes memory for the block tables that the running requests may grow to, so that later steps take none.
+    /// Reserves host memory in the plan for the longest block tables of the running requests, so
+    /// that steady decode steps do not allocate.
     fn expect_tables(&mut self, step: &mut Step) {
         let world = &mut self.world;
         if !world.record.admitted.is_empty() {
@@ -328,7 +340,8 @@ impl Core {
         step.plan.expect(world.table_blocks, world.running.len());
     }
 
-    /// Whether a running request has no room, nobody else can be fed and nothing on its way could change that.
+    /// Deadlock check: a running request lacks KV slots and no step is in flight that could free
+    /// any.
     fn is_stuck(&self) -> bool {
         let world = &self.world;
         let no_room = |held: &Held| {
@@ -339,9 +352,10 @@ impl Core {
         world.in_flight == 0 && world.record.held.iter().any(no_room)
     }
 
-    /// Evicts retained K/V where that frees anything, else preempts the request admitted last; if
-    /// it runs alone, the cache is too small for it, and it ends with what it has. What is leased
-    /// with nothing in flight waits for row moves, which a preemption makes needless.
+    /// Breaks a deadlock: evicts retained session K/V if that frees slots, else preempts the
+    /// request admitted last. A request that runs alone is too large for the cache and ends with
+    /// the outputs it has. Slots leased with no step in flight wait for row moves, which a
+    /// preemption makes unnecessary.
     fn make_way(&mut self, now: Nanos) {
         let world = &mut self.world;
         if world.find_victims(Shortage { slots: 1, leased_too: true, ..Shortage::default() }) {
@@ -368,12 +382,12 @@ impl Core {
         world.record.promised = world.promised;
     }
 
-    /// What the last call of [`Core::schedule`] decided.
+    /// The decisions of the last `Core::schedule` call.
     pub fn record(&self) -> &StepRecord {
         &self.world.record
     }
 
-    /// Why a request did not run in the last step; none if it did or is unknown.
+    /// Why the last step deferred a request; none if it ran or is unknown.
     pub fn reason(&self, id: RequestId) -> Option<Reason> {
         let sequence = self.sequence(id)?;
         let record = &self.world.record;
@@ -386,27 +400,28 @@ impl Core {
         })
     }
 
-    /// Keeps a step's memory for a later one.
+    /// Returns a step for reuse of its memory.
     pub fn recycle(&mut self, step: Box<Step>) {
         self.spare.push(step);
     }
 
-    /// Events since they were taken last; the caller clears what it has delivered.
+    /// Undelivered events. The caller clears the outbox after delivery.
     pub fn outbox(&mut self) -> &mut Outbox {
         &mut self.world.outbox
     }
 
-    /// The events alone.
+    /// The events of the outbox.
     pub fn events(&self) -> &[Event] {
         &self.world.outbox.events
     }
 
-    /// Token-pool rows given to sequences since this was asked last. An executor must know them before the next step.
+    /// Executor rows bound to sequences since the last call. The executor must bind them before the
+    /// next step is submitted.
     pub fn take_binds(&mut self) -> std::vec::Drain<'_, (PoolRow, SequenceSpec)> {
         self.world.binds.drain(..)
     }
 
-    /// A live request.
+    /// A live request; none once it has been reaped.
     pub fn sequence(&self, id: RequestId) -> Option<&Sequence> {
         self.world.slab.find(id).map(|entry| &self.world.slab[entry])
     }
@@ -426,12 +441,12 @@ impl Core {
         (self.world.queue.len(), self.world.running.len())
     }
 
-    /// When the request arrived that has waited longest: what a [`Coalescer`](crate::Coalescer) is told of this replica.
+    /// Arrival time of the oldest waiting request, an input of `Coalescer`.
     pub fn oldest_waiting(&self) -> Option<Nanos> {
         self.waiting().map(|sequence| sequence.rest.timings.arrived).min()
     }
 
-    /// Tokens of prompts under way that are still to be fed.
+    /// Tokens still to be fed of running requests in prefill.
     pub fn prompt_tokens_left(&self) -> u64 {
         let partial = self.running().filter(|sequence| sequence.is_prefilling());
         partial.map(|sequence| u64::from(sequence.to_feed())).sum()
@@ -442,17 +457,17 @@ impl Core {
         self.world.queue.len() == 0 && self.world.running.is_empty() && self.world.in_flight == 0
     }
 
-    /// Steps scheduled that have not come back.
+    /// Steps scheduled and not yet postprocessed or canceled.
     pub fn steps_in_flight(&self) -> u32 {
         self.world.in_flight
     }
 
-    /// The cache.
+    /// The KV cache.
     pub fn cache(&self) -> &dyn Cache {
         &*self.world.cache
     }
 
-    /// The cache, for sessions' own verbs between steps.
+    /// The KV cache, for direct operations between steps.
     pub fn cache_mut(&mut self) -> &mut dyn Cache {
         &mut *self.world.cache
     }
@@ -462,22 +477,23 @@ impl Core {
         self.policy.name()
     }
 
-    /// What may never be exceeded.
+    /// The scheduler limits.
     pub fn limits(&self) -> &Limits {
         &self.world.limits
     }
 
-    /// Drafts and how many of them were right.
+    /// Draft acceptance statistics.
     pub fn draft_stats(&self) -> &DraftStats {
         &self.stats
     }
 
-    /// Ends everybody because the executor is gone.
+    /// Fails every request and drops all retained sessions, because the executor is gone.
     pub fn fail_all(&mut self, fault: Fault, now: Nanos) {
         self.world.fail_all(fault, now);
     }
 
-    /// Walks all bookkeeping and reports the first thing that does not add up.
+    /// Runs the consistency checker and returns the first violation. Cost: linear in live sequences
+    /// times running ones.
     pub fn check_invariants(&self) -> Result<(), String> {
         crate::check::check(&self.world)
     }

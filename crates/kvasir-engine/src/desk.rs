@@ -18,86 +18,89 @@ use crate::{
 use kvasir_exec::SequenceSpec;
 use kvasir_kv::{CacheError, Hit, Room, SeqId};
 
-/// A policy's view of the world, and all that it can do to it.
+/// The scheduler view passed to a policy: its only way to read state and to act.
 ///
-/// Sequences are named by their entry in the core's table, valid within one call.
+/// Sequences are named by their entry in the core's table; an entry is valid within one
+/// `Policy::schedule` call.
 pub struct Desk<'a> {
     pub(crate) world: &'a mut World,
     pub(crate) now: Nanos,
     pub(crate) costs: Costs,
 }
 
-/// How a waiting sequence is admitted.
+/// Admission terms of a waiting sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admit {
-    /// Length up to which room must be there now and is kept for it.
+    /// Length, in tokens, up to which KV slots must be available now and are reserved.
     pub reserve_to: u32,
-    /// Most tokens that may be taken from what is in the cache already.
+    /// Most tokens of a prefix-cache hit to reuse.
     pub hit_limit: u32,
 }
 
-/// What is fed to a sequence in this step.
+/// What a sequence is fed in this step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Feed {
     /// New tokens.
     pub tokens: u32,
-    /// Tokens before them that are fed again although their K and V are there.
+    /// Cached tokens before them to recompute. Their K/V writes are redirected to the dummy slot.
     pub redirected: u32,
-    /// Dummy blocks in front of its read (rectangular executors).
+    /// Dummy blocks in front of the row's read (padding for static-shape executors).
     pub left_pad_blocks: u32,
-    /// Tokens beyond those of this step for which slots are taken already.
+    /// Tokens beyond this step for which slots are allocated now.
     pub ahead: u32,
 }
 
-/// What a newcomer gets if it is admitted now.
+/// The result of a successful admission test.
 #[derive(Clone, Copy, Debug)]
 struct Weighed {
     hit: Hit,
-    /// Tokens of the hit that its session retained; the others are found by content, or are its
-    /// leader's.
+    /// Tokens of the hit that come from the session's retained K/V. If 0, the hit is a prefix-cache
+    /// match or a fork of the sibling that computed the prompt.
     retained: u32,
-    /// Length up to which room is reserved, in whole blocks.
+    /// Length up to which slots are reserved, in whole blocks.
     upto: u32,
 }
 
 impl Desk<'_> {
-    /// The time.
+    /// Time of this `schedule` call.
     pub fn now(&self) -> Nanos {
         self.now
     }
-    /// What steps cost, as measured.
+    /// Measured step costs; zeros until learned.
     pub fn costs(&self) -> Costs {
         self.costs
     }
-    /// What may never be exceeded.
+    /// The scheduler limits.
     pub fn limits(&self) -> &Limits {
         &self.world.limits
     }
-    /// Slots that are handed out together.
+    /// KV slots per block.
     pub fn block_size(&self) -> u32 {
         self.world.block
     }
-    /// How the pool is spread.
+    /// KV pool usage.
     pub fn room(&self) -> Room {
         self.world.cache.room()
     }
-    /// Slots of the pool.
+    /// KV pool capacity in slots.
     pub fn capacity(&self) -> u32 {
         self.world.cache.capacity()
     }
-    /// Slots that can be had now and are neither picked for this step nor promised to anybody.
+    /// Slots available now that are neither scheduled in this step nor reserved for a running
+    /// sequence.
     pub fn unpromised(&self) -> u32 {
         self.world.unpromised()
     }
-    /// Slots of whole blocks that a sequence of `tokens` takes, those in a frozen prefix not counted.
+    /// Slots, in whole blocks, that a sequence of `tokens` occupies, excluding a frozen shared
+    /// prefix.
     pub fn own_slots(&self, tokens: u32) -> u32 {
         self.world.own_slots(tokens)
     }
-    /// Steps that are scheduled and have not come back.
+    /// Steps in flight.
     pub fn steps_in_flight(&self) -> u32 {
         self.world.in_flight
     }
-    /// A sequence.
+    /// The sequence at `entry`.
     pub fn sequence(&self, entry: u32) -> &Sequence {
         &self.world.slab[entry]
     }
@@ -106,7 +109,7 @@ impl Desk<'_> {
         let entry = self.world.slab.find(id)?;
         (self.world.slab[entry].status == Status::Running).then_some(entry)
     }
-    /// Where a rectangular policy notes what it decided.
+    /// The part of the step record that the `rectangular` policy fills in.
     pub fn rectangle(&mut self) -> &mut RectangleRecord {
         &mut self.world.record.rectangle
     }
@@ -114,7 +117,7 @@ impl Desk<'_> {
     pub fn running(&self) -> usize {
         self.world.running.len()
     }
-    /// Number of running sequences whose prompt is under way.
+    /// Number of running sequences in prefill.
     pub fn prefilling(&self) -> usize {
         self.world.prefilling as usize
     }
@@ -126,32 +129,33 @@ impl Desk<'_> {
     pub fn waiting(&self) -> usize {
         self.world.queue.len()
     }
-    /// Who is next in the queue.
+    /// The head of the waiting queue.
     pub fn next_waiting(&self) -> Option<u32> {
         self.world.queue.front()
     }
-    /// Everybody who waits, in the order of the queue.
+    /// Waiting sequences in queue order.
     pub fn waiting_in_order(&self) -> impl Iterator<Item = u32> {
         self.world.queue.iter()
     }
-    /// Tokens that the step can still take.
+    /// Token budget left in the step (`max_num_batched_tokens`).
     pub fn budget(&self) -> u32 {
         self.world.limits.max_num_batched_tokens.saturating_sub(self.world.picked_tokens)
     }
-    /// Tokens in the step so far.
+    /// Tokens scheduled in the step so far.
     pub fn picked_tokens(&self) -> u32 {
         self.world.picked_tokens
     }
-    /// Rows in the step so far.
+    /// Rows scheduled in the step so far.
     pub fn picked(&self) -> usize {
         self.world.picks.len()
     }
-    /// Whether a sequence is in the step already, or was looked at and held.
+    /// Whether a sequence is already scheduled or deferred in this call.
     pub fn is_settled(&self, entry: u32) -> bool {
         self.world.slab[entry].seen_in == self.world.round
     }
 
-    /// What a waiting sequence would find in the cache.
+    /// The prefix-cache hit of a waiting sequence, or its session's retained K/V if that is at
+    /// least as long. Cost: may hash or compare the whole prompt.
     pub fn lookup(&mut self, entry: u32) -> Hit {
         let found = self.find_prefix(entry);
         match self.world.kept_hit(&self.world.slab[entry]) {
@@ -160,13 +164,14 @@ impl Desk<'_> {
         }
     }
 
-    /// What it would find of others'.
+    /// The hit outside its own session: the sibling to fork, or the prefix cache.
     fn find_prefix(&mut self, entry: u32) -> Hit {
         if let Some((_, tokens)) = self.world.leader_of(entry) {
             return Hit { tokens: tokens.max(self.world.base), ..Hit::default() };
         }
         let sequence = &mut self.world.slab[entry];
-        // What is found is not computed, and what is not computed has no score.
+        // A prompt that wants log-probabilities skips the prefix cache: cached tokens produce no
+        // logits.
         let frozen = Hit { tokens: self.world.base, ..Hit::default() };
         if !self.world.limits.prefix_cache || sequence.wants_scores() {
             return frozen;
@@ -177,20 +182,21 @@ impl Desk<'_> {
         }
     }
 
-    /// Says why a sequence is not run in this step.
+    /// Defers a sequence in this step, with the reason for the record.
     pub fn hold(&mut self, entry: u32, reason: Reason) {
         self.world.hold(entry, reason);
     }
-    /// Says why all running sequences that are not mentioned otherwise are not run.
+    /// Sets the reason for all running sequences that are neither scheduled nor deferred
+    /// individually.
     pub fn hold_rest_running(&mut self, reason: Reason) {
         self.world.record.rest_running = Some(reason);
     }
-    /// Says why all waiting sequences that are not mentioned otherwise are not run.
+    /// Sets the reason for all waiting sequences that are not deferred individually.
     pub fn hold_rest_waiting(&mut self, reason: Reason) {
         self.world.record.rest_waiting = Some(reason);
     }
 
-    /// Why `entry` cannot be admitted whatever the room, if so.
+    /// The reason why `entry` cannot be admitted regardless of KV slots, if there is one.
     fn closed_to(&self, entry: u32) -> Option<Reason> {
         let world = &*self.world;
         let sequence = &world.slab[entry];
@@ -219,22 +225,22 @@ impl Desk<'_> {
             || leader.status == Status::Waiting && leader.rest.timings.admitted.is_none()
     }
 
-    /// What a waiting sequence would find if it were admitted now, or why it cannot be. Changes
-    /// nothing.
+    /// Admission test without admission: the cache hit that `admit` would use, or why it would
+    /// fail. Changes nothing.
     pub fn admissible(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
         self.weigh(entry, admit).map(|weighed| weighed.hit)
     }
 
-    /// Whether there is room for a newcomer, and at what price. Changes nothing; the retained
-    /// sequences to evict are then those that [`World::evict_victims`] evicts.
+    /// Admission test: whether the KV slots suffice, and which retained sequences must be evicted.
+    /// Changes nothing but that victim list, which `World::evict_victims` evicts.
     fn weigh(&mut self, entry: u32, admit: Admit) -> Result<Weighed, Reason> {
         if let Some(reason) = self.closed_to(entry) {
             return Err(reason);
         }
         let weighed = self.weigh_hit(entry, admit);
         let world = &*self.world;
-        // Where only part of a hit is taken over, a cache may count too much of it as in use. With
-        // nothing running that would not change by waiting, so the request goes on without the hit.
+        // If only part of a hit is taken over, a cache may count too much of it as in use. With
+        // nothing running, waiting would not help, so the request is tested without the hit.
         let waits_in_vain = world.running.is_empty() && world.in_flight == 0 && !world.kept.is_empty();
         if weighed.is_err() && waits_in_vain && admit.hit_limit > world.base {
             return self.weigh_hit(entry, Admit { hit_limit: world.base, ..admit });
@@ -278,12 +284,15 @@ impl Desk<'_> {
         })
     }
 
-    /// Moves a waiting sequence to the running ones, with what the cache has of it, and promises it room up to
-    /// `admit.reserve_to`. Refused with the reason if it cannot be; that changes nothing.
+    /// Admits a waiting sequence: attaches its cache hit, binds an executor row and reserves slots
+    /// up to `admit.reserve_to`.
+    ///
+    /// On error the sequence stays in the queue and nothing is reserved. Returns the hit that was
+    /// attached.
     pub fn admit(&mut self, entry: u32, admit: Admit) -> Result<Hit, Reason> {
         let Weighed { hit, retained, upto } = self.weigh(entry, admit)?;
         let world = &mut *self.world;
-        // Everything that can be refused comes before anything is evicted.
+        // Check everything that can fail before evicting.
         let Some(&row) = world.free_rows.last() else { return Err(Reason::NoPoolRow) };
         let opened = if retained == 0 { world.cache.open().ok() } else { None };
         if retained == 0 && opened.is_none() && world.kept.is_empty() {
@@ -343,13 +352,14 @@ impl Desk<'_> {
         Ok(attached)
     }
 
-    /// Slots that may be claimed for `entry` in this step.
+    /// Slots that `entry` may claim in this step: unreserved ones and its own reservation.
     fn room_for(&self, entry: u32) -> u32 {
         let world = &*self.world;
         world.unpromised() + world.slab[entry].promised
     }
 
-    /// Slots that `tokens` more of a running sequence take.
+    /// Slots to claim for `tokens` more tokens of a running sequence; 0 if its last block has
+    /// space.
     pub fn need(&self, entry: u32, tokens: u32) -> u32 {
         self.need_of(&self.world.slab[entry], tokens)
     }
@@ -360,13 +370,14 @@ impl Desk<'_> {
         if end <= have { 0 } else { self.world.whole_blocks(end) - have }
     }
 
-    /// Tokens of a prompt that may be fed at once: a chunk whose every token is scored needs a row of logits for each.
+    /// Most tokens of one prefill chunk. A chunk whose prompt log-probabilities are wanted needs a
+    /// row of logits per token.
     pub fn at_once(&self, entry: u32) -> u32 {
         const SCORED: u32 = 128;
         if self.world.slab[entry].wants_scores() { SCORED } else { u32::MAX }
     }
 
-    /// Why a running sequence cannot be fed now whatever the room, if so.
+    /// The reason why a running sequence cannot be fed now regardless of KV slots, if there is one.
     pub fn must_wait(&self, entry: u32) -> Option<Reason> {
         let sequence = &self.world.slab[entry];
         match sequence.in_flight > 0 {
@@ -377,13 +388,15 @@ impl Desk<'_> {
         }
     }
 
-    /// Puts a chunk of what `entry` has to be fed into the step. The reason if it cannot be; that changes nothing.
+    /// Schedules a prefill chunk of `entry`: the next `feed.tokens` of what it has to be fed. On
+    /// error the row is not scheduled.
     pub fn feed(&mut self, entry: u32, feed: Feed) -> Result<(), Reason> {
         self.pick(entry, feed, 0)
     }
 
-    /// Puts the newest token of `entry` into the step, and as many of its drafts as fit. The reason if it cannot be;
-    /// that changes nothing.
+    /// Schedules a decode of `entry`: its newest token and, with speculative decoding, as many
+    /// drafts as fit. On error the row is not scheduled. `left_pad_blocks` is padding for
+    /// static-shape executors.
     #[inline]
     pub fn decode(&mut self, entry: u32, left_pad_blocks: u32) -> Result<(), Reason> {
         let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
@@ -396,7 +409,8 @@ impl Desk<'_> {
         self.pick(entry, feed, 0)
     }
 
-    /// Drafts make sense only for the newest token, on the host, and only as deep as outputs are left.
+    /// Drafts require that the newest token is committed on the host and is the only one to feed.
+    /// Their depth is bounded by the outputs left.
     fn drafts_that_fit(&self, entry: u32) -> u32 {
         let sequence = &self.world.slab[entry];
         let count = sequence.drafts.len() as u32;
@@ -421,7 +435,7 @@ impl Desk<'_> {
             return Err(Reason::TokenBudget);
         }
         let mut slots = self.need_of(sequence, tokens + drafts + feed.ahead);
-        // What it was promised is there.
+        // Reserved slots are available by construction.
         if slots > sequence.promised {
             self.find_room(entry, slots)?;
         }
@@ -435,7 +449,7 @@ impl Desk<'_> {
         let redirected = feed.redirected.min(sequence.claimed);
         let seq = sequence.cache.unwrap_or(SeqId(u64::MAX));
         sequence.seen_in = world.round;
-        // What was promised is already set aside; only what goes beyond it makes the rest smaller.
+        // Consume the reservation first; only slots beyond it reduce what is unreserved.
         sequence.promised -= promised.min(slots);
         world.promised -= promised.min(slots);
         world.picked_tokens += fed;
@@ -444,8 +458,7 @@ impl Desk<'_> {
         Ok(())
     }
 
-    /// Makes sure that `slots` may be claimed for `entry`, by evicting retained K/V if that is
-    /// enough.
+    /// Ensures that `entry` may claim `slots`, evicting retained session K/V if that suffices.
     fn find_room(&mut self, entry: u32, slots: u32) -> Result<(), Reason> {
         let world = &mut *self.world;
         let missing = world.shortage(slots.saturating_sub(world.slab[entry].promised));
@@ -457,7 +470,7 @@ impl Desk<'_> {
             world.evict_victims();
             return Ok(());
         }
-        // To wait for a step in flight costs less than to preempt.
+        // Waiting for the slots that a step in flight releases is cheaper than preempting.
         let leased = world.cache.room().leased;
         let beyond = missing.saturating_sub(leased);
         if beyond > 0 && world.find_victims(enough(beyond, true)) {
@@ -470,7 +483,7 @@ impl Desk<'_> {
         }
     }
 
-    /// Takes slots for `tokens` more of a running sequence now. They come out of what it was promised.
+    /// Allocates slots for `tokens` more tokens of a running sequence now, out of its reservation.
     fn take_ahead(&mut self, entry: u32, tokens: u32) -> Result<(), Reason> {
         let world = &mut *self.world;
         let sequence = &mut world.slab[entry];
@@ -486,7 +499,8 @@ impl Desk<'_> {
         Ok(())
     }
 
-    /// Sends a running sequence back to the front of the queue. False if it is in this step already.
+    /// Preempts a running sequence by recomputation: it returns to the front of the queue. False if
+    /// it is scheduled in this step already.
     pub fn preempt(&mut self, entry: u32) -> bool {
         let sequence = &self.world.slab[entry];
         if sequence.status != Status::Running || self.world.picks.iter().any(|pick| pick.entry == entry) {
@@ -497,7 +511,8 @@ impl Desk<'_> {
         true
     }
 
-    /// Ends a sequence for which the cache will never have room, and delivers what it has.
+    /// Ends a sequence that will never fit the KV cache, with `Finish::Capacity` and the outputs it
+    /// has.
     pub fn give_up(&mut self, entry: u32) {
         let first = self.world.slab[entry].outputs_len();
         self.world.finish(entry, Finish::Capacity, None, first, self.now);

@@ -17,8 +17,8 @@ use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{CacheError, ClaimRow, Span, StepId, Token};
 
 impl Core {
-    /// Claims slots for the picks and plans the step. A row for which the cache has no room after all is held. False
-    /// if no row is left.
+    /// Claims KV slots for the scheduled rows and plans the step. If the cache is full, the last
+    /// row is deferred and the claim is retried. False if no row is left.
     pub(crate) fn claim(&mut self, id: StepId, step: &mut Step) -> bool {
         while !self.world.picks.is_empty() {
             self.list_claims();
@@ -78,7 +78,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes back what was proposed for a step that is not run.
+    /// Withdraws the draft trees proposed for a claim that failed.
     fn drop_trees(&mut self) {
         for i in 0..self.world.picks.len() {
             let pick = self.world.picks[i];
@@ -101,7 +101,8 @@ impl Core {
         world.hold(pick.entry, reason);
     }
 
-    /// The cache refused what it can have no reason to refuse: a defect of ours, which must not take the others along.
+    /// Fails all scheduled rows after an unexpected cache error. This is a bug in this crate; the
+    /// other requests go on.
     fn fail_picks(&mut self) {
         let world = &mut self.world;
         let now = world.record.at;
@@ -113,11 +114,12 @@ impl Core {
         world.sweep();
     }
 
-    /// Writes the batch of a claimed step and counts it as in flight.
+    /// Fills the batch of a claimed step, advances the sequences' counters and counts the step as
+    /// in flight.
     pub(crate) fn fill(&mut self, step: &mut Step, spec_steps: u32) {
         let world = &mut self.world;
         let batch = &mut step.batch;
-        // Rows are kept, because most are what they were when this memory was used last, but for their lengths.
+        // Old rows are reused: in steady decode only their lengths change.
         let mut rows = std::mem::take(&mut batch.rows);
         batch.reset(step.plan.step);
         batch.spec_steps = spec_steps;
@@ -169,9 +171,11 @@ impl Core {
     }
 }
 
-/// What nearly every row of nearly every step is: the newest token of a sequence that decodes. `row` is what stood in its place
-/// when the batch was made last. If that was the same sequence's, what lies far from what every step looks at is there already:
-/// nothing of it changes while a sequence runs, unless its parameters are.
+/// Decode fast path: a row that feeds the newest token of a decoding sequence.
+///
+/// `row` holds what stood in its place when this step memory was last filled. If it was the same
+/// sequence, its cold fields (sampling parameters, executor row) are still valid, because they
+/// change only when the request is amended.
 #[inline]
 fn decode_row(
     sequence: &Sequence,
@@ -230,8 +234,8 @@ fn any_row(sequence: &Sequence, pick: &Pick, size: BlockSize, batch: &mut Batch)
     }
 }
 
-/// Those of a row's tokens after which the prompt goes on and has no log-probability yet. Chunks come in order, so
-/// what is claimed is scored or on its way.
+/// The row's tokens whose successor is a prompt token without a log-probability yet. Chunks run in
+/// order, so claimed tokens are scored or about to be.
 fn to_score(sequence: &Sequence, pick: &Pick) -> Span {
     if !sequence.wants_scores() {
         return Span::default();
@@ -242,7 +246,7 @@ fn to_score(sequence: &Sequence, pick: &Pick) -> Span {
     Span { start: first, len: to.saturating_sub(from) }
 }
 
-/// Appends the known tokens of a row; what only the device knows as [`IN_FLIGHT`].
+/// Appends the row's input tokens; a token that is still on the device is `IN_FLIGHT`.
 fn push_known(sequence: &Sequence, pick: &Pick, tokens: &mut Vec<Token>) {
     let known = sequence.tokens.len();
     let to = sequence.claimed + pick.tokens;

@@ -19,132 +19,133 @@ use kvasir_sample::Sampling;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Where a request stands.
+/// Request states: Waiting → Running → Finished; preemption returns Running → Waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// In the queue; owns nothing.
+    /// In the queue; owns no KV slots.
     #[default]
     Waiting,
-    /// Admitted; owns a sequence in the cache and a place in the token pool.
+    /// Admitted; owns a cache sequence and an executor row.
     Running,
-    /// Ended; kept only while a step in flight names it.
+    /// Ended; kept until no step in flight names it.
     Finished,
 }
 
-/// Where the row moves of a sequence's accepted drafts are.
+/// State of the K/V row moves that bring a sequence's accepted tree drafts into place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Moves {
     #[default]
     None,
-    /// They go out with the next step, whoever is in it.
+    /// Carried by the next step, whichever sequences it has.
     Due,
-    /// They are part of this step.
+    /// Carried by this step, which is in flight.
     In(StepId),
 }
 
-/// When what happened to a request.
+/// Timestamps of a request's lifecycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timings {
-    /// It was added.
+    /// Added to the core.
     pub arrived: Nanos,
-    /// It was first admitted.
+    /// First admission; not changed by preemption.
     pub admitted: Option<Nanos>,
-    /// The host saw its first output.
+    /// First output token committed on the host.
     pub first_token: Option<Nanos>,
-    /// The host saw its newest output.
+    /// Newest output token committed on the host.
     pub last_token: Option<Nanos>,
-    /// It ended.
+    /// Finished.
     pub finished: Option<Nanos>,
 }
 
 /// One request's tokens, parameters, status and timings.
 ///
-/// Committed tokens, tokens in flight and drafts are kept apart: the token list holds only what the host has seen and
-/// the target has chosen.
+/// Committed tokens, tokens in flight and drafts are kept apart: the token list holds only tokens
+/// that the host has seen and the target model has chosen.
 #[derive(Clone, Debug, Default)]
 #[repr(C, align(64))]
 pub struct Sequence {
-    // What every step looks at lies together, what it does not lies elsewhere: with thousands of requests a step takes as long as
-    // it waits for memory. Each paragraph is a cache line.
+    // Hot fields, one cache line per paragraph; cold fields are in `Rest`. With thousands of
+    // requests a step is bound by memory latency.
     pub(crate) id: RequestId,
-    /// Its sequence in the cache while it runs.
+    /// Its cache sequence while it runs.
     pub(crate) cache: Option<SeqId>,
-    /// Number of the newest `schedule` call that fed or held it.
+    /// Number of the newest scheduling attempt that scheduled or deferred it.
     pub(crate) seen_in: u64,
     pub(crate) prompt_len: u32,
-    /// Tokens whose K and V are there once all steps in flight are done.
+    /// Tokens with KV slots, including those that steps in flight will write.
     pub(crate) claimed: u32,
-    /// Tokens whose K and V are there for sure: every step that wrote them has come back.
+    /// Tokens whose K/V is written: every step that wrote them has retired.
     pub(crate) computed: u32,
     /// Tokens sampled by steps in flight.
     pub(crate) in_flight: u32,
     /// Steps in flight that name it.
     pub(crate) steps_in_flight: u32,
-    /// Slots promised and not claimed yet.
+    /// Slots reserved and not yet claimed.
     pub(crate) promised: u32,
-    /// Length up to which it holds slots, where they were taken ahead of claims.
+    /// Length up to which it holds slots allocated ahead of claims; 0 if none.
     pub(crate) ahead: u32,
-    /// Tokens that a step can find by content.
+    /// Tokens published to the prefix cache.
     pub(crate) published: u32,
 
-    /// What ends it, in short.
+    /// Compact stop conditions for the decode fast path.
     pub(crate) stops: Plain,
     pub(crate) pool_row: Option<PoolRow>,
     pub(crate) status: Status,
-    /// It was admitted, and no step that feeds the end of its known tokens has been scheduled since.
+    /// In prefill: no step that feeds its last known token has been scheduled since admission.
     pub(crate) prefilling: bool,
-    /// The step in flight verifies drafts of it.
+    /// A step in flight verifies its drafts.
     pub(crate) verifying: bool,
-    /// It wants log-probabilities.
+    /// Log-probabilities of outputs are wanted.
     pub(crate) logprobs: bool,
-    /// As in its parameters.
+    /// Copy of `Params::serial`.
     pub(crate) serial: bool,
-    /// Its parameters were changed since it was added.
+    /// Its parameters were changed since it was added, so cached batch rows are stale.
     pub(crate) amended: bool,
-    /// Prompt, then outputs that the host has seen. The newest of them are the next two lines.
+    /// Prompt, then committed outputs. The newest of them are stored inline in the next two cache
+    /// lines.
     pub(crate) tokens: LongList,
     pub(crate) rest: Box<Rest>,
 
     pub(crate) tag: u64,
-    /// When the host saw its newest output; in its timings when it has ended.
+    /// When its newest output was committed; copied to `timings` when it ends.
     pub(crate) last_token: Option<Nanos>,
-    /// Row moves of its accepted drafts that the next step makes, or that a step in flight makes.
+    /// Pending K/V row moves of accepted drafts.
     pub(crate) moves: Moves,
     /// Drafts for its next decode.
     pub(crate) drafts: Vec<Token>,
 
-    /// As in its parameters.
+    /// Copy of `Params::sampling`.
     pub(crate) sampling: Sampling,
 }
 
-/// What of a sequence few steps look at.
+/// Cold fields of `Sequence`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rest {
     pub(crate) params: Params,
-    /// Outputs it may have before the model's length is reached.
+    /// Outputs until `max_model_len` is reached.
     pub(crate) room: u32,
-    /// Length up to which slots were promised at admission.
+    /// Length up to which slots were reserved at admission.
     pub(crate) reserve_to: u32,
-    /// Parents of the drafts when they are a tree; node 0 is the newest committed token.
+    /// Parents of tree drafts; node 0 is the newest committed token. Empty for a chain.
     pub(crate) parents: Vec<i32>,
-    /// Tokens found in the cache when it was admitted last.
+    /// Cache-hit tokens of the latest admission.
     pub(crate) hit: u32,
-    /// The same when it was admitted first, which is what its client is told.
+    /// Cache-hit tokens of the first admission, reported to the client as cached tokens.
     pub(crate) first_hit: u32,
     pub(crate) preemptions: u32,
-    /// The request whose prompt it shares (fan-out), until that is computed.
+    /// The sibling that computes the shared prompt (parallel sampling); none once admitted.
     pub(crate) leader: Option<RequestId>,
     pub(crate) timings: Timings,
     pub(crate) finish: Option<Finish>,
-    /// Log-probabilities of its prompt's tokens from the second on, until they go out with its first event.
+    /// Prompt log-probabilities from the second token on, until they go out with its first event.
     pub(crate) scores: Vec<TokenLogprobs>,
-    /// Order of arrival; a preempted one keeps it.
+    /// Arrival number; unchanged by preemption.
     pub(crate) number: u64,
 }
 
 impl Sequence {
-    /// A waiting sequence that nobody knows yet; the core gives it its id.
+    /// A waiting sequence without an id; the core assigns one when it is inserted.
     pub fn new(request: Request) -> Self {
         Self {
             tag: request.tag,
@@ -158,27 +159,27 @@ impl Sequence {
         }
     }
 
-    /// Commits tokens that the target has chosen.
+    /// Commits tokens chosen by the target model.
     pub fn append(&mut self, tokens: &[Token]) {
         tokens.iter().for_each(|&token| self.tokens.push(token));
     }
 
-    /// Drops outputs so that `len` tokens are left; the prompt stays.
+    /// Truncates outputs to a total of `len` tokens; never shortens the prompt.
     pub fn truncate(&mut self, len: u32) {
         self.tokens.truncate(len.max(self.prompt_len));
     }
 
-    /// Blocks of `block_size` that its committed tokens take.
+    /// Blocks of `block_size` occupied by committed tokens.
     pub fn blocks(&self, block_size: u32) -> u32 {
         self.tokens.len().div_ceil(block_size)
     }
 
-    /// Tokens in the last of these blocks.
+    /// Tokens in the last block.
     pub fn last_block_tokens(&self, block_size: u32) -> u32 {
         self.tokens.len().saturating_sub(1) % block_size + 1
     }
 
-    /// Its `i`-th block of tokens; none beyond the last.
+    /// Copy of the `i`-th block of tokens; none beyond the last.
     pub fn block(&self, i: u32, block_size: u32) -> Option<Vec<Token>> {
         let start = i.checked_mul(block_size).filter(|&start| start < self.tokens.len())?;
         let mut block = Vec::new();
@@ -194,7 +195,7 @@ impl Sequence {
     pub fn tag(&self) -> u64 {
         self.tag
     }
-    /// Committed tokens: prompt, then outputs that the host has seen.
+    /// Committed tokens: prompt, then outputs seen by the host. Cost: may copy.
     pub fn tokens(&self) -> Cow<'_, [Token]> {
         self.tokens.from(0)
     }
@@ -202,11 +203,11 @@ impl Sequence {
     pub fn prompt(&self) -> &[Token] {
         self.tokens.first(self.prompt_len)
     }
-    /// Outputs that the host has seen.
+    /// Committed outputs. Cost: may copy.
     pub fn outputs(&self) -> Cow<'_, [Token]> {
         self.tokens.from(self.prompt_len)
     }
-    /// How many outputs the host has seen.
+    /// Number of committed outputs.
     pub fn outputs_len(&self) -> u32 {
         self.tokens.len().saturating_sub(self.prompt_len)
     }
@@ -218,27 +219,27 @@ impl Sequence {
     pub fn params(&self) -> &Params {
         &self.rest.params
     }
-    /// Where it stands.
+    /// Its state.
     pub fn status(&self) -> Status {
         self.status
     }
-    /// Its sequence in the cache while it runs.
+    /// Its cache sequence while it runs.
     pub fn cache_id(&self) -> Option<SeqId> {
         self.cache
     }
-    /// Its place in the token pool while it runs.
+    /// Its executor row (sampled token and sampler state) while it runs.
     pub fn pool_row(&self) -> Option<PoolRow> {
         self.pool_row
     }
-    /// Tokens whose K and V are there for sure.
+    /// Tokens whose K/V is written.
     pub fn computed(&self) -> u32 {
         self.computed
     }
-    /// Tokens whose K and V are there once all steps in flight are done.
+    /// Tokens with KV slots, including those of steps in flight.
     pub fn claimed(&self) -> u32 {
         self.claimed
     }
-    /// Tokens sampled by steps in flight, which the host has not seen.
+    /// Tokens being sampled by steps in flight.
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
@@ -246,24 +247,24 @@ impl Sequence {
     pub fn steps_in_flight(&self) -> u32 {
         self.steps_in_flight
     }
-    /// Committed tokens and those in flight.
+    /// Committed tokens plus tokens in flight.
     pub fn len(&self) -> u32 {
         self.tokens.len() + self.in_flight
     }
-    /// Never: a prompt has a token.
+    /// Always false for a live request: a prompt has at least one token.
     pub fn is_empty(&self) -> bool {
         self.tokens.len() == 0
     }
-    /// Tokens to feed before it can be sampled: those of the prompt (or of everything, after a preemption) that are
-    /// not claimed yet; 1 for a decode.
+    /// Tokens to feed before the next sample: the unclaimed part of the prompt (of all tokens after
+    /// a preemption), or 1 for a decode.
     pub fn to_feed(&self) -> u32 {
         self.len().saturating_sub(self.claimed)
     }
-    /// Whether its prompt (or everything, after a preemption) is still being fed.
+    /// Whether it is in prefill (or in recomputation after a preemption).
     pub fn is_prefilling(&self) -> bool {
         self.prefilling
     }
-    /// Whether log-probabilities of its prompt are wanted that are not there yet.
+    /// Whether prompt log-probabilities are wanted and still incomplete.
     pub fn wants_scores(&self) -> bool {
         self.sampling.prompt_logprobs.is_some()
             && self.outputs_len() == 0
@@ -273,36 +274,36 @@ impl Sequence {
     pub fn drafts(&self) -> &[Token] {
         &self.drafts
     }
-    /// Outputs that it may still have, those in flight counted as had.
+    /// Outputs left until its token limit; tokens in flight count as produced.
     pub fn outputs_left(&self) -> u32 {
         let had = self.len().saturating_sub(self.prompt_len);
         self.stops.cap().saturating_sub(had)
     }
-    /// Length at which it must end. Its last token is never fed.
+    /// Most tokens it may reach, prompt included. The last one is never fed.
     pub fn longest(&self) -> u32 {
         self.prompt_len + self.stops.cap()
     }
-    /// Slots promised to it and not claimed yet.
+    /// Slots reserved for it and not yet claimed.
     pub fn promised(&self) -> u32 {
         self.promised
     }
-    /// Tokens of it that others can find by content.
+    /// Tokens published to the prefix cache.
     pub fn published(&self) -> u32 {
         self.published
     }
-    /// Tokens found in the cache at its last admission.
+    /// Cache-hit tokens of its latest admission.
     pub fn hit(&self) -> u32 {
         self.rest.hit
     }
-    /// Tokens found in the cache at its first admission.
+    /// Cache-hit tokens of its first admission.
     pub fn first_hit(&self) -> u32 {
         self.rest.first_hit
     }
-    /// How often it was preempted.
+    /// Number of preemptions.
     pub fn preemptions(&self) -> u32 {
         self.rest.preemptions
     }
-    /// When what happened; its newest output, when it has ended.
+    /// Timestamps; `last_token` is set only when it has ended.
     pub fn timings(&self) -> &Timings {
         &self.rest.timings
     }
@@ -310,7 +311,7 @@ impl Sequence {
     pub fn finish(&self) -> Option<Finish> {
         self.rest.finish
     }
-    /// Order of arrival.
+    /// Arrival number.
     pub fn number(&self) -> u64 {
         self.rest.number
     }

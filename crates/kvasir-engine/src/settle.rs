@@ -19,17 +19,17 @@ use kvasir_exec::{BatchRow, Phase, Step, StepError};
 use kvasir_kv::{StepId, Token};
 use kvasir_sample::accept;
 
-/// What the step says of the prompt of its `i`-th row.
+/// Stores the prompt log-probabilities of the step's `i`-th row.
 fn take_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) {
     let before: u32 = step.batch.rows.iter().take(i).map(|row| row.scored.len).sum();
     let scores = step.output.scores.get(before as usize..(before + row.scored.len) as usize).unwrap_or(&[]);
-    // A step of before a preemption may bring again what is there.
+    // A step scheduled before a preemption may repeat scores that are already stored.
     if sequence.rest.scores.len() as u32 == row.context_len - row.tokens.len + row.scored.start {
         sequence.rest.scores.extend_from_slice(scores);
     }
 }
 
-/// The hidden state that the step tells of its `i`-th row.
+/// The hidden state (embedding) of the step's `i`-th row; empty if the executor returned none.
 fn hidden(i: usize, step: &Step) -> &[f32] {
     let wanting = |rows: &[BatchRow]| rows.iter().filter(|row| row.wants_hidden()).count();
     let (before, all) = (wanting(step.batch.rows.get(..i).unwrap_or(&[])), wanting(&step.batch.rows));
@@ -46,8 +46,8 @@ fn fault(error: &StepError) -> Fault {
 }
 
 impl World {
-    /// Takes in the one token of a row that goes on: all that nearly every row of nearly every step is. False if there is more
-    /// to it; nothing has changed then.
+    /// Postprocess fast path: commits the one token of a decode row whose sequence does not stop.
+    /// Returns false and changes nothing if any condition of the fast path fails.
     fn advance(&mut self, row: &BatchRow, token: Token, step: StepId, now: Nanos) -> bool {
         let Some(sequence) = self.slab.get_mut(RequestId(row.request)) else { return false };
         let first = sequence.outputs_len();
@@ -69,8 +69,8 @@ impl World {
 }
 
 impl Core {
-    /// Ends the lease of a step that has run: what it wrote is there and may be found. Its tokens may come later, with
-    /// [`Core::postprocess`], which does this itself where it was not done.
+    /// Retires a step that has run, before its tokens are known: its K/V is valid and may be
+    /// published. `Core::postprocess` does this itself if it was not called.
     pub fn landed(&mut self, step: &Step) {
         if !self.retire(step) {
             return;
@@ -85,7 +85,7 @@ impl Core {
         }
     }
 
-    /// False if it was done already.
+    /// Ends the step's lease in the cache. False if it was retired already.
     fn retire(&mut self, step: &Step) -> bool {
         if step.batch.step <= self.world.retired {
             return false;
@@ -100,11 +100,12 @@ impl Core {
         true
     }
 
-    /// Takes in what a step yielded. Steps come back in the order in which they were made.
+    /// Commits the results of a step, or fails its sequences. Steps must come back in the order
+    /// they were scheduled.
     pub fn postprocess(&mut self, step: &Step, result: &Result<(), StepError>, now: Nanos) {
         self.world.in_flight = self.world.in_flight.saturating_sub(1);
         self.retire(step);
-        // One after the other, so that the waiting for all that memory overlaps.
+        // Touched in one loop, so that the cache misses overlap.
         self.world.due.drain(..).for_each(|entry| self.world.slab[entry].tokens.touch_end());
         for (i, row) in step.batch.rows.iter().enumerate() {
             let token = if result.is_ok() { step.output.only_token(i) } else { None };
@@ -141,7 +142,8 @@ impl Core {
         self.world.release_row(entry);
     }
 
-    /// Row moves belong to sequences that need not be in the step. Those of a failed step were perhaps not made.
+    /// Fails sequences whose row moves a failed step carried: the moves may not have been made.
+    /// Such a sequence need not have a row in the step.
     fn fail_moved(&mut self, step: &Step, error: &StepError, now: Nanos) {
         for i in 0..self.world.running.len() {
             let entry = self.world.running[i];
@@ -156,7 +158,7 @@ impl Core {
     fn fail_row(&mut self, entry: u32, row: &BatchRow, error: &StepError, now: Nanos) {
         let sequence = &mut self.world.slab[entry];
         sequence.verifying = false;
-        // One that was preempted meanwhile lost nothing: it computes everything again anyway.
+        // A sequence preempted in the meantime lost nothing: it is recomputed anyway.
         if sequence.cache == Some(row.seq) {
             let first = sequence.outputs_len();
             self.world.finish(entry, Finish::Failed(fault(error)), None, first, now);
@@ -181,7 +183,8 @@ impl Core {
         let sampled = step.output.tokens.get(span.range()).unwrap_or(&[]);
         let first = sequence.outputs_len();
         let width = (row.tokens.len - row.sample_from) as usize;
-        // A device may run on by itself while nobody else feeds the sequence.
+        // A device may decode several tokens by itself if no other step in flight feeds the
+        // sequence.
         let several = row.drafts.count == 0 && sampled.len() > width && sequence.steps_in_flight == 0;
         if sampled.is_empty() || (sampled.len() != width && !several) {
             let fault = match sampled.is_empty() {
@@ -195,7 +198,7 @@ impl Core {
         if row.wants_hidden() && first == 0 {
             let state = hidden(i, step);
             if state.is_empty() {
-                // This device tells none.
+                // The executor returned no hidden states.
                 return self.world.finish(entry, Finish::Failed(Fault::Internal), None, 0, now);
             }
             self.world.outbox.hidden.push((self.world.outbox.events.len() as u32, state.to_vec()));
@@ -210,7 +213,8 @@ impl Core {
         self.world.publish(entry, milestone);
     }
 
-    /// Accepts what drafts were right, commits their tokens and the one after them, and drops the rest from the cache.
+    /// Verifies drafts (speculative decoding): commits the accepted prefix or tree path plus the
+    /// bonus token, and removes rejected drafts from the cache. False if the cache failed.
     fn verify(&mut self, entry: u32, row: &BatchRow, step: &Step, sampled: &[u32], owns: bool) -> bool {
         let count = row.drafts.count as usize;
         let fed = step.batch.tokens.get(row.tokens.range()).unwrap_or(&[]);
@@ -227,7 +231,7 @@ impl Core {
         sequence.verifying = false;
         sequence.drafts.clear();
         sequence.rest.parents.clear();
-        // Node 0 is the newest committed token; what was sampled there comes first.
+        // Node 0 is the newest committed token; the token sampled there is committed first.
         for node in std::iter::once(&0).chain(&self.accepted) {
             let token = sampled.get(*node as usize).copied();
             sequence.append(token.as_slice());
@@ -303,7 +307,7 @@ impl Core {
         }
     }
 
-    /// Undoes the newest step, which was not run: everything is as if it had not been made, admissions apart.
+    /// Cancels the newest step, which was not run. Restores everything except admissions.
     pub fn cancel(&mut self, step: &Step) {
         let cancelled = self.world.cache.cancel(step.batch.step);
         debug_assert!(cancelled.is_ok(), "{cancelled:?}");
@@ -331,7 +335,8 @@ impl Core {
                 if row.drafts.tree.is_some()
                     && let Ok(tree) = self.world.cache.tree()
                 {
-                    // What was claimed is proposed again; the next decode proposes anew.
+                    // The canceled tree must not be proposed again; the next decode proposes a new
+                    // one.
                     let withdrawn = tree.propose(row.seq, &[]);
                     debug_assert!(withdrawn.is_ok(), "{withdrawn:?}");
                 }
@@ -343,7 +348,7 @@ impl Core {
         }
     }
 
-    /// Undoes the newest step, which the executor did not take, and fails the sequences in it.
+    /// Cancels the newest step, which the executor refused, and fails its sequences.
     pub fn reject(&mut self, step: &Step, error: &StepError, now: Nanos) {
         self.cancel(step);
         for row in &step.batch.rows {

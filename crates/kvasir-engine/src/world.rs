@@ -24,112 +24,116 @@ use kvasir_exec::{PoolRow, SequenceSpec};
 use kvasir_kv::blocks::BlockSize;
 use kvasir_kv::{Cache, ClaimRow, Hit, SeqId, StepId};
 
-/// A row that the policy has put into the step being made.
+/// A scheduled row: a sequence that the policy put into the step under construction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pick {
     pub(crate) entry: u32,
     pub(crate) seq: SeqId,
-    /// Tokens fed again although they are there.
+    /// Cached tokens that are recomputed; their writes go to the dummy slot.
     pub(crate) redirected: u32,
-    /// Known tokens fed, drafts not counted.
+    /// Committed or in-flight tokens fed, without drafts.
     pub(crate) tokens: u32,
     pub(crate) drafts: u32,
     pub(crate) left_pad_blocks: u32,
     pub(crate) slots: u32,
-    /// What the sequence was promised before.
+    /// The sequence's reservation before this row was scheduled, restored if the row is dropped.
     pub(crate) promised: u32,
 }
 
 impl Pick {
-    /// Whether it feeds one token and nothing else.
+    /// Condition of the decode fast path.
     pub(crate) fn is_one_token(&self) -> bool {
         self.tokens == 1 && self.redirected == 0 && self.drafts == 0
     }
 }
 
-/// Everything that a core owns beside its policy.
+/// Everything that a `Core` owns besides its policy.
 pub(crate) struct World {
     pub(crate) limits: Limits,
     pub(crate) cache: Box<dyn Cache>,
     pub(crate) block: u32,
     pub(crate) size: BlockSize,
-    /// Tokens that every sequence begins with, which lie in a frozen prefix: whole blocks.
+    /// Length in tokens of the frozen shared prefix that every sequence starts with; whole blocks.
     pub(crate) base: u32,
     pub(crate) has_prefix: bool,
     pub(crate) publish_at: PublishAt,
     pub(crate) slab: Slab,
-    /// What sessions left in the cache.
+    /// Retained K/V of sessions.
     pub(crate) kept: KeptSessions,
     pub(crate) queue: Queue,
     /// In order of admission.
     pub(crate) running: Vec<u32>,
     pub(crate) free_rows: Vec<PoolRow>,
-    /// Of all who have a place in the token pool and keep state.
+    /// Recurrent-state slots of the sequences that hold an executor row.
     pub(crate) state_slots: StateSlots,
     pub(crate) picks: Vec<Pick>,
     pub(crate) picked_tokens: u32,
-    /// Slots that `picks` will claim.
+    /// Slots that `picks` will claim, reserved or not.
     pub(crate) picked_slots: u32,
-    /// Running sequences whose prompt is under way.
+    /// Number of running sequences in prefill.
     pub(crate) prefilling: u32,
-    /// Slots promised to running sequences and not claimed.
+    /// Sum of slots reserved for running sequences and not yet claimed.
     pub(crate) promised: u32,
     pub(crate) record: StepRecord,
-    /// Requests that came since the last call of `schedule`.
+    /// Requests that arrived since the last `schedule` call.
     pub(crate) arrived: Vec<Arrival>,
     pub(crate) outbox: Outbox,
     pub(crate) binds: Vec<(PoolRow, SequenceSpec)>,
     pub(crate) claim_rows: Vec<ClaimRow>,
-    /// Those whose next token goes to the long part of their list.
+    /// Entries whose next token spills to the heap part of their `LongList`. Their memory is
+    /// touched in one batch, so that the cache misses overlap.
     pub(crate) due: Vec<u32>,
-    /// Drafts are made once a token is seen, so nothing is fed before.
+    /// Speculative decoding is on: a token must reach the host, and be drafted from, before the
+    /// next feed.
     pub(crate) speculates: bool,
-    /// Somebody was given drafts.
+    /// At least one request has ever been given drafts.
     pub(crate) drafted: bool,
-    /// Newcomers wait for the other replicas.
+    /// Admissions are deferred by prefill coalescing.
     pub(crate) coalescing: bool,
-    /// Steps scheduled and not come back.
+    /// Steps in flight.
     pub(crate) in_flight: u32,
-    /// Row moves of somebody go out with the next step.
+    /// The next step carries row moves of at least one sequence.
     pub(crate) moves_due: bool,
-    /// Whether siblings can share their prompt by a fork, where the cache finds nothing by content.
+    /// Siblings share their prompt by a fork of the leader's sequence, because the cache has no
+    /// prefix index.
     pub(crate) forks: bool,
-    /// Somebody gave cells back since the cache was compacted last.
+    /// A sequence released slots since the last compaction.
     pub(crate) scattered: bool,
-    /// A running request has ended and is still listed.
+    /// `running` contains a request that has ended.
     pub(crate) unswept: bool,
-    /// Blocks that the tables of all running requests may come to.
+    /// Upper bound on block-table entries of all running requests, for memory reservation.
     pub(crate) table_blocks: usize,
-    /// The newest step whose lease has ended.
+    /// The newest retired step.
     pub(crate) retired: StepId,
-    /// Number of this `schedule` call.
+    /// Number of the current scheduling attempt.
     pub(crate) round: u64,
 }
 
 impl World {
-    /// Slots of whole blocks that `tokens` take.
+    /// `tokens` rounded up to whole blocks.
     pub(crate) fn whole_blocks(&self, tokens: u32) -> u32 {
         self.size.whole(tokens)
     }
 
-    /// Slots of whole blocks that a sequence of `tokens` takes, those in a frozen prefix not counted.
+    /// Slots, in whole blocks, of a sequence of `tokens`, excluding the frozen shared prefix.
     pub(crate) fn own_slots(&self, tokens: u32) -> u32 {
         self.whole_blocks(tokens).saturating_sub(self.base)
     }
 
-    /// Slots that can be had now and are neither picked for this step nor promised to anybody.
+    /// Slots available now that are neither scheduled in this step nor reserved.
     pub(crate) fn unpromised(&self) -> u32 {
         self.cache.room().available().saturating_sub(self.picked_slots).saturating_sub(self.promised)
     }
 
-    /// Slots that are missing for a claim of `slots` that are not reserved.
+    /// Slots missing for a claim of `slots` beyond all reservations; 0 if they are available.
     pub(crate) fn shortage(&self, slots: u32) -> u32 {
         let taken = u64::from(self.picked_slots) + u64::from(self.promised) + u64::from(slots);
         let missing = taken.saturating_sub(u64::from(self.cache.room().available()));
         missing.min(u64::from(u32::MAX)) as u32
     }
 
-    /// Begins a sequence of the cache; evicts retained ones if it can have no more sequences.
+    /// Opens a cache sequence, evicting LRU retained sessions while the cache is at its sequence
+    /// limit.
     pub(crate) fn open_sequence(&mut self) -> Result<SeqId, Reason> {
         loop {
             match self.cache.open() {
@@ -147,20 +151,20 @@ impl World {
         self.record.held.push(Held { request: sequence.id, reason });
     }
 
-    /// Slots that `entry` still has a promise of; adjusts the sum.
+    /// Sets the reservation of `entry` and adjusts the total.
     pub(crate) fn set_promise(&mut self, entry: u32, slots: u32) {
         let sequence = &mut self.slab[entry];
         self.promised = self.promised + slots - sequence.promised;
         sequence.promised = slots;
     }
 
-    /// Notes whether the prompt of `entry` is under way; adjusts how many are.
+    /// Sets whether `entry` is in prefill and adjusts the count.
     pub(crate) fn set_prefilling(&mut self, entry: u32, prefilling: bool) {
         let was = std::mem::replace(&mut self.slab[entry].prefilling, prefilling);
         self.prefilling = self.prefilling + u32::from(prefilling) - u32::from(was);
     }
 
-    /// Sets the promise to what is missing between what is claimed and what was reserved at admission.
+    /// Recomputes the reservation of `entry`: `reserve_to` minus what is claimed, in whole blocks.
     pub(crate) fn renew_promise(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
         let have = self.whole_blocks(sequence.claimed.max(sequence.ahead));
@@ -168,19 +172,22 @@ impl World {
         self.set_promise(entry, upto.saturating_sub(have));
     }
 
-    /// The cache's sequence of a sibling's leader, and how much of the prompt it has, where that is to be shared by a fork.
+    /// The leader's cache sequence and the number of prompt tokens to fork from it, for a sibling
+    /// of parallel sampling.
     pub(crate) fn leader_of(&self, entry: u32) -> Option<(SeqId, u32)> {
         if self.has_prefix || !self.forks {
             return None;
         }
         let sequence = &self.slab[entry];
         let leader = &self.slab[self.slab.find(sequence.rest.leader?)?];
-        // The last token is always computed, because its logits are wanted.
+        // The last prompt token is always computed, because its logits are needed.
         let tokens = leader.computed.min(sequence.prompt_len - 1);
         Some((leader.cache?, tokens)).filter(|_| tokens > 0)
     }
 
-    /// Gives a fresh sequence at most what it hit of what others left or have. Without any it still learns whose prefix it will be.
+    /// Attaches a cache hit to a fresh sequence: a fork of the leader, or a prefix-cache match of
+    /// at most `hit.tokens`. Called even for an empty hit, so that the cache learns the prefix the
+    /// sequence will publish.
     pub(crate) fn attach(&mut self, entry: u32, seq: SeqId, hit: Hit) -> Hit {
         let limit = hit.tokens;
         let leader = self.leader_of(entry).filter(|_| limit > 0);
@@ -200,7 +207,8 @@ impl World {
         attached.unwrap_or(Hit { tokens: self.base, ..Hit::default() })
     }
 
-    /// Makes what `entry` has computed findable, as far as the policy wants it now.
+    /// Publishes the computed whole blocks of `entry` to the prefix cache. Under
+    /// `PublishAt::Milestones` only if `milestone`.
     pub(crate) fn publish(&mut self, entry: u32, milestone: bool) {
         let sequence = &mut self.slab[entry];
         let wanted = match self.publish_at {
@@ -220,7 +228,7 @@ impl World {
         }
     }
 
-    /// Gives back everything that `entry` holds in the cache; what steps in flight name stays until they are done.
+    /// Releases all K/V of `entry`. Slots named by steps in flight stay leased until those retire.
     pub(crate) fn release_cache(&mut self, entry: u32) {
         self.set_promise(entry, 0);
         self.set_prefilling(entry, false);
@@ -235,7 +243,7 @@ impl World {
         sequence.rest.parents.clear();
         if let Some(seq) = sequence.cache.take() {
             self.scattered = true;
-            // The id is ours and open, so the cache has nothing to refuse.
+            // The id is open and owned by this sequence, so closing cannot fail.
             let closed = self.cache.close(seq);
             debug_assert!(closed.is_ok(), "{closed:?}");
             self.kept.note_change();
@@ -243,7 +251,8 @@ impl World {
         self.release_row(entry);
     }
 
-    /// Gives the place in the token pool, and that of its state, back once no step in flight names it.
+    /// Frees the executor row and the state slot of `entry`, unless it runs or a step in flight
+    /// names it.
     pub(crate) fn release_row(&mut self, entry: u32) {
         let sequence = &mut self.slab[entry];
         if sequence.steps_in_flight == 0
@@ -257,7 +266,8 @@ impl World {
         }
     }
 
-    /// Sends a running sequence back to the front of the queue. Its tokens stay, those in flight included.
+    /// Preempts a running sequence by recomputation: publishes and releases its K/V and puts it at
+    /// the front of the queue. Its tokens stay, those in flight included.
     pub(crate) fn preempt(&mut self, entry: u32) {
         self.publish(entry, true);
         let sequence = &mut self.slab[entry];
@@ -269,7 +279,8 @@ impl World {
         self.queue.push_front(entry, &self.slab[entry]);
     }
 
-    /// Tells the client of a request that never entered the queue.
+    /// Emits the final event of a request that was refused before it entered the queue, and frees
+    /// its entry.
     pub(crate) fn refuse(&mut self, entry: u32, refusal: Refusal, now: Nanos) {
         let finish = Finish::Refused(refusal);
         let sequence = &mut self.slab[entry];
@@ -279,8 +290,9 @@ impl World {
         self.slab.remove(entry);
     }
 
-    /// Ends a request. Its outputs from `first` on go out with the event. Takes it out of the queue; the caller sweeps
-    /// [`World::running`].
+    /// Ends a request: emits its outputs from `first` on with the finish reason, publishes or
+    /// retains its K/V, and releases the rest. Takes it off the queue; the caller sweeps
+    /// `World::running`.
     pub(crate) fn finish(
         &mut self,
         entry: u32,
@@ -317,7 +329,7 @@ impl World {
         self.bury(entry);
     }
 
-    /// Forgets an ended request once no step in flight names it.
+    /// Reaps a finished request once no step in flight names it.
     pub(crate) fn bury(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
         if sequence.status == Status::Finished && sequence.steps_in_flight == 0 {
@@ -325,21 +337,22 @@ impl World {
         }
     }
 
-    /// Sweeps if a running request has ended since the last time.
+    /// Sweeps if a running request has ended since the last sweep.
     pub(crate) fn sweep_if_marked(&mut self) {
         if self.unswept {
             self.sweep();
         }
     }
 
-    /// Takes everybody who has ended off the running list. Entries of the buried are vacant, not running.
+    /// Removes finished requests from the running list. A reaped entry is vacant, hence not
+    /// `Running`.
     pub(crate) fn sweep(&mut self) {
         self.unswept = false;
         let slab = &self.slab;
         self.running.retain(|entry| slab[*entry].status == Status::Running);
     }
 
-    /// Ends everybody because the executor is gone, and what sessions left with it.
+    /// Fails every request and evicts all retained sessions, because the executor is gone.
     pub(crate) fn fail_all(&mut self, fault: Fault, now: Nanos) {
         while self.evict_oldest() {}
         let all: Vec<u32> = self.slab.iter().map(|(entry, _)| entry).collect();
