@@ -10,8 +10,9 @@ use kvasir_kv::Token;
 use kvasir_sample::Sampling;
 
 impl Core {
-    /// Changes what ends a request and how it is drawn, from its next output on; the rest of its parameters stays. One that runs was
-    /// given room for its cap, so that can only be lowered. False if it has ended.
+    /// Changes the stop conditions and sampling of a live request, from its next output on. Other
+    /// parameters, the seed and the requested log-probabilities stay. While it runs, `max_tokens`
+    /// can only be lowered. False if it has ended; on error nothing changes.
     pub fn change(&mut self, id: RequestId, change: impl FnOnce(&mut Params)) -> Result<bool, Refusal> {
         let live = |entry: &u32| self.world.slab[*entry].status != Status::Finished;
         let Some(entry) = self.world.slab.find(id).filter(live) else { return Ok(false) };
@@ -30,7 +31,7 @@ impl Core {
         old.ignore_eos = new.ignore_eos;
         old.stop_ids = new.stop_ids;
         old.stop_sequences = new.stop_sequences;
-        // What is reported of its tokens was settled when it was added, and so was its noise.
+        // Seed and reported outputs (log-probabilities, hidden state) are fixed at arrival.
         let Sampling { seed, logprobs, prompt_logprobs, hidden, .. } = old.sampling;
         old.sampling = Sampling { seed, logprobs, prompt_logprobs, hidden, ..new.sampling };
         sequence.sampling = old.sampling;
@@ -44,8 +45,8 @@ impl Core {
         Ok(true)
     }
 
-    /// Commits tokens of somebody else's making as outputs of a request that is here, as if it had said them: they are fed before it goes
-    /// on, and end nothing. False if it has ended, or waits for a token of its own.
+    /// Appends externally supplied tokens to a live request's outputs. They are fed before it
+    /// decodes on and trigger no stop. False if it has ended or has a token in flight.
     pub fn append(&mut self, id: RequestId, tokens: &[Token]) -> bool {
         let Some(entry) = self.editable(id) else { return false };
         let sequence = &mut self.world.slab[entry];
@@ -56,8 +57,9 @@ impl Core {
         true
     }
 
-    /// Makes a request that is here `len` tokens long, as if it had come no further; below its prompt that becomes shorter. What is left is
-    /// not computed again but for its last token. False if it has ended, waits for a token of its own, or is not so long.
+    /// Truncates a live request to `len` tokens; below the prompt length the prompt is shortened.
+    /// Only its new last token is recomputed. False if it has ended, has a token in flight, or is
+    /// shorter.
     pub fn cut(&mut self, id: RequestId, len: u32) -> bool {
         let fits = |entry: &u32| (1..=self.world.slab[*entry].tokens.len()).contains(&len);
         let Some(entry) = self.editable(id).filter(fits) else { return false };
@@ -72,15 +74,16 @@ impl Core {
         true
     }
 
-    /// The entry of a request that is here and waits for no token.
+    /// The entry of a live request without a token in flight.
     fn editable(&self, id: RequestId) -> Option<u32> {
         let entry = self.world.slab.find(id)?;
         let sequence = &self.world.slab[entry];
         (sequence.status != Status::Finished && sequence.in_flight == 0).then_some(entry)
     }
 
-    /// Takes the row of `id` out of a step whose token for it will never come. It goes on from its newest token, which is fed again; it
-    /// must not be in a later step. False if the step has no row of it.
+    /// Removes the row of `id` from a step whose token for it will never arrive. The request
+    /// continues from its newest token, which is fed again; it must not be in a later step. False
+    /// if it has no row in the step.
     pub fn withhold(&mut self, step: &mut Step, id: RequestId) -> bool {
         self.take_out(step, id, |world, entry| {
             let len = world.slab[entry].tokens.len();
@@ -88,12 +91,14 @@ impl Core {
         })
     }
 
-    /// Takes the row of `id` out of a step whose token for it is told otherwise, with [`Core::append`]. False if the step has no row of it.
+    /// Removes the row of `id` from a step whose token arrives by another path and is committed
+    /// with `Core::append`. False if it has no row in the step.
     pub fn take_over(&mut self, step: &mut Step, id: RequestId) -> bool {
         self.take_out(step, id, |_, _| ())
     }
 
-    /// Takes a row out of a step; `no_token` says what becomes of one that still has its sequence and would have yielded a token.
+    /// Removes a row from a step. `no_token` handles a sequence that still owns its K/V and would
+    /// have sampled a token.
     fn take_out(&mut self, step: &mut Step, id: RequestId, no_token: impl FnOnce(&mut World, u32)) -> bool {
         let Some(i) = step.batch.rows.iter().position(|row| row.request == id.0) else { return false };
         let row = step.batch.rows.remove(i);
@@ -112,7 +117,7 @@ impl Core {
 }
 
 impl World {
-    /// Goes back to `len` computed tokens of a running sequence.
+    /// Rewinds a running sequence to `len` tokens of K/V and renews its reservation.
     fn rewind(&mut self, entry: u32, len: u32) {
         let sequence = &mut self.slab[entry];
         sequence.claimed = len;

@@ -23,16 +23,16 @@ use std::{
     fmt,
 };
 
-/// Why an engine has stopped for good.
+/// Why an engine has stopped permanently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It was told to.
+    /// A message told it to.
     Asked,
-    /// Everybody who could send it something is gone.
+    /// All senders of its inbox are gone.
     Closed,
-    /// The executor is gone; everybody has been told.
+    /// The executor is lost; every request has been failed.
     DeviceLost(String),
-    /// Its bookkeeping does not add up: a defect.
+    /// An invariant is violated: a bug.
     Broken(String),
 }
 
@@ -49,14 +49,14 @@ impl fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
-/// What one turn of the loop did.
+/// What one turn of the step loop did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// A step was handed over or came back.
+    /// A step was submitted or completed.
     Ran,
-    /// Somebody waits, and nobody can run now.
+    /// Requests are waiting, but none can run now.
     Held,
-    /// There is nobody.
+    /// No requests.
     Idle,
 }
 
@@ -69,10 +69,10 @@ pub struct Completion {
     pub summary: Summary,
 }
 
-/// A core run over an executor.
+/// A `Core` driven over an executor.
 ///
-/// With overlap, step n + 1 is made and handed over while step n runs; what the host has not seen yet stays on the
-/// device. Without it each step is waited for at once. The tokens are the same.
+/// With overlap, step n + 1 is scheduled and submitted while step n runs; tokens the host has not
+/// seen stay on the device. Without it each step is awaited at once. The outputs are the same.
 pub struct Engine<E: Executor> {
     core: Core,
     executor: E,
@@ -80,7 +80,8 @@ pub struct Engine<E: Executor> {
     overlap: bool,
     depth: usize,
     pending: VecDeque<E::Pending>,
-    /// A step that the executor has no room for before the oldest has come back.
+    /// A scheduled step that is submitted once the oldest step in flight is done, because the
+    /// executor's pipeline is full.
     ready: Option<Box<Step>>,
     drafter: Option<Box<dyn Drafter>>,
     proposal: Proposal,
@@ -90,7 +91,7 @@ pub struct Engine<E: Executor> {
 }
 
 impl<E: Executor> Engine<E> {
-    /// An engine with nothing to do. `clock` gives nanoseconds.
+    /// An idle engine. `clock` returns nanoseconds and must not go backwards.
     pub fn new(core: Core, executor: E, clock: impl FnMut() -> Nanos + Send + 'static) -> Self {
         Self {
             depth: executor.abilities().depth.max(1) as usize,
@@ -108,13 +109,14 @@ impl<E: Executor> Engine<E> {
         }
     }
 
-    /// `--overlap`.
+    /// `--overlap`: schedule step n + 1 while step n runs. On by default.
     pub fn overlap(mut self, on: bool) -> Self {
         self.overlap = on;
         self
     }
 
-    /// Lets `drafter` guess ahead; refused if it proposes trees and the cache knows none.
+    /// Enables speculative decoding with `drafter`. Fails if it proposes trees and the cache does
+    /// not support them.
     pub fn draft(mut self, drafter: Box<dyn Drafter>) -> Result<Self, CacheError> {
         if drafter.proposes_trees() {
             self.core.cache_mut().tree()?;
@@ -124,7 +126,7 @@ impl<E: Executor> Engine<E> {
         Ok(self)
     }
 
-    /// Lets one more `observer` see every step.
+    /// Adds an observer.
     pub fn observe(mut self, observer: Box<dyn Observer>) -> Self {
         self.observers.push(observer);
         self
@@ -135,7 +137,7 @@ impl<E: Executor> Engine<E> {
         &self.core
     }
 
-    /// The core, for requests and events.
+    /// The core, to add requests and read events.
     pub fn core_mut(&mut self) -> &mut Core {
         &mut self.core
     }
@@ -150,7 +152,7 @@ impl<E: Executor> Engine<E> {
         &mut self.executor
     }
 
-    /// The time.
+    /// Reads the clock.
     pub fn now(&mut self) -> Nanos {
         (self.clock)()
     }
@@ -161,13 +163,14 @@ impl<E: Executor> Engine<E> {
         self.core.add(request, now)
     }
 
-    /// Ends a request at once.
+    /// Aborts a request. False if it has ended already.
     pub fn abort(&mut self, id: RequestId) -> bool {
         let now = self.now();
         self.core.abort(id, now)
     }
 
-    /// One turn: makes a step if one can be made, and takes in the oldest one in flight if it must.
+    /// One turn: schedules a step if one can be built, and completes the oldest steps in flight
+    /// beyond the overlap.
     pub fn step(&mut self) -> Result<Turn, Exit> {
         if let Some(why) = &self.lost {
             return Err(Exit::DeviceLost(why.clone()));
@@ -191,7 +194,7 @@ impl<E: Executor> Engine<E> {
         Ok(Turn::Idle)
     }
 
-    /// Makes the next step and hands it over, or keeps it until the executor can take it.
+    /// Schedules the next step and submits it, or parks it until the executor can take it.
     fn make(&mut self) -> Result<bool, Exit> {
         let now = self.now();
         self.core.set_costs(self.meter.costs());
@@ -230,7 +233,8 @@ impl<E: Executor> Engine<E> {
         }
     }
 
-    /// Waits for the oldest step, hands over the next one so that the device is not idle meanwhile, and takes it in.
+    /// Waits for the oldest step, submits the parked one so that the device does not idle, then
+    /// postprocesses.
     fn take_in(&mut self) -> Result<(), Exit> {
         let Some(pending) = self.pending.pop_front() else {
             return match self.ready.take() {
@@ -276,7 +280,7 @@ impl<E: Executor> Engine<E> {
         }
     }
 
-    /// The executor is gone: nothing comes back, so everybody is told and nothing is handed over again.
+    /// Marks the engine as dead: fails every request and submits nothing again.
     fn lose(&mut self, why: String) -> Exit {
         let now = self.now();
         self.lost = Some(why.clone());
@@ -284,7 +288,7 @@ impl<E: Executor> Engine<E> {
         Exit::DeviceLost(why)
     }
 
-    /// Runs until nobody is left.
+    /// Runs until all requests have ended.
     pub fn drain(&mut self) -> Result<(), Exit> {
         loop {
             match self.step()? {
@@ -294,8 +298,8 @@ impl<E: Executor> Engine<E> {
         }
     }
 
-    /// Completes all `requests`, in their order; the refused among them with their refusal. Events of other requests
-    /// that end meanwhile are dropped.
+    /// Offline batch inference: completes all `requests` and returns results in their order,
+    /// refusals included. Events of other requests that end meanwhile are dropped.
     pub fn generate(&mut self, requests: Vec<Request>) -> Result<Vec<Result<Completion, Refusal>>, Exit> {
         let mut index = HashMap::new();
         let mut results: Vec<Result<Completion, Refusal>> = Vec::with_capacity(requests.len());

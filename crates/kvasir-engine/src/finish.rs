@@ -4,7 +4,7 @@ use kvasir_kv::Token;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A parameter of a request.
+/// A request parameter that can be invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // each is the parameter of that name
@@ -23,7 +23,7 @@ pub enum Parameter {
 }
 
 impl Parameter {
-    /// Its name as clients write it.
+    /// Its name in the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Temperature => "temperature",
@@ -40,7 +40,7 @@ impl Parameter {
         }
     }
 
-    /// What it may be.
+    /// Its valid range, as text for the error message.
     pub fn range(self) -> &'static str {
         match self {
             Self::Temperature => "a number of at least 0",
@@ -57,48 +57,48 @@ impl Parameter {
     }
 }
 
-/// Why a request was never run.
+/// Why a request was rejected before running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
     /// A prompt needs at least one token.
     EmptyPrompt,
-    /// Longer than the model takes.
+    /// Longer than the model's context allows.
     TooLong {
         /// Tokens of the prompt.
         tokens: u32,
-        /// Tokens that would be taken.
+        /// Longest prompt allowed.
         limit: u32,
     },
-    /// More slots than the cache has.
+    /// Needs more KV slots than the cache has.
     NeverFits {
         /// Slots needed.
         needed: u32,
-        /// Slots there are.
+        /// Slots of the cache.
         capacity: u32,
     },
-    /// It has no token behind the frozen prefix on which the cache stands.
+    /// The prompt does not extend past the frozen shared prefix.
     WithinPrefix {
         /// Tokens of the prompt.
         tokens: u32,
         /// Tokens of the prefix.
         prefix: u32,
     },
-    /// It keeps state, and there is no place for any.
+    /// It needs a recurrent-state slot, and the engine has none.
     NoState,
-    /// More tokens than one step takes, and prompts are not chunked.
+    /// The prompt exceeds one step's token budget, and chunked prefill is off.
     OverBudget {
         /// Tokens of the prompt.
         tokens: u32,
-        /// Tokens of a step.
+        /// Token budget of a step.
         budget: u32,
     },
-    /// Too many requests wait already.
+    /// Backpressure: the waiting queue is full.
     QueueFull {
-        /// How many may.
+        /// Most waiting requests.
         limit: u32,
     },
-    /// A parameter that makes no sense; names it.
+    /// A parameter is out of range.
     BadParameter(Parameter),
 }
 
@@ -127,21 +127,21 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// What broke under a request.
+/// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
-    /// The step it was in failed.
+    /// Its step failed on the executor.
     Step,
-    /// Memory could not be had for the step it was in.
+    /// Its step ran out of memory.
     OutOfMemory,
-    /// The executor is gone.
+    /// The executor is lost.
     DeviceLost,
-    /// Nothing that its constraint allows could follow, or the constraint had become too large to follow.
+    /// Constrained decoding: no token was allowed, or the constraint exceeded its limits.
     Constraint,
-    /// The model's logits were not finite numbers.
+    /// The logits contained NaN or infinity.
     NotFinite,
-    /// The step came back without what it had to yield, or the cache refused what it had promised.
+    /// A bug: the step lacked an output, or the cache rejected a valid operation.
     Internal,
 }
 
@@ -149,28 +149,28 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
-    /// One of its stop sequences is complete.
+    /// A stop sequence matched.
     StopSequence {
-        /// Which.
+        /// Its index in `Params::stop_sequences`.
         index: u32,
     },
     /// An end-of-sequence token.
     Eos,
-    /// One of its stop ids.
+    /// A stop token id.
     StopId(Token),
-    /// Its cap on output tokens.
+    /// `max_tokens` reached.
     MaxTokens,
-    /// The model takes no more.
+    /// `max_model_len` reached.
     ModelLength,
-    /// The cache is full and nobody is left to make room.
+    /// The KV cache is full and nothing is left to preempt or evict.
     Capacity,
-    /// Somebody outside (the detokenizer) found a stop in its text.
+    /// The detokenizer found a stop string.
     StopText,
-    /// Its client left.
+    /// Its client disconnected or canceled.
     Aborted,
-    /// Something broke.
+    /// It failed.
     Failed(Fault),
-    /// It was never run.
+    /// It was rejected before running.
     Refused(Refusal),
 }
 

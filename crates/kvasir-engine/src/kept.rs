@@ -18,41 +18,45 @@ use kvasir_kv::{Hit, SeqId, Token, VictimSearch};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A session: requests that go on where another one ended. Who gives it out sees to it that no two conversations share one.
+/// A session: requests that continue one conversation. The caller must issue a unique id per
+/// conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SessionId(pub u64);
 
-/// What one session left: a sequence of the cache without a request, which always ends with a whole block.
+/// Retained K/V of one session: a cache sequence without a request, always ending at a block
+/// boundary.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) seq: SeqId,
-    /// The tokens that its rows stand for.
+    /// The tokens whose K/V it holds.
     pub(crate) tokens: Vec<Token>,
     salt: u64,
-    /// Larger is later.
+    /// LRU stamp: larger is more recent.
     used: u64,
 }
 
-/// What all sessions left. It holds slots as running requests do, and gives them up to whoever runs.
+/// Retained K/V of all sessions. Its slots count as held by the cache and are evicted when running
+/// requests need them.
 #[derive(Debug, Default)]
 pub(crate) struct KeptSessions {
     entries: BTreeMap<SessionId, Kept>,
     uses: u64,
-    /// Counts everything that may let more slots come free: sequences closed or retained, leases
-    /// ended.
+    /// Version counter of everything that may make more slots evictable: sequences closed or
+    /// retained, leases ended.
     changes: u64,
-    /// Steps in flight that may name a retained sequence.
+    /// Upper bound on steps in flight that may name a retained sequence.
     steps_in_flight: u32,
-    /// The newest admission for which not all retained sequences together were enough.
+    /// The latest admission that even evicting every retained sequence would not satisfy (negative
+    /// cache).
     refused: Option<Refused>,
-    /// The sequences to evict, as found last.
+    /// The victims found by the last search.
     victims: Vec<SeqId>,
-    /// Memory to reuse.
+    /// Scratch memory.
     by_use: Vec<(u64, SeqId)>,
     candidates: Vec<SeqId>,
 }
 
-/// A search for victims that found none. It need not be repeated while `changes` stays.
+/// A victim search that failed. It need not be repeated while `changes` is unchanged.
 #[derive(Clone, Copy, Debug)]
 struct Refused {
     request: RequestId,
@@ -60,15 +64,15 @@ struct Refused {
     changes: u64,
 }
 
-/// Slots that are missing, and what retained K/V may be given up for them.
+/// Missing slots, and which retained K/V may be evicted for them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shortage {
     pub(crate) slots: u32,
-    /// What the request finds in the cache and takes over.
+    /// The cache hit of the request, which must not be evicted for it.
     pub(crate) hit: Hit,
-    /// The request's own session, whose K/V is truncated to a length in any case.
+    /// The request's own session and the length its retained K/V is truncated to in any case.
     pub(crate) own: Option<(SessionId, u32)>,
-    /// Whether slots count that a step in flight still names.
+    /// Whether slots still leased by a step in flight count as freed.
     pub(crate) leased_too: bool,
 }
 
@@ -85,12 +89,12 @@ impl KeptSessions {
         self.entries.is_empty()
     }
 
-    /// Notes that more slots may come free than before.
+    /// Records that an eviction may free more slots than before.
     pub(crate) fn note_change(&mut self) {
         self.changes += 1;
     }
 
-    /// Notes that a step has ended, which may have been the last to name a retained sequence.
+    /// Records that a step has retired, which may have been the last to name a retained sequence.
     pub(crate) fn note_step(&mut self) {
         if self.steps_in_flight > 0 {
             self.steps_in_flight -= 1;
@@ -111,7 +115,7 @@ impl KeptSessions {
         self.entries.iter().min_by_key(|(_, kept)| kept.used).map(|(session, _)| *session)
     }
 
-    /// Lists the sequences of all sessions but one, least recently used first.
+    /// Lists eviction candidates in LRU order: the sequences of all sessions except one.
     fn list_candidates(&mut self, except: Option<SessionId>) {
         self.by_use.clear();
         let others = self.entries.iter().filter(|(session, _)| Some(**session) != except);
@@ -123,22 +127,22 @@ impl KeptSessions {
 }
 
 impl World {
-    /// Slots of whole blocks within `tokens`.
+    /// `tokens` rounded down to whole blocks.
     fn blocks_within(&self, tokens: u32) -> u32 {
         tokens / self.block * self.block
     }
 
-    /// Keeps what an ending request of a session has computed, in place of what the session left before. The request then
-    /// owns nothing in the cache.
+    /// Retains the computed whole blocks of a finishing request for its session, replacing what the
+    /// session had. The request then owns nothing in the cache.
     pub(crate) fn keep(&mut self, entry: u32) {
         let sequence = &self.slab[entry];
         let (Some(session), Some(seq)) = (sequence.rest.params.session, sequence.cache) else { return };
         let len = self.blocks_within(sequence.computed.min(sequence.tokens.len()));
-        // Rows that a move is still to fill are not there yet.
+        // Rows that a pending move has yet to fill are not valid.
         if len == 0 || sequence.moves != Moves::None {
             return;
         }
-        // A step in flight may have claimed more; it writes what nobody will read.
+        // A step in flight may have claimed more; what it writes past `len` is never read.
         if self.cache.rewind().and_then(|face| face.rewind_to(seq, len)).is_err() {
             return;
         }
@@ -150,14 +154,15 @@ impl World {
         self.kept.insert(session, kept, self.in_flight);
     }
 
-    /// Says what is left of an ended request's session.
+    /// Reports the retained length of a finished request's session in the outbox.
     pub(crate) fn tell_kept(&mut self, entry: u32) {
         if let Some(session) = self.slab[entry].rest.params.session {
             self.outbox.kept.push((session, self.kept.len_of(session)));
         }
     }
 
-    /// Tokens of a waiting request that its session left, in whole blocks. Never all: the last one is always computed.
+    /// Tokens of a waiting request that match its session's retained K/V, in whole blocks. Excludes
+    /// the last token, whose logits are always needed.
     pub(crate) fn kept_hit(&self, sequence: &Sequence) -> u32 {
         let kept = sequence.rest.params.session.and_then(|session| self.kept.entries.get(&session));
         let Some(kept) = kept.filter(|kept| kept.salt == sequence.rest.params.salt) else { return 0 };
@@ -166,8 +171,8 @@ impl World {
         self.blocks_within(same.min(most))
     }
 
-    /// Tokens of what its session retained that a waiting request can go on from: none where it
-    /// finds more elsewhere, or where the cache cannot go back so far.
+    /// Retained tokens that a waiting request can reuse. 0 if the prefix cache has a longer hit, or
+    /// if the cache cannot rewind the sequence that far.
     pub(crate) fn session_hit(&mut self, entry: u32, elsewhere: u32, limit: u32) -> u32 {
         let sequence = &self.slab[entry];
         let hit = self.blocks_within(self.kept_hit(sequence).min(limit));
@@ -180,8 +185,8 @@ impl World {
         if lowest.is_ok_and(|lowest| lowest <= hit) { hit } else { 0 }
     }
 
-    /// Hands the first `len` retained tokens of a session over to its request, and gives up the
-    /// others. With `len` 0 all are given up.
+    /// Transfers the first `len` retained tokens of a session to its request and drops the rest.
+    /// With `len` 0 everything is dropped.
     pub(crate) fn take_kept(&mut self, entry: u32, len: u32) -> Option<(SeqId, u32)> {
         let session = self.slab[entry].rest.params.session?;
         self.cut_kept(session, len);
@@ -189,7 +194,7 @@ impl World {
         Some((kept.seq, kept.tokens.len() as u32))
     }
 
-    /// Drops what a session left from `len` on.
+    /// Truncates a session's retained K/V to `len` tokens, rounded down to whole blocks.
     fn cut_kept(&mut self, session: SessionId, len: u32) {
         let len = self.blocks_within(len);
         let Some(kept) = self.kept.entries.get_mut(&session) else { return };
@@ -205,7 +210,7 @@ impl World {
         self.outbox.kept.push((session, len));
     }
 
-    /// Gives up what a session left.
+    /// Drops a session's retained K/V.
     pub(crate) fn forget(&mut self, session: SessionId) {
         if let Some(kept) = self.kept.entries.remove(&session) {
             let closed = self.cache.close(kept.seq);
@@ -221,8 +226,8 @@ impl World {
         oldest.inspect(|session| self.forget(*session)).is_some()
     }
 
-    /// Finds the retained sequences whose eviction lets enough slots come free, for
-    /// [`World::evict_victims`]. False if there are not enough. Changes nothing else.
+    /// Victim search: the LRU retained sequences whose eviction frees enough slots, for
+    /// `World::evict_victims`. False if all of them are not enough. Changes nothing else.
     pub(crate) fn find_victims(&mut self, shortage: Shortage) -> bool {
         self.kept.victims.clear();
         if self.kept.is_empty() {
@@ -240,8 +245,8 @@ impl World {
         self.cache.victims(&search, &mut self.kept.victims)
     }
 
-    /// [`World::find_victims`] for the admission of `entry`. The answer is remembered if it is no:
-    /// a request at the head of the queue asks again before every step.
+    /// `World::find_victims` for the admission of `entry`. A negative answer is cached, because the
+    /// head of the queue is tested again before every step.
     pub(crate) fn find_victims_for(&mut self, entry: u32, shortage: Shortage) -> bool {
         let (request, slots, changes) = (self.slab[entry].id, shortage.slots, self.kept.changes);
         let is_known = |refused: Refused| {
@@ -258,12 +263,12 @@ impl World {
         found
     }
 
-    /// No sequence need be evicted.
+    /// Clears the victims: nothing needs to be evicted.
     pub(crate) fn clear_victims(&mut self) {
         self.kept.victims.clear();
     }
 
-    /// Evicts what was found last.
+    /// Evicts the victims of the last search.
     pub(crate) fn evict_victims(&mut self) {
         let mut victims = std::mem::take(&mut self.kept.victims);
         for seq in victims.drain(..) {
@@ -275,14 +280,16 @@ impl World {
         self.kept.victims = victims;
     }
 
-    /// Lets `into` own the first `at` tokens of what `from` left; they stay where they are. Returns how many it owns.
+    /// Forks retained K/V copy-on-write: `into` shares the first `at` tokens of `from`, in whole
+    /// blocks. Returns the shared length.
     fn fork_kept(&mut self, from: SessionId, into: SessionId, at: u32) -> u32 {
         self.forget(into);
         let len = self.blocks_within(at.min(self.kept.len_of(from)));
         let Some(source) = self.kept.entries.get(&from).filter(|_| len > 0) else { return 0 };
         let (tokens, salt) = (source.tokens.iter().take(len as usize).copied().collect(), source.salt);
         let source = source.seq;
-        // A cache of one sequence, or one that is full of them, shares nothing: the fork computes its own.
+        // A single-sequence cache, or one at its sequence limit, cannot share; the fork recomputes
+        // its K/V.
         if self.cache.sequences().is_err() {
             return 0;
         }
@@ -299,26 +306,28 @@ impl World {
 }
 
 impl Core {
-    /// Tokens whose K and V a session has in the cache while none of its requests runs.
+    /// Retained tokens of a session; 0 while one of its requests runs.
     pub fn kept(&self, session: SessionId) -> u32 {
         self.world.kept.len_of(session)
     }
 
-    /// Lets session `into` begin with the first `at` tokens of what `from` left, without copying. What it got is in the
-    /// outbox, and returned; it may be nothing.
+    /// Forks a session without copying K/V: `into` starts with the first `at` retained tokens of
+    /// `from`, in whole blocks. Returns the shared length, which may be 0, and reports it in the
+    /// outbox.
     pub fn fork_session(&mut self, from: SessionId, into: SessionId, at: u32) -> u32 {
         let len = self.world.fork_kept(from, into, at);
         self.world.outbox.kept.push((into, len));
         len
     }
 
-    /// Drops what a session left from token `to` on. What it has then is in the outbox.
+    /// Truncates a session's retained K/V to `to` tokens and reports the resulting length in the
+    /// outbox.
     pub fn rewind_session(&mut self, session: SessionId, to: u32) {
         self.world.cut_kept(session, to);
         self.world.outbox.kept.push((session, self.world.kept.len_of(session)));
     }
 
-    /// Ends a session: what it left is given up, and what runs under it leaves nothing.
+    /// Ends a session: drops its retained K/V, and its running requests will retain nothing.
     pub fn end_session(&mut self, session: SessionId) {
         self.world.forget(session);
         self.world.outbox.kept.push((session, 0));

@@ -4,12 +4,13 @@
 use crate::{Core, Nanos};
 use kvasir_exec::{Step, StepError};
 
-/// Sees every step, to record or to count. It changes nothing.
+/// Sees every step, to record or count. It must not block: it runs on the engine's thread.
 pub trait Observer: Send {
-    /// A step was made: its decisions are in [`Core::record`], its batch and plan in `step`.
+    /// A step was scheduled: its decisions are in `Core::record`, its batch and plan in `step`.
     fn scheduled(&mut self, core: &Core, step: &Step);
-    /// A step came back and was taken in: its events are in [`Core::events`], those not yet delivered before it included.
+    /// A step was postprocessed: its events are in `Core::events`, which may still hold undelivered
+    /// earlier ones.
     fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, now: Nanos);
-    /// Nobody waits or runs any more: who left between two steps is gone too.
+    /// No request is left; some may have ended between two steps.
     fn idle(&mut self, _core: &Core) {}
 }

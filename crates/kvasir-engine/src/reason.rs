@@ -6,80 +6,81 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Why a sequence is not run in a step.
+/// Why a sequence was deferred in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Somebody ahead of it in the queue must go first.
+    /// Head-of-line blocking: a request ahead of it in the queue must be admitted first.
     Behind,
-    /// As many sequences run as may.
+    /// `max_num_seqs` sequences are running.
     SequenceLimit,
-    /// The step holds as many tokens as it may.
+    /// The step's token budget is used up.
     TokenBudget,
-    /// The cache has no room for it now.
+    /// The KV cache lacks free slots.
     NoRoom {
         /// Slots needed.
         needed: u32,
-        /// Slots that could be had.
+        /// Slots available.
         available: u32,
     },
-    /// The cache has room, but it is kept free or promised to those who run.
+    /// The KV cache has free slots, but they are reserved for running sequences or below the
+    /// watermark.
     Reserved {
         /// Slots needed.
         needed: u32,
-        /// Slots that nobody was promised.
+        /// Slots that are not reserved.
         available: u32,
     },
-    /// Room comes back as soon as the step in flight has retired.
+    /// The slots it needs are leased by a step in flight and come free when that retires.
     Lease {
-        /// Slots on their way.
+        /// Leased slots.
         slots: u32,
     },
-    /// The cache holds as many sequences as it can.
+    /// The cache is at its sequence limit.
     CacheSequences,
-    /// No place in the token pool is free.
+    /// No executor row is free.
     NoPoolRow,
-    /// No place for its state is free.
+    /// No recurrent-state slot is free.
     NoStateSlot,
-    /// Decodes wait while prompts go first.
+    /// Decodes are deferred by a prefill step.
     PrefillFirst,
-    /// Prompts wait while decodes go first.
+    /// Prefill is deferred by a decode step.
     DecodeFirst,
-    /// Newcomers wait for the delay factor.
+    /// Admission is deferred by the delay factor.
     Delay,
-    /// Newcomers wait so that all replicas prefill together.
+    /// Admission is deferred by prefill coalescing.
     Coalesce,
-    /// It must see its token in flight first.
+    /// Its token in flight must reach the host first.
     TokenInFlight,
-    /// Its token in flight is its last one.
+    /// Its token in flight is its last output.
     LastTokenInFlight,
     /// Its drafts are being verified.
     Verifying,
-    /// A sibling computes their common prompt first.
+    /// A sibling is computing their shared prompt.
     Sibling,
-    /// What is left of the budget is too small a chunk.
+    /// The token budget left is too small for a prefill chunk.
     Sliver,
     /// It was preempted in this step.
     Preempted,
-    /// The step would take longer than its cost target.
+    /// The step would exceed its time target.
     CostTarget,
-    /// Another prompt is being prefilled, and only one may be at a time.
+    /// Another prompt is in prefill, and only one may be.
     OnePrefill,
-    /// The step before was a prefill and somebody decodes: prefills and decodes take turns.
+    /// The previous step was a prefill and a row is decoding: prefill and decode steps alternate.
     Interleave,
-    /// The decode batch has as many rows as it may.
+    /// The decode batch is full.
     DecodeBatch,
-    /// Rows times largest tkv would exceed the limit in some later step.
+    /// Rows times the largest tkv would exceed the limit in a later step.
     Volume {
-        /// What it would come to.
+        /// Projected volume.
         projected: u64,
-        /// What it may be.
+        /// Volume limit.
         limit: u64,
     },
-    /// Somebody's remaining tokens would not fit in front of the model's length any more.
+    /// A row's remaining tokens would no longer fit `max_model_len`.
     ModelLength,
-    /// It is paused: not all who decode fit the volume limit, and it is not its turn.
+    /// Paused: not all decode rows fit the volume limit, and it is not its turn.
     Paused,
-    /// Nobody is prefilled while others are paused.
+    /// Prefill is deferred while decode rows are paused.
     OthersPaused,
 }

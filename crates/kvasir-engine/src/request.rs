@@ -6,7 +6,7 @@ use kvasir_kv::Token;
 use kvasir_sample::{Constrained, Sampling};
 use serde::{Deserialize, Serialize};
 
-/// One request inside one core: (table index, use count), so an id is never issued twice.
+/// Request id, unique within one core: `use_count << 32 | table index`. Never reissued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
@@ -21,39 +21,40 @@ impl RequestId {
     }
 }
 
-/// How long a request may run, what ends it, and who it belongs to.
+/// Parameters of a request: limits, stop conditions, scheduling class and sampling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Params {
-    /// Hard cap on output tokens.
+    /// Hard limit on output tokens.
     pub max_tokens: u32,
-    /// Nothing but a cap or an abort ends it before this many outputs.
+    /// Stop tokens and stop sequences are ignored before this many outputs.
     pub min_tokens: u32,
-    /// End-of-sequence tokens and stop ids do not end it.
+    /// EOS tokens and stop token ids do not end it.
     pub ignore_eos: bool,
     /// End-of-sequence tokens.
     pub eos: Vec<Token>,
-    /// Further ids that end it.
+    /// Additional stop token ids.
     pub stop_ids: Vec<Token>,
-    /// Runs of output tokens that end it.
+    /// Stop sequences as token ids; matched within the outputs only.
     pub stop_sequences: Vec<Vec<Token>>,
-    /// Higher runs first under `--order priority`.
+    /// Higher is admitted first under `--order priority`.
     pub priority: i32,
-    /// Whose turn it takes under `--order fair`.
+    /// Client key of `--order fair`.
     pub key: u64,
-    /// Keeps the cached prefixes of tenants apart.
+    /// Prefix-cache salt: requests share cached prefixes only within one salt (tenant isolation).
     pub salt: u64,
-    /// It goes on with what this session's requests left in the cache, and leaves there what it computes.
+    /// Session whose retained K/V it continues from and leaves its own to.
     pub session: Option<SessionId>,
-    /// Its next step needs the token of the last one on the host because the executor cannot keep it: never overlapped with itself.
+    /// Its next step needs its last token on the host, because the executor cannot keep it on the
+    /// device. Never overlapped with itself.
     pub serial: bool,
-    /// It keeps state of fixed size beside its K and V, for which it takes one of [`Limits::state_slots`](crate::Limits).
+    /// It has recurrent state besides its K/V and takes one of `Limits::state_slots`.
     pub stateful: bool,
-    /// How to sample.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Added to the logits of single ids.
+    /// Logit bias by token id.
     pub bias: Vec<(Token, f32)>,
-    /// What alone may be put out. Not written to traces.
+    /// Constrained decoding: the allowed outputs. Not written to traces.
     #[serde(skip)]
     pub constraint: Constrained,
 }
@@ -81,7 +82,7 @@ impl Default for Params {
 }
 
 impl Params {
-    /// Refuses what makes no sense, naming the parameter.
+    /// Validates all ranges and names the first parameter that is out of range.
     pub fn check(&self) -> Result<(), Refusal> {
         let s = &self.sampling;
         let in_range = |ok: bool, which: Parameter| match ok {
@@ -103,15 +104,15 @@ impl Params {
     }
 }
 
-/// What somebody asks for.
+/// A completion request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Request {
-    /// The caller's own number for it, kept and given back with every event.
+    /// The caller's tag, returned with every event.
     pub tag: u64,
-    /// The prompt.
+    /// Prompt token ids.
     pub prompt: Vec<Token>,
-    /// Everything else.
+    /// Its parameters.
     pub params: Params,
 }
 

@@ -13,60 +13,62 @@ use std::{
     time::Duration,
 };
 
-/// What an engine on its own thread is told.
+/// Messages to an engine on its own thread.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
-    /// Run this `n` times with noise of its own each; sibling `i` gets the tag `request.tag + i`. Tags are not in use.
+    /// Run a request `n` times with consecutive seeds. Sibling `i` has the tag `request.tag + i`;
+    /// the caller must ensure that these tags are not in use.
     Add {
         /// The request.
         request: Box<Request>,
-        /// Siblings.
+        /// Number of samples (parallel sampling).
         n: u32,
     },
-    /// Its client left.
+    /// Abort a request.
     Abort {
         /// Its tag.
         tag: u64,
     },
-    /// Its text stops after `keep` outputs.
+    /// The detokenizer found a stop string: end the request after `keep` outputs.
     StopAt {
         /// Its tag.
         tag: u64,
         /// Outputs that are kept.
         keep: u32,
     },
-    /// Let sessions begin with the first `at` tokens of another's. What each got is told.
+    /// Fork a session's retained K/V into new sessions. The shared lengths are reported in the
+    /// outbox.
     Fork {
-        /// Whose tokens.
+        /// Source session.
         from: SessionId,
         /// New sessions.
         into: Vec<SessionId>,
-        /// Tokens.
+        /// Tokens to share.
         at: u32,
     },
-    /// A session goes on from an earlier token.
+    /// Truncate a session's retained K/V.
     Rewind {
         /// The session.
         session: SessionId,
         /// Tokens that are kept.
         to: u32,
     },
-    /// A session is over.
+    /// End a session and drop its retained K/V.
     EndSession(SessionId),
-    /// Take no more and leave when everybody is done.
+    /// Exit once all requests have ended.
     Drain,
-    /// Leave at once; everybody is told.
+    /// Exit now; every request is aborted with a final event.
     Exit,
 }
 
-/// Messages taken in between two steps at most, so that a flood of them does not stop the device.
+/// Most messages taken between two steps, so that a flood of them does not starve the device.
 const MESSAGES_PER_TURN: usize = 1024;
-/// How long to look away while somebody waits whom time alone may let in.
+/// Poll interval while waiting requests can be admitted only by the passing of time (delay factor).
 const NAP: Duration = Duration::from_millis(1);
 
 impl<E: Executor> Engine<E> {
-    /// Serves `inbox` until told to leave, giving everything that clients must hear to `deliver`. With nothing to do
-    /// it checks its invariants, then blocks.
+    /// Serves `inbox` until told to exit, and passes each non-empty outbox to `deliver`. When idle,
+    /// it checks the invariants and blocks on the inbox.
     pub fn serve(&mut self, inbox: &Receiver<Message>, mut deliver: impl FnMut(&Outbox)) -> Exit {
         let mut desk = FrontDesk::default();
         loop {
@@ -95,7 +97,7 @@ impl<E: Executor> Engine<E> {
     }
 }
 
-/// Who is known under which tag.
+/// Maps client tags to request ids, and holds the shutdown state.
 #[derive(Default)]
 struct FrontDesk {
     ids: HashMap<u64, RequestId>,
@@ -117,7 +119,8 @@ impl FrontDesk {
                 Ok(message) => self.take(engine, message),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
-                    // Those who run are finished for nobody, unless we were asked to.
+                    // All senders are gone: running requests have no receiver, unless the loop is
+                    // draining.
                     if !self.draining {
                         self.exit = Some(Exit::Closed);
                     }
@@ -149,7 +152,7 @@ impl FrontDesk {
         match message {
             Message::Add { request, n } => {
                 let tag = request.tag;
-                // A refusal is in the outbox already.
+                // A refusal has already emitted its event.
                 if let Ok(ids) = engine.core_mut().add_siblings(*request, n, now) {
                     self.ids.extend((tag..).zip(ids));
                 }

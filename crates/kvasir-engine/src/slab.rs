@@ -3,12 +3,12 @@
 
 use crate::{RequestId, Sequence};
 
-/// The table of live sequences. Entries are used again; ids are not.
+/// The table of live sequences. Entries are reused; ids are never reissued.
 #[derive(Debug, Default)]
 pub(crate) struct Slab {
-    /// The id is [`VACANT`] in an entry that nobody has.
+    /// A vacant entry has the id `VACANT`.
     entries: Vec<Sequence>,
-    /// How often each entry was used before.
+    /// Use count of each entry.
     uses: Vec<u32>,
     free: Vec<u32>,
 }
@@ -16,7 +16,7 @@ pub(crate) struct Slab {
 const VACANT: RequestId = RequestId(u64::MAX);
 
 impl Slab {
-    /// Puts `sequence` in and gives it its id.
+    /// Inserts `sequence` and assigns its id.
     pub(crate) fn insert(&mut self, mut sequence: Sequence) -> u32 {
         let index = self.free.pop().unwrap_or(self.entries.len() as u32);
         match self.uses.get_mut(index as usize) {
@@ -34,7 +34,7 @@ impl Slab {
         index
     }
 
-    /// Takes entry `index` out.
+    /// Vacates entry `index`; does nothing if it is vacant.
     pub(crate) fn remove(&mut self, index: u32) {
         if let Some(entry) = self.entries.get_mut(index as usize).filter(|entry| entry.id != VACANT) {
             *entry = Sequence { id: VACANT, ..Sequence::default() };
@@ -42,13 +42,13 @@ impl Slab {
         }
     }
 
-    /// The entry that `id` names, unless it is gone.
+    /// The entry of a live id.
     pub(crate) fn find(&self, id: RequestId) -> Option<u32> {
         let entry = self.entries.get(id.index() as usize)?;
         (entry.id == id && id != VACANT).then_some(id.index())
     }
 
-    /// The sequence that `id` names, unless it is gone.
+    /// The sequence of a live id.
     pub(crate) fn get_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
         self.entries.get_mut(id.index() as usize).filter(|entry| entry.id == id && id != VACANT)
     }

@@ -1,39 +1,39 @@
 //! Counter of fixed-size recurrent-state slots (state-space and linear-attention layers), one per
 //! running sequence that needs one.
 
-/// Places for state of fixed size beside K and V, one per sequence that keeps some: a resource of its own, which costs
-/// no slot of the pool.
+/// Fixed-size state slots besides the KV cache, one per sequence with recurrent state. They cost no
+/// KV slots.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StateSlots {
-    /// None sets no bound.
+    /// None is unbounded.
     limit: Option<u32>,
     taken: u32,
 }
 
 impl StateSlots {
-    /// So many places, or any number.
+    /// `limit` slots, or unbounded.
     pub fn new(limit: Option<u32>) -> Self {
         Self { limit, taken: 0 }
     }
 
-    /// Whether one can be had.
+    /// Whether a slot is free.
     pub fn has_room(&self) -> bool {
         self.limit.is_none_or(|limit| self.taken < limit)
     }
 
-    /// Places that are taken.
+    /// Slots in use.
     pub fn taken(&self) -> u32 {
         self.taken
     }
 
-    /// Takes one. False if none is left; that changes nothing.
+    /// Takes a slot. False, and nothing changes, if none is free.
     pub fn take(&mut self) -> bool {
         let has_room = self.has_room();
         self.taken += u32::from(has_room);
         has_room
     }
 
-    /// Gives one back.
+    /// Releases a slot.
     pub fn give_back(&mut self) {
         self.taken = self.taken.saturating_sub(1);
     }

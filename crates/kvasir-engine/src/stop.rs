@@ -8,17 +8,17 @@
 use crate::{Finish, Params};
 use kvasir_kv::Token;
 
-/// Where a completion ends.
+/// The end of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stop {
-    /// Outputs that are kept.
+    /// Number of outputs kept.
     pub(crate) keep: usize,
-    /// Why it ends there.
+    /// The finish reason.
     pub(crate) finish: Finish,
 }
 
-/// The stops of a request that has at most one end-of-sequence token and no other stops, in a few bytes: what nearly every
-/// step of nearly every request needs, without a look into its parameters.
+/// Compact stop conditions for the decode fast path: valid if a request has at most one EOS token
+/// and no other stops. Read every step instead of the cold `Params`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Plain {
     is_plain: bool,
@@ -35,19 +35,23 @@ impl Plain {
         }
     }
 
-    /// Outputs that it may have.
+    /// Most outputs: `min(max_tokens, room)`.
     pub(crate) fn cap(self) -> u32 {
         self.cap
     }
 
-    /// Whether a request certainly goes on after `token`, its `count`-th output.
+    /// Whether a request certainly continues after `token`, its `count`-th output. False means: ask
+    /// `find`.
     pub(crate) fn goes_on(self, token: Token, count: u32) -> bool {
         self.is_plain && self.eos != Some(token) && count < self.cap
     }
 }
 
-/// The first of `outputs` from index `first` on that ends the completion. The earliest position wins; at one position
-/// stop sequence, end of sequence, stop id, token limit, model length, in this order. `room` is the number of outputs the model has length for.
+/// The first stop among `outputs` from index `first` on.
+///
+/// The earliest position wins. At one position the priority is stop sequence, EOS, stop token id,
+/// `max_tokens`, model length. Before `min_tokens` outputs only the limits apply. `room` is the
+/// number of outputs until `max_model_len`.
 pub(crate) fn find(outputs: &[Token], first: usize, params: &Params, room: u32) -> Option<Stop> {
     let cap = params.max_tokens.min(room) as usize;
     if cap == 0 {
@@ -71,7 +75,7 @@ fn limit(keep: usize, params: &Params) -> Finish {
     }
 }
 
-/// What the last of `outputs` ends, limits apart.
+/// The token-based stop at the last of `outputs`; length limits are checked by the caller.
 fn by_token(outputs: &[Token], params: &Params) -> Option<Finish> {
     let last = *outputs.last()?;
     if let Some(index) = params.stop_sequences.iter().position(|run| outputs.ends_with(run)) {

@@ -4,8 +4,9 @@
 use crate::{sequence::Moves, world::World};
 
 impl World {
-    /// Brings the cells of the only one who still runs back into one run from the pool's start, so that it takes the fused path
-    /// again. Only while nothing is in flight; the row moves go out with the next step.
+    /// Compacts the cache when a single sequence is left on scattered cells, so that its attention
+    /// takes the contiguous path again. Only while nothing is in flight; the row moves are carried
+    /// by the next step.
     pub(crate) fn tidy(&mut self) {
         if !self.scattered || self.in_flight > 0 {
             return;
@@ -16,8 +17,8 @@ impl World {
             _ => return,
         };
         self.scattered = false;
-        // Rows of somebody whom the engine does not run would be lost unnoticed if the step that moves them failed, and a device
-        // of fixed shapes moves none.
+        // Only if this sequence owns every held slot: retained sequences would silently lose rows
+        // if the step that carries the moves failed. Static-shape devices make no moves.
         let only_ours = self.cache.room().held == self.slab[alone].claimed;
         if !only_ours || !self.record.rectangle.is_empty() {
             return;
