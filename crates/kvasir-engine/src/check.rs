@@ -6,7 +6,7 @@
 
 use crate::{Status, world::World};
 
-/// Walks a core's bookkeeping and its cache's, and reports the first thing that does not add up.
+/// Checks all invariants of the scheduler state and its cache; returns the first violation.
 pub(crate) fn check(world: &World) -> Result<(), String> {
     world.cache.check()?;
     let (mut waiting, mut running, mut rows, mut promised, mut states) = (0, 0, 0, 0, 0);
@@ -44,7 +44,8 @@ pub(crate) fn check(world: &World) -> Result<(), String> {
         }
         if let Some(seq) = sequence.cache {
             let claimed = world.cache.claimed_len(seq).map_err(|error| format!("request {name}: {error}"))?;
-            // While drafts are verified, a cache may count them, or as a tree not even the token before them.
+            // While drafts are being verified, the cache may count them, or in tree mode not even
+            // the newest token.
             if claimed != sequence.claimed && !sequence.verifying {
                 return Err(format!(
                     "request {name}: the cache has {claimed} tokens claimed, not {}",

@@ -7,25 +7,25 @@
 
 use serde::{Deserialize, Serialize};
 
-/// When prefills that are held back must go.
+/// Thresholds of prefill coalescing. A tick is one call of `Coalescer::allows`, one per step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Coalescing {
-    /// Tokens of one step.
+    /// Token budget of one step.
     pub max_num_batched_tokens: u64,
-    /// Share of a step that must be waiting on every replica.
+    /// Fraction of a step's tokens that must be pending on every replica.
     pub target_fill: f64,
-    /// Calls after which prefills go whatever is missing.
+    /// Ticks after which prefill runs regardless.
     pub ttft_max_ticks: u32,
-    /// The same where a prompt is half done.
+    /// Ticks after which prefill runs if a chunked prompt is in progress.
     pub partial_max_ticks: u32,
-    /// Calls without growth after which nothing more is waited for.
+    /// Ticks without growth of pending tokens after which the fill target is waived.
     pub stall_ticks: u32,
-    /// Share of the pool in use above which nothing is held back.
+    /// KV usage, as a fraction, above which nothing is deferred.
     pub kv_high: f64,
-    /// Share of the pool in use below which nothing is held back.
+    /// KV usage, as a fraction, below which nothing is deferred.
     pub kv_low: Option<f64>,
-    /// Age of the oldest newcomer above which nothing is held back.
+    /// Age of the oldest waiting request, in milliseconds, above which nothing is deferred.
     pub max_queue_ms: Option<f64>,
 }
 
@@ -44,29 +44,29 @@ impl Default for Coalescing {
     }
 }
 
-/// What one replica reports.
+/// State reported by one replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReplicaState {
-    /// It has prompts that it could run now.
+    /// It has prompts that can run now.
     pub prefillable: bool,
-    /// Tokens of prompts that wait.
+    /// Prompt tokens waiting.
     pub pending_tokens: u64,
-    /// Sequences that decode.
+    /// Decoding sequences.
     pub running_decode: u64,
 }
 
-/// What the deciding replica knows of itself beside that.
+/// Additional local state of the deciding replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LocalState {
-    /// Share of its pool in use.
+    /// KV usage as a fraction.
     pub kv_usage: f64,
-    /// A prompt is half done.
+    /// A chunked prompt is in progress.
     pub has_partial: bool,
-    /// Age of its oldest newcomer.
+    /// Age of its oldest waiting request, in milliseconds.
     pub oldest_age_ms: f64,
 }
 
-/// Decides before each step whether prompts may run in it.
+/// Decides before each step whether prefill may run.
 #[derive(Clone, Debug)]
 pub struct Coalescer {
     rules: Coalescing,
@@ -77,12 +77,13 @@ pub struct Coalescer {
 }
 
 impl Coalescer {
-    /// A coalescer that has held nothing yet.
+    /// A coalescer without history; its first call always allows.
     pub fn new(rules: Coalescing) -> Self {
         Self { rules, held: 0, stalled: 0, last_pending: None, first: true }
     }
 
-    /// Whether prompts may run now. `replicas` are all replicas, this one first.
+    /// Whether prefill may run now. `replicas` lists all replicas, this one first. Advances the
+    /// tick counters.
     pub fn allows(&mut self, replicas: &[ReplicaState], local: LocalState) -> bool {
         let first = std::mem::replace(&mut self.first, false);
         let pending = replicas.first().map_or(0, |replica| replica.pending_tokens);

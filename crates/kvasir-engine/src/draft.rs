@@ -8,42 +8,44 @@ use crate::{RequestId, Sequence};
 use kvasir_kv::Token;
 use serde::{Deserialize, Serialize};
 
-/// Drafts for one sequence: the tokens that a drafter thinks come next.
+/// Draft tokens for one sequence, as a chain or a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proposal {
-    /// The tokens, a parent before its children.
+    /// The tokens; a parent precedes its children.
     pub tokens: Vec<Token>,
-    /// Their parents when they are a tree, else empty: node 0 is the newest committed token, node `i + 1` is `tokens[i]`.
+    /// Tree parents, empty for a chain: node 0 is the newest committed token, node `i + 1` is
+    /// `tokens[i]`.
     pub parents: Vec<i32>,
 }
 
-/// Guesses what comes next, so that the target can check several tokens in one step.
+/// A draft model or n-gram proposer: proposes tokens that the target model verifies in one step.
 pub trait Drafter: Send {
-    /// Most tokens of one proposal.
+    /// Most tokens per proposal; every decode row reserves space for as many.
     fn width(&self) -> u32;
-    /// Whether proposals are trees.
+    /// Whether proposals are trees, which needs a cache with tree support.
     fn proposes_trees(&self) -> bool;
-    /// Writes a proposal for what follows the committed tokens of `sequence`; an empty one is none.
+    /// Writes draft tokens that continue `sequence`. `proposal` arrives empty; leaving it empty
+    /// means no drafts.
     fn propose(&mut self, sequence: &Sequence, proposal: &mut Proposal);
-    /// A request has ended.
+    /// The request has ended; drop its state.
     fn forget(&mut self, request: RequestId) {
         let _ = request;
     }
 }
 
-/// How many drafts were made and how many were right, by their distance from the newest committed token.
+/// Draft acceptance statistics by draft position (depth).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DraftStats {
-    /// Steps of one sequence that verified drafts.
+    /// Number of verifications: decode rows with drafts.
     pub verified: u64,
-    /// Drafts made at each distance.
+    /// Verifications that had a draft at each depth.
     pub drafted: Vec<u64>,
-    /// Drafts accepted at each distance.
+    /// Drafts accepted at each depth.
     pub accepted: Vec<u64>,
 }
 
 impl DraftStats {
-    /// Counts one verification of drafts that reach `depth` far, of which `accepted` were right.
+    /// Counts one verification of drafts up to `depth`, of which `accepted` were accepted.
     pub fn count(&mut self, depth: usize, accepted: usize) {
         self.verified += 1;
         if self.drafted.len() < depth {
@@ -54,7 +56,7 @@ impl DraftStats {
         self.accepted.iter_mut().take(accepted).for_each(|n| *n += 1);
     }
 
-    /// Share of the drafts that were right; 0 without drafts.
+    /// Acceptance rate; 0 without drafts.
     pub fn rate(&self) -> f64 {
         match self.totals() {
             (_, 0) => 0.0,
@@ -62,13 +64,13 @@ impl DraftStats {
         }
     }
 
-    /// Drafts accepted and drafts made, over all distances.
+    /// Accepted and proposed drafts, summed over all depths.
     pub fn totals(&self) -> (u64, u64) {
         (self.accepted.iter().sum(), self.drafted.iter().sum())
     }
 }
 
-/// How far the deepest node of a tree is from its root.
+/// Depth of a draft tree.
 pub(crate) fn depth(parents: &[i32]) -> usize {
     let mut deepest = 0;
     for node in 1..=parents.len() {

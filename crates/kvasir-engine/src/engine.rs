@@ -91,7 +91,7 @@ pub struct Engine<E: Executor> {
 }
 
 impl<E: Executor> Engine<E> {
-    /// An idle engine. `clock` returns nanoseconds and must not go backwards.
+    /// An idle engine. `clock` returns the time in nanoseconds.
     pub fn new(core: Core, executor: E, clock: impl FnMut() -> Nanos + Send + 'static) -> Self {
         Self {
             depth: executor.abilities().depth.max(1) as usize,

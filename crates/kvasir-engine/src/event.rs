@@ -9,46 +9,47 @@ use kvasir_exec::TokenLogprobs;
 use kvasir_kv::{Span, StepId, Token};
 use serde::{Deserialize, Serialize};
 
-/// Something that its client must hear about a request.
+/// One event of a request: new tokens, its end, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// The request.
     pub request: RequestId,
-    /// The caller's own number for it.
+    /// The caller's tag.
     pub tag: u64,
-    /// The step that made the tokens; none for an ending without a step.
+    /// The step that sampled the tokens; none if the request ended outside a step.
     pub step: Option<StepId>,
-    /// Index of the first new token among the request's outputs.
+    /// Index of the first new token among the request's outputs; equals the number of tokens
+    /// delivered before.
     pub first: u32,
-    /// New tokens in [`Outbox::tokens`]; may be none.
+    /// Range of new tokens in [`Outbox::tokens`]; may be empty.
     pub tokens: Span,
-    /// Set on the request's last event.
+    /// Finish reason; set on the request's last event only.
     pub finish: Option<Finish>,
 }
 
-/// How a request went.
+/// Final statistics of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// The request.
     pub request: RequestId,
-    /// The caller's own number for it.
+    /// The caller's tag.
     pub tag: u64,
-    /// Why it ended.
+    /// Finish reason.
     pub finish: Finish,
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub prompt: u32,
-    /// Tokens that it yielded.
+    /// Output tokens.
     pub outputs: u32,
-    /// Tokens of its prompt that were in the cache already.
+    /// Prompt tokens served from the KV cache at its first admission.
     pub cached: u32,
-    /// How often it was preempted.
+    /// Number of preemptions.
     pub preemptions: u32,
-    /// When what happened.
+    /// Lifecycle timestamps.
     pub timings: Timings,
 }
 
 impl Summary {
-    /// Of a request of which nothing is known yet.
+    /// A placeholder until the request has ended.
     pub(crate) fn blank(request: RequestId, finish: Finish) -> Self {
         let timings = Timings::default();
         Self { request, tag: 0, finish, prompt: 0, outputs: 0, cached: 0, preemptions: 0, timings }
@@ -67,44 +68,44 @@ impl Summary {
         }
     }
 
-    /// Time to the first token.
+    /// TTFT: arrival to first token.
     pub fn ttft(&self) -> Option<Nanos> {
         Some(self.timings.first_token?.saturating_sub(self.timings.arrived))
     }
 
-    /// Time from the first output token to the last.
+    /// Decode time: first output token to last.
     pub fn spoke(&self) -> Option<Nanos> {
         Some(self.timings.last_token?.saturating_sub(self.timings.first_token?))
     }
 
-    /// Time per output token after the first.
+    /// TPOT: mean time per output token after the first; none for a single token.
     pub fn tpot(&self) -> Option<Nanos> {
         self.spoke()?.checked_div(u64::from(self.outputs.checked_sub(1)?))
     }
 }
 
-/// Events since it was last emptied, in order, with their tokens. Its memory is kept.
+/// Events since the last `clear`, in order, with their tokens. Its memory is reused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outbox {
     /// The events.
     pub events: Vec<Event>,
     /// The tokens of all events.
     pub tokens: Vec<Token>,
-    /// How those went whose last event is among them.
+    /// Summaries of the requests whose final event is among `events`.
     pub ended: Vec<Summary>,
-    /// Log-probabilities of `tokens` by index, for those requests that asked.
+    /// Log-probabilities by index into `tokens`, for requests that want them.
     pub logprobs: Vec<(u32, TokenLogprobs)>,
-    /// How many tokens of a session are in the cache while none of its requests runs, each time that changed.
+    /// Retained K/V length of sessions, each time it changed.
     pub kept: Vec<(SessionId, u32)>,
-    /// Log-probabilities of prompts' tokens from the second on, by index of the event that they come with.
+    /// Prompt log-probabilities from the second token on, by index into `events`.
     pub scores: Vec<(u32, Vec<TokenLogprobs>)>,
-    /// Hidden states of prompts' last tokens, by index of the event that they come with.
+    /// Hidden states (embeddings) of prompts' last tokens, by index into `events`.
     #[serde(default)]
     pub hidden: Vec<(u32, Vec<f32>)>,
 }
 
 impl Outbox {
-    /// Empties it.
+    /// Drops all events and keeps the memory.
     pub fn clear(&mut self) {
         self.events.clear();
         self.tokens.clear();
@@ -125,7 +126,7 @@ impl Outbox {
         self.events.iter().map(|event| (event, self.tokens.get(event.tokens.range()).unwrap_or(&[])))
     }
 
-    /// One token of a request that goes on.
+    /// Fast path: one token of a request that continues.
     #[inline]
     pub(crate) fn push_one(&mut self, request: RequestId, tag: u64, step: StepId, first: u32, new: Token) {
         let tokens = Span::new(self.tokens.len(), 1);

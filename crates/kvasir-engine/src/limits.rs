@@ -5,25 +5,25 @@ use crate::Nanos;
 use kvasir_exec::Abilities;
 use serde::{Deserialize, Serialize};
 
-/// What a core may never exceed.
+/// Scheduler limits; no step or queue exceeds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Sequences that run at once.
+    /// Most running sequences.
     pub max_num_seqs: u32,
-    /// Tokens in one step.
+    /// Most tokens in one step, prefill and decode together.
     pub max_num_batched_tokens: u32,
-    /// Prompt and outputs together.
+    /// Context length: most tokens of prompt and outputs together.
     pub max_model_len: u32,
-    /// Tokens of one prompt; none leaves room for one output.
+    /// Longest prompt; none means `max_model_len - 1`.
     pub max_prompt: Option<u32>,
-    /// Requests that wait at once.
+    /// Most waiting requests; more are refused (backpressure).
     pub max_waiting: u32,
-    /// Slots that admission leaves free, in thousandths of the capacity.
+    /// KV slots that admission keeps free while a sequence runs, in thousandths of the capacity.
     pub watermark: u32,
-    /// Prompts look for what earlier requests left.
+    /// Automatic prefix caching: prompts reuse K/V of earlier requests.
     pub prefix_cache: bool,
-    /// Sequences with state beside their K and V that run at once; none sets no bound.
+    /// Most running sequences with recurrent state; none is unbounded.
     pub state_slots: Option<u32>,
 }
 
@@ -43,17 +43,17 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Tokens of the longest prompt that is taken.
+    /// Longest prompt accepted, in tokens.
     pub fn longest_prompt(&self) -> u32 {
         self.max_prompt.unwrap_or(self.max_model_len.saturating_sub(1))
     }
 
-    /// Rows that a decode step can have when each feeds `tokens`: what it makes sense to prepare for.
+    /// Most rows of a decode step whose rows feed `tokens` each: the batch size to prepare for.
     pub fn decode_bound(&self, tokens: u32) -> u32 {
         self.max_num_seqs.min(self.max_num_batched_tokens / tokens.max(1))
     }
 
-    /// No more than what an executor can do.
+    /// Clamps the limits to an executor's abilities.
     pub fn within(mut self, abilities: &Abilities) -> Self {
         self.max_num_seqs = self.max_num_seqs.min(abilities.pool_rows);
         self.max_num_batched_tokens = self.max_num_batched_tokens.min(abilities.max_tokens);
@@ -61,7 +61,7 @@ impl Limits {
     }
 }
 
-/// What steps cost, as measured by whoever runs them. A policy reads no clock; these are handed in and recorded.
+/// Measured step costs. A policy reads no clock; costs are handed in and recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Costs {
@@ -69,26 +69,28 @@ pub struct Costs {
     pub step_ns: u64,
     /// Nanoseconds that each further decode row adds.
     pub row_ns: u64,
-    /// Nanoseconds that a prompt's first token adds.
+    /// Nanoseconds of a prefill token at position 0.
     pub token_ns: u64,
-    /// Nanoseconds that every thousand positions before a prompt's token add to that.
+    /// Additional nanoseconds per prefill token for every 1,000 positions before it.
     pub depth_ns: u64,
 }
 
 impl Costs {
-    /// Nanoseconds of a prompt's token at position `at`, and what each further position adds.
+    /// Nanoseconds of a prefill token at position `at`, and the increase per further position.
     fn token(&self, at: u32) -> (f64, f64) {
         let grow = self.depth_ns as f64 / 1000.0;
         (self.token_ns as f64 + grow * f64::from(at), grow)
     }
 
-    /// What so many of a prompt's tokens from position `at` on take.
+    /// `n * first + n² * grow / 2`: predicted time of a prefill chunk of `tokens` from position
+    /// `at`.
     pub fn tokens_take(&self, tokens: u32, at: u32) -> Nanos {
         let ((first, grow), n) = (self.token(at), f64::from(tokens));
         (n * first + n * n * grow / 2.0) as Nanos
     }
 
-    /// How many of a prompt's tokens from position `at` on fit into `time`; none where it is not known what they cost.
+    /// Inverse of `tokens_take`: the largest prefill chunk from position `at` that fits into
+    /// `time`; none while costs are unknown.
     pub fn tokens_in(&self, time: Nanos, at: u32) -> Option<u32> {
         let ((first, grow), time) = (self.token(at), time as f64);
         (self.token_ns > 0 || self.depth_ns > 0).then(|| {

@@ -11,12 +11,12 @@
 use crate::{Costs, Nanos};
 use kvasir_exec::{Batch, Phase};
 
-/// A straight line through what was seen; old points fade.
+/// Weighted linear regression with exponential forgetting.
 #[derive(Clone, Debug)]
 struct Line {
-    /// How much of the past is left after a whole point.
+    /// Forgetting factor per point of weight 1.
     fade: f64,
-    /// Faded sums: share, x, y, x², x · y.
+    /// Decayed sums: weight, x, y, x², x·y.
     sums: [f64; 5],
 }
 
@@ -25,13 +25,13 @@ impl Line {
         Self { fade, sums: [0.0; 5] }
     }
 
-    /// A point that counts for so much of a whole one.
+    /// Adds a point of weight `share`.
     fn see(&mut self, x: f64, y: f64, share: f64) {
         let (seen, left) = ([1.0, x, y, x * x, x * y], self.fade.powf(share));
         self.sums.iter_mut().zip(seen).for_each(|(sum, one)| *sum = *sum * left + one * share);
     }
 
-    /// Where it begins and how it rises, neither of them below zero; nothing where nothing was seen.
+    /// Intercept and slope, both clamped to be non-negative; zeros without data.
     fn fit(&self) -> (f64, f64) {
         let [n, x, y, xx, xy] = self.sums;
         if n <= 0.0 {
@@ -45,7 +45,8 @@ impl Line {
         }
     }
 
-    /// The same line, as many times higher as `recent` points lie above it.
+    /// The fit scaled by the ratio of recent observations to its prediction: shape from the long
+    /// history, level from the short.
     fn fit_through(&self, recent: &Self) -> (f64, f64) {
         let ((base, slope), [n, x, y, ..]) = (self.fit(), recent.sums);
         let expected = base * n + slope * x;
@@ -54,15 +55,15 @@ impl Line {
     }
 }
 
-/// Learns from finished steps what a step, a decode row and a prompt's tokens cost.
+/// Learns step, decode-row and prefill-token costs from finished steps.
 #[derive(Clone, Debug)]
 pub(crate) struct CostMeter {
-    /// Time of a step without prompts, by rows beyond the first.
+    /// Decode-only step time over rows beyond the first.
     decodes: Line,
-    /// Time of a prompt's token, by thousands of positions before it: how it grows belongs to model and machine, and is remembered for longer
-    /// than one prompt takes.
+    /// Prefill time per token over context depth in thousands. The slope belongs to model and
+    /// machine, so its history spans several prompts.
     tokens: Line,
-    /// The same, for how high it is just now.
+    /// The same with a short history, for the current level.
     tokens_now: Line,
 }
 
@@ -72,17 +73,18 @@ impl Default for CostMeter {
     }
 }
 
-/// A chunk of so many tokens of one prompt is a whole point; a longer one says no more about the next step.
+/// Chunk length, in tokens, at which a point has full weight.
 const WHOLE: f64 = 64.0;
-/// Steps of a kind after which one of them counts as no more than twice what was expected: who stalls once need not do so again.
+/// Accumulated weight after which outliers are clipped to twice the prediction, so that one stall
+/// does not distort the fit.
 const SETTLED: f64 = 8.0;
 
 impl CostMeter {
-    /// Takes in a step that took `took`.
+    /// Adds a finished step that took `took` on the device.
     pub(crate) fn see(&mut self, batch: &Batch, took: Nanos) {
         let (_, tokens) = batch.count(Phase::Prefill);
         let (rows, _) = batch.count(Phase::Decode);
-        // A decode row more is what the slope is about, so the first row belongs to the step.
+        // The slope is per additional row, so the first row belongs to the intercept.
         let (more, took) = (rows.saturating_sub(1) as f64, took as f64);
         let (base, slope) = self.decodes.fit();
         let decodes = base + slope * more;
@@ -97,7 +99,8 @@ impl CostMeter {
             n * (f64::from(row.cached) + n / 2.0)
         });
         let n = tokens as f64;
-        // Without decodes the weights are read for the prompt, which of a few tokens says nothing about them beside decodes.
+        // Short prefill-only steps are bound by reading the weights, which is free beside decodes:
+        // no information.
         if rows == 0 && longest < WHOLE {
             return;
         }
@@ -106,14 +109,15 @@ impl CostMeter {
         let (base, slope) = self.tokens.fit_through(&self.tokens_now);
         let settled = self.tokens.sums[0] > SETTLED;
         let each = each.min(if settled { 2.0 * (base + slope * depth) } else { each });
-        // What is not the prompt's is the larger part of a short chunk's time, and short prompts that come together hide behind the weights
-        // that decodes read anyway: by them a long prompt's first chunk would be far too long.
+        // In short chunks fixed costs dominate, and several short prompts hide behind the weight
+        // reads of decodes. The weight is quadratic in the longest chunk, so that they do not
+        // distort the estimate for long prompts.
         let share = (longest / WHOLE).min(1.0).powi(2);
         self.tokens.see(depth, each, share);
         self.tokens_now.see(depth, each, share);
     }
 
-    /// What is known so far; zeros where nothing is.
+    /// Current estimates; zeros until learned.
     pub(crate) fn costs(&self) -> Costs {
         let (step, row) = self.decodes.fit();
         let (token, depth) = self.tokens.fit_through(&self.tokens_now);
@@ -162,12 +166,13 @@ mod tests {
         assert!(meter.costs().token_ns >= 28, "{:?}", meter.costs());
     }
 
-    /// What a step of such a prompt's tokens takes beside 8 decodes.
+    /// Synthetic device: nanoseconds of a step with `tokens` prefill tokens from position `at` and
+    /// 8 decodes.
     const fn dearer(tokens: u64, at: u64) -> u64 {
         60_000 + tokens * (700 + 300 * (at + tokens / 2) / 1000)
     }
 
-    /// Has seen decodes, and one such prompt alone in two steps.
+    /// A meter that has seen decodes, then one long prompt alone in two steps.
     fn after_a_long_prompt() -> CostMeter {
         let mut meter = CostMeter::default();
         (0..20).for_each(|_| meter.see(&batch(0, 0, 8), 60_000));
@@ -188,7 +193,8 @@ mod tests {
     #[test]
     fn prompts_of_a_few_tokens_are_not_what_long_ones_are_judged_by() {
         let mut meter = after_a_long_prompt();
-        // Rows that a kernel has room for anyway: alone they take less than 8 decodes, beside them nearly nothing.
+        // Tokens that fit a kernel's tile for free: alone they take less than 8 decodes, beside
+        // them almost nothing.
         (0..4).for_each(|_| meter.see(&batch(16, 0, 0), 45_000));
         (0..4).for_each(|_| meter.see(&batch(16, 0, 4), 62_000));
         let known = meter.costs().tokens_take(200, 0) + 60_000;
@@ -203,7 +209,8 @@ mod tests {
             (0..6).for_each(|_| batch.rows.push(batch.rows[0]));
             batch
         };
-        // 112 tokens beside a decode or two take little more than the weights that are read for these.
+        // 112 tokens beside one or two decodes cost little more than the weight reads of the
+        // decodes.
         (0..4).for_each(|i| meter.see(&together(1 + i % 2), 85_000));
         let known = meter.costs().tokens_take(200, 0) + 60_000;
         assert!(known * 10 > dearer(200, 0) * 8, "{known} of {}", dearer(200, 0));

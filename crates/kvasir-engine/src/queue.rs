@@ -13,16 +13,17 @@ use std::{
     fmt,
 };
 
-/// `--order`: who of the waiting is looked at first.
+/// `--order`: the order in which waiting requests are considered for admission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
-    /// In order of arrival.
+    /// First come, first served.
     #[default]
     Fcfs,
-    /// Higher priority first, then in order of arrival.
+    /// Higher priority first, then by arrival.
     Priority,
-    /// Deficit round robin over the requests' keys: each key gets the same number of tokens, whatever it asks for.
+    /// Deficit round robin over client keys: each key with waiting requests gets the same token
+    /// throughput.
     Fair,
 }
 
@@ -36,20 +37,20 @@ impl fmt::Display for Order {
     }
 }
 
-/// Tokens that a key is granted each time the round comes to it.
+/// Tokens granted to a key per turn of the round robin.
 const QUANTUM: i64 = 1024;
 
-/// Those who wait, in the order in which they are looked at. Who was preempted goes to the front.
+/// Waiting requests in admission order. Preempted requests go to the front.
 #[derive(Debug)]
 pub(crate) struct Queue {
     order: Order,
-    /// Everybody, for `Fcfs` and `Priority`.
+    /// All requests under `Fcfs` and `Priority`.
     line: VecDeque<Ticket>,
-    /// Everybody by key, for `Fair`; only keys that somebody waits for.
+    /// All requests by key under `Fair`; only keys with waiting requests.
     lanes: BTreeMap<u64, Lane>,
-    /// Keys in the order of the round; the first is being served.
+    /// Keys in round-robin order; the first is being served.
     round: VecDeque<u64>,
-    /// The key that was granted its tokens in this turn.
+    /// The key that has received its quantum in this turn.
     granted: Option<u64>,
     len: usize,
 }
@@ -90,7 +91,7 @@ impl Queue {
         self.len
     }
 
-    /// Adds a newcomer.
+    /// Enqueues a new request. O(n) under `Priority`.
     pub(crate) fn push(&mut self, entry: u32, sequence: &Sequence) {
         let ticket = Ticket::new(entry, sequence);
         self.len += 1;
@@ -107,7 +108,7 @@ impl Queue {
         }
     }
 
-    /// Brings back somebody who was preempted.
+    /// Enqueues a preempted request ahead of its priority class or key, and refunds its cost.
     pub(crate) fn push_front(&mut self, entry: u32, sequence: &Sequence) {
         let ticket = Ticket::new(entry, sequence);
         self.len += 1;
@@ -126,13 +127,13 @@ impl Queue {
         }
     }
 
-    /// Who is next.
+    /// The head of the queue.
     pub(crate) fn front(&self) -> Option<u32> {
         let lane = || self.round.iter().find_map(|key| self.lanes.get(key)?.line.front());
         self.line.front().or_else(lane).map(|ticket| ticket.entry)
     }
 
-    /// Everybody, in the order in which they would be looked at if nobody were admitted.
+    /// All waiting requests, in the order they would be considered if none were admitted.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
         let deepest = self.lanes.values().map(|lane| lane.line.len()).max().unwrap_or(0);
         let by_round = (0..deepest).flat_map(move |depth| {
@@ -141,7 +142,7 @@ impl Queue {
         self.line.iter().chain(by_round).map(|ticket| ticket.entry)
     }
 
-    /// Takes somebody out because it is admitted.
+    /// Removes an admitted request and charges its key. False if it was not queued.
     pub(crate) fn take(&mut self, entry: u32, sequence: &Sequence) -> bool {
         let key = sequence.params().key;
         let Some(ticket) = self.pull(entry, key) else { return false };
@@ -152,14 +153,14 @@ impl Queue {
         true
     }
 
-    /// Takes somebody out because it has left.
+    /// Removes a request that ended while waiting. False if it was not queued.
     pub(crate) fn remove(&mut self, entry: u32, sequence: &Sequence) -> bool {
         let found = self.pull(entry, sequence.params().key).is_some();
         self.settle();
         found
     }
 
-    /// Gives a key back what one of its requests was charged for and did not use.
+    /// Refunds tokens that were charged to a key and not used.
     pub(crate) fn refund(&mut self, key: u64, tokens: u32) {
         if let Some(lane) = self.lanes.get_mut(&key) {
             lane.deficit += i64::from(tokens);
@@ -184,13 +185,14 @@ impl Queue {
         Some(ticket)
     }
 
-    /// Drops keys that nobody waits for and turns the round to a key that can pay for its first request.
+    /// Drops empty keys and advances the round robin to a key whose deficit covers its first
+    /// request.
     fn settle(&mut self) {
         let lanes = &mut self.lanes;
         self.round.retain(|key| lanes.get(key).is_some_and(|lane| !lane.line.is_empty()));
         lanes.retain(|_, lane| !lane.line.is_empty());
         let short = |lane: &Lane| lane.line.front().map_or(0, |head| head.cost - lane.deficit);
-        // Whole rounds in which nobody can pay are granted at once.
+        // Grant at once all full rounds in which no key could afford its first request.
         let rounds = lanes.values().map(|lane| (short(lane) - 1).div_euclid(QUANTUM)).min().unwrap_or(0);
         if rounds > 0 {
             lanes.values_mut().for_each(|lane| lane.deficit += rounds * QUANTUM);

@@ -7,74 +7,74 @@ use kvasir_exec::StepKind;
 use kvasir_kv::{Room, StepId};
 use serde::{Deserialize, Serialize};
 
-/// Time in nanoseconds of whatever clock the caller lives by.
+/// Nanoseconds on the caller's clock.
 pub type Nanos = u64;
 
-/// A request that entered the running ones.
+/// A request that was admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
     /// The request.
     pub request: RequestId,
-    /// Tokens that were in the cache already.
+    /// Cache-hit tokens.
     pub hit: u32,
 }
 
-/// A request that came since the step before.
+/// A request that arrived since the previous step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     /// The request.
     pub request: RequestId,
-    /// Its number in the order of arrival.
+    /// Arrival number.
     pub number: u64,
-    /// The caller's own number for it.
+    /// The caller's tag.
     pub tag: u64,
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub prompt: u32,
-    /// Tokens that it may yield.
+    /// Most output tokens.
     pub max_tokens: u32,
 }
 
-/// A request that was looked at and not run.
+/// A request that was considered and deferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The request.
     pub request: RequestId,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// What one call of `schedule` decided beside the batch and plan of its step. Its memory is reused.
+/// The decisions of one `schedule` call besides the step's batch and plan. Its memory is reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// The step, or none if nothing could run.
     pub step: Option<StepId>,
     /// When it was scheduled.
     pub at: Nanos,
-    /// What it consists of.
+    /// Prefill, decode or mixed.
     pub kind: StepKind,
-    /// Requests that came since the last step was made, the refused among them included.
+    /// Requests that arrived since the last step was built, including refused ones.
     pub arrived: Vec<Arrival>,
-    /// Requests that were admitted.
+    /// Admissions.
     pub admitted: Vec<Admission>,
-    /// Requests that went back to the queue.
+    /// Preemptions.
     pub preempted: Vec<RequestId>,
-    /// Requests that were looked at and not run.
+    /// Deferred requests with individual reasons.
     pub held: Vec<Held>,
-    /// Why all running requests that are neither in the step nor in `held` did not run.
+    /// Reason for all running requests that are neither in the step nor in `held`.
     pub rest_running: Option<Reason>,
-    /// Why all waiting requests that are not in `held` did not run.
+    /// Reason for all waiting requests that are not in `held`.
     pub rest_waiting: Option<Reason>,
-    /// Requests that wait after it.
+    /// Waiting requests after this call.
     pub waiting: u32,
-    /// Requests that run after it, those in the step included.
+    /// Running requests after this call, including those in the step.
     pub running: u32,
-    /// The pool after it.
+    /// KV pool usage after this call.
     pub room: Room,
-    /// Slots promised to running requests and not claimed yet.
+    /// Slots reserved for running requests and not yet claimed.
     pub promised: u32,
-    /// What the policy was told that steps cost.
+    /// Measured step costs that the policy was given.
     pub costs: Costs,
-    /// What a rectangular policy decided; empty under others.
+    /// Decisions of the `rectangular` policy; empty under others.
     #[serde(default, skip_serializing_if = "RectangleRecord::is_empty")]
     pub rectangle: RectangleRecord,
 }

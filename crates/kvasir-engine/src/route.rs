@@ -7,23 +7,23 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How a replica is picked.
+/// Load-balancing policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Balance {
-    /// One after the other.
+    /// Round robin.
     RoundRobin,
-    /// Fewest requests, then fewest tokens.
+    /// Fewest outstanding requests, then fewest prompt tokens.
     #[default]
     LeastRequests,
-    /// Fewest tokens, each request counting as so many more.
+    /// Fewest outstanding prompt tokens, plus `request_weight` per request.
     LeastTokens {
-        /// Tokens that a request counts for beside its own.
+        /// Additional tokens counted per request.
         request_weight: u64,
     },
 }
 
-/// No replica has this number.
+/// Error: there is no replica with this index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownReplica(pub usize);
 
@@ -35,17 +35,17 @@ impl fmt::Display for UnknownReplica {
 
 impl std::error::Error for UnknownReplica {}
 
-/// What a replica has been given and not finished.
+/// Outstanding load of a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
-    /// Requests.
+    /// Outstanding requests.
     pub requests: u64,
-    /// Their prompt tokens.
+    /// Prompt tokens of these.
     pub tokens: u64,
 }
 
-/// What was charged for one request. It is given back once, by [`Router::release`] when the request has ended, or when it
-/// could not be sent.
+/// The load charged for one request. Pass it to [`Router::release`] once, when the request has
+/// ended or could not be sent.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Charge {
@@ -54,28 +54,28 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Where the request goes.
+    /// Index of the chosen replica.
     pub fn replica(&self) -> usize {
         self.replica
     }
 }
 
-/// Spreads requests over replicas.
+/// Load balancer over replicas.
 #[derive(Clone, Debug)]
 pub struct Router {
     balance: Balance,
     loads: Vec<Load>,
-    /// Where the search starts, so that full ties take turns.
+    /// Start of the search; rotates, so that ties are broken round-robin.
     start: usize,
 }
 
 impl Router {
-    /// A router over `replicas` idle replicas, at least one.
+    /// A router over `replicas` idle replicas; 0 counts as 1.
     pub fn new(balance: Balance, replicas: usize) -> Self {
         Self::with_loads(balance, vec![Load::default(); replicas.max(1)])
     }
 
-    /// A router over replicas that are loaded already; an empty list is one idle replica.
+    /// A router over replicas with existing load; an empty list means one idle replica.
     pub fn with_loads(balance: Balance, mut loads: Vec<Load>) -> Self {
         if loads.is_empty() {
             loads.push(Load::default());
@@ -83,12 +83,13 @@ impl Router {
         Self { balance, loads, start: 0 }
     }
 
-    /// What the replicas have.
+    /// Outstanding load by replica.
     pub fn loads(&self) -> &[Load] {
         &self.loads
     }
 
-    /// Picks a replica for a prompt of `tokens`, or takes the one asked for, and charges it.
+    /// Picks a replica for a prompt of `tokens`, or the requested one, and charges it. On error
+    /// nothing is charged.
     pub fn pick(&mut self, tokens: u64, asked: Option<usize>) -> Result<Charge, UnknownReplica> {
         let replica = match asked {
             Some(replica) if replica < self.loads.len() => replica,
@@ -101,7 +102,7 @@ impl Router {
         Ok(Charge { replica, tokens })
     }
 
-    /// The least loaded replica; of several, the first from a start that moves on by one per pick.
+    /// The least loaded replica; ties go to the first from a start that advances by one per pick.
     fn best(&mut self) -> usize {
         let count = self.loads.len();
         let from = self.start;
@@ -118,7 +119,7 @@ impl Router {
         order.min_by_key(|replica| weight(&self.loads[*replica])).unwrap_or(0)
     }
 
-    /// Gives a charge back: the request has ended, or could not be sent.
+    /// Releases a charge.
     pub fn release(&mut self, charge: Charge) {
         if let Some(load) = self.loads.get_mut(charge.replica) {
             load.requests = load.requests.saturating_sub(1);
@@ -126,9 +127,11 @@ impl Router {
         }
     }
 
-    /// Routes a group of requests, each with its tokens and the replica it asks for, and sends them in order. The first that fails
-    /// and those after it are rolled back; the charges of those sent come back with the error, if there was one. If any asks for
-    /// a replica that is not there, none is charged.
+    /// Routes and sends a group of requests in order, each given as (tokens, requested replica).
+    ///
+    /// At the first failed send, that charge and all later ones are rolled back; the charges
+    /// already sent are returned with the error. If any requested replica does not exist, nothing
+    /// is charged.
     pub fn send_all<E>(
         &mut self,
         requests: &[(u64, Option<usize>)],

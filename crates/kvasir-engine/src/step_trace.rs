@@ -8,88 +8,91 @@ use crate::{Nanos, Reason};
 use kvasir_exec::StepKind;
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeSeq};
 
-/// What one call of `schedule` decided, and what came back before the next: the changes only. Requests are named by
-/// their number in the order of arrival. The page that draws it knows the same keys.
+/// Delta record of one `schedule` call and of the results that arrived before the next. Requests
+/// are named by arrival number. The viewer knows the same keys.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StepTrace {
-    /// The step.
+    /// Step id.
     pub step: u64,
     /// When it was scheduled.
     pub at: Nanos,
-    /// What it consists of.
+    /// Prefill, decode or mixed.
     pub kind: StepKind,
-    /// Number, prompt, most outputs, the caller's tag.
+    /// Arrivals: request number, prompt tokens, most output tokens, caller's tag.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub arrived: Vec<(u64, u32, u32, u64)>,
-    /// Number and tokens found in the cache.
+    /// Admissions: request number, cache-hit tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub admitted: Vec<(u64, u32)>,
-    /// Tokens that were there already, for requests that ran before the trace began.
+    /// K/V tokens of requests that were running when the trace began: request number, tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub computed: Vec<(u64, u32)>,
-    /// Who went back to the queue.
+    /// Preempted request numbers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub preempted: Vec<u64>,
-    /// Number, 0 prefill or 1 decode, first token fed, tokens fed, those of them whose writes are redirected, dummy blocks
-    /// on the left, drafts.
+    /// Rows: request number, phase (0 prefill, 1 decode), position of the first token fed, tokens
+    /// fed, how many of them have redirected writes, left padding blocks, drafts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<(u64, u8, u32, u32, u32, u32, u32)>,
-    /// Who decodes one more token like the last time, with the same padding: runs of a first number and a count.
+    /// Rows that decode one more token with unchanged padding, as runs of (first request number,
+    /// count).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub again: Vec<(u64, u32)>,
-    /// Changes of who owns which blocks.
+    /// Block-table changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TableChange>,
-    /// Who was looked at and not run.
+    /// Deferred requests with individual reasons.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<(u64, Reason)>,
-    /// Why everybody else who waits does.
+    /// Reason for all other waiting requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rest_waiting: Option<Reason>,
-    /// Why everybody else who runs is not in the step.
+    /// Reason for all other running requests that are not in the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rest_running: Option<Reason>,
-    /// Of whom the host has seen one new token: runs of a first number and a count.
+    /// Requests that emitted one token, as runs of (first request number, count).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub spoke: Vec<(u64, u32)>,
-    /// Number and new tokens that the host has seen, of others.
+    /// Requests that emitted several tokens: request number, new tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<(u64, u32)>,
-    /// Who ended, and why.
+    /// Finished requests with their finish reasons.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ended: Vec<(u64, crate::Finish)>,
-    /// Steps that came back, with their time on the device.
+    /// Retired steps with their device time in nanoseconds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub retired: Vec<(u64, Nanos)>,
-    /// Steps that failed.
+    /// Failed steps with their errors.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<(u64, String)>,
-    /// Changes of what blocks are used for: first block, blocks, 0 free, 1 cached, 2 held, 3 leased, 4 dummy.
+    /// Block usage changes: first block, count, usage (0 free, 1 cached, 2 held, 3 leased, 4
+    /// dummy).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub map: Vec<(u32, u32, u8)>,
-    /// Slots that are free, evictable, held and leased after scheduling.
+    /// KV pool usage after scheduling: free, evictable, held, leased slots.
     pub room: (u32, u32, u32, u32),
-    /// Slots promised to running requests and not taken yet.
+    /// Slots reserved for running requests and not yet claimed.
     #[serde(skip_serializing_if = "is_zero")]
     pub promised: u32,
-    /// The tkv that a rectangular policy reports.
+    /// The tkv reported by the `rectangular` policy.
     #[serde(skip_serializing_if = "is_zero")]
     pub tkv: u32,
-    /// Whose admission to the decode batch was tested last, the length at which it would end, and those at which the others
-    /// would, the shortest first.
+    /// Latest volume test of the `rectangular` policy: request number, its projected end length,
+    /// and those of the decoding rows in ascending order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub projection: Option<(u64, u64, Vec<u64>)>,
-    /// Tokens of prompts, by number, whose chunks a rectangular policy skipped because they were cached.
+    /// Prompt tokens in skipped (cached) chunks under the `rectangular` policy: request number,
+    /// tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<(u64, u32)>,
-    /// What the policy was told that steps cost: first row, further rows, a prompt's first token, a thousand positions before it, in
-    /// nanoseconds.
+    /// Step costs in nanoseconds: first decode row, each further row, a prompt's first token, and
+    /// the increase per 1,000 positions of depth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub costs: Option<(u64, u64, u64, u64)>,
-    /// How many wait.
+    /// Waiting requests.
     pub waiting: u32,
-    /// How many run.
+    /// Running requests.
     pub running: u32,
 }
 
@@ -97,18 +100,18 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// The blocks of one request: so many of the old ones are kept, then these follow.
+/// Block-table delta of one request: keep the first `keep` blocks, then append `runs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableChange {
     /// The request's number.
     pub request: u64,
     /// Blocks kept.
     pub keep: u32,
-    /// Blocks after them, as runs of a first block and a count.
+    /// Blocks after those, as runs of (first block, count).
     pub runs: Vec<(u32, u32)>,
 }
 
-/// `[request, keep, [first, count], ..]`; a run of one is written as the block alone.
+/// `[request, keep, [first, count], ..]`; a run of one block is written as the block alone.
 impl Serialize for TableChange {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(2 + self.runs.len()))?;

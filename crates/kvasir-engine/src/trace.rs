@@ -9,12 +9,12 @@ use kvasir_exec::{Phase, Step, StepError};
 use kvasir_kv::{BlockId, BlockUse};
 use std::{collections::HashMap, ops::Range};
 
-/// Blocks that are compared at once.
+/// Blocks compared per vectorized chunk.
 const STRIDE: usize = 64;
 
-/// Takes finished records.
+/// Sink of finished step records.
 pub trait TraceSink: Send {
-    /// One more step.
+    /// Takes the record of one step.
     fn write(&mut self, step: &StepTrace);
 }
 
@@ -24,19 +24,19 @@ impl TraceSink for Box<dyn TraceSink> {
     }
 }
 
-/// What the tracer knows of a live request.
+/// What readers of the trace know of a live request, so that only deltas are written.
 #[derive(Debug, Default)]
 struct Known {
     number: u64,
     outputs: u32,
-    /// Tokens computed and dummy blocks on the left, as whoever reads the trace knows them.
+    /// K/V tokens and left padding blocks, as known to readers of the trace.
     computed: u32,
     left: u32,
     table: Vec<BlockId>,
 }
 
-/// An [`Observer`] that makes a [`StepTrace`] of every step in a window. A record is complete when the next step is
-/// scheduled; [`Tracer::finish`] writes the last one.
+/// An [`Observer`] that writes a [`StepTrace`] for every step in a window. A record is complete
+/// when the next step is scheduled; `Tracer::finish` writes the last one.
 pub struct Tracer<S> {
     sink: S,
     window: Range<u64>,
@@ -46,18 +46,19 @@ pub struct Tracer<S> {
     open: bool,
     now: StepTrace,
     live: HashMap<RequestId, Known>,
-    /// What blocks were used for when that was written last, those behind the last one being free.
+    /// Block usage as last written; blocks past the end are free.
     uses: Vec<BlockUse>,
     survey: Vec<BlockUse>,
     mapped: bool,
     table: Vec<BlockId>,
-    /// Numbers of those who do the same again, or speak once, before they are made runs.
+    /// Requests that repeat their last decode shape, or emitted one token; run-length encoded when
+    /// the record is written.
     again: Vec<u64>,
     spoke: Vec<u64>,
 }
 
 impl<S: TraceSink> Tracer<S> {
-    /// Records the steps of `window`, counted from 0 in the order of scheduling.
+    /// Records the steps in `window`, numbered from 0 in scheduling order.
     pub fn new(sink: S, window: Range<u64>) -> Self {
         Self {
             sink,
@@ -76,28 +77,28 @@ impl<S: TraceSink> Tracer<S> {
         }
     }
 
-    /// Records from now on in an engine that may be in mid-run: the first record tells of everybody who is there.
+    /// Joins a running engine: the first record contains the full state of every live request.
     pub fn joining(sink: S) -> Self {
         Self { scheduled: 1, ..Self::new(sink, 1..u64::MAX) }
     }
 
-    /// Writes what is still open, because no step may follow for long.
+    /// Writes the open record now, because the engine may stay idle for long.
     pub fn settle(&mut self) {
         self.flush();
     }
 
-    /// Where records go.
+    /// The sink.
     pub fn sink(&self) -> &S {
         &self.sink
     }
 
-    /// Writes what is still open and gives the sink back.
+    /// Writes the open record and returns the sink.
     pub fn finish(mut self) -> S {
         self.flush();
         self.sink
     }
 
-    /// Steps seen, those outside the window included.
+    /// Steps seen, including those outside the window.
     pub fn scheduled(&self) -> u64 {
         self.scheduled
     }
@@ -114,7 +115,7 @@ impl<S: TraceSink> Tracer<S> {
         self.live.get(&request).map(|known| known.number)
     }
 
-    /// Everybody who was there before the window.
+    /// Writes the state of every request that was live before the window.
     fn begin(&mut self, core: &Core) {
         self.begun = true;
         if self.scheduled == 0 {
@@ -199,7 +200,7 @@ impl<S: TraceSink> Tracer<S> {
         }
     }
 
-    /// Who owns which blocks now.
+    /// Writes block-table changes.
     fn tables(&mut self, core: &Core) {
         for sequence in core.running() {
             let Some(known) = self.live.get_mut(&sequence.id()) else { continue };
@@ -219,7 +220,7 @@ impl<S: TraceSink> Tracer<S> {
         }
     }
 
-    /// What blocks are used for now, where that is not what it was; at first, of every block.
+    /// Writes changes of block usage; on the first call, the usage of every block.
     fn map(&mut self, core: &Core) {
         core.cache().survey(&mut self.survey);
         let is_first = !std::mem::replace(&mut self.mapped, true);
@@ -228,7 +229,7 @@ impl<S: TraceSink> Tracer<S> {
         self.uses.resize(len, BlockUse::Free);
         self.survey.resize(len, BlockUse::Free);
         for (i, (new, old)) in self.survey.chunks(STRIDE).zip(self.uses.chunks(STRIDE)).enumerate() {
-            // A fold without a way out early is done for many at once.
+            // A fold without early exit auto-vectorizes.
             let differs = new.iter().zip(old).fold(false, |differs, (new, old)| differs | (new != old));
             if !differs && !is_first {
                 continue;
@@ -253,7 +254,7 @@ impl<S: TraceSink> Tracer<S> {
     fn events(&mut self, events: &[Event]) {
         for event in events {
             let Some(known) = self.live.get_mut(&event.request) else { continue };
-            // Events that were not delivered yet come again.
+            // Undelivered events are seen again; count only new tokens.
             let total = event.first + event.tokens.len;
             if total > known.outputs {
                 match total - known.outputs {
@@ -286,7 +287,7 @@ impl<S: TraceSink> Observer for Tracer<S> {
                 self.begin(core);
             }
             self.decisions(core);
-            // A request that was refused at once has only its last event.
+            // A request refused on arrival has only a final event.
             self.events(core.events());
             self.rows(step);
             self.tables(core);
@@ -305,7 +306,7 @@ impl<S: TraceSink> Observer for Tracer<S> {
             Ok(()) => self.now.retired.push((number, step.output.device_ns)),
             Err(why) => self.now.failed.push((number, why.to_string())),
         }
-        // Blocks that it alone kept alive have come back; the state is the one after the step.
+        // Blocks leased by this step alone are free now; record the state after it.
         let room = core.cache().room();
         self.now.room = (room.free, room.evictable, room.held, room.leased);
         self.tables(core);
@@ -313,7 +314,8 @@ impl<S: TraceSink> Observer for Tracer<S> {
     }
 }
 
-/// Moves `numbers` into `out` as runs. Somebody who spoke twice before the next step is in there twice.
+/// Drains `numbers` into `out` as runs. A request that emitted twice before the next step occurs
+/// twice.
 fn push_runs(numbers: &mut Vec<u64>, out: &mut Vec<(u64, u32)>) {
     numbers.sort_unstable();
     for number in numbers.drain(..) {
