@@ -15,67 +15,69 @@ use super::{
 };
 use crate::{Admit, Costs, Desk, Feed, Nanos, Reason};
 
-/// Whether a step may hold prompts and decodes together.
+/// Whether a step may mix prefill chunks and decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mixing {
-    /// Prompts first; decodes run in steps without prompts.
+    /// Prefill first; decodes run in steps without prefill.
     Off,
-    /// Every step decodes all it can and gives what is left of it to prompts.
+    /// Every step decodes all it can and fills the rest of the budget with prefill chunks.
     On {
-        /// A chunk beside decodes is cut so that the step takes no longer than this, as far as costs are known.
+        /// Step-time target: prefill chunks are cut so that a mixed step meets it, as far as costs
+        /// are known.
         target: Option<StepTarget>,
     },
 }
 
-/// How long a step with decodes may take.
+/// Time target of a mixed step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepTarget {
-    /// So long.
+    /// Absolute, in nanoseconds.
     Time(Nanos),
-    /// So many hundredths of the time that its decodes take alone.
+    /// Relative: percent of the predicted time of its decodes alone.
     Hundredths(u32),
 }
 
-/// `--policy chunked`: a token budget for prompts in each step, long prompts in chunks, and room kept for all that
-/// running sequences may still write, so that nobody is preempted.
+/// Chunked prefill under a token budget per step, with slots reserved for all that running
+/// sequences may still write, so that none is preempted.
 #[derive(Debug)]
 pub struct Chunked {
     max_extend_tokens: u32,
     mixing: Mixing,
 }
 
-/// A chunk beside decodes is never smaller, so that no prompt starves under a cost target.
+/// Smallest chunk beside decodes, so that a time target cannot starve prefill.
 const LEAST_CHUNK: u32 = 16;
 
-/// A chunk beside decodes while nobody knows what its tokens cost, where that must be learnt without a stall.
+/// First chunk beside decodes while costs are unknown: large enough to learn from, small enough not
+/// to stall decodes.
 const FIRST_CHUNK: u32 = 64;
 
-/// What is left of a step for prompts.
+/// Prefill budget left in the step.
 #[derive(Clone, Copy)]
 struct Budget {
     tokens: u32,
-    /// Where the step has a target.
+    /// Set if the step has a time target.
     time: Option<Spare>,
 }
 
-/// What is left of a step's target.
+/// Time budget left in the step.
 #[derive(Clone, Copy)]
 struct Spare {
     time: Nanos,
-    /// Tokens that may be fed whatever they cost.
+    /// Tokens that may be fed regardless of time.
     least: u32,
 }
 
 impl Budget {
-    /// Tokens of a prompt that may be fed from position `at` on.
+    /// Largest chunk of a prompt from position `at` that fits the budget.
     fn tokens(&self, costs: &Costs, at: u32) -> u32 {
-        // Who is fed a token or two makes the step read all that lies before them.
+        // Very small chunks are not worth it: each makes the step read all K/V before it.
         let whole = |tokens: u32| if tokens < LEAST_CHUNK { 0 } else { tokens };
         let fits = |spare: Spare| whole(costs.tokens_in(spare.time, at).unwrap_or(0)).max(spare.least);
         self.tokens.min(self.time.map_or(u32::MAX, fits))
     }
 
-    /// Why there is no more of it.
+    /// The reason for deferring once the budget is used up.
     fn short(&self) -> Reason {
         match self.time {
             Some(_) if self.tokens > 0 => Reason::CostTarget,
@@ -93,12 +95,14 @@ impl Budget {
 }
 
 impl Chunked {
-    /// The policy; `max_extend_tokens` bounds the prompt tokens of one step.
+    /// A chunked-prefill policy with at most `max_extend_tokens` prefill tokens per step (at least
+    /// 1).
     pub fn new(max_extend_tokens: u32, mixing: Mixing) -> Self {
         Self { max_extend_tokens: max_extend_tokens.max(1), mixing }
     }
 
-    /// Prompts under way first, then newcomers, while the budget lasts.
+    /// Feeds prompts in progress, then admits waiting requests in queue order, until the budget is
+    /// used up.
     fn prefill(&self, desk: &mut Desk<'_>, mut budget: Budget) {
         budget.tokens = budget.tokens.min(desk.budget());
         let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
@@ -126,7 +130,7 @@ impl Chunked {
         }
     }
 
-    /// Feeds the next chunk of one prompt. False if it could not be.
+    /// Schedules the next chunk of one prompt; defers it and returns false if that fails.
     fn feed(&self, desk: &mut Desk<'_>, entry: u32, budget: &mut Budget) -> bool {
         let (costs, at) = (desk.costs(), desk.sequence(entry).claimed());
         let tokens = desk.sequence(entry).to_feed().min(budget.tokens(&costs, at)).min(desk.at_once(entry));
@@ -141,7 +145,7 @@ impl Chunked {
         fed.is_ok()
     }
 
-    /// What fits beside the decodes already picked.
+    /// The prefill budget beside the decodes already scheduled.
     fn beside_decodes(&self, desk: &Desk<'_>, target: Option<StepTarget>) -> Budget {
         let all = Budget { tokens: self.max_extend_tokens, time: None };
         let (Some(target), Some(rows)) = (target, desk.picked().checked_sub(1)) else { return all };

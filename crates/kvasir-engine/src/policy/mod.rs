@@ -13,39 +13,43 @@ pub use rectangular::Rectangular;
 use crate::{Desk, Limits, Refusal};
 use serde::{Deserialize, Serialize};
 
-/// When what a sequence has computed becomes findable by others.
+/// When computed blocks are published to the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PublishAt {
     /// As soon as a block is full.
     EveryBlock,
-    /// When its prompt is computed, and when it leaves.
+    /// At the end of prefill, at preemption and at the end of the request.
     Milestones,
 }
 
-/// Decides what runs in the next step.
+/// A scheduling policy: decides what runs in the next step.
 ///
-/// A policy sees the world through a [`Desk`] and acts only through its verbs. It reads no clock, has no randomness and
-/// keeps no ids: entries are valid within one call of [`Policy::schedule`]. It must not end a call without a row while
-/// something could run, and it says why of everybody whom it leaves out.
+/// A policy reads and acts only through a [`Desk`]. It reads no clock and has no randomness.
+/// Entries are valid within one call of [`Policy::schedule`]; ids are stable. A call must not end
+/// without a row while something could run, and it must give a reason for every sequence that it
+/// leaves out.
 pub trait Policy: Send {
     /// Its name in `--policy`.
     fn name(&self) -> &'static str;
 
-    /// Picks the rows of the next step.
+    /// Schedules the rows of the next step. May be called again for the same step after an eviction
+    /// or preemption.
     fn schedule(&mut self, desk: &mut Desk<'_>);
 
-    /// Refuses a request that it could never run. Length and capacity are checked already.
+    /// Refuses a request that the policy could never run. Context length and KV capacity are
+    /// checked by the core.
     fn accepts(&self, prompt_len: u32, limits: &Limits) -> Result<(), Refusal> {
         let _ = (prompt_len, limits);
         Ok(())
     }
 
-    /// Whether it may feed tokens again that are there already, which takes a cache with a dummy block.
+    /// Whether it may recompute cached tokens with redirected writes, which needs a cache with a
+    /// dummy block.
     fn redirects(&self) -> bool {
         false
     }
-    /// When computed tokens become findable.
+    /// When computed blocks are published to the prefix cache.
     fn publish_at(&self) -> PublishAt {
         PublishAt::EveryBlock
     }

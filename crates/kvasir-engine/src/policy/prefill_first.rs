@@ -11,39 +11,41 @@ use super::{
 };
 use crate::{Admit, Desk, Feed, Limits, Nanos, Reason, Refusal};
 
-/// Whether prompts may be cut.
+/// Whether prompts are split into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chunking {
     /// `--chunked-prefill off`: a prompt runs whole or waits.
     Off,
-    /// Only the first prompt of a step is cut, to whatever the step takes; what does not fit behind it waits.
+    /// Only the first prompt of a step is split, at the token budget; others that do not fit wait.
     First,
-    /// `--chunked-prefill on`: a prompt that does not fit the step is cut.
+    /// `--chunked-prefill on`: a prompt that exceeds the token budget is split.
     On {
-        /// Most tokens of one prompt per step.
+        /// Largest chunk of one prompt per step; none is unbounded.
         cap: Option<u32>,
     },
 }
 
-/// `--policy prefill-first`: waiting prompts before running sequences, never mixed.
+/// Prefill before decode, never mixed in one step.
 ///
-/// A prompt is admitted only when the cache has room for all of it. A running sequence that finds no room for its next
-/// token sends the one admitted last back to the queue, itself in the end. With a delay factor, newcomers wait until
-/// the oldest of them has waited for that many times as long as the last prefill took.
+/// A prompt is admitted only if the KV cache has slots for all of it. A decode without a free slot
+/// preempts the sequence admitted last, in the end itself. With a delay factor, admission waits
+/// until the oldest waiting request has waited that many times the duration of the last prefill
+/// step.
 #[derive(Debug)]
 pub struct PrefillFirst {
     chunking: Chunking,
     delay_factor: f64,
-    /// Start of the last step that held prompts, until the next call sees how long it took.
+    /// Start of the last prefill step, until the next call measures its duration.
     prefill_at: Option<Nanos>,
     prefill_took: Nanos,
 }
 
-/// What the chunks of one prompt are multiples of, unless blocks are larger.
+/// Chunk granularity in tokens, unless blocks are larger.
 const CHUNK_GRAIN: u32 = 64;
 
-/// Tokens of a prompt to feed now: all `left` if they fit the `budget`, else the budget down to a whole number of grains.
-/// None when that is nothing and the step holds something already.
+/// Size of the next prefill chunk: all `left` tokens if they fit `budget` (or if not `chunked`),
+/// else the budget rounded down to the granularity. An `empty` step takes a smaller chunk. None if
+/// the chunk would be empty.
 pub fn prefill_chunk(left: u32, budget: u32, block: u32, chunked: bool, empty: bool) -> Option<u32> {
     if left <= budget || !chunked {
         return Some(left);
@@ -57,12 +59,12 @@ pub fn prefill_chunk(left: u32, budget: u32, block: u32, chunked: bool, empty: b
 }
 
 impl PrefillFirst {
-    /// The policy; a delay factor of 0 admits at once.
+    /// A prefill-first policy; a delay factor of 0 admits immediately.
     pub fn new(chunking: Chunking, delay_factor: f64) -> Self {
         Self { chunking, delay_factor, prefill_at: None, prefill_took: 0 }
     }
 
-    /// Whether newcomers may enter in this step.
+    /// Whether the delay factor permits admissions in this step.
     fn gate_is_open(&mut self, desk: &Desk<'_>) -> bool {
         if let Some(at) = self.prefill_at.take() {
             self.prefill_took = desk.now().saturating_sub(at);
@@ -75,7 +77,7 @@ impl PrefillFirst {
         desk.now().saturating_sub(oldest) as f64 > self.delay_factor * self.prefill_took as f64
     }
 
-    /// Feeds the next chunk of one prompt. False if nobody after it may be fed either.
+    /// Schedules the next chunk of one prompt. False if no further prompt may be fed in this step.
     fn feed_prompt(&self, desk: &mut Desk<'_>, entry: u32) -> bool {
         let left = desk.sequence(entry).to_feed();
         if left == 0 {
@@ -95,12 +97,13 @@ impl PrefillFirst {
         }
     }
 
-    /// Tokens to feed now of a prompt of which `left` are missing; none if it must wait for the next step.
+    /// Size of the next chunk of a prompt with `left` tokens to feed; none if it must wait for the
+    /// next step.
     fn chunk(&self, desk: &Desk<'_>, left: u32) -> Option<u32> {
         let (budget, empty) = (desk.budget(), desk.picked() == 0);
         match self.chunking {
             Chunking::First => (left <= budget || empty).then(|| left.min(budget)),
-            // What is computed again after a preemption may have outgrown a step; only then is it cut.
+            // Recomputation after a preemption may exceed one step's budget; only then is it split.
             Chunking::Off if left <= desk.limits().max_num_batched_tokens => (left <= budget).then_some(left),
             Chunking::Off => empty.then_some(budget),
             Chunking::On { cap } => {
@@ -109,7 +112,7 @@ impl PrefillFirst {
         }
     }
 
-    /// Feeds prompts that are under way, then newcomers.
+    /// Feeds prompts in progress, then admits waiting requests in queue order.
     fn prefill(&mut self, desk: &mut Desk<'_>) {
         let open = self.gate_is_open(desk);
         let looked_at = if desk.prefilling() > 0 { desk.running() } else { 0 };
@@ -143,7 +146,8 @@ impl PrefillFirst {
         }
     }
 
-    /// Why the step has no tokens left for a newcomer, looked up before it is admitted.
+    /// Checks the token budget for a waiting request, net of its prefix-cache hit, before it is
+    /// admitted.
     fn no_budget(&self, desk: &mut Desk<'_>, entry: u32) -> Option<Reason> {
         if desk.budget() == 0 {
             return Some(Reason::TokenBudget);

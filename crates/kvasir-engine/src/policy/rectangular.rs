@@ -21,17 +21,17 @@ use crate::rectangular::{
 };
 use crate::{Admit, Desk, Feed, Reason, RectangularConfig, RequestId};
 
-/// A request that was admitted.
+/// An admitted request.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     id: RequestId,
     entry: u32,
     shape: PrefillShape,
-    /// Tokens found in the cache.
+    /// Cache-hit tokens.
     hit: u32,
-    /// Nobody was decoding when its prefill began.
+    /// No row was decoding when its prefill started.
     alone: bool,
-    /// Steps in a row that it was paused.
+    /// Consecutive steps it was paused.
     starved: u32,
 }
 
@@ -41,31 +41,32 @@ impl Row {
     }
 }
 
-/// Requests of the queue that are looked at in one step where one that may not start lets others past: a step must not take
-/// longer the more wait.
+/// Most waiting requests tested per step when the rules allow skipping ahead; bounds the host time
+/// of a step.
 const LOOK_AHEAD: usize = 256;
 
-/// `--policy rectangular`: for accelerators that run fixed shapes only.
+/// Scheduling for accelerators that run fixed shapes only.
 ///
-/// One prompt is prefilled at a time, in chunks. All others decode together, on a rectangle of equally many blocks. A prompt
-/// under way goes before a new one; with interleaving every prefill step is followed by a decode step while somebody
-/// decodes. A prompt starts when the batch has a place for it, and its last chunk runs when the decode batch does and no
-/// later step can exceed the limits. Room for everything that a request may write is promised to it at admission, so
-/// nobody is ever preempted. What cannot be prefilled never keeps others from decoding.
+/// One prompt is prefilled at a time, in chunks. All other sequences decode together as a rectangle
+/// of equally many blocks. A prompt in progress goes before a new one; with interleaving, every
+/// prefill step is followed by a decode step while any row decodes. A prompt starts if the batch
+/// has a row for it. Its last chunk runs if the decode batch has one and no later step can exceed
+/// the limits. Slots for everything that a request may write are reserved at admission, so there is
+/// no preemption. A blocked prefill never blocks decodes.
 #[derive(Debug)]
 pub struct Rectangular {
     config: RectangularConfig,
-    /// Whoever was admitted and is not paused, in the order of the batch's rows.
+    /// Admitted requests that are not paused, in the order of the batch's rows.
     running: Vec<Row>,
-    /// Whoever has no turn to decode.
+    /// Paused requests: not their turn to decode.
     paused: Vec<Row>,
-    /// What the step before reported.
+    /// tkv of the previous step.
     tkv: u32,
-    /// Whether the step before was a prefill.
+    /// Whether the previous step was a prefill.
     after_prefill: bool,
     pause_events: u64,
     resume_events: u64,
-    /// Memory to reuse.
+    /// Scratch memory.
     turns: Vec<Turn>,
     rows: Vec<Row>,
     decoders: Vec<Decoder>,
@@ -73,7 +74,8 @@ pub struct Rectangular {
 }
 
 impl Rectangular {
-    /// The policy. The cache needs a dummy block if it shares prefixes.
+    /// A rectangular policy. The cache needs a dummy block if it shares prefixes. `config` must
+    /// have passed `RectangularConfig::check`.
     pub fn new(config: RectangularConfig) -> Self {
         Self {
             config,
@@ -90,7 +92,7 @@ impl Rectangular {
         }
     }
 
-    /// Whether a row has decode steps left that are not under way.
+    /// Whether a row has decode steps left beyond those in flight.
     fn is_live(desk: &Desk<'_>, row: &Row) -> bool {
         desk.must_wait(row.entry) != Some(Reason::LastTokenInFlight)
     }
@@ -104,7 +106,7 @@ impl Rectangular {
         self.running.iter().filter(|row| Self::is_live(desk, row)).count()
     }
 
-    /// The row whose prompt is under way.
+    /// Index of the row in prefill.
     fn ongoing(&self, desk: &Desk<'_>) -> Option<usize> {
         if desk.prefilling() == 0 {
             return None;
@@ -112,7 +114,7 @@ impl Rectangular {
         self.running.iter().position(|row| desk.sequence(row.entry).is_prefilling())
     }
 
-    /// Why no prompt may be prefilled now, whichever it is.
+    /// The reason why no prefill may run now, if there is one.
     fn closed(&self, desk: &Desk<'_>) -> Option<Reason> {
         if !self.paused.is_empty() {
             return Some(Reason::OthersPaused);
@@ -122,7 +124,7 @@ impl Rectangular {
         turn_of_decodes.then_some(Reason::Interleave)
     }
 
-    /// Lists who decodes, for [`Rectangular::may_join`].
+    /// Collects the decoding rows for `Rectangular::may_join`.
     fn list_decoders(&mut self, desk: &Desk<'_>) {
         let mut decoders = std::mem::take(&mut self.decoders);
         decoders.clear();
@@ -133,7 +135,7 @@ impl Rectangular {
         self.decoders = decoders;
     }
 
-    /// Whether a prompt may join the decode batch: there is a row for it, and no later step exceeds a limit.
+    /// Admission test to the decode batch: a free row, and no later step that exceeds a limit.
     fn may_join(&mut self, desk: &mut Desk<'_>, entry: u32, prompt: u32) -> Result<(), Reason> {
         let RectangularConfig { max_batch, max_batch_tkv: limit, rules, pausing, .. } = self.config;
         let decoders = || self.decoders.iter().copied();
@@ -158,7 +160,7 @@ impl Rectangular {
         record.projection.within(limit).map_err(|projected| Reason::Volume { projected, limit })
     }
 
-    /// Runs a chunk, of the prompt under way or of a new one. False if none runs.
+    /// Schedules a prefill chunk, of the prompt in progress or of a new one. False if none runs.
     fn prefill(&mut self, desk: &mut Desk<'_>) -> bool {
         match self.ongoing(desk) {
             Some(at) => {
@@ -173,7 +175,7 @@ impl Rectangular {
         }
     }
 
-    /// Runs the next chunk of the prompt under way, the `at`-th row.
+    /// Schedules the next chunk of the prompt in progress, row `at`.
     fn resume(&mut self, desk: &mut Desk<'_>, at: usize) -> Result<(), Reason> {
         if let Some(reason) = self.closed(desk) {
             return Err(reason);
@@ -187,7 +189,8 @@ impl Rectangular {
         self.run_chunk(desk, at)
     }
 
-    /// Starts the first prompt of the queue that may; with strict order only the first of all.
+    /// Starts the first prompt of the queue that may start; under strict order only the head is
+    /// tested.
     fn start(&mut self, desk: &mut Desk<'_>) -> bool {
         if desk.waiting() == 0 {
             return false;
@@ -230,7 +233,8 @@ impl Rectangular {
         let reserve_to = sequence.longest().min(desk.capacity());
         let shape = PrefillShape::new(sequence.len(), desk.block_size(), self.config.chunk_size);
         let admit = Admit { reserve_to, hit_limit: u32::MAX };
-        // Memory is kept in strict order: whoever has no room lets nobody past.
+        // KV slots are granted in strict queue order: a request without slots blocks those behind
+        // it.
         let stop = |reason| Refused { reason, others_too: true };
         let found = desk.admissible(entry, admit).map_err(stop)?;
         let plan = HitPlan::new(shape, found.tokens);
@@ -245,7 +249,7 @@ impl Rectangular {
         self.run_chunk(desk, self.running.len() - 1).map_err(stop)
     }
 
-    /// Puts the next chunk of the `at`-th row's prompt into the step. Its row moves to the front.
+    /// Schedules the next chunk of row `at` and moves that row to the front.
     fn run_chunk(&mut self, desk: &mut Desk<'_>, at: usize) -> Result<(), Reason> {
         let Some(&row) = self.running.get(at) else { return Err(Reason::OnePrefill) };
         let Row { entry, shape, hit, .. } = row;
@@ -278,10 +282,11 @@ impl Rectangular {
         Ok(())
     }
 
-    /// Lets everybody decode who fits, on a rectangle. Ends whoever could not decode even alone.
+    /// Schedules the decode batch. If not all rows fit the volume limit, rows take turns. Ends a
+    /// request that could not decode even alone.
     fn decode(&mut self, desk: &mut Desk<'_>) {
         let (mut shape, mut all) = self.shapes(desk);
-        // Mostly nobody is paused and all fit.
+        // Usual case: nothing is paused and all rows fit.
         if !self.paused.is_empty() || shape.volume() > self.config.max_batch_tkv {
             while self.take_turns(desk).rows() == 0
                 && let Some(first) = self.turns.first()
@@ -305,7 +310,7 @@ impl Rectangular {
             let feed = Feed { tokens: 1, left_pad_blocks, ..Feed::default() };
             match desk.feed(row.entry, feed) {
                 Ok(()) => {}
-                // It was promised the whole pool, and may write more than that.
+                // Its reservation was capped at the pool's capacity, and it has outgrown that.
                 Err(Reason::NoRoom { .. }) if desk.running() == 1 && desk.steps_in_flight() == 0 => {
                     desk.give_up(row.entry);
                     gave_up = true;
@@ -319,14 +324,14 @@ impl Rectangular {
         for row in &self.paused {
             desk.hold(row.entry, Reason::Paused);
         }
-        // Decoding rows first, then the prompt under way.
+        // Decoding rows first, then the row in prefill.
         if let Some(at) = self.ongoing(desk) {
             self.running[at..].rotate_left(1);
         }
     }
 
-    /// The shape of all running rows that can decode now; and with those that only wait for their token in flight, which are as long as
-    /// ever in the next step.
+    /// Two shapes: the rows that can decode now, and those plus rows that only wait for their token
+    /// in flight, at their current length.
     fn shapes(&self, desk: &Desk<'_>) -> (Rectangle, Rectangle) {
         let none = Rectangle::new(desk.block_size());
         let decoding = self.running.iter().map(|row| (row, desk.sequence(row.entry)));
@@ -338,7 +343,7 @@ impl Rectangular {
         })
     }
 
-    /// Chooses who decodes and who pauses. Returns the shape of those who decode.
+    /// Rotates rows between decoding and paused. Returns the shape of the decode batch.
     fn take_turns(&mut self, desk: &mut Desk<'_>) -> Rectangle {
         let first_running = self.paused.len();
         self.rows.clear();
@@ -383,9 +388,9 @@ impl Rectangular {
         shape
     }
 
-    /// Forgets whoever has ended.
+    /// Drops rows of requests that have ended.
     fn drop_gone(&mut self, desk: &Desk<'_>) {
-        // Everybody who runs is known here.
+        // Every running request has a row here, so equal counts mean that none has ended.
         if desk.running() == self.running.len() + self.paused.len() {
             return;
         }
@@ -408,7 +413,7 @@ impl Rectangular {
     }
 }
 
-/// Why a newcomer does not start, and whether that holds for everybody behind it.
+/// Why a prompt does not start, and whether that blocks those behind it.
 struct Refused {
     reason: Reason,
     others_too: bool,
@@ -429,7 +434,7 @@ impl Policy for Rectangular {
         if !prefilled {
             self.decode(desk);
         }
-        // A call that could only wait for tokens in flight was no step.
+        // A call that scheduled nothing because of tokens in flight does not count as a step.
         if desk.picked() > 0 || desk.steps_in_flight() == 0 {
             self.after_prefill = prefilled;
         }

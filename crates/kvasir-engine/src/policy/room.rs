@@ -6,21 +6,22 @@
 
 use crate::{Desk, Reason};
 
-/// Preempts the running sequence admitted last, so that the `i`-th finds room. True if it was somebody else, and it is
-/// worth trying again; false if it was the `i`-th itself or nobody can be preempted.
+/// Preempts the sequence admitted last to free KV slots for the `i`-th. True if it was another one
+/// and the decode should be retried; false if it was the `i`-th itself or cannot be preempted.
 fn make_room(desk: &mut Desk<'_>, i: usize) -> bool {
     let last = desk.running().saturating_sub(1);
     let Some(victim) = desk.running_at(last) else { return false };
     desk.preempt(victim) && last > i
 }
 
-/// Whether one that grew while it ran is larger than the pool by now, so that waiting cannot help.
+/// Whether a sequence has outgrown the KV pool, so that waiting cannot help.
 pub(super) fn never_fits(desk: &Desk<'_>, entry: u32) -> bool {
     let sequence = desk.sequence(entry);
     sequence.in_flight() == 0 && desk.own_slots(sequence.len()) > desk.capacity()
 }
 
-/// Feeds every running sequence its newest token, making room by preemption.
+/// Schedules a decode for every running sequence past prefill, in order of admission, preempting
+/// from the end if slots are missing.
 pub(super) fn decode_running(desk: &mut Desk<'_>) {
     let mut i = 0;
     while let Some(entry) = desk.running_at(i) {
@@ -30,7 +31,7 @@ pub(super) fn decode_running(desk: &mut Desk<'_>) {
         }
         match desk.decode(entry, 0) {
             Ok(()) => i += 1,
-            // Only a request that may grow beyond the pool gets here.
+            // Reached only if slots beyond the reservation are needed.
             Err(Reason::NoRoom { .. }) => {
                 if !make_room(desk, i) {
                     return;

@@ -4,23 +4,24 @@ use super::Rules;
 use crate::Limits;
 use serde::{Deserialize, Serialize};
 
-/// What a static-shape accelerator can take, and the rules by which it is filled.
+/// Shape limits of a static-shape accelerator, and the scheduling rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RectangularConfig {
-    /// `--chunk-size`: positions of a prefill step; whole blocks.
+    /// `--chunk-size`: positions of a prefill step; a multiple of the block size.
     pub chunk_size: u32,
-    /// `--max-batch`: rows of a decode step.
+    /// `--max-batch`: most rows of a decode step.
     pub max_batch: u32,
-    /// `--max-batch-tkv`: what rows times largest tkv may never exceed.
+    /// `--max-batch-tkv`: volume limit, an upper bound on rows times the largest tkv.
     pub max_batch_tkv: u64,
-    /// `--interleave`: no two prefill steps in a row while somebody decodes.
+    /// `--interleave`: no two prefill steps in a row while a row decodes.
     pub interleave: bool,
     /// `--rules`.
     pub rules: Rules,
-    /// `--pausing`: admit without a look ahead, and let those who decode take turns when they do not all fit.
+    /// `--pausing`: admit without the volume test, and rotate decode rows when they do not all fit.
     pub pausing: bool,
-    /// `--long-output-first`: among those who waited equally long for their turn, who has decoded most goes first.
+    /// `--long-output-first`: among rows paused equally long, the one with the most decoded tokens
+    /// goes first.
     pub long_output_first: bool,
 }
 
@@ -39,7 +40,7 @@ impl Default for RectangularConfig {
 }
 
 impl RectangularConfig {
-    /// Refuses what could never work, naming both sides; for start-up.
+    /// Validates the configuration at start-up. The error names both conflicting options.
     pub fn check(&self, block_size: u32, limits: &Limits) -> Result<(), String> {
         let rule = |holds: bool, why: String| if holds { Ok(()) } else { Err(why) };
         let Self { chunk_size: chunk, max_batch: batch, max_batch_tkv: volume, .. } = *self;

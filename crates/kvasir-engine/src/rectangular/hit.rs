@@ -3,21 +3,22 @@
 
 use super::PrefillShape;
 
-/// What a prefix hit saves: chunks whose blocks are all there are skipped, the chunk in which the hit ends is computed
-/// whole, with the writes of its cached blocks redirected to the dummy block.
+/// What a prefix-cache hit saves. Chunks whose blocks are all cached are skipped. The chunk in
+/// which the hit ends is computed whole, with the writes of its cached blocks redirected to the
+/// dummy block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HitPlan {
-    /// Chunks that are skipped; the first one that runs has this number.
+    /// Number of skipped chunks, which is the number of the first chunk that runs.
     pub first_chunk: u32,
-    /// Cached tokens in skipped chunks; what a client is told was cached.
+    /// Cached tokens in skipped chunks, reported to the client as cached tokens.
     pub usable: u32,
-    /// Cached tokens that the first chunk computes again.
+    /// Cached tokens that the first chunk recomputes.
     pub redirected: u32,
 }
 
 impl HitPlan {
-    /// For a hit of `hit` tokens, whole blocks that leave at least the prompt's last token. The last chunk always runs,
-    /// because it yields the first output.
+    /// Plan for a hit of `hit` tokens in whole blocks. The prompt's last token is never a hit, and
+    /// the last chunk always runs, because it yields the first output.
     pub fn new(shape: PrefillShape, hit: u32) -> Self {
         let hit = hit.min(shape.prompt().saturating_sub(1));
         let first_chunk = shape.chunk_after(hit).min(shape.chunks() - 1);

@@ -3,8 +3,11 @@
 
 use super::{Decoder, Newcomer};
 
-/// Whether everybody's remaining tokens fit in front of the model's length if the newcomer joins now (rule set
-/// `document`). `tkv` is that of the step before.
+/// Whether all remaining tokens fit `max_model_len` if the new prompt joins now (rule set
+/// `document`). `tkv` is that of the previous step.
+///
+/// Joining aligns every row to the block of `base = floor(max(tkv, prompt) / block) * block`. Each
+/// row, the new one included, must satisfy `base + computed % block + left <= max_model_len`.
 pub fn length_allows(
     max_model_len: u32,
     block: u32,

@@ -5,10 +5,12 @@
 
 use std::ops::Range;
 
-/// How a prompt is padded to whole chunks: whole dummy blocks on the left, room up to the end of the last block on the
-/// right. So a block always holds the same tokens whatever surrounds it, and no block on the right is empty.
+/// A prompt padded to whole chunks: dummy blocks on the left, free positions up to the end of the
+/// last block on the right. A block therefore always holds the same tokens, and no block on the
+/// right is empty.
 ///
-/// Positions of *tokens* count from the prompt's first; *padded* positions count from the first dummy.
+/// *Token* positions count from the prompt's first token; *padded* positions count from the first
+/// dummy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillShape {
     prompt: u32,
@@ -17,19 +19,20 @@ pub struct PrefillShape {
 }
 
 impl PrefillShape {
-    /// For a prompt of at least one token; the chunk is a multiple of the block.
+    /// Shape of a prompt of at least one token. `chunk` should be a multiple of `block`; it is
+    /// rounded down.
     pub fn new(prompt: u32, block: u32, chunk: u32) -> Self {
         let block = block.max(1);
         let chunk = (chunk / block).max(1) * block;
         Self { prompt: prompt.max(1), block, chunk }
     }
 
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub fn prompt(self) -> u32 {
         self.prompt
     }
 
-    /// Positions of a chunk.
+    /// Padded positions per chunk.
     pub fn chunk(self) -> u32 {
         self.chunk
     }
@@ -39,34 +42,34 @@ impl PrefillShape {
         self.prompt.div_ceil(self.chunk)
     }
 
-    /// Dummy positions on the left: whole blocks, less than a chunk.
+    /// Left padding in positions: whole blocks, less than a chunk.
     pub fn left(self) -> u32 {
         self.chunks() * self.chunk - self.prompt.div_ceil(self.block) * self.block
     }
 
-    /// Dummy blocks on the left.
+    /// Left padding in blocks.
     pub fn left_blocks(self) -> u32 {
         self.left() / self.block
     }
 
-    /// Positions behind the prompt's last token in its last block.
+    /// Right padding: free positions in the last block.
     pub fn right(self) -> u32 {
         self.prompt.div_ceil(self.block) * self.block - self.prompt
     }
 
-    /// Tokens of the prompt in chunk `i`.
+    /// Token range of chunk `i`.
     pub fn tokens(self, i: u32) -> Range<u32> {
         let from = (i * self.chunk).saturating_sub(self.left());
         let to = ((i + 1) * self.chunk).saturating_sub(self.left()).min(self.prompt);
         from.min(to)..to
     }
 
-    /// The chunk that comes next when the first `computed` tokens are done.
+    /// The next chunk when `computed` tokens are done.
     pub fn chunk_after(self, computed: u32) -> u32 {
         (self.left() + computed) / self.chunk
     }
 
-    /// Whether chunk `i` is the last, which yields the first output.
+    /// Whether chunk `i` is the last one, which yields the first output.
     pub fn is_last(self, i: u32) -> bool {
         i + 1 == self.chunks()
     }

@@ -5,68 +5,68 @@ use super::Projection;
 use crate::RequestId;
 use serde::{Deserialize, Serialize};
 
-/// The chunk of a prompt that a step runs.
+/// The prefill chunk of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkRecord {
-    /// Whose.
+    /// Its request.
     pub request: RequestId,
-    /// Its number.
+    /// Chunk number.
     pub chunk: u32,
-    /// Chunks of the prompt.
+    /// Number of chunks of the prompt.
     pub chunks: u32,
-    /// Dummy positions on the prompt's left.
+    /// Left padding in positions.
     pub left: u32,
-    /// Positions behind its last token in its last block.
+    /// Right padding in positions.
     pub right: u32,
     /// First token of the chunk.
     pub from: u32,
-    /// Token behind its last.
+    /// End of its token range, exclusive.
     pub to: u32,
-    /// Tokens of it that are in the cache already and are computed again.
+    /// Cached tokens that it recomputes.
     pub redirected: u32,
 }
 
-/// A request's skipped prompt.
+/// Prefill skipped by a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// Whose.
+    /// The request.
     pub request: RequestId,
-    /// Tokens in chunks that were skipped because their blocks were there.
+    /// Tokens in chunks skipped because all their blocks were cached.
     pub tokens: u32,
 }
 
-/// What a rectangular policy decided in one step: the values behind the tkv lines, the volume bound and the padding.
+/// Decisions of the `rectangular` policy in one step: tkv, batch shape, volume limit, pauses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RectangleRecord {
-    /// The tkv that the step reports: of a decode the largest, of a prefill as the rules have it.
+    /// Reported tkv: the largest of a decode batch; for a prefill as the rule set defines it.
     pub tkv: u32,
     /// Rows of the decode batch; 0 in a prefill step.
     pub rows: u32,
-    /// Blocks of every row of the decode batch.
+    /// Blocks per row of the decode batch.
     pub width: u32,
-    /// What rows times tkv may not exceed.
+    /// Volume limit. 0 means that no rectangular policy wrote the record.
     pub limit: u64,
-    /// The chunk that the step runs.
+    /// Prefill chunk of the step.
     pub chunk: Option<ChunkRecord>,
-    /// Whose admission to the decode batch was tested last in this step, and what the test saw in `projection`.
+    /// The request whose volume test ran last in this step.
     pub projected: Option<RequestId>,
-    /// What was projected for it.
+    /// The projection of that test.
     #[serde(skip)]
     pub projection: Projection,
-    /// Running requests in the policy's order, those in the step included, the paused not.
+    /// Running requests in row order, including those in the step, without paused ones.
     pub running: Vec<RequestId>,
-    /// Paused requests in order.
+    /// Paused requests in order of rotation.
     pub paused: Vec<RequestId>,
-    /// What running and paused requests skipped.
+    /// Skipped prefill of running and paused requests.
     pub skipped: Vec<Skipped>,
-    /// Requests that became paused so far; a swap within one step counts nothing.
+    /// Net number of pauses so far; a swap within one step counts as none.
     pub pause_events: u64,
-    /// Requests that were resumed so far.
+    /// Net number of resumes so far.
     pub resume_events: u64,
 }
 
 impl RectangleRecord {
-    /// Whether no rectangular policy wrote it.
+    /// Whether the record is unused: another policy is active.
     pub fn is_empty(&self) -> bool {
         self.limit == 0
     }

@@ -5,11 +5,12 @@
 
 use kvasir_kv::blocks::BlockSize;
 
-/// The shape of a decode step: every row has as many blocks as the longest, shorter ones get dummy blocks on the left.
+/// Shape of a decode batch: every row has as many blocks as the longest; shorter rows get dummy
+/// blocks on the left.
 ///
-/// A row with `computed` tokens writes its next one, so it needs `computed / block + 1` blocks. Its *tkv* is the padded
-/// position behind the token being written; all rows' tkv lie in the last block. The shape is made anew for every step, so
-/// padding is always minimal.
+/// A row with `computed` tokens writes its next one, so it needs `computed / block + 1` blocks. Its
+/// *tkv* is the padded position behind the token being written; the tkv of every row lies in the
+/// last block. The shape is rebuilt every step, so padding is minimal.
 #[derive(Clone, Copy, Debug)]
 pub struct Rectangle {
     block: BlockSize,
@@ -19,12 +20,12 @@ pub struct Rectangle {
 }
 
 impl Rectangle {
-    /// Without rows.
+    /// A shape without rows.
     pub fn new(block: u32) -> Self {
         Self { block: BlockSize::new(block.max(1)), rows: 0, width: 0, offset: 0 }
     }
 
-    /// With one row more.
+    /// The shape with one more row of `computed` tokens.
     pub fn with(self, computed: u32) -> Self {
         Self {
             rows: self.rows + 1,
@@ -34,7 +35,7 @@ impl Rectangle {
         }
     }
 
-    /// Of all these rows.
+    /// The shape of rows with these `computed` lengths.
     pub fn of(block: u32, computed: impl IntoIterator<Item = u32>) -> Self {
         computed.into_iter().fold(Self::new(block), Self::with)
     }
@@ -44,12 +45,12 @@ impl Rectangle {
         self.rows
     }
 
-    /// Blocks of every row.
+    /// Blocks per row.
     pub fn width(self) -> u32 {
         self.width
     }
 
-    /// Dummy blocks on the left of a row.
+    /// Left padding of a row, in blocks.
     pub fn left_blocks(self, computed: u32) -> u32 {
         self.width.saturating_sub(self.block.of(computed) + 1)
     }

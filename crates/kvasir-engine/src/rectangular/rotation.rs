@@ -3,25 +3,27 @@
 
 use super::Rectangle;
 
-/// A request that may decode in this step, paused or not.
+/// A candidate row of a decode step, paused or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Who: its number in the order in which equals go.
+    /// Index of the row; breaks ties.
     pub who: usize,
-    /// Tokens whose K and V are there.
+    /// Tokens with K/V.
     pub computed: u32,
-    /// Decode steps it has had.
+    /// Tokens decoded so far.
     pub decoded: u32,
-    /// Steps in a row that it was left out.
+    /// Consecutive steps it was left out.
     pub starved: u32,
-    /// Whether the step is its. Set by [`rotate`].
+    /// Whether it decodes in this step. Set by [`rotate`].
     pub keep: bool,
 }
 
-/// Chooses who decodes when not all fit the volume limit. Whoever was left out longest goes first, then who has decoded
-/// least (or most, with `long_first`); the rest fill up greedily. Returns the shape of those kept.
+/// Chooses the rows that decode when not all fit the volume limit: longest starved first, then
+/// fewest decoded tokens (most with `long_first`), then `who`. Rows are kept greedily while the
+/// volume stays within `limit`.
 ///
-/// `turns` are the paused in their order, then the decoding ones in theirs, numbered so; they are sorted by turn.
+/// `turns` lists paused rows, then decoding rows, each in order and numbered by `who`. It is sorted
+/// by turn. Returns the shape of the kept rows.
 pub fn rotate(turns: &mut [Turn], block: u32, limit: u64, long_first: bool) -> Rectangle {
     use std::cmp::Reverse;
     match long_first {

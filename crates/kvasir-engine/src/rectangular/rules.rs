@@ -5,16 +5,17 @@ use super::PrefillShape;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// `--rules`: the scheduling rules as the document has them, or as the code became later.
+/// `--rules`: the scheduling rules of the published design document, or those of the later
+/// implementation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rules {
-    /// Strict order of the queue; a newcomer must pass the test of the model's length; a prefill reports the padded
-    /// position of the batch; a first chunk takes blocks for its whole width.
+    /// Strict queue order; a new prompt must pass the context-length test; a prefill reports the
+    /// padded position of the batch; a first chunk allocates blocks for its whole padded width.
     #[default]
     Document,
-    /// Whoever of the queue can start does; no test of the model's length; a prefill reports its prompt's
-    /// length; a first chunk takes blocks for its tokens.
+    /// Skips ahead in the queue; no context-length test; a prefill reports its prompt's length; a
+    /// first chunk allocates blocks for its tokens only.
     Later,
 }
 
@@ -28,21 +29,22 @@ impl fmt::Display for Rules {
 }
 
 impl Rules {
-    /// Whether a request may start before one that is ahead of it and cannot start now.
+    /// Whether a request may overtake one that cannot start now.
     pub fn skips_ahead(self) -> bool {
         self == Self::Later
     }
 
-    /// Whether the model's length is tested at the last chunk.
+    /// Whether the context-length test runs before a prompt joins the decode batch.
     pub fn tests_length(self) -> bool {
         self == Self::Document
     }
 
-    /// Tokens for which blocks are taken once the `run`-th chunk (from 1) of a prompt with a hit of `hit` tokens runs.
+    /// Tokens with allocated blocks once the `run`-th chunk (from 1) of a prompt with a hit of
+    /// `hit` tokens runs.
     ///
-    /// The chunk's own tokens at least. Both rule sets count chunks from the end of the hit, not from the border
-    /// of the chunk in which it ends, so blocks are taken that far ahead; `document` also counts the left padding
-    /// of a first chunk as tokens.
+    /// At least the chunk's own tokens. Both rule sets count chunks from the end of the hit, not
+    /// from the border of the chunk in which it ends, so blocks are allocated that far ahead.
+    /// `document` also counts the left padding of a first chunk as tokens.
     pub fn taken(self, shape: PrefillShape, hit: u32, run: u32) -> u32 {
         let full = shape.chunk();
         let padded_first = match self {
@@ -53,8 +55,8 @@ impl Rules {
         (hit.saturating_add(full.saturating_mul(run)) - skipped).min(shape.prompt())
     }
 
-    /// The tkv that a prefill step reports. `last` is that of the step before; `alone`: nobody was decoding
-    /// when this prompt began.
+    /// The tkv that a prefill step reports. `last` is that of the previous step; `alone` means that
+    /// no row was decoding when this prompt started.
     pub fn prefill_tkv(self, prompt: u32, block: u32, last: u32, alone: bool, is_last_chunk: bool) -> u32 {
         if self == Self::Later {
             return prompt;

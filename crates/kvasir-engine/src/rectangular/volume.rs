@@ -4,36 +4,36 @@
 //! For a new row and decoding rows sorted by end, every step must satisfy `rows * max(tkv) <=
 //! limit`. It suffices to check at each row's projected end up to the new row's own.
 
-/// A request that decodes, as the admission tests see it.
+/// A decoding row, as seen by the admission tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoder {
-    /// Tokens whose K and V are there.
+    /// Tokens with K/V.
     pub computed: u32,
-    /// Outputs it may still have, which is the decode steps it may still take.
+    /// Outputs left, which is the number of decode steps left.
     pub left: u32,
 }
 
-/// A request that is about to join the decode batch.
+/// A prompt about to join the decode batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Newcomer {
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub prompt: u32,
-    /// Outputs it may have once its prompt is done, the first not counted: decode steps it may take.
+    /// Outputs left after prefill, excluding the first: its decode steps.
     pub left: u32,
 }
 
-/// How long everybody in the decode batch may become if a newcomer joins it: the worst case, in which all run to the end of
-/// what they may have, and padding costs each a block more.
+/// Worst-case end lengths of the decode batch with a new row: all rows use all their outputs, and
+/// padding costs each one more block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Projection {
-    /// Length at which the newcomer would end.
+    /// End length of the new row.
     pub mine: u64,
-    /// Lengths at which those who decode would end, the shortest first.
+    /// End lengths of the decoding rows, ascending.
     pub ends: Vec<u64>,
 }
 
 impl Projection {
-    /// Looks ahead for a newcomer, in the memory of an earlier look. `tkv` is that of the step before.
+    /// Projects the end lengths for a new row, reusing memory. `tkv` is that of the previous step.
     pub fn look(&mut self, block: u32, tkv: u32, new: Newcomer, decoders: impl Iterator<Item = Decoder>) {
         let block = u64::from(block.max(1));
         let end = |at: u64, left: u32| (at + u64::from(left)).div_ceil(block) * block + block;
@@ -44,10 +44,11 @@ impl Projection {
         self.ends.sort_unstable();
     }
 
-    /// Tests that rows times largest tkv stays within `limit` in every future step; otherwise returns what it would come to.
+    /// Tests that rows times the largest tkv stays within `limit` in every future step; otherwise
+    /// returns the exceeding volume.
     ///
-    /// Whoever is projected to end sooner makes the batch smaller for the rest. States after the newcomer's own end were
-    /// tested when the others were admitted.
+    /// A row that is projected to end sooner makes the batch smaller for the rest. States after the
+    /// new row's own end were tested when the other rows were admitted.
     pub fn within(&self, limit: u64) -> Result<(), u64> {
         let mut rows = self.ends.len() as u64 + 1;
         for &theirs in &self.ends {
@@ -69,7 +70,8 @@ mod tests {
     use super::*;
 
     fn allows(limit: u64, tkv: u32, new: (u32, u32), decoders: &[(u32, u32)]) -> bool {
-        // As in the notes: tokens in all for the newcomer, tokens not counted as decoded for the others.
+        // Test notation: `new` is (prompt, total outputs), each decoder (computed, outputs
+        // including the pending one).
         let new = Newcomer { prompt: new.0, left: new.1 - 1 };
         let decoders = decoders.iter().map(|&(computed, left)| Decoder { computed, left: left - 1 });
         let mut projection = Projection::default();
@@ -84,14 +86,14 @@ mod tests {
 
     #[test]
     fn a_newcomer_that_ends_first_is_held_to_its_own_end() {
-        // It ends at up(20 + 9) + 64 = 128, the other at up(40 + 59) + 64 = 192.
+        // The new row ends at up(20 + 9) + 64 = 128, the other at up(40 + 59) + 64 = 192.
         assert!(allows(256, 40, (20, 10), &[(40, 60)]));
         assert!(!allows(255, 40, (20, 10), &[(40, 60)]));
     }
 
     #[test]
     fn one_that_outlives_others_needs_room_at_each_of_their_ends() {
-        // Others end at 192 and 256, it ends at 576: 3 * 192 and 2 * 256 must fit.
+        // The others end at 192 and 256, the new row at 576: 3 * 192 and 2 * 256 must fit.
         let others = [(60, 40), (60, 130)];
         assert!(allows(576, 60, (20, 500), &others));
         assert!(!allows(575, 60, (20, 500), &others));
