@@ -53,12 +53,13 @@ fn answer(step: &mut Step) {
     }
 }
 
-/// Median microseconds of schedule and of postprocess, and the least of both together; prompts differ in length by less than `spread`.
+/// Median microseconds of schedule and of postprocess, and the minimum of their sum. Prompt lengths
+/// vary by less than `spread`.
 fn decode(kind: &str, block: u32, rows: u32, policy: Box<dyn Policy>, spread: u32) -> (f64, f64, f64) {
     let steps = (800_000 / rows).clamp(40, 400);
     let mut core = core(kind, block, rows * (CONTEXT + steps + 128).next_multiple_of(block), policy);
     for i in 0..rows {
-        // Different from the first token on, so that nothing is shared.
+        // Prompts differ from the first token on, so that no prefix is shared.
         let prompt = (0..CONTEXT + i % spread).map(|t| i * 7919 + t).collect();
         let params = Params { max_tokens: steps + 32, eos: vec![2], ..Params::default() };
         core.add(Request { tag: u64::from(i), prompt, params }, 0).unwrap();
@@ -93,8 +94,9 @@ fn timed(core: &mut Core, rows: u32) -> Option<(f64, f64, bool)> {
     Some((schedule, settle, decodes))
 }
 
-/// Microseconds of the step that admits a long prompt, cold and with a hit: the median, and the least. The core has served before, so
-/// that its memory is there; the cache is emptied before each cold prompt.
+/// Median and minimum microseconds of the step that admits a long prompt, cold and with a
+/// prefix-cache hit. The core is warm, so its memory is allocated; the cache is cleared before each
+/// cold prompt.
 fn admission(kind: &str, block: u32, policy: Box<dyn Policy>) -> [(f64, f64); 2] {
     let (mut cold, mut warm) = (Vec::new(), Vec::new());
     let mut core = core(kind, block, 4 * PROMPT, policy);

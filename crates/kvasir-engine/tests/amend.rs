@@ -18,7 +18,7 @@ fn request(tag: u64, prompt: &[Token]) -> Request {
     Request { tag, prompt: prompt.to_vec(), params }
 }
 
-/// Ends a step in which every row yields `token`; the events as (tag, tokens, end).
+/// Completes a step in which every row yields `token`; returns the events as (tag, tokens, finish).
 fn end(core: &mut Core, mut step: Box<Step>, token: Token) -> Vec<(u64, Vec<Token>, Option<Finish>)> {
     for i in 0..step.batch.rows.len() {
         step.output.tokens.push(token);
@@ -63,7 +63,7 @@ fn every_step_after_a_change_is_drawn_as_it_says() {
     let id = core.add(request(1, &[5, 6, 7]), 0).unwrap();
     for temperature in [0.0, 0.25, 0.5, 0.75] {
         core.change(id, |params| params.sampling.temperature = temperature).unwrap();
-        // In the second one the row stands where it stood.
+        // In the second step the batch row is reused from the first.
         for _ in 0..2 {
             let step = core.schedule(0).unwrap();
             assert_eq!(step.batch.rows[0].sampling.temperature, temperature);
@@ -75,7 +75,7 @@ fn every_step_after_a_change_is_drawn_as_it_says() {
 #[test]
 fn a_request_goes_on_from_its_newest_token_if_the_next_never_comes() {
     let mut core = core(Order::Fcfs);
-    // The first fills its block, which is findable then.
+    // The first prompt fills its block, which is then published to the prefix cache.
     let ids = [[5, 6, 7, 8], [9, 10, 11, 12]].map(|prompt| core.add(request(0, &prompt), 0).unwrap());
     let mut step = core.schedule(0).unwrap();
     core.landed(&step);
@@ -87,7 +87,7 @@ fn a_request_goes_on_from_its_newest_token_if_the_next_never_comes() {
         step.batch.rows.iter().map(|row| (row.phase, &step.batch.tokens[row.tokens.range()])).collect();
     assert_eq!(fed, [(Phase::Decode, &[8][..]), (Phase::Decode, &[30][..])]);
     assert_eq!(end(&mut core, step, 31), [(0, vec![31], None), (0, vec![31], None)]);
-    // One that is preempted meanwhile is computed again at once: no token is waited for.
+    // A request preempted in the meantime is recomputed at once; no token is awaited.
     let mut step = core.schedule(0).unwrap();
     assert!(core.withhold(&mut step, ids[1]) && core.preempt(ids[1]));
     end(&mut core, step, 32);

@@ -24,7 +24,7 @@ fn request(prompt: &[Token], max_tokens: u32) -> Request {
     Request { tag: 7, prompt: prompt.to_vec(), params }
 }
 
-/// Lets every sampled row of a step yield `token`.
+/// Fills the step's output: every sampled row yields `token`.
 fn answer(step: &mut Step, token: Token) {
     for row in &step.batch.rows {
         let start = step.output.tokens.len();
@@ -73,7 +73,7 @@ fn who_keeps_state_waits_for_a_place_for_it() {
     assert_eq!(step.batch.rows.iter().map(|row| row.request).collect::<Vec<_>>(), [plain.0, first.0]);
     let held = core.record().held.iter().find(|held| held.request == second).unwrap();
     assert_eq!(held.reason, Reason::NoStateSlot);
-    // Whoever leaves gives its place back only with the step that names it.
+    // An aborted request frees its state slot only when the step that names it retires.
     core.abort(first, 0);
     core.check_invariants().unwrap();
     let next = core.schedule(0).unwrap();
@@ -120,7 +120,7 @@ fn a_decode_feeds_the_newest_token_and_its_drafts() {
     core.set_drafts(id, &[101, 102, 103], &[]);
     let mut step = core.schedule(0).unwrap();
     assert_eq!(step.batch.tokens, [14, 101, 102, 103]);
-    // The first draft is right, the second is not.
+    // The first draft is accepted, the second rejected.
     step.output.tokens.extend([101, 55, 9, 9]);
     step.output.rows.push(OutputRow { tokens: Span::new(0, 4) });
     core.postprocess(&step, &Ok(()), 0);
@@ -158,7 +158,7 @@ fn siblings_have_noise_of_their_own() {
     let siblings: Vec<&Sequence> = ids.iter().map(|id| core.sequence(*id).unwrap()).collect();
     assert_eq!(siblings.iter().map(|one| one.tag()).collect::<Vec<_>>(), [7, 8, 9, 10]);
     assert_eq!(siblings.iter().map(|one| one.params().sampling.seed).collect::<Vec<_>>(), [0, 1, 2, 3]);
-    // The first computes the prompt, the others find all of it but the last block.
+    // The first sibling computes the prompt; the others hit all blocks of it but the last.
     assert!(turn(&mut core, 30));
     assert_eq!(core.reason(ids[1]), Some(Reason::Sibling));
     assert!(turn(&mut core, 31));
@@ -223,7 +223,7 @@ fn siblings_are_all_queued_or_none() {
     let mut core = Core::new(limits, Order::Fcfs, Box::new(PrefillFirst::new(Chunking::Off, 0.0)), paged(8));
     let refused = core.add_siblings(Request { tag: 70, ..request(&[1, 2, 3], 4) }, 4, 0);
     assert_eq!(refused, Err(Refusal::QueueFull { limit: 3 }));
-    // Whoever waits for one of them hears of it.
+    // Each sibling gets its own refusal event.
     let told: Vec<_> = core.events().iter().map(|event| (event.tag, event.finish)).collect();
     let refusal = Some(Finish::Refused(Refusal::QueueFull { limit: 3 }));
     assert_eq!((core.counts(), told), ((0, 0), (70..74).map(|tag| (tag, refusal)).collect()));
@@ -334,7 +334,7 @@ fn the_watermark_is_kept_free_while_somebody_runs() {
             true => assert!(core.sequence(second).is_none(), "it ran with the first, and has ended"),
             false => {
                 assert_eq!(core.reason(second), Some(Reason::Reserved { needed: 16, available: 12 }));
-                // Alone it may have all.
+                // Without running sequences the watermark does not apply.
                 assert!(turn(&mut core, 31) && core.is_idle());
             }
         }
@@ -438,7 +438,7 @@ fn an_engine_leaves_when_asked_and_when_nobody_is_left() {
     }
 }
 
-/// Drafts one token, or says that they are a tree.
+/// A drafter of one wrong token; claims tree support if `trees`.
 struct Guess {
     trees: bool,
 }
@@ -491,7 +491,8 @@ fn chunks_beside_decodes_shrink_as_their_tokens_grow_dearer() {
     assert_eq!(chunks(&mut core), [1], "nobody decodes");
     core.add(request(&[6; 1000], 1), 0).unwrap();
     core.add(request(&[7; 20], 1), 0).unwrap();
-    // 30 µs are left for prompts in each step. What the first prompt leaves of the last is the second's.
+    // 30 µs are left for prefill in each step. What the first prompt leaves of the last step goes
+    // to the second.
     let all: Vec<_> = (0..6).map(|_| chunks(&mut core)).collect();
     assert_eq!(all, [vec![264], vec![218], vec![190], vec![170], vec![156], vec![2, 20]]);
 }

@@ -15,20 +15,21 @@ use std::{
 struct Counting;
 
 thread_local! {
-    /// Allocations of this thread; the test harness has others.
+    /// Allocations of this thread only; the test harness has other threads.
     static TAKEN: Cell<u64> = const { Cell::new(0) };
 }
 
 fn count_one() {
-    // A thread that is ending may have lost its counter already.
+    // The thread-local may already be destroyed while a thread exits.
     let _ = TAKEN.try_with(|taken| taken.set(taken.get() + 1));
 }
 
-// SAFETY: everything is handed to the system's allocator; counting touches no memory of the caller.
+// SAFETY: every call is forwarded to the system allocator; counting touches none of the caller's
+// memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count_one();
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is that of `System`.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
@@ -55,7 +56,7 @@ fn answer(step: &mut Step) {
     }
 }
 
-/// A cache keeps a table as long as it has ever been full: here as full as it will get.
+/// Fills the cache once, because some tables grow with its peak usage.
 fn fill_once(cache: &mut dyn Cache) {
     let seq = cache.open().unwrap();
     let row = ClaimRow::new(seq, 15_000);

@@ -21,11 +21,12 @@ use kvasir_kv::{Cache, Paged, Radix, Token};
 use kvasir_sim::{StaticShape, Toy};
 use std::collections::BTreeMap;
 
-/// The toy device, taking only steps of fixed shapes.
+/// The toy device behind a static-shape check.
 struct Rigid {
     toy: Toy,
     shape: StaticShape,
-    /// Rows that were redirected, padded on the left, and steps of each kind.
+    /// Counts: rows with redirected writes, rows with left padding, steps with several rows, all
+    /// steps.
     seen: [u64; 4],
 }
 
@@ -135,8 +136,9 @@ impl Setup {
         Engine::new(core, Rigid { toy: Toy::new(), shape, seen: [0; 4] }, clock).overlap(self.overlap)
     }
 
-    /// Whether the look-ahead alone keeps the volume, so that nobody is ever paused. Who waits for its token in flight falls
-    /// behind the others, which the look-ahead does not know; turns keep the volume then.
+    /// Whether the volume test alone bounds the volume, so that nothing is ever paused. A row that
+    /// waits for its token in flight falls behind the others, which the test does not model;
+    /// rotation bounds the volume then.
     fn never_pauses(&self, asked: &[Asked]) -> bool {
         let falls_behind = self.overlap && asked.iter().any(|one| one.request.params.serial);
         !self.config.pausing
@@ -171,7 +173,7 @@ fn requests(dice: &mut Dice, setup: &Setup) -> Vec<Asked> {
     (0..u64::from(dice.between(1, 9))).map(|tag| ask(dice, tag)).collect()
 }
 
-/// Runs one workload; returns what its device saw, and how often somebody was paused.
+/// Runs one workload; returns the device's counts and the number of pauses.
 fn run(seed: u64) -> Result<([u64; 4], u64), String> {
     let mut dice = Dice::new(seed);
     let setup = Setup::random(&mut dice);

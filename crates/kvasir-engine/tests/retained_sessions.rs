@@ -38,7 +38,7 @@ fn status(engine: &Engine<Toy>, id: RequestId) -> Option<Status> {
     engine.core().sequence(id).map(|sequence| sequence.status())
 }
 
-/// Tokens that each of these sessions has retained.
+/// Retained tokens of each session.
 fn retained(engine: &Engine<Toy>, sessions: std::ops::RangeInclusive<u64>) -> Vec<u32> {
     sessions.map(|session| engine.core().kept(SessionId(session))).collect()
 }
@@ -50,10 +50,11 @@ fn an_aborted_turn_that_waited_for_room_leaves_its_session_as_it_was() {
             let mut engine = engine(kind, 64, prefix_cache);
             run(&mut engine, &[5; 40], 1);
             assert_eq!(retained(&engine, 1..=1), [40], "{kind}");
-            // Runs, and reserves all that is left.
+            // Runs, and reserves all free slots.
             let running = engine.add_request(request(&[6; 12], 12, None)).unwrap();
             step(&mut engine);
-            // Goes on from half of what the session has, and needs more than there is.
+            // Continues from half of the session's retained K/V, and needs more slots than are
+            // free.
             let mut edited = vec![5; 20];
             edited.extend([7; 28]);
             let turn = engine.add_request(request(&edited, 8, Some(1))).unwrap();
@@ -77,10 +78,10 @@ fn a_request_without_room_evicts_nothing_until_it_can_be_admitted() {
             for session in 1..=9 {
                 run(&mut engine, &[session as Token; 16], session);
             }
-            // Has 16 slots and reserves 64 more.
+            // Holds 16 slots and reserves 64 more.
             let running = engine.add_request(request(&[20; 16], 64, None)).unwrap();
             step(&mut engine);
-            // Needs 200 slots. Together with the retained ones 176 are not reserved.
+            // Needs 200 slots. Free and retained slots together, 176 are not reserved.
             let large = engine.add_request(request(&[21; 100], 100, None)).unwrap();
             for _ in 0..10 {
                 step(&mut engine);
@@ -91,7 +92,7 @@ fn a_request_without_room_evicts_nothing_until_it_can_be_admitted() {
             while status(&engine, large) == Some(Status::Waiting) {
                 step(&mut engine);
             }
-            // 112 slots are free then, and six sessions have the 88 that are missing.
+            // 112 slots are free then, and six sessions hold the 88 that are missing.
             let kept = retained(&engine, 1..=9);
             assert_eq!(kept, [0, 0, 0, 0, 0, 0, 16, 16, 16], "{kind}, prefix cache {prefix_cache}");
             engine.drain().unwrap();
@@ -99,8 +100,7 @@ fn a_request_without_room_evicts_nothing_until_it_can_be_admitted() {
     }
 }
 
-/// A trunk of 40 tokens in session 1, and sessions 2 to 9 that have 8 tokens each behind it: 104
-/// slots.
+/// A trunk of 40 tokens in session 1, and forks 2 to 9 with 8 tokens of their own each: 104 slots.
 fn forked(kind: CacheKind) -> Engine<Toy> {
     let mut engine = engine(kind, 256, false);
     run(&mut engine, &[5; 40], 1);
@@ -121,8 +121,8 @@ fn forks_of_a_trunk_count_it_once() {
     for kind in FORKING {
         let mut engine = forked(kind);
         let before = retained(&engine, 1..=9);
-        // 152 slots are free, 80 of which this one takes; another one then needs 36 more than all
-        // sessions have.
+        // 152 slots are free, of which this one takes 80. Another one then needs 36 more than all
+        // sessions hold.
         let running = engine.add_request(request(&[20; 16], 64, None)).unwrap();
         step(&mut engine);
         let large = engine.add_request(request(&[21; 112], 100, None)).unwrap();
@@ -146,7 +146,8 @@ fn eviction_passes_over_sessions_that_would_free_nothing() {
             [trunk, fork, fork, fork, fork, fork, fork, fork, fork],
             "{kind}"
         );
-        // 16 more than are free: the tails of the two oldest forks. The trunk has other owners.
+        // Needs 16 more than are free: the tails of the two least recently used forks. The trunk
+        // has other owners.
         let id = engine.add_request(request(&[21; 100], 68, None)).unwrap();
         step(&mut engine);
         assert_eq!(status(&engine, id), Some(Status::Running), "{kind}");
@@ -161,8 +162,7 @@ fn a_turn_counts_what_its_own_session_gives_up() {
         let mut engine = engine(kind, 64, false);
         run(&mut engine, &[5; 40], 1);
         run(&mut engine, &[6; 16], 2);
-        // 8 slots are free, and 20 of the session's own 40 come free because its turn goes another
-        // way.
+        // 8 slots are free, and 20 of the session's own 40 are freed because its turn diverges.
         let mut edited = vec![5; 20];
         edited.extend([7; 20]);
         let turn = engine.add_request(request(&edited, 8, Some(1))).unwrap();

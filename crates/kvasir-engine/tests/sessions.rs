@@ -29,7 +29,7 @@ impl Dice {
 struct Conversation {
     tokens: Vec<Token>,
     salt: u64,
-    /// What its running request must say; none while nothing runs.
+    /// Expected rest of its running request's output; none while nothing runs.
     expected: Option<Vec<Token>>,
 }
 
@@ -48,13 +48,14 @@ struct World {
     next: u64,
     dice: Dice,
     about: String,
-    /// As the outbox told it.
+    /// Retained lengths as reported by the outbox.
     told: BTreeMap<SessionId, u32>,
-    /// Its policy reserves all that a request may write, so only admissions evict.
+    /// The policy reserves slots for all that a request may write, so only admissions evict.
     reserves: bool,
 }
 
-/// An engine, what it is, and whether its policy reserves all that a request may write.
+/// A random engine, its description, and whether its policy reserves slots for all that a request
+/// may write.
 fn engine(kind: CacheKind, dice: &mut Dice) -> (Engine<Toy>, String, bool) {
     let in_blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
     let block = if in_blocks { [1, 2, 4, 16][dice.below(4) as usize] } else { 1 };
@@ -109,7 +110,7 @@ impl World {
         (!idle.is_empty()).then(|| idle[self.dice.below(idle.len() as u64) as usize])
     }
 
-    /// One random thing that somebody does.
+    /// One random client action.
     fn act(&mut self, seen: &mut Seen) {
         let picked = self.pick();
         match (self.dice.below(10), picked) {
@@ -242,7 +243,7 @@ fn every_turn_of_every_session_says_what_its_conversation_says_alone() {
         let seen = run(kind, 0..count);
         println!("{kind}: {seen:?}");
         let forks = !matches!(kind, CacheKind::Contiguous | CacheKind::Tree);
-        // A cache of one sequence keeps the last session alone.
+        // A single-sequence cache retains only the last session.
         let hits = if forks { 100 } else { 20 };
         assert!(seen.turns > 1000 && seen.kept_hits > hits && seen.evicted > 100, "{kind}: {seen:?}");
         assert_eq!(seen.forks_shared > 100, forks, "{kind}: {seen:?}");
@@ -299,7 +300,7 @@ fn what_sessions_left_goes_before_anybody_has_to_wait() {
     assert_eq!(cached(&mut engine, ask(&[6; 40], 0, Some(2), 0)), 0);
     assert_eq!(engine.core().kept(SessionId(1)), 0, "the older one made room");
     assert_eq!(engine.core().kept(SessionId(2)), 40);
-    // The session is not lost with it: the same tokens give the same answer.
+    // The conversation survives the eviction: the same tokens give the same answer.
     let answer = engine.generate(vec![ask(&[5; 40], 8, Some(1), 0)]).unwrap().remove(0).unwrap();
     assert_eq!(answer.tokens, Toy::alone(&[5; 40], 8, true));
 }

@@ -18,7 +18,7 @@ fn request(max_tokens: u32) -> Request {
     Request { tag: 0, prompt: vec![5, 6, 7], params: Params { max_tokens, ..Params::default() } }
 }
 
-/// Schedules a step at one time, and takes its tokens in at another.
+/// Schedules a step at `scheduled` and postprocesses its tokens at `taken`.
 fn step(core: &mut Core, scheduled: Nanos, tokens: &[Token], taken: Nanos) {
     let mut step: Box<Step> = core.schedule(scheduled).unwrap();
     step.output.tokens.extend(tokens);
@@ -33,7 +33,7 @@ fn a_request_is_told_when_it_came_was_admitted_spoke_first_and_last_and_ended() 
     let id = core.add(request(3), 100).unwrap();
     step(&mut core, 110, &[8], 130);
     step(&mut core, 131, &[9], 150);
-    // Neither a preemption nor what it computes again changes when it was admitted and spoke first.
+    // Preemption and recomputation change neither the admission time nor TTFT.
     assert!(core.preempt(id));
     step(&mut core, 160, &[10], 190);
     let [summary] = &core.outbox().ended[..] else { panic!("one request has ended") };

@@ -25,10 +25,10 @@ pub enum PublishAt {
 
 /// A scheduling policy: decides what runs in the next step.
 ///
-/// A policy reads and acts only through a [`Desk`]. It reads no clock and has no randomness.
-/// Entries are valid within one call of [`Policy::schedule`]; ids are stable. A call must not end
-/// without a row while something could run, and it must give a reason for every sequence that it
-/// leaves out.
+/// A policy reads and acts only through a [`Desk`]. It reads no clock and has no randomness. An
+/// entry names a sequence while that lives; a policy that keeps one across calls must check its id
+/// with [`Desk::find_running`]. A call must not end without a row while something could run, and it
+/// must give a reason for every sequence that it leaves out.
 pub trait Policy: Send {
     /// Its name in `--policy`.
     fn name(&self) -> &'static str;

@@ -5,8 +5,7 @@ use super::PrefillShape;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// `--rules`: the scheduling rules of the published design document, or those of the later
-/// implementation.
+/// `--rules`: the scheduling rules of the reference document, or those of the later implementation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rules {

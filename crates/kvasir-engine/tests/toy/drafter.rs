@@ -5,7 +5,8 @@ use crate::dice::Dice;
 use kvasir_engine::{Drafter, Proposal, Sequence};
 use kvasir_sim::Toy;
 
-/// A drafter that knows the answer and lies in some of its drafts.
+/// A drafter that knows the correct continuation and corrupts some of its drafts; `honesty` is the
+/// percentage kept.
 pub(crate) struct Liar {
     pub(crate) dice: Dice,
     pub(crate) width: u32,

@@ -3,7 +3,7 @@
 
 use kvasir_kv::*;
 
-/// Where a cache takes something.
+/// The cache operations that can be refused for lack of space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taking {
     Sequence,
@@ -11,12 +11,12 @@ pub(crate) enum Taking {
     Ahead,
 }
 
-/// A cache that sometimes has no room although there is some.
+/// A cache wrapper that sometimes claims to be full.
 pub(crate) struct Flaky {
     pub(crate) inner: Box<dyn Cache>,
-    /// Asked each time something is to be taken.
+    /// Called for each such operation; true refuses it.
     pub(crate) refuses: Box<dyn FnMut(Taking) -> bool + Send>,
-    /// Every plan is stale as soon as it is made.
+    /// Makes every plan stale immediately.
     pub(crate) stale: bool,
 }
 

@@ -58,7 +58,8 @@ fn every_completion_equals_that_of_its_request_alone() {
     }
 }
 
-/// Nothing makes a plan stale between its making and its step; were it so, the engine must notice.
+/// A stale plan (cache generation changed since planning) must never be submitted. Nothing causes
+/// one; if it happened, the engine must notice.
 #[test]
 fn a_stale_plan_is_not_handed_over() {
     let cache = flaky::Flaky { stale: true, ..flaky::Flaky::new(Box::new(Contiguous::new(16)), |_| false) };

@@ -19,7 +19,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-/// What every run of one enumeration has in common; printed when one fails.
+/// The configuration of one enumeration; printed when a run fails.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     cache: &'static str,
@@ -32,7 +32,7 @@ const CACHES: [&str; 6] = ["paged", "radix", "radix/1", "cells", "contiguous", "
 const POLICIES: [&str; 4] = ["whole", "chunked", "mixed", "rectangular"];
 const DRAFTS: [&str; 3] = ["off", "chain", "tree"];
 
-/// All setups, or one for each cache and policy.
+/// All combinations, or one per cache and policy.
 pub(crate) fn setups(all: bool) -> Vec<Setup> {
     let mut setups = Vec::new();
     for (i, cache) in CACHES.into_iter().enumerate() {
@@ -50,7 +50,7 @@ pub(crate) fn setups(all: bool) -> Vec<Setup> {
     setups
 }
 
-/// Where something can go wrong.
+/// Fault sites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Site {
     /// Between two calls of the core.
@@ -83,14 +83,14 @@ enum Wrong {
     StopText(u64),
     Refused,
     OutOfMemory,
-    /// With or without having written what it had to.
+    /// The step fails, with or without having written its K/V.
     Failed(bool),
     Lost,
     Late,
     NoRoom,
 }
 
-/// What goes wrong, and how often each site was passed.
+/// The fault to inject, and how often each site was passed.
 #[derive(Debug)]
 struct Script {
     site: Site,
@@ -104,7 +104,7 @@ impl Script {
         Arc::new(Self { site, at, wrong, passed: Default::default() })
     }
 
-    /// Counts a passage of `site`; what goes wrong there now.
+    /// Counts a passage of `site`; returns the fault to inject now.
     fn pass(&self, site: Site) -> Wrong {
         let n = self.passed[site.place()].fetch_add(1, Ordering::Relaxed);
         if site == self.site && n == self.at { self.wrong } else { Wrong::Nothing }
@@ -127,7 +127,7 @@ fn requests() -> Vec<Request> {
 
 const TAGS: [u64; 3] = [0, 1, 2];
 
-/// Runs the workload once for each thing that can go wrong at each place; how many runs that were.
+/// Runs the workload once per fault and site passage; returns the number of runs.
 pub(crate) fn every_point(setup: &Setup) -> Result<u32, String> {
     let calm = Script::new(Site::Between, u32::MAX, Wrong::Nothing);
     run(setup, &calm)?;
@@ -167,7 +167,7 @@ struct Run<'a> {
     pending: VecDeque<u64>,
     ids: Vec<RequestId>,
     heard: BTreeMap<u64, Heard>,
-    /// Tags of those who were in a step that failed.
+    /// Tags of requests in a failed step.
     hit: BTreeSet<u64>,
     now: u64,
     lost: bool,
@@ -195,7 +195,7 @@ fn run(setup: &Setup, script: &Arc<Script>) -> Result<(), String> {
 impl<'a> Run<'a> {
     fn new(setup: &'a Setup, script: Arc<Script>) -> Self {
         let block_size = if setup.cache == "radix/1" { 1 } else { 2 };
-        // Two of the three fit at a time, so that somebody waits or is preempted.
+        // Two of the three requests fit at a time, so that one waits or is preempted.
         let blocks = BlockConfig {
             block_size,
             blocks: 24 / block_size,
@@ -243,7 +243,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A place between two calls of the core.
+    /// A fault site between two calls of the core.
     fn between(&mut self) {
         self.now += 1;
         let id = |tag: u64| self.ids[tag as usize];
@@ -263,7 +263,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// One turn of the loop; whether anything was made or came back.
+    /// One turn of the step loop; true if a step was scheduled or completed.
     fn turn(&mut self) -> bool {
         self.between();
         let step = self.core.schedule(self.now);
@@ -291,7 +291,7 @@ impl<'a> Run<'a> {
 
     fn submit(&mut self, step: Box<Step>) {
         if self.core.cache().check_fresh(&step.plan).is_err() {
-            // Somebody whom it names has left since it was made.
+            // A request named by the plan has ended since it was made.
             self.core.cancel(&step);
             return self.core.recycle(step);
         }
@@ -330,13 +330,13 @@ impl<'a> Run<'a> {
         let ids = step.batch.rows.iter().map(|row| RequestId(row.request));
         let tags = ids.filter_map(|id| self.ids.iter().position(|other| *other == id));
         self.hit.extend(tags.map(|tag| tag as u64));
-        // Row moves of others go with a step too.
+        // A step may also carry row moves of sequences without a row in it.
         if !step.plan.moves.is_empty() {
             self.hit.extend(TAGS);
         }
     }
 
-    /// One right draft and one wrong one.
+    /// Proposes one correct and one wrong draft.
     fn draft(&mut self, step: &Step) {
         if self.setup.drafts == "off" {
             return;
@@ -379,7 +379,7 @@ impl<'a> Run<'a> {
                 Finish::StopText => self.script.wrong == Wrong::StopText(tag) && tokens.len() <= alone.len(),
                 Finish::Failed(Fault::DeviceLost) => self.lost,
                 Finish::Failed(Fault::Step | Fault::OutOfMemory) => self.hit.contains(&tag),
-                // Whoever runs alone and finds no room has the whole pool already, as far as anybody can tell.
+                // A request that runs alone and is refused slots appears to own the whole pool.
                 Finish::Capacity => self.script.wrong == Wrong::NoRoom,
                 _ => false,
             };

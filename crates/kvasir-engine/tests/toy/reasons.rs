@@ -4,7 +4,7 @@ use kvasir_engine::{Core, Nanos, Observer};
 use kvasir_exec::{Step, StepError};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Asks of everybody who is not in a step why. Keeps the first who has no reason.
+/// Queries the reason of every sequence that is not in a step. Stores the first that has none.
 #[derive(Clone, Default)]
 pub(crate) struct Reasons(Arc<Mutex<Option<String>>>);
 
@@ -13,7 +13,7 @@ impl Reasons {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Looks at everybody who is not among the rows of the step that was made last.
+    /// Checks every sequence that has no row in the latest step.
     pub(crate) fn ask(&self, core: &Core, step: Option<&Step>) {
         let rows = step.map_or(&[][..], |step| &step.batch.rows);
         for sequence in core.running().chain(core.waiting()) {

@@ -8,7 +8,7 @@ use kvasir_kv::{Cache, Cells, Contiguous, Paged, Radix, Token, TreeCache, blocks
 use kvasir_sim::{Faults, Toy};
 use std::collections::BTreeMap;
 
-/// Everything that one random workload depends on; printed when it fails.
+/// All parameters of one random workload; printed when it fails.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) seed: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Setup {
     pub(crate) aborts: bool,
 }
 
-/// What the workloads went through, so that a test that covers nothing is noticed.
+/// Coverage counters of the workloads, so that a test that exercises nothing fails.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) completed: u64,
@@ -174,7 +174,7 @@ fn requests(dice: &mut Dice, setup: &Setup) -> Vec<Asked> {
         .collect()
 }
 
-/// Runs one random workload and says what is wrong with it.
+/// Runs one random workload; the error describes the first violation.
 pub(crate) fn run(seed: u64, seen: &mut Seen) -> Result<(), String> {
     let (setup, mut dice) = Setup::random(seed);
     drive(&setup, &mut dice, seen).map_err(|why| format!("{why}\n{setup:?}"))
