@@ -98,6 +98,7 @@ impl Coalescer {
         go
     }
 
+    /// Whether prefill is forced: nothing to overlap with, KV usage outside its band, or a timeout.
     fn must_go(&self, replicas: &[ReplicaState], local: LocalState) -> bool {
         let rules = &self.rules;
         !replicas.iter().any(|replica| replica.prefillable)
@@ -109,6 +110,7 @@ impl Coalescer {
             || (local.has_partial && self.held >= rules.partial_max_ticks)
     }
 
+    /// Whether every replica has enough pending tokens, or waiting no longer adds any.
     fn is_full(&self, replicas: &[ReplicaState]) -> bool {
         let target = (self.rules.target_fill * self.rules.max_num_batched_tokens as f64).ceil() as u64;
         replicas.iter().all(|replica| replica.pending_tokens >= target)

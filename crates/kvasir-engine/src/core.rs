@@ -197,6 +197,8 @@ impl Core {
         Ok(id)
     }
 
+    /// Inserts a request into the table, assigns its arrival number and stop conditions, and
+    /// records the arrival.
     fn enter(&mut self, request: Request, now: Nanos) -> RequestId {
         let prompt_len = request.prompt.len() as u32;
         let number = self.next_number;
@@ -219,6 +221,8 @@ impl Core {
         sequence.id
     }
 
+    /// Admission-independent validation: prompt length, KV capacity, queue limit, parameters,
+    /// policy.
     fn check(&self, request: &Request, n: u32) -> Result<(), Refusal> {
         let limits = &self.world.limits;
         let tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
@@ -268,6 +272,7 @@ impl Core {
         }
     }
 
+    /// Ends a live request, truncating its outputs to `keep`. False if it has ended already.
     fn end(&mut self, id: RequestId, keep: Option<u32>, finish: Finish, now: Nanos) -> bool {
         let Some(entry) = self.world.slab.find(id) else { return false };
         let sequence = &mut self.world.slab[entry];
@@ -315,6 +320,7 @@ impl Core {
         Some(step)
     }
 
+    /// One scheduling attempt: policy, then claim and plan. False if no row can run.
     fn try_schedule(&mut self, id: StepId, step: &mut Step, now: Nanos) -> bool {
         let world = &mut self.world;
         world.round += 1;
@@ -372,6 +378,7 @@ impl Core {
         }
     }
 
+    /// Writes the step, queue lengths and pool usage into the step record.
     fn close_record(&mut self, step: Option<&Step>) {
         let world = &mut self.world;
         world.record.step = step.map(|step| step.batch.step);

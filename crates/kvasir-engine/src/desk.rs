@@ -218,6 +218,7 @@ impl Desk<'_> {
         world.free_rows.is_empty().then_some(Reason::NoPoolRow)
     }
 
+    /// Whether the leader of a sibling group has yet to finish their shared prompt.
     fn computes_prompt(&self, leader: RequestId) -> bool {
         let Some(entry) = self.world.slab.find(leader) else { return false };
         let leader = &self.world.slab[entry];
@@ -248,6 +249,8 @@ impl Desk<'_> {
         weighed
     }
 
+    /// The slot arithmetic of `weigh`: `needed = reserve_to - hit + idle`, in whole blocks, against
+    /// unreserved slots above the watermark, then against LRU victims.
     fn weigh_hit(&mut self, entry: u32, admit: Admit) -> Result<Weighed, Reason> {
         let found = self.find_prefix(entry);
         let world = &mut *self.world;
@@ -423,6 +426,8 @@ impl Desk<'_> {
         }
     }
 
+    /// Schedules a row: checks the token budget, finds slots and consumes the sequence's
+    /// reservation.
     #[inline]
     fn pick(&mut self, entry: u32, feed: Feed, drafts: u32) -> Result<(), Reason> {
         if let Some(reason) = self.must_wait(entry) {

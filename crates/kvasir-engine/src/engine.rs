@@ -60,12 +60,12 @@ pub enum Turn {
     Idle,
 }
 
-/// One completed request.
+/// A completed request of `Engine::generate`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// Its output tokens.
     pub tokens: Vec<Token>,
-    /// How it went.
+    /// Its final statistics.
     pub summary: Summary,
 }
 
@@ -212,6 +212,8 @@ impl<E: Executor> Engine<E> {
         Ok(true)
     }
 
+    /// Submits a step. A refused step is canceled and its sequences fail; a stale plan stops the
+    /// engine.
     fn submit(&mut self, step: Box<Step>) -> Result<(), Exit> {
         if let Err(stale) = self.core.cache().check_fresh(&step.plan) {
             return Err(Exit::Broken(stale.to_string()));
@@ -263,6 +265,7 @@ impl<E: Executor> Engine<E> {
         }
     }
 
+    /// Runs the drafter for every sequence that has just sampled and has no token in flight.
     fn propose(&mut self, step: &Step) {
         let Some(drafter) = &mut self.drafter else { return };
         for row in step.batch.rows.iter().filter(|row| row.samples()) {

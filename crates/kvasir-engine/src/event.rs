@@ -87,7 +87,7 @@ impl Summary {
 /// Events since the last `clear`, in order, with their tokens. Its memory is reused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outbox {
-    /// The events.
+    /// Events in order.
     pub events: Vec<Event>,
     /// The tokens of all events.
     pub tokens: Vec<Token>,
@@ -121,7 +121,7 @@ impl Outbox {
         self.events.is_empty() && self.kept.is_empty()
     }
 
-    /// Each event with its tokens.
+    /// Iterates over the events with their tokens.
     pub fn iter(&self) -> impl Iterator<Item = (&Event, &[Token])> {
         self.events.iter().map(|event| (event, self.tokens.get(event.tokens.range()).unwrap_or(&[])))
     }

@@ -61,7 +61,7 @@ impl Parameter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
-    /// A prompt needs at least one token.
+    /// The prompt is empty.
     EmptyPrompt,
     /// Longer than the model's context allows.
     TooLong {
@@ -81,7 +81,7 @@ pub enum Refusal {
     WithinPrefix {
         /// Tokens of the prompt.
         tokens: u32,
-        /// Tokens of the prefix.
+        /// Tokens of the shared prefix.
         prefix: u32,
     },
     /// It needs a recurrent-state slot, and the engine has none.

@@ -102,6 +102,7 @@ impl KeptSessions {
         }
     }
 
+    /// Stores retained K/V as the most recently used.
     fn insert(&mut self, session: SessionId, mut kept: Kept, steps_in_flight: u32) {
         self.note_change();
         self.steps_in_flight = self.steps_in_flight.max(steps_in_flight);

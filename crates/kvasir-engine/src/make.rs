@@ -47,6 +47,7 @@ impl Core {
         false
     }
 
+    /// Fills `claim_rows` from the scheduled rows; drafts count as tokens to write.
     fn list_claims(&mut self) {
         let world = &mut self.world;
         world.claim_rows.clear();
@@ -61,6 +62,7 @@ impl Core {
         pick.drafts > 0 && !self.world.slab[pick.entry].rest.parents.is_empty()
     }
 
+    /// Announces the draft trees of this step to the cache, before the claim.
     fn propose_trees(&mut self) -> Result<(), CacheError> {
         for i in 0..self.world.picks.len() {
             let pick = self.world.picks[i];
@@ -92,6 +94,7 @@ impl Core {
         }
     }
 
+    /// Unschedules the last row, restores its reservation and defers it.
     fn drop_last_pick(&mut self, reason: Reason) {
         let world = &mut self.world;
         let Some(pick) = world.picks.pop() else { return };
@@ -203,6 +206,7 @@ fn decode_row(
     tokens.push(if sequence.in_flight == 0 { sequence.tokens.newest() } else { IN_FLIGHT });
 }
 
+/// General path of a batch row: prefill chunks, drafts, recomputed tokens.
 #[inline(never)]
 fn any_row(sequence: &Sequence, pick: &Pick, size: BlockSize, batch: &mut Batch) -> BatchRow {
     let start = batch.tokens.len();

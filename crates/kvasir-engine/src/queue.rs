@@ -55,6 +55,7 @@ pub(crate) struct Queue {
     len: usize,
 }
 
+/// A queued request: its table entry and the copies of what its order needs.
 #[derive(Clone, Copy, Debug)]
 struct Ticket {
     entry: u32,
@@ -62,6 +63,7 @@ struct Ticket {
     cost: i64,
 }
 
+/// The requests of one key, with its token deficit.
 #[derive(Debug, Default)]
 struct Lane {
     line: VecDeque<Ticket>,

@@ -15,7 +15,7 @@ impl RequestId {
         Self(u64::from(use_count) << 32 | u64::from(index))
     }
 
-    /// The entry in the core's table of sequences.
+    /// Index into the core's table of sequences.
     pub fn index(self) -> u32 {
         self.0 as u32
     }
@@ -31,7 +31,7 @@ pub struct Params {
     pub min_tokens: u32,
     /// EOS tokens and stop token ids do not end it.
     pub ignore_eos: bool,
-    /// End-of-sequence tokens.
+    /// EOS token ids.
     pub eos: Vec<Token>,
     /// Additional stop token ids.
     pub stop_ids: Vec<Token>,

@@ -191,7 +191,7 @@ impl Sequence {
     pub fn id(&self) -> RequestId {
         self.id
     }
-    /// The caller's own number for it.
+    /// The caller's tag.
     pub fn tag(&self) -> u64 {
         self.tag
     }
@@ -199,7 +199,7 @@ impl Sequence {
     pub fn tokens(&self) -> Cow<'_, [Token]> {
         self.tokens.from(0)
     }
-    /// Its prompt.
+    /// Prompt tokens.
     pub fn prompt(&self) -> &[Token] {
         self.tokens.first(self.prompt_len)
     }
@@ -211,7 +211,7 @@ impl Sequence {
     pub fn outputs_len(&self) -> u32 {
         self.tokens.len().saturating_sub(self.prompt_len)
     }
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub fn prompt_len(&self) -> u32 {
         self.prompt_len
     }
@@ -307,7 +307,7 @@ impl Sequence {
     pub fn timings(&self) -> &Timings {
         &self.rest.timings
     }
-    /// Why it ended.
+    /// Finish reason, once it has ended.
     pub fn finish(&self) -> Option<Finish> {
         self.rest.finish
     }

@@ -106,6 +106,8 @@ struct FrontDesk {
 }
 
 impl FrontDesk {
+    /// Takes up to `MESSAGES_PER_TURN` messages without blocking. On exit, aborts every request
+    /// first.
     fn take_messages<E: Executor>(
         &mut self,
         engine: &mut Engine<E>,
@@ -138,6 +140,7 @@ impl FrontDesk {
         self.exit.take()
     }
 
+    /// Handles the result of a blocking receive.
     fn pause<E: Executor>(&mut self, engine: &mut Engine<E>, got: Result<Message, RecvTimeoutError>) {
         match got {
             Ok(message) => self.take(engine, message),
@@ -147,6 +150,7 @@ impl FrontDesk {
         }
     }
 
+    /// Applies one message to the engine.
     fn take<E: Executor>(&mut self, engine: &mut Engine<E>, message: Message) {
         let now: Nanos = engine.now();
         match message {
@@ -177,6 +181,7 @@ impl FrontDesk {
         }
     }
 
+    /// Drops the tags of requests that have ended.
     fn forget(&mut self, outbox: &Outbox) {
         for summary in &outbox.ended {
             if self.ids.get(&summary.tag) == Some(&summary.request) {

@@ -37,6 +37,7 @@ fn hidden(i: usize, step: &Step) -> &[f32] {
     step.output.hidden.get(before * width..(before + 1) * width).unwrap_or(&[])
 }
 
+/// Maps an executor error to the fault reported to clients.
 fn fault(error: &StepError) -> Fault {
     match error {
         StepError::Failed(_) => Fault::Step,
@@ -119,6 +120,8 @@ impl Core {
         self.world.sweep_if_marked();
     }
 
+    /// Slow path of one row: commits or fails it, and reaps a request that ended while the step was
+    /// in flight.
     fn take_row(
         &mut self,
         i: usize,
@@ -155,6 +158,7 @@ impl Core {
         }
     }
 
+    /// Fails a row's sequence unless it was preempted since.
     fn fail_row(&mut self, entry: u32, row: &BatchRow, error: &StepError, now: Nanos) {
         let sequence = &mut self.world.slab[entry];
         sequence.verifying = false;
@@ -165,6 +169,9 @@ impl Core {
         }
     }
 
+    /// Commits one row of a successful step: K/V progress, prompt log-probabilities, hidden state,
+    /// sampled or verified tokens, stop rule, prefix publishing. A missing output fails the
+    /// request.
     fn settle_row(&mut self, entry: u32, i: usize, row: &BatchRow, step: &Step, now: Nanos) {
         let sequence = &mut self.world.slab[entry];
         let owns = sequence.cache == Some(row.seq);
@@ -263,7 +270,8 @@ impl Core {
         settled.is_ok()
     }
 
-    /// Applies the stop rule to the outputs from `first` on and tells the client.
+    /// Applies the stop rule to the outputs from `first` on and emits the event: a token delta or
+    /// the end.
     fn commit_outputs(&mut self, entry: u32, first: u32, step: &Step, at: u32, now: Nanos) {
         let world = &mut self.world;
         let sequence = &mut world.slab[entry];

@@ -68,6 +68,7 @@ pub(crate) fn find(outputs: &[Token], first: usize, params: &Params, room: u32) 
     })
 }
 
+/// Which length limit ends a completion of `keep` outputs; `max_tokens` wins.
 fn limit(keep: usize, params: &Params) -> Finish {
     match keep >= params.max_tokens as usize {
         true => Finish::MaxTokens,

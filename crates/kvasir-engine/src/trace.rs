@@ -139,6 +139,7 @@ impl<S: TraceSink> Tracer<S> {
         self.now.arrived.sort_unstable();
     }
 
+    /// Writes the decisions of the step record.
     fn decisions(&mut self, core: &Core) {
         let record = core.record();
         for arrival in &record.arrived {
@@ -182,6 +183,7 @@ impl<S: TraceSink> Tracer<S> {
             (costs.step_ns > 0).then_some((costs.step_ns, costs.row_ns, costs.token_ns, costs.depth_ns));
     }
 
+    /// Writes the batch rows; plain repeated decodes go to the run-length list `again`.
     fn rows(&mut self, step: &Step) {
         for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
             let Some(known) = self.live.get_mut(&RequestId(row.request)) else { continue };
@@ -251,6 +253,7 @@ impl<S: TraceSink> Tracer<S> {
         self.uses.truncate(used);
     }
 
+    /// Writes new tokens and ends from the outbox.
     fn events(&mut self, events: &[Event]) {
         for event in events {
             let Some(known) = self.live.get_mut(&event.request) else { continue };
@@ -326,6 +329,7 @@ fn push_runs(numbers: &mut Vec<u64>, out: &mut Vec<(u64, u32)>) {
     }
 }
 
+/// Run-length encodes consecutive block ids as (first, count).
 fn runs(blocks: &[u32]) -> Vec<(u32, u32)> {
     let mut out: Vec<(u32, u32)> = Vec::new();
     for &block in blocks {

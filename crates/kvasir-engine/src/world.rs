@@ -61,7 +61,7 @@ pub(crate) struct World {
     /// Retained K/V of sessions.
     pub(crate) kept: KeptSessions,
     pub(crate) queue: Queue,
-    /// In order of admission.
+    /// Entries of running sequences, in order of admission.
     pub(crate) running: Vec<u32>,
     pub(crate) free_rows: Vec<PoolRow>,
     /// Recurrent-state slots of the sequences that hold an executor row.
@@ -144,6 +144,7 @@ impl World {
         }
     }
 
+    /// Defers a sequence in this step, with a reason.
     pub(crate) fn hold(&mut self, entry: u32, reason: Reason) {
         let round = self.round;
         let sequence = &mut self.slab[entry];

@@ -224,6 +224,7 @@ fn drive(setup: &Setup, asked: &[Asked]) -> Result<([u64; 4], u64), String> {
     Err(format!("no end in sight: {:?}", engine.core().record()))
 }
 
+/// Compares every completion with that of its request run alone, and the KV pool with its baseline.
 fn judge(
     setup: &Setup,
     engine: &Engine<Rigid>,

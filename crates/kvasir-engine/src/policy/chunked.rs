@@ -2,9 +2,9 @@
 //! step.
 //!
 //! - `Mixing::Off`: a step holds prefill chunks or decodes, never both; prefill has priority.
-//! - `Mixing::On`: decodes are picked first, and prefill chunks take the rest of the step. With a
-//!   target, chunks are sized by the cost model so that a mixed step keeps its time and does not
-//!   stall running decodes.
+//! - `Mixing::On`: stall-free batching as in Sarathi-Serve. Decodes are picked first, and prefill
+//!   chunks take the rest of the step. With a target, the cost model sizes the chunks so that a
+//!   mixed step keeps its time.
 //!
 //! Admission reserves slots for all that a sequence may write, so requests are not preempted.
 //! Prompts in progress are fed before new ones start.
@@ -85,6 +85,7 @@ impl Budget {
         }
     }
 
+    /// Charges a scheduled chunk to the budget.
     fn take(&mut self, costs: &Costs, at: u32, tokens: u32) {
         self.tokens -= tokens;
         if let Some(spare) = &mut self.time {

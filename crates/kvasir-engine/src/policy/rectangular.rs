@@ -228,6 +228,8 @@ impl Rectangular {
         started
     }
 
+    /// Admits one waiting prompt and schedules its first chunk, if slots and the admission tests
+    /// allow.
     fn start_one(&mut self, desk: &mut Desk<'_>, entry: u32, nobody_runs: bool) -> Result<(), Refused> {
         let sequence = desk.sequence(entry);
         let reserve_to = sequence.longest().min(desk.capacity());
@@ -399,6 +401,7 @@ impl Rectangular {
         self.paused.retain(is_here);
     }
 
+    /// Writes the policy's state into the step record.
     fn note(&self, desk: &mut Desk<'_>) {
         let record = desk.rectangle();
         record.tkv = self.tkv;

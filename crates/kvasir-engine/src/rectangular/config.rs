@@ -16,7 +16,7 @@ pub struct RectangularConfig {
     pub max_batch_tkv: u64,
     /// `--interleave`: no two prefill steps in a row while a row decodes.
     pub interleave: bool,
-    /// `--rules`.
+    /// `--rules`: which rule set applies.
     pub rules: Rules,
     /// `--pausing`: admit without the volume test, and rotate decode rows when they do not all fit.
     pub pausing: bool,

@@ -61,7 +61,7 @@ mod tests {
                         shape.tokens(plan.first_chunk).contains(&computed),
                         "the chunk computes the first new token"
                     );
-                    // The published form of the same rule, in blocks.
+                    // The same rule in blocks, as the reference document states it.
                     let (lb, c) = (shape.left_blocks(), chunk / 64);
                     let full = ((lb + hit / 64) / c).min(shape.chunks() - 1);
                     assert_eq!(plan.usable / 64, (full * c).saturating_sub(lb));

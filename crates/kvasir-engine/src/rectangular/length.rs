@@ -35,7 +35,7 @@ mod tests {
         assert!(length_allows(128, 64, 111, new, std::iter::empty()));
         assert!(length_allows(127, 64, 111, new, std::iter::empty()));
         assert!(!length_allows(126, 64, 111, new, std::iter::empty()));
-        // A decoder at offset 61 of the block that the newcomer pushes it to has room for three more.
+        // A decoder at offset 61 of the block it is pushed to has space for three more tokens.
         assert!(length_allows(128, 64, 61, new, one(61, 3)));
         assert!(!length_allows(128, 64, 61, new, one(61, 4)));
     }

@@ -1,6 +1,6 @@
 //! Seeded random number generator (SplitMix64) of the randomized tests.
 
-/// A small seeded generator (splitmix64).
+/// SplitMix64.
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u64);
 
@@ -16,7 +16,7 @@ impl Dice {
         z ^ z >> 31
     }
 
-    /// From `low` to `high`, both included.
+    /// Uniform in `low..=high`.
     pub(crate) fn between(&mut self, low: u32, high: u32) -> u32 {
         low + (self.next() % u64::from(high - low + 1)) as u32
     }

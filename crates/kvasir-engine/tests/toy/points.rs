@@ -366,6 +366,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Checks that each request ended as the injected fault permits, and that the KV pool is back
+    /// at its baseline.
     fn judge(&self) -> Result<(), String> {
         for request in requests() {
             let tag = request.tag;

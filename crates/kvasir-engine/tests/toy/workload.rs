@@ -42,6 +42,7 @@ pub(crate) struct Seen {
     pub(crate) lost: u64,
 }
 
+/// A request of the workload, with the turns at which it is added, aborted and stopped.
 struct Asked {
     request: Request,
     siblings: u32,
@@ -218,6 +219,7 @@ struct Heard {
     finish: Option<Finish>,
 }
 
+/// Runs the engine until idle, checking invariants, device violations and events after every turn.
 fn drive(setup: &Setup, dice: &mut Dice, seen: &mut Seen) -> Result<(), String> {
     let reasons = Reasons::default();
     let mut engine = engine(setup, dice).observe(Box::new(reasons.clone()));
@@ -275,6 +277,7 @@ fn drive(setup: &Setup, dice: &mut Dice, seen: &mut Seen) -> Result<(), String> 
     Err(format!("no end in sight: {waiting} wait, {running} run, {record:?}"))
 }
 
+/// Collects events; fails on a gap, a repetition or an event after the end.
 fn listen(engine: &mut Engine<Toy>, heard: &mut BTreeMap<u64, Heard>, seen: &mut Seen) -> Result<(), String> {
     let outbox = engine.core_mut().outbox();
     for (event, tokens) in outbox.iter() {
@@ -309,6 +312,7 @@ fn listen(engine: &mut Engine<Toy>, heard: &mut BTreeMap<u64, Heard>, seen: &mut
     Ok(())
 }
 
+/// Compares every completion with that of its request run alone, and the KV pool with its baseline.
 fn judge(
     setup: &Setup,
     engine: &Engine<Toy>,
