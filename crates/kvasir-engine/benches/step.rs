@@ -9,8 +9,8 @@
 //!
 //! `-- radix/16 4096` selects one cache and one number of rows. The tables show medians, and the
 //! minimum as the noise-free cost on a shared machine. Figures of other engines were measured
-//! elsewhere, on two cores of a Xeon with AVX-512 and AMX at about 2.6 GHz (thread CPU time, host
-//! part of the step only).
+//! elsewhere, on two cores of a Xeon with AVX-512 and AMX at about 2.6 GHz. They are thread CPU
+//! time of the host part of the step only.
 #![allow(clippy::unwrap_used)]
 
 use kvasir_engine::*;

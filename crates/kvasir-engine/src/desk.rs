@@ -20,8 +20,8 @@ use kvasir_kv::{CacheError, Hit, Room, SeqId};
 
 /// The scheduler view passed to a policy: its only way to read state and to act.
 ///
-/// Sequences are named by their entry in the core's table; an entry is valid within one
-/// `Policy::schedule` call.
+/// Sequences are named by their entry in the core's table, which names the same sequence while that
+/// lives.
 pub struct Desk<'a> {
     pub(crate) world: &'a mut World,
     pub(crate) now: Nanos,

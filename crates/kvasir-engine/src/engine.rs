@@ -26,7 +26,7 @@ use std::{
 /// Why an engine has stopped permanently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// A message told it to.
+    /// Requested: `Message::Exit`, or `Message::Drain` once all requests have ended.
     Asked,
     /// All senders of its inbox are gone.
     Closed,

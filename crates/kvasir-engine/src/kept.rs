@@ -281,8 +281,9 @@ impl World {
         self.kept.victims = victims;
     }
 
-    /// Forks retained K/V copy-on-write: `into` shares the first `at` tokens of `from`, in whole
-    /// blocks. Returns the shared length.
+    /// Forks retained K/V: `into` shares the first `at` tokens of `from`, in whole blocks. Nothing
+    /// is copied, and no copy-on-write follows, because shared blocks are full. Returns the shared
+    /// length.
     fn fork_kept(&mut self, from: SessionId, into: SessionId, at: u32) -> u32 {
         self.forget(into);
         let len = self.blocks_within(at.min(self.kept.len_of(from)));

@@ -65,7 +65,7 @@ impl Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Costs {
-    /// Nanoseconds of a step with one decode row (mostly the weight reads).
+    /// Nanoseconds of a step with one decode row.
     pub step_ns: u64,
     /// Nanoseconds that each further decode row adds.
     pub row_ns: u64,

@@ -1,5 +1,8 @@
 //! The decision record of one `Core::schedule` call: arrivals, admissions, preemptions, deferrals,
-//! pool usage and costs. Its memory is reused from step to step.
+//! pool usage and costs.
+//!
+//! `reset` keeps its memory, so that recording a step does not allocate. Arrivals accumulate until
+//! a step is built.
 
 use crate::rectangular::RectangleRecord;
 use crate::{Costs, Reason, RequestId};

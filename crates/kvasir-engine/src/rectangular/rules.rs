@@ -42,7 +42,7 @@ impl Rules {
     /// `hit` tokens runs.
     ///
     /// At least the chunk's own tokens. Both rule sets count chunks from the end of the hit, not
-    /// from the border of the chunk in which it ends, so blocks are allocated that far ahead.
+    /// from the border of the chunk in which it ends. Blocks are allocated that far ahead.
     /// `document` also counts the left padding of a first chunk as tokens.
     pub fn taken(self, shape: PrefillShape, hit: u32, run: u32) -> u32 {
         let full = shape.chunk();
