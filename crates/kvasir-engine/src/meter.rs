@@ -110,7 +110,7 @@ impl CostMeter {
         let settled = self.tokens.sums[0] > SETTLED;
         let each = each.min(if settled { 2.0 * (base + slope * depth) } else { each });
         // In short chunks fixed costs dominate, and several short prompts hide behind the weight
-        // reads of decodes. The weight is quadratic in the longest chunk, so that they do not
+        // reads of decodes. A point counts quadratically in the longest chunk, so that they do not
         // distort the estimate for long prompts.
         let share = (longest / WHOLE).min(1.0).powi(2);
         self.tokens.see(depth, each, share);

@@ -35,6 +35,7 @@ pub(crate) struct Pick {
     pub(crate) tokens: u32,
     pub(crate) drafts: u32,
     pub(crate) left_pad_blocks: u32,
+    /// New slots that the row claims.
     pub(crate) slots: u32,
     /// The sequence's reservation before this row was scheduled, restored if the row is dropped.
     pub(crate) promised: u32,
@@ -55,6 +56,7 @@ pub(crate) struct World {
     pub(crate) size: BlockSize,
     /// Length in tokens of the frozen shared prefix that every sequence starts with; whole blocks.
     pub(crate) base: u32,
+    /// Prefix caching is on and the cache has a prefix index.
     pub(crate) has_prefix: bool,
     pub(crate) publish_at: PublishAt,
     pub(crate) slab: Slab,
@@ -66,6 +68,7 @@ pub(crate) struct World {
     pub(crate) free_rows: Vec<PoolRow>,
     /// Recurrent-state slots of the sequences that hold an executor row.
     pub(crate) state_slots: StateSlots,
+    /// Rows scheduled in the step under construction.
     pub(crate) picks: Vec<Pick>,
     pub(crate) picked_tokens: u32,
     /// Slots that `picks` will claim, reserved or not.
@@ -78,6 +81,7 @@ pub(crate) struct World {
     /// Requests that arrived since the last `schedule` call.
     pub(crate) arrived: Vec<Arrival>,
     pub(crate) outbox: Outbox,
+    /// Executor rows bound since the last `Core::take_binds`.
     pub(crate) binds: Vec<(PoolRow, SequenceSpec)>,
     pub(crate) claim_rows: Vec<ClaimRow>,
     /// Entries whose next token spills to the heap part of their `LongList`. Their memory is
@@ -94,8 +98,8 @@ pub(crate) struct World {
     pub(crate) in_flight: u32,
     /// The next step carries row moves of at least one sequence.
     pub(crate) moves_due: bool,
-    /// Siblings share their prompt by a fork of the leader's sequence, because the cache has no
-    /// prefix index.
+    /// Siblings can fork their leader's sequence (blocks of one slot). Used only if the cache has
+    /// no prefix index.
     pub(crate) forks: bool,
     /// A sequence released slots since the last compaction.
     pub(crate) scattered: bool,

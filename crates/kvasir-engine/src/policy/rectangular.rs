@@ -10,8 +10,8 @@
 //!
 //! A prompt starts only if slots can be reserved for all it may write, so there is no preemption.
 //! Before it joins the decode batch, `Projection` checks that rows times the largest tkv stays
-//! within the limit in every later step. With `interleave`, no two prefill steps run in a row while
-//! a row decodes.
+//! within the limit in every later step; with `pausing` this test is skipped. With `interleave`, no
+//! two prefill steps run in a row while a row decodes.
 //!
 //! The arithmetic is in `crate::rectangular`; guarded by `tests/rectangular.rs`.
 
