@@ -1,4 +1,6 @@
-//! `kvasir bench offline`: many prompts, all there from the start, and how long it takes until the last is answered.
+//! `kvasir bench offline`: offline batch throughput; every prompt is queued before the first step.
+//!
+//! Reports output and total tokens per second, TTFT, TPOT, prefix cache hits and preemptions.
 
 use crate::{
     sim::{Histogram, Percentiles, Sample, Series},
@@ -15,38 +17,38 @@ use std::{
     time::Instant,
 };
 
-/// What a run came to.
+/// Results of one offline run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What was asked.
+    /// Title of the workload.
     pub workload: String,
-    /// Requests.
+    /// Requests completed.
     pub requests: u64,
-    /// Tokens of their prompts.
+    /// Prompt tokens of all requests.
     pub prompt_tokens: u64,
-    /// Of those, found in the cache.
+    /// Prompt tokens served from the prefix cache.
     pub cached_tokens: u64,
-    /// Tokens of their answers.
+    /// Generated tokens of all requests.
     pub output_tokens: u64,
-    /// From the first step to the last.
+    /// Wall time from the first submission to the last completion, in seconds.
     pub seconds: f64,
-    /// Answered tokens per second.
+    /// Output tokens per second.
     pub output_rate: f64,
-    /// Tokens of prompts and answers per second.
+    /// Prompt and output tokens per second.
     pub total_rate: f64,
-    /// Time to the first token, from the start of the run.
+    /// Time to first token (TTFT), from the start of the run.
     pub ttft: Percentiles,
-    /// Time per token after the first.
+    /// Time per output token (TPOT) after the first.
     pub tpot: Percentiles,
-    /// Requests that were preempted.
+    /// Requests preempted at least once.
     pub preempted: u64,
-    /// Drawings of it, as the page takes them.
+    /// Plot data for the report page.
     #[serde(skip)]
     pub plots: Value,
 }
 
 impl Report {
-    /// The figures by name, for people.
+    /// Labeled metrics, formatted for terminal output.
     pub fn numbers(&self) -> Vec<(&'static str, String)> {
         let times = |p: &Percentiles| format!("{:.1} / {:.1} ms", p.p50, p.p99);
         vec![
@@ -62,7 +64,7 @@ impl Report {
     }
 }
 
-/// Sees the steps for the drawings.
+/// Observer that samples each scheduled step into a time series.
 #[derive(Clone, Default)]
 struct Eyes(Arc<Mutex<Series>>);
 
@@ -75,12 +77,12 @@ impl Observer for Eyes {
     fn completed(&mut self, _: &Core, _: &Step, _: &Result<(), StepError>, _: Nanos) {}
 }
 
-/// Why there is no report.
+/// Why a run produced no report.
 #[derive(Debug)]
 pub enum Failure {
-    /// A request was refused.
+    /// The engine refused the request with this tag.
     Refused(u64, Refusal),
-    /// The engine stopped.
+    /// The engine stopped before all requests completed.
     Stopped(Exit),
 }
 
@@ -95,7 +97,10 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Runs all requests of `workload` that follow nobody's answer, each to its full length.
+/// Runs every request of `workload` that does not depend on an earlier answer, ignoring EOS.
+///
+/// Each request generates exactly its `max_tokens`. `progress` receives the number of completed
+/// requests after every step.
 pub fn run<E: Executor>(
     engine: Engine<E>,
     workload: &mut dyn Workload,
@@ -104,7 +109,7 @@ pub fn run<E: Executor>(
 ) -> Result<Report, Failure> {
     let mut requests = Vec::new();
     while let Some(job) = workload.next() {
-        // Ids beyond a small vocabulary are folded into it.
+        // Token ids beyond the vocabulary wrap around, so that any workload runs on a tiny model.
         let prompt = job.prompt.tokens().into_iter().map(|id| id % vocab.max(1)).collect();
         let sampling = Sampling { temperature: 0.6, seed: job.tag, ..Sampling::default() };
         let params = Params { max_tokens: job.max_tokens, ignore_eos: true, sampling, ..Params::default() };

@@ -1,10 +1,12 @@
+//! Configs of well-known model shapes, for benchmarks with random weights and no checkpoint.
+
 use serde_json::{Value, json};
 
-/// Names of the shapes that can be measured without a checkpoint.
+/// Shape names accepted by `--shape`.
 pub(crate) const SHAPES: [&str; 6] =
     ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-30b-a3b"];
 
-/// The config of a known model.
+/// The Hugging Face config of a known shape, or `None`.
 pub(crate) fn shape(name: &str) -> Option<Value> {
     let qwen3 = |layers: u32, hidden: u32, ffn: u32, heads: u32| {
         json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": layers, "hidden_size": hidden,

@@ -1,18 +1,20 @@
-//! What others on the same hardware take: a figure of a virtual machine says little without it.
+//! CPU steal time: the share of CPU time that a hypervisor gave to other guests (`/proc/stat`).
+//!
+//! A benchmark on a virtual machine is hard to interpret without it.
 
 use std::fs;
 
-/// Counts of the system's clock since it was started.
+/// CPU time counters in kernel clock ticks since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ticks {
-    /// In which something ran.
+    /// Ticks spent running: user, nice, system, hard and soft interrupts.
     used: u64,
-    /// In which something was to run, and the machine below ran another guest.
+    /// Ticks in which a runnable virtual CPU waited for the hypervisor (steal time).
     stolen: u64,
 }
 
 impl Ticks {
-    /// Of all processors together; none where the system does not say.
+    /// Reads the sum over all processors. `None` where `/proc/stat` is not available.
     fn now() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
@@ -20,12 +22,12 @@ impl Ticks {
     fn parse(stat: &str) -> Option<Self> {
         let counts = stat.lines().next()?.strip_prefix("cpu ")?;
         let counts: Vec<u64> = counts.split_whitespace().map_while(|n| n.parse().ok()).collect();
-        // What waits (two of them idle) is no use; what guests of this machine use is in the first two again.
+        // Idle and I/O wait are excluded. Guest time is already contained in user and nice.
         let &[user, nice, system, _idle, _waiting, hard, soft, stolen, ..] = &counts[..] else { return None };
         Some(Self { used: user + nice + system + hard + soft, stolen })
     }
 
-    /// The share of what was wanted since `before` that was stolen.
+    /// `stolen / (stolen + used)` since `before`.
     fn share_since(self, before: Self) -> f64 {
         let stolen = self.stolen.saturating_sub(before.stolen);
         let wanted = stolen + self.used.saturating_sub(before.used);
@@ -33,7 +35,7 @@ impl Ticks {
     }
 }
 
-/// Watches from when it is made.
+/// Measures steal time from its creation on.
 pub(crate) struct Watch(Option<Ticks>);
 
 impl Watch {
@@ -41,7 +43,7 @@ impl Watch {
         Self(Ticks::now())
     }
 
-    /// The share of the processors' time that was wanted since and went to others; none where the system does not say.
+    /// The steal share since `start`, or `None` where the system does not report it.
     pub(crate) fn share(&self) -> Option<f64> {
         Some(Ticks::now()?.share_since(self.0?))
     }

@@ -1,4 +1,4 @@
-//! Trace files and the data of the page.
+//! The step trace file format and the data object of the trace viewer page.
 //!
 //! A trace file is JSON lines: a [`Header`], then one [`StepTrace`] per line, and last an [`End`].
 
@@ -9,34 +9,34 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// What was recorded, as the first line of a file has it.
+/// First line of a trace file: what was recorded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
-    /// `kvasir-trace/1`.
+    /// Format version, `kvasir-trace/1`.
     pub format: String,
-    /// What was run, for people.
+    /// Title of the run.
     pub title: String,
-    /// How: the keys that the page knows.
+    /// Setup of the run, under the keys that the viewer page knows.
     pub setup: serde_json::Map<String, serde_json::Value>,
-    /// Steps before the first of the file.
+    /// Number of steps that precede the first recorded one.
     pub first: u64,
 }
 
-/// What is known when a run is over, as the last line of a file has it.
+/// Last line of a trace file: totals known only after the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct End {
-    /// Steps in the run.
+    /// Total steps of the run, recorded or not.
     pub total: u64,
-    /// Names by tag.
+    /// Request names by tag.
     pub names: Vec<(u64, String)>,
 }
 
-/// The version that is written and read.
+/// The format version that this module writes and reads.
 pub const FORMAT: &str = "kvasir-trace/1";
 
-/// A [`TraceSink`] that writes lines. The first error ends it and is kept.
+/// A [`TraceSink`] that writes JSON lines. After the first I/O error it writes nothing more.
 #[derive(Clone)]
 pub struct Lines(Arc<Mutex<Writing>>);
 
@@ -46,14 +46,14 @@ struct Writing {
 }
 
 impl Lines {
-    /// Begins a file.
+    /// Starts a file by writing its header line.
     pub fn begin(out: Box<dyn Write + Send>, header: &Header) -> Self {
         let lines = Self(Arc::new(Mutex::new(Writing { out, failed: None })));
         lines.line(header);
         lines
     }
 
-    /// Ends it, and says whether everything was written.
+    /// Writes the last line and flushes. Returns the first I/O error of the whole file.
     pub fn end(&self, end: &End) -> io::Result<()> {
         self.line(end);
         let mut writing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +78,7 @@ impl TraceSink for Lines {
     }
 }
 
-/// Reads a trace file. The error names the line.
+/// Reads a trace file. Errors name the offending line.
 pub fn read(input: &mut dyn BufRead) -> Result<(Header, Vec<StepTrace>, End), String> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -105,7 +105,7 @@ pub fn read(input: &mut dyn BufRead) -> Result<(Header, Vec<StepTrace>, End), St
     Err("the file ends before its last line".into())
 }
 
-/// The data object of the page: a trace, and plots over the whole run.
+/// Serializes a trace and the plots of its run into the data object of the viewer page.
 pub fn page_data(
     header: &Header,
     steps: &[StepTrace],
@@ -124,7 +124,7 @@ pub fn page_data(
     serde_json::to_string(&Data { header, end, report, steps })
 }
 
-/// A [`TraceSink`] that keeps the steps.
+/// A [`TraceSink`] that collects the steps in memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recording(Arc<Mutex<Vec<StepTrace>>>);
 

@@ -1,7 +1,12 @@
+//! Roofline model of a benchmark: FLOPs per precision and bytes moved at least.
+//!
+//! `seconds = max(FLOPs / peak FLOPs, bytes / bandwidth)`. FLOPs are split by GEMM input type and
+//! attention. Bytes are the weights once per step plus the K/V rows that attention reads.
+
 use super::{Work, counted, runner::STEP};
 use kvasir_cpu::{CpuModel, Form, Peaks, Precision};
 
-/// Operations and bytes that the work takes at least.
+/// Lower bounds of operations and memory traffic for one repetition.
 #[derive(Default)]
 pub(super) struct Ideal {
     quantised: f64,
@@ -15,7 +20,7 @@ impl Ideal {
     pub(super) fn of(model: &CpuModel, work: Work, token_bytes: usize) -> Self {
         let mut ideal = Self::default();
         let all = f64::from(counted(work));
-        // Of a prompt only the last token's logits are wanted.
+        // Prefill needs logits (the LM head) for the last prompt token only.
         let heads = if matches!(work, Work::Prompt { .. }) { 1.0 } else { all };
         let (inner, whole) = (model.multiply_adds(false), model.multiply_adds(true));
         for (form, count) in &whole {
@@ -47,8 +52,8 @@ impl Ideal {
                     2.0 * (heads * (facts.key_dim + facts.value_dim)) as f64 * seen(facts.window);
             }
         }
-        // A chunk of a prompt reads each row once for all its tokens.
-        // And what sequences share is read once for all of them.
+        // A prefill chunk reads each K/V row once for all its tokens. A shared prefix is read once
+        // for all sequences.
         let rows = match work {
             Work::Prompt { .. } => f64::from(each),
             Work::Generation { .. } => seen(None),
@@ -60,7 +65,7 @@ impl Ideal {
         ideal
     }
 
-    /// Seconds that the operations take at the peaks.
+    /// Compute-bound time in seconds at the measured peaks.
     pub(super) fn arithmetic(&self, peaks: &Peaks, precision: Precision) -> f64 {
         let attention = if precision == Precision::Auto { peaks.bf16 } else { peaks.f32 };
         let times = if precision == Precision::Close { 2.0 } else { 1.0 };
@@ -70,7 +75,7 @@ impl Ideal {
             + self.attention / attention
     }
 
-    /// Seconds that all of it takes at the peaks: those of the operations or of the bytes, whichever are more.
+    /// Roofline time in seconds: the larger of compute time and memory time.
     pub(super) fn seconds(&self, peaks: &Peaks, precision: Precision) -> f64 {
         self.arithmetic(peaks, precision).max(self.bytes / peaks.bandwidth)
     }

@@ -1,4 +1,11 @@
-//! Speed of the CPU backend, always beside its distance from what the machine can do.
+//! `kvasir bench`: throughput of the CPU backend, reported beside the machine's roofline limit.
+//!
+//! 1. Load a checkpoint, or a known shape with random weights, and pack the weights.
+//! 2. Run one uncounted warm-up repetition, then `reps` timed ones.
+//! 3. Measure bandwidth and peak FLOPs before, between and after the timed work (`stretches`).
+//! 4. Divide measured throughput by the roofline limit (`ideal`) of the same repetition.
+//!
+//! CPU steal time (`stolen`) is recorded with every repetition.
 
 mod ideal;
 mod runner;
@@ -16,16 +23,16 @@ use std::path::Path;
 use std::sync::Arc;
 use stretches::Stretches;
 
-/// Whose weights run.
+/// Source of the weights to benchmark.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject<'a> {
-    /// A checkpoint.
+    /// A checkpoint on disk.
     Checkpoint(&'a Path),
-    /// A known shape with random weights of one type.
+    /// A known shape with random weights: shape name and dtype name.
     Shape(&'a str, &'a str),
 }
 
-/// Loads what is to be measured.
+/// Loads and packs the model. `threads: None` uses one thread per core of the machine.
 pub fn load(
     subject: Subject<'_>,
     precision: Precision,
@@ -46,42 +53,44 @@ pub fn load(
     };
     let model = Model::build(&source).map_err(|e| e.to_string())?;
     let model = CpuModel::load(&model.target, weights, precision, team).map_err(|e| e.to_string())?;
-    // What is measured is how fast it gets, not how it starts.
+    // Pack now: weight repacking must not be part of the first timed repetition.
     model.pack().map_err(|e| e.to_string())?;
     Ok(Arc::new(model))
 }
 
-/// What is measured.
+/// The benchmarked workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Reading a prompt of this many tokens.
+    /// Prefill of one prompt.
     Prompt {
-        /// Its length.
+        /// Prompt length in tokens.
         tokens: u32,
     },
-    /// Writing this many tokens behind a context.
+    /// Decode of one sequence behind an existing context.
     Generation {
-        /// Tokens that are written.
+        /// Number of decoded tokens.
         tokens: u32,
-        /// Length of the context.
+        /// Context length in tokens before the first decoded token.
         depth: u32,
     },
-    /// Writing with several sequences at once; only that is timed. Branches of a trunk are timed from the trunk's end on, so that
-    /// reading what is each one's own counts.
+    /// Batched decode of several sequences.
+    ///
+    /// With `shared > 0` the sequences fork a common prefix; timing starts after that prefix and
+    /// includes prefill of the private prompts. Otherwise only decode is timed.
     Streams {
-        /// Sequences.
+        /// Number of sequences.
         streams: u32,
-        /// Tokens that all begin with: a trunk that they are forked off.
+        /// Length of the shared prefix in tokens.
         shared: u32,
-        /// Prompt of each, behind what is shared.
+        /// Private prompt tokens per sequence, after the shared prefix.
         prompt: u32,
-        /// Tokens that each writes.
+        /// Decoded tokens per sequence.
         tokens: u32,
     },
 }
 
 impl Work {
-    /// Refuses sequences that a model cannot take.
+    /// Rejects sequences longer than the model's maximum context.
     fn check(self, longest: usize) -> Result<(), String> {
         let (prompt, tokens) = match self {
             Self::Prompt { tokens } => (tokens, 0),
@@ -100,53 +109,55 @@ impl Work {
     }
 }
 
-/// What came out.
+/// Results of one benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
-    /// Tokens per second of each repetition.
+    /// Throughput of each repetition, in tokens per second.
     pub samples: Vec<f64>,
-    /// Their median.
+    /// Median of `samples`.
     pub median: f64,
-    /// Of each repetition, the share of the processors' time that went to other guests of the same hardware; none where the system does not say.
+    /// CPU steal share of each repetition, `None` where the system does not report it.
     pub stolen: Vec<Option<f64>>,
-    /// Tokens per second of each repetition if the machine's limits were reached, which are measured before it, after it and, where it is made of many steps,
-    /// every quarter of a second in between.
+    /// Roofline throughput of each repetition, in tokens per second.
+    ///
+    /// The limits are measured before and after a repetition. Long repetitions are also measured
+    /// every 250 ms in between.
     pub limits: Vec<f64>,
-    /// Their median.
+    /// Median of `limits`.
     pub limit: f64,
-    /// The median of what each repetition reached of its own limit.
+    /// Median of each repetition's `sample / limit`.
     pub share: f64,
-    /// Which limit binds: `arithmetic` or `bandwidth`.
+    /// The binding roofline limit: `arithmetic` or `bandwidth`.
     pub bound: &'static str,
-    /// Measured read bandwidth in bytes per second.
+    /// Measured read bandwidth, in bytes per second.
     pub bandwidth: f64,
-    /// Measured peaks in operations per second.
+    /// Measured peak FLOPs per data type.
     pub peaks: Arithmetic,
-    /// Instructions used.
+    /// SIMD instruction set used, such as AVX2, AVX-512 or AMX.
     pub level: String,
-    /// Threads.
+    /// Number of worker threads.
     pub threads: usize,
 }
 
 impl Measured {
-    /// The share of the processors' time that others took in the worst of the repetitions, where the system says so.
+    /// The highest steal share of any repetition, or `None` where the system does not report it.
     pub fn most_stolen(&self) -> Option<f64> {
         self.stolen.iter().copied().flatten().max_by(f64::total_cmp)
     }
 }
 
-/// Measured peaks in operations per second.
+/// Measured peak throughput per data type, in operations per second.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Arithmetic {
-    /// 8-bit integers.
+    /// 8-bit integer operations.
     pub int8: f64,
-    /// bf16.
+    /// bf16 FLOPs.
     pub bf16: f64,
-    /// f32.
+    /// f32 FLOPs.
     pub f32: f64,
 }
 
-/// Measures `reps` repetitions after one that is not counted.
+/// Runs one warm-up repetition and `reps` timed ones. Fails if the model's context is too short.
 pub fn bench(model: &Arc<CpuModel>, kv: KvType, work: Work, reps: usize) -> Result<Measured, String> {
     work.check(model.program().max_positions)?;
     let meter = PeakMeter::new(model.team()).map_err(|e| e.to_string())?;

@@ -1,22 +1,27 @@
+//! Executes one benchmark workload on the CPU executor: claim, plan, submit, wait, retire.
+//!
+//! One sequence runs on the contiguous KV cache, several on the radix (paged) cache. Prompts are
+//! prefilled in chunks of at most `STEP` tokens; decode feeds one token per sequence and step.
+
 use super::{Stretches, Work};
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Peaks};
 use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, Phase, PoolRow, SequenceSpec, Step};
 use kvasir_kv::{Cache, ClaimRow, Contiguous, Radix, SeqId, Span, StepId, Token, blocks::BlockConfig};
 use std::sync::Arc;
 
-/// Tokens of one step at most.
+/// Upper bound of tokens per step (prefill chunk size).
 pub(super) const STEP: u32 = 2048;
-/// Slots of a block where several sequences run: what the server has unless told otherwise.
+/// Block size of the paged KV cache, equal to the server's default.
 const BLOCK: u32 = 16;
 
-/// A model with a pool and a cache that fit the work.
+/// An executor with a KV pool and a cache sized for the workload.
 pub(super) struct Runner {
     executor: CpuExecutor,
     cache: Box<dyn Cache>,
     step: Option<Box<Step>>,
     next: u64,
     vocab: u32,
-    /// Tokens of one step at most.
+    /// Maximum tokens per step of this runner.
     longest: u32,
     token_bytes: usize,
 }
@@ -27,7 +32,8 @@ impl Runner {
             Work::Prompt { tokens } => (tokens, 1),
             Work::Generation { tokens, depth } => (tokens + depth.max(1), 1),
             Work::Streams { streams, shared, prompt, tokens } => {
-                // Each stream's last block may be less than full, and so may the copy of the trunk's last.
+                // Each stream may leave its last block partly filled, and so may its copy of the
+                // prefix's last block.
                 let each = (prompt + tokens).next_multiple_of(BLOCK) + BLOCK;
                 (shared.next_multiple_of(BLOCK) + streams * each, streams)
             }
@@ -65,12 +71,12 @@ impl Runner {
         })
     }
 
-    /// Bytes of one token's K and V rows.
+    /// KV cache bytes per token, over all layers.
     pub(super) fn token_bytes(&self) -> usize {
         self.token_bytes
     }
 
-    /// Runs the work once; what counts of it is timed.
+    /// Runs one repetition; the timed parts are recorded in `stretches`.
     pub(super) fn once(
         &mut self,
         work: Work,
@@ -89,7 +95,7 @@ impl Runner {
         if shared > 0 {
             self.read(&open, 0, shared)?;
         }
-        // Of branches all behind the trunk counts, else a prompt only where nothing else is wanted.
+        // Prefill is timed after a shared prefix (branches) or if nothing is decoded.
         let prompt_counts = shared > 0 || tokens == 0;
         if prompt_counts {
             stretches.begin();
@@ -126,7 +132,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Reads `count` tokens of each sequence from position `first` on, as many of all of them in one step as it takes.
+    /// Prefills `count` tokens of each sequence from position `first`, batching as many as a step
+    /// takes.
     fn read(&mut self, open: &[SeqId], first: u32, count: u32) -> Result<(), String> {
         let vocab = self.vocab;
         let of = |row: usize, from: u32, to: u32| -> Vec<Token> {

@@ -1,18 +1,21 @@
-//! Work in stretches, with the machine's limits measured between them: memory of a machine that is shared is twice as fast in one second as in the next.
+//! Timed segments of a repetition, with the machine's limits measured before and after each.
+//!
+//! Memory bandwidth of a shared machine can change by a factor of two within seconds. The roofline
+//! time therefore averages the limits on both sides of each segment.
 
 use kvasir_cpu::Peaks;
 use std::time::{Duration, Instant};
 
-/// From here on a stretch is long.
+/// A segment ends at the first step boundary after this duration.
 const LONG: Duration = Duration::from_millis(250);
 
-/// The stretches of one repetition.
+/// The segments of one repetition.
 pub(super) struct Stretches<M> {
     measure: M,
     started: Instant,
-    /// What was measured before the first stretch, between any two, and after the last.
+    /// Limits measured before the first segment, between segments, and after the last.
     peaks: Vec<Peaks>,
-    /// How many pieces of work each had, and the seconds that they took.
+    /// Per segment: number of steps, and duration in seconds.
     done: Vec<(u32, f64)>,
 }
 
@@ -26,7 +29,7 @@ impl<M: Fn() -> Peaks> Stretches<M> {
         self.done.clear();
     }
 
-    /// Time counts from here on.
+    /// Starts a segment; measures the limits first unless the last segment's end already did.
     pub(super) fn begin(&mut self) {
         if self.done.len() == self.peaks.len() {
             self.peaks.push((self.measure)());
@@ -34,12 +37,12 @@ impl<M: Fn() -> Peaks> Stretches<M> {
         self.started = Instant::now();
     }
 
-    /// Whether the stretch that was begun has taken so long that it should end after this piece of work.
+    /// Whether the running segment has lasted for `LONG` and should end after this step.
     pub(super) fn is_long(&self) -> bool {
         self.started.elapsed() >= LONG
     }
 
-    /// So many pieces were done since the stretch began.
+    /// Ends the segment after `pieces` steps and measures the limits.
     pub(super) fn end(&mut self, pieces: u32) {
         self.done.push((pieces, self.started.elapsed().as_secs_f64()));
         self.peaks.push((self.measure)());
@@ -53,7 +56,8 @@ impl<M: Fn() -> Peaks> Stretches<M> {
         self.done.iter().map(|(_, seconds)| seconds).sum()
     }
 
-    /// What all would have taken at the limits around each stretch; `all` says how long all of it takes at some limits.
+    /// Roofline time of the repetition: `all(limits)` weighted by steps, with the mean speed of
+    /// both sides.
     pub(super) fn least_seconds(&self, all: impl Fn(&Peaks) -> f64) -> f64 {
         let pieces: u32 = self.done.iter().map(|(pieces, _)| pieces).sum();
         let around = self.peaks.windows(2).zip(&self.done);
@@ -78,7 +82,7 @@ mod tests {
             let bandwidth = [10.0, 10.0, 20.0, 40.0][measured.get() - 1];
             Peaks { bandwidth, int8: 1.0, bf16: 1.0, f32: 1.0 }
         });
-        // Reading that counts and makes no token, then two stretches of tokens.
+        // A timed prefill that yields no token, then two segments of decode steps.
         for pieces in [0, 30, 10] {
             stretches.begin();
             stretches.end(pieces);

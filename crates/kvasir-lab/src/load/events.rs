@@ -1,16 +1,20 @@
+//! Parses the server-sent events (SSE) of OpenAI's streaming API, as far as a benchmark needs them.
+//!
+//! Invariant: the events are the same wherever the byte stream is cut (unit test over every cut).
+
 use serde::Deserialize;
 use std::borrow::Cow;
 
-/// What one event of a stream says that a benchmark wants to know.
+/// What one streamed chunk contributes to the measurement.
 #[derive(Debug, PartialEq)]
 pub(super) enum Event<'a> {
-    /// Text, thoughts or a part of a tool call.
+    /// A text, reasoning or tool-call delta.
     Text(Cow<'a, str>),
-    /// The tokens of prompt and answer, and those of the prompt that were cached.
+    /// Final usage: prompt tokens, output tokens, and prompt tokens served from the prefix cache.
     Usage { prompt: u64, output: u64, cached: u64 },
-    /// An error object.
+    /// An error object or an unparsable chunk.
     Failed(String),
-    /// Anything else.
+    /// A chunk without measured content.
     Nothing,
 }
 
@@ -58,7 +62,7 @@ struct Details {
     cached_tokens: Option<u64>,
 }
 
-/// Calls `see` for every whole event at the front of `text` and takes them away.
+/// Calls `see` for every complete event at the front of `text` and removes those bytes.
 pub(super) fn take_events(text: &mut Vec<u8>, mut see: impl FnMut(Event<'_>)) {
     let mut done = 0;
     while let Some(end) = text.get(done..).and_then(|rest| rest.iter().position(|byte| *byte == b'\n')) {

@@ -1,8 +1,11 @@
-//! `kvasir bench serve`: a workload put to any server that speaks OpenAI's streams, as its clients meet it.
+//! `kvasir bench serve`: an HTTP load generator for any server with OpenAI's streaming API.
 //!
-//! Times are taken when bytes arrive. An event is a chunk with text in it; the gaps between the events of one answer are the
-//! inter-token latencies, and what arrives together has gaps of nothing. Tokens are those that the server counts in its
-//! usage, or events where it sends none.
+//! Times are taken when bytes arrive. An event is a chunk that contains text. Inter-token latency
+//! (ITL) is the gap between the events of one answer; events that arrive in one read have a gap of
+//! zero. Token counts come from the server's usage object, or from events where it sends none.
+//!
+//! The driver is single threaded: it sends due requests up to the concurrency limit, and feeds
+//! completions back to the workload, which may add follow-up requests.
 
 mod events;
 mod prompt;
@@ -30,40 +33,40 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Who is asked, and how.
+/// The server under load and the request parameters.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The server.
+    /// Server address.
     pub address: Address,
-    /// Who may have signed its certificate, where the address is `https`.
+    /// Trusted root certificates, required for `https`.
     pub trust: Option<Trust>,
-    /// The route.
+    /// API route.
     pub route: Route,
-    /// The model's name; the first that the server lists unless given.
+    /// Model name; by default the first one of `/v1/models`.
     pub model: Option<String>,
-    /// Shown as a bearer token.
+    /// API key, sent as a bearer token.
     pub key: Option<String>,
-    /// Fields that every body gets, over what the benchmark would say.
+    /// Extra fields merged into every request body; they override the benchmark's own.
     pub extra: Map<String, Value>,
 }
 
-/// How hard.
+/// Load level and success criteria.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pressure {
-    /// Requests at once; whoever comes when so many are under way waits here.
+    /// Maximum concurrent requests. Further due requests queue in the client.
     pub concurrency: usize,
-    /// When an answer is good enough.
+    /// Service-level objective that an answer must meet to count as goodput.
     pub goal: Goal,
-    /// Whether answers go on past their end until they are as long as asked.
+    /// Whether answers continue past EOS up to `max_tokens`.
     pub ignore_eos: bool,
 }
 
-/// Asks `target` what it serves. No answer of it may take longer than `timeout`.
+/// Connects to `target` and reads its model list. `timeout` also bounds every later answer.
 pub fn meet(target: Target, timeout: Duration) -> io::Result<Talker> {
     runtime()?.block_on(Talker::meet(target, timeout))
 }
 
-/// Puts `workload` to a server to its end. `progress` is told how many requests have ended.
+/// Runs `workload` against the server to its end. `progress` receives the number of ended requests.
 pub fn measure(
     talker: Talker,
     pressure: Pressure,
@@ -83,9 +86,9 @@ struct Driver<'a> {
     pressure: Pressure,
     workload: &'a mut dyn Workload,
     started: Instant,
-    /// The workload's next request that waits for nobody's answer.
+    /// The workload's next request that does not depend on an earlier answer.
     ahead: Option<Job>,
-    /// Requests that follow an answer, by time and then by their order.
+    /// Follow-up requests, ordered by due time and then by creation.
     coming: BTreeMap<(u64, u64), Job>,
     order: u64,
     under_way: usize,
@@ -134,7 +137,9 @@ impl<'a> Driver<'a> {
         count.report(title, server, self.pressure, self.started.elapsed())
     }
 
-    /// Sends everything that is due and has a place. Says when the next one is, if there will be a place for it.
+    /// Sends all due requests within the concurrency limit.
+    ///
+    /// Returns the next due time, or `None` if the limit is reached or nothing is left.
     fn send_due(&mut self, tell: &mpsc::UnboundedSender<(Job, Ended)>) -> Option<Instant> {
         while self.under_way < self.pressure.concurrency {
             let at = self.next_time()?;
@@ -149,7 +154,7 @@ impl<'a> Driver<'a> {
             let started = self.started;
             tokio::task::spawn_local(async move {
                 let done = talker.ask(&body, started, due, &count).await;
-                // The driver waits for everybody whom it has sent.
+                // The driver outlives every task that it spawned, so this send cannot fail.
                 let _ = tell.send((job, done));
             });
         }
@@ -198,7 +203,7 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// Steps are not seen from outside: what waits for one comes at once.
+/// A remote server's steps are not visible, so requests scheduled by step are due at once.
 fn time(at: At) -> u64 {
     match at {
         At::Time(at) => at,

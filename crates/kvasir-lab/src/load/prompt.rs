@@ -1,21 +1,23 @@
+//! Renders workload prompts as request bodies: chat messages, plain text or token ids.
+
 use crate::workload::{Answer, Part, Prompt};
 use kvasir_kv::Token;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
-/// Which route is asked.
+/// The API route to benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// `/v1/chat/completions`.
     Chat,
-    /// `/v1/completions`, with prompts as text.
+    /// `/v1/completions` with text prompts.
     Completions,
-    /// `/v1/completions`, with prompts as ids: exact lengths on any server that takes ids.
+    /// `/v1/completions` with token id prompts; lengths are exact on any server that accepts ids.
     Ids,
 }
 
 impl Route {
-    /// Its path behind the server's.
+    /// Path of the route, relative to the server's base path.
     pub(super) fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -24,10 +26,11 @@ impl Route {
     }
 }
 
-/// Ids in prompts are below this, as those of the offline benchmark are: most vocabularies have them.
+/// Upper bound of token ids in prompts, within most vocabularies. The offline benchmark uses the
+/// same.
 pub(super) const IDS: Token = 10_000;
 
-/// What servers have answered so far, where a later prompt contains it.
+/// Answers received so far, needed verbatim in later turns of a conversation.
 #[derive(Debug, Default)]
 pub(super) struct Said(HashMap<u64, String>);
 
@@ -41,8 +44,10 @@ impl Said {
     }
 }
 
-/// The fields of a body that hold the prompt. A word stands for a token: these are one in most vocabularies, the built-in
-/// model's among them. Ids are below `ids`.
+/// The body fields that hold the prompt.
+///
+/// Text prompts use one word per token: each word of `WORDS` is a single token in most
+/// vocabularies. Ids are reduced modulo `ids`.
 pub(super) fn fields(route: Route, prompt: &Prompt, said: &Said, ids: Token) -> Vec<(&'static str, Value)> {
     match route {
         Route::Ids => {
@@ -68,7 +73,8 @@ fn part_text(part: &Part, said: &Said) -> String {
     }
 }
 
-/// Texts in front of the first answer are the system's, all but the last, which is the user's; then they take turns.
+/// Leading text parts form the system message, except the last one, which is the first user
+/// message. Then roles alternate.
 fn messages(prompt: &Prompt, said: &Said) -> Value {
     let Prompt::Parts(parts) = prompt else {
         return json!([{"role": "user", "content": text(prompt, said)}]);

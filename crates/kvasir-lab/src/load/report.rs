@@ -1,22 +1,24 @@
+//! Accumulates latencies of a load test and reports TTFT, TPOT, ITL, throughput and goodput.
+
 use super::{Pressure, talk::Ended};
 use crate::sim::{Histogram, Percentiles};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, time::Duration};
 
-/// When an answer is good enough: each bound that is given must hold.
+/// Service-level objective (SLO) of one answer. Every bound that is set must hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Goal {
-    /// Milliseconds to the first token.
+    /// Bound on time to first token, in milliseconds.
     pub ttft: Option<f64>,
-    /// Milliseconds per token after it.
+    /// Bound on time per output token after the first, in milliseconds.
     pub tpot: Option<f64>,
-    /// Milliseconds in all.
+    /// Bound on end-to-end latency, in milliseconds.
     pub e2e: Option<f64>,
 }
 
 impl Goal {
-    /// Reads `ttft:200`, `tpot:50` or `e2e:5000`, in milliseconds.
+    /// Parses and sets one bound: `ttft:200`, `tpot:50` or `e2e:5000`, in milliseconds.
     pub fn with(mut self, text: &str) -> Result<Self, String> {
         let bound = |ms: &str| ms.parse::<f64>().ok().filter(|ms| ms.is_finite() && *ms > 0.0);
         let (name, ms) = text.split_once(':').unwrap_or((text, ""));
@@ -39,79 +41,79 @@ impl Goal {
             Some(bound) => took.is_some_and(|took| took.as_secs_f64() * 1e3 <= bound),
             None => true,
         };
-        // One token has no time per further token.
+        // TPOT is undefined for one token; such an answer meets any TPOT bound.
         let tpot = ended.tpot().or((ended.outputs == 1).then_some(Duration::ZERO));
         within(self.ttft, ended.ttft) && within(self.tpot, tpot) && within(self.e2e, Some(ended.total))
     }
 }
 
-/// What a run came to. Times are in milliseconds, rates per second of the whole run.
+/// Results of a load test. Times in milliseconds; rates per second of the whole run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What was asked.
+    /// Title of the workload.
     pub workload: String,
-    /// Who.
+    /// URL, route, model and context length of the server.
     pub server: Value,
-    /// Requests at once.
+    /// Maximum concurrent requests.
     pub concurrency: usize,
-    /// Seconds from the first request to the last answer.
+    /// Wall time of the run, in seconds.
     pub seconds: f64,
-    /// Answers that came.
+    /// Successful answers.
     pub completed: u64,
     /// Requests that failed.
     pub failed: u64,
-    /// Why: a status or a word, how often, and what the server said the first time.
+    /// Failures by kind (HTTP status or keyword): count, and the server's first message.
     pub faults: BTreeMap<String, (u64, String)>,
-    /// Tokens of the prompts.
+    /// Prompt tokens of all successful answers.
     pub prompt_tokens: u64,
-    /// Of those, cached.
+    /// Prompt tokens served from the prefix cache.
     pub cached_tokens: u64,
-    /// Tokens of the answers.
+    /// Output tokens of all successful answers.
     pub output_tokens: u64,
-    /// Events with text.
+    /// Streamed events that contain text.
     pub events: u64,
-    /// Answers.
+    /// Successful answers per second.
     pub request_rate: f64,
-    /// Tokens of answers.
+    /// Output tokens per second.
     pub output_rate: f64,
-    /// Tokens of prompts and answers.
+    /// Prompt and output tokens per second.
     pub total_rate: f64,
-    /// Events in the best second.
+    /// Highest number of text events within one second.
     pub best_second: u64,
-    /// Requests under way at once at most.
+    /// Highest number of concurrent requests observed.
     pub most_at_once: u64,
-    /// Time to the first token.
+    /// Time to first token (TTFT).
     pub ttft: Percentiles,
-    /// Time per token after the first, of each answer.
+    /// Time per output token (TPOT) after the first, per answer.
     pub tpot: Percentiles,
-    /// Gaps between events.
+    /// Inter-token latency (ITL): gaps between events.
     pub itl: Percentiles,
-    /// First byte sent to last byte read.
+    /// End-to-end latency: first byte sent to last byte read.
     pub e2e: Percentiles,
-    /// Waited for a place before being sent.
+    /// Client-side queueing delay before a due request was sent.
     pub queued: Percentiles,
-    /// Answers that met the goal: how many, per second, and their share of all requests; absent without a goal.
+    /// Goodput; absent without a goal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub goodput: Option<Goodput>,
-    /// Drawings of it, as the page takes them.
+    /// Plot data for the report page.
     #[serde(skip)]
     pub plots: Value,
 }
 
-/// Answers that were good enough.
+/// Goodput: answers that met the service-level objective.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Goodput {
-    /// When one is.
+    /// The objective.
     pub goal: Goal,
-    /// How many.
+    /// Number of answers that met it.
     pub answers: u64,
-    /// Per second.
+    /// Such answers per second of the run.
     pub rate: f64,
-    /// Of all requests.
+    /// Share of all requests, failures included.
     pub share: f64,
 }
 
-/// What is counted while it runs.
+/// Counters and histograms filled during a run.
 #[derive(Debug, Default)]
 pub(super) struct Count {
     ended: Vec<(Duration, bool)>,
@@ -121,7 +123,7 @@ pub(super) struct Count {
     cached: u64,
     outputs: u64,
     events: u64,
-    /// Events in each tenth of a second.
+    /// Text events per 100 ms bin since the start of the run.
     tenths: Vec<u64>,
     under_way: u64,
     most: u64,
@@ -132,7 +134,7 @@ pub(super) struct Count {
     queued: Histogram,
 }
 
-/// What a goal asks about.
+/// The times of one answer that a goal is checked against.
 #[derive(Debug)]
 struct Times(Ended);
 
@@ -248,7 +250,7 @@ impl Count {
 }
 
 impl Report {
-    /// The figures by name, for people.
+    /// Labeled metrics, formatted for terminal output.
     pub fn numbers(&self) -> Vec<(String, String)> {
         let mut rows = vec![
             (

@@ -1,3 +1,6 @@
+//! HTTP client of the load generator: keep-alive connection pool, request bodies and timed
+//! streaming.
+
 use super::{
     Route, Target,
     events::{Event, take_events},
@@ -11,13 +14,13 @@ use serde_json::{Map, Value, json};
 use std::{cell::RefCell, io, time::Duration};
 use tokio::time::{Instant, timeout};
 
-/// Most bytes that are kept of an answer that is an error.
+/// Maximum bytes kept of an error response body.
 const LONGEST_ERROR: usize = 16 << 10;
 
-/// How one request went.
+/// Outcome and timings of one request.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    /// Why it failed, if it did: a status or a word, and what the server said.
+    /// Failure kind (HTTP status or keyword) and the server's message, if the request failed.
     pub(super) fault: Option<(String, String)>,
     pub(super) prompt: u64,
     pub(super) cached: u64,
@@ -29,26 +32,26 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Time per output token after the first.
+    /// Time per output token (TPOT) after the first; `None` for fewer than two tokens.
     pub(super) fn tpot(&self) -> Option<Duration> {
         let gaps = u32::try_from(self.outputs.checked_sub(1)?).ok().filter(|gaps| *gaps > 0)?;
         Some(self.total.saturating_sub(self.ttft?) / gaps)
     }
 }
 
-/// A server that was met: speaks to it over connections that it keeps.
+/// A client for one server, with a pool of keep-alive connections.
 pub struct Talker {
     target: Target,
     model: String,
     context: Option<u32>,
-    /// Ids in prompts are below this.
+    /// Exclusive upper bound of token ids in prompts.
     ids: Token,
     timeout: Duration,
     idle: RefCell<Vec<Connection>>,
 }
 
 impl Talker {
-    /// Asks the server what it serves.
+    /// Queries `/v1/models` for the model name, context length and vocabulary size.
     pub(super) async fn meet(target: Target, timeout: Duration) -> io::Result<Self> {
         let model = target.model.clone().unwrap_or_default();
         let idle = RefCell::default();
@@ -72,18 +75,18 @@ impl Talker {
         Ok(talker)
     }
 
-    /// Longest prompt and answer together that the model takes, where the server says it.
+    /// Maximum context length in tokens, if the server reports it.
     pub fn context(&self) -> Option<u32> {
         self.context
     }
 
-    /// Who was asked.
+    /// Server description for the report.
     pub(super) fn describe(&self) -> Value {
         let Target { address, route, .. } = &self.target;
         json!({"url": address.url(), "route": route.path(), "model": self.model, "context": self.context})
     }
 
-    /// The body for a job.
+    /// Serializes the request body of a job.
     pub(super) fn body(&self, job: &Job, said: &Said, ignore_eos: bool) -> Vec<u8> {
         let mut body = Map::new();
         body.insert("model".into(), self.model.as_str().into());
@@ -116,7 +119,8 @@ impl Talker {
         Ok((head.status, text))
     }
 
-    /// Asks, and counts every event as it comes.
+    /// Sends one request and records every event as it arrives. Failures are returned in
+    /// `Ended::fault`.
     pub(super) async fn ask(&self, body: &[u8], run: Instant, due: Instant, count: &RefCell<Count>) -> Ended {
         let sent = Instant::now();
         let mut ended = Ended { queued: sent.saturating_duration_since(due), ..Ended::default() };
@@ -196,7 +200,8 @@ impl Talker {
         Ok(())
     }
 
-    /// Sends over a kept connection, or over a new one where there is none or the server has closed it meanwhile.
+    /// Sends over a pooled connection. If that fails (closed by the server), retries once over a
+    /// new one.
     async fn begin(&self, request: &[u8]) -> io::Result<(Connection, Head)> {
         let mut connection = self.connection().await?;
         match connection.request(request).await {
@@ -210,7 +215,7 @@ impl Talker {
     }
 }
 
-/// All of a short body.
+/// Reads a short body, up to `LONGEST_ERROR` bytes.
 async fn rest(connection: &mut Connection, head: Head) -> io::Result<Vec<u8>> {
     let (mut framing, mut text) = (Body::new(head), Vec::new());
     while text.len() < LONGEST_ERROR && connection.more(&mut framing, &mut text).await? {}

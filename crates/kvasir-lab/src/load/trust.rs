@@ -1,3 +1,5 @@
+//! TLS for the load generator: the trusted root certificates and the client handshake.
+
 use std::{io, path::Path, sync::Arc};
 use tokio::net::TcpStream;
 use tokio_rustls::{
@@ -10,7 +12,7 @@ use tokio_rustls::{
     },
 };
 
-/// Where systems keep the certificates that they trust.
+/// Well-known locations of the system's root certificate bundle.
 const BUNDLES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -18,19 +20,20 @@ const BUNDLES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Who may have signed the certificate of a server under TLS.
+/// Root certificates trusted to sign a server's certificate.
 #[derive(Clone, Debug)]
 pub struct Trust(Arc<ClientConfig>);
 
 impl Trust {
-    /// Those in a PEM file; without one, those whom the system trusts.
+    /// Loads the roots of a PEM file, or of the system's bundle if `file` is `None`.
     pub fn of(file: Option<&Path>) -> Result<Self, String> {
         let system = || BUNDLES.iter().map(Path::new).find(|path| path.is_file());
         let file = file.or_else(system).ok_or("no certificates are found on this system; name a PEM file")?;
         let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_file_iter(file).map_err(|e| fail(&e))? {
-            // A bundle may hold what this library does not read; the rest counts.
+            // A bundle may contain certificates that rustls cannot parse; skip them and use the
+            // rest.
             let _ = roots.add(certificate.map_err(|e| fail(&e))?);
         }
         if roots.is_empty() {
@@ -44,7 +47,7 @@ impl Trust {
         Ok(Self(Arc::new(config)))
     }
 
-    /// Speaks TLS over a connection to the server at `authority`.
+    /// Performs the TLS handshake over `stream`, verifying the host name of `authority`.
     pub(super) async fn over(&self, stream: TcpStream, authority: &str) -> io::Result<TlsStream<TcpStream>> {
         let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -81,7 +84,7 @@ mod tests {
             .with_single_cert(chain, key)
             .unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        // Who does not trust the certificate leaves here.
+        // A client that does not trust the certificate aborts the handshake here.
         let Ok(mut stream) = TlsAcceptor::from(Arc::new(config)).accept(stream).await else { return };
         let mut request = [0; 1024];
         let _ = stream.read(&mut request).await;

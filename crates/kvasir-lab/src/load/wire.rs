@@ -1,5 +1,8 @@
-//! As much HTTP/1.1 as a load generator needs: a request out, a body in, whatever its framing, without a copy more than
-//! the socket makes. A client library would cost more than the server that is measured.
+//! A minimal HTTP/1.1 client: one request out, one response body in, chunked or by length.
+//!
+//! A client library would cost more CPU than the server under test. Body bytes are copied once, out
+//! of the read buffer. Invariant: the body is the same however it is split into reads (unit test
+//! over every cut).
 
 use super::trust::Trust;
 use std::io;
@@ -8,24 +11,24 @@ use tokio::{
     net::TcpStream,
 };
 
-/// Most bytes of a head.
+/// Maximum bytes of a response head.
 const LONGEST_HEAD: usize = 64 << 10;
-/// Bytes that one read asks for.
+/// Buffer capacity of one read.
 const READ: usize = 64 << 10;
 
-/// Where requests go: `http://HOST[:PORT][/PATH]`, or the same with `https`.
+/// A server address: `http://HOST[:PORT][/PATH]` or `https://HOST[:PORT][/PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Whether it is spoken to under TLS.
+    /// Whether the scheme is `https`.
     pub secure: bool,
-    /// Host and port.
+    /// `HOST:PORT`.
     pub authority: String,
-    /// What stands in front of every route, without a slash at its end.
+    /// Path prefix of every route, without a trailing slash.
     pub path: String,
 }
 
 impl Address {
-    /// Reads an address. A path that ends in `/v1` may be given or left out.
+    /// Parses an address. A trailing `/v1` is optional and removed; the default port is 80 or 443.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (secure, rest) = match text.split_once("://") {
             Some(("http", rest)) => (false, rest),
@@ -49,14 +52,14 @@ impl Address {
         Ok(Self { secure, authority, path })
     }
 
-    /// How it is written.
+    /// The address as a URL.
     pub(super) fn url(&self) -> String {
         let scheme = if self.secure { "https" } else { "http" };
         format!("{scheme}://{}{}", self.authority, self.path)
     }
 }
 
-/// What the first lines of an answer say.
+/// The parsed status line and headers of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) status: u16,
@@ -72,7 +75,7 @@ enum Framing {
 }
 
 impl Head {
-    /// Reads a head that ends with an empty line.
+    /// Parses a head, given without its final empty line.
     fn parse(text: &str) -> Result<Self, String> {
         let mut lines = text.split("\r\n");
         let first = lines.next().unwrap_or_default();
@@ -95,11 +98,11 @@ impl Head {
     }
 }
 
-/// Takes the framing off a body.
+/// Body decoder: removes chunked or length framing.
 #[derive(Debug)]
 pub(super) struct Body {
     framing: Framing,
-    /// Of a chunk: bytes to come, and the line break behind them.
+    /// Remaining bytes of the current chunk, including its trailing CRLF.
     left: usize,
     is_over: bool,
 }
@@ -113,7 +116,7 @@ impl Body {
         self.is_over
     }
 
-    /// Appends to `out` what of `raw` is the body's own; returns how many bytes of `raw` were used.
+    /// Appends the payload of `raw` to `out` and returns how many bytes of `raw` were consumed.
     fn take(&mut self, raw: &[u8], out: &mut Vec<u8>) -> Result<usize, String> {
         match self.framing {
             Framing::UntilClose => {
@@ -140,7 +143,7 @@ impl Body {
                 if now == 0 {
                     break;
                 }
-                // The last two bytes are the line break.
+                // The last two bytes of `left` are the CRLF, not payload.
                 let text = now.min(self.left.saturating_sub(2));
                 out.extend_from_slice(rest.get(..text).unwrap_or_default());
                 self.left -= now;
@@ -157,7 +160,8 @@ impl Body {
             let size = line.split(';').next().unwrap_or_default().trim();
             let size = usize::from_str_radix(size, 16).map_err(|_| format!("a chunk of `{line}` bytes"))?;
             if size == 0 {
-                // Trailers are not sent by anybody; what is left is the last line break.
+                // Trailers are not supported, since no known server sends them; only the final CRLF
+                // is left.
                 if rest.len() < end + 4 {
                     break;
                 }
@@ -172,12 +176,12 @@ impl Body {
     }
 }
 
-/// What bytes go through, under TLS or not.
+/// A byte stream, plain or under TLS.
 trait Socket: AsyncRead + AsyncWrite + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Socket for S {}
 
-/// One connection that is used for one request after another.
+/// A keep-alive connection; requests on it are sequential.
 pub(super) struct Connection {
     stream: Box<dyn Socket>,
     raw: Vec<u8>,
@@ -188,7 +192,7 @@ fn broken(why: impl Into<String>) -> io::Error {
 }
 
 impl Connection {
-    /// Connects; `trust` is needed where the address is spoken to under TLS.
+    /// Connects. `trust` is required for an `https` address.
     pub(super) async fn open(address: &Address, trust: Option<&Trust>) -> io::Result<Self> {
         let stream = TcpStream::connect(&address.authority).await?;
         stream.set_nodelay(true)?;
@@ -200,7 +204,7 @@ impl Connection {
         Ok(Self { stream, raw: Vec::with_capacity(READ) })
     }
 
-    /// Sends a whole request and reads the head of its answer.
+    /// Sends a complete request and reads the head of the response.
     pub(super) async fn request(&mut self, request: &[u8]) -> io::Result<Head> {
         self.raw.clear();
         self.stream.write_all(request).await?;
@@ -217,7 +221,7 @@ impl Connection {
         }
     }
 
-    /// Appends more of the body to `out`. False at its end.
+    /// Appends more body bytes to `out`. Returns `false` at the end of the body.
     pub(super) async fn more(&mut self, body: &mut Body, out: &mut Vec<u8>) -> io::Result<bool> {
         if body.is_over {
             return Ok(false);

@@ -1,8 +1,10 @@
+//! The recorded case format `kvasir-conformance/1`: suites, cases, and their errors.
+
 use super::expand_ranges;
 use serde_json::{Map, Value};
 use std::{fmt, sync::Arc};
 
-/// A case or a file that makes no sense; one line that says why, and of a case which.
+/// A malformed case or file: one line with the reason, and the case id if known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaseError {
     case: Option<String>,
@@ -10,12 +12,12 @@ pub struct CaseError {
 }
 
 impl CaseError {
-    /// Of a whole file.
+    /// An error about the whole file.
     fn of_file(why: impl Into<String>) -> Self {
         Self { case: None, why: why.into() }
     }
 
-    /// Why, without the case.
+    /// The reason without the case id.
     pub(super) fn why(&self) -> &str {
         &self.why
     }
@@ -32,51 +34,52 @@ impl fmt::Display for CaseError {
 
 impl std::error::Error for CaseError {}
 
-/// One recorded case, its ranges written out.
+/// One recorded case, with its `{"range": [a, b]}` values expanded.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Its name, unique in its suite.
+    /// Case id, unique within its suite.
     pub id: String,
-    /// Selects the runner.
+    /// Case kind; selects the runner.
     pub kind: String,
-    /// Everything else it says.
+    /// All other fields of the case.
     pub body: Map<String, Value>,
-    /// What the file says for all its cases.
+    /// The file's `meta` object, shared by all its cases.
     pub meta: Arc<Value>,
 }
 
 impl Case {
-    /// A field that must be there.
+    /// A required field of the case.
     pub fn field(&self, name: &str) -> Result<&Value, CaseError> {
         self.body.get(name).ok_or_else(|| self.error(format!("field `{name}` is missing")))
     }
 
-    /// `given.NAME`.
+    /// The required field `given.NAME`.
     pub fn given(&self, name: &str) -> Result<&Value, CaseError> {
         let given = self.field("given")?;
         given.get(name).ok_or_else(|| self.error(format!("field `given.{name}` is missing")))
     }
 
-    /// An error about this case.
+    /// Creates an error about this case.
     pub fn error(&self, why: impl Into<String>) -> CaseError {
         CaseError { case: Some(self.id.clone()), why: why.into() }
     }
 }
 
-/// Numbers that all ranges of a file may stand for.
+/// Upper bound on the numbers that all ranges of a file may expand to; protects memory.
 const MOST_NUMBERS: u64 = 1 << 24;
 
-/// A file of cases.
+/// A parsed case file.
 #[derive(Clone, Debug)]
 pub struct Suite {
-    /// Its name.
+    /// Suite name.
     pub name: String,
-    /// Its cases.
+    /// Cases in file order.
     pub cases: Vec<Case>,
 }
 
 impl Suite {
-    /// Reads `{"format": "kvasir-conformance/1", ..}`.
+    /// Parses `{"format": "kvasir-conformance/1", ..}` and expands ranges. Any malformed case fails
+    /// the file.
     pub fn parse(text: &str) -> Result<Self, CaseError> {
         let bad = |why: String| CaseError::of_file(why);
         let mut file: Value = serde_json::from_str(text).map_err(|e| bad(format!("not JSON: {e}")))?;

@@ -1,18 +1,23 @@
+//! Structural comparison of recorded and replayed JSON, and range expansion.
+
 use serde::Serialize;
 use serde_json::Value;
 
-/// The first thing that differs.
+/// The first difference between expected and actual values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mismatch {
-    /// The operation or row, and the field in it.
+    /// JSON path of the difference: operation or row, then field.
     pub at: String,
-    /// What the case says.
+    /// The recorded value.
     pub expected: Value,
-    /// What we have.
+    /// The replayed value.
     pub got: Value,
 }
 
-/// Replaces every `{"range": [a, b]}` by the integers `a .. b`, of which `left` may be written out.
+/// Replaces every `{"range": [a, b]}` by the integers `a .. b` and subtracts their count from
+/// `left`.
+///
+/// Fails when `left` would become negative.
 pub(super) fn expand_ranges(value: Value, left: &mut u64) -> Result<Value, String> {
     match value {
         Value::Object(map) => {
@@ -33,7 +38,10 @@ pub(super) fn expand_ranges(value: Value, left: &mut u64) -> Result<Value, Strin
     }
 }
 
-/// Compares `got` with `expected`: of objects only the keys that `expected` has, everything else exactly.
+/// Compares `got` with `expected`.
+///
+/// Objects are compared by the keys of `expected` only, everything else exactly. An expected
+/// `{"not_compared": true}` matches anything.
 pub fn compare(at: &str, expected: &Value, got: &Value) -> Result<(), Box<Mismatch>> {
     match (expected, got) {
         (Value::Object(want), _) if want.get("not_compared") == Some(&Value::Bool(true)) => Ok(()),

@@ -1,7 +1,16 @@
-//! `kvasir replay`: recorded operation sequences run against our caches and policies.
+//! `kvasir replay`: conformance replay of recorded operation sequences against our KV caches and
+//! schedulers.
 //!
-//! A case file is `{"format": "kvasir-conformance/1", "suite", "meta", "cases": [..]}`. Each kind of case has a
-//! runner in [`FAMILIES`]; a file of this module holds the runners of one family.
+//! A case file is `{"format": "kvasir-conformance/1", "suite", "meta", "cases": [..]}`. Each case
+//! kind has a runner in [`FAMILIES`]; each submodule holds the runners of one family:
+//!
+//! - `blocks`: paged and radix caches (ATOM block manager, Mini-SGLang radix tree, nano-vLLM
+//!   hashes).
+//! - `engine`: schedulers, sequences, routing and whole toy workloads.
+//! - `kv`: llama.cpp-style KV cache operations.
+//! - `spyre`: rectangular (static shape) scheduling.
+//!
+//! Guarded by `tests/replay_*.rs`; `tests/mutations.rs` checks that wrong cases fail.
 
 mod blocks;
 mod case;
@@ -18,45 +27,48 @@ use names::BlockNames;
 
 use serde::Serialize;
 
-/// What became of one case.
+/// Verdict of one case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "verdict")]
 pub enum Outcome {
-    /// Everything that was asserted holds.
+    /// All assertions hold.
     Passed,
-    /// Something differs; the first difference.
+    /// The first difference.
     Failed(Box<Mismatch>),
-    /// The case makes no sense: a field is missing, or an operation is not known.
+    /// The case is malformed: a missing field or an unknown operation.
     Senseless {
-        /// Which.
+        /// The reason.
         why: String,
     },
-    /// Not run, with the reason: the unit test that covers a table, or a decision record.
+    /// Not run. The reason names the unit test or decision record that covers it.
     Skipped {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Runs one case. An `Err` is a case that makes no sense: a missing field, an unknown operation.
+/// Runs one case. `Err` means a malformed case: a missing field or an unknown operation.
 pub type Runner = fn(&Case) -> Result<Outcome, CaseError>;
 
-/// Every kind that can be replayed, family by family.
+/// All supported case kinds and their runners, by family.
 pub const FAMILIES: &[&[(&str, Runner)]] = &[blocks::KINDS, engine::KINDS, kv::KINDS, spyre::KINDS];
 
-/// A case's verdict.
+/// The verdict on one case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The case.
+    /// Case id.
     pub id: String,
-    /// Its kind.
+    /// Case kind.
     pub kind: String,
-    /// What became of it.
+    /// Verdict.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// Runs every case of a suite, or the one named if it is there. One that makes no sense does not keep the others from running.
+/// Runs every case of a suite, or only the one with the id `only`.
+///
+/// A malformed case is reported as `Senseless` and does not stop the others. An unknown kind is an
+/// error.
 pub fn run(suite: &Suite, only: Option<&str>) -> Result<Vec<Report>, CaseError> {
     let mut reports = Vec::new();
     for case in suite.cases.iter().filter(|case| only.is_none_or(|id| id == case.id)) {

@@ -1,21 +1,27 @@
+//! Maps recorded block ids to our block ids, so that block tables compare up to renaming.
+
 use super::{Mismatch, compare};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Which of our blocks a case's block ids stand for. Which block is handed out next is free; that a shared or kept block
-/// is the same block is not.
+/// A partial bijection from a case's block ids to ours.
+///
+/// The allocation order of fresh blocks is not compared. Shared and retained blocks must keep their
+/// identity.
 #[derive(Debug, Default)]
 pub(super) struct BlockNames {
     ours: BTreeMap<u32, u32>,
-    /// Tables of the live sequences, in the case's ids and in ours.
+    /// Block tables of live sequences: the case's ids and ours.
     live: BTreeMap<String, (Vec<u32>, Vec<u32>)>,
 }
 
 impl BlockNames {
-    /// Takes a sequence's table in both languages: its first `hit` blocks, and those that were in it before, must be those that the
-    /// case's ids stand for already, if they stand for any; the others may be bound anew where no other live table has them. Ours may be shorter: blocks
-    /// that are promised and not handed out have no number. Returns our table in the case's ids; a block that stands for nothing
-    /// is written as text.
+    /// Binds a sequence's block table and returns our table in the case's ids.
+    ///
+    /// The first `hit` blocks and all earlier table entries must map to the blocks already bound to
+    /// their ids. Other entries may be rebound unless another live table contains the id or the
+    /// block. `table` may be shorter than `named`: reserved blocks have no id yet. A block bound to
+    /// no id is returned as text.
     pub(super) fn bind(&mut self, seq: &str, named: &[u32], table: &[u32], hit: usize) -> Value {
         let before = self.live.get(seq).map_or(0, |(_, table)| table.len());
         let others: Vec<_> =
@@ -35,7 +41,7 @@ impl BlockNames {
         table.iter().map(|&block| self.name(Some(block))).collect()
     }
 
-    /// Binds as [`BlockNames::bind`] does; the table as far as we have it must be what the case says.
+    /// Binds like [`BlockNames::bind`] and compares the known part of our table with `wanted`.
     pub(super) fn meet(
         &mut self,
         at: &str,
@@ -51,12 +57,12 @@ impl BlockNames {
         compare(at, &json!(named.get(..table.len()).unwrap_or(&named)), &ours)
     }
 
-    /// A sequence has let go of its blocks.
+    /// Removes a sequence's table after its blocks were released.
     pub(super) fn release(&mut self, seq: &str) {
         self.live.remove(seq);
     }
 
-    /// The case's id for one of our blocks.
+    /// The case's id of one of our blocks; text if it has none.
     pub(super) fn name(&self, block: Option<u32>) -> Value {
         let name = self.ours.iter().find(|(_, ours)| Some(**ours) == block);
         match (name, block) {

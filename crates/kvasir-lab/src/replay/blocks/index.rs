@@ -1,4 +1,8 @@
-//! `atom.hash`, `atom.block_pool`, `nano.hash`: the hash and the hand-out order of the `paged` cache.
+//! Replays `atom.hash`, `atom.block_pool` and `nano.hash`: block hashes and allocation order of the
+//! `paged` cache.
+//!
+//! Exercises `HashIndex`, the prefix cache index over chained block hashes, without a cache around
+//! it.
 
 use super::manager::{list, numbers};
 use crate::replay::{Case, CaseError, Outcome, compare};
@@ -6,7 +10,7 @@ use kvasir_kv::blocks::{BlockConfig, Index, Offer};
 use kvasir_kv::{BlockId, HashIndex, LongList, Token, block_hash};
 use serde_json::{Map, Value, json};
 
-/// Runs one `atom.hash` case: tables of hashes and of pairs.
+/// Runs one `atom.hash` case: tables of block hashes, and of pairs compared for equality.
 pub(super) fn run_hash(case: &Case) -> Result<Outcome, CaseError> {
     let expected = case.field("expected")?;
     let mut got = Map::new();
@@ -27,7 +31,7 @@ pub(super) fn run_hash(case: &Case) -> Result<Outcome, CaseError> {
     Ok(verdict(compare("expected", expected, &Value::Object(got))))
 }
 
-/// Runs one `nano.hash` case: hashes as 16 hex digits.
+/// Runs one `nano.hash` case: block hashes as 16 hex digits.
 pub(super) fn run_nano_hash(case: &Case) -> Result<Outcome, CaseError> {
     let given = list(case, case.field("given")?)?;
     let hash = |vector| Ok(json!(format!("{:016x}", hash_of(case, vector)?)));
@@ -37,7 +41,7 @@ pub(super) fn run_nano_hash(case: &Case) -> Result<Outcome, CaseError> {
 
 fn hash_of(case: &Case, vector: &Value) -> Result<u64, CaseError> {
     let tokens: Vec<Token> = match vector.get("tokens") {
-        // "256 zeros" is short for 256 tokens 0.
+        // `"256 zeros"` abbreviates 256 tokens of id 0.
         Some(Value::String(text)) => match text.split_once(' ').map(|(n, what)| (n.parse::<usize>(), what)) {
             Some((Ok(n @ 0..=1024), "zeros")) => vec![0; n],
             _ => return Err(case.error(format!("tokens `{text}` make no sense"))),
@@ -63,12 +67,12 @@ fn verdict(compared: Result<(), Box<crate::replay::Mismatch>>) -> Outcome {
     }
 }
 
-/// The index of a `paged` cache, and how often each of its blocks is taken.
+/// The hash index of a `paged` cache with a reference count per block.
 struct Pool {
     index: HashIndex,
     owners: Vec<u32>,
     pops: Vec<BlockId>,
-    /// Symbolic hashes. The `n`-th stands for a block of the one token `n`.
+    /// Symbolic hash names. The `n`-th stands for a block holding the single token `n`.
     names: Vec<String>,
 }
 
@@ -111,7 +115,7 @@ impl Pool {
         found.first().map_or(json!(-1), |block| json!(block))
     }
 
-    /// Runs one operation; `None` if it makes no sense.
+    /// Runs one operation. `None` means a malformed operation.
     fn run(&mut self, op: &str) -> Option<()> {
         let words: Vec<&str> = op.split_whitespace().collect();
         let ids =

@@ -1,4 +1,7 @@
-//! `atom.block_manager`: one operation of a block manager after the other, on the `paged` cache.
+//! Replays `atom.block_manager`: block manager operations, one at a time, on the `paged` cache.
+//!
+//! Each operation (allocate, publish, append, deallocate, …) is mapped to cache calls. Its return
+//! value and the resulting state are compared, and `Cache::check` must hold after each one.
 
 use crate::replay::engine::sequence;
 use crate::replay::{BlockNames, Case, CaseError, Mismatch, Outcome, compare};
@@ -10,7 +13,7 @@ use kvasir_kv::{
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// One sequence of a case. It is in the cache from its allocation to its release.
+/// A sequence of a case. It exists in the cache between `allocate` and `deallocate`.
 struct Seq {
     id: Option<SeqId>,
     tokens: Vec<Token>,
@@ -32,7 +35,7 @@ struct Manager {
 
 const MOST_BLOCKS: u32 = 1 << 20;
 
-/// An operation that the manager refuses.
+/// The operation was refused, for example for lack of free blocks.
 struct Refused(String);
 
 impl From<CacheError> for Refused {
@@ -67,7 +70,7 @@ pub(super) fn numbers(case: &Case, value: &Value) -> Result<Vec<u32>, CaseError>
     numbers.ok_or_else(|| case.error("a list of whole numbers was expected"))
 }
 
-/// A number of the case's config, or of the file's defaults.
+/// A config value of the case, or of the file's defaults.
 pub(super) fn config<'a>(case: &'a Case, name: &str) -> Result<&'a Value, CaseError> {
     let given = case.given("config").ok().and_then(|config| config.get(name));
     let default = case.meta.get("defaults").and_then(|defaults| defaults.get(name));
@@ -113,7 +116,7 @@ impl Manager {
         Ok(Self { cache, states, block_size, seqs, hashes, names, step: 0 })
     }
 
-    /// Runs one operation and compares what the case says of it.
+    /// Runs one operation and compares its result and state with the recorded ones.
     fn check(
         &mut self,
         case: &Case,
@@ -155,7 +158,7 @@ impl Manager {
         self.cache.room().available() / self.block_size
     }
 
-    /// The state, as far as the case looks at it, in the case's own block ids.
+    /// The parts of the state that the case checks, in the case's block ids.
     fn state(&mut self, case: &Case, expected: &Map<String, Value>) -> Result<Value, CaseError> {
         let mut state = Map::new();
         for (key, wanted) in expected {
@@ -208,7 +211,7 @@ impl Manager {
         self.cache.retire(step)
     }
 
-    /// Runs one operation; the outer error is a case that makes no sense.
+    /// Runs one operation. The outer error means a malformed case.
     fn run(&mut self, case: &Case, name: &str, op: &Value) -> Result<Result<Value, Refused>, CaseError> {
         let number =
             |field: &str| op.get(field).and_then(Value::as_u64).map(|n| n.min(u64::from(u32::MAX)) as u32);
@@ -278,7 +281,7 @@ impl Manager {
                 let n = needed("value")? as usize;
                 self.with(&seq_name, |seq| seq.tokens.truncate(n))
             }
-            // A prompt that is computed in chunks: from here on the next one is published.
+            // Chunked prefill: the recorded engine sets this before it publishes the next chunk.
             "set" if op.get("field").and_then(Value::as_str) == Some("num_cached_tokens") => {
                 let n = needed("value")?;
                 self.with(&seq_name, |seq| seq.cached = n)
@@ -360,19 +363,19 @@ impl Manager {
         self.with(name, |seq| seq.cached = 0)
     }
 
-    /// Leading tokens in published blocks.
+    /// Number of leading tokens in published blocks.
     fn published(&self, id: Option<SeqId>) -> u32 {
         id.and_then(|id| self.cache.published_tokens(id).ok()).unwrap_or(0)
     }
 
-    /// A sequence without blocks has nothing to publish.
+    /// Publishes `start .. end` to the prefix cache. A sequence without blocks publishes nothing.
     fn publish(&mut self, name: &str, start: u32, end: u32) -> Result<Value, Refused> {
         let Some(id) = self.seqs.get(name).and_then(|seq| seq.id) else { return Ok(json!(0)) };
         let tokens = self.tokens(name).to_vec();
         Ok(json!(self.cache.publish_range(id, &tokens, start, end)?))
     }
 
-    /// Tokens that the sequence has beyond those that are fed.
+    /// Number of tokens of the sequence that are not yet claimed in the cache.
     fn unfed(&self, name: &str, id: SeqId) -> Result<u32, CacheError> {
         Ok((self.tokens(name).len() as u32).saturating_sub(self.cache.claimed_len(id)?))
     }

@@ -1,4 +1,4 @@
-//! Runners of the kinds that replay the block caches: `paged` and `radix`, their indices and their hash.
+//! Replay runners for the block caches: `paged` and `radix`, their prefix indices and block hashes.
 
 mod index;
 mod manager;
@@ -7,7 +7,7 @@ mod radix_tree;
 
 use super::Runner;
 
-/// The kinds of this family.
+/// Case kinds of this family.
 pub(super) const KINDS: &[(&str, Runner)] = &[
     ("atom.block_manager", manager::run),
     ("atom.block_pool", index::run_pool),

@@ -1,4 +1,5 @@
-//! `minisgl.page_allocator`, `minisgl.naive`, `minisgl.cache_manager`: pages on the `radix` cache.
+//! Replays `minisgl.page_allocator`, `minisgl.naive` and `minisgl.cache_manager` on the `radix`
+//! cache.
 
 use super::manager::{list, numbers};
 use super::radix_tree::{check_final_tree, page_size};
@@ -30,7 +31,7 @@ fn failed(at: String, expected: &Value, got: Value) -> Outcome {
     Outcome::Failed(Box::new(Mismatch { at, expected: expected.clone(), got }))
 }
 
-/// Runs one `minisgl.naive` case: with sharing off nothing is found, kept or evicted.
+/// Runs one `minisgl.naive` case: without prefix caching nothing is matched, retained or evicted.
 pub(super) fn run_naive(case: &Case) -> Result<Outcome, CaseError> {
     let bad = |error: CacheError| case.error(error.to_string());
     let ids = numbers(case, case.given("ids")?)?;
@@ -50,7 +51,7 @@ pub(super) fn run_naive(case: &Case) -> Result<Outcome, CaseError> {
         "evict0": [],
     });
     let expected = case.field("expected")?;
-    // An eviction that yields less than was asked for is what the recorded engine refuses.
+    // The recorded engine raises where an eviction frees less than requested.
     if cache.evict(1).map_err(bad)? == 0 {
         got["evict1"] = expected.get("evict1").cloned().unwrap_or_default();
     }
@@ -60,7 +61,7 @@ pub(super) fn run_naive(case: &Case) -> Result<Outcome, CaseError> {
     })
 }
 
-/// Runs one `minisgl.page_allocator` case on the index of a `radix` cache.
+/// Runs one `minisgl.page_allocator` case on the radix index, without a cache around it.
 pub(super) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
     let config = config(case, num_pages(case)?)?;
     let page = config.block_size;
@@ -107,7 +108,8 @@ pub(super) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
                     used[id as usize] = false;
                 }
             }
-            // The format gives the answer no name, so it is whatever else the case looks at.
+            // The format does not name the result field; it is any other field that the case
+            // expects.
             "expand" => {
                 let slots: Value = taken.iter().flat_map(|id| id * page..(id + 1) * page).collect();
                 let names = expected.as_object().into_iter().flatten().map(|(name, _)| name);
@@ -130,7 +132,7 @@ pub(super) fn run_page_allocator(case: &Case) -> Result<Outcome, CaseError> {
     Ok(Outcome::Passed)
 }
 
-/// A request of a cache manager's case.
+/// One request of a `minisgl.cache_manager` case.
 struct Row {
     seq: SeqId,
     ids: Vec<Token>,
@@ -139,8 +141,10 @@ struct Row {
     handle: u32,
 }
 
-/// Page 0 of the cache is a dummy, so that a step can name a request without taking a page for it; the case's page 0 is our
-/// page 1.
+/// State of a `minisgl.cache_manager` replay.
+///
+/// Page 0 of our cache is the dummy page, so that a step can name a request without taking a page.
+/// The case's page `n` is our page `n + 1`.
 struct Manager {
     cache: Radix,
     page: u32,
@@ -178,7 +182,7 @@ pub(super) fn run_cache_manager(case: &Case) -> Result<Outcome, CaseError> {
     })
 }
 
-/// What a correct engine shows: the canonical row in place of a recorded faulty one.
+/// Replaces recorded faulty page table rows by the canonical rows of a correct engine.
 fn correct(expected: &Value) -> Value {
     let mut expected = expected.clone();
     let correct_row = |row: &mut Value| {
@@ -196,7 +200,7 @@ fn correct(expected: &Value) -> Value {
 }
 
 impl Manager {
-    /// Runs one operation; the outer error is a case that makes no sense.
+    /// Runs one operation. The outer error means a malformed case.
     fn run(&mut self, case: &Case, op: &Value) -> Result<Result<Value, CacheError>, CaseError> {
         match op.get("op").and_then(Value::as_str) {
             Some("admit") => {
@@ -259,7 +263,8 @@ impl Manager {
         Ok(json!({}))
     }
 
-    /// Puts what a request has computed into the tree; a finished one lets go of all its pages.
+    /// Publishes a request's computed tokens to the radix tree; a finished request releases its
+    /// pages.
     fn keep(&mut self, at: u32, finished: bool) -> Result<(), CacheError> {
         let Some(row) = self.rows.get_mut(&at) else { return Ok(()) };
         self.cache.publish(row.seq, &row.ids, row.cached)?;
@@ -270,7 +275,8 @@ impl Manager {
         Ok(())
     }
 
-    /// While a step that names the requests is in flight, no page that they let go of comes back.
+    /// Lazy free region: pages released by requests stay allocated while a step that names them is
+    /// in flight.
     fn lazy_region(
         &mut self,
         case: &Case,
@@ -298,7 +304,7 @@ impl Manager {
         Ok(retired.map(|()| json!({ "free_count_seen_inside_region": seen })))
     }
 
-    /// Adds what can be seen after an operation, of the rows that the case looks at.
+    /// Adds the observable state after an operation, limited to the rows that the case checks.
     fn describe(&self, op: &Value, expected: &Value, got: &mut Value) {
         let index = self.cache.index();
         let (evictable, protected) = (index.tree().evictable(), index.tree().protected());
@@ -326,7 +332,7 @@ impl Manager {
             return Value::Null;
         };
         let mut pages: Vec<Value> = table.iter().map(|id| json!((id - 1) * self.page)).collect();
-        // Entries past those that were allocated are leftovers of the row's user before.
+        // Entries past the allocated ones are leftovers of the row's previous request.
         let wanted = wanted.get("page_table_row").and_then(Value::as_array);
         pages.extend(wanted.into_iter().flatten().skip(table.len()).cloned());
         json!({

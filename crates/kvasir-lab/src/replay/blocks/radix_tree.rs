@@ -1,4 +1,4 @@
-//! `minisgl.radix`: operations on the radix tree itself.
+//! Replays `minisgl.radix`: match, insert, lock, unlock and LRU eviction on the radix tree itself.
 
 use super::manager::{list, numbers};
 use crate::replay::{Case, CaseError, Mismatch, Outcome, compare};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 struct Tree {
     tree: RadixTree,
     page: usize,
-    /// Saved handles: node and length.
+    /// Saved handles: node and length in tokens.
     handles: BTreeMap<String, (NodeId, u32)>,
     locks: BTreeMap<NodeId, u32>,
 }
@@ -42,13 +42,14 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     })
 }
 
-/// `given.page_size`.
+/// `given.page_size`, 1 to 256.
 pub(super) fn page_size(case: &Case) -> Result<u32, CaseError> {
     let page = case.given("page_size")?.as_u64().filter(|page| (1..=256).contains(page));
     page.map(|page| page as u32).ok_or_else(|| case.error("`page_size` must be 1 to 256"))
 }
 
-/// A node's locks and those below it: what a lock that counts on the whole path shows.
+/// Sum of the locks on a node and its descendants, as engines count that lock the whole path to the
+/// root.
 fn lock_sum(tree: &RadixTree, locks: &BTreeMap<NodeId, u32>, node: NodeId) -> u32 {
     let below: u32 = tree.children(node).into_iter().map(|child| lock_sum(tree, locks, child)).sum();
     below + locks.get(&node).copied().unwrap_or(0)
@@ -116,7 +117,7 @@ impl Tree {
     }
 }
 
-/// Compares the tree at the end. Times of use count by their order only.
+/// Compares the final tree. LRU timestamps are compared by order only.
 pub(super) fn check_final_tree(
     expected: Option<&Value>,
     tree: &RadixTree,
@@ -141,7 +142,8 @@ fn order(a: u64, b: u64) -> Ordering {
     a.cmp(&b)
 }
 
-/// The nodes below one, as the case writes them; their times go to `times` beside the expected ones.
+/// Renders the subtree below `node` in the case's format; pairs expected and actual timestamps in
+/// `times`.
 fn branches(
     tree: &RadixTree,
     node: NodeId,

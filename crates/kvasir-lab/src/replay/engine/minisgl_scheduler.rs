@@ -1,3 +1,15 @@
+//! Replays `minisgl.scheduler` (Mini-SGLang): chunked prefill on the radix cache, with a scripted
+//! model.
+//!
+//! 1. Feed the recorded messages of a step (new requests, aborts).
+//! 2. Schedule, and describe the batch in the recorded format: padding, write positions, `out_loc`.
+//! 3. Complete the oldest step with scripted tokens; with overlap scheduling one step stays in
+//!    flight.
+//! 4. Compare batch, replies and cache state, and at the end all tokens and the final state.
+//!
+//! Steps recorded with overlap or with a known fault of the peer are compared by their final tokens
+//! only.
+
 use super::{about, list, number, switch, tokens};
 use crate::replay::{Case, CaseError, Outcome, compare};
 use kvasir_engine::{Chunked, Core, Finish, Limits, Mixing, Order, Params, Request, RequestId};
@@ -6,7 +18,8 @@ use kvasir_kv::{Radix, Span, Token, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
 
-/// `minisgl.scheduler`: the `chunked` policy on the `radix` cache with a scripted model, with and without overlap.
+/// `minisgl.scheduler`: the `chunked` policy on the `radix` cache, with and without overlap
+/// scheduling.
 pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     replay(case).map_err(about(case))
 }
@@ -16,7 +29,7 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     let expected = case.body.get("expected").ok_or("field `expected` is missing")?;
     let of = |key: &str| case.body.get(key).or_else(|| expected.get(key)).cloned().unwrap_or_default();
     let overlap = given["loop"] == "overlap";
-    // Recorded faults: there only what is right in the end is compared.
+    // Overlapped and hazard cases contain recorded faults; only their final results are compared.
     let exact = !overlap && !switch(&Value::Object(case.body.clone()), "hazard", false);
     let mut bench = Bench::new(given, overlap)?;
     for (i, step) in list(given, "steps")?.iter().enumerate() {
@@ -54,13 +67,13 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     Ok(Outcome::Passed)
 }
 
-/// Each of these requests has exactly one finished reply, on its last token.
+/// Every request has exactly one finished reply, at its last token.
 fn finished_once(wanted: &Map<String, Value>) -> Value {
     let last = |tokens: &Value| json!([tokens.as_array().map_or(0, Vec::len)]);
     wanted.iter().map(|(uid, tokens)| (uid.clone(), last(tokens))).collect::<Map<_, _>>().into()
 }
 
-/// What of a recorded step is compared.
+/// Removes the fields of a recorded step that are not compared.
 fn comparable(step: &Value) -> Value {
     let mut step = step.clone();
     if let Some(map) = step.as_object_mut() {
@@ -92,10 +105,10 @@ struct Bench {
     eos: Token,
     ids: BTreeMap<u64, RequestId>,
     outputs: BTreeMap<u64, Vec<Token>>,
-    /// Tokens of each request, and how many it had at each finished reply.
+    /// Per request: output tokens, and their count at each finished reply.
     replies: BTreeMap<u64, (Vec<Token>, Vec<usize>)>,
     steps: VecDeque<Box<Step>>,
-    /// The case's names for our places in the token pool.
+    /// The case's names for our token-pool rows.
     slots_of: BTreeMap<PoolRow, Value>,
 }
 
@@ -155,7 +168,7 @@ impl Bench {
         Ok(got)
     }
 
-    /// Runs on until everything has come back, for loops that are cut short.
+    /// Runs until the core is idle, for recordings that stop early.
     fn finish(&mut self) -> Result<(), String> {
         for _ in 0..100_000 {
             if self.core.is_idle() {
@@ -225,7 +238,7 @@ impl Bench {
         json!({ "phase": phase, "reqs": reqs, "padded_size": padded, "out_loc": out_loc, "positions": positions })
     }
 
-    /// The case's name for a place in the token pool: kept while somebody has it, and nobody else's.
+    /// The case's name for a token-pool row; stable and unique while the row is in use.
     fn slot(&mut self, row: PoolRow, recorded: &Value) -> Value {
         match self.slots_of.get(&row) {
             Some(slot) => slot.clone(),
@@ -237,7 +250,7 @@ impl Bench {
         }
     }
 
-    /// A decode batch is padded to the smallest captured size that holds it.
+    /// Batch size after CUDA graph padding: decode pads to the smallest captured size that fits.
     fn padded(&self, rows: u32, decode: bool) -> u32 {
         let fits = self.graphs.iter().filter(|size| **size >= rows).min();
         fits.copied().filter(|_| decode).unwrap_or(rows)
@@ -247,7 +260,7 @@ impl Bench {
         self.core.sequence(id).map_or(u64::MAX, |sequence| sequence.tag())
     }
 
-    /// The scripted model answers the oldest step.
+    /// Completes the oldest step in flight with the scripted tokens.
     fn take_in(&mut self) -> Result<Vec<Value>, String> {
         let Some(mut step) = self.steps.pop_front() else { return Ok(Vec::new()) };
         for row in &step.batch.rows {
@@ -309,7 +322,7 @@ impl Bench {
         })
     }
 
-    /// Tokens that each of these requests had at its finished replies.
+    /// Per request: the output token counts at its finished replies.
     fn finished(&self, wanted: &Map<String, Value>) -> Value {
         let of =
             |uid: &String| uid.parse().ok().and_then(|uid: u64| self.replies.get(&uid)).map(|heard| &heard.1);

@@ -1,3 +1,5 @@
+//! Replays the table kinds of `minisgl`; most are covered by unit tests and skipped with a reason.
+
 use super::{about, number};
 use crate::replay::{Case, CaseError, Outcome, compare};
 use crate::workload::offline_lists;
@@ -38,7 +40,7 @@ pub(super) fn sampling(_: &Case) -> Result<Outcome, CaseError> {
     )
 }
 
-/// `minisgl.workload`: the lengths and tokens that the offline benchmark draws.
+/// `minisgl.workload`: prompt lengths and tokens drawn by the offline benchmark.
 pub(super) fn workload(case: &Case) -> Result<Outcome, CaseError> {
     let (given, expected) = (case.field("given")?, case.field("expected")?);
     let asked = [&given["seed"], &given["input"], &given["output"], &given["token"]];
@@ -60,7 +62,7 @@ pub(super) fn workload(case: &Case) -> Result<Outcome, CaseError> {
         "first_prompt_head": head,
         "last_prompt_tail": tail,
     });
-    // The digests of a function that we do not have; all tokens are checked by the unit test.
+    // SHA-256 digests are not computed here; a unit test compares all tokens.
     let mut expected = expected.clone();
     if let Some(map) = expected.as_object_mut() {
         map.retain(|key, _| !key.starts_with("sha256"));

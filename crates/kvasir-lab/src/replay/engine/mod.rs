@@ -1,4 +1,6 @@
-//! Runners of the kinds that replay a core: schedulers, sequences, whole workloads, and the tables beside them.
+//! Replay runners for the engine core: schedulers, sequences, routing, toy workloads and tables.
+//!
+//! Also the JSON field helpers shared by these runners.
 
 mod blocks;
 mod minisgl_scheduler;
@@ -14,7 +16,7 @@ use super::{CaseError, Runner};
 use kvasir_engine::Core;
 use serde_json::Value;
 
-/// The kinds of this family.
+/// Case kinds of this family.
 pub(super) const KINDS: &[(&str, Runner)] = &[
     ("atom.scheduler", scheduler::run),
     ("atom.sequence", sequence::run),
@@ -39,11 +41,11 @@ pub(super) const KINDS: &[(&str, Runner)] = &[
     ("minisgl.sampling_args", minisgl_tables::sampling),
 ];
 
-/// What memory is taken for at once, and how much of it at most.
+/// Fields that size an allocation, and the upper bound on their values.
 const SIZES: [&str; 4] = ["num_blocks", "num_pages", "max_num_seqs", "max_running_req"];
 const MOST: u32 = 1 << 20;
 
-/// A whole number in a field, or the default where it is absent.
+/// A non-negative integer field, or `default` where it is absent or null.
 fn number(value: &Value, key: &str, default: u32) -> Result<u32, String> {
     match value.get(key) {
         None | Some(Value::Null) => Ok(default),
@@ -55,19 +57,19 @@ fn number(value: &Value, key: &str, default: u32) -> Result<u32, String> {
     }
 }
 
-/// A switch in a field, or the default where it is absent.
+/// A boolean field, or `default` where it is absent.
 fn switch(value: &Value, key: &str, default: bool) -> bool {
     value.get(key).and_then(Value::as_bool).unwrap_or(default)
 }
 
-/// A list of tokens.
+/// Parses a list of token ids.
 fn tokens(value: &Value) -> Result<Vec<u32>, String> {
     let items = value.as_array().ok_or_else(|| format!("a list of tokens is expected, not {value}"))?;
     let token = |item: &Value| item.as_u64().and_then(|n| u32::try_from(n).ok());
     items.iter().map(|item| token(item).ok_or_else(|| format!("{item} is no token"))).collect()
 }
 
-/// The items of a list.
+/// The items of a required list field.
 fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value], String> {
     value
         .get(key)
@@ -76,13 +78,13 @@ fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value], String> {
         .ok_or_else(|| format!("`{key}` must be a list"))
 }
 
-/// Slots that nobody owns and nobody was promised.
+/// KV slots neither owned by a sequence nor reserved for one.
 fn free_slots(core: &Core) -> u32 {
     let promised: u32 = core.running().map(|sequence| sequence.promised()).sum();
     core.cache().room().available().saturating_sub(promised)
 }
 
-/// Turns a plain error into one about a case.
+/// Converts a plain error message into an error about `case`.
 fn about(case: &super::Case) -> impl Fn(String) -> CaseError + '_ {
     move |why| case.error(why)
 }

@@ -1,3 +1,9 @@
+//! Replays `nano.scheduler` (nano-vLLM): prefill-first scheduling on the paged cache, with a
+//! scripted model.
+//!
+//! Per step: add requests, schedule, compare block tables up to renaming, complete the step with
+//! scripted tokens, then compare batch, queues and free blocks.
+
 use super::{about, blocks::blocks_of, free_slots, list, number, switch, tokens};
 use crate::replay::{BlockNames, Case, CaseError, Mismatch, Outcome, compare};
 use kvasir_engine::{Chunking, Core, Limits, Order, Params, PrefillFirst, Request, RequestId};
@@ -6,7 +12,8 @@ use kvasir_kv::{Paged, Span, Token, blocks::BlockConfig};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// `nano.scheduler`: `prefill-first` that cuts only the first prompt of a step, on a `paged` cache, with a scripted model.
+/// `nano.scheduler`: `prefill-first` on a `paged` cache; only the first prompt of a step may be
+/// chunked.
 pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     replay(case).map_err(about(case))
 }

@@ -1,9 +1,11 @@
+//! Replays data-parallel routing: load balancing over replicas, and coalescing of delayed prefills.
+
 use super::{about, list};
 use crate::replay::{Case, CaseError, Outcome, compare};
 use kvasir_engine::{Balance, Charge, Coalescer, Coalescing, Load, LocalState, ReplicaState, Router};
 use serde_json::{Value, json};
 
-/// `atom.dp_load_balance`: which replica each request goes to.
+/// `atom.dp_load_balance`: the replica chosen for each request.
 pub(super) fn load_balance(case: &Case) -> Result<Outcome, CaseError> {
     balance(case).map_err(about(case))
 }
@@ -41,21 +43,21 @@ fn balance(case: &Case) -> Result<Outcome, String> {
     };
     let picks: Vec<usize> = charges.iter().map(Charge::replica).collect();
     if given.get("then").is_some() {
-        // A charge can be given back only once, and only by whoever has it, so releasing again is not expressible.
+        // A `Charge` is consumed by its release, so a double release cannot be expressed.
         charges.into_iter().for_each(|charge| router.release(charge));
     }
     let requests: Vec<u64> = router.loads().iter().map(|load| load.requests).collect();
     let tokens: Vec<u64> = router.loads().iter().map(|load| load.tokens).collect();
     let mut got = json!({ "rank": picks.first(), "ranks": picks, "in_flight": requests, "tokens": tokens, "error": error });
     if let Some(sentence) = expected["tokens"].as_str() {
-        // "A on the first, B on the other"
+        // Recorded as the sentence "A on the first, B on the other".
         let numbers: Vec<u64> = sentence.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         got["tokens"] = json!(if numbers == tokens { sentence } else { "other tokens" });
     }
     Ok(compare("end", expected, &got).err().map_or(Outcome::Passed, Outcome::Failed))
 }
 
-/// `atom.prefill_delayer`: when prefills that are held back go.
+/// `atom.prefill_delayer`: when delayed prefills are released.
 pub(super) fn prefill_delayer(case: &Case) -> Result<Outcome, CaseError> {
     coalesce(case).map_err(about(case))
 }

@@ -1,10 +1,15 @@
+//! Replays `atom.sequence`: sequence fields, appends and truncation, without a scheduler.
+//!
+//! Also maps the recorded field names of sequences and sampling parameters to ours, for other
+//! runners.
+
 use super::{about, number, tokens};
 use crate::replay::{Case, CaseError, Outcome, compare};
 use kvasir_engine::{Params, Request, Sequence};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Changes a sampling field of the parameters as the cases name it.
+/// Sets a request parameter by its recorded name.
 pub(in crate::replay) fn set(params: &mut Params, field: &str, value: &Value) -> Result<(), String> {
     let wrong = || format!("`{field}` cannot be {value}");
     match field {
@@ -15,7 +20,7 @@ pub(in crate::replay) fn set(params: &mut Params, field: &str, value: &Value) ->
         "ignore_eos" => params.ignore_eos = value.as_bool().ok_or_else(wrong)?,
         "temperature" => params.sampling.temperature = value.as_f64().ok_or_else(wrong)? as f32,
         "top_p" => params.sampling.top_p = value.as_f64().ok_or_else(wrong)? as f32,
-        // -1 keeps all.
+        // The recorded engines use -1 for "no top-k limit"; ours is 0.
         "top_k" => {
             let k = value.as_i64().ok_or_else(wrong)?.max(0);
             params.sampling.top_k = u32::try_from(k).map_err(|_| wrong())?;
@@ -30,7 +35,7 @@ pub(in crate::replay) fn set(params: &mut Params, field: &str, value: &Value) ->
     Ok(())
 }
 
-/// The parameters of a sequence of a case: its own over the suite's defaults.
+/// Parameters of a sequence: its own fields, then the case's config, then the suite's defaults.
 pub(in crate::replay) fn params(case: &Case, config: &Value, given: &Value) -> Result<Params, String> {
     let defaults = &case.meta["defaults"];
     let of = |key: &str| given.get(key).or_else(|| config.get(key)).or_else(|| defaults["sampling"].get(key));
@@ -59,7 +64,7 @@ struct Held {
     sequence: Sequence,
 }
 
-/// `atom.sequence`: fields of sequences that nobody schedules.
+/// `atom.sequence`: fields of sequences that are not scheduled.
 pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     replay(case).map_err(about(case))
 }
@@ -134,12 +139,12 @@ fn state(name: &str, sequence: &Sequence) -> Value {
     json!({ format!("seq:{name}"): { "num_tokens": sequence.tokens().len(), "completion": sequence.outputs() } })
 }
 
-/// A number as it is written, which has fewer digits than it has in twice the width.
+/// The f64 with the shortest decimal form of an f32, so that 0.1 compares equal to 0.1.
 fn decimal(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, |number| json!(number))
 }
 
-/// A field of a sequence under the name that the cases use.
+/// Reads a sequence field by its recorded name.
 pub(in crate::replay) fn field(
     sequence: &Sequence,
     params: &Params,

@@ -1,3 +1,6 @@
+//! Replays the table kinds of `atom`: small pure functions, run here or skipped with the covering
+//! unit test.
+
 use super::scheduler::draft_rows;
 use super::{about, list, tokens};
 use crate::replay::{Case, CaseError, Outcome, compare};
@@ -10,7 +13,7 @@ fn skipped(reason: &str) -> Result<Outcome, CaseError> {
     Ok(Outcome::Skipped { reason: reason.to_owned() })
 }
 
-/// `atom.function`: small pure functions, by what they compute.
+/// `atom.function`: small pure functions, selected by the case id.
 pub(super) fn function(case: &Case) -> Result<Outcome, CaseError> {
     let run: fn(&Value) -> Result<Value, String> = match case.id.get(..5) {
         Some("fn-01") => chunk_size,

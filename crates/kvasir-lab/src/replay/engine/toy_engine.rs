@@ -1,3 +1,9 @@
+//! Replays `atom.toy_engine`: whole workloads on the toy device, for every cache, policy and
+//! overlap mode.
+//!
+//! The completions and the free blocks at the end must be the recorded ones in each combination,
+//! and the toy device must report no violation of the KV cache contract.
+
 use super::{about, list, number, sequence, switch, tokens};
 use crate::replay::{Case, CaseError, Outcome, compare};
 use kvasir_engine::{
@@ -11,10 +17,11 @@ use serde_json::{Map, Value, json};
 const CACHES: [&str; 5] = ["paged", "radix", "cells", "contiguous", "tree"];
 const POLICIES: [&str; 4] = ["prefill-first", "chunked", "mixed", "rectangular"];
 
-/// Turns after which a workload counts as stuck.
+/// Upper bound on engine steps; a workload that exceeds it counts as stuck.
 const MOST_TURNS: u32 = 100_000;
 
-/// `atom.toy_engine`: a whole workload on the toy device, under every cache and policy that can run it.
+/// `atom.toy_engine`: a whole workload under every combination of cache, policy and overlap
+/// scheduling.
 pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     replay(case).map_err(about(case))
 }
@@ -55,7 +62,7 @@ fn complete(case: &Case, given: &Value, cache: &str, policy: &str, overlap: bool
         _ => Box::new(TreeCache::new(slots)),
     };
     let budget = of("max_num_batched_tokens", 64)?;
-    // A step of fixed shapes takes a whole chunk.
+    // A static-shape (rectangular) step always computes a whole chunk.
     let chunk_size = (budget / block_size).max(1) * block_size;
     let chunking = match switch(config, "chunked_prefill", switch(defaults, "chunked_prefill", true)) {
         true => Chunking::On { cap: None },

@@ -1,4 +1,5 @@
-//! Fields of sequences, read and set by name; what is done to one beside the schedule.
+//! Reads and writes sequence fields by name, and applies operations outside the schedule (add,
+//! abort, preempt, append).
 
 use super::{Bench, end, number, sequence, tokens};
 use kvasir_engine::{Core, Finish, RequestId, Sequence};
@@ -6,7 +7,7 @@ use kvasir_exec::Step;
 use serde_json::{Value, json};
 
 impl Bench {
-    /// A sequence that has ended, or was never added, as it was seen last.
+    /// A live sequence, or the last known state of one that has ended or was never added.
     fn seen(&self, name: &str) -> Result<Sequence, String> {
         let known = self.known.get(name).ok_or_else(|| format!("no sequence {name}"))?;
         Ok(match known.id.and_then(|id| self.core.sequence(id)) {
@@ -48,7 +49,7 @@ impl Bench {
         let live = known.id.filter(|_| known.finish.is_none());
         let sequence = live.and_then(|id| self.core.sequence(id));
         match (live.zip(sequence), field) {
-            // How far it is computed, and so whether a part of it is left, is what has been scheduled: nothing else can be set.
+            // These fields follow from what was scheduled; only their current value can be set.
             (Some((id, sequence)), "num_cached_tokens" | "is_partial_prefill") => {
                 let (claimed, partial) = (sequence.claimed(), sequence.is_prefilling());
                 let is_so = value
@@ -80,7 +81,8 @@ impl Bench {
         Ok(Value::Null)
     }
 
-    /// Tokens that no step has sampled. A step in flight that would sample the next one is what they stand for.
+    /// Appends tokens that no step sampled. They replace the token that a step in flight would
+    /// sample next.
     pub(super) fn append(&mut self, op: &Value) -> Result<Value, String> {
         let new = tokens(&op["tokens"])?;
         let known = self.named(op)?;
@@ -94,7 +96,7 @@ impl Bench {
         Ok(Value::Null)
     }
 
-    /// Takes a sequence out of the steps that are to sample a token of it, which have run.
+    /// Removes a sequence from the steps in flight that sample it, after they have completed.
     fn clear_flight(&mut self, id: RequestId, take: impl Fn(&mut Core, &mut Step, RequestId) -> bool) {
         let samples = |step: &Step| step.batch.rows.iter().any(|row| row.request == id.0 && row.samples());
         for step in self.steps.iter_mut().filter(|step| samples(step)) {
@@ -110,7 +112,7 @@ impl Bench {
                 return Err(format!("{name} is there already"));
             }
             let (request, arrived) = (known.request.clone(), known.arrived);
-            // One that has ended begins anew.
+            // A sequence that has ended starts over.
             if known.finish.is_some() {
                 known.completion.clear();
             }
@@ -148,15 +150,17 @@ impl Bench {
         Ok(Value::Null)
     }
 
-    /// What the steps in flight wrote for `id` is there.
+    /// Marks the KV writes of all steps in flight for `id` as completed.
     fn land(&mut self, id: RequestId) {
         for step in self.steps.iter().filter(|step| step.batch.rows.iter().any(|row| row.request == id.0)) {
             self.core.landed(step);
         }
     }
 
-    /// Sends a sequence back to the queue. The recorded engines have nothing in flight between two operations unless outputs are
-    /// deferred, so a token that it waits for never comes, and its blocks are free at once.
+    /// Preempts a sequence and returns it to the queue.
+    ///
+    /// Without deferred output, the recorded engines have no step in flight between operations. A
+    /// token in flight is therefore dropped and the blocks are free at once.
     pub(super) fn preempt(&mut self, id: RequestId) -> bool {
         if self.placeholders || self.core.sequence(id).is_none_or(|one| one.cache_id().is_none()) {
             return self.core.preempt(id);
@@ -169,7 +173,7 @@ impl Bench {
         done
     }
 
-    /// A sequence without an entry in the outputs is unchanged.
+    /// Withholds the sampled token of every sequence that has no entry in the recorded `outputs`.
     pub(super) fn withhold(&mut self, step: &mut Step, outputs: &Value) {
         self.core.landed(step);
         let sampled = step.batch.rows.iter().filter(|row| row.samples());

@@ -1,11 +1,12 @@
-//! What of an operation's result is compared with what was recorded.
+//! Comparison rules for scheduler operations: block tables up to renaming, placeholder tokens
+//! ignored.
 
 use super::Bench;
 use crate::replay::{Mismatch, compare};
 use serde_json::{Value, json};
 
 impl Bench {
-    /// Compares, block tables by what is shared and kept, everything else as it stands.
+    /// Compares one operation: block tables by sharing and identity, everything else exactly.
     pub(super) fn judge(
         &mut self,
         at: &str,
@@ -50,7 +51,7 @@ impl Bench {
         }
         for (key, state) in expected["state"].as_object().into_iter().flatten() {
             if let (Some(name), Some(table)) = (key.strip_prefix("seq:"), state.get("block_table")) {
-                // The state repeats the table of the batch, which has been met already.
+                // The state repeats the batch's block table, which was compared above.
                 pairs.push((name.to_owned(), table.clone(), got["state"][key]["block_table"].clone(), 0));
             }
         }
@@ -88,7 +89,7 @@ fn drop_tables(value: &mut Value) {
     }
 }
 
-/// Fields that hold placeholders in the recorded engines.
+/// Result fields that contain placeholder tokens in the recorded engines.
 const PLACEHOLDERS: [&str; 9] = [
     "tokens",
     "context_lens",
@@ -101,7 +102,7 @@ const PLACEHOLDERS: [&str; 9] = [
     "token_ids",
 ];
 
-/// Whether an operation asks for what is made of placeholders in the recorded engines.
+/// Whether an operation reads a field derived from placeholder tokens.
 fn asks_for_placeholders(op: &Value) -> bool {
     const MADE_OF_THEM: [&str; 8] = [
         "block_table",
@@ -122,7 +123,7 @@ fn asks_for_placeholders(op: &Value) -> bool {
     }
 }
 
-/// Drops what is made of placeholders.
+/// Removes the recorded fields derived from placeholder tokens.
 fn strip_placeholders(op: &Value, value: &mut Value) {
     if asks_for_placeholders(op) {
         value["returns"] = json!({ "not_compared": true });
