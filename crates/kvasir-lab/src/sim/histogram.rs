@@ -1,6 +1,9 @@
+//! Log-bucketed latency histogram with 1 % relative error and bounded memory.
+
 use serde::Serialize;
 
-/// Counts of durations in nanoseconds, in buckets that are 1 % wide, so that any number of them takes the same memory.
+/// Durations in nanoseconds, in geometric buckets of ratio 1.01. Memory grows with the value range
+/// only.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
     counts: Vec<u64>,
@@ -9,29 +12,29 @@ pub struct Histogram {
     most: u64,
 }
 
-/// Mean and percentiles in milliseconds, to 1 %.
+/// Mean and percentiles in milliseconds, accurate to 1 %.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
-    /// How many values.
+    /// Number of values.
     pub count: u64,
-    /// Mean.
+    /// Arithmetic mean, exact.
     pub mean: f64,
-    /// Half are below.
+    /// Median.
     pub p50: f64,
-    /// 90 % are below.
+    /// 90th percentile.
     pub p90: f64,
-    /// 95 % are below.
+    /// 95th percentile.
     pub p95: f64,
-    /// 99 % are below.
+    /// 99th percentile.
     pub p99: f64,
-    /// The largest.
+    /// Maximum, exact.
     pub max: f64,
 }
 
 const WIDTH: f64 = 1.01;
 
 impl Histogram {
-    /// Counts one duration.
+    /// Adds one duration.
     pub fn add(&mut self, ns: u64) {
         let bucket = ((ns.max(1) as f64).ln() / WIDTH.ln()) as usize;
         if self.counts.len() <= bucket {
@@ -45,7 +48,7 @@ impl Histogram {
         self.most = self.most.max(ns);
     }
 
-    /// The value that this share of all is at most, in nanoseconds.
+    /// The quantile `share` (0 to 1), in nanoseconds.
     pub fn at(&self, share: f64) -> f64 {
         let rank = (share * self.total as f64).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -58,7 +61,7 @@ impl Histogram {
         self.most as f64
     }
 
-    /// The figures.
+    /// Mean, percentiles and maximum; all zero without values.
     pub fn percentiles(&self) -> Percentiles {
         if self.total == 0 {
             return Percentiles::default();
@@ -75,7 +78,7 @@ impl Histogram {
         }
     }
 
-    /// Values at 0, 1, .. 100 %, in nanoseconds; none without values.
+    /// Quantiles at 0, 1, …, 100 %, in nanoseconds; empty without values.
     pub fn curve(&self) -> Vec<f64> {
         match self.total {
             0 => Vec::new(),

@@ -1,4 +1,11 @@
-//! `kvasir sim`: the real core over the cost device, driven by a workload on a virtual clock.
+//! `kvasir sim`: discrete-event simulation of the real engine core over a device cost model.
+//!
+//! 1. The driver admits requests that are due on the virtual clock or before the current step.
+//! 2. `Engine::step` schedules, and the cost device advances the clock by the step's modeled time.
+//! 3. Events are counted; aborting clients leave; completions may add follow-up requests.
+//! 4. With nothing to run the clock jumps to the next arrival.
+//!
+//! A run is deterministic in its seed: no wall clock is read. Guarded by `tests/sim.rs`.
 
 mod histogram;
 mod report;
@@ -26,43 +33,43 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// How a run is made.
+/// Configuration of one simulation.
 pub struct Run<'a> {
-    /// What decides.
+    /// Scheduler, cache and queue under test.
     pub core: Core,
-    /// What takes the time.
+    /// Device cost model.
     pub device: CostDevice,
-    /// The device's clock.
+    /// The virtual clock shared with the device.
     pub clock: Clock,
-    /// `--overlap`.
+    /// Whether scheduling overlaps execution (`--overlap`).
     pub overlap: bool,
-    /// Who asks what.
+    /// Source of requests.
     pub workload: &'a mut dyn Workload,
-    /// Steps that are kept, counted from 0.
+    /// Half-open range of steps kept in memory for the viewer.
     pub window: Range<u64>,
-    /// Where all steps are written to.
+    /// Trace file that receives all steps.
     pub lines: Option<Lines>,
-    /// Thousandths of the requests whose client leaves somewhere in the answer.
+    /// Share of requests, in thousandths, whose client disconnects before the answer is complete.
     pub aborts: u32,
-    /// Seed of those.
+    /// Seed of the disconnects.
     pub seed: u64,
 }
 
-/// What a run leaves.
+/// Results of a simulation.
 pub struct Finished {
-    /// What it came to.
+    /// Aggregate metrics.
     pub report: Report,
-    /// The steps that were recorded.
+    /// Recorded steps of `Run::window`.
     pub steps: Vec<StepTrace>,
-    /// Steps before and in the whole run.
+    /// Index of the first recorded step.
     pub first: u64,
-    /// Its plots, for the page.
+    /// Plot data for the viewer page.
     pub plots: serde_json::Value,
-    /// Names of requests by their tags, where they have some.
+    /// Request names by tag, where the workload names them.
     pub names: Vec<(u64, String)>,
 }
 
-/// What is known of a request that is live.
+/// State of a live request.
 #[derive(Clone, Copy, Debug, Default)]
 struct Live {
     last_token: Option<Nanos>,
@@ -70,7 +77,7 @@ struct Live {
     abort_after: Option<u32>,
 }
 
-/// Sees steps for the count and for the recording.
+/// Observer that feeds the counters and the step tracers.
 struct Eyes {
     count: Arc<Mutex<Count>>,
     tracers: Vec<Tracer<Box<dyn TraceSink>>>,
@@ -94,12 +101,12 @@ impl Observer for Eyes {
 
 impl Drop for Eyes {
     fn drop(&mut self) {
-        // The newest records are still open.
+        // Tracers hold back their newest record until it is complete.
         self.tracers.drain(..).for_each(|tracer| drop(tracer.finish()));
     }
 }
 
-/// A request to come, the earliest first, and of those at one time the one that was known first.
+/// A future request, ordered by due time and then by creation.
 #[derive(Debug)]
 struct Coming {
     at: u64,
@@ -124,19 +131,21 @@ impl Ord for Coming {
     }
 }
 
-/// Turns in a row without a step before a run counts as stuck.
+/// Consecutive iterations without a step after which the run counts as stuck.
 const PATIENCE: u32 = 1_000_000;
-/// Time that passes when somebody waits whom time alone may let in.
+/// Clock advance in nanoseconds when only the passage of time can unblock a request.
 const NAP: u64 = 1_000_000;
-/// Requests that come in between two steps at most, and wait in the engine at once; further ones wait in front of it, so that however many
-/// are sent at once, they take little memory and the run can be interrupted.
+/// Bound on requests admitted between two steps and on the engine's queue.
+///
+/// Further requests stay in the workload, so that a burst of any size takes little memory and can
+/// be interrupted.
 const MOST_WAITING: u32 = 1 << 17;
 
 struct Driver<'a> {
     engine: Engine<CostDevice>,
     clock: Clock,
     workload: &'a mut dyn Workload,
-    /// The workload's next request, looked at and not come yet.
+    /// The workload's next request, peeked but not yet due.
     ahead: Option<Job>,
     coming: BinaryHeap<Reverse<Coming>>,
     order: u64,
@@ -149,8 +158,10 @@ struct Driver<'a> {
     ended: u64,
 }
 
-/// Runs a workload to its end, or to where the device is lost. `progress` is told after each step how many requests have ended,
-/// and says whether to go on.
+/// Runs a workload to its end, or until the device is lost.
+///
+/// `progress` receives the number of ended requests after each step; the run stops when it returns
+/// `false`.
 pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64) -> bool) -> Finished {
     let count = Arc::new(Mutex::new(Count::default()));
     let recording = Recording::default();
@@ -209,7 +220,8 @@ impl Driver<'_> {
                 }
                 Ok(_) if came => {}
                 Ok(turn) => match (self.next_time(), turn) {
-                    // Without a step no number of steps goes by: whoever comes before a later step comes now.
+                    // Without a step the step count cannot advance, so a request due before a later
+                    // step is admitted now.
                     (Some(At::Step(step)), _) => self.steps = self.steps.max(step),
                     (Some(At::Time(at)), Turn::Idle) => self.clock.advance(at),
                     (Some(At::Time(at)), _) if at > self.clock.now() => {
@@ -226,7 +238,7 @@ impl Driver<'_> {
         }
     }
 
-    /// When the next request comes.
+    /// Due time or step of the next request.
     fn next_time(&self) -> Option<At> {
         let follow = self.coming.peek().map(|Reverse(coming)| coming.at);
         match (self.ahead.as_ref().map(|job| job.at), follow) {
@@ -236,7 +248,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Lets in whoever has come by now, as far as there is room.
+    /// Admits all due requests up to the queue bound. Returns whether any was admitted.
     fn let_in(&mut self) -> bool {
         let mut came = false;
         let most = self.engine.core().limits().max_waiting.min(MOST_WAITING);
@@ -288,7 +300,7 @@ impl Driver<'_> {
                 ..Params::default()
             },
         };
-        // A refusal comes back as the request's last event.
+        // A refusal is delivered as the request's last event.
         if let Ok(id) = self.engine.core_mut().add(request, arrived) {
             let at = id.index() as usize;
             if self.live.len() <= at {
@@ -301,7 +313,8 @@ impl Driver<'_> {
         }
     }
 
-    /// Takes what the engine has to say, and lets clients leave.
+    /// Delivers the engine's events to counters and workload, and aborts requests whose client
+    /// leaves.
     fn deliver(&mut self) {
         let now = self.clock.now();
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,3 +1,6 @@
+//! Counters and the final report of a simulation: throughput, latency percentiles, cache hits,
+//! device utilization.
+
 use super::{
     histogram::{Histogram, Percentiles},
     series::{Sample, Series},
@@ -8,91 +11,91 @@ use kvasir_sim::{Preset, Spent};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// How one request went.
+/// Result of one request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Its name.
+    /// Request name, or its tag.
     pub id: String,
-    /// Why it ended.
+    /// Finish reason.
     pub finish: Finish,
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub prompt: u32,
-    /// Those of them that were in the cache.
+    /// Prompt tokens served from the prefix cache.
     pub cached: u32,
-    /// Tokens of its answer.
+    /// Output tokens.
     pub outputs: u32,
-    /// Milliseconds to the first token.
+    /// Time to first token, in milliseconds.
     pub ttft_ms: Option<f64>,
-    /// Milliseconds per token after it.
+    /// Time per output token after the first, in milliseconds.
     pub tpot_ms: Option<f64>,
-    /// Milliseconds in the queue.
+    /// Queueing time before admission, in milliseconds.
     pub queued_ms: Option<f64>,
-    /// How often it was preempted.
+    /// Number of preemptions.
     pub preemptions: u32,
 }
 
-/// What a run came to. Equal runs give equal reports: real time is not part of it.
+/// Results of a run. Deterministic: wall time is not included, so equal runs give equal reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Requests that came.
+    /// Requests that ended, including refused ones.
     pub requests: u64,
-    /// Requests that were answered to the end.
+    /// Requests answered completely.
     pub finished: u64,
-    /// Requests that could never run.
+    /// Requests rejected at submission.
     pub refused: u64,
-    /// How requests ended.
+    /// Number of requests by finish reason.
     pub ended: BTreeMap<String, u64>,
-    /// Simulated seconds.
+    /// Simulated time, in seconds.
     pub seconds: f64,
-    /// Steps.
+    /// Scheduled steps.
     pub steps: u64,
-    /// Tokens of all prompts that ran.
+    /// Prompt tokens of all admitted requests.
     pub prompt_tokens: u64,
-    /// Those of them that were in the cache.
+    /// Prompt tokens served from the prefix cache.
     pub cached_tokens: u64,
-    /// Share of them.
+    /// Prefix cache hit rate: `cached_tokens / prompt_tokens`.
     pub hit_rate: f64,
-    /// Tokens of all answers.
+    /// Output tokens of all requests.
     pub output_tokens: u64,
-    /// Answers' tokens per second.
+    /// Output tokens per simulated second.
     pub output_tokens_per_second: f64,
-    /// Prompts' and answers' tokens per second.
+    /// Prompt and output tokens per simulated second.
     pub total_tokens_per_second: f64,
-    /// Requests finished per second.
+    /// Completed requests per simulated second.
     pub requests_per_second: f64,
-    /// Milliseconds to the first token.
+    /// Time to first token (TTFT), in milliseconds.
     pub ttft_ms: Percentiles,
-    /// Milliseconds per token after the first, a value per request.
+    /// Time per output token (TPOT) after the first, per request, in milliseconds.
     pub tpot_ms: Percentiles,
-    /// Milliseconds between two tokens of a request.
+    /// Inter-token latency (ITL), in milliseconds.
     pub itl_ms: Percentiles,
-    /// Milliseconds from arrival to end.
+    /// End-to-end latency from arrival to finish, in milliseconds.
     pub e2e_ms: Percentiles,
-    /// Requests sent back to the queue.
+    /// Preemptions of all requests.
     pub preemptions: u64,
-    /// Rows of a step on average.
+    /// Mean rows per step (batch size).
     pub mean_rows: f64,
-    /// Most requests that ran at once.
+    /// Maximum number of running requests.
     pub max_running: u32,
-    /// Most slots in use at once, as a share of all.
+    /// Peak KV cache utilization, as a share of all slots.
     pub max_slots_used: f64,
-    /// Share of the time in which the device was busy.
+    /// Device utilization: busy time over simulated time.
     pub device_busy: f64,
-    /// Bytes moved, as a share of what the machine could have moved while it was busy.
+    /// Memory bandwidth utilization while busy.
     pub bandwidth_used: f64,
-    /// Operations, likewise.
+    /// FLOP utilization while busy.
     pub arithmetic_used: f64,
-    /// Dummy positions in front of decode rows, as a share of what those steps read.
+    /// Left-padding slots of decode rows, as a share of all slots read.
     pub padding: f64,
     /// Steps that failed.
     pub failed_steps: u64,
-    /// Why the run broke off, if it did.
+    /// Why the run stopped early, if it did.
     pub broke_off: Option<String>,
-    /// Up to 10,000 requests in the order of their ends; none of larger runs.
+    /// Per-request results in order of completion; only for runs of up to 10,000 requests.
     pub outcomes: Vec<Outcome>,
 }
 
-/// Counts while a run goes on.
+/// Counters accumulated during a run.
 #[derive(Debug, Default)]
 pub(crate) struct Count {
     pub(crate) report: Report,
@@ -194,7 +197,7 @@ impl Count {
         report
     }
 
-    /// The plots of the page.
+    /// Plot data for the viewer page.
     pub(crate) fn plots(&self, report: &Report) -> serde_json::Value {
         let percentiles: Vec<_> = [
             ("time to first token", &self.ttft),
@@ -209,7 +212,7 @@ impl Count {
 }
 
 impl Report {
-    /// The figures that people look for first, with names and units.
+    /// The main metrics, with names and units.
     pub fn numbers(&self) -> Vec<(&'static str, String)> {
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
         let times = |p: &Percentiles| format!("{} / {} ms", three(p.p50), three(p.p99));
@@ -244,7 +247,7 @@ impl Report {
     }
 }
 
-/// Three significant digits.
+/// Formats with three significant digits.
 fn three(x: f64) -> String {
     match x.abs() {
         a if a >= 100.0 => grouped(x.round() as u64),

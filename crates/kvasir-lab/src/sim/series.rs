@@ -1,8 +1,13 @@
+//! Downsampled time series of a run: throughput, running and waiting requests, KV slots in use.
+//!
+//! Fixed memory: at most `MOST` equal time bins. When time runs past the last bin, adjacent bins
+//! merge and the bin width doubles.
+
 use kvasir_engine::StepRecord;
 use kvasir_exec::{Phase, Step};
 use serde_json::{Value, json};
 
-/// What happened in equal stretches of time; when there are too many, two become one.
+/// Equal time bins over the run, of `width` nanoseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     width: u64,
@@ -13,14 +18,14 @@ pub(crate) struct Series {
 struct Bin {
     outputs: u64,
     prompts: u64,
-    /// Sums over steps, and their number.
+    /// Sums over the bin's steps, and the number of steps.
     running: u64,
     waiting: u64,
     used: u64,
     steps: u64,
 }
 
-/// What one step adds.
+/// Contribution of one step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     pub(crate) outputs: u64,
@@ -59,7 +64,7 @@ impl Series {
         self.bins = merged.collect();
     }
 
-    /// All plots, as the page takes them.
+    /// All plots, smoothed, as JSON for the viewer page.
     pub(crate) fn drawn(&self) -> Vec<Value> {
         let mut series = self.clone();
         series.smooth();
@@ -67,7 +72,7 @@ impl Series {
         series.plots().into_iter().map(plot).collect()
     }
 
-    /// Until a stretch holds so many steps on average: a rate over less is noise.
+    /// Merges bins until they hold `SMOOTH` steps on average; a rate over fewer is noise.
     pub(crate) fn smooth(&mut self) {
         let steps: u64 = self.bins.iter().map(|bin| bin.steps).sum();
         while self.bins.len() > 12 && (self.bins.len() as u64) * SMOOTH > steps {
@@ -93,7 +98,7 @@ impl Series {
         }
     }
 
-    /// All plots.
+    /// All plots at the current resolution.
     pub(crate) fn plots(&self) -> Vec<Plot> {
         let seconds = self.width as f64 / 1e9;
         let plot = |value: &dyn Fn(&Bin) -> f64| {
@@ -110,7 +115,7 @@ impl Series {
     }
 }
 
-/// Title, unit and points.
+/// Title, unit and points `(seconds, value)`.
 pub(crate) type Plot = (&'static str, &'static str, Vec<(f64, f64)>);
 
 impl Bin {

@@ -1,20 +1,31 @@
+//! Agentic workload: parallel branches over a shared prompt prefix, with tool calls between turns.
+//!
+//! 1. A task starts with the tool definitions (shared by all tasks) and a long task prompt (shared
+//!    by its branches).
+//! 2. Three to eight branches start at once; each alternates model turns and tool results.
+//! 3. A branch whose context is full, or whose request failed, restarts from its initial prompt.
+//!
+//! Exercises prefix caching and shared-prefix (cascade) attention. Deterministic in the seed,
+//! whatever the completion order.
+
 use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
 use kvasir_engine::{Finish, Summary};
 use std::{collections::HashMap, ops::Range};
 
-/// Agents at work: a task has a long trunk, several branches start from it at once, and each calls tools and goes on
-/// with what they return.
+/// Agents: each task forks several branches from a long shared prefix; each branch loops over tool
+/// calls.
 ///
-/// Each branch has dice and numbers of requests of its own, so what is asked does not depend on who is answered first.
+/// Every branch has its own random generator and tag range, so the requests do not depend on
+/// completion order.
 #[derive(Debug)]
 pub struct Agents {
     knobs: Knobs,
     dice: Dice,
-    /// Requests that are promised to branches.
+    /// Number of tags allocated to branches so far.
     promised: u64,
     tasks: u64,
     now: f64,
-    /// Branches of the newest task that have not been handed out.
+    /// Branches of the newest task whose first request was not issued yet.
     waiting: Vec<Branch>,
     live: HashMap<u64, Branch>,
 }
@@ -23,26 +34,28 @@ pub struct Agents {
 struct Branch {
     task: u64,
     dice: Dice,
-    /// Requests to come.
+    /// Tags of the remaining requests.
     tags: Range<u64>,
     parts: Vec<Part>,
     length: u32,
     answer: Answer,
 }
 
-/// Branches per task, and calls per branch on average, for the rate.
+/// Branches per task (range) and, below, calls per branch; the arrival rate uses their means.
 const BRANCHES: (u32, u32) = (3, 8);
 const CALLS: (u32, u32) = (2, 6);
-/// Mean seconds that a tool takes.
+/// Mean duration of a tool call, in seconds.
 const TOOL: f64 = 0.8;
-/// Trunks are so many times the median of what a tool returns, and half as much, the tools, comes in front of all of them;
-/// a small model's context leaves a quarter for the branches.
+/// Median task prompt length, in multiples of the median tool result.
+///
+/// Tool definitions are half as long. Both are capped so that a quarter of a small context is left
+/// for the branches.
 const TRUNK: u32 = 10;
-/// Parts of what a branch is told first: the tools, the trunk, its own words.
+/// Number of initial prompt parts: tool definitions, task prompt, branch prompt.
 const BEGINNING: usize = 3;
 
 impl Agents {
-    /// From a seed.
+    /// Creates the workload; `knobs.seed` determines all requests.
     pub fn new(knobs: Knobs) -> Self {
         let dice = Dice::new(knobs.seed);
         Self { dice, knobs, promised: 0, tasks: 0, now: 0.0, waiting: Vec::new(), live: HashMap::new() }
@@ -52,7 +65,7 @@ impl Agents {
         self.knobs.seed.wrapping_mul(1_000_003).wrapping_add(number)
     }
 
-    /// A task: what all agents are told, what this one is told, and its branches' own first words.
+    /// Creates a task: shared tool definitions, its task prompt, and one private prompt per branch.
     fn begin_task(&mut self) {
         let per_task = f64::from(BRANCHES.0 + BRANCHES.1) * f64::from(CALLS.0 + CALLS.1) / 4.0;
         self.now += self.dice.gamma(self.knobs.burstiness, SECOND * per_task / self.knobs.rate);
@@ -81,7 +94,7 @@ impl Agents {
         self.waiting.reverse();
     }
 
-    /// The next request of a branch that has one to come.
+    /// The next request of a branch, or `None` if it has no tags left.
     fn job(&mut self, mut branch: Branch, at: u64) -> Option<Job> {
         let tag = branch.tags.next()?;
         let room = self.knobs.max_model_len.saturating_sub(branch.length).max(1);
@@ -96,7 +109,7 @@ impl Agents {
 }
 
 impl Branch {
-    /// Back to what it was told first.
+    /// Truncates the conversation to the initial prompt.
     fn begin(&mut self) {
         self.parts.truncate(BEGINNING);
         self.length = self.parts.iter().map(Part::len).sum::<usize>() as u32;
@@ -128,7 +141,7 @@ impl Workload for Agents {
         let Some(mut branch) = self.live.remove(&summary.tag) else { return };
         let result = branch.dice.length(self.knobs.prompt_tokens, 0.9);
         let answered = matches!(summary.finish, Finish::Eos | Finish::MaxTokens);
-        // A server's template adds to what is asked.
+        // The server's chat template may add tokens to the prompt.
         let length = branch.length.max(summary.prompt) + summary.outputs + result;
         if answered && length < self.knobs.max_model_len {
             let text = self.text(!summary.tag);

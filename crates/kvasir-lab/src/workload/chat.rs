@@ -1,19 +1,26 @@
+//! Multi-turn chat workload: conversations on a few popular system prompts, with thinking time
+//! between turns.
+//!
+//! Exercises prefix caching across turns and across users. Deterministic in the seed, whatever the
+//! completion order.
+
 use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
 use kvasir_engine::{Finish, Summary};
 use std::{collections::HashMap, ops::Range};
 
-/// People who talk: several turns each, on one of a few system prompts, with time to read between the turns.
+/// Users with multi-turn conversations on one of a few system prompts.
 ///
-/// Each has dice and numbers of requests of their own, so what is asked does not depend on who is answered first.
+/// Every user has a private random generator and tag range, so the requests do not depend on
+/// completion order.
 #[derive(Debug)]
 pub struct Chat {
     knobs: Knobs,
     dice: Dice,
-    /// Requests that are promised to people who have begun.
+    /// Number of tags allocated to users so far.
     promised: u64,
     people: u64,
     now: f64,
-    /// Who has a request out, by its number.
+    /// Users with a request in flight, by tag.
     live: HashMap<u64, Person>,
 }
 
@@ -21,31 +28,31 @@ pub struct Chat {
 struct Person {
     number: u64,
     dice: Dice,
-    /// Requests to come.
+    /// Tags of the remaining requests.
     tags: Range<u64>,
     system: Passage,
-    /// The talk so far, and how many there were before it.
+    /// Prompt of the current conversation.
     parts: Vec<Part>,
     length: u32,
     talks: u64,
     answer: Answer,
 }
 
-/// System prompts: their number, and their lengths in multiples of this.
+/// Number of system prompts; lengths are multiples of `SYSTEM_TOKENS`.
 const SYSTEM_PROMPTS: u64 = 8;
 const SYSTEM_TOKENS: u32 = 180;
-/// Turns of one talk on average.
+/// Mean number of turns per user.
 const TURNS: f64 = 5.0;
-/// Mean seconds of reading an answer and writing again.
+/// Mean seconds between an answer and the next turn.
 const THINKING: f64 = 12.0;
 
 impl Chat {
-    /// From a seed.
+    /// Creates the workload; `knobs.seed` determines all requests.
     pub fn new(knobs: Knobs) -> Self {
         Self { dice: Dice::new(knobs.seed), knobs, promised: 0, people: 0, now: 0.0, live: HashMap::new() }
     }
 
-    /// The next request of somebody who has one to come.
+    /// The next request of a user, or `None` if no tags are left.
     fn job(&mut self, mut person: Person, at: u64) -> Option<Job> {
         let tag = person.tags.next()?;
         let Knobs { max_model_len, prompt_tokens, output_tokens, .. } = self.knobs;
@@ -56,7 +63,7 @@ impl Chat {
         let seed = self.knobs.seed.wrapping_mul(31);
         let text = seed.wrapping_add(1000 + (person.number << 20) + person.talks);
         let from = person.length;
-        // A first turn that does not fit is refused, and counted.
+        // A first turn that exceeds the context is refused by the engine and counted.
         let to = from.saturating_add(words);
         person.parts.push(Part::Text(Passage { text, from, to }));
         person.length = to;
@@ -72,7 +79,7 @@ impl Chat {
 }
 
 impl Person {
-    /// A new talk.
+    /// Starts a new conversation.
     fn begin(&mut self) {
         self.parts = vec![Part::Text(self.system)];
         self.length = self.system.to;
@@ -96,7 +103,7 @@ impl Workload for Chat {
             return None;
         }
         self.now += self.dice.gamma(self.knobs.burstiness, SECOND * TURNS / self.knobs.rate);
-        // The first system prompts are the popular ones.
+        // Quadratic skew: low-numbered system prompts are more popular.
         let system = (self.dice.unit().powi(2) * SYSTEM_PROMPTS as f64) as u64;
         let system = Passage { text: !system, from: 0, to: SYSTEM_TOKENS * (1 + system as u32) };
         let turns = left.min(1 + self.dice.exponential(TURNS - 0.5) as u64);
@@ -115,7 +122,7 @@ impl Workload for Chat {
         let Some(mut person) = self.live.remove(&summary.tag) else { return };
         if matches!(summary.finish, Finish::Eos | Finish::MaxTokens) {
             person.parts.push(Part::Said(person.answer, summary.outputs));
-            // A server's template adds to what is asked.
+            // The server's chat template may add tokens to the prompt.
             person.length = person.length.max(summary.prompt) + summary.outputs;
         } else {
             person.begin();

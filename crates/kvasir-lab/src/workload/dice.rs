@@ -1,51 +1,56 @@
+//! Seeded pseudo-random distributions for workloads: uniform, exponential, normal, log-normal,
+//! gamma.
+
 use kvasir_sample::{STRIDE, mix};
 
-/// A seeded generator with the distributions that workloads need.
+/// A counter-based generator (SplitMix64 style); equal seeds give equal workloads.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// The sequence of a seed.
+    /// Creates the generator of a seed.
     pub fn new(seed: u64) -> Self {
         Self(mix(seed ^ 0x6B76_6173_6972))
     }
 
-    /// The next 64 bits.
+    /// The next 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STRIDE);
         mix(self.0)
     }
 
-    /// Evenly from 0 to below 1.
+    /// Uniform in `[0, 1)`.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Evenly from `low` to `high`, both included.
+    /// Uniform integer in `low ..= high`.
     pub fn between(&mut self, low: u32, high: u32) -> u32 {
         low + (self.unit() * (f64::from(high.max(low) - low) + 1.0)) as u32
     }
 
-    /// Exponential with this mean.
+    /// Exponential with the given mean.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// Normal around 0 with deviation 1.
+    /// Standard normal (Box–Muller).
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// A length around `median`, long-tailed, at least 1.
+    /// Log-normal length with the given median and log standard deviation, at least 1.
     pub fn length(&mut self, median: u32, spread: f64) -> u32 {
         (f64::from(median) * (spread * self.normal()).exp()).round().clamp(1.0, 1e9) as u32
     }
 
-    /// Gamma with this shape and mean: a gap between arrivals; shape 1 is a Poisson process, less is burstier.
+    /// Gamma with the given shape and mean (Marsaglia–Tsang), for arrival gaps.
+    ///
+    /// Shape 1 is a Poisson process; smaller shapes are burstier.
     pub fn gamma(&mut self, shape: f64, mean: f64) -> f64 {
         if shape < 1.0 {
-            // A gamma variate of shape k is one of shape k + 1 times U^(1/k).
+            // Gamma(k) = Gamma(k + 1) · U^(1/k).
             let shrink = (1.0 - self.unit()).powf(1.0 / shape);
             return self.gamma(shape + 1.0, mean * (shape + 1.0) / shape) * shrink;
         }

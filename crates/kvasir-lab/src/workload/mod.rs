@@ -1,4 +1,8 @@
-//! Who asks what, and when: workloads made from a seed, and scenarios written down.
+//! Workload generators and scenario files: prompts, answers and arrival times of requests.
+//!
+//! The same workloads drive the simulator, the offline benchmark and the HTTP load generator.
+//! Prompts are made of passages of synthetic texts and of earlier answers, so that prefix caches
+//! see realistic sharing.
 
 mod agents;
 mod chat;
@@ -23,35 +27,35 @@ pub use text::{Answer, EOS, Passage, Speaker};
 use kvasir_engine::Summary;
 use kvasir_kv::Token;
 
-/// When a request comes.
+/// Arrival of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// At this nanosecond.
+    /// At this time in nanoseconds.
     Time(u64),
-    /// Before this step, counted from 0.
+    /// Before this step, counted from 0; for scenario files.
     Step(u64),
 }
 
-/// Where a request's prompt comes from.
+/// Prompt of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// Passages of texts, and answers, one after another.
+    /// Passages and earlier answers, concatenated.
     Parts(Vec<Part>),
-    /// These tokens.
+    /// Explicit token ids.
     Tokens(Vec<Token>),
 }
 
 /// A part of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// A passage of a text.
+    /// A passage of a synthetic text.
     Text(Passage),
-    /// The first tokens of an answer.
+    /// The first tokens of an earlier answer.
     Said(Answer, u32),
 }
 
 impl Prompt {
-    /// Number of tokens.
+    /// Length in tokens.
     pub fn len(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
@@ -59,12 +63,12 @@ impl Prompt {
         }
     }
 
-    /// Whether it has none.
+    /// Whether the prompt has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The tokens.
+    /// Materializes the token ids.
     pub fn tokens(self) -> Vec<Token> {
         match self {
             Self::Tokens(tokens) => tokens,
@@ -91,68 +95,70 @@ impl Part {
     }
 }
 
-/// One request to come.
+/// A request to submit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// When.
+    /// Arrival time or step.
     pub at: At,
-    /// What it asks.
+    /// Prompt.
     pub prompt: Prompt,
-    /// What it is answered.
+    /// The scripted answer, used by devices that do not compute a model.
     pub answer: Answer,
-    /// Most tokens of the answer.
+    /// Maximum number of output tokens.
     pub max_tokens: u32,
-    /// Higher goes first under `--order priority`.
+    /// Scheduling priority; higher runs first under `--order priority`.
     pub priority: i32,
-    /// Whose turn it takes under `--order fair`.
+    /// Fairness key (tenant) under `--order fair`.
     pub key: u64,
-    /// Its client leaves after so many tokens of the answer.
+    /// Output tokens after which the client disconnects.
     pub abort_after: Option<u32>,
-    /// The workload's own number for it: what [`Workload::ended`] is told.
+    /// The workload's id for the request, reported back in [`Workload::ended`].
     pub tag: u64,
 }
 
 impl Job {
-    /// A request with nothing special about it.
+    /// A request with default priority and key, and no disconnect.
     pub fn new(at: At, prompt: Prompt, answer: Answer, max_tokens: u32, tag: u64) -> Self {
         Self { at, prompt, answer, max_tokens, priority: 0, key: 0, abort_after: None, tag }
     }
 }
 
-/// A source of requests. Those that do not depend on an answer come from [`Workload::next`] in rising order of time; what
-/// follows an answer comes from [`Workload::ended`].
+/// A source of requests.
+///
+/// Requests independent of any answer come from [`Workload::next`] in order of time. Follow-up
+/// requests come from [`Workload::ended`].
 pub trait Workload {
-    /// Its name and parameters, for people.
+    /// Name and parameters, for reports.
     fn title(&self) -> String;
-    /// How many requests there will be, if that is known.
+    /// Number of requests in total.
     fn total(&self) -> u64;
-    /// The next request that waits for nobody's answer.
+    /// The next request that does not depend on an answer, or `None` if there are no more.
     fn next(&mut self) -> Option<Job>;
-    /// A request has ended; what follows is pushed to `more`.
+    /// Reports a completed request; follow-up requests are pushed to `more`.
     fn ended(&mut self, summary: &Summary, now: u64, more: &mut Vec<Job>);
-    /// The name of a request, where it has one.
+    /// Display name of a request, if it has one.
     fn name(&self, tag: u64) -> Option<&str> {
         let _ = tag;
         None
     }
 }
 
-/// What the seeded workloads have in common.
+/// Parameters common to the seeded workloads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Knobs {
-    /// How many requests.
+    /// Number of requests.
     pub requests: u64,
-    /// Requests per second.
+    /// Mean arrival rate, in requests per second.
     pub rate: f64,
-    /// Shape of the gaps between arrivals: 1 is Poisson, less is burstier.
+    /// Gamma shape of the arrival gaps: 1 is Poisson, less is burstier.
     pub burstiness: f64,
-    /// Median length of what a user writes.
+    /// Median length of a user message, in tokens.
     pub prompt_tokens: u32,
-    /// Median length of an answer.
+    /// Median length of an answer, in tokens.
     pub output_tokens: u32,
-    /// Longest prompt and answer together.
+    /// Maximum context length, prompt and answer together.
     pub max_model_len: u32,
-    /// Seed.
+    /// Random seed.
     pub seed: u64,
 }
 

@@ -1,9 +1,13 @@
+//! The offline throughput benchmark of nano-vLLM and Mini-SGLang, token for token.
+
 use super::{Answer, At, Job, Prompt, Workload, twister::Twister};
 use kvasir_engine::Summary;
 use kvasir_kv::Token;
 
-/// The offline benchmark of Mini-SGLang and nano-vLLM, to the token: 256 prompts of 100 to 1,024 random ids, all there
-/// from the start, with answers of 100 to 1,024 tokens.
+/// 256 prompts of 100 to 1,024 random ids, all queued at the start, with answers of 100 to 1,024
+/// tokens.
+///
+/// Draws from Python's Mersenne Twister in the original order, so results are comparable.
 #[derive(Debug)]
 pub struct Offline {
     jobs: std::vec::IntoIter<(Vec<Token>, u32)>,
@@ -11,8 +15,9 @@ pub struct Offline {
     given: u64,
 }
 
-/// The lists that the benchmark draws, for `n` prompts: each prompt's length and then its ids, and after all of them the
-/// lengths of the answers.
+/// Prompts and answer lengths, in the benchmark's draw order.
+///
+/// Each prompt draws its length and then its ids; the answer lengths are drawn after all prompts.
 pub(crate) fn lists(n: u64) -> Vec<(Vec<Token>, u32)> {
     let mut random = Twister::new(0);
     let prompts: Vec<Vec<Token>> = (0..n)
@@ -25,7 +30,7 @@ pub(crate) fn lists(n: u64) -> Vec<(Vec<Token>, u32)> {
 }
 
 impl Offline {
-    /// With so many requests; the benchmark has 256.
+    /// Creates the workload with `requests` prompts; the original has 256.
     pub fn new(requests: u64) -> Self {
         Self { jobs: lists(requests).into_iter(), total: requests, given: 0 }
     }
@@ -66,8 +71,8 @@ mod tests {
         assert_eq!(lists[0].0[..8], [6311, 6890, 663, 4242, 8376, 7961, 6634, 4969]);
         let last = &lists[255].0;
         assert_eq!(last[last.len() - 8..], [1517, 3584, 2869, 7768, 1157, 6642, 9046, 1958]);
-        // Every token counts: xxh64 over all of them as little-endian i32, taken once when their recorded sha256
-        // (0f90dc98..b0c0e9) had been checked with another tool.
+        // Checksum over all tokens: xxh64 of little-endian i32. It was taken once, when the
+        // recorded SHA-256 (0f90dc98..b0c0e9) had been verified with another tool.
         let bytes: Vec<u8> =
             lists.iter().flat_map(|(prompt, _)| prompt).flat_map(|t| t.to_le_bytes()).collect();
         assert_eq!(xxhash_rust::xxh64::xxh64(&bytes, 0), HASH);

@@ -1,7 +1,9 @@
+//! Open-loop workload of independent requests with gamma-distributed (Poisson) arrivals.
+
 use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
 use kvasir_engine::Summary;
 
-/// Independent requests with nothing in common, at random times.
+/// Independent requests with no shared prefix, at random times.
 #[derive(Debug)]
 pub struct Poisson {
     knobs: Knobs,
@@ -11,7 +13,7 @@ pub struct Poisson {
 }
 
 impl Poisson {
-    /// From a seed.
+    /// Creates the workload; `knobs.seed` determines all requests.
     pub fn new(knobs: Knobs) -> Self {
         Self { dice: Dice::new(knobs.seed), knobs, made: 0, now: 0.0 }
     }

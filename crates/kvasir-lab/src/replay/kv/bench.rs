@@ -1,10 +1,13 @@
-//! A cache on a device that keeps one tag per slot: what a plan lets a query see becomes a list of tags.
+//! A mock device with one tag per KV slot; a plan's attention mask becomes lists of visible tags.
+//!
+//! The plan is executed as a backend would: row moves first, then writes. What a query attends to
+//! is read through the plan.
 
 use kvasir_kv::{Cache, CacheError, ClaimRow, Mask, Plan, PlanRow, PoolId, SeqId, Slot, StepId};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// Gives every token written the next number, over all caches of a case.
+/// Issues a unique tag for each written token, across all caches of a case.
 #[derive(Default)]
 pub(super) struct Tags(u64);
 
@@ -15,7 +18,7 @@ impl Tags {
     }
 }
 
-/// Pairs of a query and a row that it might see which an answer lists; a step of more is no case for this.
+/// Upper bound on query–key pairs listed in one answer.
 const MOST_PAIRS: u64 = 1 << 23;
 
 /// A cache and the tags in its slots.
@@ -31,12 +34,12 @@ impl<C: Cache> Bench<C> {
         Self { cache, slots: HashMap::new(), step: 0, plan: Plan::default() }
     }
 
-    /// Puts a frozen pool's tags beside its own.
+    /// Registers the tags of a frozen prefix pool.
     pub(super) fn add_pool(&mut self, pool: PoolId, tags: &[u64]) {
         self.slots.extend(tags.iter().zip(0..).map(|(&tag, slot)| ((pool, slot), tag)));
     }
 
-    /// Runs one step from claim to retirement; the tags that it wrote.
+    /// Runs one step from claim to retirement and returns the tags it wrote.
     pub(super) fn run(&mut self, rows: &[ClaimRow], tags: &mut Tags) -> Result<Vec<u64>, CacheError> {
         self.step += 1;
         let step = StepId(self.step);
@@ -58,7 +61,7 @@ impl<C: Cache> Bench<C> {
         Ok(written.into_iter().map(|(_, tag)| tag).collect())
     }
 
-    /// Runs one row of one sequence.
+    /// Runs one step with one row.
     pub(super) fn run_one(
         &mut self,
         seq: SeqId,
@@ -73,7 +76,7 @@ impl<C: Cache> Bench<C> {
         &self.plan
     }
 
-    /// `positions`, `visible` and, of a single row, `mask` of the last step.
+    /// `positions`, `visible` and, for a single row, `mask` of the last step.
     pub(super) fn answer(&self) -> Map<String, Value> {
         let rows = || self.plan.rows.iter();
         let pairs: u64 = rows().map(|row| u64::from(row.queries.len) * u64::from(row.read_len)).sum();
@@ -98,7 +101,7 @@ impl<C: Cache> Bench<C> {
     }
 }
 
-/// What the cases call a mask.
+/// The recorded name of an attention mask.
 pub(super) fn mask_name(mask: Mask) -> &'static str {
     match mask {
         Mask::None => "none",

@@ -1,4 +1,5 @@
-//! `kv.cells`: many sequences over one pool of cells.
+//! Replays `kv.cells`: many sequences over one pool of KV cells, as in llama.cpp's unified KV
+//! cache.
 
 use super::{
     bench::{Bench, Tags},
@@ -9,10 +10,10 @@ use kvasir_kv::{Cache, CacheError, Cells, ClaimRow, Position, SeqId};
 use serde_json::{Map, Value, json};
 use std::{collections::BTreeMap, ops::Range};
 
-/// Sequences that a case may have alive at once.
+/// Maximum number of live sequences per case.
 const MAX_SEQUENCES: u32 = 1 << 16;
 
-/// The cache, and the case's names of its sequences, which are all of one fork family.
+/// The cache and the case's sequence names. All sequences belong to one fork family.
 struct Pool {
     bench: Bench<Cells>,
     names: BTreeMap<i64, SeqId>,
@@ -34,7 +35,7 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
 }
 
 impl Pool {
-    /// The sequence of a name; a new one owns nothing and is of the family of the others.
+    /// The sequence with this name. A new one is forked from an existing one and then emptied.
     fn seq(&mut self, name: i64) -> Result<SeqId, CacheError> {
         if let Some(&seq) = self.names.get(&name) {
             return Ok(seq);
@@ -94,7 +95,7 @@ impl Pool {
         Ok(done.map(|()| Map::new()))
     }
 
-    /// A sequence that owns nothing is gone.
+    /// Closes sequences that own no cells.
     fn sweep(&mut self) {
         let cache = &mut self.bench.cache;
         self.names.retain(|_, &mut seq| match cache.len(seq) {
@@ -107,7 +108,7 @@ impl Pool {
     }
 }
 
-/// `p0` and `p1`, of which an absent one means all.
+/// The position range `p0 .. p1`; an absent bound is open.
 fn range(op: &Op) -> Result<Range<Position>, CaseError> {
     let bound = |value: i64| value.clamp(0, i64::from(Position::MAX)) as Position;
     let p0 = op.optional_int("p0")?.map_or(0, bound);

@@ -1,4 +1,7 @@
-//! `kv.contiguous` and `kv.tree`: the caches of one sequence.
+//! Replays `kv.contiguous` and `kv.tree`: the caches that hold a single sequence.
+//!
+//! `kv.tree` covers tree-structured speculative decoding: propose a frontier of draft nodes, then
+//! commit the accepted path.
 
 use super::{
     bench::{Bench, Tags, mask_name},
@@ -12,7 +15,7 @@ struct Line<C> {
     bench: Bench<C>,
     seq: SeqId,
     tags: Tags,
-    /// Tags of the unsettled nodes.
+    /// Tags of the draft nodes that are not committed yet.
     nodes: Vec<u64>,
 }
 
@@ -22,7 +25,7 @@ impl<C: Cache> Line<C> {
         Ok(Self { bench: Bench::new(cache), seq, tags: Tags::default(), nodes: Vec::new() })
     }
 
-    /// The operations that both kinds have.
+    /// Operations common to both kinds.
     fn common(&mut self, op: &Op) -> Result<Answer, CaseError> {
         let cache = &mut self.bench.cache;
         Ok(match op.name()? {
@@ -109,7 +112,7 @@ impl Line<TreeCache> {
                 Ok(self.bench.answer())
             }
             Err(error) => {
-                // A frontier that finds no room was never there.
+                // The cache has no room: withdraw the proposed frontier.
                 face(&mut self.bench.cache, &[]).map_err(|error| error.to_string())?;
                 Err(error.to_string())
             }

@@ -1,4 +1,4 @@
-//! `kv.metadata`: the reader of a model's KV facts.
+//! Replays `kv.metadata`: parsing of a model's KV cache geometry (layers, KV heads, head size).
 
 use crate::replay::{Case, CaseError, Mismatch, Outcome, compare};
 use kvasir_kv::{ConfigFacts, Fact, KvFacts};

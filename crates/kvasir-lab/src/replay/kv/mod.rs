@@ -1,4 +1,7 @@
-//! The `kv.*` kinds: the caches of the ExecuTorch document, frozen prefixes, and the reader of KV facts.
+//! Replay runners for `kv.*`: single-sequence, tree and cell caches, frozen shared prefixes, and KV
+//! geometry.
+//!
+//! The semantics are those of ExecuTorch's KV cache design document.
 
 mod bench;
 mod cells;
@@ -9,7 +12,7 @@ mod subject;
 
 use super::Runner;
 
-/// The kinds and their runners.
+/// Case kinds of this family.
 pub(super) const KINDS: &[(&str, Runner)] = &[
     ("kv.cells", cells::run),
     ("kv.contiguous", line::run_contiguous),

@@ -1,4 +1,6 @@
-//! `kv.shared_prefix`: frozen prefixes and the caches forked off them.
+//! Replays `kv.shared_prefix`: frozen prefix pools and the caches forked from them.
+//!
+//! A frozen pool is read-only and freed when its handle and all forks are gone.
 
 use super::{
     bench::{Bench, Tags},
@@ -9,7 +11,7 @@ use kvasir_kv::{Cache, Contiguous, PoolId, PrefixWatch, Prefixed, SeqId, SharedP
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// A frozen prefix as its backend sees it, and its handle until that is dropped.
+/// A frozen prefix: its handle until dropped, a liveness watch, and the tags in its slots.
 struct Pool {
     handle: Option<SharedPrefix>,
     watch: PrefixWatch,
@@ -34,7 +36,7 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     subject::run(case, &mut World::default())
 }
 
-/// So many rows, if a cache may have them.
+/// Checks a row count against `MOST_ROWS`.
 fn rows(field: &str, n: i64) -> Result<u32, String> {
     small(field, n).ok().filter(|&n| n <= MOST_ROWS).ok_or_else(|| format!("{field} {n} is out of range"))
 }
@@ -74,7 +76,7 @@ impl World {
         Ok(Map::new())
     }
 
-    /// Drops a fork, or a prefix's handle.
+    /// Drops a fork or a prefix handle.
     fn drop_name(&mut self, name: &str) -> Answer {
         let handle = self.pools.get_mut(name).and_then(|pool| pool.handle.take());
         match self.forks.remove(name).is_some() || handle.is_some() {

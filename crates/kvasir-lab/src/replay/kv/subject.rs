@@ -1,22 +1,23 @@
-//! What the `kv.*` kinds share: a list of operations, an answer and the whole state after each.
+//! Driver shared by the `kv.*` kinds: runs operations, then compares answer and full state after
+//! each.
 
 use crate::replay::{Case, CaseError, Mismatch, Outcome, compare};
 use serde_json::{Map, Value, json};
 
-/// What an operation answered: the fields to compare, or the text of a refusal.
+/// Result of an operation: fields to compare, or the refusal message.
 pub(super) type Answer = Result<Map<String, Value>, String>;
 
-/// What operations are run on.
+/// The system under test.
 pub(super) trait Subject {
-    /// Runs one operation.
+    /// Runs one operation. The outer error means a malformed case.
     fn apply(&mut self, op: &Op) -> Result<Answer, CaseError>;
-    /// The whole state.
+    /// The complete observable state.
     fn state(&self) -> Value;
-    /// Looks for what does not add up inside.
+    /// Checks internal invariants of the cache.
     fn check(&self) -> Result<(), String>;
 }
 
-/// One operation of a case.
+/// One operation of a case, with typed field access.
 pub(super) struct Op<'a> {
     case: &'a Case,
     body: &'a Value,
@@ -47,7 +48,7 @@ impl Op<'_> {
         ints.ok_or_else(|| self.error(format!("`{field}` must be a list of whole numbers")))
     }
 
-    /// Pairs of whole numbers.
+    /// A list of integer pairs.
     pub(super) fn pairs(&self, field: &str) -> Result<Vec<(i64, i64)>, CaseError> {
         let pair = |value: &Value| match value.as_array().map(Vec::as_slice) {
             Some([a, b]) => Some((a.as_i64()?, b.as_i64()?)),
@@ -67,22 +68,22 @@ impl Op<'_> {
     }
 }
 
-/// A number that a refusal, not an error of the case, meets when it is out of range.
+/// Converts to `u32`; out of range is a refusal by the subject, not a malformed case.
 pub(super) fn small(field: &str, value: i64) -> Result<u32, String> {
     u32::try_from(value).map_err(|_| format!("{field} {value} is out of range"))
 }
 
-/// Rows that a case's caches may have.
+/// Upper bound on the rows of a case's caches.
 pub(super) const MOST_ROWS: u32 = 1 << 20;
 
-/// `given.config.capacity`, bounded so that no case makes us allocate without end.
+/// `given.config.capacity`, bounded by `MOST_ROWS`.
 pub(super) fn capacity(case: &Case) -> Result<u32, CaseError> {
     let capacity = case.given("config")?.get("capacity").and_then(Value::as_u64);
     let capacity = capacity.and_then(|n| u32::try_from(n).ok()).filter(|&n| n <= MOST_ROWS);
     capacity.ok_or_else(|| case.error(format!("`config.capacity` must be a whole number up to {MOST_ROWS}")))
 }
 
-/// Runs all operations of a case and compares answer and state after each.
+/// Runs all operations of a case and compares answer, state and invariants after each.
 pub(super) fn run(case: &Case, subject: &mut dyn Subject) -> Result<Outcome, CaseError> {
     let lists = (case.given("ops")?.as_array(), case.field("expected")?.as_array());
     let (Some(ops), Some(expected)) = lists else {
@@ -123,7 +124,7 @@ fn compare_one(at: &str, expected: &Value, answer: Answer, state: Value) -> Resu
     compare(at, expected, &Value::Object(got))
 }
 
-/// Who is there is compared both ways: somebody too many is a difference.
+/// Object keys in the state must be equal in both directions: an extra entry is a difference too.
 fn same_keys(at: &str, want: &Value, have: &Value) -> Result<(), Box<Mismatch>> {
     let maps = want.as_object().into_iter().flatten().filter(|(_, value)| value.is_object());
     for (name, value) in maps {

@@ -1,3 +1,5 @@
+//! Drives the rectangular (static shape) scheduler with scripted outputs and records each step.
+
 use super::scenario::{EOS, output};
 use kvasir_engine::rectangular::{ChunkRecord, Skipped};
 use kvasir_engine::{
@@ -7,40 +9,40 @@ use kvasir_exec::{OutputRow, Step};
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{BlockId, Paged, Span, Token};
 
-/// A row of the step that ran last.
+/// One row of the last step.
 #[derive(Clone, Debug)]
 pub(super) struct RanRow {
     pub(super) request: usize,
     pub(super) left_pad_blocks: u32,
     pub(super) context_len: u32,
     pub(super) hit_blocks: u32,
-    /// Blocks of its table, in order.
+    /// Block table, in position order.
     pub(super) blocks: Vec<BlockId>,
-    /// The block that each of its tokens is written to.
+    /// Block written by each of the row's tokens.
     pub(super) targets: Vec<BlockId>,
 }
 
-/// What the step before did.
+/// Observations of the last step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ran {
     pub(super) tkv: u32,
     pub(super) volume: u64,
     pub(super) chunk: Option<ChunkRecord>,
     pub(super) rows: Vec<RanRow>,
-    /// Requests that yielded a token, in order.
+    /// Requests that produced a token, in order.
     pub(super) outputs: Vec<usize>,
     pub(super) finished: Vec<usize>,
 }
 
-/// Core, policy and cache, with scripted outputs. Requests are numbered in order of arrival.
+/// Core, policy and cache with scripted outputs. Requests are numbered by arrival.
 pub(super) struct Bench {
     core: Core,
     block_size: u32,
     ids: Vec<RequestId>,
-    /// Outputs after which a request says EOS.
+    /// Output count after which a request emits EOS, if before its cap.
     stops: Vec<Option<u32>>,
     pub(super) ran: Ran,
-    /// Whether rows are looked at closely; off for long workloads.
+    /// Whether rows and invariants are checked at each step; off for long workloads.
     pub(super) watch_rows: bool,
     now: u64,
 }
@@ -78,7 +80,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One step of the engine; nothing runs if nobody is there.
+    /// Runs one engine step. Fails if requests exist but nothing could be scheduled.
     pub(super) fn step(&mut self) -> Result<(), String> {
         self.now += 1;
         let step = self.core.schedule(self.now);
@@ -134,7 +136,7 @@ impl Bench {
         Ok(rows)
     }
 
-    /// Says what the script has every sampling row say.
+    /// Fills in the scripted output of every sampling row.
     fn answer(&self, step: &mut Step) {
         for row in &step.batch.rows {
             let start = step.output.tokens.len();
@@ -152,13 +154,13 @@ impl Bench {
         self.core.sequence(id).map_or(usize::MAX, |sequence| sequence.tag() as usize)
     }
 
-    /// Outputs of a request that is here.
+    /// Output tokens of a live request so far.
     pub(super) fn outputs_of(&self, which: usize) -> u32 {
         let id = self.ids.get(which);
         id.and_then(|id| self.core.sequence(*id)).map_or(0, |sequence| sequence.outputs().len() as u32)
     }
 
-    /// Blocks that a live request found in the cache.
+    /// Prefix cache hit of a live request, in blocks.
     pub(super) fn hit_blocks(&self, which: usize) -> u32 {
         let id = self.ids.get(which);
         id.and_then(|id| self.core.sequence(*id)).map_or(0, |sequence| sequence.hit() / self.block_size)
@@ -179,7 +181,7 @@ impl Bench {
         self.core.waiting().map(|sequence| sequence.tag() as usize).collect()
     }
 
-    /// Running requests in the policy's order, the paused not.
+    /// Running requests in the policy's order, without paused ones.
     pub(super) fn running(&self) -> Vec<usize> {
         self.live(&self.core.record().rectangle.running)
     }
@@ -188,20 +190,20 @@ impl Bench {
         self.live(&self.core.record().rectangle.paused)
     }
 
-    /// Pause and resume events so far.
+    /// Number of pause and resume events so far.
     pub(super) fn events(&self) -> (u64, u64) {
         let record = &self.core.record().rectangle;
         (record.pause_events, record.resume_events)
     }
 
-    /// What live requests skipped, in tokens.
+    /// Prompt tokens that live requests skipped by prefix cache hits.
     pub(super) fn skipped(&self) -> Vec<(usize, u32)> {
         let here = |s: &&Skipped| !self.live(&[s.request]).is_empty();
         let skipped = self.core.record().rectangle.skipped.iter().filter(here);
         skipped.map(|s| (self.number(s.request), s.tokens)).collect()
     }
 
-    /// Live requests whose skipped tokens are not there yet.
+    /// Number of live requests whose skipped tokens are not yet counted as computed.
     pub(super) fn hits_to_come(&self) -> usize {
         let lacks = |&(which, tokens): &(usize, u32)| {
             let sequence = self.ids.get(which).and_then(|id| self.core.sequence(*id));
@@ -210,7 +212,7 @@ impl Bench {
         self.skipped().into_iter().filter(lacks).count()
     }
 
-    /// Blocks promised to running requests.
+    /// Blocks reserved for running requests.
     pub(super) fn reserved(&self) -> u32 {
         self.core.running().map(|sequence| sequence.promised()).sum::<u32>() / self.block_size
     }
@@ -223,7 +225,7 @@ impl Bench {
         self.core.cache().room().available() / self.block_size
     }
 
-    /// The blocks of every running request, paused ones too.
+    /// Block tables of all running requests, including paused ones.
     pub(super) fn tables(&self) -> Vec<(usize, Vec<BlockId>)> {
         let table = |sequence: &kvasir_engine::Sequence| {
             let mut blocks = Vec::new();
@@ -233,7 +235,7 @@ impl Bench {
         self.core.running().filter_map(table).collect()
     }
 
-    /// Tokens that a prompt would find in the cache now.
+    /// Prefix cache hit that `prompt` would have now, in tokens.
     pub(super) fn lookup(&mut self, prompt: &[Token]) -> u32 {
         self.core.cache_mut().prefix().map_or(0, |prefix| prefix.lookup(prompt, 0).tokens)
     }

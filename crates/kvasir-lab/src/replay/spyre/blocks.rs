@@ -1,21 +1,25 @@
+//! Maps recorded Spyre block ids to ours, so that block tables compare up to renaming of fresh
+//! blocks.
+
 use super::super::Mismatch;
 use kvasir_kv::BlockId;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which of our blocks stands for which of the case's.
+/// A bijection between the case's block ids and ours.
 ///
-/// A block that was in a table before, and one that was found in the cache, must be the same as ever. The order in which
-/// fresh blocks are handed out is ours, so a fresh one may take any name that no table of the row has. The dummy is 0.
+/// Retained and prefix-hit blocks keep their identity. A fresh block may take any id that no table
+/// of the step uses, since the allocation order is not specified. The dummy block is 0 on both
+/// sides.
 #[derive(Debug, Default)]
 pub(super) struct BlockNames {
     ours: BTreeMap<BlockId, BlockId>,
     theirs: BTreeMap<BlockId, BlockId>,
-    /// Each request's table as it was compared last, the case's and ours.
+    /// Each request's last compared table, as pairs of the case's block and ours.
     known: BTreeMap<String, Vec<(BlockId, BlockId)>>,
 }
 
-/// One request's table: the case's, ours, and how many of its blocks were found in the cache.
+/// One request's table on both sides, and its prefix cache hit in blocks.
 #[derive(Debug)]
 pub(super) struct TablePair {
     pub(super) name: String,
@@ -24,14 +28,15 @@ pub(super) struct TablePair {
     pub(super) hit: usize,
 }
 
-/// A list of block ids.
+/// Parses a list of block ids.
 pub(super) fn ids(value: &Value) -> Vec<BlockId> {
     let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
     list.iter().map(|id| id.as_u64().map_or(BlockId::MAX, |id| id as BlockId)).collect()
 }
 
 impl BlockNames {
-    /// Compares all tables of a row.
+    /// Compares all block tables of a step: known blocks first, then fresh ones, which may be
+    /// renamed.
     pub(super) fn tables(&mut self, at: &str, pairs: &[TablePair]) -> Result<(), Box<Mismatch>> {
         let differs = |pair: &TablePair| {
             let at = format!("{at}.block_tables.{}", pair.name);
@@ -77,7 +82,7 @@ impl BlockNames {
         }
     }
 
-    /// Whether two blocks are the same; blocks that were never named are named so.
+    /// Whether two blocks correspond; two unmapped blocks are bound to each other.
     fn same(&mut self, theirs: BlockId, ours: BlockId) -> bool {
         if theirs == 0 || ours == 0 {
             return theirs == ours;
@@ -92,7 +97,7 @@ impl BlockNames {
         }
     }
 
-    /// Compares a list of blocks that are all named already, or the dummy.
+    /// Compares a list of mapped blocks or dummies.
     pub(super) fn list(
         &mut self,
         at: &str,
@@ -106,7 +111,7 @@ impl BlockNames {
         }
     }
 
-    /// Compares a number per block.
+    /// Compares a count per block, such as reference counts.
     pub(super) fn counts(&mut self, at: &str, expected: &Value, got: &Value) -> Result<(), Box<Mismatch>> {
         let differs = || Box::new(Mismatch { at: at.into(), expected: expected.clone(), got: got.clone() });
         let (Some(wanted), Some(have)) = (expected.as_object(), got.as_object()) else {
@@ -135,7 +140,8 @@ mod tests {
     fn fresh_blocks_may_be_renamed_and_others_may_not() {
         let mut names = BlockNames::default();
         names.tables("0", &[pair("a", &[1, 2, 3], &[1, 2, 3], 0)]).unwrap();
-        // After a has left, b finds two of its blocks; the fresh one is the next or the last, who cares.
+        // After `a` has ended, `b` hits two of its blocks; either free block may become its fresh
+        // one.
         names.tables("1", &[pair("b", &[1, 2, 5], &[1, 2, 3], 2)]).unwrap();
         assert!(names.tables("2", &[pair("b", &[1, 2, 3, 4], &[1, 2, 4, 3], 2)]).is_err(), "b had 5");
         assert!(names.tables("3", &[pair("c", &[2], &[1], 1)]).is_err(), "found ones keep their names");

@@ -1,3 +1,6 @@
+//! Replays `spyre.volume_invariant`: no decode step may exceed the batch volume limit (rows ×
+//! padded context).
+
 use super::super::{Case, CaseError, Mismatch, Outcome};
 use super::bench::Bench;
 use super::scenario::{MOST, MOST_REQUESTS, Scenario, stream};
@@ -6,7 +9,7 @@ use kvasir_engine::rectangular::Rules;
 use serde::Deserialize;
 use serde_json::json;
 
-/// Steps after which a workload counts as endless.
+/// Upper bound on steps before a workload counts as endless.
 const MOST_STEPS: u32 = 1 << 20;
 
 #[derive(Deserialize)]
@@ -26,7 +29,9 @@ impl Workload {
     }
 }
 
-/// Runs a long workload to its end under every rule set, paused and not: no decode step may exceed the volume limit.
+/// Runs a long workload to its end under each rule set, with and without pausing.
+///
+/// No decode step may exceed the volume limit.
 pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let scenario = Scenario::read(case, Rules::Later, true)?;
     let workload: Workload = serde_json::from_value(case.field("workload")?.clone())
@@ -47,7 +52,7 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     Ok(Outcome::Passed)
 }
 
-/// What a run came to.
+/// Result of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Run {
     steps: u32,
@@ -68,7 +73,7 @@ fn run_one(scenario: &Scenario, policy: RectangularConfig, workload: &Workload) 
         bench.add(prompt(i, length), first, None)?;
     }
     let mut to_come = workload.max_tokens_2;
-    // The first output is the last chunk's, so one more than decode steps.
+    // The last prefill chunk yields the first output, hence one more than the decode steps.
     let target = workload.target_generated_tokens.unwrap_or(0) + 1;
     let mut run = Run::default();
     while run.steps < MOST_STEPS {
@@ -99,7 +104,7 @@ mod tests {
     use super::super::super::Suite;
     use super::*;
 
-    /// What an independent simulator of the same rules reports for the two recorded workloads.
+    /// Reference values from an independent simulator of the same rules.
     #[test]
     fn the_long_workloads_come_to_what_is_on_record() {
         let suite = Suite::parse(include_str!("../../../cases/spyre.json")).unwrap();

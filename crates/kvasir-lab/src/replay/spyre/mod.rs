@@ -1,4 +1,7 @@
-//! Cases of the rectangular policy. The real policy, core and cache run; only the sampled tokens are scripted.
+//! Replay runners for IBM Spyre's rectangular (static shape) scheduler.
+//!
+//! The real policy, core and paged cache run; only the sampled tokens are scripted. `tkv` is the
+//! padded context length that all rows of a batch share; left padding fills shorter rows.
 
 mod bench;
 mod blocks;
@@ -11,7 +14,7 @@ mod steps;
 
 use super::Runner;
 
-/// The kinds of this family.
+/// Case kinds of this family.
 pub(super) const KINDS: &[(&str, Runner)] = &[
     ("spyre.steps", steps::run),
     ("spyre.steps_pausing", steps::run),

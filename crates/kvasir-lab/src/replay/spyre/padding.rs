@@ -1,3 +1,5 @@
+//! Replays `spyre.tkv_steps`: padding arithmetic alone, with the schedule given by the case.
+
 use super::super::{Case, CaseError, Outcome, compare};
 use super::scenario::{MOST, Scenario};
 use kvasir_engine::rectangular::{PrefillShape, Rectangle, Rules};
@@ -17,7 +19,7 @@ struct Cached {
     num_computed_tokens: u32,
 }
 
-/// A step whose rows are given; only its padding is worked out.
+/// A step with given rows; only its padding is computed.
 #[derive(Deserialize)]
 struct Given {
     #[serde(default)]
@@ -26,7 +28,7 @@ struct Given {
     cached: Vec<Cached>,
 }
 
-/// Replays padding alone: what is scheduled is given, the tkv and the number of sampled tokens are checked.
+/// Checks `tkv` (padded context length) and the number of sampled tokens per step.
 pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let scenario = Scenario::read(case, Rules::Later, true)?;
     let (block, chunk) = (scenario.config.block_size, scenario.config.chunk_size);

@@ -1,18 +1,20 @@
+//! Tables of recorded scheduler steps: parsing, filling in omitted rows, and comparison.
+
 use super::super::{Case, CaseError, Mismatch, compare};
 use super::blocks::{BlockNames, TablePair, ids};
 use serde_json::{Map, Value, json};
 
-/// Longest table that is filled up.
+/// Highest step number, a bound on the table length after filling.
 const MOST_STEPS: u64 = 1 << 20;
 
-/// One row of a table of steps.
+/// One row of a step table.
 #[derive(Clone, Debug)]
 pub(super) struct StepRow {
     pub(super) step: u64,
     fields: Map<String, Value>,
 }
 
-/// A table of steps.
+/// A step table in step order.
 pub(super) struct Rows(Vec<StepRow>);
 
 impl Rows {
@@ -34,8 +36,10 @@ impl Rows {
         Ok(Self(rows))
     }
 
-    /// All rows from the first listed one on: a missing one is the one before with its tkv counted up, everything else
-    /// equal. Rows before the first listed one assert nothing.
+    /// All rows from step 0 to the last listed one.
+    ///
+    /// An omitted row repeats the previous one with `tkv` advanced by one per step. Rows before the
+    /// first listed one assert nothing.
     pub(super) fn filled(&self) -> impl Iterator<Item = StepRow> + '_ {
         let first = self.0.first().map_or(0, |row| row.step);
         let unlisted = (0..first).map(|step| StepRow { step, fields: Map::new() });
@@ -54,7 +58,7 @@ impl Rows {
 }
 
 impl StepRow {
-    /// Compares what the row asserts with `got`.
+    /// Compares the fields that the row asserts with `got`; block ids are compared up to renaming.
     pub(super) fn compare(&self, got: &Value, names: &mut BlockNames) -> Result<(), Box<Mismatch>> {
         if self.fields.is_empty() {
             return Ok(());

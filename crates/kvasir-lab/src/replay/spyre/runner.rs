@@ -1,3 +1,6 @@
+//! Replays `spyre.prefix_caching_runner`: block tables, slot mappings and chunk plans with prefix
+//! caching.
+
 use super::super::{Case, CaseError, Mismatch, Outcome, compare};
 use super::bench::{Bench, RanRow};
 use super::blocks::{BlockNames, TablePair, ids};
@@ -6,7 +9,8 @@ use kvasir_engine::rectangular::{ChunkRecord, HitPlan, PrefillShape, Rules};
 use kvasir_kv::BlockId;
 use serde_json::{Map, Value, json};
 
-/// The block that each block's worth of a chunk's positions is written to: 0 for left padding and what is redirected.
+/// The block written by each block-sized part of a prefill chunk; 0 (the dummy) for left padding
+/// and redirected writes.
 pub(super) fn targets(row: &RanRow, chunk: &ChunkRecord, block_size: u32) -> Vec<BlockId> {
     let left = match chunk.chunk {
         0 => chunk.left / block_size,
@@ -17,7 +21,7 @@ pub(super) fn targets(row: &RanRow, chunk: &ChunkRecord, block_size: u32) -> Vec
     blocks
 }
 
-/// Replays block tables and write targets, a scheduler step per row.
+/// Runs one case: a scheduler step, or a chunk plan without execution, per recorded step.
 pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let scenario = Scenario::read(case, Rules::Later, true)?;
     let mut bench =
@@ -63,7 +67,7 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     Ok(Outcome::Passed)
 }
 
-/// The hit that a step names, in tokens of whole blocks. With prefix caching off nothing is hit.
+/// The prefix cache hit given by a step, rounded down to whole blocks; 0 with prefix caching off.
 fn given_hit(scenario: &Scenario, which: usize, given: &Value) -> Option<u32> {
     let hit = u32::try_from(given.as_u64()?).ok()?;
     let block = scenario.config.block_size;
@@ -72,7 +76,7 @@ fn given_hit(scenario: &Scenario, which: usize, given: &Value) -> Option<u32> {
     (hit <= prompt.next_multiple_of(block)).then_some(whole)
 }
 
-/// Compares the chunk plan of a prompt of which `hit` tokens are cached; nothing runs.
+/// Compares the chunk plan of a prompt with `hit` cached tokens, without running it.
 fn plan(scenario: &Scenario, which: usize, hit: u32, step: &Value, at: &str) -> Result<(), Box<Mismatch>> {
     let prompt = scenario.prompt(which);
     let block = scenario.config.block_size;

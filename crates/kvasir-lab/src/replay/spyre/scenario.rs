@@ -1,3 +1,5 @@
+//! Parses a Spyre case into policy, limits, cache config and synthetic prompts.
+
 use super::super::{Case, CaseError};
 use kvasir_engine::rectangular::Rules;
 use kvasir_engine::{Limits, RectangularConfig};
@@ -6,14 +8,14 @@ use kvasir_kv::blocks::BlockConfig;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Ends a completion before its cap.
+/// The EOS token, with which the script ends a completion before its cap.
 pub(super) const EOS: Token = 1;
-/// Longest prompt, most outputs, rows and blocks that a case may ask for.
+/// Upper bound on prompt lengths, outputs, rows and blocks of a case.
 pub(super) const MOST: u32 = 1 << 20;
-/// Requests that it may ask for.
+/// Upper bound on the number of requests.
 pub(super) const MOST_REQUESTS: usize = 64;
 
-/// A case's `config`.
+/// The case's `config` object.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Config {
     pub(super) max_num_seqs: u32,
@@ -30,7 +32,7 @@ pub(super) struct Config {
     long_output_priority: Option<bool>,
 }
 
-/// A stretch of a prompt.
+/// A part of a prompt: a token range of one stream.
 #[derive(Clone, Debug, Deserialize)]
 struct Segment {
     seed: Option<u32>,
@@ -41,7 +43,7 @@ struct Segment {
     to: u32,
 }
 
-/// One of a case's `requests`.
+/// One entry of the case's `requests`.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct RequestSpec {
     pub(super) id: String,
@@ -52,7 +54,7 @@ pub(super) struct RequestSpec {
     prompt: Vec<Segment>,
 }
 
-/// A case's givens.
+/// A parsed case.
 pub(super) struct Scenario {
     pub(super) config: Config,
     pub(super) requests: Vec<RequestSpec>,
@@ -61,18 +63,18 @@ pub(super) struct Scenario {
     pub(super) blocks: BlockConfig,
 }
 
-/// Token `at` of a stream; streams have no token in common with each other.
+/// Token `at` of a stream. Different streams share no tokens.
 pub(super) fn stream(kind: u32, seed: u32, at: u32) -> Token {
     2 + (kind * 64 + seed % 64) * MOST + at
 }
 
-/// Output `at` of the `request`-th request.
+/// Output token `at` of the given request.
 pub(super) fn output(request: usize, at: u32) -> Token {
     stream(3, request as u32, at)
 }
 
 impl Scenario {
-    /// Reads a case; `rules` and `pausing` where it does not say.
+    /// Parses a case. `rules` and `pausing` are defaults where the case does not set them.
     pub(super) fn read(case: &Case, rules: Rules, pausing: bool) -> Result<Self, CaseError> {
         let part = |name: &str| case.body.get(name).cloned().unwrap_or(Value::Array(Vec::new()));
         let bad = |name: &str, e: serde_json::Error| case.error(format!("field `{name}`: {e}"));
@@ -108,14 +110,14 @@ impl Scenario {
         };
         let sharing = config.prefix_caching.unwrap_or(false);
         let limits = Limits {
-            // Paused requests are beside those that the policy counts.
+            // Paused requests count against the core's limit but not against the policy's.
             max_num_seqs: 4 * rows + 64,
             max_num_batched_tokens: chunk_size.max(4 * rows),
             max_model_len: length,
             prefix_cache: sharing,
             ..Limits::default()
         };
-        // As many blocks for every row, the dummy among them.
+        // The same number of blocks for every row, including the dummy block.
         let default = (rows.saturating_mul(length / block_size) + 1).next_multiple_of(rows);
         let total = config.num_blocks_override.map_or(default, |blocks| blocks / rows * rows);
         let usable = config.usable_blocks.unwrap_or(total.saturating_sub(1));
@@ -126,7 +128,7 @@ impl Scenario {
         Ok(Self { config, requests, policy, limits, blocks })
     }
 
-    /// The prompt of the `which`-th request.
+    /// The prompt of request `which`.
     pub(super) fn prompt(&self, which: usize) -> Vec<Token> {
         let segments = self.requests.get(which).map(|request| request.prompt.as_slice()).unwrap_or_default();
         let mut prompt = Vec::new();

@@ -1,3 +1,6 @@
+//! Replays `spyre.steps*` and `spyre.derived_*`: tables of scheduler states, one row per engine
+//! step.
+
 use super::super::{Case, CaseError, Mismatch, Outcome};
 use super::bench::Bench;
 use super::blocks::BlockNames;
@@ -7,7 +10,8 @@ use kvasir_engine::rectangular::Rules;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Replays a table of steps: row `s` holds after `s` steps, once the requests of that step were added.
+/// Runs one case: row `s` describes the state after `s` steps, once that step's requests were
+/// added.
 pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     let rules = match case.body.get("policy").and_then(Value::as_str) {
         Some(policy) if policy.starts_with("code") => Rules::Later,
@@ -55,7 +59,7 @@ pub(super) fn run(case: &Case) -> Result<Outcome, CaseError> {
     Ok(ending(case, &end, &scenario, &order, &produced))
 }
 
-/// Compares what is asserted of the whole run, and that every request said all that it had to say.
+/// Compares the totals of the run, and checks that every request produced all its output tokens.
 fn ending(
     case: &Case,
     end: &Value,
@@ -84,7 +88,7 @@ fn ending(
     Outcome::Passed
 }
 
-/// Everything that a row may ask for.
+/// All fields that a row may assert, from the current state.
 fn observe(bench: &Bench, name: &dyn Fn(usize) -> String) -> Value {
     let names = |numbers: &[usize]| Value::from(numbers.iter().map(|n| name(*n)).collect::<Vec<_>>());
     let ran = &bench.ran;

@@ -1,3 +1,15 @@
+//! Replays `atom.scheduler` (ATOM, a vLLM-style scheduler): prefill-first on the paged cache, one
+//! operation at a time.
+//!
+//! 1. An operation (add, schedule, postprocess, preempt, abort, get, set, …) runs on our `Core`.
+//! 2. Steps stay in flight between `schedule` and `postprocess`, which supplies scripted outputs
+//!    and drafts.
+//! 3. `judge` compares the return value and the whole state with the recorded ones.
+//!
+//! The recorded engines store placeholder tokens for tokens in flight and ours do not, so fields
+//! derived from placeholders are ignored. An operation recorded as raising must be refused and must
+//! change nothing.
+
 mod fields;
 mod judge;
 
@@ -18,7 +30,8 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     let given = case.body.get("given").ok_or("field `given` is missing")?;
     let expected = case.body.get("expected").and_then(Value::as_array).ok_or("`expected` must be a list")?;
     let ops = list(given, "ops")?;
-    // Where no source was right only what was written by hand counts.
+    // Basis `neither` marks cases where all sources were wrong; only hand-written expectations
+    // count.
     let neither = case.body.get("basis").and_then(Value::as_str) == Some("neither");
     let last = if neither { expected.iter().rposition(|one| one != &json!({})) } else { None };
     let mut bench = Bench::new(case, given)?;
@@ -46,13 +59,13 @@ fn replay(case: &Case) -> Result<Outcome, String> {
     Ok(Outcome::Passed)
 }
 
-/// Draft tokens that a row may have room for.
+/// Upper bound on draft tokens per row (`mtp_k`).
 const MOST_DRAFTS: u32 = 1 << 10;
 
-/// Where a case schedules somebody whose drafts cannot be known yet.
+/// Skip reason where the case schedules a sequence whose drafts depend on a token still in flight.
 const WAITED: &str = "outside the design: a token fed before it was seen, together with drafts; docs/decisions/0302-tokens-in-flight.md";
 
-/// What the cases see of a sequence beyond its life in the core.
+/// Recorded view of a sequence; outlives its entry in the core.
 #[derive(Default)]
 struct Known {
     request: Request,
@@ -62,12 +75,12 @@ struct Known {
     completion: Vec<Token>,
     finish: Option<Finish>,
     table: Vec<u32>,
-    /// As the case gives it, or its place among those to which it gives none.
+    /// The case's id, or a running number among the sequences without one.
     number: u64,
 }
 
 impl Known {
-    /// Forgets tokens behind the first `len`.
+    /// Truncates prompt and completion to `len` tokens.
     fn truncate(&mut self, len: u32) {
         self.request.prompt.truncate(len as usize);
         self.completion.truncate((len as usize).saturating_sub(self.request.prompt.len()));
@@ -78,18 +91,18 @@ struct Bench {
     core: Core,
     block: u32,
     drafts: u32,
-    /// Placeholders stand in the recorded token lists.
+    /// Whether the recorded token lists contain placeholder tokens.
     placeholders: bool,
-    /// The last operation was refused by an answer, not by an error.
+    /// Whether the last operation was refused through its return value rather than an error.
     refused: bool,
-    /// Somebody waited for a token in flight so that it can be given drafts.
+    /// Whether a sequence had to wait for a token in flight before it could get drafts.
     waited: bool,
     now: Nanos,
     known: BTreeMap<String, Known>,
     names: Vec<String>,
-    /// In the order in which they were added.
+    /// Sequence names in order of addition.
     added: Vec<String>,
-    /// Who has ended and nobody has been told, in the order in which they ended.
+    /// Ended sequences not yet reported, in order of their end.
     ended: Vec<String>,
     steps: VecDeque<Box<Step>>,
     blocks: BlockNames,
@@ -136,7 +149,7 @@ impl Bench {
         let mut known = BTreeMap::new();
         let (mut names, mut unnumbered) = (Vec::new(), 0);
         let has = |wanted: &str| list(given, "ops").is_ok_and(|ops| ops.iter().any(|op| op["op"] == wanted));
-        // With a pipeline a sequence is not scheduled again before its output has come back.
+        // Pipeline parallelism: a sequence is scheduled again only after its output has returned.
         let serial = has("mark_inflight") || of("pipeline_parallel_size", 1)? > 1;
         for (name, of) in given["seqs"].as_object().ok_or("`seqs` must be an object")? {
             let mut params = sequence::params(case, config, of)?;
@@ -170,7 +183,7 @@ impl Bench {
         })
     }
 
-    /// An operation that must be refused, which changes nothing.
+    /// Runs an operation that must be refused without any state change.
     fn refuses(&mut self, at: &str, op: &Value, raises: &Value) -> Result<(), Box<Mismatch>> {
         let before = self.state();
         let wrong = |got: Value| Box::new(Mismatch { at: at.to_owned(), expected: raises.clone(), got });
@@ -199,7 +212,7 @@ impl Bench {
                 self.refused = !id.is_some_and(|id| self.preempt(id));
                 Value::Null
             }
-            // The step is in flight until its outputs are given; whoever is in it waits for them.
+            // The step stays in flight until `postprocess` supplies its outputs.
             "mark_inflight" => {
                 self.refused = self.steps.is_empty();
                 Value::Null
@@ -252,7 +265,7 @@ impl Bench {
         let waits = |id: RequestId| self.core.reason(id) == Some(Reason::Verifying);
         self.waited |= self.core.running().any(|one| waits(one.id()));
         self.hear();
-        // They are met in the queue, in order.
+        // The recorded engine reports ended sequences in queue order.
         let added = &self.added;
         self.ended.sort_by_key(|name| added.iter().position(|other| other == name));
         let rejected = self.tell();
@@ -275,7 +288,7 @@ impl Bench {
         }
     }
 
-    /// Who has ended since somebody was told.
+    /// Drains the ended sequences not reported yet, with their finish reasons.
     fn tell(&mut self) -> Vec<Value> {
         let known = &self.known;
         let told = self.ended.drain(..).filter_map(|name| {
@@ -332,7 +345,7 @@ impl Bench {
 
     fn postprocess(&mut self, op: &Value) -> Result<Value, String> {
         let deferred = switch(op, "deferred", false);
-        // A step all of whose rows were taken out is nobody's batch any more.
+        // Retire steps from which every row has been removed.
         while let Some(step) = self.steps.pop_front_if(|step| step.batch.rows.is_empty()) {
             self.core.postprocess(&step, &Ok(()), self.now);
             self.core.recycle(step);
@@ -348,7 +361,7 @@ impl Bench {
             stream = self.hear();
             self.core.recycle(step);
         }
-        // Deferred outputs come one step late, when the newest step has run as well.
+        // Deferred output arrives one step late, after the newest step has completed too.
         if deferred && let Some(newest) = self.steps.front() {
             self.core.landed(newest);
         }
@@ -362,7 +375,7 @@ impl Bench {
         Ok(json!({ "finished": finished, "stream": stream }))
     }
 
-    /// Writes the outputs that the case gives. With drafts they are the accepted ones and the token after them.
+    /// Fills a step's output from the case. With drafts: the accepted ones, then the next token.
     fn fill_output(&self, step: &mut Step, outputs: &Value) -> Result<(), String> {
         for row in &step.batch.rows {
             let given = match outputs.get(self.name_of(RequestId(row.request))) {
@@ -372,7 +385,8 @@ impl Bench {
             let count = row.drafts.count as usize;
             let width = (row.tokens.len - row.sample_from) as usize;
             let start = step.output.tokens.len();
-            // Several accepted tokens without drafts happen only in tables of stop rules; they count as drafts there.
+            // Stop rule tables list several tokens without drafts; treat the extra ones as accepted
+            // drafts.
             for (i, token) in given.iter().take(count).enumerate().take(given.len().saturating_sub(1)) {
                 step.batch.tokens[row.tokens.range().end - count + i] = *token;
             }
@@ -385,7 +399,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Takes the core's events in and returns them as the cases write them.
+    /// Applies the core's events and returns them in the recorded format.
     fn hear(&mut self) -> Vec<Value> {
         let mut stream = Vec::new();
         let names = &self.names;
@@ -406,7 +420,8 @@ impl Bench {
         stream
     }
 
-    /// Names of those who wait, those included whose refusal or abort nobody has been told of.
+    /// Names of waiting sequences, including ended ones whose refusal or abort was not reported
+    /// yet.
     fn waiting(&self) -> Vec<String> {
         let mut waiting: Vec<String> = self.core.waiting().map(|one| self.name_of(one.id())).collect();
         for (at, name) in self.added.iter().enumerate() {
@@ -457,7 +472,7 @@ impl Bench {
     }
 }
 
-/// Draft tokens of a batch, a row per sequence; zeros without drafts.
+/// Draft tokens of a batch, one row per sequence, padded with zeros to `width`.
 pub(super) fn draft_rows(batch: &Batch, width: u32) -> Vec<Vec<Token>> {
     let of = |row: &kvasir_exec::BatchRow| {
         let fed = &batch.tokens[row.tokens.range()];
@@ -468,7 +483,7 @@ pub(super) fn draft_rows(batch: &Batch, width: u32) -> Vec<Vec<Token>> {
     batch.rows.iter().map(of).collect()
 }
 
-/// Notes that somebody has ended.
+/// Appends `name` to the ended sequences.
 fn end(ended: &mut Vec<String>, name: &str) {
     ended.retain(|other| other != name);
     ended.push(name.to_owned());
