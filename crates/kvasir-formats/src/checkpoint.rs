@@ -1,3 +1,9 @@
+//! A model on disk: named tensors over memory-mapped safetensors or GGUF files, and its config.
+//!
+//! All tensors carry Hugging Face names and the config has Hugging Face spelling, whatever the file
+//! format. Offsets, sizes and companion scales are validated at open; tensor bytes are never
+//! copied. Guarded by `tests/hostile.rs`, `tests/convert.rs` and the fuzz targets.
+
 use crate::{
     DType, Error, Facts, Mapped, Quantization, Result, Scheme, TensorView,
     config::{read_json, read_text},
@@ -13,7 +19,8 @@ use std::{
     sync::Arc,
 };
 
-/// A model's weights and config, read-only: named tensors over memory-mapped files.
+/// Read-only weights and config of a model: named tensors over memory-mapped files. Cloning is
+/// cheap.
 ///
 /// ```no_run
 /// # fn main() -> kvasir_formats::Result<()> {
@@ -43,7 +50,7 @@ struct Entry {
 }
 
 impl Checkpoint {
-    /// Opens a directory in the Hugging Face layout, or a GGUF file (the first, if it is split).
+    /// Opens a Hugging Face model directory or a GGUF file (the first part, if split).
     pub fn open(path: &Path) -> Result<Self> {
         if path.is_dir() { Self::open_dir(path) } else { Self::of_gguf(Arc::new(Gguf::open(path)?)) }
     }
@@ -80,7 +87,8 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// Leaves out what is not the text model's, which goes by its own names from now on.
+    /// Multimodal checkpoint: keeps the language model's tensors under text-only names and counts
+    /// the rest.
     fn keep_text(&mut self) -> Result<()> {
         for (joined, entry) in std::mem::take(&mut self.tensors) {
             match text_part::name(&joined) {
@@ -143,7 +151,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The model of an open GGUF file.
+    /// Builds a checkpoint from an opened GGUF file. Fails if the architecture is not supported.
     pub fn of_gguf(gguf: Arc<Gguf>) -> Result<Self> {
         let (config, facts) = gguf::hf_config(&gguf)?;
         let experts = gguf.arch("expert_count").and_then(gguf::Value::as_u64).unwrap_or(0) > 0;
@@ -167,47 +175,49 @@ impl Checkpoint {
         })
     }
 
-    /// Where the model is: the directory, or the GGUF file.
+    /// The model directory or GGUF file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The config in Hugging Face spelling; for a GGUF file an equivalent made from its metadata.
+    /// The config in Hugging Face spelling; for GGUF, derived from its metadata.
     pub fn config(&self) -> &Json {
         &self.config
     }
 
-    /// `generation_config.json`, if there is one; of a GGUF file the one it was converted with.
+    /// `generation_config.json`, if present; for GGUF, the one embedded at conversion.
     pub fn generation_config(&self) -> Option<&Json> {
         self.generation.as_ref()
     }
 
-    /// How linear weights are stored, where the config says so.
+    /// The quantization of linear weights declared by the config, if any.
     pub fn quantization(&self) -> Option<&Quantization> {
         self.quantization.as_ref()
     }
 
-    /// What else a program must know.
+    /// Storage conventions (head permutation, split experts, …) that affect how weights are read.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Tensors in its files that are not the text model's, and are not read.
+    /// Number of tensors skipped because they belong to the vision part of the model.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// The GGUF file behind this, for its tokenizer and other metadata.
+    /// The underlying GGUF file, with its tokenizer and other metadata.
     pub fn gguf(&self) -> Option<&Arc<Gguf>> {
         self.gguf.as_ref()
     }
 
-    /// A text file beside the model, of at most `max` bytes; `None` if absent or if the model is one file.
+    /// Reads a text file beside the model, of at most `max` bytes.
+    ///
+    /// `None` if it is absent or the model is a single file.
     pub fn beside(&self, name: &str, max: u64) -> Result<Option<String>> {
         if self.gguf.is_some() { Ok(None) } else { read_text(&self.path.join(name), max) }
     }
 
-    /// All tensors, by name.
+    /// All tensors, ordered by name.
     pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
         self.tensors.iter().map(|(name, entry)| self.view(name, entry))
     }
@@ -218,15 +228,16 @@ impl Checkpoint {
     }
 
     fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> TensorView<'a> {
-        // The range was checked against the file when it was opened.
+        // The range was validated against the file at open.
         let bytes =
             self.files.get(entry.file).and_then(|f| f.bytes().get(entry.range.clone())).unwrap_or_default();
         TensorView { name, dtype: entry.dtype, shape: &entry.shape, bytes }
     }
 
-    /// A weight as f32 in row-major order, with the scales that other tensors hold for it applied: `…_scale_inv`
-    /// beside 8-bit floats, and for `NAME` without a tensor of that name `NAME_blocks` with `NAME_scales`, whose
-    /// shape is then [experts, out, in].
+    /// Dequantizes a weight to f32, row-major, with companion scales applied. Returns its shape.
+    ///
+    /// Companions are `NAME_scale_inv` for block-scaled FP8, and for MXFP4 the pair `NAME_blocks`
+    /// and `NAME_scales`, whose weight has the shape [experts, out, in].
     pub fn dense(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
         let shape = match (self.tensor(name), self.mxfp4(name)?) {
             (Some(view), _) => view.shape.to_vec(),
@@ -244,7 +255,8 @@ impl Checkpoint {
         Ok((shape, values))
     }
 
-    /// Row `n` of a weight, all leading dimensions counted as one, likewise. Of tensors without companions it takes no memory.
+    /// Dequantizes row `n` of a weight, with all leading dimensions flattened. Allocates only for
+    /// companion scales.
     pub fn dense_row(&self, name: &str, n: usize, out: &mut [f32]) -> Result<()> {
         let Some(view) = self.tensor(name) else {
             let pair = self.mxfp4(name)?;
@@ -269,8 +281,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The scales of a block-scaled 8-bit matrix, with the rows and columns of a block. Blocks at the edges may be
-    /// incomplete.
+    /// The scales of a block-scaled FP8 matrix, and the block's rows and columns. Edge blocks may
+    /// be partial.
     pub fn block_scales(&self, weight: &TensorView<'_>) -> Result<(TensorView<'_>, usize, usize)> {
         let fail = |why: String| Error::at(format!("tensor {}", weight.name), why).in_file(&self.path);
         let Some(Scheme::Fp8Blocks { rows, cols }) = self.quantization.as_ref().map(|q| q.scheme) else {
@@ -281,7 +293,7 @@ impl Checkpoint {
         let scales = self.tensor(&format!("{}_scale_inv", weight.name));
         let scales = scales.ok_or_else(|| fail("has no tensor of scales (…_scale_inv)".into()))?;
         let [r, c] = weight.shape else { return Err(fail("is no matrix".into())) };
-        // Without a type of their own, powers of two are stored as bytes.
+        // Some checkpoints store power-of-two (E8M0) scales as plain bytes.
         let dtype = if scales.dtype == DType::U8 { DType::F8E8M0 } else { scales.dtype };
         let scales = TensorView { dtype, ..scales };
         if scales.shape != [r.div_ceil(rows), c.div_ceil(cols)] {
@@ -290,8 +302,10 @@ impl Checkpoint {
         Ok((scales, rows, cols))
     }
 
-    /// The two halves of a weight stored as gpt-oss stores its experts: 16 bytes of codes ([experts, out, in / 32,
-    /// 16], value 2j in the low nibble of byte j) and a scale byte for each.
+    /// The block and scale tensors of an MXFP4 weight as stored by gpt-oss.
+    ///
+    /// Blocks: [experts, out, in / 32, 16] bytes, value `2j` in the low nibble of byte `j`. Scales:
+    /// one E8M0 byte per block.
     pub fn mxfp4(&self, name: &str) -> Result<Option<(TensorView<'_>, TensorView<'_>)>> {
         let Some(blocks) = self.tensor(&format!("{name}_blocks")) else { return Ok(None) };
         let fail = |why: String| Error::at(format!("tensor {name}_blocks"), why).in_file(&self.path);
@@ -305,7 +319,7 @@ impl Checkpoint {
         Ok(Some((blocks, scales)))
     }
 
-    /// The tensors whose rows a weight's are, with the dimensions that a row has there.
+    /// The tensors that store a weight's rows, each with its number of dimensions per row.
     fn parts(&self, name: &str) -> impl Iterator<Item = (&Entry, usize)> {
         let whole = self.tensors.get(name).map(|entry| (entry, 1));
         let half = |end: &str, dimensions: usize| {
@@ -315,22 +329,23 @@ impl Checkpoint {
         [whole, half("_blocks", 2), half("_scales", 1)].into_iter().flatten()
     }
 
-    /// Bytes of a weight's rows.
+    /// Stored (encoded) bytes of a weight, including companion tensors.
     pub fn stored_bytes(&self, name: &str) -> usize {
         self.parts(name).map(|(entry, _)| entry.range.len()).sum()
     }
 
-    /// Maps the pages of some rows of a weight that are read soon, all of them.
+    /// Prefaults the pages of some rows of a weight that will be read soon, in full.
     pub fn bring(&self, name: &str, rows: Range<usize>) {
         self.places(name, &rows).for_each(|(file, place)| file.bring(place));
     }
 
-    /// Gives the pages of some rows of a weight back to the system; they are read again from the file when touched.
+    /// Drops the pages of some rows from memory (`MADV_DONTNEED`); the next access reads the file
+    /// again.
     pub fn let_go(&self, name: &str, rows: Range<usize>) {
         self.places(name, &rows).for_each(|(file, place)| file.let_go(place));
     }
 
-    /// Where some rows of a weight lie.
+    /// File and byte range of some rows of a weight.
     fn places(&self, name: &str, rows: &Range<usize>) -> impl Iterator<Item = (&Arc<Mapped>, Range<usize>)> {
         self.parts(name).filter_map(|(entry, dimensions)| {
             let outer = entry.shape.len().saturating_sub(dimensions);
@@ -341,7 +356,8 @@ impl Checkpoint {
     }
 }
 
-/// Codes of 16 bytes a block, value 2j in the low nibble of byte j, times the blocks' powers of two; none if they are not as many as numbers.
+/// `out = E2M1(code) * 2^scale` per block of 32; the low nibble of byte `j` is value `2j`. `None`
+/// if lengths disagree.
 fn mxfp4_row(codes: &[u8], scales: &[u8], out: &mut [f32]) -> Option<()> {
     let blocks = codes.as_chunks::<16>().0;
     let fits = blocks.len() == scales.len() && out.len() == blocks.len() * 32;
@@ -355,7 +371,7 @@ fn mxfp4_row(codes: &[u8], scales: &[u8], out: &mut [f32]) -> Option<()> {
     fits.then_some(())
 }
 
-/// Experts of a layer: each of their matrices has an entry of its own.
+/// Maximum experts per layer; every expert's matrix gets its own entry.
 const MAX_EXPERTS: usize = 4096;
 const MAX_ENTRIES: usize = 1 << 19;
 

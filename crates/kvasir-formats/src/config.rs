@@ -1,17 +1,20 @@
+//! Reads configs and text files beside a model, and `quantization_config` of a checkpoint.
+
 use crate::{Error, Result};
 use serde_json::Value as Json;
 use std::path::Path;
 
-/// Largest JSON file beside a model, in bytes. Published configs are a few thousand, an index of a large model a few million.
+/// Maximum JSON file size in bytes. Configs have a few thousand, an index of a large model a few
+/// million.
 const MAX_JSON: u64 = 64 << 20;
 
-/// Reads a JSON file; `None` if there is none.
+/// Reads a JSON file; `None` if it does not exist.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Json>> {
     let Some(text) = read_text(path, MAX_JSON)? else { return Ok(None) };
     serde_json::from_str(&text).map(Some).map_err(|e| Error::at(path.display(), e))
 }
 
-/// Reads a text file of at most `max` bytes; `None` if there is none.
+/// Reads a text file of at most `max` bytes; `None` if it does not exist.
 pub(crate) fn read_text(path: &Path, max: u64) -> Result<Option<String>> {
     let io = |e: std::io::Error| Error::at(path.display(), e);
     let meta = match std::fs::metadata(path) {
@@ -24,31 +27,31 @@ pub(crate) fn read_text(path: &Path, max: u64) -> Result<Option<String>> {
     std::fs::read_to_string(path).map(Some).map_err(io)
 }
 
-/// How a checkpoint's linear weights are stored, from `quantization_config`.
+/// Quantization of a checkpoint's linear weights, from `quantization_config`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantization {
-    /// The encoding.
+    /// The storage scheme.
     pub scheme: Scheme,
-    /// Modules that are left as they are; `*` stands for any run of characters.
+    /// Patterns of modules that are not quantized; `*` matches any run of characters.
     pub not_converted: Vec<String>,
 }
 
-/// The encodings that are understood.
+/// Supported quantization schemes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
-    /// 8-bit floats (E4M3) with one f32 scale for each block of this many rows and columns.
+    /// FP8 (E4M3) with one f32 scale per block of `rows` × `cols`.
     Fp8Blocks {
-        /// Rows of a block.
+        /// Rows per block.
         rows: usize,
-        /// Columns of a block.
+        /// Columns per block.
         cols: usize,
     },
-    /// Experts as `*_blocks` and `*_scales`: 4-bit floats, 32 to a scale.
+    /// MXFP4 experts as `*_blocks` and `*_scales`: 4-bit floats, 32 per scale.
     Mxfp4,
 }
 
 impl Quantization {
-    /// Reads `quantization_config`; a scheme that is not understood is refused by name.
+    /// Parses `quantization_config`. An unsupported scheme is rejected by name.
     pub(crate) fn of(config: &Json) -> Result<Option<Self>> {
         let Some(q) = config.get("quantization_config").filter(|q| !q.is_null()) else { return Ok(None) };
         let fail = |key: &str, why: String| Error::at(format!("quantization_config.{key}"), why);
@@ -59,7 +62,8 @@ impl Quantization {
                 if format != "e4m3" {
                     return Err(fail("fmt", format!("{format:?} is not supported, only e4m3")));
                 }
-                // Configs that say nothing mean these blocks; null is one scale for all of a matrix, which is something else.
+                // A missing block size means 128 × 128. Null means per-tensor scales, which are not
+                // supported.
                 let block = q.get("weight_block_size").cloned().unwrap_or_else(|| Json::from(vec![128, 128]));
                 let size = |i: usize| {
                     let n = block.get(i)?.as_u64()?;
@@ -76,7 +80,7 @@ impl Quantization {
         Ok(Some(Self { scheme, not_converted: modules(q)? }))
     }
 
-    /// Whether this module's weights are stored in the scheme.
+    /// Whether this module's weights are quantized.
     pub fn applies_to(&self, module: &str) -> bool {
         !self.not_converted.iter().any(|pattern| {
             module == pattern
@@ -86,7 +90,7 @@ impl Quantization {
     }
 }
 
-/// Whether a name fits a pattern, as a whole or up to a dot.
+/// Whether `name` matches `pattern`, as a whole or up to a dot.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     pattern == name || wildcard(pattern.as_bytes(), name.as_bytes())
 }
@@ -97,7 +101,7 @@ fn modules(q: &Json) -> Result<Vec<String>> {
     names.ok_or_else(|| Error::at("quantization_config.modules_to_not_convert", "is not a list of names"))
 }
 
-/// Matches a pattern in which `*` stands for any run of bytes; a match may end at a dot of the name.
+/// Glob match where `*` matches any run of bytes; the match may end at a dot of the name.
 fn wildcard(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n, mut star) = (0, 0, None);
     while n < name.len() {

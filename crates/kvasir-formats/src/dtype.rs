@@ -1,7 +1,13 @@
+//! Tensor element types, including GGUF block quantization: names, GGUF ids, block lengths and byte
+//! sizes.
+//!
+//! One table row per type; a test keeps the table in enum order. Size computations check for
+//! overflow.
+
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// How a tensor's elements are stored.
+/// Storage type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are the formats' own
 pub enum DType {
@@ -9,9 +15,9 @@ pub enum DType {
     F16,
     BF16,
     F64,
-    /// 8-bit float, 4 exponent bits; a block-scaled matrix keeps its scales in a tensor of its own.
+    /// FP8 with 4 exponent bits; block-scaled matrices store scales in a companion tensor.
     F8E4M3,
-    /// A power of two, as scales are stored.
+    /// E8M0: a power of two, used for scales.
     F8E8M0,
     U8,
     I8,
@@ -29,15 +35,15 @@ pub enum DType {
     Q4K,
     Q5K,
     Q6K,
-    /// 32 four-bit floats under one power-of-two scale, laid out as in GGUF.
+    /// MXFP4 in GGUF layout: 32 four-bit floats and one power-of-two scale.
     Mxfp4,
-    /// 32 codes of four bits, for values that lie closer around zero, under one scale.
+    /// 32 four-bit indices into a nonlinear codebook, with one f16 scale.
     Iq4Nl,
-    /// 256 of them, 32 to a scale of six bits.
+    /// Superblock of 256 four-bit codebook indices, with a six-bit scale per 32.
     Iq4Xs,
 }
 
-/// Name, GGUF type id if it has one, elements per block, bytes per block.
+/// Type, name, GGUF type id (if any), elements per block, bytes per block.
 type Row = (DType, &'static str, Option<u32>, usize, usize);
 
 const TABLE: [Row; 25] = [
@@ -69,52 +75,52 @@ const TABLE: [Row; 25] = [
 ];
 
 impl DType {
-    /// Every type, in table order.
+    /// All types, in table order.
     pub fn all() -> impl Iterator<Item = Self> {
         TABLE.iter().map(|row| row.0)
     }
 
     fn row(self) -> &'static Row {
-        // The table is in the enum's order; a test holds it to that.
+        // The table is in enum order, as a test checks.
         &TABLE[self as usize]
     }
 
-    /// The name in lower case, as the command line spells it.
+    /// Lower-case name, as used on the command line.
     pub fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// The type of this name, in any case.
+    /// Parses a type name, ignoring case.
     pub fn from_name(name: &str) -> Option<Self> {
         TABLE.iter().find(|row| row.1.eq_ignore_ascii_case(name)).map(|row| row.0)
     }
 
-    /// The type id in GGUF files.
+    /// Type id in GGUF files, if GGUF has the type.
     pub fn gguf_id(self) -> Option<u32> {
         self.row().2
     }
 
-    /// The type of this GGUF id.
+    /// The type of a GGUF type id.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
         TABLE.iter().find(|row| row.2 == Some(id)).map(|row| row.0)
     }
 
-    /// Elements that are stored together; 1 for plain types.
+    /// Elements per block; 1 for unquantized types.
     pub fn block_len(self) -> usize {
         self.row().3
     }
 
-    /// Bytes of one block.
+    /// Bytes per block.
     pub fn block_bytes(self) -> usize {
         self.row().4
     }
 
-    /// More than one element to a block.
+    /// Whether a block holds more than one element.
     pub fn is_quantized(self) -> bool {
         self.block_len() > 1
     }
 
-    /// Bytes of one row of `len` elements; the row must be whole blocks.
+    /// Bytes of a row of `len` elements. Fails unless `len` is a multiple of the block length.
     pub fn row_bytes(self, len: usize) -> Result<usize> {
         let block = self.block_len();
         if !len.is_multiple_of(block) {
@@ -123,7 +129,8 @@ impl DType {
         (len / block).checked_mul(self.block_bytes()).ok_or_else(|| too_large(len))
     }
 
-    /// Bytes of a tensor of this shape, slowest dimension first.
+    /// Bytes of a tensor, with `shape` slowest dimension first. Fails on overflow or partial
+    /// blocks.
     pub fn tensor_bytes(self, shape: &[usize]) -> Result<usize> {
         let Some((&last, outer)) = shape.split_last() else {
             return self.row_bytes(1);

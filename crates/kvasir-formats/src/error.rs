@@ -1,22 +1,24 @@
+//! The error type of this crate: a reason and the place in a file.
+
 use std::{fmt, path::Path};
 
-/// What is wrong with a file, and where in it.
+/// A malformed or unsupported file: the place (file, offset, tensor or key) and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     place: String,
     why: String,
 }
 
-/// A result whose error names a place.
+/// Result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// `place` is a file, an offset, a tensor or a key; `why` is one line.
+    /// Creates an error. `place` is a file, offset, tensor or key; `why` is one line.
     pub fn at(place: impl fmt::Display, why: impl fmt::Display) -> Self {
         Self { place: place.to_string(), why: why.to_string() }
     }
 
-    /// Puts the file's name before the place.
+    /// Prefixes the place with a file path.
     #[must_use]
     pub fn in_file(self, path: &Path) -> Self {
         let file = path.display();
@@ -24,12 +26,12 @@ impl Error {
         Self { place, why: self.why }
     }
 
-    /// Where.
+    /// The place of the error.
     pub fn place(&self) -> &str {
         &self.place
     }
 
-    /// Why.
+    /// The reason, in one line.
     pub fn why(&self) -> &str {
         &self.why
     }

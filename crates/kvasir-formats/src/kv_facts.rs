@@ -1,3 +1,6 @@
+//! KV cache geometry (`kv_cache.*` metadata) of GGUF files: writing and validation against the
+//! model.
+
 use crate::{
     Error, Result,
     gguf::{Array, Gguf, Value, Writer},
@@ -6,7 +9,7 @@ use kvasir_kv::{Fact, KvFacts, LayerForm};
 use kvasir_program::LayerFacts;
 use std::collections::BTreeMap;
 
-/// What a program says that its layers keep per token.
+/// Per-token K and V geometry of a program's layers.
 fn of_layers(layers: &[LayerFacts]) -> Result<KvFacts> {
     let small = |n: usize| u32::try_from(n).map_err(|_| Error::at("a layer's K and V", "are too wide"));
     let form = |layer: &LayerFacts| {
@@ -21,7 +24,7 @@ fn of_layers(layers: &[LayerFacts]) -> Result<KvFacts> {
     Ok(KvFacts { layers: layers.iter().map(form).collect::<Result<_>>()? })
 }
 
-/// Writes the `kv_cache.*` keys of a program's layers.
+/// Writes the `kv_cache.*` keys for a program's layers.
 pub(crate) fn write_kv_facts(layers: &[LayerFacts], out: &mut Writer) -> Result<()> {
     let mut facts = BTreeMap::new();
     of_layers(layers)?.write(&mut facts);
@@ -38,8 +41,10 @@ pub(crate) fn write_kv_facts(layers: &[LayerFacts], out: &mut Writer) -> Result<
     Ok(())
 }
 
-/// Refuses a file whose `kv_cache.*` keys are not understood, or say something else than its program. A file without
-/// them is fine: the program has the facts.
+/// Validates a file's `kv_cache.*` keys against its program.
+///
+/// Fails on unknown keys and on values that disagree. A file without such keys is valid: the
+/// program has the geometry.
 pub fn check_kv_facts(file: &Gguf, layers: &[LayerFacts]) -> Result<()> {
     let ours = file.metadata().iter().filter(|(key, _)| key.starts_with("kv_cache."));
     let facts = ours.map(|(key, value)| Ok((key.clone(), fact(key, value)?)));

@@ -1,10 +1,16 @@
-//! Files that hold models: safetensors, GGUF, configs, tokenizers, chat templates. None of them is trusted.
+//! Model file formats: safetensors, GGUF, configs, tokenizers and chat templates. All input is
+//! untrusted.
 //!
-//! [`Checkpoint::open`] takes a directory in the Hugging Face layout or a GGUF file and gives one thing: named
-//! tensors over memory-mapped files, under Hugging Face names, and a config in Hugging Face spelling.
+//! [`Checkpoint::open`] takes a Hugging Face directory or a GGUF file and returns named tensors
+//! over memory-mapped files, under Hugging Face names, with a config in Hugging Face spelling.
 //!
-//! Everything is checked before it is used: sizes before memory is taken, offsets before bytes are read. A bad
-//! file is an [`Error`] that names the file and the place in it.
+//! - Weights: `Checkpoint`, `encoding` (dequantize and quantize), `gguf`, `convert` (Hugging Face
+//!   to GGUF).
+//! - Text: `Tokenizer` (BPE, Unigram, WordPiece), `ChatTemplate` (sandboxed Jinja), `TextFiles`.
+//!
+//! Invariants: sizes are checked before memory is allocated, offsets before bytes are read, and no
+//! input panics. A bad file yields an [`Error`] that names the file and the place. Guarded by
+//! `tests/hostile.rs` and the fuzz targets.
 #![deny(unsafe_code)]
 
 mod checkpoint;

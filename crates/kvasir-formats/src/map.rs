@@ -1,4 +1,8 @@
-//! The one place in this crate with `unsafe`: files are mapped, not read.
+//! Memory-mapped files (mmap): the only `unsafe` code of this crate.
+//!
+//! Safety: maps are read-only and private pages are never written. A file modified by another
+//! process may change under the map, and a truncated one raises SIGBUS, as for every engine that
+//! maps its weights.
 #![allow(unsafe_code)]
 
 use crate::{Error, Result};
@@ -9,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A read-only file in memory.
+/// A read-only memory-mapped file, or bytes built into the binary.
 #[derive(Debug)]
 pub struct Mapped {
     path: PathBuf,
@@ -18,13 +22,13 @@ pub struct Mapped {
 
 #[derive(Debug)]
 enum Bytes {
-    /// Part of the program; also an empty file, which cannot be mapped.
+    /// Bytes built into the binary; also used for an empty file, which cannot be mapped.
     BuiltIn(&'static [u8]),
     File(Mmap),
 }
 
 impl Mapped {
-    /// Maps a regular file.
+    /// Maps a regular file. No bytes are read yet.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |e: std::io::Error| Error::at(path.display(), e);
         let file = File::open(path).map_err(io)?;
@@ -35,24 +39,25 @@ impl Mapped {
         let bytes = if meta.len() == 0 {
             Bytes::BuiltIn(&[])
         } else {
-            // SAFETY: the map is only read. A file that another process writes to while it is mapped may change under it, and one
-            // that is shortened raises a signal, as it does for every engine that maps its weights; docs say not to.
+            // SAFETY: the map is only read. If another process modifies the file, the contents may
+            // change; if it truncates the file, an access raises SIGBUS. The user documentation
+            // forbids both.
             Bytes::File(unsafe { Mmap::map(&file) }.map_err(io)?)
         };
         Ok(Self { path: path.to_owned(), bytes })
     }
 
-    /// A file that is part of the program; errors call it `name`.
+    /// Wraps bytes built into the binary; `name` appears in errors.
     pub fn built_in(name: &str, bytes: &'static [u8]) -> Self {
         Self { path: name.into(), bytes: Bytes::BuiltIn(bytes) }
     }
 
-    /// Where the file is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The whole file.
+    /// The file's contents.
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::BuiltIn(bytes) => bytes,
@@ -60,32 +65,36 @@ impl Mapped {
         }
     }
 
-    /// Maps the pages of a range that is read soon, all of it: a page at a time costs as much, and until a page is there memory that is asked for
-    /// ahead does not come.
+    /// Prefaults the pages of a range that will be read soon, in full (`MADV_POPULATE_READ`).
+    ///
+    /// One call is cheaper than a fault per page. Software prefetch has no effect on pages that are
+    /// not mapped yet.
     pub fn bring(&self, range: Range<usize>) {
-        // Whole pages of any size that is met.
+        // A multiple of every page size in use (4, 16 and 64 KiB).
         const PAGES: usize = 65_536;
         let Bytes::File(map) = &self.bytes else { return };
         let (start, end) = (range.start / PAGES * PAGES, range.end.next_multiple_of(PAGES).min(map.len()));
         #[cfg(target_os = "linux")]
         if start < end {
-            // Systems older than this way map them when they are touched, as others do.
+            // Before Linux 5.14 the call fails, and pages are mapped on first touch.
             let _ = map.advise_range(memmap2::Advice::PopulateRead, start, end - start);
         }
         let _ = (map, start, end);
     }
 
-    /// Gives the pages of a range back to the system; reading them again reads the file again. For a loader that
-    /// repacks: what has been repacked need not stay in memory twice.
+    /// Drops the pages of a range from memory (`MADV_DONTNEED`); the next access reads the file
+    /// again.
+    ///
+    /// For a loader that repacks weights: the packed copy makes the mapped pages redundant.
     pub fn let_go(&self, range: Range<usize>) {
         const PAGE: usize = 4096;
         let Bytes::File(map) = &self.bytes else { return };
-        // Only whole pages inside the range: its neighbours may still be in use.
+        // Only whole pages inside the range; neighboring tensors may still be in use.
         let start = range.start.next_multiple_of(PAGE);
         let end = range.end.min(map.len()) / PAGE * PAGE;
         if start < end {
-            // SAFETY: a clean page of a read-only file mapping is re-read from the file at the next access, so
-            // no reference into the map changes its value unless the file does.
+            // SAFETY: a clean page of a read-only file mapping is read again from the file at the
+            // next access, so no reference into the map changes its value unless the file does.
             let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
         }
     }

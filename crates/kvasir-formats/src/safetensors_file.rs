@@ -1,10 +1,12 @@
-//! A safetensors file's header. The `safetensors` crate checks that tensors lie one after another without gaps or
-//! overlaps, that sizes fit their shapes and that the last one ends with the file.
+//! Parses the header of a safetensors file into tensor names, types, shapes and byte ranges.
+//!
+//! The `safetensors` crate checks that tensors are contiguous without gaps or overlaps, that sizes
+//! match shapes, and that the last tensor ends with the file. Ranges are checked again here.
 use crate::{DType, Error, Mapped, Result};
 use safetensors::{Dtype as Stored, SafeTensors};
 use std::ops::Range;
 
-/// Where one tensor lies in its file.
+/// Type, shape and byte range of a tensor within its file.
 #[derive(Debug, Clone)]
 pub(crate) struct Placed {
     pub(crate) name: String,
@@ -19,7 +21,7 @@ pub(crate) fn read(file: &Mapped) -> Result<Vec<Placed>> {
     let bytes = file.bytes();
     let (header, meta) =
         SafeTensors::read_metadata(bytes).map_err(|e| Error::at("header", e).in_file(file.path()))?;
-    // Eight bytes of header length come first.
+    // The header length takes the first eight bytes.
     let start =
         header.checked_add(8).ok_or_else(|| Error::at("header", "length overflows").in_file(file.path()))?;
     let mut placed = Vec::with_capacity(meta.tensors().len());

@@ -1,8 +1,10 @@
+//! Derives the model builder's input from a checkpoint.
+
 use crate::Checkpoint;
 use kvasir_program::{Layout, Source};
 
 impl Checkpoint {
-    /// What a program is built from: names, shapes and the config, without bytes.
+    /// The input of `Model::build`: names, shapes, config and storage layout, without tensor bytes.
     pub fn source(&self) -> Source {
         let facts = self.facts();
         Source {

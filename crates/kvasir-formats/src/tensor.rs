@@ -1,26 +1,28 @@
+//! Borrowed views of checkpoint tensors.
+
 use crate::{DType, Error, Result, encoding};
 
-/// One tensor of a checkpoint: borrowed bytes, row-major, slowest dimension first.
+/// A tensor of a checkpoint: borrowed bytes, row-major, slowest dimension first.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
-    /// The Hugging Face name.
+    /// Hugging Face name.
     pub name: &'a str,
-    /// How the elements are stored.
+    /// Storage type of the elements.
     pub dtype: DType,
-    /// Slowest dimension first; a quantised row is the last dimension.
+    /// Slowest dimension first; quantized blocks run along the last dimension.
     pub shape: &'a [usize],
-    /// Exactly the tensor's bytes; not aligned to anything.
+    /// Exactly the tensor's bytes, with no alignment guarantee.
     pub bytes: &'a [u8],
 }
 
 impl<'a> TensorView<'a> {
     /// Number of elements.
     pub fn len(&self) -> usize {
-        // The product was checked when the file was opened.
+        // The product was checked for overflow at open.
         self.shape.iter().product()
     }
 
-    /// No element at all.
+    /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -30,7 +32,7 @@ impl<'a> TensorView<'a> {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// The bytes of `count` rows from `first` on, all leading dimensions counted as one.
+    /// Bytes of `count` rows from row `first`, with all leading dimensions flattened.
     pub fn rows(&self, first: usize, count: usize) -> Result<&'a [u8]> {
         let row = self.dtype.row_bytes(self.row_len())?;
         let range = first.checked_mul(row).zip(first.checked_add(count).and_then(|n| n.checked_mul(row)));
@@ -39,7 +41,8 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// All elements as f32. Companion scales are not applied: see [`Checkpoint::dense`](crate::Checkpoint::dense).
+    /// Dequantizes all elements to f32. Companion scales are not applied: see
+    /// [`Checkpoint::dense`](crate::Checkpoint::dense).
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut out = vec![0.0; self.len()];
         encoding::dequantize(self.dtype, self.bytes, &mut out).map_err(|e| Error::at(self.name, e))?;

@@ -1,3 +1,6 @@
+//! Text files of a model: tokenizer, chat template and special tokens, from a directory, GGUF or
+//! `tokenizer.json`.
+
 use crate::{
     ChatTemplate, Error, Result, Tokenizer,
     config::{read_json, read_text},
@@ -12,12 +15,13 @@ use std::{
 const MAX_TOKENIZER: u64 = 256 << 20;
 const MAX_TEMPLATE: u64 = 4 << 20;
 
-/// The half of a model that is about text: its tokenizer, chat template and the names of its special tokens. Needs no
-/// weights: a vocabulary-only GGUF file or a lone `tokenizer.json` will do.
+/// Access to a model's tokenizer, chat template and special tokens, without loading weights.
+///
+/// A vocabulary-only GGUF file or a single `tokenizer.json` is enough.
 #[derive(Debug, Clone)]
 pub struct TextFiles {
     place: Place,
-    /// `tokenizer_config.json` where there is one.
+    /// `tokenizer_config.json`, if present.
     config: Option<Json>,
     special_map: Option<Json>,
 }
@@ -30,7 +34,8 @@ enum Place {
 }
 
 impl TextFiles {
-    /// Looks at a directory, a GGUF file or a `tokenizer.json`.
+    /// Opens a model directory, a GGUF file or a `tokenizer.json`. Only small config files are
+    /// read.
     pub fn open(path: &Path) -> Result<Self> {
         if path.is_dir() {
             let config = read_json(&path.join("tokenizer_config.json"))?;
@@ -43,12 +48,12 @@ impl TextFiles {
         Ok(Self { place, config: None, special_map: None })
     }
 
-    /// The text half of a GGUF file that is open already.
+    /// Uses an already opened GGUF file.
     pub fn of_gguf(gguf: Arc<Gguf>) -> Self {
         Self { place: Place::Gguf(gguf), config: None, special_map: None }
     }
 
-    /// The tokenizer.
+    /// Loads the tokenizer; parses the whole vocabulary on each call.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let path = match &self.place {
             Place::Gguf(gguf) => return Tokenizer::from_gguf(gguf),
@@ -59,7 +64,7 @@ impl TextFiles {
         Tokenizer::from_json(text.as_bytes()).map_err(|e| e.in_file(&path))
     }
 
-    /// The chat template's text: the one of this name, or the default. `None` if the model has none.
+    /// The source of the named or default chat template; `None` if the model has none.
     pub fn template_source(&self, name: Option<&str>) -> Result<Option<String>> {
         match &self.place {
             Place::Gguf(gguf) => {
@@ -84,14 +89,14 @@ impl TextFiles {
                 if let Some(text) = self.config.as_ref().and_then(|c| named_template(c, name)) {
                     return Ok(Some(text));
                 }
-                // Checkpoints that also see may keep it apart.
+                // Vision-language checkpoints may store it in `chat_template.json`.
                 let apart = read_json(&dir.join("chat_template.json"))?;
                 Ok(apart.and_then(|c| named_template(&c, name)))
             }
         }
     }
 
-    /// The compiled chat template.
+    /// Compiles the named or default chat template. Fails if the model has none.
     pub fn template(&self, name: Option<&str>) -> Result<ChatTemplate> {
         let source = self
             .template_source(name)?
@@ -99,7 +104,7 @@ impl TextFiles {
         ChatTemplate::new(&source).map_err(|e| e.in_file(self.path()))
     }
 
-    /// The text of a special token (`bos_token`, `eos_token`, …).
+    /// The text of a special token by config key (`bos_token`, `eos_token`, …).
     pub fn special_token(&self, name: &str) -> Option<String> {
         if let Place::Gguf(gguf) = &self.place {
             let key = name.strip_suffix("_token")?;
@@ -120,7 +125,7 @@ impl TextFiles {
         })
     }
 
-    /// The special tokens that templates may name, as variables.
+    /// Special tokens as template variables.
     pub fn template_variables(&self) -> Map<String, Json> {
         let names =
             ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
@@ -136,7 +141,7 @@ impl TextFiles {
     }
 }
 
-/// `chat_template` in `tokenizer_config.json`: one text, or a list of named ones.
+/// `chat_template` of `tokenizer_config.json`: one text, or a list of named templates.
 fn named_template(config: &Json, name: Option<&str>) -> Option<String> {
     match config.get("chat_template")? {
         Json::String(text) => Some(text.clone()).filter(|_| matches!(name, None | Some("default"))),

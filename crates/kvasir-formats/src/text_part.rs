@@ -1,12 +1,15 @@
-//! The text model of a checkpoint that also sees, as if it stood alone: its part of the config, and its tensors under their own names.
+//! The language model inside a multimodal (vision-language) checkpoint, presented as a text-only
+//! model.
+//!
+//! Maps the nested config to a text-only config and tensor names to their text-only spelling.
 
 use crate::{Error, Result};
 use serde_json::Value as Json;
 
-/// An architecture that joins a text model to one that sees.
+/// A multimodal architecture with a supported language model.
 struct Joined {
     name: &'static str,
-    /// The text model's own name, and the type that its config goes by.
+    /// Architecture and `model_type` of the language model.
     text: &'static str,
     model_type: &'static str,
 }
@@ -16,23 +19,23 @@ const JOINED: [Joined; 2] = [
     Joined { name: "Mistral3ForConditionalGeneration", text: "MistralForCausalLM", model_type: "mistral" },
 ];
 
-/// What the joined config may say for its text model.
+/// Keys inherited from the outer config where the text config lacks them.
 const FOR_TEXT: [&str; 6] =
     ["bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config"];
 
-/// What it says for both, whatever its text model's part says: who built the whole tied its head.
+/// A key of the outer config that overrides the text config: the outer model ties the LM head.
 const FOR_BOTH: &str = "tie_word_embeddings";
 
-/// Where a joined checkpoint keeps what is not text.
+/// Name prefixes of vision tensors.
 const NOT_TEXT: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
 
-/// The config of the text model, if this is a joined one.
+/// The language model's config, or `None` if the architecture is not multimodal.
 pub(crate) fn config(joined: &Json) -> Result<Option<Json>> {
     let name = joined.pointer("/architectures/0").and_then(Json::as_str);
     let Some(kind) = JOINED.iter().find(|kind| Some(kind.name) == name) else { return Ok(None) };
     let text = joined.get("text_config").and_then(Json::as_object);
     let mut text = text.cloned().ok_or_else(|| Error::at("text_config", "is missing or no object"))?;
-    // The same eyes are joined to other text models, too.
+    // The same vision architecture is also combined with unsupported language models.
     let model_type = text.get("model_type").and_then(Json::as_str).unwrap_or(kind.model_type);
     if model_type != kind.model_type {
         let why = format!("{model_type:?} is not supported, only {:?}", kind.model_type);
@@ -53,9 +56,10 @@ pub(crate) fn config(joined: &Json) -> Result<Option<Json>> {
     Ok(Some(Json::Object(text)))
 }
 
-/// What a tensor or module of a joined checkpoint is called in the text model; none if it is not part of that.
+/// The text-only name of a tensor or module, or `None` if it belongs to the vision part.
 pub(crate) fn name(joined: &str) -> Option<String> {
-    // The text model is called `language_model`; it was the outer name once, and is the inner one since.
+    // `language_model` was the outer prefix in older checkpoints and is the inner one in newer
+    // ones.
     if let Some(name) = joined.strip_prefix("language_model.") {
         return Some(name.to_owned());
     }

@@ -1,3 +1,5 @@
+//! Atomic file creation: write to a temporary file, then rename.
+
 use crate::{Error, Result};
 use std::{
     fs::{self, File},
@@ -5,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file that appears under its name when it is complete, or not at all.
+/// A file that appears under its final name only when complete.
+///
+/// States: created as `NAME.PID.part`, written, then renamed by `keep`. Dropping it before deletes
+/// the temporary file.
 #[derive(Debug)]
 pub struct WholeFile {
     path: PathBuf,
@@ -14,7 +19,7 @@ pub struct WholeFile {
 }
 
 impl WholeFile {
-    /// The place that a path leads to, however it is written: through links, so that not the link is replaced.
+    /// Resolves symbolic links, so that the target and not the link is replaced.
     pub fn place(path: &Path) -> PathBuf {
         let beside = || {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -24,7 +29,8 @@ impl WholeFile {
         fs::canonicalize(path).ok().or_else(beside).unwrap_or_else(|| path.to_owned())
     }
 
-    /// Begins one beside where it will be, so that what cannot be written is known before the work is done.
+    /// Creates the temporary file beside the target, so that an unwritable target fails before the
+    /// work is done.
     pub fn create(path: &Path) -> Result<Self> {
         let fail = |why: &str| Err(Error::at(path.display(), why));
         let place = Self::place(path);
@@ -42,24 +48,24 @@ impl WholeFile {
         Ok(file)
     }
 
-    /// Its final path.
+    /// The final path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// For writing piece by piece.
+    /// A buffered writer on the temporary file, truncated first.
     pub fn writer(&self) -> Result<BufWriter<File>> {
         let file = File::create(&self.draft).map_err(|error| self.error(error))?;
         Ok(BufWriter::with_capacity(1 << 20, file))
     }
 
-    /// Writes all of it.
+    /// Writes the whole contents.
     pub fn write(&self, bytes: &[u8]) -> Result<()> {
         let mut file = self.writer()?;
         file.write_all(bytes).and_then(|()| file.flush()).map_err(|error| self.error(error))
     }
 
-    /// Gives it its name.
+    /// Renames the temporary file to its final name.
     pub fn keep(mut self) -> Result<()> {
         fs::rename(&self.draft, &self.path).map_err(|error| self.error(error))?;
         self.kept = true;
@@ -74,7 +80,7 @@ impl WholeFile {
 impl Drop for WholeFile {
     fn drop(&mut self) {
         if !self.kept {
-            // It may be gone already; there is nobody to tell.
+            // The file may be gone already; errors on drop cannot be reported.
             let _ = fs::remove_file(&self.draft);
         }
     }

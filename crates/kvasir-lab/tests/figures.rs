@@ -1,4 +1,5 @@
-//! The figures of the document on rectangular scheduling, step by step, from traces of scenarios.
+//! Reproduces the published figures on rectangular (Spyre) scheduling, step by step, from simulated
+//! scenario traces.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_engine::{Core, Limits, Order, Reason, Rectangular, RectangularConfig, StepTrace};
@@ -13,8 +14,10 @@ use std::collections::BTreeMap;
 
 const BLOCK: u32 = 64;
 
-/// A step as the figures draw it: what is prefilled, id, tkv, padding and decoded tokens of everybody who decodes, and why who waits
-/// does.
+/// A step as the figures show it: waiting and deferred requests with reasons, the prefill chunk,
+/// and decode rows.
+///
+/// A decode row is request id, `tkv`, left padding, and decoded tokens.
 #[derive(Debug, PartialEq)]
 struct Drawn {
     waiting: Vec<String>,
@@ -57,11 +60,11 @@ fn draw(text: &str) -> Vec<Drawn> {
     finished.steps.iter().map(|step| reader.step(step)).collect()
 }
 
-/// What somebody who reads a trace knows.
+/// State reconstructed from the trace alone.
 #[derive(Default)]
 struct Reader {
     names: BTreeMap<u64, String>,
-    /// Name and prompt by number.
+    /// Request name and prompt length by trace number.
     known: BTreeMap<u64, (String, u32)>,
     waiting: Vec<u64>,
     computed: BTreeMap<u64, u32>,
@@ -99,7 +102,7 @@ impl Reader {
                         "id": name, "from": first, "redirected": redirected, "to": end, "left_padding": padding,
                     }));
                 }
-                // The figures count the token that the step makes.
+                // The figures include the token that the step produces.
                 _ => drawn.decoding.push((name, padding + end + 1, padding, end + 1 - prompt)),
             }
         }
@@ -116,8 +119,10 @@ fn figure(name: &str) -> Vec<Value> {
     figures[name]["steps"].as_array().unwrap().clone()
 }
 
-/// Compares what ran. Where a request enters a block with the token that the step makes, the figures count that block
-/// already and draw it a step early; the recorded steps of the same runs, and ours, do not. Returns how often that was so.
+/// Compares a run with a figure and returns how often the figure draws a block one step early.
+///
+/// Where the produced token starts a new block, the figure already counts that block. The recorded
+/// steps of the same runs, and ours, do not.
 fn compare(expected: &[Value], drawn: &[Drawn]) -> u32 {
     assert_eq!(expected.len(), drawn.len());
     let mut early = 0;
@@ -156,13 +161,14 @@ fn admission_constraints() {
     let expected = figure("scheduling_admission_constraints");
     assert!(compare(&expected, &drawn) <= 1);
     for (i, (expected, drawn)) in expected.iter().zip(&drawn).enumerate() {
-        // A figure is the picture after its step: who arrives before the next one waits already.
+        // A figure shows the state after its step, so requests arriving before the next step are
+        // listed as waiting.
         let waiting = expected["waiting"].as_array().unwrap();
         assert!(drawn.waiting.iter().all(|name| waiting.contains(&json!(name))), "record {i}");
     }
 }
 
-/// Who waits in the figure, and for what.
+/// Which requests wait in the figure, and for which reason.
 #[test]
 fn reasons_of_the_admission_constraints() {
     let drawn = draw(include_str!("../scenarios/admission.json"));
@@ -170,8 +176,9 @@ fn reasons_of_the_admission_constraints() {
         let waits = |step: &&Drawn| step.held.iter().any(|(who, reason)| who == name && is(reason));
         drawn.iter().filter(waits).count()
     };
-    // The third chunk of 1 waits from step 5 until 0 has gone, 4 from step 35 until 2 has. Four would come to lengths of 512 each: whole
-    // blocks at the end of all that they may say, where the document counts 426.
+    // Chunk 3 of request 1 is deferred from step 5 until request 0 ends, request 4 from step 35
+    // until 2 ends. Four requests would reach lengths of 512 each: whole blocks at their maximum
+    // length, where the document counts 426.
     assert_eq!(why("1", |reason| *reason == Reason::ModelLength), 16);
     assert_eq!(why("4", |reason| *reason == Reason::Volume { projected: 2048, limit: 1536 }), 11);
     for name in ["6", "7"] {
@@ -182,8 +189,10 @@ fn reasons_of_the_admission_constraints() {
     }
 }
 
-/// When tokens come, with a decode step of 1 and a chunk of 8. The figure was adjusted by hand: it draws the first token
-/// of everybody but the first one unit late, and its gaps are those of the steps.
+/// Token times, with a decode step of 1 unit and a prefill chunk of 8.
+///
+/// The figure was adjusted by hand: every first token except that of request 0 is drawn one unit
+/// late. Its gaps are those of the steps.
 #[test]
 fn timeline() {
     let text = include_str!("../scenarios/admission.json");
@@ -234,7 +243,8 @@ fn prompts_in_chunks() {
     }
 }
 
-/// What was cached, what is fed again with redirected writes, and what is computed.
+/// Prefix cache hits within chunks: cached tokens, recomputed tokens with redirected writes,
+/// computed tokens.
 #[test]
 fn hits_within_chunks() {
     let new = |text: &str| -> Vec<Value> {
@@ -251,7 +261,8 @@ fn hits_within_chunks() {
             (&got["to"], &got["left_padding"])
         );
     }
-    // The second figure was made by hand: what the rules come to is three blocks skipped, three redirected, one computed.
+    // This figure was made by hand; by the rules, three blocks are skipped, three redirected, one
+    // computed.
     assert_eq!(new(include_str!("../scenarios/prefix-2.json")), [chunk(192, 192, 448, 64)]);
     let third = new(include_str!("../scenarios/prefix-3.json"));
     assert_eq!(third, [chunk(896, 128, 1109, 128)]);

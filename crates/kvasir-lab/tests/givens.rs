@@ -1,10 +1,11 @@
-//! A case whose givens are changed is run, or refused with a sentence; never a panic, and never without an end.
+//! Mutation fuzzing of case inputs: a changed case runs or is refused with a message; it never
+//! panics or hangs.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_lab::replay::{Outcome, Suite, run};
 use serde_json::{Value, json};
 
-/// The paths of all values within a value.
+/// Collects the paths of all nested values.
 fn places(value: &Value, at: &mut Vec<String>, out: &mut Vec<Vec<String>>) {
     let keys: Vec<String> = match value {
         Value::Object(map) => map.keys().cloned().collect(),
@@ -30,7 +31,7 @@ fn find<'a>(value: &'a mut Value, path: &[String]) -> &'a mut Value {
     })
 }
 
-/// What a value might be instead: near it, far from it, and of another kind.
+/// Alternative values: near the original, far from it, and of other types.
 fn others(value: &Value) -> Vec<Value> {
     let far = || {
         [
@@ -122,7 +123,7 @@ fn minisgl() {
 
 #[test]
 fn spyre() {
-    // The long workloads take seconds each.
+    // The volume workloads take seconds each.
     let mut suite: Value = serde_json::from_str(include_str!("../cases/spyre.json")).unwrap();
     suite["cases"].as_array_mut().unwrap().retain(|case| case["kind"] != "spyre.volume_invariant");
     check(&suite.to_string(), 4, 11);
@@ -175,7 +176,7 @@ fn a_pool_that_no_machine_holds_is_refused() {
     assert!(none.iter().all(|outcome| matches!(outcome, Outcome::Senseless { .. })), "{none:?}");
 }
 
-/// A small file may not ask for more than a machine has.
+/// A small case file must not request unbounded memory or time.
 #[test]
 fn what_would_take_all_memory_or_time_is_refused() {
     let parse = |cases: Value| {
@@ -229,7 +230,7 @@ fn sampling_fields_and_computed_tokens_can_be_set() {
     let sequence = json!({
         "id": "fields", "kind": "atom.sequence", "given": { "config": {}, "seqs": seqs, "ops": ops }, "expected": expected,
     });
-    // Two chunks of a prompt: what is published depends on how far the sequence was computed.
+    // Chunked prefill: what is published depends on how many tokens are computed.
     let ops = json!([
         { "op": "allocate", "seq": "A" },
         { "op": "publish", "seq": "A", "n": 4 },

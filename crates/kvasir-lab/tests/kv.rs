@@ -1,4 +1,5 @@
-//! The recorded cases of the `contiguous`, `cells` and `tree` caches, of frozen prefixes and of KV facts.
+//! Replays the recorded cases of the contiguous, cells and tree caches, shared prefixes and KV
+//! geometry.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_lab::replay::{Outcome, Suite, run};
@@ -17,8 +18,8 @@ fn every_recorded_case_holds() {
     }
 }
 
-/// A case that says something else than what happens must fail: numbers and marks of the expectations of every fourth
-/// operation are changed, one at a time.
+/// Mutation test: changing any expected number or flag (of every fourth operation) must make the
+/// case fail.
 #[test]
 fn no_expectation_is_overlooked() {
     let suite = suite();
@@ -46,7 +47,7 @@ fn no_expectation_is_overlooked() {
     assert!(changed > 1000, "{changed}");
 }
 
-/// The row with one thing in it changed, in a few ways.
+/// Variants of a row with one value changed.
 fn corruptions(row: &Value) -> Vec<Value> {
     let mut rows = Vec::new();
     for (key, value) in row.as_object().unwrap() {
@@ -69,7 +70,7 @@ fn corruptions(row: &Value) -> Vec<Value> {
         row[key] = wrong;
         rows.push(row);
     }
-    // Somebody who is not there.
+    // An entry that does not exist.
     if let Some(forks) = row.get("forks") {
         let mut forks = forks.clone();
         forks["nobody"] = json!(1);

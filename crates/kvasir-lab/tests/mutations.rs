@@ -1,10 +1,10 @@
-//! A recorded case that says something else than what happens must fail.
+//! Mutation test of the replay runners: a case with a changed expectation must fail.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_lab::replay::{Outcome, Suite, run};
 use serde_json::{Value, json};
 
-/// The paths of every number, truth and text in a value.
+/// Collects the paths of all numbers, booleans and strings.
 fn leaves(value: &Value, at: &mut Vec<String>, out: &mut Vec<Vec<String>>) {
     match value {
         Value::Object(map) => {
@@ -41,7 +41,9 @@ fn other(value: &Value) -> Value {
     }
 }
 
-/// Changes every `every`-th leaf of what cases expect, one at a time. Only `free` ones may go unnoticed: a kind and the keys on the way.
+/// Mutates every `every`-th leaf of the expectations, one at a time.
+///
+/// Only paths listed in `free` (case kind and keys) may change unnoticed.
 fn check(text: &str, every: usize, free: &[&str]) {
     let suite = Suite::parse(text).unwrap();
     let (mut changed, mut n) = (0, 0);
@@ -80,7 +82,7 @@ fn check(text: &str, every: usize, free: &[&str]) {
 
 #[test]
 fn atom() {
-    // The ids of fresh blocks are free, and what holds placeholders is not compared.
+    // Ids of fresh blocks are free, and fields with placeholder tokens are not compared.
     let free = [
         "atom.scheduler returns.block_tables",
         "atom.scheduler returns.context_lens",
@@ -101,7 +103,7 @@ fn atom() {
 #[test]
 fn atom_scheduler() {
     let mut suite: Value = serde_json::from_str(include_str!("../cases/atom.json")).unwrap();
-    // Without drafts and deferred outputs all but the ids of blocks is compared.
+    // Without drafts and deferred output everything except block ids is compared.
     let is_plain = |case: &Value| {
         let text = case.to_string();
         case["kind"] == "atom.scheduler" && !text.contains("mtp_k") && !text.contains("deferred")
@@ -116,7 +118,8 @@ fn atom_scheduler() {
 
 #[test]
 fn minisgl() {
-    // Only what an operation covered is compared of a row, only the order of times, and of overlapped loops only what is right.
+    // Page table rows are compared up to their allocated part, LRU times by order, overlapped loops
+    // by final results.
     let free = [
         "minisgl.cache_manager after_each_op.row",
         "minisgl.cache_manager after_each_op.stale",

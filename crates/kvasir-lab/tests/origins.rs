@@ -1,8 +1,8 @@
-//! `docs/origins.md` names files and tests; they must be there.
+//! Link checker: every file and test named in `docs/origins.md` must exist.
 
 use std::path::Path;
 
-/// Links to files of this repository: text and path.
+/// Link text and path of all links to files of this repository.
 fn links(page: &str) -> Vec<(&str, &str)> {
     let pieces = page.split("](../").collect::<Vec<_>>();
     let pairs = pieces.windows(2).filter_map(|two| {
@@ -13,7 +13,7 @@ fn links(page: &str) -> Vec<(&str, &str)> {
     pairs.collect()
 }
 
-/// A plain name is that of a test; everything else is a file's.
+/// A plain lower-case name refers to a test; anything else refers to a file.
 fn is_test(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
 }
@@ -41,7 +41,8 @@ fn every_link_of_the_origins_page_is_alive() {
     assert!(dead.is_empty(), "{}", dead.join("\n"));
 }
 
-/// Every row says where a thing is, what replaces it, or what it comes with.
+/// Every table row names an implementation and a test, or says that the feature is later or out of
+/// scope.
 #[test]
 fn every_row_has_an_answer() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

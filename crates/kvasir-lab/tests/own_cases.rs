@@ -1,4 +1,4 @@
-//! Cases of our own: what the formats define and no recorded case uses.
+//! Replays our own cases: format features that no recorded case uses.
 #![allow(clippy::unwrap_used)]
 
 use kvasir_lab::replay::{Outcome, Suite, run};
@@ -11,7 +11,8 @@ fn all_hold() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Outputs a step late together with drafts: what is scheduled before its token was seen is not ours, and says so.
+/// Deferred output with drafts: scheduling before the token is known is outside our design, and is
+/// skipped as such.
 #[test]
 fn a_case_that_differs_on_purpose_is_skipped_where_it_does() {
     let case = |id: &str, seqs: &str| {

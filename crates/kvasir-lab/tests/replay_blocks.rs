@@ -1,8 +1,9 @@
-//! Recorded operations on blocks, pages and radix trees, replayed against the block caches.
+//! Replays recorded block manager, page allocator and radix tree operations against the block
+//! caches.
 
 use kvasir_lab::replay::{Outcome, Suite, run};
 
-/// Kinds that the block caches answer for.
+/// Case kinds covered by the block caches.
 const KINDS: &[&str] = &[
     "atom.block_manager",
     "atom.block_pool",
@@ -36,7 +37,8 @@ fn minisgl_and_nano() {
     replay(include_str!("../cases/minisgl.json"), 49);
 }
 
-/// Fields of a sequence that the blocks do not depend on: the recorded cases of blocks ask for few of them.
+/// Sequence fields that block operations do not depend on, which the recorded block cases rarely
+/// read.
 #[test]
 #[allow(clippy::unwrap_used)]
 fn a_sequence_of_blocks_has_every_field() {

@@ -1,9 +1,9 @@
-//! Recorded schedules, workloads and tables, replayed against the engine.
+//! Replays recorded schedules, toy workloads, routing and tables against the engine core.
 #![allow(clippy::unwrap_used)]
 
 use kvasir_lab::replay::{Outcome, Suite, run};
 
-/// Kinds that a core or its routing answers for.
+/// Case kinds covered by the engine core and its router.
 const KINDS: &[&str] = &[
     "atom.scheduler",
     "atom.sequence",
@@ -36,7 +36,8 @@ fn minisgl_and_nano() {
     replay(include_str!("../cases/minisgl.json"));
 }
 
-/// Places for state are a resource beside blocks, which no recorded case here speaks of.
+/// State slots (for recurrent layers) are a second resource beside blocks; no recorded case covers
+/// them.
 #[test]
 fn sequences_with_state_take_a_place_each() {
     let seqs =

@@ -1,10 +1,10 @@
-//! Every table that replay leaves to a unit test names one that exists.
+//! Every replay table that is skipped in favor of a unit test names a test that exists.
 #![allow(clippy::unwrap_used)]
 
 use kvasir_lab::replay::{Outcome, Suite, run};
 use std::path::Path;
 
-/// All Rust files below `folder`, one after the other.
+/// Appends the text of all Rust files below `folder`.
 fn sources(folder: &Path, text: &mut String) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -1,4 +1,4 @@
-//! Whole simulated runs: the document's recorded schedule, traces that add up, equal runs that are equal.
+//! End-to-end simulations: a published schedule, trace consistency, determinism, faults and aborts.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_engine::{
@@ -73,8 +73,9 @@ fn simulate(setting: Setting, workload: &mut dyn Workload) -> Finished {
     run(run_, &mut |_| true)
 }
 
-/// The document's rules on the requests of its figure of admission: steps in which each is prefilled and finishes, as
-/// another simulator of the same rules recorded them.
+/// The published admission figure: steps in which each request is prefilled and finishes.
+///
+/// The expected steps were recorded by an independent simulator of the same rules.
 #[test]
 fn the_documents_schedule_is_met_to_the_step() {
     let text = include_str!("../scenarios/admission.json");
@@ -99,7 +100,8 @@ fn the_documents_schedule_is_met_to_the_step() {
     };
     let finished = simulate(setting, &mut scenario);
     assert_eq!(finished.report.broke_off, None);
-    // Step 35 of the figure: four requests could come to four times 512, which is more than 1,536.
+    // Step 35 of the figure: four requests could reach 4 × 512 slots, more than the volume limit of
+    // 1,536.
     let seen =
         |step: &StepTrace| matches!(&step.projection, Some((_, 512, ends)) if *ends == [512, 576, 576]);
     assert!(finished.steps.iter().any(seen), "the trace has what the volume test projected");
@@ -127,8 +129,10 @@ fn the_documents_schedule_is_met_to_the_step() {
     }
 }
 
-/// Follows a trace and checks it against itself: blocks that requests own are the blocks that are held, rows follow one
-/// another, whoever runs was admitted.
+/// Checks a trace for consistency.
+///
+/// Blocks owned by requests are exactly the held blocks, each row continues its request's previous
+/// one, and running requests were admitted.
 fn check_trace(steps: &[StepTrace], block: u32) {
     let mut tables: HashMap<u64, Vec<u32>> = HashMap::new();
     let mut computed: HashMap<u64, u32> = HashMap::new();
@@ -232,7 +236,7 @@ fn faults_and_aborts_leave_nothing_behind() {
     for overlap in [true, false] {
         let setting = Setting { faults, aborts: 200, ..chunked(overlap, 2000) };
         let report = simulate(setting, &mut Poisson::new(KNOBS)).report;
-        // The driver checks the core's bookkeeping when nobody is left.
+        // The driver checks the core's invariants once the core is idle.
         assert_eq!(report.broke_off, None);
         assert_eq!(report.requests, 300);
         assert!(report.failed_steps > 0 && report.ended["aborted"] > 0 && report.ended["failed"] > 0);
@@ -242,7 +246,7 @@ fn faults_and_aborts_leave_nothing_behind() {
     assert!(report.broke_off.unwrap().contains("device lost"));
 }
 
-/// However many come at once, nobody is refused for want of a place in the queue.
+/// A burst larger than the queue limit is held back by the driver; no request is refused.
 #[test]
 fn who_finds_the_queue_full_waits_in_front_of_it() {
     let limits = Limits { max_num_seqs: 64, max_model_len: 4096, max_waiting: 8, ..Limits::default() };

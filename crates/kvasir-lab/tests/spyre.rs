@@ -1,4 +1,4 @@
-//! The recorded cases of the rectangular policy.
+//! Replays the recorded cases of the rectangular (Spyre) scheduler, and mutation-tests them.
 
 use kvasir_lab::replay::{Outcome, Suite, run};
 
@@ -15,7 +15,7 @@ fn every_recorded_case_holds() {
 const COUNTED: [&str; 6] =
     ["tkv", "n_used_blocks", "n_reserved_blocks", "n_cached_blocks", "n_free_blocks", "n_sampled"];
 
-/// A case that says something else than what happens must fail: fields of every third row are counted up, one at a time.
+/// Mutation test: incrementing any asserted counter (of every third row) must make the case fail.
 #[test]
 fn no_asserted_field_is_overlooked() {
     let suite = Suite::parse(include_str!("../cases/spyre.json")).unwrap();

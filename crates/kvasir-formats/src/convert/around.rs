@@ -1,10 +1,10 @@
-//! What a `tokenizer.json` puts around every text.
+//! Special tokens added around a text by `tokenizer.json`'s post-processor (BOS, EOS, CLS, SEP).
 
 use super::steps;
 use crate::{Error, Result};
 use serde_json::Value as Json;
 
-/// Ids around a text.
+/// Token ids added before and after every text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Around {
     pub(super) before: Vec<u32>,
@@ -20,11 +20,11 @@ impl Around {
         Ok(around)
     }
 
-    /// What one more step puts around what is there.
+    /// Applies one more post-processing step around the ids so far.
     fn add(&mut self, step: &Json) -> std::result::Result<(), String> {
         let kind = step.get("type").and_then(Json::as_str).unwrap_or_default();
         let (before, after) = match kind {
-            // It looks at where words begin and end, not at ids.
+            // ByteLevel adjusts word offsets only, not ids.
             "ByteLevel" => return Ok(()),
             "TemplateProcessing" => template(step),
             "BertProcessing" | "RobertaProcessing" => {
@@ -40,7 +40,7 @@ impl Around {
     }
 }
 
-/// The ids before and after the text in a template.
+/// Ids before and after the text in a `TemplateProcessing` step.
 fn template(step: &Json) -> Option<(Vec<u32>, Vec<u32>)> {
     let (mut around, mut at) = ([Vec::new(), Vec::new()], 0);
     for piece in step.get("single")?.as_array()? {

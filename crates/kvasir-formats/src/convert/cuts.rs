@@ -1,4 +1,12 @@
-//! The way a `tokenizer.json` cuts text, by the name that GGUF has for it.
+//! Maps the pre-tokenizer of a `tokenizer.json` to the GGUF pre-tokenizer name
+//! (`tokenizer.ggml.pre`).
+//!
+//! 1. Reduce every step (Split, Digits, ByteLevel) to its regular expression, in a canonical
+//!    spelling.
+//! 2. Find the family whose expressions are equal.
+//! 3. Among equal families prefer the one that agrees on `ignore_merges`.
+//!
+//! Anything else is refused by name: a wrong pre-tokenizer would silently change token ids.
 
 use super::steps;
 use crate::{
@@ -7,7 +15,8 @@ use crate::{
 };
 use serde_json::Value as Json;
 
-/// Names to choose from. Of those that cut alike the first is taken, as long as it is right about whole words.
+/// GGUF pre-tokenizer names. Among those with equal expressions the first that agrees on
+/// `ignore_merges` is chosen.
 const FAMILIES: [&str; 22] = [
     "llama-bpe",
     "dbrx",
@@ -33,15 +42,16 @@ const FAMILIES: [&str; 22] = [
     "ufakzeka",
 ];
 
-/// A way to cut text.
+/// A GGUF pre-tokenizer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cuts {
     pub(super) family: &'static str,
-    /// Whether words that are tokens are taken whole, where the name does not tell it.
+    /// Whether vocabulary words bypass merges (`ignore_merges`), where the family does not imply
+    /// it.
     pub(super) whole_words: Option<bool>,
 }
 
-/// How a byte-level `tokenizer.json` cuts text. All of its steps have to be those of one family.
+/// The GGUF pre-tokenizer of a byte-level `tokenizer.json`. All steps must be those of one family.
 pub(super) fn cuts(json: &Json) -> Result<Cuts> {
     let refused = |why: String| Error::at("pre_tokenizer", why);
     let steps = steps(json.get("pre_tokenizer"), "pretokenizers");
@@ -79,7 +89,7 @@ fn kind(step: &Json) -> &str {
     step.get("type").and_then(Json::as_str).unwrap_or_default()
 }
 
-/// What a step finds, as an expression.
+/// The regular expression of a step.
 fn expression(step: &Json) -> Result<String> {
     let refused = |why: String| Error::at("pre_tokenizer", why);
     match kind(step) {
@@ -102,13 +112,15 @@ fn expression(step: &Json) -> Result<String> {
     }
 }
 
-/// Whether an expression leaves nothing between what it finds. Those of the usual form, which are for letters, digits, all but these, and white space,
-/// do; those that list punctuation do not.
+/// Whether an expression matches all text without gaps.
+///
+/// True for the usual form (letters, digits, other characters, white space), false for expressions
+/// that list punctuation.
 fn finds_all(regex: &str) -> bool {
     regex.contains(r"|\p{N}") && regex.ends_with(r"|\s+(?!\S)|\s+") && !regex.contains(r"\p{P}")
 }
 
-/// An expression in one of the spellings that it has in files and in our own list.
+/// Canonical spelling: files and our own table write some expressions differently.
 fn plain(regex: &str) -> String {
     let mut parts = regex.split(r"\u{");
     let mut out = parts.next().unwrap_or_default().to_owned();
@@ -128,7 +140,7 @@ fn plain(regex: &str) -> String {
         }
     }
     let out = out.replace(r"[\p{Han}]+", r"\p{Han}+").replace(r#"\""#, "\"");
-    // White space that nothing is found in is a piece anyway.
+    // White space outside of matches becomes a piece of its own anyway.
     match out.strip_suffix(r"|\s+") {
         Some(rest) if rest == GPT2 => rest.to_owned(),
         _ => out,
@@ -152,7 +164,7 @@ mod tests {
         json!({"type": "Digits", "individual_digits": one_by_one})
     }
 
-    /// The steps with the bytes behind.
+    /// A `Sequence` of the steps followed by ByteLevel.
     fn sequence(mut steps: Vec<Json>) -> Json {
         steps.push(bytes(false));
         json!({"type": "Sequence", "pretokenizers": steps})
@@ -164,7 +176,7 @@ mod tests {
         )
     }
 
-    /// Letters with case, but for those of a set.
+    /// Letter classes by case, without the characters of a set.
     fn cased(but: &str, contractions: &str, digits: &str, behind: &str) -> String {
         let (upper, lower) = (
             format!(r"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"),
@@ -262,12 +274,12 @@ mod tests {
                 json!({"type": "Sequence", "pretokenizers": [bytes(true), digits(true)]}),
                 "does not end with ByteLevel",
             ),
-            // BLOOM's.
+            // BLOOM's expression.
             (
                 sequence(vec![split(" ?[^(\\s|[.,!?\u{2026}\u{3002}\u{ff0c}])]+")]),
                 "no name in GGUF: Split, ByteLevel",
             ),
-            // Words of two families, one after the other.
+            // Expressions of two families in sequence.
             (
                 sequence(vec![split(&llama3("")), split(&llama3("{1,3}"))]),
                 "no name in GGUF: Split, Split, ByteLevel",

@@ -1,3 +1,9 @@
+//! Scenario files `kvasir-scenario/1`: explicit requests with prompts, arrivals and the options
+//! they are meant for.
+//!
+//! Errors name the offending field by path, in one line. Prompts may share passages or quote
+//! earlier answers, so that prefix cache behavior can be written down exactly.
+
 use super::{Answer, At, Job, Part, Passage, Prompt, SECOND, Workload};
 use kvasir_engine::Summary;
 use serde::{
@@ -7,7 +13,7 @@ use serde::{
 use serde_json::{Map, Value};
 use std::{collections::HashMap, fmt};
 
-/// `kvasir-scenario/1`: requests written down one by one.
+/// The file format `kvasir-scenario/1`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with `format` and `requests`")]
 struct File {
@@ -18,7 +24,7 @@ struct File {
     requests: Vec<Written>,
 }
 
-/// An object none of whose fields is there twice.
+/// Deserializes an object and rejects duplicate keys.
 fn distinct<'de, D: Deserializer<'de>>(from: D) -> Result<Map<String, Value>, D::Error> {
     struct Fields;
     impl<'de> Visitor<'de> for Fields {
@@ -46,15 +52,15 @@ fn distinct<'de, D: Deserializer<'de>>(from: D) -> Result<Map<String, Value>, D:
 #[serde(deny_unknown_fields)]
 struct Written {
     id: Option<String>,
-    /// Before this step, counted from 0.
+    /// Arrival before this step, counted from 0.
     arrival_step: Option<u64>,
-    /// Seconds.
+    /// Arrival time, in seconds.
     arrival: Option<f64>,
-    /// Length of a prompt that has nothing in common with any other.
+    /// Length of a prompt that shares no prefix with any other.
     prompt_len: Option<u32>,
     prompt: Option<Vec<Segment>>,
     max_tokens: u32,
-    /// Tokens after which the answer ends by itself; absent: it does not.
+    /// Output tokens after which the answer emits EOS; absent means it does not.
     output_len: Option<u32>,
     abort_after: Option<u32>,
     #[serde(default)]
@@ -63,7 +69,8 @@ struct Written {
     key: u64,
 }
 
-/// A part of a prompt: the tokens `from .. to` of the text of this number, or the first `tokens` of what another request is answered.
+/// A prompt segment: tokens `from .. to` of a numbered text, or the first `tokens` of another
+/// request's answer.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Segment {
@@ -74,7 +81,7 @@ struct Segment {
     tokens: Option<u32>,
 }
 
-/// A scenario: requests written down one by one, and the options they are meant for.
+/// A parsed scenario: explicit requests, and the command line options they are meant for.
 #[derive(Debug)]
 pub struct Scenario {
     title: String,
@@ -84,17 +91,17 @@ pub struct Scenario {
     total: u64,
 }
 
-/// Longest prompt that a scenario may write down.
+/// Upper bound on prompt length.
 const LONGEST_PROMPT: u64 = 1 << 22;
 
-/// Last step before which a request may come.
+/// Upper bound on `arrival_step`.
 const LAST_STEP: u64 = 1_000_000_000_000;
 
-/// Tokens of all prompts that a scenario may write down.
+/// Upper bound on the total length of all prompts.
 const MOST_TOKENS: u64 = 1 << 30;
 
 impl Scenario {
-    /// Reads one. The error names what is wrong, in one line.
+    /// Parses a scenario. The error names the offending field in one line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut json = serde_json::Deserializer::from_str(text);
         let file: File = serde_path_to_error::deserialize(&mut json).map_err(|error| error.to_string())?;
@@ -137,7 +144,7 @@ impl Scenario {
         })
     }
 
-    /// The options it is meant for, by the names of the command line without dashes.
+    /// Options by their command line names, without leading dashes.
     pub fn options(&self) -> &Map<String, Value> {
         &self.options
     }
@@ -148,7 +155,7 @@ impl Written {
         Answer::new(i as u64, self.output_len.unwrap_or(0))
     }
 
-    /// Tokens of its answer at most.
+    /// Number of output tokens, at most.
     fn outputs(&self) -> u32 {
         self.output_len.unwrap_or(self.max_tokens).min(self.max_tokens)
     }
@@ -196,7 +203,8 @@ impl Written {
 }
 
 impl Segment {
-    /// A part of the prompt of request `of`.
+    /// Resolves the segment for the prompt of request `of`; answers may be quoted from earlier
+    /// requests only.
     fn part(
         &self,
         of: usize,

@@ -1,8 +1,9 @@
+//! Fixed-shape workload: exact prompt and output lengths, with an optional shared prefix.
+
 use super::{Answer, At, Dice, Job, Knobs, Part, Passage, Prompt, SECOND, Workload};
 use kvasir_engine::Summary;
 
-/// Requests of one size: prompts of exactly so many tokens, answers of exactly so many, with the first tokens in common
-/// where that is asked for.
+/// Requests with equal prompt and output lengths, for throughput measurements at one shape.
 #[derive(Debug)]
 pub struct Steady {
     knobs: Knobs,
@@ -13,7 +14,7 @@ pub struct Steady {
 }
 
 impl Steady {
-    /// `shared` tokens of every prompt are the same.
+    /// The first `shared` tokens of every prompt are identical.
     pub fn new(knobs: Knobs, shared: u32) -> Self {
         Self {
             dice: Dice::new(knobs.seed),

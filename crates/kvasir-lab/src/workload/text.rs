@@ -1,26 +1,32 @@
+//! Synthetic texts and scripted answers, addressable by number, with no tables.
+//!
+//! Every token is a hash of (text number, position). Equal text numbers give equal prefixes, so
+//! prefix cache hits are exact and reproducible.
+
 use kvasir_kv::Token;
 use kvasir_sample::{STRIDE, mix};
 use kvasir_sim::Answers;
 
-/// The token that ends an answer.
+/// The EOS token of simulated models.
 pub const EOS: Token = 2;
 
-/// Tokens of simulated texts are 3 to below this.
+/// Exclusive upper bound of token ids in simulated texts; ids start at 3.
 const VOCABULARY: u64 = 32_000;
 
-/// Tokens `from..to` of an endless text. Texts of the same number are the same, others have nothing in common.
+/// Tokens `from .. to` of an infinite synthetic text. Equal text numbers share their tokens, others
+/// share none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passage {
-    /// Which text.
+    /// Text number.
     pub text: u64,
-    /// First token.
+    /// First position.
     pub from: u32,
-    /// The token behind the last.
+    /// End position, exclusive.
     pub to: u32,
 }
 
 impl Passage {
-    /// Its tokens.
+    /// The token ids of the passage.
     pub fn tokens(self) -> impl Iterator<Item = Token> {
         (self.from..self.to).map(move |i| token(self.text, i))
     }
@@ -32,21 +38,23 @@ fn token(text: u64, i: u32) -> Token {
 
 const LENGTH_AT: u32 = 44;
 
-/// What a request is answered: a text of its own, and where it ends. It travels as the request's seed, so that the device
-/// knows what to say without a table.
+/// A scripted answer: a text number and a length, packed into 64 bits.
+///
+/// The value travels as the request's sampling seed, so the simulated device needs no table of
+/// answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer(pub u64);
 
 impl Answer {
-    /// The longest answer that ends by itself.
+    /// Maximum length of an answer that ends with EOS.
     pub const LONGEST: u32 = (1 << (64 - LENGTH_AT)) - 1;
 
-    /// An answer that ends after `length` tokens, the last of which is [`EOS`]; with 0 it never ends by itself.
+    /// An answer whose token number `length` is [`EOS`]; with length 0 it never ends by itself.
     pub fn new(number: u64, length: u32) -> Self {
         Self(u64::from(length.min(Self::LONGEST)) << LENGTH_AT | number & ((1 << LENGTH_AT) - 1))
     }
 
-    /// Its token `index`.
+    /// Output token `index`.
     pub fn token(self, index: u32) -> Token {
         let length = (self.0 >> LENGTH_AT) as u32;
         match length > 0 && index + 1 >= length {
@@ -56,7 +64,7 @@ impl Answer {
     }
 }
 
-/// The model of every simulated device.
+/// The scripted "model" of simulated devices: decodes the answer from the request's seed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Speaker;
 

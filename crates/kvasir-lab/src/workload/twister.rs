@@ -1,16 +1,17 @@
-//! The generator of CPython's `random` module, so that a recorded workload can be made again to the token.
+//! CPython's Mersenne Twister (MT19937), to reproduce workloads drawn with Python's `random` module
+//! token for token.
 
 const N: usize = 624;
 const M: usize = 397;
 
-/// `random.seed(n)`, then `random.randint`.
+/// Equivalent of `random.seed(n)` followed by `random.randint`.
 pub(crate) struct Twister {
     state: [u32; N],
     at: usize,
 }
 
 impl Twister {
-    /// `random.seed(seed)` for a number that fits 32 bits.
+    /// Equivalent of `random.seed(seed)` for a seed of at most 32 bits.
     pub(crate) fn new(seed: u32) -> Self {
         let mut twister = Self { state: [0; N], at: N };
         twister.fill(19_650_218);
@@ -28,7 +29,7 @@ impl Twister {
         }
     }
 
-    /// Initialisation by an array, which holds the seed alone.
+    /// MT19937 `init_by_array` with the seed as the only element.
     fn mix_in(&mut self, seed: u32) {
         let s = &mut self.state;
         let mut i = 1;
@@ -70,7 +71,7 @@ impl Twister {
         y ^ y >> 18
     }
 
-    /// `random.randint(low, high)`: both included.
+    /// Equivalent of `random.randint(low, high)`, inclusive on both sides.
     pub(crate) fn randint(&mut self, low: u32, high: u32) -> u32 {
         let choices = high - low + 1;
         let bits = u32::BITS - choices.leading_zeros();
