@@ -1,7 +1,8 @@
-//! Encoded weights: what each block's bytes mean, and how values become bytes.
+//! Dequantize and quantize tensor rows: the byte layout of every block type.
 //!
-//! The arithmetic is f32 in the order in which llama.cpp's reference functions have it, without fused
-//! multiply-add, so that both directions agree with published files to the bit.
+//! The arithmetic is f32 in the operation order of llama.cpp's reference functions, without fused
+//! multiply-add. Both directions therefore agree with published files bit for bit. The optimized
+//! kernels live in `kvasir-cpu`; this is the reference. Guarded by `tests/encodings.rs`.
 
 mod iq4;
 mod k_decode;
@@ -20,7 +21,8 @@ pub use k_scales::{q3_k_scale, q45_k_scale_min};
 pub use mxfp4::{E2M1_DOUBLED, e8m0_half};
 pub use plain::f8_e4m3;
 
-/// Decodes `out.len()` elements; `bytes` must be exactly theirs. Scales kept in other tensors are not applied.
+/// Dequantizes `out.len()` elements. `bytes` must have exactly their size; companion scales are not
+/// applied.
 pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     if dtype.row_bytes(out.len())? != bytes.len() {
         return Err(Error::at(
@@ -47,8 +49,10 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// Encodes values, appending to `out`. `row` is the length of a row, which must be whole blocks. Values that are not
-/// finite have no place in a block and are refused.
+/// Quantizes `values` and appends the bytes to `out`.
+///
+/// `row` is the row length and must be a multiple of the block length. Non-finite values are
+/// refused for block types.
 pub fn quantize(dtype: DType, values: &[f32], row: usize, out: &mut Vec<u8>) -> Result<()> {
     dtype.row_bytes(row)?;
     if row == 0 || !values.len().is_multiple_of(row) {
@@ -88,7 +92,7 @@ fn each_block<const L: usize, const N: usize>(
     }
 }
 
-/// Applies a block's decoder to each block. `N` bytes make `L` values.
+/// Applies a block decoder to all blocks; `N` bytes yield `L` values.
 fn blocks<const N: usize, const L: usize>(
     bytes: &[u8],
     out: &mut [f32],
@@ -99,7 +103,7 @@ fn blocks<const N: usize, const L: usize>(
     }
 }
 
-/// The little-endian f16 at `at`.
+/// The little-endian f16 at byte offset `at`.
 fn f16_at(block: &[u8], at: usize) -> f32 {
     half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

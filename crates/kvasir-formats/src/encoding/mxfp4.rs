@@ -1,9 +1,14 @@
-/// The sixteen 4-bit floats (E2M1), doubled so that they are whole.
+//! MXFP4: 32 four-bit floats (E2M1) with one power-of-two scale (E8M0), in GGUF layout.
+//!
+//! `x = E2M1_DOUBLED[q] * 2^(e - 128)`. Doubled values are integers, as the integer SIMD kernels
+//! need.
+
+/// The sixteen E2M1 values, doubled to be integers.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Half of the power of two that a scale byte stands for, to go with the doubled values: 2^(e - 128).
+/// Half the E8M0 scale, `2^(e - 128)`, to match the doubled values.
 pub fn e8m0_half(e: u8) -> f32 {
-    // The two smallest are subnormal.
+    // The two smallest results are subnormal in f32.
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
@@ -16,7 +21,7 @@ pub(super) fn decode(b: &[u8; 17], y: &mut [f32; 32]) {
     }
 }
 
-/// The code of the nearest value, the first of equally near ones.
+/// The code of the nearest value; the first on a tie.
 fn nearest_code(v: f32, d: f32) -> u8 {
     let (mut best, mut least) = (0, f32::INFINITY);
     for (code, &value) in (0u8..).zip(&E2M1_DOUBLED) {

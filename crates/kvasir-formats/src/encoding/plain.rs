@@ -1,8 +1,10 @@
+//! Unquantized element types: f32, f16, bf16, f64, FP8 (E4M3, E8M0) and integers.
+
 use super::e8m0_half;
 use crate::DType;
 use half::{bf16, f16};
 
-/// Decodes types whose elements stand alone. Integers become the nearest f32.
+/// Converts elements to f32. Integers are rounded to the nearest f32.
 pub(super) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         DType::F32 => each(bytes, out, f32::from_le_bytes),
@@ -15,7 +17,7 @@ pub(super) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::I16 => each(bytes, out, |b| i16::from_le_bytes(b).into()),
         DType::I32 => each(bytes, out, |b| i32::from_le_bytes(b) as f32),
         DType::I64 => each(bytes, out, |b| i64::from_le_bytes(b) as f32),
-        // Blocks have decoders of their own; what is left is one byte per element.
+        // Block types never get here; the rest is one byte per element.
         _ => each(bytes, out, |[b]| b.into()),
     }
 }
@@ -26,7 +28,7 @@ fn each<const N: usize>(bytes: &[u8], out: &mut [f32], decode: impl Fn([u8; N]) 
     }
 }
 
-/// Encodes types whose elements stand alone; false if there is no way from f32 to this one.
+/// Converts f32 to `dtype`. Returns `false`, with `out` unchanged, if the type cannot be written.
 pub(super) fn encode(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> bool {
     match dtype {
         DType::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
@@ -37,20 +39,20 @@ pub(super) fn encode(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// An 8-bit float with 4 exponent bits (bias 7) and 3 of mantissa; no infinities, 0x7f and 0xff are NaN.
+/// FP8 E4M3: 4 exponent bits (bias 7), 3 mantissa bits; no infinities, 0x7f and 0xff are NaN.
 pub fn f8_e4m3(byte: u8) -> f32 {
     let size = byte & 0x7f;
     let value = match size {
         0x7f => f32::NAN,
         // Subnormal: mantissa × 2^-9.
         0..8 => f32::from(size) / 512.0,
-        // Exponent and mantissa where an f32 has them, the exponent with its bias.
+        // Shift exponent and mantissa to their f32 position and adjust the exponent bias.
         _ => f32::from_bits((u32::from(size) << 20) + ((127 - 7) << 23)),
     };
     f32::from_bits(value.to_bits() | u32::from(byte & 0x80) << 24)
 }
 
-/// A power of two from 2^-127 on; 0xff is NaN.
+/// E8M0: `2^(byte - 127)`; 0xff is NaN.
 fn f8_e8m0(byte: u8) -> f32 {
     if byte == 0xff { f32::NAN } else { 2.0 * e8m0_half(byte) }
 }

@@ -1,21 +1,26 @@
-//! A config in Hugging Face spelling from GGUF metadata.
+//! Reconstructs a Hugging Face config from GGUF metadata, per architecture.
+//!
+//! A file converted by us embeds the original config, which is returned verbatim. For other files
+//! fields are derived from GGUF keys, tensor presence, and constants common to the published models
+//! of a family.
 
 use super::{Gguf, Kind, Value, is_latent};
 use crate::{DType, Error, Facts, Result, tokenizer::ends};
 use serde_json::{Map, Value as Json, json};
 
-/// The key of a config that conversion keeps.
+/// Metadata key of the embedded original config.
 pub(crate) const ORIGINAL: &str = "kvasir.config";
-/// The key of its `generation_config.json`.
+/// Metadata key of the embedded `generation_config.json`.
 pub(crate) const GENERATION: &str = "kvasir.generation_config";
 
-/// The config and what the converter did to the weights; refuses architectures that have no program.
+/// The config and the storage conventions of the file. Unsupported architectures are refused by
+/// name.
 pub(crate) fn hf_config(gguf: &Gguf) -> Result<(Json, Facts)> {
     let reader = Reader { gguf, out: Map::new() };
     reader.build().map_err(|e| e.in_file(gguf.path()))
 }
 
-/// The `generation_config.json` that conversion kept.
+/// The embedded `generation_config.json`, if any.
 pub(crate) fn generation_config(gguf: &Gguf) -> Result<Option<Json>> {
     let Some(text) = gguf.str(GENERATION) else { return Ok(None) };
     serde_json::from_str(text).map(Some).map_err(|e| Error::at(GENERATION, e).in_file(gguf.path()))
@@ -96,13 +101,13 @@ impl Reader<'_> {
         Ok((Json::Object(self.out), facts))
     }
 
-    /// The config that the file was converted from, word for word, if it was converted here: GGUF has no keys for
-    /// some of what configs say.
+    /// The embedded original config, if the file was converted by us: GGUF has no keys for some of
+    /// its fields.
     fn original(&self, architecture: &str) -> Result<Option<Json>> {
         let Some(text) = self.gguf.str(ORIGINAL) else { return Ok(None) };
         let config: Json = serde_json::from_str(text).map_err(|e| Error::at(ORIGINAL, e))?;
         let named = config.pointer("/architectures/0").and_then(Json::as_str).unwrap_or_default();
-        // Mistral's files are of the llama family there.
+        // GGUF stores Mistral models under the llama architecture.
         if named != architecture && (named, architecture) != ("MistralForCausalLM", "LlamaForCausalLM") {
             return Err(Error::at(ORIGINAL, format!("is for {named:?}, the file for {architecture}")));
         }
@@ -123,7 +128,7 @@ impl Reader<'_> {
         self.copy("intermediate_size", "feed_forward_length");
         let kv = self.number("attention.head_count_kv").or_else(|| self.number("attention.head_count"));
         self.set("num_key_value_heads", kv.unwrap_or(Json::Null));
-        // Null is not silence: without a length heads share the width.
+        // An explicit null: head_dim then defaults to hidden_size / heads.
         let head_dim = self.number("attention.key_length");
         self.set("head_dim", head_dim.unwrap_or(Json::Null));
         let embedding = self.gguf.tensors().iter().find(|t| t.name == "token_embd.weight");
@@ -144,19 +149,19 @@ impl Reader<'_> {
         self.copy("num_experts", "expert_count");
         self.copy("num_experts_per_tok", "expert_used_count");
         self.copy("moe_intermediate_size", "expert_feed_forward_length");
-        // The converter keeps neither; every published model of this family has these.
+        // The converter drops both fields; every published model of this family has these values.
         self.set("norm_topk_prob", self.flag("expert_weights_norm").unwrap_or(true));
         self.set("decoder_sparse_step", 1);
         self.set("mlp_only_layers", self.dense_layers());
     }
 
-    /// Layers without experts.
+    /// Layers without MoE experts.
     fn dense_layers(&self) -> Vec<u64> {
         let layers = self.uint("block_count").unwrap_or(0).min(100_000);
         (0..layers).filter(|n| !self.has(&format!("blk.{n}.ffn_gate_inp.weight"))).collect()
     }
 
-    /// The routing that DeepSeek and GLM share.
+    /// MoE routing fields common to DeepSeek and GLM.
     fn grouped_routing(&mut self) {
         for (hf, key) in [
             ("n_routed_experts", "expert_count"),
@@ -171,7 +176,7 @@ impl Reader<'_> {
         self.set("topk_group", self.uint("expert_group_used_count").unwrap_or(1));
         self.set("norm_topk_prob", self.flag("expert_weights_norm").unwrap_or(false));
         self.set("routed_scaling_factor", self.number("expert_weights_scale").unwrap_or(json!(1.0)));
-        // Prediction layers count as blocks there.
+        // GGUF counts multi-token prediction (MTP) layers as blocks.
         let extra = self.uint("nextn_predict_layers").unwrap_or(0);
         let blocks = self.uint("block_count").unwrap_or(0);
         self.set("num_nextn_predict_layers", extra);
@@ -199,7 +204,7 @@ impl Reader<'_> {
         self.set("qk_rope_head_dim", rope);
         self.set("v_head_dim", value.unwrap_or(Json::Null));
         self.out.remove("head_dim");
-        // Latent attention is written there as one key head.
+        // GGUF describes MLA as a single KV head.
         self.copy("num_key_value_heads", "attention.head_count");
         Ok(())
     }
@@ -250,7 +255,7 @@ impl Reader<'_> {
         self.copy("final_logit_softcapping", "final_logit_softcapping");
         self.set("rope_local_base_freq", self.number("rope.freq_base_swa").unwrap_or(json!(10_000.0)));
         self.set("hidden_activation", "gelu_pytorch_tanh");
-        // Not stored; 27B differs: there it is hidden size over heads.
+        // Not stored in GGUF. Only the 27B model (62 layers) differs, with hidden_size / heads.
         let head = self.uint("attention.key_length").unwrap_or(256);
         let scalar = match (
             self.uint("block_count"),
@@ -266,7 +271,8 @@ impl Reader<'_> {
         );
     }
 
-    /// Which layers have a window: all but every n-th, or as a list of flags says; `every` where the file is silent.
+    /// Sliding-window layers: all but every n-th, or a list of flags; `every` is the default
+    /// period.
     fn windows(&mut self, every: u64) {
         let layers = self.uint("block_count").unwrap_or(0).min(100_000);
         let key = "attention.sliding_window_pattern";
@@ -286,7 +292,8 @@ impl Reader<'_> {
         self.set("layer_types", kinds);
     }
 
-    /// Rotary base and scaling; true if the file brings divisors of its own.
+    /// RoPE base and scaling. Returns true if the file has frequency divisors
+    /// (`rope_freqs.weight`).
     fn rope(&mut self) -> Result<bool> {
         let base = self.number("rope.freq_base").unwrap_or(json!(10_000.0));
         self.set("rope_theta", base);
@@ -309,7 +316,7 @@ impl Reader<'_> {
             return Ok(false);
         }
         if let Some(divisors) = self.floats("rope_freqs.weight")? {
-            // The same arithmetic as longrope with one list and no change of amplitude.
+            // Equivalent to longrope with a single factor list and no attention scaling.
             let max = self.out.get("max_position_embeddings").cloned();
             self.set("rope_scaling", json!({
                 "rope_type": "longrope", "type": "longrope", "long_factor": divisors, "short_factor": divisors,
@@ -324,7 +331,7 @@ impl Reader<'_> {
                 self.set("rope_scaling", json!({"rope_type": "linear", "type": "linear", "factor": factor}));
             }
             Some("yarn") => self.yarn(factor, original),
-            // This architecture's silence would mean another rope.
+            // For gpt-oss an absent key would select YaRN by default.
             None | Some("none") if self.gguf.architecture() == "gpt-oss" => {
                 self.set("rope_scaling", json!({"rope_type": "default"}));
             }
@@ -351,7 +358,8 @@ impl Reader<'_> {
             if self.gguf.architecture() == "gpt-oss" {
                 map.insert("truncate".into(), json!(false));
             }
-            // DeepSeek: the file keeps a tenth of mscale_all_dim; mscale is the same number in every such model.
+            // DeepSeek: GGUF stores `0.1 * mscale_all_dim`; `mscale` is equal in all published
+            // models.
             if is_latent(self.gguf.architecture())
                 && let Some(mul) = self.gguf.arch("rope.scaling.yarn_log_multiplier").and_then(Value::as_f64)
             {
@@ -381,7 +389,7 @@ impl Reader<'_> {
         self.gguf.arch(key).and_then(Value::as_bool)
     }
 
-    /// A number as JSON. An f32 takes its shortest decimal, so that 1e-6 stays 1e-6.
+    /// A number as JSON. An f32 takes its shortest decimal form, so that 1e-6 stays 1e-6.
     fn number(&self, key: &str) -> Option<Json> {
         match self.first(key)? {
             Value::F32(v) => v.to_string().parse::<f64>().ok().filter(|v| v.is_finite()).map(Json::from),
@@ -390,7 +398,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The value, or the first of an array that holds the same number for every layer.
+    /// A scalar, or the first element of a per-layer array of equal numbers.
     fn first(&self, key: &str) -> Option<Value> {
         match self.gguf.arch(key)? {
             Value::Array(a) if a.kind() != Kind::Str => a.scalars().next(),

@@ -1,7 +1,9 @@
+//! Bounds-checked little-endian reader over a file's bytes.
+
 use crate::{Error, Result};
 use std::ops::Range;
 
-/// Reads little-endian values from a file's bytes; every error names the offset.
+/// Reads little-endian values; every error names the offset.
 #[derive(Debug, Clone)]
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -25,7 +27,8 @@ impl<'a> Cursor<'a> {
         Error::at(format!("offset {}", self.at), why)
     }
 
-    /// The range of the next `len` bytes, stepping over them. A vocabulary has hundreds of thousands of strings to step over.
+    /// Skips `len` bytes and returns their range. Hot: a vocabulary has hundreds of thousands of
+    /// strings.
     #[inline]
     pub(crate) fn skip(&mut self, len: u64, what: &str) -> Result<Range<usize>> {
         let end = usize::try_from(len).ok().and_then(|len| self.at.checked_add(len));
@@ -66,7 +69,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// A length-prefixed UTF-8 string.
+    /// A length-prefixed UTF-8 string of at most `max` bytes.
     pub(crate) fn str(&mut self, max: u64, what: &str) -> Result<&'a str> {
         let start = self.clone();
         let len = self.u64(what)?;

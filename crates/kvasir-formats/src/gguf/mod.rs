@@ -1,4 +1,7 @@
-//! GGUF, version 2 and 3: reading with every size checked, writing, and the way back to Hugging Face names.
+//! GGUF versions 2 and 3: validated reading, streaming writing, and mapping to Hugging Face names
+//! and configs.
+//!
+//! Guarded by `tests/hostile.rs`, `tests/gguf_config.rs` and the `gguf` fuzz target.
 
 mod config;
 mod cursor;

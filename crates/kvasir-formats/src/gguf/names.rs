@@ -1,7 +1,10 @@
-//! GGUF tensor names and the Hugging Face names they stand for, by architecture.
+//! Mapping between GGUF and Hugging Face tensor names, per architecture, in both directions.
 
-/// Stems that mean the same in every architecture here: GGUF below `blk.N.`, Hugging Face below `model.layers.N.`.
-/// `{}` stands for an expert: GGUF stacks them in one tensor, one expert to each index of the slowest dimension.
+/// Name stems common to all architectures: GGUF below `blk.N.`, Hugging Face below
+/// `model.layers.N.`.
+///
+/// `{}` stands for the expert number: GGUF stacks a layer's experts in one tensor, along the
+/// slowest dimension.
 const COMMON: &[(&str, &str)] = &[
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -56,7 +59,7 @@ const POST_ATTENTION: &[(&str, &str)] = &[("post_attention_norm", "post_attentio
 const GPT_OSS: &[(&str, &str)] =
     &[("post_attention_norm", "post_attention_layernorm"), ("ffn_gate_inp", "mlp.router")];
 
-/// The indexer of sparse attention.
+/// DeepSeek sparse attention (DSA) indexer.
 const DEEPSEEK32: &[(&str, &str)] = &[
     ("indexer.attn_q_b", "self_attn.indexer.wq_b"),
     ("indexer.attn_k", "self_attn.indexer.wk"),
@@ -66,44 +69,44 @@ const DEEPSEEK32: &[(&str, &str)] = &[
 
 const PHI3: &[(&str, &str)] = &[("ffn_up", "mlp.gate_up_proj")];
 
-/// Whole names that follow no stem.
+/// Complete names outside of layers.
 const OUTSIDE: &[(&str, &str)] = &[
     ("token_embd.weight", "model.embed_tokens.weight"),
     ("output_norm.weight", "model.norm.weight"),
     ("output.weight", "lm_head.weight"),
 ];
 
-/// Tensors whose numbers go into the config.
+/// Tensors whose values become config fields (RoPE factors).
 const IN_CONFIG: &[&str] = &["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
-/// Names below a layer that change their suffix.
+/// Layer tensors whose suffix differs between the formats.
 const IRREGULAR: &[(&str, &str)] =
     &[("attn_sinks.weight", "self_attn.sinks"), ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")];
 
-/// Whether files of this `general.architecture` describe latent attention.
+/// Whether this `general.architecture` uses multi-head latent attention (MLA).
 pub(crate) fn is_latent(architecture: &str) -> bool {
     matches!(architecture, "deepseek2" | "deepseek32")
 }
 
-/// What a GGUF tensor is called here.
+/// Hugging Face name of a GGUF tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HfName {
-    /// The whole tensor under this name.
+    /// The whole tensor has this name.
     Whole(String),
-    /// One tensor per index of the slowest dimension: the name before and after that index.
+    /// One tensor per expert (slowest dimension): name parts before and after the expert number.
     PerExpert(String, String),
-    /// Its numbers are in the config.
+    /// The tensor's values are part of the config.
     InConfig,
 }
 
-/// The names of one architecture.
+/// Tensor naming of one architecture.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Naming {
     own: &'static [(&'static str, &'static str)],
 }
 
 impl Naming {
-    /// The names of this `general.architecture`; `experts` tells Mixtral from Llama.
+    /// Naming for this `general.architecture`; `experts` distinguishes Mixtral from Llama.
     pub(crate) fn of(architecture: &str, experts: bool) -> Option<Self> {
         let own: &[_] = match architecture {
             "llama" if experts => MIXTRAL,
@@ -122,7 +125,7 @@ impl Naming {
         self.own.iter().chain(COMMON)
     }
 
-    /// The GGUF name of a Hugging Face tensor, and which expert of a stack it is.
+    /// GGUF name of a Hugging Face tensor, and its expert number if it belongs to a stack.
     pub(crate) fn to_gguf(self, name: &str) -> Option<(String, Option<usize>)> {
         if let Some((gguf, _)) = OUTSIDE.iter().find(|(_, hf)| *hf == name) {
             return Some(((*gguf).to_owned(), None));
@@ -136,7 +139,7 @@ impl Naming {
         if !matches!(suffix, "weight" | "bias") {
             return None;
         }
-        // An architecture's own stems come first and hide the common ones.
+        // Architecture-specific stems take precedence over common ones.
         let hidden = |gguf: &str, hf: &str| self.own.iter().any(|(g, h)| *g == gguf && *h != hf);
         self.stems().filter(|(gguf, hf)| !hidden(gguf, hf)).find_map(|(gguf, hf)| {
             let name = format!("blk.{layer}.{gguf}.{suffix}");
@@ -150,7 +153,7 @@ impl Naming {
         })
     }
 
-    /// The Hugging Face name of a GGUF tensor.
+    /// Hugging Face name of a GGUF tensor, or `None` if unknown.
     pub(crate) fn to_hf(self, name: &str) -> Option<HfName> {
         if let Some((_, hf)) = OUTSIDE.iter().find(|(gguf, _)| *gguf == name) {
             return Some(HfName::Whole((*hf).to_owned()));
@@ -187,7 +190,7 @@ mod tests {
             [("llama", false), ("llama", true), ("gemma3", false), ("gpt-oss", false), ("phi3", false)]
         {
             let naming = Naming::of(arch, experts).unwrap();
-            // gpt-oss files name the second norm after what it follows.
+            // gpt-oss names the pre-FFN norm `post_attention_norm`.
             let norm =
                 if arch == "gpt-oss" { "blk.7.post_attention_norm.weight" } else { "blk.7.ffn_norm.weight" };
             for name in [norm, "blk.7.attn_q.bias", "blk.7.ffn_up.weight", "token_embd.weight"] {

@@ -1,3 +1,9 @@
+//! GGUF reader: header, metadata and tensor table over memory-mapped files, including split files.
+//!
+//! The input is untrusted. Counts are bounded by the file size before allocation. Tensors must be
+//! contiguous in table order with the declared alignment, and each range is checked against the
+//! file.
+
 use super::{
     cursor::Cursor,
     value::{Array, Kind, Value},
@@ -15,24 +21,24 @@ const MAX_NAME: u64 = 255;
 const MAX_DIMS: u32 = 4;
 const MAX_SHARDS: u64 = 1024;
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// The least that one key with its value, and one tensor's description, can take.
+/// Minimum encoded bytes of a key-value pair and, below, of a tensor description.
 const MIN_PAIR: u64 = 13;
 const MIN_INFO: u64 = 32;
 
-/// One tensor as the file names it.
+/// An entry of the tensor table.
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
-    /// The GGUF name.
+    /// GGUF name.
     pub name: String,
-    /// How the elements are stored.
+    /// Storage type of the elements.
     pub dtype: DType,
-    /// Slowest dimension first: the file's order reversed.
+    /// Slowest dimension first, reversed from the file's order.
     pub shape: Vec<usize>,
     pub(crate) file: usize,
     pub(crate) range: Range<usize>,
 }
 
-/// A GGUF file, or all shards of one.
+/// An opened GGUF file, including all shards of a split one.
 #[derive(Debug, Clone)]
 pub struct Gguf {
     files: Vec<Arc<Mapped>>,
@@ -41,7 +47,7 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Opens a file; one named `…-00001-of-000NN.gguf` opens its siblings too.
+    /// Opens a file. For `…-00001-of-000NN.gguf` the sibling shards are opened too.
     pub fn open(path: &Path) -> Result<Self> {
         let mut all = Self::empty();
         all.add(Mapped::open(path)?)?;
@@ -52,7 +58,7 @@ impl Gguf {
         Ok(all)
     }
 
-    /// The one file that is part of the program; errors call it `name`.
+    /// Opens a file built into the binary; `name` appears in errors.
     pub fn built_in(name: &str, bytes: &'static [u8]) -> Result<Self> {
         let mut all = Self::empty();
         all.add(Mapped::built_in(name, bytes))?;
@@ -86,7 +92,7 @@ impl Gguf {
         }
     }
 
-    /// Adds one file; metadata comes from the first.
+    /// Adds one shard; metadata is taken from the first.
     fn add(&mut self, file: Mapped) -> Result<()> {
         let file = Arc::new(file);
         let path = file.path();
@@ -103,17 +109,17 @@ impl Gguf {
         Ok(())
     }
 
-    /// The first file.
+    /// Path of the first file.
     pub fn path(&self) -> &Path {
         self.files.first().map_or(Path::new(""), |f| f.path())
     }
 
-    /// The files' tensors, in file order.
+    /// All tensors, in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// A tensor's bytes.
+    /// Bytes of a tensor of this file.
     pub fn bytes(&self, info: &TensorInfo) -> &[u8] {
         self.files.get(info.file).and_then(|f| f.bytes().get(info.range.clone())).unwrap_or_default()
     }
@@ -122,43 +128,43 @@ impl Gguf {
         &self.files
     }
 
-    /// All metadata, by key.
+    /// All metadata by key.
     pub fn metadata(&self) -> &BTreeMap<String, Value> {
         &self.meta
     }
 
-    /// A metadata value.
+    /// The metadata value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.meta.get(key)
     }
 
-    /// A string under this key.
+    /// The string value of a key.
     pub fn str(&self, key: &str) -> Option<&str> {
         self.get(key).and_then(Value::as_str)
     }
 
-    /// A non-negative integer under this key.
+    /// The value of a key as a non-negative integer.
     pub fn u64(&self, key: &str) -> Option<u64> {
         self.get(key).and_then(Value::as_u64)
     }
 
-    /// An array under this key.
+    /// The array value of a key.
     pub fn array(&self, key: &str) -> Option<&Array> {
         self.get(key).and_then(Value::as_array)
     }
 
-    /// `general.architecture`.
+    /// `general.architecture`, or an empty string.
     pub fn architecture(&self) -> &str {
         self.str("general.architecture").unwrap_or_default()
     }
 
-    /// A value under the architecture's own prefix.
+    /// The value of `ARCHITECTURE.key`.
     pub fn arch(&self, key: &str) -> Option<&Value> {
         self.get(&format!("{}.{key}", self.architecture()))
     }
 }
 
-/// The sibling `no` of `…-00001-of-000NN.gguf`.
+/// Path of shard `no` of `…-00001-of-000NN.gguf`.
 fn shard_path(first: &Path, no: u64, of: u64) -> Option<PathBuf> {
     let name = first.file_name()?.to_str()?;
     let stem = name.strip_suffix(&format!("-00001-of-{of:05}.gguf"))?;
@@ -233,7 +239,8 @@ fn align(n: u64, alignment: u64) -> Option<u64> {
     n.checked_next_multiple_of(alignment)
 }
 
-/// A tensor's description before it has its place: offsets count from the start of the data.
+/// A tensor description before range validation; `offset` counts from the start of the data
+/// section.
 struct Described {
     at: usize,
     name: String,
@@ -296,7 +303,7 @@ fn unknown_type(id: u32) -> String {
     }
 }
 
-/// Tensors lie one after another in the order of their descriptions, each padded to the alignment.
+/// Validates and resolves tensor ranges: contiguous, in table order, each padded to the alignment.
 fn place(
     infos: Vec<Described>,
     data: u64,

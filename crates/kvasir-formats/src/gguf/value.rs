@@ -1,8 +1,10 @@
+//! GGUF metadata values and arrays.
+
 use super::cursor::Cursor;
 use crate::{Error, Mapped, Result};
 use std::{ops::Range, sync::Arc};
 
-/// The type of a metadata value.
+/// GGUF value type, in the order of the format's ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // the names are the format's own
 pub enum Kind {
@@ -46,7 +48,7 @@ impl Kind {
         self as u32 // the enum is in the order of the ids
     }
 
-    /// Bytes of one value; `None` where they vary.
+    /// Bytes of one value; `None` for strings and arrays.
     fn size(self) -> Option<usize> {
         Some(match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
@@ -58,7 +60,7 @@ impl Kind {
     }
 }
 
-/// A metadata value.
+/// A GGUF metadata value.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)] // the names are the format's own
 pub enum Value {
@@ -78,7 +80,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Its type.
+    /// The value's type.
     pub fn kind(&self) -> Kind {
         match self {
             Self::U8(_) => Kind::U8,
@@ -97,7 +99,7 @@ impl Value {
         }
     }
 
-    /// Any integer that is not negative.
+    /// The value as a non-negative integer of any width.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Self::U8(v) => Some(v.into()),
@@ -112,7 +114,7 @@ impl Value {
         }
     }
 
-    /// Any number.
+    /// The value as a number of any type.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Self::F32(v) => Some(v.into()),
@@ -124,17 +126,17 @@ impl Value {
         }
     }
 
-    /// A flag.
+    /// The value as a boolean.
     pub fn as_bool(&self) -> Option<bool> {
         if let Self::Bool(v) = self { Some(*v) } else { None }
     }
 
-    /// A string.
+    /// The value as a string.
     pub fn as_str(&self) -> Option<&str> {
         if let Self::Str(v) = self { Some(v) } else { None }
     }
 
-    /// An array.
+    /// The value as an array.
     pub fn as_array(&self) -> Option<&Array> {
         if let Self::Array(v) = self { Some(v) } else { None }
     }
@@ -199,7 +201,9 @@ pub(super) fn write_str(text: &str, out: &mut Vec<u8>) {
     out.extend(text.as_bytes());
 }
 
-/// An array of values of one kind, kept as the file has it: a vocabulary of 150,000 strings costs nothing until read.
+/// A homogeneous array, kept in the file's encoding.
+///
+/// A vocabulary of 150,000 strings is validated at open and decoded only when iterated.
 #[derive(Debug, Clone)]
 pub struct Array {
     kind: Kind,
@@ -242,7 +246,7 @@ impl Array {
         Ok(Self { kind, count, store: Store::File(file.clone(), start..cursor.at()) })
     }
 
-    /// An array of strings.
+    /// Creates an array of strings.
     pub fn of_strings<'a>(strings: impl IntoIterator<Item = &'a str>) -> Self {
         let (mut bytes, mut count) = (Vec::new(), 0);
         for text in strings {
@@ -252,41 +256,41 @@ impl Array {
         Self { kind: Kind::Str, count, store: Store::Owned(bytes) }
     }
 
-    /// An array of f32.
+    /// Creates an array of f32.
     pub fn of_f32(values: &[f32]) -> Self {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Self { kind: Kind::F32, count: values.len(), store: Store::Owned(bytes) }
     }
 
-    /// An array of i32.
+    /// Creates an array of i32.
     pub fn of_i32(values: &[i32]) -> Self {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Self { kind: Kind::I32, count: values.len(), store: Store::Owned(bytes) }
     }
 
-    /// An array of u32.
+    /// Creates an array of u32.
     pub fn of_u32(values: &[u32]) -> Self {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Self { kind: Kind::U32, count: values.len(), store: Store::Owned(bytes) }
     }
 
-    /// An array of flags.
+    /// Creates an array of booleans.
     pub fn of_bool(values: &[bool]) -> Self {
         let bytes = values.iter().map(|&v| v.into()).collect();
         Self { kind: Kind::Bool, count: values.len(), store: Store::Owned(bytes) }
     }
 
-    /// What it holds.
+    /// Element type.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// How many.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// None at all.
+    /// Whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -298,13 +302,13 @@ impl Array {
         }
     }
 
-    /// The values of an array of numbers or flags; empty for strings.
+    /// Elements of a numeric or boolean array; empty for strings.
     pub fn scalars(&self) -> impl Iterator<Item = Value> + '_ {
         let size = self.kind.size().unwrap_or(usize::MAX);
         self.bytes().chunks_exact(size).filter_map(|bytes| Value::scalar(self.kind, bytes))
     }
 
-    /// The raw bytes of each string; none for other kinds.
+    /// Raw bytes of each string; empty for other element types.
     pub fn string_bytes(&self) -> impl Iterator<Item = &[u8]> + '_ {
         let mut rest = if self.kind == Kind::Str { self.bytes() } else { &[] };
         std::iter::from_fn(move || {
@@ -315,7 +319,7 @@ impl Array {
         })
     }
 
-    /// The strings; an error names the first that is not UTF-8.
+    /// Strings; an error names the first one that is not UTF-8.
     pub fn strings(&self) -> impl Iterator<Item = Result<&str>> + '_ {
         self.string_bytes().enumerate().map(|(i, bytes)| {
             std::str::from_utf8(bytes).map_err(|e| Error::at(format!("string {i} of an array"), e))

@@ -1,3 +1,5 @@
+//! GGUF writer: header and tensor table first, then tensor data streamed in the same order.
+
 use super::value::{Kind, Value, write_str};
 use crate::{DType, Error, Result};
 use std::{
@@ -7,8 +9,10 @@ use std::{
 
 const ALIGNMENT: usize = 32;
 
-/// What a file to be written will hold: all metadata and every tensor's description first, then the data in the
-/// same order. Nothing of the data is kept in memory.
+/// Builder and streaming writer of a GGUF file.
+///
+/// Only metadata and tensor descriptions are kept in memory; data is supplied tensor by tensor in
+/// `write`.
 #[derive(Debug, Default)]
 pub struct Writer {
     meta: BTreeMap<String, Value>,
@@ -29,12 +33,13 @@ impl Writer {
         Self::default()
     }
 
-    /// Sets a metadata value.
+    /// Sets a metadata value, replacing an earlier one.
     pub fn set(&mut self, key: impl Into<String>, value: Value) {
         self.meta.insert(key.into(), value);
     }
 
-    /// Describes the next tensor, slowest dimension first.
+    /// Appends a tensor description, with `shape` slowest dimension first. Fails for types that
+    /// GGUF does not have.
     pub fn describe(&mut self, name: impl Into<String>, dtype: DType, shape: &[usize]) -> Result<()> {
         let name = name.into();
         let fail = |why: String| Error::at(format!("tensor {name}"), why);
@@ -49,7 +54,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the header, then asks for each tensor's bytes in the order of their description.
+    /// Writes the header, then calls `data` for each tensor's bytes in description order.
+    ///
+    /// Fails if the bytes do not have the described size.
     pub fn write<W: Write>(
         &self,
         mut to: W,

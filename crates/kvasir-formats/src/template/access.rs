@@ -1,4 +1,5 @@
-//! Attributes, items, slices and iteration.
+//! Attribute and item access, slices and iteration of Jinja values, as Jinja2's sandbox defines
+//! them.
 
 use super::{
     fault::{Fault, Run},
@@ -8,7 +9,7 @@ use super::{
 };
 use std::sync::Arc;
 
-/// Methods that would change their object: the sandbox refuses them.
+/// Mutating methods, which Jinja's immutable sandbox refuses.
 fn changes(value: &Value, name: &str) -> bool {
     match value {
         Value::List(_) => {
@@ -20,7 +21,7 @@ fn changes(value: &Value, name: &str) -> bool {
 }
 
 impl Interp {
-    /// `object.name`: an attribute before an item.
+    /// `object.name`: attributes take precedence over items.
     pub(super) fn attr(&mut self, object: &Value, name: &Arc<str>) -> Run<Value> {
         if let Some(fault) = object.missing() {
             return Err(fault);
@@ -28,7 +29,7 @@ impl Interp {
         if changes(object, name) {
             return Ok(refused(object, name));
         }
-        // A method of a safe string gives safe strings.
+        // Methods of a safe string return safe strings.
         if methods::exists(object, name) {
             return Ok(Value::Method(Arc::new((object.clone(), name.clone()))));
         }
@@ -47,7 +48,7 @@ impl Interp {
             }
             Value::Loop(id) => self.loop_attr(*id, name),
             Value::Tuple(t) if t.items.len() == 2 && matches!(&**name, "grouper" | "list") => {
-                // What groupby gives.
+                // A `groupby` pair.
                 Ok(t.items.get(usize::from(&**name == "list")).cloned().unwrap_or(Value::None))
             }
             Value::Macro(m, _) if &**name == "name" => Ok(Value::Str(m.name.clone())),
@@ -60,12 +61,12 @@ impl Interp {
     }
 
     fn nothing(&self, object: &Value, name: &str) -> Value {
-        // A key may be as long as any text; its message keeps the beginning.
+        // Keys may be of any length; the message keeps the first 200 characters.
         let name: String = name.chars().take(200).collect();
         Value::undefined(&format!("'{} object' has no attribute '{name}', which", object.type_name()))
     }
 
-    /// `object[key]`: an item before an attribute.
+    /// `object[key]`: items take precedence over attributes.
     pub(super) fn item(&mut self, object: &Value, key: &Value) -> Run<Value> {
         if let Some(fault) = object.missing() {
             return Err(fault);
@@ -120,7 +121,7 @@ impl Interp {
         Ok(match name {
             "index" => int(index + 1),
             "index0" => int(index),
-            // A loop that is asked while its first item is still looked for has none.
+            // A loop queried while its first item is still being computed has length 0.
             "revindex" => int(length.saturating_sub(index)),
             "revindex0" => int(length.saturating_sub(index + 1)),
             "first" => Value::Bool(index == 0),
@@ -157,7 +158,7 @@ impl Interp {
                 self.room(s.len())?;
                 self.work(s.len())?;
                 if step == 1 && start.unwrap_or(0) >= 0 && stop.is_none_or(|s| s >= 0) {
-                    // The common case without a list of all characters.
+                    // Fast path without collecting all characters.
                     let skip = usize::try_from(start.unwrap_or(0)).unwrap_or(usize::MAX);
                     let take = stop.map_or(usize::MAX, |e| usize::try_from(e).unwrap_or(usize::MAX));
                     let text: String = s.chars().take(take).skip(skip).collect();
@@ -182,13 +183,13 @@ fn refused(object: &Value, name: &str) -> Value {
     Value::Undefined(Missing { name, unsafe_access: true })
 }
 
-/// A Python index, counted from the end if negative.
+/// Resolves a Python index; negative values count from the end.
 pub(super) fn index(i: i128, len: usize) -> Option<usize> {
     let i = if i < 0 { i.checked_add(len as i128)? } else { i };
     usize::try_from(i).ok().filter(|&i| i < len)
 }
 
-/// The indices that a slice picks.
+/// Indices selected by a Python slice.
 fn picked(len: usize, start: Option<i128>, stop: Option<i128>, step: i128) -> impl Iterator<Item = usize> {
     let n = len as i128;
     let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
@@ -208,7 +209,7 @@ fn picked(len: usize, start: Option<i128>, stop: Option<i128>, step: i128) -> im
     })
 }
 
-/// What a loop over this value sees.
+/// The items that a `for` loop over the value iterates.
 pub(super) fn iterate(interp: &mut Interp, value: &Value) -> Run<Vec<Value>> {
     match value {
         Value::Undefined(m) if !m.unsafe_access => Ok(Vec::new()),
