@@ -1,12 +1,19 @@
-//! What a GGUF file of a Hugging Face checkpoint holds: tensors under their GGUF names, with the changes that readers
-//! of those files expect.
+//! Maps a Hugging Face checkpoint to GGUF tensors: names, shapes, stacked experts and required
+//! permutations.
+//!
+//! 1. `architecture` maps the class name to `general.architecture`.
+//! 2. `outputs` maps each tensor to a GGUF name, a shape and a `Change` (RoPE permutation, norm
+//!    offset, MLA split, …).
+//! 3. Experts of a layer are stacked along a new slowest dimension, in expert order.
+//!
+//! A tensor without a GGUF name is refused by name. Guarded by `tests/convert.rs`.
 
 use super::parts::{Change, Output, Part};
 use crate::{Checkpoint, Error, Result, TensorView, gguf};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
-/// `general.architecture` of a Hugging Face architecture.
+/// `general.architecture` of a Hugging Face architecture, or an error that names it.
 pub(super) fn architecture(config: &Json) -> Result<&'static str> {
     let name = config.pointer("/architectures/0").and_then(Json::as_str).unwrap_or_default();
     Ok(match name {
@@ -35,7 +42,7 @@ pub(super) fn size(config: &Json, key: &str) -> Result<usize> {
     n.ok_or_else(|| Error::at(format!("config.json: {key}"), "is missing or no size"))
 }
 
-/// All tensors of the file, embeddings first, then layer by layer.
+/// All output tensors, embeddings first, then layer by layer.
 pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
     let config = model.config();
     let arch = architecture(config)?;
@@ -54,7 +61,7 @@ pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
             match expert {
                 None => slot.parts.push(part),
                 Some(e) => {
-                    // Names sort 10 before 2; experts do not.
+                    // Names sort `10` before `2`, so experts are placed by number.
                     if slot.parts.len() <= e {
                         slot.parts.resize(e + 1, Part::whole(""));
                     }
@@ -80,7 +87,8 @@ pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
 
 type Placed = (String, Vec<usize>, Option<usize>, Part);
 
-/// Where one tensor goes; scales and other companions go nowhere of their own.
+/// GGUF placement of one tensor. Companion scale tensors yield nothing: dequantization applies
+/// them.
 fn placed(
     model: &Checkpoint,
     arch: &str,
@@ -91,7 +99,7 @@ fn placed(
     if name.ends_with("_scale_inv") || name.ends_with("_scales") {
         return Ok(Vec::new());
     }
-    // A copy of the embedding stands for it.
+    // A copy of the tied embedding is dropped.
     if name == "lm_head.weight"
         && model.config().get("tie_word_embeddings").and_then(Json::as_bool) == Some(true)
         && model
@@ -129,7 +137,7 @@ fn gpt_oss(layer: &str, rest: &str, name: &str, shape: &[usize]) -> Result<Vec<P
         (format!("blk.{layer}.{stem}.{suffix}"), shape, None, Part { source, change })
     };
     let bad = || Error::at(format!("tensor {name}"), format!("has the shape {shape:?}"));
-    // [expert, out, in] whichever way it is kept.
+    // [expert, out, in], for both the packed and the float layout.
     let logical = || match *shape {
         [e, o, blocks, 16] => Ok([e, o, blocks * 32]),
         [e, i, o] => Ok([e, o, i]),
@@ -145,7 +153,7 @@ fn gpt_oss(layer: &str, rest: &str, name: &str, shape: &[usize]) -> Result<Vec<P
         }
         "down_proj" | "down_proj_blocks" => {
             let [e, o, i] = logical()?;
-            // A change that is none, but the layout may be transposed, so it is never copied as it is.
+            // `Change::None`, but never copied verbatim: the source layout may be transposed.
             Ok(vec![out("ffn_down_exps", "weight", vec![e, o, i], Change::None)])
         }
         "gate_up_proj_bias" => {

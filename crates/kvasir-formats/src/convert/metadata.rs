@@ -1,4 +1,8 @@
-//! The keys that readers of GGUF files look for, from a Hugging Face config.
+//! Writes GGUF metadata from a Hugging Face config: dimensions, MoE routing, RoPE scaling and KV
+//! cache geometry.
+//!
+//! The original config is also embedded verbatim (`kvasir.config`), since GGUF has no keys for some
+//! of its fields.
 
 use super::from_hf::{architecture, size};
 use crate::{
@@ -15,7 +19,8 @@ struct Meta<'a> {
     out: &'a mut Writer,
 }
 
-/// Writes the architecture's keys; gives the rotary divisors that go into the file as tensors, by name.
+/// Writes the architecture's keys; returns the RoPE frequency divisors, which are stored as
+/// tensors.
 pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'static str, Vec<f32>)>> {
     let config = model.config();
     let arch = architecture(config)?;
@@ -39,7 +44,7 @@ pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'stati
     meta.rope()
 }
 
-/// `kv_cache.*`, of the layers that the model's program has.
+/// Writes `kv_cache.*` for the layers of the model's program.
 pub(super) fn kv_facts(model: &Checkpoint, out: &mut Writer) -> Result<()> {
     let built = Model::build(&model.source()).map_err(|e| Error::at(model.path().display(), e))?;
     write_kv_facts(&built.target.layers, out)
@@ -162,7 +167,8 @@ impl Meta<'_> {
         Ok(())
     }
 
-    /// A rotary setting: newer configs have them all in `rope_parameters`, older ones beside and in `rope_scaling`, which wins.
+    /// A RoPE setting. Newer configs use `rope_parameters`, older ones the top level;
+    /// `rope_scaling` wins.
     fn rope_value(&self, key: &str) -> Option<Json> {
         let found = ["/rope_scaling/", "/rope_parameters/full_attention/", "/rope_parameters/", "/"]
             .into_iter()
@@ -239,7 +245,8 @@ impl Meta<'_> {
         }
     }
 
-    /// Divisors of the rotary frequencies: 1 for short waves, the factor for long ones, a ramp between.
+    /// Llama 3 RoPE frequency divisors: 1 for short wavelengths, `factor` for long ones,
+    /// interpolated between.
     fn llama3(&self) -> Result<Vec<f32>> {
         let get = |key: &str| {
             let v = self.rope_value(key).and_then(|v| v.as_f64());

@@ -1,4 +1,12 @@
-//! From one file format and encoding to another: any checkpoint to GGUF.
+//! Converts and quantizes any checkpoint (Hugging Face or GGUF) to one GGUF file.
+//!
+//! 1. Open the source; collect output tensors (`from_hf`, or the GGUF's own).
+//! 2. Write metadata and the vocabulary (`metadata`, `vocab`).
+//! 3. Choose an encoding per tensor (`rules`), describe all tensors, then stream their data one by
+//!    one.
+//!
+//! Memory is bounded by the largest tensor. The output file is atomic: it appears complete or not
+//! at all. Guarded by `tests/convert.rs`.
 
 mod around;
 mod cuts;
@@ -23,14 +31,14 @@ use std::{
     path::Path,
 };
 
-/// What a conversion wrote.
+/// Summary of a conversion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Converted {
-    /// Number of tensors and bytes of their data by encoding.
+    /// Per encoding: number of tensors, and bytes of their data.
     pub by_type: BTreeMap<DType, (usize, u64)>,
 }
 
-/// Writes `model` (a directory or a GGUF file) to `to` as one GGUF file. The file appears whole or not at all.
+/// Converts `model` (a directory or a GGUF file) to the GGUF file `to`. On error `to` is unchanged.
 pub fn convert(model: &Path, to: &Path, rules: &Rules) -> Result<Converted> {
     let file = WholeFile::create(to)?;
     let done = convert_to(model, file.writer()?, rules)?;
@@ -38,7 +46,7 @@ pub fn convert(model: &Path, to: &Path, rules: &Rules) -> Result<Converted> {
     Ok(done)
 }
 
-/// Writes `model` (a directory or a GGUF file) as one GGUF file to whatever takes bytes.
+/// Converts `model` (a directory or a GGUF file) and writes the GGUF bytes to `to`.
 pub fn convert_to(model: &Path, to: impl Write, rules: &Rules) -> Result<Converted> {
     let checkpoint = Checkpoint::open(model)?;
     let mut writer = Writer::new();
@@ -111,7 +119,7 @@ fn describe<'a>(
 
 fn copy_metadata(gguf: &Gguf, writer: &mut Writer) {
     for (key, value) in gguf.metadata() {
-        // The new file is one file with the writer's alignment.
+        // Shard keys and alignment do not apply to the new file; `kv_cache.*` is written anew.
         if !key.starts_with("split.") && !key.starts_with("kv_cache.") && key != "general.alignment" {
             writer.set(key.clone(), value.clone());
         }
@@ -142,7 +150,7 @@ fn repack(gguf: &Gguf, name: &str, dtype: DType, out: &mut Vec<u8>) -> Result<()
     parts::quantize_in_parallel(dtype, &values, row, out).map_err(fail)
 }
 
-/// The steps of a part of a `tokenizer.json` that may be one step or a sequence under the key `list`, of sequences too.
+/// Flattens a `tokenizer.json` component: a single step, or nested sequences under the key `list`.
 fn steps<'a>(part: Option<&'a Json>, list: &str) -> Vec<&'a Json> {
     match part.map(|part| (part, part.get(list).and_then(Json::as_array))) {
         None | Some((Json::Null, _)) => Vec::new(),

@@ -1,43 +1,47 @@
+//! Output tensors of a conversion: source tensors, layout changes, dequantize and quantize.
+
 use crate::{Checkpoint, DType, Error, Result, encoding};
 
-/// One tensor of the file to be written, and where its values come from.
+/// One output tensor and the source tensors that it is made of.
 #[derive(Debug, Clone)]
 pub(super) struct Output {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
-    /// One after another along the slowest dimension.
+    /// Concatenated along the slowest dimension.
     pub(super) parts: Vec<Part>,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Part {
-    /// Name in the checkpoint.
+    /// Source tensor name in the checkpoint.
     pub(super) source: String,
     pub(super) change: Change,
 }
 
-/// What a converter does to a tensor on its way.
+/// Layout change between the Hugging Face and GGUF conventions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     None,
-    /// Rows of each of so many heads from halves to pairs.
+    /// Permutes the rows of each of this many heads from half-split to interleaved RoPE pairs.
     Pairs(usize),
     PlusOne,
-    /// The key rows of each head, transposed; heads, key rows and value rows of a head.
+    /// MLA: the key rows of each head, transposed. Fields are heads, and key and value rows per
+    /// head.
     LatentKeys {
         heads: usize,
         keys: usize,
         values: usize,
     },
-    /// The value rows of each head.
+    /// MLA: the value rows of each head.
     LatentValues {
         heads: usize,
         keys: usize,
         values: usize,
     },
-    /// Every second row (or number of a vector) from this one on, of each expert.
+    /// De-interleaves gate and up: every second row (or element of a bias) from this one on, per
+    /// expert.
     EverySecond(usize),
-    /// Numbers that are not in the file but given: rotary divisors.
+    /// Values supplied by the converter rather than a source tensor: RoPE divisors.
     Given,
 }
 
@@ -46,7 +50,10 @@ impl Part {
         Self { source: source.into(), change: Change::None }
     }
 
-    /// Appends this part's values in the wanted encoding.
+    /// Appends the part's values in encoding `dtype`.
+    ///
+    /// Copies bytes verbatim if neither encoding nor layout changes; otherwise dequantizes to f32
+    /// and quantizes in parallel. The source pages are released afterwards.
     pub(super) fn write(
         &self,
         model: &Checkpoint,
@@ -77,7 +84,7 @@ impl Part {
         Ok(())
     }
 
-    /// gpt-oss keeps its experts' floats as [expert, in, out], and its packed ones as [expert, out, in].
+    /// gpt-oss stores float experts as [expert, in, out] and packed ones as [expert, out, in].
     fn is_transposed_expert(&self) -> bool {
         self.source.ends_with("mlp.experts.gate_up_proj") || self.source.ends_with("mlp.experts.down_proj")
     }

@@ -1,11 +1,14 @@
+//! Chooses the encoding of each converted tensor: base type, `q4_k_m`-style mixes, and per-tensor
+//! rules.
+
 use crate::{DType, Error, Result};
 use std::collections::BTreeSet;
 
-/// Which encoding each tensor of a converted file gets.
+/// Encoding rules of a conversion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
     base: DType,
-    /// Some attention values and down projections get more bits, by depth.
+    /// Mixed types (`_m`): some `attn_v` and `ffn_down` tensors get more bits, by layer depth.
     mixed: bool,
     own: Vec<Own>,
 }
@@ -14,22 +17,25 @@ pub struct Rules {
 struct Own {
     pattern: String,
     dtype: DType,
-    /// As it was written.
+    /// The rule as given, for errors.
     rule: String,
 }
 
-/// What the rules may look at.
+/// Properties of a tensor that the rules depend on.
 pub(super) struct Subject<'a> {
     pub(super) name: &'a str,
     pub(super) shape: &'a [usize],
     pub(super) layers: usize,
-    /// The matrix that makes logits: the head, or the embedding where they are one.
+    /// Whether this matrix produces the logits: the LM head, or the embedding if tied.
     pub(super) is_head: bool,
 }
 
 impl Rules {
-    /// `dtype` is a type's name, or `q4_k_m` or `q5_k_m` for the usual mixes; `own` are rules `PATTERN=TYPE` over GGUF
-    /// names with `*` for any run of characters, of which the first that fits holds. Vectors, biases and routers stay f32.
+    /// Parses the base type and per-tensor rules.
+    ///
+    /// `dtype` is a type name, or `q4_k_m` or `q5_k_m` for the usual mixes. `own` holds rules
+    /// `PATTERN=TYPE` over GGUF names, with `*` as wildcard; the first match applies. Vectors,
+    /// biases and routers always stay f32.
     pub fn parse(dtype: &str, own: &[String]) -> Result<Self> {
         let (base, mixed) = match dtype.to_ascii_lowercase().as_str() {
             "q4_k_m" => (DType::Q4K, true),
@@ -46,7 +52,7 @@ impl Rules {
         Ok(Self { base, mixed, own: own.collect::<Result<_>>()? })
     }
 
-    /// The number that GGUF files tell their overall encoding by.
+    /// The `general.file_type` code of the overall encoding.
     pub(super) fn file_type(&self) -> u32 {
         match (self.base, self.mixed) {
             (DType::F32, _) => 0,
@@ -78,13 +84,13 @@ impl Rules {
         }
     }
 
-    /// Which of the own rules holds for a tensor.
+    /// Index of the first own rule that matches a tensor.
     fn own_of(&self, s: &Subject<'_>) -> Option<usize> {
         s.stem()?;
         self.own.iter().position(|own| crate::config::matches(&own.pattern, s.name))
     }
 
-    /// Refuses own rules that hold for none of the tensors.
+    /// Fails if an own rule matches no tensor.
     pub(super) fn check_used<'a>(&self, all: impl Iterator<Item = Subject<'a>>) -> Result<()> {
         let used: BTreeSet<usize> = all.filter_map(|s| self.own_of(&s)).collect();
         let unused = self.own.iter().enumerate().filter(|(i, _)| !used.contains(i));
@@ -101,7 +107,7 @@ impl Rules {
         }
     }
 
-    /// The encoding of one tensor.
+    /// The encoding of a tensor. Fails if an own rule's blocks do not divide the row.
     pub(super) fn dtype(&self, s: &Subject<'_>) -> Result<DType> {
         let Some(stem) = s.stem() else { return Ok(DType::F32) };
         if let Some(own) = self.own_of(s) {
@@ -128,8 +134,10 @@ impl Rules {
 }
 
 impl<'a> Subject<'a> {
-    /// What its name says of what it is, where rules decide. They do not over what is small or decides, whatever fits its name:
-    /// vectors, routers, biases. Other engines read them as f32 only.
+    /// The name without `.weight`, or `None` if the tensor must stay f32.
+    ///
+    /// Vectors, norms, routers and biases are never quantized, whatever rule matches: other engines
+    /// read them as f32 only.
     fn stem(&self) -> Option<&'a str> {
         let stem = self.name.strip_suffix(".weight").filter(|stem| !stem.is_empty())?;
         let fixed = self.shape.len() < 2 || stem.ends_with("ffn_gate_inp") || stem.ends_with("_norm");
@@ -138,7 +146,8 @@ impl<'a> Subject<'a> {
 }
 
 fn weight_type(place: &str, name: &str) -> Result<DType> {
-    // Codes whose values are no even steps are read; finding the best of them for a block is not written.
+    // The nonlinear IQ4 types can be read but not written: their codebook search is not
+    // implemented.
     let written = |d: &DType| match d {
         DType::Iq4Nl | DType::Iq4Xs => false,
         DType::F32 | DType::F16 | DType::BF16 => true,
@@ -148,13 +157,13 @@ fn weight_type(place: &str, name: &str) -> Result<DType> {
     dtype.ok_or_else(|| Error::at(place, format!("{name:?} is no type that weights can be converted to")))
 }
 
-/// The first and last eighth of the layers, and every third between.
+/// Layers that get more bits: the first and last eighth, and every third between (as in llama.cpp).
 fn more_bits(layer: usize, layers: usize) -> bool {
     let eighth = layers / 8;
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
 }
 
-/// The nearest type whose blocks divide a row.
+/// Fallback to the nearest type whose block length divides the row.
 fn fitting(dtype: DType, row: usize) -> DType {
     if row.is_multiple_of(dtype.block_len()) {
         return dtype;

@@ -1,4 +1,6 @@
-//! What a `tokenizer.json` does to a text before it is merged: composing it, and writing its spaces otherwise.
+//! Maps a `tokenizer.json` normalizer (NFC, space replacement, prefix space) to GGUF keys.
+//!
+//! Normalizers without a GGUF equivalent are refused by name.
 
 use super::steps;
 use crate::{
@@ -8,10 +10,10 @@ use crate::{
 };
 use serde_json::Value as Json;
 
-/// What SentencePiece writes for a space.
+/// SentencePiece's space symbol, U+2581.
 pub(super) const SPACE: &str = "\u{2581}";
 
-/// What normalizers of the kinds that we know do.
+/// Combined effect of the supported normalizers.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changes {
     composes: bool,
@@ -41,12 +43,12 @@ impl Changes {
     }
 }
 
-/// Whether a step looks for spaces.
+/// Whether the step's pattern is a single space.
 fn replaced(step: &Json) -> bool {
     step.pointer("/pattern/String").and_then(Json::as_str) == Some(" ")
 }
 
-/// For a vocabulary of bytes, which have spaces as they are.
+/// For byte-level vocabularies, where spaces need no replacement.
 pub(super) fn of_bytes(json: &Json, out: &mut Writer) -> Result<()> {
     let changes = Changes::of(json)?;
     if changes.replaces || changes.prepends {
@@ -59,7 +61,7 @@ pub(super) fn of_bytes(json: &Json, out: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// For a vocabulary of characters, which have U+2581 for spaces.
+/// For SentencePiece-style vocabularies, where U+2581 stands for a space.
 pub(super) fn of_chars(json: &Json, out: &mut Writer) -> Result<()> {
     let mut changes = Changes::of(json)?;
     changes.write(out);
@@ -68,7 +70,8 @@ pub(super) fn of_chars(json: &Json, out: &mut Writer) -> Result<()> {
         match text("type").unwrap_or_default() {
             "Metaspace" if text("replacement") == Some(SPACE) => {
                 changes.replaces = true;
-                // What the normalizer has put there is enough. Older files have no schemes but a flag.
+                // A prefix space added by the normalizer suffices. Older files have a flag instead
+                // of a scheme.
                 let legacy = step.get("add_prefix_space").and_then(Json::as_bool);
                 let default = if legacy == Some(false) { "never" } else { "always" };
                 let scheme = text("prepend_scheme").unwrap_or(default);
@@ -80,7 +83,7 @@ pub(super) fn of_chars(json: &Json, out: &mut Writer) -> Result<()> {
                     out.set(carried::SPLITS, Value::Bool(true));
                 }
             }
-            // Gemma's, which finds nothing: the normalizer has left no space.
+            // Gemma's split step is a no-op: the normalizer has replaced all spaces.
             "Split"
                 if changes.replaces && replaced(step) && step.get("invert") != Some(&Json::Bool(true)) => {}
             other => return Err(Error::at("pre_tokenizer", format!("{other} has no place in GGUF"))),

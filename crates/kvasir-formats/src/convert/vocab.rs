@@ -1,4 +1,8 @@
-//! A `tokenizer.json` as GGUF metadata.
+//! Writes the vocabulary of a `tokenizer.json` as GGUF metadata: tokens, types, merges, scores,
+//! special tokens.
+//!
+//! Anything that GGUF cannot express is stored under our own `carried` keys or refused by name, so
+//! that token ids never change silently. Guarded by `tests/convert.rs`.
 
 use super::{around::Around, cuts::cuts, spaces};
 use crate::{
@@ -9,15 +13,15 @@ use crate::{
 use serde_json::Value as Json;
 use std::collections::HashMap;
 
-/// Writes the vocabulary, the special tokens and the chat template. Without a `tokenizer.json` the file says that it
-/// has none.
+/// Writes vocabulary, special tokens and chat template. Without a `tokenizer.json`, the model is
+/// marked `no_vocab`.
 pub(super) fn write(files: &TextFiles, json: Option<&str>, rows: usize, out: &mut Writer) -> Result<()> {
     let Some(text) = json else {
         out.set("tokenizer.ggml.model", Value::Str("no_vocab".into()));
         return Ok(());
     };
     let json: Json = serde_json::from_str(text).map_err(|e| Error::at("tokenizer.json", e))?;
-    // A file may number its added tokens otherwise than they are numbered when it is read.
+    // Ids come from the loaded tokenizer: added tokens may be renumbered at load.
     let tokenizer = files.tokenizer()?;
     let named = |name: &str| files.special_token(&format!("{name}_token")).and_then(|t| tokenizer.id(&t));
     let written =
@@ -34,8 +38,10 @@ pub(super) fn write(files: &TextFiles, json: Option<&str>, rows: usize, out: &mu
     Ok(())
 }
 
-/// What is put around a text. GGUF has a place for one id before and one after it, as long as these are also the ones
-/// that the model's texts begin and end with.
+/// Writes the post-processor's special tokens.
+///
+/// GGUF can express one BOS id before and one EOS id after the text, if they equal the model's own.
+/// Other ids go to `carried` keys.
 fn write_around(
     json: &Json,
     named: impl Fn(&str) -> Option<u32>,
@@ -92,7 +98,8 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
     for (token, text) in added {
         let Some(id) = tokenizer.id(text) else { continue };
         let is_on = |key: &str| token.get(key).and_then(Json::as_bool) == Some(true);
-        // Gemma's lines of spaces: only ordinary tokens have a space for U+2581 in texts.
+        // Gemma's runs of spaces are matched in text, where only normal tokens map U+2581 to a
+        // space.
         let has_spaces =
             byte_fallback && text.contains(spaces::SPACE) && vocab.is_some_and(|v| v.contains_key(text));
         if is_on("special") {
@@ -126,7 +133,7 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
     }
     let merges = merges(json)?;
     if byte_fallback {
-        // Other readers end over a byte that is no token.
+        // Other readers abort on a byte that has no token.
         let missing = (0..=u8::MAX).map(|b| format!("<0x{b:02X}>")).find(|b| tokenizer.id(b).is_none());
         if let Some(byte) = missing {
             return Err(Error::at("model.vocab", format!("byte_fallback without {byte}")));
@@ -175,7 +182,7 @@ fn merges(json: &Json) -> Result<Vec<(String, String)>> {
     all.ok_or_else(|| Error::at("model.merges", "holds what is no pair"))
 }
 
-/// SentencePiece-style: a token's score says when it is merged.
+/// SentencePiece-style scores: the negated merge rank, so that earlier merges score higher.
 fn scored(tokens: &[Option<&str>], merges: &[(String, String)], out: &mut Writer) {
     let mut rank: HashMap<String, usize> = HashMap::new();
     for (i, (a, b)) in merges.iter().enumerate() {

@@ -1,9 +1,12 @@
+//! Dequantizes `IQ4_NL` and `IQ4_XS`: four-bit indices into a nonlinear codebook.
+
 use super::f16_at;
 
-/// What the sixteen codes of `IQ4_NL` and `IQ4_XS` stand for: closer together around zero, where most weights are.
+/// The IQ4 codebook: denser around zero, where most weights are.
 pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// The scale of sub-block `i` of a superblock of `IQ4_XS`: its low four bits lie together, and so do its high two.
+/// Scale of sub-block `i` of an `IQ4_XS` superblock: four low bits and two high bits, packed
+/// separately, minus 32.
 pub fn iq4_xs_scale(i: usize, block: &[u8; 136]) -> i8 {
     let low = block[4 + i / 2] >> (i % 2 * 4) & 15;
     let high = u16::from_le_bytes([block[2], block[3]]) >> (i * 2) & 3;

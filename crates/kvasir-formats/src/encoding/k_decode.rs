@@ -1,15 +1,19 @@
-//! Blocks of 256 in groups of 16 or 32, whose small scales are themselves integers under one f16 scale.
+//! Dequantizes K-quants: superblocks of 256 in groups of 16 or 32, with integer scales under one
+//! f16 scale.
+//!
+//! `x = d * scale_g * q` for Q3_K and Q6_K; `x = d * scale_g * q - dmin * min_g` for Q2_K, Q4_K and
+//! Q5_K.
 
 use super::{
     f16_at,
     k_scales::{q3_k_scale, q45_k_scale_min},
 };
 
-/// Two bits to a code, scale and offset of 16 values in one byte.
+/// Q2_K: two-bit codes; 4-bit scale and min of 16 values share a byte.
 pub(super) fn q2_k(b: &[u8; 84], y: &mut [f32; 256]) {
     let (d, dmin) = (f16_at(b, 80), f16_at(b, 82));
     for (group, values) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        // 128 values share 32 bytes: four planes of two bits, each plane two groups.
+        // 128 values share 32 bytes: four 2-bit planes, two groups per plane.
         let (part, plane, side) = (group / 8, group % 8 / 2, group % 2);
         let (scale, offset) = (d * f32::from(b[group] & 0xf), dmin * f32::from(b[group] >> 4));
         let codes = &b[16 + part * 32 + side * 16..];
@@ -19,7 +23,7 @@ pub(super) fn q2_k(b: &[u8; 84], y: &mut [f32; 256]) {
     }
 }
 
-/// Two bits to a code and a third in a mask of its own, inverted.
+/// Q3_K: two low bits per code, the third (inverted) in a separate bit mask.
 pub(super) fn q3_k(b: &[u8; 110], y: &mut [f32; 256]) {
     let (mask, codes, d) = (&b[..32], &b[32..96], f16_at(b, 108));
     for (group, values) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
@@ -62,7 +66,8 @@ pub(super) fn q5_k(b: &[u8; 176], y: &mut [f32; 256]) {
 pub(super) fn q6_k(b: &[u8; 210], y: &mut [f32; 256]) {
     let (low, high, scales, d) = (&b[..128], &b[128..192], &b[192..208], f16_at(b, 208));
     for (group, values) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        // 128 values: two rows of 32 low nibbles, then the same bytes' high nibbles; high bits in four planes.
+        // 128 values: two rows of 32 low nibbles, then their high nibbles; the high 2 bits in four
+        // planes.
         let (part, quarter) = (group / 4, group % 4);
         for (l, v) in values.iter_mut().enumerate() {
             let nibbles = low[part * 64 + quarter % 2 * 32 + l];

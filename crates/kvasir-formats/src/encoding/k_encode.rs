@@ -1,4 +1,7 @@
-//! Values into blocks of 256.
+//! Quantizes to K-quants (superblocks of 256), bit-exact with llama.cpp's reference.
+//!
+//! Per superblock: fit a scale (and min) per group (`k_fit`), quantize the scales, then requantize
+//! the values with the rounded scales.
 
 use super::{
     f16_at,
@@ -7,7 +10,7 @@ use super::{
     put_f16,
 };
 
-/// Four codes of two bits to a byte: 128 values in four planes of 32.
+/// Packs 2-bit codes: 128 values in four planes of 32 bytes.
 fn two_bits(codes: &[u8; 256], out: &mut [u8]) {
     for (part, bytes) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         for (l, byte) in bytes.iter_mut().enumerate() {
@@ -96,7 +99,8 @@ pub(super) fn q3_k(x: &[f32; 256]) -> [u8; 110] {
     b
 }
 
-/// The first sixteen bytes of Q4_K and Q5_K (two scales and twelve bytes of 6-bit numbers), and the codes.
+/// Shared by Q4_K and Q5_K: the 16-byte header (d, dmin, packed 6-bit scales and mins) and the
+/// codes.
 fn k4(x: &[f32; 256], search: Search, b: &mut [u8]) -> [u8; 256] {
     let mut codes = [0; 256];
     let (mut scales, mut mins) = ([0.0; 8], [0.0; 8]);

@@ -1,16 +1,17 @@
-//! Searches for the scale (and offset) of one group of values, as published for the K types: weighted least squares
-//! over a few candidate scales. The order of every sum is part of the format's definition.
+//! Scale search for K-quants: weighted least squares over a few candidate scales per group.
+//!
+//! The summation order is part of the format's definition; changing it changes published files.
 
-/// Groups smaller than this are zero.
+/// Groups with a maximum magnitude below this are quantized to zero.
 const TINY: f32 = 1e-15;
 
-/// Rounds to the nearest integer, halves to even, by the bits of a float that has no room for a fraction.
+/// Rounds half to even, by adding 1.5 × 2^23 so that the mantissa holds the integer.
 pub(super) fn nearest(v: f32) -> i32 {
     let bits = (v + 12_582_912.0).to_bits();
     (bits & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
-/// The value of the largest magnitude; `None` if all are as good as zero.
+/// The value of largest magnitude, or `None` if all are below `TINY`.
 fn extreme(x: &[f32]) -> Option<f32> {
     let (mut size, mut value) = (0.0, 0.0);
     for &v in x {
@@ -21,7 +22,8 @@ fn extreme(x: &[f32]) -> Option<f32> {
     (size >= TINY).then_some(value)
 }
 
-/// A scale for signed codes of −`n` to `n` − 1, weighted by the values' squares (Q6_K). Codes get `n` added.
+/// Scale for signed codes −`n` ..= `n` − 1, weighted by v² (Q6_K). Codes are stored with offset
+/// `n`.
 pub(super) fn symmetric(n: i32, x: &[f32; 16], codes: &mut [u8]) -> f32 {
     let Some(max) = extreme(x) else {
         codes.fill(0);
@@ -56,7 +58,8 @@ pub(super) fn symmetric(n: i32, x: &[f32; 16], codes: &mut [u8]) -> f32 {
     scale
 }
 
-/// A scale for codes of −4 to 3, improved one code at a time (Q3_K). Codes get 4 added.
+/// Scale for codes −4 ..= 3 by coordinate descent, one code at a time (Q3_K). Codes are stored with
+/// offset 4.
 pub(super) fn one_by_one(x: &[f32; 16], codes: &mut [u8]) -> f32 {
     const N: i32 = 4;
     let Some(max) = extreme(x) else {
@@ -101,7 +104,7 @@ pub(super) fn one_by_one(x: &[f32; 16], codes: &mut [u8]) -> f32 {
     if l2 > 0.0 { lx / l2 } else { 0.0 }
 }
 
-/// The candidates that [`affine`] tries, and how it measures the error.
+/// Candidate scales of [`affine`], and its error metric (absolute or squared).
 #[derive(Clone, Copy)]
 pub(super) struct Search {
     pub(super) max_code: i32,
@@ -110,7 +113,7 @@ pub(super) struct Search {
     pub(super) absolute: bool,
 }
 
-/// Scale and offset (to be subtracted, not negative) for codes of 0 to `max_code`.
+/// Scale and min (subtracted, non-negative) for codes 0 ..= `max_code`.
 pub(super) fn affine(x: &[f32], weights: &[f32], search: Search, codes: &mut [u8]) -> (f32, f32) {
     let (mut min, mut max) = (x[0], x[0]);
     let mut sum_w = weights[0];
@@ -138,8 +141,8 @@ pub(super) fn affine(x: &[f32], weights: &[f32], search: Search, codes: &mut [u8
         }
         sum
     };
-    // The best codes so far are those of this inverse scale and lowest value. A better fit moves the lowest value,
-    // from which the candidates after it count.
+    // The best codes so far are given by this inverse scale and lowest value. An improved fit
+    // changes `min`, from which the later candidates are computed.
     let (mut inverse, mut low) = (n as f32 / (max - min), min);
     let mut scale = 1.0 / inverse;
     let mut best = error(inverse, low, scale, min);

@@ -1,4 +1,7 @@
-//! Blocks of 32: one scale, for some an offset, then the codes; low nibbles are the first half of the block.
+//! Dequantizes the legacy block types Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 (blocks of 32).
+//!
+//! `x = d * (q - offset)` or `x = d * q + m`. Low nibbles hold the first half of a block, high
+//! nibbles the second.
 
 use super::f16_at;
 
@@ -20,7 +23,7 @@ pub(super) fn q4_1(b: &[u8; 20], y: &mut [f32; 32]) {
     }
 }
 
-/// The fifth bits of codes j and j + 16, in place.
+/// The fifth bits of codes `j` and `j + 16`, shifted to bit 4.
 fn fifth_bits(bits: [u8; 4], j: usize) -> (u8, u8) {
     let bits = u32::from_le_bytes(bits);
     (((bits >> j) as u8 & 1) << 4, ((bits >> (j + 16)) as u8 & 1) << 4)

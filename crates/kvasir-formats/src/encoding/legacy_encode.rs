@@ -1,8 +1,8 @@
-//! Values into blocks of 32.
+//! Quantizes to the legacy block types (blocks of 32), bit-exact with llama.cpp's reference.
 
 use super::put_f16;
 
-/// The value of the largest magnitude, the first of equal ones.
+/// The first value of the largest magnitude.
 fn extreme(x: &[f32]) -> f32 {
     let (mut size, mut value) = (0.0, 0.0);
     for &v in x {
@@ -23,7 +23,7 @@ fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// Puts codes of `bits` 4 or 5 down: low nibbles, then for five bits their fifth ones in four bytes.
+/// Packs 4- or 5-bit codes: low nibbles, and for 5 bits the fifth bits in four bytes.
 fn pack(codes: &[u8; 32], nibbles: &mut [u8], fifths: Option<&mut [u8]>) {
     let mut high = 0u32;
     for j in 0..16 {

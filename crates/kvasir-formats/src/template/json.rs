@@ -1,4 +1,4 @@
-//! `tojson` as Transformers has it: Python's `json.dumps` without escaping of markup or of non-ASCII text.
+//! `tojson` as defined by Transformers: Python's `json.dumps` without HTML or non-ASCII escaping.
 
 use super::{
     fault::{Fault, Run},
@@ -13,7 +13,7 @@ pub(super) struct Style {
     pub(super) item: String,
     pub(super) key: String,
     pub(super) sort: bool,
-    /// Longest text that may come out.
+    /// Maximum output bytes.
     pub(super) longest: usize,
 }
 

@@ -1,5 +1,6 @@
-//! Template text into tokens, with Jinja's rules for white space around tags (`trim_blocks` and `lstrip_blocks` on,
-//! as Transformers has them).
+//! Tokenizes template source with Jinja's white space control.
+//!
+//! `trim_blocks` and `lstrip_blocks` are on, as in Transformers.
 
 use super::fault::{Fault, Run};
 
@@ -28,11 +29,11 @@ struct Lexer<'a> {
     at: usize,
     line: usize,
     out: Vec<(Token, usize)>,
-    /// Whether what was read last ended a line.
+    /// Whether the last consumed text ended a line.
     line_starting: bool,
 }
 
-/// The tokens with their lines, `Eof` last.
+/// The tokens with their lines; `Eof` is last.
 pub(super) fn lex(source: &str) -> Run<Vec<(Token, usize)>> {
     let mut text = source.replace("\r\n", "\n").replace('\r', "\n");
     if text.ends_with('\n') {
@@ -95,7 +96,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// What is left of the data before a tag.
+    /// The text before a tag, after left stripping.
     fn strip_before(&self, data: &'a str, kind: u8, sign: Option<u8>) -> &'a str {
         match sign {
             Some(b'-') => data.trim_end_matches(python_space),
@@ -120,7 +121,8 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// White space after a block or comment: all of it after `-`, one newline otherwise, none after `+`.
+    /// Strips white space after a block or comment: all after `-`, none after `+`, else one
+    /// newline.
     fn after_block(&mut self, sign: Option<char>) {
         match sign {
             Some('-') => {
@@ -232,12 +234,12 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// Where the next tag begins.
+/// Byte index of the next tag.
 fn next_tag(text: &str) -> Option<usize> {
     text.as_bytes().windows(2).position(|w| matches!(w, b"{{" | b"{%" | b"{#"))
 }
 
-/// The length of `{% raw %}` if the text begins with it.
+/// Length of a leading `{% raw %}` tag, if present.
 fn raw_begin(text: &str) -> Option<usize> {
     let inner = text.strip_prefix("{%")?;
     let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner);
@@ -284,7 +286,7 @@ fn number(text: &str) -> Result<(Token, usize), String> {
     }
 }
 
-/// A quoted string with Python's escapes.
+/// A quoted string literal with Python's escapes.
 fn string(text: &str) -> Result<(String, usize), String> {
     let quote = text.chars().next().unwrap_or('"');
     let mut out = String::new();
@@ -332,7 +334,7 @@ fn string(text: &str) -> Result<(String, usize), String> {
     Err("a string does not end".into())
 }
 
-/// What Python's `str.isspace` and `\s` take for white space.
+/// White space as defined by Python's `str.isspace` and `\s`.
 pub(super) fn python_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }

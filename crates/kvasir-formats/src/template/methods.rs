@@ -1,4 +1,4 @@
-//! Methods of strings, lists and mappings.
+//! Methods of strings, lists, mappings, loops and cyclers.
 
 use super::{
     fault::{Fault, Run},
@@ -56,7 +56,7 @@ const STR: [&str; 44] = [
 const LIST: [&str; 3] = ["copy", "count", "index"];
 const DICT: [&str; 5] = ["copy", "get", "items", "keys", "values"];
 
-/// Whether the value has a method of this name.
+/// Whether the value's type has this method.
 pub(super) fn exists(value: &Value, name: &str) -> bool {
     match value {
         Value::Str(_) | Value::Safe(_) => STR.contains(&name),
@@ -147,7 +147,7 @@ pub(super) fn call(interp: &mut Interp, object: &Value, name: &str, given: &Give
     }
 }
 
-/// A mapping's pairs as tuples.
+/// Key-value pairs of a mapping, as tuples.
 pub(super) fn pairs(mapping: &Value) -> Run<Vec<Value>> {
     match mapping {
         Value::Dict(d) => d.map.iter().map(|(k, v)| Value::tuple(vec![k.0.clone(), v.clone()])).collect(),

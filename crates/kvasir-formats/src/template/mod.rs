@@ -1,8 +1,13 @@
-//! Chat templates: the Jinja that Transformers renders, as an interpreter of our own.
+//! Chat templates: a sandboxed Jinja2 interpreter, compatible with Transformers'
+//! `apply_chat_template`.
 //!
-//! Templates come with models and are not trusted. A run has fuel, a limit on every value and on all that are there
-//! at once, and a limit on depth; it reads no file and no clock. Semantics are those of the reference renderer's
-//! sandbox: undefined values, Python's printing, and the refusal to change a list or mapping in place.
+//! Pipeline: `lexer` (tokens), `parser` and `expressions` (AST), `run` and `evaluate` (tree-walking
+//! interpreter).
+//!
+//! Templates come with models and are untrusted. A run has limited fuel, value size, total memory
+//! and recursion depth (`budget`); it reads no files and no clock. Undefined values, Python's
+//! formatting and the immutable sandbox follow the reference renderer. Guarded by
+//! `tests/templates.rs`, `tests/hostile.rs` and the `template` fuzz target.
 
 mod access;
 mod alive;
@@ -35,22 +40,24 @@ use crate::{Error, Result};
 use fault::Fault;
 use serde_json::{Map, Value as Json};
 
-/// Largest template text, in bytes. The longest published ones have some 30,000.
+/// Maximum template source, in bytes. The longest published ones have about 30,000.
 const MAX_SOURCE: usize = 4 << 20;
-/// A run has a thread of its own, because the depth of recursion is the template's choice.
+/// Stack size. Compilation and rendering run on their own thread, since the template determines the
+/// recursion depth.
 const STACK: usize = 64 << 20;
 
-/// What a run may use.
+/// Resource limits of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Steps: expressions and statements. Large variables give more of them: see `VALUES_PER_FUEL`.
+    /// Fuel: number of expressions and statements. Grows with the input variables: see
+    /// `VALUES_PER_FUEL`.
     pub fuel: u64,
-    /// Bytes of one value, and of the output.
+    /// Maximum bytes of one value, and of the output.
     pub value_bytes: usize,
-    /// Bytes that a run may hold at once. What it made and let go again counts as work only: a chat that is put
-    /// together in one variable, message after message, makes bytes by the square of its length.
+    /// Maximum bytes live at once. Released memory only costs fuel: a chat concatenated in one
+    /// variable allocates quadratically in its length.
     pub total_bytes: usize,
-    /// Depth of calls and expressions in each other.
+    /// Maximum nesting of calls and expressions.
     pub depth: usize,
 }
 
@@ -60,7 +67,7 @@ impl Default for Limits {
     }
 }
 
-/// A compiled chat template.
+/// A compiled chat template. Rendering is reentrant.
 #[derive(Debug)]
 pub struct ChatTemplate {
     body: Vec<ast::Stmt>,
@@ -68,7 +75,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template; an error names its line.
+    /// Compiles a template. The error names its line.
     pub fn new(source: &str) -> Result<Self> {
         if source.len() > MAX_SOURCE {
             return Err(Error::at("template", format!("is longer than {MAX_SOURCE} bytes")));
@@ -77,14 +84,17 @@ impl ChatTemplate {
         Ok(Self { body, limits: Limits::default() })
     }
 
-    /// The same with other limits.
+    /// Replaces the default limits.
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Renders with these variables. `now` (seconds since 1970, UTC) is what `strftime_now` tells.
+    /// Renders with these variables. `now` (Unix time in seconds, UTC) is the clock of
+    /// `strftime_now`.
+    ///
+    /// Spawns a thread for the duration of the call.
     pub fn render(&self, variables: &Map<String, Json>, now: i64) -> Result<String> {
         Ok(on_own_stack(|| run::render(&self.body, variables, now, self.limits))??)
     }

@@ -1,4 +1,4 @@
-//! Filters that take numbers, or make them.
+//! Numeric filters: `abs`, `int`, `float`, `round`, `sum`, `filesizeformat`.
 
 use super::{
     access::iterate,
@@ -11,7 +11,7 @@ use super::{
     value::Value,
 };
 
-/// Applies one of them.
+/// Applies a numeric filter.
 pub(super) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
     let wrong = || {
         value
@@ -94,7 +94,7 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Give
     }
 }
 
-/// An integer rounded to a power of ten, half to even.
+/// Rounds to a multiple of 10^`power`, half to even.
 fn round_int(n: i128, power: u32) -> i128 {
     let unit = 10i128.pow(power);
     let (below, over) = (n.div_euclid(unit), n.rem_euclid(unit));

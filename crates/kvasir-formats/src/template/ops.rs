@@ -1,4 +1,4 @@
-//! Python's operators.
+//! Python's operators: arithmetic with overflow checks, comparison, containment and `%` formatting.
 
 use super::{
     access::iterate,
@@ -78,7 +78,7 @@ fn add(interp: &mut Interp, a: &Value, b: &Value) -> Run<Value> {
     }
 }
 
-/// A safe string escapes the plain one that is added to it.
+/// Concatenation with a safe string escapes the plain operand.
 fn add_safe(interp: &mut Interp, a: &Value, b: &Value) -> Run<Value> {
     let (Some(x), Some(y)) = (a.as_str(), b.as_str()) else {
         return add(interp, &a.clone().plain(), &b.clone().plain());

@@ -1,4 +1,4 @@
-//! Tokens into statements.
+//! Recursive descent parser for statements; expressions are in `expressions`.
 
 use super::{
     ast::{Expr, ExprKind, For, Macro, Stmt, StmtKind, Target},
@@ -7,9 +7,11 @@ use super::{
 };
 use std::sync::Arc;
 
-/// How deep brackets and blocks may nest.
+/// Maximum nesting of brackets and blocks.
 const MAX_NESTING: usize = 96;
-/// Links of all chains of a tag (`a + b + c`, `a.b.c`, `a | f | g`): each is one level of the tree, which is let go by recursion.
+/// Maximum chain links per tag (`a + b + c`, `a.b.c`, `a | f | g`).
+///
+/// Each link is one AST level, and the AST is dropped recursively.
 const MAX_LINKS: usize = 2_000;
 
 pub(super) fn parse(source: &str) -> Run<Vec<Stmt>> {
@@ -33,12 +35,12 @@ pub(super) struct Parser {
     pub(super) tokens: Vec<(Token, usize)>,
     pub(super) at: usize,
     nesting: usize,
-    /// In this tag.
+    /// Chain links in the current tag.
     links: usize,
     in_loop: usize,
-    /// Names read, so that a macro knows whether it takes further arguments.
+    /// Names used so far; tells whether a macro accepts `varargs` or `kwargs`.
     pub(super) seen: Vec<Arc<str>>,
-    /// Filters and tests that do not exist. Inside an `if` that is an error only when it is reached.
+    /// Unknown filters and tests. Inside an `if` they are an error only when reached.
     pub(super) unknown: Vec<Fault>,
 }
 
@@ -115,7 +117,7 @@ impl Parser {
         }
     }
 
-    /// Runs `inner` one level deeper.
+    /// Runs `inner` one nesting level deeper.
     pub(super) fn nested<T>(&mut self, inner: impl FnOnce(&mut Self) -> Run<T>) -> Run<T> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
@@ -126,7 +128,7 @@ impl Parser {
         out
     }
 
-    /// One more link of a chain.
+    /// Counts one more chain link.
     pub(super) fn link(&mut self) -> Run<()> {
         self.links += 1;
         if self.links > MAX_LINKS {
@@ -135,7 +137,8 @@ impl Parser {
         Ok(())
     }
 
-    /// Statements up to one of the closing names, which is left to be read; up to the end if there are none.
+    /// Parses statements up to one of the closing names, which is not consumed, or to the end if
+    /// there are none.
     fn statements(&mut self, closing: &[&str]) -> Run<Vec<Stmt>> {
         self.nested(|p| {
             let mut out = Vec::new();
@@ -169,7 +172,7 @@ impl Parser {
         })
     }
 
-    /// The statements of a block that ends with `end`, which is read too.
+    /// Parses a block body and its `end` tag.
     fn body(&mut self, end: &str) -> Run<Vec<Stmt>> {
         let out = self.statements(&[end])?;
         self.at += 1;
@@ -347,7 +350,8 @@ impl Parser {
         Ok(StmtKind::With(bindings, self.body("endwith")?))
     }
 
-    /// An assignment's left side, possibly a tuple, up to `=`, a closing bracket or one of the names.
+    /// Parses an assignment target, possibly a tuple, up to `=`, a closing bracket or one of
+    /// `ends`.
     fn target(&mut self, ends: &[&str], attributes: bool) -> Run<Target> {
         let mut all = Vec::new();
         let mut is_tuple = false;

@@ -1,11 +1,11 @@
-//! Python's `str` and `repr`.
+//! Python's `str` and `repr` of values.
 
 use super::{
     lexer::python_space,
     value::{Value, View},
 };
 
-/// `str(value)`, which is also what a print writes.
+/// Python's `str(value)`, also used by print statements.
 pub(super) fn str_of(value: &Value) -> String {
     let mut out = String::new();
     write_str(value, &mut out);
@@ -69,7 +69,7 @@ fn items(open: char, all: &[Value], close: char, out: &mut String) {
     out.push(close);
 }
 
-/// `repr(float)`: the shortest digits that read back, with an exponent outside 1e-4 to 1e16.
+/// Python's `repr(float)`: shortest round-trip digits, with an exponent outside 1e-4 to 1e16.
 pub(super) fn float(f: f64) -> String {
     if f.is_nan() {
         return "nan".into();
@@ -106,7 +106,7 @@ fn quote(text: &str, out: &mut String) {
     out.push(mark);
 }
 
-/// `ascii(value)`: its `repr` with everything beyond ASCII as escapes.
+/// Python's `ascii(value)`: `repr` with non-ASCII characters escaped.
 pub(super) fn ascii(value: &Value) -> String {
     let (mut text, mut out) = (String::new(), String::new());
     write_repr(value, &mut text);
@@ -125,7 +125,8 @@ fn escape(c: char, out: &mut String) {
     });
 }
 
-/// Close to `str.isprintable`: no control, format, private or separator character but the space.
+/// Approximates `str.isprintable`: no control, format, private-use or separator characters except
+/// space.
 pub(super) fn printable(c: char) -> bool {
     if c == ' ' {
         return true;

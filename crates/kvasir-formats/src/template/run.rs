@@ -1,4 +1,4 @@
-//! The interpreter: its state and its statements.
+//! The tree-walking interpreter: state, scopes, statements and loops.
 
 use super::{
     Limits,
@@ -18,7 +18,8 @@ use std::{
     sync::Arc,
 };
 
-/// The state of one rendering. Scopes, namespaces and loops are rows of tables, so that no value can hold itself.
+/// State of one rendering. Scopes, namespaces and loops are table entries referred to by index, so
+/// values cannot form cycles.
 pub(super) struct Interp {
     pub(super) scopes: Vec<Scope>,
     pub(super) namespaces: Vec<IndexMap<Key, Value>>,
@@ -27,13 +28,13 @@ pub(super) struct Interp {
     pub(super) joiners: Vec<(String, bool)>,
     pub(super) limits: Limits,
     pub(super) fuel: u64,
-    /// What may be there, from above: found at the last count, and all that was made since.
+    /// Upper bound on live bytes: the last recount plus everything allocated since.
     pub(super) bytes: usize,
-    /// Bytes made by the statements that run, without those of statements in them that have ended.
+    /// Bytes allocated by running statements, excluding nested statements that have ended.
     pub(super) unfinished: usize,
-    /// Bytes of output, and of the texts that blocks and macros are still writing.
+    /// Bytes of output and of the text that blocks and macros are still producing.
     pub(super) written: usize,
-    /// Where the values lie that were given from outside.
+    /// Addresses of the caller's input values, excluded from the memory count.
     pub(super) inputs: HashSet<usize>,
     pub(super) depth: usize,
     pub(super) now: i64,
@@ -43,16 +44,18 @@ pub(super) struct Interp {
 pub(super) struct Scope {
     pub(super) vars: HashMap<Arc<str>, Value>,
     parent: Option<usize>,
-    /// A macro was defined here: it must outlive its block.
+    /// Whether a macro captured this scope; it then outlives its block.
     captured: bool,
 }
 
-/// A loop that runs. With a filter it looks ahead only as far as somebody asks, because the filter may depend on
-/// what the body did.
+/// A running loop.
+///
+/// A filtered loop looks ahead only as far as requested, since the filter may depend on effects of
+/// the body.
 pub(super) struct LoopState {
-    /// What passed the filter so far.
+    /// Items that passed the filter so far.
     pub(super) items: Vec<Value>,
-    /// What has not been looked at.
+    /// Items not yet filtered.
     pub(super) rest: std::vec::IntoIter<Value>,
     pub(super) index: usize,
     pub(super) depth: usize,
@@ -61,7 +64,7 @@ pub(super) struct LoopState {
     pub(super) scope: usize,
 }
 
-/// Positional and named arguments, evaluated.
+/// Evaluated positional and named arguments.
 #[derive(Default)]
 pub(super) struct Given {
     pub(super) positional: Vec<Value>,
@@ -69,7 +72,7 @@ pub(super) struct Given {
 }
 
 impl Given {
-    /// The argument in this place or of this name.
+    /// The argument at this position or of this name.
     pub(super) fn get(&self, place: usize, name: &str) -> Option<&Value> {
         self.positional.get(place).or_else(|| self.named(name))
     }
@@ -300,7 +303,7 @@ impl Interp {
         }
         self.loops.truncate(id);
         if !reached_end {
-            // Also after rounds that all ended early, by `continue` or `break`.
+            // The else branch also runs if every iteration ended early by `continue` or `break`.
             let inner = self.open_scope(scope)?;
             self.exec(&node.otherwise, inner, out)?;
             self.close_scope(inner);
@@ -308,7 +311,7 @@ impl Interp {
         Ok(())
     }
 
-    /// One round of a loop.
+    /// Runs one iteration of a loop.
     fn round(&mut self, id: usize, index: usize, scope: usize, out: &mut String) -> Run<Flow> {
         let Some(state) = self.loops.get_mut(id) else { return Ok(Flow::Break) };
         state.index = index;
@@ -321,7 +324,7 @@ impl Interp {
         Ok(flow)
     }
 
-    /// Whether the loop has an item at this index.
+    /// Whether the loop has an item at `index`; evaluates the filter as far as needed.
     pub(super) fn look_ahead(&mut self, id: usize, index: usize) -> Run<bool> {
         loop {
             let Some(state) = self.loops.get_mut(id) else { return Ok(false) };
