@@ -1,16 +1,18 @@
-//! What is fuzzed: each takes any bytes and must neither panic nor take long, whatever they are. The fuzz targets call these, and
-//! `crates/kvasir-formats/tests/corpus.rs` runs the kept corpus through them with the ordinary tests.
+//! Fuzz entry points: each accepts arbitrary bytes and must neither panic nor run long.
+//!
+//! The fuzz targets call these; `crates/kvasir-formats/tests/corpus.rs` runs the saved corpus
+//! through them as ordinary tests.
 #![allow(dead_code, clippy::unwrap_used)] // a target uses one of them; what cannot be written cannot be fuzzed
 
 use kvasir_formats::{ChatTemplate, Checkpoint, Limits, TextStream, Tokenizer, gguf::Gguf};
 use std::path::PathBuf;
 
-/// A place for this process's file.
+/// A temporary path of this process.
 fn scratch(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("kvasir-fuzz-{}-{name}", std::process::id()))
 }
 
-/// A GGUF file: opening, its tokenizer, its tensors.
+/// A GGUF file: open it, tokenize with it, and check its tensor ranges.
 pub(crate) fn gguf(bytes: &[u8]) {
     let path = scratch("t.gguf");
     std::fs::write(&path, bytes).unwrap();
@@ -27,7 +29,7 @@ pub(crate) fn gguf(bytes: &[u8]) {
     let _ = Checkpoint::of_gguf(gguf.into());
 }
 
-/// A safetensors file beside an empty config.
+/// A safetensors file with an empty config.
 pub(crate) fn safetensors(bytes: &[u8]) {
     let dir = scratch("model");
     std::fs::create_dir_all(&dir).unwrap();
@@ -42,7 +44,7 @@ pub(crate) fn safetensors(bytes: &[u8]) {
     }
 }
 
-/// A `tokenizer.json`.
+/// A `tokenizer.json`: load, encode, decode and stream.
 pub(crate) fn tokenizer(bytes: &[u8]) {
     let Ok(tokenizer) = Tokenizer::from_json(bytes) else { return };
     let ids = tokenizer.encode("Hello wörld 123\n <s>", true).unwrap_or_default();
@@ -52,7 +54,7 @@ pub(crate) fn tokenizer(bytes: &[u8]) {
     stream.finish();
 }
 
-/// A chat template, within small limits.
+/// A chat template, rendered within small limits.
 pub(crate) fn template(bytes: &[u8]) {
     let Ok(source) = std::str::from_utf8(bytes) else { return };
     let limits = Limits { fuel: 50_000, value_bytes: 1 << 18, total_bytes: 4 << 20, depth: 200 };

@@ -1,4 +1,4 @@
-//! Any bytes as a GGUF file.
+//! Fuzz target: arbitrary bytes as a GGUF file.
 #![no_main]
 
 #[path = "../entry_points.rs"]

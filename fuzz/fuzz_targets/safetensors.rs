@@ -1,4 +1,4 @@
-//! Any bytes as a safetensors file.
+//! Fuzz target: arbitrary bytes as a safetensors file.
 #![no_main]
 
 #[path = "../entry_points.rs"]

@@ -1,4 +1,4 @@
-//! Any text as a chat template.
+//! Fuzz target: arbitrary text as a chat template.
 #![no_main]
 
 #[path = "../entry_points.rs"]

@@ -1,4 +1,4 @@
-//! Conversions there and back: what is written reads the same, and rules hold.
+//! GGUF conversion round trips: converted models read the same, and encoding rules apply.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use kvasir_formats::{
@@ -25,7 +25,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A Qwen3 of two layers with numbers that are all different, and the tokenizer of its family.
+/// A two-layer Qwen3 with distinct weights and its family's tokenizer.
 fn tiny(dir: &Path, poisoned: bool) {
     let (hidden, inner, vocab, heads, kv, head) = (64usize, 96usize, 512usize, 4usize, 2usize, 32usize);
     let mut tensors: Vec<(String, Vec<usize>)> = vec![
@@ -102,7 +102,7 @@ fn a_directory_becomes_a_file_that_reads_the_same() {
         let other = gguf.tensor(tensor.name).unwrap();
         assert_eq!((tensor.shape, tensor.bytes), (other.shape, other.bytes), "{}", tensor.name);
     }
-    // The config comes back word for word, what GGUF has no keys for included.
+    // The embedded config is returned verbatim, including fields that GGUF has no keys for.
     assert_eq!(hf.config(), gguf.config());
     assert_eq!(gguf.config()["use_sliding_window"], true);
     assert_eq!(hf.generation_config(), gguf.generation_config());
@@ -115,7 +115,7 @@ fn a_directory_becomes_a_file_that_reads_the_same() {
     check_kv_facts(meta, &built.target.layers).unwrap();
     let error = check_kv_facts(meta, &built.target.layers[..1]).unwrap_err().to_string();
     assert_eq!(error, "metadata: kv_cache.n_layers is 2 in the metadata, but 1 by the model's config");
-    // The text half comes along: same ids, same template.
+    // The tokenizer and chat template are converted too: same ids, same template.
     let (a, b) = (TextFiles::open(&scratch.0).unwrap(), TextFiles::open(&first).unwrap());
     let text = "Hello <|im_start|>world 123 日本";
     assert_eq!(
@@ -124,7 +124,7 @@ fn a_directory_becomes_a_file_that_reads_the_same() {
     );
     assert_eq!(a.template_source(None).unwrap(), b.template_source(None).unwrap());
     assert_eq!(a.special_token("eos_token"), b.special_token("eos_token"));
-    // And from one GGUF to another, by rules.
+    // GGUF to GGUF, with per-tensor rules.
     let rules = Rules::parse("q8_0", &["blk.1.*=f16".into(), "token_embd*=q4_0".into()]).unwrap();
     convert(&first, &second, &rules).unwrap();
     let packed = Checkpoint::open(&second).unwrap();
@@ -133,12 +133,12 @@ fn a_directory_becomes_a_file_that_reads_the_same() {
     assert_eq!(dtype("model.layers.1.mlp.up_proj.weight"), DType::F16);
     assert_eq!(dtype("model.embed_tokens.weight"), DType::Q4_0);
     assert_eq!(dtype("model.layers.0.self_attn.q_norm.weight"), DType::F32);
-    // A second pass with the same rules changes nothing.
+    // Converting again with the same rules is idempotent.
     convert(&second, &first, &rules).unwrap();
     assert_eq!(std::fs::read(&first).unwrap(), std::fs::read(&second).unwrap());
 }
 
-/// The same file without what only we read.
+/// The same file without our own metadata keys.
 fn as_others_write_it(from: &Path, to: &Path) {
     let gguf = Gguf::open(from).unwrap();
     let mut writer = Writer::new();
@@ -209,7 +209,7 @@ fn template(before: &[(&str, u32)], after: &[(&str, u32)]) -> Json {
     json!({"type": "TemplateProcessing", "single": single, "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": tokens})
 }
 
-/// Tokenizers that differ from published ones in their vocabularies only.
+/// Tokenizers that differ from published ones only in their vocabularies.
 fn crafted() -> Vec<(String, Json)> {
     let mut all: Vec<(String, Json)> = ["deepseek", "glm", "llama3", "o200k", "qwen", "sp"]
         .map(|family| (family.to_owned(), tokenizer_json(family)))
@@ -228,7 +228,7 @@ fn crafted() -> Vec<(String, Json)> {
         let digits = json!({"type": "Digits", "individual_digits": true});
         set(json, "/pre_tokenizer/pretokenizers", json!([digits, bytes(true)]));
     });
-    // A token that no merges lead to, taken whole and not.
+    // A token that no merge produces, with and without `ignore_merges`.
     for whole in [true, false] {
         for family in ["llama3", "qwen"] {
             craft(&format!("whole {whole} {family}"), family, &|json| {
@@ -294,7 +294,7 @@ fn crafted() -> Vec<(String, Json)> {
     all
 }
 
-/// What a merge makes.
+/// The result of a merge.
 fn spelled(merge: &Json) -> String {
     match merge {
         Json::String(pair) => pair.replacen(' ', "", 1),

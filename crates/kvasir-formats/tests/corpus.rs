@@ -1,4 +1,4 @@
-//! What fuzzing has found worth keeping, run through the entry points that are fuzzed.
+//! Runs the saved fuzz corpus through the fuzz entry points, as regression tests.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 #[path = "../../../fuzz/entry_points.rs"]

@@ -1,4 +1,4 @@
-//! Recorded bytes of llama.cpp's reference functions: what values become, and what bytes mean.
+//! Quantize and dequantize against recorded bytes of llama.cpp's reference functions, bit for bit.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ const ENCODED: [DType; 11] = [
     DType::Mxfp4,
 ];
 
-/// What is read and not written.
+/// Encodings that can be read but not written.
 const READ: [DType; 2] = [DType::Iq4Nl, DType::Iq4Xs];
 
 fn data(name: &str) -> Vec<u8> {

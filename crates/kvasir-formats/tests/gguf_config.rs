@@ -1,4 +1,4 @@
-//! What the metadata of files from other converters means in the spelling of configs.
+//! Configs derived from GGUF metadata of other converters, in Hugging Face spelling.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_formats::{
@@ -7,7 +7,7 @@ use kvasir_formats::{
 };
 use serde_json::{Value as Json, json};
 
-/// The config of a file of this architecture with six layers, and these keys beside the common ones.
+/// The config of a six-layer file of this architecture, with extra keys.
 fn config(name: &str, architecture: &str, keys: &[(&str, Value)]) -> Json {
     let to = std::env::temp_dir().join(format!("kvasir-config-{name}-{}.gguf", std::process::id()));
     let mut writer = Writer::new();

@@ -1,5 +1,8 @@
-//! Files that lie. Whatever a file says, opening it gives an error that names the place, takes little memory and never
-//! panics. The same mutations run as fuzz targets, see fuzz/.
+//! Hostile input: malformed files yield errors that name the place, allocate little memory, and
+//! never panic.
+//!
+//! Truncations, mutations and lying headers of GGUF, safetensors and tokenizer files. The fuzz
+//! targets (`fuzz/`) cover the same entry points.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use kvasir_formats::{
@@ -21,7 +24,8 @@ impl Scratch {
         let path = self.0.join("t.gguf");
         std::fs::write(&path, bytes).unwrap();
         let gguf = Gguf::open(&path)?;
-        // What opens must be usable: every range in the file, every string within its array.
+        // A file that opens must be usable: every range within the file, every string within its
+        // array.
         for t in gguf.tensors() {
             assert_eq!(gguf.bytes(t).len(), t.dtype.tensor_bytes(&t.shape).unwrap());
         }
@@ -53,7 +57,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A file with a bit of everything.
+/// A file with every metadata type and several encodings.
 fn sample() -> Vec<u8> {
     let mut w = Writer::new();
     w.set("general.architecture", Value::Str("llama".into()));
@@ -77,7 +81,7 @@ fn sample() -> Vec<u8> {
     out
 }
 
-/// A header written field by field, so that each can lie.
+/// A header written field by field, so that each field can be falsified.
 #[derive(Default)]
 struct Raw(Vec<u8>);
 
@@ -140,7 +144,7 @@ fn gguf_with_any_byte_changed() {
             bytes[at] = with;
             let _ = scratch.gguf(&bytes);
         }
-        // And four at once, anywhere in the header.
+        // Also four bytes at once, anywhere in the header.
         let mut bytes = whole.clone();
         for _ in 0..4 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -273,7 +277,8 @@ fn stacks_of_experts_are_cut_into_whole_parts() {
     };
     let whole = open(DType::F32, &[4, 2, 8]);
     assert!(whole.is_ok(), "{whole:?}");
-    // A stack of one dimension has no parts: blocks of 256 numbers would be those of 256 experts.
+    // A one-dimensional stack has no per-expert parts: blocks of 256 values would otherwise count
+    // as 256 experts.
     for (dtype, shape) in [(DType::Q2K, &[4096][..]), (DType::F32, &[8]), (DType::F32, &[8192, 2])] {
         let error = open(dtype, shape).unwrap_err().to_string();
         assert!(error.contains("ffn_gate_exps") && error.contains("expert"), "{shape:?}: {error}");
@@ -418,7 +423,7 @@ fn scales_are_powers_of_two_with_or_without_a_type_of_their_own() {
         bytes[data + 200..].copy_from_slice(&[129, 120]);
         scratch.safetensors(&bytes).unwrap();
         std::fs::write(scratch.0.join("config.json"), config).unwrap();
-        // Blocks of 128 where the config says nothing.
+        // 128 × 128 blocks by default, if the config does not say.
         let (_, values) = Checkpoint::open(&scratch.0).unwrap().dense("w").unwrap();
         assert!(
             values[..128].iter().all(|v| *v == 4.0) && values[128..].iter().all(|v| *v == 1.0 / 128.0),
@@ -443,7 +448,7 @@ fn tokenizers_that_lie() {
         let error = Tokenizer::from_json(json.as_bytes()).map(|_| ()).expect_err(json);
         assert!(error.place().starts_with("tokenizer.json"), "{json}: {error}");
     }
-    // Found by fuzzing: the library panicked over a decoder that is no JSON, and its message said no more than that.
+    // Found by fuzzing: the library panics on a decoder that is not JSON, without a useful message.
     let broken =
         r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"ByteLevel","x":trqe}}"#;
     let error = Tokenizer::from_json(broken.as_bytes()).unwrap_err().to_string();
@@ -462,7 +467,7 @@ fn tokenizers_that_lie() {
             let _ = t.decode(&ids, false);
         }
     }
-    // A vocabulary in a GGUF file: lists of different lengths, merges that are none, ids that do not exist.
+    // GGUF vocabularies: lists of different lengths, malformed merges, ids out of range.
     let scratch = Scratch::new("vocab");
     let vocab = |change: &dyn Fn(&mut Writer)| {
         let mut w = Writer::new();

@@ -1,5 +1,7 @@
-//! Templates against recorded renderings of the reference renderer (Jinja2's immutable sandbox, set up as
-//! Transformers sets it up), and against hostile ones.
+//! Chat templates against recorded renderings of the reference renderer, and hostile templates
+//! against the limits.
+//!
+//! The reference is Jinja2's immutable sandbox, configured as in Transformers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use kvasir_formats::{ChatTemplate, Limits};
@@ -33,8 +35,8 @@ fn snippets_render_as_recorded() {
 
 const SMALL: Limits = Limits { fuel: 200_000, value_bytes: 1 << 20, total_bytes: 8 << 20, depth: 300 };
 
-/// What a long chat takes grows by the square of its length in many templates: bytes where the text is put together
-/// in one variable, steps where each message looks through all others. Neither is held at once.
+/// Long chats take quadratic resources in many templates: bytes when concatenated in one variable,
+/// steps when each message scans all others. Neither may be live at once.
 #[test]
 fn long_chats_render() {
     let chat = |n: usize| {
@@ -58,7 +60,7 @@ fn long_chats_render() {
     assert_eq!(rendered(looked_through, 300), Ok(300));
 }
 
-/// Each must end soon, with an error that names a line, and without taking much memory.
+/// Each template must fail soon, with an error that names its line, and with bounded memory.
 #[test]
 fn endless_templates_end() {
     for source in [
@@ -86,23 +88,24 @@ fn endless_templates_end() {
         "{{ ('x' * 1000000) | list | join('y' * 1000000) }}",
         "{% for a in range(100000) %}{% macro m() %}{% endmacro %}{% endfor %}{% for a in range(100000) %}{% endfor %}",
         "{% set a = 'x' * 1000000 %}{% for i in range(100000) %}{% if 'y' in a %}{% endif %}{% endfor %}",
-        // Small values that hold each other many times over.
+        // Small values that contain each other many times.
         "{% set ns = namespace(s=[1]) %}{% for i in range(64) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
         "{% set ns = namespace(s=[1]) %}{% for i in range(64) %}{% set ns.s = (ns.s, ns.s) %}{% endfor %}{{ ns.s | tojson }}",
         "{% set ns = namespace(s={}) %}{% for i in range(64) %}{% set ns.s = {'a': ns.s, 'b': ns.s} %}{% endfor %}{{ ns.s == ns.s }}",
         "{% set ns = namespace(s=[1]) %}{% for i in range(15) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}\
          {% for i in range(100000) %}{{ '' if ns.s == ns.s }}{% endfor %}",
-        // Values that are all held at once: by variables, by calls, by an expression that is not done.
+        // Values live at the same time: held by variables, by calls, or by an unfinished
+        // expression.
         "{% for i in range(1000) %}{% set n = namespace(s='x' * 100000 ~ i) %}{% endfor %}",
         "{% macro m(s) %}{{ m('x' * 100000 ~ s | length) }}{% endmacro %}{{ m('') }}",
         "{% macro m(s) %}{{ 'x' * 100000 }}{{ m(s) }}{% endmacro %}{{ m('') }}",
         "{% for i in range(1000) %}{% set s = 'x' * 100000 ~ i %}{% macro m() %}{% endmacro %}{% endfor %}",
         "{% set n = namespace(s=0) %}{% macro f() %}{% set n.s = 'x' * 100000 ~ 'y' %}{% endmacro %}\
          {% macro g() %}{{ f() ~ (n.s if n.s ~ g() else 1) }}{% endmacro %}{{ g() }}",
-        // Values that are let go again are work.
+        // Released values still cost fuel.
         "{% for i in range(100000) %}{% set s = 'x' * 1000000 %}{% endfor %}",
         "{% for i in range(100000) %}{% set s = '{:04096,}'.format(1) %}{% endfor %}",
-        // Texts that say little and grow much.
+        // Short templates with large output.
         "{{ ('%(a)4096s' * 20000) % {'a': 1} }}",
         "{{ ('{0:4096}' * 20000).format(1) }}",
         "{{ range(10000) | list | tojson(indent='x' * 1000) }}",
@@ -114,7 +117,7 @@ fn endless_templates_end() {
     }
 }
 
-/// An order that contradicts itself ends in an error or in some order, not in a panic.
+/// An inconsistent order yields an error or some order, never a panic.
 #[test]
 fn what_has_no_order_does_not_panic() {
     let sort = |source: &str| render(source, &Map::new(), 0);
@@ -134,7 +137,7 @@ fn what_has_no_order_does_not_panic() {
     );
 }
 
-/// A loop of before, asked while the filter of another looks for its first item.
+/// A finished loop queried while another loop's filter looks for its first item.
 #[test]
 fn a_loop_that_is_over_tells_no_nonsense() {
     let source = "{% set ns = namespace() %}{% for i in [1] %}{% set ns.l = loop %}{% endfor %}\
@@ -147,7 +150,7 @@ fn a_left_aligned_number_is_filled_with_spaces() {
     assert_eq!(render("{{ '%-05d|%0-5d|%05d' % (5, 5, 5) }}", &Map::new(), 0).unwrap(), "5    |5    |00005");
 }
 
-/// Keys that are alike in length must not all fall into one place.
+/// Keys of similar shape must not collide in one hash bucket.
 #[test]
 fn many_pairs_are_told_apart_soon() {
     let source = "{% set d = dict(range(60000) | batch(2)) %}{{ d.items() | unique | list | length }}\
@@ -165,7 +168,7 @@ fn deep_nesting_is_refused_when_compiling() {
     }
     let source = "{% if a %}".repeat(100_000);
     assert!(ChatTemplate::new(&source).is_err());
-    // Chains nest, too, to the left, and their trees are let go by recursion on whatever stack there is.
+    // Chains nest to the left too, and their ASTs are dropped recursively on any thread's stack.
     for link in
         ["+1", "-1", "*1", "//1", "%1", "**1", " or 1", " and 1", ".a", "[0]", "()", "|trim", " if 1", "[:]"]
     {

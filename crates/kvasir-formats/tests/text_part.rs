@@ -1,4 +1,5 @@
-//! Checkpoints that also see: their text model is what is opened, under the names that it has by itself.
+//! Vision-language checkpoints: the language model opens as a text-only model, under text-only
+//! names.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_formats::{Checkpoint, TextFiles};
@@ -14,7 +15,8 @@ fn text_config() -> Json {
         "rope_theta": 10000.0, "sliding_window": null, "tie_word_embeddings": false, "vocab_size": 24})
 }
 
-/// Writes a joined checkpoint, its tensors named by `joined`, and `beside` with no numbers of the text model.
+/// Writes a multimodal checkpoint with tensor names mapped by `joined`, plus the tensors in
+/// `beside`.
 fn directory(test: &str, joined: impl Fn(&str) -> String, beside: &[&str]) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("kvasir-joined-{test}-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();

@@ -1,4 +1,5 @@
-//! Tokenizers of every family against recorded encodings, and vocabularies rebuilt as GGUF against themselves.
+//! Tokenizers of every family against recorded encodings, and GGUF vocabularies against their
+//! `tokenizer.json`.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use kvasir_formats::{
@@ -80,7 +81,7 @@ fn chats_render_and_encode_as_recorded() {
     }
 }
 
-/// A stream gives nothing that it would have to take back: each part is final, and no part holds half a character.
+/// Streamed text is final and never contains a partial character.
 #[test]
 fn streams_only_grow() {
     for dir in families() {
@@ -97,7 +98,8 @@ fn streams_only_grow() {
     }
 }
 
-/// The vocabulary of a `tokenizer.json` written as GGUF metadata and read by the other implementation.
+/// Writes the vocabulary of a `tokenizer.json` as GGUF metadata and loads it with the GGUF
+/// implementation.
 fn as_gguf(dir: &Path, pre: &str, to: &Path) -> Gguf {
     let source = json(&dir.join("tokenizer.json"));
     let vocab = source["model"]["vocab"].as_object().unwrap();
@@ -154,7 +156,7 @@ fn the_two_implementations_agree() {
                 continue; // its tokenizer.json normalises first, GGUF does not say so
             }
             let ids = ours.encode(text, false).unwrap();
-            // gpt-4o vocabularies take whole words first, which GGUF does not say either.
+            // GGUF does not record that gpt-4o vocabularies bypass merges for whole words, either.
             if pre != "gpt-4o" {
                 assert_eq!(ids, theirs.encode(text, false).unwrap(), "{pre} {text:?}");
             }
@@ -166,7 +168,7 @@ fn the_two_implementations_agree() {
     assert!(compared > 90);
 }
 
-/// A small SentencePiece vocabulary of a model called `name`, in which every token is an ordinary one.
+/// A small SentencePiece vocabulary with the given model name, of normal tokens only.
 fn unmarked(name: &str, to: &Path) -> Tokenizer {
     let tokens = ["<unk>", "<s>", "</s>", "\u{2581}", "a", "b", "<|end|>", "<|odd|>"];
     let mut writer = Writer::new();
@@ -186,12 +188,13 @@ fn what_ends_a_turn_is_one_token_however_it_is_marked() {
     std::fs::remove_file(&tmp).unwrap();
     assert!(plain.is_special(6) && plain.is_special(2) && !plain.is_special(7));
     assert_eq!(plain.encode("a<|end|>", false).unwrap(), [3, 4, 6]);
-    // Phi-3's tokens take the white space after them along.
+    // Phi-3's special tokens absorb following white space.
     assert_eq!(plain.encode("a</s>\u{20} b", false).unwrap(), [3, 4, 2, 3, 3, 3, 5]);
     assert_eq!(phi3.encode("a</s>\u{20} b", false).unwrap(), [3, 4, 2, 3, 5]);
 }
 
-/// Pieces that begin a word, pieces that do not, punctuation, accents, Chinese characters, and what is in no word.
+/// WordPiece: word starts and continuations, punctuation, accents, Chinese characters, unknown
+/// words.
 #[test]
 fn a_vocabulary_of_bert_is_cut_into_words_and_matched_from_the_left() {
     let tokens = [
@@ -236,7 +239,7 @@ fn white_space_that_cannot_be_cut_is_refused_and_not_cut_wrongly() {
     }
     let qwen = families().into_iter().find(|dir| dir.ends_with("qwen")).unwrap();
     let t = TextFiles::open(&qwen).unwrap().tokenizer().unwrap();
-    // Byte-level cutters have the expression built in, also where a file does not say so.
+    // Byte-level pre-tokenizers have a built-in expression, even if the file does not say so.
     let silent = value!({"model": {"type": "BPE", "vocab": {"Ġ": 0}, "merges": []}, "added_tokens": [],
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
         "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true}});
@@ -246,7 +249,7 @@ fn white_space_that_cannot_be_cut_is_refused_and_not_cut_wrongly() {
     }
 }
 
-/// Pieces in the manner of Gemma and Llama, with tokens beside them.
+/// BPE with byte fallback as in Gemma and Llama, with added tokens.
 fn pieces(added: Json) -> Tokenizer {
     let json = value!({
         "version": "1.0", "truncation": null, "padding": null, "post_processor": null, "pre_tokenizer": null, "added_tokens": added,
@@ -280,6 +283,6 @@ fn control_tokens_are_found_wherever_their_ids_are_and_as_texts_have_them() {
     let specials: Vec<_> = t.specials().collect();
     assert_eq!(specials, [(7, "</s>".to_owned()), (40, "<|end|>".to_owned())]);
     assert_eq!(t.len(), 41);
-    // What fills up an embedding has no text, and takes none away.
+    // Padding ids of the embedding have no text and remove none.
     assert_eq!(t.decode(&[1, 20, 41, 4_000_000_000, 2], false).unwrap(), "fx");
 }

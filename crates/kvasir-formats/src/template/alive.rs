@@ -1,19 +1,20 @@
-//! What a rendering still holds, found by walking its variables. Parts that several of them share count once.
+//! Live-memory walk of a template run: counts the bytes reachable from variables. Shared parts
+//! count once.
 
 use super::{run::Interp, value::Value};
 use serde_json::Value as Json;
 use std::{collections::HashSet, mem::size_of, sync::Arc};
 
-/// What an allocation takes besides its contents.
+/// Assumed overhead per allocation, in bytes.
 const HEADER: usize = 48;
 
-/// A walk over values.
+/// A traversal of reachable values.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     seen: HashSet<usize>,
     /// Bytes found.
     pub(super) bytes: usize,
-    /// Values looked at.
+    /// Values visited.
     pub(super) steps: usize,
 }
 
@@ -59,7 +60,7 @@ impl Walk {
     }
 }
 
-/// How many values these are, with all that they hold.
+/// Number of values, including nested ones.
 pub(super) fn count<'a>(values: impl Iterator<Item = &'a Json>) -> u64 {
     let inner = |value: &'a Json| match value {
         Json::Array(a) => count(a.iter()),
@@ -70,7 +71,8 @@ pub(super) fn count<'a>(values: impl Iterator<Item = &'a Json>) -> u64 {
 }
 
 impl Interp {
-    /// Walks everything that a variable, a namespace or a loop holds, but for what was given from outside.
+    /// Visits everything reachable from variables, namespaces and loops, except the caller's
+    /// inputs.
     pub(super) fn walk_alive(&mut self) -> Walk {
         let mut walk = Walk::default();
         if self.inputs.is_empty() {

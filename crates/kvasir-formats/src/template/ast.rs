@@ -1,6 +1,8 @@
+//! The abstract syntax tree (AST) of templates.
+
 use std::sync::Arc;
 
-/// An expression with its line.
+/// An expression with its source line.
 #[derive(Debug)]
 pub(super) struct Expr {
     pub(super) line: usize,
@@ -58,7 +60,7 @@ pub(super) enum Compare {
     NotIn,
 }
 
-/// The arguments of a call, filter or test.
+/// Arguments of a call, filter or test.
 #[derive(Debug, Default)]
 pub(super) struct Args {
     pub(super) positional: Vec<Expr>,
@@ -67,7 +69,7 @@ pub(super) struct Args {
     pub(super) star_star: Option<Box<Expr>>,
 }
 
-/// What a value is assigned to.
+/// Left-hand side of an assignment.
 #[derive(Debug)]
 pub(super) enum Target {
     Name(Arc<str>),
@@ -113,7 +115,7 @@ pub(super) struct Macro {
     pub(super) name: Arc<str>,
     pub(super) params: Vec<(Arc<str>, Option<Expr>)>,
     pub(super) body: Vec<Stmt>,
-    /// The body names `varargs`, `kwargs`: further arguments are taken.
+    /// Whether the body uses `varargs` and `kwargs`, so that extra arguments are accepted.
     pub(super) takes_varargs: bool,
     pub(super) takes_kwargs: bool,
 }

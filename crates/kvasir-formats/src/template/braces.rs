@@ -1,4 +1,4 @@
-//! `str.format`.
+//! Python's `str.format`: replacement fields, nested format specs, conversions.
 
 use super::{
     fault::{Fault, Run},
@@ -8,7 +8,7 @@ use super::{
     value::Value,
 };
 
-/// How fields without a name find their arguments: by their order or by numbers, not both.
+/// Field numbering: automatic or manual, never mixed.
 #[derive(Default)]
 struct Places {
     counted: usize,
@@ -37,14 +37,14 @@ impl Places {
     }
 }
 
-/// `text.format(…)`.
+/// Python's `text.format(…)`.
 pub(super) fn format(interp: &mut Interp, text: &str, given: &Given) -> Run<Value> {
     interp.work(text.len())?;
     let out = fields(interp, text, given, &mut Places::default(), 2)?;
     interp.text(out)
 }
 
-/// Fills the fields of a text, or of a field's own format one level further in.
+/// Expands the replacement fields of a text; a field's format spec is expanded one level deeper.
 fn fields(interp: &mut Interp, text: &str, given: &Given, places: &mut Places, levels: usize) -> Run<String> {
     let mut out = String::new();
     let mut rest = text;
@@ -88,7 +88,7 @@ fn fields(interp: &mut Interp, text: &str, given: &Given, places: &mut Places, l
     Ok(out)
 }
 
-/// Where a field ends: at the brace that closes it, not one of a field in its format.
+/// Index of the brace that closes a field, skipping fields nested in its format spec.
 fn closing(rest: &str) -> Option<usize> {
     let mut open = 0;
     for (at, c) in rest.char_indices() {

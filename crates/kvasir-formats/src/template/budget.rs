@@ -1,9 +1,14 @@
-//! What a rendering may use: steps, room for values, depth.
+//! Resource limits of a template run: fuel (steps), memory and recursion depth.
 //!
-//! Bytes are counted as they are made. When the count reaches the limit, what is still there is found by a walk over
-//! the variables. Values that no variable holds, in the middle of an expression, are not found so: they count from
-//! their making to the end of the statement that made them (`unfinished`), and so does the text that statements
-//! have written (`written`).
+//! Memory accounting:
+//!
+//! 1. `bytes` is an upper bound: it grows with every allocation and never shrinks by itself.
+//! 2. When it reaches the limit, `walk_alive` recounts what variables still hold.
+//! 3. Values in the middle of an expression are not reachable from variables. They count in
+//!    `unfinished` until the statement that made them ends.
+//! 4. Emitted text counts in `written`.
+//!
+//! Guarded by `tests/hostile.rs` and the `template` fuzz target.
 
 use super::{
     fault::{Fault, Run},
@@ -12,22 +17,23 @@ use super::{
     value::Value,
 };
 
-/// Bytes of a scope, and of a variable in it.
+/// Accounted bytes of a scope and, below, of a variable.
 pub(super) const SCOPE: usize = 160;
 pub(super) const VARIABLE: usize = 128;
-/// Variables of this many values double the steps, of twice as many treble them. Templates go over the whole chat for
-/// each message (to find the last question, or the call that a result answers), so that an honest one takes steps by
-/// the square of the chat's length: some ten million for 2,000 messages, past any limit that is right for a short
-/// chat. A hostile template gains little by it, since not the template brings the variables but the caller. Growing
-/// in proportion keeps a long chat's time bounded all the same.
+/// Every this many input values add the base fuel once more.
+///
+/// Templates scan the whole chat for each message (for the last question, or the call that a result
+/// answers). An honest one thus takes quadratic steps: about ten million for 2,000 messages. A
+/// hostile template gains little, since the caller supplies the variables. Proportional growth
+/// still bounds the time of a long chat.
 pub(super) const VALUES_PER_FUEL: u64 = 6_000;
-/// Bytes that are made or copied in the time of a step.
+/// Bytes produced or copied that cost one unit of fuel.
 const BYTES_PER_STEP: usize = 1024;
-/// Values that are put into a list in the time of a step.
+/// List elements produced that cost one unit of fuel.
 const VALUES_PER_STEP: usize = 4;
 
 impl Interp {
-    /// Takes room for a value of this size before it is made.
+    /// Reserves memory for a value of this size before it is built. Fails beyond the limits.
     pub(super) fn room(&mut self, bytes: usize) -> Run<()> {
         self.fits(bytes)?;
         self.fuel = self.fuel.saturating_sub((bytes / BYTES_PER_STEP) as u64);
@@ -39,8 +45,8 @@ impl Interp {
         Ok(())
     }
 
-    /// Counts what is there. At most half of the limit may be: the other half is what can be made until the next
-    /// count, so that counting does not take all the time.
+    /// Recounts live memory. At most half of the limit may be live, so that recounts stay rare
+    /// (amortized).
     fn count_again(&mut self) -> Run<()> {
         let alive = self.walk_alive();
         self.fuel = self.fuel.saturating_sub(alive.steps as u64);
@@ -52,7 +58,8 @@ impl Interp {
         Ok(())
     }
 
-    /// Runs a part after which only variables and output are left of what it made.
+    /// Runs `part` and then drops its temporary values from the account: only variables and output
+    /// remain.
     pub(super) fn finishing<T>(&mut self, part: impl FnOnce(&mut Self) -> Run<T>) -> Run<T> {
         let before = self.unfinished;
         let out = part(self)?;
@@ -60,17 +67,19 @@ impl Interp {
         Ok(out)
     }
 
-    /// A value that was read where it may be replaced while the reader still holds it.
+    /// Accounts a value that was read from a variable which may be overwritten while the reader
+    /// holds it.
     pub(super) fn held_while_read(&mut self, value: &Value) {
         self.unfinished = self.unfinished.saturating_add(value.size());
     }
 
-    /// The largest value, in bytes.
+    /// Maximum size of one value, in bytes.
     pub(super) fn value_bytes(&self) -> usize {
         self.limits.value_bytes
     }
 
-    /// Whether a value may be this large. Takes no room: for what is still being made.
+    /// Checks a size against the value limit without reserving memory; for values under
+    /// construction.
     pub(super) fn fits(&self, bytes: usize) -> Run<()> {
         if bytes > self.limits.value_bytes {
             return Err(Fault::new(format!("a value of more than {} bytes", self.limits.value_bytes)));
@@ -78,19 +87,19 @@ impl Interp {
         Ok(())
     }
 
-    /// Room for a list of this many values.
+    /// Reserves memory for a list of `count` values.
     pub(super) fn room_for(&mut self, count: usize) -> Run<()> {
         self.fuel = self.fuel.saturating_sub((count / VALUES_PER_STEP) as u64);
         self.room(count.saturating_mul(std::mem::size_of::<Value>() * 2))
     }
 
-    /// A string value, with room taken.
+    /// Creates a string value and reserves its memory.
     pub(super) fn text(&mut self, text: impl AsRef<str>) -> Run<Value> {
         self.room(text.as_ref().len())?;
         Ok(Value::str(text))
     }
 
-    /// One step done.
+    /// Consumes one unit of fuel; fails when it is used up.
     pub(super) fn burn(&mut self) -> Run<()> {
         self.fuel = self
             .fuel
@@ -99,18 +108,18 @@ impl Interp {
         Ok(())
     }
 
-    /// Work in one step that grows with a value's size.
+    /// Consumes fuel in proportion to `size` bytes of work.
     pub(super) fn work(&mut self, size: usize) -> Run<()> {
         self.fuel = self.fuel.saturating_sub(size as u64 / 64);
         self.burn()
     }
 
-    /// Work that goes through all that a value holds.
+    /// Consumes fuel for a traversal of `value`.
     pub(super) fn walks(&mut self, value: &Value) -> Run<()> {
         self.work(value.size() / 16)
     }
 
-    /// One level further in.
+    /// Runs `inner` one recursion level deeper; fails beyond the depth limit.
     pub(super) fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Run<T>) -> Run<T> {
         self.burn()?;
         self.depth += 1;
@@ -122,7 +131,7 @@ impl Interp {
         out
     }
 
-    /// The text of a value, with room taken.
+    /// The value's text, with memory reserved.
     pub(super) fn str_of(&mut self, value: &Value) -> Run<String> {
         let text = str_of(value);
         self.room(text.len())?;

@@ -1,4 +1,4 @@
-//! Calls: macros, global functions, methods, and loops that call themselves.
+//! Calls: macros, global functions, methods and recursive loops.
 
 use super::{
     access::iterate,
@@ -12,14 +12,14 @@ use super::{
 use indexmap::IndexMap;
 use std::sync::Arc;
 
-/// The sandbox's own limit.
+/// Jinja2's sandbox limit (`MAX_RANGE`).
 const MAX_RANGE: i128 = 100_000;
 
-/// `self` has no blocks to offer: what is asked of it is undefined.
+/// `self` has no blocks, so its attributes are undefined.
 const GLOBALS: [&str; 8] =
     ["self", "range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"];
 
-/// The value of a global name.
+/// The built-in global of this name.
 pub(super) fn global(name: &str) -> Option<Value> {
     GLOBALS.into_iter().find(|g| *g == name).map(Value::Function)
 }
@@ -123,7 +123,7 @@ impl Interp {
         }
     }
 
-    /// What `dict(…)` makes of a mapping or pairs, and names.
+    /// The result of `dict(…)` for a mapping or pairs, and keyword arguments.
     fn make_dict(&mut self, given: &Given) -> Run<IndexMap<Key, Value>> {
         let mut map = IndexMap::new();
         match given.positional.first() {
@@ -166,7 +166,8 @@ impl Interp {
             };
             self.assign_name(scope, name.clone(), value)?;
         }
-        // A default sees the parameters, and those not given as undefined, not the variables outside of these names.
+        // Defaults see the parameters (undefined if not given), not outer variables of the same
+        // names.
         for (name, default) in defaults {
             let value = self.eval(default, scope)?;
             self.assign_name(scope, name.clone(), value)?;

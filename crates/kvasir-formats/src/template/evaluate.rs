@@ -1,4 +1,4 @@
-//! Expressions become values.
+//! The expression evaluator.
 
 use super::{
     access::iterate,
@@ -86,7 +86,7 @@ impl Interp {
         })
     }
 
-    /// What is made of values by operators.
+    /// Evaluates operator expressions.
     fn operation(&mut self, expr: &Expr, scope: usize) -> Run<Value> {
         Ok(match &expr.kind {
             ExprKind::Not(value) => Value::Bool(!self.eval(value, scope)?.truth()),

@@ -1,4 +1,4 @@
-//! Expressions, with Jinja's precedences.
+//! Recursive descent parser for expressions, with Jinja's operator precedence.
 
 use super::{
     ast::{Args, Binary, Compare, Expr, ExprKind},
@@ -11,7 +11,7 @@ use super::{
 use std::sync::Arc;
 
 impl Parser {
-    /// One expression, or several with commas between: a tuple.
+    /// An expression, or a tuple if commas follow.
     pub(super) fn tuple(&mut self, conditional: bool, ends: &[&str]) -> Run<Expr> {
         let line = self.line();
         let first = self.conditional_or(conditional)?;
@@ -367,7 +367,7 @@ impl Parser {
         Ok((name, args))
     }
 
-    /// Filters of a block: the first without a bar if `bare`.
+    /// A filter chain of a block; if `bare`, the first filter has no leading `|`.
     pub(super) fn filter_chain(&mut self, bare: bool) -> Run<Vec<(Arc<str>, Args)>> {
         let mut out = Vec::new();
         if bare {
@@ -399,7 +399,7 @@ impl Parser {
                 Token::Str(_) | Token::Int(_) | Token::Float(_) | Token::Op("(" | "[" | "{") => true,
                 _ => false,
             };
-            // `x is defined if y`, `x is none not in z`: words of the language, not arguments.
+            // `if`, `in`, `not` and `recursive` are keywords here, not the test's argument.
             if starts
                 && !(self.is_name("if")
                     || self.is_name("in")

@@ -1,6 +1,8 @@
+//! Template errors with their source line.
+
 use crate::Error;
 
-/// Why a template did not compile or render, and on which line.
+/// A compile or render error.
 #[derive(Debug, Clone)]
 pub(super) struct Fault {
     pub(super) line: Option<usize>,
@@ -10,7 +12,7 @@ pub(super) struct Fault {
 pub(super) type Run<T> = Result<T, Fault>;
 
 impl Fault {
-    /// The line is filled in by the statement or expression that runs.
+    /// Creates an error without a line; the enclosing statement or expression adds it.
     pub(super) fn new(why: impl Into<String>) -> Self {
         Self { line: None, why: why.into() }
     }
@@ -19,7 +21,7 @@ impl Fault {
         Self { line: Some(line), why: why.into() }
     }
 
-    /// Keeps the innermost line.
+    /// Sets the line unless an inner one is already set.
     pub(super) fn on(mut self, line: usize) -> Self {
         self.line.get_or_insert(line);
         self

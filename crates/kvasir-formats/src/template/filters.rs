@@ -1,4 +1,6 @@
-//! Jinja's filters, and Transformers' `tojson`.
+//! Jinja's built-in filters, and Transformers' `tojson`.
+//!
+//! `random` is refused: rendering must be reproducible.
 
 use super::{
     access::iterate,
@@ -147,7 +149,8 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: Value, given: &Given
     }
 }
 
-/// On a safe string: some filters keep the mark, the others make a plain string of it.
+/// Applies a filter to a safe string. Some filters preserve the safe mark, others return a plain
+/// string.
 fn on_safe(interp: &mut Interp, name: &str, text: Arc<str>, given: &Given) -> Run<Value> {
     if matches!(name, "escape" | "e") {
         return Ok(Value::Safe(text)); // already
@@ -225,7 +228,7 @@ fn tojson(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
 }
 
 fn text(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Value> {
-    // These two take strings as they are; the others make one of anything.
+    // `indent` and `truncate` require a string; the others convert their input.
     if value.as_str().is_none() && name == "indent" {
         let why = || Fault::new(format!("indent takes a string, not '{}'", value.type_name()));
         return Err(value.missing().unwrap_or_else(why));
@@ -295,7 +298,7 @@ fn text(interp: &mut Interp, name: &str, value: &Value, given: &Given) -> Run<Va
     }
 }
 
-/// Jinja's own title case: words begin after white space and opening brackets.
+/// Jinja's title case: words start after white space, hyphens and opening brackets.
 fn title(s: &str) -> String {
     let mut out = String::new();
     let mut start = true;
@@ -340,7 +343,7 @@ fn indent(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
     Ok(Value::str(out))
 }
 
-/// The length to cut to, and by how much a text may be longer.
+/// Length limit and leeway of `truncate`.
 fn cut_length(given: &Given) -> (usize, usize) {
     let size = |i: usize, name: &str, default: usize| {
         given.get(i, name).and_then(Value::as_int).map_or(default, |n| usize::try_from(n).unwrap_or(0))
@@ -348,7 +351,7 @@ fn cut_length(given: &Given) -> (usize, usize) {
     (size(0, "length", 255), size(3, "leeway", 5))
 }
 
-/// What has a length is left as it is if it is short enough; nothing but text can be cut.
+/// A sized non-string passes through if short enough; otherwise it is an error.
 fn truncate_other(interp: &mut Interp, value: &Value, given: &Given) -> Run<Value> {
     let (length, leeway) = cut_length(given);
     match self::length(interp, value)?.as_int().and_then(|n| usize::try_from(n).ok()) {

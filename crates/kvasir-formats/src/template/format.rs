@@ -1,4 +1,4 @@
-//! Python's formatting of strings by `%`, and of numbers, padding and widths for `str.format` too.
+//! Python's `%` formatting, and the number, padding and width formatting shared with `str.format`.
 
 use super::{
     fault::{Fault, Run},
@@ -7,7 +7,7 @@ use super::{
     value::Value,
 };
 
-/// Widths beyond this are somebody's attack.
+/// Upper bound on widths and precisions; protects memory against hostile templates.
 const MAX_WIDTH: usize = 4096;
 
 #[derive(Default, Clone)]
@@ -22,7 +22,7 @@ pub(super) struct Spec {
     pub(super) kind: Option<char>,
 }
 
-/// `text % values`.
+/// Python's `text % values`.
 pub(super) fn percent(interp: &mut Interp, text: &str, values: &Value) -> Run<Value> {
     let single = [values.clone()];
     let all: &[Value] = if let Value::Tuple(t) = values { &t.items } else { &single };
@@ -157,7 +157,7 @@ fn number_wanted(kind: char, value: &Value) -> Fault {
     value.missing().unwrap_or_else(|| Fault::new(why))
 }
 
-/// Pads to the width; `sign` bytes at the front stay there when the fill goes between sign and digits.
+/// Pads to the width. With `=` alignment the fill goes after the first `sign` bytes.
 pub(super) fn pad(text: &str, sign: usize, spec: &Spec, out: &mut String) {
     let missing = spec.width.saturating_sub(text.chars().count());
     let fill = |n: usize, out: &mut String| out.extend(std::iter::repeat_n(spec.fill, n));
@@ -183,7 +183,7 @@ pub(super) fn pad(text: &str, sign: usize, spec: &Spec, out: &mut String) {
     }
 }
 
-/// A number in a spec's style.
+/// Formats a number.
 pub(super) fn number(value: &Value, spec: &Spec, out: &mut String) -> Run<()> {
     let (negative, mut digits) = match (value.as_int(), spec.kind) {
         (Some(n), None | Some('d' | 'n')) => (n < 0, n.unsigned_abs().to_string()),
@@ -218,7 +218,7 @@ pub(super) fn number(value: &Value, spec: &Spec, out: &mut String) -> Run<()> {
         let whole = whole_digits(&digits);
         let beside = sign.len() + digits.len() - whole;
         let mut filled = whole;
-        // Zeros that fill the width are grouped too.
+        // Zeros that fill the width are grouped as well.
         while (spec.fill, spec.align) == ('0', Some('='))
             && beside + filled + filled.saturating_sub(1) / 3 < spec.width
         {
@@ -281,7 +281,7 @@ fn general(f: f64, precision: usize, keep_zeros: bool) -> String {
     }
 }
 
-/// Digits before a point, or whatever comes first that is none.
+/// Number of leading digits.
 fn whole_digits(digits: &str) -> usize {
     digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())
 }

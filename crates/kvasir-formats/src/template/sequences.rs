@@ -1,4 +1,4 @@
-//! Filters over sequences: sorting, grouping, selecting, cutting.
+//! Sequence filters: sorting, grouping, selecting, mapping and batching.
 
 use super::{
     access::iterate,
@@ -13,12 +13,12 @@ use super::{
 use indexmap::IndexSet;
 use std::cmp::Ordering;
 
-/// `a.b.0` step by step: items before attributes.
+/// Resolves an attribute path such as `a.b.0`; items take precedence over attributes.
 pub(super) fn walk(interp: &mut Interp, value: &Value, path: &Value) -> Run<Value> {
     walk_or(interp, value, path, None)
 }
 
-/// The same with a value for each step that finds nothing.
+/// Like `walk`, with a default for each step that yields undefined.
 fn walk_or(interp: &mut Interp, value: &Value, path: &Value, default: Option<&Value>) -> Run<Value> {
     let default = default.filter(|d| !matches!(d, Value::None));
     let found = |value: Value| match default {
@@ -38,7 +38,7 @@ fn walk_or(interp: &mut Interp, value: &Value, path: &Value, default: Option<&Va
     }
 }
 
-/// What a value is compared by: its attribute, in lower case unless case matters.
+/// The sort key of an item: its attribute, lower-cased unless `case_sensitive`.
 fn sort_key(interp: &mut Interp, item: &Value, path: Option<&Value>, case_sensitive: bool) -> Run<Value> {
     let key = match path {
         Some(path) if !matches!(path, Value::None) => walk(interp, item, path)?,
@@ -110,12 +110,12 @@ fn sort(
     case: bool,
     reverse: bool,
 ) -> Run<Vec<Value>> {
-    // Several attributes with commas between sort by the first, then the second.
+    // A comma-separated attribute list sorts by the first, then the second, and so on.
     let paths: Vec<Option<Value>> = match path {
         Some(Value::Str(s)) => s.split(',').map(|p| Some(Value::str(p))).collect(),
         other => vec![other.cloned()],
     };
-    // Where there are many, each is compared with some others.
+    // Each item takes part in about log2(n) comparisons.
     let compared = items.len().checked_ilog2().unwrap_or(0) as usize / 4;
     let mut keyed = Vec::new();
     for item in items {
@@ -179,7 +179,7 @@ fn groupby(interp: &mut Interp, items: Vec<Value>, given: &Given) -> Run<Value> 
     Value::list(pairs.collect::<Run<_>>()?)
 }
 
-/// The arguments after the first `n`.
+/// The arguments after the first `n` positional ones.
 fn after(given: &Given, n: usize) -> Given {
     Given { positional: given.positional.iter().skip(n).cloned().collect(), named: given.named.clone() }
 }

@@ -1,12 +1,14 @@
-//! Which arguments filters and methods take. One that Python would refuse is refused here too: a template that
-//! names an argument wrongly must not render as if it had not.
+//! Argument checking of filters and methods against Python's signatures.
+//!
+//! Calls that Python would reject are rejected here, so that a misnamed argument does not render
+//! silently.
 
 use super::{
     fault::{Fault, Run},
     run::Given,
 };
 
-/// Refuses positional arguments beyond the parameters, unknown names, and a parameter given twice.
+/// Rejects surplus positional arguments, unknown names, and parameters given twice.
 fn fits(name: &str, params: &[&str], given: &Given) -> Run<()> {
     if given.positional.len() > params.len() {
         return Err(Fault::new(format!("{name} takes at most {} argument(s)", params.len())));
@@ -24,7 +26,7 @@ fn fits(name: &str, params: &[&str], given: &Given) -> Run<()> {
 /// Checks the arguments of a filter.
 pub(super) fn filter(name: &str, given: &Given) -> Run<()> {
     let params: &[&str] = match name {
-        // These hand theirs on, or name them themselves.
+        // These pass arguments on, or define the names themselves.
         "format" | "map" | "select" | "reject" | "selectattr" | "rejectattr" => return Ok(()),
         "attr" => &["name"],
         "batch" => &["linecount", "fill_with"],
@@ -52,7 +54,7 @@ pub(super) fn filter(name: &str, given: &Given) -> Run<()> {
     fits(name, params, given)
 }
 
-/// Checks the arguments of a string's method.
+/// Checks the arguments of a string method.
 pub(super) fn text_method(name: &str, given: &Given) -> Run<()> {
     match name {
         "format" => Ok(()),
@@ -69,7 +71,7 @@ pub(super) fn text_method(name: &str, given: &Given) -> Run<()> {
     }
 }
 
-/// Refuses named arguments, and more than `most`.
+/// Rejects named arguments, and more than `most` positional ones.
 pub(super) fn unnamed(name: &str, most: usize, given: &Given) -> Run<()> {
     if let Some((key, _)) = given.named.first() {
         return Err(Fault::new(format!("{name}() takes no keyword argument '{key}'")));

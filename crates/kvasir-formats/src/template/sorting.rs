@@ -1,11 +1,11 @@
-//! Sorting by an order that may fail, or that may be no order at all.
+//! Stable merge sort for comparisons that may fail or be inconsistent.
 
 use super::fault::Run;
 use std::cmp::Ordering;
 
-/// Sorts by merging; equal ones keep their places. Asks only whether one is less than another, as Python does, and
-/// ends at the first fault. The library's own sort may panic over an order that contradicts itself, and a template
-/// can have one (not-a-number).
+/// Sorts stably; stops at the first error. Uses only "less than", as Python does.
+///
+/// `slice::sort_by` may panic on an inconsistent order, which templates can produce with NaN.
 pub(super) fn sorted<T>(mut items: Vec<T>, order: &mut dyn FnMut(&T, &T) -> Run<Ordering>) -> Run<Vec<T>> {
     if items.len() < 2 {
         return Ok(items);

@@ -1,4 +1,4 @@
-//! Jinja's tests: what follows `is`.
+//! Jinja's tests: the operand of `is`. Not unit tests.
 
 use super::{
     ast::{Binary, Compare},
@@ -120,7 +120,8 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Give
     })
 }
 
-/// `str.islower` and `str.isupper`: some cased character, and all of them this case.
+/// Python's `str.islower` and `str.isupper`: at least one cased character, and all of the wanted
+/// case.
 pub(super) fn cased(text: &str, wanted: fn(char) -> bool) -> bool {
     let mut cased = text.chars().filter(|c| c.is_lowercase() || c.is_uppercase()).peekable();
     cased.peek().is_some() && cased.all(wanted)

@@ -1,4 +1,4 @@
-//! Methods of strings.
+//! Python's string methods.
 
 use super::{
     access::iterate,
@@ -25,7 +25,7 @@ fn wanted<'a>(given: &'a Given, place: usize, name: &str) -> Run<&'a str> {
     }
 }
 
-/// An optional string: `None` means that it was not given.
+/// An optional string argument; Python's `None` counts as absent.
 fn optional<'a>(given: &'a Given, place: usize, key: &str, name: &str) -> Run<Option<&'a str>> {
     match given.get(place, key) {
         None | Some(Value::None) => Ok(None),
@@ -36,7 +36,7 @@ fn optional<'a>(given: &'a Given, place: usize, key: &str, name: &str) -> Run<Op
     }
 }
 
-/// An optional integer; `None` is not one.
+/// An optional integer argument; Python's `None` is an error.
 fn integer(given: &Given, place: usize, key: &str) -> Run<Option<i128>> {
     let wrong = |v: &Value| {
         Fault::new(format!("{key}: '{}' object cannot be interpreted as an integer", v.type_name()))
@@ -44,7 +44,7 @@ fn integer(given: &Given, place: usize, key: &str) -> Run<Option<i128>> {
     given.get(place, key).map(|v| v.as_int().ok_or_else(|| wrong(v))).transpose()
 }
 
-/// Calls a method of a string.
+/// Calls a string method.
 pub(super) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Run<Value> {
     signatures::text_method(name, given)?;
     interp.work(s.len())?;
@@ -122,7 +122,7 @@ pub(super) fn call(interp: &mut Interp, s: &str, name: &str, given: &Given) -> R
     }
 }
 
-/// Methods that look for a part of the text; none if it is no such method.
+/// Search methods; `None` if `name` is not one of them.
 fn search(interp: &mut Interp, s: &str, name: &str, given: &Given) -> Option<Run<Value>> {
     Some(match name {
         "partition" | "rpartition" => partition(interp, s, name, given),
@@ -184,7 +184,7 @@ fn find(s: &str, name: &str, given: &Given) -> Run<Value> {
     }
 }
 
-/// Methods that ask what kind of text it is.
+/// Predicate methods (`isalnum`, `isdigit`, …).
 fn asks(s: &str, name: &str) -> Run<Value> {
     let flag = |f: fn(char) -> bool| Ok(Value::Bool(!s.is_empty() && s.chars().all(f)));
     match name {
@@ -207,7 +207,8 @@ fn asks(s: &str, name: &str) -> Run<Value> {
     }
 }
 
-/// The bytes from `start` to `end`; none if `start` is behind `end` or the text.
+/// Byte range of the optional `start` and `end` arguments; `None` if `start` is past `end` or the
+/// text.
 fn ranged(s: &str, given: &Given) -> Run<Option<Range<usize>>> {
     let (Some(start), end) = (given.positional.get(1), given.positional.get(2)) else {
         return Ok(Some(0..s.len()));
@@ -319,7 +320,7 @@ pub(super) fn capitalize(s: &str) -> String {
     }
 }
 
-/// A letter as a word begins with it: of a letter that becomes several, only the first is a capital.
+/// Title case of a letter. If it expands to several letters, only the first is upper case.
 fn title_case(c: char) -> String {
     match c {
         'Ǆ'..='ǆ' => "ǅ".into(),
@@ -334,7 +335,7 @@ fn title_case(c: char) -> String {
     }
 }
 
-/// `str.title`: a letter after a letter is lower case, any other upper.
+/// Python's `str.title`: letters after a letter are lower case, others title case.
 fn title(s: &str) -> String {
     let mut out = String::new();
     let mut inside = false;

@@ -1,5 +1,4 @@
-//! `strftime` over a moment that the caller names, in UTC. The days are counted with the proleptic Gregorian
-//! calendar's 400-year cycle.
+//! `strftime` in UTC for a time given by the caller, in the proleptic Gregorian calendar.
 
 const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
 const MONTHS: [&str; 12] = [
@@ -22,7 +21,7 @@ struct Moment {
     month: usize,
     day: i64,
     day_of_year: i64,
-    /// Monday is 0.
+    /// 0 is Monday.
     weekday: usize,
     hour: i64,
     minute: i64,
@@ -62,7 +61,7 @@ fn month_days(year: i64, month: usize) -> i64 {
 }
 
 pub(super) fn strftime(format: &str, seconds: i64) -> String {
-    // Four-digit years: what Python's datetime can hold.
+    // Python's datetime range: years 1 to 9999.
     let moment = Moment::new(seconds.clamp(-62_135_596_800, 253_402_300_799));
     let mut out = String::new();
     let mut chars = format.chars();

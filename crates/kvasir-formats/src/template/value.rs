@@ -1,5 +1,7 @@
-//! Python's values as far as templates meet them. Nothing is changed in place: the reference renderer refuses
-//! `append`, `pop` and the like, and so does this one.
+//! Immutable Python-like values of templates.
+//!
+//! In-place mutation (`append`, `pop`, …) is refused, as in the reference renderer's sandbox.
+//! Values are reference counted and cannot form cycles.
 
 use super::{
     ast::Macro,
@@ -12,12 +14,14 @@ use std::{
     sync::Arc,
 };
 
-/// How deep lists and mappings may hold each other.
+/// Maximum nesting of lists and mappings.
 const MAX_DEPTH: u32 = 200;
-/// How much a list or mapping may hold, everything in it counted as often as it is there: a list that holds another
-/// twice takes no memory to speak of, but writing it out takes twice as much, and twice again a level further up.
+/// Maximum expanded size of a list or mapping, with shared parts counted at every occurrence.
+///
+/// A list that contains another one twice costs little memory, but printing it doubles the work per
+/// level.
 const MAX_SIZE: usize = 16 << 20;
-/// What a value counts for besides its text.
+/// Expanded size of a value besides its text.
 const NODE: usize = 16;
 
 #[derive(Debug, Clone)]
@@ -28,41 +32,41 @@ pub(super) enum Value {
     Int(i128),
     Float(f64),
     Str(Arc<str>),
-    /// What `safe` and `escape` give. It lives in expressions and variables only: adding a plain string to it
-    /// escapes that string, everything else takes it as a string.
+    /// Markup from `safe` and `escape`. Concatenation escapes a plain operand; otherwise it acts as
+    /// a string.
     Safe(Arc<str>),
     List(Arc<List>),
     Tuple(Arc<List>),
     Dict(Arc<Dict>),
-    /// What can be looped over but not indexed: a generator, or a mapping's keys, values or items.
+    /// Iterable but not indexable: a generator, or a mapping's keys, values or items.
     View(Arc<List>, View),
-    /// Indices into the run's own tables.
+    /// Indices into the interpreter's tables, here and below.
     Namespace(usize),
     Loop(usize),
     Cycler(usize),
     Joiner(usize),
-    /// A macro with the scope that it was defined in.
+    /// A macro and its defining scope.
     Macro(Arc<Macro>, usize),
     /// A global function.
     Function(&'static str),
-    /// A method with what it belongs to.
+    /// A bound method.
     Method(Arc<(Value, Arc<str>)>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum View {
-    /// True even if it yields nothing, and without a length.
+    /// Always truthy, and without a length.
     Generator,
     Keys,
     Values,
     Items,
 }
 
-/// Why a value is not there.
+/// The reason why a value is undefined.
 #[derive(Debug, Clone)]
 pub(super) struct Missing {
     pub(super) name: Arc<str>,
-    /// There, but refused.
+    /// The attribute exists but the sandbox refuses access.
     pub(super) unsafe_access: bool,
 }
 
@@ -80,7 +84,7 @@ pub(super) struct Dict {
     size: usize,
 }
 
-/// A value as a mapping's key: 1, 1.0 and true are one key.
+/// A value as mapping key: 1, 1.0 and true are equal.
 #[derive(Debug, Clone)]
 pub(super) struct Key(pub(super) Value);
 
@@ -94,7 +98,7 @@ fn hash(value: &Value, state: &mut impl Hasher) {
     match value {
         Value::Str(s) => s.hash(state),
         Value::Tuple(t) => t.items.iter().for_each(|item| hash(item, state)),
-        // These equal nothing, themselves included.
+        // Views and methods equal nothing, not even themselves.
         Value::View(l, _) => Arc::as_ptr(l).hash(state),
         Value::Method(m) => Arc::as_ptr(m).hash(state),
         other => match other.number() {
@@ -131,7 +135,7 @@ impl Value {
         Self::Str(text.as_ref().into())
     }
 
-    /// The same as a plain string, if it is a safe one.
+    /// Converts a safe string to a plain one.
     pub(super) fn plain(self) -> Self {
         if let Self::Safe(s) = self { Self::Str(s) } else { self }
     }
@@ -145,7 +149,7 @@ impl Value {
         }
     }
 
-    /// What comparing or writing the value takes, near enough: its text and all that it holds.
+    /// Approximate cost of comparing or printing the value: its expanded size.
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Str(s) | Self::Safe(s) => NODE + s.len(),
@@ -212,7 +216,7 @@ impl Value {
         if let Self::Str(s) | Self::Safe(s) = self { Some(s) } else { None }
     }
 
-    /// Integers and flags; flags count as 0 and 1.
+    /// Integer value; booleans count as 0 and 1.
     pub(super) fn as_int(&self) -> Option<i128> {
         match self {
             Self::Int(n) => Some(*n),
@@ -221,7 +225,7 @@ impl Value {
         }
     }
 
-    /// Any number as a float.
+    /// Numeric value as a float.
     pub(super) fn number(&self) -> Option<f64> {
         match self {
             Self::Float(f) => Some(*f),
@@ -243,7 +247,7 @@ impl Value {
         }
     }
 
-    /// Python's name of the type, for messages.
+    /// Python's type name, for messages.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Self::Undefined(_) => "Undefined",
@@ -290,7 +294,7 @@ impl Value {
         }
     }
 
-    /// Order, for values that have one.
+    /// Ordering; an error for types without one.
     pub(super) fn order(&self, other: &Self) -> Run<Ordering> {
         let fail = || {
             let (a, b) = (self.type_name(), other.type_name());
@@ -309,7 +313,7 @@ impl Value {
             _ => match (self.as_int(), other.as_int()) {
                 (Some(a), Some(b)) => Ok(a.cmp(&b)),
                 _ => match self.number().zip(other.number()) {
-                    // NaN has no order: it compares as unequal and neither less nor greater.
+                    // NaN compares unequal and neither less nor greater.
                     Some((a, b)) => Ok(a.partial_cmp(&b).unwrap_or(Ordering::Greater)),
                     None => fail(),
                 },
@@ -317,7 +321,7 @@ impl Value {
         }
     }
 
-    /// The error of using something that is not there.
+    /// The error for using an undefined value; `None` if defined.
     pub(super) fn missing(&self) -> Option<Fault> {
         let Self::Undefined(missing) = self else { return None };
         Some(Fault::new(if missing.unsafe_access {
@@ -327,7 +331,7 @@ impl Value {
         }))
     }
 
-    /// Whether it may be a mapping's key.
+    /// The value as a mapping key; an error if unhashable.
     pub(super) fn key(self) -> Run<Key> {
         match &self {
             Self::List(_) | Self::Dict(_) => {

@@ -1,10 +1,20 @@
+//! The byte pair encoding (BPE) merge loop.
+//!
+//! 1. Push all adjacent pairs that have a merge onto a min-heap by (rank, position).
+//! 2. Pop the best pair, skip it if stale, merge it in a linked list, and push the two new neighbor
+//!    pairs.
+//!
+//! Time O(n log n) for any text; unit tests compare with the naive algorithm.
+
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-/// A symbol that no token stands for.
+/// Marks a symbol without a token.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Merges pairs of neighbouring symbols, the lowest rank first and the leftmost of equal ones, until none is left.
-/// `pair` gives a pair's rank and what it becomes. Takes n log n steps, whatever the text.
+/// Merges adjacent symbols, lowest rank first and leftmost among equals, until no pair is
+/// mergeable.
+///
+/// `pair` returns a pair's rank and merged symbol.
 pub(super) fn merge<R: Ord + Copy>(
     symbols: &mut Vec<u32>,
     mut pair: impl FnMut(u32, u32) -> Option<(R, u32)>,
@@ -26,7 +36,7 @@ pub(super) fn merge<R: Ord + Copy>(
         offer(&mut heap, symbols, i, i + 1);
     }
     while let Some(Reverse((_, left, right, a, b, into))) = heap.pop() {
-        // An entry is stale once either symbol has been merged.
+        // An entry is stale once either of its symbols was merged.
         if !alive[left] || !alive[right] || next[left] != right || symbols[left] != a || symbols[right] != b {
             continue;
         }
@@ -55,7 +65,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Ranked merges over ids.
+    /// A ranked merge table over ids.
     #[derive(Default)]
     struct Merges(HashMap<(u32, u32), (u32, u32)>);
 
@@ -72,7 +82,7 @@ mod tests {
 
     #[test]
     fn merges_follow_ranks_not_order() {
-        // ids: a=0 b=1 c=2 ab=3 bc=4 abc=5
+        // Ids: a=0 b=1 c=2 ab=3 bc=4 abc=5.
         let mut merges = Merges::default();
         merges.add(1, 2, 4);
         merges.add(0, 1, 3);
@@ -84,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_long_run_of_one_symbol_takes_no_quadratic_time() {
-        // Pairs of pairs of pairs: every level merges the whole word.
+        // Recursive pairs: every level merges the whole word.
         let mut word = vec![0; 1 << 20];
         merge(&mut word, |a, b| (a == b && a < 20).then_some((a, a + 1)));
         assert_eq!(word, [20]);

@@ -1,7 +1,7 @@
-//! The 256 characters that stand for bytes in byte-level vocabularies: printable ones for themselves, the others
-//! from U+0100 on, in order.
+//! GPT-2's byte-to-unicode mapping for byte-level BPE: printable bytes map to themselves, others to
+//! U+0100 and up.
 
-/// Whether a byte stands for itself.
+/// Whether a byte maps to the character of the same code.
 fn is_plain(b: u8) -> bool {
     matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff)
 }
@@ -20,7 +20,7 @@ pub(super) fn byte_chars() -> [char; 256] {
     out
 }
 
-/// The byte that a character stands for.
+/// The byte of a mapped character.
 pub(super) fn char_byte(c: char) -> Option<u8> {
     let n = u32::from(c);
     match u8::try_from(n) {
@@ -29,15 +29,15 @@ pub(super) fn char_byte(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes of a byte-level token's spelling; `None` if a character stands for none.
+/// The bytes of a byte-level token's spelling; `None` if a character maps to no byte.
 pub(super) fn decode_spelling(spelling: &str) -> Option<Vec<u8>> {
     spelling.chars().map(char_byte).collect()
 }
 
-/// The byte of `<0x0A>` and the like.
+/// The byte of a byte-fallback token such as `<0x0A>`.
 pub(super) fn byte_token(spelling: &str) -> Option<u8> {
     let hex = spelling.strip_prefix("<0x")?.strip_suffix('>')?;
-    // The parser alone would take a sign.
+    // `from_str_radix` alone would accept a sign.
     let two_digits = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
     if two_digits { u8::from_str_radix(hex, 16).ok() } else { None }
 }

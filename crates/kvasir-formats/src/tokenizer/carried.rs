@@ -1,21 +1,25 @@
-//! What our own files say about a tokenizer beyond what GGUF has keys for, so that it gives the same ids as the
-//! `tokenizer.json` that it was made of. Other readers pass over these keys.
+//! Our own GGUF metadata keys for tokenizer properties that GGUF cannot express.
+//!
+//! They make a converted file yield the same ids as its `tokenizer.json`. Other readers ignore
+//! these keys.
 
-/// What is done to a text first; `NFC` is known.
+/// Text normalization; only `NFC` is defined.
 pub(crate) const NORMALIZER: &str = "kvasir.tokenizer.normalizer";
-/// Whether a word that is a token is taken whole, where no name in `tokenizer.ggml.pre` says it of such words.
+/// `ignore_merges`: whether a word that is a token bypasses merging, where `tokenizer.ggml.pre`
+/// does not imply it.
 pub(crate) const WHOLE_WORDS: &str = "kvasir.tokenizer.whole_words";
-/// Where a space is put unless one is there: `always` before every stretch of text, or only before the `first`.
+/// Prefix space (Metaspace prepend scheme): `always` before each text part, or only before the
+/// `first`.
 pub(crate) const PREPENDS: &str = "kvasir.tokenizer.prepends";
-/// Whether words are merged apart from each other, so that no token goes beyond a space.
+/// Whether words are merged separately, so that no token spans a space.
 pub(crate) const SPLITS: &str = "kvasir.tokenizer.splits";
-/// The ids put before a text, where that is not just the begin token.
+/// Ids prepended to every text, if not just BOS.
 pub(crate) const BEFORE: &str = "kvasir.tokenizer.before";
-/// The ids put after a text, where that is not just the end token.
+/// Ids appended to every text, if not just EOS.
 pub(crate) const AFTER: &str = "kvasir.tokenizer.after";
-/// The ids of tokens that the white space before them belongs to.
+/// Ids of added tokens with `lstrip`: they absorb preceding white space.
 pub(crate) const STRIPS_LEFT: &str = "kvasir.tokenizer.strips_left";
-/// The ids of tokens that the white space after them belongs to.
+/// Ids of added tokens with `rstrip`: they absorb following white space.
 pub(crate) const STRIPS_RIGHT: &str = "kvasir.tokenizer.strips_right";
-/// The ids of ordinary tokens that are found in a text as a whole, as control tokens are.
+/// Ids of normal tokens that are matched in text as a whole, like control tokens.
 pub(crate) const FOUND: &str = "kvasir.tokenizer.found";

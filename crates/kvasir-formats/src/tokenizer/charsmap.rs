@@ -1,14 +1,16 @@
-//! The map of characters of a `Precompiled` normalizer, checked: the library that walks it trusts it.
+//! Validates the character map (double-array trie) of a SentencePiece `Precompiled` normalizer.
 //!
-//! It is the length of a trie, the trie as an array of 32-bit units, and the texts that its leaves point into, each ended by a
-//! zero. A unit says with which byte it is come to, how far its children are, and whether a value lies among them.
+//! The library that walks the trie trusts it, so all reachable nodes and values are checked here.
+//!
+//! Layout: trie length, the trie as 32-bit units, then zero-terminated replacement texts. A unit
+//! holds its label byte, the offset of its children, and whether a value is among them.
 
 use std::collections::VecDeque;
 
-/// What a map may make of the bytes it replaces, by length; the longest of the published ones makes 33 of 3.
+/// Maximum expansion factor of a replacement. The longest published one yields 33 bytes from 3.
 const MOST_GROWTH: usize = 16;
 
-/// The bytes of a map in base64, of which every walk stays inside.
+/// Decodes a base64 map and validates that no walk leaves it.
 pub(super) fn checked(base64: &str) -> Result<Vec<u8>, String> {
     let bytes = decode(base64).ok_or("is no base64")?;
     let (size, rest) = bytes.split_first_chunk::<4>().ok_or("is empty")?;
@@ -24,7 +26,7 @@ fn walk(units: &[u32], texts: &str) -> Result<(), String> {
     let children = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
     let root = units.first().ok_or("has an empty trie")?;
     let mut seen = vec![false; units.len()];
-    // Where a node's children lie, and the length of what leads there.
+    // Offset of a node's children, and its depth in bytes.
     let mut open = VecDeque::from([(children(*root), 0)]);
     while let Some((base, depth)) = open.pop_front() {
         if base | 0xff >= units.len() {
@@ -32,7 +34,7 @@ fn walk(units: &[u32], texts: &str) -> Result<(), String> {
         }
         for byte in 1..=0xff {
             let (at, unit) = (base ^ byte, units[base ^ byte]);
-            // A node that is come to again is come to by a way that is no shorter.
+            // Breadth first: a node seen again is reached by a path that is no shorter.
             if unit & (1 << 31 | 0xff) != byte as u32 || std::mem::replace(&mut seen[at], true) {
                 continue;
             }
@@ -51,7 +53,7 @@ fn walk(units: &[u32], texts: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Padded as it should be; what is left over of the last byte is passed over.
+/// Standard base64 with required padding; trailing bits of the last byte are ignored.
 fn decode(base64: &str) -> Option<Vec<u8>> {
     let lenient = base64::STANDARD.decode_allow_trailing_bits(true);
     base64::decode_config(base64, lenient).ok().filter(|_| base64.len().is_multiple_of(4))
@@ -73,7 +75,8 @@ mod tests {
 
     #[test]
     fn maps_that_lead_outside_are_refused() {
-        // The root's children begin at unit 256; `a` is one of them, its own begin at 512 and the value is the first.
+        // The root's children start at unit 256 and include `a`. The children of `a` start at 512;
+        // the first is the value.
         let map = |children: u32, value: u32, texts: &str| {
             let mut units = vec![0u32; 768];
             units[0] = 256 << 10;

@@ -1,11 +1,12 @@
-//! How a `tokenizer.json` cuts text before merging: the library's steps, with their expressions read as the file means them.
+//! Pre-tokenizer of a `tokenizer.json`: the library's steps, with Oniguruma expressions translated
+//! first.
 
 use super::oniguruma;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value as Json;
 use tokenizers::{PreTokenizedString, PreTokenizer, PreTokenizerWrapper};
 
-/// A pre-tokenizer.
+/// A pre-tokenizer with translated expressions.
 #[derive(Debug)]
 pub(super) struct Cuts(pub(super) PreTokenizerWrapper);
 

@@ -1,8 +1,11 @@
-//! Tokens that end an answer. A GGUF file names one or a few of them; most that chat models were taught are known by their spelling alone.
+//! End-of-generation tokens (EOS, EOT, EOM, …) of a GGUF vocabulary.
+//!
+//! A file names one or a few by key; most that chat models use are recognized by their spelling.
 
 use crate::gguf::Gguf;
 
-/// Spellings that end a turn or a text. Files that were converted long ago, or wrongly, list them as ordinary tokens.
+/// Spellings of end-of-turn or end-of-text tokens. Old or faulty conversions list them as normal
+/// tokens.
 pub(super) const SPELLINGS: [&str; 22] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -28,25 +31,26 @@ pub(super) const SPELLINGS: [&str; 22] = [
     "[e~[",
 ];
 
-/// What else a file may name: the ends of texts, turns and messages, and where filling in stops.
+/// Metadata keys of end tokens: end of text, turn and message, and fill-in-the-middle (FIM) stops.
 const KEYS: [&str; 6] = ["eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"];
 
-/// Where all of one of these are, an answer has several messages, and the end of a message is not that of the answer.
+/// If all of a pair exist, an answer consists of several messages (Harmony format), and `<|end|>`
+/// ends only a message.
 const MESSAGES: [[&str; 2]; 3] =
     [["<|return|>", "<|call|>"], ["<|return|>", "<|calls|>"], ["<|flush|>", "<|calls|>"]];
 
-/// Whether a spelling is that of ordinary text in a vocabulary that has such others.
+/// Whether the spelling is normal text in a vocabulary that has other end tokens.
 pub(super) fn is_text(spelling: &str, has: impl Fn(&str) -> bool) -> bool {
     spelling == "</s>" && (has("<|tool_response>") || has("<|plamo:eos|>"))
 }
 
-/// All ids that end an answer, the one that the file calls the end of a text first.
+/// All ids that end generation, EOS first.
 pub(crate) fn ends(gguf: &Gguf) -> Vec<u32> {
     let tokens = gguf.array("tokenizer.ggml.tokens");
     let count = tokens.map_or(u64::MAX, |tokens| tokens.len() as u64);
     let named = |key| gguf.u64(&format!("tokenizer.ggml.{key}_token_id")).filter(|id| *id < count);
     let named = KEYS.into_iter().filter_map(|key| u32::try_from(named(key)?).ok());
-    // One pass that looks at a few bytes of each: vocabularies are long.
+    // A single pass that compares few bytes per token, since vocabularies are large.
     let longest = SPELLINGS.iter().map(|s| s.len()).max().unwrap_or(0);
     let spelled = |bytes: &[u8]| SPELLINGS.iter().find(|s| s.as_bytes() == bytes).copied();
     let found: Vec<(u32, &str)> = (0u32..)
@@ -90,7 +94,7 @@ mod tests {
         let chat = ["<|endoftext|>", "a", "<|im_start|>", "<|im_end|>", "<turn", "b"];
         assert_eq!(ends_of("chat", &chat, &[("eos", 3), ("eot", 5)]), [3, 5, 0]);
         assert_eq!(ends_of("few", &["a", "b"], &[("eos", 1), ("eom", 7)]), [1]);
-        // An answer there has several messages, each with this behind it.
+        // In the Harmony format an answer has several messages, each ended by `<|end|>`.
         let harmony = ["<|end|>", "<|return|>", "<|call|>", "a"];
         assert_eq!(ends_of("harmony", &harmony, &[("eos", 1)]), [1, 2]);
         assert_eq!(ends_of("phi", &["<|end|>", "a"], &[]), [0]);

@@ -1,3 +1,14 @@
+//! Tokenizer from GGUF metadata: byte-level BPE, ranked BPE with byte fallback, and
+//! SentencePiece-style scored BPE.
+//!
+//! 1. Split the text at special tokens (`specials`).
+//! 2. Normalize (NFC), insert a prefix space, and pre-tokenize into words (`pre`).
+//! 3. Map each word to symbols and merge them by rank or score (`bpe`).
+//! 4. Unknown characters fall back to byte tokens.
+//!
+//! Guarded by `tests/tokenizers.rs`, which compares with recorded encodings and with the
+//! `tokenizer.json` implementation.
+
 use super::{
     TokenKind,
     bpe::{NONE, merge},
@@ -19,23 +30,23 @@ use std::{
 };
 use tokenizers::NormalizedString;
 
-/// Largest vocabulary; published ones have up to 262,144 tokens.
+/// Maximum vocabulary size; published ones have up to 262,144 tokens.
 const MAX_TOKENS: usize = 4 << 20;
-/// What SentencePiece writes for a space.
+/// SentencePiece's space symbol, U+2581.
 const SPACE: &str = "\u{2581}";
 
-/// Special tokens of Phi-3 that keep the white space after them; its others drop it.
+/// Special tokens of Phi-3 without `rstrip`; all its others absorb following white space.
 const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
-/// A vocabulary out of GGUF metadata.
+/// A vocabulary read from GGUF metadata.
 #[derive(Debug)]
 pub(super) struct GgufVocab {
     tokens: Spellings,
     kinds: Vec<TokenKind>,
     specials: Specials,
-    /// White space before these tokens is dropped.
+    /// Tokens with `lstrip`: preceding white space is dropped.
     strip_left: HashSet<u32>,
-    /// Text is composed first.
+    /// Whether text is NFC-normalized first.
     composes: bool,
     algorithm: Algorithm,
     before: Vec<u32>,
@@ -44,23 +55,23 @@ pub(super) struct GgufVocab {
 
 #[derive(Debug)]
 enum Algorithm {
-    /// Bytes, merged by rank inside words.
+    /// Byte-level BPE (GPT-2 style), merged by rank within words.
     ByteLevel { family: Family, merges: Merges, bytes: Box<[u32; 256]> },
-    /// Characters, merged by rank inside lines, with spaces written as U+2581.
+    /// Character BPE, merged by rank within lines, with U+2581 for spaces and byte fallback.
     RankedChars { family: Family, merges: Merges, bytes: Box<[u32; 256]> },
-    /// Characters, merged where the pair is a token, the best score first.
+    /// SentencePiece BPE: pairs merge if their concatenation is a token, highest score first.
     Scored { scores: Vec<f32>, bytes: Box<[u32; 256]>, first: FirstSpace, splits: bool },
 }
 
-/// Where a space is put that is not in the text.
+/// Where a prefix space is inserted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FirstSpace {
     Never,
-    /// Before every stretch of text.
+    /// Before every text part.
     Always,
-    /// Before every stretch that does not begin with one.
+    /// Before every text part that does not start with a space.
     Missing,
-    /// Before a text that begins neither with one nor with a special token.
+    /// Before the text, if it starts with neither a space nor a special token.
     AtStart,
 }
 
@@ -135,19 +146,19 @@ impl GgufVocab {
         matches!(self.kinds.get(id as usize), Some(TokenKind::Unknown | TokenKind::Control))
     }
 
-    /// SentencePiece writes a space before the first word, which decoding takes away again.
+    /// Whether decoding removes the prefix space that encoding inserted.
     pub(super) fn drops_first_space(&self) -> bool {
         matches!(&self.algorithm, Algorithm::Scored { first, .. } if *first != FirstSpace::Never)
     }
 
-    /// The bytes that a token stands for.
+    /// The bytes of a token.
     pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
         let token = self.tokens.get(id)?;
         let kind = self.kinds.get(id as usize).copied();
         if kind.is_some_and(TokenKind::is_whole) {
             return Some(token.as_bytes().to_vec());
         }
-        // Rows of the embedding that no token has: a text that they are in does not show them.
+        // Padding rows of the embedding have no text.
         if kind == Some(TokenKind::Unused) {
             return Some(Vec::new());
         }
@@ -250,7 +261,7 @@ impl GgufVocab {
         Ok(())
     }
 
-    /// A symbol per character: its token, or the tokens of its bytes.
+    /// One symbol per character: its token, or its byte-fallback tokens.
     fn chars(&self, text: &str, bytes: &[u32; 256]) -> Vec<u32> {
         let mut symbols = Vec::new();
         let mut buffer = [0; 4];
@@ -264,8 +275,8 @@ impl GgufVocab {
         symbols
     }
 
-    /// Characters that are no tokens get numbers of their own above the vocabulary, so that a pair with one of them
-    /// can still be a token.
+    /// SentencePiece merging. Unknown characters get temporary ids above the vocabulary, since a
+    /// pair containing one may still be a token.
     fn encode_scored(&self, text: &str, scores: &[f32], bytes: &[u32; 256], out: &mut Vec<u32>) {
         let base = self.tokens.len() as u32;
         let mut unknown: Vec<char> = Vec::new();
@@ -310,7 +321,7 @@ impl GgufVocab {
     }
 }
 
-/// A score, the highest first.
+/// A merge score; higher sorts first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Score(f32);
 
@@ -354,7 +365,7 @@ fn specials(gguf: &Gguf, tokens: &Spellings, kinds: &[TokenKind]) -> Result<Spec
     })))
 }
 
-/// The ids of tokens that a file lists under a key.
+/// Token ids listed under a metadata key.
 fn ids(gguf: &Gguf, key: &str, tokens: usize) -> Result<Option<Vec<u32>>> {
     let Some(list) = gguf.array(key) else { return Ok(None) };
     let id = |v: Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < tokens);
@@ -362,7 +373,7 @@ fn ids(gguf: &Gguf, key: &str, tokens: usize) -> Result<Option<Vec<u32>>> {
     ids.map(Some).ok_or_else(|| Error::at(key, "holds what is no token"))
 }
 
-/// The two long lists, each by a thread of its own: nothing else can begin before they are there.
+/// Loads tokens and merges in parallel, since nothing else can start before both are loaded.
 fn tokens_and_merges(tokens: &Array, merges: Option<&Array>) -> (Result<Spellings>, Option<Result<Merges>>) {
     std::thread::scope(|scope| {
         let merges = merges.map(|list| scope.spawn(|| Merges::of(list)));

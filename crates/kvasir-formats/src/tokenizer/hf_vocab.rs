@@ -1,3 +1,9 @@
+//! Tokenizer from `tokenizer.json`, run by Hugging Face's `tokenizers` library, with bounds on
+//! hostile files.
+//!
+//! The library defines the format but trusts its input. This wrapper catches its panics at load,
+//! bounds how much normalizers and decoders may expand a text, and translates regular expressions.
+
 use super::bytes::{byte_token, decode_spelling};
 use super::cuts::Cuts;
 use super::normalizer::{self, Bounded};
@@ -7,19 +13,19 @@ use serde_json::Value as Json;
 use std::{collections::HashMap, panic::catch_unwind};
 use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, TokenizerImpl};
 
-/// The library's, but for the normalizer and how expressions are read.
+/// The library's tokenizer, with a bounded normalizer and translated pre-tokenizer expressions.
 type Inner = TokenizerImpl<ModelWrapper, Bounded, Cuts, PostProcessorWrapper, DecoderWrapper>;
 
-/// A `tokenizer.json`, run by the library that defines the format.
+/// A tokenizer loaded from `tokenizer.json`.
 #[derive(Debug)]
 pub(super) struct HfVocab {
     inner: Inner,
-    /// Tokens beside the model's own, as texts have them: a normalizer may spell them otherwise.
+    /// Added tokens by id, with their original text (a normalizer may respell them).
     added: HashMap<u32, Added>,
-    /// One more than the last id.
+    /// Highest id plus one.
     len: usize,
     spelling: Spelling,
-    /// Text is cut by an expression that looks ahead from the end of white space.
+    /// Whether a pre-tokenizer expression has a lookahead after white space.
     looks_ahead: bool,
 }
 
@@ -29,32 +35,32 @@ struct Added {
     special: bool,
 }
 
-/// White characters in a row that such an expression is asked to cut: it gives up on a million, and the library then says nothing and
-/// takes all that is left for one word.
+/// Maximum run of white space for such expressions. The regex engine gives up at about a million,
+/// and the library then silently treats the rest as one word.
 const WHITEST: usize = 900_000;
-/// How many times longer the pre-tokenizer or the decoder of a file may make a text.
+/// Maximum expansion factor of a pre-tokenizer or decoder.
 const MOST_GROWTH: usize = 16;
 
-/// What a token's spelling says about its bytes.
+/// How token spellings map to bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spelling {
     ByteLevel,
-    /// U+2581 is a space, `<0x0A>` a byte; a first space may be dropped.
+    /// SentencePiece: U+2581 is a space; a leading space may be dropped.
     SentencePiece {
         drops_first_space: bool,
-        /// Whether bytes are.
+        /// Byte fallback: `<0x0A>` is a byte.
         has_bytes: bool,
     },
-    /// What does not begin with `##` begins a word.
+    /// WordPiece: tokens without a `##` prefix start a word.
     WordPiece,
 }
 
 impl HfVocab {
     pub(super) fn new(json: &[u8]) -> Result<Self> {
-        // Over a decoder that is no JSON the library panics.
+        // The library panics on a decoder that is not valid JSON, so check first.
         serde_json::from_slice::<serde::de::IgnoredAny>(json).map_err(|e| Error::at("tokenizer.json", e))?;
-        // The library checks most of what a file can have wrong; should it panic over the rest, that is this file's
-        // error and nobody else's.
+        // The library validates most errors; a panic on the remaining ones is reported as an error
+        // of this file.
         let parsed = catch_unwind(|| Inner::from_bytes(json));
         let parsed = parsed.map_err(|_| Error::at("tokenizer.json", "cannot be read"))?;
         let mut inner = parsed.map_err(|e| Error::at("tokenizer.json", e))?;
@@ -68,13 +74,13 @@ impl HfVocab {
         let added = inner.get_added_tokens_decoder().into_iter();
         let added: HashMap<u32, Added> =
             added.map(|(id, t)| (id, Added { text: t.content, special: t.special })).collect();
-        // Added ones need not follow the others at once.
+        // Added tokens may leave gaps in the ids.
         let last = added.keys().max().map_or(0, |last| *last as usize + 1);
         let len = inner.get_vocab_size(true).max(last);
-        // As the library says it: a file may leave out what is so by default.
+        // Serialized by the library, so that omitted defaults are explicit.
         let cuts = inner.get_pre_tokenizer().map(|cuts| serde_json::to_string(&cuts.0)).transpose();
         let cuts = cuts.map_err(|e| Error::at("tokenizer.json", e))?.unwrap_or_default();
-        // Each spells every byte with up to two.
+        // Each ByteLevel step expands a byte to up to two bytes.
         if cuts.matches(r#""type":"ByteLevel""#).count() > 4 {
             return Err(Error::at("tokenizer.json: pre_tokenizer", "spells bytes more than four times"));
         }
@@ -110,7 +116,7 @@ impl HfVocab {
     }
 
     pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
-        // Added tokens are spelled like all others: Gemma's lines of spaces are some.
+        // Added tokens use the same spelling rules; Gemma's runs of spaces are added tokens.
         let token = self.spelling(id)?;
         Some(match self.spelling {
             Spelling::ByteLevel => decode_spelling(&token).unwrap_or_else(|| token.into_bytes()),
@@ -141,12 +147,12 @@ impl HfVocab {
     }
 }
 
-/// White characters in a row at most.
+/// Longest run of white space, in characters.
 fn widest_gap(text: &str) -> usize {
     text.split(|c: char| !c.is_whitespace()).map(|gap| gap.chars().count()).max().unwrap_or(0)
 }
 
-/// How many times longer a decoder's replacements can make a text.
+/// Maximum expansion factor of a decoder's replacements.
 fn growth(decoder: &Json) -> usize {
     if let Some(steps) = decoder.get("decoders").and_then(Json::as_array) {
         return steps.iter().map(growth).fold(1, usize::saturating_mul);
@@ -154,13 +160,13 @@ fn growth(decoder: &Json) -> usize {
     let content = decoder.get("content").and_then(Json::as_str).map_or(0, str::len);
     match decoder.pointer("/pattern/String").and_then(Json::as_str).map(str::len) {
         Some(pattern) if pattern > 0 => content.div_ceil(pattern).max(1),
-        // An expression may be found at every character.
+        // A regular expression may match at every character.
         _ if decoder.get("pattern").is_some() => content + 1,
         _ => 1,
     }
 }
 
-/// Tells the spellings apart by the decoder's steps.
+/// Determines the spelling from the decoder's steps.
 fn spelling(decoder: &Json) -> Result<Spelling> {
     let one = [decoder.clone()];
     let steps = decoder.get("decoders").and_then(Json::as_array).map_or(&one[..], Vec::as_slice);
@@ -168,7 +174,8 @@ fn spelling(decoder: &Json) -> Result<Spelling> {
     if steps.iter().any(|s| kind(s) == "ByteLevel") {
         return Ok(Spelling::ByteLevel);
     }
-    // Where pieces are joined and the spaces then cleaned up, no piece could be written before the next is known.
+    // Joining with cleanup would prevent streaming: no token could be emitted before the next is
+    // known.
     let joins = |s: &Json| kind(s) == "WordPiece" && s.get("cleanup") == Some(&Json::Bool(false));
     if matches!(steps, [step] if joins(step)) {
         return Ok(Spelling::WordPiece);

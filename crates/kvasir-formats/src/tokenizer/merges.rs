@@ -1,9 +1,12 @@
+//! Ranked BPE merges of a GGUF file, looked up lazily.
+
 use super::spellings::Spellings;
 use crate::{Error, Result, gguf::Array};
 use std::collections::HashMap;
 
-/// Ranked merges as a file lists them: a line per pair, the parts with a space between. A line is looked at when its pair comes up: most of
-/// a list's never do.
+/// The merge list: one pair per line, parts separated by a space.
+///
+/// Lines are resolved only when a pair occurs; most never do.
 #[derive(Debug)]
 pub(super) struct Merges {
     lines: Spellings,
@@ -19,12 +22,12 @@ impl Merges {
     }
 }
 
-/// Where a line's left part ends. It may itself begin with a space.
+/// End of a line's left part, which may itself start with a space.
 fn split(line: &str) -> Option<usize> {
     line.bytes().skip(1).position(|b| b == b' ').map(|at| at + 1)
 }
 
-/// The merges of one vocabulary by its ids; what came up once is remembered.
+/// Merges keyed by token ids, with memoized lookups. One per encode call.
 pub(super) struct Pairs<'a> {
     merges: &'a Merges,
     tokens: &'a Spellings,
@@ -37,7 +40,7 @@ impl<'a> Pairs<'a> {
         Self { merges, tokens, known: HashMap::new(), room: String::new() }
     }
 
-    /// The rank of a pair, and what it becomes. A merge into what is no token never applies.
+    /// Rank and merged token of a pair; `None` if the result is not a token.
     pub(super) fn get(&mut self, left: u32, right: u32) -> Option<(u32, u32)> {
         let Self { merges, tokens, known, room } = self;
         *known.entry((left, right)).or_insert_with(|| {
@@ -62,7 +65,7 @@ mod tests {
     fn a_pair_is_found_by_its_parts_only() {
         let tokens = ["a", "b", "ab", " ", " a", "a b", "aa b", "aab", "aa"];
         let tokens = Spellings::of(&Array::of_strings(tokens), |_, _| Ok(())).unwrap();
-        // No token is "ba"; of a pair that is there twice the first counts.
+        // "ba" is not a token; of a duplicate pair the first counts.
         let lines = ["b a", "a b", "  a", "a b", "a a b"];
         let merges = Merges::of(&Array::of_strings(lines)).unwrap();
         let mut pairs = Pairs::new(&merges, &tokens);
@@ -71,7 +74,7 @@ mod tests {
             assert_eq!(pairs.get(id("a"), id("b")), Some((1, id("ab"))));
             assert_eq!(pairs.get(id("b"), id("a")), None);
             assert_eq!(pairs.get(id(" "), id("a")), Some((2, id(" a"))));
-            // "a a b" is "a" and "a b", which make "aa b"; not "a a" and "b".
+            // "a a b" is "a" + "a b" = "aa b", not "a a" + "b".
             assert_eq!(pairs.get(id("a"), id("a b")), Some((4, id("aa b"))));
             assert_eq!(pairs.get(id("aa"), id("b")), None);
             assert_eq!(pairs.get(id("a"), 99), None);

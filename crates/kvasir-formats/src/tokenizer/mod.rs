@@ -1,4 +1,11 @@
-//! Text into token ids and back, from `tokenizer.json` or from a GGUF file's metadata.
+//! Tokenizers: text to token ids and back, from `tokenizer.json` or GGUF metadata.
+//!
+//! - `hf_vocab`: `tokenizer.json`, run by the `tokenizers` library.
+//! - `gguf_vocab`: BPE and SentencePiece vocabularies of GGUF files; `wordpiece`: BERT
+//!   vocabularies.
+//! - `stream`: incremental detokenization.
+//!
+//! Guarded by `tests/tokenizers.rs` and the `tokenizer` and `gguf` fuzz targets.
 
 mod bpe;
 mod bytes;
@@ -25,7 +32,7 @@ use hf_vocab::HfVocab;
 pub use stream::TextStream;
 pub(crate) use token_kind::TokenKind;
 
-/// A model's tokenizer.
+/// A model's tokenizer. Immutable after loading.
 #[derive(Debug)]
 pub struct Tokenizer(Vocab);
 
@@ -36,12 +43,12 @@ enum Vocab {
 }
 
 impl Tokenizer {
-    /// From the text of a `tokenizer.json`.
+    /// Loads a `tokenizer.json`, given its contents.
     pub fn from_json(json: &[u8]) -> Result<Self> {
         HfVocab::new(json).map(|v| Self(Vocab::Hf(v.into())))
     }
 
-    /// From a GGUF file's metadata; the file may hold a vocabulary and nothing else.
+    /// Loads a tokenizer from GGUF metadata; a vocabulary-only file is enough.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
         match gguf.str("tokenizer.ggml.model") {
             Some(wordpiece::MODEL) => wordpiece::read(gguf).map(|v| Self(Vocab::Hf(v.into()))),
@@ -49,8 +56,10 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text. Special tokens that stand in the text are found; `add_special` adds those that the
-    /// tokenizer puts around every text.
+    /// Tokenizes a text. Special tokens in the text are recognized.
+    ///
+    /// `add_special` adds the tokens of the post-processor, such as BOS. Fails for texts that the
+    /// pre-tokenizer cannot handle.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         match &self.0 {
             Vocab::Hf(v) => v.encode(text, add_special),
@@ -58,7 +67,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of ids; incomplete characters become U+FFFD. Ids that are no tokens, as those are that fill up an embedding, have none.
+    /// Detokenizes ids. Incomplete UTF-8 becomes U+FFFD; padding ids of the embedding yield no
+    /// text.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         if let Vocab::Hf(v) = &self.0 {
             return v.decode(ids, skip_special);
@@ -68,7 +78,7 @@ impl Tokenizer {
         Ok(text + &stream.finish())
     }
 
-    /// One more than the last id. Not every id below is a token.
+    /// Highest id plus one. Ids below it may be unassigned.
     pub fn len(&self) -> usize {
         match &self.0 {
             Vocab::Hf(v) => v.len(),
@@ -76,12 +86,12 @@ impl Tokenizer {
         }
     }
 
-    /// Never: an empty vocabulary is refused.
+    /// Always false: an empty vocabulary is refused.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How the vocabulary spells a token.
+    /// The token's spelling in the vocabulary, such as `Ġthe`.
     pub fn spelling(&self, id: u32) -> Option<String> {
         match &self.0 {
             Vocab::Hf(v) => v.spelling(id),
@@ -89,7 +99,7 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that a token stands for; they need not be whole characters.
+    /// The bytes of a token, not necessarily whole UTF-8 characters.
     pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
         match &self.0 {
             Vocab::Hf(v) => v.bytes(id),
@@ -97,7 +107,7 @@ impl Tokenizer {
         }
     }
 
-    /// The token of this spelling.
+    /// The id of a spelling.
     pub fn id(&self, spelling: &str) -> Option<u32> {
         match &self.0 {
             Vocab::Hf(v) => v.id(spelling),
@@ -105,13 +115,13 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens that control and are no text, in order, as texts have them.
+    /// Control tokens by ascending id, with their text.
     pub fn specials(&self) -> impl Iterator<Item = (u32, String)> {
         let ids = (0..self.len() as u32).filter(|id| self.is_special(*id));
         ids.filter_map(|id| Some((id, self.spelling(id).filter(|text| !text.is_empty())?)))
     }
 
-    /// Whether a token controls and is no text.
+    /// Whether the id is a control (special) token rather than text.
     pub fn is_special(&self, id: u32) -> bool {
         match &self.0 {
             Vocab::Hf(v) => v.is_special(id),
@@ -119,7 +129,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether the first token's leading space is no part of the text.
+    /// Whether a leading space of the first token is removed by decoding.
     fn drops_first_space(&self) -> bool {
         match &self.0 {
             Vocab::Hf(v) => v.drops_first_space(),

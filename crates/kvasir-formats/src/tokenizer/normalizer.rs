@@ -1,4 +1,6 @@
-//! The normalizer of a `tokenizer.json`, its steps run one by one: each may make a text longer, and a file may ask for many.
+//! Normalizer of a `tokenizer.json`, run step by step with a bound on text growth.
+//!
+//! Each step may expand the text, and a hostile file may chain many steps.
 
 use super::{charsmap, oniguruma};
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -9,25 +11,26 @@ use tokenizers::{
     normalizers::{NormalizerWrapper, Precompiled},
 };
 
-/// Steps of one normalizer; published ones have less than ten.
+/// Maximum steps of a normalizer; published ones have fewer than ten.
 const MOST_STEPS: usize = 64;
-/// Bytes of a text that a step puts in.
+/// Maximum bytes that a step inserts at once.
 const LONGEST_CONTENT: usize = 256;
-/// What any normalizer may make of a text: so many times its length, and some more for short ones.
+/// Bound on the normalized length: `MOST_GROWTH` times the input plus `MOST_MORE` bytes.
 const MOST_GROWTH: usize = 16;
 const MOST_MORE: usize = 1 << 20;
 
 thread_local! {
-    /// The step that stopped since this was last asked on this thread. The library drops a normalizer's errors where it encodes.
+    /// The step that exceeded the bound since the last query on this thread. The library drops
+    /// normalizer errors on encode.
     static STOPPED: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// Which step would have made the text too long, since this was last asked on this thread.
+/// Takes the step that would have exceeded the bound since the last call on this thread.
 pub(super) fn stopped() -> Option<&'static str> {
     STOPPED.take()
 }
 
-/// A normalizer that gives up over what would take all memory.
+/// A normalizer that stops before the text exceeds the bound.
 #[derive(Debug)]
 pub(super) struct Bounded(Vec<Step>);
 
@@ -38,21 +41,21 @@ struct Step {
     growth: Growth,
 }
 
-/// How much longer a step can make a text.
+/// Maximum expansion of a step.
 #[derive(Debug)]
 enum Growth {
-    /// What the file itself does not say: a few times, whatever the text.
+    /// A small constant factor for any text.
     Fixed,
-    /// So many bytes in front.
+    /// This many bytes at the front.
     Front(usize),
-    /// So many bytes for each time that a text is found.
+    /// This many bytes per occurrence of a pattern.
     Each(String, usize),
-    /// So many bytes at any character.
+    /// This many bytes at every character.
     Anywhere(usize),
 }
 
 impl Step {
-    /// Bytes of the result at most, so far as the file decides it.
+    /// Upper bound on the result's length, as far as the file determines it.
     fn longest(&self, text: &str) -> usize {
         let more = match &self.growth {
             Growth::Fixed => 0,
@@ -114,7 +117,7 @@ fn flatten(json: &Json, steps: &mut Vec<Step>) -> Result<(), String> {
 }
 
 fn step(json: &Json) -> Result<Step, String> {
-    // The library panics over a map of characters that is none.
+    // The library panics on an invalid character map.
     let run = match json.get("precompiled_charsmap").and_then(Json::as_str) {
         Some(map) => {
             let bytes = charsmap::checked(map).map_err(|why| format!("precompiled_charsmap {why}"))?;

@@ -1,18 +1,22 @@
-//! The expressions of a `tokenizer.json` are in Oniguruma's dialect. What it reads otherwise than the library here is spelled out:
-//! `{1,3}+` is a repetition repeated, not one that gives nothing back; `^` and `$` are at every line; `m` lets a dot be the end of a line;
-//! `\w` and `[:names:]` are wider sets or narrower ones.
+//! Translates Oniguruma regular expressions of `tokenizer.json` to the dialect of `fancy_regex`.
+//!
+//! - `{1,3}+` repeats a repetition; it is not possessive.
+//! - `^` and `$` match at every line.
+//! - The flag `m` lets a dot match line ends.
+//! - `\w` and `[:names:]` are wider or narrower sets.
 
 use serde_json::Value as Json;
 use std::{iter::Peekable, str::CharIndices};
 
-/// What `\w` is: without joiners. Outside of brackets six numbers of Latin-1 that are no digits belong to it.
+/// Oniguruma's `\w` has no joiners. Outside of brackets it includes six Latin-1 numbers that are
+/// not digits.
 const WORD: &str = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}";
 const NUMBERS: &str = "²³¹¼½¾";
 
-/// Bytes of an expression; published ones have less than two thousand.
+/// Maximum bytes of an expression; published ones have fewer than two thousand.
 const LONGEST: usize = 1 << 16;
 
-/// Spells out all expressions of a step, and of steps in it.
+/// Translates all expressions of a step and its nested steps in place.
 pub(super) fn spell_out(json: &mut Json) -> Result<(), String> {
     match json {
         Json::Array(steps) => steps.iter_mut().try_for_each(spell_out),
@@ -35,10 +39,10 @@ pub(super) fn spell_out(json: &mut Json) -> Result<(), String> {
     }
 }
 
-/// The same expression in the library's dialect.
+/// The equivalent expression in the `fancy_regex` dialect.
 fn spelled_out(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
-    // Where the groups that are open began, and what a quantifier would be about.
+    // Start offsets of open groups, and of the atom that a quantifier would apply to.
     let (mut open, mut atom) = (Vec::new(), 0);
     let mut chars = pattern.char_indices().peekable();
     while let Some((at, c)) = chars.next() {
@@ -56,7 +60,7 @@ fn spelled_out(pattern: &str) -> String {
                 open.push(start);
                 out.push('(');
                 if !flags(&pattern[at + 1..], &mut chars, &mut out) {
-                    // With blanks and remarks it is another language.
+                    // Extended mode (`x`) changes the syntax; leave such expressions as they are.
                     return pattern.to_owned();
                 }
             }
@@ -87,7 +91,7 @@ fn spelled_out(pattern: &str) -> String {
     out
 }
 
-/// What follows a backslash: a set that is another here, or the same, a property whole.
+/// An escape sequence: a translated set, or copied with its whole property name.
 fn escape(chars: &mut Peekable<CharIndices<'_>>, out: &mut String, in_class: bool) {
     let Some((_, c)) = chars.next() else { return out.push('\\') };
     match c {
@@ -110,7 +114,7 @@ fn escape(chars: &mut Peekable<CharIndices<'_>>, out: &mut String, in_class: boo
     }
 }
 
-/// A class, whose bracket has been read, with those that it holds.
+/// A character class with nested classes; its opening bracket was consumed.
 fn class(chars: &mut Peekable<CharIndices<'_>>, out: &mut String) {
     let mut open = 1;
     begin(chars, out);
@@ -132,7 +136,7 @@ fn class(chars: &mut Peekable<CharIndices<'_>>, out: &mut String) {
     }
 }
 
-/// How a class begins: what follows its bracket may be the opposite's sign, and a bracket that comes first closes nothing.
+/// Start of a class: an optional `^`, and a leading `]` that is a literal.
 fn begin(chars: &mut Peekable<CharIndices<'_>>, out: &mut String) {
     out.push('[');
     if chars.next_if(|(_, c)| *c == '^').is_some() {
@@ -143,7 +147,7 @@ fn begin(chars: &mut Peekable<CharIndices<'_>>, out: &mut String) {
     }
 }
 
-/// A set by its name, `[:alpha:]`, whose bracket has been read.
+/// A POSIX class such as `[:alpha:]`; its opening bracket was consumed.
 fn named(chars: &mut Peekable<CharIndices<'_>>, out: &mut String) {
     let name: String = chars.by_ref().map(|(_, c)| c).take_while(|c| *c != ']').collect();
     let (bare, not) = match name.strip_prefix(":^") {
@@ -161,13 +165,14 @@ fn named(chars: &mut Peekable<CharIndices<'_>>, out: &mut String) {
         "space:" => r"\s",
         "upper:" => r"\p{Uppercase}",
         "word:" => WORD,
-        // What the library knows by the same name, or refuses by it.
+        // Same name and meaning in the target dialect, or rejected by it.
         _ => return out.extend(["[", &name, "]"]),
     };
     out.extend(["[", not, set, "]"]);
 }
 
-/// The flags of a group, `(?m:`, if it has some; false if they change what the rest of the expression is written in.
+/// Inline flags of a group such as `(?m:`. Returns false for extended mode, which changes the
+/// remaining syntax.
 fn flags(rest: &str, chars: &mut Peekable<CharIndices<'_>>, out: &mut String) -> bool {
     let Some(flags) = rest.strip_prefix('?') else { return true };
     let length = flags.bytes().take_while(|b| b"imx-".contains(b)).count();
@@ -177,7 +182,7 @@ fn flags(rest: &str, chars: &mut Peekable<CharIndices<'_>>, out: &mut String) ->
         out.extend(flags[..length].chars().map(|flag| if flag == 'm' { 's' } else { flag }));
         return !flags[..length].contains('x');
     }
-    // `(?:`, `(?=`, `(?<!` and names are no atoms of their own.
+    // Group heads such as `(?:`, `(?=`, `(?<!` and names are not atoms.
     let head = flags.len() - flags.trim_start_matches(['<', ':', '=', '!', '>']).len();
     skip(chars, head + 1);
     out.extend(["?", &flags[..head]]);
@@ -188,7 +193,7 @@ fn skip(chars: &mut Peekable<CharIndices<'_>>, count: usize) {
     chars.by_ref().take(count).for_each(|_| ());
 }
 
-/// How often, if a text begins with it in braces, and its length.
+/// A braced quantifier at the start of `text`, and its length.
 fn times(text: &str) -> Option<(String, usize)> {
     let inner = &text[1..text.find('}')?];
     let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
@@ -207,7 +212,7 @@ mod tests {
     use super::*;
     use fancy_regex::Regex;
 
-    /// What the reference finds in these texts was recorded.
+    /// Matches recorded with the reference implementation.
     #[test]
     fn expressions_find_what_the_reference_finds() {
         for (pattern, text, found) in [

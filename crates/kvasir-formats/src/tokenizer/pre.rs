@@ -1,13 +1,14 @@
-//! How byte-level vocabularies cut text into words before merging: the families that `tokenizer.ggml.pre` names. The
-//! expressions are those of each family's published tokenizer.
+//! Pre-tokenizer expressions by GGUF name (`tokenizer.ggml.pre`), for byte-level BPE.
+//!
+//! The expressions are those of each family's published tokenizer.
 
 use crate::{Error, Result};
 use fancy_regex::Regex;
 
 const CONTRACTIONS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-/// The expression that byte-level cutters have built in.
+/// The expression built into byte-level pre-tokenizers (GPT-2).
 pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
-/// From the letters on, what Llama 3, Qwen 2 and their kin share; the number of digits in a word is between.
+/// Common tail of the Llama 3 and Qwen 2 expressions, after the digit part.
 const TAIL: &str = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const UPPER: &str = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
 const LOWER: &str = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
@@ -16,25 +17,25 @@ const DEEPSEEK3: &str = concat!(
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
-/// Letters with case, as DeepSeek's first tokenizer lists them: without those that are newer than its list.
+/// Cased letters as listed by DeepSeek's first tokenizer, without letters newer than its list.
 const CASED: &str = concat!(
     r"\s?[\p{Lu}\p{Ll}\p{Lt}--[\u{560}-\u{588}\u{10c7}-\u{10ff}\u{1c80}-\u{1c88}\u{2d00}-\u{2d2d}",
     r"\u{a790}-\u{ab68}\u{10570}-\u{105bc}\u{16e40}-\u{1df1e}]]+"
 );
 const OLD_CJK: &str = r"[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+";
 
-/// What is particular to a family beside its expressions.
+/// A pre-tokenizer family.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// Applied one after another: each cuts the pieces that the one before left.
+    /// Applied in order: each splits the pieces left by the one before.
     pub(super) cuts: Vec<Regex>,
-    /// A word that is a token is taken whole, without merging.
+    /// `ignore_merges`: a word that is a token bypasses merging.
     pub(super) whole_words: bool,
-    /// The begin token is added unless the file says otherwise.
+    /// Whether BOS is added unless the file says otherwise.
     pub(super) adds_bos: bool,
 }
 
-/// The family of this name; no name means the oldest files' default.
+/// The family of this name; absent means the default of the oldest files.
 pub(super) fn family(name: Option<&str>) -> Result<Family> {
     let name = name.unwrap_or("default");
     let compile =
@@ -58,7 +59,7 @@ pub(super) fn family(name: Option<&str>) -> Result<Family> {
     })
 }
 
-/// Whether words that are tokens are taken whole in the family of this name.
+/// Whether the family of this name has `ignore_merges`.
 pub(crate) fn takes_whole_words(name: &str) -> bool {
     matches!(
         name,
@@ -80,7 +81,7 @@ pub(crate) fn takes_whole_words(name: &str) -> bool {
     )
 }
 
-/// The expressions of the family of this name, applied one after another.
+/// The regular expressions of the family of this name, in order.
 pub(crate) fn expressions(name: &str) -> Result<Vec<String>> {
     let llama3 =
         |digits: &str| format!(r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}{TAIL}");
@@ -106,7 +107,7 @@ pub(crate) fn expressions(name: &str) -> Result<Vec<String>> {
             let wide = [512, 256, 128, 64, 32, 16, 8, 4].map(|n| format!(r"\s{{{n}}}(?!\S)|")).concat();
             vec![llama3("{1,3}").replace(r"\s+(?!\S)|\s+", &format!(r"{wide}\s{{1,2}}(?!\S)|\s"))]
         }
-        // Digits by threes from the right, and no words.
+        // Digits in groups of three from the right, and no word splitting.
         "superbpe" => vec![r"\p{N}+".into(), r"(?=(\d{3})+(?!\d))".into()],
         "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "stablelm2" | "megrez" | "hunyuan" | "solar-open"
         | "grok-2" => vec![llama3("")],
@@ -122,7 +123,8 @@ pub(crate) fn expressions(name: &str) -> Result<Vec<String>> {
             vec![r"\p{N}".into(), GPT2.into()]
         }
         "falcon" => vec![r"[\p{P}\$\+<=>\^~\|`]+".into(), GPT2.into(), "[0-9][0-9][0-9]".into()],
-        // U+3000 is in the published list, but counts as white space before the list is looked at.
+        // U+3000 is in the published list, but it already matches as white space before the list
+        // applies.
         "deepseek-llm" => vec![
             r"[\r\n]".into(),
             CASED.into(),
@@ -182,11 +184,11 @@ pub(crate) fn expressions(name: &str) -> Result<Vec<String>> {
     })
 }
 
-/// What the expressions give up on: they look ahead from the end of a stretch back to its beginning.
+/// Error text when the regex engine gives up: lookahead backtracks over a whole run of one class.
 pub(super) const TOO_LONG: &str =
     "the text has a stretch of one kind, such as white space, that is too long to be cut into words";
 
-/// Cuts text with one expression after another; what an expression leaves between its matches is a piece too.
+/// Splits text with one expression after another; text between matches forms pieces too.
 pub(super) fn cut<'a>(cuts: &[Regex], text: &'a str) -> Result<Vec<&'a str>> {
     let mut pieces = vec![text];
     for regex in cuts {

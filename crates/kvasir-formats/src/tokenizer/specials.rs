@@ -1,10 +1,12 @@
+//! Splits text at special tokens, before normalization and merging.
+
 use std::collections::HashMap;
 
-/// Tokens that are found in text as a whole before anything else is looked at: the leftmost first, of those at one
-/// place the longest.
+/// Matcher for special tokens: leftmost first, longest among those at one position.
 #[derive(Debug, Default)]
 pub(super) struct Specials {
-    /// How long those are that begin with a byte, the longest first: so many may begin alike that they cannot be tried one by one.
+    /// Lengths of the tokens that start with a byte, longest first. Bounds the hash lookups per
+    /// position where many tokens share a prefix.
     lengths: HashMap<u8, Vec<usize>>,
     by_text: HashMap<Box<[u8]>, Found>,
 }
@@ -15,16 +17,16 @@ struct Found {
     strips_right: bool,
 }
 
-/// A token that is found in text as a whole.
+/// A token that is matched in text as a whole.
 #[derive(Debug)]
 pub(super) struct Special {
     pub(super) text: Box<str>,
     pub(super) id: u32,
-    /// White space after it is dropped.
+    /// `rstrip`: following white space is dropped.
     pub(super) strips_right: bool,
 }
 
-/// A stretch of text, or a token found in it.
+/// A text part, or a special token found in the text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece<'a> {
     Text(&'a str),
@@ -50,13 +52,13 @@ impl Specials {
         all
     }
 
-    /// The longest that a text begins with, and its length.
+    /// The longest special token at the start of `text`, with its length.
     fn longest(&self, text: &[u8]) -> Option<(usize, Found)> {
         let mut lengths = self.lengths.get(text.first()?)?.iter();
         lengths.find_map(|&len| Some((len, *self.by_text.get(text.get(..len)?)?)))
     }
 
-    /// Cuts text into stretches and tokens.
+    /// Splits text into text parts and special tokens.
     pub(super) fn split<'a>(&self, text: &'a str) -> Vec<Piece<'a>> {
         let (mut out, mut from, mut at) = (Vec::new(), 0, 0);
         while at < text.len() {

@@ -1,21 +1,26 @@
+//! A compact string table with lookup by index and by text, for vocabularies and merge lists.
+
 use crate::{Error, Result, gguf::Array};
 use std::hash::{BuildHasher, RandomState};
 
-/// A list of texts, found by number and by text. A vocabulary of 150,000 tokens is ready in a few milliseconds: the texts lie
-/// in one string, and the table holds numbers only.
+/// An indexed string list with an open-addressing hash table.
+///
+/// All texts share one buffer and the table holds indices only: 150,000 tokens load in a few
+/// milliseconds.
 #[derive(Debug)]
 pub(super) struct Spellings {
     text: String,
-    /// Where each text ends.
+    /// End offset of each text.
     ends: Vec<u32>,
-    /// Numbers plus one, at the place that the text's hash says or the next free one after it; 0 is free.
+    /// Index plus one at the text's hash slot (linear probing); 0 is empty.
     table: Vec<u32>,
-    /// Keyed, so that no file can choose texts that meet at one place.
+    /// Keyed hashing, so that a file cannot force collisions.
     hashes: RandomState,
 }
 
 impl Spellings {
-    /// The strings of an array; of equal ones the first is found by its text. `check` looks at each.
+    /// Builds the table from an array; of equal strings the first is found. `check` validates each
+    /// string.
     pub(super) fn of(list: &Array, check: impl Fn(usize, &str) -> Result<()>) -> Result<Self> {
         let mut out =
             Self { text: String::new(), ends: Vec::new(), table: Vec::new(), hashes: RandomState::new() };
@@ -41,7 +46,7 @@ impl Spellings {
         self.ends.len()
     }
 
-    /// Text number `i`.
+    /// The text at index `i`.
     pub(super) fn get(&self, i: u32) -> Option<&str> {
         let i = i as usize;
         let end = *self.ends.get(i)? as usize;
@@ -49,20 +54,20 @@ impl Spellings {
         self.text.get(start..end)
     }
 
-    /// All of them, in order.
+    /// All texts in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         (0..self.ends.len() as u32).map_while(|i| self.get(i))
     }
 
-    /// The number of a text.
+    /// Index of a text.
     pub(super) fn find(&self, text: &str) -> Option<u32> {
         self.place(text).ok()
     }
 
-    /// The number of a text, or the free place where it would be.
+    /// Index of a text, or the empty slot where it would be inserted.
     fn place(&self, text: &str) -> std::result::Result<u32, usize> {
         let last = self.table.len() - 1;
-        // The table is twice as long as the list: there is always a free place.
+        // At most half of the table is used, so probing terminates.
         let mut place = self.hashes.hash_one(text) as usize & last;
         loop {
             match self.table[place].checked_sub(1) {

@@ -1,26 +1,31 @@
+//! Incremental detokenization for streaming output.
+
 use super::Tokenizer;
 
-/// Text from tokens as they come: never half a character, and in all the same as decoding at once.
+/// Converts tokens to text as they arrive.
+///
+/// Invariants: emitted text is final, never contains a partial UTF-8 character, and concatenates to
+/// the same text as `decode`.
 #[derive(Debug, Default, Clone)]
 pub struct TextStream {
-    /// Bytes of a character that is not complete.
+    /// Bytes of an incomplete UTF-8 character.
     pending: Vec<u8>,
     started: bool,
     skip_special: bool,
 }
 
 impl TextStream {
-    /// A new text. `skip_special` leaves control tokens out.
+    /// Starts a new text. `skip_special` omits control tokens.
     pub fn new(skip_special: bool) -> Self {
         Self { skip_special, ..Self::default() }
     }
 
-    /// A text that goes on behind another: a space that it begins with stays.
+    /// Continues an existing text: a leading space is preserved.
     pub fn going_on(skip_special: bool) -> Self {
         Self { started: true, ..Self::new(skip_special) }
     }
 
-    /// The text that this token completes; empty if it only begins a character.
+    /// The text completed by this token; empty if it only starts a character.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         if self.skip_special && tokenizer.is_special(id) {
             return String::new();
@@ -35,7 +40,7 @@ impl TextStream {
         self.take_complete()
     }
 
-    /// What is left when no more tokens come: an incomplete character becomes U+FFFD.
+    /// Flushes at the end of the stream: an incomplete character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         let rest = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();
@@ -56,7 +61,7 @@ impl TextStream {
                     let valid = from + error.valid_up_to();
                     out.push_str(&String::from_utf8_lossy(&self.pending[from..valid]));
                     match error.error_len() {
-                        // Not UTF-8, whatever follows.
+                        // Invalid UTF-8, whatever follows.
                         Some(len) => {
                             out.push('\u{fffd}');
                             from = valid + len;

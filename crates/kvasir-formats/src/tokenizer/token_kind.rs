@@ -1,6 +1,8 @@
+//! GGUF token types.
+
 use crate::gguf::Gguf;
 
-/// What a GGUF file says a token is.
+/// The type of a token in a GGUF vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenKind {
     Normal = 1,
@@ -12,21 +14,21 @@ pub(crate) enum TokenKind {
 }
 
 impl TokenKind {
-    /// Where a file lists the kinds of all tokens.
+    /// Metadata key of the token types.
     pub(crate) const KEY: &str = "tokenizer.ggml.token_type";
 
-    /// The list, if there is one.
+    /// The token types of a file, if listed.
     pub(super) fn list(gguf: &Gguf) -> Option<Vec<Self>> {
         Some(gguf.array(Self::KEY)?.scalars().map(|number| Self::of(number.as_u64())).collect())
     }
 
-    /// What stands for no kind is an ordinary token.
+    /// Unknown type numbers count as normal tokens.
     fn of(number: Option<u64>) -> Self {
         let others = [Self::Unknown, Self::Control, Self::User, Self::Unused, Self::Byte];
         others.into_iter().find(|kind| number == Some(*kind as u64)).unwrap_or(Self::Normal)
     }
 
-    /// Whether a token of this kind is found in a text as a whole.
+    /// Whether tokens of this type are matched in text as a whole.
     pub(super) fn is_whole(self) -> bool {
         matches!(self, Self::Unknown | Self::Control | Self::User)
     }

@@ -1,5 +1,7 @@
-//! BERT's vocabularies out of GGUF metadata. They are cut and matched as a `tokenizer.json` of that family says, so that is what
-//! is made of them: words are cleaned, cut at white space and punctuation, and matched from the left, the longest piece first.
+//! BERT (WordPiece) vocabularies of GGUF files, converted to an equivalent `tokenizer.json`.
+//!
+//! Text is cleaned, split at white space and punctuation, and matched greedily, longest prefix
+//! first.
 
 use super::{TokenKind, hf_vocab::HfVocab};
 use crate::{
@@ -8,14 +10,14 @@ use crate::{
 };
 use serde_json::{Map, Value as Json, json};
 
-/// `tokenizer.ggml.model` of such a file.
+/// `tokenizer.ggml.model` of BERT vocabularies.
 pub(super) const MODEL: &str = "bert";
-/// What a GGUF file writes in front of pieces that begin a word; a `tokenizer.json` marks the others, with `##`.
+/// GGUF marks tokens that start a word with this; `tokenizer.json` marks the others with `##`.
 const BEGINS: char = '\u{2581}';
-/// Longer words are unknown, as the family's own tokenizer has it.
+/// Longer words become the unknown token, as in the reference tokenizer.
 const LONGEST_WORD: usize = 100;
 
-/// The vocabulary, run by the library that defines the family.
+/// Loads the vocabulary; the `tokenizers` library runs it.
 pub(super) fn read(gguf: &Gguf) -> Result<HfVocab> {
     let made = described(gguf).and_then(|described| {
         let json = serde_json::to_vec(&described);
@@ -37,7 +39,7 @@ fn described(gguf: &Gguf) -> Result<Json> {
     };
     let spelled: Vec<String> = tokens.iter().enumerate().map(|(id, token)| spelling(id, token)).collect();
     let vocab: Map<String, Json> = spelled.iter().cloned().zip((0u32..).map(Json::from)).collect();
-    // Of two tokens with one spelling one could not be written back.
+    // Two tokens with one spelling could not be decoded unambiguously.
     if vocab.len() != spelled.len() {
         return Err(Error::at("tokenizer.ggml.tokens", "two tokens have the same spelling"));
     }
@@ -50,7 +52,7 @@ fn described(gguf: &Gguf) -> Result<Json> {
     };
     let (unknown, _) = named("unknown", "[UNK]")?;
     let (begin, begin_id) = named("cls", "[CLS]")?;
-    // The key is spelled like this in published files.
+    // The misspelled key is the one used in published files.
     let (end, end_id) = named("seperator", "[SEP]")?;
     let added: Vec<Json> = (0..spelled.len()).filter(|&id| is_control(id)).map(|id| {
         json!({"id": id, "content": spelled[id], "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
