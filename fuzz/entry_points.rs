@@ -2,7 +2,7 @@
 //!
 //! The fuzz targets call these; `crates/kvasir-formats/tests/corpus.rs` runs the saved corpus
 //! through them as ordinary tests.
-#![allow(dead_code, clippy::unwrap_used)] // a target uses one of them; what cannot be written cannot be fuzzed
+#![allow(dead_code, clippy::unwrap_used)] // each target uses one entry point; I/O errors abort the run
 
 use kvasir_formats::{ChatTemplate, Checkpoint, Limits, TextStream, Tokenizer, gguf::Gguf};
 use std::path::PathBuf;

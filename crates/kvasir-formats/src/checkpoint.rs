@@ -19,8 +19,8 @@ use std::{
     sync::Arc,
 };
 
-/// Read-only weights and config of a model: named tensors over memory-mapped files. Cloning is
-/// cheap.
+/// Read-only weights and config of a model: named tensors over memory-mapped files. Clones share
+/// the maps.
 ///
 /// ```no_run
 /// # fn main() -> kvasir_formats::Result<()> {

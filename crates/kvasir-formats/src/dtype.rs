@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Storage type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[allow(missing_docs)] // the names are the formats' own
+#[allow(missing_docs)] // names as in the file formats
 pub enum DType {
     F32,
     F16,

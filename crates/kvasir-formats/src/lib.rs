@@ -1,8 +1,8 @@
 //! Model file formats: safetensors, GGUF, configs, tokenizers and chat templates. All input is
 //! untrusted.
 //!
-//! [`Checkpoint::open`] takes a Hugging Face directory or a GGUF file and returns named tensors
-//! over memory-mapped files, under Hugging Face names, with a config in Hugging Face spelling.
+//! [`Checkpoint::open`] takes a Hugging Face directory or a GGUF file. It returns named tensors over
+//! memory-mapped files, under Hugging Face names, with a config in Hugging Face spelling.
 //!
 //! - Weights: `Checkpoint`, `encoding` (dequantize and quantize), `gguf`, `convert` (Hugging Face
 //!   to GGUF).

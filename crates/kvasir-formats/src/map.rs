@@ -1,8 +1,7 @@
 //! Memory-mapped files (mmap): the only `unsafe` code of this crate.
 //!
-//! Safety: maps are read-only and private pages are never written. A file modified by another
-//! process may change under the map, and a truncated one raises SIGBUS, as for every engine that
-//! maps its weights.
+//! Safety: maps are read-only. A file modified by another process may change under the map, and a
+//! truncated one raises SIGBUS, as for every engine that maps its weights.
 #![allow(unsafe_code)]
 
 use crate::{Error, Result};
@@ -94,7 +93,8 @@ impl Mapped {
         let end = range.end.min(map.len()) / PAGE * PAGE;
         if start < end {
             // SAFETY: a clean page of a read-only file mapping is read again from the file at the
-            // next access, so no reference into the map changes its value unless the file does.
+            // next access. References into the map therefore keep their values unless the file
+            // changes.
             let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
         }
     }

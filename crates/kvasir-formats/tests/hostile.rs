@@ -127,7 +127,7 @@ impl Raw {
 fn gguf_truncated_at_every_byte() {
     let (scratch, whole) = (Scratch::new("cut"), sample());
     assert!(scratch.gguf(&whole).is_ok());
-    let data_end = whole.len() - 20; // the last tensor's padding may be missing
+    let data_end = whole.len() - 20; // padding of the last tensor is optional
     for end in 0..data_end {
         let error = scratch.gguf(&whole[..end]).expect_err(&format!("{end} bytes"));
         assert!(error.place().contains("t.gguf") && error.to_string().contains("offset"), "{end}: {error}");

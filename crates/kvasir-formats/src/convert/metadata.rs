@@ -32,7 +32,7 @@ pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'stati
     out.set("general.name", Value::Str(name.into()));
     let mut original = config.clone();
     if let Some(map) = original.as_object_mut() {
-        map.remove("quantization_config"); // the file's own encodings hold
+        map.remove("quantization_config"); // the file's tensor types apply
     }
     out.set(gguf::ORIGINAL, Value::Str(original.to_string()));
     if let Some(generation) = model.generation_config() {

@@ -70,7 +70,7 @@ impl Part {
             v.dtype == dtype && self.change == Change::None && !self.is_transposed_expert()
         };
         if let Some(view) = view.filter(same) {
-            out.extend_from_slice(view.bytes); // as it is
+            out.extend_from_slice(view.bytes); // verbatim
             return Ok(());
         }
         let transposed = view.is_some() && self.is_transposed_expert();
@@ -129,6 +129,7 @@ impl Part {
     }
 }
 
+/// Transposes each expert's matrix: [expert, in, out] to [expert, out, in].
 fn transpose_experts(shape: &[usize], values: &[f32]) -> Vec<f32> {
     let [_, from, to] = shape else { return values.to_vec() };
     let mut out = Vec::with_capacity(values.len());
@@ -140,6 +141,7 @@ fn transpose_experts(shape: &[usize], values: &[f32]) -> Vec<f32> {
     out
 }
 
+/// Quantizes whole rows on all available threads; the output is that of `encoding::quantize`.
 pub(super) fn quantize_in_parallel(
     dtype: DType,
     values: &[f32],

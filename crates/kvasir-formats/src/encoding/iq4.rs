@@ -20,12 +20,16 @@ fn values(codes: &[u8; 16], d: f32, y: &mut [f32; 32]) {
     }
 }
 
+/// IQ4_NL: `x = d * IQ4_VALUES[q]`. Layout: f16 d, 16 bytes of nibbles.
 pub(super) fn nl(b: &[u8; 18], y: &mut [f32; 32]) {
     if let Some(codes) = b.last_chunk() {
         values(codes, f16_at(b, 0), y);
     }
 }
 
+/// IQ4_XS: `x = d * scale_i * IQ4_VALUES[q]`, with a six-bit scale per 32 values.
+///
+/// Layout: f16 d, 2 bytes of high scale bits, 4 of low scale bits, 128 bytes of nibbles.
 pub(super) fn xs(b: &[u8; 136], y: &mut [f32; 256]) {
     let parts = b[8..].as_chunks().0.iter().zip(y.as_chunks_mut().0);
     for (i, (codes, y)) in parts.enumerate() {

@@ -37,6 +37,9 @@ pub(super) fn q3_k(b: &[u8; 110], y: &mut [f32; 256]) {
     }
 }
 
+/// Q4_K: four-bit codes in groups of 32.
+///
+/// Layout: f16 d, f16 dmin, 12 bytes of six-bit scales and mins, 128 bytes of nibbles.
 pub(super) fn q4_k(b: &[u8; 144], y: &mut [f32; 256]) {
     let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
     for (group, values) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -49,6 +52,9 @@ pub(super) fn q4_k(b: &[u8; 144], y: &mut [f32; 256]) {
     }
 }
 
+/// Q5_K: five-bit codes in groups of 32.
+///
+/// Layout: f16 d, f16 dmin, 12 bytes of scales and mins, 32 bytes of fifth bits, 128 of nibbles.
 pub(super) fn q5_k(b: &[u8; 176], y: &mut [f32; 256]) {
     let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
     let high = &b[16..48];
@@ -63,6 +69,9 @@ pub(super) fn q5_k(b: &[u8; 176], y: &mut [f32; 256]) {
     }
 }
 
+/// Q6_K: six-bit codes in groups of 16, offset by 32.
+///
+/// Layout: 128 bytes of low nibbles, 64 of high bit pairs, 16 signed scales, f16 d.
 pub(super) fn q6_k(b: &[u8; 210], y: &mut [f32; 256]) {
     let (low, high, scales, d) = (&b[..128], &b[128..192], &b[192..208], f16_at(b, 208));
     for (group, values) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {

@@ -5,6 +5,7 @@
 
 use super::f16_at;
 
+/// `x = d * (q - 8)`. Layout: f16 d, 16 bytes of nibbles.
 pub(super) fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {
     let d = f16_at(b, 0);
     for j in 0..16 {
@@ -14,6 +15,7 @@ pub(super) fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {
     }
 }
 
+/// `x = d * q + m`. Layout: f16 d, f16 m, 16 bytes of nibbles.
 pub(super) fn q4_1(b: &[u8; 20], y: &mut [f32; 32]) {
     let (d, m) = (f16_at(b, 0), f16_at(b, 2));
     for j in 0..16 {
@@ -29,6 +31,7 @@ fn fifth_bits(bits: [u8; 4], j: usize) -> (u8, u8) {
     (((bits >> j) as u8 & 1) << 4, ((bits >> (j + 16)) as u8 & 1) << 4)
 }
 
+/// `x = d * (q - 16)`. Layout: f16 d, 4 bytes of fifth bits, 16 bytes of nibbles.
 pub(super) fn q5_0(b: &[u8; 22], y: &mut [f32; 32]) {
     let d = f16_at(b, 0);
     for j in 0..16 {
@@ -39,6 +42,7 @@ pub(super) fn q5_0(b: &[u8; 22], y: &mut [f32; 32]) {
     }
 }
 
+/// `x = d * q + m`. Layout: f16 d, f16 m, 4 bytes of fifth bits, 16 bytes of nibbles.
 pub(super) fn q5_1(b: &[u8; 24], y: &mut [f32; 32]) {
     let (d, m) = (f16_at(b, 0), f16_at(b, 2));
     for j in 0..16 {
@@ -49,6 +53,7 @@ pub(super) fn q5_1(b: &[u8; 24], y: &mut [f32; 32]) {
     }
 }
 
+/// `x = d * q`. Layout: f16 d, 32 signed bytes.
 pub(super) fn q8_0(b: &[u8; 34], y: &mut [f32; 32]) {
     let d = f16_at(b, 0);
     for (v, &q) in y.iter_mut().zip(&b[2..]) {

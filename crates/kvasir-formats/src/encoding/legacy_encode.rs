@@ -88,7 +88,7 @@ pub(super) fn q8_0(x: &[f32; 32]) -> [u8; 34] {
     let id = inverse(d);
     put_f16(&mut b, 0, d);
     for (code, v) in b[2..].iter_mut().zip(x) {
-        *code = (v * id).round() as i8 as u8; // halves away from zero
+        *code = (v * id).round() as i8 as u8; // rounds half away from zero
     }
     b
 }

@@ -1,7 +1,7 @@
 //! MXFP4: 32 four-bit floats (E2M1) with one power-of-two scale (E8M0), in GGUF layout.
 //!
-//! `x = E2M1_DOUBLED[q] * 2^(e - 128)`. Doubled values are integers, as the integer SIMD kernels
-//! need.
+//! `x = E2M1_DOUBLED[q] * 2^(e - 128)`. Doubled values are integers and fit an
+//! `i8` table.
 
 /// The sixteen E2M1 values, doubled to be integers.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -33,6 +33,7 @@ fn nearest_code(v: f32, d: f32) -> u8 {
     best
 }
 
+/// Scale `2^(floor(log2(max)) - 2)`, so that the largest value maps to the largest codes.
 pub(super) fn encode(x: &[f32; 32]) -> [u8; 17] {
     let mut b = [0; 17];
     let max = x.iter().fold(0.0, |m: f32, v| if m < v.abs() { v.abs() } else { m });

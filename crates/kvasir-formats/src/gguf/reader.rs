@@ -173,6 +173,7 @@ fn shard_path(first: &Path, no: u64, of: u64) -> Option<PathBuf> {
 
 type Parsed = (BTreeMap<String, Value>, Vec<TensorInfo>);
 
+/// Parses one shard: magic, version, counts, key-value pairs, tensor table, then the data offset.
 fn parse(file: &Arc<Mapped>, index: usize) -> Result<Parsed> {
     let mut cursor = Cursor::new(file.bytes());
     if cursor.take(4, "the magic")? != b"GGUF" {
@@ -266,7 +267,7 @@ fn info(cursor: &mut Cursor<'_>) -> Result<Described> {
         let ok = usize::try_from(dim).ok().filter(|&d| d > 0 && d <= isize::MAX as usize);
         shape.push(ok.ok_or_else(|| fail(&at, format!("a dimension of {dim}")))?);
     }
-    shape.reverse(); // the file has the fastest dimension first
+    shape.reverse(); // the file lists the fastest dimension first
     let at = cursor.clone();
     let id = cursor.u32("a tensor's type")?;
     let dtype = DType::from_gguf_id(id).ok_or_else(|| fail(&at, unknown_type(id)))?;
@@ -331,7 +332,7 @@ fn place(
         })?;
         let next = t.offset.checked_add(t.bytes).and_then(|end| align(end, alignment));
         expected = next.ok_or_else(|| fail("the next offset overflows".into()))?;
-        let range = range.start as usize..range.end as usize; // inside the map, so inside usize
+        let range = range.start as usize..range.end as usize; // within the map, so it fits usize
         out.push(TensorInfo { name: t.name, dtype: t.dtype, shape: t.shape, file: index, range });
     }
     Ok(out)

@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc};
 
 /// GGUF value type, in the order of the format's ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // the names are the format's own
+#[allow(missing_docs)] // names as in the format
 pub enum Kind {
     U8,
     I8,
@@ -45,7 +45,7 @@ impl Kind {
     }
 
     pub(crate) fn id(self) -> u32 {
-        self as u32 // the enum is in the order of the ids
+        self as u32 // the enum is in id order
     }
 
     /// Bytes of one value; `None` for strings and arrays.
@@ -62,7 +62,7 @@ impl Kind {
 
 /// A GGUF metadata value.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)] // the names are the format's own
+#[allow(missing_docs)] // names as in the format
 pub enum Value {
     U8(u8),
     I8(i8),

@@ -147,7 +147,7 @@ impl Interp {
             let value = self.eval(part, scope)?;
             write_str(&value, &mut out);
             if self.fits(out.len()).is_err() {
-                break; // the room below is refused
+                break; // `text` below reports the error
             }
         }
         self.text(out)

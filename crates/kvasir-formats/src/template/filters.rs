@@ -153,7 +153,7 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: Value, given: &Given
 /// string.
 fn on_safe(interp: &mut Interp, name: &str, text: Arc<str>, given: &Given) -> Run<Value> {
     if matches!(name, "escape" | "e") {
-        return Ok(Value::Safe(text)); // already
+        return Ok(Value::Safe(text)); // already escaped
     }
     let out = apply(interp, name, Value::Str(text), given)?;
     let keeps =
@@ -327,7 +327,7 @@ fn indent(interp: &mut Interp, s: &str, given: &Given) -> Run<Value> {
     };
     let (first, blank) =
         (given.get(1, "first").is_some_and(Value::truth), given.get(2, "blank").is_some_and(Value::truth));
-    let text = format!("{s}\n"); // keeps a last empty line
+    let text = format!("{s}\n"); // preserves a final empty line
     let lines = text_methods::split_lines(&text, false);
     interp.room(text.len().saturating_add(lines.len().saturating_mul(by.len())))?;
     let mut out = if first { by.clone() } else { String::new() };

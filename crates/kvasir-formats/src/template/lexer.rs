@@ -37,7 +37,7 @@ struct Lexer<'a> {
 pub(super) fn lex(source: &str) -> Run<Vec<(Token, usize)>> {
     let mut text = source.replace("\r\n", "\n").replace('\r', "\n");
     if text.ends_with('\n') {
-        text.pop(); // one newline at the end is not kept
+        text.pop(); // Jinja drops one final newline
     }
     let mut lexer = Lexer { text: &text, at: 0, line: 1, out: Vec::new(), line_starting: true };
     lexer.run()?;

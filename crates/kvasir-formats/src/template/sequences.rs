@@ -59,7 +59,7 @@ pub(super) fn apply(interp: &mut Interp, name: &str, value: &Value, given: &Give
     }
     let lazy = matches!(name, "map" | "select" | "reject" | "selectattr" | "rejectattr");
     if lazy && !value.truth() && !value.is_undefined() {
-        return Value::generator(Vec::new()); // they look at nothing that is false, None included
+        return Value::generator(Vec::new()); // falsy input, including None, yields nothing
     }
     let items = iterate(interp, value)?;
     let flag = |i: usize, name: &str| given.get(i, name).is_some_and(Value::truth);
@@ -127,7 +127,7 @@ fn sort(
     let keyed = sorted(keyed, &mut |(a, _), (b, _)| {
         for (a, b) in a.iter().zip(b) {
             if a.equals(b) {
-                continue; // also where both are missing
+                continue; // also if both are undefined
             }
             if let Some(fault) = a.missing().or_else(|| b.missing()) {
                 return Err(fault);

@@ -128,7 +128,7 @@ fn one(field: char, m: &Moment) -> String {
         ),
         'n' => "\n".into(),
         't' => "\t".into(),
-        'z' | 'Z' => String::new(), // a naive time has no zone
+        'z' | 'Z' => String::new(), // a naive datetime has no time zone
         '%' => "%".into(),
         other => format!("%{other}"),
     }

@@ -102,7 +102,7 @@ fn hash(value: &Value, state: &mut impl Hasher) {
         Value::View(l, _) => Arc::as_ptr(l).hash(state),
         Value::Method(m) => Arc::as_ptr(m).hash(state),
         other => match other.number() {
-            Some(n) => (n + 0.0).to_bits().hash(state), // -0.0 is 0.0
+            Some(n) => (n + 0.0).to_bits().hash(state), // -0.0 equals 0.0
             None => state.write_u8(0),
         },
     }

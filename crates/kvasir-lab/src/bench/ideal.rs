@@ -17,6 +17,7 @@ pub(super) struct Ideal {
 }
 
 impl Ideal {
+    /// Counts one repetition of `work`. `token_bytes` is the KV cache size per token.
     pub(super) fn of(model: &CpuModel, work: Work, token_bytes: usize) -> Self {
         let mut ideal = Self::default();
         let all = f64::from(counted(work));

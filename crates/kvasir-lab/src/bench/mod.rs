@@ -32,7 +32,7 @@ pub enum Subject<'a> {
     Shape(&'a str, &'a str),
 }
 
-/// Loads and packs the model. `threads: None` uses one thread per core of the machine.
+/// Loads and packs the model. `threads: None` uses all available hardware threads.
 pub fn load(
     subject: Subject<'_>,
     precision: Precision,
@@ -207,6 +207,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     (middle(sorted.len() / 2) + middle((sorted.len().max(1) - 1) / 2)) / 2.0
 }
 
+/// Tokens that throughput is computed from: prompt tokens for prefill, else decoded tokens.
 fn counted(work: Work) -> u32 {
     match work {
         Work::Prompt { tokens } | Work::Generation { tokens, .. } => tokens,

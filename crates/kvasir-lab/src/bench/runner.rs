@@ -157,6 +157,7 @@ impl Runner {
         Ok(())
     }
 
+    /// Executes one step to completion: claim slots, plan, submit, wait, retire.
     fn run(&mut self, rows: &[(SeqId, PoolRow, &[Token], u32)]) -> Result<(), String> {
         let id = StepId(self.next);
         self.next += 1;

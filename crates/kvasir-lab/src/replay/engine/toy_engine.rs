@@ -1,8 +1,8 @@
 //! Replays `atom.toy_engine`: whole workloads on the toy device, for every cache, policy and
 //! overlap mode.
 //!
-//! The completions and the free blocks at the end must be the recorded ones in each combination,
-//! and the toy device must report no violation of the KV cache contract.
+//! Completions and final free blocks must be the recorded ones in each combination. The toy device
+//! must report no violation of the KV cache contract.
 
 use super::{about, list, number, sequence, switch, tokens};
 use crate::replay::{Case, CaseError, Outcome, compare};
