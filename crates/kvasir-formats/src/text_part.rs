@@ -2,6 +2,8 @@
 //! model.
 //!
 //! Maps the nested config to a text-only config and tensor names to their text-only spelling.
+//!
+//! Guarded by `tests/text_part.rs`.
 
 use crate::{Error, Result};
 use serde_json::Value as Json;

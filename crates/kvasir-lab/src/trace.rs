@@ -1,6 +1,8 @@
 //! The step trace file format and the data object of the trace viewer page.
 //!
 //! A trace file is JSON lines: a [`Header`], then one [`StepTrace`] per line, and last an [`End`].
+//!
+//! Guarded by `tests/sim.rs`: a trace read back equals the one written and is consistent.
 
 use kvasir_engine::{StepTrace, TraceSink};
 use serde::{Deserialize, Serialize};

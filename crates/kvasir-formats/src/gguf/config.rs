@@ -3,6 +3,8 @@
 //! A file converted by us embeds the original config, which is returned verbatim. For other files
 //! fields are derived from GGUF keys, tensor presence, and constants common to the published models
 //! of a family.
+//!
+//! Guarded by `tests/gguf_config.rs` and `tests/convert.rs`.
 
 use super::{Gguf, Kind, Value, is_latent};
 use crate::{DType, Error, Facts, Result, tokenizer::ends};

@@ -8,7 +8,7 @@
 //!    `unfinished` until the statement that made them ends.
 //! 4. Emitted text counts in `written`.
 //!
-//! Guarded by `tests/hostile.rs` and the `template` fuzz target.
+//! Guarded by `tests/templates.rs` and the `template` fuzz target.
 
 use super::{
     fault::{Fault, Run},

@@ -7,7 +7,7 @@
 //! Templates come with models and are untrusted. A run has limited fuel, value size, total memory
 //! and recursion depth (`budget`); it reads no files and no clock. Undefined values, Python's
 //! formatting and the immutable sandbox follow the reference renderer. Guarded by
-//! `tests/templates.rs`, `tests/hostile.rs` and the `template` fuzz target.
+//! `tests/templates.rs` and the `template` fuzz target.
 
 mod access;
 mod alive;

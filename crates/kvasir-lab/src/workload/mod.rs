@@ -3,6 +3,8 @@
 //! The same workloads drive the simulator, the offline benchmark and the HTTP load generator.
 //! Prompts are made of passages of synthetic texts and of earlier answers, so that prefix caches
 //! see realistic sharing.
+//!
+//! Equal seeds give equal workloads, whatever the completion order; guarded by `tests/sim.rs`.
 
 mod agents;
 mod chat;

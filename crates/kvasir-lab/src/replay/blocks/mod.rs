@@ -1,4 +1,6 @@
 //! Replay runners for the block caches: `paged` and `radix`, their prefix indices and block hashes.
+//!
+//! Guarded by `tests/replay_blocks.rs` and `tests/mutations.rs`.
 
 mod index;
 mod manager;

@@ -1,6 +1,8 @@
 //! Replay runners for the engine core: schedulers, sequences, routing, toy workloads and tables.
 //!
 //! Also the JSON field helpers shared by these runners.
+//!
+//! Guarded by `tests/replay_engine.rs`, `tests/replay_tables.rs` and `tests/mutations.rs`.
 
 mod blocks;
 mod minisgl_scheduler;

@@ -2,6 +2,8 @@
 //! geometry.
 //!
 //! The semantics are those of ExecuTorch's KV cache design document.
+//!
+//! Guarded by `tests/kv.rs` and `tests/mutations.rs`.
 
 mod bench;
 mod cells;

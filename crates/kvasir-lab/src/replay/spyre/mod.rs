@@ -2,6 +2,8 @@
 //!
 //! The real policy, core and paged cache run; only the sampled tokens are scripted. `tkv` is the
 //! padded context length that all rows of a batch share; left padding fills shorter rows.
+//!
+//! Guarded by `tests/spyre.rs`, which also mutates the expectations.
 
 mod bench;
 mod blocks;
