@@ -1,16 +1,19 @@
+//! Offloads CPU-bound work of HTTP handlers, so that other tasks of the async runtime keep running.
+
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     task::block_in_place,
 };
 
-/// Bytes of a request from which on reading it is long work.
+/// Body size, in bytes, from which parsing counts as blocking work.
 pub(crate) const LONG: usize = 64 << 10;
 
-/// Runs long work where it keeps nobody else waiting: other clients' tasks go to another thread meanwhile.
+/// Runs blocking work via `block_in_place`: the runtime moves other clients' tasks to another
+/// thread.
 pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
-        // Where there is one thread, or none of the runtime's, there is nobody to hand anything to.
+        // On a single-threaded runtime, or outside any, there is no thread to move tasks to.
         _ => work(),
     }
 }

@@ -1,20 +1,23 @@
-//! Who asks for something over HTTP: known to everything that is done for it, without being handed from hand to hand.
+//! Per-request context (request id, API key index, route, trace parent), stored as a task-local
+//! value.
+//!
+//! Handlers do not pass it on: `Call::current` reads it anywhere within the request's task.
 
 use crate::request::IgnoredFields;
 use std::{future::Future, sync::Arc};
 
-/// One HTTP request, for logs and traces. It never holds anything of a prompt.
+/// Context of one HTTP request, for logs and traces. Never holds prompt text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Call {
-    /// Its id, which the answer shows as `x-request-id`.
+    /// Request id, returned as `x-request-id`.
     pub id: String,
-    /// Number of its key; 0 without keys.
+    /// One-based index of the API key; 0 without keys.
     pub key: u64,
-    /// Its route.
+    /// The path of the request.
     pub route: String,
-    /// The trace that it belongs to: ids of the trace and of the caller's span.
+    /// W3C trace context: trace id and parent span id.
     pub parent: Option<(u128, u64)>,
-    /// Names of the fields of its body that have no effect.
+    /// Names of ignored fields of the body.
     pub ignored: IgnoredFields,
 }
 
@@ -23,17 +26,17 @@ tokio::task_local! {
 }
 
 impl Call {
-    /// Runs `work` as part of this call.
+    /// Runs `work` with this call as the task-local context.
     pub(crate) async fn scope<F: Future>(self: Arc<Self>, work: F) -> F::Output {
         CALL.scope(self, work).await
     }
 
-    /// The call that this code runs for; a blank one outside of any.
+    /// The current call; a blank one outside of any request.
     pub(crate) fn current() -> Arc<Self> {
         CALL.try_with(Arc::clone).unwrap_or_default()
     }
 
-    /// Ids of trace and span in a `traceparent` header.
+    /// Parses trace id and span id of a W3C `traceparent` header.
     pub(crate) fn parse_parent(header: &str) -> Option<(u128, u64)> {
         let mut parts = header.trim().split('-');
         let (version, trace, span) = (parts.next()?, parts.next()?, parts.next()?);
@@ -46,7 +49,8 @@ impl Call {
     }
 }
 
-/// An id that a client chose, if it is fit for a header and a log: short, plain characters.
+/// Accepts a client-supplied id if it is safe in headers and logs: at most 128 plain ASCII
+/// characters.
 pub(crate) fn sane_id(text: &str) -> Option<&str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     (!text.is_empty() && text.len() <= 128 && text.chars().all(plain)).then_some(text)

@@ -1,4 +1,8 @@
-//! Who is being answered, and how much that may be.
+//! Admission control of the server: open answers per server and per API key, and their token
+//! budget.
+//!
+//! `Allowance` holds the limits, `Clients` the registry of open answers. `Allowance::ever` rejects
+//! with 400 what can never fit; `Clients::admit` rejects with 429 what does not fit now.
 
 use crate::{ApiError, call::Call, mail::Mailbox, metrics::Rejected};
 use std::{
@@ -6,14 +10,14 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// What may be under way and waited for at once; more is turned away with 429.
+/// Limits on concurrent work, running and queued; requests beyond them get status 429.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
-    /// Answers.
+    /// Open answers of all keys.
     pub answers: usize,
-    /// Answers of one key.
+    /// Open answers per API key.
     pub answers_per_key: usize,
-    /// Tokens of prompts, and those that answers may be expected to have, together.
+    /// Total tokens of prompts and expected answers.
     pub tokens: u64,
 }
 
@@ -24,7 +28,8 @@ impl Default for Allowance {
 }
 
 impl Allowance {
-    /// Refuses what no waiting would make room for: `n` answers to each of so many prompts.
+    /// Rejects a request that can never fit: `n` answers to each of `prompts` prompts, `tokens` in
+    /// total.
     pub(crate) fn ever(&self, prompts: u64, n: u64, tokens: u64) -> Result<(), ApiError> {
         let (asked, answers) = (prompts * n, self.answers.min(self.answers_per_key) as u64);
         if asked > answers {
@@ -49,7 +54,7 @@ impl Allowance {
     }
 }
 
-/// Somebody who waits for an answer.
+/// One open answer: its mailbox and what it counts toward the limits.
 pub(crate) struct Client {
     pub(crate) mailbox: Arc<Mutex<Mailbox>>,
     pub(crate) call: Arc<Call>,
@@ -57,7 +62,7 @@ pub(crate) struct Client {
     pub(crate) tokens: u64,
 }
 
-/// Everybody who waits, and what they come to.
+/// Registry of open answers, with totals per key.
 #[derive(Default)]
 pub(crate) struct Clients {
     pub(crate) by_tag: HashMap<u64, Client>,
@@ -84,7 +89,7 @@ impl Clients {
         Some(client)
     }
 
-    /// Whether `n` more of this key, with so many tokens in all, are within the allowance.
+    /// Whether `n` more answers of this key, with `tokens` in total, fit the limits now.
     pub(crate) fn admit(
         &self,
         allowed: &Allowance,

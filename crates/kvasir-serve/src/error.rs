@@ -1,45 +1,47 @@
+//! API errors: HTTP status plus the error object of OpenAI's or Anthropic's API.
+
 use serde_json::{Value, json};
 use std::fmt;
 
-/// What a client gets instead of an answer: an HTTP status and OpenAI's error object.
+/// An API error: HTTP status and the fields of OpenAI's error object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     /// HTTP status.
     pub status: u16,
-    /// What went wrong, for a person.
+    /// Human-readable message.
     pub message: String,
-    /// The parameter at fault.
+    /// Name of the offending parameter.
     pub param: Option<String>,
-    /// What went wrong, for a program.
+    /// Machine-readable error code.
     pub code: Option<&'static str>,
-    /// Seconds after which trying again makes sense.
+    /// Seconds for the `retry-after` header.
     pub retry_after: Option<u32>,
-    /// More for a program, where the endpoint's API has a form for it.
+    /// Structured details, where the endpoint's API defines them.
     pub detail: Option<Detail>,
 }
 
-/// What some clients parse to go on by themselves.
+/// Details that some clients parse in order to recover by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// By how much prompt and answer exceed the context.
+    /// Prompt and answer exceed the context length.
     Overflow(Overflow),
-    /// Conversations are not kept under an id: Anthropic's threads.
+    /// Anthropic's threads are not supported.
     NoThreads,
 }
 
-/// A request that does not fit the model's context.
+/// Sizes of a request that exceeds the context length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow {
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt: u32,
-    /// Tokens that the answer may have; none where the prompt alone is too long.
+    /// Requested answer tokens; `None` where the prompt alone is too long.
     pub asked: Option<u32>,
-    /// Tokens of the context.
+    /// Context length in tokens.
     pub limit: u32,
 }
 
 impl Overflow {
-    /// In Anthropic's words, which its clients parse to try again with less.
+    /// Anthropic's wording, which its clients parse in order to retry with less.
     fn to_anthropic(self) -> String {
         let Self { prompt, asked, limit } = self;
         match asked {
@@ -56,36 +58,36 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: None, retry_after: None, detail: None }
     }
 
-    /// 400 about one parameter.
+    /// 400: invalid value of one parameter.
     pub fn param(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("invalid_value"), ..Self::new(400, message) }
     }
 
-    /// 400 about a field that this endpoint does not have.
+    /// 400: unknown field.
     pub fn unknown_field(param: impl Into<String>) -> Self {
         let param = param.into();
         let message = format!("unknown field `{param}`");
         Self { param: Some(param), code: Some("unknown_parameter"), ..Self::new(400, message) }
     }
 
-    /// 400 about a field that is known and not offered.
+    /// 400: known but unsupported field.
     pub fn unsupported(param: impl Into<String>, why: &str) -> Self {
         let param = param.into();
         let message = format!("`{param}` is not supported: {why}");
         Self { param: Some(param), code: Some("unsupported_parameter"), ..Self::new(400, message) }
     }
 
-    /// 400 about the body as a whole.
+    /// 400: invalid body.
     pub fn body(message: impl Into<String>) -> Self {
         Self { code: Some("invalid_json"), ..Self::new(400, message) }
     }
 
-    /// 400 because prompt and answer do not fit the model, with what the engine says of it.
+    /// 400: prompt and answer exceed the context length, with the engine's message.
     pub fn too_long(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("context_length_exceeded"), ..Self::new(400, message) }
     }
 
-    /// 400 because prompt and answer do not fit the model, by so much.
+    /// 400: prompt and answer exceed the context length, with their sizes.
     pub fn overflow(param: &str, overflow: Overflow) -> Self {
         let Overflow { prompt, asked, limit } = overflow;
         let message = match asked {
@@ -97,7 +99,8 @@ impl ApiError {
         Self { detail: Some(Detail::Overflow(overflow)), ..Self::too_long(param, message) }
     }
 
-    /// 400 about Anthropic's threads, in the form that makes its SDKs' tool runners go on without them.
+    /// 400: Anthropic's threads are unsupported, in the form that makes its SDKs' tool runners
+    /// continue without them.
     pub fn no_threads() -> Self {
         let why = "send the whole conversation in `messages`";
         Self { detail: Some(Detail::NoThreads), ..Self::unsupported("thread", why) }
@@ -108,7 +111,7 @@ impl ApiError {
         Self { code: Some("invalid_api_key"), ..Self::new(401, "a valid API key is needed") }
     }
 
-    /// 403: the server is called by a name that is not its own.
+    /// 403: the `host` header names another server (DNS rebinding).
     pub fn unknown_host(host: &str) -> Self {
         let why = format!(
             "this server asks for no key and is for this machine alone, and `{host}` may be any page's name; \
@@ -117,17 +120,17 @@ impl ApiError {
         Self { param: Some("host".into()), code: Some("unknown_host"), ..Self::new(403, why) }
     }
 
-    /// 404 about something named in the path or the body.
+    /// 404: something named in the path or body does not exist.
     pub fn not_found(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(404, message) }
     }
 
-    /// 409: something else is being done with it.
+    /// 409: the resource is busy with another request.
     pub fn conflict(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("conflict"), ..Self::new(409, message) }
     }
 
-    /// 408: the client stopped in the middle of its request.
+    /// 408: the client stalled in the middle of its request.
     pub fn too_slow() -> Self {
         Self { code: Some("request_timeout"), ..Self::new(408, "the rest of the body did not come in time") }
     }
@@ -150,17 +153,17 @@ impl ApiError {
         Self { code: Some("unavailable"), retry_after: Some(1), ..Self::new(503, message) }
     }
 
-    /// 501: this server, as it was started, has no such thing.
+    /// 501: not available with this server's options.
     pub fn not_offered(message: impl Into<String>) -> Self {
         Self { code: Some("not_offered"), ..Self::new(501, message) }
     }
 
-    /// 500: the request failed and it was not the client's fault.
+    /// 500: the request failed through no fault of the client.
     pub fn failed(message: impl Into<String>) -> Self {
         Self { code: Some("internal_error"), ..Self::new(500, message) }
     }
 
-    /// The `type` that goes with the status.
+    /// OpenAI's error `type` for the status.
     pub fn kind(&self) -> &'static str {
         match self.status {
             401 => "authentication_error",
@@ -179,7 +182,7 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// `{"type": "error", "error": {type, message, ..}}`: the same as Anthropic's clients read it.
+    /// Anthropic's error object: `{"type": "error", "error": {type, message, ..}}`.
     pub fn to_anthropic(&self) -> Value {
         let kind = match self.status {
             401 => "authentication_error",

@@ -1,7 +1,8 @@
-//! Conversations in a form that strict chat templates render: one system message first, then alternating turns.
+//! Normalizes conversations for strict chat templates: one leading system message, then alternating
+//! roles.
 //!
-//! Clients put system messages between others and send several of a role in a row. Many templates render both as they
-//! are; others raise an error, or drop what they do not expect.
+//! Clients insert system messages between others and send several messages of one role in a row.
+//! Many templates render both; others raise an error or drop the unexpected message.
 
 use serde_json::Value;
 
@@ -9,14 +10,14 @@ fn role(message: &Value) -> &str {
     message["role"].as_str().unwrap_or_default()
 }
 
-/// Whether `rendered` has the text of every system message that does not stand first.
+/// Whether `rendered` contains the text of every system message after the first position.
 pub(crate) fn shows_late_system(messages: &[Value], rendered: &str) -> bool {
     let mut late = messages.iter().skip(1).filter(|message| role(message) == "system");
     late.all(|message| rendered.contains(message["content"].as_str().unwrap_or_default().trim()))
 }
 
-/// The same conversation with system messages at its start made one, later ones made the user's text, and texts of a user
-/// in a row made one message.
+/// Folds a conversation: leading system messages are merged, later ones become user text, and
+/// consecutive user messages are merged. No text is lost.
 pub(crate) fn fold(messages: Vec<Value>) -> Vec<Value> {
     let mut folded: Vec<Value> = Vec::with_capacity(messages.len());
     for mut message in messages {

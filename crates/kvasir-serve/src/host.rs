@@ -1,4 +1,9 @@
-//! The engine behind the server: its thread, and the way to it and back.
+//! Runs the engine on its own thread and connects it to HTTP handlers: an inbox of messages in, a
+//! mailbox per answer out.
+//!
+//! Invariants: `submit` admits all answers of a request or none. Dropping an `Answers` stream
+//! before its end aborts the request. Backpressure: the backlog of a client that does not read is
+//! bounded by its own token limit. The engine's thread never touches JSON, text or sockets.
 
 use crate::{
     ApiError,
@@ -25,9 +30,9 @@ use std::{
     time::Duration,
 };
 
-/// An engine on a thread of its own, and the way to it and back.
+/// Handle of an engine that runs on its own thread.
 ///
-/// What waits for a client that does not read is bounded by what the client asked for: its tokens.
+/// The backlog of a client that does not read is bounded by the tokens that it requested.
 pub struct Host {
     pub(crate) inbox: mpsc::Sender<Message>,
     pub(crate) kept: Arc<Kept>,
@@ -42,8 +47,9 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts `engine` on its thread. It takes what is `allowed` and tells `reports` how each request went. If no step comes back
-    /// for longer than `patience` while somebody waits for one, it is [stalled](Host::trouble).
+    /// Starts `engine` on its own thread, with admission limits `allowed`; `reports` receives the
+    /// outcome of each request. If no step completes within `patience` while answers are pending,
+    /// the engine counts as [stalled](Host::trouble).
     pub fn start<E: Executor + Send + 'static>(
         engine: Engine<E>,
         allowed: Allowance,
@@ -74,7 +80,8 @@ impl Host {
         thread::Builder::new().name("engine".into()).spawn(move || {
             let mut post = Post::new(metrics, reports);
             let why = engine.serve(&messages, |outbox| {
-                // First, so that who hears of an end finds what it left.
+                // Sessions first: a client that sees the end of its answer must find the retained
+                // state.
                 kept.hear(outbox);
                 post.deliver(&clients, outbox);
             });
@@ -85,13 +92,14 @@ impl Host {
         Ok(host)
     }
 
-    /// As many requests of at most so many tokens as may be under way at once.
+    /// How many requests of at most `tokens` tokens the admission limits allow at once.
     pub(crate) fn at_once(&self, tokens: u64) -> usize {
         let Allowance { answers, answers_per_key, tokens: all } = self.allowed;
         answers.min(answers_per_key).min(usize::try_from(all / tokens.max(1)).unwrap_or(usize::MAX))
     }
 
-    /// Hands orders of one key over, each `n` times; one stream for each answer, order by order. All of them are taken, or none.
+    /// Submits orders of one API key, each with `n` answers; returns a stream per answer, order by
+    /// order. All are admitted, or none.
     pub fn submit(self: &Arc<Self>, orders: Vec<Order>, n: u32) -> Result<Vec<Answers>, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
             self.metrics.reject(Rejected::Draining);
@@ -129,12 +137,12 @@ impl Host {
         }
     }
 
-    /// Where it is told how requests went.
+    /// The log and trace sink.
     pub fn reports(&self) -> &Arc<Reports> {
         &self.reports
     }
 
-    /// What is counted.
+    /// The metrics.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
@@ -144,7 +152,7 @@ impl Host {
         locked(&self.exit).clone()
     }
 
-    /// Why no request can be answered now, if so.
+    /// Why no request can be served now, if so: stopped, draining or stalled.
     pub fn trouble(&self) -> Option<String> {
         if let Some(why) = self.exit() {
             return Some(format!("the engine has stopped: {why}"));
@@ -152,49 +160,50 @@ impl Host {
         if self.is_draining() {
             return Some("the server is leaving".into());
         }
-        // The silence first: who begins to wait meanwhile ends it.
+        // Read the silence first: a request that arrives in between resets it.
         let (silence, open) = (self.pulse.silence()?, self.open());
         let seconds = silence.as_secs_f64();
         (open > 0)
             .then(|| format!("no step has come back for {seconds:.1} s while {open} answers are waited for"))
     }
 
-    /// Answers that are being made or waited for.
+    /// Number of open answers, running or queued.
     pub fn open(&self) -> usize {
         locked(&self.clients).by_tag.len()
     }
 
-    /// Whether it takes no more requests.
+    /// Whether new requests are refused.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Ends the answers that are under way; their clients are told, and so are the reports. How many there were.
+    /// Aborts all open answers; clients and reports are notified. Returns how many there were.
     pub fn cut(&self) -> usize {
         let open = self.open();
-        // An engine that is gone already has told everybody.
+        // A stopped engine has notified all clients already.
         let _ = self.inbox.send(Message::Exit);
         open
     }
 
-    /// Takes no more requests, and lets the engine leave when those it has are done.
+    /// Refuses new requests, and lets the engine exit once running ones are done (graceful
+    /// shutdown).
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
-        // An engine that is gone already has nothing to drain.
+        // A stopped engine has nothing to drain.
         let _ = self.inbox.send(Message::Drain);
     }
 }
 
-/// A request for the engine, and what it counts for here.
+/// An engine request with its admission cost.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// The request.
+    /// The engine request.
     pub request: Request,
-    /// Tokens of its prompt, and those that its answer may be expected to have.
+    /// Prompt tokens plus expected answer tokens, per answer.
     pub tokens: u64,
 }
 
-/// The answer to one prompt, piece by piece. Dropping it before its end aborts the request.
+/// Stream of one answer. Dropping it before its end aborts the request.
 pub struct Answers {
     tag: u64,
     mailbox: Arc<Mutex<Mailbox>>,
@@ -203,7 +212,8 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Fills `piece` with the next one; what has piled up comes as one. An error if the engine is gone.
+    /// Waits for the next piece and swaps it into `piece`; a backlog arrives as one piece. Fails if
+    /// the engine has stopped.
     pub async fn next(&mut self, piece: &mut Piece) -> Result<(), ApiError> {
         piece.clear();
         let (mailbox, host) = (&self.mailbox, &self.host);
@@ -213,7 +223,7 @@ impl Answers {
                 std::mem::swap(&mut mail.piece, piece);
                 return Poll::Ready(true);
             }
-            // An engine that stopped before this request was listed has told nobody.
+            // An engine that stopped before this request was registered has not closed its mailbox.
             if mail.closed || host.exit().is_some() {
                 return Poll::Ready(false);
             }
@@ -230,7 +240,8 @@ impl Answers {
         Ok(())
     }
 
-    /// Asks for the end after `keep` tokens, because the text contains a stop. The last piece follows soon.
+    /// Ends the answer after `keep` tokens, because its text contains a stop sequence. The last
+    /// piece follows.
     pub fn stop_at(&self, keep: u32) {
         let _ = self.host.inbox.send(Message::StopAt { tag: self.tag, keep });
     }
@@ -241,14 +252,14 @@ impl Drop for Answers {
         if self.ended {
             return;
         }
-        // The engine answers with an end, which is counted and told like any other.
+        // The engine confirms with an end, which is counted and reported like any other.
         if self.host.inbox.send(Message::Abort { tag: self.tag }).is_err() {
             drop(locked(&self.host.clients).remove(self.tag));
         }
     }
 }
 
-/// The error that a client gets for a request that the engine does not take.
+/// Maps the engine's refusal to an API error.
 pub(crate) fn refused(refusal: Refusal) -> ApiError {
     let why = refusal.to_string();
     match refusal {
@@ -263,7 +274,7 @@ pub(crate) fn refused(refusal: Refusal) -> ApiError {
     }
 }
 
-/// The error that a client gets for a request that ended like this, if it is one.
+/// Maps a finish to an API error; `None` if the answer ended normally.
 pub fn failure(finish: Finish) -> Option<ApiError> {
     let message = finish.to_string();
     match finish {

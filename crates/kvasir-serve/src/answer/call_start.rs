@@ -1,8 +1,16 @@
-//! Finds where a tool call begins in the text of an answer, byte by byte as it is generated.
+//! Streaming detector of tool call starts: scans generated text token by token, byte by byte.
 //!
-//! The scanner reads text as the parsers of this module do, as far as the beginning of a call: reasoning first, then marks. From there
-//! on a grammar decides ([`CallGrammars`](crate::form::CallGrammars)), and the scanner takes over again behind the call. The scanner's
-//! state is small, comparable and a function of the bytes alone, so masks that depend on it can be cached by it.
+//! The scanner reads text as this module's parsers do, up to the start of a call: reasoning block
+//! first, then call markers. From there a grammar constrains decoding
+//! ([`CallGrammars`](crate::form::CallGrammars)); the scanner resumes after the call.
+//!
+//! States: `Start` (a reasoning block may open) → `Reasoning` → `Fresh` (only white space so far) →
+//! `Text`; `Bare` and `Behind` for dialects with unmarked calls; `Header` and `Message` for harmony
+//! channels; `Over` after `close`.
+//!
+//! Invariants: the state is small, `Eq + Hash` and a function of the bytes alone, so token masks
+//! are cached by it. The scanner and the parser must agree where a call begins.
+//! `every_call_that_is_read_fits_its_tool` in `form/call_grammars/tests.rs` guards both.
 
 use super::{
     json_text::{Named, named},
@@ -10,93 +18,97 @@ use super::{
 };
 use crate::form::Calls;
 
-/// Where calls begin in a dialect, and what must follow.
+/// The trigger syntax of a tool call dialect: which markers start a call and which grammar follows
+/// each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallSyntax {
-    /// What may follow the beginning of a call: one of these. Openings refer to them by number.
+    /// Grammars of a call after its start, each a list of alternatives. `openings`, `bare` and
+    /// `next` refer to them by index.
     pub grammars: Vec<Vec<Calls>>,
-    /// Marks that begin a call wherever they occur in text, and the number of the grammar behind each.
+    /// Markers that start a call anywhere in text, with the index of the grammar that follows.
     pub openings: Vec<(&'static str, usize)>,
-    /// Marks beside calls, which mean nothing.
+    /// Decorative markers around calls. They carry no meaning and are skipped.
     pub beside: Vec<&'static str>,
-    /// A call that needs no mark where it begins the answer.
+    /// An unmarked call at the start of the answer, with the index of its grammar.
     pub bare: Option<(Bare, usize)>,
-    /// How an object behind a call is read.
+    /// How a JSON object right after a call is read.
     pub next: Next,
-    /// Calls are messages in channels.
+    /// Calls are messages in harmony channels.
     pub channels: bool,
-    /// Names of the tools on offer.
+    /// Names of the tools offered in the request.
     pub names: Vec<String>,
 }
 
-/// How a call without a mark begins.
+/// How an unmarked call begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bare {
-    /// `{"name": "f"`: the grammar begins behind the brace.
+    /// `{"name": "f"`: the grammar starts after the brace.
     Json,
-    /// `[f(`: the grammar begins behind the bracket.
+    /// `[f(`: the grammar starts after the bracket.
     Python,
 }
 
-/// How an object behind a call is read, where calls have no mark at their end.
+/// How a JSON object right after a call is read, in dialects whose calls have no end marker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Next {
-    /// As text.
+    /// As plain text.
     #[default]
     Text,
-    /// As a further call if it begins as a bare one does.
+    /// As another call if it begins like an unmarked one.
     Bare,
-    /// As a further call, whose grammar begins behind the brace.
+    /// As another call, whose grammar (by index) starts after the brace.
     Call(usize),
 }
 
-/// The beginning of a call.
+/// A detected tool call start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// The grammar to follow; none if the parser would read a call of a tool that is not on offer.
+    /// Index of the grammar to follow; `None` if the parser would read a call of a tool that is not
+    /// offered.
     pub grammar: Option<usize>,
-    /// Bytes that came already and that the grammar must accept.
+    /// Bytes generated after the trigger. The grammar must accept them first.
     pub bytes: Vec<u8>,
 }
 
-/// Where a scanner stands.
+/// State of a `Scanner`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
-    /// Reasoning may begin the answer.
+    /// A reasoning block may open the answer.
     Start,
     Reasoning,
-    /// White space only, so far.
+    /// Only white space so far.
     Fresh,
     Text,
-    /// Behind the bracket of what may be a call without a mark.
+    /// After the bracket of a possible unmarked call.
     Bare,
-    /// Behind a call that has no mark at its end.
+    /// After a call that has no end marker.
     Behind,
-    /// Before a message in a channel.
+    /// In the header of a channel message.
     Header,
-    /// In a message that is no call.
+    /// In a channel message that is not a call.
     Message,
-    /// No call begins any more.
+    /// Closed: no further call is detected.
     Over,
 }
 
-/// Reads an answer up to the next call.
+/// Streaming state machine that reads an answer up to the next tool call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scanner {
     place: Place,
-    /// Bytes that are not decided yet.
+    /// Bytes not classified yet: a possible prefix of a marker or name.
     tail: Vec<u8>,
-    /// What begins and ends reasoning.
+    /// Start and end markers of the reasoning block.
     reasoning: Option<(&'static str, &'static str)>,
 }
 
 const TO_FUNCTION: &str = "to=functions.";
 const MESSAGE: &str = "<|message|>";
-/// What may stand between two calls without marks.
+/// Separators between two unmarked calls.
 const BETWEEN: &[u8] = b"],; \n\r\t";
 
 impl Scanner {
-    /// At the beginning of an answer in which reasoning is marked so; `begun` when the prompt ends inside it.
+    /// A scanner at the start of an answer. `reasoning` holds the start and end markers; `begun` is
+    /// true when the prompt ends inside the reasoning block.
     pub fn new(syntax: &CallSyntax, reasoning: Option<(&'static str, &'static str)>, begun: bool) -> Self {
         let place = match (syntax.channels, reasoning) {
             (true, _) => Place::Header,
@@ -107,21 +119,23 @@ impl Scanner {
         Self { place, tail: Vec::new(), reasoning }
     }
 
-    /// Behind a call that has ended. `first` is the first byte of its grammar's text, white space aside: a call that begins with the name
-    /// itself is no object, and nothing that follows it belongs to it.
+    /// Resumes after a finished call. `first` is the first non-space byte that the grammar matched.
+    /// A call that begins with its bare name is not an object, so nothing after it continues the
+    /// call.
     pub fn resume(&mut self, syntax: &CallSyntax, first: Option<u8>) {
         let is_name = first.is_some_and(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
         self.tail.clear();
         self.place = if is_name || syntax.next == Next::Text { Place::Text } else { Place::Behind };
     }
 
-    /// Reads no further call.
+    /// Stops detection: the rest of the answer is text.
     pub fn close(&mut self) {
         self.tail.clear();
         self.place = Place::Over;
     }
 
-    /// Takes the bytes of one more token. Says if a call begins in them; the scanner waits then until it resumes.
+    /// Feeds the bytes of one token. Returns the call start if they complete one; the scanner then
+    /// waits for `resume`.
     pub fn push(&mut self, syntax: &CallSyntax, bytes: &[u8]) -> Option<Opened> {
         if self.place == Place::Over {
             return None;
@@ -146,7 +160,8 @@ impl Scanner {
         }
     }
 
-    /// Whether the bytes of a token could complete the beginning of a call. A cheap test that may say yes too often.
+    /// Whether a token's bytes could complete a call start. A cheap over-approximation: false
+    /// positives are possible, false negatives are not.
     pub fn may_open(&self, syntax: &CallSyntax, bytes: &[u8]) -> bool {
         let has = |closer: u8| bytes.contains(&closer);
         let has_mark = || syntax.openings.iter().any(|(mark, _)| mark.bytes().last().is_some_and(has));
@@ -212,7 +227,7 @@ impl Scanner {
             return None;
         };
         if std::str::from_utf8(&self.tail).is_err_and(|error| error.error_len().is_none()) {
-            // The character that is not complete may be part of a name.
+            // An incomplete UTF-8 character may be part of a name.
             return None;
         }
         let text = String::from_utf8_lossy(&self.tail);
@@ -226,7 +241,8 @@ impl Scanner {
             Named::Name(name) if is_offered(&name) => {
                 Some(Opened { grammar: Some(grammar), bytes: std::mem::take(&mut self.tail) })
             }
-            // The parser reads a list of calls whatever their names are; an object counts only with a name that is on offer.
+            // The parser reads a Python list of calls with any names; a JSON object counts only
+            // with an offered name.
             Named::Name(_) if bare == Bare::Python => {
                 Some(Opened { grammar: None, bytes: std::mem::take(&mut self.tail) })
             }
@@ -303,7 +319,7 @@ impl Scanner {
         None
     }
 
-    /// Keeps only an end with which one of `marks` could begin.
+    /// Drops everything but the longest suffix that could be the prefix of one of `marks`.
     fn keep_start_of<'m>(&mut self, marks: impl Iterator<Item = &'m str>) {
         let kept = marks.map(|mark| possible_start_of(&self.tail, mark.as_bytes())).max().unwrap_or(0);
         self.tail.drain(..self.tail.len() - kept);
@@ -318,7 +334,7 @@ impl Bare {
         }
     }
 
-    /// Completes the beginning of a call.
+    /// The byte that completes the call start.
     fn closer(self) -> u8 {
         match self {
             Self::Json => b'"',
@@ -328,7 +344,7 @@ impl Bare {
 }
 
 impl CallSyntax {
-    /// Bytes of which a token must have one to complete the beginning of a call.
+    /// Bytes that can complete a call start. A token without any of them cannot trigger one.
     pub fn closers(&self) -> Vec<u8> {
         let marks = self.openings.iter().filter_map(|(mark, _)| mark.bytes().last());
         let bare = self.bare.map(|(bare, _)| bare.closer());
@@ -344,13 +360,13 @@ fn find(bytes: &[u8], mark: &str) -> Option<usize> {
     starts.map(|(at, _)| at).find(|at| bytes[at + 1..].starts_with(rest))
 }
 
-/// Length of the longest end of `bytes` with which `mark` could begin.
+/// Length of the longest suffix of `bytes` that is a proper prefix of `mark`.
 fn possible_start_of(bytes: &[u8], mark: &[u8]) -> usize {
     let most = bytes.len().min(mark.len().saturating_sub(1));
     (1..=most).rev().find(|n| mark.starts_with(&bytes[bytes.len() - n..])).unwrap_or(0)
 }
 
-/// Without the white space that begins it. An incomplete character is none.
+/// Trims leading white space. An incomplete UTF-8 character is not white space.
 fn trimmed(bytes: &[u8]) -> &[u8] {
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,

@@ -1,3 +1,12 @@
+//! Streaming tool call parser: dispatches generated text to the parser of the model's dialect.
+//!
+//! The parsers are `json_calls`, `tagged_calls` (XML-like) and `pythonic_calls`. Harmony (gpt-oss)
+//! calls are parsed with the channels, in `harmony`.
+//!
+//! Invariants: text that resembles a call but is not one is emitted as text, markers included, so
+//! no model output is lost. The concatenated events do not depend on how the text is split into
+//! pieces. `calls/tests.rs` checks both for every dialect.
+
 use super::{
     ToolDialect, dialect::Reading, json_calls::JsonCalls, pythonic_calls::PythonicCalls,
     tagged_calls::TaggedCalls,
@@ -5,30 +14,28 @@ use super::{
 use crate::request::Tool;
 use std::sync::Arc;
 
-/// A piece of an answer that may hold tool calls.
+/// An event of the streaming tool call parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallEvent {
-    /// Text for the reader.
+    /// Visible text.
     Text(String),
-    /// A call begins.
+    /// A tool call begins.
     Begin {
-        /// Number of the call in the answer.
+        /// Zero-based index of the call in the answer.
         index: usize,
-        /// The function.
+        /// Name of the function.
         name: String,
     },
-    /// More of the JSON text of its arguments.
+    /// A fragment of the call's arguments, as JSON text.
     Arguments {
-        /// Number of the call in the answer.
+        /// Zero-based index of the call in the answer.
         index: usize,
-        /// The next characters.
+        /// The fragment.
         text: String,
     },
 }
 
-/// Reads calls out of an answer, in whichever dialect the model writes them.
-///
-/// What looks like a call and is none comes out as text, marks included: nothing a model wrote is lost.
+/// Streaming tool call parser for any dialect except harmony.
 #[derive(Clone, Debug)]
 pub struct Calls(Kind);
 
@@ -40,9 +47,11 @@ enum Kind {
 }
 
 impl Calls {
-    /// For this dialect; none for one whose calls are messages of their own. `tools` tell which arguments are texts, and
-    /// what is a call, where the dialect does not. `constrained`: calls were generated under [`CallSyntax`](super::CallSyntax), so
-    /// an object without a mark is a call only if it begins with its name.
+    /// A parser for `dialect`, or `None` for harmony, whose calls are messages of their own.
+    /// `tools` supply the schemas that decide whether an argument is a string, and the names that
+    /// make an unmarked object a call. With `constrained`, calls were generated under
+    /// [`CallSyntax`](super::CallSyntax), so an unmarked object is a call only if it begins with
+    /// its name.
     pub fn new(dialect: ToolDialect, tools: Arc<[Tool]>, constrained: bool) -> Option<Self> {
         Some(Self(match dialect.reading() {
             Reading::Json(marks) => Kind::Json(JsonCalls::new(marks, tools, constrained)),
@@ -52,7 +61,7 @@ impl Calls {
         }))
     }
 
-    /// Takes more text and returns what is certain.
+    /// Feeds more text; returns the events that no later text can change.
     pub fn push(&mut self, text: &str) -> Vec<CallEvent> {
         match &mut self.0 {
             Kind::Json(calls) => calls.push(text),
@@ -61,7 +70,7 @@ impl Calls {
         }
     }
 
-    /// The text has ended: what is no whole call comes out as text.
+    /// Ends the text: an incomplete call is emitted as text unless its name was already emitted.
     pub fn finish(&mut self) -> Vec<CallEvent> {
         match &mut self.0 {
             Kind::Json(calls) => calls.finish(),
@@ -70,7 +79,7 @@ impl Calls {
         }
     }
 
-    /// Number of calls so far.
+    /// Number of calls parsed so far.
     pub fn count(&self) -> usize {
         match &self.0 {
             Kind::Json(calls) => calls.count(),

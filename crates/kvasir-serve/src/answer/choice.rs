@@ -1,60 +1,72 @@
+//! Streaming post-processing of one choice: stop sequences, then reasoning, then tool calls.
+//!
+//! Pipeline of each token's text:
+//!
+//! 1. `StopFilter` cuts the text at the first stop sequence and holds back a possible prefix of
+//!    one.
+//! 2. `Reasoning` splits the reasoning block from visible text; `Harmony` does this by channel.
+//! 3. `Calls` parses tool calls out of visible text.
+//!
+//! Invariant: the concatenated deltas do not depend on how the text is split; the tests here check
+//! every split.
+
 use super::{CallEvent, Calls, Harmony, Part, Reasoning, ReasoningDialect, StopFilter, ToolDialect};
 use crate::request::Tool;
 use std::sync::Arc;
 
-/// What one answer gains.
+/// A delta of one choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta {
-    /// Text for the reader.
+    /// Visible text (`content`).
     Content(String),
-    /// What the model thinks to itself.
+    /// Reasoning text (`reasoning_content`).
     Reasoning(String),
     /// A tool call begins.
     CallBegin {
-        /// Number of the call in the answer.
+        /// Zero-based index of the call in the answer.
         index: usize,
-        /// The function.
+        /// Name of the function.
         name: String,
     },
-    /// More of a call's arguments.
+    /// A fragment of a call's arguments.
     CallArguments {
-        /// Number of the call in the answer.
+        /// Zero-based index of the call in the answer.
         index: usize,
         /// The next characters of the JSON text.
         text: String,
     },
 }
 
-/// What is told apart in an answer.
+/// Parsing options of one choice.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
-    /// Texts that end it.
+    /// Stop sequences.
     pub stop: Vec<String>,
-    /// Tokens before those in which they are looked for.
+    /// Number of leading tokens in which stop sequences are ignored (`min_tokens`).
     pub unstopped: u32,
-    /// It goes on with a text instead of beginning one.
+    /// The answer continues a text instead of starting one (raw completion).
     pub goes_on: bool,
-    /// It may hold calls of these tools, written in this dialect.
+    /// Tool call dialect and offered tools, if calls are parsed.
     pub calls: Option<(ToolDialect, Arc<[Tool]>)>,
-    /// It may begin with reasoning, in this dialect; true when the prompt ends inside it.
+    /// Reasoning dialect, if any; the flag is true when the prompt ends inside the reasoning block.
     pub reasoning: Option<(ReasoningDialect, bool)>,
-    /// Calls are constrained from their beginning on, and read accordingly.
+    /// Calls were generated under constrained decoding and are parsed accordingly.
     pub constrained: bool,
-    /// Calls after the first are dropped.
+    /// Drop calls after the first (`parallel_tool_calls: false`).
     pub one_call: bool,
 }
 
-/// One answer, read as it comes: stop texts first, then reasoning, then calls.
+/// Streaming state of one choice: stop sequences first, then reasoning, then tool calls.
 #[derive(Clone, Debug)]
 pub struct Choice {
     stop: StopFilter,
     parts: Parts,
     one_call: bool,
-    /// Tokens that are yet to come before stop texts count.
+    /// Remaining tokens in which stop sequences are ignored.
     unstopped: u32,
 }
 
-/// How the parts of an answer are told apart.
+/// How content, reasoning and calls are separated: by markers in text, or by harmony channels.
 #[derive(Clone, Debug)]
 enum Parts {
     Marked { reasoning: Option<Reasoning>, calls: Option<Calls> },
@@ -62,7 +74,7 @@ enum Parts {
 }
 
 impl Choice {
-    /// An empty answer.
+    /// An empty choice.
     pub fn new(reading: Reading) -> Self {
         let parts = match reading.reasoning {
             Some((ReasoningDialect::Harmony, _)) => Parts::Channels(Harmony::new(reading.calls.is_some())),
@@ -77,7 +89,7 @@ impl Choice {
         Self { stop: StopFilter::new(reading.stop), parts, one_call, unstopped }
     }
 
-    /// Takes the text of one more token and returns what is certain.
+    /// Feeds the text of one token; returns the deltas that no later text can change.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
         let sure = match self.unstopped {
             0 => self.stop.push(text),
@@ -90,7 +102,7 @@ impl Choice {
         }
     }
 
-    /// The text has ended: gives out what was held back.
+    /// Ends the text and flushes what was held back.
     pub fn finish(&mut self) -> Vec<Delta> {
         let rest = self.stop.finish();
         let mut deltas = self.read(&rest);
@@ -108,17 +120,17 @@ impl Choice {
         deltas
     }
 
-    /// Bytes of the whole text that certainly belong to it, so far.
+    /// Bytes of the raw text released so far: not held back as a possible stop sequence.
     pub fn sure(&self) -> usize {
         self.stop.given()
     }
 
-    /// Where a stop text cut it, in bytes of the whole text.
+    /// Byte offset in the raw text where a stop sequence cut it, and that sequence.
     pub fn stopped(&self) -> Option<(usize, &str)> {
         self.stop.stopped()
     }
 
-    /// Whether it holds a tool call.
+    /// Whether a tool call was parsed.
     pub fn has_calls(&self) -> bool {
         match &self.parts {
             Parts::Channels(harmony) => harmony.count() > 0,
@@ -137,7 +149,7 @@ impl Choice {
         self.kept(deltas)
     }
 
-    /// Without the calls beyond the first, where there may be one.
+    /// Drops calls after the first if only one is allowed.
     fn kept(&self, mut deltas: Vec<Delta>) -> Vec<Delta> {
         let dropped = |delta: &Delta| matches!(delta, Delta::CallBegin { index, .. } | Delta::CallArguments { index, .. } if *index > 0);
         deltas.retain(|delta| !(self.one_call && dropped(delta)));
@@ -168,7 +180,7 @@ impl From<CallEvent> for Delta {
 mod tests {
     use super::*;
 
-    /// Reasoning, text and calls of an answer cut at `cut`, put together again.
+    /// Reasoning, text and calls of an answer split at `cut`, concatenated.
     fn cut(reading: &Reading, text: &str, cut: usize) -> (String, String, Vec<(String, String)>, bool) {
         let mut choice = Choice::new(reading.clone());
         let mut deltas = choice.push(&text[..cut]);
@@ -212,7 +224,7 @@ mod tests {
         let mut choice = Choice::new(reading);
         let said: Vec<Vec<Delta>> = ["ab", "xa", "b", "ab."].map(|text| choice.push(text)).into();
         let text = |text: &str| vec![Delta::Content(text.into())];
-        // What stands on both sides of the line is no stop either.
+        // A stop sequence across the `min_tokens` border does not count either.
         assert_eq!(said, [text("ab"), text("xa"), text("b"), vec![]]);
         assert_eq!((choice.finish(), choice.stopped(), choice.sure()), (vec![], Some((5, "ab")), 5));
     }

@@ -1,3 +1,18 @@
+//! Tool call dialects: how each model family writes tool calls, for parsing and for constrained
+//! decoding.
+//!
+//! Each `ToolDialect` provides, from one place:
+//!
+//! - detection from the chat template (`of_template`) and by the parser names of vLLM and SGLang
+//!   (`named`);
+//! - the parser's marker tables (`reading`: `Marks` for JSON, `Tags` for XML-like dialects);
+//! - the control tokens that detokenization must keep (`marks`);
+//! - the grammar of an answer that must be calls only (`form`, for a required `tool_choice`);
+//! - the trigger syntax and grammars of calls in free text (`syntax`, for `tool_choice: auto`).
+//!
+//! Parser and grammar must agree: text generated under the grammar parses to a call that fits its
+//! tool's schema. `form/call_grammars/tests.rs` checks this on random answers.
+
 use super::{
     Bare, CallSyntax, Harmony, Next,
     json_calls::{Body, Marks},
@@ -11,7 +26,7 @@ use crate::{
 };
 use serde_json::{Value, json};
 
-/// How a family of models writes calls of tools.
+/// A tool call dialect: how a model family writes tool calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ToolDialect {
     /// `<tool_call>{"name": .., "arguments": ..}</tool_call>`: Hermes, Qwen.
@@ -23,11 +38,11 @@ pub enum ToolDialect {
     Pythonic,
     /// `[TOOL_CALLS][{..}]`, or `[TOOL_CALLS]name[ARGS]{..}`.
     Mistral,
-    /// `name`, then arguments in a fence between DeepSeek's marks: V3, R1.
+    /// `name`, then arguments in a code fence, between DeepSeek's markers: V3, R1.
     DeepSeekV3,
-    /// `name`, then arguments between DeepSeek's marks: V3.1.
+    /// `name`, then arguments, between DeepSeek's markers: V3.1.
     DeepSeekV31,
-    /// Tags with DeepSeek's own prefix: V3.2.
+    /// XML-like tags with DeepSeek's own prefix (DSML): V3.2.
     DeepSeekV32,
     /// `<tool_call>name<arg_key>..</arg_key><arg_value>..</arg_value></tool_call>`: GLM-4.5 and later.
     Glm45,
@@ -35,11 +50,11 @@ pub enum ToolDialect {
     Qwen3Coder,
     /// `<|tool_call|>[{..}]<|/tool_call|>` or `functools[{..}]`: Phi-4.
     Phi4,
-    /// Messages to functions in channels: gpt-oss.
+    /// Messages to functions in harmony channels: gpt-oss.
     Harmony,
 }
 
-/// Every dialect under the name that other engines know it by.
+/// Tool parser names, as other inference engines spell them.
 const NAMES: &[(&str, ToolDialect)] = &[
     ("hermes", ToolDialect::Hermes),
     ("llama3_json", ToolDialect::Llama3Json),
@@ -118,7 +133,7 @@ const DSML: Tags = Tags {
     padded: false,
 };
 
-/// How a dialect is read.
+/// The parser of a dialect, with its marker table.
 pub(super) enum Reading {
     Json(&'static Marks),
     Tagged(&'static Tags),
@@ -127,17 +142,17 @@ pub(super) enum Reading {
 }
 
 impl ToolDialect {
-    /// The dialect of this name.
+    /// The dialect with this parser name.
     pub fn named(name: &str) -> Option<Self> {
         NAMES.iter().find(|(known, _)| *known == name).map(|(_, dialect)| *dialect)
     }
 
-    /// All names.
+    /// All parser names.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMES.iter().map(|(name, _)| *name)
     }
 
-    /// The dialect that a chat template teaches its model.
+    /// Detects the dialect from the text of a chat template; Hermes if nothing matches.
     pub fn of_template(template: &str) -> Self {
         let has = |mark: &str| template.contains(mark);
         match () {
@@ -151,7 +166,7 @@ impl ToolDialect {
             () if has("[TOOL_CALLS]") => Self::Mistral,
             () if has("<|tool_call|>") || has("functools") => Self::Phi4,
             () if has("<|python_tag|>") => Self::Llama3Json,
-            // Those of Llama 3.2 and 4 show the object and name no mark.
+            // Templates of Llama 3.2 and 4 show the object without a marker.
             () if (has("<|start_header_id|>") || has("<|header_start|>")) && has("\"parameters\"") => {
                 Self::Llama3Json
             }
@@ -175,7 +190,7 @@ impl ToolDialect {
         }
     }
 
-    /// Control tokens that must stay in an answer's text, because calls are marked by them.
+    /// Control tokens that detokenization must keep, because they mark calls.
     pub fn marks(self) -> Vec<&'static str> {
         match self.reading() {
             Reading::Json(marks) => {
@@ -193,7 +208,8 @@ impl ToolDialect {
         }
     }
 
-    /// The form of an answer that consists of calls of `tools` as a model of this dialect writes them.
+    /// Grammar parts of an answer that consists only of calls of `tools`, as this dialect writes
+    /// them. With `several`, more than one call is allowed.
     pub fn form(self, tools: &[&Tool], several: bool) -> Calls {
         let (begin, separator, end) = match self {
             Self::Hermes | Self::Glm45 | Self::Qwen3Coder => ("", "\n", ""),
@@ -204,7 +220,7 @@ impl ToolDialect {
             Self::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
             Self::DeepSeekV32 => ("<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"),
             Self::Phi4 => ("<|tool_call|>[", ", ", "]<|/tool_call|>"),
-            // A call ends the turn.
+            // A call ends the turn, so there is no separator.
             Self::Harmony => ("", "", ""),
         };
         let several = several && self != Self::Harmony;
@@ -216,7 +232,8 @@ impl ToolDialect {
         }
     }
 
-    /// Where calls of `tools` begin in free text, and what must follow. With `several` one run may hold more than one.
+    /// Trigger syntax of calls of `tools` within free text, and the grammars that follow each
+    /// trigger. With `several`, one run may hold more than one call.
     pub fn syntax(self, tools: &[&Tool], several: bool) -> CallSyntax {
         let names = tools.iter().map(|tool| tool.name.clone()).collect();
         let calls = |begin: &str, separator: &str, end: &str, one: &dyn Fn(&Tool) -> Vec<Part>| Calls {
@@ -226,7 +243,7 @@ impl ToolDialect {
             end: end.into(),
         };
         let object = |key: &'static [&'static str]| move |tool: &Tool| object(tool, key);
-        // Behind its brace, which the scanner has seen.
+        // After the opening brace, which the scanner has already consumed.
         let behind_brace = |key: &'static [&'static str]| move |tool: &Tool| object_behind_brace(tool, key);
         let own = |mark: &'static str| CallSyntax {
             grammars: vec![vec![calls("", "", "", &|tool| behind(mark, self.call(tool)))]],
@@ -293,7 +310,7 @@ impl ToolDialect {
                         .into_iter()
                         .flat_map(|text| [Part::Space, Part::Text(text.into())]);
                     let value = [Part::Space, Part::Regex("\"[a-zA-Z0-9]{1,32}\"".into())];
-                    // Behind the arguments and before the brace.
+                    // Between the arguments and the closing brace.
                     parts.insert(parts.len() - 2, Part::Optional(id.chain(value).collect()));
                     parts
                 };
@@ -328,7 +345,7 @@ impl ToolDialect {
                     vec![
                         text(&tool.name),
                         Part::Optional(vec![text("<|channel|>commentary")]),
-                        // The name ends at a space or a mark.
+                        // The name ends at a space or a marker.
                         Part::Optional(vec![Part::Either(vec![
                             vec![text(" "), Part::Optional(vec![constrain.clone()]), kind.clone()],
                             vec![constrain, kind],
@@ -399,7 +416,7 @@ impl ToolDialect {
     }
 }
 
-/// Whether the schema of a tool's arguments describes objects, among other values or not.
+/// Whether the schema of a tool's arguments admits objects, possibly among other types.
 pub(crate) fn takes_objects(tool: &Tool) -> bool {
     let schema = tool.parameters.as_ref().map(|schema| resolved(schema, schema));
     schema.is_none_or(|schema| match &schema["type"] {
@@ -409,7 +426,7 @@ pub(crate) fn takes_objects(tool: &Tool) -> bool {
     })
 }
 
-/// The schema of a tool's arguments, without other values than objects where it takes objects.
+/// The schema of a tool's arguments, restricted to objects if it admits objects.
 fn arguments(tool: &Tool) -> Value {
     let Some(schema) = &tool.parameters else { return json!({"type": "object"}) };
     let mut schema = resolved(schema, schema);
@@ -421,7 +438,7 @@ fn arguments(tool: &Tool) -> Value {
     schema
 }
 
-/// A schema, or what it refers to, with the definitions of `root`.
+/// Resolves a chain of local `$ref`s, and keeps the definitions of `root`.
 fn resolved(root: &Value, schema: &Value) -> Value {
     let mut found = schema;
     for _ in 0..LONGEST_CHAIN {
@@ -438,10 +455,10 @@ fn resolved(root: &Value, schema: &Value) -> Value {
     found
 }
 
-/// References that are followed into each other.
+/// Longest chain of `$ref`s that is followed.
 const LONGEST_CHAIN: usize = 8;
 
-/// What follows `mark` in the parts of a call.
+/// The parts of a call after the marker `mark`.
 fn behind(mark: &str, mut parts: Vec<Part>) -> Vec<Part> {
     if let Some(Part::Text(first)) = parts.first_mut()
         && let Some((_, rest)) = first.split_once(mark)
@@ -451,12 +468,13 @@ fn behind(mark: &str, mut parts: Vec<Part>) -> Vec<Part> {
     parts
 }
 
-/// A call as an object with name and arguments, the arguments under one of `keys`.
+/// Grammar parts of a call as a JSON object, with the arguments under one of `keys`.
 fn object(tool: &Tool, keys: &[&str]) -> Vec<Part> {
     [Part::Text("{".into())].into_iter().chain(object_behind_brace(tool, keys)).collect()
 }
 
-/// The same behind its brace. The space before the brace that ends it stands for itself.
+/// Grammar parts of a JSON call object after its opening brace. The white space before the closing
+/// brace is a part of its own.
 fn object_behind_brace(tool: &Tool, keys: &[&str]) -> Vec<Part> {
     let text = |text: &str| Part::Text(text.into());
     let key = match keys {
@@ -468,7 +486,7 @@ fn object_behind_brace(tool: &Tool, keys: &[&str]) -> Vec<Part> {
     before.into_iter().chain([text("}")]).flat_map(|part| [Part::Space, part]).collect()
 }
 
-/// The properties of a schema of arguments: key, schema, whether it must be there. Definitions go along with each.
+/// Properties of an argument schema: key, schema with `$defs` attached, and whether it is required.
 fn properties(schema: &Value) -> impl Iterator<Item = (&String, Value, bool)> {
     let required =
         |key: &str| schema["required"].as_array().is_some_and(|keys| keys.iter().any(|k| k == key));
@@ -484,7 +502,7 @@ fn properties(schema: &Value) -> impl Iterator<Item = (&String, Value, bool)> {
     })
 }
 
-/// The texts that a schema lists, if it lists nothing else.
+/// The strings of an `enum` or `const`, if it lists only strings.
 fn listed(schema: &Value) -> Option<Vec<String>> {
     let texts = match (schema.get("const"), schema.get("enum")) {
         (Some(text), _) => vec![text.as_str()],
@@ -494,18 +512,19 @@ fn listed(schema: &Value) -> Option<Vec<String>> {
     texts.into_iter().map(|text| text.map(str::to_owned)).collect()
 }
 
-/// How a value stands in a tag.
+/// How an argument value is written inside a tag.
 enum Tagged {
-    /// A text without quotes that all these regular expressions match.
+    /// An unquoted string that matches all of these regular expressions.
     Text(Vec<String>),
-    /// One of these texts without quotes.
+    /// One of these strings, unquoted.
     Listed(Vec<String>),
     /// JSON.
     Json(Value),
 }
 
-/// The ways in which values of a schema stand in tags. Where `says_kind` the tag says whether it holds a text. Elsewhere the
-/// reader takes whatever is no other JSON for a text, so texts never have quotes.
+/// The ways to write values of a schema inside a tag. With `says_kind`, the tag states whether it
+/// holds a string. Otherwise the parser reads anything that is not other JSON as a string, so
+/// strings are never quoted.
 fn ways(property: &Value, says_kind: bool) -> Vec<Tagged> {
     let schema = resolved(property, property);
     if let Some(texts) = listed(&schema) {
@@ -542,7 +561,8 @@ fn ways(property: &Value, says_kind: bool) -> Vec<Tagged> {
     }
 }
 
-/// A call whose arguments stand in tags: texts as they are, everything else as JSON. Models of one family differ in the line ends between tags.
+/// Grammar parts of a call with one tag per argument: strings unquoted, all else as JSON. Models of
+/// one family differ in the line breaks between tags, hence `Part::Gap`.
 fn tagged(
     tags: &Tags,
     open: &str,
@@ -556,7 +576,8 @@ fn tagged(
     let without = [tags.key, tags.close, tags.open, tags.value_end].into_iter().chain(closing.copied());
     let without: Vec<String> = without.map(str::to_owned).collect();
     let text = |patterns: Vec<String>| {
-        // Whatever the reader takes for the end ends a text, on a line of its own or not; of one with a pattern the line end is no part.
+        // Any marker that the parser takes for the end ends a string. With a pattern, the padding
+        // line break is not part of the match.
         let pad = if patterns.is_empty() { "" } else { pad };
         Part::Raw(Raw { patterns, without: without.clone(), pad: pad.into(), end: tags.value_end.into() })
     };
@@ -587,10 +608,10 @@ fn tagged(
     parts
 }
 
-/// Stands for a key that a tool does not name.
+/// Placeholder for an argument name that the schema does not list.
 const ANY_KEY: &str = "\u{fdd2}";
 
-/// A part with `ANY_KEY` replaced by what keys may be.
+/// Replaces `ANY_KEY` in a part by the pattern of argument names.
 fn with_any_key(part: Part) -> Vec<Part> {
     let split = match &part {
         Part::Text(text) => text.split_once(ANY_KEY),
@@ -604,15 +625,16 @@ fn with_any_key(part: Part) -> Vec<Part> {
     }
 }
 
-/// A key that a tool does not name.
+/// Pattern of an argument name that the schema does not list.
 const KEY: &str = "[A-Za-z_][A-Za-z0-9_]{0,40}";
 
-/// Whether arguments may have any names, since the schema names none.
+/// Whether arguments may have arbitrary names: no `properties`, and `additionalProperties` is not
+/// false.
 fn takes_any(schema: &Value) -> bool {
     schema.get("properties").is_none() && schema.get("additionalProperties") != Some(&Value::Bool(false))
 }
 
-/// A call as Python writes it, with the arguments that must be there and then those that may; values as JSON.
+/// Grammar parts of a Python call: required arguments, then optional ones; values as JSON.
 fn pythonic(name: &str, schema: &Value) -> Vec<Part> {
     let argument = |(key, property, _): (&String, Value, bool)| {
         vec![Part::Text(format!("{key}=")), Part::Json(property)]

@@ -1,22 +1,29 @@
+//! Streaming parser of the harmony response format (gpt-oss): channels of reasoning, text and tool
+//! calls.
+//!
+//! Message grammar: `<|start|>role<|channel|>name to=recipient<|message|>text<|end|>`. The
+//! `analysis` channel is reasoning, `final` is content, and a message to `functions.NAME` is a tool
+//! call. A message to any other recipient is treated as reasoning. The tests are in `choice.rs`.
+
 use super::{
     Delta,
     hold::{take, take_to_mark},
 };
 
-/// Reads an answer in channels: `<|channel|>analysis<|message|>…<|end|>` is reasoning, `final` is text, and a message to a
-/// function is a call.
+/// Streaming harmony parser: `<|channel|>analysis<|message|>…<|end|>` is reasoning, `final` is
+/// content, and a message to a function is a tool call.
 #[derive(Clone, Debug)]
 pub(super) struct Harmony {
     held: String,
     place: Place,
     count: usize,
-    /// Whether it may call functions.
+    /// Whether messages to functions are tool calls; otherwise they are reasoning.
     calls: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Place {
-    /// Before the message: who speaks, to whom, in which channel.
+    /// The message header: role, recipient, channel.
     #[default]
     Header,
     Reasoning,
@@ -25,15 +32,15 @@ enum Place {
 }
 
 const MESSAGE: &str = "<|message|>";
-/// Marks that end a message.
+/// Markers that end a message.
 pub(super) const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
 
 impl Harmony {
-    /// Control tokens that must stay in the text.
+    /// Control tokens that detokenization must keep.
     pub(super) const MARKS: &[&str] =
         &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"];
 
-    /// An empty answer, which may hold calls or not.
+    /// A parser at the start of an answer; `calls` tells whether tool calls are parsed.
     pub(super) fn new(calls: bool) -> Self {
         Self { held: String::new(), place: Place::default(), count: 0, calls }
     }
@@ -56,7 +63,7 @@ impl Harmony {
         let mut deltas = Vec::new();
         let rest = std::mem::take(&mut self.held);
         match self.place {
-            // A header without a message says nothing; text without any mark is the answer.
+            // A header without a message is dropped; text without any marker is the answer.
             Place::Header if rest.contains("<|") || rest.trim() == "assistant" => {}
             Place::Header => say(rest, Delta::Content, &mut deltas),
             _ => self.say(rest, &mut deltas),
@@ -80,7 +87,7 @@ impl Harmony {
                 Place::Call
             }
             None if header.contains("<|channel|>analysis") => Place::Reasoning,
-            // What is said to a tool that nobody offered stays the model's own.
+            // A message to a recipient that was not offered stays reasoning.
             None if header.contains("to=") => Place::Reasoning,
             None => Place::Text,
         };

@@ -1,4 +1,8 @@
-/// Length of the longest end of `text` with which `mark` could begin. It must be held back until more text decides.
+//! Hold-back buffering for streaming parsers: emits text up to a marker, and keeps a suffix that
+//! may be the start of one.
+
+/// Length of the longest suffix of `text` that is a proper prefix of `mark`. It must be held back
+/// until more text decides.
 pub(super) fn possible_start(text: &str, mark: &str) -> usize {
     let most = text.len().min(mark.len().saturating_sub(1));
     let fits = |n: &usize| {
@@ -8,8 +12,9 @@ pub(super) fn possible_start(text: &str, mark: &str) -> usize {
     (1..=most).rev().find(fits).unwrap_or(0)
 }
 
-/// Takes what stands before the first of `marks`, and says which that is: the longest where several begin at one place. The mark
-/// stays. With none there, takes all but an end with which one could begin.
+/// Splits off the text before the first of `marks`, and returns that marker: the longest where
+/// several match at one position. The marker stays in `text`. Without a match, splits off all but a
+/// suffix that may be the start of a marker.
 pub(super) fn take_to_mark<'m>(
     text: &mut String,
     marks: impl Iterator<Item = &'m str> + Clone,
@@ -25,7 +30,7 @@ pub(super) fn take_to_mark<'m>(
     }
 }
 
-/// Takes the first `n` bytes off `text`.
+/// Splits off the first `n` bytes of `text`.
 pub(super) fn take(text: &mut String, n: usize) -> String {
     let rest = text.split_off(n);
     std::mem::replace(text, rest)

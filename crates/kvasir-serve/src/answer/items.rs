@@ -1,37 +1,43 @@
+//! Groups the deltas of an answer into output items (reasoning, message, function call) for
+//! item-based APIs.
+//!
+//! Invariant: only the last item grows; an item emits `Begin`, then `More`s, then exactly one
+//! `End`. OpenAI's Responses API and Anthropic's Messages API stream items.
+
 use super::Delta;
 
-/// What a part of an answer is.
+/// The kind of an output item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ItemKind {
-    /// What the model thinks to itself.
+    /// Reasoning.
     Reasoning,
-    /// What it says.
+    /// Visible text.
     Text,
-    /// A call of this function; the item's text is its arguments.
+    /// A call of this function; the item's text is its arguments as JSON.
     Call(String),
 }
 
-/// A part of an answer.
+/// An output item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// What it is.
+    /// Its kind.
     pub kind: ItemKind,
-    /// All of its text so far.
+    /// Its accumulated text.
     pub text: String,
 }
 
-/// What happens to an item.
+/// A streaming event of an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ItemEvent {
-    /// It begins; the one before it has ended.
+    /// The item begins; its predecessor has ended.
     Begin,
-    /// It gains this text.
+    /// The item grows by this text.
     More(String),
-    /// It has ended.
+    /// The item has ended.
     End,
 }
 
-/// An answer as a list of parts, of which only the last one grows.
+/// Accumulates the items of an answer; only the last one grows.
 #[derive(Clone, Debug, Default)]
 pub struct Items {
     items: Vec<Item>,
@@ -39,7 +45,7 @@ pub struct Items {
 }
 
 impl Items {
-    /// Takes what the answer gained; says what happened to which item.
+    /// Feeds a delta; returns events with the index of their item.
     pub fn push(&mut self, delta: Delta) -> Vec<(usize, ItemEvent)> {
         let (kind, text, anew) = match delta {
             Delta::Content(text) => (ItemKind::Text, text, false),
@@ -47,7 +53,7 @@ impl Items {
             Delta::CallBegin { name, .. } => (ItemKind::Call(name), String::new(), true),
             Delta::CallArguments { text, .. } => match self.items.last() {
                 Some(Item { kind: kind @ ItemKind::Call(_), .. }) => (kind.clone(), text, false),
-                // Arguments follow the beginning of their call, always.
+                // Arguments always follow the start of their call.
                 _ => return Vec::new(),
             },
         };
@@ -66,13 +72,13 @@ impl Items {
         events
     }
 
-    /// Ends the last item.
+    /// Ends the last item, if it is still open.
     pub fn finish(&mut self) -> Option<(usize, ItemEvent)> {
         let last = self.items.len().checked_sub(1)?;
         std::mem::take(&mut self.open).then_some((last, ItemEvent::End))
     }
 
-    /// The items so far.
+    /// All items so far.
     pub fn all(&self) -> &[Item] {
         &self.items
     }

@@ -1,3 +1,16 @@
+//! Streaming parser of tool calls with JSON arguments: Hermes, Llama 3, Mistral, DeepSeek, Phi-4.
+//!
+//! A table (`Marks`) describes each dialect. States:
+//!
+//! 1. `Outside`: text up to a start marker, or an unmarked object at the start of the answer.
+//! 2. `Before`: a call may begin here; the consumed text is kept in case it is not a call.
+//! 3. `Arguments`: the JSON object of arguments is streamed as it arrives.
+//! 4. `Behind`: the rest of the enclosing object, up to its brace or the end marker.
+//! 5. `After`: the end marker, or the next call of a run.
+//!
+//! Invariants: a candidate that is not a call is emitted as text, markers included. Once its name
+//! is emitted, a broken call is not retracted. `calls/tests.rs` checks both under every split.
+
 use super::{
     CallEvent,
     hold::{take, take_to_mark},
@@ -8,48 +21,48 @@ use crate::request::Tool;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// How calls with arguments in JSON are marked.
+/// Marker table of a dialect whose call arguments are JSON.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Marks {
-    /// Begin a call, or a run of calls.
+    /// Start markers of a call, or of a run of calls.
     pub(super) open: &'static [&'static str],
-    /// Ends it; where there is none, whatever is no call does.
+    /// End marker. In dialects without one, anything that is not a call ends the run.
     pub(super) close: Option<&'static str>,
-    /// Marks beside calls that say nothing.
+    /// Decorative markers around calls, skipped.
     pub(super) beside: &'static [&'static str],
-    /// An object that begins the answer may be a call without a mark.
+    /// An unmarked object at the start of the answer may be a call.
     pub(super) bare: bool,
-    /// How one call is written.
+    /// Layout of one call.
     pub(super) body: Body,
 }
 
-/// How one call is written.
+/// Layout of one call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// An object with name and arguments. Several may follow each other, in a list or not.
+    /// A JSON object with name and arguments. Several may follow each other, as a list or not.
     Object,
-    /// The name, then the arguments. Before the name may stand the first; after it stands one of the others, or the
-    /// arguments at once.
+    /// The bare name, then the arguments. `before` may precede the name; one of `between`, or the
+    /// arguments directly, follows it.
     Named {
-        /// Before the name.
+        /// Optional text before the name.
         before: &'static str,
-        /// Between name and arguments.
+        /// Alternatives between name and arguments.
         between: &'static [&'static str],
     },
 }
 
-/// What may stand before the first call of a run, and between two.
+/// Separators before the first call of a run (`BEFORE`) and between two calls (`BETWEEN`).
 const BEFORE: &[char] = &['[', ' ', '\n', '\r', '\t'];
 const BETWEEN: &[char] = &[']', ',', ';', ' ', '\n', '\r', '\t'];
 const SPACE: &[char] = &[' ', '\n', '\r', '\t'];
-/// What may be left of a call that never ended.
+/// Leftovers of a call without an end marker.
 const TAIL: &[char] = &['}', ']', ',', ';', '`', ' ', '\n', '\r', '\t'];
-/// Longest text that can be a name.
+/// Longest function name accepted, in bytes.
 const LONGEST_NAME: usize = 128;
 
-/// Reads calls whose arguments are JSON out of an answer.
+/// Streaming parser of tool calls with JSON arguments.
 ///
-/// What stands at the place of a call and is none comes out as text, marks included: nothing a model wrote is lost.
+/// A candidate that is not a call is emitted as text, markers included.
 #[derive(Clone, Debug)]
 pub(super) struct JsonCalls {
     marks: &'static Marks,
@@ -58,37 +71,37 @@ pub(super) struct JsonCalls {
     place: Place,
     said: Said,
     count: usize,
-    /// Nothing but white space so far.
+    /// Only white space so far.
     fresh: bool,
-    /// Calls without a mark begin with their name, and what begins otherwise is text at once.
+    /// Unmarked calls must begin with their name; anything else is text at once.
     name_first: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     Outside,
-    /// Where a call may begin. What was taken since the mark, should none come.
+    /// Where a call may begin. Holds the text consumed since the marker, in case no call follows.
     Before(String),
-    /// In arguments that begin at `start` of what is held and of which `sent` is out. `inside`: they are part of an object that begins
-    /// what is held.
+    /// In arguments that begin at offset `start` of `held`, of which `sent` is emitted. `inside`:
+    /// they are part of an object that begins at offset 0 of `held`.
     Arguments {
         start: usize,
         sent: Extent,
         inside: bool,
     },
-    /// Behind the arguments, which end at `from` of what is held.
+    /// After the arguments, which end at offset `from` of `held`.
     Behind {
         from: usize,
         inside: bool,
     },
-    /// After a call that was an object, or was not.
+    /// After a call; `object` tells whether it was a JSON object.
     After {
         object: bool,
     },
 }
 
 impl JsonCalls {
-    /// What stands without a mark is a call of one of these tools, or none.
+    /// A parser for `marks`. An unmarked object is a call only if it names one of `tools`.
     pub(super) fn new(marks: &'static Marks, tools: Arc<[Tool]>, name_first: bool) -> Self {
         Self {
             marks,
@@ -120,7 +133,7 @@ impl JsonCalls {
         match std::mem::replace(&mut self.place, Place::Outside) {
             Place::Outside => self.said.say(&held, &mut events),
             Place::Before(taken) => self.said.say(&(taken + &held), &mut events),
-            // Once its name is out, a broken call cannot be taken back.
+            // Once its name is emitted, a broken call cannot be retracted.
             Place::Arguments { .. } => self.end_call(),
             Place::Behind { from, .. } => self.end_open_call(&held[from..], &mut events),
             Place::After { .. } => self.end_open_call(&held, &mut events),
@@ -128,7 +141,7 @@ impl JsonCalls {
         events
     }
 
-    /// Ends a call that has all its arguments and no end; what stands behind it is text.
+    /// Ends a call that has all its arguments but no end marker; the text after it is text.
     fn end_open_call(&mut self, behind: &str, events: &mut Vec<CallEvent>) {
         self.end_call();
         let text = behind.trim_start_matches(TAIL);
@@ -137,7 +150,7 @@ impl JsonCalls {
         }
     }
 
-    /// One move; false if it takes more text. With `over` none will come.
+    /// One state transition; false if it needs more text. With `over`, none will come.
     fn advance(&mut self, events: &mut Vec<CallEvent>, over: bool) -> bool {
         match self.place.clone() {
             Place::Outside => self.outside(events),
@@ -198,7 +211,7 @@ impl JsonCalls {
         }
     }
 
-    /// An object with name and arguments.
+    /// Parses a JSON call object.
     fn object(&mut self, events: &mut Vec<CallEvent>, over: bool) -> bool {
         let unmarked = matches!(&self.place, Place::Before(taken) if taken.trim().is_empty());
         let bare = self.marks.bare && unmarked;
@@ -213,7 +226,7 @@ impl JsonCalls {
             _ if bare && self.name_first => return self.no_call(0, events),
             Head::Call(..) | Head::Perhaps | Head::Other => {}
         }
-        // Keys in another order, or no arguments at all: only the whole object tells.
+        // Keys in another order, or no arguments: only the complete object decides.
         let (len, whole) = extent(&self.held);
         if !whole {
             return false;
@@ -249,7 +262,7 @@ impl JsonCalls {
             "{" => skip + at,
             _ => skip + at + mark.len(),
         };
-        // The arguments themselves; white space, a fence and marks that say nothing may stand before them.
+        // White space, a code fence or decorative markers may precede the arguments.
         let gap = self.held[start..].find('{');
         match gap {
             _ if name.is_empty() => self.something_else(events),
@@ -285,7 +298,8 @@ impl JsonCalls {
         whole
     }
 
-    /// Takes the rest of the object that the arguments are part of. The mark that ends the call ends it too, where its brace was forgotten.
+    /// Consumes the rest of the enclosing object. The end marker also ends it, in case the model
+    /// forgot the brace.
     fn behind(&mut self, from: usize, inside: bool) -> bool {
         let (len, whole) = if inside { extent(&self.held) } else { (from, true) };
         let close = self.marks.close.filter(|_| inside).and_then(|close| self.held[from..].find(close));
@@ -297,7 +311,7 @@ impl JsonCalls {
         true
     }
 
-    /// After a call comes the mark that ends it, or the next call of a run.
+    /// After a call: the end marker, or the next call of a run.
     fn after(&mut self, object: bool, events: &mut Vec<CallEvent>) -> bool {
         let next = self.held.trim_start_matches(if object { BETWEEN } else { SPACE });
         if object && next.starts_with('{') {
@@ -333,7 +347,7 @@ impl JsonCalls {
         self.place = Place::Outside;
     }
 
-    /// What was taken for a call up to here is text.
+    /// Emits the candidate consumed so far as text.
     fn no_call(&mut self, len: usize, events: &mut Vec<CallEvent>) -> bool {
         let Place::Before(taken) = std::mem::replace(&mut self.place, Place::Outside) else { return false };
         let text = taken + &take(&mut self.held, len);
@@ -341,7 +355,7 @@ impl JsonCalls {
         true
     }
 
-    /// What stands at a call's place is text: up to the mark that would end the call, or from here on.
+    /// Emits what stands at a call's place as text: up to the end marker, or from here on.
     fn something_else(&mut self, events: &mut Vec<CallEvent>) -> bool {
         match self.marks.close {
             None => self.no_call(0, events),
@@ -353,7 +367,8 @@ impl JsonCalls {
     }
 }
 
-/// Name and arguments of a whole object that is a call. A `bare` one says that it has arguments.
+/// Name and arguments of a complete JSON object, if it is a call. A `bare` (unmarked) one must have
+/// arguments.
 fn whole_call(object: Value, bare: bool) -> Option<(String, String)> {
     let function = object.get("function").filter(|inner| inner.is_object()).unwrap_or(&object);
     let name = function.get("name")?.as_str()?.to_owned();
@@ -361,7 +376,7 @@ fn whole_call(object: Value, bare: bool) -> Option<(String, String)> {
     let text = match arguments {
         None if bare => return None,
         None | Some(Value::Null) => "{}".into(),
-        // Arguments as a text of JSON, as the wire has them.
+        // Arguments as a JSON string, as on the OpenAI wire.
         Some(Value::String(text)) => text.clone(),
         Some(arguments) => arguments.to_string(),
     };

@@ -1,16 +1,19 @@
-//! JSON that is not complete yet.
+//! Incremental scanner of incomplete JSON: finds the end of a value, and reads the head of a call
+//! object.
 
-/// How much of `text`, which begins with `{` or `[`, belongs to that value; and whether its end is there.
+/// Length of the JSON value at the start of `text` (which begins with `{` or `[`), and whether it
+/// is complete.
 pub(super) fn extent(text: &str) -> (usize, bool) {
     let mut extent = Extent::default();
     let whole = extent.read(text);
     (extent.len, whole)
 }
 
-/// How far a text, which begins with `{` or `[`, is known to belong to that value.
+/// Resumable scan for the end of a JSON value that begins with `{` or `[`. Minds strings and
+/// escapes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Bytes that do.
+    /// Bytes known to belong to the value.
     pub(super) len: usize,
     depth: usize,
     quoted: bool,
@@ -18,7 +21,8 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Reads what has come since: `text` begins with what was read before. Says whether the value's end is there.
+    /// Continues the scan; `text` must extend the previously scanned text. Returns whether the
+    /// value is complete.
     pub(super) fn read(&mut self, text: &str) -> bool {
         for byte in text.bytes().skip(self.len) {
             self.len += 1;
@@ -40,29 +44,29 @@ impl Extent {
     }
 }
 
-/// What the beginning of an object says.
+/// Classification of an object by its first keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Head {
-    /// `{"name": "f", "arguments": {`: the name, and where the inner object begins.
+    /// `{"name": "f", "arguments": {`: the name, and the offset of the inner object.
     Call(String, usize),
-    /// It may yet become that.
+    /// Undecided: more text is needed.
     Perhaps,
-    /// It is something else.
+    /// Not a call head.
     Other,
 }
 
-/// What a text names at its beginning.
+/// Result of reading a name at the start of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Named {
-    /// This name, and its end is there.
+    /// A complete name.
     Name(String),
-    /// More text decides.
+    /// Undecided: more text is needed.
     Perhaps,
-    /// Nothing.
+    /// No name.
     Other,
 }
 
-/// The name in an object that begins with one: `{"name": "f"`.
+/// The name of an object that begins with one: `{"name": "f"`.
 pub(super) fn named(text: &str) -> Named {
     let mut rest = Rest { text, at: 0 };
     let name = rest.expect("{").and_then(|()| rest.expect("\"name\"")).and_then(|()| rest.expect(":"));
@@ -73,7 +77,7 @@ pub(super) fn named(text: &str) -> Named {
     }
 }
 
-/// Reads the beginning of an object.
+/// Classifies the start of an object as a call head.
 pub(super) fn head(text: &str) -> Head {
     let mut rest = Rest { text, at: 0 };
     match rest.head() {
@@ -83,7 +87,8 @@ pub(super) fn head(text: &str) -> Head {
     }
 }
 
-/// What was looked for is not here; the reader stands at the end of the text if more of it could change that.
+/// The expected text is missing. The cursor stands at the end of the text if more of it could
+/// change that.
 struct Missing;
 
 struct Rest<'a> {

@@ -1,6 +1,12 @@
-//! From generated text to an answer: stop texts cut, reasoning told apart, tool calls read, piece by piece.
+//! Output parsing: turns generated text into answers, incrementally: stop sequences, reasoning,
+//! tool calls.
 //!
-//! Each part takes text as it comes and gives out what is certain. Whatever the pieces, the sum is the same.
+//! Each stage takes text as it is generated, and emits only what no later text can change.
+//! Invariant: the concatenated output does not depend on how the text is split into pieces.
+//!
+//! Entry points: [`Choice`] runs the stages for one choice, [`ToolDialect`] and
+//! [`ReasoningDialect`] describe model families, [`Items`] groups deltas into items, and
+//! [`Scanner`] triggers constrained tool calls.
 
 mod call_start;
 mod calls;

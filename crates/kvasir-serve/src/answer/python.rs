@@ -1,13 +1,15 @@
-//! Calls as Python or as JSON writes them, with literals for arguments.
+//! Parser of Python-style tool calls (`[f(a=1)]`): literals become JSON arguments. Also accepts a
+//! JSON call object.
 
 use super::json_text::Named;
 use serde_json::{Map, Value};
 use std::str::CharIndices;
 
-/// Deepest nesting of an argument.
+/// Maximum nesting depth of an argument.
 const MAX_DEPTH: usize = 64;
 
-/// The calls that `text` consists of: a list of them, one, or one in `print(...)`; or an object with name and arguments.
+/// Parses `text` as calls only: a list, a single call, `print(call)`, or a JSON object with name
+/// and arguments. `None` if it is anything else.
 pub(super) fn calls(text: &str) -> Option<Vec<(String, Value)>> {
     let text = text.trim();
     if text.starts_with('{') {
@@ -30,7 +32,7 @@ pub(super) fn calls(text: &str) -> Option<Vec<(String, Value)>> {
     (ends && reader.rest.trim().is_empty()).then_some(calls)
 }
 
-/// The function that is called at the beginning of `text`: `f(`.
+/// Name of the function called at the start of `text`: `f(`.
 pub(super) fn named(text: &str) -> Named {
     let mut reader = Reader { rest: text };
     let name = reader.name();
@@ -168,7 +170,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The character behind `\u`. JSON writes one beyond the basic plane as two escapes; half of one becomes U+FFFD.
+/// The character of a `\u` escape. JSON writes a character beyond the basic plane as a surrogate
+/// pair; a lone surrogate becomes U+FFFD.
 fn unicode_escape(chars: &mut CharIndices<'_>) -> Option<char> {
     let unit = |chars: &mut CharIndices<'_>| {
         let digits: String = chars.by_ref().take(4).map(|(_, c)| c).collect();

@@ -1,3 +1,9 @@
+//! Streaming parser of Python-style tool calls (Llama 3.2 and 4, Gemma): a leading list, or a
+//! `tool_code` fence.
+//!
+//! States: `Start` (only white space so far), `Text`, `Fence`. A list is held back until it is
+//! complete, and parsed as a whole: text that only resembles a call list stays text.
+
 use super::{
     CallEvent,
     hold::{possible_start, take},
@@ -5,8 +11,8 @@ use super::{
     said::Said,
 };
 
-/// Reads calls written as Python (`[get(city="Paris")]`) out of an answer: a list that begins it, or what stands in a fence.
-/// A list counts as a whole, so that what only looks like one stays text.
+/// Streaming parser of Python-style calls (`[get(city="Paris")]`): a list at the start of the
+/// answer, or the body of a fence.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PythonicCalls {
     held: String,
@@ -17,7 +23,7 @@ pub(super) struct PythonicCalls {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Place {
-    /// Nothing but white space so far.
+    /// Only white space so far.
     #[default]
     Start,
     Text,
@@ -114,14 +120,14 @@ impl PythonicCalls {
     }
 }
 
-/// Whether this beginning of a list may become one of calls: a name and a bracket.
+/// Whether this incomplete list may still become a list of calls: a name and a parenthesis.
 fn could_be_list(text: &str) -> bool {
     let inner = text[1..].trim_start();
     let name = inner.trim_start_matches(|c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'));
     inner.is_empty() || name.len() < inner.len() && (name.is_empty() || name.starts_with('('))
 }
 
-/// Where a list that begins `text` ends.
+/// Byte offset of the end of the list at the start of `text`.
 fn list_end(text: &str) -> Option<usize> {
     let (mut depth, mut quote, mut escaped) = (0usize, None, false);
     for (i, c) in text.char_indices() {

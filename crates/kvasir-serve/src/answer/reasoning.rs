@@ -1,26 +1,33 @@
+//! Streaming reasoning parser: separates the reasoning block (`<think>…</think>`) from visible
+//! text.
+//!
+//! States: `Start` → `Opening` → `Thinking` → `Between` → `Saying`. A reasoning block counts only
+//! at the start of the answer, or where the prompt has opened it. Line breaks next to the markers
+//! belong to neither part. The test here checks every split of the text.
+
 use super::hold::{possible_start, take};
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What the model thinks to itself.
+    /// Reasoning text.
     Reasoning(String),
-    /// What it says.
+    /// Visible text.
     Text(String),
 }
 
-/// How a family of models marks what it thinks to itself.
+/// How a model family marks its reasoning block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningDialect {
-    /// `<think>…</think>`: DeepSeek R1 and its heirs, Qwen3, GLM.
+    /// `<think>…</think>`: DeepSeek R1 and derivatives, Qwen3, GLM.
     Think,
     /// `[THINK]…[/THINK]`: Mistral.
     Mistral,
-    /// A channel of its own: gpt-oss.
+    /// The harmony `analysis` channel: gpt-oss.
     Harmony,
 }
 
-/// Every dialect under the names that other engines know it by.
+/// Reasoning parser names, as other inference engines spell them.
 const NAMES: &[(&str, ReasoningDialect)] = &[
     ("think", ReasoningDialect::Think),
     ("deepseek_r1", ReasoningDialect::Think),
@@ -31,17 +38,17 @@ const NAMES: &[(&str, ReasoningDialect)] = &[
 ];
 
 impl ReasoningDialect {
-    /// The dialect of this name.
+    /// The dialect with this parser name.
     pub fn named(name: &str) -> Option<Self> {
         NAMES.iter().find(|(known, _)| *known == name).map(|(_, dialect)| *dialect)
     }
 
-    /// All names.
+    /// All parser names.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMES.iter().map(|(name, _)| *name)
     }
 
-    /// The dialect that a chat template speaks, if its model reasons.
+    /// Detects the dialect from the text of a chat template; `None` if the model does not reason.
     pub fn of_template(template: &str) -> Option<Self> {
         let has = |mark: &str| template.contains(mark);
         match () {
@@ -52,7 +59,7 @@ impl ReasoningDialect {
         }
     }
 
-    /// What begins and ends it.
+    /// Start and end markers of the reasoning block.
     pub fn marks(self) -> (&'static str, &'static str) {
         match self {
             Self::Think => ("<think>", "</think>"),
@@ -62,7 +69,7 @@ impl ReasoningDialect {
     }
 }
 
-/// Tells what stands between two marks apart from what is said.
+/// Streaming parser of one reasoning block between two markers.
 #[derive(Clone, Debug)]
 pub struct Reasoning {
     open: &'static str,
@@ -73,24 +80,24 @@ pub struct Reasoning {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing but white space so far.
+    /// Only white space so far.
     Start,
-    /// Line ends after the mark are not thought.
+    /// Skips line breaks after the start marker.
     Opening,
     Thinking,
-    /// Line ends between the reasoning and the text are neither.
+    /// Skips line breaks between reasoning and text.
     Between,
     Saying,
 }
 
 impl Reasoning {
-    /// `begun` when the prompt itself ends inside the reasoning.
+    /// A parser for `dialect`; `begun` is true when the prompt ends inside the reasoning block.
     pub fn new(dialect: ReasoningDialect, begun: bool) -> Self {
         let (open, close) = dialect.marks();
         Self { open, close, held: String::new(), state: if begun { State::Opening } else { State::Start } }
     }
 
-    /// Takes more text and returns what is certain.
+    /// Feeds more text; returns the pieces that no later text can change.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
         self.held.push_str(text);
         let mut parts = Vec::new();
@@ -132,7 +139,7 @@ impl Reasoning {
     fn think(&mut self, parts: &mut Vec<Part>) {
         let end = self.held.find(self.close);
         let sure = end.unwrap_or_else(|| {
-            // A line end just before the mark is the mark's, so it waits with it.
+            // Line breaks just before the end marker belong to it, so they are held back.
             let hold = self.held.len() - possible_start(&self.held, self.close);
             self.held[..hold].trim_end_matches('\n').len()
         });
@@ -147,7 +154,7 @@ impl Reasoning {
         }
     }
 
-    /// The text has ended: gives out what was held back.
+    /// Ends the text and flushes what was held back.
     pub fn finish(&mut self) -> Option<Part> {
         let held = std::mem::take(&mut self.held);
         match self.state {

@@ -1,11 +1,13 @@
-//! As much of JSON schemas as it takes to tell a text from what it can be read as.
+//! Minimal JSON Schema check: whether a schema admits a value's type. It decides if an unquoted
+//! argument is a string.
 
 use serde_json::Value;
 
-/// References and alternatives that are followed into each other.
+/// Maximum depth of nested references and alternatives.
 const DEPTH: usize = 16;
 
-/// Whether a schema takes values of this kind. `root` is where its references lead; what is not understood takes everything.
+/// Whether `schema` admits values of this type. `root` resolves `$ref`s. Keywords that are not
+/// understood admit everything.
 pub(super) fn admits(root: &Value, schema: &Value, value: &Value) -> bool {
     within(root, schema, value, DEPTH)
 }

@@ -1,6 +1,9 @@
+//! Streaming stop-sequence filter: cuts text at the first stop string and holds back a possible
+//! prefix of one.
+
 use super::hold::take_to_mark;
 
-/// Ends a text at the first of several stop texts, which is not part of it.
+/// Ends a text at the first of several stop sequences, which is not part of the output.
 #[derive(Clone, Debug, Default)]
 pub struct StopFilter {
     stops: Vec<String>,
@@ -10,12 +13,12 @@ pub struct StopFilter {
 }
 
 impl StopFilter {
-    /// For these stop texts.
+    /// A filter for these stop sequences.
     pub fn new(stops: Vec<String>) -> Self {
         Self { stops, ..Self::default() }
     }
 
-    /// Takes more text and returns what certainly belongs to the answer.
+    /// Feeds more text; returns what certainly precedes any stop sequence.
     pub fn push(&mut self, text: &str) -> String {
         if self.stopped.is_some() {
             return String::new();
@@ -30,24 +33,24 @@ impl StopFilter {
         sure
     }
 
-    /// Takes text in which no stop is looked for; nothing else has been taken before.
+    /// Passes text through without matching stop sequences. Must precede any `push`.
     pub fn pass(&mut self, text: &str) -> String {
         self.given += text.len();
         text.to_owned()
     }
 
-    /// How much has been given out, in bytes.
+    /// Bytes emitted so far.
     pub fn given(&self) -> usize {
         self.given
     }
 
-    /// The text has ended: gives out what was held back.
+    /// Ends the text and flushes what was held back.
     pub fn finish(&mut self) -> String {
         self.given += self.held.len();
         std::mem::take(&mut self.held)
     }
 
-    /// Where the text was cut, in bytes, and by which stop text.
+    /// Byte offset of the cut, and the stop sequence that caused it.
     pub fn stopped(&self) -> Option<(usize, &str)> {
         self.stopped.as_ref().map(|(at, stop)| (*at, stop.as_str()))
     }

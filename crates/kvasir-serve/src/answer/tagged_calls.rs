@@ -1,3 +1,11 @@
+//! Streaming parser of XML-like tool calls (GLM-4.5, Qwen3-Coder, DeepSeek V3.2): one tag per
+//! argument, converted to JSON.
+//!
+//! A table (`Tags`) describes each dialect. States: `Outside` → `Name` → `Arguments`. An argument
+//! is emitted once its value is complete. Missing end tags are tolerated: the next argument or the
+//! call's end closes a value. The tool's JSON schema decides whether an unquoted value is a string.
+//! `calls/tests.rs` checks every dialect under every split.
+
 use super::{
     CallEvent,
     hold::{take, take_to_mark},
@@ -8,30 +16,30 @@ use crate::request::Tool;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// How calls are marked whose arguments stand in tags of their own.
+/// Marker table of a dialect with one tag per argument.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Tags {
-    /// Begins a call; its name follows.
+    /// Starts a call; the name follows.
     pub(super) open: &'static str,
-    /// Ends the name; those that begin with `<` are left for what follows.
+    /// End markers of the name. One that begins with `<` is not consumed.
     pub(super) name_end: &'static [&'static str],
-    /// Begins an argument; its key follows.
+    /// Starts an argument; the key follows.
     pub(super) key: &'static str,
     /// Ends the key.
     pub(super) key_end: &'static str,
-    /// Begins the value.
+    /// Starts the value.
     pub(super) value: &'static str,
     /// Ends the value.
     pub(super) value_end: &'static str,
     /// Ends the call.
     pub(super) close: &'static str,
-    /// Marks beside calls that say nothing.
+    /// Decorative markers around calls, skipped.
     pub(super) beside: &'static [&'static str],
-    /// A value stands on lines of its own: the line ends around it are none of its.
+    /// A value is on lines of its own: one line break on each side is padding.
     pub(super) padded: bool,
 }
 
-/// Reads calls whose arguments stand in tags out of an answer, and puts their JSON together.
+/// Streaming parser of tagged calls; assembles their arguments into JSON.
 #[derive(Clone, Debug)]
 pub(super) struct TaggedCalls {
     tags: &'static Tags,
@@ -75,7 +83,8 @@ impl TaggedCalls {
         match std::mem::replace(&mut self.place, Place::Outside) {
             Place::Outside => self.said.say(&held, &mut events),
             Place::Name => self.said.say(&format!("{}{held}", self.tags.open), &mut events),
-            // Once its name is out, a broken call cannot be taken back. What was cut off stays visibly so.
+            // Once its name is emitted, a broken call cannot be retracted. A truncated one stays
+            // visibly incomplete JSON.
             Place::Arguments { first, .. } => {
                 let begun = self.begun(&held, first);
                 events.extend(begun.map(|text| CallEvent::Arguments { index: self.count, text }));
@@ -98,7 +107,7 @@ impl TaggedCalls {
     }
 
     fn name(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        // A line end may stand before the name.
+        // A line break may precede the name.
         let space = self.held.len() - self.held.trim_start().len();
         let rest = &self.held[space..];
         let ends = self.tags.name_end.iter().filter_map(|mark| Some((rest.find(mark)?, *mark)));
@@ -139,7 +148,8 @@ impl TaggedCalls {
         }
     }
 
-    /// Where a call ends, and what follows begins: at its own mark, or where that was forgotten at the next that cannot be part of it.
+    /// Where a call ends, and where the following text begins: at its end tag or, if the model
+    /// forgot that, at the next marker that cannot be part of the call.
     fn call_end(&self, text: &str) -> Option<(usize, usize)> {
         let tags = self.tags;
         let others = tags.beside.iter().filter(|mark| mark.starts_with("</")).chain([&tags.open]);
@@ -148,7 +158,7 @@ impl TaggedCalls {
         own.into_iter().chain(others).min()
     }
 
-    /// Key and tag of the argument whose key's tag begins at `at`, and where its value does.
+    /// Key, attributes and value offset of the argument whose key tag begins at `at`.
     fn head<'h>(&self, held: &'h str, at: usize) -> Option<(&'h str, &'h str, usize)> {
         let tags = self.tags;
         let key_from = at + tags.key.len();
@@ -157,27 +167,28 @@ impl TaggedCalls {
         let rest = held[after..].trim_start();
         let key = held[key_from..key_to].trim();
         if tags.value.starts_with('<') && !rest.starts_with(tags.value) {
-            // Some leave the value's own tag out.
+            // Some models omit the value's start tag.
             return (!tags.value.starts_with(rest)).then(|| (key, "", held.len() - rest.len()));
         }
         let value_at = after + held[after..].find(tags.value)?;
         Some((key, &held[after..value_at], value_at + tags.value.len()))
     }
 
-    /// The argument whose key's tag begins at `at`, its value as JSON, and where it ends in what is held.
+    /// Key, JSON value and end offset of the argument whose key tag begins at `at`; `None` while
+    /// incomplete.
     fn pair(&self, at: usize) -> Option<(String, String, usize)> {
         let (tags, held) = (self.tags, &self.held);
         let (key, attributes, from) = self.head(held, at)?;
         let value = &held[from..];
         let own = value.find(tags.value_end).map(|at| (at, at + tags.value_end.len()));
-        // Where its end was forgotten, the next argument or the call's end is it.
+        // If the model forgot the end tag, the next argument or the call's end closes the value.
         let next = value.find(tags.key).map(|at| (at, at));
         let end = self.call_end(value).map(|(at, _)| (at, at));
         let (to, behind) = own.into_iter().chain(next).chain(end).min()?;
         Some((key.to_owned(), self.json(key, attributes, &value[..to]), from + behind))
     }
 
-    /// What there is of an argument that was cut off.
+    /// The visible part of a truncated argument.
     fn begun(&self, held: &str, first: bool) -> Option<String> {
         let (key, attributes, from) = self.head(held, held.find(self.tags.key)?)?;
         let value = self.json(key, attributes, &held[from..]);
@@ -189,7 +200,8 @@ impl TaggedCalls {
         ))
     }
 
-    /// A value as JSON: as its tag says, else as the tool's schema does, else whatever it can be read as.
+    /// Converts a value to JSON: by its tag's attributes, else by the tool's schema, else by
+    /// whatever it parses as.
     fn json(&self, key: &str, attributes: &str, text: &str) -> String {
         let text = if self.tags.padded { unpadded(text) } else { text };
         let value = serde_json::from_str::<Value>(text.trim()).ok().filter(|value| match attributes {
@@ -200,7 +212,8 @@ impl TaggedCalls {
         value.map_or_else(|| Value::from(text).to_string(), |_| text.trim().to_owned())
     }
 
-    /// Whether a text that can be read as this value is that value, as far as the running call's schema tells.
+    /// Whether a text that parses as `value` is that value rather than a string, by the running
+    /// call's schema.
     fn reads_as(&self, key: &str, value: &Value) -> bool {
         let tool = |name: &str| self.tools.iter().find(|tool| tool.name == name)?.parameters.as_ref();
         let parameters = match &self.place {
@@ -218,14 +231,14 @@ impl TaggedCalls {
     }
 }
 
-/// Keys of a schema that say which kinds of values it takes.
+/// Schema keywords that restrict a value's type.
 const KINDS: &[&str] = &["type", "enum", "const", "anyOf", "oneOf", "$ref"];
 
 fn separator(first: bool) -> &'static str {
     if first { "" } else { ", " }
 }
 
-/// Without the line end before it and the one behind it.
+/// Strips one line break on each side.
 fn unpadded(text: &str) -> &str {
     let text = text.strip_prefix('\n').unwrap_or(text);
     text.strip_suffix('\n').unwrap_or(text)

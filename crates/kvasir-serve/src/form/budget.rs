@@ -1,24 +1,30 @@
+//! Reasoning budget as a constraint: after a number of reasoning tokens, only the end-of-reasoning
+//! token is allowed.
+//!
+//! Wraps an inner constraint (a grammar), which is masked as usual while the budget is not spent.
+//! The state is a function of the output alone, so rejected drafts need no rollback.
+
 use kvasir_kv::Token;
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
 use std::sync::Arc;
 
-/// At most so many tokens of reasoning: when they are used up, the mark that ends it is all that may come.
+/// Limits reasoning to `tokens` tokens: once they are spent, the mask allows only the end marker.
 #[derive(Clone, Debug)]
 pub struct Budget {
-    /// Tokens of reasoning.
+    /// Maximum number of reasoning tokens.
     pub tokens: usize,
-    /// The mark that begins it.
+    /// Token that starts the reasoning block.
     pub open: Token,
-    /// The mark that ends it.
+    /// Token that ends the reasoning block.
     pub close: Token,
-    /// The prompt ends inside the reasoning.
+    /// Whether the prompt ends inside the reasoning block.
     pub is_begun: bool,
-    /// Token ids are below this.
+    /// Vocabulary size.
     pub vocab: u32,
 }
 
 impl Budget {
-    /// The constraint that keeps to it, and to `inner` where that is one.
+    /// Wraps `inner`, if it holds a constraint, in a constraint that enforces the budget.
     pub fn within(self, inner: Constrained) -> Constrained {
         let words = self.vocab.div_ceil(32) as usize;
         let mut closing = vec![0; words];
@@ -28,7 +34,7 @@ impl Budget {
         Constrained(Some(Arc::new(Bounded { budget: self, inner, closing: closing.into() })))
     }
 
-    /// Whether the reasoning must end now.
+    /// Whether the block is open and its budget spent.
     fn is_spent(&self, output: &[Token]) -> bool {
         let begin = match self.is_begun {
             true => Some(0),
@@ -43,7 +49,7 @@ impl Budget {
 struct Bounded {
     budget: Budget,
     inner: Constrained,
-    /// Only the mark that ends the reasoning.
+    /// Token mask that allows only the end marker.
     closing: Arc<[u32]>,
 }
 
@@ -92,7 +98,7 @@ mod tests {
         budget.within(Constrained::default()).0.unwrap().follow()
     }
 
-    /// Whether only the closing mark may come, or else anything.
+    /// Whether only the end marker is allowed; otherwise the mask must be absent.
     fn must_close(follower: &mut Box<dyn Follower>, output: &[Token]) -> bool {
         let Allowed::Only(mask) = follower.allowed(output) else { return false };
         let may = |id: Token| mask[id as usize / 32] >> (id % 32) & 1 == 1;
@@ -110,7 +116,7 @@ mod tests {
             (&[1, CLOSE], false),
             (&[1, 2, CLOSE], false),
             (&[1, 2, CLOSE, 3, 4, 5], false),
-            // Asked again about less, as after a draft that was wrong.
+            // A shorter output again, as after a rejected draft.
             (&[1], false),
         ] {
             assert_eq!(must_close(&mut begun, output), want, "{output:?}");

@@ -1,15 +1,23 @@
-//! Constrains tool calls from the moment the model begins one; text before, between and behind calls is free.
+//! Lazy constrained decoding of tool calls: a grammar applies from the start of a call; all other
+//! text is free.
 //!
 //! A sequence alternates between two states:
 //!
-//! 1. *Text.* A [`Scanner`] reads the bytes of each token. Every token is allowed and no mask is made, unless a token could complete
-//!    the beginning of a call and go on with bytes that no call begins with. Such tokens are excluded: the parser would read the text as
-//!    a call, and no continuation could make it a valid one. Their masks depend on the scanner's state alone and are cached by it.
-//! 2. *Call.* A compiled grammar takes the bytes behind the mark and then each token; its masks are made on side threads. When it has
-//!    matched as a whole, the scanner resumes.
+//! 1. *Text.* A [`Scanner`] reads the bytes of each token. Every token is allowed and no mask is
+//!    made, with one exception: a token that would complete a call start and continue with bytes
+//!    that no call begins with. Such tokens are excluded, because the parser would read a call that
+//!    no continuation could make valid. Their masks depend on the scanner state alone, and are
+//!    cached by it.
+//! 2. *Call.* A compiled grammar consumes the bytes after the trigger and then each token. Its
+//!    masks are computed on helper threads. Once the grammar has matched as a whole, the scanner
+//!    resumes.
 //!
-//! Invariant: the state is a function of the output alone. Output that was taken back (rejected drafts, a step that runs again) is undone
-//! by the matcher inside a call, and otherwise by reading again from the last checkpoint.
+//! Invariant: the state is a function of the output alone. After a rollback (rejected drafts, a
+//! step that runs again), the matcher rolls back inside a call; otherwise the scanner replays from
+//! the last checkpoint.
+//!
+//! `call_grammars/tests.rs` generates random answers and checks that every parsed call fits its
+//! tool's schema.
 
 use super::{
     Refused, Vocabulary,
@@ -31,27 +39,28 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// The compiled grammars of a set of tools in one dialect. They are shared by all requests that offer these tools.
+/// The compiled grammars of a set of tools in one dialect, shared by all requests that offer these
+/// tools.
 pub struct CallGrammars {
     syntax: CallSyntax,
-    /// Behind the beginning of a call, one for each grammar. Locked only to be copied.
+    /// Matcher after a call start, one per grammar. Locked only to be cloned.
     starts: Vec<Mutex<Matcher>>,
     words: TokEnv,
-    /// Control tokens that are part of an answer's text, and their spelling.
+    /// Control tokens that detokenization keeps, with their spelling.
     spelled: Vec<(Token, String)>,
-    /// Text tokens that can complete the beginning of a call.
+    /// Text tokens that can complete a call start.
     closers: Vec<Token>,
-    /// What a scanner in this state excludes, if anything.
+    /// Cache: token mask of a scanner state, `None` if it excludes no token.
     exclusions: Mutex<HashMap<Scanner, Option<Arc<[u32]>>>>,
-    /// Only what ends an answer.
+    /// Token mask that allows only end-of-sequence tokens.
     ends: Arc<[u32]>,
     helper: Arc<Helper>,
     warden: Warden,
 }
 
-/// Scanner states whose exclusions are remembered.
+/// Capacity of the mask cache, in scanner states.
 const REMEMBERED: usize = 1024;
-/// Text tokens after which a checkpoint is taken.
+/// Text tokens between two checkpoints.
 const STRIDE: usize = 64;
 
 impl fmt::Debug for CallGrammars {
@@ -61,7 +70,8 @@ impl fmt::Debug for CallGrammars {
 }
 
 impl CallGrammars {
-    /// Compiles what may follow the beginning of a call. `spelled` are the control tokens that an answer's text keeps.
+    /// Compiles the grammars that follow a call start. `spelled` are the control tokens that
+    /// detokenization keeps.
     pub(super) fn new(
         vocabulary: &Vocabulary,
         syntax: CallSyntax,
@@ -103,7 +113,7 @@ impl CallGrammars {
         })))
     }
 
-    /// The bytes that a token adds to an answer's text.
+    /// The bytes that a token adds to the detokenized answer.
     fn bytes(&self, token: Token) -> &[u8] {
         let bytes = self.words.tok_trie().token(token);
         match is_text(bytes) {
@@ -115,18 +125,19 @@ impl CallGrammars {
         }
     }
 
-    /// Follows the grammar of a call from its beginning. None if the bytes that came already do not fit it.
+    /// A matcher that has consumed the bytes generated after the trigger. `None` if they do not fit
+    /// the grammar.
     fn begin(&self, opened: &Opened) -> Option<Matcher> {
         let mut matcher = locked(self.starts.get(opened.grammar?)?).clone();
         let trie = self.words.tok_trie();
         let tokens = trie.greedy_tokenize(&opened.bytes);
-        // A byte that no token spells is left out there.
+        // `greedy_tokenize` skips bytes that no token spells.
         let is_whole = tokens.iter().map(|id| trie.token_len(*id)).sum::<usize>() == opened.bytes.len();
         let taken = if is_whole { matcher.try_consume_tokens(&tokens).ok() } else { None };
         (taken == Some(tokens.len())).then_some(matcher)
     }
 
-    /// The mask of a scanner's state, if it excludes any token.
+    /// The cached token mask of a scanner state; `None` if every token is allowed.
     fn exclusion(&self, scanner: &Scanner) -> Option<Arc<[u32]>> {
         if let Some(found) = locked(&self.exclusions).get(scanner) {
             return found.clone();
@@ -149,34 +160,34 @@ impl CallGrammars {
     }
 }
 
-/// A control token has a marker in front of its spelling, and unused ids have no bytes.
+/// Control tokens have a marker byte in front of their spelling; unused ids have no bytes.
 fn is_text(bytes: &[u8]) -> bool {
     bytes.first().is_some_and(|first| *first != TokTrie::SPECIAL_TOKEN_MARKER)
 }
 
-/// How an answer begins that may hold calls.
+/// Initial state of an answer that may hold calls.
 #[derive(Clone, Copy, Debug)]
 pub struct CallsBeginning {
-    /// What begins and ends reasoning, in which no call begins.
+    /// Start and end markers of the reasoning block, in which no call begins.
     pub reasoning: Option<(&'static str, &'static str)>,
-    /// The prompt ends inside reasoning.
+    /// Whether the prompt ends inside the reasoning block.
     pub is_reasoning: bool,
-    /// The answer may hold one call.
+    /// Allow at most one call.
     pub one_call: bool,
-    /// What follows the one call.
+    /// What may follow that call.
     pub behind_last: BehindLast,
 }
 
-/// What follows the last call that an answer may hold.
+/// What may follow the last allowed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BehindLast {
-    /// The end of the answer.
+    /// Only the end of the answer is allowed.
     End,
-    /// Whatever the model writes; calls among it are not constrained, and the reader drops them.
+    /// Free text. Further calls in it are neither constrained nor kept by the parser.
     Anything,
 }
 
-/// [`CallGrammars`] for one request.
+/// The `Constraint` of one request over shared [`CallGrammars`].
 #[derive(Debug)]
 struct Triggered {
     grammars: Arc<CallGrammars>,
@@ -200,7 +211,7 @@ impl Constraint for Triggered {
     }
 }
 
-/// One sequence on its way.
+/// The per-sequence follower.
 #[derive(Debug)]
 struct Following {
     state: Arc<Mutex<State>>,
@@ -222,7 +233,7 @@ impl Follower for Following {
 
     fn expect(&mut self, output: &[Token]) {
         let mut state = locked(&self.state);
-        // Text is read here and now, which takes less than to wake a thread.
+        // Scanning text inline is cheaper than waking a helper thread.
         if matches!(state.place, Place::Text(_)) && state.go_to(output) && state.is_answered() {
             return;
         }
@@ -235,15 +246,15 @@ impl Follower for Following {
     }
 }
 
-/// Where a sequence stands.
+/// Decoding state of a sequence.
 enum Place {
     Text(Scanner),
-    /// In a call whose grammar has taken the tokens from `from` on.
+    /// Inside a call; the matcher has consumed the tokens from index `from` on.
     Call {
         matcher: Box<Watched>,
         from: usize,
         scanner: Scanner,
-        /// Bytes that came in the token with the mark.
+        /// Bytes after the trigger within the same token.
         bytes: Vec<u8>,
     },
     /// Only the end of the answer may come.
@@ -264,20 +275,20 @@ impl fmt::Debug for Place {
 struct State {
     grammars: Arc<CallGrammars>,
     behind_last: Option<BehindLast>,
-    /// The output that `place` has taken.
+    /// The output that `place` has consumed.
     taken: Vec<Token>,
-    /// The scanner after so many tokens of text, rising. The first is that of the beginning.
+    /// Scanner states by output length, ascending. The first is the initial state.
     checkpoints: Vec<(usize, Scanner)>,
     place: Place,
-    /// What may come after `taken` in a call, once it was asked for.
+    /// Mask after `taken` inside a call, once computed.
     mask: Option<Arc<[u32]>>,
-    /// The output that will be asked about.
+    /// The output announced for the next `allowed`.
     expected: Vec<Token>,
     is_expecting: bool,
 }
 
 impl State {
-    /// Whether the next answer takes no work.
+    /// Whether the next mask is already computed.
     fn is_answered(&self) -> bool {
         match &self.place {
             Place::Text(scanner) => locked(&self.grammars.exclusions).contains_key(scanner),
@@ -299,7 +310,8 @@ impl State {
             Place::End => Allowed::Only(&self.grammars.ends),
             Place::Call { matcher, .. } => {
                 if self.mask.is_none() {
-                    // A grammar that has become too large to follow fails here; the sequence ends with an error.
+                    // A grammar that exceeds the matcher's limits fails here; the sequence ends
+                    // with an error.
                     let mask: Option<SimpleVob> = matcher.work(Matcher::compute_mask_or_eos).ok();
                     self.mask = mask.filter(|mask| !mask.is_zero()).map(|mask| mask.as_slice().into());
                 }
@@ -308,9 +320,10 @@ impl State {
         }
     }
 
-    /// Takes back what is not in `output`, and takes what is missing of it. False if a call in it does not fit its grammar.
+    /// Moves the state to `output`: rolls back tokens that are not in it, then consumes the new
+    /// ones. False if a call in it violates its grammar.
     fn go_to(&mut self, output: &[Token]) -> bool {
-        // Nearly always it is one more token, which a plain comparison of memory tells.
+        // The common case is one more token, decided by a plain memory comparison.
         let goes_on = output.starts_with(&self.taken);
         let common = || self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
         let same = if goes_on { self.taken.len() } else { common() };
@@ -320,7 +333,7 @@ impl State {
         output[same..].iter().all(|token| self.take(*token))
     }
 
-    /// Keeps the first `len` tokens.
+    /// Rolls back to the first `len` tokens.
     fn take_back(&mut self, len: usize) -> bool {
         self.mask = None;
         if let Place::Call { matcher, from, .. } = &mut self.place
@@ -346,7 +359,7 @@ impl State {
             Place::Text(scanner) => {
                 let opened = scanner.push(&self.grammars.syntax, self.grammars.bytes(token));
                 let begun = opened.and_then(|opened| Some((self.grammars.begin(&opened)?, opened.bytes)));
-                // Bytes that fit no call were excluded. Where they came all the same they are text.
+                // Bytes that fit no call were masked out. If they appear anyway, they are text.
                 if let Some((begun, bytes)) = begun {
                     let (from, scanner) = (self.taken.len() + 1, scanner.clone());
                     let matcher = Box::new(self.grammars.warden.watch(begun));
@@ -370,7 +383,7 @@ impl State {
         true
     }
 
-    /// Goes on behind a call whose grammar has matched as a whole.
+    /// Leaves the call state once its grammar has matched as a whole.
     fn end_call(&mut self) {
         let Place::Call { matcher, scanner, from, bytes } = &mut self.place else { return };
         if matcher.matcher().is_error() || !matcher.matcher().is_stopped() {
@@ -380,7 +393,7 @@ impl State {
         let mut text = std::iter::once(bytes.as_slice()).chain(later).flatten();
         let first = text.find(|byte| !byte.is_ascii_whitespace()).copied();
         let mut scanner = scanner.clone();
-        // A message to a function ends the turn.
+        // In harmony, a message to a function ends the turn.
         let behind = if self.grammars.syntax.channels { Some(BehindLast::End) } else { self.behind_last };
         self.place = match behind {
             Some(BehindLast::End) => Place::End,

@@ -1,19 +1,24 @@
+//! Closes object schemas for structured output: sets `additionalProperties: false` where a schema
+//! lists properties.
+
 use serde_json::{Map, Value};
 
-/// Places in a schema that hold one schema each.
+/// Keywords that hold one subschema.
 const ONE: [&str; 4] = ["items", "additionalProperties", "contains", "propertyNames"];
-/// Places that hold a list of schemas.
+/// Keywords that hold a list of subschemas.
 const LISTS: [&str; 3] = ["prefixItems", "anyOf", "oneOf"];
-/// Places that hold schemas under names.
+/// Keywords that hold a map of subschemas.
 const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
-/// What puts several descriptions of one object together; a property that one of them does not name may be another's.
+/// Keywords that combine several subschemas for one object; a property unknown to one may belong to
+/// another.
 const COMBINE: [&str; 8] =
     ["allOf", "not", "if", "then", "else", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems"];
 
-/// Lets objects have the properties that are named, and no others.
+/// Restricts objects to the properties that are listed.
 ///
-/// A schema that says nothing of further properties allows any. Who writes one means a form to be filled in, and a model that may
-/// invent properties does. A schema that combines several descriptions of one object is left as it is.
+/// By JSON Schema, objects are open unless stated otherwise. Clients mean a fixed form, and a model
+/// that may invent properties does so. Schemas that combine several descriptions of one object are
+/// left unchanged.
 pub(super) fn close(schema: &mut Value) {
     if !combines(schema) {
         close_objects(schema);
@@ -53,7 +58,7 @@ fn close_objects(schema: &mut Value) {
     }
 }
 
-/// Whether an object may, or has to, have properties that are not named.
+/// Whether an object may, or must, have properties that are not listed.
 fn needs_others(map: &Map<String, Value>) -> bool {
     let Some(named) = map.get("properties").and_then(Value::as_object) else { return true };
     let required = map.get("required").and_then(Value::as_array);

@@ -1,8 +1,9 @@
-//! EBNF as other engines take it (`root ::= "a" rule [0-9]+`), rewritten in Lark's notation.
+//! Converts EBNF grammars (`root ::= "a" rule [0-9]+`, as llama.cpp's GBNF and XGrammar write them)
+//! to Lark's notation for llguidance.
 
 use std::fmt::Write;
 
-/// Whether a grammar is written in EBNF.
+/// Whether a grammar is in EBNF: some line begins with `name ::=`.
 pub(super) fn is_ebnf(text: &str) -> bool {
     let mut lines = text.lines().map(|line| line.trim_start());
     lines.any(|line| {
@@ -11,7 +12,7 @@ pub(super) fn is_ebnf(text: &str) -> bool {
     })
 }
 
-/// The same grammar in Lark's notation; `root` becomes `start`. Errors say where.
+/// Converts EBNF to Lark; `root` becomes `start`. Errors name the line.
 pub(super) fn to_lark(text: &str) -> Result<String, String> {
     let mut reader = Reader { rest: text, line: 1 };
     let mut out = String::new();
@@ -30,7 +31,7 @@ pub(super) fn to_lark(text: &str) -> Result<String, String> {
             Some(_) if names.is_empty() => return Err(reader.error("a rule must come first")),
             Some(Piece::Name(name)) => out += &format!(" {}", rule_name(&name)),
             Some(Piece::Text(text)) => out += &format!(" {text}"),
-            // What repeats belongs to what stands before it.
+            // A repetition suffix attaches to the preceding item.
             Some(Piece::Suffix(text)) => out += &text,
         }
     }
@@ -40,7 +41,8 @@ pub(super) fn to_lark(text: &str) -> Result<String, String> {
     }
 }
 
-/// Lark's rules are lower case and have no dashes; a name of our own keeps two that differ only in that apart.
+/// Lark rule names are lower case without dashes. The encoding is injective, so names that differ
+/// only in these stay distinct.
 fn rule_name(name: &str) -> String {
     if name == "root" {
         return "start".into();
@@ -125,7 +127,7 @@ impl Reader<'_> {
         }))
     }
 
-    /// A text in quotes, as JSON quotes it.
+    /// Parses a quoted string; returns it as a JSON string literal.
     fn quoted(&mut self, quote: char) -> Result<String, String> {
         let mut text = String::new();
         let mut chars = self.rest.char_indices().skip(1);
@@ -163,7 +165,7 @@ impl Reader<'_> {
         number.and_then(char::from_u32).ok_or_else(|| self.error("an escape names no character"))
     }
 
-    /// `[a-z]`, which is the same in a regular expression.
+    /// Parses a character class `[a-z]`; returns it as a Lark regular expression.
     fn class(&mut self) -> Result<String, String> {
         let mut escaped = false;
         let end = self.rest.char_indices().skip(1).find(|(_, c)| {
@@ -174,12 +176,12 @@ impl Reader<'_> {
         let Some((end, _)) = end else { return Err(self.error("`[` has no end")) };
         let class = self.take(end + 1);
         let inner = &class[1..class.len() - 1];
-        // A bracket inside has a meaning of its own in a regular expression.
+        // A `[` inside a class is special in a regular expression, so it is escaped.
         let inner = inner.replace('[', "\\[").replace("\\\\[", "\\[");
         Ok(format!("/[{}]/", llguidance::regex_to_lark(&inner, "")))
     }
 
-    /// `{2}`, `{2,}`, `{2,5}`.
+    /// Parses a repetition count: `{2}`, `{2,}`, `{2,5}`.
     fn count(&mut self) -> Result<String, String> {
         let end = self.rest.find('}').ok_or_else(|| self.error("`{` has no end"))?;
         let text: String = self.take(end + 1).chars().filter(|c| !c.is_whitespace()).collect();

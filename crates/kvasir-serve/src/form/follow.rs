@@ -1,3 +1,12 @@
+//! Constraint of a whole answer: follows a compiled grammar token by token, with masks computed
+//! ahead of time.
+//!
+//! `expect` announces the next output to a helper thread, which computes its token mask while the
+//! device runs the step. `allowed` uses that mask, or computes it inline.
+//!
+//! Invariant: the state follows from the output alone. `go_to` rolls the matcher back by the tokens
+//! that differ, or restarts it from the beginning.
+
 use super::{
     helper::{Helper, LookAhead, locked},
     warden::{Warden, Watched},
@@ -11,9 +20,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// A compiled form.
+/// A compiled grammar, shared by the sequences of a request.
 pub(super) struct Form {
-    /// At the beginning of an answer. Locked only to be copied.
+    /// Matcher at the start of an answer. Locked only to be cloned.
     start: Arc<Mutex<Matcher>>,
     helper: Arc<Helper>,
     warden: Warden,
@@ -50,7 +59,7 @@ impl Constraint for Form {
     }
 }
 
-/// One sequence's way through a form.
+/// The per-sequence follower.
 struct Following {
     state: Arc<Mutex<State>>,
     helper: Arc<Helper>,
@@ -82,16 +91,16 @@ impl Follower for Following {
     }
 }
 
-/// Where a sequence stands.
+/// Matcher state of one sequence.
 struct State {
     start: Arc<Mutex<Matcher>>,
     matcher: Watched,
     warden: Warden,
-    /// What `matcher` has taken since the beginning.
+    /// The tokens that `matcher` has consumed.
     taken: Vec<Token>,
-    /// What may come after `taken`, once it was asked for.
+    /// Token mask after `taken`, once computed.
     mask: Option<SimpleVob>,
-    /// The output that will be asked about.
+    /// The output announced for the next `allowed`.
     expected: Vec<Token>,
     is_expecting: bool,
 }
@@ -103,20 +112,22 @@ impl fmt::Debug for State {
 }
 
 impl State {
-    /// What may come after `output`; none if nothing, or if it does not have the form.
+    /// Token mask after `output`; `None` if no token is allowed or `output` violates the grammar.
     fn allowed(&mut self, output: &[Token]) -> Option<&SimpleVob> {
         self.is_expecting = false;
         if !self.go_to(output) {
             return None;
         }
         if self.mask.is_none() {
-            // A grammar that has become too large to follow fails here; the sequence ends with an error, never without its form.
+            // A grammar that exceeds the matcher's limits fails here; the sequence ends with an
+            // error, never with unconstrained output.
             self.mask = self.matcher.work(Matcher::compute_mask_or_eos).ok();
         }
         self.mask.as_ref().filter(|mask| !mask.is_zero())
     }
 
-    /// Takes back what is not in `output` and takes what is missing of it. False if `output` does not have the form.
+    /// Moves the matcher to `output`: rolls back tokens that are not in it, then consumes the new
+    /// ones. False if `output` violates the grammar.
     fn go_to(&mut self, output: &[Token]) -> bool {
         let mut same = self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
         let wrong = self.taken.len() - same;

@@ -1,3 +1,9 @@
+//! Helper threads that compute grammar masks in the background, overlapped with the device's
+//! forward pass.
+//!
+//! A follower that needs a mask which no thread has begun computes it inline, so the threads affect
+//! latency only, never results.
+
 use std::{
     collections::VecDeque,
     fmt::Debug,
@@ -5,8 +11,7 @@ use std::{
     thread,
 };
 
-/// Threads that work out what may come next while the device computes. Whoever needs an answer that none of them has begun makes it
-/// itself, so that they only ever save time.
+/// A pool of mask threads with one FIFO queue. Dropping it ends the threads.
 #[derive(Debug)]
 pub(super) struct Helper(Arc<Desk>);
 
@@ -16,9 +21,9 @@ struct Desk {
     come: Condvar,
 }
 
-/// A follower's state whose next mask can be computed in advance.
+/// Per-sequence state whose next mask can be computed in advance.
 pub(super) trait LookAhead: Debug + Send {
-    /// Computes the mask of the output that was announced last, unless that is done already.
+    /// Computes the mask of the output announced last, unless already done.
     fn look_ahead(&mut self);
 }
 
@@ -28,7 +33,8 @@ struct Jobs {
     over: bool,
 }
 
-/// Locks. A panic inside the grammar library is caught there, so what is behind a lock is never half changed.
+/// Locks, ignoring poisoning. The grammar library catches its own panics, so guarded state is never
+/// half changed.
 pub(super) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -43,7 +49,7 @@ impl Helper {
         Ok(helper)
     }
 
-    /// Has `state` look ahead to what it expects.
+    /// Enqueues `state` to compute its next mask.
     pub(super) fn ask(&self, state: Arc<Mutex<dyn LookAhead>>) {
         locked(&self.0.jobs).waiting.push_back(state);
         self.0.come.notify_one();

@@ -1,31 +1,35 @@
+//! Size limits of schemas, grammars and regular expressions, checked before compilation (untrusted
+//! input).
+
 use serde_json::Value;
 
-/// Most bytes of a grammar, or of a schema as text.
+/// Maximum size of a grammar, or of a schema as text, in bytes.
 pub(super) const MAX_BYTES: usize = 256 << 10;
-/// Most bytes of a regular expression.
+/// Maximum size of a regular expression, in bytes.
 pub(super) const MAX_PATTERN: usize = 16 << 10;
-/// Deepest nesting of a schema, a grammar or a regular expression.
+/// Maximum nesting depth of a schema, a grammar or a regular expression.
 pub(super) const MAX_DEPTH: usize = 64;
-/// Most rules of a grammar: what is wrong at the end of a chain of rules is told through all of them.
+/// Maximum number of grammar rules: an error at the end of a chain of rules is reported through all
+/// of them.
 const MAX_RULES: usize = 1024;
-/// Most properties of all objects of a schema; optional ones cost the square of their number.
+/// Maximum total number of properties in a schema; optional ones cost the square of their number.
 const MAX_PROPERTIES: usize = 2048;
-/// Most texts to choose from.
+/// Maximum number of alternatives of a choice.
 pub(super) const MAX_CHOICES: usize = 4096;
-/// Largest count of repetitions or bound of a length in a schema.
+/// Largest repetition count or length bound in a schema.
 const MAX_COUNT: f64 = 65_536.0;
 
-/// Keywords of a schema that count something which the grammar must spell out.
+/// Schema keywords whose count the grammar must unroll.
 const COUNTS: &[&str] = &["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 
-/// What a schema comes to.
+/// Totals of a schema walk.
 #[derive(Default)]
 struct Size {
     bytes: usize,
     properties: usize,
 }
 
-/// Refuses a schema that is too large to compile.
+/// Rejects a schema that is too large to compile.
 pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
     let mut size = Size::default();
     walk(schema, 0, &mut size)?;
@@ -64,17 +68,17 @@ fn walk(value: &Value, depth: usize, size: &mut Size) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses a grammar that is too large to compile.
+/// Rejects a grammar that is too large to compile.
 pub(super) fn check_grammar(text: &str) -> Result<(), String> {
     check_text(text, MAX_BYTES)?;
-    // A rule begins a line, and its name ends with a colon; a line of another kind may have one too.
+    // Counts lines with a colon: every rule has one, so the count is an upper bound.
     match text.lines().filter(|line| line.contains(':')).count() > MAX_RULES {
         true => Err(format!("may have at most {MAX_RULES} rules")),
         false => Ok(()),
     }
 }
 
-/// Refuses a text that is too long, or has brackets nested too deep for a parser that calls itself.
+/// Rejects a text that is too long, or nested too deeply for a recursive parser.
 pub(super) fn check_text(text: &str, most: usize) -> Result<(), String> {
     if text.len() > most {
         return Err(format!("may have at most {most} bytes"));

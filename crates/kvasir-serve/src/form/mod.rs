@@ -1,8 +1,13 @@
-//! Answers that must have a form: a JSON schema, a grammar, a regular expression, one of several texts, calls of tools.
+//! Structured output (constrained decoding): JSON Schema, grammars, regular expressions, choices
+//! and tool calls.
 //!
-//! A [`Shape`] says what is asked for, [`Vocabulary::compile`] makes a [`Constraint`](kvasir_sample::Constraint) of it once per request, and each
-//! sequence follows that constraint on its own. What tokens may come next is worked out on a side thread while the step that
-//! needs it runs.
+//! Pipeline: a [`Shape`] states the required form, [`Vocabulary::compile`] compiles it once per
+//! request into a [`Constraint`](kvasir_sample::Constraint), and each sequence follows that
+//! constraint with a matcher of its own. Token masks are computed on helper threads while the step
+//! that needs them runs.
+//!
+//! Built on `llguidance`. `benches/masks.rs` measures the cost of a mask per token;
+//! `crates/kvasir/tests/forms` checks answers against random schemas.
 
 mod budget;
 mod call_grammars;

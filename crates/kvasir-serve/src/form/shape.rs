@@ -1,3 +1,5 @@
+//! Structured output specifications, and their translation to llguidance grammars (Lark notation).
+
 use super::{closed, ebnf, limits};
 use llguidance::{
     JsonCompileOptions,
@@ -7,84 +9,85 @@ use llguidance::{
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// A form that an answer must have.
+/// The required form of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shape {
-    /// Any JSON object.
+    /// Any JSON object (`json_object`).
     JsonObject,
-    /// JSON that a schema describes.
+    /// JSON that satisfies a schema.
     JsonSchema(Value),
-    /// What a grammar describes: Lark's notation, or EBNF with `::=`.
+    /// A context-free grammar in Lark's notation, or in EBNF with `::=`.
     Grammar(String),
-    /// What a regular expression matches as a whole.
+    /// A regular expression that must match the whole answer.
     Regex(String),
-    /// One of several texts.
+    /// One of several strings.
     Choice(Vec<String>),
-    /// Calls of tools, and nothing else.
+    /// Tool calls and nothing else.
     Calls(Calls),
 }
 
-/// How a model writes calls of tools.
+/// The layout of a run of tool calls in one dialect.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calls {
-    /// Before the first.
+    /// Text before the first call.
     pub begin: String,
-    /// One call of each tool.
+    /// One call per tool; the model picks among them.
     pub calls: Vec<Vec<Part>>,
-    /// Between two; none if there may be only one.
+    /// Text between two calls; `None` if only one is allowed.
     pub separator: Option<String>,
-    /// After the last.
+    /// Text after the last call.
     pub end: String,
 }
 
-/// A part of what an answer must consist of.
+/// An element of a grammar.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
-    /// This text; control tokens are written as their spelling.
+    /// Literal text; control tokens are written by their spelling.
     Text(String),
-    /// JSON that a schema describes.
+    /// JSON that satisfies a schema.
     Json(Value),
-    /// One of these texts.
+    /// One of these literals.
     OneOf(Vec<String>),
-    /// Any text up to this mark, which is included.
+    /// Any text up to and including this marker.
     Until(String),
-    /// This, or nothing.
+    /// Zero or one time.
     Optional(Vec<Part>),
-    /// Some of these in their order, or none, with the text between two.
+    /// Any subset of these in their order, with a separator between two.
     Some(String, Vec<Vec<Part>>),
-    /// A few line ends, or none.
+    /// Zero to four line breaks.
     Gap,
-    /// A space, or a line end with an indent, or nothing.
+    /// Optional JSON white space: a space, or a line break with indentation.
     Space,
-    /// What this regular expression matches, in Lark's notation.
+    /// A regular expression in Lark's notation.
     Regex(String),
-    /// A text that stands between marks, and the mark that ends it.
+    /// Unquoted text and the marker that ends it.
     Raw(Raw),
-    /// One of these.
+    /// One of these alternatives.
     Either(Vec<Vec<Part>>),
-    /// This any number of times.
+    /// Zero or more times.
     Many(Vec<Part>),
 }
 
-/// A text between marks.
+/// An unquoted string up to an end marker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Raw {
-    /// Regular expressions in Lark's notation that the whole text must match, each of them.
+    /// Regular expressions in Lark's notation; the whole text must match all of them.
     pub patterns: Vec<String>,
-    /// Marks that must not occur in it.
+    /// Markers that must not occur in the text.
     pub without: Vec<String>,
-    /// Stands behind it and is no part of it.
+    /// Padding after the text, not part of it.
     pub pad: String,
-    /// Ends it.
+    /// End marker.
     pub end: String,
 }
 
-/// White space between two pieces of JSON: a space, or a line end with an indent. Without an end to it a model may put out
-/// nothing else.
+/// White space between JSON tokens: a space, or a line break with indentation. It is bounded,
+/// because a model may otherwise emit white space forever.
 const SPACE: &str = r"[ ]|\n[ \t]{0,40}";
 
 impl Shape {
-    /// The grammar, with `lead` in front; `literal` writes a text that may hold control tokens.
+    /// Builds the grammar, preceded by `lead`. `literal` quotes a text that may hold control
+    /// tokens.
     pub(super) fn grammar(
         &self,
         lead: &[Part],
@@ -119,16 +122,16 @@ impl Shape {
     }
 }
 
-/// Any text up to `close`, as a rule's body and the rule it needs.
+/// Any text up to `close`, as a rule body and the rule that it needs.
 fn until(name: &str, close: &str) -> String {
     match close.starts_with("<[") {
-        // A control token is no text, so the text ends by itself.
+        // A control token never matches text, so the text ends by itself.
         true => format!("/(?s:.*)/ {close}\n"),
         false => format!("{name}\n{name}[suffix={}]: /(?s:.*)/\n", close.trim()),
     }
 }
 
-/// The schema with how its JSON is written.
+/// Checks and closes a schema, and sets the white space of its JSON.
 fn json_schema(schema: &Value) -> Result<Value, String> {
     limits::check_schema(schema)?;
     let mut schema = match schema {
@@ -140,7 +143,7 @@ fn json_schema(schema: &Value) -> Result<Value, String> {
     closed::close(&mut schema);
     let options =
         JsonCompileOptions { whitespace_pattern: Some(SPACE.into()), ..JsonCompileOptions::default() };
-    // Whatever the schema says there of its own is replaced: it could switch off what is checked.
+    // Overrides options within the schema: they could disable checks.
     options.apply_to(&mut schema);
     Ok(schema)
 }
@@ -164,7 +167,8 @@ impl Calls {
         Ok(format!("start: {}", self.rules("call", literal)?))
     }
 
-    /// The body of a rule that takes all of it, then the rules that it needs, whose names begin with `call`.
+    /// The body of a rule for the whole run, then the rules that it needs, whose names begin with
+    /// `call`.
     fn rules(&self, call: &str, literal: &impl Fn(&str) -> String) -> Result<String, String> {
         let mut rules = String::new();
         let mut names = Vec::new();
@@ -182,7 +186,8 @@ impl Calls {
     }
 }
 
-/// The grammar of calls that are written in one of these ways; `literal` writes a text that may hold control tokens.
+/// The grammar of calls in any of these layouts. `literal` quotes a text that may hold control
+/// tokens.
 pub(super) fn calls_grammar(
     ways: &[Calls],
     literal: impl Fn(&str) -> String,
@@ -267,11 +272,11 @@ fn parts(
 }
 
 impl Raw {
-    /// The rule `name`, and the terminal that it needs. `end` is the mark as a grammar writes it.
+    /// The rule `name` and its terminals. `end` is the end marker in grammar notation.
     fn rules(&self, name: &str, end: &str) -> String {
         let terminal = name.to_uppercase();
         let is_token = end.starts_with("<[");
-        // A control token is no text, so nothing of it need be kept out of the text.
+        // A control token never matches text, so it need not be excluded.
         let own = (!is_token).then_some(&self.end);
         let mut without: Vec<String> = self.without.iter().chain(own).map(|mark| escaped(mark)).collect();
         without.sort();
@@ -297,8 +302,8 @@ impl Raw {
     }
 }
 
-/// What a schema says of a text that stands without quotes, as regular expressions in Lark's notation. A pattern with alternatives at its
-/// top and a rarer `format` are left out.
+/// Constraints of a string schema on unquoted text, as regular expressions in Lark's notation. A
+/// pattern with top-level alternatives and rarer `format`s are ignored.
 pub(crate) fn text_patterns(schema: &Value) -> Vec<String> {
     let bound = |key: &str| schema[key].as_u64();
     let length = match (bound("minLength"), bound("maxLength")) {
@@ -317,7 +322,7 @@ pub(crate) fn text_patterns(schema: &Value) -> Vec<String> {
     length.into_iter().chain(pattern).chain(format).collect()
 }
 
-/// The regular expression of a `format`, if it is one of those that are held to outside of quotes.
+/// The regular expression of a `format`, if it is enforced for unquoted text.
 fn format_pattern(format: &str) -> Option<String> {
     const DATE: &str = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])";
     const TIME: &str =
@@ -349,9 +354,9 @@ fn has_top_alternatives(pattern: &str) -> bool {
     })
 }
 
-/// A text as a regular expression between slashes.
+/// Escapes a literal for a regular expression between slashes.
 fn escaped(text: &str) -> String {
-    // A backslash before `<` or `>` would make a word boundary of it.
+    // A backslash before `<` or `>` would be a word boundary.
     let is_plain = |c: char| !c.is_ascii_punctuation() || matches!(c, '<' | '>' | '_' | '"' | '=');
     text.chars().fold(String::new(), |mut out, c| {
         if !is_plain(c) {
@@ -362,7 +367,8 @@ fn escaped(text: &str) -> String {
     })
 }
 
-/// Rules for some of these: `_any_n` begins with one from `n` on, `_more_n` goes on with them.
+/// Rules of an ordered subset: `_any_n` starts with an item from `n` on, `_more_n` continues from
+/// `n`.
 fn some(name: &str, separator: &str, items: &[String], rules: &mut String) {
     for (n, item) in items.iter().enumerate() {
         let (more, later) = match n + 1 == items.len() {
@@ -371,7 +377,7 @@ fn some(name: &str, separator: &str, items: &[String], rules: &mut String) {
         };
         let _ = writeln!(rules, "{name}_item_{n}: {item}");
         let _ = writeln!(rules, "{name}_any_{n}: {name}_item_{n} {more}{later}");
-        // Nothing goes on with the first.
+        // Nothing continues with the first item.
         if n > 0 {
             let _ = writeln!(rules, "{name}_more_{n}: ({separator} {name}_item_{n})? {more}");
         }

@@ -1,3 +1,9 @@
+//! Grammar compiler front end: a model's token vocabulary for llguidance, and compilation of
+//! specifications into constraints.
+//!
+//! Compilation runs on a thread with a deep stack (`STACK`), under the watchdog's time limit, and
+//! rejects grammars that allow no token or whose forced text has no end.
+
 use super::{CallGrammars, Part, Shape, follow::Form, helper::Helper, warden::Warden};
 use crate::answer::CallSyntax;
 use kvasir_formats::Tokenizer;
@@ -11,7 +17,7 @@ use llguidance::{
 };
 use std::{fmt, sync::Arc, thread};
 
-/// A model's tokens as forms see them.
+/// A model's vocabulary as a token trie, with the grammar compiler built on it.
 pub struct Vocabulary {
     factory: ParserFactory,
     helper: Arc<Helper>,
@@ -20,7 +26,7 @@ pub struct Vocabulary {
     specials: Vec<(String, Token)>,
 }
 
-/// Why a form cannot be kept to.
+/// Why a specification cannot be compiled or followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused(pub String);
 
@@ -32,15 +38,17 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Address space of the stack that a form is compiled on: enough for a rule in every few bytes of the longest grammar.
+/// Stack size of the compile thread, in bytes of address space: enough for a rule in every few
+/// bytes of the largest grammar.
 const STACK: usize = 256 << 20;
-/// Longest token that counts: nothing sane is longer, and the tree has a node for each byte.
+/// Longest token in the trie, in bytes: the trie has a node per byte.
 const LONGEST_TOKEN: usize = 1024;
-/// Characters of the library's own words that an error repeats.
+/// Longest library message, in characters, that an error repeats.
 const SHOWN: usize = 300;
 
 impl Vocabulary {
-    /// Of a model whose ids are below `size` and whose answers end with one of `eos`.
+    /// The vocabulary of a model with `size` token ids whose answers end with one of `eos`. Spawns
+    /// the mask threads.
     pub fn new(tokenizer: Arc<Tokenizer>, size: u32, eos: &[Token]) -> Result<Self, Refused> {
         let eos: Vec<Token> = eos.iter().copied().filter(|id| *id < size).collect();
         let Some(first) = eos.first() else {
@@ -75,12 +83,14 @@ impl Vocabulary {
         Ok(Self { factory, helper: Arc::new(helper), warden: Warden::default(), specials })
     }
 
-    /// Compiles a form with what comes in front of it, on a thread of its own: a long chain of rules takes a deep stack. What cannot be kept to, or would allow nothing, is refused.
+    /// Compiles a specification, preceded by `lead`. Runs on a thread of its own, because long
+    /// chains of rules recurse deeply. Rejects what cannot be followed or would allow nothing.
     pub fn compile(&self, shape: &Shape, lead: &[Part]) -> Result<Constrained, Refused> {
         Ok(Constrained(Some(on_deep_stack(|| self.compile_here(shape, lead))?)))
     }
 
-    /// Compiles what calls of tools must look like from their beginning on. `spelled` are the control tokens that an answer's text keeps.
+    /// Compiles tool call grammars that apply from the start of a call. `spelled` are the control
+    /// tokens that detokenization keeps.
     pub fn compile_calls(
         &self,
         syntax: CallSyntax,
@@ -91,20 +101,21 @@ impl Vocabulary {
 
     fn compile_here(&self, shape: &Shape, lead: &[Part]) -> Result<Arc<dyn Constraint>, Refused> {
         if !lead.is_empty() {
-            // What is wrong with a form would show where it begins only, behind what may come in front of it.
+            // Checks the specification alone first: behind `lead`, its errors would show only once
+            // it begins.
             self.begin(shape, &[])?;
         }
         let start = self.begin(shape, lead)?;
         Ok(Arc::new(Form::new(start, self.helper.clone(), self.warden.clone())))
     }
 
-    /// A form at its beginning, which can be followed from there.
+    /// A matcher at the start of a specification.
     fn begin(&self, shape: &Shape, lead: &[Part]) -> Result<Matcher, Refused> {
         let grammar = shape.grammar(lead, |text| self.literal(text)).map_err(Refused)?;
         self.start(grammar)
     }
 
-    /// A grammar at its beginning, which can be followed from there.
+    /// A matcher at the start of a grammar. Rejects grammars that allow no token.
     pub(super) fn start(&self, grammar: TopLevelGrammar) -> Result<Matcher, Refused> {
         let mut start = self.warden.watch(Matcher::new(self.factory.create_parser(grammar)));
         let mask = start.work(Matcher::compute_mask).map_err(|error| refused(&error.to_string()))?;
@@ -113,7 +124,7 @@ impl Vocabulary {
             return Err(Refused(NOTHING.into()));
         }
         if let (1, Some(forced)) = (mask.num_set(), mask.first_bit_set()) {
-            // Whether what is forced has an end shows at the second token only.
+            // Whether forced text has an end shows only at the second token.
             let mut second = self.warden.watch(start.clone());
             let goes_on = second.work(|matcher| {
                 matcher.consume_token(forced as Token)?;
@@ -124,12 +135,12 @@ impl Vocabulary {
         Ok(start)
     }
 
-    /// What followers of grammars share.
+    /// What all followers share: token trie, mask threads, watchdog.
     pub(super) fn parts(&self) -> (TokEnv, Arc<Helper>, Warden) {
         (self.factory.tok_env().clone(), self.helper.clone(), self.warden.clone())
     }
 
-    /// A text as a grammar writes it: control tokens by their numbers, what is between them quoted.
+    /// Quotes a text for a grammar: control tokens by id (`<[id]>`), the rest as string literals.
     pub(super) fn literal(&self, text: &str) -> String {
         let mut out = String::new();
         let mut rest = text;
@@ -153,7 +164,7 @@ impl Vocabulary {
     }
 }
 
-/// Runs a compilation on a thread with a deep stack.
+/// Runs a compilation on a thread with a deep stack. A panic becomes an error.
 fn on_deep_stack<T: Send>(compile: impl FnOnce() -> Result<T, Refused> + Send) -> Result<T, Refused> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("forms".into()).stack_size(STACK);
@@ -164,7 +175,7 @@ fn on_deep_stack<T: Send>(compile: impl FnOnce() -> Result<T, Refused> + Send) -
     })
 }
 
-/// A mask of all ids below `size` but these.
+/// Token mask of all ids below `size` except `excluded`.
 pub(super) fn bits_without(size: usize, excluded: &[Token]) -> Arc<[u32]> {
     let mut bits = vec![u32::MAX; size.div_ceil(32)];
     for id in excluded {
@@ -175,12 +186,13 @@ pub(super) fn bits_without(size: usize, excluded: &[Token]) -> Arc<[u32]> {
     bits.into()
 }
 
-/// What no grammar of text could take is left out: it has no place in the tree beside control tokens.
+/// Whether a token belongs in the trie as text: bytes that collide with control tokens or are too
+/// long are left out.
 fn is_text(bytes: &[u8]) -> bool {
     bytes.first().is_some_and(|first| *first != TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= LONGEST_TOKEN
 }
 
-/// Whether encoding a text gives exactly its bytes, so that what a grammar forces can be spelt as the model would.
+/// Whether encoding is byte-exact, so that forced text can be tokenized canonically.
 fn is_exact(tokenizer: &Tokenizer) -> bool {
     let probe = "a {\"b\": 1}";
     let bytes =
@@ -188,7 +200,7 @@ fn is_exact(tokenizer: &Tokenizer) -> bool {
     tokenizer.encode(probe, false).is_ok_and(|ids| bytes(ids) == probe.as_bytes())
 }
 
-/// The tokenizer as the grammar library wants it.
+/// Adapter of the tokenizer to llguidance.
 struct Words {
     trie: TokTrie,
     tokenizer: Arc<Tokenizer>,
@@ -217,7 +229,7 @@ impl TokenizerEnv for Words {
 const NOTHING: &str = "allows nothing that this model can write";
 const ENDLESS: &str = "cannot be followed: what it leaves no choice about is too long, or has no end";
 
-/// Why the library could not begin to follow a form.
+/// Maps a library error at the start of a grammar.
 fn refused(error: &str) -> Refused {
     let is = |reason: StopReason| error == reason.to_string();
     Refused(match error {
@@ -227,8 +239,8 @@ fn refused(error: &str) -> Refused {
     })
 }
 
-/// The first line of what the library says, at most so long; a defect of it is not quoted. Where it shows the place on the lines below,
-/// the last one says what is wrong there.
+/// The first line of a library error, truncated; internal panics are not quoted. If it ends with a
+/// colon, the line that states the cause is appended.
 pub(super) fn short(error: &str) -> String {
     let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
     match lines.next() {

@@ -1,3 +1,17 @@
+//! Watchdog of grammar matchers: cancels work that takes seconds instead of well under a
+//! millisecond.
+//!
+//! A matcher expands forced text to its end, and a hostile grammar may have none.
+//!
+//! Algorithm: `Watched::work` sets a counter to 1 and back to 0 when done. A thread polls every 100
+//! ms and increments non-zero counters; at 30 polls it cancels the matcher. The watchdog counts
+//! polls, not time, so a suspended VM does not cancel work. The thread exits when no matcher is
+//! left.
+//!
+//! Ordering: all accesses are `Relaxed`; a counter publishes no other data. The increment is a
+//! compare-exchange, so it cannot overwrite the reset to 0. A cancellation that races with the end
+//! of work at worst ends a matcher that ran for seconds.
+
 use super::helper::locked;
 use llguidance::{CancellationHandle, Matcher};
 use std::{
@@ -9,15 +23,13 @@ use std::{
     time::Duration,
 };
 
-/// How often it is looked at who is still at work.
+/// Polling interval.
 const EVERY: Duration = Duration::from_millis(100);
-/// Work that is seen so often is ended. Looks are counted, not time, so that a machine which stands still ends nobody's work.
+/// Polls after which work is cancelled. Polls are counted, not time, so a suspended VM does not
+/// cancel work.
 const LOOKS: u32 = 30;
 
-/// Ends work that takes seconds where it takes well under a millisecond: text that a form forces is worked out to its end, and a
-/// form may be written that has none.
-///
-/// Its thread is there while somebody is looked after.
+/// Cancels matcher work that takes seconds. Its thread runs only while matchers exist.
 #[derive(Clone, Default)]
 pub(super) struct Warden(Arc<Mutex<Wards>>);
 
@@ -29,18 +41,18 @@ struct Wards {
 
 struct Ward {
     handle: CancellationHandle,
-    /// How often its work of now was seen, and one; 0 while there is none.
+    /// Polls of the current work, plus one; 0 while idle.
     seen: AtomicU32,
 }
 
-/// A matcher whose work ends in time.
+/// A matcher whose work is bounded in time.
 pub(super) struct Watched {
     matcher: Matcher,
     ward: Arc<Ward>,
 }
 
 impl Warden {
-    /// Looks after a matcher from now on.
+    /// Registers a matcher, and starts the thread if needed.
     pub(super) fn watch(&self, matcher: Matcher) -> Watched {
         let matcher = matcher.into_cancellable();
         let handle = matcher.cancellation_handle().unwrap_or_default();
@@ -56,7 +68,7 @@ impl Warden {
     }
 }
 
-/// Looks once at all, after a while. False when nobody is left.
+/// One poll of all matchers, after `EVERY`. False when none is left.
 fn look(wards: &Mutex<Wards>) -> bool {
     thread::sleep(EVERY);
     let mut wards = locked(wards);
@@ -71,14 +83,14 @@ impl Ward {
         if seen > LOOKS {
             self.handle.cancel();
         } else if seen > 0 {
-            // What has ended meanwhile stays at 0.
+            // Work that has ended meanwhile stays at 0.
             let _ = self.seen.compare_exchange(seen, seen + 1, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
 
 impl Watched {
-    /// Work that is ended where it takes too long; the matcher is of no use then.
+    /// Runs `work` under the time limit. After a cancellation, the matcher is in an error state.
     pub(super) fn work<T>(&mut self, work: impl FnOnce(&mut Matcher) -> T) -> T {
         self.ward.seen.store(1, Ordering::Relaxed);
         let done = work(&mut self.matcher);
@@ -86,7 +98,7 @@ impl Watched {
         done
     }
 
-    /// The matcher, for what is done at once.
+    /// The matcher, for calls that need no time limit.
     pub(super) fn matcher(&self) -> &Matcher {
         &self.matcher
     }

@@ -1,4 +1,5 @@
-//! The outermost layer of a request: its id, its log line, and the names of its fields without effect.
+//! Outermost HTTP middleware: request id, access log, trace context, and the `x-kvasir-ignored`
+//! header.
 
 use super::App;
 use crate::{Call, call::sane_id, report::Told, request::IgnoredFields};
@@ -14,7 +15,7 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-/// Makes a request known to logs and traces, and its id to its client.
+/// Wraps a request: sets its task-local context, adds response headers, and reports its outcome.
 pub(super) async fn announce(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let began = Instant::now();
     let call = Arc::new(call(&app, &request));
@@ -45,7 +46,7 @@ fn call(app: &App, request: &Request) -> Call {
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
     Call {
         id: header("x-request-id").and_then(sane_id).map_or_else(|| app.new_id(), str::to_owned),
-        // Whether it is let in is decided elsewhere.
+        // Authentication happens in another layer; here the key only labels the request.
         key: app.door.keys.check(request.headers()).unwrap_or(0),
         route: request.uri().path().chars().take(256).collect(),
         parent: header("traceparent").and_then(Call::parse_parent),
@@ -53,10 +54,10 @@ fn call(app: &App, request: &Request) -> Call {
     }
 }
 
-/// Most names that are told apart; beyond it nothing more is logged.
+/// Maximum number of distinct field names logged.
 const MAX_SEEN: usize = 1024;
 
-/// Names of ignored fields that have been logged: each is logged once in the life of the process.
+/// Names of ignored fields that have been logged, each once per process.
 #[derive(Debug, Default)]
 pub(super) struct Seen(Mutex<HashSet<String>>);
 

@@ -1,13 +1,16 @@
+//! Submits a chat request to the engine: prompt rendering, constraint, admission and response
+//! stream, for all chat endpoints.
+
 use super::{App, reply::Reply, sessions::Note, speaker::Speaker};
 use crate::{ApiError, Call, answer::Reading, report::Told, request::ChatRequest};
 use std::{sync::Arc, time::SystemTime};
 
-/// Hands a conversation to the engine, whichever endpoint it came through; `param` is what that endpoint calls the conversation.
+/// Submits a conversation. `param` is the endpoint's name of the conversation, for errors.
 pub(super) fn ask(app: &Arc<App>, key: u64, request: &ChatRequest, param: &str) -> Result<Reply, ApiError> {
     ask_noting(app, key, request, param, None)
 }
 
-/// The same; with a note the answer, of which there is one, is appended to a session.
+/// Submits a conversation; with `note`, the single answer is also appended to a session.
 pub(super) fn ask_noting(
     app: &Arc<App>,
     key: u64,

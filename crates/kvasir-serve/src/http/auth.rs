@@ -1,36 +1,38 @@
+//! API key authentication, and the access rules of the server: keys, CORS origins and host names.
+
 use super::{Hosts, Origins};
 use crate::ApiError;
 use axum::http::{HeaderMap, header::AUTHORIZATION};
 
-/// Who is let in.
+/// Access rules of the server.
 #[derive(Clone, Debug, Default)]
 pub struct Door {
-    /// With which keys.
+    /// Accepted API keys.
     pub keys: Keys,
-    /// On whose pages.
+    /// Allowed CORS origins.
     pub origins: Origins,
-    /// By which names they may call the server.
+    /// Accepted `host` names.
     pub hosts: Hosts,
 }
 
-/// The keys that are let in; none lets everybody in.
+/// Accepted API keys; an empty list disables authentication.
 #[derive(Clone, Debug, Default)]
 pub struct Keys(Vec<String>);
 
 impl Keys {
-    /// These keys.
+    /// Accepts these keys.
     pub fn new(keys: Vec<String>) -> Self {
         Self(keys)
     }
 
-    /// Whether no key is asked for.
+    /// Whether authentication is disabled.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Number of the key that a request shows, or 0 where no key is asked for.
+    /// One-based index of the key that a request presents, or 0 if authentication is disabled.
     ///
-    /// Every key is compared in full, so that the time says nothing about how much of one was right.
+    /// Constant time: every key is compared in full, so timing does not reveal a prefix.
     pub fn check(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         if self.0.is_empty() {
             return Ok(0);
@@ -51,7 +53,7 @@ impl Keys {
     }
 }
 
-/// Compares in a time that depends on the lengths alone.
+/// Constant-time comparison: the time depends on the lengths alone.
 fn same(key: &[u8], shown: &[u8]) -> bool {
     let differ =
         (0..key.len()).fold(0, |differ, i| differ | key[i] ^ shown.get(i).copied().unwrap_or(!key[i]));

@@ -1,4 +1,5 @@
-//! Reads request bodies: JSON only, of bounded length and time, within the memory of all bodies.
+//! Reads request bodies: JSON only, bounded in size and time, charged to a memory budget shared by
+//! all bodies.
 
 use super::{App, Caller, listen::Patience};
 use crate::{
@@ -15,18 +16,19 @@ use futures_util::StreamExt;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Largest body that is read.
+/// Maximum body size in bytes.
 const MAX_BODY: usize = 32 << 20;
 
-/// Times that a client may take as long for a whole body as for its next piece.
+/// Time limit of a whole body, as a multiple of that of one chunk.
 const PIECES: u32 = 10;
 
-/// How much of a larger body is taken off the wire before the connection closes on its sender.
+/// Bytes of an oversized body that are drained before the connection closes.
 const MAX_DROPPED: usize = 8 * MAX_BODY;
 
-/// The key that a request came in with, and its body as an endpoint with this table reads it.
+/// The API key index and the parsed body of a request, validated against the endpoint's field
+/// table.
 ///
-/// Handlers drop the body before they wait for the engine, which may take minutes.
+/// Handlers must drop the body before they wait for the engine, which may take minutes.
 pub(super) async fn read_body(
     app: &App,
     request: Request,
@@ -43,7 +45,7 @@ pub(super) async fn read_body(
     Ok((key, if bytes.len() < LONG { parse() } else { aside(parse) }?))
 }
 
-/// The whole body. One that is too long is refused as soon as that is known.
+/// Reads the whole body. An oversized one is rejected as early as possible.
 async fn body_bytes(
     headers: &HeaderMap,
     body: Body,
@@ -62,7 +64,7 @@ async fn body_bytes(
             bytes.extend_from_slice(&piece);
         }
     }
-    // Who asks before it sends gets the answer instead.
+    // With `expect: 100-continue`, the client gets the response before it sends.
     if !headers.contains_key(header::EXPECT) {
         tokio::spawn(drop_rest(pieces, patience));
     }
@@ -74,7 +76,8 @@ async fn next_piece(pieces: &mut BodyDataStream, patience: Duration) -> Result<O
     piece.transpose().map_err(|error| ApiError::body(format!("the body could not be read: {error}")))
 }
 
-/// Takes the rest of a refused body off the wire: a client that is still writing when its connection closes never sees the answer.
+/// Drains the rest of a rejected body: a client that is still writing when the connection closes
+/// never sees the response.
 async fn drop_rest(mut pieces: BodyDataStream, patience: Duration) {
     let mut dropped = 0;
     while let Ok(Some(piece)) = next_piece(&mut pieces, patience).await {
@@ -85,7 +88,7 @@ async fn drop_rest(mut pieces: BodyDataStream, patience: Duration) {
     }
 }
 
-/// Plain JSON, not packed: what unpacks to more than it weighs would pass by the limit on bodies.
+/// Requires uncompressed JSON: a decompression bomb would bypass the size limit.
 fn json_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let main = text(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();

@@ -1,3 +1,6 @@
+//! OpenAI `/v1/chat/completions`: builds the request, and writes the response as one object or as
+//! SSE chunks.
+
 use super::{
     App,
     ask::ask_noting,
@@ -16,7 +19,7 @@ use futures_util::Stream;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A chat that has been handed to the engine.
+/// A chat completion that has been submitted to the engine.
 pub(super) struct Chat {
     head: Value,
     reply: Reply,
@@ -25,7 +28,7 @@ pub(super) struct Chat {
 }
 
 impl Chat {
-    /// Checks the request and hands it over.
+    /// Validates and submits the request.
     pub(super) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
         let id = app.new_id();
@@ -48,7 +51,7 @@ impl Chat {
         })
     }
 
-    /// The whole answer as one object.
+    /// The non-streaming response.
     pub(super) async fn whole(self) -> Result<Value, ApiError> {
         let mut choices: Vec<_> = (0..self.reply.len()).map(|_| Whole::default()).collect();
         let mut prompt_logprobs = None;
@@ -68,7 +71,8 @@ impl Chat {
         Ok(object)
     }
 
-    /// The answer as server-sent events. Answers to one prompt come interleaved, each under its index.
+    /// The response as server-sent events. Chunks of `n` choices are interleaved, each with its
+    /// index.
     pub(super) fn events(mut self, options: StreamOptions) -> impl Stream<Item = String> + Send {
         self.head["object"] = "chat.completion.chunk".into();
         let frames = Frames::new(&self.head, options, self.reply.prompt_tokens());
@@ -77,11 +81,11 @@ impl Chat {
     }
 }
 
-/// Names of an answer's tool calls.
+/// Generates tool call ids.
 struct CallIds(String);
 
 impl CallIds {
-    /// What the names of one answer's calls begin with.
+    /// Prefix of the call ids of one choice.
     fn answer(&self, answer: usize) -> String {
         format!("{}_{answer}", self.0)
     }
@@ -91,7 +95,7 @@ impl CallIds {
     }
 }
 
-/// Writes `chat.completion.chunk`s.
+/// Writes `chat.completion.chunk` events.
 struct Chunks {
     frames: Frames,
     answers: usize,
@@ -145,7 +149,7 @@ impl Chunks {
     }
 }
 
-/// An answer put together.
+/// Accumulates one choice of a non-streaming response.
 #[derive(Default)]
 struct Whole {
     content: String,

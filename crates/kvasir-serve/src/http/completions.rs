@@ -1,3 +1,5 @@
+//! OpenAI `/v1/completions`: raw text completion with `n`, `echo` and log-probabilities.
+
 use super::{
     App,
     reply::{Reply, Writer},
@@ -17,19 +19,20 @@ use kvasir_sample::Constrained;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A completion that has been handed to the engine: `n` answers to each prompt, indexed prompt by prompt.
+/// A completion that has been submitted to the engine: `n` choices per prompt, indexed prompt by
+/// prompt.
 pub(super) struct Completion {
     head: Value,
     reply: Reply,
-    /// What stands in front of each answer: its prompt, if that was asked for.
+    /// Text in front of each choice: its prompt with `echo`, else empty.
     echoes: Vec<String>,
-    /// Log-probabilities go with what is echoed.
+    /// Whether the echoed prompt gets log-probabilities.
     scores_echo: bool,
     pub(super) stream: Option<StreamOptions>,
 }
 
 impl Completion {
-    /// Checks the request and hands it over.
+    /// Validates and submits the request.
     pub(super) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let model = app.model.clone();
         let request = CompletionRequest::read(body, &model.facts.sampling, model.facts.vocab)?;
@@ -87,7 +90,7 @@ impl Completion {
         Ok(Self { head, reply, echoes, scores_echo, stream: request.stream })
     }
 
-    /// All answers as one object.
+    /// The non-streaming response.
     pub(super) async fn whole(self) -> Result<Value, ApiError> {
         let whole = |text| Whole { text, scores_echo: self.scores_echo, ..Whole::default() };
         let mut choices: Vec<_> = self.echoes.into_iter().map(whole).collect();
@@ -99,7 +102,7 @@ impl Completion {
         Ok(object)
     }
 
-    /// The answers as server-sent events.
+    /// The response as server-sent events.
     pub(super) fn events(self, options: StreamOptions) -> impl Stream<Item = String> + Send {
         let frames = Frames::new(&self.head, options, self.reply.prompt_tokens());
         let logprobs = self.echoes.iter().map(|_| Logprobs::default()).collect();
@@ -107,7 +110,7 @@ impl Completion {
     }
 }
 
-/// Writes streamed `text_completion`s.
+/// Writes `text_completion` events.
 struct Chunks {
     frames: Frames,
     echoes: Vec<String>,
@@ -138,7 +141,7 @@ impl Writer for Chunks {
     }
 }
 
-/// An answer put together.
+/// Accumulates one choice of a non-streaming response.
 #[derive(Default)]
 struct Whole {
     text: String,
@@ -186,7 +189,7 @@ fn text_part(text: &str) -> String {
     format!("\"text\":{}", Value::from(text))
 }
 
-/// Log-probabilities in this endpoint's own form: four lists side by side.
+/// Log-probabilities in this endpoint's layout: four parallel lists.
 #[derive(Default)]
 struct Logprobs {
     tokens: Vec<Value>,

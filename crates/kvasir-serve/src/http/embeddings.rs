@@ -1,3 +1,8 @@
+//! OpenAI `/v1/embeddings`: L2-normalized last-token hidden state per input.
+//!
+//! Each input runs as a one-token request through the engine; its hidden state is returned beside
+//! the token.
+
 use super::{App, read_body};
 use crate::{
     ApiError,
@@ -9,10 +14,11 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Inputs of one request that the engine has at once, at most.
+/// Maximum number of inputs of one request in the engine at once.
 const AT_ONCE: usize = 64;
 
-/// `{"input", "encoding_format"?}` → a vector of length 1 for each input: the hidden state of its last token.
+/// `{"input", "encoding_format"?}` → per input a unit vector: the normalized hidden state of its
+/// last token.
 pub(super) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request,
@@ -28,7 +34,7 @@ pub(super) async fn embeddings(
         return Err(ApiError::param("dimensions", why));
     }
     let orders = orders(&app, &asked, key)?;
-    // More than may ever be under way would be turned away however often it came.
+    // Within the admission limits: beyond them, submission would fail forever.
     let longest = orders.iter().map(|order| order.tokens).max().unwrap_or(0);
     let at_once = app.host.at_once(longest).clamp(1, AT_ONCE);
     let vectors: Vec<(Vec<f32>, u32)> =
@@ -41,7 +47,7 @@ pub(super) async fn embeddings(
     Ok(Json(json!({"object": "list", "model": app.model.name, "data": data, "usage": usage})))
 }
 
-/// All inputs as the engine takes them, so that a wrong one is refused before anything is computed.
+/// Builds all orders first, so that an invalid input is rejected before anything is computed.
 fn orders(app: &App, asked: &EmbeddingsRequest, key: u64) -> Result<Vec<Order>, ApiError> {
     let mut fields = SamplingFields {
         length: Length { max_tokens: Some(1), min_tokens: 0 },
@@ -60,7 +66,7 @@ fn orders(app: &App, asked: &EmbeddingsRequest, key: u64) -> Result<Vec<Order>, 
     asked.inputs.iter().enumerate().map(one).collect()
 }
 
-/// The vector of one input, and the tokens that it had.
+/// The vector of one input, and its number of tokens.
 async fn embed(app: &Arc<App>, order: Order) -> Result<(Vec<f32>, u32), ApiError> {
     let gone = || ApiError::unavailable("the engine has stopped");
     let mut answer = app.submit(vec![order], 1)?.pop().ok_or_else(gone)?;
@@ -78,7 +84,7 @@ async fn embed(app: &Arc<App>, order: Order) -> Result<(Vec<f32>, u32), ApiError
     }
 }
 
-/// The vector of length 1 in the same direction.
+/// L2 normalization: `v / |v|`.
 fn unit(mut vector: Vec<f32>) -> Result<Vec<f32>, ApiError> {
     let length = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
     if length == 0.0 || !length.is_finite() {
@@ -104,7 +110,7 @@ fn base64(bytes: &[u8]) -> String {
     for group in bytes.chunks(3) {
         let bits = (0..3).fold(0, |bits, i| bits << 8 | group.get(i).map_or(0, |byte| usize::from(*byte)));
         for place in 0..4 {
-            // n bytes fill n + 1 digits.
+            // `n` bytes fill `n + 1` digits.
             let digit = DIGITS[bits >> (18 - 6 * place) & 63];
             text.push(if place <= group.len() { digit.into() } else { '=' });
         }

@@ -1,3 +1,6 @@
+//! Tests of the streaming tool call parsers: every dialect, read whole and under every split of the
+//! text.
+
 use super::*;
 use serde_json::{Value, json};
 
@@ -23,7 +26,7 @@ fn tools() -> Arc<[Tool]> {
 
 type Sum = (String, Vec<(String, String)>);
 
-/// Text and calls put together again.
+/// Concatenated text and calls of an answer fed in pieces.
 fn in_pieces(dialect: ToolDialect, text: &str, cuts: &[usize]) -> Sum {
     let mut calls = Calls::new(dialect, tools(), false).unwrap();
     let (mut said, mut made, mut from) = (String::new(), Vec::<(String, String)>::new(), 0);
@@ -47,7 +50,7 @@ fn in_pieces(dialect: ToolDialect, text: &str, cuts: &[usize]) -> Sum {
     (said, made)
 }
 
-/// Reads `text` whole and cut in all ways.
+/// Parses `text` whole and under every split.
 fn check(dialect: ToolDialect, text: &str, said: &str, calls: &[(&str, Value)]) {
     let whole = in_pieces(dialect, text, &[]);
     assert_eq!(whole.0, said, "{dialect:?}: {text}");
@@ -123,7 +126,7 @@ fn llama() {
     check(d, &format!("{one}\nThat is it."), "That is it.", &[("get", paris())]);
     for text in [
         "{\"answer\": 4} it is",
-        // The answer is JSON, and no call of anything that is offered.
+        // A JSON answer that is not a call of an offered tool.
         "{\"name\": \"Ada\", \"age\": 36}",
         "{\"name\": \"get\"}",
         "{\"name\": \"other\", \"parameters\": {\"a\": 1}} it is",
@@ -181,7 +184,7 @@ fn tags() {
     let both = [("get", paris()), ("now", json!({}))];
     check(ToolDialect::Glm45, &format!("So.\n{glm}\n<tool_call>now\n</tool_call>"), "So.", &both);
     check(ToolDialect::Glm45, "<tool_call>now</tool_call>", "", &[("now", json!({}))]);
-    // What the schema calls a text stays one, even if it looks like a number; an object is one.
+    // A string by schema stays a string, even if it looks like a number; an object stays an object.
     let text = "<tool_call>get<arg_key>city</arg_key><arg_value>42</arg_value><arg_key>deep</arg_key><arg_value>{\"a\": [1]}</arg_value></tool_call>";
     check(ToolDialect::Glm45, text, "", &[("get", json!({"city": "42", "deep": {"a": [1]}}))]);
     check(ToolDialect::Glm45, "<tool_call>a b\nc</tool_call>", "<tool_call>a b\nc</tool_call>", &[]);
@@ -221,7 +224,7 @@ fn tags_that_were_forgotten_take_nothing_along() {
     let glm =
         "<tool_call>get<arg_key>city</arg_key>1</arg_value><arg_key>n</arg_key><arg_value>2</tool_call> So.";
     check(ToolDialect::Glm45, glm, " So.", &get(json!({"city": "1", "n": 2})));
-    // What was cut off is told, and can be seen to be cut off.
+    // A truncated call is emitted, and its JSON is visibly incomplete.
     let cut = "<function=get>\n<parameter=n>\n2\n</parameter>\n<parameter=city>\nPar\"is";
     let whole = in_pieces(ToolDialect::Qwen3Coder, cut, &[]);
     assert_eq!(whole, (String::new(), vec![("get".into(), "{\"n\": 2, \"city\": \"Par\\\"is".into())]));

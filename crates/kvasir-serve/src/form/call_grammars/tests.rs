@@ -1,4 +1,7 @@
-//! Scripted and random answers: what is free, what is masked, and that every call that is read fits its tool.
+//! Scripted and random answers under tool call grammars: what is free, what is masked, and that
+//! every parsed call fits its tool's schema.
+//!
+//! `KVASIR_WORKLOADS` sets the number of random rounds.
 
 #[path = "../../../../kvasir/tests/forms/schemas.rs"]
 mod schemas;
@@ -27,7 +30,7 @@ fn vocabulary() -> &'static Vocabulary {
     VOCABULARY.get_or_init(|| Vocabulary::new(tokenizer(), SIZE, &[EOS]).unwrap())
 }
 
-/// Tokens that reach beyond marks, on either side, behind those of the small tokenizer.
+/// Tokens that extend across marker borders, on either side, added to the small tokenizer.
 const LONG: &[&str] = &[
     "[{",
     "[{\"",
@@ -74,7 +77,8 @@ const LONG: &[&str] = &[
     " get\"",
 ];
 
-/// A tokenizer with these tokens and with control tokens for `marks`, its vocabulary, and the control tokens.
+/// A tokenizer with the `LONG` tokens and with control tokens for `marks`, its vocabulary, and the
+/// control tokens.
 fn long(marks: &[&str]) -> (Arc<Tokenizer>, Vocabulary, Vec<(Token, String)>) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvasir-formats/tests/data/tokenizers/qwen");
     let thread = std::thread::current().id();
@@ -135,7 +139,7 @@ fn follower(grammars: &Arc<CallGrammars>, beginning: CallsBeginning) -> Box<dyn 
     grammars.constraint(beginning).0.unwrap().follow()
 }
 
-/// Ids of a text, one for each character, so that marks fall on the borders of tokens.
+/// Token ids of a text, one per character, so that markers fall on token borders.
 fn spelt(text: &str) -> Vec<Token> {
     let tokenizer = tokenizer();
     let one = |c: char| tokenizer.encode(&c.to_string(), false).unwrap();
@@ -161,7 +165,7 @@ fn text_has_no_masks_and_calls_have() {
     for len in 0..=output.len() {
         let is_masked = match follower.allowed(&output[..len]) {
             Allowed::Any => false,
-            // Where a token could complete the mark and go on with what no call begins with, that token is left out.
+            // A token that would complete the marker and continue with an invalid call is left out.
             Allowed::Only(mask) => mask.iter().map(|word| word.count_ones()).sum::<u32>() < SIZE / 2,
             Allowed::Nothing => panic!("nothing after {len} tokens"),
         };
@@ -304,7 +308,8 @@ fn lists_call_no_other_functions_than_those_on_offer() {
     assert!(is_allowed(&mut follower, &spelt("[get(n=1), now()"), spelt("]")[0]));
 }
 
-/// A writer of answers: bits of text and beginnings of calls while it may write anything, and any allowed token where it may not.
+/// A random model: fragments of text and of call starts while the mask is open, any allowed token
+/// otherwise.
 struct Writer<'a> {
     tokenizer: &'a Tokenizer,
     size: u32,
@@ -313,7 +318,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// An answer, and whether it came to its end.
+    /// A random answer, and whether it ended by itself.
     fn write(
         &self,
         grammars: &CallGrammars,
@@ -336,7 +341,7 @@ impl Writer<'_> {
             if is_free && planned.is_empty() {
                 match dice.below(8) {
                     0 if output.len() > 20 => return (output, true),
-                    // Any token at all, also such as begin or end marks halfway.
+                    // Any token, including ones that start or end a marker halfway.
                     0 | 1 => {}
                     _ => {
                         let bit = self.bits[dice.below(self.bits.len() as u64) as usize];
@@ -366,7 +371,7 @@ impl Writer<'_> {
     }
 }
 
-/// The calls that are read in an answer.
+/// The calls parsed from an answer.
 fn read(reading: &Reading, text: &str) -> Vec<(String, String)> {
     let mut choice = Choice::new(reading.clone());
     let mut deltas = choice.push(text);
@@ -382,10 +387,10 @@ fn read(reading: &Reading, text: &str) -> Vec<(String, String)> {
     calls
 }
 
-/// Tools as clients offer them.
+/// Random tools with random schemas.
 fn drawn_tools(dialect: ToolDialect, dice: &mut Dice) -> [Tool; 3] {
     let mut drawn = || match dialect {
-        // Names of arguments in Python cannot be any text.
+        // Python argument names cannot be arbitrary text.
         ToolDialect::Pythonic => {
             let flags = json!({"type": "array", "items": {"type": "boolean"}, "maxItems": 3});
             let deep = json!({"type": "object", "properties": {"a": flags}});
@@ -399,7 +404,7 @@ fn drawn_tools(dialect: ToolDialect, dice: &mut Dice) -> [Tool; 3] {
     [tool("get", drawn()), tool("get_all", drawn()), tool("now", nothing)]
 }
 
-/// Bits of text that answers are made of: half of them are beginnings of calls.
+/// Fragments that answers are made of; half of them are call starts.
 fn bits(dialect: ToolDialect, syntax: &CallSyntax) -> Vec<&'static str> {
     let mut bits = vec!["Let me see. ", "a < b", "\n", "{", "[", "[1, 2]", "<tool", "functools", "(", "; {"];
     bits.extend(["\"name\": \"get", "</tool_call>", "<think>", "</think>"]);
@@ -426,7 +431,7 @@ fn bits(dialect: ToolDialect, syntax: &CallSyntax) -> Vec<&'static str> {
     bits
 }
 
-/// Panics unless a call has arguments that fit its tool.
+/// Panics unless the call's arguments satisfy its tool's schema.
 fn check(dialect: &str, tools: &[Tool], call: &(String, String), text: &str) {
     let (name, arguments) = call;
     let tool = tools.iter().find(|tool| tool.name == *name);
@@ -438,14 +443,14 @@ fn check(dialect: &str, tools: &[Tool], call: &(String, String), text: &str) {
     assert_eq!(misfit(schema, schema, &value), None, "{dialect}: {text}");
 }
 
-/// Whatever the model writes: each call that is read has arguments that fit its tool.
+/// Property: every parsed call has arguments that satisfy its tool's schema.
 #[test]
 fn every_call_that_is_read_fits_its_tool() {
     let rounds: u32 = std::env::var("KVASIR_WORKLOADS").map_or(12, |rounds| rounds.parse().unwrap());
     let mut dice = Dice(3);
     for name in ToolDialect::names() {
         let dialect = ToolDialect::named(name).unwrap();
-        // Marks are text in one model and control tokens in another.
+        // Markers are text in one model and control tokens in another.
         let marks: Vec<&str> = dialect.marks().into_iter().filter(|mark| mark.len() > 3).collect();
         let models = [long(&[]), long(&marks)];
         let mut read_calls = 0;
