@@ -1,3 +1,6 @@
+//! Tracks how many tokens of K/V the engine retains per session, and awaits its confirmation of
+//! session operations.
+
 use crate::{ApiError, host::Host};
 use kvasir_engine::{Message, Outbox, SessionId};
 use std::{
@@ -6,25 +9,25 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// What the engine has of each session, as it tells.
+/// Retained K/V tokens per session, as reported by the engine.
 #[derive(Debug, Default)]
 pub(crate) struct Kept(Mutex<Told>);
 
 #[derive(Debug, Default)]
 struct Told {
-    /// Tokens whose K and V are there; those of which there are none are absent.
+    /// Cached tokens per session; sessions without any are absent.
     tokens: HashMap<SessionId, u32>,
-    /// Who waits to be told of a session.
+    /// Pending operations that await the engine's confirmation.
     waiting: HashMap<SessionId, oneshot::Sender<()>>,
 }
 
 impl Kept {
     fn told(&self) -> MutexGuard<'_, Told> {
-        // Nothing that holds the lock can leave it half changed.
+        // No holder of the lock can leave it half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in what an outbox says.
+    /// Applies the session updates of an outbox and wakes waiting operations.
     pub(crate) fn hear(&self, outbox: &Outbox) {
         if outbox.kept.is_empty() {
             return;
@@ -36,35 +39,36 @@ impl Kept {
                 _ => drop(told.tokens.insert(*session, *tokens)),
             }
             if let Some(waiting) = told.waiting.remove(session) {
-                // Whoever waited may have left.
+                // The waiting request may have been dropped.
                 let _ = waiting.send(());
             }
         }
     }
 
-    /// The engine is gone: nobody waits any longer.
+    /// The engine has stopped: waiting operations fail.
     pub(crate) fn close(&self) {
         *self.told() = Told::default();
     }
 }
 
 impl Host {
-    /// Tokens of a session whose K and V are there.
+    /// Cached tokens of a session.
     pub fn kept(&self, session: SessionId) -> u32 {
         self.kept.told().tokens.get(&session).copied().unwrap_or_default()
     }
 
-    /// Lets new sessions begin with the first `at` tokens of another's, and waits until they have what there is of them.
+    /// Starts new sessions with the first `at` tokens of another (copy-on-write), and waits for the
+    /// engine's confirmation.
     pub async fn fork(&self, from: SessionId, into: &[SessionId], at: u32) -> Result<(), ApiError> {
         self.tell_and_hear(into, Message::Fork { from, into: into.to_vec(), at }).await
     }
 
-    /// A session goes on from an earlier token; waits until it has no more than that.
+    /// Truncates a session to `to` tokens, and waits for the engine's confirmation.
     pub async fn rewind(&self, session: SessionId, to: u32) -> Result<(), ApiError> {
         self.tell_and_hear(&[session], Message::Rewind { session, to }).await
     }
 
-    /// Tells the engine something, and waits until it has said what these sessions have now.
+    /// Sends a message, and waits until the engine has reported the state of these sessions.
     async fn tell_and_hear(&self, of: &[SessionId], message: Message) -> Result<(), ApiError> {
         let mut told = Vec::with_capacity(of.len());
         for session in of {
@@ -79,9 +83,9 @@ impl Host {
         Ok(())
     }
 
-    /// A session is over.
+    /// Ends a session; the engine releases its K/V.
     pub fn end_session(&self, session: SessionId) {
-        // An engine that is gone has nothing of it.
+        // A stopped engine retains nothing.
         let _ = self.tell(Message::EndSession(session));
     }
 

@@ -1,6 +1,11 @@
-//! HTTP and JSON: requests in, answers out, and everything that only clients care about.
+//! HTTP server of Kvasir: OpenAI- and Anthropic-compatible APIs, streaming, output parsing,
+//! structured output, metrics.
 //!
-//! Nothing here knows a kernel or a slot.
+//! Layers: `request` parses and validates bodies, `model` renders prompts and builds constraints,
+//! `host` runs the engine on its thread, `answer` parses output (stop sequences, reasoning, tool
+//! calls), `form` compiles grammars, `http` holds the routes.
+//!
+//! Must not know kernels, KV cache slots or scheduling policies.
 #![forbid(unsafe_code)]
 
 pub mod answer;

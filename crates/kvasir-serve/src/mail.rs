@@ -1,4 +1,8 @@
-//! How what the engine says reaches those who wait for it.
+//! Delivers engine output to HTTP handlers: one mailbox per answer, woken once per step.
+//!
+//! Pieces accumulate in the mailbox until its handler reads them, so a slow reader gets one larger
+//! piece. All wakers run after the last mail of a step is stored, so woken tasks do not compete
+//! with this thread. Buffers are reused.
 
 use crate::{
     call::Call,
@@ -15,18 +19,19 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-/// What has come for one request since it was looked at last. Its memory is used again.
+/// Output of one answer since it was last read. Its buffers are reused.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
     /// New tokens.
     pub tokens: Vec<Token>,
-    /// Their log-probabilities, for a request that asked.
+    /// Their log-probabilities, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Log-probabilities of the prompt's tokens from the second on, with the first piece of a request that asked.
+    /// Log-probabilities of the prompt's tokens from the second on, in the first piece if
+    /// requested.
     pub scores: Vec<TokenLogprobs>,
-    /// The hidden state of the prompt's last token, with the first piece of a request that asked.
+    /// Hidden state of the prompt's last token, in the first piece if requested.
     pub hidden: Vec<f32>,
-    /// Set on the last piece.
+    /// The outcome, in the last piece.
     pub ended: Option<Summary>,
 }
 
@@ -44,27 +49,28 @@ impl Piece {
     }
 }
 
-/// Where the engine leaves what comes for a request, and whom it wakes.
+/// Accumulates an answer's output, and holds the waker of its reader.
 #[derive(Default)]
 pub(crate) struct Mailbox {
     pub(crate) piece: Piece,
     pub(crate) waker: Option<Waker>,
-    /// Nothing more comes: the engine is gone.
+    /// No more output: the engine has stopped.
     pub(crate) closed: bool,
-    /// When something was left here last.
+    /// Time of the last delivery, for inter-token latency.
     left: Option<Instant>,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds these locks can leave them half changed.
+    // No holder of these locks can leave them half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the engine's events to their mailboxes.
+/// Delivers engine events to mailboxes; runs on the engine's thread.
 pub(crate) struct Post {
     metrics: Arc<Metrics>,
     reports: Arc<Reports>,
-    /// Whom to wake once all mail of a step is there: those who are woken share the processor with this thread.
+    /// Wakers to run after all mail of a step is stored: woken tasks share the processor with this
+    /// thread.
     wakers: Vec<Waker>,
 }
 
@@ -77,7 +83,7 @@ impl Post {
         let now = Instant::now();
         let mut clients = locked(clients);
         let mut ended = outbox.ended.iter().peekable();
-        // Both lists are in the order of the events' tokens.
+        // All three lists are in the order of the events.
         let mut logprobs = outbox.logprobs.iter().peekable();
         let mut scores = outbox.scores.iter().peekable();
         let mut hidden = outbox.hidden.iter().peekable();
@@ -91,7 +97,7 @@ impl Post {
             let own = std::iter::from_fn(|| logprobs.next_if(|(at, _)| (*at as usize) < end));
             let scored = scores.next_if(|(at, _)| *at as usize == index);
             let state = hidden.next_if(|(at, _)| *at as usize == index);
-            // A client that left is aborted by the drop of its stream.
+            // A disconnected client's request is aborted when its stream is dropped.
             let Some(client) = clients.by_tag.get(&event.tag) else {
                 own.for_each(drop);
                 continue;
@@ -125,7 +131,7 @@ impl Post {
         }
     }
 
-    /// Tells every client that nothing more comes.
+    /// Closes all mailboxes, when the engine has stopped.
     pub(crate) fn close(&mut self, clients: &Mutex<Clients>) {
         let all = std::mem::take(&mut *locked(clients));
         for client in all.by_tag.values() {

@@ -1,4 +1,10 @@
-//! What the server must know of a model: its words, its template, its limits and its defaults.
+//! A served model: tokenizer, chat template, output dialects, limits, and constraints of its
+//! answers.
+//!
+//! Prompt rendering: a control token's spelling in client text is split by a guard character before
+//! rendering, and text is encoded piecewise between guards. So client text never becomes a control
+//! token. Templates that reject a conversation as sent get it folded (`folded`) and with wrapped
+//! arguments (`raw_arguments`).
 
 use crate::{
     ApiError,
@@ -19,69 +25,71 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Put into a control token's spelling where a client wrote it, so that it stays text.
+/// Inserted into a control token's spelling in client text, so that it stays text.
 const GUARD: char = '\u{fdd0}';
-/// Put behind the last message's text where the answer goes on with it.
+/// Appended to the last message's text to find where its continuation begins
+/// (`continue_final_message`).
 const END: char = '\u{fdd1}';
 
-/// What the engine says of a model.
+/// Facts about a model and its engine that requests depend on.
 pub struct Facts {
-    /// Token ids are below this.
+    /// Vocabulary size.
     pub vocab: u32,
-    /// Prompt and answer together.
+    /// Context length in tokens, prompt and answer together.
     pub max_len: u32,
-    /// Most tokens of an answer, whatever is asked for.
+    /// Cap on answer tokens, if configured.
     pub max_new_tokens: Option<u32>,
-    /// Numbers in a hidden state; none where the device computes nothing.
+    /// Hidden size; `None` for the simulated device, which computes nothing.
     pub hidden: Option<u32>,
-    /// Tokens that end an answer.
+    /// End-of-sequence tokens.
     pub eos: Vec<Token>,
-    /// What a request leaves open.
+    /// Default sampling parameters.
     pub sampling: Sampling,
-    /// Sequences of these final lengths may share prefixes if this gives the same for both.
+    /// Prefix cache salt by final sequence length: prefixes are shared only between sequences with
+    /// equal salts.
     pub prefix_salt: Box<dyn Fn(u32) -> u64 + Send + Sync>,
 }
 
-/// A model as the server sees it.
+/// A served model.
 pub struct Model {
-    /// What clients call it.
+    /// Its public name.
     pub name: String,
-    /// What the engine says of it.
+    /// Facts about it.
     pub facts: Facts,
     tokenizer: Arc<Tokenizer>,
-    /// Chats to text; without one there are only plain completions.
+    /// Chat template; without one, only raw completions are served.
     template: Option<ChatTemplate>,
-    /// What the template is made of, for clients that render chats themselves.
+    /// Source of the template, for clients that render chats themselves.
     template_source: Option<String>,
-    /// What templates may name: `bos_token` and its like.
+    /// Template variables: `bos_token` and the like.
     variables: Map<String, Value>,
-    /// Spellings of the control tokens.
+    /// Spellings of control tokens.
     specials: Vec<String>,
-    /// How it writes calls of tools.
+    /// Its tool call dialect.
     tool_dialect: ToolDialect,
-    /// How it marks its reasoning, if it reasons.
+    /// Its reasoning dialect, if it reasons.
     reasoning: Option<ReasoningDialect>,
-    /// Control tokens that mark calls or reasoning, and stay in the text of answers.
+    /// Control tokens kept in detokenized text, because they mark calls or reasoning.
     kept: Vec<(Token, String)>,
-    /// Made when a form is first asked for.
+    /// Compiled token vocabulary, built on first use of structured output.
     vocabulary: OnceLock<Result<Vocabulary, Refused>>,
-    /// Calls that the model makes of its own accord are constrained.
+    /// Whether voluntary tool calls (`tool_choice: auto`) are constrained.
     constrain_calls: bool,
     tool_grammars: ToolGrammars,
 }
 
-/// What an answer to a chat is constrained by.
+/// Constraint of a chat answer.
 #[derive(Debug, Default)]
 pub(crate) struct ChatConstraint {
     pub(crate) constrained: Constrained,
-    /// Calls of tools are constrained from their beginning on.
+    /// Whether tool calls are constrained from their start.
     pub(crate) calls: bool,
-    /// Where the request has schemas of tools that cannot be compiled, if they were met for the first time.
+    /// Paths of tool schemas that cannot be compiled, when met for the first time.
     pub(crate) loosened: Vec<String>,
 }
 
 impl Model {
-    /// A model of this name from its text files.
+    /// Loads tokenizer and template; detects the dialects from the template.
     pub fn new(name: String, text: &TextFiles, facts: Facts) -> Result<Self, kvasir_formats::Error> {
         let tokenizer = text.tokenizer()?;
         let source = text.template_source(None)?;
@@ -107,12 +115,12 @@ impl Model {
         .speaking(tools, reasoning))
     }
 
-    /// The same model, its answers read in these dialects.
+    /// Sets the dialects in which answers are parsed.
     pub fn speaking(mut self, tools: ToolDialect, reasoning: Option<ReasoningDialect>) -> Self {
         let think = reasoning.map(|dialect| dialect.marks());
         let marks: Vec<&str> =
             tools.marks().into_iter().chain(think.into_iter().flat_map(|(a, b)| [a, b])).collect();
-        // Some marks are several tokens: `<｜DSML｜` may be one of them.
+        // A marker may span several tokens: `<｜DSML｜` may be one of them.
         let counts = |text: &str| marks.iter().any(|mark| mark.contains(text));
         let kept = |(id, text): &(Token, String)| counts(text) && !self.facts.eos.contains(id);
         self.kept = self.tokenizer.specials().filter(kept).collect();
@@ -121,57 +129,57 @@ impl Model {
         self
     }
 
-    /// The same model, with the calls constrained that it makes of its own accord, or not.
+    /// Enables or disables constraints of voluntary tool calls.
     pub fn constraining_calls(mut self, on: bool) -> Self {
         self.constrain_calls = on;
         self
     }
 
-    /// How it writes calls of tools.
+    /// Its tool call dialect.
     pub fn tool_dialect(&self) -> ToolDialect {
         self.tool_dialect
     }
 
-    /// How it marks its reasoning, if it reasons.
+    /// Its reasoning dialect, if it reasons.
     pub fn reasoning_dialect(&self) -> Option<ReasoningDialect> {
         self.reasoning
     }
 
-    /// The ids of a text.
+    /// Tokenizes a text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
         let encode = || self.tokenizer.encode(text, add_special);
         let ids = if text.len() < LONG { encode() } else { aside(encode) };
         ids.map_err(|e| ApiError::param("prompt", e.to_string()))
     }
 
-    /// The text of ids.
+    /// Detokenizes ids.
     pub fn decode(&self, ids: &[Token]) -> String {
         self.tokenizer.decode(ids, false).unwrap_or_default()
     }
 
-    /// What the template may name (`bos_token` and its like), and the template itself.
+    /// Template variables (`bos_token` and the like) and the template's source.
     pub fn template_facts(&self) -> (&Map<String, Value>, Option<&str>) {
         (&self.variables, self.template_source.as_deref())
     }
 
-    /// How a token is written in full.
+    /// A token's full spelling.
     pub fn spelling(&self, token: Token) -> Option<String> {
         self.tokenizer.spelling(token)
     }
 
-    /// The bytes that a token stands for.
+    /// A token's bytes.
     pub fn token_bytes(&self, token: Token) -> Vec<u8> {
         self.tokenizer.bytes(token).unwrap_or_default()
     }
 
-    /// Tokens of an answer to text, as they come. `marked` keeps the control tokens that mark calls and reasoning; `goes_on` says that
-    /// the answer goes on with a text.
+    /// Streaming detokenizer of an answer. `marked` keeps the control tokens that mark calls and
+    /// reasoning; `goes_on` means that the answer continues a text.
     pub fn detokenizer(self: &Arc<Self>, marked: bool, goes_on: bool) -> Detokenizer {
         let text = if goes_on { TextStream::going_on(true) } else { TextStream::new(true) };
         Detokenizer { model: self.clone(), text, marked }
     }
 
-    /// What is told apart in the answer to a chat.
+    /// Output parsing options of a chat answer.
     pub fn reading(&self, request: &ChatRequest, prompt: &[Token]) -> Reading {
         let offers_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
         Reading {
@@ -185,8 +193,8 @@ impl Model {
         }
     }
 
-    /// What the answer to a chat must look like: the calls that must be made, else the form that was asked for; else calls are free to be
-    /// made, and constrained from their beginning on.
+    /// Constraint of a chat answer: required calls, else the requested response format, else lazily
+    /// constrained voluntary calls; plus the reasoning budget.
     pub(crate) fn chat_constraint(
         &self,
         request: &ChatRequest,
@@ -225,9 +233,9 @@ impl Model {
         Ok(constraint)
     }
 
-    /// Constrains the calls of an answer that may hold calls and need not.
+    /// Constraint of voluntary calls.
     fn free_calls(&self, request: &ChatRequest, prompt: &[Token]) -> Result<ChatConstraint, ApiError> {
-        // A simulated device computes nothing that could be constrained.
+        // The simulated device computes no logits to constrain.
         let is_off = !self.constrain_calls || request.tools.is_empty() || self.facts.hidden.is_none();
         let Some(dialect) = self.dialect_of_calls().filter(|_| !is_off) else {
             return Ok(ChatConstraint::default());
@@ -252,7 +260,7 @@ impl Model {
             reasoning: self.reasoning.map(ReasoningDialect::marks),
             is_reasoning: self.reasoning.is_some_and(|dialect| self.ends_with(prompt, dialect.marks().0)),
             one_call: !request.parallel_tool_calls,
-            // An answer that must go on goes on behind its call.
+            // An answer with a minimum length continues after its call.
             behind_last: match request.sampling.ignore_eos || length > 0 {
                 true => BehindLast::Anything,
                 false => BehindLast::End,
@@ -265,7 +273,8 @@ impl Model {
         })
     }
 
-    /// The dialect that calls in answers are read in, if any are: channels are read for calls exactly where they are read for reasoning.
+    /// The dialect in which calls are parsed, if any: harmony calls are parsed exactly where
+    /// harmony reasoning is.
     fn dialect_of_calls(&self) -> Option<ToolDialect> {
         match (self.reasoning, self.tool_dialect) {
             (Some(ReasoningDialect::Harmony), _) => Some(ToolDialect::Harmony),
@@ -279,13 +288,13 @@ impl Model {
         self.vocabulary.get_or_init(vocabulary).as_ref().map_err(Refused::clone)
     }
 
-    /// What is wrong with the schema of a tool, if anything is.
+    /// The error of a tool's schema, if it cannot be compiled.
     fn fault_of(&self, tool: &Tool) -> Option<ApiError> {
         let shape = Shape::JsonSchema(tool.parameters.clone()?);
         self.constraint(&AskedForm { shape, param: tool.schema.clone() }, &[]).err()
     }
 
-    /// The same form, with reasoning that ends in time. A model that does not reason keeps to every budget.
+    /// Adds a reasoning budget to a constraint; no-op for models that do not reason.
     fn thinking(
         &self,
         asked: ThinkingBudget,
@@ -311,7 +320,7 @@ impl Model {
         Ok(budget.within(form))
     }
 
-    /// Refuses what a device that computes nothing cannot give.
+    /// Rejects features that need logits on the simulated device.
     pub(crate) fn computes(&self, what: &str) -> Result<(), ApiError> {
         match self.facts.hidden {
             Some(_) => Ok(()),
@@ -321,14 +330,15 @@ impl Model {
         }
     }
 
-    /// Compiles a form that was asked for.
+    /// Compiles a requested response format, preceded by `lead`.
     pub fn constraint(&self, asked: &AskedForm, lead: &[Part]) -> Result<Constrained, ApiError> {
         self.computes("form of answers")?;
         let compiled = aside(|| self.vocabulary().and_then(|v| v.compile(&asked.shape, lead)));
         compiled.map_err(|why| ApiError::param(&asked.param, format!("`{}` {why}", asked.param)))
     }
 
-    /// What may come before a form after this prompt: reasoning, if the model reasons and has not done so.
+    /// Grammar parts before the constrained text: an optional reasoning block, unless the prompt
+    /// has closed it.
     fn lead(&self, prompt: &[Token], is_call: bool) -> Vec<Part> {
         let Some(dialect) = self.reasoning else { return Vec::new() };
         let (open, close) = dialect.marks();
@@ -351,7 +361,7 @@ impl Model {
         self.decode(tail).trim_end().ends_with(mark)
     }
 
-    /// The ids of a chat as the template renders it.
+    /// Renders a chat with the template and tokenizes it.
     pub fn chat_prompt(&self, request: &ChatRequest) -> Result<Vec<Token>, ApiError> {
         match request.is_long() {
             true => aside(|| self.rendered(request)),
@@ -390,8 +400,8 @@ impl Model {
         Ok(ids)
     }
 
-    /// Renders the conversation as it is. Where the template does not take it, or drops a system message that stands between
-    /// others, renders it folded, and with arguments that are no objects in objects.
+    /// Renders the conversation as sent. If the template fails or drops a late system message,
+    /// renders it folded; then with non-object arguments wrapped in objects.
     fn render_messages(
         &self,
         template: &ChatTemplate,
@@ -416,7 +426,7 @@ impl Model {
             raw.as_objects(&mut folded);
             as_folded = render(&messages).or_else(|_| render(&folded));
         }
-        // What is wrong is said of the conversation as it was sent.
+        // Errors refer to the conversation as sent.
         as_folded.or(as_sent)
     }
 
@@ -425,7 +435,7 @@ impl Model {
         template.render(variables, now).map_err(|e| ApiError::param("messages", e.to_string()))
     }
 
-    /// The value with every control token that stands in one of its texts made harmless.
+    /// Guards every control token's spelling in the strings of a value.
     fn guarded(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.guarded_text(text).into(),
@@ -449,7 +459,7 @@ impl Model {
     }
 }
 
-/// One answer's tokens to text.
+/// Streaming detokenizer of one answer.
 pub struct Detokenizer {
     model: Arc<Model>,
     text: TextStream,
@@ -457,7 +467,7 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// The text that this token completes.
+    /// Feeds a token; returns the text that it completes.
     pub fn push(&mut self, token: Token) -> String {
         match self.model.kept.iter().find(|(id, _)| self.marked && *id == token) {
             Some((_, spelling)) => self.text.finish() + spelling,
@@ -465,7 +475,7 @@ impl Detokenizer {
         }
     }
 
-    /// What is left at the end.
+    /// Flushes incomplete bytes at the end.
     pub fn finish(&mut self) -> String {
         self.text.finish()
     }

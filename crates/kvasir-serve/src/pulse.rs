@@ -1,3 +1,8 @@
+//! Engine stall detection for readiness probes: time since the last completed step while answers
+//! are pending.
+//!
+//! Ordering: one `Relaxed` atomic timestamp; nothing else is published through it.
+
 use kvasir_engine::{Core, Nanos, Observer};
 use kvasir_exec::{Step, StepError};
 use std::{
@@ -8,12 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// When the engine last did what somebody waited for: a step came back, or, before the first, somebody began to wait.
+/// Time of the last progress: a completed step, or the arrival of the first pending answer.
 ///
-/// An engine whose device hangs says nothing about it. That it says nothing while answers are due is what tells.
+/// A hung device reports nothing, so silence while answers are due is the only symptom.
 pub(crate) struct Pulse {
     started: Instant,
-    /// Nanoseconds from then on.
+    /// Nanoseconds since `started`.
     last: AtomicU64,
     patience: Duration,
 }
@@ -28,14 +33,14 @@ impl Pulse {
         self.last.store(now, Ordering::Relaxed);
     }
 
-    /// How long there has been silence, if that is longer than anybody should wait.
+    /// Time since the last progress, if it exceeds the limit.
     pub(crate) fn silence(&self) -> Option<Duration> {
         let last = Duration::from_nanos(self.last.load(Ordering::Relaxed));
         Some(self.started.elapsed().saturating_sub(last)).filter(|silence| *silence > self.patience)
     }
 }
 
-/// Hears the engine's steps.
+/// Engine observer that records completed steps.
 pub(crate) struct Listener(pub(crate) Arc<Pulse>);
 
 impl Observer for Listener {

@@ -1,20 +1,21 @@
-//! Arguments of calls in a conversation's history that are no JSON object, through a chat template.
+//! Passes tool call arguments that are not JSON objects through a chat template, by placeholders.
 //!
-//! A model may write anything as the arguments of a call, and a client sends it back. Templates write arguments in one
-//! of three ways: as JSON (`arguments | tojson`), as they are where they are a string, or field by field. So a template
-//! gets a mark in place of such a text, and the text takes the mark's place in what was rendered: quotes that `tojson`
-//! put around the mark go with it. Where a template needs fields, it gets an object with the text as its only field.
+//! A model may emit arbitrary text as arguments, and clients send it back in the history. Templates
+//! write arguments in one of three ways: `arguments | tojson`, verbatim if they are a string, or
+//! field by field. So each such text is replaced by a placeholder before rendering and restored
+//! afterwards, along with quotes that `tojson` put around it. A template that needs fields gets an
+//! object with the text as its only field.
 
 use serde_json::{Value, json};
 
-/// Encloses the number of a text. A noncharacter, which is not let through from clients.
+/// Encloses a placeholder's index. A noncharacter, which is removed from client text.
 pub(crate) const MARK: char = '\u{fdd2}';
 
-/// The texts, in the order of their calls.
+/// The replaced texts, in the order of their calls.
 pub(crate) struct RawArguments(Vec<String>);
 
 impl RawArguments {
-    /// Puts marks in place of the arguments of `messages` that are texts.
+    /// Replaces string arguments in `messages` by placeholders.
     pub(crate) fn take(messages: &mut [Value]) -> Self {
         let mut texts = Vec::new();
         for arguments in all_arguments(messages) {
@@ -30,13 +31,13 @@ impl RawArguments {
         self.0.is_empty()
     }
 
-    /// Puts objects in place of the marks, for a template that reads fields.
+    /// Replaces placeholders by objects, for a template that reads fields.
     pub(crate) fn as_objects(&self, messages: &mut [Value]) {
         let marks = all_arguments(messages).filter(|arguments| arguments.is_string());
         marks.zip(&self.0).for_each(|(mark, text)| *mark = json!({"arguments": text}));
     }
 
-    /// Puts the texts in place of the marks in what was rendered.
+    /// Restores the texts in rendered output.
     pub(crate) fn restore(&self, mut rendered: String) -> String {
         for (i, text) in self.0.iter().enumerate() {
             let mark = format!("{MARK}{i}{MARK}");

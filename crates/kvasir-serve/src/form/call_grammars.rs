@@ -257,7 +257,7 @@ enum Place {
         /// Bytes after the trigger within the same token.
         bytes: Vec<u8>,
     },
-    /// Only the end of the answer may come.
+    /// Only the end of the answer is allowed.
     End,
 }
 

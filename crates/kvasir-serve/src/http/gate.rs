@@ -1,5 +1,9 @@
-//! Accepts connections: at most so many at once, in the clear or under TLS, and a [`Reserve`] for
-//! probes beyond those.
+//! Connection acceptor: bounds open connections, terminates TLS, enforces write timeouts, and sends
+//! overflow to a [`Reserve`] for probes.
+//!
+//! Each connection holds a semaphore permit, released on drop. TLS handshakes run in tasks of their
+//! own, so a slow client does not block `accept`. A write that makes no progress for `STALLED`
+//! times the client timeout closes the connection.
 
 use super::{listen::Patience, reserve::Reserve};
 use axum::serve::Listener;
@@ -20,41 +24,42 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-/// How long a client may take to agree on keys.
+/// Time limit of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Times that a client may take as long to take an answer as to go on with a request: people look at a stream in a pager.
+/// Write timeout as a multiple of the read timeout: a client may display a stream in a pager.
 const STALLED: u32 = 4;
-/// How long to wait when the system has no more room for sockets.
+/// Pause after `accept` fails, for instance when file descriptors run out.
 const BREATHER: Duration = Duration::from_millis(100);
-/// Takes connections, as many at once as may be, in the clear or under TLS.
+/// Listener with a connection limit, plain or TLS.
 pub struct Gate {
     listener: TcpListener,
     places: Arc<Semaphore>,
-    /// For connections that find no place.
+    /// Takes connections beyond the limit.
     reserve: Reserve,
     tls: Option<TlsAcceptor>,
     patience: Patience,
-    /// Connections that have agreed on keys, and probes whose head has been read.
+    /// Connections after their TLS handshake, and probes after their request head.
     ready: mpsc::Receiver<(Connection, SocketAddr)>,
     agreed: mpsc::Sender<(Connection, SocketAddr)>,
 }
 
-/// How long a client may take to go on with a request where nobody says otherwise.
+/// Default read timeout within a request.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Connections that the system keeps until they are taken. A burst beyond it is dropped, and its clients try again after a second.
+/// Listen backlog of the socket. The kernel drops connections beyond it, and their clients retry
+/// after a second.
 const BACKLOG: u32 = 4096;
 
 impl Gate {
-    /// A gate at this address.
+    /// Binds and listens. `places` is the maximum number of connections.
     pub fn open(address: SocketAddr, places: usize, tls: Option<TlsAcceptor>) -> io::Result<Self> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        // A server that is started again need not wait for its old connections to be forgotten.
+        // Lets a restarted server bind while old connections are in TIME_WAIT.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         Ok(Self::new(socket.listen(BACKLOG)?, places, tls))
     }
 
-    /// The same, which waits so long for a client to go on with a request that it has begun.
+    /// Sets the read timeout within a request.
     pub fn waiting(self, patience: Duration) -> Self {
         Self { patience: Patience(patience), ..self }
     }
@@ -63,12 +68,12 @@ impl Gate {
         self.patience
     }
 
-    /// Where it is.
+    /// The bound address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// A gate with so many places.
+    /// A gate over a listening socket, with at most `places` connections.
     pub fn new(listener: TcpListener, places: usize, tls: Option<TlsAcceptor>) -> Self {
         let (agreed, ready) = mpsc::channel(64);
         Self {
@@ -82,13 +87,15 @@ impl Gate {
         }
     }
 
-    /// A connection that can be served at once; one that must agree on keys first comes back later.
+    /// Returns a connection that can be served at once. TLS connections arrive via `ready` after
+    /// their handshake.
     fn receive(&mut self, stream: TcpStream, from: SocketAddr) -> Option<(Connection, SocketAddr)> {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             self.reserve.take(stream, from, self.tls.clone(), self.patience.0);
             return None;
         };
-        // Pieces of an answer must not wait for each other. Where it cannot be set they do.
+        // Disables Nagle's algorithm: SSE events must not wait for each other. Failure costs
+        // latency only.
         let _ = stream.set_nodelay(true);
         let Some(acceptor) = self.tls.clone() else {
             return Some((Connection::new(Stream::Plain(stream), self.patience.0, place), from));
@@ -97,7 +104,7 @@ impl Gate {
         tokio::spawn(async move {
             if let Ok(Ok(stream)) = timeout(HANDSHAKE, acceptor.accept(stream)).await {
                 let connection = Connection::new(Stream::Tls(Box::new(stream)), patience, place);
-                // The server is leaving if nobody takes it.
+                // Sending fails only during shutdown.
                 let _ = agreed.send((connection, from)).await;
             }
         });
@@ -119,7 +126,7 @@ impl Listener for Gate {
                             return connection;
                         }
                     }
-                    // A client that is gone already, or no room for a socket: the next one may fare better.
+                    // The client left, or no file descriptor: retry.
                     Err(_) => sleep(BREATHER).await,
                 },
             }
@@ -131,7 +138,7 @@ impl Listener for Gate {
     }
 }
 
-/// A client's socket, in the clear or under TLS.
+/// A client's socket, plain or TLS.
 pub(super) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
@@ -191,15 +198,14 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// A client's connection; its place is free again when it is dropped.
+/// A client's connection. Dropping it frees its place.
 pub struct Connection {
     stream: Stream,
-    /// The head of a probe's request, which was read to tell that it is one; it is read again from
-    /// here.
+    /// Request head of a probe, already consumed for classification and replayed from here.
     head: io::Cursor<Vec<u8>>,
     is_probe: bool,
     patience: Duration,
-    /// When its client will have left what was said to it lying too long.
+    /// Deadline of a stalled write.
     stalled: Option<Pin<Box<Sleep>>>,
     _place: OwnedSemaphorePermit,
 }
@@ -210,7 +216,7 @@ impl Connection {
         Self { stream, head, is_probe: false, patience, stalled: None, _place: place }
     }
 
-    /// A connection of the reserve that has sent the head of a probe's request.
+    /// A connection of the reserve whose request head is a probe's.
     pub(super) fn probe(
         stream: Stream,
         head: Vec<u8>,
@@ -220,12 +226,13 @@ impl Connection {
         Self { head: io::Cursor::new(head), is_probe: true, ..Self::new(stream, patience, place) }
     }
 
-    /// Whether it has a place of the reserve, and so is closed after one answer.
+    /// Whether it holds a reserve place and so is closed after one response.
     pub(super) fn is_probe(&self) -> bool {
         self.is_probe
     }
 
-    /// What came of a try to say something; an error when none has come to anything for too long.
+    /// Passes on the result of a write; fails with `TimedOut` once writes have stalled for too
+    /// long.
     fn said<T>(&mut self, cx: &mut Context<'_>, tried: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if tried.is_ready() {
             self.stalled = None;
@@ -304,7 +311,7 @@ mod tests {
         let mut client = TcpStream::connect(gate.address().unwrap()).await.unwrap();
         let (mut connection, _) = gate.accept().await;
         let piece = vec![b'x'; 1 << 20];
-        // As much as the system keeps for it, read at times, does no harm; then nobody reads.
+        // Slow reads within the socket buffer are fine; then the client stops reading.
         for _ in 0..3 {
             connection.write_all(b"hello").await.unwrap();
             client.read_exact(&mut [0; 5]).await.unwrap();

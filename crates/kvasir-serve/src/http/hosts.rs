@@ -1,25 +1,29 @@
+//! Host header validation against DNS rebinding, for servers without API keys.
+
 use super::Origins;
 use axum::http::{HeaderMap, Uri, header};
 use std::net::IpAddr;
 
-/// Ends of names that the public name service does not know, besides those of a single word.
+/// Suffixes of host names outside the public DNS. Single-label names count as private, too.
 const PRIVATE: [&str; 5] = [".localhost", ".local", ".internal", ".home.arpa", ".lan"];
 
-/// By which names a server that asks for no key may be called.
+/// Host names accepted by a server without API keys.
 ///
-/// A page may give its own name a new address, that of the server, and is then of the server's origin for the browser: whoever opens it lets
-/// it use a server that only listens on their machine. The page has to have a public name for that, and the browser says it.
+/// DNS rebinding: a web page can point its own name at the server's address, and then shares the
+/// server's origin in the browser. That would let any page use a server that listens on localhost
+/// only. Such a page needs a public name, which the browser sends as `host`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hosts {
-    /// By any.
+    /// Any name.
     #[default]
     Any,
-    /// By addresses, by names of this machine and of private networks, and by those of [`Origins`] that were named.
+    /// IP addresses, names of this machine and of private networks, and the hosts of configured
+    /// [`Origins`].
     Private,
 }
 
 impl Hosts {
-    /// Whether a request may call the server by the name that it does; if not, that name.
+    /// Accepts the request's host name, or returns it as the error.
     pub(super) fn check<'r>(
         self,
         uri: &'r Uri,
@@ -34,7 +38,7 @@ impl Hosts {
     }
 }
 
-/// Whether no page of the public network can have this name, which may have a port.
+/// Whether a host (with optional port) cannot be the name of a public web page.
 fn is_private(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,

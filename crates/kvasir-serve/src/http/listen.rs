@@ -1,4 +1,7 @@
-//! Serves the connections of a gate: over HTTP/1.1, until the server is told to stop.
+//! HTTP/1.1 server loop with graceful shutdown.
+//!
+//! Shutdown: stop accepting, drain the engine for at most `grace`, abort remaining answers, notify
+//! clients, flush logs and traces.
 
 use super::{App, Gate, gate::Connection};
 use axum::{Extension, Router, serve::Listener};
@@ -11,20 +14,20 @@ use hyper_util::{
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 use tokio::time::{interval, timeout};
 
-/// How long a client may take to go on with a request that it has begun; where nothing is said, for ever.
+/// Read timeout within a request; `Duration::MAX` if absent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience(pub(super) Duration);
 
-/// How long clients may take to hear that their answers were cut.
+/// Time for clients to receive the error after their answers were aborted.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// How long the log and the collector may take to hear the last.
+/// Time for the log and the trace collector to flush.
 const LAST_WORDS: Duration = Duration::from_secs(30);
 
-/// Serves the connections of one gate.
+/// HTTP service of the connections of one gate.
 struct Connections {
     service: TowerToHyperService<Router>,
     http: http1::Builder,
-    /// For probes with a place of the reserve: one answer each.
+    /// Without keep-alive, for probes on reserve places.
     once: http1::Builder,
     open: GracefulShutdown,
 }
@@ -34,7 +37,7 @@ impl Connections {
         let patience = gate.patience();
         let service = TowerToHyperService::new(router.layer(Extension(patience)));
         let mut http = http1::Builder::new();
-        // Also bounds how long a connection may lie idle between two requests.
+        // Also the idle timeout of a kept-alive connection.
         http.timer(TokioTimer::new()).header_read_timeout(patience.0);
         let mut once = http.clone();
         once.keep_alive(false);
@@ -46,14 +49,14 @@ impl Connections {
         let connection = http.serve_connection(TokioIo::new(connection), self.service.clone());
         let connection = self.open.watch(connection);
         tokio::spawn(async move {
-            // What ends a connection early is its client's matter.
+            // Errors here are those of the client's connection.
             let _ = connection.await;
         });
     }
 }
 
-/// Serves `/live`, `/health` and, where no key is asked for, `/metrics` on a listener of their own,
-/// for as long as the process runs: a probe is answered while the server is leaving, too.
+/// Serves `/live`, `/health` and, without API keys, `/metrics` on a separate listener for the
+/// lifetime of the process, including graceful shutdown.
 pub async fn serve_probes(app: Arc<App>, mut gate: Gate) {
     let connections = Connections::new(app.probes(), &gate);
     loop {
@@ -62,8 +65,8 @@ pub async fn serve_probes(app: Arc<App>, mut gate: Gate) {
     }
 }
 
-/// Serves until `stop` is ready, then takes no more requests, lets those under way end for at most `grace`, and leaves. How many answers
-/// were cut then.
+/// Serves until `stop` resolves, then shuts down gracefully within `grace`. Returns the number of
+/// answers that were aborted.
 pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>, grace: Duration) -> usize {
     let connections = Connections::new(app.router(), &gate);
     let mut stop = pin!(stop);
@@ -71,7 +74,7 @@ pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>
     loop {
         tokio::select! {
             (connection, _) = gate.accept() => connections.serve(connection),
-            // Whether or not anybody asks: what they hold is wanted by others.
+            // Expires sessions even without requests, because their KV cache is needed by others.
             _ = seconds.tick() => app.expire_sessions(),
             () = &mut stop => break,
         }
@@ -81,7 +84,7 @@ pub async fn serve(app: Arc<App>, mut gate: Gate, stop: impl Future<Output = ()>
     let mut all_gone = pin!(connections.open.shutdown());
     let cut = match timeout(grace, &mut all_gone).await {
         Ok(()) => 0,
-        // Answers that take longer than they may are cut, and whoever still listens hears of it.
+        // Aborts the remaining answers; connected clients receive an error.
         Err(_) => {
             let cut = app.host.cut();
             let _ = timeout(FAREWELL, all_gone).await;

@@ -1,3 +1,6 @@
+//! Anthropic `/v1/messages` and `/v1/messages/count_tokens`: responses as one object or as typed
+//! SSE events.
+
 use super::{
     App,
     ask::ask,
@@ -15,7 +18,7 @@ use futures_util::Stream;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A message of Anthropic's API that has been handed to the engine.
+/// A Messages API request that has been submitted to the engine.
 pub(super) struct Messages {
     head: Head,
     reply: Reply,
@@ -23,7 +26,7 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    /// Checks the request and hands it over.
+    /// Validates and submits the request.
     pub(super) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
         let request =
@@ -33,7 +36,7 @@ impl Messages {
         Ok(Self { head, reply, stream: request.stream.is_some() })
     }
 
-    /// The whole answer as one object.
+    /// The non-streaming response.
     pub(super) async fn whole(self) -> Result<Value, ApiError> {
         let (mut items, mut ended) = (Items::default(), None);
         let usage = self.reply.whole(|_, gain| {
@@ -48,7 +51,7 @@ impl Messages {
         Ok(self.head.message(blocks.collect(), reason, sequence, tokens(&usage)))
     }
 
-    /// The answer as server-sent events.
+    /// The response as server-sent events.
     pub(super) fn events(self) -> impl Stream<Item = String> + Send {
         let prompt = self.reply.prompt_tokens();
         self.reply.events(Events {
@@ -71,7 +74,7 @@ pub(super) fn count(app: &App, body: &Reader) -> Result<Value, ApiError> {
     Ok(json!({"input_tokens": app.model.chat_prompt(&request)?.len()}))
 }
 
-/// What the API calls a prompt's tokens: those that were cached do not count as input.
+/// Usage object; in this API, prefix cache hits do not count as input tokens.
 fn tokens(usage: &Usage) -> Value {
     json!({
         "input_tokens": usage.prompt.saturating_sub(usage.cached),
@@ -110,12 +113,12 @@ impl Head {
         })
     }
 
-    /// A content block: what it has when it begins, or `whole`.
+    /// A content block: empty at its start, or with its whole text.
     fn block(&self, index: usize, item: &Item, whole: bool) -> Value {
         let text = if whole { item.text.as_str() } else { "" };
         match &item.kind {
             ItemKind::Text => json!({"type": "text", "text": text}),
-            // Nothing here could check a signature, so none is made.
+            // Signatures cannot be verified here, so none is issued.
             ItemKind::Reasoning => json!({"type": "thinking", "thinking": text, "signature": ""}),
             ItemKind::Call(name) => {
                 let input = serde_json::from_str(text).ok().filter(Value::is_object);
@@ -126,7 +129,7 @@ impl Head {
     }
 }
 
-/// Writes the events of a streamed message.
+/// Writes the SSE events of a message.
 struct Events {
     head: Head,
     prompt: u64,
@@ -183,7 +186,7 @@ impl Writer for Events {
     }
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
-        // The error was the last event.
+        // The error event was the last one.
         if self.failed {
             return;
         }

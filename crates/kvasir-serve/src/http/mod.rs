@@ -1,4 +1,9 @@
-//! The routes. Each handler checks its request, hands it to the engine and turns what comes back into JSON.
+//! HTTP layer (axum): routes and handlers of the OpenAI- and Anthropic-compatible APIs, sessions,
+//! tokenization and metrics.
+//!
+//! Each handler parses and validates its body, submits an engine request, drops the body, and then
+//! writes the response as JSON or SSE. Middleware, outermost first: CORS (`origins`), request
+//! context and access log (`announce`), authentication and host check (`authorize`).
 
 mod announce;
 mod ask;
@@ -67,14 +72,15 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Anthropic's endpoints, whose errors have a form of their own.
+/// Anthropic's endpoints, which have an error format of their own.
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
-/// Tokens that an answer without a limit of its own counts for: few are as long as the model allows.
+/// Answer tokens that admission charges for a request without `max_tokens`: few answers are as long
+/// as the model allows.
 const OPEN_ANSWER: u32 = 1024;
 
-/// What all handlers share.
+/// State shared by all handlers.
 pub struct App {
     pub(crate) model: Arc<Model>,
     pub(crate) host: Arc<Host>,
@@ -86,19 +92,19 @@ pub struct App {
     seen: announce::Seen,
     ids: AtomicU64,
     random: RandomState,
-    /// When it was made, in seconds since 1970: what clients are told of the model's age.
+    /// Start time in seconds since 1970, reported as the model's creation time.
     since: u64,
 }
 
-/// What the server does for clients that say more, or less, than its APIs have.
+/// Compatibility options for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientRules {
-    /// Names under which the model may be asked for, beside its own; `*` stands for any.
+    /// Further names of the model; `*` accepts any.
     pub aliases: Vec<String>,
-    /// What happens to fields that it does not know.
+    /// Handling of unknown fields.
     pub unknown_fields: UnknownFields,
-    /// Whether Claude Code's billing header, whose digits change with every request, is cut out of system prompts, so that
-    /// they share their prefix.
+    /// Strips Claude Code's billing header from system prompts: it changes with every request and
+    /// would defeat the prefix cache.
     pub strip_billing_header: bool,
 }
 
@@ -108,20 +114,20 @@ impl Default for ClientRules {
     }
 }
 
-/// The engine for those who watch it.
+/// Live view of the engine's steps.
 pub struct Live {
-    /// Where they ask.
+    /// The step subscription service.
     pub watch: Watch,
-    /// What runs, in the words of the trace page.
+    /// The engine's configuration, in the trace page's format.
     pub setup: Value,
 }
 
-/// The key that a request came in with.
+/// Index of the authenticated API key, as a request extension.
 #[derive(Clone, Copy)]
 struct Caller(u64);
 
 impl App {
-    /// Serves `model` as run by `host` to whoever is let in at `door`.
+    /// An app that serves `model`, run by `host`, under the access rules `door`.
     pub fn new(
         model: Arc<Model>,
         host: Arc<Host>,
@@ -136,7 +142,7 @@ impl App {
         Arc::new(Self { model, host, door, live, sessions, names, rules, seen, ids, random, since })
     }
 
-    /// The routes.
+    /// All routes with their middleware.
     pub fn router(self: &Arc<Self>) -> Router {
         let keyed = Router::new()
             .route("/health", get(health))
@@ -167,7 +173,7 @@ impl App {
             .layer(from_fn_with_state(self.clone(), authorize))
             .layer(from_fn_with_state(self.clone(), announce::announce))
             .with_state(self.clone());
-        // Open to everybody: whoever restarts processes needs no key, and the page asks for one itself.
+        // Without authentication: liveness probes, and the web page, which asks for a key itself.
         let open = Router::new().route("/live", get(async || "live")).merge(page::routes());
         open.merge(keyed).layer(from_fn_with_state(self.clone(), origins::share))
     }
@@ -176,12 +182,12 @@ impl App {
         name == self.model.name || self.rules.aliases.iter().any(|alias| alias == "*" || alias == name)
     }
 
-    /// The routes of a listener for probes: `/live` and `/health` without a key, and `/metrics`
-    /// where no key is asked for.
+    /// Routes of the probe listener: `/live` and `/health` without a key, and `/metrics` if no keys
+    /// are configured.
     pub fn probes(self: &Arc<Self>) -> Router {
         let probes = Router::new().route("/live", get(async || "live")).route("/health", get(health));
         let counted = Router::new().route("/metrics", get(metrics));
-        // As on the main listener a page of another name may not read them.
+        // The host check applies to metrics, as on the main listener.
         let counted = counted.route_layer(from_fn_with_state(self.clone(), authorize));
         let probes = if self.door.keys.is_empty() { probes.merge(counted) } else { probes };
         let not_found = async || ApiError::not_found("path", "this listener has /live and /health only");
@@ -201,7 +207,7 @@ impl App {
         }
     }
 
-    /// The request as the engine takes it, its length checked against the model's.
+    /// Builds the engine request; checks its length against the context length.
     fn order(
         &self,
         param: &str,
@@ -232,22 +238,23 @@ impl App {
         }
         params.eos = self.model.facts.eos.clone();
         params.key = key;
-        // What is cached for one key is not found, or timed, by another.
+        // The salt isolates prefix caches by key: no hits, and no timing side channel, across keys.
         let final_len = used.saturating_add(params.max_tokens).min(longest);
         params.salt =
             self.salt(key, fields.cache_salt.as_deref()) << 1 | (self.model.facts.prefix_salt)(final_len);
-        // Before anything is streamed, so that it is told by the status.
+        // Checked before streaming starts, so that the error has an HTTP status.
         params.check().map_err(refused)?;
         let expected = fields.length.max_tokens.unwrap_or(params.max_tokens.min(OPEN_ANSWER));
         let tokens = u64::from(used) + u64::from(expected);
         Ok(Order { request: kvasir_engine::Request { tag: 0, prompt, params }, tokens })
     }
 
-    /// Hands orders of one key to the engine, each `n` times.
+    /// Submits orders of one key to the engine, each with `n` answers.
     fn submit(&self, orders: Vec<Order>, n: u32) -> Result<Vec<Answers>, ApiError> {
         let sessions: Vec<_> = orders.iter().filter_map(|order| order.request.params.session).collect();
         let answers = self.host.submit(orders, n)?;
-        // Of one that was deleted while its turn was prepared the engine heard too early.
+        // A session deleted while its turn was prepared: the engine saw the deletion too early, so
+        // it is repeated.
         let deleted = sessions.into_iter().filter(|id| !self.sessions.holds(*id));
         deleted.for_each(|id| self.host.end_session(id));
         Ok(answers)
@@ -269,7 +276,7 @@ impl App {
     }
 }
 
-/// The time, in seconds since 1970.
+/// Unix time in seconds.
 fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -288,7 +295,7 @@ impl ApiError {
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        // Layers around the handlers see the error itself, not only its text.
+        // Middleware needs the error value, not only its text.
         response.extensions_mut().insert(self);
         response
     }
@@ -323,13 +330,13 @@ fn event_stream(events: impl Stream<Item = String> + Send + 'static) -> Response
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
         (header::CACHE_CONTROL, "no-cache"),
-        // A proxy that collects the stream before it passes it on would defeat its purpose.
+        // Disables response buffering in proxies such as nginx.
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (headers, body).into_response()
 }
 
-/// Ready to answer: the engine's thread is there, and steps while somebody waits.
+/// Readiness probe: the engine's thread runs, and completes steps while answers are pending.
 async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     match app.host.trouble() {
         None => Ok(Json(json!({"status": "ok"}))),
@@ -337,7 +344,7 @@ async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     }
 }
 
-/// What is counted, for Prometheus.
+/// Prometheus metrics.
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let text = app.host.metrics().page(app.names, &app.model.name, app.host.open());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()

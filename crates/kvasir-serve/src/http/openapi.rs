@@ -1,8 +1,11 @@
+//! Generates the OpenAPI description from the same field tables that validate requests, so the two
+//! cannot diverge.
+
 use crate::request::{Class, ENDPOINTS, Endpoint, Field};
 use axum::Json;
 use serde_json::{Map, Value, json};
 
-/// The description of all routes, made from the table that requests are checked with, so that the two cannot differ.
+/// `GET /openapi.json`.
 pub(super) async fn openapi() -> Json<Value> {
     Json(description())
 }
@@ -49,7 +52,7 @@ fn operation(endpoint: &Endpoint) -> Value {
     operation
 }
 
-/// The body's schema: fields that are rejected are not in it, and no other fields are let in.
+/// JSON Schema of a body; rejected fields are omitted and no others are allowed.
 fn body(fields: &[Field]) -> Value {
     let mut properties = Map::new();
     for field in fields {
@@ -64,7 +67,8 @@ fn body(fields: &[Field]) -> Value {
     json!({"type": "object", "properties": properties, "additionalProperties": false})
 }
 
-/// What a field of this name holds. Names mean the same everywhere; where an endpoint takes less, its error says so.
+/// Type of a field by name. Names have one meaning everywhere; where an endpoint accepts less, its
+/// error says so.
 fn kind(name: &str) -> Value {
     let number = |low: f64, high: f64| json!({"type": ["number", "null"], "minimum": low, "maximum": high});
     match name {
@@ -106,7 +110,7 @@ fn kind(name: &str) -> Value {
         | "output_config"
         | "metadata" => json!({"type": ["object", "null"]}),
         "tool_choice" => json!({"type": ["string", "object", "null"]}),
-        // Anything: the field's own error says what it takes.
+        // Any type: the field's own error says what it accepts.
         _ => json!({}),
     }
 }
@@ -147,7 +151,7 @@ mod tests {
         }
     }
 
-    /// A route that is served and not described is found by its line in the router.
+    /// Finds undocumented routes by their `.route(` line in the router's source.
     #[test]
     fn what_is_served_is_described_and_nothing_else() {
         let source = include_str!("mod.rs");

@@ -1,3 +1,5 @@
+//! CORS: allowed origins, preflight responses and response headers.
+
 use super::App;
 use axum::{
     extract::{Request, State},
@@ -7,24 +9,25 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// The origins besides the server's own whose pages may ask it; none unless named. A browser lets a page read only what its
-/// origin was allowed to, and asks before it sends JSON or a key.
+/// Allowed cross origins; none by default. A browser lets a page read only what its origin was
+/// granted, and sends a preflight before JSON or a key.
 #[derive(Clone, Debug, Default)]
 pub struct Origins {
     any: bool,
     named: Vec<HeaderValue>,
 }
 
-/// Origin of a page that has none of its own: a file, or a frame in a sandbox.
+/// Origin of pages without one: files, sandboxed frames.
 const NONE: &str = "null";
-/// What a page may read of an answer's head beside what every page may.
+/// Response headers that a page may read beyond the safelisted ones.
 const EXPOSED: &str = "x-request-id, retry-after";
 const METHODS: &str = "GET, POST, DELETE";
-/// Seconds for which a browser need not ask again.
+/// Cache time of a preflight response, in seconds.
 const REMEMBERED: &str = "600";
 
 impl Origins {
-    /// These: each as a browser writes it (`https://example.org`, `http://localhost:3000`, `null`), or `*` for all.
+    /// Parses origins as browsers write them (`https://example.org`, `http://localhost:3000`,
+    /// `null`), or `*` for all.
     pub fn parse(origins: &[String]) -> Result<Self, String> {
         let mut parsed = Self::default();
         for origin in origins {
@@ -51,7 +54,7 @@ impl Origins {
         !self.any && self.named.is_empty()
     }
 
-    /// Whether the pages of a host, with its port where that is not the usual one, are among them.
+    /// Whether an allowed origin has this host (with its port, unless it is the default).
     pub(super) fn name_host(&self, host: &str) -> bool {
         let is_of = |origin: &HeaderValue| {
             origin.to_str().ok().and_then(|origin| origin.split_once("://")).is_some_and(|(_, of)| of == host)
@@ -59,7 +62,7 @@ impl Origins {
         self.any || self.named.iter().any(is_of)
     }
 
-    /// What an answer to a page of this origin says; nothing where it is not allowed.
+    /// Value of `access-control-allow-origin` for a request; `None` if its origin is not allowed.
     fn answer(&self, asked: &HeaderMap) -> Option<HeaderValue> {
         let origin = asked.get(header::ORIGIN)?;
         match self.any {
@@ -69,7 +72,8 @@ impl Origins {
     }
 }
 
-/// Answers browsers that ask whether a page may ask, which they do without a key, and tells them so with every answer.
+/// CORS middleware: answers preflight requests, which carry no key, and adds headers to all
+/// responses.
 pub(super) async fn share(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let origins = &app.door.origins;
     if origins.are_none() {
@@ -84,7 +88,7 @@ pub(super) async fn share(State(app): State<Arc<App>>, request: Request, next: N
     };
     let headers = response.headers_mut();
     if !origins.any {
-        // A cache must not give one origin's answer to another.
+        // A shared cache must not serve one origin's response to another.
         headers.append(header::VARY, HeaderValue::from_static("origin"));
     }
     if let Some(allowed) = allowed {
@@ -94,8 +98,8 @@ pub(super) async fn share(State(app): State<Arc<App>>, request: Request, next: N
     response
 }
 
-/// Clients send headers of their own (`x-stainless-os`, `anthropic-version`), and `*` would leave out `authorization`: whatever was asked
-/// for is allowed.
+/// Preflight response. Echoes the requested header names: clients send their own
+/// (`x-stainless-os`), and `*` would exclude `authorization`.
 fn may_ask(asked: &HeaderMap) -> Response {
     let fixed = |name: HeaderName, text: &'static str| (name, HeaderValue::from_static(text));
     let mut response = StatusCode::NO_CONTENT.into_response();

@@ -1,4 +1,4 @@
-//! Serves the files of the web page under its content security policy.
+//! Serves the embedded web UI under a strict Content-Security-Policy.
 
 use axum::{
     Router,
@@ -7,8 +7,8 @@ use axum::{
     routing::get,
 };
 
-/// What the page may do: run its own scripts and speak to its own server. Style attributes are set by the drawing code alone:
-/// what a model says is escaped before it becomes HTML.
+/// The page may run its own scripts and contact its own server only. Style attributes come from
+/// drawing code alone; model output is escaped before it becomes HTML.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -16,7 +16,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Path, type and text of every file of the page's own.
+/// Path, content type and text of each file.
 const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("../page/index.html")),
     ("/page/icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
@@ -35,7 +35,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/tree.js", SCRIPT, include_str!("../page/tree.js")),
 ];
 
-/// The page. It asks for the key itself and holds nothing that needs one.
+/// Routes of the web UI. It needs no key itself and holds nothing secret.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let files = FILES.iter().fold(Router::new(), |router, (path, kind, text)| {
         router.route(path, get(async move || file(kind, *text)))
@@ -51,7 +51,7 @@ fn file(kind: &'static str, text: impl IntoResponse) -> Response {
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        // Another version of the server has another page.
+        // The page changes with the server's version.
         (header::CACHE_CONTROL, "no-cache"),
     ];
     (StatusCode::OK, headers, text).into_response()

@@ -1,3 +1,8 @@
+//! Merges the answer streams of one request into a JSON response or one SSE stream, with keep-alive
+//! events.
+//!
+//! A `Writer` implements the event format of each API.
+
 use super::{
     speaker::{Gain, Speaker},
     usage::Usage,
@@ -10,26 +15,26 @@ use futures_util::{
 use std::{future::ready, time::Duration};
 use tokio::time::timeout;
 
-/// After this long without an event a stream shows that it lives: proxies and clients drop what is silent.
+/// Keep-alive interval: proxies and clients drop silent streams.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// Writes a streamed reply in the words of one endpoint. What it puts into `out` goes to the client at once.
+/// Event format of one streaming API. Text put into `out` is sent at once.
 pub(super) trait Writer: Send + 'static {
-    /// Before anything has been generated.
+    /// Writes the events before the first token.
     fn open(&mut self, out: &mut String);
-    /// One answer gained something.
+    /// Writes an increment of one answer.
     fn gain(&mut self, out: &mut String, answer: usize, gain: Gain);
-    /// Nothing happened for a while.
+    /// Writes a keep-alive.
     fn ping(&mut self, out: &mut String) {
         out.push_str(": still here\n\n");
     }
-    /// One answer failed; nothing more comes from it.
+    /// Writes the failure of one answer, its last event.
     fn fail(&mut self, out: &mut String, error: &ApiError);
-    /// Every answer has ended.
+    /// Writes the end of the stream.
     fn close(&mut self, out: &mut String, usage: &Usage);
 }
 
-/// All answers to one request: those to its first prompt, then those to its second, and so on.
+/// All answers to one request, prompt by prompt.
 pub(super) struct Reply {
     speakers: Vec<Speaker>,
     per_prompt: usize,
@@ -37,7 +42,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// `per_prompt` answers to each prompt; the prompts have `prompt_tokens` together.
+    /// `per_prompt` answers per prompt; `prompt_tokens` is the total over all prompts.
     pub(super) fn new(speakers: Vec<Speaker>, per_prompt: usize, prompt_tokens: u64) -> Self {
         Self { speakers, per_prompt: per_prompt.max(1), prompt_tokens }
     }
@@ -47,17 +52,17 @@ impl Reply {
         self.speakers.len()
     }
 
-    /// Tokens of all prompts.
+    /// Total prompt tokens.
     pub(super) fn prompt_tokens(&self) -> u64 {
         self.prompt_tokens
     }
 
-    /// The answers themselves.
+    /// The answer streams.
     pub(super) fn into_speakers(self) -> Vec<Speaker> {
         self.speakers
     }
 
-    /// Waits for all of it, answer by answer; `take` gets every gain with the answer's index.
+    /// Collects all answers in order; `take` receives each increment with the answer's index.
     pub(super) async fn whole(mut self, mut take: impl FnMut(usize, Gain)) -> Result<Usage, ApiError> {
         let mut usage = Usage::default();
         for (index, speaker) in self.speakers.iter_mut().enumerate() {
@@ -71,7 +76,7 @@ impl Reply {
         Ok(usage)
     }
 
-    /// All of it as it comes, answers interleaved.
+    /// Streams all answers interleaved, as they are generated.
     pub(super) fn events(self, mut writer: impl Writer) -> impl Stream<Item = String> + Send {
         let mut first = String::new();
         writer.open(&mut first);
@@ -82,7 +87,7 @@ impl Reply {
             let running = running?.next(&mut out).await;
             Some((out, running))
         });
-        // An empty piece would be an empty HTTP chunk, which ends a body.
+        // An empty piece would be an empty HTTP chunk, which terminates the body.
         stream::iter([first]).chain(rest).filter(|piece| ready(!piece.is_empty()))
     }
 }
@@ -100,7 +105,7 @@ fn gains((index, speaker): (usize, Speaker)) -> BoxStream<'static, Gained> {
     .boxed()
 }
 
-/// A reply that is being streamed.
+/// State of a streamed reply.
 struct Running<W> {
     gains: SelectAll<BoxStream<'static, Gained>>,
     writer: W,
@@ -109,7 +114,7 @@ struct Running<W> {
 }
 
 impl<W: Writer> Running<W> {
-    /// Writes what happens next; none when that was the end.
+    /// Writes the next event; `None` after the end.
     async fn next(mut self, out: &mut String) -> Option<Self> {
         match timeout(SILENCE, self.gains.next()).await {
             Err(_) => self.writer.ping(out),

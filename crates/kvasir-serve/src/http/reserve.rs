@@ -1,13 +1,12 @@
-//! Connection places for liveness and readiness probes when the ordinary ones are taken.
+//! Reserve of connection places for liveness and readiness probes beyond `--max-connections`.
 //!
-//! A connection beyond `--max-connections` gets one of [`PLACES`] while the head of its request is
-//! read:
+//! A connection beyond the limit gets one of [`PLACES`] while its request head is read:
 //!
-//! 1. It asks for `/live` or `/health`: it is answered, and closed after that.
-//! 2. It asks for anything else: it gets `503` with `Retry-After`, and is closed.
-//! 3. It says nothing for [`PATIENCE`]: it is dropped. If the reserve is full, the oldest
-//!    connection that has not sent its head is dropped for the newest, so silent connections never
-//!    keep a probe out.
+//! 1. A request for `/live` or `/health` is answered, and the connection closed.
+//! 2. Any other request gets `503` with `Retry-After`, and the connection is closed.
+//! 3. A connection that is silent for [`PATIENCE`] is dropped. If the reserve is full, the oldest
+//!    connection without a complete head is dropped for the newest, so silent connections cannot
+//!    starve probes.
 //!
 //! `tests/http/probes.rs` guards this.
 
@@ -22,15 +21,15 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Connections whose head is waited for, and as many probes that are being answered.
+/// Connections whose head is pending; also the number of probes being answered at once.
 const PLACES: usize = 64;
-/// Connections that are told `503` at once; one more is closed without an answer.
+/// Connections that receive `503` at once; one more is closed without a response.
 const TOLD: usize = 256;
-/// How long a connection may take to send its head, TLS included, and a probe to take its answer.
+/// Time limit of a head (including TLS handshake), and of a probe to read its response.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest head of a probe's request.
+/// Maximum size of a probe's request head, in bytes.
 const LONGEST_HEAD: usize = 8 << 10;
-/// Beginnings of a probe's request.
+/// Request lines of probes, as prefixes.
 const PROBES: [&[u8]; 8] = [
     b"GET /live ",
     b"GET /live?",
@@ -41,23 +40,23 @@ const PROBES: [&[u8]; 8] = [
     b"HEAD /health ",
     b"HEAD /health?",
 ];
-/// The answer to everything else.
+/// Response to other requests.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Type: application/json\r\nContent-Length: 111\r\nConnection: close\r\n\r\n{\"error\":{\"message\":\"too many connections; try again\",\"type\":\"server_error\",\"param\":null,\"code\":\"unavailable\"}}";
 
-/// What a request's head asks for.
+/// Classification of a request head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Probe,
     Other,
 }
 
-/// Takes connections for which there is no ordinary place.
+/// Handles connections beyond the limit.
 pub(super) struct Reserve {
-    /// Connections whose head has not come, oldest first.
+    /// Tasks that read a head, oldest first.
     waiting: VecDeque<AbortHandle>,
     answering: Arc<Semaphore>,
     told: Arc<Semaphore>,
-    /// Where probes go to be answered.
+    /// Passes probes to the server loop.
     probes: mpsc::Sender<(Connection, SocketAddr)>,
 }
 
@@ -67,8 +66,8 @@ impl Reserve {
         Self { waiting: VecDeque::new(), answering: places(PLACES), told: places(TOLD), probes }
     }
 
-    /// Reads the head of a connection's request, and answers it or sends it on. `patience` is what
-    /// a client that is told `503` has to read that.
+    /// Reads the request head, then rejects the connection or passes it on. `patience` is the time
+    /// a rejected client has to read the `503`.
     pub(super) fn take(
         &mut self,
         stream: TcpStream,
@@ -89,13 +88,13 @@ impl Reserve {
             };
             match asked {
                 Asked::Probe => {
-                    // Dropped if too many are being answered, or the server is leaving.
+                    // Dropped if too many probes are in progress, or during shutdown.
                     if let Ok(place) = answering.try_acquire_owned() {
                         let _ = probes.try_send((Connection::probe(stream, head, PATIENCE, place), from));
                     }
                 }
                 Asked::Other => {
-                    // A task of its own: the reserve aborts this one to make place.
+                    // A separate task: this one may be aborted to free its place.
                     if let Ok(place) = told.try_acquire_owned() {
                         tokio::spawn(timeout(patience, turn_away(stream, place)));
                     }
@@ -106,7 +105,7 @@ impl Reserve {
     }
 }
 
-/// Reads until it is clear what is asked for; of a probe, the whole head.
+/// Reads until the head is classified; a probe's head is read completely.
 async fn read_head(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<(Stream, Vec<u8>, Asked)> {
     let mut stream = match tls {
         None => Stream::Plain(stream),
@@ -123,7 +122,7 @@ async fn read_head(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<(S
     }
 }
 
-/// What is asked for by a head of which this has come, once that is clear.
+/// Classifies a partial head; `None` while undecided.
 fn asked(head: &[u8]) -> Option<Asked> {
     let may_be_probe = PROBES.iter().any(|probe| head.starts_with(probe) || probe.starts_with(head));
     let is_whole = || head.windows(4).any(|end| end == b"\r\n\r\n");
@@ -134,8 +133,8 @@ fn asked(head: &[u8]) -> Option<Asked> {
     }
 }
 
-/// Answers `503`, and reads on until the client leaves: one that is closed while it writes would
-/// not read the answer.
+/// Sends `503` and drains the connection: a client that is closed while it writes would not read
+/// the response.
 async fn turn_away(mut stream: Stream, _place: OwnedSemaphorePermit) -> io::Result<()> {
     stream.write_all(FULL).await?;
     stream.shutdown().await?;

@@ -1,3 +1,5 @@
+//! OpenAI `/v1/responses`: response object with output items, and its numbered SSE events.
+
 use super::{
     App,
     ask::ask,
@@ -15,7 +17,7 @@ use futures_util::Stream;
 use serde_json::{Value, json};
 use std::{collections::HashMap, sync::Arc};
 
-/// A response that has been handed to the engine.
+/// A response request that has been submitted to the engine.
 pub(super) struct Responses {
     form: Form,
     reply: Reply,
@@ -23,7 +25,7 @@ pub(super) struct Responses {
 }
 
 impl Responses {
-    /// Checks the request and hands it over.
+    /// Validates and submits the request.
     pub(super) fn begin(app: &Arc<App>, key: u64, body: &Reader) -> Result<Self, ApiError> {
         let facts = &app.model.facts;
         let request = ResponsesRequest::read(body, &facts.sampling, facts.vocab)?;
@@ -38,7 +40,7 @@ impl Responses {
         Ok(Self { form, reply, stream: request.chat.stream.is_some() })
     }
 
-    /// The whole answer as one object.
+    /// The non-streaming response.
     pub(super) async fn whole(mut self) -> Result<Value, ApiError> {
         let (mut items, mut ended) = (Items::default(), None);
         let form = &mut self.form;
@@ -50,14 +52,14 @@ impl Responses {
         Ok(self.form.finished(&items, ended.as_ref(), &usage))
     }
 
-    /// The answer as server-sent events.
+    /// The response as server-sent events.
     pub(super) fn events(self) -> impl Stream<Item = String> + Send {
         let Self { form, reply, .. } = self;
         reply.events(Events { form, items: Items::default(), ended: None, sequence: 0, failed: false })
     }
 }
 
-/// The response object before there is an answer: it repeats what was asked for.
+/// The initial response object, which echoes the request's parameters.
 fn describe(app: &App, request: &ChatRequest, body: &Reader) -> Value {
     let asked = |name: &str, default: Value| body.get(name).cloned().unwrap_or(default);
     let sampling = &request.sampling.sampling;
@@ -91,21 +93,22 @@ fn describe(app: &App, request: &ChatRequest, body: &Reader) -> Value {
     })
 }
 
-/// The object, and how its items look.
+/// Serializes the response object and its items.
 struct Form {
     id: String,
     response: Value,
-    /// What the called functions are to the client, where that is something else.
+    /// Client-side kind of tools that are not plain functions, by name.
     kinds: HashMap<String, ToolKind>,
-    /// Of the texts, by their items.
+    /// Log-probabilities of text items, by item index.
     logprobs: HashMap<usize, Vec<Value>>,
 }
 
-/// An event of the item with this index, and the log-probabilities that go with it.
+/// Item index, event, and the log-probabilities that belong to it.
 type Happened = (usize, ItemEvent, Vec<Value>);
 
 impl Form {
-    /// Adds what the answer gained. Log-probabilities that come together go with the first text among what they came with.
+    /// Feeds deltas into the items. Log-probabilities that arrive together attach to the first text
+    /// among their deltas.
     fn take(&mut self, items: &mut Items, deltas: Vec<Delta>, mut logprobs: Vec<Value>) -> Vec<Happened> {
         let mut happened = Vec::new();
         for delta in deltas {
@@ -162,7 +165,7 @@ impl Form {
         format!("{kind}_{}_{index}", self.id)
     }
 
-    /// An output item; while it is `in_progress` it has no content yet.
+    /// An output item; its content is empty while `in_progress`.
     fn item(&self, index: usize, item: &Item, status: &str) -> Value {
         let begun = status == "in_progress";
         let content = if begun { json!([]) } else { json!([self.part(index, item, &item.text)]) };
@@ -218,7 +221,7 @@ impl Form {
     }
 }
 
-/// Writes the events of a streamed response, numbered from 0.
+/// Writes the SSE events of a response, numbered from 0.
 struct Events {
     form: Form,
     items: Items,
@@ -235,7 +238,7 @@ impl Events {
         sse::typed(out, &event);
     }
 
-    /// An event about an item, or about its only part.
+    /// Writes the events of one item event, including those of its single content part.
     fn item(&mut self, out: &mut String, index: usize, event: ItemEvent, logprobs: &[Value]) {
         let Some(item) = self.items.all().get(index).cloned() else { return };
         let place = |mut event: Value| {
@@ -267,7 +270,8 @@ impl Events {
                     events.push(("response.content_part.added".into(), part));
                 }
             }
-            // The input stands inside the arguments, and is told when they are whole.
+            // A custom tool's input is nested in the JSON arguments, so it is sent once they are
+            // complete.
             ItemEvent::More(_) if is_custom => {}
             ItemEvent::More(text) => {
                 let mut delta = place(json!({"delta": text}));
@@ -335,7 +339,7 @@ impl Writer for Events {
     }
 
     fn close(&mut self, out: &mut String, usage: &Usage) {
-        // The failure was the last event.
+        // The failure event was the last one.
         if self.failed {
             return;
         }

@@ -1,4 +1,10 @@
-//! `/v1/sessions`, and what chats and completions do in a session.
+//! `/v1/sessions` (create, list, show, delete, fork, rewind), and chats and completions within a
+//! session.
+//!
+//! A session retains a conversation and its KV cache across requests. The server keeps messages and
+//! tokens (`crate::session`); the engine keeps K/V under the same id. A request in a session holds
+//! a `Turn`, which commits only if the answer ends normally; a failed one leaves the session
+//! unchanged.
 
 use super::{App, Caller, read_body};
 use crate::{
@@ -47,7 +53,8 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Ans
     one(&app, key, &name)
 }
 
-/// Sessions that nobody has been told of yet. They go with their request if that fails or its client leaves.
+/// New sessions not yet reported to the client. Dropping this removes them again, when the request
+/// fails or the client disconnects.
 struct Fresh<'a> {
     app: &'a App,
     ids: Vec<SessionId>,
@@ -60,7 +67,7 @@ impl<'a> Fresh<'a> {
         Ok(Self { app, ids })
     }
 
-    /// Their client is told of them now.
+    /// Commits the sessions: the client now learns their ids.
     fn keep(mut self) {
         self.ids.clear();
     }
@@ -73,7 +80,7 @@ impl Drop for Fresh<'_> {
     }
 }
 
-/// Computes what a new session begins with.
+/// Prefills the initial tokens of a new session.
 async fn fill(
     app: &Arc<App>,
     key: u64,
@@ -192,12 +199,12 @@ fn object(app: &App, id: SessionId, session: &Session) -> Value {
     })
 }
 
-/// Tokens at the start that both have.
+/// Length of the common token prefix.
 fn common(a: &[Token], b: &[Token]) -> u32 {
     a.iter().zip(b).take_while(|(a, b)| a == b).count() as u32
 }
 
-/// A conversation up to its last message, no answer begun.
+/// Tokens of a conversation rendered without a generation prompt.
 fn rendered(app: &App, messages: &[Value], ignored: &IgnoredFields) -> Result<Tokens, ApiError> {
     let mut body = Map::new();
     body.insert("messages".into(), messages.into());
@@ -209,7 +216,7 @@ fn rendered(app: &App, messages: &[Value], ignored: &IgnoredFields) -> Result<To
         .into())
 }
 
-/// What a session has said up to a place.
+/// The session's content truncated at a place.
 fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said, Tokens), ApiError> {
     let beyond = |what: &str, n: u32, all: usize| {
         ApiError::param(param, format!("`{param}` counts {n} {what}; of those the session has {all}"))
@@ -239,11 +246,11 @@ fn cut(app: &App, session: &Session, place: Place, param: &str) -> Result<(Said,
     }
 }
 
-/// A chat's body with the messages of its session in front of its own, how many those are, and the turn that it takes.
+/// A chat body with the session's messages prepended, their number, and the turn.
 type InSession = (Map<String, Value>, usize, Turn);
 
 impl App {
-    /// Forgets the sessions whose time is over.
+    /// Removes sessions whose TTL has elapsed.
     pub(super) fn expire_sessions(&self) {
         self.sessions.expire().into_iter().for_each(|id| self.host.end_session(id));
     }
@@ -264,7 +271,7 @@ impl App {
         }
     }
 
-    /// Begins a turn in the session that a chat names, if it names one.
+    /// Begins a turn in the session named by a chat request, if any.
     pub(super) fn chat_in_session(&self, key: u64, reader: &Reader) -> Result<Option<InSession>, ApiError> {
         let Some(name) = reader.text("session")? else { return Ok(None) };
         alone(reader)?;
@@ -283,7 +290,8 @@ impl App {
         Ok(Some((fields, earlier.len(), turn)))
     }
 
-    /// The tokens of the session that a completion goes on with, and the turn that it takes there.
+    /// Begins a turn in the session named by a completion request, if any; returns its tokens so
+    /// far.
     pub(super) fn text_in_session(
         &self,
         key: u64,
@@ -303,7 +311,7 @@ impl App {
     }
 }
 
-/// One answer is appended, so there is only one.
+/// Sessions append a single answer, so `n` must be 1.
 fn alone(reader: &Reader) -> Result<(), ApiError> {
     match reader.integer("n", i64::MIN..=i64::MAX)? {
         Some(n) if n != 1 => Err(reader.error("n", "must be 1 in a session: fork it for several answers")),
@@ -311,12 +319,12 @@ fn alone(reader: &Reader) -> Result<(), ApiError> {
     }
 }
 
-/// What an answer appends to its session once it has ended well.
+/// Collects what a normally ended answer appends to its session.
 pub(super) struct Note {
     turn: Turn,
-    /// The prompt, then the answer.
+    /// Prompt tokens, then answer tokens.
     tokens: Vec<Token>,
-    /// The conversation; none for a text.
+    /// The conversation; `None` for a raw text session.
     messages: Option<Vec<Value>>,
     call_ids: String,
     content: String,
@@ -325,19 +333,19 @@ pub(super) struct Note {
 }
 
 impl Note {
-    /// Of a chat with this body, whose calls are named by `call_ids`.
+    /// For a chat with this body; tool call ids have the prefix `call_ids`.
     pub(super) fn of_chat(turn: Turn, body: &Map<String, Value>, call_ids: String) -> Self {
         let messages = body.get("messages").and_then(Value::as_array).cloned();
         Self { messages: Some(messages.unwrap_or_default()), call_ids, ..Self::of_text(turn) }
     }
 
-    /// Of a completion.
+    /// For a raw completion.
     pub(super) fn of_text(turn: Turn) -> Self {
         let (tokens, call_ids, content, reasoning, calls) = Default::default();
         Self { turn, tokens, messages: None, call_ids, content, reasoning, calls }
     }
 
-    /// Lets a request go on where the session ends.
+    /// Binds the engine request to the session.
     pub(super) fn follow(&mut self, request: &mut kvasir_engine::Request) {
         request.params.session = Some(self.turn.id());
         self.tokens.clone_from(&request.prompt);
@@ -362,10 +370,10 @@ impl Note {
         }
     }
 
-    /// The answer has ended, by one of its own tokens or otherwise: the session goes on behind it.
+    /// Commits the turn. `by_token`: the answer ended with an end-of-sequence or stop token.
     pub(super) fn end(mut self, by_token: bool) {
         let Some(mut messages) = self.messages.take() else {
-            // A token that only says that the text ends is no part of a text that goes on.
+            // An end-of-sequence token is not part of a text that will be continued.
             if by_token {
                 self.tokens.pop();
             }
@@ -373,7 +381,7 @@ impl Note {
         };
         let call = |(i, (name, arguments)): (usize, (String, String))| {
             let id = format!("{}_{i}", self.call_ids);
-            // One that was cut off cannot be answered, and no template could render it.
+            // A truncated call cannot be answered, and no template could render it.
             let whole = serde_json::from_str::<Map<String, Value>>(&arguments).is_ok();
             whole.then(
                 || json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),

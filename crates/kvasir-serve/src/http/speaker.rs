@@ -1,3 +1,10 @@
+//! One answer's pipeline: tokens → detokenizer → output parsing → deltas, log-probabilities and
+//! usage.
+//!
+//! `Speaker::next` consumes a backlog of tokens as one increment, so a slow client gets larger
+//! pieces, not more. After a stop sequence, further tokens are ignored and the engine is told to
+//! stop. Log-probabilities are released with the text they belong to.
+
 use super::sessions::Note;
 use crate::{
     ApiError,
@@ -11,78 +18,79 @@ use kvasir_kv::Token;
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
 
-/// One answer on its way from tokens to what its client reads. Dropping it before its end aborts the request.
+/// One answer, from tokens to deltas. Dropping it before its end aborts the request.
 pub struct Speaker {
     model: Arc<Model>,
     answers: Answers,
-    /// What came last.
+    /// Reused buffer for the next piece.
     piece: Piece,
     detokenizer: Detokenizer,
     choice: Choice,
-    /// Tokens that count as the answer's.
+    /// Answer tokens so far, up to a stop sequence.
     tokens: u32,
-    /// Of those, how many had come when the last bit of reasoning did.
+    /// Of those, the tokens up to the last reasoning delta.
     reasoning: u32,
-    /// Log-probabilities whose text is not out yet, and where that begins.
+    /// Log-probabilities not released yet, with the byte offset of their token's text.
     logprobs: Vec<(usize, Value)>,
-    /// Bytes of the text of all tokens.
+    /// Bytes of detokenized text so far.
     text: usize,
-    /// The prompt, if log-probabilities of it are wanted and not out yet.
+    /// The prompt, until its requested log-probabilities are released.
     prompt: Option<Vec<Token>>,
-    /// Log-probabilities of the prompt's tokens from the second on, as far as they have come.
+    /// Log-probabilities received of the prompt's tokens, from the second on.
     scores: Vec<TokenLogprobs>,
-    /// What its session is told at the end.
+    /// Session update to commit at the end.
     note: Option<Note>,
     over: bool,
 }
 
-/// How an answer ended.
+/// Outcome of an answer.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// `stop`, `length` or `tool_calls`.
     pub reason: &'static str,
-    /// The stop text that ended it.
+    /// The stop sequence that ended it.
     pub stop: Option<String>,
-    /// Tokens of the answer.
+    /// Answer tokens.
     pub tokens: u32,
-    /// Those of them that were reasoning.
+    /// Reasoning tokens among them.
     pub reasoning: u32,
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt: u32,
-    /// Those of them that were in the cache already.
+    /// Prompt tokens found in the prefix cache.
     pub cached: u32,
-    /// Time to its first token, waiting included.
+    /// Time to first token (TTFT), queueing included.
     pub ttft: Duration,
-    /// From its first token to its last, whenever they were read.
+    /// Time from first to last token, as generated.
     pub spoke: Duration,
 }
 
-/// What an answer gained since the last time.
+/// Increment of an answer.
 #[derive(Debug, Default)]
 pub struct Gain {
-    /// New text, and pieces of calls.
+    /// New text and tool call fragments.
     pub deltas: Vec<Delta>,
-    /// Log-probabilities that go with `deltas`.
+    /// Log-probabilities that belong to `deltas`.
     pub logprobs: Vec<Value>,
-    /// Tokens of the answer so far.
+    /// Answer tokens so far.
     pub tokens: u32,
-    /// Set once, with the first gain, if it was asked for.
+    /// Prompt log-probabilities, in the first increment if requested.
     pub prompt: Option<PromptScores>,
-    /// Set once, with the last gain.
+    /// The outcome, in the last increment.
     pub ended: Option<Ended>,
 }
 
-/// What the model said of a prompt's tokens; nothing of the first, which follows nothing.
+/// Log-probabilities of a prompt's tokens; the first token has none.
 #[derive(Debug)]
 pub struct PromptScores {
-    /// As log-probabilities of an answer are written.
+    /// In the format of an answer's log-probabilities.
     pub listed: Vec<Value>,
-    /// By token ids, as `prompt_logprobs` has them.
+    /// By token id, in vLLM's `prompt_logprobs` format.
     pub by_id: Value,
 }
 
 impl Gain {
-    /// Text that follows text is one delta with it: a client that is behind gets larger pieces, not more of them.
+    /// Appends a delta; merges adjacent text, so a client that is behind gets larger pieces, not
+    /// more.
     fn add(&mut self, delta: Delta) {
         match (self.deltas.last_mut(), delta) {
             (Some(Delta::Content(text)), Delta::Content(more))
@@ -113,12 +121,12 @@ impl Speaker {
         }
     }
 
-    /// Appends what it says to a session, if there is one.
+    /// Commits the answer to a session, if there is one.
     pub(super) fn noting(self, note: Option<Note>) -> Self {
         Self { note, ..self }
     }
 
-    /// The next gain; none after the end.
+    /// The next increment; `None` after the end.
     pub async fn next(&mut self) -> Result<Option<Gain>, ApiError> {
         if self.over {
             return Ok(None);
@@ -130,7 +138,7 @@ impl Speaker {
             self.scores.append(&mut piece.scores);
             let mut logprobs = piece.logprobs.drain(..);
             for token in piece.tokens.iter().copied() {
-                // After a stop text nothing counts any more; what still comes was under way when it was found.
+                // Tokens after a stop sequence were in flight when it was found.
                 if self.choice.stopped().is_some() {
                     break;
                 }
@@ -202,27 +210,28 @@ impl Speaker {
         });
         if let Some(mut note) = self.note.take() {
             note.deltas(&gain.deltas);
-            // What came behind a stop text was not noted.
+            // Text after a stop sequence was not recorded.
             note.end(!cut && matches!(summary.finish, Finish::Eos | Finish::StopId(_)));
         }
         self.over = true;
         gain
     }
 
-    /// Those of tokens of which some text is certainly part of the answer: nothing of a stop text.
+    /// Releases log-probabilities of tokens whose text is (partly) certain, never of a stop
+    /// sequence.
     fn sure_logprobs(&mut self) -> Vec<Value> {
         let sure = self.choice.sure();
         let n = self.logprobs.partition_point(|(start, _)| *start < sure);
         self.logprobs.drain(..n).map(|(_, logprob)| logprob).collect()
     }
 
-    /// The same answer, which has log-probabilities of its prompt in front.
+    /// Requests prompt log-probabilities in the first increment.
     pub(super) fn scoring(mut self, prompt: Vec<Token>) -> Self {
         self.prompt = Some(prompt);
         self
     }
 
-    /// What the model said of the prompt's tokens, once.
+    /// The prompt's log-probabilities, once.
     fn prompt_scores(&mut self) -> Option<PromptScores> {
         let (prompt, scores) = (self.prompt.take()?, std::mem::take(&mut self.scores));
         let first = prompt.first().map(|token| {
@@ -238,7 +247,7 @@ impl Speaker {
         Some(PromptScores { listed, by_id })
     }
 
-    /// A token's log-probability and the likeliest, by their ids.
+    /// One position's log-probabilities by token id: the chosen token and the top ones.
     fn by_id(&self, token: Token, logprobs: &TokenLogprobs) -> Value {
         let ranked = logprobs.top.iter().zip(1..).map(|(one, rank)| (*one, Some(rank)));
         let all = [((token, logprobs.chosen), None)].into_iter().chain(ranked);

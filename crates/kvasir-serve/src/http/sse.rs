@@ -1,29 +1,31 @@
+//! Server-sent events (SSE): event framing and the chunk format of OpenAI's streaming APIs.
+
 use super::usage::Usage;
 use crate::{ApiError, request::StreamOptions};
 use serde_json::Value;
 use std::fmt::Write;
 
-/// One server-sent event with this JSON text.
+/// An untyped event with this JSON text.
 pub(super) fn event(json: &str) -> String {
     format!("data: {json}\n\n")
 }
 
-/// Adds an event that names its `type` twice, in its own line and in its data.
+/// Writes a typed event: its `type` is both the event name and a field of the data.
 pub(super) fn typed(out: &mut String, value: &Value) {
     let name = value["type"].as_str().unwrap_or_default();
     // Writing to a String cannot fail.
     let _ = write!(out, "event: {name}\ndata: {value}\n\n");
 }
 
-/// The event that ends a stream of OpenAI's kind.
+/// Terminator of OpenAI's streams.
 const DONE: &str = "data: [DONE]\n\n";
 
-/// The event for a failure in mid-stream.
+/// Error event in mid-stream.
 pub(super) fn error(error: &ApiError) -> String {
     event(&error.to_json().to_string())
 }
 
-/// Chunks of one answer share all but their delta: the parts around it are made once.
+/// Chunk template: the constant JSON around each delta is serialized once per stream.
 #[derive(Clone, Debug)]
 pub(super) struct Frames {
     head: String,
@@ -33,7 +35,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// `head` is the object of a chunk without `choices`; `prompt` counts the tokens asked with.
+    /// `head` is the chunk object without `choices`; `prompt` is the number of prompt tokens.
     pub(super) fn new(head: &Value, options: StreamOptions, prompt: u64) -> Self {
         let text = head.to_string();
         let open = text.strip_suffix('}').unwrap_or(&text);
@@ -45,7 +47,8 @@ impl Frames {
         }
     }
 
-    /// A chunk with one choice: `part` is the `delta` of a chat or the `text` of a completion, as JSON text with its key.
+    /// Writes a chunk with one choice. `part` is the `delta` of a chat or the `text` of a
+    /// completion, as JSON text with its key.
     pub(super) fn chunk(
         &self,
         out: &mut String,
@@ -64,7 +67,7 @@ impl Frames {
         );
     }
 
-    /// The chunks that follow belong to an answer which has this many tokens so far; for clients that want to know all along.
+    /// Sets the answer's token count for following chunks, with `continuous_usage_stats`.
     pub(super) fn so_far(&mut self, tokens: u32) {
         if self.options.continuous_usage {
             let usage = Usage { prompt: self.prompt, completion: tokens.into(), ..Usage::default() };
@@ -72,7 +75,7 @@ impl Frames {
         }
     }
 
-    /// The end: a chunk without choices that carries the usage, if it was asked for, and [`DONE`].
+    /// Writes the end: a chunk without choices that carries usage, if requested, then [`DONE`].
     pub(super) fn close(&self, out: &mut String, usage: &Usage) {
         if self.options.include_usage {
             out.push_str(&self.head);

@@ -1,4 +1,4 @@
-//! `GET /v1/engine/steps`: the steps of the engine as server-sent events.
+//! `GET /v1/engine/steps`: live engine steps as server-sent events, for the web UI's engine view.
 
 use super::{App, event_stream, sse};
 use crate::{ApiError, Sight, Sights};
@@ -8,15 +8,15 @@ use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
-/// Pause between two heartbeats. The page takes a server for unreachable soon after the second one
-/// that is missing.
+/// Heartbeat interval. The page reports the server as unreachable soon after two missing
+/// heartbeats.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Steps put into one write at most.
+/// Maximum number of steps per write.
 const AT_ONCE: usize = 256;
 
-/// Every step of the engine as it happens, as server-sent events. `begin` says what runs and starts the drawing anew; the
-/// others are steps as the trace page knows them.
+/// Streams every engine step. `begin` events carry the configuration and reset the drawing; all
+/// others are steps in the trace page's format.
 pub(super) async fn steps(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let sights = app.live.watch.begin()?;
     let setup = json!({"title": app.model.name, "setup": app.live.setup}).to_string();
@@ -29,7 +29,7 @@ pub(super) async fn steps(State(app): State<Arc<App>>) -> Result<Response, ApiEr
     Ok(event_stream(stream::iter([first]).chain(rest)))
 }
 
-/// What there is to see now, or a sign of life.
+/// Available events, or a heartbeat; `None` at the end.
 async fn written(sights: &mut Sights, begin: &str) -> Option<String> {
     let Ok(first) = timeout(SILENCE, sights.next()).await else { return Some(": quiet\n\n".into()) };
     let mut out = sight(first?, begin);
@@ -43,7 +43,7 @@ async fn written(sights: &mut Sights, begin: &str) -> Option<String> {
 fn sight(sight: Sight, begin: &str) -> String {
     match sight {
         Sight::Begin => begin.to_owned(),
-        // Numbers and words only: it cannot fail.
+        // Serialization of plain numbers and strings cannot fail.
         Sight::Step(step) => sse::event(&serde_json::to_string(&step).unwrap_or_default()),
     }
 }

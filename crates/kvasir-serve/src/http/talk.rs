@@ -1,3 +1,6 @@
+//! In-process chat without a socket, used by `kvasir chat`: same validation and output parsing as
+//! the HTTP API.
+
 use super::{App, ask::ask, speaker::Speaker};
 use crate::{
     ApiError,
@@ -7,7 +10,8 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 
 impl App {
-    /// Begins one answer to a chat in this process: the same fields, checks and reading as over HTTP, without a socket.
+    /// Submits one chat request in this process, with the fields, checks and parsing of
+    /// `/v1/chat/completions`. Unknown fields are rejected.
     pub fn talk(self: &Arc<Self>, body: &Map<String, Value>) -> Result<Speaker, ApiError> {
         let facts = &self.model.facts;
         let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);

@@ -1,3 +1,5 @@
+//! TLS configuration (rustls with `ring`) from PEM files.
+
 use std::{path::Path, sync::Arc};
 use tokio_rustls::{
     TlsAcceptor,
@@ -8,7 +10,7 @@ use tokio_rustls::{
     },
 };
 
-/// TLS 1.2 and 1.3 with the certificate chain and the key in these PEM files. The error names the file.
+/// Acceptor for TLS 1.2 and 1.3 from a PEM certificate chain and key. Errors name the file.
 pub fn tls(certificates: &Path, key: &Path) -> Result<TlsAcceptor, String> {
     let chain: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(certificates).and_then(|items| items.collect::<Result<_, _>>());
@@ -63,8 +65,8 @@ mod tests {
         assert!(wrong(&cert, &cert).contains("test-cert.pem"));
     }
 
-    /// What a client that trusts the certificate gets for `path`, from a server with so many
-    /// places.
+    /// Response to a client that trusts the certificate, for `path`, from a server with `places`
+    /// connection places.
     async fn answer(places: usize, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -84,7 +86,7 @@ mod tests {
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
-        // A server that closes without saying so under TLS is an error here, with all that was read kept.
+        // A missing TLS close-notify is an error here; the bytes read are kept.
         let _ = stream.read_to_end(&mut answer).await;
         String::from_utf8(answer).unwrap()
     }

@@ -1,3 +1,5 @@
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, compatible with vLLM's routes.
+
 use super::{App, read_body};
 use crate::{
     ApiError,
@@ -8,11 +10,12 @@ use kvasir_kv::Token;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Most ids in one `/detokenize`.
+/// Maximum number of ids per `/detokenize`.
 const MAX_IDS: usize = 1 << 20;
 
-/// `{"prompt": text, "add_special_tokens"?: bool}`, or `{"messages": [..], "tools"?: [..], ..}` as a chat has them → `{"tokens", "count",
-/// "max_model_len"}`, and `"token_strs"` with `"return_token_strs": true`.
+/// `POST /tokenize`: `{"prompt": text, "add_special_tokens"?: bool}` or `{"messages": [..],
+/// "tools"?: [..], ..}` → `{"tokens", "count", "max_model_len"}`. `"return_token_strs": true` adds
+/// `"token_strs"`.
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (_, body) = read_body(&app, request, TOKENIZE).await?;
     let body = body.reader();
@@ -31,10 +34,10 @@ pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
     Ok(Json(answer))
 }
 
-/// What only a chat has; a text cannot use it.
+/// Fields of chats, invalid with `prompt`.
 const OF_CHATS: &[&str] =
     &["tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"];
-/// And the other way round.
+/// Fields of texts, invalid with `messages`.
 const OF_TEXTS: &[&str] = &["prompt", "add_special_tokens"];
 
 fn text(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
@@ -56,7 +59,7 @@ fn chat(app: &App, body: &Reader) -> Result<Vec<Token>, ApiError> {
     app.model.chat_prompt(&ChatRequest::read(&body.beside(&chat), &facts.sampling, facts.vocab)?)
 }
 
-/// `{"tokens": [id]}` → `{"prompt": text}`.
+/// `POST /detokenize`: `{"tokens": [id]}` → `{"prompt": text}`.
 pub(super) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
@@ -73,8 +76,8 @@ pub(super) async fn detokenize(
     Ok(Json(json!({"prompt": app.model.decode(&ids)})))
 }
 
-/// What a client needs to render chats and to count tokens as this server does: `{"tokenizer_class", "eos_token", "bos_token",
-/// "chat_template", …}`, as vLLM's route of this name answers. `lm-eval` asks it.
+/// `GET /tokenizer_info`: `{"tokenizer_class", "eos_token", "bos_token", "chat_template", …}`, for
+/// clients such as `lm-eval` that render chats and count tokens themselves.
 pub(super) async fn tokenizer_info(State(app): State<Arc<App>>) -> Json<Value> {
     let (variables, template) = app.model.template_facts();
     let mut info = variables.clone();

@@ -1,21 +1,23 @@
+//! Token usage of a request, summed over its answers.
+
 use super::speaker::Ended;
 use serde_json::{Value, json};
 
-/// Tokens of a request, over all its answers.
+/// Token counts of a request, over all its answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// Of the prompts.
+    /// Prompt tokens.
     pub(super) prompt: u64,
-    /// Of those, how many were in the cache.
+    /// Prompt tokens found in the prefix cache.
     pub(super) cached: u64,
-    /// Of the answers.
+    /// Answer tokens.
     pub(super) completion: u64,
-    /// Of those, how many were spent on reasoning.
+    /// Reasoning tokens among them.
     pub(super) reasoning: u64,
 }
 
 impl Usage {
-    /// With an answer that ended; the prompt counts once, with its first answer.
+    /// Adds an ended answer; a prompt counts once, with its first answer.
     pub(super) fn add(self, first: bool, ended: &Ended) -> Self {
         let once = |n: u32| if first { u64::from(n) } else { 0 };
         Self {

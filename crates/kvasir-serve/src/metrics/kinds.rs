@@ -1,9 +1,13 @@
+//! Lock-free metric types (counter, gauge, histogram) and Prometheus text exposition.
+//!
+//! All atomics are `Relaxed`: each value stands alone, and a scrape needs no consistent snapshot.
+
 use std::{
     fmt::Write,
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// A number that only grows.
+/// A monotonic counter.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -17,7 +21,7 @@ impl Counter {
     }
 }
 
-/// A number that goes up and down.
+/// A gauge.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge(AtomicU64);
 
@@ -31,17 +35,17 @@ impl Gauge {
     }
 }
 
-/// Counts of values by upper bounds, as Prometheus has them. Values are whole numbers of `1 / per` units.
+/// A histogram with fixed bucket bounds. Values are integers in units of `1 / per`.
 #[derive(Debug)]
 pub(crate) struct Histogram {
     bounds: &'static [u64],
-    /// How many are at most the bound of the same place; the last is for all beyond.
+    /// Count per bucket (not cumulative); the last bucket is unbounded.
     counts: Vec<AtomicU64>,
     sum: AtomicU64,
     per: f64,
 }
 
-/// Bounds of times, in nanoseconds, for what may take from a millisecond to minutes.
+/// Latency buckets from 1 ms to minutes, in nanoseconds.
 pub(crate) const LONG: &[u64] = &[
     1_000_000,
     5_000_000,
@@ -63,7 +67,7 @@ pub(crate) const LONG: &[u64] = &[
     327_680_000_000,
 ];
 
-/// Bounds of times, in nanoseconds, for what happens with every token.
+/// Per-token latency buckets, in nanoseconds.
 pub(crate) const SHORT: &[u64] = &[
     100_000,
     250_000,
@@ -86,7 +90,7 @@ pub(crate) const SHORT: &[u64] = &[
     5_000_000_000,
 ];
 
-/// Bounds of counts of tokens.
+/// Token count buckets.
 pub(crate) const TOKENS: &[u64] =
     &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
 
@@ -108,15 +112,15 @@ impl Histogram {
     }
 }
 
-/// Prometheus' text format, a family at a time. Every name begins with `prefix`.
+/// Writer of Prometheus' text format. Every name begins with `prefix`.
 pub(crate) struct Page {
     pub(crate) text: String,
     prefix: &'static str,
-    /// In the form `a="b",c="d"`.
+    /// Labels of every sample, as `a="b",c="d"`.
     labels: String,
 }
 
-/// A label's value with what would end it made harmless.
+/// Escapes a label value.
 pub(crate) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -143,7 +147,7 @@ impl Page {
         self.line(name, "", value);
     }
 
-    /// A gauge of 1 whose labels are the message.
+    /// An info metric: a gauge of 1 whose labels carry the information.
     pub(crate) fn info(&mut self, name: &str, help: &str, labels: &str) {
         self.begin(name, "gauge", help);
         self.line(name, labels, 1.0);
@@ -153,7 +157,7 @@ impl Page {
         self.counters(name, help, [(String::new(), value)]);
     }
 
-    /// A counter per set of further labels.
+    /// One counter per set of additional labels.
     pub(crate) fn counters(
         &mut self,
         name: &str,
@@ -176,7 +180,7 @@ impl Page {
             self.line(&format!("{name}_bucket"), &format!("le=\"{bound}\""), sum as f64);
         }
         self.line(&format!("{name}_sum"), "", histogram.sum.load(Ordering::Relaxed) as f64 / histogram.per);
-        // Taken from the buckets, so that they agree although nothing stands still.
+        // Summed from the buckets, so that both agree under concurrent updates.
         self.line(&format!("{name}_count"), "", sum as f64);
     }
 }

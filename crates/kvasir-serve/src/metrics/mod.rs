@@ -1,4 +1,7 @@
-//! What the server counts, as Prometheus reads it. Counting takes no lock and no memory on the engine's thread.
+//! Server metrics (Prometheus): latency histograms, token counters, KV cache usage, admission
+//! rejections.
+//!
+//! Updates from the engine's thread take no lock and allocate nothing.
 
 mod kinds;
 mod page;
@@ -10,7 +13,7 @@ use std::sync::Arc;
 
 pub use page::Names;
 
-/// Everything that is counted.
+/// All metrics of a server.
 #[derive(Debug)]
 pub struct Metrics {
     running: Gauge,
@@ -43,23 +46,23 @@ pub struct Metrics {
     answers: Histogram,
 }
 
-/// Why requests that waited were not admitted, in families.
+/// Labels of the reasons why a queued request was deferred, in groups.
 const HELD: [&str; 4] = ["room", "budget", "order", "other"];
-/// How requests end, by the names that other servers' dashboards know.
+/// `finished_reason` labels, as other servers' dashboards expect them.
 const FINISHED: [&str; 5] = ["stop", "length", "abort", "error", "refused"];
-/// Who turned a request away.
+/// Labels of rejection reasons, in the order of [`Rejected`].
 const REJECTED: [&str; 4] = ["queue_full", "tokens_waiting", "key_limit", "draining"];
 
-/// Why a request was turned away before it reached the engine, or by it.
+/// Why a request was rejected, before it reached the engine or by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejected {
-    /// As many requests wait as may.
+    /// Too many open answers.
     QueueFull,
-    /// As many tokens wait as may.
+    /// Too many tokens queued.
     TokensWaiting,
-    /// The key has as many requests under way as it may.
+    /// Too many open answers of the API key.
     KeyLimit,
-    /// The server is leaving.
+    /// The server is shutting down.
     Draining,
 }
 
@@ -100,24 +103,24 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Requests that wait in the engine's queue, as of its last step.
+    /// Requests in the engine's queue, as of its last step.
     pub fn waiting(&self) -> u64 {
         self.waiting.get()
     }
 
-    /// Counts one that was turned away.
+    /// Counts a rejected request.
     pub fn reject(&self, why: Rejected) {
         if let Some(counter) = self.rejected.get(why as usize) {
             counter.add(1);
         }
     }
 
-    /// Counts the gap between two pieces of one answer, in nanoseconds.
+    /// Records inter-token latency: time between two pieces of one answer, in nanoseconds.
     pub(crate) fn gap(&self, gap: Nanos) {
         self.gap.see(gap);
     }
 
-    /// Counts a request that has ended.
+    /// Records an ended request.
     pub(crate) fn ended(&self, summary: &Summary) {
         let at = match summary.finish {
             Finish::StopSequence { .. } | Finish::Eos | Finish::StopId(_) | Finish::StopText => 0,
@@ -150,7 +153,7 @@ impl Metrics {
         self.prompt_tokens.add(summary.prompt.into());
     }
 
-    /// What stands where, now.
+    /// Updates the gauges.
     fn levels(&self, core: &Core) {
         let ((waiting, running), cache) = (core.counts(), core.cache());
         let room = cache.room();
@@ -184,7 +187,7 @@ impl Metrics {
     }
 }
 
-/// The place in [`HELD`].
+/// Index into [`HELD`].
 fn family(reason: Reason) -> usize {
     match reason {
         Reason::NoRoom { .. } | Reason::Reserved { .. } | Reason::Lease { .. } | Reason::CacheSequences => 0,
@@ -198,7 +201,7 @@ fn family(reason: Reason) -> usize {
     }
 }
 
-/// Counts the steps of an engine.
+/// Engine observer that updates the metrics.
 pub(crate) struct Eyes(pub(crate) Arc<Metrics>);
 
 impl Observer for Eyes {

@@ -1,17 +1,19 @@
+//! The `/metrics` page: names and help texts of all metric families, in Kvasir's or vLLM's naming.
+
 use super::{FINISHED, HELD, Metrics, REJECTED, kinds::Page};
 
-/// What the names of the metrics begin with.
+/// Prefix of metric names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Names {
     /// `kvasir:`.
     #[default]
     Own,
-    /// `vllm:`, under the names that gateways and dashboards made for it look for.
+    /// `vllm:`, for gateways and dashboards made for vLLM.
     Vllm,
 }
 
 impl Metrics {
-    /// All of it in Prometheus' text format. `open` is how many answers are being made or waited for.
+    /// All metrics in Prometheus' text format. `open` is the number of open answers.
     pub fn page(&self, names: Names, model: &str, open: usize) -> String {
         let prefix = match names {
             Names::Own => "kvasir:",

@@ -1,3 +1,5 @@
+//! Request log on stderr, as text or JSON lines. Never contains prompt or answer text.
+
 use super::Told;
 use crate::call::Call;
 use kvasir_engine::{Finish, Nanos, Summary};
@@ -11,24 +13,24 @@ use std::{
 /// `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Words for people.
+    /// Human-readable text.
     #[default]
     Text,
-    /// An object per line.
+    /// One JSON object per line.
     Json,
 }
 
-/// `--log-level`: what is at least so grave is written.
+/// `--log-level`: minimum severity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Everything, requests that no engine was needed for included.
+    /// Everything, including requests that needed no engine.
     Debug,
     /// Every request that ran.
     #[default]
     Info,
-    /// Requests that were refused.
+    /// Rejected requests.
     Warn,
-    /// Requests that failed by no fault of their clients.
+    /// Requests that failed through no fault of the client.
     Error,
 }
 
@@ -43,12 +45,12 @@ impl Level {
     }
 }
 
-/// A log on stderr: a line per request, with ids, counts and times, and never a word of a prompt or an answer.
+/// A log on stderr: one line per request with ids, counts and times, never prompt or answer text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Log {
-    /// How lines look.
+    /// Line format.
     pub format: Format,
-    /// Which there are.
+    /// Minimum severity.
     pub level: Level,
 }
 
@@ -58,7 +60,7 @@ impl Log {
             let mut text = String::new();
             let together: Vec<Told> = std::iter::once(first).chain(told.try_iter().take(256)).collect();
             together.iter().for_each(|told| self.line(&mut text, told));
-            // A log that cannot be written has nobody to be told to.
+            // A failure to write the log cannot be reported anywhere.
             let _ = io::stderr().lock().write_all(text.as_bytes());
         }
     }
@@ -162,11 +164,11 @@ fn stamp(at: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
 }
 
-/// The date that lies so many days after 1 January 1970.
+/// Civil date `days` after 1970-01-01.
 fn date(days: u64) -> (u64, u64, u64) {
     let is_leap =
         |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    // Every 400 years the calendar repeats.
+    // The Gregorian calendar repeats every 400 years.
     let (mut year, mut left) = (1970 + days / 146_097 * 400, days % 146_097);
     while left >= 365 + u64::from(is_leap(year)) {
         left -= 365 + u64::from(is_leap(year));

@@ -1,5 +1,7 @@
-//! What is told about requests that have ended: a line in the log, a span in a trace. It is written on threads of its own;
-//! when those do not keep up, reports are dropped and counted, and no request waits.
+//! Request reporting: access log and OpenTelemetry traces, written on background threads.
+//!
+//! Queues are bounded. Reports are dropped and counted when a thread falls behind; requests never
+//! wait.
 
 mod log;
 mod otlp;
@@ -20,55 +22,55 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// Reports that wait for a thread at most.
+/// Queue capacity per thread.
 const WAITING: usize = 4096;
 
-/// One thing to tell.
+/// A report.
 #[derive(Clone, Debug)]
 pub enum Told {
     /// The engine has ended a request.
     Ended {
-        /// For whom.
+        /// Its context.
         call: Arc<Call>,
-        /// Number of the answer, and how it went.
+        /// The outcome.
         summary: Summary,
-        /// When.
+        /// Time of the event.
         at: SystemTime,
     },
-    /// An HTTP request was answered without an engine.
+    /// An HTTP request has been answered.
     Answered {
-        /// Which.
+        /// Its context.
         call: Arc<Call>,
-        /// Its status.
+        /// HTTP status.
         status: u16,
-        /// Microseconds until its head was sent.
+        /// Microseconds until the response head.
         micros: u64,
-        /// When.
+        /// Time of the event.
         at: SystemTime,
     },
-    /// Fields of a request had no effect, and these names were not logged before.
+    /// Ignored fields of a request, named for the first time.
     Ignored {
-        /// Which request.
+        /// Its context.
         call: Arc<Call>,
-        /// Their names.
+        /// Names of the fields.
         names: Vec<String>,
-        /// When.
+        /// Time of the event.
         at: SystemTime,
     },
-    /// Schemas of tools cannot be compiled: calls of these tools may have any object for arguments.
+    /// Tool schemas that cannot be compiled: arguments of these tools may be any object.
     Loosened {
-        /// Which request offers them.
+        /// Context of the request.
         call: Arc<Call>,
-        /// Where it has them.
+        /// Paths of the schemas in the request.
         schemas: Vec<String>,
-        /// When.
+        /// Time of the event.
         at: SystemTime,
     },
-    /// Somebody waits until all that was told before is written, which is when this is dropped.
+    /// Flush marker: dropped once all earlier reports are written.
     Flush(SyncSender<()>),
 }
 
-/// Where reports go. Without a log and a collector they go nowhere and cost nothing.
+/// Report sinks. Without a log and a collector, reporting costs nothing.
 #[derive(Debug, Default)]
 pub struct Reports {
     log: Option<SyncSender<Told>>,
@@ -77,7 +79,7 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Starts what is wanted.
+    /// Spawns a thread per configured sink.
     pub fn start(log: Option<Log>, collector: Option<Collector>) -> io::Result<Arc<Self>> {
         let spawn = |name: &str, run: Box<dyn FnOnce(Receiver<Told>) + Send>| {
             let (send, receive) = sync_channel(WAITING);
@@ -92,12 +94,12 @@ impl Reports {
         }))
     }
 
-    /// Whether anybody listens.
+    /// Whether any sink is configured.
     pub fn is_wanted(&self) -> bool {
         self.log.is_some() || self.traces.is_some()
     }
 
-    /// Tells it to all who listen and have room.
+    /// Enqueues a report to all sinks; never blocks.
     pub fn tell(&self, told: Told) {
         for listener in [&self.log, &self.traces].into_iter().flatten() {
             if listener.try_send(told.clone()).is_err() {
@@ -106,15 +108,15 @@ impl Reports {
         }
     }
 
-    /// Waits until everything told so far is written and sent, but no longer than `patience`.
+    /// Waits until all earlier reports are written, for at most `patience`.
     pub fn flush(&self, patience: Duration) {
         let (held, dropped) = sync_channel(0);
         self.tell(Told::Flush(held));
-        // Nothing ever comes: that nobody holds the other end any more is what is waited for.
+        // No message ever arrives: the disconnect of the other end is the signal.
         let _ = dropped.recv_timeout(patience);
     }
 
-    /// Reports that nobody had room for.
+    /// Number of reports dropped because a queue was full.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }

@@ -1,3 +1,7 @@
+//! OpenTelemetry trace exporter: OTLP as JSON over HTTP, batched on a background thread.
+//!
+//! Each request becomes a root span with children `queued`, `prefill` and `decode`.
+
 use super::Told;
 use crate::call::Call;
 use kvasir_engine::{Finish, Nanos, Summary};
@@ -10,15 +14,15 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Requests that are sent together at most, and how long the first of them waits for others.
+/// Batch size, and how long the first report of a batch waits for others.
 const TOGETHER: usize = 128;
 const WAIT: Duration = Duration::from_secs(1);
-/// How long a collector may take.
+/// Timeouts of connect, write and read.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of a collector's answer that are read at most.
+/// Maximum response size that is read, in bytes.
 const LONGEST: u64 = 1 << 16;
 
-/// `--otlp-endpoint`: a collector of traces that takes OTLP as JSON over plain HTTP.
+/// `--otlp-endpoint`: a trace collector that accepts OTLP/JSON over plain HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collector {
     authority: String,
@@ -27,7 +31,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// The collector at `http://HOST:PORT[/PATH]`; without a path it is the standard's, `/v1/traces`.
+    /// Parses `http://HOST:PORT[/PATH]`; the default path is the standard's `/v1/traces`.
     pub fn parse(text: &str, service: &str) -> Result<Self, String> {
         let rest = text.strip_prefix("http://").filter(|rest| rest.chars().all(|c| c.is_ascii_graphic()));
         let rest = rest.ok_or_else(|| format!("`{text}` is not an address like http://127.0.0.1:4318"))?;
@@ -44,7 +48,7 @@ impl Collector {
         }
     }
 
-    /// Collects until nobody can tell anything any more; what is left is sent then.
+    /// Exports until all senders are dropped, then sends the rest.
     pub(super) fn run(self, told: &Receiver<Told>) {
         let mut ids = Ids::default();
         let mut complained = false;
@@ -65,7 +69,7 @@ impl Collector {
                 Ok(()) => complained = false,
                 Err(_) if complained => {}
                 Err(error) => {
-                    // Said once, and again only when it has worked meanwhile.
+                    // Logged once per outage.
                     let _ = writeln!(
                         io::stderr(),
                         "kvasir: traces cannot be sent to http://{}{}: {error}",
@@ -115,18 +119,18 @@ impl Collector {
         if !is_thanks(&answer) {
             return Err(io::Error::other(format!("it answered `{}`", String::from_utf8_lossy(&answer))));
         }
-        // The rest says nothing, but a collector should be able to finish. One that does not has the spans all the same.
+        // Drains the response so that the collector can finish. The spans are delivered either way.
         let _ = io::copy(&mut stream.take(LONGEST), &mut io::sink());
         Ok(())
     }
 }
 
-/// Whether an answer that begins like this says that the spans have come.
+/// Whether a response head is an HTTP 2xx status.
 fn is_thanks(answer: &[u8; 12]) -> bool {
     matches!(answer, [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0' | b'1', b' ', b'2', ..])
 }
 
-/// Ids that nobody else has.
+/// Random span and trace ids.
 #[derive(Default)]
 struct Ids {
     random: RandomState,
@@ -145,11 +149,11 @@ fn text(key: &str, value: &str) -> Value {
 }
 
 fn number(key: &str, value: u64) -> Value {
-    // The encoding has 64-bit numbers as texts.
+    // OTLP/JSON encodes 64-bit integers as strings.
     json!({"key": key, "value": {"intValue": value.to_string()}})
 }
 
-/// A span for the request, and one each for its time in the queue, its prefill and its decode.
+/// The spans of a request: root, queue, prefill, decode.
 fn spans(call: &Call, summary: &Summary, at: SystemTime, ids: &mut Ids) -> Vec<Value> {
     let times = &summary.timings;
     let ended = times.finished.unwrap_or(times.arrived);
@@ -237,7 +241,7 @@ mod tests {
             Reports::start(None, Some(Collector::parse(&format!("http://{address}"), "test").unwrap()));
         let reports = reports.unwrap();
         reports.tell(ended());
-        // Nobody is left to tell anything, so that what there is goes out at once.
+        // With all senders dropped, pending spans are sent at once.
         drop(reports);
         let (stream, _) = listener.accept().unwrap();
         let mut reader = io::BufReader::new(stream.try_clone().unwrap());
@@ -253,7 +257,7 @@ mod tests {
         }
         let mut body = vec![0; length];
         reader.read_exact(&mut body).unwrap();
-        // The collector's answer is of no interest here.
+        // The test does not check the response.
         let _ = (&stream).write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}");
         let body: Value = serde_json::from_slice(&body).unwrap();
         let spans = body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap();
@@ -279,7 +283,7 @@ mod tests {
         let collector = Collector::parse(&format!("http://{address}"), "test").unwrap();
         let reports = Reports::start(None, Some(collector)).unwrap();
         reports.tell(ended());
-        // Nobody answers, so that it takes as long as the collector may take.
+        // The collector never responds, so sending takes its full timeout.
         reports.flush(Duration::from_secs(600));
         listener.set_nonblocking(true).unwrap();
         assert!(listener.accept().is_ok(), "a connection was there before the flush was over");

@@ -1,3 +1,9 @@
+//! Parses Anthropic `/v1/messages` and `count_tokens` requests into a `ChatRequest`.
+//!
+//! Conversation rule: each `tool_use` of an assistant message must be answered by a `tool_result`
+//! of the next message. A final assistant message is continued (prefilled answer). Content that the
+//! model cannot read is replaced by a note or rejected, never dropped silently.
+
 use super::{
     AskedForm, COUNT_TOKENS, ChatRequest, MESSAGES, Message, Reader, Role, SamplingFields, StreamOptions,
     ThinkingBudget, Tool, ToolChoice, chat::effort_word, json::Budget, message::AssistantTurn,
@@ -7,18 +13,18 @@ use crate::ApiError;
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value};
 
-/// Most messages in one request, and most blocks in one message.
+/// Maximum messages per request, and blocks per message.
 const MAX_MESSAGES: usize = 4096;
 
-/// A checked `/v1/messages` request.
+/// A validated `/v1/messages` request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MessagesRequest {
-    /// The conversation, as any endpoint's.
+    /// The request in the form common to all chat endpoints.
     pub chat: ChatRequest,
 }
 
 impl MessagesRequest {
-    /// Reads and checks a body.
+    /// Parses and validates a body.
     pub fn read(
         body: &Reader,
         defaults: &Sampling,
@@ -31,7 +37,8 @@ impl MessagesRequest {
         Self::checked(body, defaults, vocab, strip_billing_header)
     }
 
-    /// Reads and checks the body of `/v1/messages/count_tokens`, which is one without all that shapes the answer.
+    /// Parses and validates the body of `/v1/messages/count_tokens`, which lacks all fields that
+    /// shape the answer.
     pub fn read_for_count(
         body: &Reader,
         defaults: &Sampling,
@@ -78,7 +85,7 @@ impl MessagesRequest {
     }
 }
 
-/// Conversations are not kept under a thread's id.
+/// Rejects Anthropic's threads: conversations are not stored under a thread id.
 fn no_threads(body: &Reader) -> Result<(), ApiError> {
     match body.get("thread") {
         Some(_) => Err(ApiError::no_threads()),
@@ -86,11 +93,11 @@ fn no_threads(body: &Reader) -> Result<(), ApiError> {
     }
 }
 
-/// Most edits in one request.
+/// Maximum number of context edits.
 const MAX_EDITS: usize = 16;
 
-/// Applies `context_management`: thinking of earlier turns is cleared as asked for. Edits that clear results of tools are
-/// recorded as ignored; they save tokens, and what they would remove is still right.
+/// Applies `context_management`: clears reasoning of earlier turns as requested. Edits that clear
+/// tool results are recorded as ignored: they only save tokens.
 fn edit_context(body: &Reader, messages: &mut [Message]) -> Result<(), ApiError> {
     let Some(management) = body.object("context_management")? else { return Ok(()) };
     management.only(&["edits"])?;
@@ -104,7 +111,7 @@ fn edit_context(body: &Reader, messages: &mut [Message]) -> Result<(), ApiError>
             continue;
         }
         edit.only(&["type", "keep"])?;
-        // As documented for requests that do not say: the last turn that thought keeps its thoughts.
+        // The documented default: the last turn with reasoning keeps it.
         let turns = match edit.get("keep") {
             Some(Value::String(all)) if all == "all" => continue,
             None => 1,
@@ -120,10 +127,10 @@ fn edit_context(body: &Reader, messages: &mut [Message]) -> Result<(), ApiError>
     Ok(())
 }
 
-/// The edit of `context_management` that is applied.
+/// The supported edit of `context_management`.
 const CLEAR_THINKING: &str = "clear_thinking_20251015";
 
-/// Clears the thinking of all but the last `turns` messages of the assistant that have any.
+/// Clears reasoning of all but the last `turns` assistant messages that have any.
 fn keep_thinking(messages: &mut [Message], turns: usize) {
     let thought = |message: &&mut Message| message.source.get("reasoning_content").is_some();
     for message in messages.iter_mut().rev().filter(thought).skip(turns) {
@@ -133,7 +140,7 @@ fn keep_thinking(messages: &mut [Message], turns: usize) {
     }
 }
 
-/// A text, or a list of text blocks put together.
+/// A string, or the concatenation of text blocks.
 fn text_of(reader: &Reader, field: &str) -> Result<Option<String>, ApiError> {
     match reader.get(field) {
         None => Ok(None),
@@ -151,7 +158,8 @@ fn text_of(reader: &Reader, field: &str) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// The result of a call as a text. A tool may have returned an image, which is replaced by a note: the conversation goes on.
+/// A tool result as text. Images and documents are replaced by a note, so the conversation
+/// continues.
 fn result_text(reader: &Reader) -> Result<String, ApiError> {
     match reader.get("content") {
         None => Ok(String::new()),
@@ -187,11 +195,11 @@ fn blocks<'a>(reader: &Reader<'a>, field: &str) -> Result<Vec<Reader<'a>>, ApiEr
             Some("tool_use") => &["id", "name", "input", "caller"],
             Some("tool_result") => &["tool_use_id", "content", "is_error"],
             Some("tool_reference") => &["tool_name"],
-            // Only in results, where a note takes its place.
+            // Only valid in tool results, where a note replaces it.
             Some("image" | "document" | "search_result") => return Ok(block),
             kind => return Err(no_text(&block, kind)),
         };
-        // Marks for the provider's cache and its quotations change nothing about what is said.
+        // Cache and citation markers do not change the content.
         block.only(&[own, &["type", "cache_control", "citations"]].concat())?;
         Ok(block)
     };
@@ -202,12 +210,12 @@ fn needed<'a>(reader: &Reader<'a>, field: &str) -> Result<&'a str, ApiError> {
     reader.text(field)?.ok_or_else(|| reader.error(field, "is missing"))
 }
 
-/// How the line with which Claude Code tells its provider whom to bill begins. It stands first in the system prompt, in a
-/// block or line of its own, and some versions change it with every request.
+/// Prefix of Claude Code's billing line. It comes first in the system prompt, in a block or line of
+/// its own, and some versions change it with every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
-/// The system prompt. The rule for the billing header: where the whole text begins with it, the text up to the end of that
-/// block, or of that line where the block has more, is cut out.
+/// The system prompt. If it begins with the billing header, that block, or that line of a longer
+/// block, is cut.
 fn system(body: &Reader, strip_billing_header: bool) -> Result<Option<Message>, ApiError> {
     let Some(text) = text_of(body, "system")? else { return Ok(None) };
     let strip = strip_billing_header && text.starts_with(BILLING_HEADER);
@@ -215,14 +223,15 @@ fn system(body: &Reader, strip_billing_header: bool) -> Result<Option<Message>, 
     Ok((!strip || !text.is_empty()).then(|| Message::said(Role::System, text)))
 }
 
-/// Bytes of a system prompt that its billing header takes.
+/// Length of the billing header in bytes.
 fn billing_header_len(body: &Reader, text: &str) -> usize {
     let first = body.get("system").and_then(|system| system.get(0)?.get("text")?.as_str());
     let block = first.map_or(text.len(), str::len);
     text[..block].find('\n').map_or(block, |end| end + 1)
 }
 
-/// Reads `messages`; true if the last is the assistant's, whose words the answer then goes on with.
+/// Parses `messages`; returns whether the last one is the assistant's, to be continued by the
+/// answer.
 fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiError> {
     let items = body.list("messages", MAX_MESSAGES)?.ok_or_else(|| body.error("messages", "is missing"))?;
     if items.is_empty() {
@@ -252,11 +261,11 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<bool, ApiE
     Ok(messages.last().is_some_and(|last| last.role == Role::Assistant))
 }
 
-/// Calls of the assistant's last message that wait for their results.
+/// Pending tool calls of the last assistant message.
 #[derive(Default)]
 struct Calls {
     ids: Vec<String>,
-    /// Number of that message.
+    /// Index of that message.
     message: usize,
 }
 
@@ -287,13 +296,13 @@ fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Resu
                     return Err(block.error("tool_use_id", "answers no open call of the message before"));
                 };
                 calls.ids.remove(at);
-                // A failed call's text says so itself; templates have no place for the flag.
+                // Templates have no place for the error flag; the result's text conveys it.
                 block.flag("is_error", false)?;
                 messages.extend(said.take().map(|text| Message::said(Role::User, text)));
                 messages.push(Message::result(id, result_text(&block)?));
             }
             Some("text") => said.get_or_insert_default().push_str(needed(&block, "text")?),
-            // Claude Code takes these blocks out of its conversation by itself when it reads these words.
+            // Claude Code removes these blocks from its conversation when it reads this wording.
             Some("image") => {
                 return Err(block.error("type", "is `image`: could not process image, the engine reads text"));
             }
@@ -309,7 +318,7 @@ fn user(reader: &Reader, calls: &mut Calls, messages: &mut Vec<Message>) -> Resu
     Ok(())
 }
 
-/// What the assistant said; an answer of no token comes back as a message of no block.
+/// An assistant message. An empty answer comes back as a message without blocks.
 fn assistant(reader: &Reader, calls: &mut Calls, message: usize) -> Result<Message, ApiError> {
     if let Some(text) = reader.get("content").and_then(Value::as_str) {
         return Ok(Message::said(Role::Assistant, text.to_owned()));
@@ -320,7 +329,7 @@ fn assistant(reader: &Reader, calls: &mut Calls, message: usize) -> Result<Messa
         match block.text("type")? {
             Some("text") => turn.say(needed(&block, "text")?),
             Some("thinking") => turn.think(needed(&block, "thinking")?),
-            // Only its maker can read it.
+            // Encrypted; only its provider can read it.
             Some("redacted_thinking") => {}
             Some("tool_use") => {
                 let (id, name) = (needed(&block, "id")?, needed(&block, "name")?);
@@ -343,7 +352,7 @@ fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
         if !matches!(tool.text("type")?, None | Some("custom")) {
             return Err(tool.error("type", "must be `custom`; the engine has no tools of its own"));
         }
-        // Arguments are always streamed as they are made.
+        // `eager_input_streaming` is accepted: arguments are always streamed.
         tool.only(&[
             "type",
             "name",
@@ -359,7 +368,7 @@ fn tools(body: &Reader) -> Result<Vec<Tool>, ApiError> {
     })
 }
 
-/// The tools without those whose loading is deferred until a result of a tool search refers to them.
+/// Drops tools with deferred loading that no tool search result refers to.
 fn loaded(body: &Reader, mut tools: Vec<Tool>) -> Vec<Tool> {
     fn list(value: Option<&Value>) -> std::slice::Iter<'_, Value> {
         value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice).iter()
@@ -375,12 +384,12 @@ fn loaded(body: &Reader, mut tools: Vec<Tool>) -> Vec<Tool> {
     let referenced: Vec<&Value> = references.filter(|name| deferred.contains(name)).collect();
     let is_named = |names: &[&Value], tool: &Tool| names.iter().any(|name| **name == tool.name);
     tools.retain(|tool| !is_named(&deferred, tool) || is_named(&referenced, tool));
-    // Behind the others, whose place in the prompt stays what it was.
+    // Loaded tools go last, so that the prompt prefix stays unchanged.
     tools.sort_by_key(|tool| is_named(&deferred, tool));
     tools
 }
 
-/// The choice, and whether one answer may hold several calls.
+/// The tool choice, and whether parallel calls are allowed.
 fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
     let Some(choice) = body.object("tool_choice")? else { return Ok((ToolChoice::Auto, true)) };
     choice.only(&["type", "name", "disable_parallel_tool_use"])?;
@@ -398,7 +407,7 @@ fn tool_choice(body: &Reader, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiE
     }
 }
 
-/// `thinking`, as the templates of models that think take it, and how long they may.
+/// `thinking`: template variables and the reasoning budget.
 fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>), ApiError> {
     let Some(thinking) = body.object("thinking")? else { return Ok((Map::new(), None)) };
     thinking.only(&["type", "budget_tokens", "display"])?;
@@ -419,11 +428,11 @@ fn thinking(body: &Reader) -> Result<(Map<String, Value>, Option<ThinkingBudget>
     Ok((Map::from_iter([("enable_thinking".to_owned(), enabled.into())]), budget))
 }
 
-/// `output_config`: the form of the answer, and how hard to try, as the templates of models that know of it take it.
+/// `output_config`: response format, and reasoning effort for templates that support it.
 fn output_config(body: &Reader, kwargs: &mut Map<String, Value>) -> Result<Option<AskedForm>, ApiError> {
     let Some(config) = body.object("output_config")? else { return Ok(None) };
     config.only(&["format", "effort"])?;
-    // Whether to think is for `thinking` to say.
+    // Whether to reason at all is decided by `thinking`.
     effort_word(&config, "effort", &["low", "medium", "high", "xhigh", "max"], kwargs)?;
     let Some(format) = config.object("format")? else { return Ok(None) };
     format.only(&["type", "schema"])?;
