@@ -1,4 +1,9 @@
-//! Conversations that the server keeps: what was said, and whose it is. What has been computed for them is the engine's affair.
+//! Session store: conversations kept across requests, with owner, TTL and limits. The engine keeps
+//! their K/V.
+//!
+//! Invariants: a key sees only its own sessions. At most one request (a `Turn`) appends to a
+//! session at a time, and it commits only in `finish`; dropping it changes nothing. Message memory
+//! is counted once across forks, which share it (copy-on-write).
 
 use crate::ApiError;
 use kvasir_engine::SessionId;
@@ -14,29 +19,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most sessions at once, of all keys together.
+/// Maximum sessions over all keys.
 pub const MAX_SESSIONS: usize = 4096;
-/// Most of one key: nobody else is locked out by it.
+/// Maximum sessions per key, so that one key cannot exhaust the store.
 const MAX_OF_KEY: usize = MAX_SESSIONS / 2;
-/// Bytes that the messages of all sessions may take before nothing more is appended.
+/// Bytes of all messages beyond which no session may grow.
 const MAX_BYTES: usize = 1 << 30;
 
-/// What a session is made of. It is one or the other from its first turn on.
+/// Content of a session. Text or messages, fixed by the first turn.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Said {
-    /// Nothing yet.
+    /// Empty.
     #[default]
     Nothing,
-    /// Tokens that completions append to.
+    /// Raw text, to which completions append tokens.
     Text,
-    /// Messages that chats append to. Forks share them until they go on.
+    /// Chat messages. Forks share them (copy-on-write).
     Messages(Arc<Messages>),
 }
 
-/// What a session has as tokens. Forks share them until they go on.
+/// Tokens of a session. Forks share them (copy-on-write).
 pub type Tokens = Arc<[Token]>;
 
-/// Messages as clients write them, counted for as long as they are held.
+/// Messages in API format; their memory is counted until drop.
 #[derive(Debug)]
 pub struct Messages {
     list: Vec<Value>,
@@ -64,9 +69,9 @@ impl Drop for Messages {
     }
 }
 
-/// Memory that a value takes, about.
+/// Estimated heap size of a value.
 fn bytes_of(value: &Value) -> usize {
-    /// What a map keeps beside each key and value.
+    /// Overhead of a map entry.
     const ENTRY: usize = 48;
     let inside = match value {
         Value::String(text) => text.len(),
@@ -77,38 +82,38 @@ fn bytes_of(value: &Value) -> usize {
     size_of::<Value>() + inside
 }
 
-/// One conversation.
+/// A session.
 #[derive(Clone, Debug)]
 pub struct Session {
-    /// What it is made of.
+    /// Its content.
     pub said: Said,
-    /// All of it as tokens, as they were run last.
+    /// Its tokens, as of the last turn.
     pub tokens: Tokens,
-    /// How long it may lie idle.
+    /// Time to live while idle.
     pub ttl: Duration,
     owner: u64,
     used: Instant,
-    /// A request appends to it.
+    /// A turn is in progress.
     busy: bool,
 }
 
 impl Session {
-    /// A session of nothing, which belongs to this key.
+    /// An empty session of this key.
     pub fn new(owner: u64, ttl: Duration) -> Self {
         Self { said: Said::Nothing, tokens: Tokens::default(), ttl, owner, used: Instant::now(), busy: false }
     }
 
-    /// Another one that has said the same until here.
+    /// A fork with this content.
     pub fn branch(&self, said: Said, tokens: Tokens) -> Self {
         Self { said, tokens, used: Instant::now(), busy: false, ..*self }
     }
 
-    /// Time that is left if nobody uses it.
+    /// Remaining time to live.
     pub fn left(&self) -> Duration {
         self.ttl.saturating_sub(self.used.elapsed())
     }
 
-    /// The messages; none of a text.
+    /// Its messages; `None` for raw text.
     pub fn messages(&self) -> Option<&[Value]> {
         match &self.said {
             Said::Nothing => Some(&[]),
@@ -118,7 +123,7 @@ impl Session {
     }
 }
 
-/// What clients call a session.
+/// Public name of a session.
 pub fn name(id: SessionId) -> String {
     format!("sess_{:016x}", id.0)
 }
@@ -129,28 +134,28 @@ fn id_of(name: &str) -> Option<SessionId> {
     (self::name(id) == name).then_some(id)
 }
 
-/// All sessions.
+/// The session store.
 #[derive(Debug, Default)]
 pub struct Sessions {
     table: Mutex<HashMap<SessionId, Session>>,
-    /// Bytes of all messages that are held.
+    /// Bytes of all live messages.
     held: Arc<AtomicUsize>,
 }
 
 impl Sessions {
     fn table(&self) -> MutexGuard<'_, HashMap<SessionId, Session>> {
-        // Nothing that holds the lock can leave it half changed.
+        // No holder of the lock can leave it half changed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Messages to be held.
+    /// Wraps messages so that their memory is counted.
     pub fn messages(&self, list: Vec<Value>) -> Said {
         let (bytes, held) = (list.iter().map(bytes_of).sum(), self.held.clone());
         held.fetch_add(bytes, Ordering::Relaxed);
         Said::Messages(Arc::new(Messages { list, bytes, held }))
     }
 
-    /// Refuses that more is appended while what is held takes too much memory.
+    /// Rejects growth while messages exceed the memory limit.
     pub fn room(&self) -> Result<(), ApiError> {
         match self.held.load(Ordering::Relaxed) {
             held if held > MAX_BYTES => Err(ApiError::too_many(format!(
@@ -160,7 +165,7 @@ impl Sessions {
         }
     }
 
-    /// Takes out those whose time is over; their ids come back.
+    /// Removes expired sessions; returns their ids.
     pub fn expire(&self) -> Vec<SessionId> {
         let mut table = self.table();
         let over = |session: &Session| !session.busy && session.left().is_zero();
@@ -170,7 +175,7 @@ impl Sessions {
         gone
     }
 
-    /// Puts sessions of one key in under these ids, all or none.
+    /// Inserts sessions of one key, all or none.
     pub fn insert(&self, sessions: Vec<(SessionId, Session)>) -> Result<(), ApiError> {
         let mut table = self.table();
         if table.len() + sessions.len() > MAX_SESSIONS {
@@ -188,23 +193,23 @@ impl Sessions {
         Ok(())
     }
 
-    /// Takes sessions out, whatever they do and whosever they are.
+    /// Removes sessions unconditionally: busy or not, of any key.
     pub fn forget(&self, ids: &[SessionId]) {
         let mut table = self.table();
         ids.iter().for_each(|id| drop(table.remove(id)));
     }
 
-    /// Whether there is one of this id.
+    /// Whether this id exists.
     pub fn holds(&self, id: SessionId) -> bool {
         self.table().contains_key(&id)
     }
 
-    /// Whose session has this name, and the session. Those of other keys are not there.
+    /// Looks up a key's session by name. Other keys' sessions are reported as not found.
     pub fn get(&self, name: &str, owner: u64) -> Result<(SessionId, Session), ApiError> {
         self.with(name, owner, |session| Ok(session.clone()))
     }
 
-    /// All sessions of a key, by name.
+    /// All sessions of a key, ordered by id.
     pub fn of(&self, owner: u64) -> Vec<(SessionId, Session)> {
         let table = self.table();
         let own = table.iter().filter(|(_, session)| session.owner == owner);
@@ -213,7 +218,7 @@ impl Sessions {
         own
     }
 
-    /// Changes a session that nothing is being appended to. It counts as a use.
+    /// Modifies a session unless a turn is in progress (409). Counts as a use.
     pub fn change<R>(
         &self,
         name: &str,
@@ -245,14 +250,15 @@ impl Sessions {
         }
     }
 
-    /// Takes a session out, whatever it does.
+    /// Removes a session, busy or not.
     pub fn remove(&self, name: &str, owner: u64) -> Result<SessionId, ApiError> {
         let (id, ()) = self.with(name, owner, |_| Ok(()))?;
         self.table().remove(&id);
         Ok(id)
     }
 
-    /// Begins a turn: nobody else appends until it is over. What `work` makes of the session comes with it.
+    /// Begins a turn: other turns are rejected until it ends. Also returns the result of `work` on
+    /// the session.
     pub fn begin<R>(
         self: &Arc<Self>,
         name: &str,
@@ -272,7 +278,8 @@ fn shortened(name: &str) -> String {
     name.chars().take(40).collect()
 }
 
-/// A request that appends to a session. Until it is finished the session is as it was before; dropped before, it stays so.
+/// An exclusive turn in a session. The session changes only in `finish`; dropping the turn leaves
+/// it unchanged.
 #[derive(Debug)]
 pub struct Turn {
     sessions: Arc<Sessions>,
@@ -280,17 +287,17 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// The session.
+    /// Id of the session.
     pub fn id(&self) -> SessionId {
         self.id
     }
 
-    /// Messages for the session to hold.
+    /// Wraps messages so that their memory is counted.
     pub fn messages(&self, list: Vec<Value>) -> Said {
         self.sessions.messages(list)
     }
 
-    /// The session is this from now on.
+    /// Commits the new content.
     pub fn finish(self, said: Said, tokens: Tokens) {
         if let Some(session) = self.sessions.table().get_mut(&self.id) {
             (session.said, session.tokens) = (said, tokens);

@@ -1,4 +1,7 @@
-//! A least-recently-used cache of compiled tool grammars: agents offer the same tools in every turn.
+//! LRU cache of compiled tool grammars: agents offer the same tools in every turn.
+//!
+//! Fallback: a tool whose schema cannot be compiled takes any object as arguments, unless it is
+//! `strict`, which rejects the request.
 
 use crate::{
     answer::{ToolDialect, takes_objects},
@@ -9,14 +12,14 @@ use kvasir_kv::Token;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Sets of tools whose grammars are kept.
+/// Capacity of the cache, in tool sets.
 const KEPT: usize = 32;
 
-/// Grammars by the tools that they are of, the most recently used last.
+/// Compiled grammars by tool set, most recently used last.
 #[derive(Debug, Default)]
 pub(crate) struct ToolGrammars(Mutex<Vec<(Key, Compiled)>>);
 
-/// What a grammar depends on.
+/// Cache key: names, schemas and strictness of the tools, and whether several calls are allowed.
 #[derive(Debug)]
 struct Key {
     tools: Vec<(String, Option<Value>, bool)>,
@@ -34,35 +37,37 @@ impl Key {
     }
 }
 
-/// The grammars of a set of tools.
+/// Compiled grammars of a tool set.
 #[derive(Clone, Debug)]
 pub(crate) struct Compiled {
-    /// None if calls cannot be constrained at all: the model names no token that ends an answer.
+    /// `None` if calls cannot be constrained at all, as for models without an end-of-sequence
+    /// token.
     pub(crate) grammars: Option<Arc<CallGrammars>>,
-    /// Where the request has the schemas that cannot be compiled. These tools take any object.
+    /// Paths of schemas that cannot be compiled; these tools accept any object.
     pub(crate) loosened: Vec<String>,
-    /// These grammars were compiled for this request.
+    /// Whether they were compiled for this request (cache miss).
     pub(crate) is_new: bool,
 }
 
 /// A strict tool whose schema cannot be compiled.
 #[derive(Debug)]
 pub(crate) struct StrictRefused {
-    /// Where the request has the schema.
+    /// Path of its schema in the request.
     pub(crate) schema: String,
     pub(crate) why: Refused,
 }
 
-/// What tools are compiled with.
+/// Inputs of compilation besides the tools.
 pub(crate) struct Compiler<'a> {
     pub(crate) vocabulary: &'a Vocabulary,
     pub(crate) dialect: ToolDialect,
-    /// Control tokens that an answer's text keeps.
+    /// Control tokens that detokenization keeps.
     pub(crate) spelled: &'a [(Token, String)],
 }
 
 impl ToolGrammars {
-    /// The grammars of these tools, compiled unless they are kept. With `several` an answer may hold more than one call.
+    /// Returns cached grammars of these tools, or compiles them. With `several`, an answer may hold
+    /// more than one call.
     pub(crate) fn of(
         &self,
         compiler: &Compiler<'_>,
@@ -113,7 +118,7 @@ impl Compiler<'_> {
         if let Ok(grammars) = self.grammars(&tools, several) {
             return Ok(done(grammars, loosened));
         }
-        // Each can be compiled and all together cannot: they are too large.
+        // Each compiles alone but not all together: they are too large.
         if let Some(tool) = tools.iter().find(|tool| tool.strict) {
             let why = Refused("cannot be compiled beside the other tools".into());
             return Err(StrictRefused { schema: tool.schema.clone(), why });

@@ -1,4 +1,9 @@
-//! The engine as those see it who watch: a record of every step, for each of them.
+//! Live step subscriptions: each subscriber receives a trace of every engine step through a bounded
+//! queue.
+//!
+//! Backpressure: a subscriber whose queue is full misses steps, and restarts with a `Begin` event
+//! and a full snapshot once half its queue is read. A slow subscriber never delays the engine; each
+//! one costs the engine's thread one record per step. `tests/watch.rs` guards this.
 
 use crate::ApiError;
 use kvasir_engine::{Core, Nanos, Observer, StepTrace, TraceSink, Tracer};
@@ -10,43 +15,43 @@ use std::sync::{
 };
 use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
 
-/// Steps that wait for somebody who watches. Who is further behind misses some.
+/// Queue capacity per subscriber, in steps; a subscriber further behind misses some.
 const BACKLOG: usize = 1024;
 
-/// Most who watch at once. Each costs the engine's thread a record per step.
+/// Maximum number of subscribers.
 const MAX_WATCHING: usize = 16;
 
-/// What somebody who watches gets to see.
+/// An event of a subscription.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sight {
-    /// What follows begins anew: the next step tells of everybody who is there.
+    /// A new snapshot follows: the next step describes all live requests.
     Begin,
-    /// One more step.
+    /// A step.
     Step(Box<StepTrace>),
 }
 
-/// Where one asks to watch.
+/// Handle to subscribe.
 #[derive(Clone)]
 pub struct Watch {
     door: mpsc::Sender<Watcher>,
     watching: Arc<AtomicUsize>,
 }
 
-/// What is seen, in order. Dropping it ends the watching.
+/// A subscription: events in order. Dropping it unsubscribes.
 pub struct Sights {
     sights: Receiver<Sight>,
     watching: Arc<AtomicUsize>,
 }
 
 impl Watch {
-    /// A way to watch, and the observer that the engine must be given for it.
+    /// A subscription handle, and the observer that must be installed in the engine.
     pub fn new() -> (Self, Box<dyn Observer>) {
         let (door, newcomers) = mpsc::channel();
         let watch = Self { door, watching: Arc::default() };
         (watch, Box::new(Gallery { newcomers, watchers: Vec::new() }))
     }
 
-    /// Watches from the next step on.
+    /// Subscribes from the next step on.
     pub fn begin(&self) -> Result<Sights, ApiError> {
         if self.watching.fetch_add(1, Ordering::Relaxed) >= MAX_WATCHING {
             self.watching.fetch_sub(1, Ordering::Relaxed);
@@ -61,12 +66,12 @@ impl Watch {
 }
 
 impl Sights {
-    /// The next sight; none when the engine has stopped.
+    /// The next event; `None` after the engine has stopped.
     pub async fn next(&mut self) -> Option<Sight> {
         self.sights.recv().await
     }
 
-    /// The next sight if it is there already.
+    /// The next event, if already queued.
     pub fn ready(&mut self) -> Option<Sight> {
         self.sights.try_recv().ok()
     }
@@ -78,7 +83,7 @@ impl Drop for Sights {
     }
 }
 
-/// All who watch, on the engine's side. With nobody there a step costs it one look at an empty queue.
+/// The subscribers, on the engine's thread. Without any, a step costs one check of an empty queue.
 struct Gallery {
     newcomers: mpsc::Receiver<Watcher>,
     watchers: Vec<Watcher>,
@@ -86,11 +91,11 @@ struct Gallery {
 
 struct Watcher {
     send: Sender<Sight>,
-    /// None while too much waits for it.
+    /// `None` while the subscriber is behind.
     tracer: Option<Tracer<Eye>>,
 }
 
-/// Puts records into one watcher's backlog.
+/// Trace sink of one subscriber's queue.
 struct Eye {
     send: Sender<Sight>,
     missed: bool,
@@ -105,7 +110,7 @@ impl TraceSink for Eye {
 }
 
 impl Watcher {
-    /// Begins, or begins again after a gap when half of what waited has been read.
+    /// The subscriber's tracer. Starts it, or restarts it after a gap once half the queue is read.
     fn tracer(&mut self) -> Option<&mut Tracer<Eye>> {
         if self.tracer.as_ref().is_some_and(|tracer| tracer.sink().missed) {
             self.tracer = None;

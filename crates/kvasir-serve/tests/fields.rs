@@ -1,4 +1,5 @@
-//! Every field of every endpoint is what the table says: supported, ignored by contract, or rejected.
+//! Checks every field of every endpoint against the table: supported, ignored by contract, or
+//! rejected.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_sample::Sampling;
@@ -7,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 const VOCAB: u32 = 1000;
 
-/// An endpoint's table, a body that is right, and how a body is read: the request as text, to be compared.
+/// An endpoint's field table, a valid body, and a parser that returns the request as text for
+/// comparison.
 struct Read {
     fields: &'static [Field],
     body: Value,
@@ -58,7 +60,7 @@ fn with(body: &Value, field: &str, value: Value) -> Map<String, Value> {
     map
 }
 
-/// Reads a body whose unknown fields are treated by this rule.
+/// Parses a body under this rule for unknown fields.
 fn read_by(
     rule: UnknownFields,
     map: &Map<String, Value>,
@@ -68,7 +70,7 @@ fn read_by(
     (read(&Reader::new(map, &ignored)), ignored.names())
 }
 
-/// A value of each kind; for every field some of them are wrong.
+/// A value of each JSON type; some are invalid for every field.
 fn values() -> [Value; 7] {
     [json!("zzz"), json!(true), json!(-7), json!(1e300), json!([{}]), json!({"zzz": 1}), json!(["", -1])]
 }
@@ -85,7 +87,7 @@ fn every_field_is_what_the_table_says() {
                 |error: &ApiError| error.param.as_deref().is_some_and(|param| param.starts_with(name));
             match field.class {
                 Class::Supported => {
-                    // Whoever checks a field reads it.
+                    // A parser that validates a field also reads it.
                     let refused = answers.iter().filter_map(|answer| answer.as_ref().err());
                     assert!(refused.clone().all(|error| error.status == 400), "{name}");
                     assert!(refused.clone().any(named), "{name} takes anything");

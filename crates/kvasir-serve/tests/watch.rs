@@ -1,4 +1,5 @@
-//! Who watches an engine sees all of it, from any step on, and cannot hold it up.
+//! Live step subscriptions: a subscriber sees all steps from any point on, and cannot delay the
+//! engine.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, StepTrace};
@@ -30,7 +31,8 @@ fn seen(sights: &mut Sights) -> Vec<Sight> {
     std::iter::from_fn(|| sights.ready()).collect()
 }
 
-/// What the steps after the last beginning say of each request by tag: tokens heard of, and whether it has ended.
+/// Per request tag, from the steps after the last `Begin`: tokens reported, and whether it has
+/// ended.
 fn told(sights: &[Sight]) -> BTreeMap<u64, (u32, bool)> {
     let begin = sights.iter().rposition(|sight| *sight == Sight::Begin).unwrap();
     let mut tags = BTreeMap::new();
@@ -67,7 +69,7 @@ fn who_comes_in_mid_run_sees_everybody_who_is_there() {
     engine.drain().unwrap();
     let sights = seen(&mut sights);
     assert_eq!(sights[0], Sight::Begin);
-    // The last step is there although none follows it.
+    // The last step is reported although none follows it.
     assert_eq!(told(&sights)[&1], (20, true));
     assert_eq!(told(&sights)[&3], (7, true));
 }

@@ -1,3 +1,6 @@
+//! Parses OpenAI `/v1/chat/completions` requests; `ChatRequest` is the common form of all chat
+//! endpoints.
+
 use super::{
     AskedForm, CHAT, Reader, SamplingFields, Tool, ToolChoice, json::Budget, message::no_text, sampling,
 };
@@ -5,97 +8,99 @@ use crate::{ApiError, aside::LONG};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
-/// Most messages in one request.
+/// Maximum messages per request.
 const MAX_MESSAGES: usize = 4096;
 
-/// Who says something.
+/// Role of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Standing instructions; `developer` is read as this.
+    /// System prompt; `developer` is an alias.
     System,
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
-    /// The result of a call.
+    /// The result of a tool call.
     Tool,
 }
 
-/// What is said.
+/// Content of a message.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Content {
-    /// Nothing.
+    /// No content.
     #[default]
     Empty,
-    /// A text; several text parts are put together.
+    /// Text; several text parts are concatenated.
     Text(String),
 }
 
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// Who.
+    /// Its role.
     pub role: Role,
-    /// What.
+    /// Its content.
     pub content: Content,
-    /// The message as the template sees it: content as one text, arguments of calls as objects.
+    /// The message as the chat template sees it: content as one string, tool call arguments as
+    /// objects.
     pub source: Value,
 }
 
 /// `stream_options`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// One more chunk with the usage before the end.
+    /// Send usage in a final chunk.
     pub include_usage: bool,
-    /// The usage so far in every chunk.
+    /// Send running usage in every chunk (`continuous_usage_stats`).
     pub continuous_usage: bool,
 }
 
-/// How long the model may reason.
+/// Reasoning budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThinkingBudget {
-    /// In tokens.
+    /// Maximum reasoning tokens.
     pub tokens: u32,
-    /// What its endpoint calls it.
+    /// Name of the parameter, for errors.
     pub param: &'static str,
 }
 
-/// A checked `/v1/chat/completions` request.
+/// A validated chat request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatRequest {
-    /// The model asked for.
+    /// The requested model.
     pub model: Option<String>,
     /// The conversation.
     pub messages: Vec<Message>,
-    /// How to draw, how long, when to stop.
+    /// Sampling parameters, length limits and stop conditions.
     pub sampling: SamplingFields,
-    /// Tools on offer.
+    /// Offered tools.
     pub tools: Vec<Tool>,
-    /// What must be called.
+    /// Which tool must be called, if any.
     pub tool_choice: ToolChoice,
-    /// Whether one answer may hold several calls.
+    /// Whether an answer may hold several tool calls.
     pub parallel_tool_calls: bool,
-    /// What form the answer must have.
+    /// Required response format (structured output).
     pub form: Option<AskedForm>,
-    /// Most tokens of reasoning.
+    /// Reasoning budget.
     pub thinking: Option<ThinkingBudget>,
     /// `Some` for a streamed answer.
     pub stream: Option<StreamOptions>,
-    /// Variables for the template.
+    /// Extra variables for the chat template.
     pub template_kwargs: Map<String, Value>,
-    /// Begin the assistant's turn after the messages.
+    /// Append the assistant's turn header after the messages.
     pub add_generation_prompt: bool,
-    /// Go on with the last message instead of beginning a turn.
+    /// Continue the last message instead of starting a turn.
     pub continue_final_message: bool,
 }
 
 impl ChatRequest {
-    /// Reads and checks a body.
+    /// Parses and validates a body.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         Self::read_after(0, body, defaults, vocab)
     }
 
-    /// The same of a body whose first messages are a session's: errors count those behind them, as the client does.
+    /// Parses a body whose first `earlier` messages are a session's. Error paths count from the
+    /// client's own messages.
     pub fn read_after(
         earlier: usize,
         body: &Reader,
@@ -103,7 +108,7 @@ impl ChatRequest {
         vocab: u32,
     ) -> Result<Self, ApiError> {
         body.classify(CHAT)?;
-        // Which session that is, whoever keeps them finds out; that it is a name at all is seen here.
+        // Only the type of `session` is checked here; the session layer resolves it.
         body.text("session")?;
         let tools = Tool::read_all(body)?;
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
@@ -140,7 +145,7 @@ impl ChatRequest {
 }
 
 impl ChatRequest {
-    /// Whether making its prompt is long work: much is said, or there are tools, whose descriptions may be of any length.
+    /// Whether rendering its prompt may block: much text, or tools with descriptions of any length.
     pub(crate) fn is_long(&self) -> bool {
         let said = self.messages.iter().map(|message| match &message.content {
             Content::Text(text) => text.len(),
@@ -166,7 +171,8 @@ pub(super) fn stream(body: &Reader) -> Result<Option<StreamOptions>, ApiError> {
     }
 }
 
-/// Obfuscation hides lengths from somebody who watches the wire; asking for it and not getting it would be a lie.
+/// Rejects `include_obfuscation`: padding against traffic analysis is not implemented, and silence
+/// would be misleading.
 pub(super) fn no_obfuscation(options: &Reader) -> Result<(), ApiError> {
     match options.flag("include_obfuscation", false)? {
         true => Err(ApiError::unsupported(
@@ -177,7 +183,8 @@ pub(super) fn no_obfuscation(options: &Reader) -> Result<(), ApiError> {
     }
 }
 
-/// How hard to think, as the templates of models that think take it: a word, and a switch that is off for the least of them.
+/// Reasoning effort as template variables: `reasoning_effort`, and `enable_thinking`, which is off
+/// for `none` and `minimal`.
 pub(super) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
     let words = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
     if let Some(word) = effort_word(body, field, &words, kwargs)? {
@@ -186,7 +193,7 @@ pub(super) fn effort(body: &Reader, field: &str, kwargs: &mut Map<String, Value>
     Ok(())
 }
 
-/// The word alone, one of `words`.
+/// Reads the effort, one of `words`, and sets `reasoning_effort` only.
 pub(super) fn effort_word<'a>(
     body: &Reader<'a>,
     field: &str,
@@ -207,7 +214,7 @@ fn thinking(body: &Reader) -> Result<Option<ThinkingBudget>, ApiError> {
     Ok(tokens.map(|tokens| ThinkingBudget { tokens: tokens as u32, param }))
 }
 
-/// Names that a template gets from the engine; a request may not put its own value in their place.
+/// Template variables set by the server, which a request may not override.
 const RESERVED: &[&str] = &[
     "messages",
     "tools",
@@ -320,8 +327,8 @@ fn content(reader: &Reader) -> Result<Content, ApiError> {
     }
 }
 
-/// The calls of an assistant's message with their arguments as objects, which is what templates expect. A model may have
-/// written something else, which stays a text: history is not refused for it.
+/// Tool calls of an assistant message, with arguments as objects, as templates expect. Arguments
+/// that are not an object stay a string: history is never rejected for what a model wrote.
 fn calls(reader: &Reader, budget: &Budget) -> Result<Vec<Value>, ApiError> {
     let items = reader.list("tool_calls", 1024)?.unwrap_or(&[]).iter().enumerate();
     let read = |(i, item): (usize, &Value)| {

@@ -1,46 +1,48 @@
+//! Parses OpenAI `/v1/completions` requests: prompts as text or token ids.
+
 use super::{AskedForm, COMPLETIONS, Reader, SamplingFields, StreamOptions, chat, sampling};
 use crate::ApiError;
 use kvasir_sample::Sampling;
 use serde_json::Value;
 
-/// Most prompts in one request.
+/// Maximum prompts per request.
 const MAX_PROMPTS: usize = 1024;
-/// Most tokens of an answer unless the request says otherwise: the endpoint's own rule.
+/// Default `max_tokens` of this endpoint, by OpenAI's contract.
 const MAX_TOKENS: u32 = 16;
-/// Most log-probabilities per token: the endpoint's own limit.
+/// Maximum log-probabilities per token.
 const MAX_LOGPROBS: i64 = 20;
 
 /// One prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// To be tokenised.
+    /// Text to be tokenized.
     Text(String),
-    /// Token ids, used as they are.
+    /// Token ids, used verbatim.
     Ids(Vec<u32>),
 }
 
-/// A checked `/v1/completions` request.
+/// A validated `/v1/completions` request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompletionRequest {
-    /// The model asked for.
+    /// The requested model.
     pub model: Option<String>,
-    /// The prompts; each gets `n` answers.
+    /// The prompts; each gets `n` choices.
     pub prompts: Vec<Prompt>,
-    /// How to draw, how long, when to stop.
+    /// Sampling parameters, length limits and stop conditions.
     pub sampling: SamplingFields,
-    /// Put the prompt in front of the answer.
+    /// Prepend the prompt to the answer.
     pub echo: bool,
-    /// What form the answer must have.
+    /// Required response format (structured output).
     pub form: Option<AskedForm>,
     /// `Some` for a streamed answer.
     pub stream: Option<StreamOptions>,
 }
 
 impl CompletionRequest {
-    /// Reads and checks a body.
+    /// Parses and validates a body.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(COMPLETIONS)?;
-        // Which session that is, whoever keeps them finds out; that it is a name at all is seen here.
+        // Only the type of `session` is checked here; the session layer resolves it.
         body.text("session")?;
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
         sampling.length.max_tokens.get_or_insert(MAX_TOKENS.max(sampling.length.min_tokens));
@@ -62,7 +64,7 @@ impl CompletionRequest {
     }
 }
 
-/// At most `most` texts or lists of token ids, or one of them.
+/// Parses one text, one list of token ids, or a list of at most `most` of either.
 pub(super) fn prompts(body: &Reader, field: &str, most: usize, vocab: u32) -> Result<Vec<Prompt>, ApiError> {
     let value = body.need(field)?;
     if let Some(text) = value.as_str() {
@@ -87,7 +89,7 @@ pub(super) fn prompts(body: &Reader, field: &str, most: usize, vocab: u32) -> Re
     }
 }
 
-/// The prompt of an endpoint that takes one.
+/// Parses the prompt of an endpoint that takes exactly one.
 pub(super) fn one_prompt(body: &Reader, vocab: u32) -> Result<Prompt, ApiError> {
     let mut all = prompts(body, "prompt", MAX_PROMPTS, vocab)?;
     match (all.pop(), all.is_empty()) {

@@ -1,37 +1,39 @@
+//! Parses OpenAI `/v1/embeddings` requests.
+
 use super::{EMBEDDINGS, Prompt, Reader, SamplingFields, completion::prompts};
 use crate::ApiError;
 use kvasir_sample::Sampling;
 
-/// Most inputs in one request.
+/// Maximum inputs per request.
 const MAX_INPUTS: usize = 2048;
 
-/// How a vector is written.
+/// Encoding of a vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
-    /// A list of numbers.
+    /// A JSON list of numbers.
     #[default]
     Float,
-    /// The little-endian bytes of its f32 numbers, in base64.
+    /// Base64 of its little-endian f32 bytes.
     Base64,
 }
 
-/// A checked `/v1/embeddings` request.
+/// A validated `/v1/embeddings` request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingsRequest {
-    /// The model asked for.
+    /// The requested model.
     pub model: Option<String>,
-    /// What is embedded, each by itself.
+    /// The inputs, each embedded on its own.
     pub inputs: Vec<Prompt>,
-    /// How the vectors are written.
+    /// Encoding of the vectors.
     pub encoding: Encoding,
-    /// Length of the vectors that is asked for.
+    /// Requested dimension of the vectors.
     pub dimensions: Option<u32>,
-    /// Whose turn it is, and whose cache. Nothing is drawn.
+    /// Priority and cache salt; nothing is sampled.
     pub sampling: SamplingFields,
 }
 
 impl EmbeddingsRequest {
-    /// Reads and checks a body.
+    /// Parses and validates a body.
     pub fn read(body: &Reader, vocab: u32) -> Result<Self, ApiError> {
         body.classify(EMBEDDINGS)?;
         let encoding = match body.text("encoding_format")? {

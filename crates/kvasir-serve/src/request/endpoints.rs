@@ -1,18 +1,20 @@
+//! Table of all HTTP endpoints, from which the OpenAPI description is generated.
+
 use super::{
     CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, EMBEDDINGS, FORK, Field, MESSAGES, RESPONSES, REWIND,
     SESSIONS, TOKENIZE,
 };
 
-/// A route as it is described to clients.
+/// An endpoint as documented to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The method, in small letters.
+    /// HTTP method in lower case.
     pub method: &'static str,
-    /// The path; names in braces are parameters.
+    /// Path; names in braces are parameters.
     pub path: &'static str,
-    /// What it does, in a line.
+    /// One-line summary.
     pub summary: &'static str,
-    /// Fields of its body; none if it takes no body.
+    /// Fields of its body; empty if it takes none.
     pub fields: &'static [Field],
 }
 
@@ -24,7 +26,7 @@ const fn post(path: &'static str, summary: &'static str, fields: &'static [Field
     Endpoint { method: "post", path, summary, fields }
 }
 
-/// Every route but the page's own files.
+/// Every route except the web UI's files.
 pub const ENDPOINTS: &[Endpoint] = &[
     get("/live", "Whether the process is there; needs no key"),
     get("/health", "Whether requests can be answered"),

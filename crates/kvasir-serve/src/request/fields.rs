@@ -1,28 +1,31 @@
-//! Every field of every endpoint, classified once: supported, ignored by contract, or rejected.
+//! Table of every request field of every endpoint: supported, ignored by contract, or rejected.
+//!
+//! The single source for parsing (which fields are stored), validation and OpenAPI.
+//! `tests/fields.rs` checks every entry against the parsers.
 
 use serde_json::Value;
 
-/// What happens to a field.
+/// Treatment of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// It does what its documentation says.
+    /// Implemented as documented.
     Supported,
-    /// It is accepted and changes nothing, by contract; why that is right.
+    /// Accepted without effect, by contract; holds the reason.
     Ignored(&'static str),
-    /// A request that sets it to anything but its neutral value gets 400; why.
+    /// Rejected with 400 unless it has its neutral value; holds the reason.
     Rejected(&'static str),
 }
 
-/// A field of an endpoint.
+/// A request field of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Its name in the body.
     pub name: &'static str,
-    /// What happens to it.
+    /// Its treatment.
     pub class: Class,
-    /// As JSON, the value that asks for nothing, beside `null`, `false`, `""`, `[]` and `{}`.
+    /// JSON text of a neutral value, in addition to `null`, `false`, `""`, `[]` and `{}`.
     pub neutral: Option<&'static str>,
-    /// The known fields of its items, where it is a list of objects whose other fields are skipped.
+    /// For lists of objects: known fields of an item; others are skipped.
     pub items: Option<&'static [&'static str]>,
 }
 
@@ -31,7 +34,7 @@ impl Field {
         Self { name, class, neutral: None, items: None }
     }
 
-    /// Whether this value of the field asks for what every request gets.
+    /// Whether this value requests the default behavior.
     pub fn is_neutral(&self, value: &Value) -> bool {
         let is_empty = match value {
             Value::Null | Value::Bool(false) => true,
@@ -53,7 +56,7 @@ const fn yes(name: &'static str) -> Field {
     Field::new(name, Class::Supported)
 }
 
-/// A list of objects with these fields.
+/// A supported list of objects with these fields.
 const fn list(name: &'static str, items: &'static [&'static str]) -> Field {
     Field { items: Some(items), ..Field::new(name, Class::Supported) }
 }
@@ -66,12 +69,12 @@ const fn no(name: &'static str, why: &'static str) -> Field {
     Field::new(name, Class::Rejected(why))
 }
 
-/// Rejected unless it has this value, which is what every request gets.
+/// Rejected unless it has this value, which is the default behavior.
 const fn only(name: &'static str, neutral: &'static str, why: &'static str) -> Field {
     Field { neutral: Some(neutral), ..no(name, why) }
 }
 
-/// Fields of a chat's message. A scalar beside them reaches the template.
+/// Fields of a chat message. Unknown scalar fields reach the template, too.
 const MESSAGE: &[&str] = &[
     "role",
     "content",
@@ -87,7 +90,7 @@ const MESSAGE: &[&str] = &[
     "audio",
     "function_call",
 ];
-/// Fields of the items of a response's `input`.
+/// Fields of the `input` items of `/v1/responses`.
 const ITEM: &[&str] = &[
     "type",
     "id",

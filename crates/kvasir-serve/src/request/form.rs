@@ -1,21 +1,24 @@
+//! Parses structured output parameters: `response_format`, `structured_outputs` and vLLM's older
+//! `guided_*`.
+
 use super::{Reader, SamplingFields};
 use crate::{ApiError, form::Shape};
 use serde_json::Value;
 
-/// Most texts in a choice; the form itself has limits too.
+/// Maximum number of choices; the compiler has limits of its own.
 const MAX_CHOICES: usize = 4096;
 
-/// A form that a request asks for, and the parameter that does.
+/// A requested response format, and the parameter that requested it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AskedForm {
-    /// The form.
+    /// The specification.
     pub shape: Shape,
-    /// The parameter, as errors name it.
+    /// Name of the parameter, for errors.
     pub param: String,
 }
 
 impl AskedForm {
-    /// Reads `response_format`, `structured_outputs` and the older `guided_*`, of which a request may have one.
+    /// Parses `response_format`, `structured_outputs` and `guided_*`; at most one may be set.
     pub fn read(body: &Reader) -> Result<Option<Self>, ApiError> {
         let mut asked = Vec::new();
         asked.extend(response_format(body)?);
@@ -34,7 +37,8 @@ impl AskedForm {
         }
     }
 
-    /// The schema in the field `schema`. With `strict` or without: what is asked for is kept to, or refused.
+    /// Parses the schema in the field `schema`. Schemas are always enforced or rejected, whatever
+    /// `strict` says.
     pub(super) fn schema(outer: &Reader) -> Result<Self, ApiError> {
         let schema = outer.need("schema")?;
         outer.flag("strict", false)?;
@@ -44,7 +48,7 @@ impl AskedForm {
         }
     }
 
-    /// Refuses what goes against an answer that ends where its form ends.
+    /// Rejects `ignore_eos` and `min_tokens`: a constrained answer ends where its grammar does.
     pub fn check_lengths(&self, sampling: &SamplingFields) -> Result<(), ApiError> {
         let clash = |param: &str| {
             ApiError::param(
@@ -84,14 +88,14 @@ fn response_format(body: &Reader) -> Result<Option<AskedForm>, ApiError> {
     }
 }
 
-/// The constraints that stand beside each other under names with this prefix.
+/// Parses the constraints whose names have this prefix.
 fn constraint(body: &Reader, prefix: &str) -> Result<Vec<AskedForm>, ApiError> {
     let field = |name: &str| format!("{prefix}{name}");
     let mut asked = Vec::new();
     let mut add = |name: &str, shape: Shape| asked.push(AskedForm { shape, param: body.name(&field(name)) });
     match body.get(&field("json")) {
         None => {}
-        // A schema may come as its text.
+        // A schema may be given as a JSON string.
         Some(Value::String(text)) => match serde_json::from_str(text) {
             Ok(schema) => add("json", Shape::JsonSchema(schema)),
             Err(error) => return Err(body.error(&field("json"), format!("is no JSON: {error}"))),

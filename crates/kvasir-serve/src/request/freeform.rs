@@ -1,31 +1,32 @@
-//! The tools of `/v1/responses`: functions, free-form tools, namespaces of both, and the provider's own.
+//! Tools of `/v1/responses`: functions, free-form (custom) tools, namespaces, and hosted tools.
 //!
-//! A model is offered functions only. A free-form (`custom`) tool becomes a function with one text, `input`; the tools of a
-//! namespace become functions named `NAMESPACE__NAME`; tools that the provider would run itself are left out and recorded
-//! as ignored. [`ToolKind`] says how a call goes back to the client.
+//! Models are offered plain functions only. A `custom` tool becomes a function with one string
+//! argument, `input`. Tools of a namespace become functions named `NAMESPACE__NAME`. Hosted tools,
+//! which the provider would run itself, are left out and recorded as ignored. [`ToolKind`] tells
+//! how a call is reported to the client.
 
 use super::{Reader, Tool};
 use crate::ApiError;
 use serde_json::{Value, json};
 
-/// Most tools in one namespace.
+/// Maximum tools per namespace.
 const MAX_TOOLS: usize = 128;
-/// Most bytes in a function's name.
+/// Maximum length of a function name, in bytes.
 const MAX_NAME: usize = 64;
 
-/// What a function that a model may call is to the client.
+/// Client-side kind of a function offered to the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolKind {
-    /// The function itself.
+    /// A plain function.
     #[default]
     Function,
-    /// A free-form tool: its input is the function's one argument.
+    /// A free-form tool: its input is the function's only argument.
     Custom,
-    /// The function or free-form tool of this name in a namespace.
+    /// A function in a namespace.
     Namespaced {
         /// The namespace.
         namespace: String,
-        /// The name in it.
+        /// Name within the namespace.
         name: String,
         /// Whether it is free-form.
         is_custom: bool,
@@ -39,7 +40,7 @@ impl ToolKind {
     }
 }
 
-/// The function name of a tool in a namespace, as the model sees it.
+/// The flat function name of a namespaced tool, as the model sees it.
 pub(super) fn flat_name(namespace: &str, name: &str) -> String {
     let flat = format!("{}__{name}", namespace.trim_end_matches("__"));
     if flat.len() <= MAX_NAME { flat } else { name.to_owned() }
@@ -63,7 +64,7 @@ pub(super) fn all(body: &Reader) -> Result<Vec<Tool>, ApiError> {
 /// The item of `input` that offers tools.
 pub(super) const ADDITIONAL_TOOLS: &str = "additional_tools";
 
-/// The functions that one entry of `tools` stands for.
+/// Parses one entry of `tools` into functions.
 pub(super) fn read(tool: &Reader) -> Result<Vec<Tool>, ApiError> {
     match tool.text("type")? {
         Some("function") => Ok(vec![function(tool)?]),
@@ -121,7 +122,7 @@ fn namespace(outer: &Reader) -> Result<Vec<Tool>, ApiError> {
     Ok(tools)
 }
 
-/// The input of a call of a free-form tool, from the function's arguments as the model wrote them.
+/// The input of a custom tool call, extracted from the model's arguments.
 pub fn custom_input(arguments: &str) -> String {
     let parsed: Option<Value> = serde_json::from_str(arguments).ok();
     let input = parsed.as_ref().and_then(|value| value.get("input")?.as_str());

@@ -1,10 +1,12 @@
-//! Parses request bodies within a memory budget.
+//! JSON parser for request bodies with a memory budget (untrusted input).
 //!
-//! A body is a JSON object. Its endpoint's table says which fields are kept: the values of all other fields, and of
-//! unknown lists and objects in messages, are checked for their syntax and skipped without being stored. Every stored
-//! value is charged with an estimate of its heap size before the next one is read, so a body of many small objects
-//! cannot take a multiple of its length unnoticed. Refused are bodies that are not JSON, deeper than serde_json's 128
-//! levels, larger than [`MAX_PARSED`] once parsed, or that name a key twice.
+//! The endpoint's field table decides which fields are stored. Values of other fields, and of
+//! unknown lists and objects in messages, are syntax-checked and skipped. Each stored value is
+//! charged an estimate of its heap size before the next is read, so many small objects cannot
+//! exceed the budget unnoticed.
+//!
+//! Rejected: invalid JSON, nesting beyond serde_json's 128 levels, more than [`MAX_PARSED`] once
+//! parsed, and duplicate keys.
 
 use super::{Class, Field, IgnoredFields, Reader, memory::BodyMemory};
 use crate::ApiError;
@@ -15,28 +17,29 @@ use std::{
     fmt,
 };
 
-/// Heap bytes that one parsed body may take, by the estimate below.
+/// Maximum heap size of one parsed body in bytes, by the estimate below.
 const MAX_PARSED: usize = 128 << 20;
 
-// Heap bytes of parsed values: a value in its list or object, an object's first table, a list's first block, a key or
-// text beside its bytes. Measured with serde_json's ordered maps; estimates err on the high side.
+// Estimated heap bytes: a value in its list or object, an object's first table, a list's first
+// block, and a key or string beside its bytes. Measured with serde_json's ordered maps; estimates
+// err on the high side.
 const VALUE: usize = 80;
 const OBJECT: usize = 480;
 const LIST: usize = 256;
 const TEXT: usize = 32;
 
-/// A parsed body, with the memory that it holds.
+/// A parsed body, with its share of the memory budget.
 #[derive(Debug, Default)]
 pub struct Body {
-    /// The fields that its endpoint reads.
+    /// Stored fields.
     pub fields: Map<String, Value>,
-    /// Names of the fields that it does not.
+    /// Names of ignored fields.
     pub ignored: IgnoredFields,
     _memory: BodyMemory,
 }
 
 impl Body {
-    /// Parses the body of an endpoint with this table.
+    /// Parses the body of an endpoint with this field table.
     pub fn parse(bytes: &[u8], table: &'static [Field], ignored: IgnoredFields) -> Result<Self, ApiError> {
         let budget = Budget::default();
         let parsed = budget.run(bytes, Scope::Body(table, &ignored));
@@ -50,33 +53,33 @@ impl Body {
         }
     }
 
-    /// Reads its fields.
+    /// A reader over the stored fields.
     pub fn reader(&self) -> Reader<'_> {
         Reader::new(&self.fields, &self.ignored)
     }
 }
 
-/// Charges parsed values against [`MAX_PARSED`] and the budget of all bodies.
+/// Charges parsed values against [`MAX_PARSED`] and the shared budget of all bodies.
 #[derive(Default)]
 pub(super) struct Budget {
     used: Cell<usize>,
     granted: Cell<usize>,
     memory: RefCell<BodyMemory>,
-    /// Why parsing stopped, where that is not the JSON's fault.
+    /// Why parsing was aborted, if not for a syntax error.
     refusal: RefCell<Option<ApiError>>,
 }
 
-/// Bytes by which the grant of one body grows.
+/// Granularity of the grant from the shared budget, in bytes.
 const GRANT: usize = 256 << 10;
 
 impl Budget {
-    /// Parses a whole JSON text that is part of a body.
+    /// Parses a JSON text nested in a body.
     pub(super) fn parse(&self, bytes: &[u8]) -> serde_json::Result<Value> {
         self.run(bytes, Scope::Value)
     }
 
-    /// The arguments of a call as a model wrote them: an object, or the text itself where it is none. No text is an object
-    /// without fields.
+    /// Parses tool call arguments as written by a model: an object, else the text verbatim. Empty
+    /// text is an empty object.
     pub(super) fn arguments(&self, text: &str) -> Value {
         match self.parse(text.as_bytes()) {
             Ok(Value::Object(map)) => Value::Object(map),
@@ -107,7 +110,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Stops parsing for a reason of our own.
+    /// Aborts parsing with an API error.
     fn refuse<E: Error>(&self, why: ApiError) -> E {
         let error = E::custom(&why);
         *self.refusal.borrow_mut() = Some(why);
@@ -115,20 +118,20 @@ impl Budget {
     }
 }
 
-/// What a value is to its endpoint.
+/// Position of a value in its endpoint's schema.
 #[derive(Clone, Copy)]
 enum Scope<'a> {
-    /// The body itself: fields are kept by the table.
+    /// The body itself: fields are stored by the table.
     Body(&'static [Field], &'a IgnoredFields),
-    /// A list of objects with these fields.
+    /// A list of objects with these known fields.
     Items(&'static str, &'static [&'static str], &'a IgnoredFields),
-    /// Such an object: its other fields are kept only where they are scalars, which a chat template may use.
+    /// An item of such a list. Its unknown fields are stored only if scalar, for chat templates.
     Item(&'static str, &'static [&'static str], &'a IgnoredFields),
-    /// Anything else: all of it is kept.
+    /// Any other value, stored whole.
     Value,
 }
 
-/// Parses one value.
+/// Deserializer of one value.
 #[derive(Clone, Copy)]
 struct Node<'a> {
     budget: &'a Budget,
@@ -140,7 +143,7 @@ impl<'a> Node<'a> {
         Self { budget: self.budget, scope }
     }
 
-    /// The value of `key`, or none where it is skipped.
+    /// The value of `key`; `None` if it is skipped.
     fn field<'de, A: MapAccess<'de>>(&self, key: &str, map: &mut A) -> Result<Option<Value>, A::Error> {
         let keep = |scope| self.inner(scope);
         match self.scope {
@@ -220,7 +223,7 @@ impl<'de> Visitor<'de> for Node<'_> {
         while let Some(item) = list.next_element_seed(inner)? {
             items.push(item);
         }
-        // Long lists are charged by their length, so the slack of their growth goes back.
+        // Long lists are charged by length, so their growth slack is freed.
         if items.len() > 64 {
             items.shrink_to_fit();
         }
@@ -239,7 +242,8 @@ impl<'de> Visitor<'de> for Node<'_> {
                 Some(value) => {
                     object.insert(key, value);
                 }
-                // Only so many are told apart: skipped fields cost nothing, whatever they hold.
+                // Duplicate detection among skipped keys is bounded: skipped fields must cost no
+                // memory.
                 None if skipped.len() < 64 => skipped.push(key),
                 None => {}
             }
@@ -248,7 +252,7 @@ impl<'de> Visitor<'de> for Node<'_> {
     }
 }
 
-/// Parses a value that is kept if it is a scalar. Lists and objects are skipped.
+/// Deserializer of an unknown field: stores a scalar, skips lists and objects.
 struct Scalar<'a>(&'a Budget);
 
 impl<'de> DeserializeSeed<'de> for Scalar<'_> {
@@ -369,13 +373,13 @@ mod tests {
         let body = parse(&format!(r#"{{"tools": [{}]}}"#, objects(990_000)));
         let error = body.unwrap_err();
         assert_eq!((error.status, error.message.contains("too many values")), (400, true));
-        // The same where nothing reads them costs nothing.
+        // The same values in a skipped field cost nothing.
         let junk = format!(
             r#"{{"messages": [{{"role": "user", "content": "x", "junk": [{}]}}]}}"#,
             objects(990_000)
         );
         parse(&junk).unwrap();
-        // What an endpoint's own limits allow fits: a million token ids, one text of the largest body.
+        // The endpoints' own limits fit: a million token ids, one text of maximum body size.
         let ids = format!(r#"{{"tokens": [{}1]}}"#, "1,".repeat((1 << 20) - 1));
         Body::parse(ids.as_bytes(), DETOKENIZE, IgnoredFields::default()).unwrap();
         let text = format!(r#"{{"prompt": "{}"}}"#, "x".repeat(32 << 20));

@@ -1,15 +1,15 @@
-//! The memory that request bodies hold, raw and parsed: one budget for the whole process.
+//! Process-wide memory budget of request bodies, raw and parsed (a semaphore; returned on drop).
 
 use crate::ApiError;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Bytes that all bodies hold at once; a request beyond it gets 503.
+/// Maximum bytes of all bodies together; a request beyond it gets 503.
 const MAX_HELD: usize = 512 << 20;
-/// Granularity of the budget.
+/// Granularity of the budget, in bytes.
 const UNIT: usize = 64 << 10;
 static HELD: Semaphore = Semaphore::const_new(MAX_HELD / UNIT);
 
-/// One body's part of a budget; it is returned on drop.
+/// One body's share of the budget, returned on drop.
 #[derive(Debug)]
 pub(crate) struct BodyMemory {
     budget: &'static Semaphore,
@@ -23,7 +23,7 @@ impl Default for BodyMemory {
 }
 
 impl BodyMemory {
-    /// Grows the part to at least `bytes`. On error it keeps its size.
+    /// Grows the share to at least `bytes`. On error it is unchanged.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), ApiError> {
         let have = self.held.as_ref().map_or(0, SemaphorePermit::num_permits);
         let more = bytes.div_ceil(UNIT).saturating_sub(have) as u32;

@@ -1,9 +1,12 @@
+//! Constructs chat messages for templates: text messages, tool results, and assistant turns
+//! assembled from parts.
+
 use super::{Content, Message, Reader, Role};
 use crate::ApiError;
 use serde_json::{Value, json};
 
 impl Message {
-    /// Words of one who makes no calls.
+    /// A text message without tool calls.
     pub fn said(role: Role, text: String) -> Self {
         let name = match role {
             Role::System => "system",
@@ -15,14 +18,14 @@ impl Message {
         Self { role, content: Content::Text(text), source }
     }
 
-    /// The result of the call `id`.
+    /// The result of the tool call `id`.
     pub fn result(id: &str, text: String) -> Self {
         let source = json!({"role": "tool", "tool_call_id": id, "content": text});
         Self { role: Role::Tool, content: Content::Text(text), source }
     }
 }
 
-/// A turn of the assistant that comes in parts.
+/// Builder of an assistant message whose parts arrive separately.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AssistantTurn {
     text: Option<String>,
@@ -31,23 +34,23 @@ pub(super) struct AssistantTurn {
 }
 
 impl AssistantTurn {
-    /// It says more.
+    /// Appends text.
     pub(super) fn say(&mut self, text: &str) {
         self.text.get_or_insert_default().push_str(text);
     }
 
-    /// It thinks more.
+    /// Appends reasoning.
     pub(super) fn think(&mut self, text: &str) {
         self.reasoning.push_str(text);
     }
 
-    /// It makes a call.
+    /// Appends a tool call.
     pub(super) fn call(&mut self, id: &str, name: &str, arguments: Value) {
         let function = json!({"name": name, "arguments": arguments});
         self.calls.push(json!({"id": id, "type": "function", "function": function}));
     }
 
-    /// The message, if there is anything in it; the turn is empty afterwards.
+    /// Takes the message, or `None` if there are no parts; the builder is empty afterwards.
     pub(super) fn take(&mut self) -> Option<Message> {
         let Self { text, reasoning, calls } = std::mem::take(self);
         if text.is_none() && reasoning.is_empty() && calls.is_empty() {
@@ -65,7 +68,7 @@ impl AssistantTurn {
     }
 }
 
-/// The error for a part of a message that is neither text nor known.
+/// The error for a content part that is not text.
 pub(super) fn no_text(part: &Reader, kind: Option<&str>) -> ApiError {
     const MEDIA: &[&str] = &[
         "image_url",

@@ -1,4 +1,7 @@
-//! From a body to a request: every field of every endpoint is classified once, in one table, and read once.
+//! Request parsing and validation: from JSON bodies to typed requests, for all endpoints.
+//!
+//! Every field of every endpoint is classified once, in `fields`. Bodies are parsed within a memory
+//! budget (`json`, `memory`), and errors name the field by its path (`reader`).
 
 mod anthropic;
 mod chat;

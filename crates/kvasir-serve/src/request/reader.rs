@@ -1,11 +1,11 @@
-//! Reads typed fields of one JSON object; every error names the field by its path.
+//! Typed access to the fields of a JSON object; every error names the field by its path.
 
 use super::{Class, Field, IgnoredFields};
 use crate::ApiError;
 use serde_json::{Map, Value};
 use std::{fmt::Display, ops::RangeInclusive};
 
-/// A JSON object of a request, its path in the body, and where fields without effect are recorded.
+/// A JSON object of a request, with its path and the record of ignored fields.
 pub struct Reader<'a> {
     map: &'a Map<String, Value>,
     path: String,
@@ -13,23 +13,23 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Over the body itself.
+    /// A reader over the body.
     pub fn new(map: &'a Map<String, Value>, ignored: &'a IgnoredFields) -> Self {
         Self { map, path: String::new(), ignored }
     }
 
-    /// Over an object inside it, by its whole path.
+    /// A reader over a nested object, by its full path.
     pub fn at(&self, map: &'a Map<String, Value>, path: impl Into<String>) -> Self {
         Self { map, path: path.into(), ignored: self.ignored }
     }
 
-    /// Over another body made of this one.
+    /// A reader over another body derived from this one.
     pub fn beside<'b>(&'b self, map: &'b Map<String, Value>) -> Reader<'b> {
         Reader::new(map, self.ignored)
     }
 
-    /// Checks the fields against the endpoint's table: refuses those that are not offered unless they have a neutral
-    /// value, and records or refuses unknown ones.
+    /// Validates fields against the endpoint's table: rejects unsupported ones with non-neutral
+    /// values; records or rejects unknown ones.
     pub fn classify(&self, table: &[Field]) -> Result<(), ApiError> {
         for (name, value) in self.map {
             match table.iter().find(|field| field.name == name) {
@@ -45,17 +45,17 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Records or refuses something unknown, by its whole path.
+    /// Records or rejects an unknown field, by its full path.
     pub fn unknown(&self, path: &str) -> Result<(), ApiError> {
         self.ignored.unknown(path)
     }
 
-    /// Records that a field, or what it asks for, has no effect.
+    /// Records a field, or a value of it, as ignored.
     pub fn ignore(&self, field: &str) {
         self.ignored.record(&self.name(field));
     }
 
-    /// The path of a field.
+    /// Full path of a field.
     pub fn name(&self, field: &str) -> String {
         match self.path.is_empty() {
             true => field.to_owned(),
@@ -63,47 +63,47 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An error about a field.
+    /// A 400 error about a field.
     pub fn error(&self, field: &str, why: impl Display) -> ApiError {
         let name = self.name(field);
         ApiError::param(&name, format!("`{name}` {why}"))
     }
 
-    /// The field, unless it is absent or null.
+    /// A field's value; `None` if absent or null.
     pub fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    /// The field, which must be there.
+    /// A required field.
     pub fn need(&self, field: &str) -> Result<&'a Value, ApiError> {
         self.get(field).ok_or_else(|| self.error(field, "is missing"))
     }
 
-    /// Records or refuses fields that are not in the list. A null asks for nothing: clients send answers back with all
-    /// fields that they know.
+    /// Records or rejects fields that are not listed. Null values are skipped: clients send
+    /// responses back with all fields they know.
     pub fn only(&self, fields: &[&str]) -> Result<(), ApiError> {
         let set = self.map.iter().filter(|(_, value)| !value.is_null());
         let mut unknown = set.filter(|(key, _)| !fields.contains(&key.as_str()));
         unknown.try_for_each(|(key, _)| self.ignored.unknown(&self.name(key)))
     }
 
-    /// A text.
+    /// A string field.
     pub fn text(&self, field: &str) -> Result<Option<&'a str>, ApiError> {
         let text = |value: &'a Value| value.as_str().ok_or_else(|| self.error(field, "must be a text"));
         self.get(field).map(text).transpose()
     }
 
-    /// `true` or `false`.
+    /// A boolean field.
     pub fn flag(&self, field: &str, default: bool) -> Result<bool, ApiError> {
         let flag = |value: &Value| value.as_bool().ok_or_else(|| self.error(field, "must be true or false"));
         self.get(field).map_or(Ok(default), flag)
     }
 
-    /// A whole number within bounds.
+    /// An integer field within bounds.
     pub fn integer(&self, field: &str, bounds: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let (low, high) = (*bounds.start(), *bounds.end());
         let integer = |value: &Value| {
-            // 3.0 is a whole number too: clients in languages with one kind of number send it.
+            // 3.0 counts as an integer: clients in languages with a single number type send it.
             let whole = value
                 .as_i64()
                 .or_else(|| value.as_f64().filter(|v| v.fract() == 0.0 && v.abs() < 9e15).map(|v| v as i64));
@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
         self.get(field).map(integer).transpose()
     }
 
-    /// A number within bounds.
+    /// A number field within bounds.
     pub fn number(&self, field: &str, bounds: RangeInclusive<f64>) -> Result<Option<f32>, ApiError> {
         let (low, high) = (*bounds.start(), *bounds.end());
         let number = |value: &Value| {
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
         self.get(field).map(number).transpose()
     }
 
-    /// A list with at most `most` items.
+    /// A list field with at most `most` items.
     pub fn list(&self, field: &str, most: usize) -> Result<Option<&'a [Value]>, ApiError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let items = value.as_array().ok_or_else(|| self.error(field, "must be a list"))?;
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An object.
+    /// An object field.
     pub fn object(&self, field: &str) -> Result<Option<Reader<'a>>, ApiError> {
         let object = |value: &'a Value| {
             let map = value.as_object().ok_or_else(|| self.error(field, "must be an object"))?;
@@ -149,18 +149,18 @@ impl<'a> Reader<'a> {
         self.get(field).map(object).transpose()
     }
 
-    /// All of its fields.
+    /// All fields.
     pub fn fields(&self) -> &'a Map<String, Value> {
         self.map
     }
 
-    /// All of it, as a value.
+    /// The whole object as a value.
     pub fn to_value(&self) -> Value {
         Value::Object(self.map.clone())
     }
 }
 
-/// A value as an error shows it: never the whole of a large one.
+/// A value for an error message; lists, objects and strings are not quoted.
 fn short(value: &Value) -> String {
     match value {
         Value::Array(_) => "a list".into(),

@@ -1,3 +1,9 @@
+//! Parses OpenAI `/v1/responses` requests into a `ChatRequest`.
+//!
+//! Consecutive reasoning, message and call items of the assistant form one assistant message.
+//! Responses are not stored, so `store`, `background` and references to earlier responses are
+//! rejected.
+
 use super::{
     AskedForm, ChatRequest, Message, RESPONSES, Reader, Role, SamplingFields, StreamOptions, Tool,
     ToolChoice, chat, freeform, json::Budget, message::AssistantTurn, message::no_text, sampling,
@@ -6,22 +12,22 @@ use crate::{ApiError, form::Shape};
 use kvasir_sample::Sampling;
 use serde_json::{Map, Value, json};
 
-/// Most items of `input`, and most parts in one.
+/// Maximum items of `input`, and parts per item.
 const MAX_ITEMS: usize = 4096;
 
-/// A checked `/v1/responses` request.
+/// A validated `/v1/responses` request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResponsesRequest {
-    /// The conversation, as any endpoint's.
+    /// The request in the form common to all chat endpoints.
     pub chat: ChatRequest,
 }
 
 impl ResponsesRequest {
-    /// Reads and checks a body.
+    /// Parses and validates a body.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(RESPONSES)?;
         nothing_kept(body)?;
-        // Both come back in the response.
+        // Only type-checked here: both are echoed in the response.
         body.object("metadata")?;
         body.text("user")?;
         let mut sampling = SamplingFields::read(body, defaults, vocab)?;
@@ -51,7 +57,7 @@ impl ResponsesRequest {
     }
 }
 
-/// Responses are not kept, so nothing may ask for one to be, or for an earlier one.
+/// Rejects parameters that need stored responses.
 fn nothing_kept(body: &Reader) -> Result<(), ApiError> {
     for (field, why) in [
         ("store", "responses are not kept; send all items again in `input`"),
@@ -93,7 +99,7 @@ fn wants_logprobs(body: &Reader) -> Result<bool, ApiError> {
     for item in body.list("include", 16)?.unwrap_or(&[]) {
         match item.as_str() {
             Some("message.output_text.logprobs") => wanted = true,
-            // Reasoning is given out as it is, never encrypted.
+            // Accepted: reasoning is returned in plain text, never encrypted.
             Some("reasoning.encrypted_content") => {}
             _ => {
                 return Err(body.error(
@@ -118,7 +124,7 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
     if items.is_empty() {
         return Err(body.error("input", "must not be empty"));
     }
-    // The items of one turn of the assistant are one message to templates.
+    // Templates take the items of one assistant turn as one message.
     let mut turn = AssistantTurn::default();
     let mut calls: Vec<&str> = Vec::new();
     let budget = Budget::default();
@@ -168,10 +174,10 @@ fn conversation(body: &Reader, messages: &mut Vec<Message>) -> Result<(), ApiErr
                 return Err(ApiError::unsupported(item.name("type"), "items are not kept; send the item"));
             }
             Some(freeform::ADDITIONAL_TOOLS) => item.only(&["type", "id", "role", "tools", "status"])?,
-            // What the provider's own tools did, and what only the provider can read, says nothing to a model.
+            // Results of hosted tools and encrypted items carry nothing for a model.
             Some("compaction" | "compaction_summary") => item.ignore("compaction"),
             Some(hosted) if hosted.ends_with("_call") => item.ignore(hosted),
-            // A conversation with an item of a later version of the API goes on without it.
+            // Items of a later API version are recorded or rejected as unknown.
             Some(unknown) => body.unknown(&item.name(unknown))?,
         }
     }
@@ -205,7 +211,7 @@ fn message(item: &Reader, turn: &mut AssistantTurn, messages: &mut Vec<Message>)
     Ok(())
 }
 
-/// A text, or a list of parts of these types put together.
+/// A string, or the concatenation of parts of these types.
 fn text_of(item: &Reader, field: &str, types: &[&str]) -> Result<Option<String>, ApiError> {
     if let Some(Value::String(text)) = item.get(field) {
         return Ok(Some(text.clone()));
@@ -225,7 +231,7 @@ fn text_of(item: &Reader, field: &str, types: &[&str]) -> Result<Option<String>,
     Ok(Some(text))
 }
 
-/// The output of a call as a text. A tool may have returned an image, which is replaced by a note: the conversation goes on.
+/// A tool result as text. Images and files are replaced by a note, so the conversation continues.
 fn result_of(item: &Reader) -> Result<Option<String>, ApiError> {
     let Some(Value::Array(parts)) = item.get("output") else { return text_of(item, "output", &[]) };
     let mut text = String::new();

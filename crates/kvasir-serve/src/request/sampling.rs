@@ -1,60 +1,63 @@
+//! Parses sampling parameters shared by all generation endpoints: temperature, top-p, top-k,
+//! penalties, stop, seed, logit bias, logprobs.
+
 use super::Reader;
 use crate::ApiError;
 use kvasir_engine::Params;
 use kvasir_sample::Sampling;
 
-/// Most log-probabilities per token.
+/// Maximum log-probabilities per token.
 const MAX_TOP_LOGPROBS: i64 = 20;
-/// Most answers to one prompt.
+/// Maximum choices per prompt.
 const MAX_N: i64 = 128;
-/// Most stop texts, and most bytes in one.
+/// Maximum number of stop sequences, and bytes per stop sequence.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
-/// Most entries of `logit_bias`.
+/// Maximum entries of `logit_bias`.
 const MAX_BIAS: usize = 1024;
-/// Most ids in `stop_token_ids`.
+/// Maximum ids in `stop_token_ids`.
 const MAX_STOP_IDS: usize = 128;
-/// Most tokens anybody may ask for; the model's own length is checked where it is known.
+/// Upper bound of any token count; the model's context length is checked elsewhere.
 pub(super) const MAX_TOKENS: i64 = 1 << 24;
 
-/// How long an answer may get.
+/// Length limits of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Length {
-    /// Most tokens; `None` leaves it to the model's length.
+    /// Maximum tokens; `None` means up to the context length.
     pub max_tokens: Option<u32>,
-    /// Tokens before which no end is accepted.
+    /// Minimum tokens: no stop condition applies before.
     pub min_tokens: u32,
 }
 
-/// The fields that chat and completions share.
+/// Parameters common to all generation endpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingFields {
-    /// How to draw. What the request leaves open is what `defaults` had.
+    /// Sampling parameters; unset ones keep the defaults.
     pub sampling: Sampling,
-    /// The noise asked for; without it every request has its own.
+    /// Requested seed; without one, each request gets its own.
     pub seed: Option<u64>,
-    /// How long.
+    /// Length limits.
     pub length: Length,
-    /// How many answers.
+    /// Number of choices per prompt.
     pub n: u32,
-    /// Texts that end an answer and are not part of it.
+    /// Stop sequences, excluded from the answer.
     pub stop: Vec<String>,
-    /// Tokens that end an answer.
+    /// Stop token ids.
     pub stop_token_ids: Vec<u32>,
-    /// Go on past the model's end tokens.
+    /// Ignore end-of-sequence tokens.
     pub ignore_eos: bool,
-    /// Added to single tokens' logits.
+    /// Logit bias by token id.
     pub bias: Vec<(u32, f32)>,
-    /// Larger goes first under `--order priority`.
+    /// Scheduling priority; larger runs first under `--order priority`.
     pub priority: i32,
-    /// Log-probabilities of the prompt's tokens, so many of each.
+    /// Number of log-probabilities per prompt token.
     pub prompt_logprobs: Option<u32>,
-    /// Keeps its prefixes apart from others'.
+    /// Isolates its prefix cache entries from other requests'.
     pub cache_salt: Option<String>,
 }
 
 impl SamplingFields {
-    /// Those of a request that says nothing.
+    /// Parameters of a request that sets none.
     pub fn unset(defaults: &Sampling) -> Self {
         let (seed, length, stop, stop_token_ids, bias, cache_salt) = Default::default();
         let (n, ignore_eos, priority, prompt_logprobs) = (1, false, 0, None);
@@ -74,7 +77,8 @@ impl SamplingFields {
         }
     }
 
-    /// Reads them. `defaults` come from the model's generation config; `vocab` bounds token ids.
+    /// Parses the parameters. `defaults` come from the model's generation config; `vocab` bounds
+    /// token ids.
     pub fn read(body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         let mut sampling = *defaults;
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
@@ -114,7 +118,7 @@ impl SamplingFields {
 }
 
 impl SamplingFields {
-    /// As the engine takes them, with at most `max_tokens` outputs.
+    /// Engine parameters, with at most `max_tokens` output tokens.
     pub fn params(&self, max_tokens: u32) -> Params {
         Params {
             max_tokens,
@@ -129,7 +133,7 @@ impl SamplingFields {
     }
 }
 
-/// Only with one whole answer: they belong to the prompt, and would come before anything that could be streamed.
+/// `prompt_logprobs`: not with streaming or `n > 1`.
 fn prompt_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
     let count = body.integer("prompt_logprobs", 0..=MAX_TOP_LOGPROBS)?.map(|count| count as u32);
     match count {
@@ -138,7 +142,7 @@ fn prompt_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// Refuses what cannot go with log-probabilities of a prompt.
+/// Rejects streaming and `n > 1` with prompt log-probabilities.
 pub(super) fn whole_prompt_scores(body: &Reader) -> Result<(), ApiError> {
     let why = "does not go with log-probabilities of the prompt";
     if body.flag("stream", false)? {
@@ -150,7 +154,7 @@ pub(super) fn whole_prompt_scores(body: &Reader) -> Result<(), ApiError> {
     }
 }
 
-/// `logprobs` of chat (a flag) with `top_logprobs`.
+/// `logprobs` (a flag in chats) with `top_logprobs`.
 pub(super) fn chat_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
     let top = top_logprobs(body)?;
     match (body.flag("logprobs", false)?, top) {
@@ -165,13 +169,13 @@ pub(super) fn top_logprobs(body: &Reader) -> Result<Option<u32>, ApiError> {
     Ok(body.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?.map(|top| top as u32))
 }
 
-/// The most tokens that an answer may have, whatever the endpoint calls it.
+/// The maximum answer tokens, in the endpoint's field.
 pub(super) fn max_tokens(body: &Reader, field: &str) -> Result<Option<u32>, ApiError> {
     Ok(body.integer(field, 1..=MAX_TOKENS)?.map(|n| n as u32))
 }
 
 fn length(body: &Reader) -> Result<Length, ApiError> {
-    // An echo alone is an answer too.
+    // With `echo`, `max_tokens: 0` is valid.
     let old = match body.flag("echo", false)? && body.integer("max_tokens", 0..=MAX_TOKENS)? == Some(0) {
         true => Some(0),
         false => max_tokens(body, "max_tokens")?,
@@ -187,7 +191,7 @@ fn length(body: &Reader) -> Result<Length, ApiError> {
     }
 }
 
-/// Texts that end an answer: one, or a list.
+/// Stop sequences: a string or a list.
 pub(super) fn stops(body: &Reader, field: &str) -> Result<Vec<String>, ApiError> {
     let stop = |text: &str| match text.len() {
         0 => Err(body.error(field, "must not be empty")),
@@ -220,7 +224,7 @@ fn bias(body: &Reader, vocab: u32) -> Result<Vec<(u32, f32)>, ApiError> {
         );
     }
     let entry = |(key, value): (&String, &serde_json::Value)| {
-        // One way to write an id, so that none can stand there twice.
+        // Only canonical decimal ids, so no id can appear twice.
         let id = key.parse().ok().filter(|id: &u32| *id < vocab && id.to_string() == *key);
         let id = id.ok_or_else(|| {
             body.error(

@@ -1,56 +1,58 @@
+//! Parses `/v1/sessions` requests: create, fork and rewind.
+
 use super::{FORK, Prompt, REWIND, Reader, SESSIONS, completion};
 use crate::ApiError;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Longest time that a session may lie idle, and how long it may unless somebody says otherwise; seconds.
+/// Maximum and default time to live of an idle session, in seconds.
 const MAX_TTL: i64 = 7 * 24 * 3600;
 const TTL: i64 = 3600;
-/// Most forks at once.
+/// Maximum forks per request.
 const MAX_FORKS: i64 = 128;
 
-/// A checked `POST /v1/sessions`.
+/// A validated `POST /v1/sessions`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionRequest {
-    /// The model asked for.
+    /// The requested model.
     pub model: Option<String>,
-    /// What it begins with.
+    /// Initial content.
     pub begin: Begin,
-    /// How long it may lie idle.
+    /// Time to live while idle.
     pub ttl: Duration,
 }
 
-/// What a session begins with.
+/// Initial content of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Begin {
-    /// Nothing.
+    /// Empty.
     Empty,
-    /// Messages, which are read as a chat's are.
+    /// Chat messages.
     Messages(Vec<Value>),
-    /// A text or ids.
+    /// Raw text or token ids.
     Prompt(Prompt),
 }
 
-/// A place in a session.
+/// A position in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// After so many tokens.
+    /// After this many tokens.
     Token(u32),
-    /// After so many messages.
+    /// After this many messages.
     Message(u32),
 }
 
-/// A checked `POST /v1/sessions/ID/fork`.
+/// A validated `POST /v1/sessions/ID/fork`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkRequest {
-    /// How many.
+    /// Number of forks.
     pub n: u32,
-    /// Where they part; at the end unless given.
+    /// Fork position; the end if absent.
     pub at: Option<Place>,
 }
 
 impl SessionRequest {
-    /// Reads and checks a body.
+    /// Parses and validates a body.
     pub fn read(body: &Reader, vocab: u32) -> Result<Self, ApiError> {
         body.classify(SESSIONS)?;
         let begin = match (body.get("messages"), body.get("prompt")) {
@@ -68,7 +70,7 @@ impl SessionRequest {
 }
 
 impl ForkRequest {
-    /// Reads and checks a body.
+    /// Parses and validates a body.
     pub fn read(body: &Reader) -> Result<Self, ApiError> {
         body.classify(FORK)?;
         let n = body.integer("n", 1..=MAX_FORKS)?.map_or(1, |n| n as u32);
@@ -76,7 +78,7 @@ impl ForkRequest {
     }
 }
 
-/// Reads the place that a `POST /v1/sessions/ID/rewind` names.
+/// Parses the target position of `POST /v1/sessions/ID/rewind`.
 pub fn read_rewind(body: &Reader) -> Result<Place, ApiError> {
     body.classify(REWIND)?;
     place(body, "to")?.ok_or_else(|| body.error("to", "is missing"))

@@ -1,47 +1,47 @@
-//! Functions that a model may call, and which of them it must.
+//! Parses tools (function definitions) and `tool_choice`.
 
 use super::{Reader, ToolKind};
 use crate::ApiError;
 use serde_json::{Value, json};
 
-/// Most tools one request may offer.
+/// Maximum tools per request.
 const MAX_TOOLS: usize = 128;
-/// Most bytes in a tool's name.
+/// Maximum length of a tool name, in bytes.
 const MAX_NAME: usize = 64;
 
-/// A function that the model may call.
+/// A function offered to the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
     /// Its name.
     pub name: String,
-    /// JSON schema of its arguments.
+    /// JSON Schema of its arguments.
     pub parameters: Option<Value>,
-    /// Where the request has that schema, as errors name it.
+    /// Path of that schema in the request, for errors.
     pub schema: String,
-    /// The function for the template.
+    /// The definition for the chat template.
     pub source: Value,
-    /// Its schema is kept to, or the request refused.
+    /// Whether the schema must be enforced, or the request rejected.
     pub strict: bool,
-    /// What it is to the client.
+    /// Its client-side kind.
     pub kind: ToolKind,
 }
 
-/// Whether and what the model must call.
+/// Which tool the model must call, if any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// It decides.
+    /// The model decides.
     #[default]
     Auto,
-    /// It must not.
+    /// No calls.
     None,
-    /// It must call some tool.
+    /// At least one call of any tool.
     Required,
-    /// It must call this one.
+    /// A call of this tool.
     Named(String),
 }
 
 impl Tool {
-    /// Reads `tools` as chats have them.
+    /// Parses `tools` of a chat request.
     pub fn read_all(body: &Reader) -> Result<Vec<Self>, ApiError> {
         Self::all(body, "function.name", |tool| {
             if tool.text("type")? != Some("function") {
@@ -52,7 +52,8 @@ impl Tool {
         })
     }
 
-    /// Reads `tools`; `one` reads an entry, which may stand for several. `name` says where an entry has its name.
+    /// Parses `tools`. `one` parses an entry, which may yield several functions; `name` is the path
+    /// of an entry's name, for errors.
     pub(super) fn all(
         body: &Reader,
         name: &str,
@@ -73,7 +74,7 @@ impl Tool {
         Ok(tools)
     }
 
-    /// Reads a function: its name, its description, and the schema of its arguments in the field `schema`.
+    /// Parses a function: name, description, and the argument schema in the field `schema`.
     pub(super) fn of(function: &Reader, schema: &str) -> Result<Self, ApiError> {
         let name = function.text("name")?.ok_or_else(|| function.error("name", "is missing"))?;
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -96,13 +97,13 @@ impl Tool {
         Ok(Self { name, parameters, schema, source, strict, kind: ToolKind::Function })
     }
 
-    /// The same function under another name.
+    /// Renames the function, in the template's definition as well.
     pub(super) fn renamed(mut self, name: String) -> Self {
         self.source["function"]["name"] = name.as_str().into();
         Self { name, ..self }
     }
 
-    /// The same function with another description and other arguments.
+    /// Replaces description and argument schema.
     pub(super) fn offering(mut self, description: &str, parameters: Value) -> Self {
         self.source["function"]["description"] = description.into();
         self.source["function"]["parameters"] = parameters.clone();
@@ -111,7 +112,7 @@ impl Tool {
 }
 
 impl ToolChoice {
-    /// Reads `tool_choice`, which may only ask for what `tools` offer.
+    /// Parses `tool_choice`; a named tool must be among `tools`.
     pub fn read(body: &Reader, tools: &[Tool]) -> Result<Self, ApiError> {
         let Some(value) = body.get("tool_choice") else { return Ok(Self::Auto) };
         let choice = match value.as_str() {
@@ -134,7 +135,7 @@ impl ToolChoice {
         }
     }
 
-    /// The tool that the field `name` names.
+    /// Parses the tool named by the field `name`.
     pub(super) fn named(reader: &Reader, tools: &[Tool]) -> Result<Self, ApiError> {
         let name = reader.text("name")?.ok_or_else(|| reader.error("name", "is missing"))?;
         match tools.iter().any(|tool| tool.name == name) {

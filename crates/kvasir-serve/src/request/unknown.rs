@@ -1,27 +1,28 @@
-//! Request fields without effect: recorded by name for the response, or refused, as `--unknown-fields` says.
+//! Ignored and unknown request fields: recorded for the `x-kvasir-ignored` header, or rejected
+//! (`--unknown-fields`).
 //!
-//! A field is unknown when neither the endpoint's table nor the reader of its object names it. Clients send new fields
-//! every month, so an unknown field is accepted by default; the response names it in `x-kvasir-ignored`.
+//! A field is unknown if neither the endpoint's table nor the reader of its object names it.
+//! Clients introduce new fields often, so unknown fields are accepted by default.
 
 use crate::ApiError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most names that one request records.
+/// Maximum names recorded per request.
 const MAX_NAMES: usize = 32;
-/// Most bytes of one recorded name.
+/// Maximum length of a recorded name, in bytes.
 const MAX_NAME: usize = 96;
 
-/// `--unknown-fields`: what happens to a request with a field that the server does not know.
+/// `--unknown-fields`: treatment of a request with unknown fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownFields {
-    /// It is served without the field, whose name goes into the response header `x-kvasir-ignored`.
+    /// Serve it without the field, and name the field in the header `x-kvasir-ignored`.
     #[default]
     Ignore,
-    /// It gets 400.
+    /// Reject it with 400.
     Refuse,
 }
 
-/// Names of a request's fields that have no effect. Clones share one list.
+/// Record of a request's ignored fields. Clones share one list.
 #[derive(Clone, Debug, Default)]
 pub struct IgnoredFields {
     rule: UnknownFields,
@@ -29,12 +30,12 @@ pub struct IgnoredFields {
 }
 
 impl IgnoredFields {
-    /// The same list under this rule.
+    /// Shares the list under another rule.
     pub fn with_rule(&self, rule: UnknownFields) -> Self {
         Self { rule, names: self.names.clone() }
     }
 
-    /// Records an unknown field by its path, or refuses it.
+    /// Records an unknown field by its path, or rejects it.
     pub fn unknown(&self, path: &str) -> Result<(), ApiError> {
         match self.rule {
             UnknownFields::Refuse => Err(ApiError::unknown_field(path)),
@@ -45,7 +46,7 @@ impl IgnoredFields {
         }
     }
 
-    /// Records a field that is known and has no effect here, whatever the rule.
+    /// Records a known field without effect, regardless of the rule.
     pub fn record(&self, path: &str) {
         let name = header_name(path);
         let mut names = self.lock();
@@ -54,7 +55,7 @@ impl IgnoredFields {
         }
     }
 
-    /// The recorded names, in the order of their first appearance.
+    /// Recorded names in order of first appearance.
     pub fn names(&self) -> Vec<String> {
         self.lock().clone()
     }
@@ -70,7 +71,7 @@ impl PartialEq for IgnoredFields {
     }
 }
 
-/// The path without list indices, as printable ASCII of bounded length: fit for a header and equal for equal fields.
+/// Normalizes a path for a header: list indices removed, printable ASCII, bounded length.
 fn header_name(path: &str) -> String {
     let mut name = String::new();
     let mut in_index = false;

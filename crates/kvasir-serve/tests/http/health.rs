@@ -1,4 +1,5 @@
-//! `/health` tells whether requests can be answered, and nothing else.
+//! `/health` reports whether requests can be served: failed steps, lost devices and stalled
+//! engines.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
@@ -28,7 +29,7 @@ fn an_engine_that_cannot_step_is_not_healthy() {
     let server = Server::on(device, CacheKind::Radix, 512, &[]);
     assert_eq!(server.send("GET", "/health", "", "").0, 200);
     assert!(complete(&server).0 >= 500);
-    // Its clients hear of it before it is gone.
+    // Clients receive the error before the engine's thread exits.
     while server.send("GET", "/health", "", "").0 == 200 {}
     let (status, answer) = server.send("GET", "/health", "", "");
     let why = answer["error"]["message"].as_str().unwrap();

@@ -1,11 +1,11 @@
-//! Clients that leave: whenever they do, nothing of theirs stays.
+//! Client disconnects at random points: nothing of an abandoned request remains in the KV cache.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// A number below `sides`, by turns that look like chance.
+/// A pseudo-random number below `sides`.
 fn roll(dice: &mut u64, sides: u64) -> u64 {
     *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*dice >> 33) % sides
@@ -17,7 +17,8 @@ fn ten_thousand_clients_leave_each_at_another_point_and_the_pool_is_whole() {
     let server = Server::start(CacheKind::Radix, SLOTS, &[]);
     let dice = &mut 1;
     let mut sent = 0;
-    // Eight at a time, so that some wait, some are in prefill and some decode when they leave.
+    // Eight at a time, so that some are queued, some in prefill and some in decode when they
+    // disconnect.
     for _ in 0..10_000 / 8 {
         let leavers: Vec<_> = (0..8)
             .map(|_| {
@@ -33,7 +34,8 @@ fn ten_thousand_clients_leave_each_at_another_point_and_the_pool_is_whole() {
         server.leave("/v1/completions", leavers);
     }
     assert_eq!(sent, 10_000);
-    // Whoever is last finds the whole pool: it takes every slot, and what was left behind does not show.
+    // The last request finds the whole pool free: it takes every slot, and stale state does not
+    // show.
     let prompt: Vec<u32> = (0..SLOTS - 8).map(|i| 10 + i % 397).collect();
     let whole = json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true, "cache_salt": "last"});
     let (status, answer) = server.post("/v1/completions", &whole);

@@ -1,4 +1,5 @@
-//! The server without its sockets: every route and the real engine, on a device whose words depend on all that it has read.
+//! HTTP integration tests without sockets: all routes and the real engine, on a toy device whose
+//! output depends on every token read.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod health;

@@ -1,4 +1,4 @@
-//! Pages of other origins: a browser asks before it lets them ask.
+//! CORS preflight and response headers, and host validation against DNS rebinding.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
@@ -16,7 +16,7 @@ fn server(origins: &[&str]) -> Server {
     Server::behind(Toy::new(), CacheKind::Radix, 512, door, Duration::from_secs(3600))
 }
 
-/// Status of an answer to a page of this origin, and what its head says of `name`.
+/// Status of a response to a page of this origin, and the value of its header `name`.
 fn told(server: &Server, origin: &str, (method, path): (&str, &str), name: &str) -> (u16, Option<String>) {
     let mut headers = vec![("origin", origin)];
     if method == "OPTIONS" {
@@ -39,7 +39,7 @@ fn a_page_that_may_ask_is_told_so_without_a_key() {
         let headers = asked("access-control-allow-headers").1.unwrap();
         assert_eq!(headers, "authorization,content-type,x-stainless-os");
         assert_eq!(asked("vary").1.as_deref(), (allowed != "*").then_some("origin"));
-        // The answer itself says it again, whatever it is: a page could not read the error otherwise.
+        // Error responses carry the headers, too: a page could not read them otherwise.
         for (request, status) in
             [(("GET", "/v1/models"), 200), (("POST", ROUTE), 415), (("GET", "/none"), 404)]
         {
@@ -74,7 +74,7 @@ fn a_question_that_is_none_of_a_browser_is_answered_as_ever() {
     assert!(status == 405 && !head.contains_key("access-control-allow-origin"), "{status}");
 }
 
-/// A page whose name was given this machine's address is of the server's origin for a browser.
+/// DNS rebinding: a page whose name resolves to this machine shares the server's origin.
 #[test]
 fn a_server_without_keys_is_not_called_by_a_public_name() {
     let origins = Origins::parse(&["http://chat.example:8000".into()]).unwrap();

@@ -1,4 +1,4 @@
-//! `/live` and `/health` are answered while silent connections hold every place.
+//! `/live` and `/health` are answered while silent connections hold every connection place.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Ordinary places of the listeners under test.
+/// Connection limit of the listeners under test.
 const PLACES: usize = 4;
-/// Connections that say nothing: more than all places and the reserve together.
+/// Silent connections: more than all places and the reserve together.
 const SILENT: usize = PLACES + 64 + 20;
 
 fn connect(address: SocketAddr) -> TcpStream {
@@ -19,7 +19,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// The whole answer to a request whose client does not ask to be closed.
+/// The whole response to a request without `connection: close`.
 fn ask(address: SocketAddr, method: &str, path: &str, headers: &str) -> String {
     let mut stream = connect(address);
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n").unwrap();
@@ -52,8 +52,8 @@ fn probes_find_a_place_when_silent_connections_hold_all() {
     let answer = ask(address, "GET", "/v1/models", "").to_lowercase();
     assert!(answer.starts_with("http/1.1 503") && answer.contains("\r\nretry-after: 1\r\n"), "{answer}");
     assert!(answer.contains("\r\nconnection: close\r\n") && answer.contains("too many connections"));
-    // The oldest of the reserve went for newer ones, the others when their time was up. The
-    // ordinary ones stay.
+    // The oldest of the reserve were dropped for newer ones, the others by timeout. Ordinary
+    // connections stay.
     for reserve in silent.split_off(PLACES) {
         assert!(matches!((&reserve).read(&mut [0]), Ok(0) | Err(_)));
     }
@@ -62,7 +62,7 @@ fn probes_find_a_place_when_silent_connections_hold_all() {
         ordinary.set_nonblocking(true).unwrap();
         assert!((&*ordinary).read(&mut [0]).is_err(), "an ordinary connection has its usual time");
     }
-    // A place that is free again is anybody's.
+    // Freed places are usable again.
     drop(silent);
     while status(address, "/v1/models", "Connection: close\r\n") != 200 {}
 }
@@ -89,7 +89,7 @@ fn a_listener_for_probes_has_no_other_routes() {
         assert_eq!(status(probes, "/metrics", close), metrics);
         assert_eq!(status(probes, "/v1/models", close), 404);
         assert_eq!(status(probes, "/", close), 404);
-        // Its own places may be taken, too.
+        // The probe listener's own places may be exhausted, too.
         let _silent = silent(probes);
         assert_eq!(status(probes, "/live", ""), 200);
         assert_eq!(status(probes, "/health", ""), 200);

@@ -1,5 +1,4 @@
-//! The server without its sockets, unless a test listens on one: a request goes in at the router,
-//! an answer comes out.
+//! Test server: requests enter at the router without sockets, unless a test listens on one.
 
 use axum::{
     Router,
@@ -44,17 +43,17 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server over a cache of this kind and size, for those who have one of these keys.
+    /// A server with a cache of this kind and size, and these API keys.
     pub(crate) fn start(kind: CacheKind, slots: u32, keys: &[&str]) -> Self {
         Self::on(Toy::new(), kind, slots, keys)
     }
 
-    /// The same on this device.
+    /// A server on this device.
     pub(crate) fn on(device: Toy, kind: CacheKind, slots: u32, keys: &[&str]) -> Self {
         Self::watched(device, kind, slots, keys, Duration::from_secs(3600))
     }
 
-    /// The same; a step that takes longer than `patience` is one that hangs.
+    /// A server that counts as stalled when a step takes longer than `patience`.
     pub(crate) fn watched(
         device: Toy,
         kind: CacheKind,
@@ -66,7 +65,7 @@ impl Server {
         Self::behind(device, kind, slots, Door { keys, ..Door::default() }, patience)
     }
 
-    /// The same; `door` says who is let in.
+    /// A server with these access rules.
     pub(crate) fn behind(device: Toy, kind: CacheKind, slots: u32, door: Door, patience: Duration) -> Self {
         let blocks = matches!(kind, CacheKind::Paged | CacheKind::Radix);
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
@@ -94,7 +93,7 @@ impl Server {
         Self { router: app.router(), app, runtime: Runtime::new().unwrap() }
     }
 
-    /// Serves this server on a socket with so many places.
+    /// Serves on a socket with this connection limit.
     pub(crate) fn listen(&self, places: usize) -> SocketAddr {
         let gate = self.gate(places);
         let address = gate.address().unwrap();
@@ -102,7 +101,7 @@ impl Server {
         address
     }
 
-    /// Serves its probes on a socket with so many places.
+    /// Serves probes on a socket with this connection limit.
     pub(crate) fn listen_for_probes(&self, places: usize) -> SocketAddr {
         let gate = self.gate(places);
         let address = gate.address().unwrap();
@@ -115,7 +114,7 @@ impl Server {
         Gate::open(([127, 0, 0, 1], 0).into(), places, None).unwrap()
     }
 
-    /// Clients that ask at the same time and leave after so many pieces of their answers; with none, before anything has come.
+    /// Concurrent clients that disconnect after a number of response pieces; with 0, before any.
     pub(crate) fn leave(&self, path: &str, asks: Vec<(Value, usize)>) {
         let mut clients = JoinSet::new();
         for (body, pieces) in asks {
@@ -126,7 +125,7 @@ impl Server {
         self.runtime.block_on(clients.join_all());
     }
 
-    /// What a request with these headers is told before any body.
+    /// Status and headers of the response to a request without a body.
     pub(crate) fn head(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, HeaderMap) {
         let request = Request::builder().method(method).uri(path);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
@@ -168,7 +167,7 @@ impl Server {
     }
 }
 
-/// Reads so many pieces of an answer and drops the rest. Of an answer of no pieces not even the head is waited for.
+/// Reads `pieces` pieces of a response and drops the rest. With 0, not even the head is awaited.
 async fn leave_after(asked: impl Future<Output = Result<Response, Infallible>>, pieces: usize) {
     let mut asked = pin!(asked);
     if pieces == 0 {

@@ -1,4 +1,4 @@
-//! Sessions as a client meets them.
+//! Sessions over HTTP: fork, rewind, chat turns, errors, isolation by key, and disconnects.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
@@ -18,7 +18,7 @@ fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-/// Greedy, and as long as it is asked for.
+/// Greedy sampling with a fixed length.
 fn asked(extra: Value) -> Value {
     let mut body = json!({"temperature": 0, "ignore_eos": true, "max_tokens": 6});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -72,11 +72,11 @@ fn branches_of_a_text_go_on_from_one_trunk_and_say_what_they_say_without_a_sessi
             assert_eq!(server.text(json!({"prompt": whole})).0, said, "{cache}");
             assert_eq!(number(&server.show(&id(fork))["length"]), 64 + 2 + 6);
         }
-        // The trunk has not moved; it is cut, goes on, and says what it said before.
+        // The trunk is unchanged: rewound, continued, and its output is reproduced.
         let path = format!("/v1/sessions/{trunk_id}/rewind");
         let cut = server.ok(&path, json!({"to": 40}));
         assert_eq!(number(&cut["length"]), 40);
-        // What it says it has is what is left, not what there was when it was asked.
+        // `cached` reports the state after the rewind.
         assert_eq!(cut["cached"], server.show(&trunk_id)["cached"], "{cache}");
         let first = server.text(json!({"session": trunk_id, "prompt": ""})).0;
         assert_eq!(server.text(json!({"prompt": trunk()[..40]})).0, first, "{cache}");
@@ -109,7 +109,7 @@ fn a_chat_sends_only_what_is_new() {
     assert_eq!(second["usage"]["prompt_tokens"], without["usage"]["prompt_tokens"]);
     assert_eq!(number(&server.show(&session)["messages"]), 4);
 
-    // Back to where the second question was not asked yet; a stream appends as a whole answer does.
+    // Fork before the second question; a streamed answer appends like a whole one.
     let fork = server.ok(&format!("/v1/sessions/{session}/fork"), json!({"at": {"message": 2}}));
     let fork = id(&fork["data"][0]);
     assert_eq!(number(&server.show(&fork)["messages"]), 2);
@@ -164,7 +164,7 @@ fn what_makes_no_sense_is_refused_and_the_session_stays_as_it_was() {
         ),
         ("/v1/chat/completions".into(), json!({"session": text, "messages": [user("x")]}), 400, "session"),
         ("/v1/chat/completions".into(), json!({"session": empty}), 400, "messages"),
-        // Counted as the client does, who did not send what the session holds.
+        // Errors count from the client's own messages, which exclude the session's.
         (
             "/v1/chat/completions".into(),
             json!({"session": chat, "messages": [user("x"), {"role": "king"}]}),
@@ -181,7 +181,7 @@ fn what_makes_no_sense_is_refused_and_the_session_stays_as_it_was() {
     let (_, list) = server.send("GET", "/v1/sessions", "", "");
     assert_eq!(list["data"].as_array().unwrap().len(), 3, "those that failed left nothing");
 
-    // Under pressure the K and V go and the session does not.
+    // Under memory pressure K/V is evicted, and the session remains.
     server.ok("/v1/completions", asked(json!({"prompt": vec![9; 230]})));
     let shown = server.show(&text);
     assert_eq!((number(&shown["length"]), number(&shown["cached"])), (64, 0));

@@ -1,4 +1,4 @@
-//! Stop texts, as a client meets them.
+//! Stop sequences over HTTP, with `min_tokens`.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;

@@ -1,3 +1,6 @@
+//! Tests of Anthropic request parsing: blocks to template messages, tool results, context edits,
+//! errors by field.
+
 use super::*;
 use crate::request::{IgnoredFields, UnknownFields};
 use serde_json::json;
@@ -88,7 +91,7 @@ fn results(ids: &[&str]) -> Value {
 fn every_call_has_its_result() {
     let error = read(json!({"messages": [said(), calls(&["t", "u"]), results(&["t"]), said()]})).unwrap_err();
     assert!(error.message.contains("`u`"), "{}", error.message);
-    // Neighbouring messages of the user are one.
+    // Adjacent user messages count as one.
     for answers in [vec![results(&["u", "t"])], vec![results(&["t"]), results(&["u"]), said()]] {
         let messages: Vec<_> = [said(), calls(&["t", "u"])].into_iter().chain(answers).collect();
         assert!(read(json!({"messages": messages})).is_ok());

@@ -1,3 +1,5 @@
+//! Tests of chat request parsing: bounds of every parameter, message and tool validation.
+
 use super::*;
 use crate::request::{Body, CHAT, IgnoredFields, UnknownFields};
 
@@ -18,7 +20,7 @@ fn with(extra: Value) -> Result<ChatRequest, ApiError> {
     read(body)
 }
 
-/// The parameter that a body is refused for.
+/// The parameter for which a body is rejected.
 fn refused(extra: Value) -> String {
     let error = with(extra).unwrap_err();
     assert_eq!(error.status, 400);
@@ -94,7 +96,7 @@ fn messages_are_checked() {
         let chat = read(json!({"messages": [call(arguments)]})).unwrap();
         chat.messages[0].source["tool_calls"][0]["function"]["arguments"].clone()
     };
-    // History is not refused for what a model wrote.
+    // History is never rejected for what a model wrote.
     for (arguments, expected) in [
         (json!(""), json!({})),
         (json!(" \n"), json!({})),

@@ -1,3 +1,6 @@
+//! Tests of `/v1/responses` request parsing: items to template messages, errors by field, coding
+//! agents' history.
+
 use super::*;
 use crate::request::{IgnoredFields, UnknownFields};
 use serde_json::json;
