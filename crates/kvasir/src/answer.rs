@@ -1,26 +1,28 @@
+//! Result types of the library: the whole answer to a request, and one streamed piece.
+
 use kvasir_engine::{Finish, RequestId, Summary};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::Token;
 use std::time::Duration;
 
-/// What one request yielded.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// Its ids, the one that ended it included.
+    /// Generated token ids, including a final stop token.
     pub ids: Vec<Token>,
-    /// Their text without special tokens; none where the model has no tokenizer.
+    /// Their text without special tokens; `None` if the model has no tokenizer.
     pub text: Option<String>,
-    /// Why it ended. [`Finish::Failed`] and [`Finish::Capacity`] leave what there was until then.
+    /// Finish reason. With [`Finish::Failed`] and [`Finish::Capacity`] the answer is partial.
     pub reason: Finish,
-    /// Log-probabilities of `ids`, if they were asked for.
+    /// Log-probabilities of `ids`, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt: u32,
-    /// Tokens of the prompt whose K and V were there already.
+    /// Prompt tokens whose K/V was cached.
     pub cached: u32,
-    /// Time to the first token, waiting included.
+    /// Time to first token (TTFT), queueing included.
     pub ttft: Option<Duration>,
-    /// Time per output token after the first.
+    /// Time per output token (TPOT) after the first.
     pub tpot: Option<Duration>,
 }
 
@@ -44,15 +46,16 @@ impl Answer {
     }
 }
 
-/// What a step brought for one request.
+/// Output of one step for one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// The request.
+    /// Id of the request.
     pub request: RequestId,
-    /// New ids.
+    /// New token ids.
     pub ids: Vec<Token>,
-    /// The text that they complete. A character that spans several tokens comes with its last.
+    /// The text that they complete. A character that spans several tokens arrives with its last
+    /// token.
     pub text: String,
-    /// Set on the request's last piece: all of it together.
+    /// The whole answer, in the last piece.
     pub answer: Option<Answer>,
 }

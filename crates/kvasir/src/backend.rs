@@ -1,3 +1,6 @@
+//! Static dispatch over the execution backends (CPU, plain reference, simulated), behind one
+//! `Executor`.
+
 use crate::Error;
 use kvasir_cpu::CpuExecutor;
 use kvasir_exec::{Abilities, Executor, PoolRow, Ran, Refused, SequenceSpec, Step, StepError};
@@ -6,41 +9,43 @@ use kvasir_plain::PlainExecutor;
 use kvasir_sim::{Paced, Preset};
 use std::sync::Arc;
 
-/// `--backend`.
+/// `--backend`: which executor runs the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum BackendKind {
-    /// The fastest that is built in and runs here.
+    /// The fastest backend available on this machine.
     #[default]
     Auto,
-    /// The processor, with the best instructions it has.
+    /// The CPU backend, with the best instruction set detected.
     Cpu,
-    /// f32, one thread, a mask for every query: the oracle.
+    /// The reference backend: f32, single-threaded, an explicit mask per query. The test oracle.
     Plain,
-    /// Computes nothing and says anything, as fast as this device would: for load tests of all that is around it.
+    /// Simulated device: computes nothing and emits arbitrary tokens with this preset's timing. For
+    /// load tests.
     Sim(Box<Preset>),
 }
 
-/// An executor of whichever backend was chosen.
+/// An executor of the chosen backend.
 pub enum AnyExecutor {
-    /// Of the processor's.
+    /// CPU backend.
     Cpu(Box<CpuExecutor>),
-    /// Of the plain one.
+    /// Reference backend.
     Plain(PlainExecutor),
-    /// Of the simulated one.
+    /// Simulated device.
     Sim(Box<Paced>),
 }
 
-/// K and V of a frozen prefix, as one backend keeps them.
+/// K/V pool of a frozen shared prefix, in one backend's layout.
 #[derive(Clone)]
 pub enum AnyPool {
-    /// The processor's.
+    /// CPU backend.
     Cpu(Arc<kvasir_cpu::Pool>),
-    /// The plain one's.
+    /// Reference backend.
     Plain(Arc<kvasir_plain::Pool>),
 }
 
 impl AnyExecutor {
-    /// Its pool, for others to read as a frozen prefix; the simulated one has none.
+    /// Converts the executor into its K/V pool, to be read as a frozen prefix; `None` for the
+    /// simulated device.
     pub(crate) fn into_pool(self) -> Option<AnyPool> {
         match self {
             Self::Cpu(executor) => Some(AnyPool::Cpu(executor.into_pool())),
@@ -49,7 +54,8 @@ impl AnyExecutor {
         }
     }
 
-    /// Lets plans read a frozen pool.
+    /// Attaches a frozen pool under `id`, so that plans can read it. Fails if the pool is another
+    /// backend's.
     pub(crate) fn attach(&mut self, id: PoolId, pool: &AnyPool) -> Result<(), Error> {
         match (self, pool) {
             (Self::Cpu(executor), AnyPool::Cpu(pool)) => {
@@ -64,13 +70,13 @@ impl AnyExecutor {
     }
 }
 
-/// A step handed to one.
+/// An in-flight step.
 pub enum AnyPending {
-    /// The processor's.
+    /// CPU backend.
     Cpu(Ran),
-    /// The plain one's.
+    /// Reference backend.
     Plain(Ran),
-    /// The simulated one's.
+    /// Simulated device.
     Sim(u64),
 }
 
@@ -106,9 +112,9 @@ impl Executor for AnyExecutor {
             (Self::Cpu(executor), AnyPending::Cpu(ran)) => executor.wait(ran),
             (Self::Plain(executor), AnyPending::Plain(ran)) => executor.wait(ran),
             (Self::Sim(executor), AnyPending::Sim(ticket)) => executor.wait(ticket),
-            // A step of another executor's is given back as it came, with what went wrong.
+            // A foreign step is returned unchanged, with an error.
             (_, AnyPending::Cpu(ran) | AnyPending::Plain(ran)) => (ran.into_parts().0, Err(foreign())),
-            // The simulated device keeps its steps itself; there is none to give back.
+            // The simulated device keeps its steps, so there is none to return.
             (_, AnyPending::Sim(_)) => (Box::default(), Err(foreign())),
         }
     }

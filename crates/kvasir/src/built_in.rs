@@ -1,20 +1,21 @@
-//! The model that needs no download. How it came to be is in `model/`; what it can do, in `docs/built-in-model.md`.
+//! The built-in model: a GGUF file embedded in the binary. `model/` holds its training,
+//! `docs/built-in-model.md` its abilities.
 
 use serde_json::{Value, json};
 
-/// What it is called.
+/// Its name.
 pub const NAME: &str = "kvasir-mini";
 
-/// How it answers where a request leaves that open: so small a model is right far more often than its dice are.
+/// Its default generation config: greedy, because sampling hurts such a small model.
 pub(crate) fn generation_config() -> Value {
     json!({"temperature": 0})
 }
 
-/// The weights lie where vector loads like them.
+/// Aligns the embedded file for SIMD loads.
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
-/// Its GGUF file.
+/// Its GGUF file, 64-byte aligned.
 pub(crate) const BYTES: &[u8] = {
     static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!("../kvasir-mini.gguf"));
     &FILE.0

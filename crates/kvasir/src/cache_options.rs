@@ -1,22 +1,25 @@
+//! KV cache options of the library: cache kind, K/V data type, capacity, block size, sliding-window
+//! rings.
+
 use kvasir_cpu::KvType;
 use kvasir_kv::CacheKind;
 
-/// Where K and V are kept: which bookkeeping, in which form, and how much of it.
+/// KV cache configuration: bookkeeping, data type and capacity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// The bookkeeping. `contiguous` and `tree` hold one sequence; the others as many as fit, and share what they have in
-    /// common.
+    /// Cache kind. `contiguous` and `tree` hold one sequence; the others hold many, with prefix
+    /// sharing.
     pub kind: CacheKind,
-    /// How K and V are stored; what suits the model unless given.
+    /// K/V data type; the model's natural one if `None`.
     pub kv: Option<KvType>,
-    /// Tokens that fit, those of all sequences together; what memory holds, and at most 32768, unless given.
+    /// Capacity in tokens over all sequences; if `None`, what memory holds, at most 32768.
     pub capacity: Option<u32>,
-    /// Slots that are handed out together, 1 to 256, for `paged` and `radix`.
+    /// Slots per block, 1 to 256, for `paged` and `radix`.
     pub block_size: u32,
-    /// Sequences that run at once, for kinds that hold several.
+    /// Maximum concurrent sequences, for kinds that hold several.
     pub sequences: u32,
-    /// For `contiguous`: layers with a window keep so much and no more, a *ring*, and a step takes at most so many tokens of a prompt.
-    /// A branch that is rewound further than a ring reaches is computed again.
+    /// For `contiguous`: ring buffers for sliding-window layers, for prefill steps of at most this
+    /// many tokens. Rewinding beyond a ring recomputes.
     pub rings: Option<u32>,
 }
 
@@ -32,17 +35,17 @@ impl CacheOptions {
         Self { kind, ..Self::default() }
     }
 
-    /// Stored like this.
+    /// Sets the K/V data type.
     pub fn kv(self, kv: KvType) -> Self {
         Self { kv: Some(kv), ..self }
     }
 
-    /// With rings, for steps of at most so many tokens of a prompt.
+    /// Enables rings, for prefill steps of at most `longest` tokens.
     pub fn rings(self, longest: u32) -> Self {
         Self { rings: Some(longest), ..self }
     }
 
-    /// With room for so many tokens.
+    /// Sets the capacity in tokens.
     pub fn capacity(self, tokens: u32) -> Self {
         Self { capacity: Some(tokens), ..self }
     }

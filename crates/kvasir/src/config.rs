@@ -1,5 +1,8 @@
-//! Options from a TOML file, by the names that they have on the command line. Flags go before the environment, that before
-//! the file, that before defaults.
+//! Options from a TOML file, under their command line names. Precedence: flags, environment, file,
+//! defaults.
+//!
+//! The file's options are appended to the arguments and parsed by clap, so both have one
+//! validation.
 
 use crate::{Cli, cmd::Failure, one_line};
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Parser, parser::ValueSource};
@@ -11,13 +14,13 @@ use std::{
 };
 use toml::{Table, Value};
 
-/// What no file can set.
+/// Options that a file cannot set.
 const NOT_HERE: [&str; 4] = ["config", "print-config", "help", "version"];
 
-/// The command that is not stopped by a file that is wrong.
+/// The command that runs despite an invalid file, in order to report its errors.
 const DOCTOR: &str = "doctor";
 
-/// The name of an option in a file: its flag, or for what has none its place's name.
+/// An option's key in the file: its flag, or the name of a positional argument.
 fn key(arg: &Arg) -> String {
     arg.get_long().map_or_else(|| arg.get_id().as_str().replace('_', "-"), str::to_owned)
 }
@@ -27,7 +30,7 @@ fn keys(command: &Command, into: &mut BTreeSet<String>) {
     command.get_subcommands().for_each(|sub| keys(sub, into));
 }
 
-/// The command that was chosen, and what it was given.
+/// The selected subcommand and its matches.
 fn chosen<'a>(mut command: &'a Command, mut matches: &'a ArgMatches) -> (&'a Command, &'a ArgMatches) {
     while let Some((name, inner)) = matches.subcommand()
         && let Some(sub) = command.find_subcommand(name)
@@ -37,9 +40,9 @@ fn chosen<'a>(mut command: &'a Command, mut matches: &'a ArgMatches) -> (&'a Com
     (command, matches)
 }
 
-/// The arguments with those of the file that `--config` names, where neither they nor the environment say otherwise.
+/// Adds the options of the `--config` file that neither arguments nor environment set.
 pub(crate) fn with_file(command: Command, args: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
-    // What is wrong with the arguments is said when they are read for good.
+    // Argument errors are reported by the final parse.
     let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(&args) else {
         return Ok(args);
     };
@@ -48,13 +51,13 @@ pub(crate) fn with_file(command: Command, args: Vec<OsString>) -> Result<Vec<OsS
     let Some(path) = path else { return Ok(args) };
     match added(&command, chosen, given, path) {
         Ok(added) => Ok(insert(args, added)),
-        // Who looks for what is wrong is told of the file's faults among the others.
+        // `doctor` reports the file's errors among its checks.
         Err(_) if chosen.get_name() == DOCTOR => Ok(args),
         Err(why) => Err(why),
     }
 }
 
-/// What a file adds to what `chosen` was given.
+/// The arguments that a file adds to those of `chosen`.
 fn added(
     command: &Command,
     chosen: &Command,
@@ -83,7 +86,7 @@ fn added(
     Ok(added)
 }
 
-/// Whether a server could be started with the options of a file.
+/// Checks whether `kvasir serve` accepts the file.
 pub(crate) fn check(path: &Path) -> Result<(), Failure> {
     let args = ["kvasir".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];
     let args = with_file(Cli::command(), args.into())?;
@@ -93,7 +96,7 @@ pub(crate) fn check(path: &Path) -> Result<(), Failure> {
     cli.command.check()
 }
 
-/// An option of the file as it would be written on the command line.
+/// An option of the file as command line arguments.
 fn arguments(arg: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, String> {
     if let Value::Array(items) = value {
         let each: Result<Vec<_>, String> = items.iter().map(|item| arguments(arg, key, item)).collect();
@@ -116,14 +119,15 @@ fn arguments(arg: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, Strin
     })
 }
 
-/// In front of a `--`, behind which nothing is an option any more.
+/// Inserts before a `--`, after which nothing is parsed as an option.
 fn insert(mut args: Vec<OsString>, added: Vec<OsString>) -> Vec<OsString> {
     let at = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
     args.splice(at..at, added);
     args
 }
 
-/// All options of the chosen command as a file that can be read back. Keys are not printed.
+/// Prints all options of the chosen command as a file that can be read back. Secrets are not
+/// printed.
 pub(crate) fn print(command: &Command, matches: &ArgMatches) -> String {
     let (chosen, given) = chosen(command, matches);
     let mut out = String::new();
@@ -144,7 +148,7 @@ pub(crate) fn print(command: &Command, matches: &ArgMatches) -> String {
     out
 }
 
-/// A value as TOML has it: bare if it comes back as the same text, else quoted.
+/// A value in TOML: bare if it round-trips, else quoted.
 fn toml_text(raw: &str) -> String {
     let read = format!("x = {raw}").parse::<Table>().ok().and_then(|mut table| table.remove("x"));
     match read {

@@ -1,15 +1,17 @@
+//! Error type of the library.
+
 use std::fmt;
 
 /// Why a model could not be opened or run.
 #[derive(Debug)]
 pub enum Error {
-    /// A file is not what it should be.
+    /// Invalid model files.
     Format(kvasir_formats::Error),
-    /// No program can be made of the checkpoint.
+    /// The checkpoint's architecture cannot be built.
     Program(kvasir_program::ProgramError),
-    /// What was asked for does not fit the model or does not go together; names the parameter.
+    /// Invalid argument; the message names the parameter.
     Asked(String),
-    /// It was run and failed.
+    /// Execution failed.
     Failed(String),
 }
 
@@ -24,7 +26,7 @@ impl fmt::Display for Error {
 }
 
 impl Error {
-    /// The same, about the `n`-th of several prompts.
+    /// Adds the index of the prompt concerned.
     pub(crate) fn of_prompt(self, n: usize) -> Self {
         match self {
             Self::Asked(why) => Self::Asked(format!("prompt {n}: {why}")),

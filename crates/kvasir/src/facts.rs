@@ -1,22 +1,24 @@
+//! Model and machine facts on which the defaults of engine options depend.
+
 use kvasir::Loaded;
 
-/// What the options depend on.
+/// Inputs of option defaults.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
-    /// The model's longest sequence.
+    /// Context length of the model.
     pub(crate) max_model_len: u32,
-    /// Slots that a share of the memory holds.
+    /// KV cache slots that fit into the allotted memory.
     pub(crate) slots: u32,
-    /// Windows of the model's layers.
+    /// Sliding windows of the model's layers.
     pub(crate) windows: Vec<u32>,
     /// Whether the backend is a CPU.
     pub(crate) is_cpu: bool,
-    /// Whether nothing is computed, so that sequences may go where the model has no positions.
+    /// Whether the device is simulated, so that sequences may exceed the model's positions.
     pub(crate) is_simulated: bool,
 }
 
 impl Facts {
-    /// Of a model that a CPU runs.
+    /// Facts of a model on the CPU.
     pub(crate) fn of(model: &Loaded, slots: u32) -> Self {
         let program = model.program();
         let max_model_len = u32::try_from(program.max_positions).unwrap_or(u32::MAX);

@@ -1,11 +1,14 @@
+//! Runs tokens through an executor without an engine, chunk by chunk (chunked prefill): for logits
+//! and shared prefixes.
+
 use crate::{AnyExecutor, Error};
 use kvasir_exec::{Batch, BatchRow, Executor, Phase, PoolRow, SequenceSpec, Step};
 use kvasir_kv::{Cache, CacheError, ClaimRow, Span, StepId, Token};
 
-/// Tokens per step.
+/// Chunk size in tokens.
 pub(crate) const CHUNK: usize = 256;
 
-/// After which tokens logits are wanted.
+/// Positions whose logits are returned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Nothing,
@@ -14,7 +17,7 @@ pub(crate) enum Wanted {
 }
 
 impl Wanted {
-    /// The first token of a chunk that has logits.
+    /// Index of a chunk's first token with logits.
     fn from(self, tokens: usize, is_last: bool) -> usize {
         match self {
             Self::All => 0,
@@ -24,8 +27,9 @@ impl Wanted {
     }
 }
 
-/// Runs tokens through a model, without an engine: they follow what `cache`, in which no sequence is open, has in front, in a
-/// sequence that may come to `final_len`. Returns the logits that are wanted, a row after each token.
+/// Prefills `tokens` in a new sequence of `cache`, which must have no open sequence. They follow
+/// the cache's shared prefix, if any. `final_len` bounds the sequence's length (it selects RoPE
+/// scaling). Returns the wanted logits, a row per position.
 pub(crate) fn feed(
     executor: &mut AnyExecutor,
     cache: &mut dyn Cache,

@@ -1,3 +1,6 @@
+//! Library entry point: `Kvasir` loads a model and generates, in the caller's thread, without
+//! server or async runtime.
+
 use crate::{
     Answer, BackendKind, CacheOptions, Error, Model, Opened, Piece, Precision, PrefixOptions, Prompt,
     Session, SharedPrefix, Stream, runner::Runner,
@@ -5,16 +8,16 @@ use crate::{
 use kvasir_engine::{Core, Params, RequestId};
 use std::{path::Path, sync::Arc};
 
-/// What runs a model, and how.
+/// Options of the library.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// What computes.
+    /// Backend.
     pub backend: BackendKind,
-    /// How exactly.
+    /// Numeric precision.
     pub precision: Precision,
-    /// Threads of the cpu backend; as many as the machine runs at once unless given.
+    /// Threads of the CPU backend; the machine's parallelism if `None`.
     pub threads: Option<usize>,
-    /// Where requests that belong to no session keep K and V.
+    /// KV cache of requests outside sessions.
     pub cache: CacheOptions,
 }
 
@@ -50,7 +53,8 @@ pub struct Kvasir {
 }
 
 impl Kvasir {
-    /// Loads a GGUF file, a directory in the Hugging Face layout, or a model of the hub by its [name](crate::HubName).
+    /// Loads a GGUF file, a directory in the Hugging Face layout, or a model of the hub by its
+    /// [name](crate::HubName).
     pub fn load(path: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
         Self::of(Opened::find(path.as_ref())?, options)
     }
@@ -69,43 +73,44 @@ impl Kvasir {
         Self::of(Opened::built_in()?, options)
     }
 
-    /// Loads what has been opened already.
+    /// Loads an opened model.
     pub fn of(opened: Opened, options: Options) -> Result<Self, Error> {
         let model = Model::new(opened.load(options.backend, options.precision, options.threads)?)?;
         let engine = model.engine(&options.cache, None)?;
         Ok(Self { runner: Runner::new(model, engine) })
     }
 
-    /// Runs a loaded model under a policy, a cache and limits of the caller's.
+    /// Runs a loaded model under a custom policy, cache and limits.
     pub fn with_core(model: Arc<Model>, core: Core, overlap: bool) -> Result<Self, Error> {
         let engine = model.loaded.engine(core, overlap)?;
         Ok(Self { runner: Runner::new(model, engine) })
     }
 
-    /// The model, for others to run as well.
+    /// The model, to be shared.
     pub fn model(&self) -> &Arc<Model> {
         &self.runner.model
     }
 
-    /// A session on the same weights, with a cache of its own. It is independent of this value and of all other sessions.
+    /// A session over the same weights with a KV cache of its own, independent of this value and
+    /// other sessions.
     pub fn session(&self, options: CacheOptions) -> Result<Session, Error> {
         Session::new(Arc::clone(self.model()), &options)
     }
 
-    /// Computes a prompt once, for any number of sessions to begin with.
+    /// Prefills a prompt once, as a shared prefix of any number of sessions.
     pub fn freeze(&self, prompt: impl Into<Prompt>, options: PrefixOptions) -> Result<SharedPrefix, Error> {
         SharedPrefix::new(Arc::clone(self.model()), prompt.into(), options)
     }
 
-    /// The answer to one prompt.
+    /// Generates the answer to one prompt.
     pub fn generate(&mut self, prompt: impl Into<Prompt>, params: &Params) -> Result<Answer, Error> {
         self.generate_many([(prompt, params.clone())])?
             .pop()
             .ok_or_else(|| Error::Failed("one prompt got no answer".into()))
     }
 
-    /// The answers to many prompts, in their order. They run side by side, as many as fit. If one of them cannot be taken, none is
-    /// run.
+    /// Generates answers to many prompts, batched as capacity allows; results are in order. If one
+    /// prompt is invalid, none is run.
     pub fn generate_many<P: Into<Prompt>>(
         &mut self,
         asks: impl IntoIterator<Item = (P, Params)>,
@@ -123,7 +128,7 @@ impl Kvasir {
         self.runner.answers(&ids)
     }
 
-    /// The answer to one prompt as it comes.
+    /// Streams the answer to one prompt.
     pub fn stream(&mut self, prompt: impl Into<Prompt>, params: &Params) -> Result<Stream<'_>, Error> {
         let id = self.runner.add(prompt.into(), params)?;
         Ok(Stream::new(&mut self.runner, id, None))
@@ -151,18 +156,18 @@ impl Kvasir {
         self.runner.add(prompt.into(), params)
     }
 
-    /// One turn of the engine: makes and runs a step if anybody can run, and gives what has come for anybody since the last time.
+    /// Runs one engine step, if anything is runnable, and returns all pending output.
     pub fn step(&mut self) -> Result<Vec<Piece>, Error> {
         self.runner.turn()?;
         Ok(self.runner.take_all())
     }
 
-    /// Ends a request at once; nothing more is heard of it.
+    /// Aborts a request; it produces no further output.
     pub fn cancel(&mut self, request: RequestId) {
         self.runner.cancel(request);
     }
 
-    /// Whether nobody waits, runs or has something to be told.
+    /// Whether no request is queued, running or has pending output.
     pub fn is_idle(&self) -> bool {
         self.runner.is_idle()
     }

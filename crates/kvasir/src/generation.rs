@@ -1,20 +1,22 @@
+//! Default sampling parameters from a model's `generation_config.json`.
+
 use crate::{Error, Opened};
 use kvasir_sample::Sampling;
 use serde_json::Value as Json;
 
 impl Opened {
-    /// How to draw where a request leaves it open: as the model's `generation_config.json` says, else as clients of this kind of API
-    /// expect, which is at temperature 1 from all tokens. A value that makes no sense is refused.
+    /// Default sampling: the model's `generation_config.json`, else temperature 1 over the full
+    /// vocabulary, as API clients expect. Invalid values are rejected.
     pub fn sampling_defaults(&self) -> Result<Sampling, Error> {
         self.generation_config().map_or(Ok(Self::plain_sampling()), defaults)
     }
 
-    /// Most tokens of an answer, as the model's `generation_config.json` says.
+    /// Cap on answer tokens from `generation_config.json`.
     pub fn max_new_tokens(&self) -> Result<Option<u32>, Error> {
         self.generation_config().map_or(Ok(None), max_new_tokens)
     }
 
-    /// The same without looking at the model.
+    /// Default sampling without a generation config.
     pub fn plain_sampling() -> Sampling {
         Sampling { temperature: 1.0, ..Sampling::default() }
     }

@@ -1,11 +1,11 @@
-//! What `-h` and `--help` show: options under headings, and only what most people need where the short help is asked for.
+//! Arranges `-h` and `--help`: options under headings, with rare ones hidden from the short help.
 
 use clap::{Arg, Command};
 
-/// Options that belong together, by their flags, wherever they occur.
+/// A group of options under one heading, by flag.
 struct Group {
     heading: &'static str,
-    /// What the short help shows too.
+    /// Flags shown in the short help, too.
     common: &'static [&'static str],
     rest: &'static [&'static str],
 }
@@ -99,12 +99,12 @@ const GROUPS: [Group; 14] = [
     Group { heading: "Options from a file", common: &["config", "print-config"], rest: &[] },
 ];
 
-/// Said once, in place of a variable beside every option.
+/// Explained once, instead of an environment variable next to every option.
 const VARIABLES: &str = "Options of the model, the cache, the scheduling and the server are read from the environment too \
                          (--kv-dtype from KVASIR_KV_DTYPE),\nand all from the file that --config names. A flag goes before \
                          the environment, that before the file.";
 
-/// The command line as people are shown it.
+/// The command with arranged help.
 pub(crate) fn arranged(command: Command) -> Command {
     let command = command.mut_args(|arg| under_its_heading(arg.hide_env(true)));
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
@@ -143,7 +143,7 @@ mod tests {
         }
     }
 
-    /// The short help of what people start with fits on a screen.
+    /// The short help of the main commands fits on a screen.
     #[test]
     fn short_help_is_short() {
         for name in ["chat", "serve", "generate"] {
@@ -161,7 +161,7 @@ mod tests {
         assert!(help.contains(&format!("serve {}]", crate::options::SERVING_TIMES)), "{help}");
     }
 
-    /// The commands that a page shows, in code spans and code blocks: what stands behind `kvasir`.
+    /// Commands shown in a Markdown page, in code spans and blocks: the words after `kvasir`.
     fn shown(page: &str) -> Vec<Vec<String>> {
         let spans = page.split("```").enumerate().flat_map(|(at, part)| match at % 2 {
             0 => part.split('`').skip(1).step_by(2).collect::<Vec<_>>(),

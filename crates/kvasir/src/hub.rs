@@ -1,6 +1,8 @@
-//! Models by their name on a hub: `OWNER/NAME[@REVISION][:TAG]`, where a tag picks one GGUF file out of several.
+//! Hugging Face Hub models by name: `OWNER/NAME[@REVISION][:TAG]`, where a tag selects one of
+//! several GGUF files.
 //!
-//! What lies in the hub's cache is used without asking anybody; what is not there is fetched with the hub's own client.
+//! A complete model in the hub cache is used without network access; anything missing is fetched by
+//! the hub's own client.
 
 mod fetch;
 
@@ -13,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A model's name on a hub.
+/// A model's name on the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubName {
     owner: String,
@@ -23,7 +25,7 @@ pub struct HubName {
 }
 
 impl HubName {
-    /// The name that a text is; none if it can only be a path.
+    /// Parses a hub name; `None` if the text can only be a path.
     pub fn parse(text: &str) -> Option<Self> {
         let (text, tag) = cut(text, ':');
         let (text, revision) = cut(text, '@');
@@ -40,7 +42,7 @@ impl HubName {
         })
     }
 
-    /// Where a model is that is told by a path or by its name: a path that is there is never a name.
+    /// Resolves a path or hub name to a local path. An existing path is never treated as a name.
     pub fn locate(told: &Path) -> Result<PathBuf, Error> {
         match told.to_str().and_then(Self::parse) {
             Some(name) if !told.exists() => name.find(),
@@ -48,7 +50,7 @@ impl HubName {
         }
     }
 
-    /// The hub's cache, where its own tools look for it.
+    /// Folder of the hub cache, located as the hub's own tools do.
     pub fn cache() -> Result<PathBuf, Error> {
         cache_of(&set).ok_or_else(|| {
             Error::Asked("HF_HUB_CACHE, HF_HOME or HOME must say where the hub's cache is".into())
@@ -64,14 +66,14 @@ impl HubName {
         self.revision.as_deref().unwrap_or("main")
     }
 
-    /// Where the model is, from the cache or else from the hub.
+    /// Local path of the model: from the cache, else fetched.
     pub fn find(&self) -> Result<PathBuf, Error> {
         let asked = self.revision();
         let folder = self.folder(&Self::cache()?);
         let reference = folder.join("refs").join(asked);
         let commit = fs::read_to_string(&reference);
         let commit = commit.map_or_else(|_| asked.to_owned(), |text| text.trim().to_owned());
-        // A revision was looked at before; what a file says is looked at here.
+        // The requested revision was validated by `parse`; the file's content is validated here.
         if commit != asked && !plain(&commit) {
             return Err(Error::Failed(format!("{}: holds no commit's name", reference.display())));
         }
@@ -92,7 +94,7 @@ impl HubName {
                     return self.fetch(&format!("in the hub's cache without {missing}"));
                 }
                 let path = model_path(&snapshot, &chosen);
-                // It may have been another model's fetch: then what is there will do.
+                // The interrupted fetch may concern other files: fall back to what is complete.
                 if interrupted {
                     self.fetch("in the hub's cache, but a fetch was interrupted").or(Ok(path))
                 } else {
@@ -110,7 +112,7 @@ impl HubName {
         Error::Asked(format!("{}/{}: {why}", self.owner, self.name))
     }
 
-    /// Which of a repository's files make the model.
+    /// Selects the files of a repository that form the model.
     fn choose(&self, files: &[String]) -> Result<Vec<String>, String> {
         let ends = |file: &str, end: &str| file.to_ascii_lowercase().ends_with(end);
         let weights = |file: &&String| ends(file, ".safetensors") && !file.contains('/');
@@ -124,7 +126,7 @@ impl HubName {
         let gguf = files.iter().filter(|f| ends(f, ".gguf") && f.to_ascii_lowercase().contains(&tag));
         let mut found: Vec<String> = gguf.cloned().collect();
         found.sort();
-        // The shards of one model are one choice.
+        // Shards of one model count as one choice.
         let shards = found.first().and_then(|file| shards(file));
         if found.len() == 1 || shards.is_some() && found.iter().all(|file| self::shards(file) == shards) {
             return Ok(found);
@@ -137,18 +139,18 @@ impl HubName {
     }
 }
 
-/// A part of a name, which leads nowhere as a path.
+/// Whether a name component is safe as a path component.
 fn plain(part: &str) -> bool {
     let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     !part.is_empty() && !part.starts_with('.') && part.chars().all(known)
 }
 
-/// What the environment says under a name.
+/// A non-empty environment variable as a path.
 fn set(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// A path that may be told from the user's home.
+/// Expands a leading `~`.
 fn from_home(path: PathBuf, set: &impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     match path.strip_prefix("~") {
         Ok(rest) => set("HOME").map_or(path.clone(), |home| home.join(rest)),
@@ -156,7 +158,7 @@ fn from_home(path: PathBuf, set: &impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     }
 }
 
-/// Where the hub's own tools keep what is theirs, in the order in which they ask the environment.
+/// Home folder of the hub's tools, by their precedence of environment variables.
 fn home_of(set: &impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let folder = set("HF_HOME")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface")))
@@ -164,7 +166,7 @@ fn home_of(set: &impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     Some(from_home(folder, set))
 }
 
-/// The cache's folder, likewise.
+/// Folder of the hub cache, by the tools' precedence of environment variables.
 fn cache_of(set: &impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let told = set("HF_HUB_CACHE").or_else(|| set("HUGGINGFACE_HUB_CACHE"));
     told.map(|folder| from_home(folder, set)).or_else(|| Some(home_of(set)?.join("hub")))
@@ -174,7 +176,7 @@ fn cut(text: &str, at: char) -> (&str, Option<&str>) {
     text.split_once(at).map_or((text, None), |(before, after)| (before, Some(after)))
 }
 
-/// The names of a snapshot's files, one folder deep at most.
+/// File names of a snapshot, at most one folder deep.
 fn files_of(snapshot: &Path) -> Vec<String> {
     let names = |folder: &Path| -> Vec<String> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -185,7 +187,7 @@ fn files_of(snapshot: &Path) -> Vec<String> {
         let path = snapshot.join(&name);
         match path.is_dir() {
             true => files.extend(names(&path).into_iter().map(|inner| format!("{name}/{inner}"))),
-            // A link to a blob that is not there yet is no file.
+            // A dangling link to a blob is not a file.
             false if path.is_file() => files.push(name),
             false => {}
         }
@@ -194,7 +196,7 @@ fn files_of(snapshot: &Path) -> Vec<String> {
     files
 }
 
-/// Did a fetch of this model end before its time? Its files then lie beside the whole ones, and others may not have been begun.
+/// Whether an interrupted fetch left partial blobs; other files may be missing entirely.
 fn interrupted(folder: &Path) -> bool {
     let blobs = fs::read_dir(folder.join("blobs")).into_iter().flatten().flatten();
     blobs
@@ -202,7 +204,7 @@ fn interrupted(folder: &Path) -> bool {
         .any(|blob| blob.path().extension().is_some_and(|end| end == "part" || end == "incomplete"))
 }
 
-/// What all shards of a GGUF model are called alike, and how many there are.
+/// Common stem and count of the shards of a GGUF model.
 fn shards(file: &str) -> Option<(&str, u32)> {
     let (numbered, of) = file.rsplit_once("-of-")?;
     let (stem, number) = numbered.rsplit_once('-')?;
@@ -211,7 +213,7 @@ fn shards(file: &str) -> Option<(&str, u32)> {
     Some((stem, of.parse().ok()?))
 }
 
-/// The shards that the files themselves speak of and that are not there.
+/// Shards that the present files refer to but that are missing.
 fn missing(snapshot: &Path, chosen: &[String], there: &[String]) -> BTreeSet<String> {
     if let Some((stem, of)) = chosen.first().and_then(|file| shards(file)) {
         let all = (1..=of).map(|n| format!("{stem}-{n:05}-of-{of:05}.gguf"));

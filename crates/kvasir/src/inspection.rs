@@ -1,59 +1,61 @@
+//! Data of `kvasir inspect`: architecture, programs, K/V facts per layer, and memory plan.
+
 use crate::Opened;
 use kvasir_program::{Buffers, LayerFacts, Model};
 use serde::Serialize;
 use std::fmt;
 
-/// What `kvasir inspect` shows: all that is known of a model before it runs.
+/// All that is known of a model before it runs.
 #[derive(Debug, Serialize)]
 pub struct Inspection {
-    /// The architecture's name.
+    /// Name of the architecture.
     pub architecture: String,
-    /// Weights, their names and numbers; the programs as data.
+    /// Weight schema and programs of target and prediction layers.
     pub programs: Model,
-    /// What each token keeps.
+    /// K/V per token.
     pub kv: KvFacts,
     /// Sizes.
     pub memory: MemoryPlan,
 }
 
-/// Facts about K and V that belong to the model and not to a session.
+/// K/V facts of the model, independent of a session.
 #[derive(Debug, Serialize)]
 pub struct KvFacts {
-    /// Layers of the target that keep something.
+    /// Number of the target's layers with K/V.
     pub n_layers: usize,
-    /// What each of them keeps.
+    /// K/V layout of each of them.
     pub layers: Vec<LayerFacts>,
-    /// The same of each prediction layer.
+    /// K/V layouts of each prediction layer (MTP).
     pub predictions: Vec<Vec<LayerFacts>>,
 }
 
-/// Bytes that the model takes, and what a step and a context add.
+/// Memory of weights, K/V and activations.
 #[derive(Debug, Serialize)]
 pub struct MemoryPlan {
-    /// Tensors of the checkpoint.
+    /// Number of tensors in the checkpoint.
     pub tensors: usize,
-    /// Tensors of the checkpoint that are not the text model's, and are not read.
+    /// Number of tensors outside the text model, which are not read.
     pub left_out: usize,
-    /// Bytes of all tensors as stored.
+    /// Size of all tensors as stored, in bytes.
     pub stored: u64,
-    /// Numbers that one token of context keeps over all layers of the target.
+    /// K/V elements per token over all layers of the target.
     pub kv_numbers_per_token: usize,
-    /// Bytes of one token of context in a 16-bit pool.
+    /// K/V bytes per token with a 16-bit type.
     pub kv_bytes_per_token_16_bit: usize,
-    /// The same in a 32-bit pool.
+    /// K/V bytes per token with a 32-bit type.
     pub kv_bytes_per_token_32_bit: usize,
-    /// Buffers that the target's values share.
+    /// Number of activation buffers, shared among values.
     pub buffers: usize,
-    /// Values that they hold one after the other.
+    /// Number of values that take turns in them.
     pub values: usize,
-    /// Numbers that each token of a step takes in them.
+    /// Activation elements per token of a step.
     pub step_numbers_per_token: usize,
-    /// Numbers that each sampled token takes on top.
+    /// Additional activation elements per sampled token.
     pub step_numbers_per_sample: usize,
 }
 
 impl Inspection {
-    /// Of an opened model.
+    /// Inspects an opened model.
     pub fn of(opened: &Opened) -> Self {
         let target = &opened.model.target;
         let buffers = Buffers::plan(target, &[]);

@@ -1,4 +1,5 @@
-//! One loaded model, any number of conversations: the library's front door.
+//! Kvasir as a library: LLM inference in the caller's process, with one copy of the weights for any
+//! number of sessions.
 //!
 //! ```
 //! use kvasir::{Kvasir, Options, Params};
@@ -11,14 +12,15 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - [`Kvasir`] answers prompts: one, many side by side, as a stream, or step by step.
-//! - [`Session`] keeps conversations with what has been computed for them: append, fork, rewind, keep. Sessions of different
-//!   caches, K/V types and sizes share one copy of the weights.
-//! - [`SharedPrefix`] is a beginning that is computed once and read by any number of sessions.
-//! - [`Opened`] and [`Loaded`] are the parts: an engine is put together from policies, caches and limits of the caller's.
+//! - [`Kvasir`] generates answers: one, a batch, as a stream, or step by step.
+//! - [`Session`] retains conversations with their K/V: append, fork, rewind, keep. Sessions with
+//!   different caches, K/V types and sizes share the weights.
+//! - [`SharedPrefix`] is a prefix that is prefilled once and read by any number of sessions.
+//! - [`Opened`] and [`Loaded`] are the parts from which callers build engines with their own
+//!   policy, cache and limits.
 //!
-//! Nothing runs by itself: there is no server, no runtime and no thread that decides. It puts together and decides nothing: policy,
-//! cache and limits come in a [`Core`](kvasir_engine::Core).
+//! Everything runs in the caller's thread, on demand: no server, no async runtime, no background
+//! scheduler. This crate assembles parts; all decisions are in the [`Core`](kvasir_engine::Core).
 #![forbid(unsafe_code)]
 
 mod answer;

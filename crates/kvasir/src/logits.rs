@@ -1,3 +1,5 @@
+//! Logits of a prompt, computed without an engine.
+
 use crate::{
     Error, Loaded,
     feed::{CHUNK, Wanted, feed},
@@ -6,7 +8,7 @@ use kvasir_engine::Fault;
 use kvasir_kv::{Contiguous, Token};
 
 impl Loaded {
-    /// Logits after the last token of a prompt, or with `all` after each of its tokens.
+    /// Next-token logits after the last token of a prompt, or with `all` after each token.
     pub fn logits(&self, prompt: &[Token], all: bool) -> Result<Vec<Vec<f32>>, Error> {
         self.check_prompt(prompt)?;
         if self.simulated().is_some() {

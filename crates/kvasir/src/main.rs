@@ -1,4 +1,5 @@
-//! The command line: a file per command in `cmd`, and no logic.
+//! Command line entry point: parses arguments, merges the options file, runs a subcommand of `cmd`.
+//! No logic of its own.
 #![forbid(unsafe_code)]
 
 #[macro_use]
@@ -16,8 +17,8 @@ mod switch;
 use clap::{CommandFactory, FromArgMatches, Parser, error::ErrorKind};
 use std::{path::PathBuf, process::ExitCode};
 
-/// Gives freed memory back to the system by a thread of its own. glibc's allocator keeps what many small values took, up to
-/// gigabytes after one burst of hostile requests.
+/// jemalloc returns freed memory to the system on a background thread. glibc's allocator retained
+/// up to gigabytes after a burst of hostile requests.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
     let ran = asked.and_then(|args| {
         let matches = match help::arranged(Cli::command()).try_get_matches_from(args) {
             Ok(matches) => matches,
-            // A command that has commands of its own is answered with their list.
+            // A command with subcommands prints their list.
             Err(answer) if answer.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
                 answer.exit()
             }
@@ -72,7 +73,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The first paragraph of a longer complaint: what is wrong, and where; and what was meant, if something is spelt much alike.
+/// Reduces a clap error to one line: its first paragraph, plus a suggestion of a similar spelling.
 fn one_line(text: &str) -> String {
     let first = text.split("\n\n").next().unwrap_or(text);
     let words: Vec<&str> = first.trim_start_matches("error: ").split_whitespace().collect();

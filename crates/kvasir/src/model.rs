@@ -1,28 +1,30 @@
+//! A loaded model with its tokenizer, shared via `Arc`, and the default engine built over it.
+
 use crate::{AnyExecutor, CacheOptions, Error, Loaded, Prompt, SharedPrefix};
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order};
 use kvasir_formats::Tokenizer;
 use kvasir_kv::{Builders, CacheConfig, CacheKind, Rings, Token};
 use std::sync::Arc;
 
-/// Tokens of one step, and of one step's prompts.
+/// Token budget of a step, and of its prefill part.
 const STEP_TOKENS: u32 = 2048;
-/// Share of the free memory that such a pool may take.
+/// Share of free memory for a default KV pool.
 const MEMORY_SHARE: f64 = 0.5;
 
-/// A loaded model with its words. It is held by an [`Arc`]: whatever runs it, the weights are there once.
+/// A loaded model with its tokenizer. Shared via [`Arc`], so the weights exist once.
 pub struct Model {
-    /// The weights, ready for a backend.
+    /// Weights, prepared for a backend.
     pub loaded: Loaded,
-    /// Text to ids and back; none where the checkpoint has no vocabulary.
+    /// Tokenizer; `None` if the checkpoint has no vocabulary.
     pub tokenizer: Option<Tokenizer>,
-    /// Ids that end an answer.
+    /// End-of-sequence token ids.
     pub eos: Vec<Token>,
-    /// Which caches the backend runs.
+    /// Caches supported by the backend.
     builders: Builders,
 }
 
 impl Model {
-    /// Puts a loaded model and its words together.
+    /// Combines a loaded model with its tokenizer.
     pub fn new(loaded: Loaded) -> Result<Arc<Self>, Error> {
         let (tokenizer, eos) = (loaded.opened.tokenizer()?, loaded.opened.eos());
         let mut builders = Builders::default();
@@ -30,7 +32,7 @@ impl Model {
         Ok(Arc::new(Self { loaded, tokenizer, eos, builders }))
     }
 
-    /// The ids of a prompt. `begins` says whether it is the beginning of a sequence, where special tokens may go.
+    /// Tokenizes a prompt. `begins`: it starts a sequence, so special tokens may be added.
     pub fn ids(&self, prompt: Prompt, begins: bool) -> Result<Vec<Token>, Error> {
         let text = match prompt {
             Prompt::Ids(ids) => return Ok(ids),
@@ -42,12 +44,12 @@ impl Model {
         Ok(tokenizer.encode(&text, begins)?)
     }
 
-    /// The text of ids, special tokens left out; none where there is no tokenizer.
+    /// Detokenizes ids without special tokens; `None` without a tokenizer.
     pub fn text(&self, ids: &[Token]) -> Option<String> {
         self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(ids, true).ok())
     }
 
-    /// The rings of this model's layers with a window.
+    /// Ring buffers of this model's sliding-window layers.
     fn rings(&self, kind: CacheKind, longest: u32) -> Result<Rings, Error> {
         if kind != CacheKind::Contiguous {
             return Err(Error::Asked(format!("rings: {kind} keeps none, contiguous does")));
@@ -55,7 +57,7 @@ impl Model {
         Rings::new(self.loaded.program().windows(), longest).map_err(|e| Error::Asked(format!("rings: {e}")))
     }
 
-    /// An engine with a cache and a pool of its own, behind a shared prefix if there is one.
+    /// An engine with a KV cache of its own, behind a shared prefix if given.
     pub(crate) fn engine(
         &self,
         options: &CacheOptions,
@@ -75,7 +77,7 @@ impl Model {
             return Err(Error::Asked(format!("sequences {} is not between 1 and 4096", options.sequences)));
         }
         let sequences = if one_stream { 1 } else { options.sequences };
-        // Beside those that run: what has ended and is kept, or still named by a step.
+        // Besides running sequences: retained ones, and ended ones named by steps in flight.
         let max_sequences = sequences.saturating_mul(4).saturating_add(64);
         let rings = options.rings.map(|longest| self.rings(options.kind, longest)).transpose()?;
         let step_tokens = rings.as_ref().map_or(STEP_TOKENS, |rings| rings.longest_write().min(STEP_TOKENS));

@@ -1,3 +1,6 @@
+//! Opening and loading of models: checkpoint → programs (`Opened`) → weights prepared for a backend
+//! (`Loaded`).
+
 use crate::{AnyExecutor, BackendKind, Error, HubName, built_in};
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, Team};
 use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts, gguf::Gguf};
@@ -8,18 +11,19 @@ use kvasir_sim::{Paced, Preset, Words};
 use serde_json::Value as Json;
 use std::{path::Path, sync::Arc};
 
-/// A checkpoint and its programs, checked against each other; no weights are unpacked yet.
+/// A checkpoint with its programs, validated against each other. Weights are not unpacked yet.
 pub struct Opened {
-    /// The files.
+    /// The checkpoint's files.
     pub checkpoint: Checkpoint,
-    /// The programs.
+    /// Programs of target and prediction layers.
     pub model: Model,
-    /// `generation_config.json`, or what stands for it.
+    /// `generation_config.json` or its equivalent.
     generation: Option<Json>,
 }
 
 impl Opened {
-    /// Opens a directory in the Hugging Face layout, a GGUF file or a model of the hub by its [`HubName`].
+    /// Opens a directory in the Hugging Face layout, a GGUF file, or a model of the hub by its
+    /// [`HubName`].
     pub fn find(name: &Path) -> Result<Self, Error> {
         Self::open(&HubName::locate(name)?)
     }
@@ -29,14 +33,14 @@ impl Opened {
         Self::of(Checkpoint::open(path)?)
     }
 
-    /// The model that is part of the program: small, and good at small things.
+    /// Opens the built-in model.
     pub fn built_in() -> Result<Self, Error> {
         let gguf = Gguf::built_in(built_in::NAME, built_in::BYTES)?;
         let opened = Self::of(Checkpoint::of_gguf(Arc::new(gguf))?)?;
         Ok(Self { generation: Some(built_in::generation_config()), ..opened })
     }
 
-    /// `generation_config.json` of the model, if it has one.
+    /// The model's `generation_config.json`, if any.
     pub fn generation_config(&self) -> Option<&Json> {
         self.generation.as_ref()
     }
@@ -52,7 +56,7 @@ impl Opened {
         Ok(Self { checkpoint, model, generation })
     }
 
-    /// Ids that end a sequence: those of `generation_config.json`, else of the config.
+    /// End-of-sequence token ids: of `generation_config.json`, else of the config.
     pub fn eos(&self) -> Vec<Token> {
         let ids = |config: &Json| {
             let id = |v: &Json| v.as_u64().and_then(|id| Token::try_from(id).ok());
@@ -65,7 +69,7 @@ impl Opened {
         if given.is_empty() { ids(self.checkpoint.config()) } else { given }
     }
 
-    /// The half of the model that is about text.
+    /// Tokenizer, chat template and related files.
     pub fn text_files(&self) -> Result<TextFiles, Error> {
         Ok(match self.checkpoint.gguf() {
             Some(gguf) => TextFiles::of_gguf(Arc::clone(gguf)),
@@ -73,7 +77,7 @@ impl Opened {
         })
     }
 
-    /// The tokenizer; none if a directory has no `tokenizer.json`, or a GGUF file no vocabulary.
+    /// The tokenizer; `None` if there is no `tokenizer.json` or GGUF vocabulary.
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>, Error> {
         let there = match self.checkpoint.gguf() {
             Some(gguf) => gguf.array("tokenizer.ggml.tokens").is_some(),
@@ -82,7 +86,7 @@ impl Opened {
         Ok(if there { Some(self.text_files()?.tokenizer()?) } else { None })
     }
 
-    /// Tokens that are text by themselves and end nothing: what a simulated device can say.
+    /// Short word tokens, which the simulated device emits.
     fn words(&self) -> Result<Words, Error> {
         let Some(tokenizer) = self.tokenizer()? else {
             return Ok(Words::new((0..self.model.target.vocab as Token).collect()));
@@ -97,7 +101,7 @@ impl Opened {
         Ok(Words::new((0..self.model.target.vocab as Token).filter(is_word).collect()))
     }
 
-    /// Makes the weights ready for a backend.
+    /// Prepares the weights for a backend.
     pub fn load(
         self,
         backend: BackendKind,
@@ -110,9 +114,9 @@ impl Opened {
                 let source = Arc::new(self.checkpoint.clone());
                 Weights::Cpu(Arc::new(CpuModel::load(&self.model.target, source, precision, team)?))
             }
-            // It has one thread and one arithmetic, which is exact.
+            // The reference backend has one thread and one (exact) precision.
             BackendKind::Plain => Weights::Plain(PlainModel::load(&self.model, &self.checkpoint)?),
-            // No weight is read; only the words are the model's.
+            // The simulated device reads no weights, only words.
             BackendKind::Sim(preset) => Weights::Sim(preset, self.words()?),
         };
         let mut loaded = Loaded { opened: self, weights, kv: KvType::F32 };
@@ -121,12 +125,12 @@ impl Opened {
     }
 }
 
-/// A model that is ready to run; any number of executors share its weights.
+/// A model ready to run; any number of executors share its weights.
 pub struct Loaded {
-    /// Where it came from.
+    /// Its checkpoint and programs.
     pub opened: Opened,
     weights: Weights,
-    /// How K and V are stored where nobody says otherwise.
+    /// Default K/V data type.
     kv: KvType,
 }
 
@@ -142,17 +146,17 @@ impl Loaded {
         &self.opened.model.target
     }
 
-    /// Whether executors tell hidden states: all but the simulated ones, which have none.
+    /// Whether executors return hidden states (all but the simulated device).
     pub fn tells_hidden(&self) -> bool {
         !matches!(self.weights, Weights::Sim(..))
     }
 
-    /// How K and V are stored where an engine or a session does not say otherwise.
+    /// Default K/V data type of engines and sessions.
     pub fn kv(&self) -> KvType {
         self.kv
     }
 
-    /// The same model with K and V stored in another way, if the backend has it.
+    /// Changes the default K/V data type, if the backend supports it.
     pub fn with_kv(self, kv: KvType) -> Result<Self, Error> {
         match self.weights {
             Weights::Plain(_) if kv != KvType::F32 => {
@@ -169,7 +173,7 @@ impl Loaded {
         }
     }
 
-    /// An executor with a pool of its own; `kv` is how it stores K and V, as the model does unless given.
+    /// An executor with a KV pool of its own. `kv` is its K/V data type; `None` takes the default.
     pub fn executor(
         &self,
         slots: u32,
@@ -180,7 +184,7 @@ impl Loaded {
         self.executor_with(slots, tokens, rows, kv, None)
     }
 
-    /// The same; where `ring` says how long a write may be, layers with a window keep rings.
+    /// Builds an executor; with `ring`, the longest write, sliding-window layers use ring buffers.
     pub(crate) fn executor_with(
         &self,
         slots: u32,
@@ -216,7 +220,7 @@ impl Loaded {
         }
     }
 
-    /// The backend's name.
+    /// Name of the backend.
     pub fn backend(&self) -> &'static str {
         match self.weights {
             Weights::Cpu(_) => "cpu",
@@ -225,7 +229,7 @@ impl Loaded {
         }
     }
 
-    /// Refuses prompts that the model cannot take.
+    /// Rejects empty, out-of-vocabulary or overlong prompts.
     pub(crate) fn check_prompt(&self, prompt: &[Token]) -> Result<(), Error> {
         let (vocab, longest) = (self.program().vocab, self.program().max_positions);
         if prompt.is_empty() {

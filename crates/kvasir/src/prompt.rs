@@ -1,11 +1,13 @@
+//! Prompt type of the library: text or token ids.
+
 use kvasir_kv::Token;
 
-/// What a request begins with.
+/// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// A text; the tokenizer's special tokens are put around it.
+    /// Text; the tokenizer adds its special tokens.
     Text(String),
-    /// Ids, used as they are.
+    /// Token ids, used verbatim.
     Ids(Vec<Token>),
 }
 

@@ -1,3 +1,5 @@
+//! Runs an engine in the caller's thread: requests in, detokenized pieces out.
+
 use crate::{Answer, AnyExecutor, Error, Model, Piece, Prompt};
 use kvasir_engine::{Engine, Params, RequestId, Turn};
 use kvasir_exec::TokenLogprobs;
@@ -8,16 +10,16 @@ use std::{
     sync::Arc,
 };
 
-/// An engine with the words of its model: requests in, pieces out.
+/// An engine with its model's tokenizer.
 pub(crate) struct Runner {
     pub(crate) model: Arc<Model>,
     pub(crate) engine: Engine<AnyExecutor>,
     running: HashMap<RequestId, Running>,
-    /// What nobody has taken yet.
+    /// Pieces not taken yet.
     pieces: VecDeque<Piece>,
 }
 
-/// What has been said so far.
+/// Accumulated output of a running request.
 struct Running {
     ids: Vec<Token>,
     logprobs: Vec<TokenLogprobs>,
@@ -30,7 +32,7 @@ impl Runner {
         Self { model, engine, running: HashMap::new(), pieces: VecDeque::new() }
     }
 
-    /// Queues a request. Unless it says otherwise it ends at the model's end tokens.
+    /// Queues a request. Without `params.eos`, the model's end-of-sequence tokens apply.
     pub(crate) fn add(&mut self, prompt: Prompt, params: &Params) -> Result<RequestId, Error> {
         let ids = self.model.ids(prompt, true)?;
         let mut params = params.clone();
@@ -40,7 +42,7 @@ impl Runner {
         let request = self.model.loaded.request(ids, params)?;
         let added = self.engine.add_request(request);
         if added.is_err() {
-            // What the outbox says of a refusal, the caller is told at once.
+            // The caller receives the refusal directly, so its outbox event is discarded.
             self.collect();
         }
         let id = added.map_err(|refusal| Error::Asked(refusal.to_string()))?;
@@ -50,19 +52,19 @@ impl Runner {
         Ok(id)
     }
 
-    /// One turn of the engine.
+    /// Runs one engine step and collects its output.
     pub(crate) fn turn(&mut self) -> Result<Turn, Error> {
         let turn = self.engine.step();
         self.collect();
         turn.map_err(|exit| Error::Failed(exit.to_string()))
     }
 
-    /// Whether nobody waits, runs or has something to be told.
+    /// Whether no request is queued or running and no piece is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.engine.core().is_idle() && self.pieces.is_empty()
     }
 
-    /// Ends a request; nothing more is heard of it.
+    /// Aborts a request and drops its pending pieces.
     pub(crate) fn cancel(&mut self, id: RequestId) {
         self.running.remove(&id);
         self.engine.abort(id);
@@ -70,18 +72,18 @@ impl Runner {
         self.pieces.retain(|piece| piece.request != id);
     }
 
-    /// Everything that has come.
+    /// Takes all pending pieces.
     pub(crate) fn take_all(&mut self) -> Vec<Piece> {
         self.pieces.drain(..).collect()
     }
 
-    /// The oldest piece of one request that has come.
+    /// Takes the oldest pending piece of a request.
     fn take(&mut self, id: RequestId) -> Option<Piece> {
         let at = self.pieces.iter().position(|piece| piece.request == id)?;
         self.pieces.remove(at)
     }
 
-    /// The next piece of one request. What comes for others meanwhile waits for them.
+    /// Runs the engine until a request has a piece. Pieces of other requests stay pending.
     pub(crate) fn next(&mut self, id: RequestId) -> Result<Piece, Error> {
         loop {
             if let Some(piece) = self.take(id) {
@@ -93,7 +95,7 @@ impl Runner {
         }
     }
 
-    /// The whole answers to requests that run together.
+    /// Runs requests to completion; returns their answers.
     pub(crate) fn answers(&mut self, ids: &[RequestId]) -> Result<Vec<Answer>, Error> {
         let whole = |id: &RequestId| loop {
             if let Some(answer) = self.next(*id)?.answer {
@@ -103,7 +105,7 @@ impl Runner {
         ids.iter().map(whole).collect()
     }
 
-    /// Turns what the outbox holds into pieces.
+    /// Converts the outbox into pieces.
     fn collect(&mut self) {
         let outbox = self.engine.core_mut().outbox();
         for (event, ids) in outbox.iter() {

@@ -1,5 +1,5 @@
-//! Words on stdout and stderr. Whoever reads them may leave (`kvasir replay … | head`), which is no defect of ours: the standard
-//! macros of these names panic then.
+//! `print!`, `println!` and `eprintln!` that do not panic when the reader closes the pipe (`kvasir
+//! replay … | head`).
 
 use std::{
     fmt,
@@ -7,7 +7,7 @@ use std::{
     process,
 };
 
-/// Says it on stdout, or ends the program: without a word if the reader has left.
+/// Writes to stdout. On failure exits with status 1, silently if the pipe is closed.
 pub(crate) fn out(words: fmt::Arguments<'_>) {
     if let Err(error) = io::stdout().write_fmt(words) {
         if error.kind() != ErrorKind::BrokenPipe {
@@ -17,7 +17,7 @@ pub(crate) fn out(words: fmt::Arguments<'_>) {
     }
 }
 
-/// Says it on stderr, if anybody is there.
+/// Writes to stderr, ignoring failures.
 pub(crate) fn err(words: fmt::Arguments<'_>) {
     let _ = io::stderr().write_fmt(words);
 }

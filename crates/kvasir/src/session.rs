@@ -1,3 +1,9 @@
+//! Library sessions: branching conversations over one KV cache, with append, generate, fork, rewind
+//! and keep.
+//!
+//! Invariant: a branch's token list is authoritative. Its K/V may be evicted and is recomputed when
+//! needed, so no branch is ever lost.
+
 use crate::{
     Answer, CacheOptions, Error, Model, Prompt, SharedPrefix, Stream, runner::Runner, shared_prefix::Extent,
 };
@@ -5,7 +11,7 @@ use kvasir_engine::{Params, SessionId};
 use kvasir_kv::{Cache, CacheError, CacheKind, Face, Token};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// One conversation of a session; the first is [`Session::main`].
+/// A conversation of a session; the first is [`Session::main`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Branch(u64);
 
@@ -47,7 +53,7 @@ pub struct Session {
     runner: Runner,
     branches: BTreeMap<Branch, Vec<Token>>,
     next: u64,
-    /// What every branch begins with.
+    /// The shared prefix of all branches.
     prefix: Option<Extent>,
 }
 
@@ -68,7 +74,7 @@ impl Session {
         Self { runner, branches: BTreeMap::from([(Branch(0), main)]), next: 1, prefix }
     }
 
-    /// The branch that is there from the beginning.
+    /// The initial branch.
     pub fn main(&self) -> Branch {
         Branch(0)
     }
@@ -78,28 +84,28 @@ impl Session {
         self.branches.keys().copied()
     }
 
-    /// The tokens of a branch.
+    /// Tokens of a branch.
     pub fn tokens(&self, branch: Branch) -> Result<&[Token], Error> {
         self.branches.get(&branch).map(Vec::as_slice).ok_or_else(|| unknown(branch))
     }
 
-    /// Number of its tokens.
+    /// Number of tokens of a branch.
     pub fn len(&self, branch: Branch) -> Result<usize, Error> {
         self.tokens(branch).map(<[Token]>::len)
     }
 
-    /// Tokens of it whose K and V are in the cache.
+    /// Tokens of a branch whose K/V is cached.
     pub fn cached(&self, branch: Branch) -> Result<u32, Error> {
         let kept = self.runner.engine.core().kept(SessionId(branch.0));
         self.tokens(branch).map(|_| kept.max(self.cache().base()))
     }
 
-    /// The bookkeeping, for looking in.
+    /// The KV cache's bookkeeping, read-only.
     pub fn cache(&self) -> &dyn Cache {
         self.runner.engine.core().cache()
     }
 
-    /// Appends to a branch; it is computed when it is needed. Returns the length.
+    /// Appends to a branch; computed lazily. Returns the new length. Unchanged on error.
     pub fn append(&mut self, branch: Branch, prompt: impl Into<Prompt>) -> Result<usize, Error> {
         let begins = self.tokens(branch)?.is_empty();
         let ids = self.runner.model.ids(prompt.into(), begins)?;
@@ -112,13 +118,13 @@ impl Session {
         Ok(tokens.len())
     }
 
-    /// Goes on where a branch ends, and appends the answer.
+    /// Generates at the end of a branch and appends the answer.
     pub fn generate(&mut self, branch: Branch, params: &Params) -> Result<Answer, Error> {
         let answers = self.generate_all(&[branch], params)?.pop();
         answers.ok_or_else(|| Error::Failed("one branch got no answer".into()))
     }
 
-    /// Goes on where several branches end, side by side, and appends each answer to its branch.
+    /// Generates at the ends of several branches, batched, and appends each answer.
     pub fn generate_all(&mut self, branches: &[Branch], params: &Params) -> Result<Vec<Answer>, Error> {
         if let Some(twice) = branches.iter().enumerate().find(|(n, branch)| branches[..*n].contains(branch)) {
             return Err(Error::Asked(format!("branch {} is named twice", twice.1.0)));
@@ -142,7 +148,8 @@ impl Session {
         Ok(answers)
     }
 
-    /// Goes on where a branch ends, as it comes. What has come is appended, also when the stream is dropped before its end.
+    /// Streams generation at the end of a branch. Received tokens are appended, even if the stream
+    /// is dropped early.
     pub fn stream(&mut self, branch: Branch, params: &Params) -> Result<Stream<'_>, Error> {
         let request = self.ask(branch, params)?;
         Ok(Stream::new(&mut self.runner, request, self.branches.get_mut(&branch)))
@@ -160,7 +167,7 @@ impl Session {
         self.runner.add(Prompt::Ids(tokens), &params)
     }
 
-    /// Computes what a branch has and the cache lacks, as far as the cache keeps it: in whole blocks.
+    /// Prefills the uncached part of a branch, in whole blocks.
     pub fn fill(&mut self, branch: Branch) -> Result<(), Error> {
         let missing = self.len(branch)? as u32 - self.cached(branch)?;
         if missing < self.cache().block_size() {
@@ -171,8 +178,8 @@ impl Session {
         self.runner.answers(&[request]).map(|_| ())
     }
 
-    /// `n` branches that begin with the tokens of this one. They share its K and V, which is computed first. Refused by caches that
-    /// hold one sequence.
+    /// Forks a branch into `n` new ones. Its K/V is computed first and shared (copy-on-write).
+    /// Fails for caches that hold one sequence.
     pub fn fork(&mut self, branch: Branch, n: usize) -> Result<Vec<Branch>, Error> {
         let kind = self.cache().kind();
         if matches!(kind, CacheKind::Contiguous | CacheKind::Tree) {
@@ -190,7 +197,7 @@ impl Session {
         Ok(forks)
     }
 
-    /// Cuts a branch to its first `to` tokens.
+    /// Truncates a branch to its first `to` tokens. Unchanged on error.
     pub fn rewind(&mut self, branch: Branch, to: usize) -> Result<(), Error> {
         let tokens = self.branches.get_mut(&branch).ok_or_else(|| unknown(branch))?;
         if to > tokens.len() {
@@ -207,14 +214,14 @@ impl Session {
         Ok(())
     }
 
-    /// Ends all other branches.
+    /// Closes all other branches.
     pub fn keep(&mut self, branch: Branch) -> Result<(), Error> {
         self.tokens(branch)?;
         let others: Vec<Branch> = self.branches().filter(|other| *other != branch).collect();
         others.into_iter().try_for_each(|other| self.close(other))
     }
 
-    /// Ends a branch.
+    /// Closes a branch and releases its K/V.
     pub fn close(&mut self, branch: Branch) -> Result<(), Error> {
         self.branches.remove(&branch).ok_or_else(|| unknown(branch))?;
         self.runner.engine.core_mut().end_session(SessionId(branch.0));

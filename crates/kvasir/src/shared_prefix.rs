@@ -1,3 +1,6 @@
+//! Shared prefixes of the library: K/V prefilled once, frozen, and read by any number of sessions
+//! (cascade of frozen pools).
+
 use crate::{
     AnyPool, CacheOptions, Error, KvType, Model, Prompt, Session,
     feed::{CHUNK, Wanted, feed},
@@ -5,13 +8,13 @@ use crate::{
 use kvasir_kv::{CacheError, Contiguous, PoolId, Token};
 use std::sync::Arc;
 
-/// How a [`SharedPrefix`] is made.
+/// Options of a [`SharedPrefix`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixOptions {
-    /// How K and V are stored; what suits the model unless given. Sessions on the prefix store theirs alike.
+    /// K/V data type; the model's default if `None`. Sessions on the prefix use the same.
     pub kv: Option<KvType>,
-    /// Tokens that conversations on it may come to. It matters to models that turn the rows of long sequences by other angles, and
-    /// there it is the prefix's own length unless given.
+    /// Maximum length of conversations on it. Matters for models whose RoPE scaling depends on the
+    /// final length; the prefix's own length if `None`.
     pub longest: Option<u32>,
 }
 
@@ -46,7 +49,7 @@ pub struct SharedPrefix {
     tokens: Vec<Token>,
     kv: KvType,
     extent: Extent,
-    /// Where the rows lie: under number 1 those of the first prefix, under each further one those that were added.
+    /// Frozen pools: number 1 holds the first prefix, each further one an extension.
     pools: Vec<AnyPool>,
 }
 
@@ -71,7 +74,7 @@ impl SharedPrefix {
         Ok(Self { model, frozen, tokens, kv, extent, pools })
     }
 
-    /// A longer prefix, of which this one's rows are a part: only what is new is computed and held.
+    /// Extends the prefix: only the new tokens are computed and stored.
     pub fn extend(&self, prompt: impl Into<Prompt>) -> Result<Self, Error> {
         let new = self.model.ids(prompt.into(), false)?;
         let tokens = [&self.tokens[..], &new].concat();
@@ -89,18 +92,18 @@ impl SharedPrefix {
         Ok(Self { model: Arc::clone(&self.model), frozen, tokens, kv: self.kv, extent, pools })
     }
 
-    /// Its tokens.
+    /// Tokens of the prefix.
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// How K and V are stored.
+    /// K/V data type.
     pub fn kv(&self) -> KvType {
         self.kv
     }
 
-    /// A session whose every branch begins with this prefix, and whose cache has room for `options.capacity` tokens behind it.
-    /// Caches with blocks share whole blocks and compute the rest of the prefix themselves.
+    /// A session whose branches begin with this prefix, with `options.capacity` further tokens.
+    /// Block caches share whole blocks and recompute the remainder of the prefix.
     pub fn session(&self, options: CacheOptions) -> Result<Session, Error> {
         Session::on(self, &options)
     }
@@ -117,7 +120,7 @@ impl SharedPrefix {
         self.extent
     }
 
-    /// Hands every pool with its number to `take`.
+    /// Calls `take` with every pool and its id.
     pub(crate) fn attach(
         &self,
         mut take: impl FnMut(PoolId, &AnyPool) -> Result<(), Error>,
@@ -126,17 +129,17 @@ impl SharedPrefix {
     }
 }
 
-/// How long a shared prefix is, and what it was made for.
+/// Length of a shared prefix and of conversations on it.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     /// Its tokens.
     pub(crate) rows: u32,
-    /// What conversations on it may come to.
+    /// Maximum length of conversations on it.
     longest: u32,
 }
 
 impl Extent {
-    /// Refuses conversations of so many tokens if the prefix's rows would have other angles in them.
+    /// Rejects conversations of `tokens` tokens if their RoPE angles differ from the prefix's.
     pub(crate) fn check(self, model: &Model, tokens: usize) -> Result<(), Error> {
         let program = model.loaded.program();
         let (tokens, longest) = (tokens.min(program.max_positions) as u32, self.longest);

@@ -1,13 +1,15 @@
+//! Streaming iterator over one answer.
+
 use crate::{Answer, Error, Piece, runner::Runner};
 use kvasir_engine::RequestId;
 use kvasir_kv::Token;
 
-/// One answer as it comes: an iterator that runs the engine when it is asked for more. Dropping it before its end cancels the
+/// Streams one answer: an iterator that runs the engine on demand. Dropping it early cancels the
 /// request.
 pub struct Stream<'a> {
     runner: &'a mut Runner,
     request: RequestId,
-    /// Where what was said is noted, for a session.
+    /// Token list of the session's branch, extended by received tokens.
     said: Option<&'a mut Vec<Token>>,
     answer: Option<Answer>,
     over: bool,
@@ -18,12 +20,12 @@ impl<'a> Stream<'a> {
         Self { runner, request, said, answer: None, over: false }
     }
 
-    /// The request.
+    /// Id of the request.
     pub fn request(&self) -> RequestId {
         self.request
     }
 
-    /// All of it together, once the last piece has come.
+    /// The whole answer, after the last piece.
     pub fn answer(&self) -> Option<&Answer> {
         self.answer.as_ref()
     }

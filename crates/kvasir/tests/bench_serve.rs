@@ -1,4 +1,5 @@
-//! `kvasir bench serve` against a server with the built-in model's tokenizer, template and context.
+//! `kvasir bench serve` against a simulated server with the built-in model's tokenizer, template
+//! and context.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers outside of test functions
 
 use serde_json::Value;
@@ -7,7 +8,7 @@ use std::{
     process::{Child, ChildStderr, Command, Stdio},
 };
 
-/// A server that answers with any words, in no time.
+/// A simulated server: arbitrary words, no delay.
 struct Server {
     process: Child,
     said: BufReader<ChildStderr>,
@@ -45,7 +46,8 @@ fn bench(url: &str, args: &[&str]) -> Value {
     serde_json::from_slice(&out.stdout).unwrap()
 }
 
-/// Agents asked for up to 4,096 words and more, of which a small vocabulary makes twice as many tokens.
+/// Regression: agents requested up to 4,096 words and more, of which a small vocabulary makes twice
+/// as many tokens.
 #[test]
 fn what_a_workload_asks_for_fits_the_servers_model() {
     let (_server, url) = Server::start();
@@ -64,6 +66,6 @@ fn a_word_is_a_token() {
     let sizes = ["--requests", "4", "--prompt-tokens", "500", "--output-tokens", "2"];
     let steady = bench(&url, &[&["--workload", "steady", "--route", "completions"], &sizes[..]].concat());
     let tokens = steady["prompt_tokens"].as_u64().unwrap();
-    // A first word has no space in front of it, which may make two of it.
+    // The first word lacks a leading space, which may split it into two tokens.
     assert!((2000..=2004).contains(&tokens), "{tokens}");
 }

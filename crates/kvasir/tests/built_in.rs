@@ -1,4 +1,4 @@
-//! The built-in model answers, through the command that a person would type.
+//! The built-in model through the command line: greedy answers, and its chat template.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -14,7 +14,8 @@ fn says(prompt: &str) -> String {
     String::from_utf8(out.stdout).unwrap().trim().to_owned()
 }
 
-/// Whoever says nothing of sampling gets its likeliest answer: drawn at temperature 1, a model this small is often wrong.
+/// Without sampling parameters, decoding is greedy: at temperature 1 a model this small is often
+/// wrong.
 #[test]
 fn a_chat_gets_what_it_is_surest_of() {
     for _ in 0..5 {
@@ -37,7 +38,7 @@ fn it_knows_its_small_world() {
     assert!(says("What is the capital of France?").contains("Paris"));
 }
 
-/// A question is no beginning of a text to it: who gets nothing is told why.
+/// Without the chat template a question yields an empty completion; the user is told why.
 #[test]
 fn who_asks_without_a_template_is_told_of_the_chat() {
     let generate = |prompt: &str| {
@@ -51,7 +52,7 @@ fn who_asks_without_a_template_is_told_of_the_chat() {
     assert!(said.contains("Paris") && beside.is_empty(), "{said}{beside}");
 }
 
-/// What it was trained on, and what its chats are rendered to: line ends behind blocks of the template once went missing.
+/// The template renders exactly the training format. Regression: line breaks after template blocks.
 #[test]
 fn its_template_renders_what_it_was_trained_on() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/kvasir-mini.gguf");

@@ -1,4 +1,4 @@
-//! `kvasir chat` as a script meets it: questions and commands on stdin, answers on stdout, everything else on stderr.
+//! `kvasir chat` in scripts: input on stdin, answers on stdout, notes on stderr.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// A folder with the tiny Qwen3 and its tokenizer; gone when it is dropped.
+/// A folder with the tiny Qwen3 and its tokenizer; removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -25,7 +25,7 @@ impl Folder {
         Self(folder)
     }
 
-    /// Exit code, stdout and stderr of a chat with these lines.
+    /// Runs a chat with these input lines; returns exit code, stdout and stderr.
     fn chat(&self, options: &[&str], lines: &str) -> (Option<i32>, String, String) {
         let mut process = Command::new(env!("CARGO_BIN_EXE_kvasir"))
             .args(["chat", self.0.to_str().unwrap(), "--max-tokens", "6"])
@@ -37,7 +37,7 @@ impl Folder {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // It may be gone already, with a usage error.
+        // The process may have exited with a usage error.
         let _ = process.stdin.take().unwrap().write_all(lines.as_bytes());
         let output = process.wait_with_output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();

@@ -1,4 +1,4 @@
-//! `kvasir convert` as a program: what it replaces, what it refuses, and what it leaves on the disk.
+//! `kvasir convert` and the file system: which targets are replaced, which are rejected.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod scratch;
@@ -32,7 +32,7 @@ fn only_a_file_is_replaced_and_links_are_followed() {
         assert!(said.contains(why) && said.contains(name) && said.trim_end().lines().count() == 1, "{said}");
     }
     assert!(fs::metadata(at("fifo")).unwrap().file_type().is_fifo());
-    // Drafts are told apart by their process: what lies there under a bare name is somebody else's.
+    // Temporary files carry the process id; a bare `.part` belongs to another program.
     fs::write(at("file.part"), "mine").unwrap();
     fs::write(at("file"), "old").unwrap();
     symlink(at("file"), at("link")).unwrap();

@@ -1,4 +1,4 @@
-//! The library as a program meets it: no server, no runtime, weights that are there once.
+//! The library API: sessions, shared prefixes, streams and errors, over one copy of the weights.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir::{
@@ -15,13 +15,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The tiny Qwen3, which has no words.
+/// The tiny Qwen3, without a tokenizer.
 fn tiny() -> Kvasir {
     Kvasir::load(root().join("testdata/models/qwen3"), Options { threads: Some(2), ..Options::default() })
         .unwrap()
 }
 
-/// The same with words.
+/// The tiny Qwen3 with a tokenizer.
 fn with_words(name: &str) -> Kvasir {
     let folder = std::env::temp_dir().join(format!("kvasir-library-{}-{name}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
@@ -48,10 +48,10 @@ fn asked<T>(result: Result<T, Error>) -> String {
     }
 }
 
-/// Ids, and log-probabilities to the bit.
+/// Token ids with the bits of their log-probabilities.
 type Bits = Vec<(Token, u32)>;
 
-/// A conversation of several turns, as a cache of this kind can have it.
+/// A multi-turn conversation, with forks where the cache supports them.
 fn converse(mut session: Session) -> Vec<Bits> {
     let mut said: Vec<Bits> = Vec::new();
     let mut ask = |session: &mut Session, branches: &[Branch]| {
@@ -97,7 +97,7 @@ fn one_model_serves_sessions_of_every_kind_at_once_each_as_if_alone() {
     assert_ne!(alone[0], alone[1], "how K and V are stored shows");
 }
 
-/// A prefix of 45 tokens, in whole or in two parts.
+/// A frozen prefix of 45 tokens, as one part or two.
 fn frozen(kvasir: &Kvasir, kv: KvType, in_parts: bool) -> SharedPrefix {
     let options = PrefixOptions { kv: Some(kv), longest: None };
     let tokens: Vec<Token> = (5..50).collect();
@@ -107,7 +107,7 @@ fn frozen(kvasir: &Kvasir, kv: KvType, in_parts: bool) -> SharedPrefix {
     }
 }
 
-/// What a session says that has a prefix, or its tokens, in front.
+/// Answers of a session behind a prefix, or with the same tokens appended.
 fn say_behind(mut session: Session, in_front: &[Token]) -> Vec<Bits> {
     let mut said = Vec::new();
     let mut ask = |session: &mut Session, branches: &[Branch]| {
@@ -141,7 +141,7 @@ fn sessions_of_every_kind_share_a_frozen_prefix_and_say_what_they_would_alone() 
     for (kv, in_parts) in [(KvType::F32, false), (KvType::Q8_0, true)] {
         let prefix = frozen(&kvasir, kv, in_parts);
         let options = |kind| CacheOptions { sequences: 4, ..CacheOptions::new(kind).capacity(96) };
-        // All at once, each in a thread of its own; the handle may go before they do.
+        // All concurrently on threads of their own; the prefix handle may be dropped first.
         let sessions: Vec<_> =
             CacheKind::ALL.iter().map(|kind| (*kind, prefix.session(options(*kind)).unwrap())).collect();
         let tokens = prefix.tokens().to_vec();
@@ -174,7 +174,7 @@ fn the_plain_backend_shares_prefixes_too() {
 fn a_small_cache_behind_a_prefix_holds_what_only_the_prefix_makes_large() {
     let kvasir = tiny();
     let prefix = frozen(&kvasir, KvType::F32, false);
-    // 16 slots, two blocks of 8: three conversations of 45 + 8 tokens take turns in them.
+    // 16 slots, two blocks of 8: three conversations of 45 + 8 tokens take turns.
     let options = CacheOptions { block_size: 8, ..CacheOptions::new(CacheKind::Radix).capacity(16) };
     let mut session = prefix.session(options).unwrap();
     let main = session.main();
@@ -252,7 +252,7 @@ fn bookkeeping_does_not_show() {
     let all = [CacheKind::Contiguous, CacheKind::Cells, CacheKind::Tree, CacheKind::Paged, CacheKind::Radix];
     let said: Vec<_> = all.map(say).into();
     assert!(said.windows(2).all(|pair| pair[0] == pair[1]));
-    // And a session says what somebody without one says.
+    // A session gives the same answer as a request without one.
     let mut prompt: Vec<Token> = (5..38).collect();
     prompt.extend(&said[0].0);
     prompt.push(9);
@@ -276,7 +276,7 @@ fn branches_share_their_trunk_and_a_full_cache_loses_no_branch() {
     }
     let answers = session.generate_all(&branches, &params(8)).unwrap();
     assert!(answers.iter().all(|answer| answer.cached == 64 && answer.reason == Finish::MaxTokens));
-    // Something long pushes the others out of the cache; their tokens stay, and so does what they say.
+    // A long request evicts the others from the cache; their tokens, and so their answers, remain.
     let other = session.fork(main, 1).unwrap()[0];
     session.rewind(other, 0).unwrap();
     session.append(other, (1..101).collect::<Vec<Token>>()).unwrap();
@@ -365,7 +365,7 @@ fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
     assert!(asked(session.generate(main, &params(1))).contains("no branch 0"));
 }
 
-/// Layers with a window of 16 keep 16 + 5 rows; the conversation has many times as many.
+/// Layers with a window of 16 keep 16 + 5 rows; the conversation is many times longer.
 #[test]
 fn rings_do_not_show_but_in_what_is_computed_again() {
     let options = Options { threads: Some(2), ..Options::default() };
@@ -386,7 +386,7 @@ fn rings_do_not_show_but_in_what_is_computed_again() {
     assert_eq!(both([&mut whole, &mut ringed], 5..45), [0, 0]);
     let [kept, in_rings] = both([&mut whole, &mut ringed], 50..60);
     assert!(kept == in_rings && kept > 60, "{kept} and {in_rings}");
-    // A little way back a ring still holds what the next token sees; further back it does not.
+    // A short rewind stays within the ring; a longer one recomputes.
     for (back, is_kept) in [(3, true), (60, false)] {
         let to = whole.len(main).unwrap() - back;
         whole.rewind(main, to).unwrap();

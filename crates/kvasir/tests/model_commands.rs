@@ -1,4 +1,4 @@
-//! `generate`, `logits` and `inspect` as other tools call them.
+//! `generate`, `logits`, `inspect` and `bench` as command line tools: JSON output and usage errors.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use serde_json::Value as Json;
@@ -18,7 +18,7 @@ fn json(args: &[&str]) -> Json {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Prompt and greedy continuation as recorded.
+/// Recorded prompt and greedy continuation.
 fn recorded(case: &str, prompt: &str) -> (String, Json) {
     let text = std::fs::read_to_string(format!("{}/expected.json", model(case))).unwrap();
     let expected: Json = serde_json::from_str(&text).unwrap();
@@ -69,7 +69,7 @@ fn an_offline_run_is_told_and_drawn() {
     let path = model("qwen3");
     let args = ["bench", "offline", &path, "--requests", "2", "--kv-capacity", "4096"];
     let told = json(&[&args[..], &["--json", "--html", page.to_str().unwrap()]].concat());
-    // What the published workload draws first, whatever the model says.
+    // The first requests of the published workload, independent of the model.
     assert_eq!((&told["prompt_tokens"], &told["output_tokens"]), (&1688.into(), &671.into()));
     let drawn = std::fs::read_to_string(&page).unwrap();
     std::fs::remove_file(&page).unwrap();
@@ -151,7 +151,7 @@ fn logits_that_are_no_numbers_end_a_request_by_name() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::copy(format!("{}/config.json", model("qwen3")), folder.join("config.json")).unwrap();
     let mut weights = std::fs::read(format!("{}/model.safetensors", model("qwen3"))).unwrap();
-    // The last tensor is the final norm; all ones are no number in any type.
+    // The last tensor is the final norm; all one bits are NaN in any float type.
     let end = weights.len();
     weights[end - 64..].fill(0xff);
     std::fs::write(folder.join("model.safetensors"), weights).unwrap();

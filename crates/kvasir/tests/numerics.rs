@@ -1,5 +1,9 @@
-//! The numerics contract on the processor: a request's tokens and logits are the same bits alone and in company, whole and in chunks, after
-//! a prefix hit and after a preemption, on each cache under each policy, forked, and on one thread or two.
+//! Batch invariance of the CPU backend: tokens and logits are bit-identical whatever the batch
+//! composition.
+//!
+//! Compared to each request alone: batched, chunked prefill, after a prefix cache hit, after
+//! preemption, forked, on every cache under every policy, on one thread or two. This is the
+//! numerics contract.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 #[path = "../../kvasir-cpu/tests/common/mod.rs"]
@@ -22,12 +26,12 @@ use std::{
     sync::Arc,
 };
 
-/// A backend that is listened to: the logits after each position of each request. Positions that are computed again, after a preemption,
-/// must give what they gave.
+/// Wraps an executor and records the logits of each position of each request. Recomputed positions
+/// (after preemption) must reproduce the same bits.
 struct Listening {
     inner: CpuExecutor,
     heard: BTreeMap<(u64, u32), Vec<u32>>,
-    /// Requests that were seen beside others in one step.
+    /// Requests that shared a step with others.
     in_company: BTreeSet<u64>,
     vocab: usize,
 }
@@ -65,10 +69,10 @@ impl Executor for Listening {
     }
 }
 
-/// What a request said: its tokens, and its logits after each position that it sampled from.
+/// Output of a request: tokens, and logits of each sampled position.
 type Said = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
 
-/// What a run went through, so that a test that covers nothing is noticed.
+/// Coverage of a run, so that a vacuous test fails.
 #[derive(Debug, Default)]
 struct Seen {
     hits: u32,
@@ -88,9 +92,10 @@ fn tokens(n: usize, salt: usize) -> Vec<Token> {
     (0..n).map(|i| ((i * 37 + salt * 101 + 11) % 500) as Token).collect()
 }
 
-/// Requests of which some begin alike, some are sampled at a temperature, and some become long enough for other angles.
+/// Requests with common prefixes, various temperatures, and lengths across the RoPE scaling
+/// threshold.
 fn requests(model: &CpuModel) -> Vec<Request> {
-    // Longer than the stretch of positions that attention takes at a time.
+    // Longer than one KV chunk of the attention kernel.
     let trunk = tokens(70, 1);
     let on = |tail: usize, salt: usize| [&trunk[..], &tokens(tail, salt)].concat();
     let all = [
@@ -110,7 +115,7 @@ fn requests(model: &CpuModel) -> Vec<Request> {
     all.into_iter().enumerate().map(request).collect()
 }
 
-/// The first tokens of a request, computed alone and frozen.
+/// A frozen prefix: the first tokens of a request, prefilled alone.
 struct Frozen {
     rows: SharedPrefix,
     pool: Arc<Pool>,
@@ -142,7 +147,7 @@ impl Frozen {
     }
 }
 
-/// One way to run requests.
+/// One configuration under test.
 struct Way {
     cache: CacheKind,
     policy: &'static str,
@@ -198,7 +203,7 @@ impl Way {
         Engine::new(core, listening, || 0).overlap(self.overlap)
     }
 
-    /// Runs requests that come one after the other, `n` of each, and gives what each said, by tag.
+    /// Runs requests that arrive one by one, each with `n` siblings; returns outputs by tag.
     fn run(
         &self,
         model: &Arc<CpuModel>,
@@ -209,7 +214,7 @@ impl Way {
         self.run_on(model, None, requests, n, seen)
     }
 
-    /// The same behind a frozen prefix.
+    /// Runs requests behind a frozen prefix, if given.
     fn run_on(
         &self,
         model: &Arc<CpuModel>,
@@ -256,7 +261,7 @@ impl Way {
     }
 }
 
-/// What each request, and its `n` - 1 siblings, say alone: a whole prompt, a cache of one sequence, one thread.
+/// Reference outputs: each request and sibling alone, whole prompt, contiguous cache, one thread.
 fn alone(case: &str, arithmetic: Precision, kv: Option<KvType>, n: u64) -> BTreeMap<u64, Said> {
     let model = load(case, arithmetic, 1);
     let kv = kv.unwrap_or(model.natural_kv());
@@ -285,7 +290,7 @@ fn compare(about: &str, wanted: &BTreeMap<u64, Said>, got: &BTreeMap<u64, Said>)
 
 const POLICIES: [&str; 5] = ["whole", "prefill-first", "chunked", "mixed", "rectangular"];
 
-/// Every cache under every policy, with and without overlap in turn; in a pool that is too small for all where `tight`.
+/// Every cache under every policy, alternating overlap; with `tight`, in a pool too small for all.
 fn matrix(case: &str, arithmetic: Precision, kv: Option<KvType>, tight: bool) {
     let wanted = alone(case, arithmetic, kv, 1);
     let models = [load(case, arithmetic, 1), load(case, arithmetic, 2)];
@@ -316,7 +321,8 @@ fn forked_off_a_shared_prefix() {
     for (case, arithmetic) in [("qwen3_yarn_swa", Precision::Exact), ("gpt_oss", Precision::Auto)] {
         let models = [load(case, arithmetic, 1), load(case, arithmetic, 2)];
         let kv = models[0].natural_kv();
-        // Those that begin with the trunk, of which a part is frozen that is no whole number of blocks.
+        // Requests with the common prefix, of which a part that is not a whole number of blocks is
+        // frozen.
         let frozen = tokens(67, 1);
         let mut requests = requests(&models[0]);
         requests.retain(|request| request.prompt.starts_with(&frozen));
@@ -391,7 +397,7 @@ fn siblings_share_their_prompt() {
     }
 }
 
-/// The hidden state behind a prompt, preempted after its first chunk or not.
+/// Hidden state of a prompt, optionally preempted after its first chunk.
 fn state(way: &Way, model: &Arc<CpuModel>, is_preempted: bool) -> Vec<u32> {
     let mut engine = way.engine(model, None);
     let sampling = Sampling { hidden: true, ..Sampling::default() };

@@ -1,4 +1,5 @@
-//! A model in parts, a rank to each: what the ranks collect is what a lone one computes, on both backends.
+//! Tensor parallelism: ranks with a part of the model each compute the same as one rank with all,
+//! on both backends.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, Team};
@@ -10,7 +11,8 @@ use kvasir_program::{Collective, Holds, Matrix, Model, Op, Program, ValueId};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The part of a rank: heads, inner numbers and ids of the vocabulary are shared out, and collected where a row goes on.
+/// A rank's program: heads, MLP columns and vocabulary are sharded, with a collective where a row
+/// continues.
 fn part(whole: &Program, rank: usize, count: usize) -> Program {
     let mut program = whole.clone();
     let name = |m: &Matrix| &whole.weights[m.weight.0 as usize].name;
@@ -74,7 +76,7 @@ fn part(whole: &Program, rank: usize, count: usize) -> Program {
     program
 }
 
-/// Logits of every token of a prompt, taken in two steps.
+/// Logits of every prompt token, in two prefill steps.
 fn logits(mut executor: impl Executor, prompt: &[Token]) -> Vec<f32> {
     let mut cache = Contiguous::new(256);
     let seq = cache.open().unwrap();
@@ -152,7 +154,7 @@ fn parts_run_among_as_many_ranks_as_there_are_parts() {
     let three = || ThreadRank::all(3).remove(0);
     assert!(cpu(&model, &program, &dir).among(three()).err().unwrap().contains("2 ranks"));
     assert!(plain(&model, &program, &dir).among(three()).err().unwrap().contains("2 ranks"));
-    // As text, and through JSON.
+    // Round trip through text and JSON.
     assert!(program.to_string().contains("collect") && program.to_string().contains("Join"));
     let json = serde_json::to_string(&program).unwrap();
     assert_eq!(serde_json::from_str::<Program>(&json).unwrap(), program);

@@ -1,4 +1,5 @@
-//! Log-probabilities of prompts: however a prompt is cut, shared or preempted, they are those of its logits.
+//! Prompt log-probabilities equal those of the logits, however a prompt is chunked, shared or
+//! preempted.
 #![allow(clippy::unwrap_used)]
 
 use kvasir::{BackendKind, Loaded, Opened, Precision};
@@ -19,7 +20,7 @@ fn prompt(n: u32) -> Vec<u32> {
     (0..20 + n * 13).map(|i| (i * 31 + n * 7) % 500).collect()
 }
 
-/// Log-probabilities of each prompt of a run, and how often somebody was preempted.
+/// Prompt log-probabilities by request tag, and the number of preemptions.
 fn scores(
     model: &Loaded,
     policy: Box<dyn Policy>,
@@ -33,7 +34,8 @@ fn scores(
     for tag in 0..8 {
         let sampling = Sampling { prompt_logprobs: Some(2), logprobs: Some(1), ..Sampling::default() };
         let params = Params { max_tokens: 24, ignore_eos: true, sampling, ..Params::default() };
-        // Two of a kind: the second could find the first's rows, and must compute them all the same.
+        // Duplicate prompts: the second could hit the prefix cache, but must be computed for its
+        // scores.
         engine.add_request(Request { tag, prompt: prompt(tag as u32 / 2), params }).unwrap();
     }
     let (mut all, mut preempted) = (HashMap::new(), 0);

@@ -1,4 +1,4 @@
-//! `kvasir sim` as a program: what it refuses and how, and what it leaves on the disk.
+//! `kvasir sim` as a program: usage errors, output files, broken pipes.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod scratch;
@@ -78,7 +78,7 @@ fn bad_usage_is_one_line_that_names_it_and_leaves_no_file() {
 #[test]
 fn what_cannot_be_written_is_refused_before_anything_runs() {
     let folder = folder("sim-unwritable");
-    // Neither a file nor a folder, like a device: it must not be replaced by a file.
+    // Neither file nor folder, like a device: must not be replaced.
     let socket = folder.join("socket");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     for place in [&socket, &folder, &folder.join("nowhere").join("page.html")] {
@@ -90,7 +90,7 @@ fn what_cannot_be_written_is_refused_before_anything_runs() {
     }
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
     drop(listener);
-    // A link stays one, and what it points to is written.
+    // A link stays a link, and its target is written.
     let (page, link) = (folder.join("page.html"), folder.join("link.html"));
     fs::write(&page, "").unwrap();
     std::os::unix::fs::symlink(&page, &link).unwrap();
@@ -122,7 +122,7 @@ fn a_page_a_trace_and_a_report() {
     assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(report["finished"], 2);
-    // The second prompt finds 14 blocks: 13 in chunks that are skipped, one that is computed again.
+    // The second prompt hits 14 blocks: 13 in skipped chunks, one recomputed.
     assert_eq!(report["outcomes"][1]["cached"], 896);
     let page = fs::read_to_string(page).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("kvasir-trace/1"));

@@ -1,9 +1,8 @@
-//! `kvasir chat` in a pseudo-terminal: Ctrl-C at any moment, and the terminal modes after every way
-//! out.
+//! `kvasir chat` in a pseudo-terminal: Ctrl-C at any moment, and terminal modes after every exit
+//! path.
 //!
-//! The chat runs on the simulated backend, whose fixed step time makes the length of an answer
-//! predictable. The tests hold the slave side open: its modes can still be read after the chat has
-//! ended.
+//! The chat runs on the simulated backend, whose fixed step time makes answer length predictable.
+//! The tests hold the slave side open, so its modes can be read after the chat has exited.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
@@ -22,9 +21,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Interrupts that the chat must survive.
+/// Number of interrupts that the chat must survive.
 const INTERRUPTS: u32 = 200;
-/// How long a chat may take to load, to answer or to end on a busy machine.
+/// Time limit for a chat to load, answer or exit on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Sent by a terminal for Ctrl-C.
 const CTRL_C: &[u8] = b"\x03";
@@ -32,12 +31,12 @@ const CTRL_C: &[u8] = b"\x03";
 const CTRL_D: &[u8] = b"\x04";
 /// Sent by a terminal for Ctrl-\.
 const CTRL_BACKSLASH: &[u8] = b"\x1c";
-/// The line under a whole answer.
+/// Part of the line under a complete answer.
 const WHOLE: &str = "prompt tokens cached";
-/// The line under an answer that was interrupted.
+/// The line under an interrupted answer.
 const STOPPED: &str = "stopped";
 
-/// A chat and the terminal that it runs in.
+/// A chat with its pseudo-terminal.
 struct Chat {
     master: OwnedFd,
     slave: OwnedFd,
@@ -89,12 +88,12 @@ impl Chat {
         tcgetattr(&self.slave).unwrap()
     }
 
-    /// Whether the line editor reads: in raw mode Ctrl-C raises no signal.
+    /// Whether the line editor is reading: in raw mode, Ctrl-C raises no signal.
     fn is_raw(&self) -> bool {
         !self.modes().local_modes.contains(LocalModes::ISIG)
     }
 
-    /// Whether every mode is as it was before the chat began.
+    /// Whether all terminal modes are as before the chat.
     fn is_restored(&self) -> bool {
         let (now, before) = (self.modes(), &self.before);
         now.local_modes == before.local_modes
@@ -111,7 +110,7 @@ impl Chat {
         rustix::io::write(&self.master, bytes).unwrap();
     }
 
-    /// Types a line and sends it once the line editor shows it: the prompt that reads Enter is then
+    /// Types a line and submits it once the line editor shows it, so the prompt that reads Enter is
     /// the last one.
     fn send_line(&mut self, line: &str) {
         self.output.clear();
@@ -125,7 +124,7 @@ impl Chat {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
-    /// Takes in the output that comes within `time`; false if the chat has ended.
+    /// Collects output for `time`; false if the chat has exited.
     fn listen(&mut self, time: Duration) -> bool {
         let until = Instant::now() + time;
         loop {
@@ -141,7 +140,7 @@ impl Chat {
         }
     }
 
-    /// Waits until `done`; false if the chat has ended before.
+    /// Waits until `done`; false if the chat exits before.
     fn wait(&mut self, done: impl Fn(&Self) -> bool) -> bool {
         let began = Instant::now();
         while !done(self) {
@@ -162,18 +161,18 @@ impl Chat {
         self.output.contains(WHOLE) || self.output.contains(STOPPED)
     }
 
-    /// Waits for the end of an answer and the next prompt; false if the chat has ended.
+    /// Waits for the end of an answer and the next prompt; false if the chat exits.
     fn answered(&mut self) -> bool {
         self.wait(|chat| chat.is_answered() && chat.is_raw())
     }
 
-    /// Whether the chat gives a whole answer.
+    /// Whether the chat gives a complete answer.
     fn answers(&mut self) -> bool {
         self.send_line("one more");
         self.answered() && self.output.contains(WHOLE)
     }
 
-    /// Takes the conversation back to one question, so that it never fills the context.
+    /// Resets the conversation to one question, so that it never fills the context.
     fn forget(&mut self) {
         let file = self.home.join("one.json");
         fs::write(&file, r#"{"messages": [{"role": "user", "content": "hello"}]}"#).unwrap();
@@ -181,7 +180,7 @@ impl Chat {
         assert!(self.wait(|chat| chat.output.contains("messages from") && chat.is_raw()));
     }
 
-    /// Waits for the end of the process.
+    /// Waits for the process to exit.
     fn ended(&mut self) -> Option<i32> {
         assert!(!self.wait(|_| false));
         self.exit().unwrap().code()
@@ -200,7 +199,7 @@ impl Drop for Chat {
 struct Random(u64);
 
 impl Random {
-    /// A time from 0 to `most`.
+    /// A random duration up to `most`.
     fn up_to(&mut self, most: Duration) -> Duration {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -222,11 +221,11 @@ fn no_interrupt_during_or_around_an_answer_ends_the_chat() {
         chat.send_line("go on");
         let began = Instant::now();
         let alive = match i % 8 {
-            // As the answer begins.
+            // At the start of the answer.
             0 => chat.listen(random.up_to(ms(4))),
-            // As it ends, by its usual length.
+            // At its expected end.
             1 | 2 => chat.listen(length.saturating_sub(ms(4)) + random.up_to(ms(8))),
-            // As it ends, by the line under it.
+            // At its end, by the line under it.
             3 => chat.wait(Chat::is_answered),
             // Twice.
             4 => {
@@ -234,13 +233,13 @@ fn no_interrupt_during_or_around_an_answer_ends_the_chat() {
                 chat.send(CTRL_C);
                 chat.listen(random.up_to(ms(12)))
             }
-            // At the prompt behind the answer.
+            // At the prompt after the answer.
             5 => chat.answered(),
             _ => chat.listen(random.up_to(length)),
         };
         chat.send(CTRL_C);
-        // The pause lets a late interrupt do its worst. One that the line editor has read takes the
-        // line back.
+        // The pause gives a late interrupt time to act. One read by the line editor discards the
+        // line.
         if !(alive && chat.answered() && chat.listen(ms(2)) && chat.at_prompt()) {
             deaths.push((i, chat.exit().unwrap().code(), chat.is_restored()));
             chat = start();
@@ -276,7 +275,7 @@ fn the_terminal_is_restored_on_every_way_out() {
         ("hup", 129, |chat| chat.raise(Signal::HUP)),
         ("quit-signal", 131, |chat| chat.raise(Signal::QUIT)),
         ("load", 130, |chat| {
-            // A command that does not return: nothing has yet opened the other end.
+            // A blocking command: the FIFO's other end is never opened.
             let fifo = chat.home.join("fifo");
             assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
             chat.send_line(&format!("/load {}", fifo.display()));

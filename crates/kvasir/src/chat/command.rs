@@ -1,6 +1,8 @@
+//! Slash commands of `kvasir chat`: table, help texts and parser.
+
 use std::path::PathBuf;
 
-/// What begins with a slash.
+/// A slash command.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Command {
     Help,
@@ -18,7 +20,7 @@ pub(super) enum Command {
     Quit,
 }
 
-/// Name, arguments, and what it does.
+/// Name, arguments and help text of each command.
 pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     ("/help", "", "these lines"),
     ("/system", "[TEXT]", "show or set the standing instructions; - takes them away"),
@@ -36,7 +38,7 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
 ];
 
 impl Command {
-    /// Reads a line that begins with a slash.
+    /// Parses a line that begins with a slash.
     pub(super) fn parse(line: &str) -> Result<Self, String> {
         let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();

@@ -1,19 +1,21 @@
+//! Conversation state of `kvasir chat`: messages in API format, with branches, fork and rewind.
+
 use super::tally::plural;
 use kvasir_sample::Sampling;
 use kvasir_serve::request::{ChatRequest, IgnoredFields, Reader};
 use serde_json::{Map, Value, json};
 
-/// Messages in the order they were said, in the API's words.
+/// Messages in chronological order, in API format.
 type Branch = Vec<Value>;
 
-/// What has been said, in one branch or several. A branch holds all its messages; what branches have in common is shared where it
-/// is large, in the engine's prefix cache.
+/// A conversation with branches. Each branch holds all its messages; their K/V is shared in the
+/// engine's prefix cache.
 pub(super) struct Conversation {
     branches: Vec<Branch>,
     here: usize,
 }
 
-/// The message of a person.
+/// A user message.
 pub(super) fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
@@ -23,14 +25,14 @@ fn role(message: &Value) -> &str {
 }
 
 impl Conversation {
-    /// Nothing said, under standing instructions if there are any.
+    /// An empty conversation, with an optional system prompt.
     pub(super) fn new(system: Option<&str>) -> Self {
         let mut conversation = Self { branches: vec![Branch::new()], here: 0 };
         conversation.set_system(system.unwrap_or_default());
         conversation
     }
 
-    /// The messages of this branch.
+    /// Messages of the current branch.
     pub(super) fn messages(&self) -> &[Value] {
         self.branches.get(self.here).map_or(&[], Vec::as_slice)
     }
@@ -43,22 +45,22 @@ impl Conversation {
         &mut self.branches[here]
     }
 
-    /// Says one more thing.
+    /// Appends a message.
     pub(super) fn push(&mut self, message: Value) {
         self.branch().push(message);
     }
 
-    /// Takes back what came after the first `len` messages.
+    /// Truncates the branch to `len` messages.
     pub(super) fn truncate(&mut self, len: usize) {
         self.branch().truncate(len);
     }
 
-    /// The standing instructions.
+    /// The system prompt.
     pub(super) fn system(&self) -> Option<&str> {
         self.messages().first().filter(|first| role(first) == "system")?["content"].as_str()
     }
 
-    /// Sets the standing instructions of this branch; an empty text takes them away.
+    /// Sets the system prompt of this branch; an empty text removes it.
     pub(super) fn set_system(&mut self, text: &str) {
         let had = self.system().is_some();
         let branch = self.branch();
@@ -68,12 +70,13 @@ impl Conversation {
         }
     }
 
-    /// Messages that count: all but the standing instructions.
+    /// Number of messages without the system prompt.
     pub(super) fn said(&self) -> usize {
         self.messages().len() - usize::from(self.system().is_some())
     }
 
-    /// Goes on in a copy of this branch that ends before its last `back` questions. Gives the copy's number.
+    /// Forks the branch before its last `back` questions and switches to the copy. Returns the
+    /// copy's number.
     pub(super) fn fork(&mut self, back: usize) -> Result<usize, String> {
         let len = self.before(back)?;
         let copy = self.messages()[..len].to_vec();
@@ -82,7 +85,7 @@ impl Conversation {
         Ok(self.branches.len())
     }
 
-    /// Goes on in the branch of this number, counted from 1.
+    /// Switches to a branch by number, counted from 1.
     pub(super) fn switch(&mut self, number: usize) -> Result<(), String> {
         match number.checked_sub(1).filter(|at| *at < self.branches.len()) {
             Some(at) => {
@@ -93,7 +96,8 @@ impl Conversation {
         }
     }
 
-    /// Takes back the last `turns` questions with all that followed them; gives the earliest of those.
+    /// Removes the last `turns` questions and all that followed; returns the earliest one.
+    /// Unchanged on error.
     pub(super) fn rewind(&mut self, turns: usize) -> Result<String, String> {
         let len = self.before(turns)?;
         let first = self.messages().get(len).and_then(|message| message["content"].as_str());
@@ -102,7 +106,7 @@ impl Conversation {
         Ok(first)
     }
 
-    /// Messages in front of the last `turns` questions.
+    /// Number of messages before the last `turns` questions.
     fn before(&self, turns: usize) -> Result<usize, String> {
         let messages = self.messages();
         let asked: Vec<usize> = (0..messages.len()).filter(|at| role(&messages[*at]) == "user").collect();
@@ -113,7 +117,7 @@ impl Conversation {
         }
     }
 
-    /// Number of this branch, and a line on each: questions, and the last of them.
+    /// Current branch number, and per branch its number of questions and the last one.
     pub(super) fn overview(&self) -> (usize, Vec<(usize, String)>) {
         let line = |branch: &Branch| {
             let asked: Vec<&Value> = branch.iter().filter(|message| role(message) == "user").collect();
@@ -123,12 +127,12 @@ impl Conversation {
         (self.here + 1, self.branches.iter().map(line).collect())
     }
 
-    /// The branch as a file has it, which is also a body for the API.
+    /// The branch as a JSON file, which is also a valid request body.
     pub(super) fn to_json(&self) -> Value {
         json!({"messages": self.messages()})
     }
 
-    /// Replaces the branch by a file's messages, if the engine would take them.
+    /// Replaces the branch by a file's messages, if they form a valid request. Unchanged on error.
     pub(super) fn load(&mut self, text: &str) -> Result<(), String> {
         let value: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
         let messages = value.get("messages").and_then(Value::as_array).ok_or("holds no list `messages`")?;

@@ -1,3 +1,6 @@
+//! Input of `kvasir chat`: a line editor on a terminal, or lines from a pipe. Parses multi-line
+//! texts.
+
 use super::{
     command::COMMANDS,
     editor::{Editor, Words, Written},
@@ -8,28 +11,29 @@ use std::{
     path::PathBuf,
 };
 
-/// Begins and ends a text of several lines.
+/// Fence around a multi-line text.
 const FENCE: &str = "\"\"\"";
 
-/// Where questions come from.
+/// Source of questions.
 pub(super) enum Input {
-    /// Somebody at a terminal.
+    /// An interactive terminal.
     Person(Box<Editor<Slash>>),
-    /// A pipe or a file: a question per line, no prompts.
+    /// A pipe or a file: one question per line, without prompts.
     Pipe,
 }
 
-/// What came.
+/// One input.
 #[derive(Debug, PartialEq)]
 pub(super) enum Line {
     Text(String),
-    /// Ctrl-C in mid-line: start over.
+    /// Ctrl-C while editing: discard the line.
     Nothing,
     End,
 }
 
 impl Input {
-    /// The terminal if there is one. With `remember`, lines are kept in the user's state folder.
+    /// Uses the terminal if there is one. With `remember`, history is stored in the user's state
+    /// folder.
     pub(super) fn new(remember: bool) -> Self {
         let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
         if is_dumb || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
@@ -39,19 +43,19 @@ impl Input {
         Self::Person(Box::new(Editor::new(Slash, file)))
     }
 
-    /// Whether somebody sits there.
+    /// Whether the input is interactive.
     pub(super) fn is_person(&self) -> bool {
         matches!(self, Self::Person(_))
     }
 
-    /// The next text, several lines of it if it says so.
+    /// Reads the next text, which may span several lines.
     pub(super) fn read(&mut self, prompt: &str) -> Result<Line, Failure> {
         match self {
             Self::Pipe => read_lines(&mut io::stdin().lock()),
             Self::Person(editor) => {
                 let written = editor.read(prompt);
                 Ok(match written.map_err(|error| Failure::failed(format!("terminal: {error}")))? {
-                    // Its backslashes are its own: those that asked for a line have gone.
+                    // The editor has removed continuation backslashes; the others are literal.
                     Written::Text(text) => Line::Text(unfenced(&text)),
                     Written::Interrupted => Line::Nothing,
                     Written::End => Line::End,
@@ -61,7 +65,7 @@ impl Input {
     }
 }
 
-/// `$XDG_STATE_HOME/kvasir`, or its place under the home folder.
+/// `$XDG_STATE_HOME/kvasir`, or its default under the home folder.
 fn state_folder() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
@@ -82,7 +86,8 @@ fn read_lines(stdin: &mut impl BufRead) -> Result<Line, Failure> {
     }
 }
 
-/// What there is of a text that more lines belong to: inside a fence, or before a backslash at its end.
+/// The part to keep of a text that continues on the next line: inside a fence, or before a trailing
+/// backslash.
 fn continued(text: &str) -> Option<&str> {
     match text.trim_start().strip_prefix(FENCE) {
         Some(rest) => (!rest.trim_end().ends_with(FENCE)).then_some(text),
@@ -90,7 +95,7 @@ fn continued(text: &str) -> Option<&str> {
     }
 }
 
-/// The text without what said that it has several lines.
+/// Strips the fence of a multi-line text.
 fn unfenced(text: &str) -> String {
     match text.trim_start().strip_prefix(FENCE) {
         Some(rest) => {
@@ -101,7 +106,7 @@ fn unfenced(text: &str) -> String {
     }
 }
 
-/// Completes and explains commands, and lets a text have several lines.
+/// Editor rules for slash commands and multi-line texts.
 pub(super) struct Slash;
 
 impl Words for Slash {

@@ -1,19 +1,20 @@
-//! Ctrl-C and the signals that end the chat.
+//! Signal handling of `kvasir chat`: Ctrl-C stops an answer; termination signals restore the
+//! terminal first.
 //!
-//! One thread listens for SIGINT, SIGTERM, SIGHUP and SIGQUIT and alone decides what each one does.
-//! What SIGINT does depends on the phase:
+//! One thread listens for SIGINT, SIGTERM, SIGHUP and SIGQUIT and alone decides the effect of each.
+//! The effect of SIGINT depends on the phase:
 //!
 //! | phase | SIGINT |
 //! |---|---|
-//! | idle: a prompt, or the time between two phases | is ignored |
-//! | answering | stops the answer; if that takes longer than [`STUCK`], the next one ends the chat |
-//! | a command that may block | ends the chat |
+//! | idle: a prompt, or between two phases | ignored |
+//! | answering | stops the answer; if that takes longer than [`STUCK`], the next one exits |
+//! | a command that may block | exits |
 //!
-//! At a prompt Ctrl-C raises no signal: the line editor reads it as a key. A SIGINT in the idle
-//! phase was therefore meant for an answer that had just ended, and must not end the chat.
+//! At a prompt, Ctrl-C raises no signal: the line editor reads it as a key. A SIGINT in the idle
+//! phase was therefore meant for an answer that has just ended, and must not exit.
 //!
-//! The phase changes and is read under one lock, so a signal acts on an answer or finds it ended,
-//! never both. Every exit restores the terminal first.
+//! The phase changes and is read under one lock, so a signal either stops an answer or finds it
+//! ended. Every exit restores the terminal first.
 //!
 //! Guarded by `tests/terminal.rs`.
 
@@ -31,24 +32,24 @@ use tokio::{
     sync::oneshot,
 };
 
-/// Time that an answer may take to stop before another Ctrl-C ends the chat.
+/// Time for an answer to stop before another Ctrl-C exits.
 const STUCK: Duration = Duration::from_secs(2);
-/// A shell reports a process that a signal ended as this plus the signal's number.
+/// Exit code base of a process ended by a signal (128 + signal number).
 const ENDED_BY_SIGNAL: i32 = 128;
 
-/// What the chat does at the moment.
+/// Current phase of the chat.
 enum Phase {
     Idle,
     Answering {
-        /// Stops the answer; none once it was used.
+        /// Stops the answer; `None` once used.
         stop: Option<oneshot::Sender<()>>,
-        /// When the answer was first told to stop.
+        /// Time of the first stop request.
         told: Option<Instant>,
     },
     Command,
 }
 
-/// What a SIGINT does.
+/// Effect of a SIGINT.
 #[derive(Debug, PartialEq, Eq)]
 enum Effect {
     Nothing,
@@ -57,7 +58,7 @@ enum Effect {
 }
 
 impl Phase {
-    /// Takes in a SIGINT at `now`.
+    /// Handles a SIGINT at `now`.
     fn interrupt(&mut self, now: Instant) -> Effect {
         match self {
             Self::Idle => Effect::Nothing,
@@ -65,7 +66,7 @@ impl Phase {
             Self::Answering { stop, told } => {
                 let first = *told.get_or_insert(now);
                 if let Some(stop) = stop.take() {
-                    // The answer may have ended meanwhile and listens no more.
+                    // The answer may have ended and dropped its receiver.
                     let _ = stop.send(());
                     return Effect::Stop;
                 }
@@ -81,11 +82,11 @@ fn lock(phase: &Mutex<Phase>) -> MutexGuard<'_, Phase> {
     phase.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The listener.
+/// Handle of the signal listener.
 pub(super) struct Interrupts(SharedPhase);
 
 impl Interrupts {
-    /// Listens from now on until the process ends.
+    /// Starts the listener thread, for the lifetime of the process.
     pub(super) fn listen() -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
         let entered = runtime.enter();
@@ -116,14 +117,14 @@ impl Interrupts {
         Ok(Self(phase))
     }
 
-    /// Begins an answer that SIGINT stops. The phase ends when the guard is dropped.
+    /// Enters the answering phase, in which SIGINT stops the answer. Ends when the guard is
+    /// dropped.
     pub(super) fn answering(&self) -> Answering {
         let (stop, stopped) = oneshot::channel();
         Answering { stopped, _phase: self.enter(Phase::Answering { stop: Some(stop), told: None }) }
     }
 
-    /// Begins a command that SIGINT ends together with the chat. The phase ends when the guard is
-    /// dropped.
+    /// Enters the command phase, in which SIGINT exits. Ends when the guard is dropped.
     pub(super) fn command(&self) -> PhaseGuard {
         self.enter(Phase::Command)
     }
@@ -134,7 +135,7 @@ impl Interrupts {
     }
 }
 
-/// Makes the phase idle when dropped.
+/// Returns to the idle phase on drop.
 pub(super) struct PhaseGuard(SharedPhase);
 
 impl Drop for PhaseGuard {
@@ -143,14 +144,14 @@ impl Drop for PhaseGuard {
     }
 }
 
-/// An answer that SIGINT stops.
+/// Guard of the answering phase.
 pub(super) struct Answering {
     stopped: oneshot::Receiver<()>,
     _phase: PhaseGuard,
 }
 
 impl Answering {
-    /// Returns when the answer is to stop. Must not be awaited again afterwards.
+    /// Resolves when the answer must stop. Must not be awaited again afterwards.
     pub(super) async fn stopped(&mut self) {
         if (&mut self.stopped).await.is_err() {
             // The sender lives as long as the phase.

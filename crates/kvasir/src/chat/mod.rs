@@ -1,4 +1,8 @@
-//! The chat in the terminal: it reads questions and commands, and drives the engine in this process.
+//! `kvasir chat`: interactive terminal chat with the engine in the same process. Reads questions
+//! and slash commands.
+//!
+//! Model output goes to stdout, everything else to stderr. `editor/` is the only part that drives
+//! the terminal.
 
 mod command;
 mod conversation;
@@ -25,23 +29,23 @@ use terminal::Terminal;
 use tokio::runtime::Runtime;
 use turn::{NoTurn, Turn};
 
-/// Tool calls answered in a row before somebody is asked again.
+/// Maximum consecutive rounds of tool calls before control returns to the user.
 const MOST_ROUNDS: usize = 16;
 
-/// Starts the engine of a model at a path, or of the one the chat began with.
+/// Starts an engine for a model path, or for the initial model.
 pub(crate) type Start = Box<dyn Fn(Option<&Path>) -> Result<Started, Failure>>;
 
-/// What a chat begins with.
+/// Initial configuration of a chat.
 pub(crate) struct Beginning {
     pub(crate) start: Start,
     pub(crate) system: Option<String>,
-    /// Fields of every request beside its messages.
+    /// Request fields besides `messages`.
     pub(crate) fields: Map<String, Value>,
-    /// Whether lines are kept in the user's state folder.
+    /// Whether input history is stored.
     pub(crate) remember: bool,
 }
 
-/// A chat under way.
+/// A running chat.
 pub(crate) struct Chat {
     start: Start,
     started: Started,
@@ -50,18 +54,18 @@ pub(crate) struct Chat {
     fields: Map<String, Value>,
     input: Input,
     screen: Screen,
-    /// None if stdin is a pipe: signals then do what they do by default.
+    /// `None` if stdin is a pipe: signals keep their default actions.
     interrupts: Option<Interrupts>,
     tally: Tally,
-    /// Something was refused; a script learns of it by the exit code.
+    /// Whether any request was rejected; sets the exit code of scripts.
     failed: bool,
 }
 
-/// Why a turn of the conversation goes no further.
+/// Error message of a command or question, shown to the user.
 type Stop = Result<(), String>;
 
 impl Chat {
-    /// Loads the model and gets ready to listen.
+    /// Loads the model.
     pub(crate) fn begin(beginning: Beginning) -> Result<Self, Failure> {
         let Beginning { start, system, fields, remember } = beginning;
         check_fields(&fields).map_err(Failure::usage)?;
@@ -82,10 +86,11 @@ impl Chat {
         })
     }
 
-    /// Talks until one side has had enough.
+    /// Runs the read-eval loop until the user leaves or input ends.
     pub(crate) fn run(mut self) -> Result<ExitCode, Failure> {
         let failed = |error| Failure::failed(format!("terminal: {error}"));
-        // Held until the chat returns; the listener comes first, so no signal can end the process without it.
+        // Held until the chat returns. The listener starts first, so a signal always restores the
+        // terminal.
         let _terminal = if self.input.is_person() {
             self.interrupts = Some(Interrupts::listen().map_err(failed)?);
             let terminal = Terminal::hold().map_err(failed)?;
@@ -113,7 +118,7 @@ impl Chat {
         Ok(if self.failed && !self.input.is_person() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// The next text that is not empty; none at the end.
+    /// The next non-empty text; `None` at the end.
     fn listen(&mut self, prompt: &str) -> Result<Option<String>, Failure> {
         loop {
             match self.input.read(prompt)? {
@@ -125,7 +130,7 @@ impl Chat {
         }
     }
 
-    /// What a tool gave, as somebody says who knows; none if nobody will.
+    /// Asks the user for a tool's result; `None` if declined.
     fn result_of(&mut self, name: &str) -> Result<Option<String>, Failure> {
         loop {
             match self.input.read(&format!("result of {name}: "))? {
@@ -149,7 +154,7 @@ impl Chat {
         self.screen.entry(name, &format!("on {backend} · context {max_len} tokens · pool of {slots}"));
     }
 
-    /// Asks a question; what cannot be answered is taken back.
+    /// Asks a question; on failure it is removed again.
     fn ask(&mut self, text: &str) -> Result<Stop, Failure> {
         let before = self.conversation.messages().len();
         self.conversation.push(user(text));
@@ -160,7 +165,7 @@ impl Chat {
         Ok(done)
     }
 
-    /// Lets the model answer, and call tools, until it has said what it wanted to say.
+    /// Generates answers and tool call rounds until the model is done.
     fn answer(&mut self, before: usize) -> Result<Stop, Failure> {
         for _ in 0..MOST_ROUNDS {
             let mut body = self.fields.clone();
@@ -194,7 +199,7 @@ impl Chat {
     }
 
     fn obey(&mut self, command: Command) -> Result<Stop, Failure> {
-        // A file may be slow, or a fifo without another end.
+        // File access may block (a FIFO, a slow disk).
         let may_block =
             matches!(command, Command::Model(_) | Command::Load(_) | Command::Save(_) | Command::Tools(_));
         let _phase = self.interrupts.as_ref().filter(|_| may_block).map(Interrupts::command);
@@ -232,7 +237,7 @@ impl Chat {
                 }
             }
             Command::Model(path) => return Ok(self.model(path.as_deref())),
-            // The loop leaves before it asks for this.
+            // Handled by the loop in `run`.
             Command::Quit => {}
         }
         Ok(Ok(()))
@@ -279,7 +284,7 @@ impl Chat {
         }
     }
 
-    /// Sets a field of the requests to come; `-` takes it away.
+    /// Sets a field of later requests; `-` removes it. Unchanged on error.
     fn set(&mut self, name: String, value: &str) -> Stop {
         let mut fields = self.fields.clone();
         match value {
@@ -342,7 +347,7 @@ fn first_line(text: &str) -> String {
     }
 }
 
-/// Refuses what no request could have, before one has it.
+/// Validates the fields before they are used in a request.
 fn check_fields(fields: &Map<String, Value>) -> Result<(), String> {
     for owned in ["messages", "stream", "stream_options", "model", "n", "logprobs", "top_logprobs"] {
         if fields.contains_key(owned) {
@@ -351,13 +356,13 @@ fn check_fields(fields: &Map<String, Value>) -> Result<(), String> {
     }
     let mut body = fields.clone();
     body.insert("messages".into(), json!([user("?")]));
-    // A name that nothing reads is a slip of the finger here.
+    // Unknown names are typos here, so they are rejected.
     let ignored = IgnoredFields::default().with_rule(UnknownFields::Refuse);
     let read = ChatRequest::read(&Reader::new(&body, &ignored), &Sampling::default(), u32::MAX);
     read.map(|_| ()).map_err(|error| error.message)
 }
 
-/// The fields with the tools of a JSON file: a list of them as the API takes it.
+/// Adds the tools of a JSON file: a list in API format.
 pub(crate) fn with_tools(fields: &Map<String, Value>, file: &Path) -> Result<Map<String, Value>, String> {
     let named = |error: String| format!("{}: {error}", file.display());
     let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;

@@ -1,15 +1,17 @@
+//! Output of `kvasir chat`: model output to stdout, notes to stderr, with ANSI colors on terminals.
+
 use super::editor::{columns, size};
 use std::io::{self, IsTerminal, Write};
 
-/// Where the chat is written: what the model says on stdout, everything else on stderr, with colours where a terminal shows them.
+/// Writer of chat output. Colors only on terminals, and not with `NO_COLOR`.
 pub(super) struct Screen {
     colour_out: bool,
     colour_err: bool,
-    /// Whether the last thing on stdout ended its line.
+    /// Whether stdout is at the start of a line.
     at_start: bool,
 }
 
-/// How a text looks.
+/// Text style.
 #[derive(Clone, Copy)]
 enum Look {
     Plain,
@@ -39,7 +41,7 @@ impl Look {
 }
 
 impl Screen {
-    /// The terminal, or whatever stands in its place.
+    /// Detects which streams are terminals.
     pub(super) fn new() -> Self {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Self {
@@ -59,33 +61,33 @@ impl Screen {
         out.flush()
     }
 
-    /// More of an answer.
+    /// Writes answer text.
     pub(super) fn said(&mut self, text: &str) -> io::Result<()> {
         self.out(text, Look::Plain)
     }
 
-    /// More of what the model thinks to itself; it is no part of the answer.
+    /// Writes reasoning text, to stderr: it is not part of the answer.
     pub(super) fn thought(&mut self, text: &str) {
         self.err(text, Look::Dim);
     }
 
-    /// A piece of a tool call.
+    /// Writes a fragment of a tool call.
     pub(super) fn called(&mut self, text: &str) -> io::Result<()> {
         self.out(text, Look::Call)
     }
 
-    /// Ends the line on stdout if one is open.
+    /// Ends an open line on stdout.
     pub(super) fn end_line(&mut self) -> io::Result<()> {
         if self.at_start { Ok(()) } else { self.out("\n", Look::Plain) }
     }
 
     fn err(&self, text: &str, look: Look) {
         let text = look.paint(text, self.colour_err);
-        // Nobody can be told that stderr is gone.
+        // A broken stderr cannot be reported.
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
 
-    /// A line beside the conversation, broken between words where the terminal is narrow.
+    /// Writes a note, wrapped at words to the terminal's width.
     pub(super) fn note(&self, text: &str) {
         for line in text.split('\n') {
             match columns(line) < self.width() {
@@ -96,12 +98,12 @@ impl Screen {
         }
     }
 
-    /// A line with a name in front.
+    /// Writes a line with a leading name.
     pub(super) fn entry(&self, name: &str, text: &str) {
         self.entries(&[(name.to_owned(), text.to_owned())]);
     }
 
-    /// Several of them. Where one is wider than the terminal, what is said of the names stands under them.
+    /// Writes several named lines. If one exceeds the terminal's width, texts go below their names.
     pub(super) fn entries(&self, entries: &[(String, String)]) {
         let fits = |(name, text): &(String, String)| columns(name) + 2 + columns(text) < self.width();
         let beside = entries.iter().all(fits);
@@ -117,18 +119,18 @@ impl Screen {
         }
     }
 
-    /// Columns of the terminal that stderr is; without one there is no end to a line.
+    /// Width of the terminal on stderr; unlimited without one.
     fn width(&self) -> usize {
         if io::stderr().is_terminal() { size().0.max(8) } else { usize::MAX }
     }
 
-    /// Something went wrong.
+    /// Writes an error.
     pub(super) fn wrong(&self, text: &str) {
         self.err(text, Look::Red);
         self.err("\n", Look::Plain);
     }
 
-    /// An empty line for the eye, where an eye looks.
+    /// Writes a blank line on terminals.
     pub(super) fn space(&self) {
         if io::stderr().is_terminal() {
             self.err("\n", Look::Plain);
@@ -136,7 +138,7 @@ impl Screen {
     }
 }
 
-/// The rows of a text that is broken between its words.
+/// Wraps a text at words.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut rows: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -1,7 +1,9 @@
+//! Statistics of `kvasir chat`: token counts, tokens per second, prefix cache hits.
+
 use super::turn::Turn;
 use std::time::Duration;
 
-/// What all answers of a chat took together.
+/// Totals over all answers of a chat.
 #[derive(Default)]
 pub(super) struct Tally {
     answers: u32,
@@ -14,7 +16,7 @@ pub(super) struct Tally {
     context: u32,
 }
 
-/// Tokens per second after the first: that one came with the prompt.
+/// Decode rate in tokens per second; the first token belongs to prefill.
 fn rate(tokens: u64, spoke: Duration) -> Option<f64> {
     let seconds = spoke.as_secs_f64();
     (tokens > 1 && seconds > 0.0).then(|| (tokens - 1) as f64 / seconds)
@@ -27,13 +29,13 @@ fn say_rate(rate: Option<f64>) -> String {
     })
 }
 
-/// A number and what it counts.
+/// A count with its noun, pluralized.
 pub(super) fn plural(n: u64, word: &str) -> String {
     format!("{n} {word}{}", if n == 1 { "" } else { "s" })
 }
 
 impl Tally {
-    /// Counts a turn in; gives the line to put under it.
+    /// Adds a turn; returns its summary line.
     pub(super) fn count(&mut self, turn: &Turn) -> String {
         let Some(ended) = &turn.ended else {
             self.stopped += 1;

@@ -1,4 +1,4 @@
-//! One turn of the model: streams an answer to the screen and collects it as a message.
+//! One model turn of `kvasir chat`: streams an answer to the screen and collects it as a message.
 
 use super::{interrupt::Answering, screen::Screen};
 use kvasir_serve::{
@@ -9,21 +9,21 @@ use kvasir_serve::{
 use serde_json::{Map, Value, json};
 use std::{io, sync::Arc};
 
-/// One answer as it stands in the conversation, and what it took.
+/// A collected answer.
 pub(super) struct Turn {
     /// Its text.
     content: String,
-    /// Names and arguments of the tools it calls.
+    /// Tool calls: name and arguments.
     calls: Vec<(String, String)>,
-    /// None if it was stopped before its end.
+    /// Outcome; `None` if the user stopped it.
     pub(super) ended: Option<Ended>,
 }
 
 /// Why there is no answer.
 pub(super) enum NoTurn {
-    /// The engine refused or failed.
+    /// The request was rejected or failed.
     Refused(ApiError),
-    /// The terminal is gone.
+    /// Writing to stdout failed.
     Screen(io::Error),
 }
 
@@ -40,7 +40,8 @@ impl From<io::Error> for NoTurn {
 }
 
 impl Turn {
-    /// Sends the request and writes the answer to the screen as it streams. `answering` stops it.
+    /// Submits the request and streams the answer to the screen, until it ends or `answering` stops
+    /// it.
     pub(super) async fn take(
         app: &Arc<App>,
         body: &Map<String, Value>,
@@ -68,12 +69,13 @@ impl Turn {
         Ok(Self { content: writing.content, calls: writing.calls, ended: writing.ended })
     }
 
-    /// Whether nothing was said before it was stopped.
+    /// Whether the answer has neither text nor calls.
     pub(super) fn is_empty(&self) -> bool {
         self.content.is_empty() && self.calls.is_empty()
     }
 
-    /// The message, and the ids and names of its calls. Those of a stopped answer may be in pieces and are left out.
+    /// The assistant message, and ids and names of its calls. Calls of a stopped answer may be
+    /// incomplete and are left out.
     pub(super) fn message(&self, number: usize) -> (Value, Vec<(String, String)>) {
         let mut message = json!({"role": "assistant", "content": self.content});
         let calls = if self.ended.is_some() { self.calls.as_slice() } else { &[] };

@@ -1,3 +1,6 @@
+//! `kvasir bench`: measures prefill (`pp`), decode (`tg`) and batched decode speed against the
+//! machine's roofline.
+
 use super::{Failure, bench_offline, bench_serve, model::kv_type};
 use kvasir::HubName;
 use kvasir_cpu::{KvType, Precision};
@@ -57,7 +60,7 @@ enum What {
     Serve(Box<bench_serve::Args>),
 }
 
-/// Shares of the processors' time that others took are told from here on.
+/// Stolen CPU time from which it is reported, as a fraction.
 const NOTABLE: f64 = 0.01;
 
 #[derive(clap::Args)]

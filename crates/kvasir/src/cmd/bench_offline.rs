@@ -1,3 +1,5 @@
+//! `kvasir bench offline`: throughput of an offline batch of prompts through the engine.
+
 use super::{Failure, model::ModelArgs, progress, whole_file::WholeFile};
 use crate::{facts::Facts, options::Options};
 use kvasir_kv::Token;

@@ -1,3 +1,6 @@
+//! `kvasir bench serve`: load generator that measures TTFT, TPOT and goodput of an
+//! OpenAI-compatible server.
+
 use super::{
     Failure, progress,
     whole_file::WholeFile,
@@ -10,7 +13,7 @@ use kvasir_lab::{
 use serde_json::{Map, Value, json};
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-/// Longest prompt and answer together where the server's model takes more, or nobody knows what it takes.
+/// Default limit of prompt plus answer, in tokens.
 const LONGEST: u32 = 4096;
 
 #[derive(clap::Args)]
@@ -109,7 +112,7 @@ impl Args {
         self.print(&report)
     }
 
-    /// What is asked of a server whose model takes `context` tokens, if that is known.
+    /// The requests for a server with this context length, if known.
     fn requests(&self, context: Option<u32>) -> Result<Box<dyn Workload>, Failure> {
         if let Some(path) = &self.scenario {
             let name = |why| Failure::usage(format!("{}: {why}", path.display()));
@@ -139,7 +142,8 @@ impl Args {
     }
 }
 
-/// What a workload may ask for unless told. A server's template adds to every message; a sixteenth is left for it.
+/// Default sequence limit. Chat templates add tokens to every message, so 1/16 of the context is
+/// reserved.
 fn longest(context: Option<u32>) -> u32 {
     context.map_or(LONGEST, |context| LONGEST.min(context - context / 16).max(2))
 }

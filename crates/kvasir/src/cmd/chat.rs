@@ -1,3 +1,5 @@
+//! `kvasir chat`: arguments, and start of the terminal chat.
+
 use super::{Failure, Started, manners::Manners, model::ModelArgs, started::Service};
 use crate::{
     chat::{Beginning, Chat, with_tools},

@@ -1,3 +1,5 @@
+//! `kvasir convert`: quantizes or repacks a checkpoint into a GGUF file.
+
 use super::{Failure, interruption::Interruption, whole_file::WholeFile};
 use kvasir::HubName;
 use kvasir_formats::{Rules, convert_to};

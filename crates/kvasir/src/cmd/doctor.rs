@@ -1,3 +1,5 @@
+//! `kvasir doctor`: checks machine, model and configuration, and prints advice.
+
 use super::{Failure, model::Which};
 use crate::{
     config,

@@ -1,3 +1,5 @@
+//! Command line errors: one line on stderr and an exit code (2 for usage, 1 for failures).
+
 use std::{
     fmt::{self, Write},
     io::Read,
@@ -5,12 +7,12 @@ use std::{
     process::ExitCode,
 };
 
-/// Why a command ended early: one line that says what, where, and what to do.
+/// Why a command failed: what, where, and what to do.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// What was asked for makes no sense; exit code 2.
+    /// Invalid arguments or input; exit code 2.
     Usage(String),
-    /// It made sense and did not work; exit code 1.
+    /// A valid command failed; exit code 1.
     Failed(String),
 }
 
@@ -23,12 +25,12 @@ impl Failure {
         Self::Failed(why.to_string())
     }
 
-    /// Reads a text file that the user named.
+    /// Reads a text file named by the user.
     pub(crate) fn read(path: &Path) -> Result<String, Self> {
         std::fs::read_to_string(path).map_err(|e| Self::Usage(format!("{}: {e}", path.display())))
     }
 
-    /// A file that the user named could not be written.
+    /// A file named by the user could not be written.
     pub(crate) fn write(path: &Path, error: &std::io::Error) -> Self {
         Self::Failed(format!("{}: {error}", path.display()))
     }
@@ -51,7 +53,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // One line, whatever the name of a file or a value in it holds.
+            // Control characters are escaped, so the message stays one line.
             Self::Usage(why) | Self::Failed(why) => why.chars().try_for_each(|c| match c.is_control() {
                 true => write!(f, "{}", c.escape_default()),
                 false => f.write_char(c),

@@ -1,3 +1,5 @@
+//! Structured output options of `kvasir generate`: JSON schema, regular expression, grammar.
+
 use super::Failure;
 use kvasir::Loaded;
 use kvasir_sample::Constrained;
@@ -20,7 +22,7 @@ pub(crate) struct FormArgs {
 }
 
 impl FormArgs {
-    /// The form, compiled for this model.
+    /// Compiles the requested constraint for this model.
     pub(crate) fn constraint(&self, model: &Loaded) -> Result<Constrained, Failure> {
         let (option, shape) = match (&self.json_schema, &self.regex, &self.grammar) {
             (Some(file), _, _) => {

@@ -1,3 +1,5 @@
+//! `kvasir generate`: completes one prompt and streams the text, or prints one JSON object.
+
 use super::{Failure, form::FormArgs, model::ModelArgs};
 use crate::{
     facts::Facts,
@@ -12,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// For who asks a chat's model something and wonders.
+/// Hint for a chat model that was prompted without its template.
 const NOTHING: &str = "the model ended at once. It got the prompt as it stands, without the template of a chat; `kvasir chat` asks questions";
 
 #[derive(clap::Args)]
@@ -114,7 +116,7 @@ impl Args {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// A piece of the answer as it comes; ids where there are no words.
+    /// Prints a streamed piece; ids if the model has no tokenizer.
     fn print(&self, piece: &Piece, words: bool) -> Result<(), Failure> {
         if self.json {
             return Ok(());
@@ -148,11 +150,11 @@ impl Args {
         }
     }
 
-    /// Everything that decides, for one request. Unless told otherwise: the cache of a single stream, as long as prompt and
-    /// limit together.
+    /// Settles engine options for a single request. Default: a contiguous cache as long as prompt
+    /// plus limit.
     fn settle(&self, model: &Loaded, prompt: usize) -> Result<Settled, Failure> {
         let longest = prompt.saturating_add(self.max_tokens as usize).min(model.program().max_positions);
-        // Whole blocks of any size.
+        // A multiple of every block size.
         let wanted = (longest as u32).next_multiple_of(256);
         let slots = model.slots_in_memory(self.options.memory_share()?).map_or(wanted, |s| s.min(wanted));
         let mut base = Map::new();
@@ -164,7 +166,7 @@ impl Args {
     }
 }
 
-/// Why an answer has no text.
+/// Explains an empty answer.
 fn why_empty(reason: Finish, tokens: usize) -> String {
     match tokens {
         0 | 1 if !is_limit(reason) => NOTHING.into(),

@@ -1,3 +1,5 @@
+//! `kvasir inspect`: prints a model's architecture, program, K/V facts and memory plan.
+
 use super::{Failure, model::Which};
 use kvasir::Inspection;
 use std::process::ExitCode;

@@ -1,3 +1,6 @@
+//! Cooperative interruption: SIGINT and SIGTERM set a flag, so that a command can remove unfinished
+//! files.
+
 use std::{
     io::{self, Write},
     sync::{
@@ -8,12 +11,12 @@ use std::{
 };
 use tokio::{runtime, signal};
 
-/// Whether somebody has interrupted the process or asked it to end, so that it can put its unfinished files away first.
+/// Flag set by SIGINT or SIGTERM.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interruption(Arc<AtomicBool>);
 
 impl Interruption {
-    /// Watches from now on. Where that cannot be, a signal ends the process at once, as it does by itself.
+    /// Installs the handlers on a thread. If that fails, signals keep their default action.
     pub(crate) fn watch() -> Self {
         let watch = Self::default();
         let raised = watch.clone();
@@ -26,12 +29,12 @@ impl Interruption {
         watch
     }
 
-    /// Whether it has come.
+    /// Whether a signal has arrived.
     pub(crate) fn has_come(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Writes to `to` until it has come, then fails.
+    /// Wraps a writer that fails once a signal has arrived.
     pub(crate) fn stopping<W: Write>(&self, to: W) -> impl Write {
         Stopping { to, interruption: self.clone() }
     }

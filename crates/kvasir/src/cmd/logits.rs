@@ -1,3 +1,5 @@
+//! `kvasir logits`: prints the next-token logits of a prompt.
+
 use super::{Failure, model::ModelArgs};
 use kvasir_kv::Token;
 use std::process::ExitCode;

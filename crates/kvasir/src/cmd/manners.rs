@@ -1,3 +1,6 @@
+//! Options for default sampling and output parsing: generation config, tool parser, reasoning
+//! parser.
+
 use super::Failure;
 use crate::switch::Switch;
 use clap::builder::PossibleValuesParser;
@@ -31,7 +34,7 @@ enum GenerationConfig {
 }
 
 impl Manners {
-    /// What a request leaves open.
+    /// Default sampling parameters.
     pub(crate) fn sampling(&self, loaded: &Loaded) -> Result<Sampling, Failure> {
         match self.generation_config {
             GenerationConfig::Auto => Ok(loaded.opened.sampling_defaults()?),
@@ -39,7 +42,7 @@ impl Manners {
         }
     }
 
-    /// Most tokens of an answer.
+    /// Cap on answer tokens from the generation config.
     pub(crate) fn max_new_tokens(&self, loaded: &Loaded) -> Result<Option<u32>, Failure> {
         match self.generation_config {
             GenerationConfig::Auto => Ok(loaded.opened.max_new_tokens()?),
@@ -47,7 +50,7 @@ impl Manners {
         }
     }
 
-    /// The model, its answers read as was asked for.
+    /// Applies the parser options to a served model.
     pub(crate) fn teach(&self, model: Model) -> Model {
         let tools = self.tool_parser.as_deref().and_then(ToolDialect::named);
         let tools = tools.unwrap_or_else(|| model.tool_dialect());

@@ -1,3 +1,6 @@
+//! Command line subcommands, one file each. They parse arguments and call the library; logic lives
+//! elsewhere.
+
 mod bench;
 mod bench_offline;
 mod bench_serve;
@@ -58,7 +61,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// What can be said to be wrong without running it.
+    /// Validates arguments as far as possible without running.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         match self {
             Self::Serve(args) => args.check().map(drop),
@@ -66,7 +69,8 @@ impl Command {
         }
     }
 
-    /// `config` is the file of options that was given; its options are in the arguments already.
+    /// Runs the command. `config` is the path of the options file, whose options are merged
+    /// already.
     pub(crate) fn run(self, config: Option<PathBuf>) -> Result<ExitCode, Failure> {
         match self {
             Self::Chat(args) => args.run(),

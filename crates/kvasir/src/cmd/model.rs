@@ -1,3 +1,6 @@
+//! Model and backend options shared by subcommands: path or hub name, backend, precision, threads,
+//! K/V type.
+
 use super::Failure;
 use kvasir::{BackendKind, KvType, Loaded, Opened};
 use kvasir_sim::Preset;
@@ -17,7 +20,7 @@ impl Which {
         Ok(self.model.as_deref().map_or_else(Opened::built_in, Opened::find)?)
     }
 
-    /// What the model is called where nobody named it: as its file or folder.
+    /// Default model name: that of its file or folder.
     pub(crate) fn name(&self) -> String {
         let Some(given) = &self.model else { return kvasir::BUILT_IN.into() };
         let path = given.canonicalize().unwrap_or_else(|_| given.clone());
@@ -48,7 +51,7 @@ pub(crate) struct ModelArgs {
     sim_preset: Option<String>,
 }
 
-/// A type of K and V by its name.
+/// Parses a K/V data type.
 pub(crate) fn kv_type(name: &str) -> Result<KvType, String> {
     let names = || KvType::ALL.map(|kind| kind.to_string()).join(", ");
     KvType::from_name(name).ok_or_else(|| format!("{name} is none of {}", names()))
@@ -100,7 +103,7 @@ impl ModelArgs {
         })
     }
 
-    /// Another model, computed the same way.
+    /// The same options for another model.
     pub(crate) fn with_path(&self, path: &Path) -> Self {
         Self { which: Which { model: Some(path.to_owned()) }, ..self.clone() }
     }

@@ -1,3 +1,5 @@
+//! `kvasir replay`: runs recorded conformance cases against caches and policies.
+
 use super::Failure;
 use kvasir_lab::replay::{self, Outcome, Report, Suite};
 use std::{path::PathBuf, process::ExitCode};

@@ -1,3 +1,5 @@
+//! `kvasir serve`: HTTP server options, startup, listeners and graceful shutdown.
+
 use super::{
     Failure,
     manners::Manners,
@@ -72,9 +74,9 @@ pub(crate) struct Args {
     grace: u64,
 }
 
-/// Connections of the listener for probes.
+/// Connection limit of the probe listener.
 const PROBES: usize = 32;
-/// How long one of them may take to send its request, and lie idle.
+/// Read and idle timeout of probe connections.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is turned away with 429 or 503.
@@ -106,7 +108,7 @@ impl LimitArgs {
         Allowance {
             answers,
             answers_per_key: self.max_requests_per_key.map_or(answers, |n| n as usize),
-            // One request of the longest kind always fits.
+            // A request of maximum length always fits.
             tokens: self.max_request_tokens.unwrap_or(8 * u64::from(slots)).max(max_len.into()),
         }
     }
@@ -173,7 +175,7 @@ enum Alias {
 }
 
 impl Args {
-    /// What can be said to be wrong before the model is loaded; where it is right, the keys of TLS and who is let in.
+    /// Validates options before the model is loaded; returns the TLS acceptor and access rules.
     pub(super) fn check(&self) -> Result<(Option<TlsAcceptor>, Door), Failure> {
         if let Some(empty) = self.api_key.iter().position(|key| key.is_empty()) {
             return Err(Failure::usage(format!("--api-key: key {} is empty", empty + 1)));
@@ -186,7 +188,8 @@ impl Args {
         }
         let origins = Origins::parse(&self.allowed_origins);
         let origins = origins.map_err(|why| Failure::usage(format!("--allowed-origins: {why}")))?;
-        // Who opens a server to a network, or asks for keys, has said who may use it.
+        // A server on a network address, or with keys, has explicit access rules; only private ones
+        // check host names.
         let is_private = self.host.is_loopback() && self.api_key.is_empty();
         let hosts = if is_private { Hosts::Private } else { Hosts::Any };
         let door = Door { keys: Keys::new(self.api_key.clone()), origins, hosts };
@@ -228,7 +231,7 @@ impl Args {
         let Started { app, name, backend, slots, .. } =
             Started::new(&self.model, own_name.as_deref(), &self.manners, &options, service)?;
         let address = SocketAddr::new(self.host, self.port);
-        // The engine has a thread of its own; what is left is reading and writing, which two threads do well.
+        // The engine runs on its own thread; two threads suffice for I/O.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.map_err(Failure::failed)?.block_on(async {
             let scheme = if tls.is_some() { "https" } else { "http" };
@@ -249,7 +252,7 @@ impl Args {
             let cut = serve(app, gate, told_to_stop(), Duration::from_secs(self.grace)).await;
             if cut > 0 {
                 let grace = self.grace;
-                // Whoever read this may be gone already, which is no failure.
+                // stderr may be closed already, which is no failure.
                 let _ = writeln!(
                     io::stderr(),
                     "kvasir: {cut} answers were cut after {grace} s; --grace gives them longer"
@@ -279,7 +282,7 @@ async fn told_to_stop() {
                 _ = terminate.recv() => {}
             }
         }
-        // Without a handler the signal ends the process, which is what it is for.
+        // Without a handler, the signal terminates the process by default.
         Err(_) => std::future::pending().await,
     }
 }

@@ -1,3 +1,5 @@
+//! `kvasir sim`: discrete-event simulation of the real scheduler and cache on a simulated device.
+
 use super::{Failure, interruption::Interruption, progress, whole_file::WholeFile, workload::WorkloadArgs};
 use crate::{facts::Facts, options::Options};
 use kvasir_lab::{
@@ -14,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What can go wrong, in thousandths.
+/// Fault rates in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trouble {
     faults: Faults,
@@ -165,7 +167,7 @@ impl Args {
         self.print(&finished.report, began.elapsed())
     }
 
-    /// Refuses to write one file twice, or over what is read.
+    /// Rejects output paths that coincide with each other or with the input.
     fn check_files(&self) -> Result<(), Failure> {
         let place = |path: &Option<PathBuf>| path.as_deref().map(kvasir_formats::WholeFile::place);
         let (read, html, trace) = (place(&self.scenario), place(&self.html), place(&self.trace));
@@ -192,7 +194,7 @@ impl Args {
         }
     }
 
-    /// What whoever looks at the page must know.
+    /// Notes shown on the page: the simulated machine and the sources of its figures.
     fn notes(&self) -> Vec<String> {
         let machine = self.sim_preset.machine;
         let mut sources: Vec<(String, Vec<&str>)> = Vec::new();

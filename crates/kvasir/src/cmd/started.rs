@@ -1,3 +1,5 @@
+//! Startup shared by `serve` and `chat`: loads the model, builds the engine and the HTTP app.
+
 use super::{Failure, manners::Manners, model::ModelArgs};
 use crate::{facts::Facts, options::Options};
 use kvasir::Loaded;
@@ -12,24 +14,24 @@ use kvasir_serve::{
 use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 
-/// How clients are met.
+/// Service configuration.
 pub(crate) struct Service {
-    /// Who is let in.
+    /// Access rules.
     pub(crate) door: Door,
-    /// What is turned away, from the pool's slots and the longest sequence.
+    /// Admission limits, from pool slots and maximum sequence length.
     pub(crate) allowed: Box<dyn FnOnce(u32, u32) -> Allowance>,
-    /// Where it is told how requests went.
+    /// Log and trace sinks.
     pub(crate) reports: Arc<Reports>,
-    /// Names of the metrics.
+    /// Metric naming.
     pub(crate) names: Names,
-    /// How long a step may take before it counts as one that hangs.
+    /// Step time after which the engine counts as stalled.
     pub(crate) patience: Duration,
-    /// What it does for clients that say more, or less, than its APIs have.
+    /// Compatibility options for clients.
     pub(crate) rules: ClientRules,
 }
 
 impl Service {
-    /// For the one person at this terminal.
+    /// Configuration for a single local user: no limits, no reports.
     pub(crate) fn at_a_desk() -> Self {
         Self {
             door: Door::default(),
@@ -42,19 +44,19 @@ impl Service {
     }
 }
 
-/// A model with its engine running behind it, for clients or for a person.
+/// A running engine with its app.
 pub(crate) struct Started {
     pub(crate) app: Arc<App>,
     pub(crate) name: String,
     pub(crate) backend: &'static str,
-    /// Slots of the pool.
+    /// KV cache slots of the pool.
     pub(crate) slots: u32,
-    /// Prompt and answer together.
+    /// Context length: prompt and answer together.
     pub(crate) max_len: u32,
 }
 
 impl Started {
-    /// Loads the model and starts its engine. `name` is what clients call it.
+    /// Loads the model and starts its engine. `name` is its public name.
     pub(crate) fn new(
         model: &ModelArgs,
         name: Option<&str>,
@@ -83,7 +85,7 @@ impl Started {
     }
 }
 
-/// The model as the server sees it.
+/// Builds the served model from the loaded one.
 fn served(name: String, loaded: &Loaded, manners: &Manners, max_len: u32) -> Result<Model, Failure> {
     let program = Arc::new(loaded.program().clone());
     let facts = model::Facts {

@@ -1,3 +1,5 @@
+//! `kvasir template`: renders a chat template over conversations from stdin.
+
 use super::Failure;
 use kvasir::HubName;
 use kvasir_formats::{ChatTemplate, TextFiles};
@@ -46,7 +48,7 @@ impl Args {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The template, or why it does not compile, and the variables that are there unless the input has its own.
+    /// The template (or its compile error), and default variables.
     fn load(&self) -> Result<(kvasir_formats::Result<ChatTemplate>, Map<String, Value>), Failure> {
         let (source, mut variables) = match (&self.template, &self.model) {
             (Some(file), _) => (Failure::read(file)?, Map::new()),

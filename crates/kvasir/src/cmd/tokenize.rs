@@ -1,3 +1,5 @@
+//! `kvasir tokenize`: turns texts from stdin into token ids.
+
 use super::Failure;
 use kvasir::HubName;
 use kvasir_formats::TextFiles;

@@ -1,3 +1,5 @@
+//! Workload options of `sim` and `bench serve`: kind, request count, arrival rate, lengths, seed.
+
 use super::Failure;
 use kvasir_lab::workload::{Agents, Chat, Knobs, Offline, Poisson, Steady, Workload};
 
@@ -16,7 +18,7 @@ pub(crate) enum Kind {
     Steady,
 }
 
-/// Requests of the offline workload, which are all drawn before the first runs.
+/// Maximum requests of the offline workload, which draws all of them up front.
 const MOST_OFFLINE: u64 = 100_000;
 
 /// Which requests come, and when.
@@ -49,7 +51,7 @@ pub(crate) struct WorkloadArgs {
 }
 
 impl WorkloadArgs {
-    /// The workload; prompts and answers together are at most `max_model_len` long.
+    /// Builds the workload; prompt plus answer are at most `max_model_len` tokens.
     pub(crate) fn build(&self, kind: Kind, max_model_len: u32) -> Result<Box<dyn Workload>, Failure> {
         let requests = self.requests.unwrap_or(256);
         self.check(kind)?;
@@ -86,7 +88,7 @@ impl WorkloadArgs {
         })
     }
 
-    /// Refuses what belongs to another workload.
+    /// Rejects options of other workloads.
     fn check(&self, kind: Kind) -> Result<(), Failure> {
         if self.shared_prefix.is_some() && kind != Kind::Steady {
             return Err(Failure::usage("--shared-prefix needs --workload steady"));
@@ -104,7 +106,7 @@ impl WorkloadArgs {
         }
     }
 
-    /// Refuses what would shape a workload, where requests are written down.
+    /// Rejects workload options when a scenario file is given.
     pub(crate) fn check_none(&self) -> Result<(), Failure> {
         let others = [("requests", self.requests.is_some()), ("shared-prefix", self.shared_prefix.is_some())];
         let others = others.into_iter().filter_map(|(name, is_given)| is_given.then_some(name));
@@ -116,7 +118,7 @@ impl WorkloadArgs {
         }
     }
 
-    /// Which options are given that most workloads are shaped by.
+    /// Names of the given options that shape most workloads.
     fn shapes(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             ("rate", self.rate.is_some()),

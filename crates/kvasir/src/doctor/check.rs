@@ -1,30 +1,32 @@
+//! Result of one `doctor` check: state, finding, advice and values, as text or JSON.
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// How a check came out.
+/// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
     Ok,
-    /// It works, and not as well as it could.
+    /// Works, but below its potential.
     Warn,
-    /// Something asked for will not work.
+    /// Something requested will not work.
     Fail,
 }
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Check {
-    /// What was looked at.
+    /// Subject of the check.
     name: &'static str,
     state: State,
-    /// What was found.
+    /// Finding.
     found: String,
-    /// What to do.
+    /// Recommended action.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<String>,
-    /// The numbers in it, for programs.
+    /// Machine-readable values.
     #[serde(skip_serializing_if = "Map::is_empty")]
     values: Map<String, Value>,
 }
@@ -56,14 +58,14 @@ impl Check {
     }
 }
 
-/// All that was found.
+/// All checks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Report {
     pub(crate) checks: Vec<Check>,
 }
 
 impl Report {
-    /// Whether nothing that was asked for will fail.
+    /// Whether no check failed.
     pub(crate) fn is_well(&self) -> bool {
         self.checks.iter().all(|check| check.state != State::Fail)
     }

@@ -1,14 +1,14 @@
-//! The machine: instructions, threads, memory, speed, limits of the system.
+//! `doctor` checks of the machine: instruction set, threads, memory, roofline, system limits.
 
 use super::Check;
 use kvasir_cpu::{Level, PeakMeter, Peaks, Team};
 use std::{env::consts::ARCH, fs, path::Path, thread};
 
 const GB: f64 = 1e9;
-/// Memory without which speeds are not measured: a gigabyte is read, and as much again stays free.
+/// Free memory required to measure speeds: 1 GB is read, and as much stays free.
 const ROOM_TO_MEASURE: u64 = 2 << 30;
-/// Files that a server with its default `--max-connections` may have open, connections beyond that
-/// for probes and refusals included.
+/// File descriptors that a server with the default `--max-connections` needs, including probes and
+/// rejections.
 const FILES: u64 = 4096 + 512;
 
 pub(super) fn processor() -> Check {
@@ -33,7 +33,7 @@ pub(super) fn threads() -> Check {
     check.value("used", used).value("allowed", allowed)
 }
 
-/// Bytes that can be had without swapping, where the system says so.
+/// Available memory in bytes (`MemAvailable`), if known.
 pub(super) fn free_memory(proc: &Path) -> Option<u64> {
     let text = fs::read_to_string(proc.join("meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -49,13 +49,13 @@ pub(super) fn memory(free: Option<u64>) -> Check {
     check.value("free_bytes", free)
 }
 
-/// What the machine reaches at best.
+/// Measured machine limits (roofline).
 pub(super) enum Speeds {
     Measured(Peaks),
     Not(String),
 }
 
-/// Measures, if there is room for it; none where nothing is known of the memory.
+/// Measures machine limits if memory suffices; `None` if free memory is unknown.
 pub(super) fn speeds(free: Option<u64>) -> Option<Speeds> {
     if free? < ROOM_TO_MEASURE {
         return Some(Speeds::Not("not measured: less than 2 GB are free".into()));
@@ -68,7 +68,7 @@ pub(super) fn speeds(free: Option<u64>) -> Option<Speeds> {
 }
 
 impl Speeds {
-    /// Bytes per second that can be read.
+    /// Read bandwidth in bytes per second.
     pub(super) fn bandwidth(&self) -> Option<f64> {
         match self {
             Self::Measured(peaks) => Some(peaks.bandwidth),
@@ -97,26 +97,26 @@ impl Speeds {
     }
 }
 
-/// What this process may have of something; none where the system does not say.
+/// A soft limit of this process, if known.
 fn limit(proc: &Path, of: &str) -> Option<String> {
     let text = fs::read_to_string(proc.join("self/limits")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(of))?;
     line.split_whitespace().next().map(str::to_owned)
 }
 
-/// Bytes of address space, where they are limited.
+/// Limit of the address space in bytes, if limited.
 pub(super) fn address_space(proc: &Path) -> Option<u64> {
     limit(proc, "Max address space")?.parse().ok()
 }
 
-/// A limit on addresses is met long before that memory is used.
+/// An address space limit is reached long before that memory is used.
 pub(super) fn addresses(space: u64) -> Check {
     Check::warn("addresses", format!("limited to {:.1} GB", space as f64 / GB))
         .advise("lift it with `ulimit -v unlimited`: files are mapped and the pool's addresses taken at once")
         .value("limit_bytes", space)
 }
 
-/// Whether a server may have as many connections as it would take; none where the system does not say.
+/// Checks the file descriptor limit; `None` if unknown.
 pub(super) fn open_files(proc: &Path) -> Option<Check> {
     let soft = limit(proc, "Max open files")?;
     let Ok(files) = soft.parse::<u64>() else {

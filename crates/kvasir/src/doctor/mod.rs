@@ -1,4 +1,5 @@
-//! What this machine offers, what is missing, and what to do about it.
+//! `kvasir doctor`: diagnoses machine, model, configuration and environment, with advice per
+//! finding.
 
 mod check;
 mod machine;
@@ -13,27 +14,27 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is looked at.
+/// Inputs of the diagnosis.
 pub(crate) struct Patient<'a> {
-    /// The model, or why it cannot be opened.
+    /// The model, or its error.
     pub(crate) model: Result<Opened, String>,
-    /// What it is called.
+    /// Name of the model.
     pub(crate) model_name: String,
-    /// A file of options, and what is wrong with it if something is.
+    /// The options file with its check result.
     pub(crate) config: Option<(PathBuf, Result<(), String>)>,
-    /// Where a server would listen.
+    /// Address that a server would bind.
     pub(crate) address: SocketAddr,
-    /// Where the system tells of itself.
+    /// Path of procfs.
     pub(crate) proc: &'a Path,
-    /// Whether speeds are measured, which takes a few seconds and a gigabyte.
+    /// Whether to measure speeds, which takes seconds and 1 GB of memory.
     pub(crate) measure: bool,
 }
 
-/// Looks at everything, one after the other.
+/// Runs all checks.
 pub(crate) fn examine(patient: &Patient<'_>) -> Report {
     let memory = machine::free_memory(patient.proc);
     let space = machine::address_space(patient.proc);
-    // What may not be mapped is not there.
+    // Memory beyond the address space limit cannot be used.
     let room = memory.map(|free| free.min(space.unwrap_or(free)));
     let speeds = if patient.measure { machine::speeds(room) } else { None };
     let mut checks = vec![machine::processor(), machine::threads(), machine::memory(memory)];

@@ -1,4 +1,5 @@
-//! The model: whether it is whole, what it is stored as, whether it fits, and what the machine can make of it.
+//! `doctor` checks of the model: data types, memory fit, context capacity, decode bound (roofline),
+//! tokenizer and template.
 
 use super::Check;
 use kvasir::{Inspection, KvType, Opened};
@@ -29,7 +30,7 @@ fn weights(opened: &Opened, name: &str, stored: u64) -> Check {
         .value("architecture", target.architecture.clone())
 }
 
-/// The files are mapped, and matrices are packed beside them, whose pages then go.
+/// Whether weights fit: files are mapped, and packed copies of matrices replace their pages.
 fn fits(stored: u64, free: Option<u64>) -> Check {
     let size = format!("weights take {:.2} GB", stored as f64 / GB);
     match free {
@@ -46,7 +47,7 @@ fn fits(stored: u64, free: Option<u64>) -> Check {
     }
 }
 
-/// Tokens that a gigabyte holds, and all that is left.
+/// Context capacity: tokens of K/V per GB, and in the memory left by the weights.
 fn context(opened: &Opened, stored: u64, free: Option<u64>) -> Check {
     let target = &opened.model.target;
     let slot = KvType::Bf16.slot_bytes(&target.layers).max(1) as u64;
@@ -62,7 +63,7 @@ fn context(opened: &Opened, stored: u64, free: Option<u64>) -> Check {
     Check::ok("context", found).value("kv_bytes_per_token", slot).value("tokens_per_gb", per_gb)
 }
 
-/// Bytes of experts that a token does not choose.
+/// Bytes of MoE experts that a token does not activate.
 fn idle(opened: &Opened) -> u64 {
     let program = &opened.model.target;
     let share = program.ops.iter().find_map(|op| match op {
@@ -76,14 +77,14 @@ fn idle(opened: &Opened) -> u64 {
     (experts as f64 * share.unwrap_or_default()) as u64
 }
 
-/// A bound and no promise: each token of a single stream reads all weights once, but the experts that it does not choose.
+/// Roofline bound of single-stream decode: each token reads all active weights once.
 fn reach(read: u64, bandwidth: f64) -> Check {
     let rate = bandwidth / (read as f64).max(1.0);
     let found = format!("one stream gets at most {rate:.0} tokens/s of these weights from this memory");
     Check::ok("reach", found).value("tokens_per_second_at_most", rate)
 }
 
-/// Text in and out, and chats.
+/// Tokenizer and chat template.
 fn words(opened: &Opened) -> Check {
     let files = match opened.text_files().and_then(|files| Ok((files.tokenizer()?, files))) {
         Ok((_, files)) => files,

@@ -1,4 +1,4 @@
-//! What is around it: the file of options, the port, the hub's cache.
+//! `doctor` checks of the environment: options file, port, hub cache.
 
 use super::Check;
 use kvasir::HubName;

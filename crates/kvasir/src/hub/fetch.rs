@@ -1,4 +1,7 @@
-//! What is not in the cache comes from the hub, through its own client.
+//! Downloads missing files of a hub model through the hub's own client (`hf-hub`).
+//!
+//! Untrusted input: listed names must stay inside the snapshot, and sizes must match the listing.
+//! The revision's ref is written last, so it only ever names a complete snapshot.
 
 use super::{HubName, home_of, model_path, plain, set};
 use crate::Error;
@@ -12,10 +15,10 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// A transfer that breaks goes on where it was so many times before it is given up.
+/// Retries of an interrupted transfer, each resuming where it broke off.
 const RETRIES: usize = 3;
 
-/// What the hub says of a revision.
+/// The hub's listing of a revision.
 #[derive(Deserialize)]
 struct Listing {
     sha: String,
@@ -29,7 +32,7 @@ struct Listed {
 }
 
 impl HubName {
-    /// Fetches the model, of which so much is `missing`.
+    /// Fetches the model; `missing` says what the cache lacks, for errors.
     pub(super) fn fetch(&self, missing: &str) -> Result<PathBuf, Error> {
         if variable("HF_HUB_OFFLINE").is_some_and(|value| value != "0") {
             return Err(self.asked(format!("{missing}, and HF_HUB_OFFLINE forbids to fetch it")));
@@ -57,7 +60,7 @@ impl HubName {
             return Err(Error::Failed(format!("{}/{}: the hub names no commit", self.owner, self.name)));
         }
 
-        // Every file is one commit's, and only a whole snapshot is what the revision stands for.
+        // All files come from one commit, and the ref is created only for a complete snapshot.
         let snapshot = self.folder(&cache).join("snapshots").join(&sha);
         let files = api.repo(repository(&sha));
         for (n, file) in chosen.iter().enumerate() {
@@ -73,7 +76,7 @@ impl HubName {
             let there = files.download(file).map_err(failed)?;
             let came = fs::metadata(&path).map(|data| data.len()).unwrap_or_default();
             if there != path || size.is_some_and(|size| size != came) {
-                // The link as well: one that leads nowhere would be in the way.
+                // Removes the link as well: a dangling link would block later fetches.
                 let _ = there.canonicalize().and_then(fs::remove_file).and_then(|()| fs::remove_file(&there));
                 return Err(Error::Failed(format!(
                     "{owner}/{name}: the hub did not send the {file} that it lists; it is not kept, ask again"
@@ -95,7 +98,7 @@ fn variable(name: &str) -> Option<String> {
     set(name)?.into_os_string().into_string().ok()
 }
 
-/// The token that the hub's own tools would send.
+/// The access token, as the hub's own tools find it.
 fn token() -> Option<String> {
     let stored = || {
         let path = set("HF_TOKEN_PATH").or_else(|| Some(home_of(&set)?.join("token")))?;
@@ -105,7 +108,7 @@ fn token() -> Option<String> {
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
-/// What a failure means to whoever asked.
+/// Explains a failure to the user.
 fn why(error: &ApiError) -> &'static str {
     let status = match error {
         ApiError::RequestError(error) => match **error {

@@ -1,5 +1,5 @@
-//! The options that `serve`, `chat`, `generate`, `bench` and `sim` have in common, defined once: on the command line,
-//! as `KVASIR_…` in the environment, and by the same names in files.
+//! Engine options shared by `serve`, `chat`, `generate`, `bench` and `sim`: flags, `KVASIR_…`
+//! variables and file keys, defined once.
 
 mod policy;
 mod settle;
@@ -134,14 +134,14 @@ pub(crate) struct Options {
     step_target_times: Option<f64>,
 }
 
-/// What a server's steps take at most of what their decodes take alone, unless told otherwise.
+/// Default of `--step-target-times` when serving: maximum step time relative to decodes alone.
 pub(crate) const SERVING_TIMES: f64 = 4.0;
 
 impl Options {
-    /// Options by the names of the command line, from a file.
+    /// Parses options by their command line names, from a file.
     pub(crate) fn from_map(map: &Map<String, Value>) -> Result<Self, Failure> {
         for (name, value) in map {
-            // One by one first, so that the error can name it.
+            // Each alone first, so that the error can name it.
             let alone = Value::Object(Map::from_iter([(name.clone(), value.clone())]));
             let read = serde_json::from_value::<Self>(alone);
             read.map_err(|error| Failure::usage(format!("options.{name}: {error}")))?;
@@ -150,7 +150,7 @@ impl Options {
         read.map_err(|error| Failure::usage(format!("options: {error}")))
     }
 
-    /// These where they are given, else those of `base`.
+    /// Overrides `base` with the given options.
     pub(crate) fn over(&self, base: &Self) -> Result<Self, Failure> {
         let map = |options: &Self| match serde_json::to_value(options) {
             Ok(Value::Object(map)) => Ok(map),
@@ -158,15 +158,15 @@ impl Options {
         };
         let mut merged = map(base)?;
         merged.extend(map(self)?);
-        // What is not given is not written, so a null was a number that is none.
+        // Absent options are not serialized, so a null was a non-finite number.
         if let Some((name, _)) = merged.iter().find(|(_, value)| value.is_null()) {
             return Err(Failure::usage(format!("--{name} is not a finite number")));
         }
         Self::from_map(&merged)
     }
 
-    /// With what a server of many wants where nothing was said: prompts beside decodes, in chunks that keep a decode step
-    /// from taking more than a few times as long.
+    /// Applies serving defaults: mixed batches (chunked prefill alongside decodes), with chunks
+    /// that bound the step time.
     pub(crate) fn for_serving(mut self) -> Self {
         let is_chunked = self.policy.is_none_or(|policy| policy == PolicyKind::Chunked);
         if is_chunked && *self.mixed.get_or_insert(Switch::On) == Switch::On && self.step_target_ms.is_none()
@@ -176,12 +176,12 @@ impl Options {
         self
     }
 
-    /// Whether a policy was asked for that needs a cache with blocks.
+    /// Whether the policy needs a block cache.
     pub(crate) fn needs_blocks(&self) -> bool {
         self.policy == Some(PolicyKind::Rectangular)
     }
 
-    /// Share of the memory for the pool.
+    /// Share of free memory for the KV pool.
     pub(crate) fn memory_share(&self) -> Result<f64, Failure> {
         rule(self.memory_utilization.is_none() || self.kv_capacity.is_none(), || {
             "--memory-utilization cannot be combined with --kv-capacity".into()

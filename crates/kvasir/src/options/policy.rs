@@ -1,4 +1,4 @@
-//! The options of each policy.
+//! Policy-specific options: validation and construction of scheduling policies.
 
 use super::{
     Options,
@@ -31,7 +31,7 @@ impl Display for PolicyKind {
 }
 
 impl Options {
-    /// Refuses what belongs to another policy.
+    /// Rejects options of other policies.
     pub(super) fn check_policy(&self, policy: PolicyKind) -> Result<(), Failure> {
         use PolicyKind::{Chunked, PrefillFirst, Rectangular};
         let given = [

@@ -1,4 +1,5 @@
-//! How options are put together: limits, cache and policy that fit each other, or which two do not.
+//! Settles options into consistent limits, cache and policy, or reports the two options that
+//! conflict.
 
 use super::{Options, policy::PolicyKind};
 use crate::{cmd::Failure, facts::Facts, switch::Switch};
@@ -7,22 +8,22 @@ use kvasir_kv::{Cache, CacheConfig, CacheKind, Rings};
 use kvasir_sim::StaticShape;
 use serde_json::{Map, Value, json};
 
-/// Sequences that one engine may run at once.
+/// Maximum concurrent sequences.
 const MOST_SEQUENCES: u32 = 1 << 16;
 
-/// Tokens that a sequence or a step may have.
+/// Maximum tokens of a sequence or a step.
 const MOST_TOKENS: u32 = 1 << 30;
 
-/// Blocks that one pool may have.
+/// Maximum blocks of a pool.
 const MOST_BLOCKS: u32 = 1 << 24;
 
-/// Options that fit together.
+/// Consistent options.
 pub(crate) struct Settled {
     pub(crate) limits: Limits,
     pub(crate) overlap: bool,
     pub(crate) graph_max_batch: u32,
     pub(crate) static_shape: Option<StaticShape>,
-    /// The keys that the trace page knows.
+    /// Configuration for the trace page.
     pub(crate) setup: Map<String, Value>,
     order: Order,
     policy: Box<dyn Policy>,
@@ -51,7 +52,7 @@ pub(super) fn share(name: &str, value: Option<f64>, default: f64) -> Result<f64,
 }
 
 impl Options {
-    /// Puts everything together, or says which two things do not go together.
+    /// Builds limits, cache and policy; an error names the conflicting options.
     pub(crate) fn settle(&self, facts: &Facts) -> Result<Settled, Failure> {
         let policy = self.policy.unwrap_or(PolicyKind::Chunked);
         self.check_policy(policy)?;
@@ -85,7 +86,7 @@ impl Options {
         rule(block <= 256, || format!("--block-size {block} is not 1 to 256"))?;
         let capacity = self.capacity(facts, block)?;
         let dummy = policy == PolicyKind::Rectangular;
-        // Sequences that have ended may still be named by steps in flight.
+        // Ended sequences may still be named by steps in flight.
         let max_sequences = limits.max_num_seqs.saturating_mul(2).saturating_add(64);
         let sharing = limits.prefix_cache;
         let config = CacheConfig {

@@ -1,4 +1,5 @@
-//! Answers that must have a form, from a model with random weights: only the masks can make them right.
+//! Structured output end to end: a model with random weights, so only the masks can make answers
+//! valid.
 #![allow(clippy::unwrap_used)]
 
 mod schemas;
@@ -69,7 +70,7 @@ impl House {
         self.tokenizer.decode(&completion.tokens, true).unwrap()
     }
 
-    /// One answer of this form, the first that ends: a model with random weights may repeat for ever what may be repeated.
+    /// The first answer that ends by itself: random weights may repeat any repeatable part forever.
     fn answer(&self, shape: &Shape, lead: &[Part], seed: u64) -> String {
         let ended = (0..8).find_map(|again| {
             let done = self.completion(shape, lead, seed + 100 * again, 1500);
@@ -113,7 +114,7 @@ fn two_hundred_schemas_are_kept_to() {
     while roomy.step().unwrap() != kvasir_engine::Turn::Idle {}
     assert_eq!(roomy.core().cache().room().available(), free.available());
 
-    // Preempted in a small pool and computed anew, without overlap: the same answers.
+    // With preemption and recomputation in a small pool, without overlap: the same answers.
     let mut small = house.engine(Box::new(PrefillFirst::new(Chunking::On { cap: Some(24) }, 0.0)), 96, false);
     let again = small.generate(requests(&house)).unwrap();
     let preemptions: u32 = again.iter().map(|done| done.as_ref().unwrap().summary.preemptions).sum();
@@ -123,7 +124,8 @@ fn two_hundred_schemas_are_kept_to() {
     }
 }
 
-/// Calls that a random model begins of its own accord, since it likes the mark: in any batch, preempted or not, the same that fit.
+/// Voluntary tool calls of a random model biased toward the marker: valid, and independent of
+/// batching and preemption.
 #[test]
 fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
     let house = House::new();
@@ -174,7 +176,7 @@ fn free_calls_fit_their_tools_and_do_not_depend_on_the_batch() {
             }
         }
         if done.summary.finish == Finish::MaxTokens {
-            // The last one may have been cut off.
+            // The last call may be truncated.
             calls.pop();
         }
         made += calls.len();
@@ -262,7 +264,7 @@ fn patterns_choices_and_grammars_are_kept_to() {
         let text = house.answer(&Shape::Grammar(sql.into()), &[], seed);
         let columns = text.strip_prefix("SELECT ").and_then(|text| text.strip_suffix(" FROM t")).unwrap();
         assert!(columns.split(", ").all(|col| col == "b" || col.starts_with("a_")), "{text}");
-        // Its texts have no end that chance would find soon: what is there is the beginning of an object.
+        // Free JSON rarely ends by chance; the output must be a prefix of an object.
         let text = house.text(&house.completion(&Shape::JsonObject, &[], seed, 60));
         let read = serde_json::from_str::<serde_json::Map<String, Value>>(text.trim_end_matches('\u{fffd}'));
         assert!(read.as_ref().is_ok() || read.is_err_and(|error| error.is_eof()), "{text}");
@@ -290,7 +292,7 @@ fn reasoning_may_come_first_and_calls_are_read_back() {
     calls_are_read_back(&house);
 }
 
-/// Whatever the dialect: what is made to be calls is read as calls that fit their tools.
+/// Calls generated under each dialect's grammar parse to calls that satisfy their tools' schemas.
 fn calls_are_read_back(house: &House) {
     let tool = |name: &str, parameters: Value| Tool {
         name: name.into(),
@@ -422,13 +424,14 @@ fn what_cannot_be_kept_to_is_refused() {
     };
     refused(optional(2049));
     assert!(house.compile(&optional(100)).is_ok());
-    // Counts in a regular expression cost nothing until they are reached.
+    // Repetition counts in a regular expression cost nothing until reached.
     assert!(house.compile(&Shape::Regex("a{0,2147483648}".into())).is_ok());
     refused(Shape::Choice(Vec::new()));
     refused(Shape::Choice(vec![String::new()]));
 }
 
-/// What a form leaves no choice about is worked out to its end where a model's tokens spell every text; that went on for ever.
+/// Regression: forced text is expanded eagerly if the vocabulary spells every text, and endless
+/// grammars looped forever.
 #[test]
 fn text_that_is_forced_without_end_is_given_up() {
     const END: u32 = 3065;
@@ -444,13 +447,13 @@ fn text_that_is_forced_without_end_is_given_up() {
         let why = compile(shape.clone()).unwrap_err().0;
         assert!(why.contains("no end"), "{shape:?}: {why}");
     }
-    // Behind a choice it shows when the choice is made.
+    // After a choice, endlessness shows once the choice is made.
     let late = compile(Shape::Grammar("start: (\"b\" | \"c\") a\na: /a+/ a".into())).unwrap();
     let mut follower = late.0.unwrap().follow();
     assert!(matches!(follower.allowed(&[]), Allowed::Only(_)));
     let chosen = tokenizer.encode("b", false).unwrap();
     assert_eq!(follower.allowed(&chosen), Allowed::Nothing);
-    // Nobody else is ended, however long it takes in all.
+    // Other matchers are not cancelled, regardless of total time.
     let plain = compile(Shape::Regex("ab{1,40}".into())).unwrap();
     let mut follower = plain.0.unwrap().follow();
     assert!(matches!(follower.allowed(&tokenizer.encode("ab", false).unwrap()), Allowed::Only(_)));

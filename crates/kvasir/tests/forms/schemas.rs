@@ -1,8 +1,8 @@
-//! Random JSON schemas of the shapes that clients send, and a plain check of values against them.
+//! Random JSON schemas as clients send them, and an independent validator for values.
 
 use serde_json::{Map, Value, json};
 
-/// A small generator of numbers from a seed.
+/// A seeded pseudo-random generator (splitmix64).
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -40,7 +40,7 @@ const KEYS: &[&str] = &[
     "first name",
 ];
 
-/// A schema as a client would send it: an object with a title, sometimes with definitions.
+/// A random client-style schema: a titled object, sometimes with `$defs`.
 pub(crate) fn schema(dice: &mut Dice) -> Value {
     let mut schema = object(dice, 0);
     if dice.one_in(3) {
@@ -89,7 +89,7 @@ fn value(dice: &mut Dice, depth: u32) -> Value {
     }
 }
 
-/// Why a value does not fit a schema of these shapes.
+/// Validates a value; returns the reason if it does not satisfy the schema.
 pub(crate) fn misfit(root: &Value, schema: &Value, value: &Value) -> Option<String> {
     let bad = |why: &str| Some(format!("{value} {why} in {schema}"));
     if let Some(reference) = schema["$ref"].as_str() {

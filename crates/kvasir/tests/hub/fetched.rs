@@ -1,4 +1,4 @@
-//! What is fetched, how often, and what becomes of a fetch that fails.
+//! Hub downloads: fetched once, resumed after interruption, verified against the listing.
 
 use super::{
     COMMIT, folder, inspect,
@@ -33,7 +33,7 @@ fn what_was_interrupted_goes_on_when_asked_again() {
         assert_eq!(out.status.code(), Some(1), "{}", said(&out));
         assert!(said(&out).lines().last().unwrap().contains("asking again"), "{}", said(&out));
     }
-    // A part of a model is not what its revision stands for.
+    // A partial model must not be named by its revision's ref.
     assert!(!cache.join("models--acme--tiny/refs/main").exists());
     let began = broken.began();
     assert!(began.first() == Some(&0) && began.windows(2).all(|w| w[0] < w[1]), "{began:?}");
@@ -54,10 +54,10 @@ fn what_the_hub_lists_is_what_must_come() {
         let (cache, hub) = (folder(&format!("{wrong:?}")), Hub::new(wrong));
         let out = inspect(&cache, &hub.endpoint, "acme/tiny");
         assert!(!out.status.success() && said(&out).contains(words), "{wrong:?}: {}", said(&out));
-        // Nothing of it is taken for a model later.
+        // The bad download is not taken for a model later.
         let out = inspect(&cache, "http://127.0.0.1:9", "acme/tiny");
         assert!(!out.status.success(), "{wrong:?}");
-        // And nothing is in the way of one that is right.
+        // Nor does it block a good download.
         let out = inspect(&cache, &Hub::new(Wrong::Nothing).endpoint, "acme/tiny");
         assert!(out.status.success(), "{wrong:?}: {}", said(&out));
         let _ = fs::remove_dir_all(cache);

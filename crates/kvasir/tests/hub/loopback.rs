@@ -1,4 +1,4 @@
-//! A hub of our own on loopback, with one repository, `acme/tiny`, of the test model's files.
+//! A fake hub on loopback with one repository, `acme/tiny`, and injectable faults.
 
 use super::{COMMIT, TOKEN, model};
 use std::{
@@ -9,21 +9,21 @@ use std::{
     thread,
 };
 
-/// What is wrong with a hub.
+/// Injected fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrong {
     Nothing,
-    /// Every transfer of weights ends half way.
+    /// Weight transfers break off halfway.
     Breaks,
-    /// Its list speaks of other sizes than it sends.
+    /// Listed sizes differ from the files.
     Lies,
-    /// It lists a file outside the repository.
+    /// Lists a path outside the repository.
     LeadsOutside,
-    /// It wants another token.
+    /// Requires another token.
     Locked,
 }
 
-/// A running hub: where it is, and the transfers of weights that it was asked for.
+/// A running fake hub; records the weight transfers.
 pub(crate) struct Hub {
     pub(crate) endpoint: String,
     ranges: Arc<Mutex<Vec<usize>>>,
@@ -44,7 +44,7 @@ impl Hub {
         Self { endpoint, ranges }
     }
 
-    /// At which bytes of the weights transfers began, since this was last asked.
+    /// Start offsets of weight transfers since the last call.
     pub(crate) fn began(&self) -> Vec<usize> {
         std::mem::take(&mut self.ranges.lock().unwrap())
     }

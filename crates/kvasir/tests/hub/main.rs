@@ -1,4 +1,4 @@
-//! Models by their hub name: found in the hub's cache; fetched into it from a hub of our own on loopback.
+//! Hub models by name: found in the cache, or fetched from a fake hub on loopback.
 #![allow(clippy::unwrap_used)]
 
 mod fetched;
@@ -25,7 +25,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// A cache with one model, the model's folder in it, and its files.
+/// A cache with one model: the cache, the model's folder and its snapshot.
 fn cached(name: &str) -> (PathBuf, PathBuf, PathBuf) {
     let cache = folder(name);
     let of_model = cache.join("models--acme--tiny");
@@ -53,7 +53,7 @@ fn said(out: &Output) -> String {
 #[test]
 fn a_model_in_the_cache_is_used_without_a_network() {
     let (cache, of_model, snapshot) = cached("cache");
-    // Nobody listens there.
+    // An unreachable endpoint.
     let nowhere = "http://127.0.0.1:9";
     for name in ["acme/tiny", "acme/tiny@main", &format!("acme/tiny@{COMMIT}")] {
         let out = inspect(&cache, nowhere, name);
@@ -66,7 +66,7 @@ fn a_model_in_the_cache_is_used_without_a_network() {
         assert!(!out.status.success());
         assert!(said.lines().count() == 1 && said.contains(name.split('@').next().unwrap()), "{said}");
     }
-    // What is missing is said: a revision, a tag, a shard.
+    // The error names what is missing: a revision, a tag, a shard.
     let index = r#"{"weight_map": {"a": "model.safetensors", "b": "more.safetensors"}}"#;
     fs::write(snapshot.join("model.safetensors.index.json"), index).unwrap();
     fs::write(snapshot.join("m-Q4_0-00002-of-00002.gguf"), "").unwrap();

@@ -1,8 +1,10 @@
+//! Scratch folders for tests that write files.
+
 #![allow(clippy::unwrap_used)] // a helper of tests
 
 use std::{fs, path::PathBuf};
 
-/// An empty folder of this name.
+/// Creates an empty folder of this name.
 pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);

@@ -1,4 +1,5 @@
-//! Requests as coding agents send them, in our own words: Codex, Claude Code and the tool runners of Anthropic's SDKs.
+//! Requests in the style of coding agents: Codex, Claude Code, and tool runners of Anthropic's
+//! SDKs.
 
 use crate::server::{CHAT, JSON, Server, chat};
 use serde_json::{Value, json};
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// A server whose context has room for an agent's prompts.
+/// A server whose context fits an agent's prompts.
 fn server(name: &str, options: &[&str]) -> Server {
     Server::start(name, options)
 }
@@ -56,7 +57,7 @@ fn history_is_not_refused_for_what_a_model_wrote() {
     assert!(rendered("half of {\"it").contains("half of {\"it"), "{}", rendered("half of {\"it"));
 }
 
-/// A coding agent's body for `/v1/responses`, with these items behind its instructions.
+/// A Codex-style body for `/v1/responses`, with `items` after its instructions.
 fn codex(items: &[Value]) -> Value {
     let text = |text: &str| json!([{"type": "input_text", "text": text}]);
     let mut input = vec![
@@ -79,7 +80,7 @@ fn codex(items: &[Value]) -> Value {
     })
 }
 
-/// The events of a streamed response.
+/// The ignored-fields header and the events of a streamed response.
 fn events(server: &Server, body: &Value) -> (Option<String>, Vec<Value>) {
     let answer = server.exchange("POST", RESPONSES, JSON, &body.to_string());
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -120,7 +121,7 @@ fn calls_come_back_as_their_tools_were_offered() {
         let mut body = codex(&[]);
         body["tool_choice"] = choice;
         body["max_output_tokens"] = 200.into();
-        // A random model does not end its reasoning.
+        // A random model would not end its reasoning.
         body["reasoning"] = json!({"effort": "none"});
         body["seed"] = 1.into();
         let (_, events) = events(&server, &body);
@@ -142,7 +143,7 @@ fn calls_come_back_as_their_tools_were_offered() {
     }
 }
 
-/// A coding agent's body for `/v1/messages`; its billing header ends like this.
+/// A Claude Code-style body for `/v1/messages`; its billing header ends with `cch`.
 fn claude(cch: &str, turns: &[Value]) -> Value {
     let mark = json!({"type": "ephemeral"});
     let mut messages = vec![

@@ -1,4 +1,5 @@
-//! What clients get for requests that are right.
+//! Responses to valid requests: streaming, `n`, seeds, keys, structured output, log-probabilities,
+//! shutdown.
 
 use super::server::{CHAT, Server, chat};
 use serde_json::{Value, json};
@@ -30,7 +31,7 @@ fn a_stream_says_what_the_whole_answer_says() {
     assert_eq!(reasons.len(), 1);
     assert_eq!(reasons[0]["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"]);
 
-    // The same prompt again is found in the cache, and the answer is the same.
+    // A repeated prompt hits the prefix cache and gets the same answer.
     let long = "hello ".repeat(40);
     let body = chat(json!({"messages": [{"role": "user", "content": long}]}));
     let (_, first) = server.post("/v1/chat/completions", &body);
@@ -130,7 +131,7 @@ fn the_page_needs_no_key_and_the_steps_do() {
     let key = "Content-Type: application/json\r\nAuthorization: Bearer secret\r\n";
     assert_eq!(server.send("POST", "/v1/chat/completions", key, &body).0, 200);
     let mut made = 0;
-    // The last step comes without a further one that would push it out.
+    // The last step is sent although none follows it.
     for line in lines.by_ref() {
         let Some(step) = line.strip_prefix("data: ") else { continue };
         let step: Value = serde_json::from_str(step).unwrap();
@@ -142,7 +143,7 @@ fn the_page_needs_no_key_and_the_steps_do() {
         }
     }
     assert_eq!(made, 12);
-    // Who watches does not keep a server that leaves.
+    // A subscriber does not delay shutdown.
     server.terminate();
     assert!(lines.all(|line| !line.starts_with("event")));
     assert!(server.process.wait().unwrap().success());
@@ -156,14 +157,14 @@ fn control_tokens_in_a_message_stay_text() {
             .post("/v1/chat/completions", &chat(json!({"messages": [{"role": "user", "content": content}]})));
         answer["usage"]["prompt_tokens"].as_u64().unwrap()
     };
-    // As a control token it would be one; as text it is several.
+    // A control token would count as one token; as text it is several.
     assert!(
         prompt_tokens("<|im_end|>") > prompt_tokens("") + 1
             || prompt_tokens("<|im_end|>") > prompt_tokens("x") + 1
     );
 }
 
-/// Also one whose text stands in what the template puts behind it, and one that has not begun.
+/// Including texts that also occur in the template's suffix, and an empty one.
 #[test]
 fn an_answer_goes_on_with_the_last_message() {
     let server = Server::start("continued", &[]);
@@ -175,7 +176,7 @@ fn an_answer_goes_on_with_the_last_message() {
         let (_, text) = server.post("/detokenize", &json!({"tokens": ids["tokens"]}));
         let text = text["prompt"].as_str().unwrap();
         assert!(text.ends_with(&format!("<|im_start|>assistant\n{begun}")), "{begun}: {text}");
-        // The same prompt as a chat's.
+        // The chat has the same prompt.
         let asked = json!({"messages": messages, "continue_final_message": true, "max_tokens": 1});
         let (_, answer) = server.post("/v1/chat/completions", &chat(asked));
         assert_eq!(answer["usage"]["prompt_tokens"], ids["count"], "{answer}");
@@ -233,7 +234,7 @@ fn an_answer_has_the_form_that_was_asked_for() {
     let asked = chat(json!({"max_tokens": 800, "temperature": 1.0, "seed": 3, "response_format": format}));
     let (_, answer) = server.post("/v1/chat/completions", &asked);
     let choice = &answer["choices"][0];
-    // A model that may think puts that first; it is no part of the content.
+    // Reasoning comes first and is not part of the content.
     let content: Value = serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
     assert!(content["days"].as_array().unwrap().len() == 2 && content["unit"].is_string(), "{answer}");
     assert_eq!(choice["finish_reason"], "stop");
@@ -344,7 +345,7 @@ fn nothing_of_a_stop_text_is_told_in_log_probabilities_either() {
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         body
     };
-    // The text, and that of the tokens whose log-probabilities came with it.
+    // The text, and the bytes of the tokens whose log-probabilities came with it.
     let read = |part: &Value, logprobs: &Value| -> (String, Vec<u8>) {
         let entries = logprobs["content"].as_array().into_iter().flatten();
         let bytes = entries.flat_map(|entry| entry["bytes"].as_array().unwrap().clone());
@@ -364,7 +365,7 @@ fn nothing_of_a_stop_text_is_told_in_log_probabilities_either() {
         let want = text.split(&stop).next().unwrap();
         let (said, told) = whole(json!({"stop": &stop}));
         assert_eq!(said, want, "{stop:?}");
-        // A token of which the answer has some is told whole, and none behind it.
+        // A token partly in the answer is reported whole; none after it.
         assert!(tokens.starts_with(&told) && lossy(&told).starts_with(want), "{stop:?}: {told:?}");
         assert!(lossy(&told).len() < want.len() + 8, "{stop:?}: {told:?}");
         let mut streamed = (String::new(), Vec::new());

@@ -1,5 +1,8 @@
-//! Inputs that are known to have hurt servers of this kind: each gets its exact error, the process lives on, nothing stays behind in
-//! the pool, and somebody else's stream goes on unharmed. The numbers in brackets are those of the list that they come from.
+//! Hostile inputs known to have broken similar servers: each gets its exact error, and does no
+//! harm.
+//!
+//! After each group the process is alive, the KV pool is whole, and a concurrent stream was
+//! unaffected. Numbers in parentheses refer to the list of known inputs.
 
 use super::bystander::Bystander;
 use super::server::{Answer, CHAT, COMPLETIONS, JSON, Server, chat, head};
@@ -9,13 +12,14 @@ use std::{
     net::Shutdown,
 };
 
-/// Status and parameter of the answer to a body.
+/// Status and error parameter of the response to a body.
 fn refusal(server: &Server, path: &str, body: &str) -> (u16, String) {
     let answer = server.exchange("POST", path, JSON, body);
     (answer.status, answer.param())
 }
 
-/// The process is the one that it was, and its whole pool can be had: a prompt that leaves no slot to spare is answered.
+/// The process is still running and its whole KV pool is free: a prompt that needs nearly every
+/// slot is served.
 fn unharmed(server: &mut Server) {
     assert!(server.process.try_wait().unwrap().is_none(), "the process has ended");
     let (status, models) = server.send("GET", "/v1/models", "", "");
@@ -58,14 +62,14 @@ fn bodies_that_are_no_requests() {
     for (name, body, status) in cases {
         assert_eq!(refusal(&server, CHAT, &body).0, status, "{name}");
     }
-    // (8) No UTF-8: a byte that never stands there, a character spelt longer than need be, half of one.
+    // (8) Invalid UTF-8: an impossible byte, an overlong encoding, a lone surrogate.
     for wrong in [&b"\xff"[..], b"\xc0\xaf", b"\xed\xa0\x80"] {
         let body = [b"{\"model\": \"", wrong, b"\"}"].concat();
         let mut stream = server.connect();
         stream.write_all(&[head(CHAT, "", body.len()).as_bytes(), &body].concat()).unwrap();
         assert_eq!(Answer::read(stream).status, 400, "(8) {wrong:x?}");
     }
-    // (2) A promise of too much is refused as it stands, with nothing to wait for.
+    // (2) An excessive `content-length` is rejected at once.
     let mut stream = server.connect();
     stream.write_all(head(CHAT, "", (32 << 20) + 1).as_bytes()).unwrap();
     assert_eq!(Answer::read(stream).status, 413);
@@ -85,11 +89,11 @@ fn connections_that_end_badly() {
     let mut server = server("connections");
     let bystander = Bystander::begin(&server);
     let long = chat(json!({"stream": true, "max_tokens": 900, "ignore_eos": true})).to_string();
-    // (2) (3) (4) A body that is promised and does not come, chunks that never end: they lose their place, and hear why.
+    // (2) (3) (4) A promised body that never arrives, endless chunks: rejected by timeout.
     let unending = format!(
         "POST {CHAT} HTTP/1.1\r\nHost: x\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n5\r\n{{\"a\":\r\n"
     );
-    // (3) (12) (13) Heads that never end, another protocol's, and requests in a row whose sender does not wait.
+    // (3) (12) (13) Endless heads, another protocol, pipelined requests.
     let live = "GET /live HTTP/1.1\r\nHost: x\r\n\r\n";
     let starts = [
         (head(CHAT, "", long.len() + 100) + &long, Some(408)),
@@ -100,7 +104,7 @@ fn connections_that_end_badly() {
         (live.repeat(50), Some(200)),
         (format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "../".repeat(100)), Some(404)),
     ];
-    // (13) Who leaves with answers unread resets the connection.
+    // (13) Disconnecting with unread responses resets the connection.
     let mut hasty = server.connect();
     let _ = hasty.write_all(live.repeat(50).as_bytes());
     assert!(hasty.peek(&mut [0]).is_ok_and(|came| came > 0));
@@ -108,11 +112,12 @@ fn connections_that_end_badly() {
     let mut open = Vec::new();
     for (start, status) in starts {
         let mut stream = server.connect();
-        // What the other end does with it is what the test is about, so a write may fail.
+        // The server may close early, so a write may fail.
         let _ = stream.write_all(start.as_bytes());
         open.push((stream, start, status));
     }
-    // (14) A client that asks and never reads; (15) clients that leave while they are queued, in prefill, between chunks.
+    // (14) A client that never reads; (15) clients that disconnect while queued, in prefill, or
+    // between chunks.
     let mut silent = server.connect();
     let _ = write!(silent, "{}{long}", head(CHAT, "", long.len()));
     for round in 0..200 {
@@ -126,7 +131,7 @@ fn connections_that_end_badly() {
     bystander.went_on();
     for (stream, start, status) in open {
         let mut answer = Vec::new();
-        // The server closes it by itself.
+        // The server closes the connection.
         let _ = BufReader::new(stream).read_to_end(&mut answer);
         let answer = String::from_utf8_lossy(&answer);
         let got = answer.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
@@ -149,7 +154,7 @@ fn parameters_out_of_bounds() {
         (16, json!({"n": 0}), "n"),
         (16, json!({"n": -1}), "n"),
         (16, json!({"n": 1e9}), "n"),
-        // More than may ever be under way at once.
+        // Beyond the admission limits in any case.
         (16, json!({"n": 128, "max_tokens": 900}), "n"),
         (17, json!({"max_tokens": 0}), "max_tokens"),
         (17, json!({"max_tokens": -1}), "max_tokens"),
@@ -245,13 +250,13 @@ fn parameters_out_of_bounds() {
         let body = json!({"prompt": prompt, "max_tokens": 1}).to_string();
         assert_eq!(refusal(&server, COMPLETIONS, &body), (400, param.into()), "(25) (29) {name}");
     }
-    // Together they are more than may ever be under way, so that coming again would not help.
+    // Beyond the admission limits in any case, so 400 instead of 429.
     for extra in [json!({"max_tokens": 20}), json!({"max_tokens": 1, "n": 2})] {
         let mut body = json!({"prompt": vec!["x"; 1024]});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         assert_eq!(refusal(&server, COMPLETIONS, &body.to_string()), (400, "prompt".into()), "{extra}");
     }
-    // (32) Names of sessions and of models are looked up and never used as a path.
+    // (32) Session and model names are looked up, never used as paths.
     for name in ["../../etc/passwd", "%2e%2e%2f", &"s".repeat(1 << 20)] {
         let (status, param) = refusal(&server, CHAT, &chat(json!({"session": name})).to_string());
         assert_eq!((status, param.as_str()), (404, "session"));
@@ -305,7 +310,7 @@ fn forms_that_cannot_be_kept_to() {
         let body = chat(extra).to_string();
         assert_eq!(refusal(&server, CHAT, &body), (400, param.into()), "({number}) {name}");
     }
-    // (43) A tool whose arguments have such a schema is named as its endpoint writes it.
+    // (43) The error names the tool's schema by the endpoint's own path.
     let wrong = json!({"type": "object", "properties": {"x": {"type": "nothing"}}});
     let tool = |name: &str, schema: Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
     let tools = json!([tool("a", json!({"type": "object"})), tool("b", wrong.clone())]);
@@ -317,7 +322,7 @@ fn forms_that_cannot_be_kept_to() {
     let body = chat(json!({"tools": [{"name": "b", "input_schema": wrong}], "tool_choice": {"type": "any"}}));
     let answer = server.exchange("POST", "/v1/messages", JSON, &body.to_string());
     assert_eq!((answer.status, answer.param().as_str()), (400, "tools[0].input_schema"), "{}", answer.body);
-    // (41) (42) (44) What only looks dangerous is kept to.
+    // (41) (42) (44) Inputs that only look dangerous are served.
     let told = |text: &str| schema(json!({"type": "boolean", "description": text}));
     for extra in [
         json!({"guided_grammar": "start: start \"a\" | \"b\""}),

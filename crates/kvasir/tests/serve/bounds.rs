@@ -1,4 +1,5 @@
-//! What bounds an answer beside what its request says, and what cannot be asked for.
+//! Server-side bounds on answers: generation config, reasoning budgets, features absent on the
+//! simulated device.
 
 use super::server::{CHAT, COMPLETIONS, JSON, Server, chat, model};
 use serde_json::{Value, json};
@@ -41,7 +42,7 @@ fn a_budget_of_reasoning_is_kept_to_or_refused() {
         "messages": [{"role": "user", "content": "hi"}]});
     let (status, answer) = server.post("/v1/messages", &message);
     assert_eq!(status, 200, "{answer}");
-    // Marks of several tokens cannot be forced one by one.
+    // Multi-token markers cannot be forced.
     let several = Server::start("budget-several", &["--reasoning-parser", "mistral"]);
     for (path, body, param) in [
         (CHAT, chat(json!({"thinking_token_budget": 3})), "thinking_token_budget"),
@@ -111,7 +112,7 @@ fn events_of_a_response_come_in_their_order_and_are_numbered() {
     let said: String = events.iter().filter_map(|(_, event)| event["delta"].as_str()).collect();
     let whole = &events.last().unwrap().1["response"];
     assert_eq!(whole["output"][0]["content"][0]["text"], said);
-    // Nothing is kept, and whoever relies on it is told.
+    // Parameters that rely on stored responses are rejected.
     for (field, value) in
         [("previous_response_id", json!("resp_1")), ("store", json!(true)), ("background", json!(true))]
     {

@@ -1,4 +1,5 @@
-//! Somebody who goes on while others do what they do: streams, one after the other, whose every word and every step are looked at.
+//! A concurrent stream as a control: its text and inter-token steps must not change while other
+//! clients misbehave.
 
 use super::server::{Server, streaming};
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// What the engine says of its steps while this lives.
+/// Records the engine's steps while it lives.
 pub(crate) struct Steps {
     stream: TcpStream,
     reader: JoinHandle<Vec<Value>>,
@@ -37,14 +38,14 @@ impl Steps {
         Self { stream, reader }
     }
 
-    /// All of them, in order; one without a number says that some before it were missed.
+    /// All steps in order; a `begin` event marks a gap.
     pub(crate) fn end(self) -> Vec<Value> {
         let _ = self.stream.shutdown(Shutdown::Both);
         self.reader.join().unwrap()
     }
 }
 
-/// Streams of one prompt, without a pause, from before the others come until they have gone.
+/// Back-to-back streams of one prompt, from before the other clients start until they are done.
 pub(crate) struct Bystander {
     over: Arc<AtomicBool>,
     talk: JoinHandle<usize>,
@@ -52,9 +53,9 @@ pub(crate) struct Bystander {
 }
 
 impl Bystander {
-    /// Nobody else asks for so many.
+    /// A `max_tokens` value that identifies its requests.
     const TOKENS: u64 = 397;
-    /// Steps that may pass between two of its tokens. With nobody else it is one; a prompt in a step of its own makes it two.
+    /// Maximum steps between two of its tokens: 1 when alone, 2 with a prefill step in between.
     const PATIENCE: usize = 8;
 
     pub(crate) fn begin(server: &Server) -> Self {
@@ -80,7 +81,7 @@ impl Bystander {
         json!({"max_tokens": Self::TOKENS})
     }
 
-    /// Every answer was what it is alone, and none of them had to wait for its next token.
+    /// Asserts that every answer was unaffected and no token was delayed.
     pub(crate) fn went_on(self) {
         self.over.store(true, Ordering::Relaxed);
         let answers = self.talk.join().unwrap();
@@ -91,7 +92,7 @@ impl Bystander {
     }
 }
 
-/// The text of a streamed chat, of which this much has been read.
+/// The text of a streamed chat, including the part already read.
 fn said((mut stream, mut all): (BufReader<TcpStream>, String)) -> String {
     stream.read_to_string(&mut all).unwrap();
     assert!(!all.contains("\"error\""), "{all}");
@@ -101,13 +102,13 @@ fn said((mut stream, mut all): (BufReader<TcpStream>, String)) -> String {
     events.filter_map(|event| Some(event["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect()
 }
 
-/// For each two tokens of one request that may have `most` outputs: how many steps the later one came after the other.
+/// Steps between consecutive tokens of requests whose output limit is `most`.
 fn gaps(steps: &[Value], most: u64) -> Vec<usize> {
     let mut gaps = Vec::new();
     let (mut id, mut last) = (None, None);
     for (number, step) in steps.iter().enumerate() {
         if step["title"].is_string() {
-            // Some were missed.
+            // Steps were missed.
             last = None;
             continue;
         }

@@ -1,10 +1,10 @@
-//! `kvasir doctor`: what is well, what is not, and what to do.
+//! `kvasir doctor`: healthy and broken setups, and the advice given.
 
 use super::{operations::kvasir, server::model};
 use serde_json::Value;
 use std::{fs, net::TcpListener};
 
-/// The report and whether all is well.
+/// The report, and whether all checks passed.
 fn examine(args: &[&str], environment: &[(&str, &str)]) -> (Value, bool) {
     let output = kvasir(&[&["doctor", "--quick", "--json"], args].concat(), environment);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -30,7 +30,7 @@ fn a_machine_that_is_well_is_told_what_it_can_do() {
         (&check(&report, "model")["values"]["dtype"], &check(&report, "text")["state"]),
         (&"f32".into(), &"ok".into())
     );
-    // 3 layers of 2 heads of 32 numbers, twice, in two bytes each.
+    // 3 layers × 2 heads × 32 elements × (K and V) × 2 bytes.
     assert_eq!(check(&report, "context")["values"]["kv_bytes_per_token"], 3 * 2 * 32 * 2 * 2);
     fs::remove_dir_all(&folder).unwrap();
 }
@@ -57,7 +57,7 @@ fn what_will_not_work_is_told_with_what_to_do() {
         assert!(config["state"] == want && config["found"].as_str().unwrap().contains(says), "{config}");
         assert_eq!(check(&report, "hub cache")["values"]["models"], 0);
     }
-    // What the file says is looked at as a server would meet it.
+    // The file's content is checked as `serve` would.
     let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvasir-serve/tests/data");
     let pair = format!("tls-cert = \"{data}/test-cert.pem\"\ntls-key = \"{data}/KEY.pem\"\nport = {port}");
     for (key, state) in [("test-key", "ok"), ("test-cert", "fail")] {

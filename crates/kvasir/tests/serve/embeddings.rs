@@ -1,4 +1,4 @@
-//! Vectors of texts: what the model itself says of the last token, whatever else runs.
+//! `/v1/embeddings`: equals the recorded hidden state, independent of batching.
 
 use super::server::{JSON, Server, chat};
 use serde_json::{Value, json};
@@ -16,7 +16,8 @@ fn length(vector: &[f64]) -> f64 {
     vector.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// The hidden state of the last token of the recorded prompt of 17, after the final norm, as another engine computed it.
+/// Recorded hidden state of the last token of the 17-token prompt, after the final norm, as
+/// computed by another engine.
 fn recorded() -> (Vec<u64>, Vec<f64>) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3");
     let expected: Value = serde_json::from_slice(&fs::read(folder.join("expected.json")).unwrap()).unwrap();
@@ -56,7 +57,8 @@ fn a_vector_is_the_same_whatever_else_runs() {
         .map(|input| vectors(&server.post(EMBEDDINGS, &json!({"input": input})).1).remove(0))
         .collect();
     let busy = server.streaming("", json!({"max_tokens": 300}));
-    // In one request, cut into chunks, in steps with each other and with somebody who decodes; then from the cache.
+    // In one request, in chunks, batched with each other and with a decoding request; then from the
+    // cache.
     for salt in ["other", "other", "third"] {
         let (status, answer) = server.post(EMBEDDINGS, &json!({"input": inputs, "cache_salt": salt}));
         assert_eq!(status, 200, "{answer}");
@@ -67,7 +69,7 @@ fn a_vector_is_the_same_whatever_else_runs() {
         assert!(indices.eq(0..24));
     }
     drop(busy);
-    // A text is what its ids are, and both ways of writing say the same.
+    // A text equals its ids, and both encodings agree.
     let (_, ids) = server.post("/tokenize", &json!({"prompt": "hello there"}));
     let ask = |extra: Value| {
         let (status, answer) = server.post(EMBEDDINGS, &extra);
@@ -86,7 +88,7 @@ fn a_vector_is_the_same_whatever_else_runs() {
     assert_eq!(numbers, written);
 }
 
-/// The bytes of four digits of base64.
+/// Decodes four base64 digits.
 fn unpacked(digits: &[u8]) -> Vec<u8> {
     let value = |digit: &u8| match digit {
         b'A'..=b'Z' => digit - b'A',

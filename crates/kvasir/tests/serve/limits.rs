@@ -1,4 +1,5 @@
-//! What is turned away, and whose turn it is. The device is a simulated one that takes its time, so that nobody is done too early.
+//! Admission limits and fairness: 429, 503, `--order fair`, probes. On a slow simulated device, so
+//! that nothing finishes early.
 
 use super::server::{Answer, COMPLETIONS, JSON, Server, chat, head};
 use serde_json::json;
@@ -20,7 +21,7 @@ fn key(key: &str) -> String {
     format!("Authorization: Bearer {key}\r\n")
 }
 
-/// A chat with this key, turned away: its answer's code.
+/// Sends a chat that must be rejected with 429; returns the error code.
 fn turned_away(server: &Server, name: &str) -> String {
     let headers = JSON.to_owned() + &key(name);
     let answer = server.exchange("POST", "/v1/chat/completions", &headers, &chat(json!({})).to_string());
@@ -49,7 +50,7 @@ fn requests_beyond_the_limits_are_told_when_to_come_again() {
         metric(&server, &key("one"), &name)
     };
     assert_eq!((rejected("key_limit"), rejected("queue_full")), (1.0, 1.0));
-    // Who leaves makes room.
+    // Disconnecting frees the place.
     drop((first, second));
     while metric(&server, &key("one"), "kvasir:num_requests_open") > 0.0 {
         thread::sleep(Duration::from_millis(10));
@@ -74,7 +75,7 @@ fn tokens_under_way_are_bounded_too() {
 fn a_connection_too_many_is_told_so() {
     let server = slow("connections-limit", &["--max-connections", "1"]);
     let first = server.streaming("", json!({"max_tokens": 900}));
-    // Also whoever has much to say first: it can write it to the end.
+    // A client with a large body can write it completely before it reads the error.
     for length in [0, 20_000_000] {
         let mut stream = server.connect();
         stream.write_all((head(COMPLETIONS, "", length) + &" ".repeat(length)).as_bytes()).unwrap();
@@ -104,7 +105,7 @@ fn a_key_that_asks_for_much_does_not_keep_the_others_waiting() {
     thread::scope(|scope| {
         let short: Vec<_> = (0..4).map(|_| scope.spawn(|| ask("much", 1))).collect();
         waiting(5.0);
-        // The last of them keeps its place for as long as the test can take.
+        // The last one runs for longer than the test can take.
         let mut long = server.connect();
         let body = json!({"prompt": vec![7; 600], "max_tokens": 400, "ignore_eos": true}).to_string();
         let asked = head(COMPLETIONS, &key("much"), body.len()) + &body;
@@ -114,14 +115,14 @@ fn a_key_that_asks_for_much_does_not_keep_the_others_waiting() {
         waiting(7.0);
         drop(plug);
         assert_eq!(little.join().unwrap(), 200);
-        // It is not streamed, so its first byte comes with its end.
+        // Not streamed, so its first byte arrives at its end.
         long.set_nonblocking(true).unwrap();
         assert!(long.read(&mut [0]).is_err(), "the newcomer came last");
         short.into_iter().for_each(|job| assert_eq!(job.join().unwrap(), 200));
     });
 }
 
-/// As many silent connections as there are places, and as the reserve has.
+/// Silent connections for all places and the whole reserve.
 fn silent(server: &Server, places: usize) -> Vec<TcpStream> {
     (0..places + 64).map(|_| server.connect()).collect()
 }

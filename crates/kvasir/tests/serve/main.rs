@@ -1,4 +1,4 @@
-//! `kvasir serve` as a client meets it: a real process, real sockets, a tiny model.
+//! `kvasir serve` end to end: a real process, real sockets, a tiny model.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers outside of test functions
 
 mod agents;

@@ -1,27 +1,27 @@
-//! Memory that hostile bodies take comes back.
+//! Memory bounds under hostile bodies: limited peak, and returned to the system afterwards.
 
 use crate::server::{CHAT, JSON, Server};
 use std::{fs, thread, time::Duration};
 
-/// Resident bytes of a process.
+/// Resident set size (RSS) of a process in bytes.
 fn resident(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
 }
 
-/// Most bytes that a process has had resident.
+/// Peak RSS of a process in bytes.
 fn peak(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
 }
 
-/// Sends a body 64 times, eight at once; says how much more memory the server has afterwards, and how much at most.
+/// Sends a body 64 times, eight at once; returns the growth of RSS afterwards and at its peak.
 fn grown(name: &str, body: &str, status: u16) -> (u64, u64) {
     let server = Server::start(name, &[]);
     let process = server.process.id();
-    // What a first request allocates once is no leak.
+    // One-time allocations of the first request are no leak.
     assert_eq!(server.send("POST", CHAT, JSON, "{}").0, 400);
     let before = resident(process);
     thread::scope(|scope| {
@@ -35,7 +35,7 @@ fn grown(name: &str, body: &str, status: u16) -> (u64, u64) {
             scope.spawn(send);
         }
     });
-    // Freed memory is given back within ten seconds or so.
+    // Freed memory is returned within about ten seconds.
     for _ in 0..300 {
         if resident(process) < before + (50 << 20) {
             break;

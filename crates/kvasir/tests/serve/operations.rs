@@ -1,4 +1,4 @@
-//! How a server is set up, watched and taken down.
+//! Server operation: option precedence, TLS, CORS, graceful shutdown, traces.
 
 use super::server::{Server, model};
 use serde_json::json;
@@ -10,7 +10,7 @@ use std::{
     process::{Command, Output},
 };
 
-/// The command alone, with its options and nothing of the caller's.
+/// Runs the command with these arguments and environment.
 pub(crate) fn kvasir(args: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
     command.args(args).envs(environment.iter().copied()).output().unwrap()
@@ -43,7 +43,7 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
         assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
     }
     assert!(printed.contains("# api-key: 2 given") && !printed.contains("k1"), "{printed}");
-    // What is printed can be read back and says the same.
+    // The printed file can be read back and yields the same options.
     fs::write(&file, &printed).unwrap();
     let again = out(&kvasir(&["serve", "--config", path, "--print-config"], &[]));
     let told = |text: &str| -> Vec<String> {
@@ -98,7 +98,7 @@ fn tls_is_spoken_or_refused_at_the_start() {
     let why = complaint(&kvasir(&["serve", "--tls-cert", cert, "--tls-key", "none.pem"], &[]));
     assert!(why.contains("none.pem"), "{why}");
     let server = Server::start("tls", &["--tls-cert", cert, "--tls-key", secret]);
-    // In the clear nothing is answered: what comes back, if anything, is an alert of TLS.
+    // Plain HTTP is not answered; at most a TLS alert comes back.
     let mut stream = server.connect();
     let _ = std::io::Write::write_all(&mut stream, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut bytes = Vec::new();
@@ -116,7 +116,7 @@ fn an_answer_that_outlasts_the_grace_is_cut() {
     let mut stream = server.streaming("", json!({"max_tokens": 2000}));
     server.terminate();
     assert!(server.process.wait().unwrap().success());
-    // What became of it was told before the process was gone.
+    // The trace was exported before the process exited.
     collector.set_nonblocking(true).unwrap();
     let (told, _) = collector.accept().unwrap();
     let mut traces = String::new();

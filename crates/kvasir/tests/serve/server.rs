@@ -1,4 +1,4 @@
-//! A server process, and a client that shows what goes over the wire.
+//! Test harness: a server process, and an HTTP client that exposes the raw response.
 
 use serde_json::{Value, json};
 use std::{
@@ -12,27 +12,27 @@ use std::{
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
-/// The header of a JSON body.
+/// Header of a JSON body.
 pub(crate) const JSON: &str = "Content-Type: application/json\r\n";
 
 pub(crate) struct Server {
     pub(crate) process: Child,
     pub(crate) address: String,
-    /// Where its listener for probes is, if it has one.
+    /// Address of the probe listener, if any.
     pub(crate) probes: Option<String>,
     pub(crate) folder: PathBuf,
 }
 
-/// An answer as it came.
+/// A raw response.
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// Status line and headers, in small letters.
+    /// Status line and headers, in lower case.
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
 impl Answer {
-    /// What is left to read of a connection. One that breaks off has said what it had to.
+    /// Reads the rest of a connection; a reset after the response is fine.
     pub(crate) fn read(mut stream: impl Read) -> Self {
         let mut bytes = Vec::new();
         let _ = stream.read_to_end(&mut bytes);
@@ -54,7 +54,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
     }
 
-    /// The parameter that an error names.
+    /// The error's `param`.
     pub(crate) fn param(&self) -> String {
         self.json()["error"]["param"].as_str().unwrap_or_default().to_owned()
     }
@@ -66,12 +66,13 @@ impl Server {
         Self::start_with(name, options, &[])
     }
 
-    /// The same with variables of the environment.
+    /// Starts a server with environment variables.
     pub(crate) fn start_with(name: &str, options: &[&str], environment: &[(&str, &str)]) -> Self {
         Self::of_model(model(name), options, environment)
     }
 
-    /// Serves the model in this folder, a checkpoint or `model.gguf`. The folder is removed with the server.
+    /// Serves the model in this folder, a checkpoint or `model.gguf`. The folder is removed on
+    /// drop.
     pub(crate) fn of_model(folder: PathBuf, options: &[&str], environment: &[(&str, &str)]) -> Self {
         let file = folder.join("model.gguf");
         let model = if file.exists() { &file } else { &folder };
@@ -90,14 +91,14 @@ impl Server {
         Self { process, address, probes, folder }
     }
 
-    /// A connection that does not wait for ever.
+    /// A connection with a read timeout.
     pub(crate) fn connect(&self) -> TcpStream {
         connect(&self.address)
     }
 
     pub(crate) fn exchange(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let mut stream = self.connect();
-        // A server may refuse before it has read everything; what counts is what it says.
+        // A server may reject before it has read everything, so a write may fail.
         let _ = write!(
             stream,
             "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",
@@ -125,12 +126,12 @@ impl Server {
         events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 
-    /// A streamed chat of which the first words have come.
+    /// A streamed chat whose first tokens have arrived, with what was read so far.
     pub(crate) fn streaming(&self, headers: &str, extra: Value) -> BufReader<TcpStream> {
         streaming(&self.address, headers, extra).0
     }
 
-    /// Asks the process to leave.
+    /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         Command::new("kill").arg(self.process.id().to_string()).status().unwrap();
     }
@@ -142,7 +143,7 @@ fn connect(address: &str) -> TcpStream {
     stream
 }
 
-/// A streamed chat of which the first words have come, and what was read until then.
+/// A streamed chat whose first tokens have arrived, with what was read so far.
 pub(crate) fn streaming(address: &str, headers: &str, extra: Value) -> (BufReader<TcpStream>, String) {
     let mut body = chat(json!({"stream": true, "ignore_eos": true, "seed": 1}));
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -150,7 +151,7 @@ pub(crate) fn streaming(address: &str, headers: &str, extra: Value) -> (BufReade
     write!(stream, "{}{body}", head(CHAT, headers, body.to_string().len())).unwrap();
     let mut stream = BufReader::new(stream);
     let (mut read, mut events) = (String::new(), 0);
-    // The first says who speaks, and comes before anything is computed.
+    // The first event carries the role, before anything is computed.
     while events < 2 {
         let start = read.len();
         assert!(stream.read_line(&mut read).unwrap() > 0, "it has begun: {read}");
@@ -180,7 +181,7 @@ pub(crate) fn model(name: &str) -> PathBuf {
     folder
 }
 
-/// The head of a request with a JSON body.
+/// Request head for a JSON body.
 pub(crate) fn head(path: &str, headers: &str, length: usize) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{JSON}{headers}Content-Length: {length}\r\n\r\n"
@@ -200,7 +201,7 @@ fn unchunked(mut body: &str) -> String {
     whole
 }
 
-/// A chat with further fields, or other values of those that every chat here has.
+/// A chat body, extended or overridden by `extra`.
 pub(crate) fn chat(extra: Value) -> Value {
     let mut body = json!({"model": "tiny", "max_tokens": 12, "temperature": 0, "messages": [{"role": "user", "content": "hello"}]});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());

@@ -1,4 +1,5 @@
-//! Calls that the built-in model makes of its own accord, at temperatures at which it errs.
+//! Voluntary tool calls of the built-in model at high temperature: valid under constraint,
+//! unchanged when greedy.
 
 use super::server::Server;
 use serde_json::{Value, json};
@@ -50,7 +51,7 @@ fn asked(question: &str, extra: Value) -> Value {
     body
 }
 
-/// Answers that ended by themselves: the question and the message.
+/// Answers that ended by themselves: question and message.
 fn answers(server: &Server, temperature: f64, n: u32) -> Vec<(&'static str, Value)> {
     let mut all = Vec::new();
     for (seed, question) in QUESTIONS.into_iter().enumerate() {
@@ -131,7 +132,7 @@ fn likeliest_answers_do_not_change() {
         let body = asked(question, json!({"temperature": 0}));
         let message = |server: &Server| {
             let mut message = server.post(CHAT, &body).1["choices"][0]["message"].clone();
-            // Ids of calls are random.
+            // Call ids are random.
             message["tool_calls"]
                 .as_array_mut()
                 .into_iter()

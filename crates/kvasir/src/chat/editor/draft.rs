@@ -1,13 +1,17 @@
-/// A text being written, and where the cursor stands.
+//! Text buffer of the line editor with cursor movement and editing by character, word and line.
+//!
+//! Invariant: the cursor is always on a character boundary (checked by a random test).
+
+/// A text buffer with a cursor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Draft {
     text: String,
-    /// In bytes; always between two characters.
+    /// Byte offset of the cursor, on a character boundary.
     at: usize,
 }
 
 impl Draft {
-    /// This text, with the cursor at its end.
+    /// A buffer with the cursor at its end.
     pub(super) fn new(text: impl Into<String>) -> Self {
         let text = text.into();
         Self { at: text.len(), text }
@@ -72,7 +76,7 @@ impl Draft {
         self.at = self.text.len() - rest.trim_start_matches(char::is_alphanumeric).len();
     }
 
-    /// Goes up a line, keeping the column. False if there is none above.
+    /// Moves up a line, keeping the column. False on the first line.
     pub(super) fn up(&mut self) -> bool {
         let start = self.line_start();
         if start == 0 {
@@ -85,7 +89,7 @@ impl Draft {
         true
     }
 
-    /// Goes down a line, keeping the column. False if there is none below.
+    /// Moves down a line, keeping the column. False on the last line.
     pub(super) fn down(&mut self) -> bool {
         let end = self.line_end();
         if end == self.text.len() {
@@ -127,7 +131,7 @@ impl Draft {
     }
 }
 
-/// Bytes of the first `columns` characters.
+/// Byte length of the first `columns` characters.
 fn width_of(line: &str, columns: usize) -> usize {
     line.char_indices().nth(columns).map_or(line.len(), |(at, _)| at)
 }

@@ -1,3 +1,5 @@
+//! Input history of the line editor, appended to a private file as it grows.
+
 use std::{
     fs::{self, OpenOptions},
     io::Write,
@@ -5,36 +7,36 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Texts that are remembered.
+/// Entries kept when the file is trimmed.
 const MOST: usize = 1000;
 
-/// What was written before, and a file of the user's that keeps it.
+/// Input history, with an optional file.
 #[derive(Default)]
 pub(super) struct History {
     texts: Vec<String>,
     file: Option<PathBuf>,
-    /// The text shown, while somebody looks back.
+    /// Index of the entry shown while browsing.
     at: Option<usize>,
-    /// What was being written when the looking back began.
+    /// The draft before browsing began.
     draft: String,
 }
 
 impl History {
-    /// What the file holds; nothing if there is none yet.
+    /// Loads the file, if it exists, and trims it if it has grown too long.
     pub(super) fn open(file: Option<PathBuf>) -> Self {
         let text = file.as_deref().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
         let mut texts: Vec<String> = text.lines().map(unescaped).collect();
         if texts.len() > 2 * MOST {
             texts.drain(..texts.len() - MOST);
             if let Some(path) = &file {
-                // The file stays long if it cannot be written.
+                // If writing fails, the file stays long.
                 let _ = fs::write(path, texts.iter().map(|text| escaped(text) + "\n").collect::<String>());
             }
         }
         Self { texts, file, ..Self::default() }
     }
 
-    /// Remembers one more, at once: it is there after a crash too.
+    /// Appends an entry to memory and file at once, so it survives a crash.
     pub(super) fn push(&mut self, text: &str) {
         self.at = None;
         if self.texts.last().is_some_and(|last| last == text) {
@@ -42,12 +44,12 @@ impl History {
         }
         self.texts.push(text.to_owned());
         if let Some(path) = &self.file {
-            // A chat goes on without its history.
+            // The chat works without a history file.
             let _ = append(path, &(escaped(text) + "\n"));
         }
     }
 
-    /// The text before the one shown; `now` is what is being written.
+    /// The previous entry; `now` is the current draft.
     pub(super) fn back(&mut self, now: &str) -> Option<String> {
         let at = self.at.unwrap_or(self.texts.len()).checked_sub(1)?;
         if self.at.is_none() {
@@ -57,7 +59,7 @@ impl History {
         self.texts.get(at).cloned()
     }
 
-    /// The text after the one shown; at the end what was being written.
+    /// The next entry, or finally the draft.
     pub(super) fn forward(&mut self) -> Option<String> {
         let at = self.at? + 1;
         self.at = (at < self.texts.len()).then_some(at);

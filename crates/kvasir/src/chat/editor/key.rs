@@ -1,10 +1,13 @@
+//! Decodes terminal input bytes into keys: control characters, escape sequences, UTF-8 and
+//! bracketed paste.
+
 use std::collections::VecDeque;
 
-/// What somebody did at the keyboard.
+/// A key press or paste.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Char(char),
-    /// A pasted text, as one.
+    /// A bracketed paste as a whole.
     Paste(String),
     Enter,
     NewLine,
@@ -25,31 +28,31 @@ pub(super) enum Key {
     Clear,
     Interrupt,
     EndOfInput,
-    /// Something that means nothing here.
+    /// A key without function.
     Other,
 }
 
 const ESCAPE: u8 = 0x1b;
 
-/// Ends a paste.
+/// End marker of a bracketed paste.
 const PASTE_END: &[u8] = b"\x1b[201~";
 
-/// Bytes of a paste that are taken at most.
+/// Maximum size of a paste in bytes; the rest is discarded.
 const MAX_PASTE: usize = 1 << 20;
 
-/// How long the next byte may take.
+/// How long to wait for the next byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// It belongs to the same key.
+    /// It belongs to the same key: a short timeout.
     Soon,
-    /// It belongs to a paste, which may stop on its way.
+    /// It belongs to a paste, which may stall: no timeout.
     Long,
 }
 
-/// Gives the next byte; none if none comes in time.
+/// Returns the next byte, or `None` on timeout.
 type More<'a> = &'a mut dyn FnMut(Wait) -> Option<u8>;
 
-/// Reads one key that begins with `first`.
+/// Decodes a key that begins with `first`.
 pub(super) fn decode(first: u8, more: More<'_>) -> Key {
     match first {
         b'\r' => Key::Enter,
@@ -99,14 +102,14 @@ fn escaped(more: More<'_>) -> Key {
     }
 }
 
-/// What follows `ESC [`: numbers, then a letter or `~`.
+/// Decodes a CSI sequence after `ESC [`: numbers, then a letter or `~`.
 fn sequence(more: More<'_>) -> Key {
     let mut numbers = String::new();
     loop {
         match more(Wait::Soon) {
             Some(byte @ (b'0'..=b'9' | b';')) if numbers.len() < 16 => numbers.push(char::from(byte)),
             Some(b'~') => return numbered(&numbers, more),
-            // Terminals that tell modified keys apart say 13;2u for Shift-Enter.
+            // Terminals with modified-key reporting send 13;2u for Shift-Enter.
             Some(b'u') if numbers.starts_with("13;") => return Key::NewLine,
             Some(letter) => return arrow(letter, numbers.contains(';')),
             None => return Key::Other,
@@ -142,7 +145,7 @@ fn numbered(numbers: &str, more: More<'_>) -> Key {
 fn pasted(more: More<'_>) -> Key {
     let mut bytes = Vec::new();
     let mut last = VecDeque::with_capacity(PASTE_END.len());
-    // Whatever is too much is taken off the line all the same: as keys it would be sent.
+    // Excess bytes are consumed and discarded: as keys they would submit input.
     while !last.iter().eq(PASTE_END) {
         let Some(byte) = more(Wait::Long) else {
             bytes.extend(last);

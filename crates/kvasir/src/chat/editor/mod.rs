@@ -1,4 +1,4 @@
-//! A line editor: several lines, a history, completion of words with a hint beside them.
+//! Multi-line line editor with history, completion and hints, for `kvasir chat`.
 
 mod draft;
 mod history;
@@ -19,41 +19,42 @@ use std::{
     path::PathBuf,
 };
 
-/// What the editor knows of the words that may be written.
+/// Completion, hint and continuation rules of the input language.
 pub(super) trait Words {
-    /// What this text could go on to, all of it.
+    /// All completions of this text.
     fn completions(&self, text: &str) -> Vec<String>;
-    /// What to show beside this text.
+    /// Hint to display after this text.
     fn hint(&self, text: &str) -> Option<String>;
-    /// What is kept of this text where Enter begins another line: all of it, or all but a character that asks for the line.
+    /// If Enter continues the text on another line: the part to keep (all, or all but a
+    /// continuation character).
     fn continued<'t>(&self, text: &'t str) -> Option<&'t str>;
 }
 
-/// What somebody has written.
+/// Result of editing.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Written {
     Text(String),
     /// Ctrl-C.
     Interrupted,
-    /// Ctrl-D on an empty line, or no terminal any more.
+    /// Ctrl-D on an empty line, or the terminal was closed.
     End,
 }
 
-/// Reads texts from a terminal.
+/// The line editor.
 pub(super) struct Editor<W> {
     words: W,
     history: History,
-    /// Row of the cursor, counted from the first that is painted.
+    /// Row of the cursor relative to the first painted row.
     row: usize,
 }
 
 impl<W: Words> Editor<W> {
-    /// Remembers in `file`, if there is one.
+    /// An editor whose history is stored in `file`, if given.
     pub(super) fn new(words: W, file: Option<PathBuf>) -> Self {
         Self { words, history: History::open(file), row: 0 }
     }
 
-    /// Reads one text.
+    /// Reads one text interactively, in raw mode.
     pub(super) fn read(&mut self, prompt: &str) -> io::Result<Written> {
         let _raw = Raw::enter()?;
         let mut draft = Draft::default();
@@ -117,12 +118,12 @@ impl<W: Words> Editor<W> {
                     *draft = Draft::new(text);
                 }
             }
-            // The rest moved already, or means nothing.
+            // Other keys have been handled or have no function.
             _ => {}
         }
     }
 
-    /// Writes what all completions have in common.
+    /// Inserts the longest common prefix of all completions.
     fn complete(&self, draft: &mut Draft) {
         let all = self.words.completions(draft.text());
         let Some((first, others)) = all.split_first() else { return };
@@ -144,8 +145,8 @@ impl<W: Words> Editor<W> {
         let (width, height) = terminal::size();
         let painting = paint::lay_out(prompt, draft.text(), draft.cursor(), width).clipped(height);
         let room = width.saturating_sub(painting.cursor.1 + 1);
-        // What was there is written over, then erased behind: erasing first flickers, and some terminals take a screen that is erased from its
-        // first place on for one to be remembered.
+        // Overwrite, then erase the remainder: erasing first flickers, and some terminals save a
+        // fully erased screen to their scrollback.
         let mut out = self.rewind();
         for (i, row) in painting.rows.iter().enumerate() {
             out.push_str(if i > 0 { "\x1b[K\r\n" } else { "" });
@@ -166,7 +167,7 @@ impl<W: Words> Editor<W> {
         io::stderr().write_all(out.as_bytes())
     }
 
-    /// Back to where the last painting began.
+    /// Escape sequence back to the start of the last painting.
     fn rewind(&self) -> String {
         match self.row {
             0 => "\r".into(),
@@ -174,7 +175,7 @@ impl<W: Words> Editor<W> {
         }
     }
 
-    /// Leaves the text on the screen without its hint, and the cursor on the line below.
+    /// Repaints without a hint and moves the cursor to the next line.
     fn leave(&mut self, prompt: &str, draft: &Draft, written: Written) -> io::Result<Written> {
         self.paint(prompt, &Draft::new(draft.text()), "")?;
         self.row = 0;

@@ -1,21 +1,24 @@
+//! Lays out the edited text in terminal columns and rows, minding wide characters and tabs.
+
 use unicode_width::UnicodeWidthChar;
 
-/// How a tab is shown.
+/// Rendering of a tab.
 const TAB: &str = "    ";
 
-/// A draft as it stands on the terminal.
+/// A laid-out text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Painting {
-    /// Rows of the terminal.
+    /// Terminal rows.
     pub(super) rows: Vec<String>,
     /// Row and column of the cursor.
     pub(super) cursor: (usize, usize),
 }
 
-/// Lays a text out behind a prompt, later rows under the first one's text.
+/// Wraps a text after a prompt; continuation rows align with the first row's text.
 pub(super) fn lay_out(prompt: &str, text: &str, at: usize, width: usize) -> Painting {
     let indent = columns(prompt);
-    // At least a few columns beside the prompt, and the last one stays free: terminals differ in what they do there.
+    // At least a few columns beside the prompt. The last column stays free, because terminals
+    // differ in their wrapping there.
     let width = width.max(indent + 4) - 1;
     let (mut rows, mut row, mut column) = (Vec::new(), prompt.to_owned(), indent);
     let mut cursor = None;
@@ -45,12 +48,12 @@ pub(super) fn lay_out(prompt: &str, text: &str, at: usize, width: usize) -> Pain
     Painting { rows, cursor: cursor.unwrap_or((count, column)) }
 }
 
-/// Columns that a text takes.
+/// Display width of a text.
 pub(in super::super) fn columns(text: &str) -> usize {
     text.chars().filter_map(UnicodeWidthChar::width).sum()
 }
 
-/// As much of a text as fits.
+/// The longest prefix that fits into `width` columns.
 pub(super) fn fitting(text: &str, width: usize) -> &str {
     let mut used = 0;
     let cut = text.char_indices().find(|(_, c)| {
@@ -61,7 +64,7 @@ pub(super) fn fitting(text: &str, width: usize) -> &str {
 }
 
 impl Painting {
-    /// The rows around the cursor that a terminal of this height shows.
+    /// Clips to the rows around the cursor that fit into `height`.
     pub(super) fn clipped(mut self, height: usize) -> Self {
         let height = height.max(1);
         if self.rows.len() > height {

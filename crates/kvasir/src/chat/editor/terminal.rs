@@ -1,4 +1,4 @@
-//! Input bytes and the size of the terminal.
+//! Terminal input bytes with timeouts, and the window size.
 
 use super::key::Wait;
 use rustix::{
@@ -8,10 +8,10 @@ use rustix::{
 };
 use std::io;
 
-/// How long the rest of a key may take: longer than any line to a terminal, shorter than a person notices.
+/// Timeout between the bytes of one key: above any line latency, below perception.
 const REST_OF_KEY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// Columns and rows.
+/// Columns and rows of the terminal; 80×24 if unknown.
 pub(in super::super) fn size() -> (usize, usize) {
     match tcgetwinsize(stderr()) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
@@ -19,7 +19,7 @@ pub(in super::super) fn size() -> (usize, usize) {
     }
 }
 
-/// The next byte; none at the end of input.
+/// Reads the next byte, blocking; `None` at end of input.
 pub(super) fn byte() -> io::Result<Option<u8>> {
     let mut byte = [0];
     loop {
@@ -32,7 +32,7 @@ pub(super) fn byte() -> io::Result<Option<u8>> {
     }
 }
 
-/// The next byte if it comes in time.
+/// Reads the next byte within `time`.
 pub(super) fn byte_in(time: Wait) -> Option<u8> {
     match time {
         Wait::Soon => byte_soon(),
