@@ -106,7 +106,7 @@ impl ApiError {
         Self { detail: Some(Detail::NoThreads), ..Self::unsupported("thread", why) }
     }
 
-    /// 401.
+    /// 401: missing or wrong API key.
     pub fn unauthorized() -> Self {
         Self { code: Some("invalid_api_key"), ..Self::new(401, "a valid API key is needed") }
     }
@@ -135,7 +135,7 @@ impl ApiError {
         Self { code: Some("request_timeout"), ..Self::new(408, "the rest of the body did not come in time") }
     }
 
-    /// 413.
+    /// 413: the body exceeds `limit` bytes.
     pub fn too_large(limit: usize) -> Self {
         Self {
             code: Some("body_too_large"),
@@ -143,12 +143,12 @@ impl ApiError {
         }
     }
 
-    /// 429.
+    /// 429: a rate or admission limit.
     pub fn too_many(message: impl Into<String>) -> Self {
         Self { code: Some("rate_limit_exceeded"), retry_after: Some(1), ..Self::new(429, message) }
     }
 
-    /// 503.
+    /// 503: temporarily unavailable.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self { code: Some("unavailable"), retry_after: Some(1), ..Self::new(503, message) }
     }

@@ -1,9 +1,13 @@
 //! HTTP server of Kvasir: OpenAI- and Anthropic-compatible APIs, streaming, output parsing,
 //! structured output, metrics.
 //!
-//! Layers: `request` parses and validates bodies, `model` renders prompts and builds constraints,
-//! `host` runs the engine on its thread, `answer` parses output (stop sequences, reasoning, tool
-//! calls), `form` compiles grammars, `http` holds the routes.
+//! Layers:
+//! - `http`: routes and middleware.
+//! - `request`: parses and validates bodies.
+//! - `model`: renders prompts and builds constraints.
+//! - `form`: compiles grammars.
+//! - `host`: runs the engine on its thread.
+//! - `answer`: parses output (stop sequences, reasoning, tool calls).
 //!
 //! Must not know kernels, KV cache slots or scheduling policies.
 #![forbid(unsafe_code)]

@@ -21,10 +21,10 @@ pub struct Options {
     pub cache: CacheOptions,
 }
 
-/// A model that answers: the library's front door.
+/// A loaded model and its engine: the library's entry point.
 ///
-/// It runs in the caller's thread, and only when it is asked to; there is no server and no runtime. Requests that are under way
-/// together share each step.
+/// Scheduling runs in the caller's thread, inside calls of this type; there is no server and no
+/// async runtime. Requests that are active together share each step (continuous batching).
 ///
 /// ```
 /// use kvasir::{Kvasir, Options, Params};
@@ -33,16 +33,17 @@ pub struct Options {
 /// let mut kvasir = Kvasir::load(path, Options::default())?;
 /// let params = Params { max_tokens: 8, ..Params::default() };
 ///
-/// // One prompt. This tiny model has no words, so it is asked with ids; others take a text as well.
+/// // One prompt. The test model has no tokenizer, so the prompt is token ids; other models also
+/// // take text.
 /// let answer = kvasir.generate([5, 6, 7], &params)?;
 /// assert_eq!(answer.ids.len(), 8);
 ///
-/// // Many prompts side by side, each with parameters of its own.
+/// // A batch of prompts, each with its own parameters.
 /// let longer = Params { max_tokens: 12, ..params.clone() };
 /// let answers = kvasir.generate_many([([5, 6, 7], params.clone()), ([8, 9, 10], longer)])?;
 /// assert_eq!((answers[0].ids.clone(), answers[1].ids.len()), (answer.ids, 12));
 ///
-/// // As it comes. Dropping the stream cancels the request.
+/// // Streaming. Dropping the stream cancels the request.
 /// for piece in kvasir.stream([5, 6, 7], &params)?.take(3) {
 ///     println!("{:?}", piece?.ids);
 /// }
@@ -59,7 +60,7 @@ impl Kvasir {
         Self::of(Opened::find(path.as_ref())?, options)
     }
 
-    /// Loads the model that is part of the program.
+    /// Loads the built-in model.
     ///
     /// ```
     /// # fn main() -> Result<(), kvasir::Error> {
@@ -134,7 +135,7 @@ impl Kvasir {
         Ok(Stream::new(&mut self.runner, id, None))
     }
 
-    /// Queues a request for those who drive the loop themselves with [`Kvasir::step`].
+    /// Queues a request; the caller drives the loop with [`Kvasir::step`].
     ///
     /// ```
     /// use kvasir::{Kvasir, Options, Params};

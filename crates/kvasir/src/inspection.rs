@@ -14,7 +14,7 @@ pub struct Inspection {
     pub programs: Model,
     /// K/V per token.
     pub kv: KvFacts,
-    /// Sizes.
+    /// Memory plan.
     pub memory: MemoryPlan,
 }
 

@@ -19,8 +19,9 @@
 //! - [`Opened`] and [`Loaded`] are the parts from which callers build engines with their own
 //!   policy, cache and limits.
 //!
-//! Everything runs in the caller's thread, on demand: no server, no async runtime, no background
-//! scheduler. This crate assembles parts; all decisions are in the [`Core`](kvasir_engine::Core).
+//! Scheduling runs in the caller's thread, on demand: no server, no async runtime, no background
+//! scheduler. The CPU backend runs its kernels on a thread pool. This crate assembles parts; all
+//! decisions are in the [`Core`](kvasir_engine::Core).
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -15,11 +15,12 @@ use std::{collections::BTreeMap, sync::Arc};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Branch(u64);
 
-/// Conversations over one cache, whose tokens stay and are never computed twice while there is room for them.
+/// Branching conversations over one KV cache.
 ///
-/// A branch is a list of tokens. What is asked of it goes on where it ends, and the answer is appended. A fork begins with the
-/// tokens of its source and takes no memory of its own for them; branches answer side by side. When the cache is full, what was used
-/// longest ago is computed again when it is used: a branch is never lost.
+/// A branch is a list of tokens; generation continues at its end and appends the answer. Its K/V is
+/// retained between calls. A fork shares the K/V of its source, and branches are batched together.
+/// When the cache is full, the least recently used K/V is evicted and recomputed on next use; a
+/// branch is never lost.
 ///
 /// ```
 /// use kvasir::{CacheKind, CacheOptions, Kvasir, KvType, Options, Params};
@@ -34,14 +35,14 @@ pub struct Branch(u64);
 /// let first = session.generate(main, &params)?;
 /// assert_eq!(session.len(main)?, 4 + first.ids.len());
 ///
-/// // Two agents go on from here, side by side; the trunk is computed and held once.
+/// // Fork for two agents: the common tokens are computed and stored once.
 /// let agents = session.fork(main, 2)?;
 /// session.append(agents[0], [9])?;
 /// session.append(agents[1], [10])?;
 /// let answers = session.generate_all(&agents, &params)?;
 /// assert_eq!(answers[0].cached, answers[1].cached);
 ///
-/// // Back to the prompt: the same question gets the same answer.
+/// // Rewind to the prompt: the same prompt gives the same answer.
 /// session.rewind(main, 4)?;
 /// assert_eq!(session.generate(main, &params)?.ids, first.ids);
 ///

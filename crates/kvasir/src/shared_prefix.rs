@@ -18,10 +18,11 @@ pub struct PrefixOptions {
     pub longest: Option<u32>,
 }
 
-/// Tokens that are computed once and frozen, for any number of sessions to begin with.
+/// A token prefix whose K/V is prefilled once and frozen, for any number of sessions.
 ///
-/// Each session has a cache, a size and a thread of its own and reads the same rows; nothing is copied, and nothing can change
-/// them. They go when the last session on them and this handle have gone.
+/// Each session has its own cache, capacity and thread and reads the same K/V rows, which are
+/// immutable and never copied. They are freed when this handle and the last session on it are
+/// dropped.
 ///
 /// ```
 /// use kvasir::{CacheKind, CacheOptions, Kvasir, Options, Params, PrefixOptions};
@@ -30,7 +31,7 @@ pub struct PrefixOptions {
 /// let system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n";
 /// let prefix = kvasir.freeze(system, PrefixOptions::default())?;
 ///
-/// // Two conversations that know nothing of each other, each in a cache as it suits it.
+/// // Two independent conversations, each with its own type of cache.
 /// let mut one = prefix.session(CacheOptions::new(CacheKind::Contiguous).capacity(512))?;
 /// let mut other = prefix.session(CacheOptions::new(CacheKind::Cells).capacity(2048))?;
 /// for (session, what) in [(&mut one, "2 + 2"), (&mut other, "7 + 8")] {
@@ -132,7 +133,7 @@ impl SharedPrefix {
 /// Length of a shared prefix and of conversations on it.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
-    /// Its tokens.
+    /// Length of the prefix in tokens.
     pub(crate) rows: u32,
     /// Maximum length of conversations on it.
     longest: u32,

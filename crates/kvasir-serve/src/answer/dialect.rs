@@ -518,7 +518,7 @@ enum Tagged {
     Text(Vec<String>),
     /// One of these strings, unquoted.
     Listed(Vec<String>),
-    /// JSON.
+    /// A JSON value of this schema.
     Json(Value),
 }
 

@@ -355,7 +355,7 @@ impl JsonCalls {
         true
     }
 
-    /// Emits what stands at a call's place as text: up to the end marker, or from here on.
+    /// Emits text in the position of a call: up to the end marker, or all that follows.
     fn something_else(&mut self, events: &mut Vec<CallEvent>) -> bool {
         match self.marks.close {
             None => self.no_call(0, events),

@@ -87,7 +87,7 @@ pub(super) fn head(text: &str) -> Head {
     }
 }
 
-/// The expected text is missing. The cursor stands at the end of the text if more of it could
+/// The expected text is missing. The cursor is at the end of the text if more of it could
 /// change that.
 struct Missing;
 

@@ -1,7 +1,7 @@
 //! Grammar compiler front end: a model's token vocabulary for llguidance, and compilation of
 //! specifications into constraints.
 //!
-//! Compilation runs on a thread with a deep stack (`STACK`), under the watchdog's time limit, and
+//! Compilation runs on a thread with a deep stack (`STACK`), under the watchdog's time limit. It
 //! rejects grammars that allow no token or whose forced text has no end.
 
 use super::{CallGrammars, Part, Shape, follow::Form, helper::Helper, warden::Warden};

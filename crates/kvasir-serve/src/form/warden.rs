@@ -4,7 +4,7 @@
 //! A matcher expands forced text to its end, and a hostile grammar may have none.
 //!
 //! Algorithm: `Watched::work` sets a counter to 1 and back to 0 when done. A thread polls every 100
-//! ms and increments non-zero counters; at 30 polls it cancels the matcher. The watchdog counts
+//! ms and increments non-zero counters; after 30 polls it cancels the matcher. The watchdog counts
 //! polls, not time, so a suspended VM does not cancel work. The thread exits when no matcher is
 //! left.
 //!

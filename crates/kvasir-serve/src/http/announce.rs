@@ -1,4 +1,4 @@
-//! Outermost HTTP middleware: request id, access log, trace context, and the `x-kvasir-ignored`
+//! Outer HTTP middleware: request id, access log, trace context, and the `x-kvasir-ignored`
 //! header.
 
 use super::App;
