@@ -2,6 +2,7 @@
 //! structured output, metrics.
 //!
 //! Layers:
+//!
 //! - `http`: routes and middleware.
 //! - `request`: parses and validates bodies.
 //! - `model`: renders prompts and builds constraints.
