@@ -10,7 +10,7 @@ use kvasir_serve::{
     model::Model,
 };
 
-/// How a model behaves where nobody says otherwise, and how its answers are read.
+/// Sampling defaults and output parsers of the served model.
 #[derive(clap::Args)]
 pub(crate) struct Manners {
     /// How to draw where a request leaves it open: as the model's generation_config.json says, or `none` of it

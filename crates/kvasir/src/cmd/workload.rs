@@ -6,7 +6,7 @@ use kvasir_lab::workload::{Agents, Chat, Knobs, Offline, Poisson, Steady, Worklo
 /// A seeded workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
-    /// People who talk: several turns each, on shared system prompts
+    /// Chats of several turns on shared system prompts
     Chat,
     /// Tasks with a long trunk, branches at once, and tool calls
     Agents,

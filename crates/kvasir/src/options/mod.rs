@@ -24,7 +24,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_CACHE", value_parser = word::<CacheKind>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<CacheKind>,
-    /// Who runs next: prefill-first, chunked or rectangular [default: chunked]
+    /// Scheduling policy: prefill-first, chunked or rectangular [default: chunked]
     #[arg(long, env = "KVASIR_POLICY", value_parser = word::<PolicyKind>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<PolicyKind>,
@@ -84,7 +84,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_CHUNK_SIZE", value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk_size: Option<u32>,
-    /// No two prefill steps in a row while somebody decodes, on or off [default: on]
+    /// No two prefill steps in a row while sequences decode, on or off [default: on]
     #[arg(long, env = "KVASIR_INTERLEAVE", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     interleave: Option<Switch>,
@@ -104,7 +104,7 @@ pub(crate) struct Options {
     #[arg(long, env = "KVASIR_PAUSING", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pausing: Option<Switch>,
-    /// With --pausing on: who has decoded most goes first, on or off [default: off]
+    /// With --pausing on: the sequence with the most output goes first, on or off [default: off]
     #[arg(long, env = "KVASIR_LONG_OUTPUT_FIRST", value_parser = word::<Switch>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     long_output_first: Option<Switch>,
