@@ -3,7 +3,7 @@
 //!
 //! The layers, top down: `executor` validates a step and samples; `run` executes the ops;
 //! `attention`, `dense`, `quant` and `mixture` are the kernels. `pool` stores K and V; `panels`
-//! stores weights; `machine` and `level` choose the instruction set; `team` is the thread pool.
+//! stores weights; `machine` and `level` choose the instruction set; `threads` is the thread pool.
 //!
 //! Batch invariance: a token's results are bit-identical whatever the batch composition, the
 //! chunking, the KV layout and the number of threads.
@@ -15,9 +15,6 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
-mod ask;
-#[cfg(target_arch = "x86_64")]
-mod asking;
 mod attention;
 mod buffer;
 mod chains;
@@ -25,7 +22,6 @@ mod checkpoint;
 mod costs;
 mod dense;
 mod executor;
-mod first;
 mod form;
 mod halves;
 mod level;
@@ -33,7 +29,6 @@ mod lines;
 mod lowering;
 mod machine;
 mod matmul;
-mod meanwhile;
 mod mixture;
 mod model;
 mod packer;
@@ -42,6 +37,7 @@ mod parts;
 mod peaks;
 mod pool;
 mod precision;
+mod prefetch;
 mod prepared;
 mod quant;
 mod random_weights;
@@ -50,7 +46,7 @@ mod run;
 mod select;
 mod singles;
 mod source;
-mod team;
+mod threads;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod vectors;
@@ -65,4 +61,4 @@ pub use pool::{KvType, Pool};
 pub use precision::Precision;
 pub use random_weights::RandomWeights;
 pub use source::{NibbleRow, Nibbles, Scaled, Stored, WeightSource};
-pub use team::Team;
+pub use threads::pool::ThreadPool;

@@ -15,7 +15,7 @@ use crate::matmul::Output;
 use crate::parts::{Parts, by_rows};
 use crate::prepared::{Operand, Prepared};
 use crate::weights::{Linear, Packed};
-use crate::{Level, Team, rows};
+use crate::{Level, ThreadPool, rows};
 use kvasir_program::{Activation, Op, Program, Routing, Score, ValueId};
 use std::io;
 
@@ -113,7 +113,7 @@ const ACTIVATED: ValueId = ValueId(u32::MAX - 1);
 /// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))`. Experts run in ascending order,
 /// so a token's sum does not depend on other tokens.
 pub(crate) fn mixture(
-    (team, level): (&Team, Level),
+    (team, level): (&ThreadPool, Level),
     [gate, up, down]: [&[Linear]; 3],
     activation: Activation,
     x: &[f32],

@@ -16,7 +16,7 @@ use crate::packer::{Packer, out_of_memory};
 use crate::precision::Precision;
 use crate::source::WeightSource;
 use crate::weights::Linear;
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use kvasir_formats::Error;
 use kvasir_program::{Matrices, Op, Program, Tap, ValueId, WeightId};
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ pub struct CpuModel {
     pub(crate) source: Arc<dyn WeightSource + Send + Sync>,
     pub(crate) precision: Precision,
     pub(crate) level: Level,
-    pub(crate) team: Arc<Team>,
+    pub(crate) team: Arc<ThreadPool>,
     /// Whether a step has run: the first one reads unpacked matrices in place.
     used: AtomicBool,
     /// Whether all matrices are packed; held while packing.
@@ -81,7 +81,7 @@ impl CpuModel {
         program: &Program,
         source: Arc<dyn WeightSource + Send + Sync>,
         precision: Precision,
-        team: Arc<Team>,
+        team: Arc<ThreadPool>,
     ) -> Result<Self, Error> {
         let whole = program;
         let program = whole.sampled_early(&[]);
@@ -185,7 +185,7 @@ impl CpuModel {
     }
 
     /// The thread pool that its kernels run on.
-    pub fn team(&self) -> &Arc<Team> {
+    pub fn team(&self) -> &Arc<ThreadPool> {
         &self.team
     }
 

@@ -11,7 +11,7 @@
 //! each step (`where_they_lie`). Transposed or strided views are dequantized as a whole first
 //! (`pack_dense`). Pages of the file are released once a matrix is packed.
 
-use crate::Team;
+use crate::ThreadPool;
 use crate::dense::{Bf16Panels, F32Panels, PART, Width, nibbles, octets};
 use crate::panels::{EncodedRows, RowBytes};
 use crate::precision::Precision;
@@ -61,7 +61,7 @@ impl FileRows {
 /// Packs matrices. Caches the last weight that was dequantized as a whole: the next matrices are
 /// often other views of it.
 pub(crate) struct Packer<'a> {
-    pub(crate) team: &'a Team,
+    pub(crate) team: &'a ThreadPool,
     pub(crate) program: &'a Program,
     pub(crate) source: &'a Arc<Source>,
     pub(crate) precision: Precision,
@@ -70,7 +70,7 @@ pub(crate) struct Packer<'a> {
 
 impl<'a> Packer<'a> {
     pub(crate) fn new(
-        team: &'a Team,
+        team: &'a ThreadPool,
         program: &'a Program,
         source: &'a Arc<Source>,
         precision: Precision,

@@ -1,6 +1,6 @@
 //! Parallel loops over rows, and disjoint mutable row slices of one buffer for them.
 
-use crate::Team;
+use crate::ThreadPool;
 use std::marker::PhantomData;
 
 /// Rows per work item; up to this many run on the calling thread alone.
@@ -12,7 +12,7 @@ pub(crate) fn by_caller(n: usize) -> bool {
 }
 
 /// Runs `job` for each row, in parallel if there are more than a few.
-pub(crate) fn by_rows(team: &Team, n: usize, job: &(dyn Fn(usize) + Sync)) {
+pub(crate) fn by_rows(team: &ThreadPool, n: usize, job: &(dyn Fn(usize) + Sync)) {
     if by_caller(n) {
         return (0..n).for_each(job);
     }

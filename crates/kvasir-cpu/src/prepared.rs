@@ -3,19 +3,19 @@
 //!
 //! Matrices that share an operand (Q, K, V; gate, up) share its quantized rows: `quant_of` and
 //! `bf16_of` name the value that the buffers hold. For few rows the preparation is the prologue
-//! (`First`) of the product and runs on the calling thread while the workers prefetch weights. For
+//! (`Prologue`) of the product and runs on the calling thread while the workers prefetch weights. For
 //! many rows it is a parallel region of its own, because parallel regions do not nest. Results
 //! equal those of preparing each operand anew.
 
 use crate::dense::{Bf16Activations, Taken, matmul_bf16, matmul_f32};
-use crate::first::First;
 use crate::matmul::Output;
 use crate::parts::{by_caller, by_rows};
 #[cfg(target_arch = "x86_64")]
 use crate::quant::Gated;
 use crate::quant::{QuantActivations, matmul as matmul_quant};
+use crate::threads::prologue::Prologue;
 use crate::weights::{Linear, Packed};
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use kvasir_program::{Activation, ValueId};
 use std::cell::RefCell;
 use std::io;
@@ -68,14 +68,14 @@ fn is_new(last: &mut Option<ValueId>, of: Option<ValueId>) -> bool {
 /// The preparation of `n` rows as a prologue. Few rows run on the calling thread as part of the
 /// next parallel region; many rows run now in a parallel region of their own, because regions do
 /// not nest.
-fn before<'a>(wanted: bool, n: usize, make: &'a (dyn Fn() + Sync)) -> First<'a> {
+fn before<'a>(wanted: bool, n: usize, make: &'a (dyn Fn() + Sync)) -> Prologue<'a> {
     match wanted {
-        true if by_caller(n) => First::of(make),
+        true if by_caller(n) => Prologue::of(make),
         true => {
             make();
-            First::nothing()
+            Prologue::nothing()
         }
-        false => First::nothing(),
+        false => Prologue::nothing(),
     }
 }
 
@@ -118,7 +118,7 @@ impl Prepared {
     /// for `n` rows.
     pub(crate) fn gate(
         &mut self,
-        all: (&Team, Level),
+        all: (&ThreadPool, Level),
         (gate, up, activation): (&Linear, &Linear, Activation),
         (of, x): (ValueId, Operand<'_>),
         n: usize,
@@ -148,7 +148,7 @@ impl Prepared {
     /// operand, so that later calls can reuse its prepared rows.
     pub(crate) fn multiply(
         &mut self,
-        units: (&Team, Level),
+        units: (&ThreadPool, Level),
         wanted: &mut [Option<(&Linear, Output<'_>)>],
         of: Option<ValueId>,
         x: &Operand<'_>,
@@ -167,7 +167,7 @@ impl Prepared {
     /// The products of matrices of one kernel family.
     fn multiply_alike(
         &mut self,
-        (team, level): (&Team, Level),
+        (team, level): (&ThreadPool, Level),
         wanted: &mut [Option<(&Linear, Output<'_>)>],
         of: Option<ValueId>,
         x: &Operand<'_>,

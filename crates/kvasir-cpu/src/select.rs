@@ -6,7 +6,7 @@
 
 use crate::attention::Views;
 use crate::pool::Pool;
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use kvasir_kv::{Plan, PlanRow};
 use kvasir_program::LayerFacts;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 /// The KV slots that the plan reads must exist, and no other thread may write them concurrently.
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn select(
-    (team, level): (&Team, Level),
+    (team, level): (&ThreadPool, Level),
     plan: &Plan,
     pools: &[Arc<Pool>],
     layer: usize,

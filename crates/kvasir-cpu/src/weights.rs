@@ -1,6 +1,6 @@
 //! Packed weight matrices: one enum over the kernel families, and a linear layer with its bias.
 
-use crate::Team;
+use crate::ThreadPool;
 use crate::dense::{Bf16Panels, F32Panels};
 use crate::form::Form;
 use crate::quant::QuantPanels;
@@ -15,7 +15,7 @@ pub(crate) enum Packed {
 impl Packed {
     /// Packs about `bytes` more of a matrix that is still read in place. Returns the bytes packed;
     /// zero if all is packed.
-    pub(crate) fn pack_some(&self, team: &Team, bytes: usize) -> std::io::Result<usize> {
+    pub(crate) fn pack_some(&self, team: &ThreadPool, bytes: usize) -> std::io::Result<usize> {
         match self {
             Self::Quant(w) => w.pack_some(team, bytes),
             Self::Bf16(w) => w.pack_some(team, bytes),

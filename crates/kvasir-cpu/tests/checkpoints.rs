@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{
-    CpuExecutor, CpuModel, KvType, Limits, Nibbles, Precision, Scaled, Stored, Team, WeightSource,
+    CpuExecutor, CpuModel, KvType, Limits, Nibbles, Precision, Scaled, Stored, ThreadPool, WeightSource,
 };
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};
 use kvasir_formats::{Checkpoint, DType, Error, Rules, convert};
@@ -42,7 +42,7 @@ fn load_as(
 ) -> CpuModel {
     let checkpoint = Checkpoint::open(case).unwrap();
     let model = Model::build(&checkpoint.source()).unwrap();
-    let team = Arc::new(Team::new(threads));
+    let team = Arc::new(ThreadPool::new(threads));
     CpuModel::load(program(&model), Arc::new(checkpoint), precision, team).unwrap()
 }
 
@@ -388,7 +388,7 @@ fn a_weight_is_let_go_before_the_next_one_is_read() {
         let checkpoint = Checkpoint::open(&case).unwrap();
         let program = Model::build(&checkpoint.source()).unwrap().target;
         let source = Arc::new(Noting { checkpoint, noted: Mutex::default() });
-        CpuModel::load(&program, source.clone(), Precision::Exact, Arc::new(Team::new(1))).unwrap();
+        CpuModel::load(&program, source.clone(), Precision::Exact, Arc::new(ThreadPool::new(1))).unwrap();
         // Rows of an embedding table are read in place, so it is never released.
         let tables: Vec<_> = program
             .ops
@@ -436,7 +436,7 @@ fn a_row_that_cannot_be_read_is_told_when_the_model_is_loaded() {
             let checkpoint = Checkpoint::open(&case).unwrap();
             let program = Model::build(&checkpoint.source()).unwrap().target;
             let source = Arc::new(Lacking { checkpoint, weight: weight.into() });
-            let loaded = CpuModel::load(&program, source, precision, Arc::new(Team::new(2)));
+            let loaded = CpuModel::load(&program, source, precision, Arc::new(ThreadPool::new(2)));
             let error = loaded.err().unwrap().to_string();
             assert!(error.contains(weight) && error.contains("row by row"), "{error}");
         }

@@ -2,7 +2,7 @@
 //! allocates nothing of the size of the KV cache. Counts through a global allocator.
 #![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
 
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, Team};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, ThreadPool};
 use kvasir_exec::{Batch, BatchRow, Executor, IN_FLIGHT, PoolRow, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
 use kvasir_kv::blocks::BlockConfig;
@@ -104,7 +104,7 @@ fn steady(threads: usize, parts: usize) -> Taken {
     let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3_bf16");
     let checkpoint = Checkpoint::open(&case).unwrap();
     let model = Model::build(&checkpoint.source()).unwrap();
-    let team = Arc::new(Team::new(threads));
+    let team = Arc::new(ThreadPool::new(threads));
     let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, team).unwrap();
     let each = parts * PART + 330;
     let blocks = 3 * each.div_ceil(16) as u32;

@@ -2,7 +2,7 @@
 //! (`Loaded`).
 
 use crate::{AnyExecutor, BackendKind, Error, HubName, built_in};
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, Team};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool};
 use kvasir_formats::{Checkpoint, TextFiles, Tokenizer, check_kv_facts, gguf::Gguf};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
@@ -110,7 +110,7 @@ impl Opened {
     ) -> Result<Loaded, Error> {
         let weights = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
-                let team = Arc::new(threads.map_or_else(Team::of_machine, Team::new));
+                let team = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
                 let source = Arc::new(self.checkpoint.clone());
                 Weights::Cpu(Arc::new(CpuModel::load(&self.model.target, source, precision, team)?))
             }

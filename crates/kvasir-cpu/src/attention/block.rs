@@ -9,7 +9,7 @@
 use super::few;
 use super::scratch::Scratch;
 use super::softmax::Sight;
-use super::soon::ask;
+use super::soon::prefetch;
 use super::stretch::TAKEN;
 use super::view::{CHUNK, Chunk};
 use super::{Attend, Piece, Shape, in_pairs, widens};
@@ -185,7 +185,7 @@ fn lay_queries<'q>(level: Level, lying: &mut [Tile], used: usize, query: impl Fn
             lying.iter_mut().for_each(|tile| tile[lane] = [0; LANES]);
             continue;
         }
-        ask(query((lane + AHEAD).min(used - 1)));
+        prefetch(query((lane + AHEAD).min(used - 1)));
         let (whole, rest) = query(lane).as_chunks::<STEP>();
         let mut last = [0.0; STEP];
         last[..rest.len()].copy_from_slice(rest);

@@ -11,9 +11,9 @@
 use super::soon::Soon;
 use super::view::CHUNK;
 use crate::Level;
-use crate::ask::{Near, ask_line};
 use crate::level::per_level;
 use crate::lines::Lines;
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::tile::{LANES, Tile};
 
 /// Row pairs packed beside one product of the previous head.
@@ -53,7 +53,7 @@ impl Coming {
     /// Rows that are not packed yet must point at `width` numbers each.
     #[inline(always)]
     pub(super) unsafe fn some(&mut self, level: Level) {
-        self.soon.ask();
+        self.soon.prefetch();
         let pairs = self.rows.as_chunks::<2>().0;
         let end = pairs.len().min(self.done + TOGETHER);
         if self.done < end {
@@ -183,8 +183,8 @@ unsafe fn interleave_wide(at: [*const u16; 2], parts: usize, tiles: &mut [Tile],
     use std::arch::x86_64::*;
     for part in 0..parts {
         let [a, b] = at.map(|row| row.wrapping_add(part * WIDE));
-        ask_line(Near::First, a.wrapping_byte_add(AHEAD).cast());
-        ask_line(Near::First, b.wrapping_byte_add(AHEAD).cast());
+        prefetch_line(CacheLevel::L1, a.wrapping_byte_add(AHEAD).cast());
+        prefetch_line(CacheLevel::L1, b.wrapping_byte_add(AHEAD).cast());
         // SAFETY: 64 bytes of each of the caller's rows, and of a tile's.
         unsafe {
             let (a, b) = (_mm512_loadu_si512(a.cast()), _mm512_loadu_si512(b.cast()));

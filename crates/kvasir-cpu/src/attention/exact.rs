@@ -18,7 +18,7 @@ use crate::parts::Parts;
 use crate::rows::exp;
 use crate::singles::{Lying, add_products};
 use crate::tile::LANES;
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -81,7 +81,7 @@ struct Piece<'v> {
 ///
 /// # Safety
 /// As for [`Attend::run`].
-pub(crate) unsafe fn attend_exact(a: &Attend<'_>, team: &Team, level: Level, out: &Parts<'_>) {
+pub(crate) unsafe fn attend_exact(a: &Attend<'_>, team: &ThreadPool, level: Level, out: &Parts<'_>) {
     let kv_heads = a.facts.kv_heads;
     let lanes = |view: &View| view.tokens * a.per_head();
     let blocks: usize = a.views.views.iter().map(|view| lanes(view).div_ceil(LANES) * kv_heads).sum();

@@ -48,11 +48,11 @@ mod wide;
 pub(crate) use exact::attend_exact;
 pub(crate) use view::Views;
 
-use crate::meanwhile;
 use crate::parts::Parts;
 use crate::pool::{LayerPool, Pool};
+use crate::prefetch::kv_prefetch;
 use crate::tile::{LANES, STEP};
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use kvasir_kv::Position;
 use kvasir_program::LayerFacts;
 use scratch::{SCRATCH, Scratch};
@@ -140,7 +140,7 @@ impl Attend<'_> {
     }
 
     /// Chooses enough work items for all threads, each as large as the cache allows.
-    fn cut(&self, team: &Team) -> Cut {
+    fn cut(&self, team: &ThreadPool) -> Cut {
         let kv_heads = self.facts.kv_heads;
         let lanes: usize = self.views.views.iter().map(|v| v.tokens * self.heads).sum();
         let blocks = (lanes.div_ceil(LANES) / (2 * team.len())).clamp(1, BLOCKS);
@@ -169,7 +169,7 @@ impl Attend<'_> {
     /// # Safety
     /// The slots of the views must exist. No other thread may write them, or access the results,
     /// during the call.
-    pub(crate) unsafe fn run(&self, team: &Team, level: Level, out: &Parts<'_>) {
+    pub(crate) unsafe fn run(&self, team: &ThreadPool, level: Level, out: &Parts<'_>) {
         let cut = self.cut(team);
         let kv_heads = self.facts.kv_heads;
         let pieces = |group: &Group| {
@@ -186,7 +186,7 @@ impl Attend<'_> {
                 end
             }));
             let ends = &*ends;
-            let pages = meanwhile::most(level, self.positions.len(), team.len());
+            let pages = kv_prefetch::most(level, self.positions.len(), team.len());
             let each = |_, item| {
                 let at = ends.partition_point(|end| *end <= item);
                 let (all, tokens, heads, count) = pieces(&groups[at]);

@@ -1,8 +1,8 @@
-//! Enqueues the prefetch of the next layer's KV rows (see `meanwhile.rs`).
+//! Enqueues the prefetch of the next layer's KV rows (see `prefetch/kv_prefetch.rs`).
 
 use super::Attend;
 use super::view::Chunk;
-use crate::meanwhile;
+use crate::prefetch::kv_prefetch;
 use std::ops::Range;
 
 impl Attend<'_> {
@@ -10,7 +10,7 @@ impl Attend<'_> {
     /// pages per layer. The last layer is followed by the first one, of the next step. Nothing is
     /// recorded if the next layer has another shape.
     pub(super) fn note_next_layer(&self, chunk: &Chunk, heads: Range<usize>, most: usize) {
-        meanwhile::note(self.layer, most, |note| {
+        kv_prefetch::note(self.layer, most, |note| {
             for run in self.views.runs(chunk) {
                 let pool = &self.pools[run.pool as usize];
                 let next = (self.layer + 1) % pool.layers.len();

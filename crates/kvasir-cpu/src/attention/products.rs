@@ -191,7 +191,7 @@ pub(crate) unsafe fn values(
 pub(crate) mod tiles {
     use super::{Beside, CHUNK, Keys, LANES, Scores, Shared};
     use crate::amx::{tile_dot_bf16, tile_load, tile_store, tile_zero};
-    use crate::ask::{Near, ask_tile};
+    use crate::prefetch::hint::{CacheLevel, prefetch_tile};
 
     /// S = Q K^T for the heads of a block, with `beside` called at every tile product. A query tile
     /// has `lanes` columns per head, head after head. With several heads, positions from `seen` on
@@ -249,9 +249,9 @@ pub(crate) mod tiles {
                     for step in 0..steps {
                         let last = $head + 1 == keys.len();
                         beside.before(last, 1);
-                        ask_tile(Near::First, $next.wrapping_add(step * 1024));
+                        prefetch_tile(CacheLevel::L1, $next.wrapping_add(step * 1024));
                         if last && elsewhere {
-                            ask_tile(Near::Second, behind[$quarter].wrapping_add(step * 1024));
+                            prefetch_tile(CacheLevel::L2, behind[$quarter].wrapping_add(step * 1024));
                         }
                         tile_load!(6, queries.add(step * 1024 + $head * lanes * 4), 64);
                         take!($to, $keys, $quarter, step);

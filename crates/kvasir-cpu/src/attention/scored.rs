@@ -59,7 +59,7 @@ impl products::Beside for Meanwhile<'_> {
 
     #[inline(always)]
     unsafe fn before(&mut self, last: bool, products: usize) {
-        self.soon.ask();
+        self.soon.prefetch();
         if last && let Some(coming) = self.coming.as_mut().filter(|coming| coming.is_coming()) {
             // SAFETY: the caller vouches for the instructions; the rows are the pool's or staged.
             (0..products).for_each(|_| unsafe { coming.some(Level::Amx) });

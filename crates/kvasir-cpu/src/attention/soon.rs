@@ -2,7 +2,7 @@
 //! other work. Issued at once they would exceed the fill buffers and stall; AMX tile loads across
 //! rows are not followed by the hardware prefetcher.
 
-use crate::ask::{Near, ask_line};
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
 
 /// Ranges of a list: a chunk's K and V in blocks of 16 slots.
 const PLACES: usize = 8;
@@ -16,12 +16,12 @@ pub(crate) struct Soon {
     end: u8,
     /// Lines prefetched per call.
     step: u32,
-    near: Near,
+    near: CacheLevel,
 }
 
 impl Soon {
     pub(super) const NOTHING: Self =
-        Self { places: [(std::ptr::null(), 0); PLACES], first: 0, end: 0, step: 0, near: Near::First };
+        Self { places: [(std::ptr::null(), 0); PLACES], first: 0, end: 0, step: 0, near: CacheLevel::L1 };
 
     /// Appends a range; contiguous ranges are merged, and those beyond the capacity are left to
     /// demand loads.
@@ -67,7 +67,7 @@ impl Soon {
 
     /// The same list, targeting L2.
     pub(super) fn far(self) -> Self {
-        Self { near: Near::Second, ..self }
+        Self { near: CacheLevel::L2, ..self }
     }
 
     fn left(&self) -> &[(*const u8, u32)] {
@@ -78,7 +78,7 @@ impl Soon {
         self.left().iter().map(|place| place.1).sum()
     }
 
-    /// The same list, spread over `parts` calls of [`ask`](Self::ask).
+    /// The same list, spread over `parts` calls of [`prefetch`](Self::prefetch).
     pub(super) fn in_parts(mut self, parts: usize) -> Self {
         self.step = self.lines().div_ceil(parts.max(1) as u32);
         self
@@ -91,12 +91,12 @@ impl Soon {
 
     /// Prefetches the next part.
     #[inline(always)]
-    pub(super) fn ask(&mut self) {
+    pub(super) fn prefetch(&mut self) {
         let mut wanted = self.step;
         while wanted > 0 && self.first < self.end {
             let (at, lines) = &mut self.places[self.first as usize % PLACES];
             let n = wanted.min(*lines);
-            (0..n as usize).for_each(|line| ask_line(self.near, at.wrapping_add(line * 64)));
+            (0..n as usize).for_each(|line| prefetch_line(self.near, at.wrapping_add(line * 64)));
             (*at, *lines, wanted) = (at.wrapping_add(n as usize * 64), *lines - n, wanted - n);
             self.first += u8::from(*lines == 0);
         }
@@ -104,6 +104,6 @@ impl Soon {
 }
 
 /// Prefetches numbers into L1.
-pub(super) fn ask(numbers: &[f32]) {
-    numbers.chunks(16).for_each(|line| ask_line(Near::First, line.as_ptr().cast()));
+pub(super) fn prefetch(numbers: &[f32]) {
+    numbers.chunks(16).for_each(|line| prefetch_line(CacheLevel::L1, line.as_ptr().cast()));
 }

@@ -98,9 +98,9 @@ fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f3
     let results = Parts::new(&mut out, row);
     match way {
         // SAFETY: plans read only what was written before.
-        Way::Rounded(level) => unsafe { a.run(&Team::new(threads), level, &results) },
+        Way::Rounded(level) => unsafe { a.run(&ThreadPool::new(threads), level, &results) },
         // SAFETY: as above.
-        Way::Exact(level) => unsafe { attend_exact(&a, &Team::new(threads), level, &results) },
+        Way::Exact(level) => unsafe { attend_exact(&a, &ThreadPool::new(threads), level, &results) },
         Way::Pairs => by_hand::in_pairs(&a, &mut out),
         Way::Naive => by_hand::naive(&a, &mut out),
     }
@@ -350,7 +350,7 @@ fn what_the_next_layer_keeps_is_noted_where_it_is_alike() {
             sinks: None,
         };
         a.note_next_layer(&views.chunks(&views.views[0])[0], 0..2, 99);
-        std::iter::from_fn(meanwhile::next).count()
+        std::iter::from_fn(kv_prefetch::next).count()
     };
     // K and V of two heads: two pages each.
     assert_eq!(noted(wide(2, 64)), 8);

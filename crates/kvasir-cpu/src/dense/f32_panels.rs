@@ -7,13 +7,13 @@
 //! whatever the ISA level or batch, so results are batch-invariant. Guarded by `dense/tests.rs`.
 
 use super::width::{Opened, PART, Width, put_row};
-use crate::ask::{Near, ask_line};
 use crate::level::per_level;
 use crate::matmul::Output;
 use crate::panels::{Kind, Panels, Room};
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::singles::{Lying, add_products};
 use crate::tile::LANES;
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use std::cell::RefCell;
 use std::io;
 
@@ -37,7 +37,7 @@ impl F32Panels {
     /// Packs `size = (outputs, inputs)`; `row(n, values)` writes row `n`, whose values must be
     /// exact in `width`.
     pub(crate) fn numbers(
-        team: &Team,
+        team: &ThreadPool,
         size: (usize, usize),
         width: Width,
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
@@ -57,7 +57,7 @@ impl F32Panels {
 
     /// Packs encoded rows: `put(n, lane, panel)` writes row `n` into lane `lane` of its panel.
     pub(crate) fn codes(
-        team: &Team,
+        team: &ThreadPool,
         (outputs, inputs): (usize, usize),
         width: Width,
         put: &(dyn Fn(usize, usize, &mut [u8]) + Sync),
@@ -99,7 +99,7 @@ unsafe fn f32_panels_body(
             for (panel, opened) in panels.iter().zip(&mut opened) {
                 let part = &panel[part * bytes..][..bytes];
                 for line in (0..bytes).step_by(64) {
-                    ask_line(Near::Second, part.as_ptr().wrapping_add(AHEAD + line));
+                    prefetch_line(CacheLevel::L2, part.as_ptr().wrapping_add(AHEAD + line));
                 }
                 width.open(own_level, part, opened);
             }
@@ -153,7 +153,13 @@ per_level! {
 }
 
 /// `out[row] = w x[row]`; `x` is the activations and their row stride in numbers.
-pub(crate) fn matmul_f32(team: &Team, level: Level, w: &F32Panels, x: (&[f32], usize), out: &mut Output<'_>) {
+pub(crate) fn matmul_f32(
+    team: &ThreadPool,
+    level: Level,
+    w: &F32Panels,
+    x: (&[f32], usize),
+    out: &mut Output<'_>,
+) {
     let (out, all) = (&*out, w.panels());
     w.read(team, |reader| {
         team.each_in_order(all.div_ceil(PANELS), &|_, n| {

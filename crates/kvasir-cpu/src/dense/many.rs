@@ -13,10 +13,10 @@
 
 use super::Bf16Activations;
 use crate::Level;
-use crate::ask::{Near, ask_tile};
 use crate::chains::{Columns, Rows, Sums, multiply};
 use crate::matmul::Output;
-use crate::meanwhile;
+use crate::prefetch::hint::{CacheLevel, prefetch_tile};
+use crate::prefetch::kv_prefetch;
 use crate::tile::{LANES, TILE};
 use std::cell::RefCell;
 use std::mem::offset_of;
@@ -77,7 +77,7 @@ pub(crate) unsafe fn panels(
     let (first, tiles) = (rows.start / TILE, rows.len().div_ceil(TILE));
     // The last row tile is computed by halves.
     let taken = rows.len().next_multiple_of(TILE / 2);
-    let few = meanwhile::pays(level, rows.len());
+    let few = kv_prefetch::pays(level, rows.len());
     ROOM.with_borrow_mut(|room| {
         for sums in &mut room.sums[..panels.len()] {
             sums[..tiles].fill([[0.0; LANES]; TILE]);
@@ -103,18 +103,18 @@ pub(crate) unsafe fn panels(
                 for (step, rows) in some.clone().zip(room.rows.chunks_exact(tiles)) {
                     if few {
                         if step % PARTS == 0 {
-                            page = meanwhile::next();
+                            page = kv_prefetch::next();
                         }
                         if let Some(page) = page {
-                            page.ask(step % PARTS, PARTS);
+                            page.prefetch(step % PARTS, PARTS);
                         }
                     }
                     let tile = panel.wrapping_add(x.weights_of(step));
                     if tile != opened {
                         // Prefetch the same tile of the next panel, then the tile after the next of
                         // this one.
-                        ask_tile(Near::Second, tile.wrapping_add(bytes));
-                        ask_tile(Near::First, tile.wrapping_add(SOON));
+                        prefetch_tile(CacheLevel::L2, tile.wrapping_add(bytes));
+                        prefetch_tile(CacheLevel::L1, tile.wrapping_add(SOON));
                         // SAFETY: a tile of the panel.
                         unsafe { columns.open(level, tile) };
                         opened = tile;

@@ -5,10 +5,10 @@
 //! bits as a packed one.
 
 use super::narrow;
-use crate::ask::{Near, ask_line};
 use crate::panels::{Encoded, EncodedRows, Kind, Panels, ahead};
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::tile::{LANES, STEP, transpose_rows};
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use kvasir_formats::{DType, encoding};
 use std::cell::RefCell;
 use std::io;
@@ -88,7 +88,7 @@ impl Bf16Panels {
 
     /// Packs a matrix whose row `n` is written by `row(n, values)`, rounded to bf16.
     pub(crate) fn rounded(
-        team: &Team,
+        team: &ThreadPool,
         (outputs, inputs): (usize, usize),
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> io::Result<Self> {
@@ -114,7 +114,7 @@ fn lay(level: Level, rows: &Encoded<'_>, out: &mut [u8]) {
         let mut lines = [std::ptr::null(); LANES];
         for ((row, rest), line) in rows.iter().zip(&mut rests).zip(&mut lines) {
             let part = &row[row.len().min(step * LINE)..row.len().min((step + 1) * LINE)];
-            ask_line(Near::Second, part.as_ptr().wrapping_add(ahead));
+            prefetch_line(CacheLevel::L2, part.as_ptr().wrapping_add(ahead));
             *line = part.as_ptr();
             if part.len() < LINE {
                 rest.fill(0);

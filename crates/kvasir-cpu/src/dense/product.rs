@@ -13,14 +13,14 @@ use super::panels::Floats;
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::{Bf16Activations, Bf16Panels, many};
-use crate::first::First;
 use crate::level::per_level;
 use crate::matmul::Output;
 #[cfg(target_arch = "x86_64")]
 use crate::matmul::token_blocks;
 use crate::panels::{Kind, PanelReader, Room};
+use crate::threads::prologue::Prologue;
 use crate::tile::{LANES, STEP, TILE};
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use std::cell::RefCell;
 
 /// `c += a b` for one weight tile and `N` rows, in the order of AMX. Each `a[n]` is a row of 32
@@ -111,12 +111,12 @@ const PIECE: usize = 64 * 1024;
 /// `out[row] = w x[row]`. The prologue `first` prepares `x`; the calling thread runs it before any
 /// work item.
 pub(crate) fn matmul_bf16(
-    team: &Team,
+    team: &ThreadPool,
     level: Level,
     w: &Bf16Panels,
     x: &Bf16Activations,
     out: &mut Output<'_>,
-    first: &First<'_>,
+    first: &Prologue<'_>,
 ) {
     assert!(x.takes(out.rows()) && x.steps == w.kind.steps << x.taken as u32, "rows and matrix fit");
     w.read(team, |w| match level {
@@ -134,12 +134,12 @@ fn together(w: PanelReader<'_, '_, Floats>) -> usize {
 
 /// GEMV: groups of panels as work items, all rows in each.
 fn few_rows(
-    team: &Team,
+    team: &ThreadPool,
     level: Level,
     w: PanelReader<'_, '_, Floats>,
     x: &Bf16Activations,
     out: &Output<'_>,
-    first: &First<'_>,
+    first: &Prologue<'_>,
 ) {
     let (all, group) = (w.panels.panels(), together(w));
     team.each_in_order_after(first, &|item| w.packed_from(item * group), all.div_ceil(group), &|_, item| {
@@ -155,12 +155,12 @@ fn few_rows(
 
 /// GEMM without AMX: groups of panels x blocks of rows as work items.
 fn many_rows(
-    team: &Team,
+    team: &ThreadPool,
     level: Level,
     w: PanelReader<'_, '_, Floats>,
     x: &Bf16Activations,
     out: &Output<'_>,
-    first: &First<'_>,
+    first: &Prologue<'_>,
 ) {
     let (all, rows) = (w.panels.panels(), out.rows());
     let groups = all.div_ceil(many::PANELS);
@@ -181,11 +181,11 @@ fn many_rows(
 /// GEMM on AMX. Few rows are memory-bound and use work items of more panels.
 #[cfg(target_arch = "x86_64")]
 fn on_tiles(
-    team: &Team,
+    team: &ThreadPool,
     w: PanelReader<'_, '_, Floats>,
     x: &Bf16Activations,
     out: &Output<'_>,
-    first: &First<'_>,
+    first: &Prologue<'_>,
 ) {
     let (all, rows) = (w.panels.panels(), out.rows());
     let (block, group) = match rows > 2 * TILE {

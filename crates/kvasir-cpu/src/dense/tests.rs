@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::first::First;
 use crate::halves::{bf16, round_bf16};
 use crate::matmul::Output;
 use crate::panels::tests::Lines;
-use crate::{Level, Team};
+use crate::threads::prologue::Prologue;
+use crate::{Level, ThreadPool};
 use kvasir_formats::{DType, encoding};
 
 fn value(i: usize) -> f32 {
@@ -20,7 +20,7 @@ fn value(i: usize) -> f32 {
 #[test]
 fn every_level_and_number_of_rows_gives_the_same_bits() {
     for (outputs, inputs) in [(40, 96), (16, 32), (77, 200)] {
-        let team = Team::new(2);
+        let team = ThreadPool::new(2);
         let row = |n: usize, out: &mut [f32]| {
             out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i))
         };
@@ -40,8 +40,8 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
             let (a, rest) = out.split_at_mut(rows * outputs);
             let (b, c) = rest.split_at_mut(rows * outputs);
             let output = |out| Output::new(out, rows, outputs, outputs);
-            matmul_bf16(&team, level, &w, &once, &mut output(a), &First::nothing());
-            matmul_bf16(&team, level, &w, &twice, &mut output(c), &First::nothing());
+            matmul_bf16(&team, level, &w, &once, &mut output(a), &Prologue::nothing());
+            matmul_bf16(&team, level, &w, &twice, &mut output(c), &Prologue::nothing());
             matmul_f32(&team, level, &wide, (&values, inputs), &mut output(b));
             [a.to_vec(), b.to_vec(), c.to_vec()]
         };
@@ -72,7 +72,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
 
 #[test]
 fn rows_where_they_lie_give_the_bits_of_packed_ones() {
-    let (outputs, team) = (77, Team::new(2));
+    let (outputs, team) = (77, ThreadPool::new(2));
     for (dtype, inputs) in [(DType::BF16, 200), (DType::BF16, 96), (DType::F16, 200)] {
         let values: Vec<f32> = (0..outputs * inputs).map(value).collect();
         let mut bytes = Vec::new();
@@ -96,7 +96,7 @@ fn rows_where_they_lie_give_the_bits_of_packed_ones() {
                     let run = |w: &Bf16Panels| {
                         let mut out = vec![f32::NAN; rows * outputs];
                         let mut output = Output::new(&mut out, rows, outputs, outputs);
-                        matmul_bf16(&team, level, w, &x, &mut output, &First::nothing());
+                        matmul_bf16(&team, level, w, &x, &mut output, &Prologue::nothing());
                         out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                     };
                     assert!(run(&w) == run(&packed), "{dtype} {level} {rows} rows, part {part}");

@@ -8,9 +8,9 @@ use super::Bf16Activations;
 use super::many::PANELS;
 use super::panels::Floats;
 use crate::amx::{Tiles, tile_dot_bf16, tile_load, tile_store, tile_zero};
-use crate::ask::{Near, ask_tile};
 use crate::matmul::Output;
 use crate::panels::{PanelReader, Room};
+use crate::prefetch::hint::{CacheLevel, prefetch_tile};
 use crate::tile::{LANES, TILE};
 use std::ops::Range;
 
@@ -101,7 +101,7 @@ unsafe fn dot<const T: usize, const P: usize>(
             let at = x.weights_of(step);
             if T == 1 {
                 // One row tile is memory-bound.
-                b.iter().take(P).for_each(|b| ask_tile(Near::Second, b.wrapping_add(at + AHEAD)));
+                b.iter().take(P).for_each(|b| prefetch_tile(CacheLevel::L2, b.wrapping_add(at + AHEAD)));
             }
             tile_load!(4, x.tile(tile, step), 64);
             tile_load!(5, b[0].add(at), 64);

@@ -11,10 +11,10 @@
 
 mod reader;
 
-use crate::ask::{Near, ask_line};
 use crate::lines::Lines;
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::tile::LANES;
-use crate::{Team, buffer::Buffer};
+use crate::{ThreadPool, buffer::Buffer};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -38,7 +38,7 @@ pub(crate) fn ahead(rows: &Encoded<'_>) -> usize {
 #[inline(always)]
 pub(crate) fn fetch(bytes: &[u8], ahead: usize) {
     for at in (0..bytes.len()).step_by(64) {
-        ask_line(Near::Second, bytes.as_ptr().wrapping_add(ahead).wrapping_add(at));
+        prefetch_line(CacheLevel::L2, bytes.as_ptr().wrapping_add(ahead).wrapping_add(at));
     }
 }
 
@@ -110,7 +110,7 @@ impl<K: Kind> Panels<K> {
     pub(crate) fn packed(
         kind: K,
         outputs: usize,
-        team: &Team,
+        team: &ThreadPool,
         make: impl Fn(&K, usize, &mut [u8]) + Sync,
     ) -> io::Result<Self> {
         let all = Self::of(kind, outputs, Nothing);
@@ -124,7 +124,7 @@ impl<K: Kind> Panels<K> {
 
     /// Packs at least one more panel, up to about `bytes` bytes, and returns the number of bytes.
     /// Returns 0 if all are packed. Kernels use the packed panels from then on.
-    pub(crate) fn pack_some(&self, team: &Team, bytes: usize) -> io::Result<usize> {
+    pub(crate) fn pack_some(&self, team: &ThreadPool, bytes: usize) -> io::Result<usize> {
         let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, all, from) = (self.kind.panel_bytes(), self.panels(), self.done());
         if from == all {
@@ -148,7 +148,7 @@ impl<K: Kind> Panels<K> {
     fn fill(
         &self,
         buffer: &Buffer,
-        team: &Team,
+        team: &ThreadPool,
         panels: Range<usize>,
         make: &(dyn Fn(usize, &mut [u8]) + Sync),
     ) {
@@ -195,7 +195,7 @@ impl<K: Kind> Panels<K> {
 
     /// Calls `job` with a reader of the panels; the first call of an unpacked matrix pages its rows
     /// in, in parallel.
-    pub(crate) fn read(&self, team: &Team, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
+    pub(crate) fn read(&self, team: &ThreadPool, mut job: impl FnMut(PanelReader<'_, '_, K>)) {
         if let Some(reader) = self.packed_reader() {
             return job(reader);
         }

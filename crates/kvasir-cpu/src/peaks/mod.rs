@@ -11,7 +11,7 @@ mod wide;
 
 use crate::buffer::Buffer;
 use crate::level::per_level;
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -36,14 +36,14 @@ const PARTS: usize = 8;
 
 /// The microbenchmark: a thread pool and 1 GB of memory, more than the caches hold.
 pub struct PeakMeter<'t> {
-    team: &'t Team,
+    team: &'t ThreadPool,
     level: Level,
     memory: Buffer,
 }
 
 impl<'t> PeakMeter<'t> {
     /// Allocates 1 GB and writes to all of it, so that every page is backed.
-    pub fn new(team: &'t Team) -> io::Result<Self> {
+    pub fn new(team: &'t ThreadPool) -> io::Result<Self> {
         const BYTES: usize = 1 << 30;
         let mut memory = Buffer::in_large_pages(BYTES)?;
         let numbers = random_bytes();

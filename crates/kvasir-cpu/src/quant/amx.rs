@@ -16,7 +16,7 @@ use super::format::Format;
 use super::layouts::Layout;
 use super::opening::PARTS;
 use super::opening::v512::{float_scales, lines, units};
-use super::pairs::{self, BLOCK, Pair, ask};
+use super::pairs::{self, BLOCK, Pair, prefetch};
 use crate::amx::{tile_dot_bf16, tile_dot_i8, tile_load, tile_store, tile_zero};
 use crate::matmul::{Output, Place};
 use crate::tile::{LANES, TILE};
@@ -50,7 +50,7 @@ impl Room {
 /// Eighths of the next superblock that are prefetched during unpacking; the rest is prefetched
 /// beside the first products. A core stalls on more outstanding prefetches than it has fill
 /// buffers, so they are spread out.
-const ASKED_IN_OPENING: usize = 3;
+const PREFETCHED_WHILE_UNPACKING: usize = 3;
 
 /// Unpacks one superblock of a panel to int8 tiles in `to`, and prefetches part of the `next` one.
 ///
@@ -63,7 +63,11 @@ unsafe fn open_super<L: Layout>(block: *const u8, next: *const u8, to: *mut u8) 
     // SAFETY: the caller's superblock and room.
     unsafe {
         for part in 0..PARTS {
-            ask::<L, 1>([next], ASKED_IN_OPENING * part..ASKED_IN_OPENING * (part + 1), 8 * PARTS);
+            prefetch::<L, 1>(
+                [next],
+                PREFETCHED_WHILE_UNPACKING * part..PREFETCHED_WHILE_UNPACKING * (part + 1),
+                8 * PARTS,
+            );
             lines::<L>(block, (0, part), 0, |line, bytes| {
                 _mm512_store_si512(to.add(line * 64).cast(), bytes);
             });
@@ -152,8 +156,9 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
                     // Spread the prefetches over the first two row tiles, if there are two.
                     let at = if tiles == 1 { step * 2..step * 2 + 2 } else { t * 4 + step..t * 4 + step + 1 };
                     if at.end <= 8 {
-                        let asked = |at| 8 * ASKED_IN_OPENING + (8 - ASKED_IN_OPENING) * at;
-                        ask::<L, P>(next, asked(at.start)..asked(at.end), 8 * 8);
+                        let prefetched =
+                            |at| 8 * PREFETCHED_WHILE_UNPACKING + (8 - PREFETCHED_WHILE_UNPACKING) * at;
+                        prefetch::<L, P>(next, prefetched(at.start)..prefetched(at.end), 8 * 8);
                     }
                     if t > 0 && step.is_multiple_of(2) && step / 2 < P {
                         fold(t - 1, step / 2);

@@ -9,21 +9,21 @@
 //! - `pairs` (6-bit): 16-bit weights and `vpdpwssd` or `vpmaddwd`.
 //!
 //! GEMV is bound by memory bandwidth. The software prefetch distance is tuned at run time by
-//! `asking.rs`, one tuner per (row count, mins, code bits, panel length). One source is compiled
+//! `prefetch/tuner.rs`, one tuner per (row count, mins, code bits, panel length). One source is compiled
 //! for AVX-512 VNNI, AVX-VNNI and AVX2.
 
 use super::activations::{FEW, QuantActivations, Sums, Words};
 use super::format::Format;
 use super::layouts::Layout;
 use super::opening::PARTS;
-use crate::asking::{Ahead, Asking};
+use crate::prefetch::tuner::{PrefetchDistance, PrefetchTuner};
 use crate::tile::TILE;
 
 /// Prefetch tuners by row count, whether there are mins, bits of a code, and panel length: these
 /// change the time spent per cache line. For 6-bit codes, and 4-bit codes with mins, the best
 /// distance also depends on the panel length.
-static ASKING: [[[[Asking; LENGTHS]; 9]; 2]; 3] =
-    [const { [const { [const { [const { Asking::new() }; LENGTHS] }; 9] }; 2] }; 3];
+static ASKING: [[[[PrefetchTuner; LENGTHS]; 9]; 2]; 3] =
+    [const { [const { [const { [const { PrefetchTuner::new() }; LENGTHS] }; 9] }; 2] }; 3];
 
 /// Classes of panel length by the logarithm of superblocks: up to 256 inputs, below 1,024, below
 /// 2,048, and so on.
@@ -31,7 +31,7 @@ const LENGTHS: usize = 8;
 
 /// The prefetch tuner for panels of `supers` superblocks and `rows` rows (classes: one, two or
 /// three, more).
-pub(super) fn asking(format: Format, supers: usize, rows: usize) -> &'static Asking {
+pub(super) fn asking(format: Format, supers: usize, rows: usize) -> &'static PrefetchTuner {
     let rows = rows.max(1).ilog2().min(2) as usize;
     let length = (supers.max(1).ilog2() as usize).min(LENGTHS - 1);
     &ASKING[rows][usize::from(format.has_min)][format.bits][length]
@@ -110,12 +110,12 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn pairs<L: Layout, const N: usize>(
                 block: *const u8,
-                (half, ahead): (usize, Ahead),
+                (half, ahead): (usize, PrefetchDistance),
                 words: &[Words; N],
             ) -> [Ints; N] {
                 let mut totals = [[zero(); N]; CHAINS];
                 for i in 0..16 {
-                    ask::<L, 16>(block, half, i, ahead);
+                    prefetch::<L, 16>(block, half, i, ahead);
                     // SAFETY: the caller's superblock.
                     let weights = unsafe { open::<L>(block, half, i) };
                     for (j, line) in weights.into_iter().enumerate() {
@@ -140,14 +140,14 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn lanes<L: Layout, const N: usize>(
                 block: *const u8,
-                (half, ahead): (usize, Ahead),
+                (half, ahead): (usize, PrefetchDistance),
                 codes: *const i8,
                 sums: &[Sums; N],
             ) -> [Ints; N] {
                 let lift = lift::<L>();
                 let mut words = [[zero(); 4]; N];
                 for part in 0..PARTS {
-                    ask::<L, PARTS>(block, half, part, ahead);
+                    prefetch::<L, PARTS>(block, half, part, ahead);
                     // SAFETY: the caller's superblock and rows.
                     unsafe {
                         let x = codes.add(part / 2 * 1024 + part % 2 * 32);
@@ -179,7 +179,7 @@ macro_rules! kernels {
             #[target_feature(enable = $features)]
             unsafe fn fours<L: Layout, const N: usize>(
                 block: *const u8,
-                (half, ahead): (usize, Ahead),
+                (half, ahead): (usize, PrefetchDistance),
                 codes: *const i8,
                 sums: &[Sums; N],
             ) -> [Ints; N] {
@@ -188,7 +188,7 @@ macro_rules! kernels {
                     *total = unlifted::<L>(sums);
                 }
                 for i in 0..16 {
-                    ask::<L, 16>(block, half, i, ahead);
+                    prefetch::<L, 16>(block, half, i, ahead);
                     for j in 0..4 {
                         // SAFETY: line `4 i + j` of the superblock; the caller's rows.
                         unsafe {
@@ -225,10 +225,15 @@ macro_rules! kernels {
             /// lines, so the loop has no branches; the excess belongs to the next superblock, as
             /// does a partial last line.
             #[inline]
-            fn ask<L: Layout, const OF: usize>(block: *const u8, half: usize, i: usize, ahead: Ahead) {
+            fn prefetch<L: Layout, const OF: usize>(
+                block: *const u8,
+                half: usize,
+                i: usize,
+                ahead: PrefetchDistance,
+            ) {
                 let lines = const { (L::FORMAT.bytes() / 64).div_ceil(OF) };
                 if half == 0 {
-                    ahead.ask(block.wrapping_add(i * lines * 64), lines);
+                    ahead.prefetch(block.wrapping_add(i * lines * 64), lines);
                 }
             }
 

@@ -14,7 +14,7 @@ use super::panels::{QuantPanels, QuantReader};
 use super::product::{MADE, fits};
 use crate::matmul::token_blocks;
 use crate::tile::LANES;
-use crate::{Level, Team, panels, rows as arithmetic};
+use crate::{Level, ThreadPool, panels, rows as arithmetic};
 use kvasir_program::Activation;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -48,7 +48,7 @@ impl Gated<'_> {
     /// those of product, activation and quantization one after the other.
     pub(crate) fn multiply(
         &self,
-        team: &Team,
+        team: &ThreadPool,
         level: Level,
         x: &QuantActivations,
         rows: usize,

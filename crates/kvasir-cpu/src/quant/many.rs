@@ -18,9 +18,9 @@ use super::layouts::Layout;
 use super::opening::PARTS;
 use super::pairs::{BLOCK, Pair, Room};
 use crate::Level;
-use crate::ask::{Near, ask_line};
 use crate::matmul::{Output, Place};
-use crate::meanwhile::{self, Page};
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
+use crate::prefetch::kv_prefetch::{self, Page};
 use crate::tile::{LANES, TILE};
 use std::ops::Range;
 
@@ -52,7 +52,7 @@ macro_rules! kernels {
             const MOST: usize = $most;
             const LESS: usize = $less;
             /// Whether the KV cache of the next layer is prefetched alongside.
-            const MEANWHILE: bool = meanwhile::gains(Level::$level);
+            const KV_PREFETCH: bool = kv_prefetch::gains(Level::$level);
 
             /// Whether weights are multiplied straight from the panel: they are stored as dot
             /// products need them.
@@ -80,15 +80,15 @@ macro_rules! kernels {
                 /// Prefetches beside line `line` of part `i`. Spread out, because a core tracks
                 /// some 50 outstanding lines and drops further prefetches.
                 #[inline(always)]
-                fn ask<L: Layout>(&self, i: usize, line: usize) {
+                fn prefetch<L: Layout>(&self, i: usize, line: usize) {
                     // A constant number of lines per part, so that the choice is resolved when the
                     // loop is unrolled.
                     let each = const { L::FORMAT.bytes().div_ceil(64 * PARTS) };
                     (i * each + line..(i + 1) * each)
                         .step_by(LINES)
-                        .for_each(|line| ask_line(Near::Second, self.next.wrapping_add(line * 64)));
-                    if MEANWHILE {
-                        self.meanwhile.ask(i * LINES + line, PARTS * LINES);
+                        .for_each(|line| prefetch_line(CacheLevel::L2, self.next.wrapping_add(line * 64)));
+                    if KV_PREFETCH {
+                        self.meanwhile.prefetch(i * LINES + line, PARTS * LINES);
                     }
                 }
 
@@ -148,7 +148,7 @@ macro_rules! kernels {
                     // SAFETY: the caller's superblock.
                     unsafe {
                         for i in 0..PARTS {
-                            (0..LINES).for_each(|line| self.ask::<L>(i, line));
+                            (0..LINES).for_each(|line| self.prefetch::<L>(i, line));
                             self.part::<L>(i);
                         }
                         self.end::<L>();
@@ -187,7 +187,7 @@ macro_rules! kernels {
                             (weights.add(part * LINES * 64), codes.add(part / 2 * 256 + part % 2 * LINES));
                         for line in 0..lines {
                             if let Some(opening) = &opening {
-                                opening.ask::<L>(part, line);
+                                opening.prefetch::<L>(part, line);
                             }
                             let mut w = [zero(); HALVES];
                             for (half, w) in w.iter_mut().enumerate() {
@@ -230,8 +230,9 @@ macro_rules! kernels {
                 let near = Page::of(first.as_ptr().cast());
                 // With few rows, weights that are stored unpacked leave no memory bandwidth to
                 // spare.
-                let few = MEANWHILE && meanwhile::fits(rows.len()) && (rows.len() > LESS || !in_place::<L>());
-                let page = || if few { meanwhile::next() } else { None }.unwrap_or(near);
+                let few =
+                    KV_PREFETCH && kv_prefetch::fits(rows.len()) && (rows.len() > LESS || !in_place::<L>());
+                let page = || if few { kv_prefetch::next() } else { None }.unwrap_or(near);
                 let (mut now, mut then) = if *in_second { (second, first) } else { (first, second) };
                 if !pair.take_opened(opened) {
                     for p in 0..P {

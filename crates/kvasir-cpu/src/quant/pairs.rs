@@ -11,9 +11,9 @@ use super::layouts::Layout;
 use super::{amx, many};
 use crate::Level;
 use crate::amx::Tiles;
-use crate::ask::{Near, ask_line};
 use crate::matmul::Output;
 use crate::panels::PanelAt;
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::tile::LANES;
 use std::cell::RefCell;
 use std::mem::offset_of;
@@ -144,9 +144,9 @@ pub(super) unsafe fn panels<L: Layout, const P: usize>(
 
 /// Prefetches parts `parts` of `of` of the lines of superblocks into L2.
 #[inline]
-pub(super) fn ask<L: Layout, const P: usize>(blocks: [*const u8; P], parts: Range<usize>, of: usize) {
+pub(super) fn prefetch<L: Layout, const P: usize>(blocks: [*const u8; P], parts: Range<usize>, of: usize) {
     let lines = L::FORMAT.bytes().div_ceil(64);
     for line in parts.start * lines / of..parts.end * lines / of {
-        blocks.iter().for_each(|block| ask_line(Near::Second, block.wrapping_add(line * 64)));
+        blocks.iter().for_each(|block| prefetch_line(CacheLevel::L2, block.wrapping_add(line * 64)));
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Q, K and V (or gate and up) are multiplied in one fork-join, because each one costs
 //! synchronization. Work items are ranges of panels (x row blocks for GEMM) over all matrices, with
-//! disjoint outputs. GEMV over packed matrices also feeds the prefetch tuner (`asking.rs`) with
+//! disjoint outputs. GEMV over packed matrices also feeds the prefetch tuner (`prefetch/tuner.rs`) with
 //! timings.
 
 use super::activations::QuantActivations;
@@ -11,11 +11,11 @@ use super::format::SUPER;
 use super::layouts::{self, Layout};
 use super::panels::{QuantPanels, QuantReader};
 use super::{Panel, few_rows};
-use crate::first::First;
 use crate::matmul::{AT_ONCE, Output};
 use crate::panels::{Kind, Room};
+use crate::threads::prologue::Prologue;
 use crate::tile::LANES;
-use crate::{Level, Team};
+use crate::{Level, ThreadPool};
 use std::cell::RefCell;
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
@@ -35,11 +35,11 @@ thread_local! {
 /// `out[row] = w x[row]` for at most [`AT_ONCE`] matrices with the same rows. The prologue `first`
 /// prepares `x`; the calling thread runs it before any work item.
 pub(crate) fn matmul<'a, 'o: 'a>(
-    team: &Team,
+    team: &ThreadPool,
     level: Level,
     all: impl Iterator<Item = (&'a QuantPanels, &'a mut Output<'o>)>,
     x: &'a QuantActivations,
-    first: &First<'_>,
+    first: &Prologue<'_>,
 ) {
     let mut products: [Option<Product<'_, '_>>; AT_ONCE] = [const { None }; AT_ONCE];
     let mut there = 0;
@@ -63,7 +63,7 @@ pub(super) fn fits(w: &QuantPanels, x: &QuantActivations, rows: usize) -> bool {
 }
 
 /// Runs all work items of the products as one parallel region.
-fn multiply(team: &Team, products: &[Option<Product<'_, '_>>], first: &First<'_>) {
+fn multiply(team: &ThreadPool, products: &[Option<Product<'_, '_>>], first: &Prologue<'_>) {
     let there = || products.iter().flatten();
     let pieces = there().map(|product| product.pieces).sum();
     // Maps a work item to its product and the index within it.

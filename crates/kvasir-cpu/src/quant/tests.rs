@@ -4,10 +4,10 @@
 //! prefetch tuners.
 
 use super::*;
-use crate::Team;
-use crate::first::First;
+use crate::ThreadPool;
 use crate::panels::{self, tests::Lines};
 use crate::random_weights::scales_at;
+use crate::threads::prologue::Prologue;
 use crate::tile::LANES;
 use kvasir_formats::{DType, encoding};
 
@@ -92,7 +92,13 @@ fn run(case: &Case, level: Level, rows: usize, threads: usize) -> Vec<f32> {
     let n = case.w.outputs;
     let mut out = vec![f32::NAN; rows * n];
     let mut output = Output::new(&mut out, rows, n, n);
-    matmul(&Team::new(threads), level, [(&case.w, &mut output)].into_iter(), &case.x, &First::nothing());
+    matmul(
+        &ThreadPool::new(threads),
+        level,
+        [(&case.w, &mut output)].into_iter(),
+        &case.x,
+        &Prologue::nothing(),
+    );
     out
 }
 
@@ -114,7 +120,7 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
                     }
                 }
                 assert_eq!(case.w.is_packed(), packed == 2 || packed == 1 && case.w.panels() == 1);
-                let team = Team::new(2);
+                let team = ThreadPool::new(2);
                 match packed {
                     0 => assert!(case.w.pack_some(&team, 1).unwrap() > 0),
                     _ => while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {},
@@ -152,7 +158,7 @@ fn what_is_opened_ahead_serves_its_own_panels_alone() {
     let rows = 16;
     for (dtype, format) in formats() {
         let both = [96, 97].map(|outputs| case(format, dtype, outputs, 768, rows));
-        let team = Team::new(1);
+        let team = ThreadPool::new(1);
         both.iter().for_each(|case| while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {});
         let wanted = both.each_ref().map(|case| run(case, Level::Portable, rows, 1));
         let levels: Vec<Level> =
@@ -201,11 +207,17 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             }
             let (apart, together) =
                 (QuantActivations::new(rows, inner).unwrap(), QuantActivations::new(rows, inner).unwrap());
-            gated.multiply(&Team::new(2), level, &gate.x, rows, &together);
+            gated.multiply(&ThreadPool::new(2), level, &gate.x, rows, &together);
             let product = |w: &QuantPanels| {
                 let mut out = vec![f32::NAN; rows * inner];
                 let mut output = Output::new(&mut out, rows, inner, inner);
-                matmul(&Team::new(2), level, [(w, &mut output)].into_iter(), &gate.x, &First::nothing());
+                matmul(
+                    &ThreadPool::new(2),
+                    level,
+                    [(w, &mut output)].into_iter(),
+                    &gate.x,
+                    &Prologue::nothing(),
+                );
                 out
             };
             let mut y = vec![f32::NAN; rows * inner];
@@ -217,7 +229,13 @@ fn a_gate_and_its_partner_as_one_give_the_bits_of_one_after_the_other() {
             let of = |x: &QuantActivations| {
                 let mut out = vec![f32::NAN; rows * 35];
                 let mut output = Output::new(&mut out, rows, 35, 35);
-                matmul(&Team::new(1), level, [(&down.w, &mut output)].into_iter(), x, &First::nothing());
+                matmul(
+                    &ThreadPool::new(1),
+                    level,
+                    [(&down.w, &mut output)].into_iter(),
+                    x,
+                    &Prologue::nothing(),
+                );
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             assert_eq!(of(&together), of(&apart), "{dtype} rows {rows}");
@@ -235,7 +253,7 @@ fn column(case: &Case, input: usize) -> Vec<f32> {
     unsafe { x.write_row(Level::detect(), 0, &row) };
     let mut got = vec![f32::NAN; outputs];
     let mut out = Output::new(&mut got, 1, outputs, outputs);
-    matmul(&Team::new(1), Level::detect(), [(&case.w, &mut out)].into_iter(), &x, &First::nothing());
+    matmul(&ThreadPool::new(1), Level::detect(), [(&case.w, &mut out)].into_iter(), &x, &Prologue::nothing());
     got
 }
 
@@ -289,7 +307,7 @@ fn sixteen_bits_are_the_decoded_weights() {
 #[test]
 fn a_reader_knows_what_was_packed_when_it_was_made() {
     let case = case(Format::Q4_0, DType::Q4_0, 64, 256, 16);
-    let team = Team::new(1);
+    let team = ThreadPool::new(1);
     case.w.read(&team, |reader| {
         // As another engine may do between two work items of this one.
         while case.w.pack_some(&team, usize::MAX).unwrap() > 0 {}

@@ -2,7 +2,7 @@
 //! with routed experts in bf16.
 #![allow(dead_code, clippy::unwrap_used)] // helpers: every test file uses its own part
 
-use kvasir_cpu::{CpuModel, Precision, Stored, Team, WeightSource};
+use kvasir_cpu::{CpuModel, Precision, Stored, ThreadPool, WeightSource};
 use kvasir_formats::{Checkpoint, DType, Error, encoding};
 use kvasir_program::{Model, Program, Role};
 use std::{collections::HashMap, path::Path, sync::Arc};
@@ -55,7 +55,8 @@ impl WeightSource for Narrow {
 pub(crate) fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
     let source = Arc::new(Narrow::new(checkpoint, &model.target));
-    let model = CpuModel::load(&model.target, source, Precision::Auto, Arc::new(Team::new(threads))).unwrap();
+    let model =
+        CpuModel::load(&model.target, source, Precision::Auto, Arc::new(ThreadPool::new(threads))).unwrap();
     assert_eq!(model.precision(), Precision::Auto, "{case}");
     Arc::new(model)
 }
@@ -63,7 +64,7 @@ pub(crate) fn narrow(case: &str, threads: usize) -> Arc<CpuModel> {
 /// The checkpoint as stored, at `Precision::Exact`.
 pub(crate) fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
-    let team = Arc::new(Team::new(threads));
+    let team = Arc::new(ThreadPool::new(threads));
     Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Exact, team).unwrap())
 }
 
@@ -71,7 +72,7 @@ pub(crate) fn exact(case: &str, threads: usize) -> Arc<CpuModel> {
 /// change expert routing.
 pub(crate) fn close(case: &str, threads: usize) -> Arc<CpuModel> {
     let (checkpoint, model) = open(case);
-    let team = Arc::new(Team::new(threads));
+    let team = Arc::new(ThreadPool::new(threads));
     let model = CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, team).unwrap();
     assert_eq!(model.precision(), Precision::Close, "{case}");
     Arc::new(model)

@@ -14,7 +14,7 @@ mod stretches;
 use crate::shapes::{SHAPES, shape};
 use crate::stolen::Watch;
 use ideal::Ideal;
-use kvasir_cpu::{CpuModel, KvType, PeakMeter, Peaks, Precision, RandomWeights, Team, WeightSource};
+use kvasir_cpu::{CpuModel, KvType, PeakMeter, Peaks, Precision, RandomWeights, ThreadPool, WeightSource};
 use kvasir_formats::{Checkpoint, DType};
 use kvasir_program::{Model, Source};
 use runner::Runner;
@@ -38,7 +38,7 @@ pub fn load(
     precision: Precision,
     threads: Option<usize>,
 ) -> Result<Arc<CpuModel>, String> {
-    let team = Arc::new(threads.map_or_else(Team::of_machine, Team::new));
+    let team = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
     let (source, weights): (Source, Arc<dyn WeightSource + Send + Sync>) = match subject {
         Subject::Checkpoint(path) => {
             let checkpoint = Checkpoint::open(path).map_err(|e| e.to_string())?;

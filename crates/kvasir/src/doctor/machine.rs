@@ -1,7 +1,7 @@
 //! `doctor` checks of the machine: instruction set, threads, memory, roofline, system limits.
 
 use super::Check;
-use kvasir_cpu::{Level, PeakMeter, Peaks, Team};
+use kvasir_cpu::{Level, PeakMeter, Peaks, ThreadPool};
 use std::{env::consts::ARCH, fs, path::Path, thread};
 
 const GB: f64 = 1e9;
@@ -24,7 +24,7 @@ pub(super) fn processor() -> Check {
 
 pub(super) fn threads() -> Check {
     let allowed = thread::available_parallelism().map_or(1, usize::from);
-    let used = Team::of_machine().len();
+    let used = ThreadPool::of_machine().len();
     let found = format!("{used} used by the cpu backend, {allowed} that this process may run on");
     let check = match used > allowed {
         true => Check::warn("threads", found).advise(format!("give --threads {allowed}")),
@@ -60,7 +60,7 @@ pub(super) fn speeds(free: Option<u64>) -> Option<Speeds> {
     if free? < ROOM_TO_MEASURE {
         return Some(Speeds::Not("not measured: less than 2 GB are free".into()));
     }
-    let team = Team::of_machine();
+    let team = ThreadPool::of_machine();
     Some(match PeakMeter::new(&team) {
         Ok(meter) => Speeds::Measured(meter.measure()),
         Err(error) => Speeds::Not(format!("not measured: {error}")),

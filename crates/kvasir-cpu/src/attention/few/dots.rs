@@ -10,11 +10,11 @@
 //! consecutive rows only the start of the next page is prefetched.
 
 use super::{LINE, Later, Lying};
-use crate::ask::ask_next_page;
 use crate::attention::pairs::by_halves;
 use crate::attention::products::{FEW, Keys};
 use crate::attention::view::CHUNK;
 use crate::chains::add_pairs;
+use crate::prefetch::hint::prefetch_next_page;
 use crate::tile::{LANES, STEP, Tile};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -126,7 +126,7 @@ unsafe fn positions<const N: usize, const S: usize>(
         if later.is_something() {
             later.ask_row(row, 0..queries.len());
         } else {
-            ask_next_page(at);
+            prefetch_next_page(at);
         }
         let mut chains = [_mm512_setzero_ps(); N];
         for step in 0..if S == 0 { queries.len() } else { S } {
@@ -180,7 +180,7 @@ unsafe fn values<const N: usize, const W: usize>(
                 if later.is_something() {
                     later.ask_row(half * STEP + n, at / LINE..at / LINE + W);
                 } else {
-                    ask_next_page(row.wrapping_byte_add(by).cast());
+                    prefetch_next_page(row.wrapping_byte_add(by).cast());
                 }
                 let line = |w| row.wrapping_byte_add(by).wrapping_add(at + w * LINE).cast();
                 // SAFETY: the caller's rows.

@@ -6,10 +6,10 @@
 //! order: the hardware prefetcher follows those.
 
 use crate::Level;
-use crate::ask::{Near, ask_line};
 use crate::attention::view::{CHUNK, Chunk, Run};
 use crate::attention::{Attend, in_pairs};
 use crate::pool::{Heads, KvType, Rows, TOGETHER};
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::tile::LANES;
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ impl Later {
     #[inline(always)]
     pub(super) fn ask_row(&self, row: usize, lines: Range<usize>) {
         let at = self.at[row / LANES].wrapping_add(row % LANES * (self.bytes / LANES));
-        lines.for_each(|line| ask_line(Near::Second, at.wrapping_add(line * 64)));
+        lines.for_each(|line| prefetch_line(CacheLevel::L2, at.wrapping_add(line * 64)));
     }
 
     /// Addresses of its parts in memory order, `parts` to each 16 rows.

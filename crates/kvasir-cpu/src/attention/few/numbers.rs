@@ -2,11 +2,11 @@
 //! rows. Generated for AVX2 and AVX-512.
 
 use super::{LINE, Later, Lying};
-use crate::ask::{Near, ask_line};
 use crate::attention::products::Keys;
 use crate::attention::softmax::{Packed, Scores};
 use crate::attention::view::CHUNK;
 use crate::chains::Columns;
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::tile::LANES;
 
 macro_rules! kernels {
@@ -39,7 +39,7 @@ macro_rules! kernels {
                         // Prefetches a line for each of the rows that are read.
                         for n in at..at + WORDS {
                             let line = next.wrapping_add(step * 1024 + n * 64);
-                            ask_line(Near::$near, line);
+                            prefetch_line(CacheLevel::$near, line);
                         }
                         let mut chains = [[none(); 2]; N];
                         for part in 0..LANES / WORDS {
@@ -102,7 +102,7 @@ macro_rules! kernels {
                 // One prefetched line for each vector of the rows that the first phase reads.
                 const { assert!(HALVES * PHASES == LINE) };
                 // Prefetches in memory order, whatever the order of the loops.
-                let mut asked = later.parts(width / (W * HALVES));
+                let mut prefetched = later.parts(width / (W * HALVES));
                 for (step, rows) in rows.chunks(LINE).enumerate() {
                     for at in (0..width).step_by(W * HALVES) {
                         // Accumulators by parity of position, query row, vector and half of a
@@ -110,8 +110,8 @@ macro_rules! kernels {
                         let mut chains = [[[[none(); 2]; W]; N]; 2];
                         for phase in 0..PHASES {
                             for (half, rows) in rows.chunks(LANES).enumerate() {
-                                let mut ask = match phase {
-                                    0 => asked.next().unwrap_or(later.at[0]),
+                                let mut prefetch = match phase {
+                                    0 => prefetched.next().unwrap_or(later.at[0]),
                                     _ => std::ptr::null(),
                                 };
                                 for (pair, rows) in rows.as_chunks::<2>().0.iter().enumerate() {
@@ -119,14 +119,14 @@ macro_rules! kernels {
                                         let mut values = [[none(); 2]; W];
                                         for (w, values) in values.iter_mut().enumerate() {
                                             if phase == 0 {
-                                                ask_line(Near::Second, ask.wrapping_add(w * 64));
+                                                prefetch_line(CacheLevel::L2, prefetch.wrapping_add(w * 64));
                                             }
                                             let v =
                                                 rows[odd].wrapping_byte_add(by).wrapping_add(at + w * HALVES);
                                             // SAFETY: the caller's rows.
                                             *values = fours(unsafe { load(v.cast()) });
                                         }
-                                        ask = ask.wrapping_add(W * 64);
+                                        prefetch = prefetch.wrapping_add(W * 64);
                                         let row = step * LINE + half * LANES + 2 * pair + odd;
                                         let shares = shares.wrapping_add(row * LANES);
                                         for n in 0..N {
@@ -195,5 +195,5 @@ macro_rules! kernels {
 }
 
 // The cache level that the next positions' keys are prefetched into: measured, see docs/kernels.md.
-kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq", near: First);
-kernels!(v256, "avx2,fma,f16c", near: Second);
+kernels!(v512, "avx512f,avx512bw,avx512vl,avx512dq", near: L1);
+kernels!(v256, "avx2,fma,f16c", near: L2);

@@ -15,7 +15,7 @@
 //! No result depends on it. Decision 0112 has the measurements.
 
 use crate::Level;
-use crate::ask::{Near, ask_line};
+use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -134,10 +134,11 @@ impl Page {
 
     /// Prefetches part `part` of `of` into L2; `of` must divide the 64 lines.
     #[inline(always)]
-    pub(crate) fn ask(self, part: usize, of: usize) {
+    pub(crate) fn prefetch(self, part: usize, of: usize) {
         let lines = LINES / of;
         let first = part * lines;
-        (first..first + lines).for_each(|line| ask_line(Near::Second, self.0.wrapping_add(line * LINE)));
+        (first..first + lines)
+            .for_each(|line| prefetch_line(CacheLevel::L2, self.0.wrapping_add(line * LINE)));
     }
 }
 

@@ -6,7 +6,7 @@
 //! Ordering: `done` is stored with Release after the job, also when it panics, and loaded with
 //! Acquire. So whatever the job wrote is visible to every thread whose `wait` returned.
 
-use crate::team::spin_until;
+use crate::threads::pool::spin_until;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,12 +18,12 @@ const LINE: usize = 64;
 const LOOK: usize = 4 * LINE;
 
 /// A job to run once before a parallel region.
-pub(crate) struct First<'a> {
+pub(crate) struct Prologue<'a> {
     job: Option<&'a (dyn Fn() + Sync)>,
     done: AtomicBool,
 }
 
-impl<'a> First<'a> {
+impl<'a> Prologue<'a> {
     /// No prologue: `is_done` is true at once.
     pub(crate) fn nothing() -> Self {
         Self { job: None, done: AtomicBool::new(true) }

@@ -4,11 +4,11 @@
 
 /// Which cache level a prefetch targets.
 #[derive(Clone, Copy)]
-pub(crate) enum Near {
+pub(crate) enum CacheLevel {
     /// L1.
-    First,
+    L1,
     /// L2.
-    Second,
+    L2,
 }
 
 /// Hardware prefetchers stop at 4 KB page boundaries, also inside huge pages.
@@ -16,14 +16,14 @@ pub(crate) const PAGE: usize = 4096;
 
 /// Prefetches one cache line; any address is allowed.
 #[inline(always)]
-pub(crate) fn ask_line(near: Near, at: *const u8) {
+pub(crate) fn prefetch_line(near: CacheLevel, at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint; it accesses no memory.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
         match near {
-            Near::First => _mm_prefetch::<_MM_HINT_T0>(at.cast()),
-            Near::Second => _mm_prefetch::<_MM_HINT_T1>(at.cast()),
+            CacheLevel::L1 => _mm_prefetch::<_MM_HINT_T0>(at.cast()),
+            CacheLevel::L2 => _mm_prefetch::<_MM_HINT_T1>(at.cast()),
         }
     }
     let _ = (near, at);
@@ -31,15 +31,15 @@ pub(crate) fn ask_line(near: Near, at: *const u8) {
 
 /// Prefetches a tile of 16 cache lines (1 KB).
 #[inline(always)]
-pub(crate) fn ask_tile(near: Near, at: *const u8) {
-    (0..16).for_each(|line| ask_line(near, at.wrapping_add(line * 64)));
+pub(crate) fn prefetch_tile(near: CacheLevel, at: *const u8) {
+    (0..16).for_each(|line| prefetch_line(near, at.wrapping_add(line * 64)));
 }
 
 /// Prefetches the first line of the next page if `at` begins a page: this starts the hardware
 /// prefetcher there.
 #[inline(always)]
-pub(crate) fn ask_next_page(at: *const u8) {
+pub(crate) fn prefetch_next_page(at: *const u8) {
     if at.addr().is_multiple_of(PAGE) {
-        ask_line(Near::Second, at.wrapping_add(PAGE));
+        prefetch_line(CacheLevel::L2, at.wrapping_add(PAGE));
     }
 }

@@ -24,7 +24,7 @@
 //! Work is claimed by counting items. No kernel may rely on a thread index or on all threads
 //! joining. The tests at the end of the file cover late joiners, panics and wake-ups.
 
-use crate::first::First;
+use crate::threads::prologue::Prologue;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,7 +43,7 @@ type Job = *const (dyn Fn(usize) + Sync);
 /// Idle workers spin briefly, then yield, then park, so an idle pool uses no CPU time. Engines on
 /// one machine share one pool through an `Arc`. Runs are serialized, so two engines never have more
 /// threads running than one.
-pub struct Team {
+pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     /// Held during a run: two callers take turns.
@@ -77,7 +77,7 @@ unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is to a `Sync` closure that outlives the run.
 unsafe impl Send for Shared {}
 
-impl Team {
+impl ThreadPool {
     /// A pool of `threads` threads, the caller included; clamped to 1024, and fewer if the system
     /// cannot spawn them.
     pub fn new(threads: usize) -> Self {
@@ -166,14 +166,14 @@ impl Team {
     /// order, then helps other threads from the ends of their ranges. Streams of memory stay
     /// sequential per thread.
     pub fn each_in_order(&self, count: usize, job: &(dyn Fn(usize, usize) + Sync)) {
-        self.each_in_order_after(&First::nothing(), &|_| &[], count, job);
+        self.each_in_order_after(&Prologue::nothing(), &|_| &[], count, job);
     }
 
     /// `each_in_order` after a prologue: the caller runs `first`, while the other threads warm up
     /// the bytes `begins(item)` of their first item.
     pub(crate) fn each_in_order_after<'b>(
         &self,
-        first: &First<'_>,
+        first: &Prologue<'_>,
         begins: &(dyn Fn(usize) -> &'b [u8] + Sync),
         count: usize,
         job: &(dyn Fn(usize, usize) + Sync),
@@ -216,7 +216,7 @@ impl Taken {
     }
 }
 
-impl Drop for Team {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.gate.fetch_add(NEXT, Ordering::SeqCst);
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn every_item_runs_once_on_any_number_of_threads() {
         for threads in [1, 2, 3, 8] {
-            let team = Team::new(threads);
+            let team = ThreadPool::new(threads);
             for round in 0..200 {
                 let sum = AtomicU64::new(0);
                 team.each(round, &|_, i| {
@@ -344,13 +344,13 @@ mod tests {
     #[test]
     fn what_comes_first_is_done_once_and_before_any_item() {
         for threads in [1, 2, 3, 8] {
-            let team = Team::new(threads);
+            let team = ThreadPool::new(threads);
             for count in 0..50 {
                 let (before, seen) = (AtomicU32::new(0), AtomicU64::new(0));
                 let job = || {
                     before.fetch_add(1, Ordering::Relaxed);
                 };
-                let first = First::of(&job);
+                let first = Prologue::of(&job);
                 for round in 1..=2 {
                     team.each_in_order_after(&first, &|_| &[7; 1000], count, &|_, i| {
                         assert_eq!(before.load(Ordering::Relaxed), 1);
@@ -365,10 +365,10 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_what_fails_first() {
-        let team = Team::new(2);
+        let team = ThreadPool::new(2);
         for _ in 0..100 {
             let job = || panic!("on purpose");
-            let fails = || team.each_in_order_after(&First::of(&job), &|_| &[], 64, &|_, _| {});
+            let fails = || team.each_in_order_after(&Prologue::of(&job), &|_| &[], 64, &|_, _| {});
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(fails)).is_err());
             team.each_in_order(8, &|_, _| {});
         }
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn two_callers_take_turns() {
-        let team = Team::new(3);
+        let team = ThreadPool::new(3);
         let inside = [AtomicU32::new(0), AtomicU32::new(0)];
         std::thread::scope(|s| {
             for caller in 0..2 {
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn sleepers_wake() {
-        let team = Team::new(2);
+        let team = ThreadPool::new(2);
         for _ in 0..3 {
             while !team.shared.asleep[0].load(Ordering::SeqCst) {
                 std::thread::yield_now();
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_failed_run_does_not_fail_the_next() {
-        let team = Team::new(2);
+        let team = ThreadPool::new(2);
         for _ in 0..100 {
             let fails = std::panic::AssertUnwindSafe(|| team.each(64, &|_, _| panic!("on purpose")));
             assert!(std::panic::catch_unwind(fails).is_err());
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn who_comes_late_is_not_let_in_and_not_waited_for() {
-        let team = Team::new(2);
+        let team = ThreadPool::new(2);
         for _ in 0..1000 {
             team.each(3, &|_, _| {});
             let gate = team.shared.gate.load(Ordering::SeqCst);
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "worker thread")]
     fn a_failing_worker_fails_the_run_and_nothing_hangs() {
-        let team = Team::new(2);
+        let team = ThreadPool::new(2);
         // Repeats until the worker has joined once.
         for _ in 0..10_000 {
             team.each(2, &|thread, _| {

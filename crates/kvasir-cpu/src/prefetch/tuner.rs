@@ -4,7 +4,7 @@
 //! machines changes by the minute. So the candidates are measured during regular work (a bandit
 //! with periodic exploration):
 //!
-//! 1. Explore: the candidates (`WAYS`) take turns, `TRIES` measurements each, in seconds per byte.
+//! 1. Explore: the candidates (`CANDIDATES`) take turns, `TRIES` measurements each, in seconds per byte.
 //!    Jobs above `PART` bytes are split, and each part is one measurement.
 //! 2. Decide: a candidate's slowdown against the round's best median is added to its decayed
 //!    slowdown of earlier rounds. The smallest total wins.
@@ -14,7 +14,7 @@
 //! the distance. Decision 0110 has the measurements; the tests below cover convergence and
 //! fairness.
 
-use crate::ask::{Near, PAGE, ask_line};
+use crate::prefetch::hint::{CacheLevel, PAGE, prefetch_line};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
@@ -22,7 +22,7 @@ use std::time::Instant;
 
 /// One candidate: the prefetch distances of a streaming kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Ahead {
+pub(crate) struct PrefetchDistance {
     /// Distance in bytes of the L2 prefetch.
     far: usize,
     /// The L2 prefetch is issued only if its first line lies within this many bytes of a page's
@@ -34,31 +34,31 @@ pub(crate) struct Ahead {
 
 /// The candidates; the first is used until a round has finished. Addresses past the end of a stream
 /// are usually read next.
-const WAYS: [Ahead; 5] = [
+const CANDIDATES: [PrefetchDistance; 5] = [
     // Best on Intel servers: within a 4 KB page, where it also triggers the hardware prefetcher,
     // and once more just before use.
-    Ahead { far: 3584, of_page: PAGE, near: Some(256) },
+    PrefetchDistance { far: 3584, of_page: PAGE, near: Some(256) },
     // Best on AMD: a software prefetch occupies one of few fill buffers, while the hardware
     // prefetcher has more. So it only gets a hint that the next page is wanted.
-    Ahead { far: PAGE, of_page: 512, near: None },
-    Ahead { far: PAGE, of_page: 512, near: Some(256) },
+    PrefetchDistance { far: PAGE, of_page: 512, near: None },
+    PrefetchDistance { far: PAGE, of_page: 512, near: Some(256) },
     // For streams that are not read in order, such as the fifth bits of 5-bit codes: the prefetch
     // restores the order.
-    Ahead { far: 2 * PAGE, of_page: 512, near: Some(2048) },
-    Ahead { far: 2 * PAGE, of_page: PAGE, near: None },
+    PrefetchDistance { far: 2 * PAGE, of_page: 512, near: Some(2048) },
+    PrefetchDistance { far: 2 * PAGE, of_page: PAGE, near: None },
 ];
 
-impl Ahead {
+impl PrefetchDistance {
     /// Issues the prefetches for `lines` cache lines from `from` on. The distances are checked once
     /// for all of them: a branch per line would cost a tenth of a kernel's time.
     #[inline(always)]
-    pub(crate) fn ask(self, from: *const u8, lines: usize) {
+    pub(crate) fn prefetch(self, from: *const u8, lines: usize) {
         let lines = |ahead: usize| (0..lines).map(move |line| from.wrapping_add(ahead + line * 64));
         if let Some(near) = self.near {
-            lines(near).for_each(|line| ask_line(Near::First, line));
+            lines(near).for_each(|line| prefetch_line(CacheLevel::L1, line));
         }
         if (from as usize).wrapping_add(self.far) % PAGE < self.of_page {
-            lines(self.far).for_each(|line| ask_line(Near::Second, line));
+            lines(self.far).for_each(|line| prefetch_line(CacheLevel::L2, line));
         }
     }
 }
@@ -76,7 +76,7 @@ const ENOUGH: usize = 1 << 20;
 const PART: usize = 2 << 20;
 
 /// The prefetch tuner of one kind of kernel and shape.
-pub(crate) struct Asking {
+pub(crate) struct PrefetchTuner {
     /// Index of the candidate in use.
     way: AtomicUsize,
     trials: Mutex<Trials>,
@@ -86,24 +86,24 @@ struct Trials {
     /// Measurements since the round began.
     work: usize,
     /// Seconds per byte, by candidate.
-    times: [[f64; TRIES]; WAYS.len()],
+    times: [[f64; TRIES]; CANDIDATES.len()],
     /// Decayed slowdown of each candidate against the best of its round. While memory is so slow
     /// that all candidates are alike, what was learned from fast memory still holds.
-    slower: [f64; WAYS.len()],
+    slower: [f64; CANDIDATES.len()],
     best: usize,
 }
 
 impl Trials {
     /// Whether the next measurement belongs to the exploration phase.
     fn trying(&self) -> bool {
-        self.work < TRIES * WAYS.len()
+        self.work < TRIES * CANDIDATES.len()
     }
 
     /// The candidate for the next measurement. The rotation shifts by one each round trip, so that
     /// every candidate meets every position of a periodic sequence of jobs.
     fn way(&self) -> usize {
         match self.trying() {
-            true => (self.work + self.work / WAYS.len()) % WAYS.len(),
+            true => (self.work + self.work / CANDIDATES.len()) % CANDIDATES.len(),
             false => self.best,
         }
     }
@@ -112,7 +112,7 @@ impl Trials {
     fn note(&mut self, time: f64) {
         let (way, tried) = (self.way(), self.trying());
         if tried {
-            self.times[way][self.work / WAYS.len()] = time;
+            self.times[way][self.work / CANDIDATES.len()] = time;
         }
         self.work = (self.work + 1) % PERIOD;
         if tried && !self.trying() {
@@ -121,28 +121,32 @@ impl Trials {
                 times.sort_by(f64::total_cmp);
                 times[TRIES / 2]
             };
-            let middles: [f64; WAYS.len()] = std::array::from_fn(middle);
+            let middles: [f64; CANDIDATES.len()] = std::array::from_fn(middle);
             let least = middles.into_iter().fold(f64::INFINITY, f64::min);
             for (slower, middle) in self.slower.iter_mut().zip(middles) {
                 *slower = *slower * KEPT + middle / least - 1.0;
             }
             let slower = |way: &usize| self.slower[*way];
-            self.best = (0..WAYS.len()).min_by(|a, b| slower(a).total_cmp(&slower(b))).unwrap_or(0);
+            self.best = (0..CANDIDATES.len()).min_by(|a, b| slower(a).total_cmp(&slower(b))).unwrap_or(0);
         }
     }
 }
 
-impl Asking {
+impl PrefetchTuner {
     pub(crate) const fn new() -> Self {
-        let trials =
-            Trials { work: 0, times: [[0.0; TRIES]; WAYS.len()], slower: [0.0; WAYS.len()], best: 0 };
+        let trials = Trials {
+            work: 0,
+            times: [[0.0; TRIES]; CANDIDATES.len()],
+            slower: [0.0; CANDIDATES.len()],
+            best: 0,
+        };
         Self { way: AtomicUsize::new(0), trials: Mutex::new(trials) }
     }
 
     /// The candidate in use.
     #[inline]
-    pub(crate) fn ahead(&self) -> Ahead {
-        WAYS[self.way.load(Ordering::Relaxed)]
+    pub(crate) fn ahead(&self) -> PrefetchDistance {
+        CANDIDATES[self.way.load(Ordering::Relaxed)]
     }
 
     /// Runs `job` over `pieces` items that read `bytes` bytes in all, and measures it. `job`
@@ -180,8 +184,12 @@ mod tests {
 
     /// Records `pieces` measurements; `time(n, way)` gives their values. Returns how often each
     /// candidate was used.
-    fn work(trials: &mut Trials, pieces: usize, time: impl Fn(usize, usize) -> f64) -> [usize; WAYS.len()] {
-        let mut gone = [0; WAYS.len()];
+    fn work(
+        trials: &mut Trials,
+        pieces: usize,
+        time: impl Fn(usize, usize) -> f64,
+    ) -> [usize; CANDIDATES.len()] {
+        let mut gone = [0; CANDIDATES.len()];
         for n in 0..pieces {
             let way = trials.way();
             gone[way] += 1;
@@ -192,9 +200,9 @@ mod tests {
 
     #[test]
     fn the_fastest_way_is_found_and_found_anew() {
-        let asking = Asking::new();
-        assert_eq!(asking.ahead(), WAYS[0]);
-        let mut trials = asking.trials.into_inner().unwrap();
+        let tuner = PrefetchTuner::new();
+        assert_eq!(tuner.ahead(), CANDIDATES[0]);
+        let mut trials = tuner.trials.into_inner().unwrap();
         // Matrices of seven kinds in turn, one of which takes twice as long per byte, and
         // occasional disturbances.
         let disturbed = |n: usize| if n % 11 == 3 { 50.0 } else { 0.0 };
@@ -212,57 +220,57 @@ mod tests {
                 let alike = |n, way| of_kind(n) * (1.0 + (way * 7 + n / PERIOD) as f64 % 5.0 * 1e-4);
                 let gone = work(&mut trials, PERIOD, alike);
                 assert_eq!(trials.best, fastest);
-                assert_eq!(gone.iter().sum::<usize>() - gone[fastest], TRIES * (WAYS.len() - 1));
+                assert_eq!(gone.iter().sum::<usize>() - gone[fastest], TRIES * (CANDIDATES.len() - 1));
             }
         }
     }
 
     #[test]
     fn work_is_done_and_counts_if_it_is_much_and_nobody_elses_counts() {
-        let asking = Asking::new();
-        let counted = || asking.trials.try_lock().map_or(usize::MAX, |trials| trials.work);
+        let tuner = PrefetchTuner::new();
+        let counted = || tuner.trials.try_lock().map_or(usize::MAX, |trials| trials.work);
         let done = Cell::new(0);
         let more = |pieces: Range<usize>| done.set(done.get() + pieces.len());
-        asking.work(ENOUGH - 1, 1, more);
+        tuner.work(ENOUGH - 1, 1, more);
         assert_eq!((done.get(), counted()), (1, 0));
-        asking.work(ENOUGH, 1, |pieces| {
+        tuner.work(ENOUGH, 1, |pieces| {
             more(pieces);
-            let way = asking.way.load(Ordering::Relaxed);
+            let way = tuner.way.load(Ordering::Relaxed);
             // A concurrent engine's job, while this one is measured.
-            asking.work(ENOUGH, 1, more);
-            assert_eq!(way, asking.way.load(Ordering::Relaxed));
+            tuner.work(ENOUGH, 1, more);
+            assert_eq!(way, tuner.way.load(Ordering::Relaxed));
         });
         assert_eq!((done.get(), counted()), (3, 1));
-        let trials = asking.trials.try_lock().unwrap();
-        assert_eq!(asking.ahead(), WAYS[trials.way()]);
+        let trials = tuner.trials.try_lock().unwrap();
+        assert_eq!(tuner.ahead(), CANDIDATES[trials.way()]);
         assert!(trials.times[0][0] > 0.0);
     }
 
     #[test]
     fn all_ways_are_tried_on_parts_of_one_large_work_and_the_rest_goes_the_best() {
-        let asking = Asking::new();
-        let tried = TRIES * WAYS.len();
+        let tuner = PrefetchTuner::new();
+        let tried = TRIES * CANDIDATES.len();
         let (done, ways) = (Cell::new(0), RefCell::new(Vec::new()));
-        asking.work((tried + 10) * PART, 1000, |pieces| {
+        tuner.work((tried + 10) * PART, 1000, |pieces| {
             assert_eq!(pieces.start, done.replace(pieces.end));
-            ways.borrow_mut().push(asking.way.load(Ordering::Relaxed));
+            ways.borrow_mut().push(tuner.way.load(Ordering::Relaxed));
         });
         assert_eq!(done.get(), 1000);
-        let (mut ways, best) = (ways.into_inner(), asking.trials.try_lock().unwrap().best);
+        let (mut ways, best) = (ways.into_inner(), tuner.trials.try_lock().unwrap().best);
         assert_eq!((ways.len(), ways.pop()), (tried + 1, Some(best)));
-        assert!((0..WAYS.len()).all(|way| ways.iter().filter(|tried| **tried == way).count() == TRIES));
+        assert!((0..CANDIDATES.len()).all(|way| ways.iter().filter(|tried| **tried == way).count() == TRIES));
         // A job is never split into more parts than it has items.
-        asking.trials.try_lock().unwrap().work = 0;
-        asking.work(10 * PART, 3, |pieces| assert_eq!(pieces.len(), 1));
-        asking.work(10 * PART, 0, |pieces| assert!(pieces.is_empty()));
+        tuner.trials.try_lock().unwrap().work = 0;
+        tuner.work(10 * PART, 3, |pieces| assert_eq!(pieces.len(), 1));
+        tuner.work(10 * PART, 0, |pieces| assert!(pieces.is_empty()));
     }
 
     #[test]
     fn ways_take_turns_whatever_the_row_of_works_is() {
         for row in 1..=8 {
-            let mut at = vec![[0; WAYS.len()]; row];
-            let mut trials = Asking::new().trials.into_inner().unwrap();
-            for n in 0..TRIES * WAYS.len() {
+            let mut at = vec![[0; CANDIDATES.len()]; row];
+            let mut trials = PrefetchTuner::new().trials.into_inner().unwrap();
+            for n in 0..TRIES * CANDIDATES.len() {
                 at[n % row][trials.way()] += 1;
                 trials.note(1.0);
             }

@@ -1,0 +1,10 @@
+//! Software prefetching: hints that never change a result.
+//!
+//! - `hint`: the instructions, per cache line, tile and page.
+//! - `tuner`: auto-tunes the prefetch distance of streaming kernels.
+//! - `kv_prefetch`: prefetches the next layer's K/V pages while GEMMs run.
+
+pub(crate) mod hint;
+pub(crate) mod kv_prefetch;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod tuner;
